@@ -12,7 +12,7 @@ from sambasim.ir.graph import Argument, Graph, Node, Output, Ref, Section, Secti
 from sambasim.ir.operators import OPERATORS
 from sambasim.ir.program import Program
 from sambasim.ir.types import Symbol, SymbolKind, TensorType
-from sambasim.runtime.engine.code import Misfit, generate, operator_error
+from sambasim.runtime.engine.code import generate, operator_error
 from sambasim.runtime.engine.executor import Executor
 from sambasim.runtime.engine.instructions import Instruction, RegisterFile, Unit, aten_instruction, find_operator
 from sambasim.runtime.transports.communication import Communication
@@ -53,8 +53,8 @@ def test_a_gradient_that_its_operator_masks_is_refused() -> None:
     masked = Instruction(
         mask, lambda: (torch.zeros(2), None), (), single=False, results=(None, 0), stores=((0, place),)
     )
-    with pytest.raises(Misfit):
-        generate([Unit((), (masked,))], {}, reports=False).run([None], None)
+    with pytest.raises(PefError, match="does not return the 2 tensors that the PEF states"):
+        list(generate([Unit((), (masked,))], {}, reports=False).run([None], None))
     assert place.tolist() == [1.0, 1.0]
 
 
@@ -200,13 +200,12 @@ def test_a_communication_finishes_where_its_result_is_read() -> None:
 def test_what_fails_in_a_communication_or_a_report_is_told_apart() -> None:
     log: list[str] = []
 
-    def fails(*operands: object) -> object:
-        raise OSError("broken")
+    def fails(*operands: object) -> None:
+        raise MemoryError("broken")
 
     communication = replace(logged("sum", log, 0, 1), function=fails)
     section = Section(0, SectionKind.FWD, "fwd", 0, 2)
-    for instructions, right in (((communication, logged("next", log, 2, 3)), communication), ((), None)):
+    for instructions, error in (((communication, logged("next", log, 2, 3)), MachineError), ((), MemoryError)):
         code = generate([Unit((section,), instructions)], defaultdict(float), reports=True)
-        with pytest.raises(OSError, match="broken") as raised:
-            list(code.run([None] * 4, fails) or ())
-        assert code.failed(raised.value) is right
+        with pytest.raises(error, match="broken"):
+            list(code.run([None] * 4, fails))

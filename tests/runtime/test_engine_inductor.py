@@ -72,7 +72,7 @@ def test_gradients_and_draws_are_those_of_the_plain_engine(tmp_path: Path, cache
     def differentiate(executable: Executor, *, accumulate: bool = False) -> tuple[float, list[Tensor], Tensor, int]:
         torch.manual_seed(SEED)
         sections = _Sections()
-        executable.observe(sections)
+        executable.observer = sections
         outputs = outputs_of(executable, tangent_of(program, 1.0), accumulate=accumulate)
         gradients = [memory.tensor(name).clone() for name in names]
         return float(outputs[program.loss or ""]), gradients, torch.get_rng_state(), sections.ended

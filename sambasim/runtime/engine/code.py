@@ -1,4 +1,4 @@
-"""A pass or an update as one generated Python function of the registers.
+"""A pass or an update as one generated Python function of the registers, and the errors of its operators.
 
     def run(r, ended):
         r[7] = f0(r[2], r[5])
@@ -14,7 +14,7 @@ is a generator where it must wait for another rank of this process.
 """
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import starmap
 from time import perf_counter
@@ -45,19 +45,6 @@ Held: TypeAlias = Sequence[tuple[Symbol, Tensor]]
 """Inputs of the program, and the tensors that they hold."""
 
 
-def raise_for(error: Exception, instruction: Instruction | None, held: Callable[[], Held]) -> None:
-    """Raise the error to show in place of `error`, which `instruction` raised, if there is one. `held`: the inputs."""
-    if instruction is None or isinstance(error, SambasimError):
-        return
-    node = instruction.node
-    if isinstance(error, Misfit):
-        what = f"node {node.name}: {node.operator} does not return the {len(node.results)} tensors that the PEF states"
-        raise PefError(what, where=str(node.source or node.operator), remedy=COMPILE_AGAIN) from error
-    if node.operator.startswith(("comm.", "opt.")) and not isinstance(error, MemoryError):
-        return  # its operands are ours: values of the inputs are not to blame
-    raise operator_error(node, error, held()) from error
-
-
 def operator_error(node: Node, raised: Exception, held: Held) -> SambasimError:
     """The error for `raised`, which `node`'s operator raised while inputs were `held`: DataError for integers out of
     range, MachineError if memory ran out."""
@@ -65,11 +52,8 @@ def operator_error(node: Node, raised: Exception, held: Held) -> SambasimError:
     text = f"{type(raised).__name__}: {said}"
     where = str(node.source) if node.source else f"the operator {node.operator}"
     if isinstance(raised, MemoryError) or any(mark in text for mark in _OUT_OF_MEMORY):
-        return MachineError(
-            f"there is not enough memory for a step: {text}",
-            where=where,
-            remedy="compile for a smaller --batch-size, or start fewer ranks on this host",
-        )
+        remedy = "compile for a smaller --batch-size, or start fewer ranks on this host"
+        return MachineError(f"there is not enough memory for a step: {text}", where=where, remedy=remedy)
     if isinstance(raised, torch.linalg.LinAlgError):
         return AssertionFailedError(said, where=where, remedy="add a small number to the diagonal of the matrix")
     suspects = [*filter(None, starmap(_unseen, held))]
@@ -84,12 +68,13 @@ def operator_error(node: Node, raised: Exception, held: Held) -> SambasimError:
 
 def _unseen(symbol: Symbol, tensor: Tensor) -> str | None:
     """The range of an input's integers, if it exceeds the one at compile time."""
-    if symbol.exclusive_bound is None or tensor.numel() == 0:
+    bound = symbol.exclusive_bound
+    if bound is None or tensor.numel() == 0:
         return None
     least, largest = int(tensor.min()), int(tensor.max())
-    if least >= 0 and largest < symbol.exclusive_bound:
+    if least >= 0 and largest < bound:
         return None
-    return f"{symbol.name} goes from {least} to {largest}, and went up to {symbol.exclusive_bound - 1} when compiled"
+    return f"{symbol.name} goes from {least} to {largest}, and went up to {bound - 1} when compiled"
 
 
 Ended: TypeAlias = Callable[[Unit], None]
@@ -98,20 +83,43 @@ Ended: TypeAlias = Callable[[Unit], None]
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """`run` takes the registers, and `Ended` or None. If the code `yields`, `run` returns a generator."""
+    """`function` takes the registers, and `Ended` or None. If the code `yields`, it is a generator."""
 
-    run: FunctionType
+    function: FunctionType
     yields: bool
-    _instructions: Sequence[Instruction | None]
+    _instructions: Sequence[Instruction | None]  # by line
 
-    def failed(self, error: BaseException) -> Instruction | None:
-        """The instruction that raised `error`; None if something else did."""
+    def run(self, registers: Registers, ended: Ended | None, held: Callable[[], Held] = list) -> Iterator[None]:
+        """Run it, and yield where it must wait for another rank of this process. `held`: the inputs, for errors."""
+        try:
+            if self.yields:
+                yield from self.function(registers, ended)
+            else:
+                self.function(registers, ended)
+        except SambasimError:
+            raise
+        except Exception as error:
+            self._raise_for(error, held)
+            raise
+
+    def _raise_for(self, error: Exception, held: Callable[[], Held]) -> None:
+        """Raise the error to show in place of `error`, if an instruction raised it."""
         line, traceback = 0, error.__traceback__
         while traceback is not None:
-            if traceback.tb_frame.f_code is self.run.__code__:
+            if traceback.tb_frame.f_code is self.function.__code__:
                 line = traceback.tb_lineno
             traceback = traceback.tb_next
-        return self._instructions[line]
+        instruction = self._instructions[line]
+        if instruction is None:
+            return
+        node = instruction.node
+        if isinstance(error, Misfit):
+            does = f"{node.operator} does not return the {len(node.results)} tensors that the PEF states"
+            where = str(node.source or node.operator)
+            raise PefError(f"node {node.name}: {does}", where=where, remedy=COMPILE_AGAIN) from error
+        if node.operator.startswith(("comm.", "opt.")) and not isinstance(error, MemoryError):
+            return  # its operands are ours: values of the inputs are not to blame
+        raise operator_error(node, error, held()) from error
 
 
 def generate(units: Iterable[Unit], waited_s: dict[str, float], *, accumulate: bool = False, reports: bool) -> Code:
@@ -153,32 +161,28 @@ class _Writer:
         self._instructions.append(instruction)
 
     def add(self, instruction: Instruction) -> None:
+        operands, communication, frees = instruction.operands, instruction.communication, instruction.frees
         if self._begun is not None:
             frees_memory = instruction.node.operator.startswith("memory.")  # which a message may still read
-            is_reader = not {*self._begun[1].results}.isdisjoint(registers_in(instruction.operands))
-            if is_reader or frees_memory or instruction.communication is not None:
+            is_reader = not {*self._begun[1].results}.isdisjoint(registers_in(operands))
+            if is_reader or frees_memory or communication is not None:
                 self.finish()
         number, self._count = self._count, self._count + 1
         self.names[f"f{number}"] = instruction.function
-        operands = ", ".join(map(_text, instruction.operands))
-        if instruction.communication is None:
+        called = ", ".join(map(_text, operands))
+        if communication is None:
             self._pause()
-            self.write(
-                "; ".join([*self._result(number, instruction, operands), *_freed(instruction.frees)]), instruction
-            )
+            self.write("; ".join([*self._result(number, instruction, called), *_freed(frees)]), instruction)
             return
-        self._begin(number, instruction, instruction.communication, operands)
-        if not instruction.operands or set(instruction.results) <= {None}:
-            self.finish()
-
-    def _begin(self, number: int, instruction: Instruction, communication: Communication, operands: str) -> None:
         statements = ["t = clock()"]
         if type(communication).begin is not Communication.begin:  # most communications need no begin
             self.names[f"b{number}"] = communication.begin
-            statements.append(f"b{number}({operands})")
-        statements += _freed(register for register in instruction.frees if register not in instruction.results)
+            statements.append(f"b{number}({called})")
+        statements += _freed(register for register in frees if register not in instruction.results)
         self.write("; ".join(statements), instruction)
         self._begun = number, instruction, communication
+        if not operands or set(instruction.results) <= {None}:
+            self.finish()
 
     def finish(self) -> None:
         """End the communication that has begun."""
@@ -237,6 +241,5 @@ def _unpack(value: object, results: Sequence[int | None], registers: Registers, 
     for number, tensor in zip(results, value, strict=True):
         if number is not None:
             registers[number] = tensor
-    for number in stored:
-        if not isinstance(registers[number], Tensor):
-            raise Misfit
+    if not all(isinstance(registers[number], Tensor) for number in stored):
+        raise Misfit

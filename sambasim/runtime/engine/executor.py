@@ -16,13 +16,12 @@ from torch import Tensor
 
 from sambasim.errors import InternalError
 from sambasim.ir.dataflow import pass_and_update, spans_of_actions
-from sambasim.ir.graph import Graph, Output, SectionKind
+from sambasim.ir.graph import Graph, Output, Section
 from sambasim.ir.mesh import PIPELINE
 from sambasim.ir.operators import OPERATORS
 from sambasim.ir.program import Program
 from sambasim.ir.schedule import Action, ActionKind, make
 from sambasim.ir.types import Symbol, SymbolKind
-from sambasim.runtime.engine.code import raise_for
 from sambasim.runtime.engine.handlers import Binding, lower
 from sambasim.runtime.engine.instructions import RegisterFile, Registers, Unit
 from sambasim.runtime.engine.pass_code import PassCode
@@ -32,88 +31,6 @@ from sambasim.runtime.watch.observer import StepObserver
 
 if TYPE_CHECKING:
     from sambasim.runtime.engine.inductor import Inductor  # takes seconds to import; plain runs do without
-
-
-@dataclass(frozen=True, slots=True)
-class Returned:
-    """A symbol that a pass returns, the register of its value, and the section that makes it. An input is there before
-    section 0, a tangent behind the last one."""
-
-    symbol: str
-    register: int
-    section: int
-
-
-@dataclass(frozen=True, slots=True)
-class Changed:
-    """A buffer that a section changes, with the registers of its value before and after."""
-
-    before: int
-    after: int
-    buffer: Tensor
-    section: int
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """Sections `start` to `stop`, by one or several actions. `begins`, `ends`: they are the first of the micro-batch,
-    the last; `draws`: they draw random numbers. `outputs` and `changed` are made in them."""
-
-    micro_batch: int
-    start: int
-    stop: int
-    begins: bool
-    ends: bool
-    draws: bool
-    outputs: tuple[Returned, ...]
-    changed: tuple[Changed, ...]
-
-
-def spans_of(
-    graph: Graph,
-    actions: Sequence[Action],
-    only: ActionKind | None,
-    outputs: Sequence[Returned],
-    changed: Sequence[Changed],
-    *,
-    has_stages: bool,
-) -> Sequence[Span]:
-    """What the `actions` of a rank run, or those of one kind `only`. Without stages, the whole graph is one."""
-    sections, _ = pass_and_update(graph)
-    forward, behind = sum(section.kind is SectionKind.FWD for section in sections), len(sections)
-    range_of = {(ActionKind.FORWARD, 0): (0, forward), (ActionKind.BACKWARD, 0): (forward, behind)}
-    if has_stages:
-        range_of = dict(spans_of_actions(sections))
-    draws = [
-        any(OPERATORS[node.operator].draws_random_numbers for node in graph.section_nodes(section))
-        for section in sections
-    ]
-    first = {action.micro_batch: action for action in reversed(actions)}
-    last = {action.micro_batch: action for action in actions}
-    spans: list[Span] = []
-    for action in actions:
-        if only not in (None, action.kind):
-            continue
-        start, stop = range_of.get((action.kind, action.stage), (0, 0))
-        begins, ends = action == first[action.micro_batch], action == last[action.micro_batch]
-        if spans and (spans[-1].micro_batch, spans[-1].stop) == (action.micro_batch, start):
-            before = spans.pop()
-            start, begins = before.start, before.begins
-        made = {*range(start, stop), *((-1,) if begins else ()), *((behind,) if ends else ())}
-        spans.append(
-            Span(
-                action.micro_batch,
-                start,
-                stop,
-                begins,
-                ends,
-                draws=any(draws[start:stop]),
-                outputs=tuple(returned for returned in outputs if returned.section in made),
-                changed=tuple(buffer for buffer in changed if buffer.section in made),
-            )
-        )
-    return spans
-
 
 R = TypeVar("R")
 
@@ -128,6 +45,39 @@ IN_MEMORY: Sequence[Batch] = ({},)
 
 Tangent: TypeAlias = Tensor | dict[str, Tensor] | None
 """The gradient that a backward starts from: of the loss, or by symbol, of several outputs."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """Sections `start` to `stop`, which run in a row for one micro-batch. `begins`, `ends`: they are its first, its
+    last; `draws`: they draw random numbers. They make `outputs`, each a symbol and a register, and the `changed`
+    buffers, each with the registers of its value before and after."""
+
+    micro_batch: int
+    start: int
+    stop: int
+    begins: bool
+    ends: bool
+    draws: bool = False
+    outputs: Sequence[tuple[str, int]] = ()
+    changed: Sequence[tuple[Tensor, int, int]] = ()
+
+
+def _spans(sections: Sequence[Section], actions: Sequence[Action], only: ActionKind | None) -> list[_Span]:
+    """What the `actions` of a rank run, or those of one kind `only`."""
+    first = {action.micro_batch: action for action in reversed(actions)}
+    last = {action.micro_batch: action for action in actions}
+    ranges, spans = spans_of_actions(sections), list[_Span]()
+    for action in actions:
+        if only in (None, action.kind):
+            number, behind = action.micro_batch, spans[-1].stop if spans else 0
+            start, stop = ranges.get((action.kind, action.stage), (behind, behind))
+            span = _Span(number, start, stop, action == first[number], action == last[number])
+            if spans and (spans[-1].micro_batch, behind) == (number, start):
+                before = spans.pop()
+                span = replace(span, start=before.start, begins=before.begins)
+            spans.append(span)
+    return spans
 
 
 class Executor:
@@ -151,11 +101,10 @@ class Executor:
         self.sections, self.update_sections = pass_and_update(graph)
         self.waited_s: dict[str, float] = defaultdict(float)
         """The seconds of communication in passes, by mesh axis, since the last update."""
+        self.observer: StepObserver | None = None
         self._rank = 0 if transport is None else transport.rank
-        self._observer: StepObserver | None = None
         self._registers = RegisterFile()
-        self._of_micro_batch: dict[int, Registers] = {}
-        """The registers of each micro-batch, until its backward has run."""
+        self._of_micro_batch: dict[int, Registers] = {}  # until its backward has run
         self._live: Registers = []  # those of the micro-batch that runs
         self._overlapping: Sequence[Overlapped] = ()
         self._began_ns = 0  # the sections that are reported next
@@ -169,49 +118,32 @@ class Executor:
 
         kinds = {name: symbol.kind for name, symbol in program.symbols.items()}
         self._inputs = {name: program.symbols[name] for name in graph.inputs if kinds[name] is SymbolKind.INPUT}
-        self._tangents = {
-            name: self._registers.value(name) for name in graph.inputs if kinds[name] is SymbolKind.TANGENT
-        }
-        outputs: Mapping[SymbolKind, list[Output]] = defaultdict(list)
-        for output in graph.outputs:
-            outputs[kinds[output.symbol]].append(output)
-        gradients, buffers = outputs[SymbolKind.GRADIENT], outputs[SymbolKind.BUFFER]
-        returned = [output for output in outputs[SymbolKind.OUTPUT] if wanted in (None, output.symbol)]
-
-        of_micro_batch = {output.symbol for output in buffers} | set(self._inputs)
         register, initial = self._registers.value, self._registers.initial
+        self._tangents = {name: register(name) for name in graph.inputs if kinds[name] is SymbolKind.TANGENT}
+        buffers = [output for output in graph.outputs if kinds[output.symbol] is SymbolKind.BUFFER]
+        returned = [
+            output
+            for output in graph.outputs
+            if kinds[output.symbol] is SymbolKind.OUTPUT and wanted in (None, output.symbol)
+        ]
+        of_micro_batch = {*self._inputs, *(output.symbol for output in buffers)} if schedule else ()
         for name in graph.inputs:
             number = register(name)
-            if name not in self._tangents and (schedule is None or name not in of_micro_batch):
+            if name not in self._tangents and name not in of_micro_batch:
                 initial[number] = tensor_of(name)
         self._kept_storages = {tensor.untyped_storage().data_ptr() for tensor in initial if isinstance(tensor, Tensor)}
         self._shares_memory: dict[int, bool] = {}
-
-        made_in = dict.fromkeys(self._tangents, len(self.sections)) | {
-            name: section.index
-            for section in self.sections
-            for node in graph.section_nodes(section)
-            for name in node.results
-            if name is not None
-        }
-        returns = [Returned(out.symbol, register(out.value), made_in.get(out.value, -1)) for out in returned]
-        changes = [
-            Changed(register(out.symbol), register(out.value), tensor_of(out.symbol), made_in.get(out.value, -1))
-            for out in buffers
-        ]
-        self._spans = {
-            only: spans_of(graph, actions, only, returns, changes, has_stages=schedule is not None)
-            for only in (None, *ActionKind)
-        }
+        self._spans = {only: self._planned(actions, only, returned, buffers) for only in (None, *ActionKind)}
 
         # A gradient may be an input itself (if the loss is a bare parameter): then no node completes it.
         self._given_gradients: list[tuple[int, Tensor]] = []
         stores: dict[str, list[Tensor]] = defaultdict(list)
-        for output in gradients:
-            if output.value in graph.values:
-                stores[output.value].append(tensor_of(output.symbol))
-            else:
-                self._given_gradients.append((register(output.value), tensor_of(output.symbol)))
+        for output in graph.outputs:
+            if kinds[output.symbol] is SymbolKind.GRADIENT:
+                if output.value in graph.values:
+                    stores[output.value].append(tensor_of(output.symbol))
+                else:
+                    self._given_gradients.append((register(output.value), tensor_of(output.symbol)))
         # Gradients are stored at once; only outputs and changed buffers are needed at the end of the pass.
         keep = {output.value for output in (*returned, *buffers)}
         nodes = graph.nodes[: self.sections[-1].stop] if self.sections else ()
@@ -223,15 +155,36 @@ class Executor:
                 done and replace(done, function=observer.bind(self._rank, done.node, done.function)) for done in lowered
             ]
         if engine is None:
-            units = [
-                Unit((section,), tuple(filter(None, lowered[section.start : section.stop])))
-                for section in self.sections
-            ]
+            of_sections = [(section, lowered[section.start : section.stop]) for section in self.sections]
+            units = [Unit((section,), tuple(filter(None, own))) for section, own in of_sections]
         else:
             types = {name: program.symbols[name].type for name in graph.inputs}
             units = engine.lower(lowered, nodes, self.sections, self._registers, stores, keep, types)
         in_one_piece = schedule is None or schedule.backward_in_one_piece
         self._code = PassCode(units, stores if in_one_piece else {}, keep, self.waited_s)
+
+    def _planned(
+        self, actions: Sequence[Action], only: ActionKind | None, returned: Sequence[Output], buffers: Sequence[Output]
+    ) -> Sequence[_Span]:
+        """The spans of a pass, or of one kind `only` of its actions."""
+        register, behind = self._registers.value, len(self.sections)
+        nodes = [self.graph.section_nodes(section) for section in self.sections]
+        section_of = dict.fromkeys(self._tangents, behind)  # an input is there before section 0, a tangent behind all
+        section_of |= {name: at for at, own in enumerate(nodes) for node in own for name in node.results if name}
+        draws = [any(OPERATORS[node.operator].draws_random_numbers for node in own) for own in nodes]
+
+        def bound(span: _Span) -> _Span:
+            made = {*range(span.start, span.stop), *(-1,) * span.begins, *(behind,) * span.ends}
+            outputs = [output for output in returned if section_of.get(output.value, -1) in made]
+            changed = [buffer for buffer in buffers if section_of.get(buffer.value, -1) in made]
+            return replace(
+                span,
+                draws=any(draws[span.start : span.stop]),
+                outputs=[(output.symbol, register(output.value)) for output in outputs],
+                changed=[(self.tensor_of(b.symbol), register(b.symbol), register(b.value)) for b in changed],
+            )
+
+        return [bound(span) for span in _spans(self.sections, actions, only)]
 
     @property
     def draws_random_numbers(self) -> bool:
@@ -241,15 +194,12 @@ class Executor:
     @property
     def input_gradients(self) -> frozenset[str]:
         """The outputs of the backward."""
-        return frozenset(place.symbol for span in self._spans[ActionKind.BACKWARD] for place in span.outputs)
+        return frozenset(symbol for span in self._spans[ActionKind.BACKWARD] for symbol, _ in span.outputs)
 
     @property
     def awaits_backward(self) -> bool:
         """Whether a forward has run whose activations are still kept."""
         return bool(self._of_micro_batch)
-
-    def observe(self, observer: StepObserver | None) -> None:
-        self._observer = observer
 
     def run(
         self,
@@ -269,36 +219,33 @@ class Executor:
         of random numbers for one; `accumulate`: add to the gradients; `last`: the update comes next, with
         communication that is `overlapping` with this pass."""
         outputs: dict[int, dict[str, Tensor]] = {}
+        registers = self._registers
         for span in self._spans[only]:
             number = span.micro_batch
             if span.begins:
-                self._of_micro_batch[number] = self._new_registers(batches[number])
+                live = self._of_micro_batch[number] = registers.initial.copy()
+                for name, tensor in batches[number].items():
+                    if name in registers:
+                        live[registers.value(name)] = tensor
             elif number not in self._of_micro_batch:
                 raise InternalError("a backward without a forward before it")
             live = self._live = self._of_micro_batch[number]
             for name, register in self._tangents.items():
                 live[register] = tangent[name] if type(tangent) is dict else tangent
             if self._takes_batches:
-                for changed in span.changed:
-                    live[changed.before] = changed.buffer.clone()  # the next micro-batch changes it before the backward
+                for buffer, before, _ in span.changed:
+                    live[before] = buffer.clone()  # the next micro-batch changes it before the backward
             if span.draws and seed is not None:
                 seed(number)
             adds, ends_step = accumulate or number > 0, last and number == len(batches) - 1
             self._overlapping = overlapping if ends_step and self._keeps_order else ()
-            reports = self._observer is not None or bool(self._overlapping)
+            reports = self.observer is not None or bool(self._overlapping)
             code = self._code[span.start, span.stop, adds, ends_step, reports]
             self._began_ns = perf_counter_ns() if reports else 0
-            try:
-                if code.yields:
-                    yield from code.run(live, self._ended)
-                else:
-                    code.run(live, self._ended)
-            except Exception as error:
-                raise_for(error, code.failed(error), self._held_inputs)
-                raise
+            yield from code.run(live, self._ended, self._held_inputs)
             self._take(span.outputs, live, outputs.setdefault(number, {}))
-            for changed in span.changed:
-                changed.buffer.copy_(live[changed.after])
+            for buffer, _, after in span.changed:
+                buffer.copy_(live[after])
             if span.ends:
                 for register, gradient in self._given_gradients:
                     (gradient.add_ if adds else gradient.copy_)(live[register])
@@ -310,32 +257,25 @@ class Executor:
 
     def present(self, value: str) -> Tensor | None:
         """The tensor of the graph's `value` during a pass; None before it is computed and after it is freed."""
-        held = self._live[self._registers.value(value)] if self._live and self._registers.has(value) else None
+        held = self._live[self._registers.value(value)] if self._live and value in self._registers else None
         return held if isinstance(held, Tensor) else None
-
-    def _new_registers(self, batch: Batch) -> Registers:
-        live = self._registers.initial.copy()
-        for name, tensor in batch.items():
-            if self._registers.has(name):
-                live[self._registers.value(name)] = tensor
-        return live
 
     def _ended(self, unit: Unit) -> None:
         """The sections of `unit` have run."""
-        if self._observer is not None:
-            self._observer.sections_end(self._rank, unit.sections, self._began_ns)
+        if self.observer is not None:
+            self.observer.sections_end(self._rank, unit.sections, self._began_ns)
         for overlapped in self._overlapping:
             overlapped.section_done(unit.sections[-1].index + 1)
         self._began_ns = perf_counter_ns()
 
-    def _take(self, places: Sequence[Returned], live: Registers, outputs: dict[str, Tensor]) -> None:
+    def _take(self, places: Sequence[tuple[str, int]], live: Registers, outputs: dict[str, Tensor]) -> None:
         """Add the tensors at `places` to `outputs`; copied if they share memory with a symbol."""
         shares_memory = self._shares_memory
-        for place in places:
-            value = live[place.register]
-            if place.register not in shares_memory:  # an operator returns a view in every pass or in none
-                shares_memory[place.register] = value.untyped_storage().data_ptr() in self._kept_storages
-            outputs[place.symbol] = value.clone() if shares_memory[place.register] else value
+        for symbol, register in places:
+            value = live[register]
+            if register not in shares_memory:  # an operator returns a view in every pass or in none
+                shares_memory[register] = value.untyped_storage().data_ptr() in self._kept_storages
+            outputs[symbol] = value.clone() if shares_memory[register] else value
 
     def _held_inputs(self) -> list[tuple[Symbol, Tensor]]:
         held = [(symbol, self.present(symbol.name)) for symbol in self._inputs.values()]

@@ -1,4 +1,7 @@
-"""Instructions over numbered registers, and how a node of an ATen operator becomes one."""
+"""Instructions over numbered registers, and how a node of an ATen operator becomes one.
+
+The functions that torch generates for Python call the same kernels as `torch.ops`, one to two microseconds faster.
+"""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,28 +17,22 @@ from sambasim.ir.graph import Argument, ComplexNumber, Node, Ref, Section, Torch
 from sambasim.pef.archive import COMPILE_AGAIN
 from sambasim.runtime.transports.communication import Communication
 
-Registers = list[Any]
+Function: TypeAlias = Callable[..., object]
+Registers: TypeAlias = list[Any]
 
 Operand: TypeAlias = "int | tuple[Operand, ...]"
 """A register, or a list of them, as `cat` takes."""
-
-_CPU = torch.device("cpu")
-_KINDS: Mapping[str, type] = {
-    "dtype": torch.dtype,
-    "layout": torch.layout,
-    "memory_format": torch.memory_format,
-    "device": torch.device,
-}
 
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
     """Call `function` with the registers `operands`, and put its results into the registers `results` (None: never
-    read). `node`: the first node that it executes; `single`: one tensor; `frees`: registers to clear afterwards.
-    A `communication` begins with the operands, and ends in `function`."""
+    read). `node`: the first node that it executes; `single`: one tensor; `stores`: results and the device memory that
+    keeps them; `frees`: registers to clear afterwards. A `communication` begins with the operands, and ends in
+    `function`."""
 
     node: Node
-    function: Callable[..., object]
+    function: Function
     operands: tuple[Operand, ...]
     single: bool
     results: tuple[int | None, ...]
@@ -46,8 +43,8 @@ class Instruction:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Instructions that run together, and the sections that have run then: one, or several that were compiled or fused
-    together. Communications that begin in a unit end in it."""
+    """Instructions that run together, and the sections that have run then. Communications that begin in a unit end in
+    it."""
 
     sections: tuple[Section, ...]
     instructions: tuple[Instruction, ...]
@@ -69,17 +66,13 @@ class RegisterFile:
             self._number_of[name] = self.constant(None)
         return self._number_of[name]
 
-    def has(self, name: str) -> bool:
-        """Whether there is a register of the value or symbol called `name`."""
+    def __contains__(self, name: str) -> bool:
         return name in self._number_of
 
 
 def registers_in(operands: Iterable[Operand]) -> Iterator[int]:
     for operand in operands:
-        if isinstance(operand, int):
-            yield operand
-        else:
-            yield from registers_in(operand)
+        yield from (operand,) if isinstance(operand, int) else registers_in(operand)
 
 
 def value_of(operand: Operand, registers: Registers) -> object:
@@ -92,22 +85,21 @@ def free_after_use(
     instructions: Sequence[Instruction | None], keep: Collection[str], registers: RegisterFile
 ) -> list[Instruction | None]:
     """The same instructions, each freeing the values that it is the last to read, except those in `keep`."""
-    defined = {name for instruction in instructions if instruction for name in instruction.node.results}
-    seen, freeing = {None, *keep}, list[Instruction | None]()
+    left = {name for instruction in instructions if instruction for name in instruction.node.results}.difference(keep)
+    freeing: list[Instruction | None] = []
     for instruction in reversed(instructions):
-        if instruction is None:
-            freeing.append(None)
-            continue
-        names = (*instruction.node.reads, *instruction.node.results)
-        last = [name for name in dict.fromkeys(names) if name is not None and name in defined and name not in seen]
-        seen.update(last)
-        freeing.append(replace(instruction, frees=tuple(map(registers.value, last))))
+        if instruction is not None:
+            names = dict.fromkeys((*instruction.node.reads, *instruction.node.results))
+            last = [name for name in names if name and name in left]
+            left.difference_update(last)
+            instruction = replace(instruction, frees=tuple(map(registers.value, last)))
+        freeing.append(instruction)
     return freeing[::-1]
 
 
 def instruction_for(
     node: Node,
-    function: Callable[..., object],
+    function: Function,
     operands: Iterable[Operand],
     registers: RegisterFile,
     stores: Mapping[str, Sequence[Tensor]],
@@ -124,20 +116,19 @@ def instruction_for(
 def aten_instruction(node: Node, registers: RegisterFile, stores: Mapping[str, Sequence[Tensor]]) -> Instruction:
     """The call of an ATen operator. Raises PefError if this torch lacks the operator or a constant."""
     operator = find_operator(node.operator)
-    function: Callable[..., object] = builtin(node, operator._schema) or operator._op
-    operands = [_operand(argument, registers) for argument in node.args]
+    function: Function = builtin(node, operator._schema) or operator._op
     fixed = {name: plain_argument(value) for name, value in node.kwargs if not _refers(value)}
-    varying = [(name, value) for name, value in node.kwargs if _refers(value)]
+    varying = {name: value for name, value in node.kwargs if name not in fixed}
     if fixed:
         function = partial(function, **fixed)
     if varying:
-        function = partial(_call_with_keywords, function, tuple(name for name, _ in varying))
-        operands += [_operand(value, registers) for _, value in varying]
+        function = partial(_call_with_keywords, function, tuple(varying))
+    operands = [_operand(argument, registers) for argument in (*node.args, *varying.values())]
     single = returns_one_tensor(operator._schema)
     return instruction_for(node, function, operands, registers, stores, single=single)
 
 
-def _call_with_keywords(function: Callable[..., object], names: tuple[str, ...], *operands: object) -> object:
+def _call_with_keywords(function: Function, names: tuple[str, ...], *operands: object) -> object:
     split = len(operands) - len(names)
     return function(*operands[:split], **dict(zip(names, operands[split:], strict=True)))
 
@@ -154,7 +145,7 @@ def _refers(argument: Argument) -> bool:
     return isinstance(argument, Ref) or (isinstance(argument, tuple) and any(map(_refers, argument)))
 
 
-def returns_one_tensor(schema: torch.FunctionSchema) -> bool:
+def returns_one_tensor(schema: FunctionSchema) -> bool:
     return [str(value.type) for value in schema.returns] == ["Tensor"]
 
 
@@ -164,38 +155,32 @@ def find_operator(name: str) -> OpOverload:
     try:
         operator = getattr(getattr(getattr(torch.ops, namespace), packet), overload)
     except AttributeError as error:
-        raise PefError(
-            f"the PEF uses {name}, which torch {torch.__version__} does not have",
-            remedy="compile it again with this torch",
-        ) from error
+        what = f"the PEF uses {name}, which torch {torch.__version__} does not have"
+        raise PefError(what, remedy="compile it again with this torch") from error
     if not isinstance(operator, OpOverload):
         raise PefError(f"the PEF uses {name}, which is no operator of torch {torch.__version__}")
     return operator
 
 
+_KINDS = {kind: getattr(torch, kind) for kind in ("dtype", "layout", "memory_format", "device")}
+
+
 def plain_argument(argument: Argument) -> object:
+    """`argument` as torch takes it. A constant's name comes from a file: raises PefError unless it is of its kind."""
     match argument:
-        case TorchConstant():
-            return _constant(argument)
+        case TorchConstant("device", "cpu"):
+            return torch.device("cpu")
+        case TorchConstant(kind, name):
+            value = getattr(torch, name, None)
+            if not isinstance(value, _KINDS.get(kind, ())):
+                what = f"the PEF uses {name[:40]!r} as a {kind[:40]}, which torch {torch.__version__} does not have"
+                raise PefError(what, remedy=COMPILE_AGAIN)
+            return value
         case ComplexNumber():
             return complex(argument.real, argument.imaginary)
         case tuple():
             return [plain_argument(item) for item in argument]
     return argument
-
-
-def _constant(constant: TorchConstant) -> object:
-    """The torch object called `constant`. The name comes from a file, so the object must be of the stated kind."""
-    value = _CPU if constant == TorchConstant("device", "cpu") else getattr(torch, constant.name, None)
-    if isinstance(value, _KINDS.get(constant.kind, ())):
-        return value
-    raise PefError(
-        f"the PEF uses {constant.name[:40]!r} as a {constant.kind[:40]}, which torch {torch.__version__} does not have",
-        remedy=COMPILE_AGAIN,
-    )
-
-
-Function = Callable[..., object]
 
 
 _FUNCTIONS = """
@@ -206,38 +191,24 @@ _FUNCTIONS = """
     _log_softmax.default _log_softmax_backward_data.default _softmax.default _softmax_backward_data.default
     native_layer_norm.default clone.default embedding.default native_dropout.default
 """
-
-
-_METHODS = "expand.default"
-
-
 _WITH_OUT = """
     mm.default addmm.default bmm.default baddbmm.default add.Tensor sub.Tensor mul.Tensor div.Tensor neg.default
     sum.dim_IntList mean.dim
 """
 
-
-_TENSOR = "Tensor"
-
-
-def _table(owner: object, names: str) -> dict[str, Function]:
-    return {f"aten.{name}": getattr(owner, name.partition(".")[0]) for name in names.split()}
-
-
-BUILTINS: Mapping[str, Function] = (
-    _table(torch, _FUNCTIONS) | _table(Tensor, _METHODS) | {"aten.view.default": Tensor.reshape}
-)
+BUILTINS: Mapping[str, Function] = {
+    **{f"aten.{name}": getattr(torch, name.partition(".")[0]) for name in _FUNCTIONS.split()},
+    "aten.expand.default": Tensor.expand,
+    "aten.view.default": Tensor.reshape,
+}
 """By operator: a function with the same operands. `reshape` for `view` copies if a kernel returns other strides than at
 capture (LSTM's backward)."""
 
-
-WRITES_OUT: frozenset[str] = frozenset(f"aten.{name}" for name in _WITH_OUT.split())
+WRITES_OUT = frozenset(f"aten.{name}" for name in _WITH_OUT.split())
 
 
 def builtin(node: Node, schema: FunctionSchema) -> Function | None:
     """The Python function for `node`; None if there is none, or if it might choose another overload."""
     values = dict(zip((argument.name for argument in schema.arguments), node.args, strict=False)) | dict(node.kwargs)
-    tensors = [argument.name for argument in schema.arguments if str(argument.type) == _TENSOR]
-    if all(isinstance(values.get(name), Ref) for name in tensors):
-        return BUILTINS.get(node.operator)
-    return None
+    tensors = [argument.name for argument in schema.arguments if str(argument.type) == "Tensor"]
+    return BUILTINS.get(node.operator) if all(isinstance(values.get(name), Ref) for name in tensors) else None

@@ -18,7 +18,7 @@ from sambasim.ir.graph import Node
 from sambasim.ir.operators import OperatorKind
 from sambasim.ir.ranks import ends_step
 from sambasim.runtime.engine.code import Code, generate
-from sambasim.runtime.engine.instructions import WRITES_OUT, Function, Instruction, Unit, builtin
+from sambasim.runtime.engine.instructions import WRITES_OUT, Function, Instruction, Unit, builtin, find_operator
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,51 +45,32 @@ def find_routes(
     readers = readers_of(nodes)
     routes = []
     for value in stored:
-        chain = _chain(value, nodes, position_of)
-        maker, last = chain[0], chain[-1]
-        made = nodes[maker].results[0]
-        if made is None or not _writes_out(nodes[maker]):
+        chain = [position_of[value]]
+        while is_plain_view(node := nodes[chain[0]]) and node.reads[0] in position_of:
+            chain.insert(0, position_of[node.reads[0]])
+        maker, *views = chain
+        node, made = nodes[maker], nodes[maker].results[0]
+        writes_out = node.operator in WRITES_OUT and builtin(node, find_operator(node.operator)._schema) is not None
+        if made is None or not writes_out:
             continue
         aliases = aliases_of(made, nodes, readers)
-        read_last = max((at for name in aliases for at in readers.get(name, ())), default=last)
-        shared = not aliases.isdisjoint(keep) or any(name != value for name in aliases if name in stored)
-        if shared or sections[read_last] > sections[last]:
-            continue
-        routes.append(Route(value, maker, tuple(chain[1:]), _unread(chain[1:], nodes, readers)))
+        read_last = max((at for name in aliases for at in readers.get(name, ())), default=chain[-1])
+        is_shared = not aliases.isdisjoint(keep) or any(name != value for name in aliases if name in stored)
+        if not is_shared and sections[read_last] <= sections[chain[-1]]:
+            unread: list[int] = []
+            for position in reversed(views):
+                needed_by = 1 if unread else 0  # the next view, which is not needed either
+                if len(readers.get(nodes[position].results[0] or "", ())) > needed_by:
+                    break
+                unread.append(position)
+            routes.append(Route(value, maker, tuple(views), tuple(unread)))
     return routes
 
 
-def _writes_out(node: Node) -> bool:
-    """Whether its function takes the tensor to write to."""
-    if node.operator not in WRITES_OUT:
-        return False
-    _, name, overload = node.operator.split(".")
-    return builtin(node, getattr(getattr(torch.ops.aten, name), overload)._schema) is not None
-
-
-def _chain(value: str, nodes: Sequence[Node], position_of: Mapping[str, int]) -> list[int]:
-    chain = [position_of[value]]
-    while (before := _viewed(nodes[chain[0]])) in position_of:
-        chain.insert(0, position_of[before])
-    return chain
-
-
-def _viewed(node: Node) -> str:
-    """The value that `node` is a view of; empty if it is not a view of one value with one result."""
-    is_view = kind_of(node) is OperatorKind.VIEW and len(node.results) == 1
-    read = node.reads
-    return read[0] if is_view and len(read) == 1 else ""
-
-
-def _unread(views: Sequence[int], nodes: Sequence[Node], readers: Mapping[str, Sequence[int]]) -> tuple[int, ...]:
-    unread: list[int] = []
-    for position in reversed(views):
-        (result,) = nodes[position].results
-        needed_by = 1 if unread else 0  # the next view, which is not needed either
-        if result is None or len(readers.get(result, ())) > needed_by:
-            break
-        unread.append(position)
-    return tuple(unread)
+def is_plain_view(node: Node) -> bool:
+    """Whether `node` is a view of one value, with one result."""
+    is_single = len(node.results) == 1 and node.results[0] is not None and len(node.reads) == 1
+    return is_single and kind_of(node) is OperatorKind.VIEW
 
 
 Key: TypeAlias = tuple[int, int, bool, bool, bool]
@@ -106,8 +87,8 @@ class PassCode(dict[Key, Code]):
     ) -> None:
         super().__init__()
         self._waited_s = waited_s
-        self._direct_writes = DirectWrites(units, stores, keep)
-        self.is_watching = bool(self._direct_writes)
+        self._direct_writes = _DirectWrites(units, stores, keep)
+        self.is_watching = bool(self._direct_writes.routes)
         """Whether the next pass that writes gradients finds out which kernels can write into their memory."""
         self._adding = units
         self._writing = self._direct_writes.watched() if self.is_watching else units
@@ -116,10 +97,8 @@ class PassCode(dict[Key, Code]):
         start, stop, adds, is_last, reports = key
         units = [unit for unit in (self._adding if adds else self._writing) if start <= unit.sections[0].index < stop]
         if not is_last:
-            units = [
-                replace(unit, instructions=tuple(done for done in unit.instructions if not ends_step(done.node)))
-                for unit in units
-            ]
+            kept = [tuple(done for done in unit.instructions if not ends_step(done.node)) for unit in units]
+            units = [replace(unit, instructions=left) for unit, left in zip(units, kept, strict=True)]
         code = self[key] = generate(units, self._waited_s, accumulate=adds, reports=reports)
         return code
 
@@ -132,9 +111,8 @@ class PassCode(dict[Key, Code]):
                 del self[key]
 
 
-class DirectWrites:
-    """Which gradients of a pass may be written directly. `stores`: the destinations of gradients by value; `keep`:
-    values that the pass returns, which must not share memory with a gradient."""
+class _DirectWrites:
+    """Which gradients of a pass may be written directly, as `PassCode` has them."""
 
     def __init__(self, units: Sequence[Unit], stores: Mapping[str, Sequence[Tensor]], keep: Set[str]) -> None:
         self._units = units
@@ -142,26 +120,20 @@ class DirectWrites:
         unit_of = [number for number, unit in enumerate(units) for _ in unit.instructions]
         nodes = [instruction.node for instruction in self._instructions]
         self._places = {value: places[0] for value, places in stores.items() if len(places) == 1}
-        routes = find_routes(nodes, unit_of, stores, keep)
-        self._routes = [route for route in routes if route.value in self._places]
-        self._by_last = {route.last: route for route in self._routes}
-        self._makers = {route.maker for route in self._routes}
+        self.routes = [route for route in find_routes(nodes, unit_of, stores, keep) if route.value in self._places]
         self._made: dict[int, Tensor] = {}
         """By position of a maker: its result in this pass."""
         self._outs: dict[int, Tensor] = {}
         """By position of a maker that may write directly: the view of the destination to write to."""
 
-    def __bool__(self) -> bool:
-        return bool(self._routes)
-
     def watched(self) -> list[Unit]:
         """The units for the first pass, which records layouts."""
-        return self._split(
-            [
-                replace(instruction, function=self._watched(position, instruction.function))
-                for position, instruction in enumerate(self._instructions)
-            ]
-        )
+        watched = list(self._instructions)
+        by_last = {route.last: route for route in self.routes}
+        for at in {*by_last, *(route.maker for route in self.routes)}:
+            function = self._recording(at, by_last.get(at), watched[at].function)
+            watched[at] = replace(watched[at], function=function)
+        return self._split(watched)
 
     def direct(self) -> list[Unit]:
         """The units for all passes after it."""
@@ -169,7 +141,7 @@ class DirectWrites:
         for position, out in self._outs.items():
             maker = self._instructions[position]
             direct[position] = replace(maker, function=partial(maker.function, out=out))
-        for route in self._routes:
+        for route in self.routes:
             if route.maker in self._outs:
                 last = direct[route.last]
                 direct[route.last] = None if last is None else replace(last, stores=())
@@ -183,17 +155,13 @@ class DirectWrites:
         kept = (tuple(filter(None, islice(rest, len(unit.instructions)))) for unit in self._units)
         return [replace(unit, instructions=of_unit) for unit, of_unit in zip(self._units, kept, strict=True)]
 
-    def _watched(self, position: int, function: Function) -> Function:
-        """`function`, of the instruction at `position`; it records its result if that is of interest."""
-        is_maker, route = position in self._makers, self._by_last.get(position)
-        if not is_maker and route is None:
-            return function
+    def _recording(self, position: int, route: Route | None, function: Function) -> Function:
+        """`function`, of a maker or the last of a `route`; it records what it returns."""
 
         def recorded(*operands: object) -> object:
             result = function(*operands)
             if isinstance(result, Tensor):
-                if is_maker:
-                    self._made[position] = result
+                self._made[position] = result
                 if route is not None:
                     self._decide(route, result)
             return result
@@ -204,6 +172,7 @@ class DirectWrites:
         """Let the maker write directly to the destination, if the gradient `value` views its whole result and the
         destination can be viewed with the strides that the kernel chose."""
         made, place = self._made.pop(route.maker), self._places[route.value]
+        self._made.pop(route.last, None)
         same_memory = made.untyped_storage().data_ptr() == value.untyped_storage().data_ptr()
         from_first = made.storage_offset() == value.storage_offset()
         alike = value.dtype == place.dtype and value.shape == place.shape and value.numel() == made.numel()

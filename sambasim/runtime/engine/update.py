@@ -1,8 +1,12 @@
-"""Executes the update of a graph on one rank: reduce, optimizer steps, gather, and the end of the step."""
+"""The update of a graph on one rank: reduce, optimizer steps, gather, and the end of the step.
+
+Adjacent reduce_scatter and all_gather nodes are one communication. Where a transport has a fusion for the runs that
+follow, one instruction executes them: over a shared window, the whole update is one pass over memory.
+"""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import groupby
 from time import perf_counter_ns
 from types import MappingProxyType
@@ -11,7 +15,7 @@ from typing import NamedTuple
 from sambasim.ir.dataflow import groups_of
 from sambasim.ir.graph import Node, Section
 from sambasim.records.trace import Track
-from sambasim.runtime.engine.code import Code, generate, raise_for
+from sambasim.runtime.engine.code import Code, generate
 from sambasim.runtime.engine.executor import Executor, Steps
 from sambasim.runtime.engine.handlers import UPDATES, Binding, executed_by, instruction_of, nothing
 from sambasim.runtime.engine.instructions import Instruction, RegisterFile, Unit
@@ -20,16 +24,13 @@ from sambasim.runtime.transports.connect import Transport
 from sambasim.runtime.values.optimizers import Optimizers
 from sambasim.runtime.watch.observer import StepObserver, report_spans, span
 
-_MERGED = ("comm.reduce_scatter", "comm.all_gather")
-"""Operators on parameter groups: one communication may execute several adjacent nodes."""
 
-
-def lower_update(sections: Sequence[Section], nodes: Sequence[Node], binding: Binding) -> list[Unit]:
+def _lower_update(sections: Sequence[Section], nodes: Sequence[Node], binding: Binding) -> list[Unit]:
     """The update, which consists of `sections`. `nodes`: all those of the graph."""
     units: list[Unit] = []
     begun: list[Instruction] = []
-    left, reached = sections, sections[0].start if sections else 0
-    for instruction, count in _update_instructions([*nodes[reached:]] if sections else [], binding):
+    left, reached = sections, sections[0].start if sections else len(nodes)
+    for instruction, count in _update_instructions(nodes[reached:], binding):
         reached += count
         if instruction.function is not nothing:
             begun.append(instruction)
@@ -49,24 +50,21 @@ def _update_instructions(nodes: Sequence[Node], binding: Binding) -> Iterator[tu
         fusion = next((fusion for fusion in fusions if _fits(fusion, runs, groups)), None)
         taken = runs[: len(fusion.pattern) if fusion else 1]
         runs = runs[len(taken) :]
-        if fusion is not None:
-            yield _fused(fusion, taken, binding), sum(len(run.nodes) for run in taken)
-        elif taken[0].operator in _MERGED:
-            node = _merged(taken[0].nodes)
-            yield instruction_of(node, binding), len(taken[0].nodes)
+        executed = [node for run in taken for node in run.nodes]
+        first = executed[0]
+        if fusion is not None:  # it returns the norm if one of the nodes computes it
+            normed = next((node.results for node in executed if node.operator == "opt.total_norm"), ())
+            node = Node(first.name, first.operator, results=normed)
+            yield executed_by(fusion.bind(binding.updating), node, binding), len(executed)
+        elif first.operator in ("comm.reduce_scatter", "comm.all_gather"):
+            groups_of_all = tuple(name for node in executed for name in groups_of(node))
+            node = replace(first, name=" ".join(node.name for node in executed), args=(groups_of_all,))
+            yield instruction_of(node, binding), len(executed)
         else:
-            for node in taken[0].nodes:
-                yield instruction_of(node, binding), 1
+            yield from ((instruction_of(node, binding), 1) for node in executed)
 
 
-def _merged(nodes: Sequence[Node]) -> Node:
-    """One node that works on the groups of all."""
-    groups = tuple(name for node in nodes for name in groups_of(node))
-    return replace(nodes[0], name=" ".join(node.name for node in nodes), args=(groups,))
-
-
-@dataclass(frozen=True, slots=True)
-class _Run:
+class _Run(NamedTuple):
     """Adjacent update nodes of one operator; `opt` stands for any optimizer."""
 
     operator: str
@@ -81,19 +79,7 @@ def _fits(fusion: Fusion, runs: Sequence[_Run], groups: Sequence[str]) -> bool:
     """Whether `runs` begin with the pattern of `fusion`, and each run that works on groups works on all of them."""
     first = runs[: len(fusion.pattern)]
     named = [[name for node in run.nodes for name in groups_of(node)] for run in first]
-    return tuple(run.operator for run in first) == fusion.pattern and all(
-        names in ([], list(groups)) for names in named
-    )
-
-
-def _fused(fusion: Fusion, runs: Sequence[_Run], binding: Binding) -> Instruction:
-    """One instruction for `runs`. It returns the norm if one of the nodes computes it."""
-    first, normed = runs[0].nodes[0], [run.nodes[0] for run in runs if run.operator == "opt.total_norm"]
-    node = Node(first.name, first.operator, results=normed[0].results if normed else ())
-    return executed_by(fusion.bind(binding.updating), node, binding)
-
-
-_NONE: Mapping[str, float] = MappingProxyType({})
+    return tuple(run.operator for run in first) == fusion.pattern and all(own in ([], groups) for own in named)
 
 
 class Updated(NamedTuple):
@@ -107,7 +93,7 @@ class Updated(NamedTuple):
     exposed_s: float
     hidden_s: float
     began_ns: int
-    waited_s: Mapping[str, float]
+    waited_s: Mapping[str, float] = MappingProxyType({})
     applied: bool = True
 
 
@@ -124,7 +110,7 @@ class Update:
         self._began_ns = 0  # the sections that are reported next
         registers, graph = RegisterFile(), executor.graph
         binding = Binding(registers, graph.values, {}, executor.tensor_of, transport, optimizers)
-        self._units = lower_update(executor.update_sections, graph.nodes, binding)
+        self._units = _lower_update(executor.update_sections, graph.nodes, binding)
         norms = [node.results[0] for node in graph.nodes if node.operator == "opt.total_norm"]
         self._norm = registers.value(norms[0]) if norms and norms[0] else None
         self._shared, end = registers.constant(None), transport.end
@@ -158,45 +144,35 @@ class Update:
         rank's replica; `request`: what this rank asks of the run; `began_ns`: when the passes ended, to be returned.
         Unless it `applies`, only losses and requests are exchanged."""
         transport, detailed, moved = self._transport, self._detailed if applies else None, (0, 0, 0, 0)
-        update_began_ns = 0
+        self._began_ns = update_began_ns = perf_counter_ns()
         if detailed is not None:
-            update_began_ns, moved = perf_counter_ns(), transport.sync.bytes_moved.counts()
+            moved = transport.sync.bytes_moved.counts()
             detailed.span_begins(transport.rank, Track.HOST, "sync and update")
         transport.sync.offer(losses, request)
         hidden_s = 0.0
         for overlapped in self._overlapped:
             hidden_s += overlapped.hidden_s
-        live, key = self._initial.copy(), (applies, detailed is not None)
-        code = self._codes.get(key) or self._generate(key)
-        self._began_ns = update_began_ns
-        try:
-            if code.yields:
-                yield from code.run(live, self._ended)
-            else:
-                code.run(live, self._ended)
-        except Exception as error:
-            raise_for(error, code.failed(error), list)
-            raise
+        key = applies, detailed is not None
+        if key not in self._codes:
+            units = [*self._units, self._end] if applies else [self._end]
+            self._codes[key] = generate(units, self._waited_s, reports=key[1])
+        live = self._initial.copy()
+        yield from self._codes[key].run(live, self._ended)
         norm = None if self._norm is None else live[self._norm]
-        applied = norm is None or not self.optimizers.skips(norm)
         if detailed is not None:
             counts = zip(BYTE_COUNTS, transport.sync.bytes_moved.counts(), moved, strict=True)
             args = {name: now - before for name, now, before in counts if now != before}
             detailed.span_ends(transport.rank, Track.HOST, "sync and update", update_began_ns, args)
-        exposed_s, waited_s = sum(self._waited_s.values()), _NONE
-        self._waited_s.clear()
-        if self._waited_in_passes_s:
-            waited_s = self._waited_in_passes_s.copy()
-            self._waited_in_passes_s.clear()
         losses, request = live[self._shared]
-        return Updated(losses, request, norm, exposed_s, hidden_s, began_ns, waited_s, applied)
-
-    def _generate(self, key: tuple[bool, bool]) -> Code:
-        """The code of the update if it applies, or of the end of the step alone; with reports after each section."""
-        applies, reports = key
-        units = [*self._units, self._end] if applies else [self._end]
-        code = self._codes[key] = generate(units, self._waited_s, reports=reports)
-        return code
+        exposed_s = sum(self._waited_s.values())
+        self._waited_s.clear()
+        updated = Updated(losses, request, norm, exposed_s, hidden_s, began_ns)
+        if norm is not None and self.optimizers.skips(norm):
+            updated = updated._replace(applied=False)
+        if self._waited_in_passes_s:
+            updated = updated._replace(waited_s=self._waited_in_passes_s.copy())
+            self._waited_in_passes_s.clear()
+        return updated
 
     def _ended(self, unit: Unit) -> None:
         if self._detailed is not None:

@@ -199,7 +199,7 @@ class Replica:
         self.observer = observer
         self._detailed = observer if observer is not None and observer.detailed else None
         report_spans(self, observer, self.rank)
-        self.executor.observe(observer)
+        self.executor.observer = observer
         self._update.observe(observer)
 
     @property

@@ -72,7 +72,7 @@ class StepwiseReplica:
 
     def _observe(self) -> None:
         for executor in self._executors:
-            executor.observe(self._clock)
+            executor.observer = self._clock
         for update in self._updates:
             update.observe(self._clock)
 
