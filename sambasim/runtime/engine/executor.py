@@ -8,6 +8,7 @@ where it must wait for another rank that this process runs (emulation).
 from collections import defaultdict
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from sambasim.errors import InternalError
 from sambasim.ir.dataflow import pass_and_update, spans_of_actions
-from sambasim.ir.graph import Graph, Output, Section
+from sambasim.ir.graph import Graph, Output, SectionKind
 from sambasim.ir.mesh import PIPELINE
 from sambasim.ir.operators import OPERATORS
 from sambasim.ir.program import Program
@@ -63,11 +64,15 @@ class _Span:
     changed: Sequence[tuple[Tensor, int, int]] = ()
 
 
-def _spans(sections: Sequence[Section], actions: Sequence[Action], only: ActionKind | None) -> list[_Span]:
+_Ranges: TypeAlias = Mapping[tuple[ActionKind, int], tuple[int, int]]
+"""The range of sections that each kind of action runs, by stage."""
+
+
+def _spans(ranges: _Ranges, actions: Sequence[Action], only: ActionKind | None) -> list[_Span]:
     """What the `actions` of a rank run, or those of one kind `only`."""
     first = {action.micro_batch: action for action in reversed(actions)}
     last = {action.micro_batch: action for action in actions}
-    ranges, spans = spans_of_actions(sections), list[_Span]()
+    spans: list[_Span] = []
     for action in actions:
         if only in (None, action.kind):
             number, behind = action.micro_batch, spans[-1].stop if spans else 0
@@ -133,7 +138,16 @@ class Executor:
                 initial[number] = tensor_of(name)
         self._kept_storages = {tensor.untyped_storage().data_ptr() for tensor in initial if isinstance(tensor, Tensor)}
         self._shares_memory: dict[int, bool] = {}
-        self._spans = {only: self._planned(actions, only, returned, buffers) for only in (None, *ActionKind)}
+        ranges = spans_of_actions(self.sections)
+        if schedule is None:  # the whole graph is one stage, whatever its sections say
+            forward = sum(section.kind is SectionKind.FWD for section in self.sections)
+            ranges = {(ActionKind.FORWARD, 0): (0, forward), (ActionKind.BACKWARD, 0): (forward, len(self.sections))}
+        section_of = dict.fromkeys(self._tangents, len(self.sections))
+        for section in self.sections:
+            results = (name for node in graph.section_nodes(section) for name in node.results if name)
+            section_of |= dict.fromkeys(results, section.index)
+        bound = partial(self._bound, section_of, returned, buffers)
+        self._spans = {only: [*map(bound, _spans(ranges, actions, only))] for only in (None, *ActionKind)}
 
         # A gradient may be an input itself (if the loss is a bare parameter): then no node completes it.
         self._given_gradients: list[tuple[int, Tensor]] = []
@@ -163,28 +177,22 @@ class Executor:
         in_one_piece = schedule is None or schedule.backward_in_one_piece
         self._code = PassCode(units, stores if in_one_piece else {}, keep, self.waited_s)
 
-    def _planned(
-        self, actions: Sequence[Action], only: ActionKind | None, returned: Sequence[Output], buffers: Sequence[Output]
-    ) -> Sequence[_Span]:
-        """The spans of a pass, or of one kind `only` of its actions."""
-        register, behind = self._registers.value, len(self.sections)
-        nodes = [self.graph.section_nodes(section) for section in self.sections]
-        section_of = dict.fromkeys(self._tangents, behind)  # an input is there before section 0, a tangent behind all
-        section_of |= {name: at for at, own in enumerate(nodes) for node in own for name in node.results if name}
-        draws = [any(OPERATORS[node.operator].draws_random_numbers for node in own) for own in nodes]
-
-        def bound(span: _Span) -> _Span:
-            made = {*range(span.start, span.stop), *(-1,) * span.begins, *(behind,) * span.ends}
-            outputs = [output for output in returned if section_of.get(output.value, -1) in made]
-            changed = [buffer for buffer in buffers if section_of.get(buffer.value, -1) in made]
-            return replace(
-                span,
-                draws=any(draws[span.start : span.stop]),
-                outputs=[(output.symbol, register(output.value)) for output in outputs],
-                changed=[(self.tensor_of(b.symbol), register(b.symbol), register(b.value)) for b in changed],
-            )
-
-        return [bound(span) for span in _spans(self.sections, actions, only)]
+    def _bound(
+        self, section_of: Mapping[str, int], returned: Sequence[Output], buffers: Sequence[Output], span: _Span
+    ) -> _Span:
+        """`span`, with what it makes of `returned` outputs and changed `buffers`. An input is there before section 0, a
+        tangent behind all."""
+        register = self._registers.value
+        made = {*range(span.start, span.stop), *(-1,) * span.begins, *(len(self.sections),) * span.ends}
+        outputs = [output for output in returned if section_of.get(output.value, -1) in made]
+        changed = [buffer for buffer in buffers if section_of.get(buffer.value, -1) in made]
+        run = (node for section in self.sections[span.start : span.stop] for node in self.graph.section_nodes(section))
+        return replace(
+            span,
+            draws=any(OPERATORS[node.operator].draws_random_numbers for node in run),
+            outputs=[(output.symbol, register(output.value)) for output in outputs],
+            changed=[(self.tensor_of(b.symbol), register(b.symbol), register(b.value)) for b in changed],
+        )
 
     @property
     def draws_random_numbers(self) -> bool:

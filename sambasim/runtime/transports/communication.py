@@ -1,4 +1,5 @@
-"""What every communication of a step is, and a group of ranks along a mesh axis, in which values travel."""
+"""What every communication of a step is; a group of ranks along a mesh axis, in which values travel; and the interface
+`GradientSync`, by which a rank syncs gradients with its group along dp."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -17,6 +18,8 @@ from sambasim.ir.types import Slice, TensorType, cut, cut_at
 from sambasim.runtime.values.memory import DeviceMemory
 from sambasim.runtime.values.optimizers import Optimizers
 
+R = TypeVar("R", default=object, covariant=True)
+
 
 @dataclass(slots=True)
 class BytesMoved:
@@ -33,9 +36,6 @@ class BytesMoved:
 
 BYTE_COUNTS = ("device_to_host_bytes", "host_to_device_bytes", "peer_bytes", "network_bytes")
 """What traces call the counts of `BytesMoved`."""
-
-
-R = TypeVar("R", default=object, covariant=True)
 
 
 class Communication(ABC, Generic[R]):
@@ -57,43 +57,43 @@ class Communication(ABC, Generic[R]):
 
 
 @final
+@dataclass
 class Finishing(Communication[R]):
     """All of it happens in `finish`."""
 
-    def __init__(self, function: Callable[[], R]) -> None:
-        self._function = function
+    function: Callable[[], R]
 
     def finish(self) -> R:
-        return self._function()
+        return self.function()
 
 
 @final
+@dataclass
 class Sending(Communication[None]):
     """A tensor that leaves in `begin`."""
 
-    def __init__(self, send: Callable[[Tensor], object]) -> None:
-        self._send = send
+    send: Callable[[Tensor], object]
 
     def begin(self, *operands: object) -> None:
-        self._send(tensor_operand(operands))
+        self.send(tensor_operand(operands))
 
     def finish(self) -> None:
         return None
 
 
 @final
+@dataclass
 class Receiving(Communication[R]):
     """A value that another rank of this process may still have to send."""
 
-    def __init__(self, is_there: Callable[[], bool], take: Callable[[], R]) -> None:
-        self._is_there = is_there
-        self._take = take
+    is_there: Callable[[], bool]
+    take: Callable[[], R]
 
     def is_ready(self) -> bool:
-        return self._is_there()
+        return self.is_there()
 
     def finish(self) -> R:
-        return self._take()
+        return self.take()
 
 
 class Overlapped(Communication):
@@ -123,7 +123,6 @@ class Shared(NamedTuple):
 EndOfStep: TypeAlias = Communication[Shared]
 """The communication that ends every step: all replicas see all updates, and all ranks receive what all have offered."""
 
-
 Combine: TypeAlias = Callable[[Sequence[Tensor]], Tensor]
 """Computes the result of a collective from the tensors of all ranks, in order."""
 
@@ -134,8 +133,7 @@ class AxisGroup(ABC):
 
     def __init__(self, ranks: Sequence[int], rank: int) -> None:
         self.ranks = tuple(ranks)
-        self.size = len(self.ranks)
-        self.position = self.ranks.index(rank)
+        self.size, self.position = len(self.ranks), self.ranks.index(rank)
 
     @abstractmethod
     def gather(self, key: Hashable, combine: Combine) -> Communication:
@@ -166,10 +164,6 @@ def max_of(tensors: Sequence[Tensor]) -> Tensor:
     return torch.stack(list(tensors)).amax(0)
 
 
-def of_root(root: int) -> Combine:
-    return lambda tensors: tensors[root].clone()
-
-
 def tensor_operand(operands: Sequence[object]) -> Tensor:
     """The one operand of a communication of values. Raises InternalError if it is no tensor."""
     if len(operands) == 1 and isinstance(operands[0], Tensor):
@@ -195,7 +189,6 @@ class GradientSync(ABC):
 
     def __init__(
         self,
-        program: Program,
         memory: DeviceMemory,
         group: AxisGroup,
         slices: Mapping[str, Sequence[Slice]] | None = None,
@@ -203,10 +196,8 @@ class GradientSync(ABC):
         replicas: int | None = None,
         replicated: bool = False,
     ) -> None:
-        self.program = program
-        self.memory = memory
-        self.group = group
-        self.slices = slices_of(program, group.size) if slices is None else slices
+        self.program, self.memory, self.group = memory.program, memory, group
+        self.slices = slices_of(self.program, group.size) if slices is None else slices
         self.replicas = group.size if replicas is None else replicas
         self.replica = group.position
         self.replicated = replicated

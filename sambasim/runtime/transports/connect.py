@@ -22,9 +22,9 @@ from sambasim.runtime.transports.communication import (
     Shared,
     slices_of,
 )
-from sambasim.runtime.transports.host import Roles, among_equals, by_gloo, parameter_server
+from sambasim.runtime.transports.host import Roles, by_gloo, by_mpi, parameter_server
 from sambasim.runtime.transports.in_process import Hub, HubGroup, InProcess, Together
-from sambasim.runtime.transports.messages import GatherLosses, MailboxGroup, MessageGroup, box_bytes
+from sambasim.runtime.transports.messages import Boxes, GatherLosses, MessageGroup, box_bytes
 from sambasim.runtime.transports.small_window import SmallWindow
 from sambasim.runtime.transports.window import Devices, Window, allocate_devices
 from sambasim.runtime.values.memory import DeviceMemory, private_storage
@@ -35,37 +35,27 @@ Connect: TypeAlias = Callable[[Sequence[int]], AxisGroup]
 
 
 @final
+@dataclass
 class Transport:
     """Rank `rank` of `mesh`, with device memory `memory`. Along dp it is connected by `sync`, along other axes by
     `connect`; `end` is the end of each step. `hub` connects the ranks of this process; None if there is only one."""
 
-    def __init__(
-        self,
-        memory: DeviceMemory,
-        sync: GradientSync,
-        mesh: Mesh,
-        rank: int,
-        connect: Connect,
-        end: EndOfStep,
-        title: str = "",
-        hub: Hub | None = None,
-    ) -> None:
-        self.program = memory.program
-        self.memory = memory
-        self.sync = sync
-        self.mesh = mesh
-        self.rank = rank
-        self.replica = sync.replica
-        self.end = end
-        self.title = title or sync.title
-        self.hub = hub
-        self.gives_loss = mesh.gives_loss(rank)
-        self.is_first_copy = mesh.is_first_copy(rank)
-        self._connect = connect
+    memory: DeviceMemory
+    sync: GradientSync
+    mesh: Mesh
+    rank: int
+    connect: Connect
+    end: EndOfStep
+    title: str
+    hub: Hub | None = None
+
+    def __post_init__(self) -> None:
+        self.program, self.replica = self.memory.program, self.sync.replica
+        self.gives_loss, self.is_first_copy = self.mesh.gives_loss(self.rank), self.mesh.is_first_copy(self.rank)
 
     def axis_group(self, axis: str) -> AxisGroup:
         """The group along `axis` that this rank belongs to."""
-        return self.sync.group if axis == DATA_PARALLEL else self._connect(self.mesh.group(self.rank, axis))
+        return self.sync.group if axis == DATA_PARALLEL else self.connect(self.mesh.group(self.rank, axis))
 
     def fusions(self) -> Sequence[Fusion]:
         """The fused instructions; lowering uses the longest pattern that matches."""
@@ -79,10 +69,7 @@ class Transport:
             report_spans(part, observer, self.rank)
 
     def group(self, name: str) -> ParameterGroup:
-        for group in self.program.groups:
-            if group.name == name:
-                return group
-        raise InternalError(f"the program has no group {name}")
+        return next(group for group in self.program.groups if group.name == name)
 
 
 class Way(StrEnum):
@@ -129,7 +116,10 @@ def allocate(
     program: Program, communicator: Communicator, way: Way, ranks: Sequence[int] = (0,), mesh: Mesh | None = None
 ) -> Allocated:
     """Collective. The memories of `open_ranks`, zeros."""
-    programs, groups = _programs_of(program, mesh, ranks), groups_of(communicator, ranks, mesh)
+    groups, programs = groups_of(communicator, ranks, mesh), [program] * len(ranks)
+    if mesh is not None and mesh.size(PIPELINE) > 1:
+        of_stages = of_ranks(program)
+        programs = [of_stages[mesh.coordinate(rank, PIPELINE)] for rank in ranks]
     if way is Way.DEVICE:
         devices = [allocate_devices(of_rank, group) for of_rank, group in zip(programs, groups, strict=True)]
         memories = [shared.by_rank[group.rank] for shared, group in zip(devices, groups, strict=True)]
@@ -151,14 +141,6 @@ def groups_of(communicator: Communicator, ranks: Sequence[int], mesh: Mesh | Non
     return [communicator.subset([peer // len(ranks) for peer in mesh.group(rank, DATA_PARALLEL)]) for rank in ranks]
 
 
-def _programs_of(program: Program, mesh: Mesh | None, ranks: Sequence[int]) -> Sequence[Program]:
-    """The program of each of `ranks`: its part of a pipeline, or all of `program`."""
-    if mesh is None or mesh.size(PIPELINE) == 1:
-        return [program] * len(ranks)
-    of_stages = of_ranks(program)
-    return [of_stages[mesh.coordinate(rank, PIPELINE)] for rank in ranks]
-
-
 def connect(
     communicator: Communicator, way: Way, allocated: Allocated, roles: Roles | None = None, mesh: Mesh | None = None
 ) -> Sequence[Transport]:
@@ -169,16 +151,18 @@ def connect(
     syncs = [_sync(way, allocated, number, roles) for number in range(len(memories))]
     if mesh is None:
         (memory,), (sync,) = memories, syncs
-        mesh = mesh_of(memory.program.mesh, sync.replicas)
-        by_messages = partial(MessageGroup, communicator)
-        return [Transport(memory, sync, mesh, sync.replica, by_messages, sync.end_of_step())]
+        mesh, by_messages = mesh_of(memory.program.mesh, sync.replicas), partial(MessageGroup, communicator)
+        return [Transport(memory, sync, mesh, sync.replica, by_messages, sync.end_of_step(), sync.title)]
     if len(syncs) == 1:
         return [_by_messages(memories[0], syncs[0], mesh, communicator)]
-    hub, first = Hub(len(syncs)), communicator.rank * len(syncs)
-    return [
-        _in_replica(memory, sync, mesh, rank, hub)
-        for rank, (memory, sync) in enumerate(zip(memories, syncs, strict=True), first)
-    ]
+    # Several ranks of a replica run here. No deadlock: all processes resume these ranks in the same order, and a rank
+    # yields only where it waits for another one of its process, so all come to those along dp in one order.
+    # The rank that gives the loss has received those of all replicas along dp.
+    hub, transports = Hub(len(syncs)), []
+    for rank, (memory, sync) in enumerate(zip(memories, syncs, strict=True), communicator.rank * len(syncs)):
+        title = _title(f"mesh {mesh}, one process for each replica", sync)
+        transports.append(_in_hub(memory, sync, mesh, rank, hub, mesh.ranks_of(sync.replica), title))
+    return transports
 
 
 def connect_here(memories: Sequence[DeviceMemory], mesh: Mesh | None = None) -> Sequence[Transport]:
@@ -189,38 +173,41 @@ def connect_here(memories: Sequence[DeviceMemory], mesh: Mesh | None = None) -> 
     for rank, memory in enumerate(memories):
         peers = mesh.group(rank, DATA_PARALLEL)
         sync = InProcess([memories[peer] for peer in peers], HubGroup(hub, peers, rank))
-        end, title = sync.end_of_step(), "none (one replica)"
-        if count > 1:
-            end = _end_of_all(hub, range(count), mesh, rank, sync.end_of_step())
-            is_mesh = count > len(peers) or memory.program.chips > 1
-            title = f"emulated ({mesh} in one process)" if is_mesh else sync.title
-        transports.append(Transport(memory, sync, mesh, rank, _groups_here(hub, rank), end, title, hub))
+        is_mesh = count > 1 and (count > len(peers) or memory.program.chips > 1)
+        title = f"emulated ({mesh} in one process)" if is_mesh else sync.title
+        transports.append(_in_hub(memory, sync, mesh, rank, hub, range(count), title))
     return transports
 
 
-def _in_replica(memory: DeviceMemory, sync: GradientSync, mesh: Mesh, rank: int, hub: Hub) -> Transport:
-    """One of the ranks of a replica, which all run in this process, connected by `hub`.
+def _in_hub(
+    memory: DeviceMemory, sync: GradientSync, mesh: Mesh, rank: int, hub: Hub, ranks: Sequence[int], title: str
+) -> Transport:
+    """One of `ranks`, which all run in this process, connected by `hub`. A step ends along dp, and then for `ranks`."""
+    along_dp = end = sync.end_of_step()
 
-    No deadlock: all processes resume these ranks in the same order, and a rank yields only where it waits for another
-    one of its process, so all processes come to the communications along dp in the same order.
-    """
-    # The rank that gives the loss has received those of all replicas along dp.
-    end = _end_of_all(hub, mesh.ranks_of(sync.replica), mesh, rank, sync.end_of_step())
-    title = _title(f"mesh {mesh}, one process for each replica", sync)
-    return Transport(memory, sync, mesh, rank, _groups_here(hub, rank), end, title, hub)
+    def own(_: object) -> Shared:
+        along_dp.begin()
+        shared = along_dp.finish()
+        return shared if mesh.gives_loss(rank) else shared._replace(losses=())
+
+    def of_all(shared: Sequence[Shared]) -> Shared:
+        return Shared([loss for of_rank in shared for loss in of_rank.losses], max(own.request for own in shared))
+
+    if len(ranks) > 1:
+        end = Together(HubGroup(hub, ranks, rank), "end of step", own, of_all)
+    return Transport(memory, sync, mesh, rank, lambda peers: HubGroup(hub, peers, rank), end, title, hub)
 
 
 def _by_messages(memory: DeviceMemory, sync: GradientSync, mesh: Mesh, communicator: Communicator) -> Transport:
     """The only rank of its process. Along tp it uses shared memory, if the ranks are on one node."""
-    rank, all_ranks = communicator.rank, range(mesh.world_size)
+    rank, all_ranks, node_of = communicator.rank, range(mesh.world_size), communicator.node_of
     gather_losses = GatherLosses(communicator, [other for other in all_ranks if mesh.gives_loss(other)])
-    along_tp: AxisGroup = MessageGroup(communicator, mesh.group(rank, TENSOR))
-    size_bytes = max(communicator.all_gather_object(box_bytes(memory.program, TENSOR)))
-    node_of, title = communicator.node_of, f"mesh {mesh}"
+    along_tp = MessageGroup(communicator, mesh.group(rank, TENSOR))
+    size_bytes, title = max(communicator.all_gather_object(box_bytes(memory.program, TENSOR))), f"mesh {mesh}"
     if size_bytes and all(node_of[other] == node_of[mesh.group(other, TENSOR)[0]] for other in all_ranks):
         try:
-            along_tp = MailboxGroup(communicator, along_tp.ranks, size_bytes)
-            sync.observed.append(along_tp.flags)
+            along_tp.boxes = Boxes(communicator.subset(along_tp.ranks), size_bytes)
+            sync.observed.append(along_tp.boxes.flags)
         except MachineError:
             title += ", messages along tp, because there is too little shared memory"
     along_dp = sync.end_of_step()
@@ -241,26 +228,6 @@ def _title(title: str, sync: GradientSync) -> str:
     return title + (f", along dp: {sync.title}" if sync.replicas > 1 else "")
 
 
-def _groups_here(hub: Hub, rank: int) -> Connect:
-    return lambda ranks: HubGroup(hub, ranks, rank)
-
-
-def _end_of_all(hub: Hub, ranks: Sequence[int], mesh: Mesh, rank: int, along_dp: EndOfStep) -> EndOfStep:
-    """The end of a step along dp, and then of `ranks`, which all run in this process."""
-
-    def own(_: object) -> Shared:
-        along_dp.begin()
-        shared = along_dp.finish()
-        return shared if mesh.gives_loss(rank) else shared._replace(losses=())
-
-    def of_all(shared: Sequence[Shared]) -> Shared:
-        return Shared(
-            [loss for of_rank in shared for loss in of_rank.losses], max(of_rank.request for of_rank in shared)
-        )
-
-    return Together(HubGroup(hub, ranks, rank), "end of step", own, of_all)
-
-
 def _sync(way: Way, allocated: Allocated, number: int, roles: Roles | None) -> GradientSync:
     """How rank `number` of this process syncs along dp."""
     memory, group = allocated.memories[number], allocated.groups[number]
@@ -271,7 +238,7 @@ def _sync(way: Way, allocated: Allocated, number: int, roles: Roles | None) -> G
             devices = allocated.devices[number]
             return (Window if devices.shares_parameters else SmallWindow)(devices, group)
         case Way.HOST | Way.HOST_REPLICATED:
-            return among_equals(memory, group, replicated=way is Way.HOST_REPLICATED)
+            return by_mpi(memory, group, replicated=way is Way.HOST_REPLICATED)
         case Way.GLOO:
             return by_gloo(memory, group)
         case Way.PARAMETER_SERVER if roles is not None:

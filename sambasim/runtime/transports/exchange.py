@@ -30,22 +30,29 @@ _GATHER_TAG = 15
 _Copy: TypeAlias = tuple[Tensor, Tensor]  # (to, from)
 
 
+def _halves() -> list[Tensor]:
+    return [torch.empty(0, dtype=torch.uint8)] * 2
+
+
 @dataclass(frozen=True, slots=True)
 class Places:
     """Where gradients and parameters are, for one rank of a job. `workers`: the ranks with a replica; `slices`: for
     each group, what each rank updates; `device`: the memory of this rank's replica, if any; `kept`: that of the
-    updated slices. `outgoing`, `incoming`: host memory for what is sent and received, which all exchanges share;
-    `moved`: the bytes of this rank in all of them."""
+    updated slices. `outgoing`, `incoming`: host memory in two halves, which the rounds of an exchange use alternately,
+    and all exchanges share; `moved`: the bytes of this rank in all of them."""
 
     communicator: Communicator
-
     workers: Sequence[int]
     slices: Mapping[str, Sequence[Slice]]
     device: DeviceMemory | None
     kept: DeviceMemory
-    outgoing: "Halves" = field(default_factory=lambda: Halves())
-    incoming: "Halves" = field(default_factory=lambda: Halves())
+    outgoing: list[Tensor] = field(default_factory=_halves)
+    incoming: list[Tensor] = field(default_factory=_halves)
     moved: BytesMoved = field(default_factory=BytesMoved)
+
+    @property
+    def others(self) -> list[int]:
+        return [worker for worker in self.workers if worker != self.communicator.rank]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +71,7 @@ class Exchange(Communication):
     """Rounds that all ranks execute together. `moves` counts the bytes of this rank in all of them."""
 
     def __init__(self, rounds: Sequence[_Round], moves: BytesMoved, places: Places, tag: int) -> None:
-        self._rounds = rounds
-        self._moves = moves
-        self._moved = places.moved
+        self._rounds, self._moves, self._moved = rounds, moves, places.moved
         self._communicator = places.communicator
         self._sends = [self._communicator.persistent(round_.sends, (), tag) for round_ in rounds]
         self._receives = [self._communicator.persistent((), round_.receives, tag) for round_ in rounds]
@@ -88,18 +93,14 @@ class Exchange(Communication):
                 self._to_device(before.last_copies)
         for messages in self._sends[-2:]:
             self._wait(messages.requests)
-        moved = self._moved
-        moved.device_to_host += self._moves.device_to_host
-        moved.host_to_device += self._moves.host_to_device
-        moved.network += self._moves.network
-
-    def _messages(self, requests: Sequence[Request]) -> SpanArgs:
-        return {"messages": len(requests)}
+        self._moved.device_to_host += self._moves.device_to_host
+        self._moved.host_to_device += self._moves.host_to_device
+        self._moved.network += self._moves.network
 
     def _bytes(self, copies: Sequence[_Copy]) -> SpanArgs:
         return {"bytes": sum(to.nbytes for to, _ in copies)}
 
-    @span(Track.COLLECTIVES, "wait for messages", _messages)
+    @span(Track.COLLECTIVES, "wait for messages", lambda self, requests: {"messages": len(requests)})
     def _wait(self, requests: Sequence[Request]) -> None:
         self._communicator.wait_all(requests)
 
@@ -117,24 +118,22 @@ class Exchange(Communication):
 def reduce_scatter(groups: Sequence[ParameterGroup], places: Places) -> Exchange:
     """An exchange after which the own slices of the gradients in `places.kept` are means over the workers, added in the
     order of the tree."""
-    rank = places.communicator.rank
-    others = [worker for worker in places.workers if worker != rank]
-    steps = additions(len(places.workers))
-    means = {group.dtype: TreeMean(steps, len(places.workers), getattr(torch, group.dtype)) for group in groups}
+    rank, others, workers = places.communicator.rank, places.others, places.workers
+    steps = additions(len(workers))
+    means = {group.dtype: TreeMean(steps, len(workers), getattr(torch, group.dtype)) for group in groups}
     cuts = _cuts(groups, places.slices)
-    outgoing = _Buffers([(group, _lengths(slices)) for group, slices in cuts], places.outgoing)
-    incoming = _Buffers([(group, [_lengths(slices)[rank]] * len(others)) for group, slices in cuts], places.incoming)
+    outgoing = _buffers([(group, _lengths(slices)) for group, slices in cuts], places.outgoing)
+    incoming = _buffers([(group, [_lengths(slices)[rank]] * len(others)) for group, slices in cuts], places.incoming)
     moves, rounds = BytesMoved(), []
-    for number, (group, slices) in enumerate(cuts):
+    for (group, slices), leaving, arriving in zip(cuts, outgoing, incoming, strict=True):
         now = _Round()
-        operands = dict(zip(others, incoming.parts(number), strict=True))
+        operands = dict(zip(others, arriving, strict=True))
         now.receives.extend(_messages(operands))
-        moves.network += sum(part.nbytes for part in operands.values())
+        moves.network += sum(part.nbytes for part in arriving)
         if places.device is not None:
-            gradient = places.device.region(group, "gradient")
-            staged = dict(enumerate(outgoing.parts(number)))
+            gradient, staged = places.device.region(group, "gradient"), dict(enumerate(leaving))
             now.copies.extend((staged[owner], gradient[a:b]) for owner, (a, b) in enumerate(slices) if a < b)
-            moves.device_to_host += sum(part.nbytes for part in staged.values())
+            moves.device_to_host += sum(part.nbytes for part in leaving)
             operands[rank] = staged.pop(rank)
             now.sends.extend(_messages(staged))
         mean = kept = places.kept.region(group, "gradient")[slice(*slices[rank])]
@@ -142,37 +141,31 @@ def reduce_scatter(groups: Sequence[ParameterGroup], places: Places) -> Exchange
             mean = operands[rank]  # the host adds, then the mean is copied to the device
             now.last_copies.append((kept, mean))
             moves.host_to_device += kept.nbytes
-        now.means.append(means[group.dtype].of([operands[worker] for worker in places.workers], mean))
+        now.means.append(means[group.dtype].of([operands[worker] for worker in workers], mean))
         rounds.append(now)
     return Exchange(rounds, moves, places, _REDUCE_TAG)
 
 
 def all_gather(groups: Sequence[ParameterGroup], places: Places, region: str = "parameter") -> Exchange:
     """An exchange after which every replica's device has the owners' parameters (or another `region`)."""
-    rank = places.communicator.rank
-    others = [worker for worker in places.workers if worker != rank]
+    rank, is_on_device = places.communicator.rank, places.kept is places.device
     cuts = _cuts(groups, places.slices)
-    buffers = _Buffers([(group, _lengths(slices)) for group, slices in cuts], places.outgoing)
+    buffers = _buffers([(group, _lengths(slices)) for group, slices in cuts], places.outgoing)
     moves, rounds = BytesMoved(), []
-    for number, (group, slices) in enumerate(cuts):
-        now = _Round()
-        arriving = dict(enumerate(buffers.parts(number)))
+    for (group, slices), parts in zip(cuts, buffers, strict=True):
+        now, arriving = _Round(), dict(enumerate(parts))
         own, staged = places.kept.region(group, region)[slice(*slices[rank])], arriving.pop(rank)
-        on_device = {rank} if places.kept is places.device else set()
-        if on_device:
+        if is_on_device:
             now.copies.append((staged, own))
             moves.device_to_host += own.nbytes
             own = staged
-        now.sends.extend(_messages(dict.fromkeys(others, own)))
+        now.sends.extend(_messages(dict.fromkeys(places.others, own)))
         if places.device is not None:
             whole = places.device.region(group, region)
             now.receives.extend(_messages(arriving))
             moves.network += sum(part.nbytes for part in arriving.values())
-            now.last_copies.extend(
-                (whole[slice(*slices[owner])], part)
-                for owner, part in ({**arriving, rank: own}).items()
-                if part.numel() and owner not in on_device
-            )
+            placed = arriving if is_on_device else {**arriving, rank: own}
+            now.last_copies.extend((whole[slice(*slices[at])], part) for at, part in placed.items() if part.numel())
             moves.host_to_device += sum(part.nbytes for _, part in now.last_copies)
         rounds.append(now)
     return Exchange(rounds, moves, places, _GATHER_TAG)
@@ -188,8 +181,7 @@ def _cuts(
 def _rounds(slices: Sequence[Slice]) -> Iterator[list[Slice]]:
     owners = sum(start < stop for start, stop in slices)
     limit = max(ROUND_ELEMENTS // max(owners, 1) // CUT_ELEMENTS, 1) * CUT_ELEMENTS
-    longest = max(stop - start for start, stop in slices)
-    for done, _ in pieces(0, longest, limit):
+    for done, _ in pieces(0, max(_lengths(slices)), limit):
         yield [(min(start + done, stop), min(start + done + limit, stop)) for start, stop in slices]
 
 
@@ -201,28 +193,14 @@ def _messages(parts: Mapping[int, Tensor]) -> list[Message]:
     return [(byte_array(part), rank) for rank, part in parts.items() if part.numel()]
 
 
-class Halves:
-    """Host memory of two halves, which the rounds of an exchange use alternately. Exchanges run one after another."""
-
-    def __init__(self) -> None:
-        self._halves = [torch.empty(0, dtype=torch.uint8)] * 2
-
-    def of(self, size_bytes: int) -> Sequence[Tensor]:
-        """The halves, with at least `size_bytes` each."""
-        if size_bytes > self._halves[0].nbytes:
-            self._halves = [torch.empty(size_bytes, dtype=torch.uint8) for _ in range(2)]
-        return self._halves
-
-
-class _Buffers:
-    """The parts of both halves for each round."""
-
-    def __init__(self, rounds: Sequence[tuple[ParameterGroup, Sequence[int]]], halves: Halves) -> None:
-        self._rounds = rounds
-        self._halves = halves.of(max((sum(lengths) * DTYPE_BYTES[group.dtype] for group, lengths in rounds), default=0))
-
-    def parts(self, number: int) -> list[Tensor]:
-        group, lengths = self._rounds[number]
-        dtype: torch.dtype = getattr(torch, group.dtype)
-        flat = self._halves[number % 2][: sum(lengths) * DTYPE_BYTES[group.dtype]].view(dtype)
-        return [flat[a:b] for a, b in pairwise(accumulate(lengths, initial=0))]
+def _buffers(rounds: Sequence[tuple[ParameterGroup, Sequence[int]]], halves: list[Tensor]) -> list[list[Tensor]]:
+    """For each round, a tensor of each length, in alternating `halves`, which grow if need be."""
+    sizes = [sum(lengths) * DTYPE_BYTES[group.dtype] for group, lengths in rounds]
+    if max(sizes, default=0) > halves[0].nbytes:
+        halves[:] = [torch.empty(max(sizes), dtype=torch.uint8) for _ in range(2)]
+    flat = [
+        halves[number % 2][:size].view(getattr(torch, group.dtype))
+        for number, (size, (group, _)) in enumerate(zip(sizes, rounds, strict=True))
+    ]
+    ends = [pairwise(accumulate(lengths, initial=0)) for _, lengths in rounds]
+    return [[whole[a:b] for a, b in of_round] for whole, of_round in zip(flat, ends, strict=True)]

@@ -9,7 +9,7 @@ With `replicated` or gloo, every rank updates everything, and GATHER is empty. W
 2014), some ranks own all slices, in host memory; servers wait for all workers, so the bits are those of MPI.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,8 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from sambasim.errors import PeerError
-from sambasim.ir.program import Member, ParameterGroup, Program
-from sambasim.ir.types import Slice
+from sambasim.ir.program import Member, ParameterGroup
 from sambasim.records.trace import Track
 from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.transports.communication import (
@@ -35,7 +34,7 @@ from sambasim.runtime.transports.communication import (
 from sambasim.runtime.transports.exchange import Exchange, Places, all_gather, reduce_scatter
 from sambasim.runtime.transports.messages import GatherLosses, MessageGroup, collect
 from sambasim.runtime.values.memory import DeviceMemory, private_storage
-from sambasim.runtime.watch.observer import SpanArgs, span
+from sambasim.runtime.watch.observer import span
 
 GLOO_EXEMPT = "gloo adds gradients in an order of its own, so the bits may differ from those of other sync paths"
 
@@ -58,13 +57,11 @@ def roles_of(world_size: int, dedicated: int) -> Roles:
 class _Staged(GradientSync):
     """Every communication goes through host memory."""
 
-    def __init__(self, program: Program, places: Places, title: str, *, replicated: bool = False) -> None:
+    def __init__(self, places: Places, title: str, *, replicated: bool = False) -> None:
         group = MessageGroup(places.communicator)  # also of servers: they update slices, so the norm is theirs too
         replicas = len(places.workers)
-        super().__init__(program, places.kept, group, places.slices, replicas=replicas, replicated=replicated)
-        self.bytes_moved = places.moved
-        self.places = places
-        self.title = title
+        super().__init__(places.kept, group, places.slices, replicas=replicas, replicated=replicated)
+        self.bytes_moved, self.places, self.title = places.moved, places, title
         self._exchange_losses = GatherLosses(places.communicator, places.workers)
 
     def end_of_step(self) -> EndOfStep:
@@ -126,55 +123,39 @@ class Gloo(_Staged):
         return reduce
 
 
-def _all_work(program: Program, memory: DeviceMemory, communicator: Communicator) -> Places:
+def _among_equals(memory: DeviceMemory, communicator: Communicator) -> Places:
     size = communicator.world_size
-    return Places(communicator, range(size), slices_of(program, size), device=memory, kept=memory)
+    return Places(communicator, range(size), slices_of(memory.program, size), device=memory, kept=memory)
 
 
-def among_equals(memory: DeviceMemory, communicator: Communicator, *, replicated: bool = False) -> Host:
+def by_mpi(memory: DeviceMemory, communicator: Communicator, *, replicated: bool = False) -> Host:
     """Sync by MPI between ranks that all train a replica, in `memory`."""
     title = "host (device to host, MPI, host to device)" + (", every replica updating everything" if replicated else "")
-    return Host(memory.program, _all_work(memory.program, memory, communicator), title, replicated=replicated)
+    return Host(_among_equals(memory, communicator), title, replicated=replicated)
 
 
 def by_gloo(memory: DeviceMemory, communicator: Communicator) -> Gloo:
     """Sync by gloo between ranks that all train a replica, in `memory`."""
-    title = "host (device to host, gloo, host to device)"
-    return Gloo(memory.program, _all_work(memory.program, memory, communicator), title, replicated=True)
+    return Gloo(_among_equals(memory, communicator), "host (device to host, gloo, host to device)", replicated=True)
 
 
 def parameter_server(memory: DeviceMemory, roles: Roles, communicator: Communicator) -> Host:
     """Sync by parameter servers. `memory`: of this rank's replica; on a server without one, host memory with the
     parameters."""
-    program, rank, servers = memory.program, communicator.rank, roles.servers
-    works, serves = rank in roles.workers, rank in servers
-    places = Places(
-        communicator,
-        roles.workers,
-        _served_slices(program, roles, communicator.world_size),
-        device=memory if works else None,
-        kept=_served_from_host(program, memory) if works and serves else memory,
-    )
-    who = f"parameter server: rank {servers[0]}" + (", which also works" if servers == (0,) else "")
-    if len(servers) > 1:
-        who = f"parameter servers: ranks {servers[0]} to {servers[-1]}"
-    return Host(program, places, f"host ({who})")
-
-
-def _served_slices(program: Program, roles: Roles, world_size: int) -> Mapping[str, tuple[Slice, ...]]:
-    """For each group, the slice that each rank serves; servers are neighbouring ranks."""
-    before, after = roles.servers[0], world_size - 1 - roles.servers[-1]
-    nothing: Slice = (0, 0)
-    of_servers = slices_of(program, len(roles.servers))
-    return {name: (*[nothing] * before, *served, *[nothing] * after) for name, served in of_servers.items()}
-
-
-def _served_from_host(program: Program, device: DeviceMemory) -> DeviceMemory:
-    """Host memory with the layout of the device, and the initial parameters of `device`."""
-    host = DeviceMemory(program, private_storage(program.device_bytes))
-    for group in program.groups:
-        host.region(group, "parameter").copy_(device.region(group, "parameter"))
-    return host
+    program, rank, (first, *_), last = memory.program, communicator.rank, roles.servers, roles.servers[-1]
+    of_servers, nothing = slices_of(program, len(roles.servers)), [(0, 0)]
+    before, after = nothing * first, nothing * (communicator.world_size - 1 - last)  # servers are neighbouring ranks
+    slices = {name: [*before, *served, *after] for name, served in of_servers.items()}
+    works, kept = rank in roles.workers, memory
+    if works and rank in roles.servers:  # host memory with the layout and the initial parameters of the device
+        kept = DeviceMemory(program, private_storage(program.device_bytes))
+        for group in program.groups:
+            kept.region(group, "parameter").copy_(memory.region(group, "parameter"))
+    places = Places(communicator, roles.workers, slices, device=memory if works else None, kept=kept)
+    who = f"parameter server: rank {first}" + (", which also works" if roles.servers == (0,) else "")
+    if first < last:
+        who = f"parameter servers: ranks {first} to {last}"
+    return Host(places, f"host ({who})")
 
 
 @contextmanager
@@ -200,29 +181,21 @@ class _GlooAllReduce(Communication):
 
     def finish(self) -> object:
         """Raises PeerError if a rank has died or exceeds the process group's timeout."""
-        moved = self._sync.bytes_moved
+        sync, moved = self._sync, self._sync.bytes_moved
         with _as_peer_error():
             for work, (device, host) in zip(self._under_way, self._staged, strict=True):
                 work.wait()
-                device.copy_(host.div_(self._sync.replicas))
+                device.copy_(host.div_(sync.replicas))
         staged_bytes = sum(host.nbytes for _, host in self._staged)
         moved.device_to_host += staged_bytes
         moved.host_to_device += staged_bytes
-        moved.network += self._ring_bytes(staged_bytes)
+        # Received in gloo's ring, which gloo does not report: by all ranks together 2 (N - 1) times the size.
+        total = 2 * (sync.replicas - 1) * staged_bytes
+        moved.network += (sync.replica + 1) * total // sync.replicas - sync.replica * total // sync.replicas
         return None
 
-    def _bytes(self, device: Tensor, host: Tensor) -> SpanArgs:
-        return {"bytes": host.nbytes}
-
-    @span(Track.COPIES, "device to host", _bytes)
+    @span(Track.COPIES, "device to host", lambda self, device, host: {"bytes": host.nbytes})
     def _start(self, device: Tensor, host: Tensor) -> dist.Work:
         host.copy_(device)
         work: dist.Work = dist.all_reduce(host, async_op=True)
         return work
-
-    def _ring_bytes(self, size_bytes: int) -> int:
-        """The bytes that this rank receives in gloo's ring, which gloo does not report: together 2 (N - 1) times the
-        size."""
-        rank, size = self._sync.replica, self._sync.replicas
-        total = 2 * (size - 1) * size_bytes
-        return (rank + 1) * total // size - rank * total // size

@@ -40,9 +40,10 @@ class Hub:
     _put: dict[Hashable, dict[int, object]] = field(default_factory=lambda: defaultdict(dict))
     _taken: dict[Hashable, int] = field(default_factory=lambda: defaultdict(int))
     _calls: dict[Hashable, int] = field(default_factory=lambda: defaultdict(int))
-    _mail: dict[tuple[int, int, int], deque[Tensor]] = field(default_factory=lambda: defaultdict(deque))
+    _mail: dict[Hashable, deque[Tensor]] = field(default_factory=lambda: defaultdict(deque))
 
     def put(self, key: Hashable, position: int, value: object) -> Hashable:
+        """Returns the number of the call, with its key."""
         self._calls[key, position] += 1
         call_id = key, self._calls[key, position]
         self._put[call_id][position] = value
@@ -65,16 +66,16 @@ class Hub:
         for values in (self._put, self._taken, self._calls, self._mail):
             values.clear()
 
-    def send(self, source: int, to: int, tag: int, tensor: Tensor) -> None:
-        self._mail[source, to, tag].append(tensor)
+    def send(self, way: Hashable, tensor: Tensor) -> None:
+        self._mail[way].append(tensor)
         self.changes += 1
 
-    def has_mail(self, source: int, to: int, tag: int) -> bool:
-        return bool(self._mail[source, to, tag])
+    def has_mail(self, way: Hashable) -> bool:
+        return bool(self._mail[way])
 
-    def receive(self, source: int, to: int, tag: int) -> Tensor:
+    def receive(self, way: Hashable) -> Tensor:
         self.changes += 1
-        return self._mail[source, to, tag].popleft()
+        return self._mail[way].popleft()
 
 
 def run_together(
@@ -87,22 +88,19 @@ def run_together(
         return [finished(step) for step in steps]
     results: dict[int, R] = {}
     waiting = dict(enumerate(steps))
-    kept = {} if generators is None else generators
-    states = dict.fromkeys(waiting, torch.get_rng_state()) | {rank: kept[rank] for rank in kept if rank > 0}
+    states = dict.fromkeys(waiting, torch.get_rng_state())
+    states |= {rank: state for rank, state in (generators or {}).items() if rank > 0}
     while waiting:
-        changes = hub.changes
-        done = []
-        for number, step in waiting.items():
+        changes, left = hub.changes, len(waiting)
+        for number, step in [*waiting.items()]:
             torch.set_rng_state(states[number])  # as if it ran alone, also after a communication
             try:
                 next(step)
             except StopIteration as end:
                 results[number] = end.value
-                done.append(number)
+                del waiting[number]
             states[number] = torch.get_rng_state()
-        for number in done:
-            del waiting[number]
-        if waiting and not done and hub.changes == changes:
+        if len(waiting) == left and hub.changes == changes:
             numbers = ", ".join(map(str, waiting))
             raise InternalError(f"deadlock: ranks {numbers} wait for one another in a communication of the program")
     if generators is not None:
@@ -134,11 +132,11 @@ class HubGroup(AxisGroup):
 
     def send(self, to: int, tag: int) -> Communication:
         way = self.ranks[self.position], self.ranks[to], tag
-        return Sending(lambda tensor: self.hub.send(*way, tensor.clone()))
+        return Sending(lambda tensor: self.hub.send(way, tensor.clone()))
 
     def recv(self, source: int, tag: int, type_: TensorType) -> Communication[Tensor]:
         way = self.ranks[source], self.ranks[self.position], tag
-        return Receiving(lambda: self.hub.has_mail(*way), lambda: self.hub.receive(*way))
+        return Receiving(lambda: self.hub.has_mail(way), lambda: self.hub.receive(way))
 
 
 def _copy_of(operands: Sequence[object]) -> Tensor:
@@ -148,32 +146,26 @@ def _copy_of(operands: Sequence[object]) -> Tensor:
 
 
 @final
+@dataclass
 class Together(Communication[R]):
     """A communication that all ranks of `group` must begin before any can finish. `value_of`: what this rank gives,
     from its operands; `result_of`: the result, from the values of all."""
 
-    def __init__(
-        self,
-        group: HubGroup,
-        key: Hashable,
-        value_of: Callable[[Sequence[object]], object],
-        result_of: Callable[[Any], R],
-    ) -> None:
-        self._group = group
-        self._key = key
-        self._value_of = value_of
-        self._result_of = result_of
-        self._call: Hashable = None
+    group: HubGroup
+    key: Hashable
+    value_of: Callable[[Sequence[object]], object]
+    result_of: Callable[[Any], R]
+    _call: Hashable = None
 
     def begin(self, *operands: object) -> None:
-        group = self._group
-        self._call = group.hub.put((group.ranks, self._key), group.position, self._value_of(operands))
+        group = self.group
+        self._call = group.hub.put((group.ranks, self.key), group.position, self.value_of(operands))
 
     def is_ready(self) -> bool:
-        return self._group.hub.is_full(self._call, self._group.size)
+        return self.group.hub.is_full(self._call, self.group.size)
 
     def finish(self) -> R:
-        return self._result_of(self._group.hub.take(self._call, self._group.size))
+        return self.result_of(self.group.hub.take(self._call, self.group.size))
 
 
 @final
@@ -182,16 +174,14 @@ class InProcess(GradientSync):
     the others copy the parameters from there."""
 
     def __init__(self, memories: Sequence[DeviceMemory], group: HubGroup) -> None:
-        super().__init__(memories[0].program, memories[0], group)
-        self.title = f"emulated ({group.size} replica{'s' * (group.size > 1)} in one process)"
-        self._memories = memories
-        self._hub_group = group
+        super().__init__(memories[0], group)
+        self.title = f"emulated ({group.size} replicas in one process)" if group.size > 1 else "none (one replica)"
+        self._memories, self._hub_group = memories, group
 
     def current(self, group: ParameterGroup) -> Slice:
         return (0, group.numel)
 
-    def saved(self, group: ParameterGroup) -> Slice:
-        return (0, group.numel)
+    saved = current
 
     def reduce_scatter(self, groups: Sequence[ParameterGroup]) -> Communication | None:
         sums = []

@@ -1,4 +1,10 @@
-"""Messages besides gradients: a program's own values, losses and requests, and whole tensors to rank 0."""
+"""What ranks send besides gradients: a program's own values, losses and requests, and whole tensors to rank 0.
+
+On one node, collectives of values go through shared memory, in which each rank has two boxes. It copies its tensor into
+one of them, and goes on; every rank then reads all boxes. So the others need not take part, and a tensor is copied
+once. Call k uses the box of call k - 2. All ranks have read that: a rank begins k when it has finished k - 1, for which
+all others had begun k - 1, and so finished k - 2.
+"""
 
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import final
@@ -30,17 +36,25 @@ _GATHER_TAG = 31
 _SEND_TAG = 1000
 """Messages of a program's own `send` nodes have this tag plus that of the node."""
 
+_BOXES = 2
+
+LARGEST_BYTES = 64 * MIB
+"""Larger tensors are sent as messages, which need no shared memory of their size."""
+
 
 @final
 class MessageGroup(AxisGroup):
-    """Ranks of different processes: tensors travel as messages."""
+    """Ranks of different processes: tensors travel as messages, or through `boxes`."""
 
-    def __init__(self, communicator: Communicator, ranks: Sequence[int] | None = None) -> None:
+    def __init__(
+        self, communicator: Communicator, ranks: Sequence[int] | None = None, boxes: "Boxes | None" = None
+    ) -> None:
         super().__init__(range(communicator.world_size) if ranks is None else ranks, communicator.rank)
-        self.communicator = communicator
+        self.communicator, self.boxes = communicator, boxes
 
     def gather(self, key: Hashable, combine: Combine) -> Communication:
-        return _GatherMessages(self, combine)
+        by_messages = _GatherMessages(self, combine)
+        return by_messages if self.boxes is None else _GatherInBoxes(self.boxes, by_messages, combine)
 
     def send(self, to: int, tag: int) -> Communication:
         return Sending(lambda tensor: self._send(tensor, self.ranks[to], _SEND_TAG + tag))
@@ -64,29 +78,6 @@ class MessageGroup(AxisGroup):
         return _body(message, getattr(torch, type_.dtype), type_.shape, strides)
 
 
-@final
-class _GatherMessages(Communication):
-    def __init__(self, group: MessageGroup, combine: Combine) -> None:
-        self._group = group
-        self._combine = combine
-        self._tensors: list[Tensor] = []
-        self._requests: list[Request] = []
-
-    def begin(self, *operands: object) -> None:
-        own, group = tensor_operand(operands).resolve_conj().resolve_neg().contiguous(), self._group
-        self._tensors = [own if at == group.position else torch.empty_like(own) for at in range(group.size)]
-        communicator = group.communicator
-        peers = [(at, rank) for at, rank in enumerate(group.ranks) if at != group.position]
-        receives = [communicator.irecv(byte_array(self._tensors[at]), rank, _GATHER_TAG) for at, rank in peers]
-        sends = [communicator.isend(byte_array(own), rank, _GATHER_TAG) for _, rank in peers]
-        self._requests = receives + sends
-
-    def finish(self) -> object:
-        self._group.communicator.wait_all(self._requests)
-        tensors, self._tensors = self._tensors, []
-        return self._combine(tensors)
-
-
 def _head_bytes(dims: int) -> int:
     """The bytes of the strides, in whole cache lines, so that the tensor behind them is aligned as others are."""
     return align(8 * dims, 64)
@@ -97,61 +88,24 @@ def _body(message: Tensor, dtype: torch.dtype, shape: Sequence[int], strides: Se
 
 
 @final
-class GatherLosses:
-    """Gathers the losses of all replicas, in rank order, and the largest request. Only `workers` have a replica."""
+class _GatherMessages(Communication):
+    def __init__(self, group: MessageGroup, combine: Combine) -> None:
+        self._group, self._combine = group, combine
+        self._tensors: list[Tensor] = []
+        self._requests: list[Request] = []
 
-    def __init__(self, communicator: Communicator, workers: Collection[int]) -> None:
-        self._communicator = communicator
-        self._workers = sorted(workers)
-        self._send = np.zeros(2)
-        self._receive = np.empty((communicator.world_size, 2))
-        self._bytes = self._send.view(np.uint8), self._receive.reshape(-1).view(np.uint8)
+    def begin(self, *operands: object) -> None:
+        own, group = tensor_operand(operands).resolve_conj().resolve_neg().contiguous(), self._group
+        self._tensors = [own if at == group.position else torch.empty_like(own) for at in range(group.size)]
+        irecv, isend = group.communicator.irecv, group.communicator.isend
+        peers = [(at, rank) for at, rank in enumerate(group.ranks) if at != group.position]
+        self._requests = [irecv(byte_array(self._tensors[at]), rank, _GATHER_TAG) for at, rank in peers]
+        self._requests += [isend(byte_array(own), rank, _GATHER_TAG) for _, rank in peers]
 
-    def __call__(self, losses: Sequence[float], request: int) -> Shared:
-        """Collective."""
-        self._send[: 1 + len(losses)] = (request, *losses)
-        self._communicator.all_gather(*self._bytes)
-        received: list[list[float]] = self._receive.tolist()
-        return Shared([received[rank][1] for rank in self._workers], int(max(row[0] for row in received)))
-
-
-def collect(
-    communicator: Communicator, readable: Mapping[int, Tensor], slices: Sequence[Slice], member: Member
-) -> Tensor | None:
-    """Collective. On rank 0, the part of a group's flat tensor that belongs to `member`; None elsewhere. `readable`
-    holds, by rank, the tensors that this process can read."""
-    rank = communicator.rank
-    parts = [
-        (owner, max(start, member.start), min(stop, member.start + member.numel))
-        for owner, (start, stop) in enumerate(slices)
-    ]
-    parts = [(owner, start, stop) for owner, start, stop in parts if start < stop]
-    readable_by_root = communicator.broadcast_object(tuple(readable))
-    own = readable[rank]
-    if rank != 0:
-        sends = [
-            communicator.isend(byte_array(own[start:stop]), 0, _COLLECT_TAG)
-            for owner, start, stop in parts
-            if owner == rank and owner not in readable_by_root
-        ]
-        communicator.wait_all(sends)
-        return None
-    whole = torch.empty(member.numel, dtype=own.dtype)
-    requests = []
-    for owner, start, stop in parts:
-        part = whole[start - member.start : stop - member.start]
-        if owner in readable:
-            part.copy_(readable[owner][start:stop])
-        else:
-            requests.append(communicator.irecv(byte_array(part), owner, _COLLECT_TAG))
-    communicator.wait_all(requests)
-    return whole
-
-
-_BOXES = 2
-
-LARGEST_BYTES = 64 * MIB
-"""Larger tensors are sent as messages, which need no shared memory of their size."""
+    def finish(self) -> object:
+        self._group.communicator.wait_all(self._requests)
+        tensors, self._tensors = self._tensors, []
+        return self._combine(tensors)
 
 
 def box_bytes(program: Program, axis: str) -> int:
@@ -167,57 +121,85 @@ def box_bytes(program: Program, axis: str) -> int:
     return align(max((size for size in sizes if size <= LARGEST_BYTES), default=0), ALIGNMENT_BYTES)
 
 
-@final
-class MailboxGroup(AxisGroup):
-    """`ranks` of `job`, all of one node. Collective over the job. `size_bytes`: of a box. Raises MachineError on all
-    ranks of the job if a node lacks the memory."""
+class Boxes:
+    """Those of the ranks of `communicator`, all of one node, of `size_bytes` each. Collective. Raises MachineError on
+    all ranks of the job if a node lacks the memory."""
 
-    def __init__(self, job: Communicator, ranks: Sequence[int], size_bytes: int) -> None:
-        super().__init__(ranks, job.rank)
-        own = job.subset(ranks)
-        self.messages = MessageGroup(job, ranks)
-        self.size_bytes = size_bytes
-        self.flags = NodeFlags(own)
-        window = own.allocate_shared(_BOXES * size_bytes)
-        parts = [torch.from_numpy(window.of(position)) for position in range(self.size)]
-        self.boxes = [[part[box * size_bytes :] for part in parts] for box in range(_BOXES)]
-        self.calls = 0
-
-    def gather(self, key: Hashable, combine: Combine) -> Communication:
-        return _Gather(self, self.messages.gather(key, combine), combine)
-
-    def send(self, to: int, tag: int) -> Communication:
-        return self.messages.send(to, tag)
-
-    def recv(self, source: int, tag: int, type_: TensorType) -> Communication[Tensor]:
-        return self.messages.recv(source, tag, type_)
+    def __init__(self, communicator: Communicator, size_bytes: int) -> None:
+        self.size_bytes, self.position, self.calls = size_bytes, communicator.local_rank, 0
+        self.flags = NodeFlags(communicator)
+        window = communicator.allocate_shared(_BOXES * size_bytes)
+        parts = [torch.from_numpy(window.of(position)) for position in range(communicator.local_size)]
+        self.of_call = [[part[box * size_bytes :] for part in parts] for box in range(_BOXES)]
 
 
 @final
-class _Gather(Communication):
-    def __init__(self, group: MailboxGroup, by_messages: Communication, combine: Combine) -> None:
-        self._group = group
-        self._by_messages = by_messages
-        self._combine = combine
+class _GatherInBoxes(Communication):
+    def __init__(self, boxes: Boxes, by_messages: Communication, combine: Combine) -> None:
+        self._boxes, self._by_messages, self._combine = boxes, by_messages, combine
         self._call = 0
         """Its number among the collectives of the group; 0 if it goes by messages."""
         self._tensors: Sequence[Tensor] = ()
 
     def begin(self, *operands: object) -> None:
-        group, own = self._group, tensor_operand(operands)
-        if own.nbytes > group.size_bytes:
+        boxes, own = self._boxes, tensor_operand(operands)
+        if own.nbytes > boxes.size_bytes:
             self._call = 0
             self._by_messages.begin(own)
             return
-        group.calls += 1
-        self._call = group.calls
-        boxes = group.boxes[self._call % _BOXES]
-        self._tensors = [box[: own.nbytes].view(own.dtype).view(own.shape) for box in boxes]
-        self._tensors[group.position].copy_(own)
-        group.flags.publish(Counter.PROGRESS, self._call)
+        boxes.calls += 1
+        self._call = boxes.calls
+        of_call = boxes.of_call[self._call % _BOXES]
+        self._tensors = [box[: own.nbytes].view(own.dtype).view(own.shape) for box in of_call]
+        self._tensors[boxes.position].copy_(own)
+        boxes.flags.publish(Counter.PROGRESS, self._call)
 
     def finish(self) -> object:
         if not self._call:
             return self._by_messages.finish()
-        self._group.flags.wait(Counter.PROGRESS, self._call)
+        self._boxes.flags.wait(Counter.PROGRESS, self._call)
         return self._combine(self._tensors)
+
+
+@final
+class GatherLosses:
+    """Gathers the losses of all replicas, in rank order, and the largest request. Only `workers` have a replica."""
+
+    def __init__(self, communicator: Communicator, workers: Collection[int]) -> None:
+        self._communicator, self._workers = communicator, sorted(workers)
+        self._send, self._receive = np.zeros(2), np.empty((communicator.world_size, 2))
+        self._bytes = self._send.view(np.uint8), self._receive.reshape(-1).view(np.uint8)
+
+    def __call__(self, losses: Sequence[float], request: int) -> Shared:
+        """Collective."""
+        self._send[: 1 + len(losses)] = (request, *losses)
+        self._communicator.all_gather(*self._bytes)
+        received: list[list[float]] = self._receive.tolist()
+        return Shared([received[rank][1] for rank in self._workers], int(max(row[0] for row in received)))
+
+
+def collect(
+    communicator: Communicator, readable: Mapping[int, Tensor], slices: Sequence[Slice], member: Member
+) -> Tensor | None:
+    """Collective. On rank 0, the part of a group's flat tensor that belongs to `member`; None elsewhere. `readable`
+    holds, by rank, the tensors that this process can read."""
+    rank, stop_of_member = communicator.rank, member.start + member.numel
+    parts = [(owner, max(a, member.start), min(b, stop_of_member)) for owner, (a, b) in enumerate(slices)]
+    parts = [(owner, start, stop) for owner, start, stop in parts if start < stop]
+    readable_by_root = communicator.broadcast_object(tuple(readable))
+    own, requests = readable[rank], list[Request]()
+    if rank != 0:
+        for owner, start, stop in parts:
+            if owner == rank and owner not in readable_by_root:
+                requests.append(communicator.isend(byte_array(own[start:stop]), 0, _COLLECT_TAG))
+        communicator.wait_all(requests)
+        return None
+    whole = torch.empty(member.numel, dtype=own.dtype)
+    for owner, start, stop in parts:
+        part = whole[start - member.start : stop - member.start]
+        if owner in readable:
+            part.copy_(readable[owner][start:stop])
+        else:
+            requests.append(communicator.irecv(byte_array(part), owner, _COLLECT_TAG))
+    communicator.wait_all(requests)
+    return whole

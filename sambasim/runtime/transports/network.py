@@ -26,8 +26,7 @@ _GATHER_TAG = 12
 def scattered(node_of: Sequence[int]) -> list[str]:
     """A notice if the ranks of a node are no aligned block, so that slices are sent instead of sums."""
     layout = blocks(node_of)
-    alone = sum(len(ranks) for ranks, summed in zip(layout.nodes, layout.summed, strict=True) if not summed)
-    if not alone:
+    if all(summed or not ranks for ranks, summed in zip(layout.nodes, layout.summed, strict=True)):
         return []
     nodes = len(layout.nodes)
     travelling = sum(len(layout.travelling(node)) for node in range(nodes))
@@ -48,27 +47,33 @@ class Network:
         slices: Mapping[str, Sequence[Slice]],
         moved: BytesMoved,
     ) -> None:
-        self._rank = communicator.rank
-        self._memories = memories
-        self._slices = slices
-        self._communicator = communicator
-        self._moved = moved
-        self._own = memories[communicator.rank]
+        self._communicator, self._memories, self._slices, self._moved = communicator, memories, slices, moved
+        rank, node_of = communicator.rank, communicator.node_of
+        self._rank, self._own = rank, memories[rank]
         self._groups = self._own.program.groups
-        self._reduce = reduce_scatter_messages(communicator.node_of, communicator.rank)
-        self._gather = all_gather_messages(communicator.node_of, communicator.rank)
+        self._reduce, self._gather = reduce_scatter_messages(node_of, rank), all_gather_messages(node_of, rank)
         self.sources = tuple(message.ranks[0] for message in self._reduce.received)
         """The ranks of other nodes that send operands to this rank; the lowest rank stands for a node's sum."""
-        self.incoming_bytes = {group.name: self._slice_bytes(group) * len(self.sources) for group in self._groups}
+        sizes = {
+            group.name: (slices[group.name][rank][1] - slices[group.name][rank][0]) * DTYPE_BYTES[group.dtype]
+            for group in self._groups
+        }
+        self.incoming_bytes = {name: size * len(self.sources) for name, size in sizes.items()}
         """By group, the bytes that this rank receives."""
-        self._operands = self._place_operands()
+        needed = max(self.incoming_bytes.values(), default=0)
+        buffer = self._own.reduce_buffer if needed else torch.empty(0, dtype=torch.uint8)
+        if buffer.numel() < needed:
+            buffer = torch.empty(needed, dtype=torch.uint8)
+        self.operands: dict[str, Mapping[int, Tensor]] = {}
+        """By group, the buffers for the operands of this rank's slice, by rank of `sources`: in the reduce operand
+        buffer, or else in private memory."""
+        for group in self._groups:
+            size, dtype = sizes[group.name], getattr(torch, group.dtype)
+            parts = [buffer[index * size : (index + 1) * size].view(dtype) for index in range(len(self.sources))]
+            self.operands[group.name] = dict(zip(self.sources, parts, strict=True))
         self._queue: list[ParameterGroup] = []
         self._sends: list[Request] = []
         self._receives: list[Request] = []
-
-    def operands(self, group: ParameterGroup) -> Mapping[int, Tensor]:
-        """The buffers for the operands of this rank's slice of `group`, by rank of `sources`."""
-        return self._operands[group.name]
 
     def begin_step(self, groups: Sequence[ParameterGroup]) -> None:
         """A step begins that reduces `groups` in this order."""
@@ -81,11 +86,11 @@ class Network:
         gradient = self._own.region(group, "gradient")
         for message in self._reduce.sent:
             start, stop = self._slices[group.name][message.owner]
-            if start == stop:
-                continue
-            if len(message.ranks) > 1:
-                self._sum(group, start, stop)
-            self._sends.append(self._communicator.isend(byte_array(gradient[start:stop]), message.target, _REDUCE_TAG))
+            if start < stop:
+                if len(message.ranks) > 1:
+                    self._sum(group, start, stop)
+                part = byte_array(gradient[start:stop])
+                self._sends.append(self._communicator.isend(part, message.target, _REDUCE_TAG))
 
     def holder(self, owner: int) -> int:
         """The rank of this node that receives the slices of `owner`."""
@@ -110,7 +115,8 @@ class Network:
     def exchange(self, region: str) -> None:
         """Collective. Send this rank's slices of `region` of every group to one rank of each other node, and receive
         theirs."""
-        self._communicator.wait_all(self._sends)  # received slices may overwrite what is being sent
+        communicator = self._communicator
+        communicator.wait_all(self._sends)  # received slices may overwrite what is being sent
         self._sends = []
         requests: list[Request] = []
         for group in self._groups:
@@ -118,16 +124,16 @@ class Network:
             for message in self._gather.sent:
                 part = tensor[slice(*slices[message.owner])]
                 if part.numel():
-                    requests.append(self._communicator.isend(byte_array(part), message.target, _GATHER_TAG))
+                    requests.append(communicator.isend(byte_array(part), message.target, _GATHER_TAG))
             for message in self._gather.received:
                 part = tensor[slice(*slices[message.owner])]
                 if part.numel():
-                    requests.append(self._communicator.irecv(byte_array(part), message.source, _GATHER_TAG))
+                    requests.append(communicator.irecv(byte_array(part), message.source, _GATHER_TAG))
                     self._moved.network += part.nbytes
-        self._communicator.wait_all(requests)
+        communicator.wait_all(requests)
 
     def _post(self) -> None:
-        operands = self._operands[self._queue[0].name] if self._queue else {}
+        operands = self.operands[self._queue[0].name] if self._queue else {}
         self._receives = [
             self._communicator.irecv(byte_array(operands[message.ranks[0]]), message.source, _REDUCE_TAG)
             for message in self._reduce.received
@@ -141,21 +147,3 @@ class Network:
         if len(parts) > 1:
             tree_mean([*parts.values()], own, 1)()
         self._moved.peer += (len(parts) - 1) * own.nbytes
-
-    def _slice_bytes(self, group: ParameterGroup) -> int:
-        start, stop = self._slices[group.name][self._rank]
-        return (stop - start) * DTYPE_BYTES[group.dtype]
-
-    def _place_operands(self) -> Mapping[str, Mapping[int, Tensor]]:
-        """By group, the buffers of `operands`: in the reduce operand buffer, or else in private memory."""
-        needed = max(self.incoming_bytes.values(), default=0)
-        buffer = self._own.reduce_buffer if needed else torch.empty(0, dtype=torch.uint8)
-        if buffer.numel() < needed:
-            buffer = torch.empty(needed, dtype=torch.uint8)
-        placed: dict[str, Mapping[int, Tensor]] = {}
-        for group in self._groups:
-            size, dtype = self._slice_bytes(group), getattr(torch, group.dtype)
-            placed[group.name] = {
-                rank: buffer[index * size : (index + 1) * size].view(dtype) for index, rank in enumerate(self.sources)
-            }
-        return placed

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from enum import IntEnum
 
 from sambasim.records.trace import Track
-from sambasim.runtime.machine.communicator import Communicator, SharedWindow
+from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.machine.resources import cores_of_this_process
-from sambasim.runtime.watch.observer import SpanArgs, When, span
+from sambasim.runtime.watch.observer import When, span
 
 _PAGE_BYTES = 4096
 _LINE_WORDS = 8
@@ -19,7 +19,6 @@ _LINE_WORDS = 8
 _NUMBERS_AT = 64 * _LINE_WORDS
 _SLEEP_S = 50e-6
 _WAITING = "wait for peers"
-
 
 _PATIENT, _CROWDED = (50, 4000), (0, 20)
 """How often a waiting rank reads a counter in a busy loop, and then with a poke before each read, before it also
@@ -33,23 +32,18 @@ class Counter(IntEnum):
     UPDATED = _LINE_WORDS  # steps whose gradients it has read and whose parameters it has updated
 
 
-def _waited_for(flags: "NodeFlags", counter: Counter, value: int) -> SpanArgs:
-    return {"for": counter.name.lower()}
-
-
 class NodeFlags:
     """The counters of the ranks of `communicator` on this node, and two slots, each for a loss and a request."""
 
     def __init__(self, communicator: Communicator) -> None:
-        self._window: SharedWindow = communicator.allocate_shared(_PAGE_BYTES * 2)
+        self._window = communicator.allocate_shared(_PAGE_BYTES * 2)
         self._sync = self._window.sync
-        self._rank = communicator.local_rank
-        size = communicator.local_size
+        rank, size = communicator.local_rank, communicator.local_size
         # Plain Python integers, read in tens of nanoseconds.
-        self._words = [self._window.of(index).data.cast("q") for index in range(size)]
+        words = [self._window.of(index).data.cast("q") for index in range(size)]
         self._floats = [self._window.of(index).data.cast("d") for index in range(size)]
-        self._own, self._own_floats = self._words[self._rank], self._floats[self._rank]
-        self._peers = [words for index, words in enumerate(self._words) if index != self._rank]
+        self._own, self._own_floats = words[rank], self._floats[rank]
+        self._peers = words[:rank] + words[rank + 1 :]
         job = communicator.job
         cores_of = communicator.all_gather_object(cores_of_this_process())
         cores = frozenset().union(*(cores_of[rank] for rank in communicator.local_ranks))
@@ -72,7 +66,7 @@ class NodeFlags:
         return True
 
     # Only a trace shows waits that have ended before they began.
-    @span(Track.COLLECTIVES, _WAITING, _waited_for, When.DETAILED)
+    @span(Track.COLLECTIVES, _WAITING, lambda self, counter, value: {"for": counter.name.lower()}, When.DETAILED)
     def wait(self, counter: Counter, value: int) -> None:
         """Wait until all other ranks of the node have published `value` or more."""
         for words in self._peers:

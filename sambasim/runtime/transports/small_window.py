@@ -6,20 +6,22 @@ So a step has one barrier instead of two: when all gradients are complete.
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import final
 
 import torch
 from torch import Tensor
 
-from sambasim.collectives import additions
 from sambasim.ir.program import ParameterGroup
 from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.transports.communication import Communication, EndOfStep, Finishing, Fusion, GradientSync, Shared
 from sambasim.runtime.transports.messages import MessageGroup
 from sambasim.runtime.transports.shared_flags import Counter, NodeFlags
-from sambasim.runtime.transports.window import DEVICE_TITLE, Devices
-from sambasim.runtime.values.mean import SquareSums, TreeMean, parts_of, total_norm
+from sambasim.runtime.transports.window import DEVICE_TITLE, REDUCE_AND_UPDATE, Devices
+from sambasim.runtime.values.mean import SquareSums, parts_of, total_norm, tree_mean
 from sambasim.runtime.values.optimizers import Optimizers
+
+_CLIPPED = ("comm.reduce_scatter", "opt.square_sums", "comm.all_reduce", "opt.total_norm", "opt", "comm.all_gather")
 
 
 @final
@@ -30,7 +32,7 @@ class SmallWindow(GradientSync):
 
     def __init__(self, devices: Devices, communicator: Communicator) -> None:
         memory, size = devices.by_rank[communicator.rank], communicator.world_size
-        super().__init__(memory.program, memory, MessageGroup(communicator), replicated=True)
+        super().__init__(memory, MessageGroup(communicator), replicated=True)
         self.flags = NodeFlags(communicator)
         self.observed.append(self.flags)
         self.steps = 0
@@ -40,19 +42,11 @@ class SmallWindow(GradientSync):
         for group in memory.program.groups:
             gradients = [memory.region(group, "gradient") for _, memory in sorted(devices.by_rank.items())]
             mean = self.means[group.name] = torch.empty_like(gradients[0])
-            add_up = TreeMean(additions(len(gradients)), size, mean.dtype)
-            self.reductions.append(add_up.of(gradients, mean, near=True))
+            self.reductions.append(tree_mean(gradients, mean, size, near=True))
         self.peer_bytes = (size - 1) * sum(mean.nbytes for mean in self.means.values())
 
     def fusions(self) -> Sequence[Fusion]:
-        clipped = ("opt.square_sums", "comm.all_reduce", "opt.total_norm")
-        return [
-            Fusion(("comm.reduce_scatter", "opt", "comm.all_gather"), lambda optimizers: _Step(self, optimizers)),
-            Fusion(
-                ("comm.reduce_scatter", *clipped, "opt", "comm.all_gather"),
-                lambda optimizers: _Step(self, optimizers, clips=True),
-            ),
-        ]
+        return [Fusion(REDUCE_AND_UPDATE, partial(_Step, self)), Fusion(_CLIPPED, partial(_Step, self, clips=True))]
 
     def reduce_scatter(self, groups: Sequence[ParameterGroup]) -> Communication:
         return Finishing(self._reduce_in_place)
@@ -101,19 +95,11 @@ class _Step(Communication):
     """REDUCE, GRADNORM if the program clips, OPT and GATHER of all groups."""
 
     def __init__(self, window: SmallWindow, optimizers: Optimizers, *, clips: bool = False) -> None:
-        self._window = window
-        self._optimizers = optimizers
-        self._clips = clips
+        self._window, self._optimizers, self._clips = window, optimizers, clips
         groups, means = window.program.groups, window.means
+        parts = [part for group in groups for part in parts_of(group, means[group.name], (0, group.numel))]
         blocks = sum(member.blocks for group in groups for member in group.members)
-        self._square_sums = SquareSums(
-            (
-                (member.block, part)
-                for group in groups
-                for member, _, part in parts_of(group, means[group.name], (0, group.numel))
-            ),
-            blocks,
-        )
+        self._square_sums = SquareSums([(member.block, part) for member, _, part in parts], blocks)
         self._updates = [optimizers.slice(group, 0, group.numel, means[group.name]) for group in groups]
 
     def finish(self) -> object:

@@ -9,6 +9,7 @@ and its own states in the same piece. No replica waits for another before its ow
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import final
 
 import torch
@@ -42,6 +43,8 @@ from sambasim.units import KIB, MIB
 
 DEVICE_TITLE = "device (peers' device memory)"
 
+REDUCE_AND_UPDATE = ("comm.reduce_scatter", "opt", "comm.all_gather")
+
 SMALL_BYTES = 64 * KIB
 """Up to this many bytes of gradients, every replica reduces all of them: see `small_window`."""
 
@@ -70,22 +73,21 @@ def allocate_devices(program: Program, communicator: Communicator) -> Devices:
     """Collective. Device memory for every rank of the node. Raises MachineError if the node lacks shared memory."""
     small = is_small(program, communicator)
     window = communicator.allocate_shared(program.device_bytes, None if small else _touched(program, communicator))
-    storages = dict(zip(communicator.local_ranks, window.parts, strict=True))
-    shared = None if small else storages[communicator.local_ranks[0]]
-    memories = {rank: DeviceMemory(program, storage, shared) for rank, storage in storages.items()}
-    return Devices(window, memories, shares_parameters=not small)
+    shared = None if small else window.parts[0]
+    memories = [DeviceMemory(program, storage, shared) for storage in window.parts]
+    return Devices(window, dict(zip(communicator.local_ranks, memories, strict=True)), shares_parameters=not small)
 
 
 def _touched(program: Program, communicator: Communicator) -> Sequence[Range]:
     """The byte ranges of this rank's part that are used: own slices of states, parameters only on the node's first
     rank."""
-    elsewhere = () if communicator.local_rank == 0 else SHARED_KINDS
-    # On one node no operands are received.
-    unused = (SymbolKind.REDUCE_BUFFER,) if communicator.node_count == 1 else ()
+    unused = {SymbolKind.OPTIMIZER_STATE, *(SHARED_KINDS if communicator.local_rank > 0 else ())}
+    if communicator.node_count == 1:  # no operands are received
+        unused.add(SymbolKind.REDUCE_BUFFER)
     touched = [
         (symbol.offset, symbol.offset + symbol.type.size_bytes)
         for symbol in program.symbols.values()
-        if symbol.offset is not None and symbol.kind not in (SymbolKind.OPTIMIZER_STATE, *elsewhere, *unused)
+        if symbol.offset is not None and symbol.kind not in unused
     ]
     slices = slices_of(program, communicator.world_size)
     for group in program.groups:
@@ -103,30 +105,20 @@ class Window(GradientSync):
     title = DEVICE_TITLE
 
     def __init__(self, devices: Devices, communicator: Communicator) -> None:
-        memory = devices.by_rank[communicator.rank]
-        program = memory.program
-        super().__init__(program, memory, MessageGroup(communicator))
-        self.communicator = communicator
-        self.by_rank = devices.by_rank
+        super().__init__(devices.by_rank[communicator.rank], MessageGroup(communicator))
+        self.communicator, self.by_rank = communicator, devices.by_rank
         self.flags = NodeFlags(communicator)
         self.network = Network(communicator, devices.by_rank, self.slices, self.bytes_moved)
         self.observed += [self.flags, self.network]
         self.exchange = GatherLosses(communicator, range(communicator.world_size))
-        self.pass_length = (len(pass_and_update(program.training)[0]) if program.training else 0) + 1
+        training = self.program.training
+        self.pass_length = (len(pass_and_update(training)[0]) if training else 0) + 1
         self.steps = 0
 
     def fusions(self) -> Sequence[Fusion]:
-        groups = self.program.groups
-        return [
-            Fusion(
-                ("comm.reduce_scatter", "opt", "comm.all_gather"), lambda optimizers: self._reducing(groups, optimizers)
-            )
-        ]
+        return [Fusion(REDUCE_AND_UPDATE, partial(self.reduce_scatter, self.program.groups))]
 
-    def reduce_scatter(self, groups: Sequence[ParameterGroup]) -> "WindowReduce":
-        return self._reducing(groups, None)
-
-    def _reducing(self, groups: Sequence[ParameterGroup], optimizers: Optimizers | None) -> "WindowReduce":
+    def reduce_scatter(self, groups: Sequence[ParameterGroup], optimizers: Optimizers | None = None) -> "WindowReduce":
         reduce = WindowReduce(self, groups, optimizers)
         self.observed.append(reduce)
         return reduce
@@ -148,12 +140,9 @@ class Window(GradientSync):
     @span(Track.COLLECTIVES, "GATHER")
     def _meet(self) -> Shared:
         """Wait until all ranks have updated their slices, and exchange losses and requests."""
-        if self.network.sources:
-            shared = self.exchange(*self.offered)
-            self.flags.wait(Counter.UPDATED, self.steps)  # returns at once: all ranks have been in the exchange
-            return shared
-        self.flags.wait(Counter.UPDATED, self.steps)
-        return Shared(*self.flags.numbers(self.steps % 2))
+        shared = self.exchange(*self.offered) if self.network.sources else None
+        self.flags.wait(Counter.UPDATED, self.steps)  # after an exchange it returns at once: all have been in it
+        return shared or Shared(*self.flags.numbers(self.steps % 2))
 
     def progress(self, count: int) -> int:
         return self.steps * self.pass_length + count
@@ -186,21 +175,14 @@ class Window(GradientSync):
 
 
 @dataclass(frozen=True, slots=True)
-class _Piece:
-    """A piece of a slice: `add_up` computes its sum in a buffer, `update` applies it."""
-
-    add_up: Sum
-    update: SliceUpdate
-
-
-@dataclass(frozen=True, slots=True)
 class _Work:
-    """The work of this rank for one group: compute the mean of its slice, or update it in `pieces`."""
+    """The work of this rank for one group: compute the mean of its slice, or update it in `pieces`: a sum in a buffer,
+    and the update by it."""
 
     group: ParameterGroup
     ready_at: int
     reduce: Sum
-    pieces: Sequence[_Piece]
+    pieces: Sequence[tuple[Sum, SliceUpdate]]
     peer_bytes: int
 
 
@@ -210,22 +192,42 @@ class WindowReduce(Overlapped):
     no mean is stored."""
 
     def __init__(self, window: Window, groups: Sequence[ParameterGroup], optimizers: Optimizers | None) -> None:
-        self._window = window
+        self._window, self._flags, self._optimizers = window, window.flags, optimizers
         self._network = window.network if window.network.sources else None
-        self._flags = window.flags
-        self._optimizers = optimizers
-        steps = _additions(window)
+        ranks = sorted({*window.by_rank, *window.network.sources})
+        position = {rank: index for index, rank in enumerate(ranks)}  # among the operands
+        pairs = around(window.communicator.node_of, window.communicator.node_index)
+        steps = [(position[into], position[source]) for into, source in pairs]
         dtypes = dict.fromkeys(group.dtype for group in groups)
         self._means = {name: TreeMean(steps, window.replicas, getattr(torch, name)) for name in dtypes}
         ready = readiness(window.program)
-        ready_at = {name: one.reduce if optimizers is None else one.update for name, one in ready.items()}
-        work = [self._work_of(group, ready_at[group.name]) for group in groups]
-        self._all = sorted(work, key=lambda one: one.ready_at)
+        ready_at = {name: at.reduce if optimizers is None else at.update for name, at in ready.items()}
+        self._all = sorted((self._work_of(g, ready_at[g.name]) for g in groups), key=lambda work: work.ready_at)
         self._incomplete: list[_Work] = []  # not yet complete on this node at the last check
         self._pending: list[_Work] = []
         self._done = 0
         """Progress when the step began."""
         self._updating_s = self._updated_in_pass_s = self._in_pass_s = 0.0
+
+    def _work_of(self, group: ParameterGroup, ready_at: int) -> _Work:
+        window, mean = self._window, self._means[group.dtype]
+        start, stop = window.updated(group)
+        gradients = {rank: memory.region(group, "gradient")[start:stop] for rank, memory in window.by_rank.items()}
+        gathered = {**gradients, **window.network.operands[group.name]}
+        operands = [gathered[rank] for rank in sorted(gathered)]  # in the order of the tree
+        near = window.program.gradient_bytes <= _NEAR_BYTES
+        updates = []
+        if self._optimizers is not None:
+            # If the update divides its gradient, a pass over the sum is saved.
+            divisor = window.replicas if divides_exactly(group.dtype) else 1
+            add_up = mean.of if divisor == 1 else mean.total_of
+            limit = CHUNK_ELEMENTS if stop - start <= _CACHED_ELEMENTS else CHUNK_ELEMENTS // 2
+            for a, b in pieces(start, stop, limit):
+                part, scratch = slice(a - start, b - start), mean.scratch[: b - a]
+                add = add_up([operand[part] for operand in operands], scratch, near)
+                updates.append((add, self._optimizers.slice(group, a, b, scratch, divisor)))
+        peer_bytes = (len(window.by_rank) - 1) * (stop - start) * DTYPE_BYTES[group.dtype]
+        return _Work(group, ready_at, mean.of(operands, gradients[window.replica], near), updates, peer_bytes)
 
     def begin_step(self) -> None:
         self._done = self._window.progress(0)
@@ -244,6 +246,11 @@ class WindowReduce(Overlapped):
         while len(self._pending) > len(self._incomplete) and (self._network is None or self._network.has_received()):
             self._complete(self._pending.pop())
         self._in_pass_s += time.perf_counter() - began_s
+
+    def _is_complete(self, work: _Work, count: int) -> bool:
+        """Whether all replicas of the node have completed the group, if this one has run `count` sections."""
+        at = work.ready_at
+        return at <= count and self._flags.reached(Counter.PROGRESS, self._done + at)
 
     def begin(self, *operands: object) -> None:
         self._updated_in_pass_s = self._updating_s
@@ -273,27 +280,16 @@ class WindowReduce(Overlapped):
         if self._network is not None:
             self._network.send(work.group)
 
-    def _is_complete(self, work: _Work, count: int) -> bool:
-        """Whether all replicas of the node have completed the group, if this one has run `count` sections."""
-        at = work.ready_at
-        return at <= count and self._flags.reached(Counter.PROGRESS, self._done + at)
-
     def _complete(self, work: _Work) -> None:
-        if self._optimizers is None:
-            self._reduce(work)
-        else:
-            self._reduce_and_update(work)
+        (self._reduce if self._optimizers is None else self._reduce_and_update)(work)
         if self._network is not None:
             self._network.done(work.group)
         self._window.bytes_moved.peer += work.peer_bytes
 
     def _bytes(self, work: _Work) -> SpanArgs:
         name = work.group.name
-        return {
-            "group": name,
-            "peer_bytes": work.peer_bytes,
-            "network_bytes": self._window.network.incoming_bytes[name],
-        }
+        network_bytes = self._window.network.incoming_bytes[name]
+        return {"group": name, "peer_bytes": work.peer_bytes, "network_bytes": network_bytes}
 
     @span(Track.COLLECTIVES, "REDUCE", _bytes)
     def _reduce(self, work: _Work) -> None:
@@ -302,42 +298,8 @@ class WindowReduce(Overlapped):
     @span(Track.COLLECTIVES, "REDUCE, OPT", _bytes)
     def _reduce_and_update(self, work: _Work) -> None:
         clock = time.perf_counter
-        for piece in work.pieces:
-            piece.add_up()
+        for add_up, update in work.pieces:
+            add_up()
             began_s = clock()
-            piece.update()
+            update()
             self._updating_s += clock() - began_s
-
-    def _work_of(self, group: ParameterGroup, ready_at: int) -> _Work:
-        window, mean = self._window, self._means[group.dtype]
-        start, stop = window.updated(group)
-        gradients = {rank: memory.region(group, "gradient")[start:stop] for rank, memory in window.by_rank.items()}
-        gathered = {**gradients, **window.network.operands(group)}
-        operands = [gathered[rank] for rank in sorted(gathered)]  # in the order of the tree
-        near = window.program.gradient_bytes <= _NEAR_BYTES
-        updates = []
-        if self._optimizers is not None:
-            # If the update divides its gradient, a pass over the sum is saved.
-            divisor = window.replicas if divides_exactly(group.dtype) else 1
-            add_up = mean.of if divisor == 1 else mean.total_of
-            limit = CHUNK_ELEMENTS if stop - start <= _CACHED_ELEMENTS else CHUNK_ELEMENTS // 2
-            for a, b in pieces(start, stop, limit):
-                part, scratch = slice(a - start, b - start), mean.scratch[: b - a]
-                add = add_up([operand[part] for operand in operands], scratch, near)
-                updates.append(_Piece(add, self._optimizers.slice(group, a, b, scratch, divisor)))
-        return _Work(
-            group,
-            ready_at,
-            mean.of(operands, gradients[window.replica], near),
-            updates,
-            (len(window.by_rank) - 1) * (stop - start) * DTYPE_BYTES[group.dtype],
-        )
-
-
-def _additions(window: Window) -> list[tuple[int, int]]:
-    """The additions of this rank, as positions among its operands."""
-    ranks = sorted({*window.by_rank, *window.network.sources})
-    position = {rank: index for index, rank in enumerate(ranks)}
-    communicator = window.communicator
-    pairs = around(communicator.node_of, communicator.node_index)
-    return [(position[into], position[source]) for into, source in pairs]

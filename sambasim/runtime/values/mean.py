@@ -22,7 +22,6 @@ from sambasim.runtime.machine.kernels.build import Build, build
 CHUNK_ELEMENTS = 131_072
 """Elements that are summed at a time: few enough for a core's cache, enough to outweigh the calls."""
 
-
 _BLOCK_ELEMENTS = 64
 """Elements that are added at a time: their sums stay in the L1 cache."""
 
@@ -46,7 +45,9 @@ class TreeMean:
     """Computes means. `steps` are pairs of operand positions: each adds the second to the first."""
 
     def __init__(self, steps: Sequence[Addition], divisor: int, dtype: torch.dtype) -> None:
-        self._finish, self._number = _finish(divisor)
+        self._finish, self._number = Finish.DIVIDE, float(divisor)  # x * (1/3) is not x / 3
+        if divisor & (divisor - 1) == 0:  # exact for powers of two, and faster than a division
+            self._finish, self._number = Finish.KEEP if divisor == 1 else Finish.MULTIPLY, 1 / divisor
         self._add_up = tree_mean_kernel(steps, dtype) or torch_tree_mean(steps, dtype)
         self.scratch = torch.empty(CHUNK_ELEMENTS, dtype=dtype)
         """A buffer for a result that is used immediately."""
@@ -60,12 +61,15 @@ class TreeMean:
         return self._add_up(operands, out, Finish.KEEP, 1.0, near)
 
 
-def _finish(divisor: int) -> tuple[Finish, float]:
-    if divisor == 1:
-        return Finish.KEEP, 1.0
-    if divisor & (divisor - 1) == 0:
-        return Finish.MULTIPLY, 1 / divisor  # exact for powers of two, and faster than a division
-    return Finish.DIVIDE, float(divisor)  # x * (1/3) is not x / 3
+def tree_mean(operands: Sequence[Tensor], out: Tensor, divisor: int, *, near: bool = False) -> Sum:
+    """A function that writes the sum of `operands`, given in rank order, divided by `divisor`, to `out`, which may be
+    one of them."""
+    return _mean_of(len(operands), divisor, out.dtype).of(operands, out, near)
+
+
+@cache
+def _mean_of(count: int, divisor: int, dtype: torch.dtype) -> TreeMean:
+    return TreeMean(additions(count), divisor, dtype)
 
 
 def tree_mean_build(dtype: torch.dtype) -> Build:
@@ -76,30 +80,26 @@ def tree_mean_build(dtype: torch.dtype) -> Build:
 def tree_mean_kernel(steps: Sequence[Addition], dtype: torch.dtype) -> Kernel | None:
     """The kernel in C for operands of `dtype`; None if there is nothing to add, for other dtypes, and without a C
     compiler."""
-    if not steps or dtype not in _REALS:
-        return None
-    library = tree_mean_build(dtype).library
+    library = tree_mean_build(dtype).library if steps and dtype in _REALS else None
     if library is None:
         return None
     integer, real, function = ctypes.c_int32, _REALS[dtype][1], library.tree_mean
     function.restype = None
-    places = torch.tensor(_places(steps), dtype=torch.int32)
-    sums = torch.empty(len(steps) * _BLOCK_ELEMENTS, dtype=dtype)
+    # For each step, where its summands and its sum are: operands count from 0 up, sums from -1 down.
+    where: dict[int, int] = {}
+    rows = []
+    for into, source in steps:
+        total = where.get(into, -1 - len(where))  # a sum keeps its row when it is added to
+        rows.append([where.get(into, into), where.get(source, source), total])
+        where[into] = total
+    places, sums = torch.tensor(rows, dtype=torch.int32), torch.empty(len(steps) * _BLOCK_ELEMENTS, dtype=dtype)
 
     def bound(operands: Sequence[Tensor], out: Tensor, finish: Finish, number: float, near: bool) -> Sum:
         # Each is of the C type that the function takes: without `argtypes`, ctypes would pass an int as 32 bits.
-        return partial(
-            function,
-            (ctypes.c_void_p * len(operands))(*[operand.data_ptr() for operand in operands]),
-            _Pointer(places),
-            integer(len(steps)),
-            integer(near),
-            _Pointer(sums),
-            _Pointer(out, *operands),
-            ctypes.c_int64(out.numel()),
-            integer(finish),
-            real(number),
-        )
+        addresses = (ctypes.c_void_p * len(operands))(*[operand.data_ptr() for operand in operands])
+        added = _Pointer(places), integer(len(steps)), integer(near), _Pointer(sums)
+        result = _Pointer(out, *operands), ctypes.c_int64(out.numel()), integer(finish), real(number)
+        return partial(function, addresses, *added, *result)
 
     return bound
 
@@ -112,28 +112,14 @@ class _Pointer(ctypes.c_void_p):
         self.tensors = (tensor, *others)
 
 
-def _places(steps: Sequence[Addition]) -> list[list[int]]:
-    """For each step, the indices of its summands and of its sum: operands count from 0 up, sums from -1 down."""
-    where: dict[int, int] = {}
-    places = []
-    for into, source in steps:
-        total = where.get(into, -1 - len(where))  # a sum keeps its row when it is added to
-        places.append([where.get(into, into), where.get(source, source), total])
-        where[into] = total
-    return places
-
-
 def torch_tree_mean(steps: Sequence[Addition], dtype: torch.dtype) -> Kernel:
     """The kernel by torch's operators: for other dtypes, and without a C compiler."""
     # Operands must not be written to: from its first addition on, a sum has a buffer of its own.
     places = {into: torch.empty(CHUNK_ELEMENTS, dtype=dtype) for into, _ in steps}
-    last = len(steps) - 1
 
     def bound(operands: Sequence[Tensor], out: Tensor, finish: Finish, number: float, near: bool) -> Sum:
-        chunks = [
-            ([operand[start:stop] for operand in operands], out[start:stop])
-            for start, stop in pieces(0, out.numel(), CHUNK_ELEMENTS)
-        ]
+        spans = [slice(start, stop) for start, stop in pieces(0, out.numel(), CHUNK_ELEMENTS)]
+        chunks = [([operand[span] for operand in operands], out[span]) for span in spans]
 
         def add_up() -> None:
             for parts, of_out in chunks:
@@ -142,8 +128,8 @@ def torch_tree_mean(steps: Sequence[Addition], dtype: torch.dtype) -> Kernel:
         return add_up
 
     def add_up_chunk(sums: list[Tensor], out: Tensor, finish: Finish, number: float) -> None:
-        for position, (into, source) in enumerate(steps):
-            target = out if position == last else places[into][: out.numel()]
+        for position, (into, source) in enumerate(steps, start=1):
+            target = out if position == len(steps) else places[into][: out.numel()]
             sums[into] = torch.add(sums[into], sums[source], out=target)
         if not steps:
             out.copy_(sums[0])
@@ -153,17 +139,6 @@ def torch_tree_mean(steps: Sequence[Addition], dtype: torch.dtype) -> Kernel:
             out.div_(number)
 
     return bound
-
-
-def tree_mean(operands: Sequence[Tensor], out: Tensor, divisor: int) -> Sum:
-    """A function that writes the sum of `operands`, given in rank order, divided by `divisor`, to `out`, which may be
-    one of them."""
-    return _mean_of(len(operands), divisor, out.dtype).of(operands, out)
-
-
-@cache
-def _mean_of(count: int, divisor: int, dtype: torch.dtype) -> TreeMean:
-    return TreeMean(additions(count), divisor, dtype)
 
 
 TORCH_CLIP_EPSILON = 1e-6

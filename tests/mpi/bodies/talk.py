@@ -17,7 +17,7 @@ from sambasim.runtime.machine.node_memory import ByteArray
 from sambasim.runtime.machine.pytorch import bring_up, take_down
 from sambasim.runtime.record.trace import compare_clocks
 from sambasim.runtime.transports.communication import sum_of
-from sambasim.runtime.transports.messages import MailboxGroup
+from sambasim.runtime.transports.messages import Boxes, MessageGroup
 from sambasim.units import MIB
 
 AHEAD_NS = 1_000_000_000
@@ -176,7 +176,7 @@ def mailbox(c: Communicator) -> None:
     """Tensors of all sizes, one of them too large for a box, more often than there are boxes; late ranks."""
     if c.node_count > 1:
         return
-    group = MailboxGroup(c, range(c.world_size), 64)
+    group = MessageGroup(c, boxes=Boxes(c, 64))
     first, second = group.gather("first", sum_of), group.gather("second", lambda tensors: torch.stack(list(tensors)))
     for turn in range(6):
         shape = ((16,), (), (0, 3), (4, 4), (17,), (2,))[turn]
