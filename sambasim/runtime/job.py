@@ -30,7 +30,7 @@ from sambasim.runtime.run.run_observer import RunObserver, Start, Step
 from sambasim.runtime.run.setup import Setup, check_sources
 from sambasim.runtime.run.team import Team, assemble
 from sambasim.runtime.run.training import LossWatch, Totals, Trainer, as_typed
-from sambasim.runtime.values.memory import save_weights
+from sambasim.runtime.values.memory import write_tensors
 from sambasim.runtime.watch.observer import StepObserver, StepRecorder, together
 from sambasim.runtime.watch.status_file import UNWATCHED, Activity, StepStatus
 from sambasim.runtime.watch.stop_signals import SAVE, StopSignals, interrupted, signal_of
@@ -122,7 +122,7 @@ class TrainingJob:
             summary = summarize(setup, team, start, totals, evaluation, self._saver, state)
             self._activity.takes_long("saving the weights")
             if setup.is_first and save is not None:
-                save_weights(save, state.tensors)
+                write_tensors(save, state.tensors, "the weights", "--save FILE.safetensors")
             if self._keeps_weights:
                 self.weights = self._communicator.broadcast_object(state.tensors)
             self._activity.does("reporting the summary")

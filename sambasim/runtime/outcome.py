@@ -12,6 +12,7 @@ from sambasim.ir.graph import SectionKind
 from sambasim.ir.mesh import DATA_PARALLEL, copy_mesh
 from sambasim.ir.program import Program
 from sambasim.ir.ranks import kept
+from sambasim.ir.types import SymbolKind
 from sambasim.pef.sources import changed
 from sambasim.records.metrics import BytesRecord, EvaluationRecord, PlacementRecord, PredictedRecord, SummaryRecord
 from sambasim.runtime.checkpoint.saver import Saver
@@ -24,7 +25,7 @@ from sambasim.runtime.run.training import Totals
 from sambasim.runtime.transports.connect import Way
 from sambasim.runtime.transports.host import GLOO_EXEMPT
 from sambasim.runtime.transports.network import scattered
-from sambasim.runtime.values.memory import State, byte_array, joined, state_of, weights_sha256
+from sambasim.runtime.values.memory import State, byte_array, joined, state_of
 from sambasim.simulation.prediction import backing_of
 from sambasim.simulation.step import PredictedStep, has_several_ranks, predict_step
 from sambasim.simulation.sync import SyncPath
@@ -218,7 +219,11 @@ def _check_equal(setup: Setup, team: Team, own_sha256: str | None) -> None:
     """Collective. `own_sha256`: that of this rank's parameters, if it is known."""
     whole = team.first if setup.works and not team.keeps_slices else ()
     memories = {replica.rank: replica.memory for replica in whole if replica.memory.has_own_parameters}
-    own = {rank: own_sha256 or weights_sha256(memory.program, memory.tensor) for rank, memory in memories.items()}
+    parameters = (SymbolKind.PARAMETER,)
+    own = {
+        rank: own_sha256 or state_of(memory.program, memory.tensor, 0, parameters).weights_sha256
+        for rank, memory in memories.items()
+    }
     everybody = setup.communicator.all_gather_object(own)
     digests = {rank: digest for of_process in everybody for rank, digest in of_process.items()}
     for rank, digest in digests.items():

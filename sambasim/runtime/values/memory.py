@@ -29,19 +29,11 @@ _SAVED = (SymbolKind.PARAMETER, SymbolKind.BUFFER)
 _STATE = (*_SAVED, SymbolKind.OPTIMIZER_STATE)
 
 
-def save_weights(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write the tensors of `state_dict`, atomically. Raises OptionError, MachineError."""
-    write_tensors(path, tensors, "the weights", "--save FILE.safetensors")
-
-
 def state_dict(program: Program, tensor_of: Callable[[str], Tensor]) -> Mapping[str, Tensor]:
     """Copies of parameters and buffers, by their names in the module's `state_dict`."""
-    tensors: dict[str, Tensor] = {}
-    for symbol in program.symbols.values():
-        if symbol.kind in _SAVED and symbol.torch_names:
-            tensor = tensor_of(symbol.name)
-            tensors |= {torch_name: tensor.clone() for torch_name in symbol.torch_names}
-    return tensors
+    saved = [symbol for symbol in program.symbols.values() if symbol.kind in _SAVED and symbol.torch_names]
+    tensors = ((symbol, tensor_of(symbol.name)) for symbol in saved)
+    return {name: tensor.clone() for symbol, tensor in tensors for name in symbol.torch_names}
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], what: str, remedy: str) -> None:
@@ -77,54 +69,44 @@ def load_weights(path: Path, program: Program) -> Mapping[str, Tensor]:
     try:
         tensors = load_file(path)
     except (OSError, SafetensorError) as error:
-        raise WeightsError(
-            f"{path} is no safetensors file: {error}", remedy="--weights takes what --save wrote"
-        ) from error
+        what = f"{path} is no safetensors file: {error}"
+        raise WeightsError(what, remedy="--weights takes what --save wrote") from error
     return fitting(tensors, program, f"the weights in {path}")
 
 
 def fitting(tensors: Mapping[str, Tensor], program: Program, source: str) -> Mapping[str, Tensor]:
     """The parameters and buffers of `program`, by symbol, from `tensors` by the names of a state_dict; of tied names,
     one is enough. Raises WeightsError, which names their `source`, if unfit."""
+
+    def misfit(why: str) -> WeightsError:
+        what = f"{source} do not fit the PEF {program.name}: {why}"
+        return WeightsError(what, remedy="use the weights of a run of this model")
+
     wanted = [symbol for symbol in program.symbols.values() if symbol.kind in _SAVED and symbol.torch_names]
     names = {name for symbol in wanted for name in symbol.torch_names}
     there = {symbol.name: [name for name in symbol.torch_names if name in tensors] for symbol in wanted}
     missing = [symbol.torch_names[0] for symbol in wanted if not there[symbol.name]]
     unknown = [name for name in tensors if name not in names]
     if missing or unknown:
-        raise _misfit(source, program, f"missing {_few(missing)}; not in the model {_few(unknown)}")
+        raise misfit(f"missing {_some_of(missing)}; not in the model {_some_of(unknown)}")
     loaded = {symbol: tensors[names_there[0]] for symbol, names_there in there.items()}
     for first, *tied in there.values():
         for name in tied:
             if tensors[name] is not tensors[first] and bytes_of(tensors[name]) != bytes_of(tensors[first]):
-                raise _misfit(source, program, f"{first} and {name} are one tensor of the model, and differ there")
-    other = [
-        f"{symbol.torch_names[0]} is {type_} and not {symbol.whole}"
-        for symbol in wanted
-        if (type_ := _type(loaded[symbol.name])) != str(symbol.whole)
-    ]
+                raise misfit(f"{first} and {name} are one tensor of the model, and differ there")
+    other = []
+    for symbol in wanted:
+        tensor = loaded[symbol.name]
+        type_ = f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"  # as `TensorType` writes it
+        if type_ != str(symbol.whole):
+            other.append(f"{symbol.torch_names[0]} is {type_} and not {symbol.whole}")
     if other:
-        raise _misfit(source, program, _few(other))
+        raise misfit(_some_of(other))
     return loaded
 
 
-def _misfit(source: str, program: Program, why: str) -> WeightsError:
-    what = f"{source} do not fit the PEF {program.name}: {why}"
-    return WeightsError(what, remedy="use the weights of a run of this model")
-
-
-def _type(tensor: Tensor) -> str:
-    """As `TensorType` writes it: `float32[3, 8]`."""
-    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
-
-
-def _few(names: list[str]) -> str:
+def _some_of(names: list[str]) -> str:
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "") if names else "nothing"
-
-
-def weights_sha256(program: Program, tensor_of: Callable[[str], Tensor]) -> str:
-    """Over the parameters in name order."""
-    return state_of(program, tensor_of, 0, (SymbolKind.PARAMETER,)).weights_sha256
 
 
 @dataclass(frozen=True, slots=True)

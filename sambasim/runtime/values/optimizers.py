@@ -18,7 +18,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from typing import TypeAlias
 
 import numpy as np
@@ -41,18 +41,17 @@ def bind_arguments(program: Program, optimizer: OptimizerOptions, world_size: in
     """A value for every runtime argument: from this run, else the program's default."""
     bound: dict[str, float | int | bool] = {argument.name: argument.default for argument in program.runtime_arguments}
     of_run: dict[str, float | int | bool] = {
-        f"{optimizer_.name}__{name}": value
-        for optimizer_ in program.optimizers
+        f"{own.name}__{name}": value
+        for own in program.optimizers
         for name, value in optimizer.hyperparameters().items()
     }
     if program.data_parallel:
         of_run |= {"dp_scale_factor": world_size, "dp_replica": rank}
     if ROUNDING_SEED in bound:
         of_run[ROUNDING_SEED] = seed
-    unknown = sorted(set(of_run) - set(bound))
-    if unknown:
+    if unknown := sorted(set(of_run) - set(bound)):
         raise InternalError(f"the program takes no runtime argument {unknown[0]}")
-    return {**bound, **of_run}
+    return bound | of_run
 
 
 Hyperparameters: TypeAlias = Mapping[str, float | bool]
@@ -67,8 +66,7 @@ class Scalars:
         self.entry = OPTIMIZERS[kind]
         self.counts = isinstance(self.entry.update, Fused) and "step" in self.entry.update.operands
         self.hyperparameters = hyperparameters
-        self.step = 0
-        self.number = torch.zeros(())
+        self.step, self.number = 0, torch.zeros(())
         self.keywords: dict[str, float | bool] = {}
         self.factor = 1.0
         """By what updates multiply gradients: that of clipping; for master weights, over the loss scale."""
@@ -78,17 +76,15 @@ class Scalars:
 
     def begin(self, step: int, rate: float) -> None:
         """Begin step `step` (from 1); `rate` multiplies the learning rate."""
-        hyperparameters, before, is_first = self.hyperparameters, self._last_given, step == 1
+        given, before, is_first = self.hyperparameters, self._last_given, step == 1
         self.step = step
         if self.counts:
             self.number.fill_(step)
-        if before is not None and before[0] is hyperparameters and before[1:] == (rate, is_first):
-            return
-        self._last_given = (hyperparameters, rate, is_first)
-        now = {**hyperparameters, "lr": float(hyperparameters["lr"]) * rate}
-        update = self.entry.update
-        self.keywords.clear()
-        self.keywords.update(update.keywords(now, is_first) if isinstance(update, Fused) else now)
+        if before is None or before[0] is not given or before[1:] != (rate, is_first):
+            self._last_given = (given, rate, is_first)
+            now, update = {**given, "lr": float(given["lr"]) * rate}, self.entry.update
+            self.keywords.clear()
+            self.keywords.update(update.keywords(now, is_first) if isinstance(update, Fused) else now)
 
 
 def divides_exactly(dtype: str) -> bool:
@@ -133,8 +129,7 @@ def slice_update(
     calls = []
     for part, of_gradient, of_states in parts:
         tensors = {**of_states, "step": scalars.number}
-        operands = [[tensors[name]] if name in tensors else [] for name in update.operands]
-        calls.append(([part], [of_gradient], operands))
+        calls.append(([part], [of_gradient], [[tensors[n]] if n in tensors else [] for n in update.operands]))
     none = [list[Tensor]() for _ in update.operands]
 
     def fused() -> None:
@@ -149,8 +144,6 @@ def slice_update(
 
 _DRAWS_OF_A_COUNTER = 16
 """Each counter gives four 64-bit numbers; a draw has 16 bits."""
-
-_LOST_BITS_MASK = -(1 << 16)  # of an int32
 
 PIECE_ELEMENTS = 32_768
 """Elements that `wide_update` updates at a time, so that their float32 copies stay in a core's cache."""
@@ -172,8 +165,7 @@ def round_stochastically(values: Tensor, draws: Tensor, out: Tensor) -> None:
     """Round `values` (float32, overwritten) to `out` (bfloat16). Numbers that bfloat16 can represent, infinities and
     NaN keep their value."""
     lost = values.isnan()  # a carry out of the low bits would turn NaN into a number
-    bits = values.view(torch.int32)
-    bits.add_(draws).bitwise_and_(_LOST_BITS_MASK)
+    values.view(torch.int32).add_(draws).bitwise_and_(-(1 << 16))
     out.copy_(values.masked_fill_(lost, torch.nan))
 
 
@@ -262,23 +254,18 @@ class Optimizers:
     """OPT of all groups of `program`, on the parameters and states in `memory`."""
 
     def __init__(self, program: Program, memory: DeviceMemory, arguments: Arguments) -> None:
-        self._program = program
-        self._memory = memory
+        self._program, self._memory = program, memory
         self._scalars = []
         for optimizer in program.optimizers:
-            hyperparameters = {
-                name.removeprefix(f"{optimizer.name}__"): value
-                for name, value in arguments.items()
-                if name.startswith(f"{optimizer.name}__")
-            }
-            self._scalars.append(Scalars(optimizer.kind, hyperparameters))
+            prefix = f"{optimizer.name}__"
+            given = {name.removeprefix(prefix): arguments[name] for name in arguments if name.startswith(prefix)}
+            self._scalars.append(Scalars(optimizer.kind, given))
         seed = arguments.get(ROUNDING_SEED)
         self._rounding_seed = None if seed is None else int(seed)
         self._scratch: list[Tensor] = []
-        self.scales_loss = LOSS_SCALE in arguments
+        self.scales_loss, self.loss_scale = LOSS_SCALE in arguments, 1.0
         self._has_masters = all(MASTER in optimizer.states for optimizer in program.optimizers)
         self._clips = is_clipped(program)
-        self.loss_scale = 1.0
 
     def begin(self, step: int, rate: float, loss_scale: float = 1.0) -> None:
         for scalars in self._scalars:
@@ -302,9 +289,8 @@ class Optimizers:
         In place, it clips the gradient or divides it by `divisor`: 1 unless the dtype `divides_exactly`."""
         memory, scalars = self._memory, self._scalars[group.optimizer]
         parameter = memory.region(group, "parameter")[start:stop]
-        states = {
-            state: memory.region(group, state)[start:stop] for state in self._program.optimizers[group.optimizer].states
-        }
+        names = self._program.optimizers[group.optimizer].states
+        states = {name: memory.region(group, name)[start:stop] for name in names}
         if MASTER in states:
             return master_update(parameter, gradient, states, scalars, self._scratch)
         if divides_exactly(group.dtype):
@@ -313,8 +299,8 @@ class Optimizers:
         if self._rounding_seed is not None:
             places = [
                 (max(member.start - start, 0), member.block, max(start - member.start, 0))
-                for member, following in pairwise([*group.members, None])
-                if member is not None and member.start < stop and (following is None or following.start > start)
+                for member, following in zip_longest(group.members, group.members[1:])
+                if member.start < stop and (following is None or following.start > start)
             ]
         return wide_update(parameter, gradient, states, scalars, self._scratch, self._rounding_seed, places)
 
