@@ -29,7 +29,7 @@ from sambasim.runtime.run.replica import input_specs
 from sambasim.runtime.run.run_observer import RunObserver, Start, Step
 from sambasim.runtime.run.setup import Setup, check_sources
 from sambasim.runtime.run.team import Team, assemble
-from sambasim.runtime.run.training import LossWatch, Totals, Trainer, as_typed
+from sambasim.runtime.run.training import LossWatch, Totals, Trainer
 from sambasim.runtime.values.memory import write_tensors
 from sambasim.runtime.watch.observer import StepObserver, StepRecorder, together
 from sambasim.runtime.watch.status_file import UNWATCHED, Activity, StepStatus
@@ -62,11 +62,11 @@ class TrainingJob:
         self._saver: Saver | None = None
         self._signals = StopSignals(self._signalled)
         options = setup.options
-        typed = as_typed(command, setup.communicator.world_size)
         self._losses = LossWatch(
             options.on_nonfinite,
             observer,
-            typed,
+            command,
+            setup.communicator.world_size,
             lambda: None if self._saver is None else self._saver.newest(),
             goes_on=options.checkpoint.resume in (NEWEST, AUTO, IF_ANY),
         )

@@ -18,9 +18,10 @@ from sambasim.records.metrics import BytesRecord, EvaluationRecord, PlacementRec
 from sambasim.runtime.checkpoint.saver import Saver
 from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.run.plan import Plan
+from sambasim.runtime.run.replica import changed_buffers
 from sambasim.runtime.run.run_observer import Start
 from sambasim.runtime.run.setup import Setup
-from sambasim.runtime.run.team import INDUCTOR_EXEMPT, Team, changed_buffers
+from sambasim.runtime.run.team import INDUCTOR_EXEMPT, Team
 from sambasim.runtime.run.training import Totals
 from sambasim.runtime.transports.connect import Way
 from sambasim.runtime.transports.host import GLOO_EXEMPT
@@ -81,7 +82,8 @@ def notices(setup: Setup, team: Team) -> list[str]:
         lines.append(team.engine.notice)
     if team.sync_name == "device":
         lines += scattered(setup.communicator.node_of)
-    if setup.shards > 1 and (names := changed_buffers(setup)):
+    names = [(*symbol.torch_names, symbol.name)[0] for symbol in changed_buffers(setup.program)]
+    if setup.shards > 1 and names:
         each, first = ("chip", "the first chip") if setup.program.chips > 1 else ("replica", "replica 0")
         others = f" and {len(names) - 1} more buffers are" if len(names) > 1 else " is a buffer, and"
         lines.append(f"{names[0]}{others} per {each}; those of {first} are evaluated and saved")

@@ -1,7 +1,13 @@
-"""One replica: a copy of the model and its training steps on its own shard of the data."""
+"""One replica: a copy of the model and its training steps on its own shard of the data.
+
+Each epoch, torch's DistributedSampler orders the samples; replica r of R gets samples r, r + R, … of that order. So the
+samples that all replicas have used are its beginning, and a resumed run distributes the rest, at any number of
+replicas.
+"""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from time import perf_counter_ns
@@ -11,12 +17,11 @@ from torch import Generator, Tensor
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.distributed import DistributedSampler
 
-from sambasim.data.batches import Batch as Unchecked
-from sambasim.data.batches import batches_of, bind, check, collate
+from sambasim.data import batches
 from sambasim.data.datasets import Samples, WatchedDataset, tensor_batches
 from sambasim.errors import InternalError
 from sambasim.ir.program import Program
-from sambasim.ir.types import SymbolKind
+from sambasim.ir.types import Symbol, SymbolKind
 from sambasim.options.grammar import InputSpec
 from sambasim.options.training import DataOptions, TrainingOptions
 from sambasim.records.trace import Track
@@ -24,81 +29,73 @@ from sambasim.runtime.engine.executor import IN_MEMORY, Batch, Executor, Steps, 
 from sambasim.runtime.engine.update import Update, Updated
 from sambasim.runtime.machine.pytorch import Stream, derive, seed_everything, seed_torch
 from sambasim.runtime.transports.connect import Transport
-from sambasim.runtime.values.memory import DeviceMemory
+from sambasim.runtime.values.memory import place_inputs
 from sambasim.runtime.values.optimizers import Optimizers
 from sambasim.runtime.watch.observer import StepObserver, report_spans, span
 
 if TYPE_CHECKING:
     from sambasim.runtime.engine.inductor import Inductor
 
-
 _SeededBatch = list[int]
 
 
+@dataclass
 class Shard:
     """The batches of replica `rank` of `world_size`, by input name, checked; `accumulation_steps` in each step."""
 
-    def __init__(
-        self,
-        dataset: WatchedDataset,
-        *,
-        rank: int,
-        world_size: int,
-        batch_size: int,
-        accumulation_steps: int,
-        options: DataOptions,
-        inputs: Sequence[InputSpec],
-        seed: int,
-    ) -> None:
-        self._name = options.source or "the data"
-        self._inputs = inputs
-        self._names = tuple(spec.name for spec in inputs)
-        self.accumulation_steps = accumulation_steps
-        self._batch_size = batch_size
-        self._rank, self._world_size, self._seed = rank, world_size, seed
+    dataset: WatchedDataset
+    rank: int
+    world_size: int
+    batch_size: int
+    accumulation_steps: int
+    options: DataOptions
+    inputs: Sequence[InputSpec]
+    seed: int
+
+    def __post_init__(self) -> None:
+        self._names = tuple(spec.name for spec in self.inputs)
         # With one replica it yields the whole order of the epoch.
         self._order: DistributedSampler[int] = DistributedSampler(
-            dataset, num_replicas=1, rank=0, shuffle=options.shuffle, seed=seed
+            self.dataset, num_replicas=1, rank=0, shuffle=self.options.shuffle, seed=self.seed
         )
         self._own: Sequence[int] = ()  # positions of this replica's samples in this epoch
         self._next_step = 0
         # The loader seeds its workers from a generator; without one of its own it would draw from the global one.
         self._generator = Generator()
         self._loader: DataLoader[object] = DataLoader(
-            _Seeded(dataset),
+            _Seeded(self.dataset),
             batch_sampler=_BatchSampler(self._seeded_batches),
-            collate_fn=collate,
-            num_workers=options.workers,
-            prefetch_factor=options.prefetch_factor,
-            persistent_workers=options.persistent_workers,
+            collate_fn=batches.collate,
+            num_workers=self.options.workers,
+            prefetch_factor=self.options.prefetch_factor,
+            persistent_workers=self.options.persistent_workers,
             generator=self._generator,
         )
-        self._tensors = None if options.workers else tensor_batches(dataset)
-        self._iterator: Iterator[Unchecked] = iter(())
+        self._tensors = None if self.options.workers else tensor_batches(self.dataset)
+        self._iterator: Iterator[batches.Batch] = iter(())
         self._checked = False
         self._batches = 0
-        self._indices = dataset.chosen
 
     def begin_epoch(self, epoch: int, step: int, used: int = 0) -> None:
         """Distribute the samples after the first `used` of the epoch's order. `step` is the next optimizer step."""
         self._batches = 0
         self._order.set_epoch(epoch)
         left = list(self._order)[used:]
-        each = len(left) // self._world_size
-        self._own = left[self._rank : each * self._world_size : self._world_size]
+        each = len(left) // self.world_size
+        self._own = left[self.rank : each * self.world_size : self.world_size]
         if self._tensors is not None:
-            self._iterator = self._tensors.batches(self._own, self._batch_size)
+            self._iterator = self._tensors.batches(self._own, self.batch_size)
             return
         self._next_step = step
-        self._generator.manual_seed(derive(self._seed, self._rank, epoch, 0, Stream.WORKER))
-        self._iterator = batches_of(self._loader, self._name)
+        self._generator.manual_seed(derive(self.seed, self.rank, epoch, 0, Stream.WORKER))
+        self._iterator = batches.batches_of(self._loader, self.options.source or "the data")
 
     def _seeded_batches(self) -> Iterator[_SeededBatch]:
-        for index in range(len(self._own) // self._batch_size):
+        for index in range(len(self._own) // self.batch_size):
             step, micro_step = divmod(index, self.accumulation_steps)
-            seed = derive(self._seed, self._rank, self._next_step + step, micro_step, Stream.DATA)
-            first = index * self._batch_size
-            yield [seed, *self._own[first : first + self._batch_size]]
+            seed = derive(self.seed, self.rank, self._next_step + step, micro_step, Stream.DATA)
+            first = index * self.batch_size
+            yield [seed, *self._own[first : first + self.batch_size]]
 
     def next_batch(self) -> Mapping[str, Tensor]:
         """The next batch of this epoch. Raises DataError if the data does not fit the graph or cannot be read."""
@@ -108,26 +105,26 @@ class Shard:
             if not isinstance(batch, list):
                 raise InternalError(f"a batch of tensors is a {type(batch).__name__}")
             return dict(zip(self._names, batch, strict=True))
-        tensors = bind(batch, self._names)
-        checked = check(tensors, self._inputs, self._batch_size)
+        tensors = batches.bind(batch, self._names)
+        checked = batches.check(tensors, self.inputs, self.batch_size)
         # All batches of plain tensors have the same types: if one passes unchanged, all do.
         self._checked = all(checked[name] is tensors[name] for name in self._names)
         return checked
 
     def samples_of_last_batch(self) -> Sequence[int]:
         """The indices, in the user's dataset, of the samples in the last batch of `next_batch`."""
-        after = self._batches * self._batch_size
-        return [self._indices[position] for position in self._own[after - self._batch_size : after]]
+        after = self._batches * self.batch_size
+        return [self.dataset.chosen[position] for position in self._own[after - self.batch_size : after]]
 
 
+@dataclass(frozen=True, slots=True)
 class _BatchSampler:
     """The batches of the current epoch: a DataLoader keeps its sampler."""
 
-    def __init__(self, batches: Callable[[], Iterator[_SeededBatch]]) -> None:
-        self._batches = batches
+    batches: Callable[[], Iterator[_SeededBatch]]
 
     def __iter__(self) -> Iterator[_SeededBatch]:
-        return self._batches()
+        return self.batches()
 
 
 class _Seeded(Dataset[object]):
@@ -170,9 +167,7 @@ class Replica:
             raise InternalError("a replica of a program without a training step")
         self.rank = transport.rank
         self.replica = transport.replica  # ranks of one replica read the same data and draw the same numbers
-        self.memory = memory
-        self.transport = transport
-        self.optimizers = optimizers
+        self.memory, self.transport, self.optimizers = memory, transport, optimizers
         self.observer: StepObserver | None = None
         self._detailed: StepObserver | None = None  # the same, if it wants details
         self._shard = shard
@@ -180,31 +175,24 @@ class Replica:
         self.works = shard is not None
         """Whether it computes gradients; False for a parameter server without a replica."""
         self._seed, self._micro_steps = training.seed, training.accumulation_steps
-        self._loss = program.loss
-        self._program = program
-        self._batches = program.micro_batches
-        """Of a pass."""
-        self._inputs_in_memory = program.schedule is None
-        kinds = program.symbols
-        self._inputs = {name: memory.tensor(name) for name in kinds if kinds[name].kind is SymbolKind.INPUT}
+        self._program, self._loss = program, program.loss
+        self.loss_dtype = program.symbols[program.loss].type.dtype
+        self._batches = program.micro_batches  # of a pass
         self.executor = Executor(
             program.training, program, memory.tensor, engine, program.loss, transport=transport, observer=observer
         )
         self._update = Update(self.executor, transport, optimizers, overlaps=overlaps and not skips_nonfinite)
         self._draws = self.executor.draws_random_numbers
-        self._guard = _Buffers(program, memory) if skips_nonfinite else None
+        changed = [memory.tensor(symbol.name) for symbol in changed_buffers(program)]
+        self._guarded = [(buffer, buffer.clone()) for buffer in changed] if skips_nonfinite else None
+        """The buffers that a pass changes, with copies, to undo a skipped step."""
         self._tangents: dict[float, Tensor | None] = {}
 
     def observe(self, observer: StepObserver | None) -> None:
-        self.observer = observer
+        self.observer = self.executor.observer = observer
         self._detailed = observer if observer is not None and observer.detailed else None
         report_spans(self, observer, self.rank)
-        self.executor.observer = observer
         self._update.observe(observer)
-
-    @property
-    def loss_dtype(self) -> str:
-        return self._program.symbols[self._loss].type.dtype
 
     @property
     def shard(self) -> Shard:
@@ -219,23 +207,22 @@ class Replica:
         """Run step `step` (from 0) with optimizer step `update` (from 1, without skipped ones); `rate` multiplies the
         learning rates, `loss_scale` the loss of each backward. `request` is called after the passes: what this rank
         asks of the run."""
-        if self._guard is not None:
-            self._guard.save()
+        if self._guarded is not None:
+            for buffer, kept in self._guarded:
+                kept.copy_(buffer)
             self.transport.sync.wait_for_readers()
         else:
             self._update.begin_step(update, rate, loss_scale)
         began_ns, observer, total, loss = perf_counter_ns(), self.observer, 0.0, math.nan
-        micro_steps, batches = self._micro_steps, self._batches
-        scale = loss_scale / (micro_steps * batches)  # so gradients add up to that of the mean, scaled
+        micro_steps, count = self._micro_steps, self._batches
+        scale = loss_scale / (micro_steps * count)  # so gradients add up to that of the mean, scaled
         if scale not in self._tangents:
             self._tangents[scale] = tangent_of(self._program, scale)
-        tangent = self._tangents[scale]
         for micro_step in range(micro_steps if self.works else 0):
-            read = self._next_batches(micro_step)
             outputs = yield from self.executor.run(
-                tangent,
-                read,
-                partial(self._seed_pass, step, micro_step * batches) if self._draws else None,
+                self._tangents[scale],
+                self._next_batches(micro_step),
+                partial(self._seed_pass, step, micro_step * count) if self._draws else None,
                 accumulate=micro_step > 0,
                 last=micro_step == micro_steps - 1,
                 overlapping=self._update.overlapping,
@@ -245,16 +232,17 @@ class Replica:
                 total += loss
             if observer is not None:
                 observer.pass_ends(self.rank, loss)
-        losses = (total / (micro_steps * batches),) if self.works else ()
+        losses = (total / (micro_steps * count),) if self.works else ()
         if self._detailed is not None and losses:
             self._detailed.span_ends(self.rank, Track.HOST, "forward and backward", began_ns, {})
         ended_ns, asked = perf_counter_ns(), request()
-        if self._guard is None:
+        if self._guarded is None:
             return (yield from self._update.run(losses, asked, ended_ns))
         # The losses are exchanged before any gradient is reduced.
         exchanged = yield from self._update.run(losses, asked, ended_ns, applies=False)
         if not all(map(math.isfinite, exchanged.losses)):
-            self._guard.restore()
+            for buffer, kept in self._guarded:
+                buffer.copy_(kept)
             return exchanged._replace(applied=False)
         self._update.begin_step(update, rate, loss_scale)
         updated = yield from self._update.run(losses, exchanged.request, ended_ns)
@@ -265,45 +253,31 @@ class Replica:
         """The inputs of a pass."""
         if self.observer is not None:
             self.observer.batch_begins(self.rank, micro_step)
-        batches = self._read(micro_step)
-        if self._inputs_in_memory:
-            self._place(batches[0])
-            batches = IN_MEMORY
+        read = self._read(micro_step)
+        if self._program.schedule is None:
+            self._place(read[0])
+            read = IN_MEMORY
         if self.observer is not None:
             self.observer.pass_begins(self.rank, micro_step)
-        return batches
+        return read
 
     @span(Track.HOST, "data", lambda self, micro_step: {"micro_step": micro_step})
     def _read(self, micro_step: int) -> Sequence[Batch]:
         return list(islice(self._reader, self._batches))
 
-    @span(
-        Track.COPIES, "batch to device", lambda self, batch: {"bytes": sum(tensor.nbytes for tensor in batch.values())}
-    )
+    @span(Track.COPIES, "batch to device", lambda self, batch: {"bytes": sum(part.nbytes for part in batch.values())})
     def _place(self, batch: Batch) -> None:
-        for name, tensor in batch.items():
-            self._inputs[name].copy_(tensor)
+        place_inputs(self.memory, batch)
 
     def _seed_pass(self, step: int, first: int, number: int) -> None:
         """Seed the generator for micro-batch `first` + `number` of a step: the same for all ranks of a replica."""
         seed_torch(derive(self._seed, self.replica, step, first + number, Stream.GRAPH))
 
 
-class _Buffers:
-    """Copies of the buffers that a pass changes, to undo a skipped step."""
-
-    def __init__(self, program: Program, memory: DeviceMemory) -> None:
-        outputs = program.training.outputs if program.training is not None else ()
-        names = [out.symbol for out in outputs if program.symbols[out.symbol].kind is SymbolKind.BUFFER]
-        self._buffers = [(memory.tensor(name), memory.tensor(name).clone()) for name in names]
-
-    def save(self) -> None:
-        for buffer, kept in self._buffers:
-            kept.copy_(buffer)
-
-    def restore(self) -> None:
-        for buffer, kept in self._buffers:
-            buffer.copy_(kept)
+def changed_buffers(program: Program) -> list[Symbol]:
+    """Those that a training step changes."""
+    changed = [program.symbols[output.symbol] for output in (program.training.outputs if program.training else ())]
+    return [symbol for symbol in changed if symbol.kind is SymbolKind.BUFFER]
 
 
 def input_specs(program: Program) -> Sequence[InputSpec]:

@@ -3,13 +3,12 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal
 
 from sambasim.data.sources import Source
 from sambasim.errors import MachineError
 from sambasim.ir.mesh import DATA_PARALLEL, copy_mesh
 from sambasim.ir.ranks import in_slices
-from sambasim.ir.types import SymbolKind
 from sambasim.pef import map_weights
 from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.machine.kernels.build import find_cpp_compiler
@@ -45,9 +44,13 @@ def choose_engine(wanted: EngineName, communicator: Communicator, report: Callab
     """Collective. `report` is called with the progress of the compiler."""
     if wanted == "plain":
         return Engine("plain")
-    missing = next(filter(None, communicator.all_gather_object(_missing_compiler())), None)
-    if missing is not None:
-        return Engine("plain", notice=f"{missing}; the plain engine runs instead")
+    try:
+        find_cpp_compiler()
+        missing = None
+    except MachineError as error:
+        missing = f"{error.what} ({error.remedy})"
+    if why := next(filter(None, communicator.all_gather_object(missing)), None):
+        return Engine("plain", notice=f"{why}; the plain engine runs instead")
 
     from sambasim.runtime.engine.inductor import Inductor  # takes seconds to import
 
@@ -55,18 +58,6 @@ def choose_engine(wanted: EngineName, communicator: Communicator, report: Callab
         report(f"inductor: {done} of {parts} parts compiled in {elapsed_s:.0f} s (measured)")
 
     return Engine("inductor", Inductor(progress))
-
-
-def _missing_compiler() -> str | None:
-    """Why this rank cannot compile, and the remedy; None if it can."""
-    try:
-        find_cpp_compiler()
-    except MachineError as error:
-        return f"{error.what} ({error.remedy})"
-    return None
-
-
-SyncName: TypeAlias = Literal["none", "host", "device", "emulated"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +69,7 @@ class Team:
     engine: Engine
 
     @property
-    def sync_name(self) -> SyncName:
+    def sync_name(self) -> Literal["none", "host", "device", "emulated"]:
         """The sync path as the summary names it."""
         if self.way is Way.IN_PROCESS:
             return "emulated" if len(self.replicas) > 1 else "none"
@@ -130,57 +121,14 @@ def assemble(
 ) -> Team:
     """Collective. Create the replicas of this process, one for each of `sources`, with the weights of the PEF. Raises
     MachineError if there is too little memory. `observer`: replaces the functions of their instructions."""
-    program, communicator, way = setup.program, setup.communicator, _way(setup)
+    program, communicator, options, way = setup.program, setup.communicator, setup.options, _way(setup)
     mesh = setup.mesh if copy_mesh(program.mesh).world_size > 1 else None
     if way in (Way.HOST, Way.IN_PROCESS) and setup.shards > 1:
         program = in_slices(program)
     fill = _with_weights(setup, sliced=way is Way.HOST and program.zero == 3)
     transports = open_ranks(program, communicator, way, fill, setup.ranks, mesh, setup.roles)
-    engine = choose_engine(setup.options.engine, communicator, run_observer.preparing)
-    return Team(_replicas(setup, transports, sources, engine, observer), way, engine)
-
-
-def _way(setup: Setup) -> Way:
-    has_no_peer = setup.shards == 1 and setup.program.ranks_of_replica > 1  # along dp
-    if setup.communicator.world_size == 1 or has_no_peer:
-        return Way.IN_PROCESS
-    if setup.options.reduce_on_rdu:
-        return Way.DEVICE
-    if setup.host_sync == "mpi" and setup.program.zero == 0:
-        return Way.HOST_REPLICATED
-    return {"mpi": Way.HOST, "gloo": Way.GLOO, "parameter-server": Way.PARAMETER_SERVER}[setup.host_sync]
-
-
-def changed_buffers(setup: Setup) -> list[str]:
-    """Names of those that a training step changes."""
-    training = setup.program.training
-    changed = [setup.program.symbols[output.symbol] for output in (training.outputs if training else ())]
-    return [(*symbol.torch_names, symbol.name)[0] for symbol in changed if symbol.kind is SymbolKind.BUFFER]
-
-
-def _with_weights(setup: Setup, *, sliced: bool) -> Callable[[DeviceMemory, int], None]:
-    """Fills the memory of a rank; `sliced`: only its slices of the parameters are kept."""
-    weights = dict(map_weights(setup.path, setup.document))
-    if setup.options.weights is not None and setup.options.checkpoint.resume is None:
-        weights |= load_weights(setup.options.weights, setup.program)
-
-    def fill(memory: DeviceMemory, rank: int) -> None:
-        at, slices = setup.mesh.coordinates(rank), slices_of(memory.program, setup.shards) if sliced else {}
-        keep = {name: of_ranks[at[DATA_PARALLEL]] for name, of_ranks in slices.items()}
-        place_weights(memory.program, memory, weights, at, keep)
-
-    return fill
-
-
-def _replicas(
-    setup: Setup,
-    transports: Sequence[Transport],
-    sources: Sequence[Source],
-    engine: Engine,
-    observer: StepObserver | None,
-) -> Sequence[Replica]:
-    """Collective. One rank per node compiles; the others then load its result from the cache folder."""
-    communicator, options = setup.communicator, setup.options
+    engine = choose_engine(options.engine, communicator, run_observer.preparing)
+    # One rank per node compiles; the others then load its result from the cache folder.
     if engine.inductor and communicator.local_rank > 0:
         communicator.node_barrier()
     replicas = [
@@ -200,7 +148,32 @@ def _replicas(
         if communicator.local_rank == 0:
             communicator.node_barrier()
         communicator.barrier()  # so that the time of the first step includes no compilation
-    return replicas
+    return Team(replicas, way, engine)
+
+
+def _way(setup: Setup) -> Way:
+    has_no_peer = setup.shards == 1 and setup.program.ranks_of_replica > 1  # along dp
+    if setup.communicator.world_size == 1 or has_no_peer:
+        return Way.IN_PROCESS
+    if setup.options.reduce_on_rdu:
+        return Way.DEVICE
+    if setup.host_sync == "mpi" and setup.program.zero == 0:
+        return Way.HOST_REPLICATED
+    return {"mpi": Way.HOST, "gloo": Way.GLOO, "parameter-server": Way.PARAMETER_SERVER}[setup.host_sync]
+
+
+def _with_weights(setup: Setup, *, sliced: bool) -> Callable[[DeviceMemory, int], None]:
+    """Fills the memory of a rank; `sliced`: only its slices of the parameters are kept."""
+    weights = dict(map_weights(setup.path, setup.document))
+    if setup.options.weights is not None and setup.options.checkpoint.resume is None:
+        weights |= load_weights(setup.options.weights, setup.program)
+
+    def fill(memory: DeviceMemory, rank: int) -> None:
+        at, slices = setup.mesh.coordinates(rank), slices_of(memory.program, setup.shards) if sliced else {}
+        keep = {name: of_ranks[at[DATA_PARALLEL]] for name, of_ranks in slices.items()}
+        place_weights(memory.program, memory, weights, at, keep)
+
+    return fill
 
 
 def _shard(setup: Setup, source: Source, replica: int) -> Shard:

@@ -1,8 +1,12 @@
-"""The training loop: each step runs forward and backward on every replica, then the sync and the update."""
+"""The training loop: each step runs forward and backward on every replica, then the sync and the update.
+
+`--on-nonfinite`: stop at a step whose loss is NaN or infinite, skip it (see `Replica`), or ignore it. Only the loss is
+checked in each step. Parameters are checked before a checkpoint is written.
+"""
 
 import math
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter_ns
 from typing import Annotated
@@ -26,26 +30,20 @@ MOST_NOTES = 5
 MOST_IN_A_ROW = 20
 
 
+@dataclass
 class LossWatch:
-    """Checks the losses of each step after it was reported; all ranks come to the same result. `newest` returns the
-    name of the newest checkpoint; `goes_on`: whether `command` itself resumes from it."""
+    """Checks the losses of each step after it was reported; all ranks come to the same result. `command` started the
+    job on `ranks` ranks; `newest` returns the name of the newest checkpoint; `goes_on`: whether `command` itself
+    resumes from it."""
 
-    def __init__(
-        self,
-        choice: OnNonfinite,
-        observer: RunObserver,
-        command: str,
-        newest: Callable[[], str | None] = lambda: None,
-        *,
-        goes_on: bool = False,
-    ) -> None:
-        self._choice = choice
-        self._observer = observer
-        self._command = command
-        self._newest = newest
-        self._goes_on = goes_on
-        self._notes = 0
-        self._in_a_row = 0
+    choice: OnNonfinite
+    observer: RunObserver
+    command: Sequence[str]
+    ranks: int
+    newest: Callable[[], str | None]
+    goes_on: bool
+    _notes: int = 0
+    _in_a_row: int = 0
 
     @property
     def is_skipping(self) -> bool:
@@ -54,22 +52,21 @@ class LossWatch:
 
     def check(self, step: Step, losses: Sequence[float]) -> None:
         """Check the `losses` of all replicas in `step`. Raises NumericsError if the run must stop."""
-        if math.isfinite(step.loss) or self._choice == "ignore":
+        if math.isfinite(step.loss) or self.choice == "ignore":
             self._in_a_row = 0
             return
         self._in_a_row += 1
-        where = which(losses)
-        if self._choice == "stop" or self._in_a_row > MOST_IN_A_ROW:
-            skipped = f", as were the {MOST_IN_A_ROW} before it" if self._choice == "skip" else ""
+        if self.choice == "stop" or self._in_a_row > MOST_IN_A_ROW:
+            skipped = f", as were the {MOST_IN_A_ROW} before it" if self.choice == "skip" else ""
             raise self._error(
-                f"the loss of step {step.step} is not finite{skipped}: {where}",
+                f"the loss of step {step.step} is not finite{skipped}: {_which(losses)}",
                 f"epoch {step.epoch}, step {step.step}",
                 "" if skipped else ", or --on-nonfinite skip to go on",
             )
         self._notes += 1
         if self._notes <= MOST_NOTES:
             others = "; further ones are counted" if self._notes == MOST_NOTES else ""
-            self._observer.noted(f"step {step.step} is skipped, its loss is not finite: {where}{others}")
+            self.observer.noted(f"step {step.step} is skipped, its loss is not finite: {_which(losses)}{others}")
 
     def check_scale(self, scale: float, least: float, step: Step) -> None:
         """Raises NumericsError if overflows have brought the loss scale below `least`."""
@@ -84,56 +81,44 @@ class LossWatch:
     def check_run(self, steps: int, skipped: int) -> None:
         """Check a finished run before its end is saved. Raises NumericsError if all its steps were skipped."""
         if steps and skipped == steps:
-            raise self._error(
-                f"nothing was trained: in all {steps} steps the loss or the gradients were not finite, and they were "
-                "skipped",
-                "the end of the run",
-            )
+            why = f"in all {steps} steps the loss or the gradients were not finite, and they were skipped"
+            raise self._error(f"nothing was trained: {why}", "the end of the run")
 
     def check_parameters(self, name: str | None, position: Position) -> None:
         """Check before a checkpoint is written. Raises NumericsError if `name`, a non-finite parameter, is not None."""
-        if name is None or self._choice == "ignore":
-            return
-        loss = "" if self.is_skipping else ", whose loss still was"
-        raise self._error(
-            f"the parameter {name} is not finite after step {position.step}{loss}",
-            f"epoch {position.epoch + 1}, step {position.step}",
-            ", or --on-nonfinite ignore to go on",
-        )
+        if name is not None and self.choice != "ignore":
+            loss = "" if self.is_skipping else ", whose loss still was"
+            raise self._error(
+                f"the parameter {name} is not finite after step {position.step}{loss}",
+                f"epoch {position.epoch + 1}, step {position.step}",
+                ", or --on-nonfinite ignore to go on",
+            )
 
     def _error(self, what: str, where: str, otherwise: str = "", flags: str = "") -> NumericsError:
         """The error, with a command that resumes from the newest checkpoint, if there is one. `flags` are added to the
         command, and the text `otherwise` follows it. A `--resume` that is added overrides an earlier one."""
-        newest = self._newest()
+        newest = self.newest()
         kept = f"; the last checkpoint is {newest}" if newest else ""
-        resume = " --resume" if newest and not self._goes_on else ""
-        return NumericsError(
-            what,
-            where=f"{where}; nothing of it was saved{kept}",
-            remedy=f"{self._command}{resume}{flags} --debug-numerics to see where it begins{otherwise}",
-        )
+        resume = " --resume" if newest and not self.goes_on else ""
+        launcher = f"mpirun -np {self.ranks} " if self.ranks > 1 else ""
+        command = f"{launcher}{shlex.join(self.command)}{resume}{flags}"
+        remedy = f"{command} --debug-numerics to see where it begins{otherwise}"
+        return NumericsError(what, where=f"{where}; nothing of it was saved{kept}", remedy=remedy)
 
 
-def which(losses: Sequence[float]) -> str:
+def _which(losses: Sequence[float]) -> str:
     """Which of `losses` are not finite: `nan on replica 1 of 4; inf on replicas 0 and 3 of 4`."""
-    replicas: dict[str, list[int]] = {}
+    replicas: dict[str, list[str]] = {}
     for replica, loss in enumerate(losses):
         if not math.isfinite(loss):
-            replicas.setdefault(str(loss), []).append(replica)
+            replicas.setdefault(str(loss), []).append(str(replica))
     if len(losses) == 1:
         return next(iter(replicas))
-    return "; ".join(f"{value} on {_named(numbers)} of {len(losses)}" for value, numbers in replicas.items())
-
-
-def as_typed(command: Sequence[str], ranks: int) -> str:
-    """The command line that starts `command` on `ranks` ranks."""
-    return f"mpirun -np {ranks} {shlex.join(command)}" if ranks > 1 else shlex.join(command)
-
-
-def _named(numbers: Sequence[int]) -> str:
-    if len(numbers) == 1:
-        return f"replica {numbers[0]}"
-    return f"replicas {', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"
+    named = {
+        value: f"replicas {', '.join(numbers)} and {last}" if numbers else f"replica {last}"
+        for value, (*numbers, last) in replicas.items()
+    }
+    return "; ".join(f"{value} on {which} of {len(losses)}" for value, which in named.items())
 
 
 _LARGEST = {"float16": 2.0**15}
@@ -206,17 +191,12 @@ class Trainer:
         hub: Hub | None = None,
         request: Callable[[], int] = lambda: 0,
     ) -> None:
-        self._replicas = replicas
-        self._hub = hub
-        self._plan = plan
-        self._samples = plan.samples_per_step
-        self._training = training
-        self._counts_updates = training.schedule.counts_updates
-        self._optimizers = replicas[0].optimizers
+        self._replicas, self._hub, self._plan, self._training = replicas, hub, plan, training
+        self._samples, self._counts_updates = plan.samples_per_step, training.schedule.counts_updates
+        self._optimizers, self._loss_dtype = replicas[0].optimizers, replicas[0].loss_dtype
         self._request = request
-        self.observer: StepObserver | None = None
+        self._observer: StepObserver | None = None
         self.totals = Totals(steps=plan.start.step)
-        self._loss_dtype = replicas[0].loss_dtype
         if self._optimizers.scales_loss:
             self.totals.loss_scale = LossScale.first(training.loss_scale, self._loss_dtype)
         self.requested = 0
@@ -224,7 +204,7 @@ class Trainer:
         """Of all replicas, in the last step."""
 
     def observe(self, observer: StepObserver | None) -> None:
-        self.observer = observer
+        self._observer = observer
         for replica in self._replicas:
             replica.observe(observer)
 
@@ -237,19 +217,18 @@ class Trainer:
 
     def step(self, epoch: int) -> Step:
         """Run one optimizer step on the next batches of every replica, and set `requested` and `losses`."""
-        number, observer = self.totals.steps, self.observer
+        totals, observer, schedule = self.totals, self._observer, self._training.schedule
+        number, updates = totals.steps, totals.steps - totals.skipped_steps
         if observer is not None:
             observer.step_begins(number)
         began_ns = perf_counter_ns()
-        schedule, updates = self._training.schedule, number - self.totals.skipped_steps
         rate = learning_rate_factor(schedule, updates if self._counts_updates else number, self._plan.steps)
         if (momentum := cycled_momentum(schedule, updates)) is not None:
             for replica in self._replicas:
                 replica.optimizers.change(0, {"beta1": momentum})
-        scale = self.totals.loss_scale
+        scale = totals.loss_scale
         used = 1.0 if scale is None else scale.value
-        update = updates + 1
-        steps = [replica.step(number, update, rate, used, self._request) for replica in self._replicas]
+        steps = [replica.step(number, updates + 1, rate, used, self._request) for replica in self._replicas]
         done = [finished(steps[0])] if len(steps) == 1 else run_together(steps, self._hub)
         updated = done[0]
         if observer is not None:
@@ -257,20 +236,30 @@ class Trainer:
         step_s = (perf_counter_ns() - began_ns) / 1e9
         self.requested, self.losses = updated.request, updated.losses
         loss = sum(updated.losses) / len(updated.losses)
-        self.totals.model_s += (done[-1].began_ns - began_ns) / 1e9
+        totals.model_s += (done[-1].began_ns - began_ns) / 1e9
         # The replicas of one process communicate one after another.
-        exposed_s, hidden_s, waited_s = updated.exposed_s, updated.hidden_s, updated.waited_s
+        exposed_s, hidden_s, waited_s = updated.exposed_s, updated.hidden_s, dict(updated.waited_s)
         for other in done[1:]:
             exposed_s += other.exposed_s
             hidden_s += other.hidden_s
-            if other.waited_s:
-                axes = {**waited_s, **other.waited_s}
-                waited_s = {axis: waited_s.get(axis, 0.0) + other.waited_s.get(axis, 0.0) for axis in axes}
+            for axis, seconds in other.waited_s.items():
+                waited_s[axis] = waited_s.get(axis, 0.0) + seconds
         if waited_s:
-            waited_s = dict(waited_s)
-            self.totals.model_s -= sum(waited_s.values())
+            totals.model_s -= sum(waited_s.values())
             exposed_s += waited_s.pop(DATA_PARALLEL, 0.0)  # of ZeRO 2 and 3
-        self._count(loss, step_s, exposed_s, hidden_s, waited_s, applied=updated.applied)
+            for axis, seconds in waited_s.items():
+                totals.waited_s[axis] = totals.waited_s.get(axis, 0.0) + seconds
+        totals.steps += 1
+        totals.skipped_steps += not updated.applied
+        totals.training_s += step_s
+        totals.sync_s += exposed_s
+        totals.hidden_sync_s += hidden_s
+        totals.samples += self._samples
+        totals.loss_last = loss
+        if totals.steps == 1:
+            totals.loss_first = loss
+        if totals.first_nonfinite_step is None and not math.isfinite(loss):
+            totals.first_nonfinite_step = totals.steps
         if scale is not None and math.isfinite(loss):  # a loss that is not finite says nothing of the scale
             scale.update(self._training.loss_scale, self._loss_dtype, overflowed=not updated.applied)
         return Step(
@@ -286,29 +275,3 @@ class Trainer:
             grad_norm=updated.norm,
             loss_scale=None if scale is None else used,
         )
-
-    def _count(
-        self,
-        loss: float,
-        step_s: float,
-        exposed_s: float,
-        hidden_s: float,
-        waited_s: Mapping[str, float],
-        *,
-        applied: bool,
-    ) -> None:
-        totals = self.totals
-        totals.steps += 1
-        totals.skipped_steps += not applied
-        totals.training_s += step_s
-        totals.sync_s += exposed_s
-        totals.hidden_sync_s += hidden_s
-        if waited_s:
-            for axis, seconds in waited_s.items():
-                totals.waited_s[axis] = totals.waited_s.get(axis, 0.0) + seconds
-        totals.samples += self._samples
-        totals.loss_last = loss
-        if totals.steps == 1:
-            totals.loss_first = loss
-        if totals.first_nonfinite_step is None and not math.isfinite(loss):
-            totals.first_nonfinite_step = totals.steps
