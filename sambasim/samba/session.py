@@ -216,11 +216,12 @@ class Session:
         """Within it, whole steps and forwards are timed section by section, without overlap of sync and backward.
         Raises OptionError if no PEF is loaded for `model`."""
         replica = self._loaded(model).machine.replica
-        replica.clock = clock = SectionClock()
+        clock = SectionClock()
+        replica.time_by(clock)
         try:
             yield clock
         finally:
-            replica.clock = None
+            replica.time_by(None)
 
     def program(self, model: nn.Module) -> Program:
         """The program of the loaded PEF. Raises OptionError if none is loaded for `model`."""

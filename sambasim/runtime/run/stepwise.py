@@ -1,10 +1,11 @@
 """A replica whose caller passes each batch and chooses the sections to run on it: FWD, BCKWD, OPT or all at once.
 
 OPT is the whole update, with REDUCE, GRADNORM and GATHER. Each OPT names its sync path; before the first, device memory
-is private.
+is private. A process runs every rank of its replica. They lie along the axis tp, each with parts of the weights; or
+they are chips that share the batch: then all read the parameters of the first, which alone updates them.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
 from itertools import zip_longest
@@ -15,16 +16,20 @@ from torch import Tensor
 
 from sambasim.errors import InternalError, OptionError
 from sambasim.ir.graph import Graph, SectionKind
+from sambasim.ir.mesh import DATA_PARALLEL, TENSOR, Mesh, mesh_of
 from sambasim.ir.program import Program
 from sambasim.ir.schedule import ActionKind
-from sambasim.ir.types import SymbolKind
+from sambasim.ir.types import Symbol, SymbolKind
+from sambasim.ir.views import with_cut_batch
 from sambasim.runtime.engine.executor import Executor, Steps, Tangent
 from sambasim.runtime.engine.update import Update
 from sambasim.runtime.machine.communicator import Communicator
-from sambasim.runtime.run.replica_memory import ReplicaMemory
-from sambasim.runtime.transports.communication import BytesMoved
-from sambasim.runtime.transports.connect import Way, connect, connect_here
+from sambasim.runtime.machine.resources import check_node_memory
+from sambasim.runtime.transports.communication import BytesMoved, mean_of, slices_of
+from sambasim.runtime.transports.connect import Allocated, Way, allocate, connect, connect_here, groups_of
 from sambasim.runtime.transports.in_process import run_together
+from sambasim.runtime.values.mean import tree_mean
+from sambasim.runtime.values.memory import SHARED_KINDS, DeviceMemory, joined, part_of, place_inputs, private_storage
 from sambasim.runtime.values.optimizers import Optimizers
 from sambasim.runtime.watch.observer import SectionClock
 
@@ -41,32 +46,186 @@ class Mode(StrEnum):
     DEVICE = "device"
 
 
+_WAYS = {Mode.HOST: Way.HOST_REPLICATED, Mode.DEVICE: Way.DEVICE}
+
+
+class _Memory:
+    """The device memories of a replica, `of_ranks` in order. `program`: as one rank executes it."""
+
+    def __init__(self, program: Program, communicator: Communicator) -> None:
+        self.chips, self.ranks = program.chips, program.ranks_of_replica
+        self.lies_along_tp = self.ranks > self.chips
+        self.program = with_cut_batch(program, self.chips)
+        self._communicator = communicator
+        self._axis = DATA_PARALLEL if self.chips > 1 else TENSOR
+        self._states = program.optimizer_states
+        self._allocated = allocate(self.program, communicator, Way.IN_PROCESS, range(self.ranks // self.chips))
+        self.updating = self._allocated.memories
+        """Of the ranks that update parameters: all, or the first chip."""
+        others = self.chips - 1
+        if others:
+            check_node_memory(communicator, program.device_bytes * others)
+        storages = [private_storage(program.device_bytes) for _ in range(others)]
+        self._other_chips = [DeviceMemory(self.program, storage) for storage in storages]
+        self._collect()
+
+    def _collect(self) -> None:
+        shared = [memory.with_parameters_of(self.updating[0]) for memory in self._other_chips]
+        self.of_ranks = [*self.updating, *shared]
+
+    @property
+    def mesh(self) -> Mesh | None:
+        """That of the job, if it has other axes than dp."""
+        ranks = self._communicator.world_size * self.ranks
+        return mesh_of(self.program.mesh, ranks) if self.lies_along_tp else None
+
+    @property
+    def is_sliced(self) -> bool:
+        """Whether each process has only its own slices of the optimizer's state."""
+        return any(shared.shares_parameters for shared in self._allocated.devices)
+
+    def connect_replicas(self, way: Way, *, keep_states: bool) -> Allocated:
+        """Collective. Bring memory to where replicas that sync by `way` need it. The first process of a node writes
+        what the node shares. With `keep_states`, optimizer states are moved too; otherwise they are zero."""
+        mesh, communicator, before, count = self.mesh, self._communicator, self.updating, len(self.updating)
+        ranks = range(communicator.rank * count, (communicator.rank + 1) * count)
+        if way is not Way.DEVICE:
+            self._allocated = Allocated(before, groups_of(communicator, ranks, mesh))
+            return self._allocated
+        self._allocated = allocate(self.program, communicator, way, ranks, mesh)
+        self.updating = self._allocated.memories
+        self._collect()
+        for symbol in self.program.symbols.values():
+            is_kept = symbol.kind is not SymbolKind.OPTIMIZER_STATE or keep_states
+            if symbol.offset is not None and symbol.kind is not SymbolKind.REDUCE_BUFFER and is_kept:
+                for rank, memory in enumerate(before):
+                    self._write(symbol, rank, memory.tensor(symbol.name))
+        communicator.node_barrier()
+        return self._allocated
+
+    def place(self, inputs: Mapping[str, Tensor]) -> None:
+        """Copy a batch to the ranks."""
+        for rank, memory in enumerate(self.of_ranks):
+            place_inputs(memory, self._parts(inputs, rank))
+
+    def write(self, name: str, value: Tensor) -> None:
+        symbol = self.program.symbols[name]
+        for rank in range(self.ranks):
+            self._write(symbol, rank, part_of(value, symbol.cuts, {self._axis: rank}))
+
+    def read(self, name: str, *, unreduced: bool) -> Tensor:
+        """A copy of the whole of the symbol `name`. `unreduced`: each chip has its own gradients."""
+        symbol = self.program.symbols[name]
+        if unreduced and self.chips > 1 and symbol.kind is SymbolKind.GRADIENT:
+            return mean_of([memory.tensor(name) for memory in self.of_ranks])
+        if symbol.cuts:
+            return joined([self._read(name, rank) for rank in range(self.ranks)], symbol.cuts[0])
+        return self._read(name, 0)
+
+    def joined(
+        self, of_ranks: Sequence[dict[str, Tensor]], of_inputs: frozenset[str] = frozenset()
+    ) -> dict[str, Tensor]:
+        """The outputs of the replica, from those of its ranks. `of_inputs`: the outputs that are gradients of inputs,
+        which chips compute of their own means."""
+        if self.ranks == 1:
+            return of_ranks[0]
+        outputs = {}
+        for name in of_ranks[0]:
+            parts, cuts = [own[name] for own in of_ranks], self.program.symbols[name].cuts
+            if cuts:
+                outputs[name] = joined(parts, cuts[0])
+                if name in of_inputs and self.chips > 1:
+                    outputs[name] /= self.chips
+            else:
+                outputs[name] = mean_of(parts) if self.chips > 1 else parts[0]
+        return outputs
+
+    def tangents(self, tangent: Tangent) -> Sequence[Tangent]:
+        """What the backward of each rank starts from. The gradient of a replica is the mean over its chips."""
+        if self.chips == 1 or tangent is None:
+            return [tangent] * self.ranks
+        symbols = self.program.symbols
+        only = next(name for name, symbol in symbols.items() if symbol.kind is SymbolKind.TANGENT)
+        by_name = tangent if isinstance(tangent, dict) else {only: tangent}
+        of_ranks = [
+            {name: part * self.chips if symbols[name].cuts else part for name, part in parts.items()}
+            for parts in (self._parts(by_name, rank) for rank in range(self.ranks))
+        ]
+        return of_ranks if isinstance(tangent, dict) else [scaled[only] for scaled in of_ranks]
+
+    def reduce_chips(self) -> None:
+        """Replace the gradients of the first chip by the means over all."""
+        if self.chips > 1:
+            for group in self.program.groups:
+                gradients = [memory.region(group, "gradient") for memory in self.of_ranks]
+                tree_mean(gradients, gradients[0], self.chips)()
+
+    def _parts(self, tensors: Mapping[str, Tensor], rank: int) -> dict[str, Tensor]:
+        symbols = self.program.symbols
+        return {name: part_of(tensor, symbols[name].cuts, {self._axis: rank}) for name, tensor in tensors.items()}
+
+    def _slices(self, name: str) -> Iterator[tuple[int, int, int]]:
+        """Each replica that has a part of an optimizer state, and where it begins and ends in the parameter."""
+        group, member, _ = self._states[name]
+        slices = slices_of(self.program, self._communicator.world_size)[group.name]
+        for replica, (start, stop) in enumerate(slices):
+            low, high = max(start - member.start, 0), min(stop - member.start, member.numel)
+            if low < high:
+                yield replica, low, high
+
+    def _write(self, symbol: Symbol, rank: int, value: Tensor) -> None:
+        memory = self.of_ranks[rank]
+        if symbol.kind in SHARED_KINDS and not memory.has_own_parameters:
+            return
+        if symbol.kind is SymbolKind.OPTIMIZER_STATE and rank >= len(self.updating):
+            return  # this chip updates nothing
+        place = memory.tensor(symbol.name)
+        if symbol.name not in self._states or not self.is_sliced:
+            place.copy_(value)
+            return
+        for replica, low, high in self._slices(symbol.name):
+            if replica == self._communicator.rank:
+                place.view(-1)[low:high].copy_(value.flatten()[low:high])
+
+    def _read(self, name: str, rank: int) -> Tensor:
+        place = self.of_ranks[rank].tensor(name)
+        if name not in self._states or not self.is_sliced:
+            return place.clone()
+        group, member, state = self._states[name]
+        if self._communicator.node_count > 1:
+            raise OptionError(
+                f"{name} is in slices on {self._communicator.node_count} nodes, and cannot be read here",
+                remedy="sync through the host where optimizer state is to be saved: leave out --reduce-on-rdu",
+            )
+        whole = torch.empty_like(place)
+        for replica, low, high in self._slices(name):
+            region = self._allocated.devices[rank].by_rank[replica].region(group, state)
+            whole.view(-1)[low:high].copy_(region[member.start + low : member.start + high])
+        return whole
+
+
 class StepwiseReplica:
     """The replica of this process, which runs all of its ranks. Creating it is collective, and so is an OPT in a mode
-    other than ALONE."""
+    other than ALONE. `loss`: the mean of the loss, or of its substitute, in the last forward; `hyperparameters`: what
+    `change` has set, by optimizer; `mode`: None before the first OPT."""
 
     def __init__(self, program: Program, communicator: Communicator) -> None:
         self._communicator = communicator
-        self._memory = ReplicaMemory(program, communicator)
+        self._memory = _Memory(program, communicator)
         self._program = self._memory.program
-        self._mode: Mode | None = None  # before the first OPT
-        self._hyperparameters: dict[int, Mapping[str, float | bool]] = {}
+        self.mode: Mode | None = None
+        self.hyperparameters: dict[int, Mapping[str, float | bool]] = {}
         self._transports = connect_here(self._memory.updating)
         self._executors = self._bound()
         self._updates: Sequence[Update] = ()  # of the ranks that have a transport
         self._begun = False  # whether the step has begun, before its first gradient is overwritten
         self._unused_backwards = 0
-        self._loss = 0.0
+        self.loss = 0.0
         self.steps = 0
         self._clock: SectionClock | None = None
 
-    @property
-    def clock(self) -> SectionClock | None:
-        """Times the sections of whole steps and of FWD alone. With a clock, the update begins after the backward."""
-        return self._clock
-
-    @clock.setter
-    def clock(self, clock: SectionClock | None) -> None:
+    def time_by(self, clock: SectionClock | None) -> None:
+        """Time the sections of whole steps and of FWD alone. With a clock, the update begins after the backward."""
         self._clock = clock
         self._observe()
 
@@ -75,10 +234,6 @@ class StepwiseReplica:
             executor.observer = self._clock
         for update in self._updates:
             update.observe(self._clock)
-
-    @property
-    def mode(self) -> Mode | None:
-        return self._mode
 
     @property
     def bytes_moved(self) -> BytesMoved:
@@ -102,12 +257,16 @@ class StepwiseReplica:
         if SectionKind.BCKWD in kinds:
             outputs |= self._backward(tangent)
         if SectionKind.OPT in kinds:
-            self._optimize(mode)
+            if not self._unused_backwards:
+                what = "there are no gradients that an optimizer could use"
+                raise OptionError(what, remedy="run section BCKWD first")
+            self._begin_update(mode)
+            self._finish_update()
         return outputs
 
     def change(self, optimizer: int, hyperparameters: Mapping[str, float | bool]) -> None:
         """Set hyperparameters of optimizer number `optimizer` from the next OPT on."""
-        self._hyperparameters[optimizer] = {**self._hyperparameters.get(optimizer, {}), **hyperparameters}
+        self.hyperparameters[optimizer] = {**self.hyperparameters.get(optimizer, {}), **hyperparameters}
         for update in self._updates:
             update.optimizers.change(optimizer, hyperparameters)
 
@@ -116,15 +275,6 @@ class StepwiseReplica:
         self._program = replace(self._program, training=graph)
         self._executors = self._bound()
         self._observe()
-
-    @property
-    def loss(self) -> float:
-        """The mean of the loss, or of its substitute, in the last forward."""
-        return self._loss
-
-    @property
-    def hyperparameters(self) -> Mapping[int, Mapping[str, float | bool]]:
-        return self._hyperparameters
 
     def forget(self) -> None:
         """Reset the optimizers and discard gradients."""
@@ -147,14 +297,10 @@ class StepwiseReplica:
         """A copy of the whole `symbol`. Raises OptionError for a state of which another node has a part."""
         return self._memory.read(symbol, unreduced=self._unused_backwards > 0)
 
-    @property
-    def _graph(self) -> Graph:
-        return self._program.leading
-
     def _bound(self) -> list[Executor]:
         """An executor for each rank. Of chips, the first has the only transport."""
-        pairs = zip_longest(self._memory.memories, self._transports)
-        return [Executor(self._graph, self._program, memory.tensor, transport=transport) for memory, transport in pairs]
+        program, pairs = self._program, zip_longest(self._memory.of_ranks, self._transports)
+        return [Executor(program.leading, program, memory.tensor, transport=transport) for memory, transport in pairs]
 
     def _together(self, steps: Sequence[Steps[R]]) -> list[R]:
         hub = self._transports[0].hub
@@ -171,7 +317,7 @@ class StepwiseReplica:
 
     def _forward(self) -> dict[str, Tensor]:
         if self._clock is not None:
-            forward = [section for section in self._graph.sections if section.kind is SectionKind.FWD]
+            forward = [section for section in self._program.leading.sections if section.kind is SectionKind.FWD]
             self._clock.begin(forward, self._memory.ranks)
         outputs = self._outputs([executor.run(only=ActionKind.FORWARD) for executor in self._executors])
         if self._clock is not None:
@@ -182,17 +328,15 @@ class StepwiseReplica:
         self._begin_update(mode)
         clock = self._clock
         if clock is not None:
-            clock.begin(self._graph.sections, self._memory.ranks)
+            clock.begin(self._program.leading.sections, self._memory.ranks)
         # Gradients of chips are reduced after all have run.
         updates = self._updates if clock is None and self._memory.chips == 1 else ()
-        tangents = self._memory.tangents(tangent)
-        of_ranks = self._outputs(
-            [
-                executor.run(start, last=True, overlapping=update.overlapping if update else ())
-                for executor, start, update in zip_longest(self._executors, tangents, updates)
-            ]
-        )
-        outputs = self._memory.joined(of_ranks, self._executors[0].input_gradients)
+        starts = zip_longest(self._executors, self._memory.tangents(tangent), updates)
+        passes = [
+            executor.run(start, last=True, overlapping=update.overlapping if update else ())
+            for executor, start, update in starts
+        ]
+        outputs = self._memory.joined(self._outputs(passes), self._executors[0].input_gradients)
         self._note_loss(outputs)
         self._finish_update()
         if clock is not None:
@@ -203,19 +347,13 @@ class StepwiseReplica:
         first, adds = self._executors[0], self._unused_backwards > 0
         if not first.awaits_backward:
             raise OptionError("there is no forward whose backward could be run", remedy="run section FWD first")
-        if self._mode is not None:
+        if self.mode is not None:
             self._begin_step()
         tangents = zip(self._executors, self._memory.tangents(tangent), strict=True)
         passes = [executor.run(start, accumulate=adds, only=ActionKind.BACKWARD) for executor, start in tangents]
         outputs = self._outputs(passes)
         self._unused_backwards += 1
         return self._memory.joined(outputs, first.input_gradients)
-
-    def _optimize(self, mode: Mode) -> None:
-        if not self._unused_backwards:
-            raise OptionError("there are no gradients that an optimizer could use", remedy="run section BCKWD first")
-        self._begin_update(mode)
-        self._finish_update()
 
     def _begin_update(self, mode: Mode) -> None:
         self._enter(mode)
@@ -234,27 +372,27 @@ class StepwiseReplica:
     def _finish_update(self) -> None:
         self.steps += 1
         self._memory.reduce_chips()
-        self._together([update.run([self._loss]) for update in self._updates])
+        self._together([update.run([self.loss]) for update in self._updates])
         self._begun = False
         self._unused_backwards = 0
 
     def _note_loss(self, outputs: Mapping[str, Tensor]) -> None:
         if self._program.loss is not None:
-            self._loss = float(outputs[self._program.loss].mean())
+            self.loss = float(outputs[self._program.loss].mean())
 
     def _enter(self, mode: Mode) -> None:
         """Connect the replicas by `mode`; the first call moves device memory to where it needs it."""
-        if self._mode is not None:
-            if mode is not self._mode:
+        if self.mode is not None:
+            if mode is not self.mode:
                 raise OptionError(
-                    f"gradients were synced in the mode {self._mode}, and now are to be in the mode {mode}",
+                    f"gradients were synced in the mode {self.mode}, and now are to be in the mode {mode}",
                     remedy="give session.run the same data_parallel= and reduce_on_rdu= in every step",
                 )
             return
         program, memory = self._program, self._memory
         if program.training is None:
             raise InternalError("an optimizer step of a program without one")
-        self._mode = mode
+        self.mode = mode
         if mode is not Mode.ALONE:
             allocated = memory.connect_replicas(_WAYS[mode], keep_states=self.steps > 0)
             self._transports = connect(self._communicator, _WAYS[mode], allocated, mesh=memory.mesh)
@@ -265,10 +403,7 @@ class StepwiseReplica:
             Update(executor, transport, Optimizers(program, transport.sync.memory, arguments))
             for executor, transport in zip(self._executors, self._transports, strict=False)
         ]
-        for index, hyperparameters in self._hyperparameters.items():
+        for index, hyperparameters in self.hyperparameters.items():
             for update in self._updates:
                 update.optimizers.change(index, hyperparameters)
         self._observe()
-
-
-_WAYS = {Mode.HOST: Way.HOST_REPLICATED, Mode.DEVICE: Way.DEVICE}
