@@ -5,18 +5,20 @@ import json
 import math
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from sambasim.errors import MachineError, OptionError
 from sambasim.records import Record
 from sambasim.records.metrics import CheckpointRecord, EvaluationRecord, StepRecord, SummaryRecord
 from sambasim.runtime.run.plan import Plan
 from sambasim.runtime.watch.observer import forward_events
+
+T = TypeVar("T")
 
 
 class Step(NamedTuple):
@@ -101,11 +103,8 @@ class MetricsFile(RunObserver):
             with self._path.open(encoding="utf-8", errors="replace") as file:
                 kept = [line for line in file if line.endswith("\n") and _step_of(line) <= step]
         if kept:
-            try:
-                write_whole(self._path, "".join(kept))
-            except OSError as error:
-                raise self._unwritable(error) from error
-        self._file = self._open(append=bool(kept))
+            self._open(lambda: write_whole(self._path, "".join(kept)))
+        self._file = self._open(lambda: LineFile(self._path, append=bool(kept)))
 
     def stepped(self, step: Step) -> None:
         self._write(StepRecord(**step._asdict()))
@@ -119,18 +118,15 @@ class MetricsFile(RunObserver):
     def ended(self, summary: SummaryRecord) -> None:
         self._write(summary).close()
 
-    def _open(self, *, append: bool = False) -> "LineFile":
+    def _open(self, opening: Callable[[], T]) -> T:
         try:
-            return LineFile(self._path, append=append)
+            return opening()
         except OSError as error:
-            raise self._unwritable(error) from error
-
-    def _unwritable(self, error: OSError) -> OptionError:
-        what = f"the metrics file cannot be written to {self._path}: {error.strerror}"
-        return OptionError(what, remedy="another place: --metrics FILE")
+            what = f"the metrics file cannot be written to {self._path}: {error.strerror}"
+            raise OptionError(what, remedy="another place: --metrics FILE") from error
 
     def _write(self, record: Record) -> "LineFile":
-        self._file = self._file or self._open()
+        self._file = self._file or self._open(lambda: LineFile(self._path))
         try:
             self._file.write(record.model_dump_json() + "\n")
         except OSError as error:
@@ -141,13 +137,11 @@ class MetricsFile(RunObserver):
 
 def _step_of(line: str) -> float:
     """The step of a record; infinity for a line that is not kept."""
-    try:
-        record = json.loads(line)
-    except ValueError:
-        return math.inf
-    is_kept = isinstance(record, dict) and record.get("kind") in ("step", "evaluation", "checkpoint")
-    step = record.get("step") if is_kept else None
-    return step if isinstance(step, int) else math.inf
+    with suppress(ValueError):
+        match json.loads(line):
+            case {"kind": "step" | "evaluation" | "checkpoint", "step": int(step)}:
+                return step
+    return math.inf
 
 
 def print_whole_lines() -> None:

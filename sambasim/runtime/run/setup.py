@@ -29,10 +29,9 @@ from sambasim.runtime.values.optimizers import Arguments, bind_arguments
 @dataclass(frozen=True, slots=True)
 class Setup:
     """One process's view of a run. `mesh`: its ranks, but for parameter servers; `ranks`: those that this process runs,
-    as every process runs as many; `inventory`, `placement`: the simulated machine, and where the replicas are on
-    it; `arguments`: the program's runtime arguments; `threads`: intra-op threads of a rank; `notes`: on the
-    DeepSpeed config; `began_s`: when it began,
-    by time.perf_counter."""
+    as every process runs as many; `inventory`, `placement`: the simulated machine, and where the replicas are on it;
+    `arguments`: the program's runtime arguments; `threads`: intra-op threads of a rank; `notes`: on the DeepSpeed
+    config; `began_s`: when it began, by time.perf_counter."""
 
     path: Path
     options: RunOptions
@@ -98,43 +97,37 @@ def set_up(path: Path, options: RunOptions, communicator: Communicator) -> Setup
     """Collective. Read the PEF at `path` and decide how to run it. Raises SambasimError if the two do not fit."""
     began_s = time.perf_counter()
     document = read(path)
+    program, compiled = document.program, document.compile_options
     check_device(document)
-    count = ranks_of_process(
-        communicator.world_size,
-        document.program.ranks_of_replica,
-        options.emulate_replicas,
-        whole=options.one_process_per_replica,
-    )
+    emulated, whole = options.emulate_replicas, options.one_process_per_replica
+    count = ranks_of_process(communicator.world_size, program.ranks_of_replica, emulated, whole=whole)
     ranks = range(communicator.rank * count, (communicator.rank + 1) * count)
-    who = roles_of(communicator.world_size, options.parameter_servers or 0)
-    mesh = mesh_of(document.program.mesh, len(who.workers) * count)
-    replicas = mesh.size(DATA_PARALLEL) // document.program.chips
-    options, by_file = with_deepspeed(options, document.training_defaults, document.compile_options, replicas)
+    roles = roles_of(communicator.world_size, options.parameter_servers or 0)
+    mesh = mesh_of(program.mesh, len(roles.workers) * count)
+    shards = mesh.size(DATA_PARALLEL)
+    options, by_file = with_deepspeed(options, document.training_defaults, compiled, shards // program.chips)
     resolved = resolve_run(options, document.training_defaults, document.data_source, by_file.given)
     check_trusted(path, document, options, communicator)
     if resolved.optimizer is None:
         raise InternalError("a training job without an optimizer")
-    _check_trainable(document.program, resolved.training)
+    _check_trainable(program, resolved.training)
     threads = options.threads or default_threads(communicator, count)
-    inventory = inventory_of(document.compile_options, cluster=options.cluster)
+    inventory = inventory_of(compiled, cluster=options.cluster)
+    placement = place_replicas(inventory, [communicator.node_of[rank] for rank in roles.workers], count)
+    of_rank = mesh.coordinate(ranks[0], DATA_PARALLEL)
+    arguments = bind_arguments(program, resolved.optimizer, shards, of_rank, resolved.training.seed)
     return Setup(
         path=path,
         options=options,
         communicator=communicator,
         document=document,
         resolved=resolved,
-        roles=who,
+        roles=roles,
         mesh=mesh,
         ranks=ranks,
         inventory=inventory,
-        placement=place_replicas(inventory, [communicator.node_of[rank] for rank in who.workers], count),
-        arguments=bind_arguments(
-            document.program,
-            resolved.optimizer,
-            mesh.size(DATA_PARALLEL),
-            mesh.coordinate(ranks[0], DATA_PARALLEL),
-            resolved.training.seed,
-        ),
+        placement=placement,
+        arguments=arguments,
         threads=threads,
         notes=tuple(by_file.notes),
         began_s=began_s,
@@ -171,17 +164,15 @@ def _check_trainable(program: Program, training: TrainingOptions) -> None:
 
 def check_sources(communicator: Communicator, sources: Sequence[Source], mesh: Mesh) -> None:
     """Collective. Raises DataError if replicas have datasets of different sizes, and so different numbers of steps."""
-    own = [(len(s.train), None if s.evaluation is None else len(s.evaluation)) for s in sources]
-    sizes = [size for of_rank in communicator.all_gather_object(own) for size in of_rank]
-    apart = [replica for replica, size in enumerate(sizes) if size != sizes[0]]
-    if apart:
+
+    def sizes(source: Source) -> str:
+        held_out = "" if source.evaluation is None else f" and {len(source.evaluation)} held out"
+        return f"{len(source.train)} samples to train{held_out}"
+
+    of_ranks = [size for own in communicator.all_gather_object([*map(sizes, sources)]) for size in own]
+    if apart := [rank for rank, size in enumerate(of_ranks) if size != of_ranks[0]]:
+        first, other = mesh.who(0), mesh.who(apart[0])
         raise DataError(
-            f"{sources[0].name} gives {mesh.who(0)} {_sizes(sizes[0])}, but {mesh.who(apart[0])} "
-            f"{_sizes(sizes[apart[0]])}",
+            f"{sources[0].name} gives {first} {of_ranks[0]}, but {other} {of_ranks[apart[0]]}",
             remedy="give every rank the whole data set: sambasim distributes the samples itself",
         )
-
-
-def _sizes(size: tuple[int, int | None]) -> str:
-    trained, held_out = size
-    return f"{trained} samples to train" + (f" and {held_out} held out" if held_out is not None else "")
