@@ -1,7 +1,11 @@
-"""`run --inference`: the outputs of the evaluation graph for a data set."""
+"""The evaluation graph on held-out samples, during a run, and `run --inference`: its outputs for a data set.
+
+Rank r of N takes the samples r, r + N, …, with the running statistics of replica 0; padding of its last batch is
+discarded.
+"""
 
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
@@ -9,15 +13,15 @@ import torch
 from torch import Generator, Tensor
 from torch.utils.data import DataLoader, Subset
 
-from sambasim.data.batches import batches_of, bind, check, collate, values_of
+from sambasim.data import batches
 from sambasim.data.datasets import WatchedDataset
 from sambasim.data.sources import open_source
 from sambasim.errors import InternalError
+from sambasim.ir.graph import Graph
 from sambasim.ir.mesh import Mesh, copy_mesh
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
 from sambasim.ir.views import without_loss
-from sambasim.options.grammar import InputSpec
 from sambasim.options.resolve import resolve_run
 from sambasim.options.run import RunOptions
 from sambasim.options.training import DataOptions, LossOptions
@@ -50,6 +54,16 @@ class Sums:
     def __add__(self, other: "Sums") -> "Sums":
         return Sums(*map(sum, zip(astuple(self), astuple(other), strict=True)))
 
+    def record(self, step: int, epoch: int, has_loss: bool, began_s: float) -> EvaluationRecord:
+        return EvaluationRecord(
+            step=step,
+            epoch=epoch + 1,
+            samples=self.samples,
+            loss=self.loss / self.samples if has_loss and self.samples else None,
+            accuracy=self.correct / self.classified if self.classified else None,
+            evaluation_s=time.perf_counter() - began_s,
+        )
+
 
 class Evaluator:
     """Runs the evaluation graph of one replica, for samples with a target and for inference. `ranks`: those of the
@@ -63,16 +77,13 @@ class Evaluator:
         options: DataOptions,
         activity: Activity = UNWATCHED,
     ) -> None:
-        self._activity = activity
-        self._program = program
-        self._loss = loss
-        self._options = options
+        self._program, self._loss, self._options, self._activity = program, loss, options, activity
         self._inputs = input_specs(program)
         self._has_loss = program.loss is not None
         self._hub = ranks[0].hub
         self._generators: dict[int, Tensor] = {}
         self._loaders: dict[tuple[int, int], DataLoader[object]] = {}  # by dataset and rank, to keep worker processes
-        self._ranks = [_Rank(rank, self._inputs) for rank in ranks]
+        self._ranks = [_Rank(rank) for rank in ranks]
 
     def use_buffers(self, buffers: Sequence[Mapping[str, Tensor]]) -> None:
         """Use these running statistics, of replica 0's ranks."""
@@ -105,26 +116,31 @@ class Evaluator:
             self._loaders[key] = DataLoader(
                 Subset(dataset, indices),
                 batch_size=size,
-                collate_fn=collate,
+                collate_fn=batches.collate,
                 num_workers=options.workers,
                 prefetch_factor=options.prefetch_factor,
                 persistent_workers=options.persistent_workers,
                 # Kept workers draw no seed again: so that evaluations draw alike, none draws from the global generator.
                 generator=Generator() if options.persistent_workers else None,
             )
-        batches = batches_of(self._loaders[key], options.source or "the data")
+        read = batches.batches_of(self._loaders[key], options.source or "the data")
         for start in range(0, len(indices), size):
             self._activity.does(f"evaluating batch {start // size + 1} of {-(-len(indices) // size)}")
-            batch = next(batches)
+            batch = next(read)
             count = min(size, len(indices) - start)
-            tensors = bind(batch, [spec.name for spec in self._inputs], ignore_rest=not self._has_loss)
-            yield check({name: _pad(tensor, size) for name, tensor in tensors.items()}, self._inputs, size), count
+            tensors = batches.bind(batch, [spec.name for spec in self._inputs], ignore_rest=not self._has_loss)
+            padded = {name: _pad(tensor, size) for name, tensor in tensors.items()}
+            yield batches.check(padded, self._inputs, size), count
 
     def _run(self, batch: Mapping[str, Tensor]) -> list[Tensor]:
         for rank in self._ranks:
             rank.take(batch)
-        outputs = run_together([rank.batch.run() for rank in self._ranks], self._hub, self._generators)
-        return outputs_in_order(self._program.evaluation, _made(outputs))
+        return self._together([rank.batch.run() for rank in self._ranks], self._program.evaluation)
+
+    def _together(self, passes: Sequence[Steps[list[dict[str, Tensor]]]], graph: Graph) -> list[Tensor]:
+        """The outputs of the first rank that has any."""
+        of_ranks = run_together(passes, self._hub, self._generators)
+        return outputs_in_order(graph, next(filter(None, (outputs for (outputs,) in of_ranks)), {}))
 
     def _sums_of(self, outputs: Sequence[Tensor], batch: Mapping[str, Tensor], count: int) -> Sums:
         """The sums over the first `count` samples of a batch, from the outputs of the graph."""
@@ -138,18 +154,12 @@ class Evaluator:
         if count == self._program.batch_size:
             return Sums(count, float(outputs[0]) * count) if outputs else Sums()
         # The model returns one mean over a batch with padding: run the real samples one by one, or skip them.
-        return sum((self._sums_of_single(batch, index) for index in range(count)), Sums())
-
-    def _sums_of_single(self, batch: Mapping[str, Tensor], index: int) -> Sums:
-        if self._program.single is None:
-            return Sums()
-        passes = [
-            rank.single_pass({name: tensor[index : index + 1] for name, tensor in batch.items()})
-            for rank in self._ranks
-        ]
-        made = _made(run_together(passes, self._hub, self._generators))
-        outputs = outputs_in_order(self._program.single, made)
-        return Sums(1, float(outputs[0])) if outputs else Sums()
+        total = Sums()
+        for index in range(count if self._program.single is not None else 0):
+            passes = [rank.single_pass(batch, index) for rank in self._ranks]
+            if single := self._together(passes, self._program.single or self._program.evaluation):
+                total += Sums(1, float(single[0]))
+        return total
 
     def _count_correct(self, outputs: Sequence[Tensor], batch: Mapping[str, Tensor], count: int) -> tuple[int, int]:
         """The number of correctly classified elements, and of all; (0, 0) if the loss is no classification."""
@@ -165,42 +175,33 @@ class Evaluator:
         return 0, 0
 
 
-def _made(outputs: Sequence[Sequence[dict[str, Tensor]]]) -> dict[str, Tensor]:
-    """Those of the first rank that has any."""
-    return next(filter(None, (of_rank[0] for of_rank in outputs)), {})
-
-
 class _Rank:
     """One rank of a replica: its evaluation graphs, with inputs and running statistics of their own."""
 
-    def __init__(self, transport: Transport, inputs: Sequence[InputSpec]) -> None:
+    def __init__(self, transport: Transport) -> None:
         program, memory = transport.program, transport.memory
-        self._own = {
-            name: torch.empty_like(memory.tensor(name))
-            for name, symbol in program.symbols.items()
-            if symbol.kind in (SymbolKind.BUFFER, SymbolKind.INPUT)
-        }
-        self.batch = Executor(
-            program.evaluation, program, lambda name: self._own.get(name, memory.tensor(name)), transport=transport
-        )
-        self._single_inputs = {spec.name: self._own[spec.name][:1].clone() for spec in inputs}
-        own = {**self._own, **self._single_inputs}
-        self._single = (
-            Executor(program.single, program, lambda name: own.get(name, memory.tensor(name)), transport=transport)
-            if program.single is not None
-            else None
-        )
+        kinds = {name: symbol.kind for name, symbol in program.symbols.items()}
+        own = (name for name, kind in kinds.items() if kind in (SymbolKind.BUFFER, SymbolKind.INPUT))
+        self._own = {name: torch.empty_like(memory.tensor(name)) for name in own}
+        self._sample = {name: self._own[name][:1].clone() for name in self._own if kinds[name] is SymbolKind.INPUT}
+
+        def executor(graph: Graph, own: Mapping[str, Tensor]) -> Executor:
+            return Executor(graph, program, lambda name: own.get(name, memory.tensor(name)), transport=transport)
+
+        self.batch = executor(program.evaluation, self._own)
+        self._single = None if program.single is None else executor(program.single, {**self._own, **self._sample})
 
     def take(self, tensors: Mapping[str, Tensor]) -> None:
         """Copy a batch, or running statistics."""
         for name, tensor in tensors.items():
             self._own[name].copy_(tensor)
 
-    def single_pass(self, sample: Mapping[str, Tensor]) -> Steps[list[dict[str, Tensor]]]:
+    def single_pass(self, batch: Mapping[str, Tensor], index: int) -> Steps[list[dict[str, Tensor]]]:
+        """The pass of one sample of a batch."""
         if self._single is None:
             raise InternalError("an evaluation graph at batch 1 that the program lacks")
-        for name, tensor in sample.items():
-            self._single_inputs[name].copy_(tensor)
+        for name, tensor in batch.items():
+            self._sample[name].copy_(tensor[index : index + 1])
         return self._single.run()
 
 
@@ -209,20 +210,9 @@ def _pad(tensor: Tensor, size: int) -> Tensor:
     return torch.cat([tensor, tensor[:1].expand(missing, *tensor.shape[1:])]) if missing > 0 else tensor
 
 
-def buffers_of(program: Program, memory: DeviceMemory) -> Mapping[str, Tensor]:
-    names = [symbol.name for symbol in program.symbols.values() if symbol.kind is SymbolKind.BUFFER]
-    return {name: memory.tensor(name) for name in names}
-
-
-def record(sums: Sums, step: int, epoch: int, has_loss: bool, began_s: float) -> EvaluationRecord:
-    return EvaluationRecord(
-        step=step,
-        epoch=epoch + 1,
-        samples=sums.samples,
-        loss=sums.loss / sums.samples if has_loss and sums.samples else None,
-        accuracy=sums.correct / sums.classified if sums.classified else None,
-        evaluation_s=time.perf_counter() - began_s,
-    )
+def buffers_of(memory: DeviceMemory) -> Mapping[str, Tensor]:
+    symbols = memory.program.symbols.values()
+    return {symbol.name: memory.tensor(symbol.name) for symbol in symbols if symbol.kind is SymbolKind.BUFFER}
 
 
 class InferenceJob:
@@ -242,14 +232,10 @@ class InferenceJob:
         *,
         keeps_outputs: bool = False,
     ) -> None:
-        self._activity = activity
-        self._data = data
-        self._weights = weights
+        self._path, self._options, self._communicator = path, options, communicator
+        self._activity, self._data, self._weights = activity, data, weights
         self._keeps_outputs = keeps_outputs or options.predictions is not None
         self.outputs: list[Tensor] = []
-        self._path = path
-        self._options = options
-        self._communicator = communicator
         self._document = read(path)
         self._program = self._document.program
         self._resolved = resolve_run(options, self._document.training_defaults, self._document.data_source)
@@ -261,45 +247,50 @@ class InferenceJob:
 
     def _infer(self) -> InferenceRecord:
         began_s = time.perf_counter()
+        communicator, options, activity = self._communicator, self._options, self._activity
         seed = self._resolved.training.seed
-        self._activity.does("opening the data")
+        activity.does("opening the data")
         seed_everything(derive(seed, 0, 0, 0, Stream.SOURCE))
-        names, outputs_only = input_specs(self._program), without_loss(self._program)
-        labels = {spec.name for spec in names} - {spec.name for spec in input_specs(outputs_only)}
-        source = open_source(self._resolved.data, tuple(names), self._data, labels)
-        self._activity.waits("waiting for peers to open the data")
-        check_sources(self._communicator, [source], Mesh({}))
-        notices = changed(self._document) if self._communicator.rank == 0 else ()
-        if labels and _lacks((source.evaluation or source.train)[0], [spec.name for spec in names], labels):
-            self._program = outputs_only
-            notices = (*notices, f"no loss, because the samples have no {', '.join(sorted(labels))}")
-        seed_everything(derive(seed, self._communicator.rank, 0, 0, Stream.DATA))
+        specs, outputs_only = input_specs(self._program), without_loss(self._program)
+        names = [spec.name for spec in specs]
+        labels = {*names}.difference(spec.name for spec in input_specs(outputs_only))
+        source = open_source(self._resolved.data, tuple(specs), self._data, labels)
+        activity.waits("waiting for peers to open the data")
+        check_sources(communicator, [source], Mesh({}))
+        notices = list(changed(self._document)) if communicator.rank == 0 else []
         dataset = source.evaluation or source.train
+        if labels:
+            values = dict(batches.values_of(sample := dataset[0]))
+            lacks = not labels <= values.keys() if isinstance(sample, Mapping) else len(values) < len(names)
+            if lacks:
+                self._program = outputs_only
+                notices.append(f"no loss, because the samples have no {', '.join(sorted(labels))}")
+        seed_everything(derive(seed, communicator.rank, 0, 0, Stream.DATA))
         total, kept = Sums(), []
-        for sums, outputs in self._evaluator().infer(dataset, self._communicator.rank, self._communicator.world_size):
+        for sums, outputs in self._evaluator().infer(dataset, communicator.rank, communicator.world_size):
             total += sums
             if self._keeps_outputs:
                 kept.append(outputs)
-        self._activity.waits("waiting for peers to predict")
-        of_all = sum(self._communicator.all_gather_object(total), Sums())
-        evaluation = record(of_all, 0, 0, self._program.loss is not None, began_s)
+        activity.waits("waiting for peers to predict")
+        of_all = sum(communicator.all_gather_object(total), Sums())
+        evaluation = of_all.record(0, 0, self._program.loss is not None, began_s)
         if self._keeps_outputs:
-            self._activity.takes_long("saving the predictions")
+            activity.takes_long("saving the predictions")
             self.outputs = self._gathered(kept)
-        if self._options.predictions is not None and self._communicator.rank == 0:
+        if options.predictions is not None and communicator.rank == 0:
             named = {f"output_{index}": output for index, output in enumerate(self.outputs)}
-            write_tensors(self._options.predictions, named, "the predictions", "--predictions FILE.safetensors")
+            write_tensors(options.predictions, named, "the predictions", "--predictions FILE.safetensors")
         return InferenceRecord(
             pef_digest=self._document.digest,
             data=source.name,
             held_out=source.evaluation is not None,
-            weights=None if self._options.weights is None else str(self._options.weights),
+            weights=None if options.weights is None else str(options.weights),
             samples=evaluation.samples,
             loss=evaluation.loss,
             accuracy=evaluation.accuracy,
             prediction_s=time.perf_counter() - began_s,
-            predictions=None if self._options.predictions is None else str(self._options.predictions),
-            notices=list(notices),
+            predictions=None if options.predictions is None else str(options.predictions),
+            notices=notices,
         )
 
     def _evaluator(self) -> Evaluator:
@@ -318,27 +309,17 @@ class InferenceJob:
         alone = single_rank(self._communicator.host_name)
         ranks = open_ranks(program, alone, Way.IN_PROCESS, fill, range(mesh.world_size), mesh)
         evaluator = Evaluator(program, ranks, self._resolved.loss, self._resolved.data, self._activity)
-        evaluator.use_buffers([buffers_of(rank.program, rank.memory) for rank in ranks])
+        evaluator.use_buffers([buffers_of(rank.memory) for rank in ranks])
         return evaluator
 
-    def _gathered(self, batches: list[list[Tensor]]) -> list[Tensor]:
+    def _gathered(self, of_batches: list[list[Tensor]]) -> list[Tensor]:
         """Collective. The outputs of all samples in dataset order, on rank 0."""
-        own = [torch.cat(parts) for parts in zip(*batches, strict=True)]
+        own = [torch.cat(parts) for parts in zip(*of_batches, strict=True)]
         everybody = self._communicator.gather_object(own) or ()
-        columns = zip(*[parts for parts in everybody if parts], strict=True)  # a rank may have no samples
-        return [_interleave(parts) for parts in columns]
-
-
-def _lacks(sample: object, names: Sequence[str], labels: Collection[str]) -> bool:
-    """Whether a sample has no `labels`, which are among the inputs `names`."""
-    values = dict(values_of(sample))
-    if isinstance(sample, Mapping):
-        return any(name not in values for name in labels)
-    return len(values) < len(names)
-
-
-def _interleave(parts: tuple[Tensor, ...]) -> Tensor:
-    whole = parts[0].new_empty((sum(part.shape[0] for part in parts), *parts[0].shape[1:]))
-    for rank, part in enumerate(parts):
-        whole[rank :: len(parts)] = part
-    return whole
+        outputs = []
+        for parts in zip(*filter(None, everybody), strict=True):  # a rank may have no samples
+            whole = parts[0].new_empty((sum(part.shape[0] for part in parts), *parts[0].shape[1:]))
+            for rank, part in enumerate(parts):
+                whole[rank :: len(parts)] = part
+            outputs.append(whole)
+        return outputs

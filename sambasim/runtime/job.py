@@ -4,7 +4,6 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import BinaryIO
 
 from torch import Tensor
 
@@ -14,11 +13,11 @@ from sambasim.ir.mesh import DATA_PARALLEL
 from sambasim.ir.types import SymbolKind
 from sambasim.records.metrics import EvaluationRecord, SummaryRecord
 from sambasim.runtime.checkpoint.choose import AUTO, IF_ANY, NEWEST, find, nothing_in, restore, settle_if_any
-from sambasim.runtime.checkpoint.folder import claim
+from sambasim.runtime.checkpoint.folder import FolderLock, claim
 from sambasim.runtime.checkpoint.saver import Saver
-from sambasim.runtime.inference import Evaluator, Sums, buffers_of, record
-from sambasim.runtime.machine import pytorch
-from sambasim.runtime.machine.pytorch import Stream, derive, repeatable, seed_everything
+from sambasim.runtime.inference import Evaluator, Sums, buffers_of
+from sambasim.runtime.machine import torch_process_group
+from sambasim.runtime.machine.determinism import Stream, derive, repeatable, seed_everything
 from sambasim.runtime.machine.resources import keep_freed_memory
 from sambasim.runtime.outcome import notices, summarize, trained_state
 from sambasim.runtime.record.digests import RunDigests
@@ -29,7 +28,7 @@ from sambasim.runtime.run.replica import input_specs
 from sambasim.runtime.run.run_observer import RunObserver, Start, Step
 from sambasim.runtime.run.setup import Setup, check_sources
 from sambasim.runtime.run.team import Team, assemble
-from sambasim.runtime.run.training import LossWatch, Totals, Trainer
+from sambasim.runtime.run.training import LossWatch, Trainer
 from sambasim.runtime.values.memory import write_tensors
 from sambasim.runtime.watch.observer import StepObserver, StepRecorder, together
 from sambasim.runtime.watch.status_file import UNWATCHED, Activity, StepStatus
@@ -52,94 +51,82 @@ class TrainingJob:
         *,
         keeps_weights: bool = False,
     ) -> None:
-        self._activity = activity
-        self._data = data
-        self._keeps_weights = keeps_weights
+        self._setup, self._communicator, self._observer = setup, setup.communicator, observer
+        self._activity, self._data, self._keeps_weights = activity, data, keeps_weights
         self.weights: Mapping[str, Tensor] = {}
-        self._setup = setup
-        self._communicator = setup.communicator
-        self._observer = observer
         self._saver: Saver | None = None
         self._signals = StopSignals(self._signalled)
-        options = setup.options
         self._losses = LossWatch(
-            options.on_nonfinite,
+            setup.options.on_nonfinite,
             observer,
             command,
             setup.communicator.world_size,
             lambda: None if self._saver is None else self._saver.newest(),
-            goes_on=options.checkpoint.resume in (NEWEST, AUTO, IF_ANY),
+            goes_on=setup.options.checkpoint.resume in (NEWEST, AUTO, IF_ANY),
         )
 
     def run(self) -> SummaryRecord:
         with ExitStack() as stack:
-            self._prepare(stack)
-            setup = self._setup
-            program, training = setup.program, setup.resolved.training
-            self._activity.does("opening the data")
-            sources = self._open_sources()
-            samples = len(sources[0].train)
-            self._activity.does("finding the checkpoint")
-            claim = self._claim()
-            if claim is not None:
-                stack.callback(claim.close)
-            resume_notices = self._settle_resume()
-            setup = self._setup
-            resumption = find(setup, samples)
-            steps = plan(samples, setup.replicas, training, resumption.position if resumption else BEGINNING)
-            self._activity.does("placing the weights")
-            probes = Probes(program, setup.mesh, training.loss_scale) if setup.options.debug_numerics else None
-            team = assemble(setup, sources, self._observer, probes)
-            trainer = Trainer(team.replicas, steps, training, team.hub, self._request)
-            if resumption is not None:
-                restore(setup, team, resumption.checkpoint)
-                team.release_parameters()
-                resumption.carry_over(trainer.totals)
-            if setup.options.checkpoint.dir is not None:
-                self._saver = Saver(setup, team, steps, self._observer, self._activity, self._losses)
-            evaluator = None
-            if sources[0].evaluation is not None and training.evaluate:
-                evaluator = Evaluator(
-                    program,
-                    [replica.transport for replica in team.first],
-                    setup.resolved.loss,
-                    setup.resolved.data,
-                    self._activity,
-                )
-            lines = (*notices(setup, team), *resume_notices, *(resumption.notices if resumption else ()))
-            start = self._start(steps, team, sources[0], lines)
-            self._observer.started(start)
-            observers: list[StepObserver] = [] if probes is None else [probes.watching(team.replicas)]
-            if self._activity is not UNWATCHED:
-                observers.append(StepStatus(self._activity, team.memory.program))
-            trainer.observe(together(observers))
-            with self._signals:
-                evaluation = self._epochs(trainer, evaluator, sources, steps, team, observers)
-            self._activity.waits("comparing the weights")
-            totals, save = trainer.totals, setup.options.save
-            keeps_tensors = save is not None or self._keeps_weights
-            state = trained_state(setup, team, totals.steps - totals.skipped_steps, keeps_tensors=keeps_tensors)
-            summary = summarize(setup, team, start, totals, evaluation, self._saver, state)
-            self._activity.takes_long("saving the weights")
-            if setup.is_first and save is not None:
-                write_tensors(save, state.tensors, "the weights", "--save FILE.safetensors")
-            if self._keeps_weights:
-                self.weights = self._communicator.broadcast_object(state.tensors)
-            self._activity.does("reporting the summary")
-            self._observer.ended(summary)
-            if self._saver is not None and setup.options.save is None:
-                self._saver.check_end()
-            return summary
+            keep_freed_memory()
+            stack.enter_context(repeatable(self._setup.threads))
+            if self._communicator.world_size > 1:
+                self._activity.waits("connecting the ranks")
+                torch_process_group.bring_up(self._communicator, self._setup.options.sync_timeout + WATCHDOG_FIRST_S)
+                stack.callback(torch_process_group.take_down)
+            return self._train(stack)
 
-    def _prepare(self, stack: ExitStack) -> None:
-        keep_freed_memory()
-        stack.enter_context(repeatable(self._setup.threads))
-        if self._communicator.world_size > 1:
-            self._activity.waits("connecting the ranks")
-            pytorch.bring_up(self._communicator, self._setup.options.sync_timeout + WATCHDOG_FIRST_S)
-            stack.callback(pytorch.take_down)
+    def _train(self, stack: ExitStack) -> SummaryRecord:
+        program, training = self._setup.program, self._setup.resolved.training
+        self._activity.does("opening the data")
+        sources = self._open_sources()
+        samples = len(sources[0].train)
+        self._activity.does("finding the checkpoint")
+        if lock := self._claim():
+            stack.callback(lock.release)
+        lines = self._settle_resume()
+        setup = self._setup
+        resumption = find(setup, samples)
+        steps = plan(samples, setup.replicas, training, resumption.position if resumption else BEGINNING)
+        self._activity.does("placing the weights")
+        probes = Probes(program, setup.mesh, training.loss_scale) if setup.options.debug_numerics else None
+        team = assemble(setup, sources, self._observer, probes)
+        trainer = Trainer(team.replicas, steps, training, team.hub, self._request)
+        if resumption is not None:
+            restore(setup, team, resumption.checkpoint)
+            team.release_parameters()
+            resumption.carry_over(trainer.totals)
+            lines = (*lines, *resumption.notices)
+        if setup.options.checkpoint.dir is not None:
+            self._saver = Saver(setup, team, steps, self._observer, self._activity, self._losses)
+        evaluator = None
+        if sources[0].evaluation is not None and training.evaluate:
+            ranks = [replica.transport for replica in team.first]
+            evaluator = Evaluator(program, ranks, setup.resolved.loss, setup.resolved.data, self._activity)
+        start = self._start(steps, team, sources[0], (*notices(setup, team), *lines))
+        self._observer.started(start)
+        observers: list[StepObserver] = [] if probes is None else [probes.watching(team.replicas)]
+        if self._activity is not UNWATCHED:
+            observers.append(StepStatus(self._activity, team.memory.program))
+        trainer.observe(together(observers))
+        with self._signals:
+            evaluation = self._epochs(trainer, evaluator, sources, steps, team, observers)
+        self._activity.waits("comparing the weights")
+        totals, save = trainer.totals, setup.options.save
+        keeps_tensors = save is not None or self._keeps_weights
+        state = trained_state(setup, team, totals.steps - totals.skipped_steps, keeps_tensors=keeps_tensors)
+        summary = summarize(setup, team, start, totals, evaluation, self._saver, state)
+        self._activity.takes_long("saving the weights")
+        if setup.is_first and save is not None:
+            write_tensors(save, state.tensors, "the weights", "--save FILE.safetensors")
+        if self._keeps_weights:
+            self.weights = self._communicator.broadcast_object(state.tensors)
+        self._activity.does("reporting the summary")
+        self._observer.ended(summary)
+        if self._saver is not None and save is None:
+            self._saver.check_end()
+        return summary
 
-    def _claim(self) -> BinaryIO | None:
+    def _claim(self) -> FolderLock | None:
         """Collective. Lock the folder of checkpoints, before any rank reads it. Returns the lock on rank 0. Raises
         OptionError."""
         options = self._setup.options.checkpoint
@@ -157,9 +144,8 @@ class TrainingJob:
         checkpoint = asked.model_copy(update={"resume": settled})
         options = self._setup.options.model_copy(update={"checkpoint": checkpoint})
         self._setup = replace(self._setup, options=options)
-        if asked.resume == IF_ANY and settled is None:
-            return (f"starts from the beginning: {asked.dir} holds no checkpoint",)
-        return ()
+        is_beginning = asked.resume == IF_ANY and settled is None
+        return (f"starts from the beginning: {asked.dir} holds no checkpoint",) if is_beginning else ()
 
     def _signalled(self, name: str) -> None:
         if self._setup.is_first:
@@ -205,38 +191,50 @@ class TrainingJob:
         team: Team,
         observers: Sequence[StepObserver],
     ) -> EvaluationRecord | None:
-        scale, least = trainer.totals.loss_scale, self._setup.resolved.training.loss_scale.minimum
+        totals, scaling = trainer.totals, self._setup.resolved.training.loss_scale
         evaluation, position, recorder = None, steps.start, self._recorder(team, steps)
+
+        def save_if_due() -> None:
+            if self._saver is not None and not self._losses.is_skipping:
+                self._saver.save_if_due(position, totals, due=trainer.requested == SAVE)
+
+        def stop_if(requested: int) -> None:
+            """Collective. If a rank received a signal, save a checkpoint and raise Interrupted."""
+            number, saver = signal_of(requested), self._saver
+            if number is not None:
+                self._signals.report(number)
+                saved = None if saver is None else saver.save(position, totals, goes_on=False)
+                raise interrupted(number, position.step, saved, None if saver is None else saver.kept())
+
         for epoch in range(steps.start.epoch, steps.epochs):
             self._activity.does("beginning an epoch")
             trainer.begin_epoch(epoch)
             last = min(steps.end_of(epoch), steps.steps)
-            while trainer.totals.steps < last:
+            while totals.steps < last:
                 step = self._step(trainer, epoch, recorder, observers)
                 self._observer.stepped(step)
                 self._losses.check(step, trainer.losses)  # before a checkpoint saves its result
-                if scale is not None:
-                    self._losses.check_scale(scale.value, least, step)
-                position = steps.position(trainer.totals.steps, epoch)
-                self._stop_if(trainer.requested, position, trainer.totals)
-                if self._saver is not None and position.step < last and not self._losses.is_skipping:
-                    self._saver.save_if_due(position, trainer.totals, due=trainer.requested == SAVE)
+                if totals.loss_scale is not None:
+                    self._losses.check_scale(totals.loss_scale.value, scaling.minimum, step)
+                position = steps.position(totals.steps, epoch)
+                stop_if(trainer.requested)
+                if position.step < last:
+                    save_if_due()
+            is_whole = position.step == steps.end_of(epoch)
             if evaluator is not None:
-                evaluation, requested = self._evaluate(evaluator, sources, trainer.totals.steps, epoch, team)
+                evaluation, requested = self._evaluate(evaluator, sources, totals.steps, epoch, team)
                 self._observer.evaluated(evaluation)
-                if position.step == steps.end_of(epoch):  # that evaluation is not repeated on resume
+                if is_whole:  # that evaluation is not repeated on resume
                     position = Position(position.step, epoch + 1)
-                self._stop_if(requested, position, trainer.totals)
-            if position.step == steps.end_of(epoch):
+                stop_if(requested)
+            if is_whole:
                 position = Position(position.step, epoch + 1)
-                if self._saver is not None and not self._losses.is_skipping:
-                    self._saver.save_if_due(position, trainer.totals, due=trainer.requested == SAVE)
-        scaling = self._setup.resolved.training.loss_scale
+                save_if_due()
         # Of skipped steps whose loss was finite, a dynamic scale may be on its way down.
-        if trainer.totals.loss_scale is None or not scaling.dynamic or self._losses.is_skipping:
-            self._losses.check_run(trainer.totals.steps, trainer.totals.skipped_steps)
+        if totals.loss_scale is None or not scaling.dynamic or self._losses.is_skipping:
+            self._losses.check_run(totals.steps, totals.skipped_steps)
         if self._saver is not None:
-            self._saver.at_end(position, trainer.totals)
+            self._saver.at_end(position, totals)
         return evaluation
 
     def _request(self) -> int:
@@ -244,17 +242,6 @@ class TrainingJob:
         if stop := self._signals.request():
             return stop
         return SAVE if self._saver is not None and self._setup.is_first and self._saver.is_time() else 0
-
-    def _stop_if(self, requested: int, position: Position, totals: Totals) -> None:
-        """Collective. If a rank received a signal, save a checkpoint and raise Interrupted."""
-        number = signal_of(requested)
-        if number is None:
-            return
-        self._signals.report(number)
-        saver = self._saver
-        if saver is None:
-            raise interrupted(number, position.step, None, None)
-        raise interrupted(number, position.step, saver.save(position, totals, goes_on=False), saver.kept())
 
     def _evaluate(
         self, evaluator: Evaluator, sources: Sequence[Source], step: int, epoch: int, team: Team
@@ -279,14 +266,12 @@ class TrainingJob:
         self._activity.does("evaluation done")
         total = sum((sums for of_rank, _ in everybody for sums in of_rank), Sums())
         requested = max(request for _, request in everybody)
-        return record(total, step, epoch, setup.program.loss is not None, began_s), requested
+        return total.record(step, epoch, setup.program.loss is not None, began_s), requested
 
     def _buffers_of_first(self, team: Team) -> Sequence[Mapping[str, Tensor]]:
         """Collective. The buffers of replica 0, for each of its ranks that this process evaluates."""
-        own = [
-            {name: tensor.clone() for name, tensor in buffers_of(memory.program, memory).items()}
-            for memory in (replica.memory for replica in team.first)
-        ]
+        mine = (buffers_of(replica.memory) for replica in team.first)
+        own = [{name: tensor.clone() for name, tensor in buffers.items()} for buffers in mine]
         if not any(symbol.kind is SymbolKind.BUFFER for symbol in self._setup.program.symbols.values()):
             return own
         of_rank = self._communicator.all_gather_object(own if team.transport.replica == 0 else None)
@@ -298,23 +283,20 @@ class TrainingJob:
         return buffers
 
     def _start(self, steps: Plan, team: Team, source: Source, lines: Sequence[str]) -> Start:
-        program, placement = self._setup.program, self._setup.placement
+        setup, communicator, program = self._setup, self._communicator, self._setup.program
+        label, rank = setup.mesh.label(communicator.rank), ""
+        if len(setup.ranks) == 1 and label:
+            local = f"local rank {communicator.local_rank}: {label}"
+            rank = f"rank {communicator.rank} of {setup.mesh.world_size}, {local}"
         return Start(
             name=program.name,
             plan=steps,
             sync=team.transport.title,
-            threads=self._setup.threads,
+            threads=setup.threads,
             data=source.description,
             notices=tuple(lines),
-            seconds_to_start_s=time.perf_counter() - self._setup.began_s,
-            placement=placement.in_words("replica" if program.ranks_of_replica == 1 else "rank"),
+            seconds_to_start_s=time.perf_counter() - setup.began_s,
+            placement=setup.placement.in_words("replica" if program.ranks_of_replica == 1 else "rank"),
             chips=program.chips,
-            rank=self._rank_in_words(),
+            rank=rank,
         )
-
-    def _rank_in_words(self) -> str:
-        communicator, mesh = self._communicator, self._setup.mesh
-        label = mesh.label(communicator.rank)
-        if len(self._setup.ranks) > 1 or not label:
-            return ""
-        return f"rank {communicator.rank} of {mesh.world_size}, local rank {communicator.local_rank}: {label}"
