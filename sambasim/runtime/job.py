@@ -4,6 +4,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from typing import BinaryIO
 
 from torch import Tensor
 
@@ -13,11 +14,11 @@ from sambasim.ir.mesh import DATA_PARALLEL
 from sambasim.ir.types import SymbolKind
 from sambasim.records.metrics import EvaluationRecord, SummaryRecord
 from sambasim.runtime.checkpoint.choose import AUTO, IF_ANY, NEWEST, find, nothing_in, restore, settle_if_any
-from sambasim.runtime.checkpoint.folder import FolderLock, claim
+from sambasim.runtime.checkpoint.folder import claim
 from sambasim.runtime.checkpoint.saver import Saver
 from sambasim.runtime.inference import Evaluator, Sums, buffers_of
-from sambasim.runtime.machine import torch_process_group
-from sambasim.runtime.machine.determinism import Stream, derive, repeatable, seed_everything
+from sambasim.runtime.machine import pytorch
+from sambasim.runtime.machine.pytorch import Stream, derive, repeatable, seed_everything
 from sambasim.runtime.machine.resources import keep_freed_memory
 from sambasim.runtime.outcome import notices, summarize, trained_state
 from sambasim.runtime.record.digests import RunDigests
@@ -71,8 +72,8 @@ class TrainingJob:
             stack.enter_context(repeatable(self._setup.threads))
             if self._communicator.world_size > 1:
                 self._activity.waits("connecting the ranks")
-                torch_process_group.bring_up(self._communicator, self._setup.options.sync_timeout + WATCHDOG_FIRST_S)
-                stack.callback(torch_process_group.take_down)
+                pytorch.bring_up(self._communicator, self._setup.options.sync_timeout + WATCHDOG_FIRST_S)
+                stack.callback(pytorch.take_down)
             return self._train(stack)
 
     def _train(self, stack: ExitStack) -> SummaryRecord:
@@ -82,7 +83,7 @@ class TrainingJob:
         samples = len(sources[0].train)
         self._activity.does("finding the checkpoint")
         if lock := self._claim():
-            stack.callback(lock.release)
+            stack.callback(lock.close)
         lines = self._settle_resume()
         setup = self._setup
         resumption = find(setup, samples)
@@ -126,7 +127,7 @@ class TrainingJob:
             self._saver.check_end()
         return summary
 
-    def _claim(self) -> FolderLock | None:
+    def _claim(self) -> BinaryIO | None:
         """Collective. Lock the folder of checkpoints, before any rank reads it. Returns the lock on rank 0. Raises
         OptionError."""
         options = self._setup.options.checkpoint
