@@ -17,7 +17,6 @@ from sambasim.pef.sources import changed
 from sambasim.records.metrics import BytesRecord, EvaluationRecord, PlacementRecord, PredictedRecord, SummaryRecord
 from sambasim.runtime.checkpoint.saver import Saver
 from sambasim.runtime.machine.communicator import Communicator
-from sambasim.runtime.run.plan import Plan
 from sambasim.runtime.run.replica import changed_buffers
 from sambasim.runtime.run.run_observer import Start
 from sambasim.runtime.run.setup import Setup
@@ -67,24 +66,29 @@ def predicted_record(step: PredictedStep, inventory: Inventory) -> PredictedReco
 
 
 def notices(setup: Setup, team: Team) -> list[str]:
+    options, program = setup.options, setup.program
     lines = [f"changed for this run: {change}" for change in setup.resolved.changed]
     lines += changed(setup.document) if setup.is_first else ()
     lines += setup.notes
-    if setup.options.reduce_on_rdu and team.sync_name in ("none", "emulated"):
-        lines.append(f"--reduce-on-rdu has no effect: {_nothing_to_sync(setup)}")
-    if setup.options.weights is not None and setup.options.checkpoint.resume is not None:
+    nothing = "gradients do not leave this process"
+    if setup.shards == 1:
+        nothing = "there is one replica, so there are no gradients to sync"
+    is_alone = team.sync_name in ("none", "emulated")
+    if options.reduce_on_rdu and is_alone:
+        lines.append(f"--reduce-on-rdu has no effect: {nothing}")
+    if options.weights is not None and options.checkpoint.resume is not None:
         lines.append("--weights has no effect: the weights are those of the checkpoint")
-    if setup.options.host_sync is not None and team.sync_name in ("none", "emulated"):
-        lines.append(f"--host-sync has no effect: {_nothing_to_sync(setup)}")
+    if options.host_sync is not None and is_alone:
+        lines.append(f"--host-sync has no effect: {nothing}")
     lines += _mesh_notices(setup)
     lines += _zero_notices(setup, team)
     if team.engine.notice is not None:
         lines.append(team.engine.notice)
     if team.sync_name == "device":
         lines += scattered(setup.communicator.node_of)
-    names = [(*symbol.torch_names, symbol.name)[0] for symbol in changed_buffers(setup.program)]
+    names = [(*symbol.torch_names, symbol.name)[0] for symbol in changed_buffers(program)]
     if setup.shards > 1 and names:
-        each, first = ("chip", "the first chip") if setup.program.chips > 1 else ("replica", "replica 0")
+        each, first = ("chip", "the first chip") if program.chips > 1 else ("replica", "replica 0")
         others = f" and {len(names) - 1} more buffers are" if len(names) > 1 else " is a buffer, and"
         lines.append(f"{names[0]}{others} per {each}; those of {first} are evaluated and saved")
     return lines
@@ -98,35 +102,25 @@ def _mesh_notices(setup: Setup) -> list[str]:
     mesh, nodes = setup.mesh, setup.communicator.node_of
     if copy_mesh(setup.program.mesh).world_size == 1:
         return []
-    locations = setup.placement.locations()[:_MOST_RANKS]
-    of_process = len(setup.ranks) == 1
-    local = [f" (local {nodes[:rank].count(nodes[rank])})" if of_process else "" for rank in range(len(locations))]
-    places = [f"rank {rank}{local[rank]}: {mesh.place(rank)} on {at}" for rank, at in enumerate(locations)]
-    others = [f"{mesh.world_size - _MOST_RANKS} more ranks"] if mesh.world_size > _MOST_RANKS else []
-    return [f"mesh {mesh}, {mesh.world_size} ranks", *places, *others]
-
-
-def _nothing_to_sync(setup: Setup) -> str:
-    if setup.shards == 1:
-        return "there is one replica, so there are no gradients to sync"
-    return "gradients do not leave this process"
+    lines = [f"mesh {mesh}, {mesh.world_size} ranks"]
+    for rank, location in enumerate(setup.placement.locations()[:_MOST_RANKS]):
+        local = f" (local {nodes[:rank].count(nodes[rank])})" if len(setup.ranks) == 1 else ""
+        lines.append(f"rank {rank}{local}: {mesh.place(rank)} on {location}")
+    return [*lines, *([f"{mesh.world_size - _MOST_RANKS} more ranks"] if mesh.world_size > _MOST_RANKS else [])]
 
 
 def _zero_notices(setup: Setup, team: Team) -> list[str]:
-    program = team.memory.program
-    if program.zero < 2 or setup.shards == 1:
+    program, sync = team.memory.program, team.transport.sync
+    if program.zero < 2 or setup.shards == 1 or team.way not in (Way.HOST, Way.DEVICE):
         return []
     if team.way is Way.HOST:
         each = [
             f"{format_bytes(part.kept_bytes)} of {format_bytes(part.size_bytes)} {part.kind}"
-            for part in kept(program, {group.name: team.transport.sync.updated(group) for group in program.groups})
+            for part in kept(program, {group.name: sync.updated(group) for group in program.groups})
         ]
         return [f"ZeRO {program.zero}: rank 0 keeps {', '.join(each)}"]
-    if team.way is Way.DEVICE:
-        is_whole = team.transport.sync.replicated
-        what = "everything is whole" if is_whole else "whole gradients, parameters once on each node"
-        return [f"ZeRO {program.zero} saves nothing more with --reduce-on-rdu: {what}"]
-    return []
+    what = "everything is whole" if sync.replicated else "whole gradients, parameters once on each node"
+    return [f"ZeRO {program.zero} saves nothing more with --reduce-on-rdu: {what}"]
 
 
 def summarize(
@@ -138,9 +132,12 @@ def summarize(
     saver: Saver | None,
     state: State,
 ) -> SummaryRecord:
-    steps = start.plan
-    predicted, not_predicted = _predicted(setup, steps)
+    steps, options = start.plan, setup.options
     taken = totals.steps - steps.start.step
+    path = SyncPath.RDU if options.reduce_on_rdu else SyncPath.HOST
+    step: PredictedStep | str | None = None
+    if setup.is_first:
+        step = predicted(setup.program, setup.inventory, setup.placement, path, steps.accumulation_steps)
     return SummaryRecord(
         pef_digest=setup.document.digest,
         world_size=setup.replicas,
@@ -149,7 +146,7 @@ def summarize(
         emulated=setup.is_emulation,
         sync=team.sync_name,
         host_sync=setup.host_sync if team.sync_name == "host" else None,
-        parameter_servers=setup.options.parameter_servers or 0,
+        parameter_servers=options.parameter_servers or 0,
         engine=team.engine.name,
         threads=setup.threads,
         torch=torch.__version__,
@@ -178,24 +175,14 @@ def summarize(
         weights_sha256=state.weights_sha256,
         state_sha256=state.state_sha256,
         exempt_from_exactness=exempt(setup, team),
-        resumed_after_step=None if setup.options.checkpoint.resume is None else steps.start.step,
+        resumed_after_step=None if options.checkpoint.resume is None else steps.start.step,
         checkpoint=None if saver is None or saver.last is None else str(saver.last),
         failed_checkpoints=0 if saver is None else saver.failed,
         notices=list(start.notices),
         placement=_placement_record(setup.inventory, setup.placement),
-        predicted=predicted,
-        not_predicted=not_predicted,
+        predicted=predicted_record(step, setup.inventory) if isinstance(step, PredictedStep) else None,
+        not_predicted=step if isinstance(step, str) else None,
     )
-
-
-def _predicted(setup: Setup, steps: Plan) -> tuple[PredictedRecord | None, str | None]:
-    if not setup.is_first:
-        return None, None
-    path = SyncPath.RDU if setup.options.reduce_on_rdu else SyncPath.HOST
-    result = predicted(setup.program, setup.inventory, setup.placement, path, steps.accumulation_steps)
-    if isinstance(result, str):
-        return None, result
-    return predicted_record(result, setup.inventory), None
 
 
 def exempt(setup: Setup, team: Team) -> list[str]:
@@ -267,9 +254,9 @@ def _whole_tensors(setup: Setup, team: Team) -> Callable[[str], Tensor]:
 
 
 def _bytes_of_all(communicator: Communicator, team: Team) -> BytesRecord:
-    everybody = communicator.all_gather_object([one.transport.sync.bytes_moved for one in team.replicas])
-    moved = [one for of_process in everybody for one in of_process]
-    return BytesRecord(**{kind: sum(getattr(one, kind) for one in moved) for kind in BytesRecord.model_fields})
+    own = [replica.transport.sync.bytes_moved for replica in team.replicas]
+    moved = [of_rank for of_process in communicator.all_gather_object(own) for of_rank in of_process]
+    return BytesRecord(**{kind: sum(getattr(of_rank, kind) for of_rank in moved) for kind in BytesRecord.model_fields})
 
 
 def _placement_record(inventory: Inventory, placement: Placement) -> PlacementRecord:
