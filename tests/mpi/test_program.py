@@ -150,4 +150,4 @@ def test_every_operator_has_a_handler() -> None:
     for name, operator in OPERATORS.items():
         assert (operator.kind in _OURS) == (name in HANDLERS) == (not name.startswith("aten."))
     with pytest.raises(InternalError, match=r"no handler for comm\.scatter"):
-        instruction_of(Node("n", "comm.scatter"), Binding(RegisterFile(), {}, {}, lambda name: torch.empty(0)))
+        instruction_of(Node("n", "comm.scatter"), Binding(RegisterFile(), {}, lambda name: torch.empty(0)))

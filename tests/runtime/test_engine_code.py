@@ -62,7 +62,7 @@ def test_a_gradient_that_its_operator_masks_is_refused() -> None:
 def test_a_constant_that_torch_has_as_something_else_is_refused(constant: TorchConstant) -> None:
     fault = re.escape(f"the PEF uses '{constant.name}' as a {constant.kind}, which torch {torch.__version__} does not")
     with pytest.raises(PefError, match=fault) as caught:
-        aten_instruction(node("aten.sum.default", (X,), (("dtype", constant),), ("z",)), RegisterFile(), {})
+        aten_instruction(node("aten.sum.default", (X,), (("dtype", constant),), ("z",)), RegisterFile())
     assert caught.value.remedy == "compile the model again: sambasim compile"
 
 

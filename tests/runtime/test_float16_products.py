@@ -167,7 +167,7 @@ def bound(name: str, args: Sequence[object], dtypes: Sequence[str]) -> tuple[Ins
 
     values = {f"y{number}": TensorType(dtype, ()) for number, dtype in enumerate(dtypes)}
     node = Node("n", name, tuple(map(argument, args)), (), tuple(values))
-    instruction = instruction_of(node, Binding(registers, values, {}, tensors.__getitem__))
+    instruction = instruction_of(node, Binding(registers, values, tensors.__getitem__))
     for symbol, tensor in tensors.items():
         registers.initial[registers.value(symbol)] = tensor
     return instruction, [value_of(operand, registers.initial) for operand in instruction.operands]

@@ -103,7 +103,6 @@ class Code:
             raise
 
     def _raise_for(self, error: Exception, held: Callable[[], Held]) -> None:
-        """Raise the error to show in place of `error`, if an instruction raised it."""
         line, traceback = 0, error.__traceback__
         while traceback is not None:
             if traceback.tb_frame.f_code is self.function.__code__:
@@ -209,7 +208,6 @@ class _Writer:
             self._is_paused = True
 
     def _result(self, number: int, instruction: Instruction, operands: str) -> list[str]:
-        """Call the function, put its results into their registers, and store gradients."""
         results, stores = instruction.results, instruction.stores
         statement = f"f{number}({operands})"
         if results and not instruction.single:

@@ -151,11 +151,11 @@ class Executor:
 
         # A gradient may be an input itself (if the loss is a bare parameter): then no node completes it.
         self._given_gradients: list[tuple[int, Tensor]] = []
-        stores: dict[str, list[Tensor]] = defaultdict(list)
+        stores = self._registers.stores
         for output in graph.outputs:
             if kinds[output.symbol] is SymbolKind.GRADIENT:
                 if output.value in graph.values:
-                    stores[output.value].append(tensor_of(output.symbol))
+                    stores.setdefault(output.value, []).append(tensor_of(output.symbol))
                 else:
                     self._given_gradients.append((register(output.value), tensor_of(output.symbol)))
         # Gradients are stored at once; only outputs and changed buffers are needed at the end of the pass.
@@ -163,7 +163,7 @@ class Executor:
         nodes = graph.nodes[: self.sections[-1].stop] if self.sections else ()
         if not self._keeps_order:  # no instruction is the last reader in every micro-batch, so all values are kept
             keep |= {name for node in nodes for name in node.reads}
-        lowered = lower(nodes, Binding(self._registers, graph.values, stores, tensor_of, transport), keep)
+        lowered = lower(nodes, Binding(self._registers, graph.values, tensor_of, transport), keep)
         if observer is not None:
             lowered = [
                 done and replace(done, function=observer.bind(self._rank, done.node, done.function)) for done in lowered
@@ -173,7 +173,7 @@ class Executor:
             units = [Unit((section,), tuple(filter(None, own))) for section, own in of_sections]
         else:
             types = {name: program.symbols[name].type for name in graph.inputs}
-            units = engine.lower(lowered, nodes, self.sections, self._registers, stores, keep, types)
+            units = engine.lower(lowered, nodes, self.sections, self._registers, keep, types)
         in_one_piece = schedule is None or schedule.backward_in_one_piece
         self._code = PassCode(units, stores if in_one_piece else {}, keep, self.waited_s)
 
@@ -269,7 +269,6 @@ class Executor:
         return held if isinstance(held, Tensor) else None
 
     def _ended(self, unit: Unit) -> None:
-        """The sections of `unit` have run."""
         if self.observer is not None:
             self.observer.sections_end(self._rank, unit.sections, self._began_ns)
         for overlapped in self._overlapping:

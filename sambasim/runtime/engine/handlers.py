@@ -28,12 +28,11 @@ from sambasim.runtime.values.optimizers import Optimizers
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """What the nodes of one graph work on. `stores`: for each gradient, the tensors to store it in; `tensor_of`: the
-    tensor of every symbol; `transport` and `optimizers` are None for a graph that only computes."""
+    """What the nodes of one graph work on. `tensor_of`: the tensor of every symbol; `transport` and `optimizers` are
+    None for a graph that only computes."""
 
     registers: RegisterFile
     values: Mapping[str, TensorType]
-    stores: Mapping[str, Sequence[Tensor]]
     tensor_of: Callable[[str], Tensor]
     transport: Transport | None = None
     optimizers: Optimizers | None = None
@@ -111,9 +110,7 @@ def executed_by(work: Work, node: Node, binding: Binding) -> Instruction:
     if node.operator in UPDATES:
         operands = []  # `opt.total_norm`, which runs before, has called `clip`
     function, begun = (work.finish, work) if isinstance(work, Communication) else (work or nothing, None)
-    return instructions.instruction_for(
-        node, function, operands, registers, binding.stores, single=True, communication=begun
-    )
+    return instructions.instruction_for(node, function, operands, registers, single=True, communication=begun)
 
 
 def nothing(*operands: object) -> None:
@@ -123,7 +120,7 @@ def nothing(*operands: object) -> None:
 def _aten(node: Node, binding: Binding) -> Instruction:
     """An operator of torch. Products of float16 are computed in float32 and rounded once: torch's float16 kernels for
     CPUs without such instructions are 4 to 40 times slower (torch 2.13)."""
-    instruction = instructions.aten_instruction(node, binding.registers, binding.stores)
+    instruction = instructions.aten_instruction(node, binding.registers)
     if OPERATORS[node.operator].flops is None:
         return instruction
     types = [None if name is None else binding.values[name].dtype for name in node.results]
@@ -149,7 +146,6 @@ def _widened(operand: object) -> object:
 
 
 def _reduce_scatter(node: Node, binding: Binding) -> Work:
-    """Reduce-scatter of parameter groups, or of one value along a dimension."""
     if groups_of(node):
         return binding.connected.sync.reduce_scatter(binding.groups(node))
     group, cut = binding.axis_group(node), _cut(node, binding)
@@ -158,7 +154,6 @@ def _reduce_scatter(node: Node, binding: Binding) -> Work:
 
 
 def _all_gather(node: Node, binding: Binding) -> Work:
-    """All-gather of parameter groups, or of one value along a dimension."""
     if groups_of(node):
         return binding.connected.sync.all_gather(binding.groups(node))
     cut = _cut(node, binding)
@@ -179,13 +174,11 @@ def _broadcast(node: Node, binding: Binding) -> Work:
 
 
 def _shard(node: Node, binding: Binding) -> Work:
-    """This rank's part of a value that all ranks of the axis have."""
     cut, position = _cut(node, binding), binding.axis_group(node).position
     return lambda whole: part(whole, cut, position).contiguous()
 
 
 def _index(node: Node, binding: Binding) -> Work:
-    """This rank's position on the axis, as a tensor."""
     position = torch.tensor(binding.axis_group(node).position)
     return lambda: position
 
@@ -195,11 +188,6 @@ def _cut(node: Node, binding: Binding) -> Cut:
     return Cut(axis_of(node) or "", _number(node, "dim"), size, _number(node, "outer", 1))
 
 
-def _recv(node: Node, binding: Binding) -> Work:
-    type_ = binding.values[node.results[0] or ""]
-    return binding.axis_group(node).recv(_peer(node, binding), _number(node, "tag"), type_)
-
-
 def _peer(node: Node, binding: Binding) -> int:
     """The position of the rank `shift` places further along the axis, which is a ring."""
     group = binding.axis_group(node)
@@ -207,7 +195,6 @@ def _peer(node: Node, binding: Binding) -> int:
 
 
 def _copy(node: Node, binding: Binding) -> Work:
-    """One symbol, from the device memory of a rank into that of another."""
     group, transport, tag = binding.axis_group(node), binding.connected, _number(node, "tag")
     source, target = ends_of(node)
     symbol = transport.program.symbols[str(node.args[1])]
@@ -235,7 +222,6 @@ def _number(node: Node, name: str, default: int = 0) -> int:
 
 
 def _release(node: Node, binding: Binding) -> Work:
-    """Free the parameters or gradients of a group outside the own slice."""
     (group,) = binding.groups(node)
     return binding.connected.sync.releasing(group, str(node.args[1]))
 
@@ -287,7 +273,6 @@ def _total_norm(node: Node, binding: Binding) -> Work:
 
 
 def _optimizer(node: Node, binding: Binding) -> Work:
-    """One optimizer step on the owned slice."""
     (group,) = binding.groups(node)
     sync = binding.connected.sync
     start, stop = sync.updated(group)
@@ -303,7 +288,9 @@ HANDLERS: Mapping[str, Handler] = {
     "comm.all_reduce": _all_reduce,
     "comm.broadcast": _broadcast,
     "comm.send": lambda node, binding: binding.axis_group(node).send(_peer(node, binding), _number(node, "tag")),
-    "comm.recv": _recv,
+    "comm.recv": lambda node, binding: binding.axis_group(node).recv(
+        _peer(node, binding), _number(node, "tag"), binding.values[node.results[0] or ""]
+    ),
     "comm.copy": _copy,
     "comm.shard": _shard,
     "comm.index": _index,

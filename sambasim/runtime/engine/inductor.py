@@ -63,7 +63,6 @@ Step: TypeAlias = Region | int
 
 
 def _choose_units(sections: Sequence[Section]) -> list[tuple[Section, ...]]:
-    """The sections of each unit of a pass, which are compiled together."""
     backward = sum(section.stop - section.start for section in sections if section.kind is SectionKind.BCKWD)
     units: list[tuple[Section, ...]] = []
     unit: list[Section] = []
@@ -275,7 +274,6 @@ class Inductor:
         nodes: Sequence[Node],
         sections: Sequence[Section],
         registers: RegisterFile,
-        stores: Mapping[str, Sequence[Tensor]],
         keep: Set[str],
         inputs: Mapping[str, TensorType],
     ) -> list[Unit]:
@@ -287,9 +285,9 @@ class Inductor:
         nodes, drawn = _name_unread_draws(nodes)
         units = _choose_units(sections)
         unit_of = [number for number, unit in enumerate(units) for _ in range(unit[0].start, unit[-1].stop)]
-        routes = find_routes(nodes, unit_of, stores, keep)
+        routes = find_routes(nodes, unit_of, registers.stores, keep)
         taken = frozenset(position for position, instruction in enumerate(plain) if instruction is None)
-        planned = _Planner(nodes, taken, {*stores, *keep, *drawn}, routes).steps(units)
+        planned = _Planner(nodes, taken, {*registers.stores, *keep, *drawn}, routes).steps(units)
         compiled = self._compile([step for step in chain(*planned) if isinstance(step, Region)], nodes, inputs)
         lowered: list[Instruction | None] = []
         for step in chain(*planned):
@@ -299,9 +297,7 @@ class Inductor:
             refs = tuple(Ref(name) for name in step.inputs)
             node = Node(nodes[step.nodes[0]].name, "sambasim.compiled", refs, (), step.outputs)
             operands = map(registers.value, step.inputs)
-            lowered.append(
-                instructions.instruction_for(node, compiled[step], operands, registers, stores, single=False)
-            )
+            lowered.append(instructions.instruction_for(node, compiled[step], operands, registers, single=False))
         freeing = iter(instructions.free_after_use(lowered, keep, registers))
         of_units = [tuple(filter(None, islice(freeing, len(steps)))) for steps in planned]
         return [Unit(unit, own) for unit, own in zip(units, of_units, strict=True)]

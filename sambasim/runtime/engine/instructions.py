@@ -51,11 +51,13 @@ class Unit:
 
 
 class RegisterFile:
-    """Assigns registers to values and constants. `initial` is their content before the first instruction."""
+    """Assigns registers to values and constants. `initial` is their content before the first instruction; `stores`:
+    for values that device memory keeps, as gradients are, the tensors to store them in."""
 
     def __init__(self) -> None:
         self._number_of: dict[str, int] = {}
         self.initial: Registers = []
+        self.stores: dict[str, list[Tensor]] = {}
 
     def constant(self, value: object) -> int:
         self.initial.append(value)
@@ -102,18 +104,17 @@ def instruction_for(
     function: Function,
     operands: Iterable[Operand],
     registers: RegisterFile,
-    stores: Mapping[str, Sequence[Tensor]],
     *,
     single: bool,
     communication: Communication | None = None,
 ) -> Instruction:
-    """`stores`: the tensors of device memory in which values are kept, as gradients are."""
     results = tuple(None if name is None else registers.value(name) for name in node.results)
+    stores = registers.stores
     kept = ((registers.value(name), tensor) for name in node.results if name for tensor in stores.get(name, ()))
     return Instruction(node, function, tuple(operands), single, results, tuple(kept), communication=communication)
 
 
-def aten_instruction(node: Node, registers: RegisterFile, stores: Mapping[str, Sequence[Tensor]]) -> Instruction:
+def aten_instruction(node: Node, registers: RegisterFile) -> Instruction:
     """The call of an ATen operator. Raises PefError if this torch lacks the operator or a constant."""
     operator = find_operator(node.operator)
     function: Function = builtin(node, operator._schema) or operator._op
@@ -124,8 +125,7 @@ def aten_instruction(node: Node, registers: RegisterFile, stores: Mapping[str, S
     if varying:
         function = partial(_call_with_keywords, function, tuple(varying))
     operands = [_operand(argument, registers) for argument in (*node.args, *varying.values())]
-    single = returns_one_tensor(operator._schema)
-    return instruction_for(node, function, operands, registers, stores, single=single)
+    return instruction_for(node, function, operands, registers, single=returns_one_tensor(operator._schema))
 
 
 def _call_with_keywords(function: Function, names: tuple[str, ...], *operands: object) -> object:

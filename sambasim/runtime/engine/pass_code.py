@@ -112,8 +112,6 @@ class PassCode(dict[Key, Code]):
 
 
 class _DirectWrites:
-    """Which gradients of a pass may be written directly, as `PassCode` has them."""
-
     def __init__(self, units: Sequence[Unit], stores: Mapping[str, Sequence[Tensor]], keep: Set[str]) -> None:
         self._units = units
         self._instructions = [instruction for unit in units for instruction in unit.instructions]

@@ -26,7 +26,6 @@ from sambasim.runtime.watch.observer import StepObserver, report_spans, span
 
 
 def _lower_update(sections: Sequence[Section], nodes: Sequence[Node], binding: Binding) -> list[Unit]:
-    """The update, which consists of `sections`. `nodes`: all those of the graph."""
     units: list[Unit] = []
     begun: list[Instruction] = []
     left, reached = sections, sections[0].start if sections else len(nodes)
@@ -109,7 +108,7 @@ class Update:
         self._waited_s: dict[str, float] = defaultdict(float)
         self._began_ns = 0  # the sections that are reported next
         registers, graph = RegisterFile(), executor.graph
-        binding = Binding(registers, graph.values, {}, executor.tensor_of, transport, optimizers)
+        binding = Binding(registers, graph.values, executor.tensor_of, transport, optimizers)
         self._units = _lower_update(executor.update_sections, graph.nodes, binding)
         norms = [node.results[0] for node in graph.nodes if node.operator == "opt.total_norm"]
         self._norm = registers.value(norms[0]) if norms and norms[0] else None

@@ -250,7 +250,6 @@ class Replica:
         return updated._replace(began_ns=exchanged.began_ns, exposed_s=exposed_s, waited_s=exchanged.waited_s)
 
     def _next_batches(self, micro_step: int) -> Sequence[Batch]:
-        """The inputs of a pass."""
         if self.observer is not None:
             self.observer.batch_begins(self.rank, micro_step)
         read = self._read(micro_step)

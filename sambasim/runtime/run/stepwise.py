@@ -312,7 +312,6 @@ class StepwiseReplica:
             raise
 
     def _outputs(self, passes: Sequence[Steps[list[dict[str, Tensor]]]]) -> list[dict[str, Tensor]]:
-        """Of each rank."""
         return [outputs for (outputs,) in self._together(passes)]
 
     def _forward(self) -> dict[str, Tensor]:

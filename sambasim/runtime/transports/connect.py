@@ -229,7 +229,6 @@ def _title(title: str, sync: GradientSync) -> str:
 
 
 def _sync(way: Way, allocated: Allocated, number: int, roles: Roles | None) -> GradientSync:
-    """How rank `number` of this process syncs along dp."""
     memory, group = allocated.memories[number], allocated.groups[number]
     match way:
         case Way.IN_PROCESS:

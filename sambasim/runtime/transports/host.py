@@ -160,7 +160,6 @@ def parameter_server(memory: DeviceMemory, roles: Roles, communicator: Communica
 
 @contextmanager
 def _as_peer_error() -> Iterator[None]:
-    """Raises PeerError for errors of gloo."""
     try:
         yield
     except RuntimeError as error:

@@ -171,7 +171,6 @@ class GatherLosses:
         self._bytes = self._send.view(np.uint8), self._receive.reshape(-1).view(np.uint8)
 
     def __call__(self, losses: Sequence[float], request: int) -> Shared:
-        """Collective."""
         self._send[: 1 + len(losses)] = (request, *losses)
         self._communicator.all_gather(*self._bytes)
         received: list[list[float]] = self._receive.tolist()

@@ -248,7 +248,6 @@ class WindowReduce(Overlapped):
         self._in_pass_s += time.perf_counter() - began_s
 
     def _is_complete(self, work: _Work, count: int) -> bool:
-        """Whether all replicas of the node have completed the group, if this one has run `count` sections."""
         at = work.ready_at
         return at <= count and self._flags.reached(Counter.PROGRESS, self._done + at)
 
