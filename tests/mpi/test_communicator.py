@@ -3,20 +3,21 @@
 import os
 import re
 import sys
-from collections.abc import Mapping
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import pytest
 
 from sambasim.errors import PeerError
 from sambasim.runtime.watch.supervisor import FORWARDING_S
+from tests.mpi.training import EACH_ALONE, TWO_NODES
 from tests.support.mpi import RANKS, ROOT, Result, body_command, can_play_hosts, is_open_mpi, library, run_job, run_mpi
-from tests.support.whole import whole_case
+from tests.support.whole import whole, whole_case
 
 BODY = ROOT / "tests" / "mpi" / "bodies" / "talk.py"
 TALK = body_command("talk")
-
-
-TWO_NODES, EACH_ALONE = {"MPIR_CVAR_NUM_CLIQUES": "2"}, {"MPIR_CVAR_NOLOCAL": "1"}
 
 
 @pytest.mark.parametrize(
@@ -44,37 +45,38 @@ def test_one_rank_needs_no_mpi_library() -> None:
     assert result.stdout == "passed 1 of 1; nodes (0,)\n"
 
 
+def refused(result: Result, *messages: str) -> None:
+    assert result.returncode != 0
+    for words in messages:
+        assert words in result.stderr
+
+
 def test_several_ranks_without_an_mpi_library_are_refused() -> None:
     result = run_mpi(2, TALK, env={"MPI4PY_LIBMPI": "/nonexistent/libmpi.so"})
-    assert result.returncode != 0
-    assert "mpi4py finds no MPI library" in result.stderr
-    assert "python -m pip install mpich" in result.stderr
+    refused(result, "mpi4py finds no MPI library", "python -m pip install mpich")
 
 
 def test_a_launcher_of_another_mpi_is_refused() -> None:
     """A rank of two by its environment, and alone by its MPI: what the wrong mpirun makes of it."""
     result = run_job(TALK, env={"PMI_SIZE": "2", "PMI_RANK": "1"})
-    assert result.returncode != 0
-    assert "mpirun of MPICH or its relatives started 2 ranks, but" in result.stderr
-    assert f"{library()} sees 1: mpi4py is linked to another MPI than the launcher's" in result.stderr
-    assert f"-np 2 {BODY}" in result.stderr
+    sees = f"{library()} sees 1: mpi4py is linked to another MPI than the launcher's"
+    refused(result, "mpirun of MPICH or its relatives started 2 ranks, but", sees, f"-np 2 {BODY}")
     assert "suspicious MPI execution environment" not in result.stderr
 
 
 @pytest.mark.skipif(is_open_mpi(), reason="about MPICH")
 def test_mpich_under_open_mpis_launcher_is_refused_before_it_starts() -> None:
     result = run_job(TALK, env={"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"})
-    assert result.returncode != 0
-    assert "mpirun of Open MPI started 2 ranks, but MPICH" in result.stderr
-    assert "cannot be started by it" in result.stderr
+    refused(result, "mpirun of Open MPI started 2 ranks, but MPICH", "cannot be started by it")
+
+
+CONNECT = "from sambasim.runtime.machine.mpi import connect\nc = connect(['body'])\n"
 
 
 def test_shared_memory_that_is_not_there_is_refused_on_every_rank() -> None:
     """More than any machine has: the check must come before the memory is touched."""
-    body = (
+    body = CONNECT + (
         "from sambasim.errors import MachineError\n"
-        "from sambasim.runtime.machine.mpi import connect\n"
-        "c = connect(['body'])\n"
         "try:\n"
         "    c.allocate_shared((1 << 50) if c.rank == 1 else 4096)\n"
         "    words = 'allocated'\n"
@@ -93,17 +95,14 @@ def test_shared_memory_that_is_not_there_is_refused_on_every_rank() -> None:
 
 def test_shared_memory_is_unlinked_while_the_job_runs() -> None:
     """Nothing can be left behind by a kill, because no name is there any more once the window is made."""
-    body = (
+    body = CONNECT + (
         "from sambasim.runtime.machine import node_memory\n"
-        "from sambasim.runtime.machine.mpi import connect\n"
-        "c = connect(['body'])\n"
         "window = c.allocate_shared(1 << 20)\n"
         "c.barrier()\n"
         "names = c.gather_object(sorted(map(str, node_memory.mapped_names())))\n"
         "print(names if names else '', end='')\n"
     )
-    result = run_mpi(2, [sys.executable, "-c", body]).check()
-    assert result.stdout == "([], [])"
+    assert run_mpi(2, [sys.executable, "-c", body]).check().stdout == "([], [])"
 
 
 _BRING_UP = """\
@@ -124,21 +123,30 @@ except SambasimError as error:
 """
 
 
-def _brought_up(ranks: int, body: str, env: Mapping[str, str] | None = None) -> Result:
-    return run_mpi(ranks, [sys.executable, "-c", _BRING_UP.format(body=body)], env=env, timeout=90).check()
-
-
-def test_an_interface_that_is_not_there_is_named() -> None:
-    result = _brought_up(1, "group.bring_up(c, timeout_s=5)", {"GLOO_SOCKET_IFNAME": "no-such-interface"})
-    assert "torch.distributed cannot connect the ranks: GLOO_SOCKET_IFNAME is no-such-interface, and " in result.stdout
-    assert "where: rank 0 on host" in result.stdout
-    assert "GLOO_SOCKET_IFNAME=eth0 mpirun" in result.stdout
-
-
-def test_what_gloo_cannot_use_is_told_without_its_source_line() -> None:
-    result = _brought_up(1, "group.bring_up(c, timeout_s=5)", {"GLOO_DEVICE_TRANSPORT": "pigeon"})
-    assert "cannot connect the ranks: makeDeviceForInterface(): unsupported gloo device" in result.stdout
-    assert "try:   unset GLOO_DEVICE_TRANSPORT, which is pigeon; or name the network interface" in result.stdout
+@pytest.mark.parametrize(
+    ("env", "words"),
+    [
+        (
+            {"GLOO_SOCKET_IFNAME": "no-such-interface"},
+            (
+                "torch.distributed cannot connect the ranks: GLOO_SOCKET_IFNAME is no-such-interface, and ",
+                "where: rank 0 on host",
+                "GLOO_SOCKET_IFNAME=eth0 mpirun",
+            ),
+        ),
+        (
+            {"GLOO_DEVICE_TRANSPORT": "pigeon"},
+            (
+                "cannot connect the ranks: makeDeviceForInterface(): unsupported gloo device",
+                "try:   unset GLOO_DEVICE_TRANSPORT, which is pigeon; or name the network interface",
+            ),
+        ),
+    ],
+)
+def test_what_gloo_cannot_use_is_named(env: Mapping[str, str], words: Sequence[str]) -> None:
+    body = _BRING_UP.format(body="group.bring_up(c, timeout_s=5)")
+    result = run_mpi(1, [sys.executable, "-c", body], env=env, timeout=90).check()
+    assert [text for text in words if text not in result.stdout] == []
 
 
 def test_a_host_that_cannot_be_reached_is_an_error_on_every_rank() -> None:
@@ -146,7 +154,7 @@ def test_a_host_that_cannot_be_reached_is_an_error_on_every_rank() -> None:
         "group._outside_address = lambda name: 'no-such-host.invalid'\n"
         "    group.bring_up(replace(c, host_name=f'host-{c.rank}'), timeout_s=5)"
     )
-    result = _brought_up(2, body)
+    result = run_mpi(2, [sys.executable, "-c", _BRING_UP.format(body=body)], timeout=90).check()
     assert result.stderr == "", "none of torch's own attempts"
     assert result.stdout.count("cannot connect the ranks: no connection to rank 0: ") == 2
     assert "store at no-such-host.invalid:" in result.stdout
@@ -191,3 +199,32 @@ communicator.finish()
 def test_freeing_pages_again_and_again_takes_no_memory() -> None:
     printed = run_mpi(2, [sys.executable, "-c", FREES], timeout=60).check().stdout
     assert int(printed) < 4 << 20
+
+
+# `run_mpi` fails a test whose job leaves a process or shared memory behind.
+
+
+@whole
+def test_shared_memory_left_behind_fails_the_test() -> None:
+    name = f"sambasim-test-{uuid.uuid4().hex}"
+    try:
+        with pytest.raises(pytest.fail.Exception, match=f"left shared memory behind.*{name}"):
+            run_job([sys.executable, "-c", f"open('/dev/shm/{name}', 'w').close()"])
+    finally:
+        Path("/dev/shm", name).unlink()
+
+
+@whole
+def test_a_process_left_behind_fails_the_test_and_is_ended() -> None:
+    body = (
+        "import subprocess, sys\n"
+        "child = subprocess.Popen(['sleep', '60'], stdout=-3, stderr=-3, start_new_session=True)\n"
+        "print(child.pid)\n"
+    )
+    with pytest.raises(pytest.fail.Exception, match=r"left processes behind: \[\d+\]") as failure:
+        run_job([sys.executable, "-c", body])
+    pid = int(str(failure.value).split("[")[1].rstrip("]"))
+    until = time.monotonic() + 5
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < until:
+        time.sleep(0.01)
+    assert not Path(f"/proc/{pid}").exists()

@@ -8,6 +8,7 @@ import pytest
 
 from sambasim.records.metrics import PlacementRecord, PredictedRecord, SummaryRecord
 from tests.faults.command import Outcome, sambasim
+from tests.mpi.training import TWO_NODES
 from tests.samba.test_measuring import APP
 from tests.support.cluster import write_cluster
 from tests.support.mpi import RANKS, SAMBASIM, Result, is_open_mpi, run_job, run_mpi
@@ -15,7 +16,6 @@ from tests.support.whole import is_whole, whole, whole_case
 
 ALONE = ["run", "--pef", "digits", "--steps", "2", "--no-evaluate"]
 RUN = [*SAMBASIM, *ALONE]
-TWO_NODES = {"MPIR_CVAR_NUM_CLIQUES": "2"}
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""The Python API under mpirun: a script gives the bits of one process, and an error ends every rank."""
+"""The Python API under mpirun, and `torchrun`: a script gives the bits of one process, and an error ends every rank."""
 
 import json
 import runpy
@@ -6,8 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
-from tests.support.mpi import run_mpi
+from sambasim.cli.run import run_command
+from sambasim.options.compile import options_and_notes
+from tests.support.compiled import compile_from_options
+from tests.support.mpi import run_job, run_mpi
 from tests.support.whole import whole_case
 
 SCRIPT = """
@@ -80,3 +84,32 @@ def test_an_exit_of_one_rank_ends_every_rank(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT.replace("found = []", leaves))
     result = run_mpi(2, [sys.executable, "script.py"], cwd=tmp_path, timeout=120)
     assert result.returncode == 7
+
+
+ONE_CYCLE = {
+    "train_batch_size": 16,
+    "gradient_accumulation_steps": 2,
+    "optimizer": {"type": "Adam", "params": {}},
+    "scheduler": {
+        "type": "OneCycle",
+        "params": {"cycle_min_lr": 0.01, "cycle_max_lr": 0.1, "cycle_first_step_size": 2},
+    },
+}
+
+
+def test_a_run_started_by_torchrun_has_the_bits_of_its_emulation(tmp_path: Path) -> None:
+    """Also with a DeepSpeed config, whose schedule changes the momentum of each replica."""
+    file = tmp_path / "ds_config.json"
+    file.write_text(json.dumps(ONE_CYCLE))
+    source, flags = ["data.source=tests.support.deepspeed:samples"], {"data_parallel": True, "world_size": 2}
+    options = options_and_notes(None, "tests.support.deepspeed:Net", source, {**flags, "deepspeed": file}).options
+    pef = compile_from_options(options.model_copy(update={"output_folder": tmp_path})).path
+    run = ["--pef", str(pef), "--deepspeed", str(file), "--steps", "5", "--threads", "1", "--json"]
+    launch = [str(Path(sys.executable).parent / "torchrun"), "--standalone", "--nproc-per-node", "2"]
+    done = run_job([*launch, "-m", "sambasim", "run", *run], timeout=120).check()
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    emulated = CliRunner().invoke(run_command, [*run, "--emulate-replicas", "2"])
+    summaries = [json.loads(line), json.loads(emulated.stdout)]
+    assert [one["world_size"] for one in summaries] == [2, 2]
+    assert [one["emulated"] for one in summaries] == [False, True]
+    assert summaries[0]["state_sha256"] == summaries[1]["state_sha256"]
