@@ -28,7 +28,7 @@ from sambasim.options.training import DataOptions, LossOptions
 from sambasim.pef import map_weights, read
 from sambasim.pef.sources import changed
 from sambasim.records.metrics import EvaluationRecord, InferenceRecord
-from sambasim.runtime.engine.executor import Executor, Steps, outputs_in_order
+from sambasim.runtime.engine.executor import Batch, Executor, Steps, outputs_in_order
 from sambasim.runtime.machine.communicator import Communicator, single_rank
 from sambasim.runtime.machine.pytorch import Stream, derive, repeatable, seed_everything
 from sambasim.runtime.machine.resources import check_node_memory, default_threads
@@ -107,9 +107,7 @@ class Evaluator:
             kept = outputs[1:] if self._has_loss else outputs
             yield self._sums_of(outputs, batch, count), [o[:count].clone() for o in kept if o.shape[:1] == (size,)]
 
-    def _batches(
-        self, dataset: WatchedDataset, rank: int, world_size: int
-    ) -> Iterator[tuple[Mapping[str, Tensor], int]]:
+    def _batches(self, dataset: WatchedDataset, rank: int, world_size: int) -> Iterator[tuple[Batch, int]]:
         indices, options = range(rank, len(dataset), world_size), self._options
         size, key = self._program.batch_size, (id(dataset), rank)
         if key not in self._loaders:

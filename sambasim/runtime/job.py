@@ -162,9 +162,7 @@ class TrainingJob:
         check_sources(self._communicator, sources, setup.mesh)
         return sources
 
-    def _step(
-        self, trainer: Trainer, epoch: int, recorder: StepRecorder | None, observers: Sequence[StepObserver]
-    ) -> Step:
+    def _step(self, trainer: Trainer, epoch: int, recorder: StepRecorder | None, observers: list[StepObserver]) -> Step:
         number = trainer.totals.steps
         if recorder is None or number not in recorder.steps:
             return trainer.step(epoch)
@@ -190,7 +188,7 @@ class TrainingJob:
         sources: Sequence[Source],
         steps: Plan,
         team: Team,
-        observers: Sequence[StepObserver],
+        observers: list[StepObserver],
     ) -> EvaluationRecord | None:
         totals, scaling = trainer.totals, self._setup.resolved.training.loss_scale
         evaluation, position, recorder = None, steps.start, self._recorder(team, steps)

@@ -40,6 +40,7 @@ from sambasim.runtime.engine.pass_code import Route, find_routes, is_plain_view
 from sambasim.runtime.machine.kernels.build import find_cpp_compiler, use_inductor_cache
 
 T = TypeVar("T")
+Fakes: TypeAlias = Mapping[str, Tensor]
 
 BACKWARD_UNITS = 4
 """The maximum number of units of the backward. The gradients of the last one are reduced after it."""
@@ -206,9 +207,7 @@ def fake_values(nodes: Sequence[Node], inputs: Mapping[str, TensorType]) -> dict
     return values
 
 
-def rebuild(
-    nodes: Iterable[Node], inputs: Sequence[str], outputs: Sequence[str], fakes: Mapping[str, Tensor]
-) -> GraphModule:
+def rebuild(nodes: Iterable[Node], inputs: Sequence[str], outputs: Sequence[str], fakes: Fakes) -> GraphModule:
     """A module from `inputs` to a tuple of `outputs`. Names are numbered by position, so that equal layers give equal
     code and inductor's cache finds it."""
     graph = Graph()
@@ -226,9 +225,7 @@ def rebuild(
     return GraphModule({}, graph)
 
 
-def _product(
-    node: Node, fakes: Mapping[str, Tensor], values: Mapping[str, FxArgument], graph: Graph
-) -> torch.fx.Node | None:
+def _product(node: Node, fakes: Fakes, values: Mapping[str, FxArgument], graph: Graph) -> torch.fx.Node | None:
     """`node` as a product by oneDNN if that is faster, else None."""
     names = [argument.name for argument in node.args if isinstance(argument, Ref)]
     if node.kwargs or (node.operator, len(names)) not in (("aten.mm.default", 2), ("aten.addmm.default", 3)):

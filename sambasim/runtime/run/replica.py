@@ -201,11 +201,9 @@ class Replica:
             raise InternalError("the data of a rank that has no replica")
         return self._shard
 
-    def step(
-        self, step: int, update: int, rate: float, loss_scale: float, request: Callable[[], int]
-    ) -> Steps[Updated]:
+    def step(self, step: int, update: int, rate: float, loss_scale: float, ask: Callable[[], int]) -> Steps[Updated]:
         """Run step `step` (from 0) with optimizer step `update` (from 1, without skipped ones); `rate` multiplies the
-        learning rates, `loss_scale` the loss of each backward. `request` is called after the passes: what this rank
+        learning rates, `loss_scale` the loss of each backward. `ask` is called after the passes: what this rank
         asks of the run."""
         if self._guarded is not None:
             for buffer, kept in self._guarded:
@@ -235,7 +233,7 @@ class Replica:
         losses = (total / (micro_steps * count),) if self.works else ()
         if self._detailed is not None and losses:
             self._detailed.span_ends(self.rank, Track.HOST, "forward and backward", began_ns, {})
-        ended_ns, asked = perf_counter_ns(), request()
+        ended_ns, asked = perf_counter_ns(), ask()
         if self._guarded is None:
             return (yield from self._update.run(losses, asked, ended_ns))
         # The losses are exchanged before any gradient is reduced.

@@ -25,11 +25,19 @@ from sambasim.runtime.engine.executor import Executor, Steps, Tangent
 from sambasim.runtime.engine.update import Update
 from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.machine.resources import check_node_memory
-from sambasim.runtime.transports.communication import BytesMoved, mean_of, slices_of
+from sambasim.runtime.transports.communication import BytesMoved, mean_of
 from sambasim.runtime.transports.connect import Allocated, Way, allocate, connect, connect_here, groups_of
 from sambasim.runtime.transports.in_process import run_together
 from sambasim.runtime.values.mean import tree_mean
-from sambasim.runtime.values.memory import SHARED_KINDS, DeviceMemory, joined, part_of, place_inputs, private_storage
+from sambasim.runtime.values.memory import (
+    SHARED_KINDS,
+    DeviceMemory,
+    joined,
+    part_of,
+    place_inputs,
+    private_storage,
+    slices_of,
+)
 from sambasim.runtime.values.optimizers import Optimizers
 from sambasim.runtime.watch.observer import SectionClock
 
@@ -122,9 +130,7 @@ class _Memory:
             return joined([self._read(name, rank) for rank in range(self.ranks)], symbol.cuts[0])
         return self._read(name, 0)
 
-    def joined(
-        self, of_ranks: Sequence[dict[str, Tensor]], of_inputs: frozenset[str] = frozenset()
-    ) -> dict[str, Tensor]:
+    def joined(self, of_ranks: Sequence[dict[str, Tensor]], of_inputs: Collection[str] = ()) -> dict[str, Tensor]:
         """The outputs of the replica, from those of its ranks. `of_inputs`: the outputs that are gradients of inputs,
         which chips compute of their own means."""
         if self.ranks == 1:

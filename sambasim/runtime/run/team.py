@@ -15,10 +15,9 @@ from sambasim.runtime.machine.kernels.build import find_cpp_compiler
 from sambasim.runtime.run.replica import Replica, Shard, input_specs
 from sambasim.runtime.run.run_observer import RunObserver
 from sambasim.runtime.run.setup import Setup
-from sambasim.runtime.transports.communication import slices_of
 from sambasim.runtime.transports.connect import Transport, Way, open_ranks
 from sambasim.runtime.transports.in_process import Hub
-from sambasim.runtime.values.memory import DeviceMemory, load_weights, place_weights
+from sambasim.runtime.values.memory import DeviceMemory, load_weights, place_weights, slices_of
 from sambasim.runtime.values.optimizers import Optimizers
 from sambasim.runtime.watch.observer import StepObserver
 

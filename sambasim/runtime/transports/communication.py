@@ -12,10 +12,9 @@ from typing_extensions import TypeVar
 
 from sambasim.collectives import additions
 from sambasim.errors import InternalError
-from sambasim.ir.dataflow import is_clipped
-from sambasim.ir.program import Member, ParameterGroup, Program
-from sambasim.ir.types import Slice, TensorType, cut, cut_at
-from sambasim.runtime.values.memory import DeviceMemory
+from sambasim.ir.program import Member, ParameterGroup
+from sambasim.ir.types import Slice, TensorType
+from sambasim.runtime.values.memory import DeviceMemory, slices_of
 from sambasim.runtime.values.optimizers import Optimizers
 
 R = TypeVar("R", default=object, covariant=True)
@@ -55,6 +54,13 @@ class Communication(ABC, Generic[R]):
     def finish(self) -> R:
         """The result, or None where it is in device memory. May wait for other processes."""
 
+    @staticmethod
+    def tensor(operands: Sequence[object]) -> Tensor:
+        """The one operand of a communication of values. Raises InternalError if it is no tensor."""
+        if len(operands) == 1 and isinstance(operands[0], Tensor):
+            return operands[0]
+        raise InternalError(f"a communication takes one tensor, got {[type(operand).__name__ for operand in operands]}")
+
 
 @final
 @dataclass
@@ -75,7 +81,7 @@ class Sending(Communication[None]):
     send: Callable[[Tensor], object]
 
     def begin(self, *operands: object) -> None:
-        self.send(tensor_operand(operands))
+        self.send(self.tensor(operands))
 
     def finish(self) -> None:
         return None
@@ -120,9 +126,6 @@ class Shared(NamedTuple):
     request: int
 
 
-EndOfStep: TypeAlias = Communication[Shared]
-"""The communication that ends every step: all replicas see all updates, and all ranks receive what all have offered."""
-
 Combine: TypeAlias = Callable[[Sequence[Tensor]], Tensor]
 """Computes the result of a collective from the tensors of all ranks, in order."""
 
@@ -162,13 +165,6 @@ def mean_of(tensors: Sequence[Tensor]) -> Tensor:
 
 def max_of(tensors: Sequence[Tensor]) -> Tensor:
     return torch.stack(list(tensors)).amax(0)
-
-
-def tensor_operand(operands: Sequence[object]) -> Tensor:
-    """The one operand of a communication of values. Raises InternalError if it is no tensor."""
-    if len(operands) == 1 and isinstance(operands[0], Tensor):
-        return operands[0]
-    raise InternalError(f"a communication takes one tensor, got {[type(operand).__name__ for operand in operands]}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,18 +252,11 @@ class GradientSync(ABC):
         self.offered = Shared(losses, request)
 
     @abstractmethod
-    def end_of_step(self) -> EndOfStep:
-        """The communication along dp that ends every step."""
+    def end_of_step(self) -> Communication[Shared]:
+        """The communication along dp that ends every step: all replicas see all updates, and all ranks receive what all
+        have offered."""
 
     def whole_state(self, group: ParameterGroup, member: Member, state: str) -> Tensor | None:
         """Collective. On rank 0, `state` of one parameter, flat, whoever updates its slices; None on other ranks."""
         own = self.memory.region(group, state)[member.start : member.start + member.numel]
         return own if self.replica == 0 else None
-
-
-def slices_of(program: Program, ranks: int) -> Mapping[str, tuple[Slice, ...]]:
-    """For each group, its slices for so many ranks. Where gradients are clipped, slices cut no block of the norm."""
-    if is_clipped(program):
-        slices = cut_at([(group.block_starts, group.numel) for group in program.groups], ranks)
-        return {group.name: of_ranks for group, of_ranks in zip(program.groups, slices, strict=True)}
-    return {group.name: cut(group.numel, ranks) for group in program.groups}

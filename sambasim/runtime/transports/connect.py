@@ -13,21 +13,13 @@ from sambasim.ir.program import ParameterGroup, Program
 from sambasim.ir.ranks import kept, of_ranks
 from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.machine.resources import check_node_memory
-from sambasim.runtime.transports.communication import (
-    AxisGroup,
-    EndOfStep,
-    Finishing,
-    Fusion,
-    GradientSync,
-    Shared,
-    slices_of,
-)
+from sambasim.runtime.transports.communication import AxisGroup, Communication, Finishing, Fusion, GradientSync, Shared
 from sambasim.runtime.transports.host import Roles, by_gloo, by_mpi, parameter_server
 from sambasim.runtime.transports.in_process import Hub, HubGroup, InProcess, Together
 from sambasim.runtime.transports.messages import Boxes, GatherLosses, MessageGroup, box_bytes
 from sambasim.runtime.transports.small_window import SmallWindow
 from sambasim.runtime.transports.window import Devices, Window, allocate_devices
-from sambasim.runtime.values.memory import DeviceMemory, private_storage
+from sambasim.runtime.values.memory import DeviceMemory, private_storage, slices_of
 from sambasim.runtime.watch.observer import StepObserver, report_spans
 
 Connect: TypeAlias = Callable[[Sequence[int]], AxisGroup]
@@ -45,7 +37,7 @@ class Transport:
     mesh: Mesh
     rank: int
     connect: Connect
-    end: EndOfStep
+    end: Communication[Shared]
     title: str
     hub: Hub | None = None
 

@@ -121,7 +121,7 @@ def reduce_scatter(groups: Sequence[ParameterGroup], places: Places) -> Exchange
     rank, others, workers = places.communicator.rank, places.others, places.workers
     steps = additions(len(workers))
     means = {group.dtype: TreeMean(steps, len(workers), getattr(torch, group.dtype)) for group in groups}
-    cuts = _cuts(groups, places.slices)
+    cuts = _cuts(groups, places)
     outgoing = _buffers([(group, _lengths(slices)) for group, slices in cuts], places.outgoing)
     incoming = _buffers([(group, [_lengths(slices)[rank]] * len(others)) for group, slices in cuts], places.incoming)
     moves, rounds = BytesMoved(), []
@@ -149,7 +149,7 @@ def reduce_scatter(groups: Sequence[ParameterGroup], places: Places) -> Exchange
 def all_gather(groups: Sequence[ParameterGroup], places: Places, region: str = "parameter") -> Exchange:
     """An exchange after which every replica's device has the owners' parameters (or another `region`)."""
     rank, is_on_device = places.communicator.rank, places.kept is places.device
-    cuts = _cuts(groups, places.slices)
+    cuts = _cuts(groups, places)
     buffers = _buffers([(group, _lengths(slices)) for group, slices in cuts], places.outgoing)
     moves, rounds = BytesMoved(), []
     for (group, slices), parts in zip(cuts, buffers, strict=True):
@@ -171,11 +171,9 @@ def all_gather(groups: Sequence[ParameterGroup], places: Places, region: str = "
     return Exchange(rounds, moves, places, _GATHER_TAG)
 
 
-def _cuts(
-    groups: Sequence[ParameterGroup], slices: Mapping[str, Sequence[Slice]]
-) -> list[tuple[ParameterGroup, list[Slice]]]:
+def _cuts(groups: Sequence[ParameterGroup], places: Places) -> list[tuple[ParameterGroup, list[Slice]]]:
     """For each round, its group and a piece of each rank's slice; the piece is empty after the slice's end."""
-    return [(group, cut) for group in groups for cut in _rounds(slices[group.name])]
+    return [(group, cut) for group in groups for cut in _rounds(places.slices[group.name])]
 
 
 def _rounds(slices: Sequence[Slice]) -> Iterator[list[Slice]]:

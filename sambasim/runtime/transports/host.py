@@ -23,17 +23,10 @@ from sambasim.errors import PeerError
 from sambasim.ir.program import Member, ParameterGroup
 from sambasim.records.trace import Track
 from sambasim.runtime.machine.communicator import Communicator
-from sambasim.runtime.transports.communication import (
-    Communication,
-    EndOfStep,
-    Finishing,
-    GradientSync,
-    Shared,
-    slices_of,
-)
+from sambasim.runtime.transports.communication import Communication, Finishing, GradientSync, Shared
 from sambasim.runtime.transports.exchange import Exchange, Places, all_gather, reduce_scatter
 from sambasim.runtime.transports.messages import GatherLosses, MessageGroup, collect
-from sambasim.runtime.values.memory import DeviceMemory, private_storage
+from sambasim.runtime.values.memory import DeviceMemory, private_storage, slices_of
 from sambasim.runtime.watch.observer import span
 
 GLOO_EXEMPT = "gloo adds gradients in an order of its own, so the bits may differ from those of other sync paths"
@@ -64,7 +57,7 @@ class _Staged(GradientSync):
         self.bytes_moved, self.places, self.title = places.moved, places, title
         self._exchange_losses = GatherLosses(places.communicator, places.workers)
 
-    def end_of_step(self) -> EndOfStep:
+    def end_of_step(self) -> Communication[Shared]:
         return Finishing(lambda: self._gather_losses())
 
     @span(Track.COLLECTIVES, "losses of all")

@@ -18,12 +18,11 @@ from sambasim.runtime.transports.communication import (
     AxisGroup,
     Combine,
     Communication,
-    EndOfStep,
     Finishing,
     GradientSync,
     Receiving,
     Sending,
-    tensor_operand,
+    Shared,
 )
 from sambasim.runtime.values.mean import tree_mean
 from sambasim.runtime.values.memory import DeviceMemory
@@ -142,7 +141,7 @@ class HubGroup(AxisGroup):
 def _copy_of(operands: Sequence[object]) -> Tensor:
     """This rank may overwrite its tensor before the others read it. Contiguous, as what arrives in a message is:
     kernels give other bits for other strides."""
-    return tensor_operand(operands).clone(memory_format=torch.contiguous_format)
+    return Communication.tensor(operands).clone(memory_format=torch.contiguous_format)
 
 
 @final
@@ -217,5 +216,5 @@ class InProcess(GradientSync):
             return None
         return Together(self._hub_group, (name, *(group.name for group in groups)), lambda operands: None, function)
 
-    def end_of_step(self) -> EndOfStep:
+    def end_of_step(self) -> Communication[Shared]:
         return Finishing(lambda: self.offered)

@@ -18,15 +18,7 @@ from sambasim.ir.graph import Ref
 from sambasim.ir.program import Member, Program
 from sambasim.ir.types import ALIGNMENT_BYTES, Slice, TensorType, align
 from sambasim.runtime.machine.communicator import Communicator, Request
-from sambasim.runtime.transports.communication import (
-    AxisGroup,
-    Combine,
-    Communication,
-    Finishing,
-    Sending,
-    Shared,
-    tensor_operand,
-)
+from sambasim.runtime.transports.communication import AxisGroup, Combine, Communication, Finishing, Sending, Shared
 from sambasim.runtime.transports.shared_flags import Counter, NodeFlags
 from sambasim.runtime.values.memory import byte_array
 from sambasim.units import MIB
@@ -95,7 +87,7 @@ class _GatherMessages(Communication):
         self._requests: list[Request] = []
 
     def begin(self, *operands: object) -> None:
-        own, group = tensor_operand(operands).resolve_conj().resolve_neg().contiguous(), self._group
+        own, group = self.tensor(operands).resolve_conj().resolve_neg().contiguous(), self._group
         self._tensors = [own if at == group.position else torch.empty_like(own) for at in range(group.size)]
         irecv, isend = group.communicator.irecv, group.communicator.isend
         peers = [(at, rank) for at, rank in enumerate(group.ranks) if at != group.position]
@@ -142,7 +134,7 @@ class _GatherInBoxes(Communication):
         self._tensors: Sequence[Tensor] = ()
 
     def begin(self, *operands: object) -> None:
-        boxes, own = self._boxes, tensor_operand(operands)
+        boxes, own = self._boxes, self.tensor(operands)
         if own.nbytes > boxes.size_bytes:
             self._call = 0
             self._by_messages.begin(own)

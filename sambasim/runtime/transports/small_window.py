@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sambasim.ir.program import ParameterGroup
 from sambasim.runtime.machine.communicator import Communicator
-from sambasim.runtime.transports.communication import Communication, EndOfStep, Finishing, Fusion, GradientSync, Shared
+from sambasim.runtime.transports.communication import Communication, Finishing, Fusion, GradientSync, Shared
 from sambasim.runtime.transports.messages import MessageGroup
 from sambasim.runtime.transports.shared_flags import Counter, NodeFlags
 from sambasim.runtime.transports.window import DEVICE_TITLE, REDUCE_AND_UPDATE, Devices
@@ -55,7 +55,7 @@ class SmallWindow(GradientSync):
         super().offer(losses, request)
         self.flags.put(self.steps % 2, losses[0], request)  # a reader may be one step behind
 
-    def end_of_step(self) -> EndOfStep:
+    def end_of_step(self) -> Communication[Shared]:
         return Finishing(self.take_shared)
 
     def wait_for_readers(self) -> None:

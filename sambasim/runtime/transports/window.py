@@ -22,21 +22,12 @@ from sambasim.ir.types import DTYPE_BYTES, SymbolKind, pieces
 from sambasim.records.trace import Track
 from sambasim.runtime.machine.communicator import Communicator, SharedWindow
 from sambasim.runtime.machine.node_memory import Range
-from sambasim.runtime.transports.communication import (
-    Communication,
-    EndOfStep,
-    Finishing,
-    Fusion,
-    GradientSync,
-    Overlapped,
-    Shared,
-    slices_of,
-)
+from sambasim.runtime.transports.communication import Communication, Finishing, Fusion, GradientSync, Overlapped, Shared
 from sambasim.runtime.transports.messages import GatherLosses, MessageGroup, collect
 from sambasim.runtime.transports.network import Network
 from sambasim.runtime.transports.shared_flags import Counter, NodeFlags
 from sambasim.runtime.values.mean import CHUNK_ELEMENTS, Sum, TreeMean
-from sambasim.runtime.values.memory import SHARED_KINDS, DeviceMemory
+from sambasim.runtime.values.memory import SHARED_KINDS, DeviceMemory, slices_of
 from sambasim.runtime.values.optimizers import Optimizers, SliceUpdate, divides_exactly
 from sambasim.runtime.watch.observer import SpanArgs, span
 from sambasim.units import KIB, MIB
@@ -126,7 +117,7 @@ class Window(GradientSync):
     def all_gather(self, groups: Sequence[ParameterGroup]) -> Communication:
         return Finishing(self.spread)  # nothing moves on one node, because its ranks share the parameters
 
-    def end_of_step(self) -> EndOfStep:
+    def end_of_step(self) -> Communication[Shared]:
         return Finishing(self._end)
 
     def _end(self) -> Shared:

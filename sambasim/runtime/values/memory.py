@@ -19,8 +19,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from sambasim.errors import InternalError, MachineError, OptionError, WeightsError
+from sambasim.ir.dataflow import is_clipped
 from sambasim.ir.program import ParameterGroup, Program
-from sambasim.ir.types import DTYPE_BYTES, Cut, Slice, SymbolKind, TensorType
+from sambasim.ir.types import DTYPE_BYTES, Cut, Slice, SymbolKind, TensorType, cut, cut_at
 from sambasim.pef.weights import bytes_of
 from sambasim.runtime.machine.node_memory import freeing, private_pages
 from sambasim.units import format_bytes
@@ -163,8 +164,8 @@ def joined(parts: Sequence[Tensor], cut: Cut) -> Tensor:
 
 def part_of(whole: Tensor, cuts: Sequence[Cut], at: Mapping[str, int]) -> Tensor:
     """The part that a rank with the coordinates `at` holds of a tensor."""
-    for cut in cuts:
-        whole = part(whole, cut, at[cut.axis])
+    for axis_cut in cuts:
+        whole = part(whole, axis_cut, at[axis_cut.axis])
     return whole
 
 
@@ -268,3 +269,11 @@ def place_weights(
             memory.tensor(name).copy_(part_of(tensor, symbol.cuts, at))
             if name in group_of and group_of[name].name in keep:
                 memory.releasing(group_of[name], "parameter", keep[group_of[name].name])()
+
+
+def slices_of(program: Program, ranks: int) -> Mapping[str, tuple[Slice, ...]]:
+    """For each group, its slices for so many ranks. Where gradients are clipped, slices cut no block of the norm."""
+    if is_clipped(program):
+        slices = cut_at([(group.block_starts, group.numel) for group in program.groups], ranks)
+        return {group.name: of_ranks for group, of_ranks in zip(program.groups, slices, strict=True)}
+    return {group.name: cut(group.numel, ranks) for group in program.groups}

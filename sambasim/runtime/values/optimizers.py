@@ -186,12 +186,10 @@ def wide_update(
         scratch.append(torch.empty(PIECE_ELEMENTS, dtype=torch.float32))
 
     def rounded(tensor: int, a: int, b: int, number: int, offset: int) -> Callable[[], object]:
-        place, value = stored[tensor][a:b], scratch[1 + tensor][: b - a]
+        to, value = stored[tensor][a:b], scratch[1 + tensor][: b - a]
         if seed is None:
-            return partial(place.copy_, value)
-        return lambda: round_stochastically(
-            value, draw(seed, scalars.step, number, tensor, offset, offset + b - a), place
-        )
+            return partial(to.copy_, value)
+        return lambda: round_stochastically(value, draw(seed, scalars.step, number, tensor, offset, offset + b - a), to)
 
     updates = []
     for a, b, number, offset in _pieces(places, parameter.numel()):
