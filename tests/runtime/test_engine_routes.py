@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 import pytest
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sambasim.ir.graph import Graph, Node, Output, Ref, Section, SectionKind
@@ -33,32 +32,41 @@ PRODUCT = node(MM, ("x", "x"), "product")
 TWICE = (PRODUCT, node(T, ("product",), "turned"), node(T, ("turned",), "value"))
 
 
-def positions(nodes: Sequence[Node], sections: Sequence[int], keep: Sequence[str] = (), also: Sequence[str] = ()) -> (
-    list[tuple[int, int, tuple[int, ...]]]
-):  # fmt: skip
-    """Maker, last and unread of each route to `value` and `also`."""
-    return [(r.maker, r.last, r.unread) for r in find_routes(nodes, sections, ["value", *also], keep)]
+def relu(read: str) -> Node:
+    return node("relu.default", (read,), "other")
 
 
-def test_a_product_seen_through_views_is_written_and_the_views_are_not_needed() -> None:
-    assert positions(TWICE, (0, 0, 0)) == [(0, 2, (2, 1))]
+UNREAD: dict[str, tuple[int, ...]] = {"product": (2, 1), "turned": (2,), "value": ()}
+NUMBER = Node("m", "aten.mul.Tensor", (Ref("x"), 0.5), (), ("value",))
 
 
-def test_a_view_that_others_read_stays() -> None:
-    reader = node("relu.default", ("turned",), "other")
-    assert positions((*TWICE, reader), (0, 0, 0, 0)) == [(0, 2, (2,))]
-
-
-def test_what_a_later_section_reads_is_copied() -> None:
-    """A peer may write the mean over it before that section runs; also where it is read by way of a view."""
-    for read in ("product", "turned", "value"):
-        reader = node("relu.default", (read,), "other")
-        assert positions((*TWICE, reader), (0, 0, 0, 1)) == []
-        assert len(positions((*TWICE, reader), (0, 0, 1, 1))) == 1
-
-
-def test_a_gradient_that_nobody_reads_is_written_whatever_follows() -> None:
-    assert positions((node(MM, ("x", "x"), "value"), node("relu.default", ("x",), "other")), (0, 1)) == [(0, 0, ())]
+@pytest.mark.parametrize(
+    ("nodes", "sections", "others", "expected"),
+    [
+        pytest.param(TWICE, (0, 0, 0), {}, [(0, 2, (2, 1))], id="seen through views, which are not needed"),
+        pytest.param((*TWICE, relu("turned")), (0,) * 4, {}, [(0, 2, (2,))], id="a view that others read stays"),
+        pytest.param(
+            (node(MM, ("x", "x"), "value"), relu("x")), (0, 1), {}, [(0, 0, ())], id="nobody reads the gradient"
+        ),
+        # torch.ops.aten.mul.Tensor takes no tensor to write to.
+        pytest.param([NUMBER], (0,), {}, [], id="a product with a number"),
+        pytest.param([node("mul.Tensor", ("x", "x"), "value")], (0,), {}, [(0, 0, ())], id="a product"),
+        pytest.param(TWICE, (0, 0, 0), {"keep": ["turned"]}, [], id="handed out"),
+        pytest.param(TWICE, (0, 0, 0), {"also": ["product"]}, [], id="two gradients"),
+        # A peer may write the mean over it before the later section runs; also where it is read by way of a view.
+        *(((*TWICE, relu(read)), (0, 0, 0, 1), {}, []) for read in UNREAD),
+        *(((*TWICE, relu(read)), (0, 0, 1, 1), {}, [(0, 2, unread)]) for read, unread in UNREAD.items()),
+    ],
+)
+def test_which_gradients_are_written_in_place(
+    nodes: Sequence[Node],
+    sections: Sequence[int],
+    others: Mapping[str, Sequence[str]],
+    expected: list[tuple[int, int, tuple[int, ...]]],
+) -> None:
+    """By maker, last node and unread views of each route."""
+    routes = find_routes(nodes, sections, ["value", *others.get("also", ())], others.get("keep", ()))
+    assert [(route.maker, route.last, route.unread) for route in routes] == expected
 
 
 def test_the_nodes_are_looked_through_as_often_for_many_gradients_as_for_one() -> None:
@@ -74,17 +82,6 @@ def test_the_nodes_are_looked_through_as_often_for_many_gradients_as_for_one() -
         values = [f"value{number}" for number in range(count)]
         assert len(find_routes(nodes, [0] * count, values, ())) == count
         assert nodes.rounds <= 2
-
-
-def test_a_product_with_a_number_is_copied() -> None:
-    """Its function, torch.ops.aten.mul.Tensor, takes no tensor to write to."""
-    assert positions([Node("m", "aten.mul.Tensor", (Ref("x"), 0.5), (), ("value",))], (0,)) == []
-    assert positions([node("mul.Tensor", ("x", "x"), "value")], (0,)) == [(0, 0, ())]
-
-
-def test_what_is_handed_out_or_is_two_gradients_is_copied() -> None:
-    assert positions(TWICE, (0, 0, 0), keep=["turned"]) == []
-    assert positions(TWICE, (0, 0, 0), also=["product"]) == []
 
 
 class Counted:
@@ -128,12 +125,7 @@ def test_a_gradient_that_lies_otherwise_than_its_place_goes_on_being_copied() ->
     counted = Counted(TWICE[:2], "turned")
     for _ in range(2):
         assert counted.calls() == ["aten::mm", "aten::t", "aten::copy_"]
-        assert _only(counted).equal((X @ X).t())
-
-
-def _only(counted: Counted) -> Tensor:
-    (place,) = counted.places.values()
-    return place
+        assert counted.places["turned__grad"].equal((X @ X).t())
 
 
 PLAIN = torch.arange(12.0).view(3, 4) / 7 + 0.1
@@ -176,13 +168,7 @@ class Recorder(TorchDispatchMode):
         super().__init__()
         self.seen: list[str] = []
 
-    def __torch_dispatch__(
-        self,
-        func: OpOverload[..., object],
-        types: Sequence[type],
-        args: Sequence[object] = (),
-        kwargs: Mapping[str, object] | None = None,
-    ) -> object:
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]  # torch's
         self.seen.append(str(func))
         return func(*args, **(kwargs or {}))
 

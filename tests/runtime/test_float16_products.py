@@ -36,6 +36,8 @@ ONEDNN = (r(7, 3, 5), *WEIGHTS[4], r(1, 3, 4), r(1, 3, 4))
 SETTINGS: tuple[object, ...] = (False, [], 2, 4, 1, True, False, False, True)
 *OUTPUTS, WORKSPACE = torch.ops.aten.mkldnn_rnn_layer(*(one.float() for one in ONEDNN), *SETTINGS)
 MADE = [one.half() for one in OUTPUTS]
+BACKWARD: tuple[object, ...] = (False, 2, 4, 1, True, True, False, [], False, WORKSPACE)
+WINDOW = ([3, 3], [1, 1], [0, 0])
 
 CALLS: Mapping[str, Sequence[object]] = {
     "mm.default": (ROWS, r(5, 7)),
@@ -78,15 +80,7 @@ CALLS: Mapping[str, Sequence[object]] = {
     "conv3d.default": (VOLUME, r(6, 4, 3, 3, 3), r(6)),
     "conv3d.padding": (VOLUME, r(6, 4, 3, 3, 3), r(6), [1, 1, 1], "same"),
     "_slow_conv2d_forward.default": (IMAGE, r(6, 4, 3, 3), [3, 3], None, [1, 1], [0, 0]),
-    "_slow_conv2d_backward.output_mask": (
-        r(2, 6, 7, 7),
-        IMAGE,
-        r(6, 4, 3, 3),
-        [3, 3],
-        [1, 1],
-        [0, 0],
-        [True, True, True],
-    ),
+    "_slow_conv2d_backward.output_mask": (r(2, 6, 7, 7), IMAGE, r(6, 4, 3, 3), *WINDOW, [True] * 3),
     "slow_conv3d_forward.default": (VOLUME, r(6, 4, 3, 3, 3), [3, 3, 3], None, [1, 1, 1], [0, 0, 0]),
     "slow_conv_dilated2d.default": (IMAGE, r(6, 4, 3, 3), [3, 3]),
     "slow_conv_dilated3d.default": (VOLUME, r(6, 4, 3, 3, 3), [3, 3, 3]),
@@ -113,19 +107,7 @@ CALLS: Mapping[str, Sequence[object]] = {
     "rnn_tanh_cell.default": (r(3, 5), r(3, 4), *WEIGHTS[1]),
     "rnn_relu_cell.default": (r(3, 5), r(3, 4), *WEIGHTS[1]),
     "mkldnn_rnn_layer.default": (*ONEDNN, *SETTINGS),
-    "mkldnn_rnn_layer_backward.default": (
-        *(*ONEDNN, *MADE, *MADE),
-        False,
-        2,
-        4,
-        1,
-        True,
-        True,
-        False,
-        [],
-        False,
-        WORKSPACE,
-    ),
+    "mkldnn_rnn_layer_backward.default": (*ONEDNN, *MADE, *MADE, *BACKWARD),
 }
 WITHOUT_KERNEL = {"linear_backward.default", "_int_mm.default"}
 """On a CPU, where a program that holds it cannot run; or for float16 and float32."""
