@@ -14,7 +14,7 @@ from sambasim.ir.ranks import kept, of_ranks
 from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.machine.resources import check_node_memory
 from sambasim.runtime.transports.communication import AxisGroup, Communication, Finishing, Fusion, GradientSync, Shared
-from sambasim.runtime.transports.host import Roles, by_gloo, by_mpi, parameter_server
+from sambasim.runtime.transports.host import Gloo, Host, Roles, among_equals, parameter_server
 from sambasim.runtime.transports.in_process import Hub, HubGroup, InProcess, Together
 from sambasim.runtime.transports.messages import Boxes, GatherLosses, MessageGroup, box_bytes
 from sambasim.runtime.transports.small_window import SmallWindow
@@ -228,10 +228,14 @@ def _sync(way: Way, allocated: Allocated, number: int, roles: Roles | None) -> G
         case Way.DEVICE:
             devices = allocated.devices[number]
             return (Window if devices.shares_parameters else SmallWindow)(devices, group)
-        case Way.HOST | Way.HOST_REPLICATED:
-            return by_mpi(memory, group, replicated=way is Way.HOST_REPLICATED)
+        case Way.HOST:
+            return Host(among_equals(memory, group))
+        case Way.HOST_REPLICATED:
+            sync = Host(among_equals(memory, group), replicated=True)
+            sync.title += ", every replica updating everything"
+            return sync
         case Way.GLOO:
-            return by_gloo(memory, group)
+            return Gloo(among_equals(memory, group), replicated=True)
         case Way.PARAMETER_SERVER if roles is not None:
             return parameter_server(memory, roles, group)
     raise InternalError(f"sync path {way} without roles")

@@ -9,8 +9,7 @@ With `replicated` or gloo, every rank updates everything, and GATHER is empty. W
 2014), some ranks own all slices, in host memory; servers wait for all workers, so the bits are those of MPI.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import final
@@ -19,10 +18,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from sambasim.errors import PeerError
 from sambasim.ir.program import Member, ParameterGroup
 from sambasim.records.trace import Track
 from sambasim.runtime.machine.communicator import Communicator
+from sambasim.runtime.machine.pytorch import gloo_errors
 from sambasim.runtime.transports.communication import Communication, Finishing, GradientSync, Shared
 from sambasim.runtime.transports.exchange import Exchange, Places, all_gather, reduce_scatter
 from sambasim.runtime.transports.messages import GatherLosses, MessageGroup, collect
@@ -50,11 +49,11 @@ def roles_of(world_size: int, dedicated: int) -> Roles:
 class _Staged(GradientSync):
     """Every communication goes through host memory."""
 
-    def __init__(self, places: Places, title: str, *, replicated: bool = False) -> None:
+    def __init__(self, places: Places, *, replicated: bool = False) -> None:
         group = MessageGroup(places.communicator)  # also of servers: they update slices, so the norm is theirs too
         replicas = len(places.workers)
         super().__init__(places.kept, group, places.slices, replicas=replicas, replicated=replicated)
-        self.bytes_moved, self.places, self.title = places.moved, places, title
+        self.bytes_moved, self.places = places.moved, places
         self._exchange_losses = GatherLosses(places.communicator, places.workers)
 
     def end_of_step(self) -> Communication[Shared]:
@@ -68,6 +67,8 @@ class _Staged(GradientSync):
 @final
 class Host(_Staged):
     """Device to host, an exchange between hosts by MPI, host to device."""
+
+    title = "host (device to host, MPI, host to device)"
 
     def reduce_scatter(self, groups: Sequence[ParameterGroup]) -> Communication:
         reduce = self._observed(reduce_scatter(groups, self.places))
@@ -110,26 +111,18 @@ class Host(_Staged):
 class Gloo(_Staged):
     """Device to host, gloo's all-reduce, host to device: needs the default process group of the ranks."""
 
+    title = "host (device to host, gloo, host to device)"
+
     def reduce_scatter(self, groups: Sequence[ParameterGroup]) -> Communication:
         reduce = _GlooAllReduce(self, groups)
         self.observed.append(reduce)
         return reduce
 
 
-def _among_equals(memory: DeviceMemory, communicator: Communicator) -> Places:
+def among_equals(memory: DeviceMemory, communicator: Communicator) -> Places:
+    """Where all ranks train a replica."""
     size = communicator.world_size
     return Places(communicator, range(size), slices_of(memory.program, size), device=memory, kept=memory)
-
-
-def by_mpi(memory: DeviceMemory, communicator: Communicator, *, replicated: bool = False) -> Host:
-    """Sync by MPI between ranks that all train a replica, in `memory`."""
-    title = "host (device to host, MPI, host to device)" + (", every replica updating everything" if replicated else "")
-    return Host(_among_equals(memory, communicator), title, replicated=replicated)
-
-
-def by_gloo(memory: DeviceMemory, communicator: Communicator) -> Gloo:
-    """Sync by gloo between ranks that all train a replica, in `memory`."""
-    return Gloo(_among_equals(memory, communicator), "host (device to host, gloo, host to device)", replicated=True)
 
 
 def parameter_server(memory: DeviceMemory, roles: Roles, communicator: Communicator) -> Host:
@@ -148,15 +141,9 @@ def parameter_server(memory: DeviceMemory, roles: Roles, communicator: Communica
     who = f"parameter server: rank {first}" + (", which also works" if roles.servers == (0,) else "")
     if first < last:
         who = f"parameter servers: ranks {first} to {last}"
-    return Host(places, f"host ({who})")
-
-
-@contextmanager
-def _as_peer_error() -> Iterator[None]:
-    try:
-        yield
-    except RuntimeError as error:
-        raise PeerError(f"gloo's all_reduce failed: {str(error).splitlines()[0]}") from error
+    host = Host(places)
+    host.title = f"host ({who})"
+    return host
 
 
 @final
@@ -168,13 +155,13 @@ class _GlooAllReduce(Communication):
         self._under_way: list[dist.Work] = []
 
     def begin(self, *operands: object) -> None:
-        with _as_peer_error():
+        with gloo_errors():
             self._under_way = [self._start(device, host) for device, host in self._staged]
 
     def finish(self) -> object:
         """Raises PeerError if a rank has died or exceeds the process group's timeout."""
         sync, moved = self._sync, self._sync.bytes_moved
-        with _as_peer_error():
+        with gloo_errors():
             for work, (device, host) in zip(self._under_way, self._staged, strict=True):
                 work.wait()
                 device.copy_(host.div_(sync.replicas))
