@@ -16,7 +16,6 @@ from sambasim.ir.types import SymbolKind
 from sambasim.pef.sources import changed
 from sambasim.records.metrics import BytesRecord, EvaluationRecord, PlacementRecord, PredictedRecord, SummaryRecord
 from sambasim.runtime.checkpoint.saver import Saver
-from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.run.replica import changed_buffers
 from sambasim.runtime.run.run_observer import Start
 from sambasim.runtime.run.setup import Setup
@@ -135,6 +134,9 @@ def summarize(
     steps, options = start.plan, setup.options
     taken = totals.steps - steps.start.step
     path = SyncPath.RDU if options.reduce_on_rdu else SyncPath.HOST
+    moved_here = [replica.transport.sync.bytes_moved for replica in team.replicas]
+    moved = [own for of_process in setup.communicator.all_gather_object(moved_here) for own in of_process]
+    locations = setup.placement.locations()
     step: PredictedStep | str | None = None
     if setup.is_first:
         step = predicted(setup.program, setup.inventory, setup.placement, path, steps.accumulation_steps)
@@ -171,7 +173,7 @@ def summarize(
         skipped_steps=totals.skipped_steps,
         loss_scale=None if totals.loss_scale is None else totals.loss_scale.value,
         evaluation=evaluation,
-        bytes=_bytes_of_all(setup.communicator, team),
+        bytes=BytesRecord(**{kind: sum(getattr(own, kind) for own in moved) for kind in BytesRecord.model_fields}),
         weights_sha256=state.weights_sha256,
         state_sha256=state.state_sha256,
         exempt_from_exactness=exempt(setup, team),
@@ -179,7 +181,14 @@ def summarize(
         checkpoint=None if saver is None or saver.last is None else str(saver.last),
         failed_checkpoints=0 if saver is None else saver.failed,
         notices=list(start.notices),
-        placement=_placement_record(setup.inventory, setup.placement),
+        placement=PlacementRecord(
+            device=setup.inventory.device.name,
+            cluster=setup.placement.cluster.name,
+            tiles=setup.placement.tiles,
+            node_of=tuple(location.node for location in locations),
+            rdu_of=tuple(location.rdu for location in locations),
+            first_tile_of=tuple(at.first_tile for at in locations if at.first_tile is not None) or None,
+        ),
         predicted=predicted_record(step, setup.inventory) if isinstance(step, PredictedStep) else None,
         not_predicted=step if isinstance(step, str) else None,
     )
@@ -251,22 +260,3 @@ def _whole_tensors(setup: Setup, team: Team) -> Callable[[str], Tensor]:
         return joined(held[: cuts[0].parts], cuts[0]) if cuts else held[0]
 
     return tensor_of
-
-
-def _bytes_of_all(communicator: Communicator, team: Team) -> BytesRecord:
-    own = [replica.transport.sync.bytes_moved for replica in team.replicas]
-    moved = [of_rank for of_process in communicator.all_gather_object(own) for of_rank in of_process]
-    return BytesRecord(**{kind: sum(getattr(of_rank, kind) for of_rank in moved) for kind in BytesRecord.model_fields})
-
-
-def _placement_record(inventory: Inventory, placement: Placement) -> PlacementRecord:
-    locations = placement.locations()
-    first_tiles = tuple(location.first_tile for location in locations if location.first_tile is not None)
-    return PlacementRecord(
-        device=inventory.device.name,
-        cluster=placement.cluster.name,
-        tiles=placement.tiles,
-        node_of=tuple(location.node for location in locations),
-        rdu_of=tuple(location.rdu for location in locations),
-        first_tile_of=first_tiles or None,
-    )

@@ -19,7 +19,7 @@ from sambasim.optimizers import OPTIMIZERS
 from sambasim.runtime.engine import instructions
 from sambasim.runtime.engine.instructions import Function, Instruction, RegisterFile, value_of
 from sambasim.runtime.transports import communication
-from sambasim.runtime.transports.communication import AxisGroup, Communication, Finishing, Receiving
+from sambasim.runtime.transports.communication import AxisGroup, Combine, Communication, Finishing, Receiving
 from sambasim.runtime.transports.connect import Transport
 from sambasim.runtime.values.mean import SquareSums, parts_of, total_norm
 from sambasim.runtime.values.memory import SHARED_KINDS, joined, part
@@ -149,8 +149,11 @@ def _reduce_scatter(node: Node, binding: Binding) -> Work:
     if groups_of(node):
         return binding.connected.sync.reduce_scatter(binding.groups(node))
     group, cut = binding.axis_group(node), _cut(node, binding)
-    total = communication.sum_of
-    return group.gather(node.name, lambda tensors: part(total(tensors), cut, group.position).contiguous())
+    return group.gather(node.name, lambda tensors: _part(cut, group.position, communication.sum_of(tensors)))
+
+
+def _part(cut: Cut, position: int, whole: Tensor) -> Tensor:
+    return part(whole, cut, position).contiguous()
 
 
 def _all_gather(node: Node, binding: Binding) -> Work:
@@ -160,7 +163,11 @@ def _all_gather(node: Node, binding: Binding) -> Work:
     return binding.axis_group(node).gather(node.name, lambda tensors: joined(tensors, cut))
 
 
-_REDUCTIONS = {"sum": communication.sum_of, "mean": communication.mean_of, "max": communication.max_of}
+_REDUCTIONS: Mapping[str, Combine] = {
+    "sum": communication.sum_of,
+    "mean": communication.mean_of,
+    "max": lambda tensors: torch.stack(list(tensors)).amax(0),
+}
 
 
 def _all_reduce(node: Node, binding: Binding) -> Work:
@@ -171,11 +178,6 @@ def _all_reduce(node: Node, binding: Binding) -> Work:
 def _broadcast(node: Node, binding: Binding) -> Work:
     root = _number(node, "root")
     return binding.axis_group(node).gather(node.name, lambda tensors: tensors[root].clone())
-
-
-def _shard(node: Node, binding: Binding) -> Work:
-    cut, position = _cut(node, binding), binding.axis_group(node).position
-    return lambda whole: part(whole, cut, position).contiguous()
 
 
 def _index(node: Node, binding: Binding) -> Work:
@@ -219,11 +221,6 @@ def _number(node: Node, name: str, default: int = 0) -> int:
     if not isinstance(value, int):
         raise InternalError(f"{node.name}: {value!r} is not a whole number")
     return value
-
-
-def _release(node: Node, binding: Binding) -> Work:
-    (group,) = binding.groups(node)
-    return binding.connected.sync.releasing(group, str(node.args[1]))
 
 
 _NO_MESSAGES = ("assertion error", "Assertion failed")
@@ -292,9 +289,12 @@ HANDLERS: Mapping[str, Handler] = {
         _peer(node, binding), _number(node, "tag"), binding.values[node.results[0] or ""]
     ),
     "comm.copy": _copy,
-    "comm.shard": _shard,
+    # This rank's part of a value that all ranks of the axis have.
+    "comm.shard": lambda node, binding: partial(_part, _cut(node, binding), binding.axis_group(node).position),
     "comm.index": _index,
-    "memory.release": _release,
+    "memory.release": lambda node, binding: binding.connected.sync.releasing(
+        binding.groups(node)[0], str(node.args[1])
+    ),
     "random.state": lambda node, binding: torch.get_rng_state,
     # A clone, because torch reads a state from the start of its storage.
     "random.set_state": lambda node, binding: lambda state: torch.set_rng_state(state.clone()),

@@ -6,7 +6,6 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeAlias, final
 
-import torch
 from torch import Tensor
 from typing_extensions import TypeVar
 
@@ -161,10 +160,6 @@ def sum_of(tensors: Sequence[Tensor]) -> Tensor:
 
 def mean_of(tensors: Sequence[Tensor]) -> Tensor:
     return sum_of(tensors).div_(len(tensors))
-
-
-def max_of(tensors: Sequence[Tensor]) -> Tensor:
-    return torch.stack(list(tensors)).amax(0)
 
 
 @dataclass(frozen=True, slots=True)

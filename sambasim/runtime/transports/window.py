@@ -138,17 +138,14 @@ class Window(GradientSync):
     def progress(self, count: int) -> int:
         return self.steps * self.pass_length + count
 
-    def wait_for_passes(self) -> None:
-        """Wait until all ranks of the node have ended their pass, so that none reads parameters."""
-        self.flags.wait(Counter.PROGRESS, self.progress(self.pass_length))
-
     def wait_for_updates(self) -> None:
         self.communicator.node_barrier()
 
     def spread(self) -> None:
         """Collective. Send updated slices from their owners to all other nodes."""
         if self.network.sources:
-            self.wait_for_passes()
+            # Until all ranks of the node have ended their pass, one may still read parameters.
+            self.flags.wait(Counter.PROGRESS, self.progress(self.pass_length))
             self.network.exchange("parameter")
 
     def meet(self) -> None:
@@ -230,17 +227,15 @@ class WindowReduce(Overlapped):
 
     def section_done(self, count: int) -> None:
         self._flags.publish(Counter.PROGRESS, self._done + count)
-        began_s = time.perf_counter()
-        while self._incomplete and self._is_complete(self._incomplete[-1], count):
-            self._send(self._incomplete.pop())
+        began_s, incomplete = time.perf_counter(), self._incomplete
+        while incomplete and (at := incomplete[-1].ready_at) <= count:
+            if not self._flags.reached(Counter.PROGRESS, self._done + at):
+                break  # other replicas of the node have not completed the group
+            self._send(incomplete.pop())
         # Both are stacks. What `_pending` has on top, and `_incomplete` has not any more, is complete and not reduced.
-        while len(self._pending) > len(self._incomplete) and (self._network is None or self._network.has_received()):
+        while len(self._pending) > len(incomplete) and (self._network is None or self._network.has_received()):
             self._complete(self._pending.pop())
         self._in_pass_s += time.perf_counter() - began_s
-
-    def _is_complete(self, work: _Work, count: int) -> bool:
-        at = work.ready_at
-        return at <= count and self._flags.reached(Counter.PROGRESS, self._done + at)
 
     def begin(self, *operands: object) -> None:
         self._updated_in_pass_s = self._updating_s
