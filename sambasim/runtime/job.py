@@ -27,8 +27,7 @@ from sambasim.runtime.record.trace import RunTrace
 from sambasim.runtime.run.plan import BEGINNING, Plan, Position, plan
 from sambasim.runtime.run.replica import input_specs
 from sambasim.runtime.run.run_observer import RunObserver, Start, Step
-from sambasim.runtime.run.setup import Setup, check_sources
-from sambasim.runtime.run.team import Team, assemble
+from sambasim.runtime.run.setup import Setup, Team, assemble, check_sources
 from sambasim.runtime.run.training import LossWatch, Trainer
 from sambasim.runtime.values.memory import write_tensors
 from sambasim.runtime.watch.observer import StepObserver, StepRecorder, together

@@ -18,8 +18,7 @@ from sambasim.records.metrics import BytesRecord, EvaluationRecord, PlacementRec
 from sambasim.runtime.checkpoint.saver import Saver
 from sambasim.runtime.run.replica import changed_buffers
 from sambasim.runtime.run.run_observer import Start
-from sambasim.runtime.run.setup import Setup
-from sambasim.runtime.run.team import INDUCTOR_EXEMPT, Team
+from sambasim.runtime.run.setup import INDUCTOR_EXEMPT, Setup, Team
 from sambasim.runtime.run.training import Totals
 from sambasim.runtime.transports.connect import Way
 from sambasim.runtime.transports.host import GLOO_EXEMPT

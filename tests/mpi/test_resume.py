@@ -21,8 +21,7 @@ from sambasim.runtime.checkpoint.content import Checkpoint, check
 from sambasim.runtime.machine.communicator import single_rank
 from sambasim.runtime.run.replica import input_specs
 from sambasim.runtime.run.run_observer import RunObserver
-from sambasim.runtime.run.setup import set_up
-from sambasim.runtime.run.team import assemble
+from sambasim.runtime.run.setup import assemble, set_up
 from tests.faults.command import sambasim
 from tests.mpi.bodies.train import Run
 from tests.mpi.layouts import ADAMW, REPLICATED, UNCLIPPED, Layout

@@ -9,7 +9,7 @@ import pytest
 
 from sambasim.ir.program import ParameterGroup
 from sambasim.runtime.run.replica import Replica
-from sambasim.runtime.run.team import Engine, Team
+from sambasim.runtime.run.setup import Engine, Team
 from sambasim.runtime.transports.connect import Way
 from tests.pef.samples import sample_program
 

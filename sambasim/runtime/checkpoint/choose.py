@@ -11,8 +11,7 @@ from sambasim.runtime.checkpoint.content import Checkpoint, buffer_name, check, 
 from sambasim.runtime.checkpoint.saver import pieces_of
 from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.run.plan import Position
-from sambasim.runtime.run.setup import Setup
-from sambasim.runtime.run.team import Team
+from sambasim.runtime.run.setup import Setup, Team
 from sambasim.runtime.run.training import Totals
 from sambasim.runtime.values.memory import DeviceMemory
 

@@ -29,8 +29,7 @@ from sambasim.runtime.checkpoint.folder import MANIFEST_FILE
 from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.run.plan import Plan, Position
 from sambasim.runtime.run.run_observer import RunObserver
-from sambasim.runtime.run.setup import Setup
-from sambasim.runtime.run.team import Team
+from sambasim.runtime.run.setup import Setup, Team
 from sambasim.runtime.run.training import LossWatch, Totals
 from sambasim.runtime.values.memory import DeviceMemory, save_tensors
 from sambasim.runtime.watch.status_file import UNWATCHED, Activity

@@ -136,14 +136,12 @@ class Update:
         for overlapped in self._overlapped:
             overlapped.begin_step()
 
-    def run(
-        self, losses: Sequence[float], request: int = 0, began_ns: int = 0, *, applies: bool = True
-    ) -> Steps[Updated]:
+    def run(self, losses: Sequence[float], request: int = 0, *, applies: bool = True) -> Steps[Updated]:
         """Run the update sections; afterwards every replica has the parameters of the next step. `losses`: of this
-        rank's replica; `request`: what this rank asks of the run; `began_ns`: when the passes ended, to be returned.
-        Unless it `applies`, only losses and requests are exchanged."""
+        rank's replica; `request`: what this rank asks of the run. Unless it `applies`, only losses and requests are
+        exchanged."""
         transport, detailed, moved = self._transport, self._detailed if applies else None, (0, 0, 0, 0)
-        self._began_ns = update_began_ns = perf_counter_ns()
+        self._began_ns = began_ns = perf_counter_ns()
         if detailed is not None:
             moved = transport.sync.bytes_moved.counts()
             detailed.span_begins(transport.rank, Track.HOST, "sync and update")
@@ -161,7 +159,7 @@ class Update:
         if detailed is not None:
             counts = zip(BYTE_COUNTS, transport.sync.bytes_moved.counts(), moved, strict=True)
             args = {name: now - before for name, now, before in counts if now != before}
-            detailed.span_ends(transport.rank, Track.HOST, "sync and update", update_began_ns, args)
+            detailed.span_ends(transport.rank, Track.HOST, "sync and update", began_ns, args)
         losses, request = live[self._shared]
         exposed_s = sum(self._waited_s.values())
         self._waited_s.clear()

@@ -39,8 +39,7 @@ from sambasim.records.digests import (
 from sambasim.runtime.outcome import exempt
 from sambasim.runtime.run.plan import Plan
 from sambasim.runtime.run.run_observer import LineFile, RunObserver, write_whole
-from sambasim.runtime.run.setup import Setup
-from sambasim.runtime.run.team import Team
+from sambasim.runtime.run.setup import Setup, Team
 from sambasim.runtime.watch.observer import StepRecorder
 
 UNWRITTEN: Mapping[str, int] = {

@@ -21,8 +21,7 @@ from sambasim.records.trace import TraceProcess, TraceSpan, Track, trace_json
 from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.run.plan import Plan
 from sambasim.runtime.run.run_observer import RunObserver, write_whole
-from sambasim.runtime.run.setup import Setup
-from sambasim.runtime.run.team import Team
+from sambasim.runtime.run.setup import Setup, Team
 from sambasim.runtime.watch.observer import SpanArgs, StepRecorder
 from sambasim.units import format_seconds
 

@@ -233,17 +233,16 @@ class Replica:
         losses = (total / (micro_steps * count),) if self.works else ()
         if self._detailed is not None and losses:
             self._detailed.span_ends(self.rank, Track.HOST, "forward and backward", began_ns, {})
-        ended_ns, asked = perf_counter_ns(), ask()
         if self._guarded is None:
-            return (yield from self._update.run(losses, asked, ended_ns))
+            return (yield from self._update.run(losses, ask()))
         # The losses are exchanged before any gradient is reduced.
-        exchanged = yield from self._update.run(losses, asked, ended_ns, applies=False)
+        exchanged = yield from self._update.run(losses, ask(), applies=False)
         if not all(map(math.isfinite, exchanged.losses)):
             for buffer, kept in self._guarded:
                 buffer.copy_(kept)
             return exchanged._replace(applied=False)
         self._update.begin_step(update, rate, loss_scale)
-        updated = yield from self._update.run(losses, exchanged.request, ended_ns)
+        updated = yield from self._update.run(losses, exchanged.request)
         exposed_s = updated.exposed_s + exchanged.exposed_s
         return updated._replace(began_ns=exchanged.began_ns, exposed_s=exposed_s, waited_s=exchanged.waited_s)
 
