@@ -20,7 +20,7 @@ from sambasim.ir.schedule import ActionKind, in_flight, make
 from sambasim.ir.verify import Progress, verify
 from sambasim.runtime.engine.executor import Executor, tangent_of
 from sambasim.runtime.transports.in_process import finished
-from sambasim.runtime.values.memory import DeviceMemory, place_weights, private_storage
+from sambasim.runtime.values.memory import DeviceMemory, place_weights
 from tests.compiler.pipeline.test_pipeline_parallel import (
     BUDGET,
     MICRO_BATCHES,
@@ -141,7 +141,7 @@ def test_an_app_that_runs_the_backward_apart_has_the_same_gradients(between: Bet
     assert training is not None
     found = []
     for apart in (False, True):
-        memory = DeviceMemory(program, private_storage(program.device_bytes))
+        memory = DeviceMemory.private(program)
         place_weights(program, memory, built.weights)
         for name, tensor in inputs.items():
             memory.tensor(name).copy_(tensor)

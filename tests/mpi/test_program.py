@@ -18,7 +18,7 @@ from sambasim.runtime.engine.handlers import HANDLERS, Binding, instruction_of
 from sambasim.runtime.engine.instructions import RegisterFile
 from sambasim.runtime.transports.connect import connect_here
 from sambasim.runtime.transports.in_process import Hub, run_together
-from sambasim.runtime.values.memory import DeviceMemory, place_inputs, private_storage
+from sambasim.runtime.values.memory import DeviceMemory, place_inputs
 from tests.mpi.bodies.by_hand import PROGRAMS, RANKS, operand, seed
 from tests.mpi.training import TWO_NODES
 from tests.support.compiled import compile_from_options
@@ -32,7 +32,7 @@ REBOUND = ROOT / "tests" / "mpi" / "bodies" / "rebound.py"
 
 def emulated(name: str) -> list[dict[str, torch.Tensor]]:
     by_hand = PROGRAMS[name]
-    memories = [DeviceMemory(by_hand, private_storage(by_hand.device_bytes)) for _ in range(RANKS)]
+    memories = [DeviceMemory.private(by_hand) for _ in range(RANKS)]
     executors = []
     transports = connect_here(memories)
     for rank, (memory, transport) in enumerate(zip(memories, transports, strict=True)):
@@ -116,7 +116,7 @@ def test_ranks_that_wait_for_one_another_are_an_error() -> None:
       %y -> out
     """
     by_hand = parse_program(text, Axis("ring", 2))
-    memories = [DeviceMemory(by_hand, private_storage(by_hand.device_bytes)) for _ in range(2)]
+    memories = [DeviceMemory.private(by_hand) for _ in range(2)]
     transports = connect_here(memories)
     executors = [
         Executor(by_hand.evaluation, by_hand, memory.tensor, transport=transport)

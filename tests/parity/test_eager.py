@@ -22,7 +22,7 @@ from sambasim.runtime.run.plan import plan
 from sambasim.runtime.run.replica import Replica, Shard, input_specs
 from sambasim.runtime.run.training import Trainer
 from sambasim.runtime.transports.connect import connect_here
-from sambasim.runtime.values.memory import DeviceMemory, place_weights, private_storage
+from sambasim.runtime.values.memory import DeviceMemory, place_weights
 from sambasim.runtime.values.optimizers import Optimizers, bind_arguments
 from tests.parity.conftest import Variant
 from tests.support.compiled import compile_from_options
@@ -47,7 +47,7 @@ class Ours:
     def __init__(self, path: Path, options: RunOptions) -> None:
         document = read(path)
         self.program: Program = document.program
-        self.memory = DeviceMemory(self.program, private_storage(self.program.device_bytes))
+        self.memory = DeviceMemory.private(self.program)
         place_weights(self.program, self.memory, map_weights(path))
         resolved = resolve_run(options, document.training_defaults, document.data_source)
         assert resolved.optimizer is not None

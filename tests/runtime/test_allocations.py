@@ -5,7 +5,7 @@ from torch.autograd.profiler import profile
 
 from sambasim.runtime.measure.paths import flat_program
 from sambasim.runtime.transports.connect import connect_here
-from sambasim.runtime.values.memory import DeviceMemory, private_storage
+from sambasim.runtime.values.memory import DeviceMemory
 from sambasim.runtime.values.optimizers import Optimizers
 
 SCALAR_BYTES = 8
@@ -15,7 +15,7 @@ SCALAR_BYTES = 8
 @pytest.mark.parametrize("replicas", [2, 4])
 def test_a_reduction_and_an_update_allocate_nothing(replicas: int) -> None:
     program = flat_program(200_000)
-    memories = [DeviceMemory(program, private_storage(program.device_bytes)) for _ in range(replicas)]
+    memories = [DeviceMemory.private(program) for _ in range(replicas)]
     ranks = connect_here(memories)
     (group,) = program.groups
     reductions = [rank.sync.reduce_scatter(program.groups) for rank in ranks]

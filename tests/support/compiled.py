@@ -16,7 +16,7 @@ from sambasim.options.compile import CompileOptions
 from sambasim.pef import map_weights, read
 from sambasim.runtime.engine.executor import Executor, Tangent
 from sambasim.runtime.transports.in_process import finished
-from sambasim.runtime.values.memory import DeviceMemory, place_inputs, place_weights, private_storage
+from sambasim.runtime.values.memory import DeviceMemory, place_inputs, place_weights
 
 
 class _Captured(NamedTuple):
@@ -64,7 +64,7 @@ def compile_net(model: nn.Module, inputs: Mapping[str, Tensor], folder: Path, **
 def loaded(path: Path, inputs: Mapping[str, Tensor]) -> tuple[Program, DeviceMemory]:
     """The program, and its memory with weights and `inputs` in place."""
     program = read(path).program
-    memory = DeviceMemory(program, private_storage(program.device_bytes))
+    memory = DeviceMemory.private(program)
     place_weights(program, memory, map_weights(path))
     place_inputs(memory, inputs)
     return program, memory

@@ -33,7 +33,7 @@ from sambasim.runtime.measure.paths import (
     flat_program,
     private_buffers,
 )
-from sambasim.runtime.values.memory import DeviceMemory, private_storage
+from sambasim.runtime.values.memory import DeviceMemory
 from sambasim.units import MIB, counted, format_bytes
 
 
@@ -136,7 +136,7 @@ def _measure_size(
     communicator: Communicator, program: Program, request: Request, runs: int, window: SharedWindow | None
 ) -> SizeRecord:
     numel = program.groups[0].numel
-    memory = DeviceMemory(program, private_storage(program.device_bytes))
+    memory = DeviceMemory.private(program)
     setting = Setting(program, communicator, window, memory, *private_buffers(numel))
     paths = {name: make(setting) for name, make in PATHS.items() if name in request.paths}
     copy = copy_bound(setting)

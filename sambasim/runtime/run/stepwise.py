@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sambasim.errors import InternalError, OptionError
 from sambasim.ir.graph import Graph, SectionKind
-from sambasim.ir.mesh import DATA_PARALLEL, TENSOR, Mesh, mesh_of
+from sambasim.ir.mesh import DATA_PARALLEL, TENSOR, mesh_of
 from sambasim.ir.program import Program
 from sambasim.ir.schedule import ActionKind
 from sambasim.ir.types import Symbol, SymbolKind
@@ -26,18 +26,10 @@ from sambasim.runtime.engine.update import Update
 from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.machine.resources import check_node_memory
 from sambasim.runtime.transports.communication import BytesMoved, mean_of
-from sambasim.runtime.transports.connect import Allocated, Way, allocate, connect, connect_here, groups_of
+from sambasim.runtime.transports.connect import Allocated, Transport, Way, allocate, connect, connect_here, groups_of
 from sambasim.runtime.transports.in_process import run_together
 from sambasim.runtime.values.mean import tree_mean
-from sambasim.runtime.values.memory import (
-    SHARED_KINDS,
-    DeviceMemory,
-    joined,
-    part_of,
-    place_inputs,
-    private_storage,
-    slices_of,
-)
+from sambasim.runtime.values.memory import SHARED_KINDS, DeviceMemory, joined, part_of, place_inputs, slices_of
 from sambasim.runtime.values.optimizers import Optimizers
 from sambasim.runtime.watch.observer import SectionClock
 
@@ -73,8 +65,7 @@ class _Memory:
         others = self.chips - 1
         if others:
             check_node_memory(communicator, program.device_bytes * others)
-        storages = [private_storage(program.device_bytes) for _ in range(others)]
-        self._other_chips = [DeviceMemory(self.program, storage) for storage in storages]
+        self._other_chips = [DeviceMemory.private(self.program) for _ in range(others)]
         self._collect()
 
     def _collect(self) -> None:
@@ -82,34 +73,29 @@ class _Memory:
         self.of_ranks = [*self.updating, *shared]
 
     @property
-    def mesh(self) -> Mesh | None:
-        """That of the job, if it has other axes than dp."""
-        ranks = self._communicator.world_size * self.ranks
-        return mesh_of(self.program.mesh, ranks) if self.lies_along_tp else None
-
-    @property
     def is_sliced(self) -> bool:
         """Whether each process has only its own slices of the optimizer's state."""
         return any(shared.shares_parameters for shared in self._allocated.devices)
 
-    def connect_replicas(self, way: Way, *, keep_states: bool) -> Allocated:
-        """Collective. Bring memory to where replicas that sync by `way` need it. The first process of a node writes
+    def connect(self, way: Way, *, keep_states: bool) -> Sequence[Transport]:
+        """Collective. Connect the replicas by `way`, with memory where it needs it. The first process of a node writes
         what the node shares. With `keep_states`, optimizer states are moved too; otherwise they are zero."""
-        mesh, communicator, before, count = self.mesh, self._communicator, self.updating, len(self.updating)
+        communicator, before, count = self._communicator, self.updating, len(self.updating)
         ranks = range(communicator.rank * count, (communicator.rank + 1) * count)
-        if way is not Way.DEVICE:
+        mesh = mesh_of(self.program.mesh, communicator.world_size * self.ranks) if self.lies_along_tp else None
+        if way is Way.DEVICE:
+            self._allocated = allocate(self.program, communicator, way, ranks, mesh)
+            self.updating = self._allocated.memories
+            self._collect()
+            for symbol in self.program.symbols.values():
+                is_kept = symbol.kind is not SymbolKind.OPTIMIZER_STATE or keep_states
+                if symbol.offset is not None and symbol.kind is not SymbolKind.REDUCE_BUFFER and is_kept:
+                    for rank, memory in enumerate(before):
+                        self._write(symbol, rank, memory.tensor(symbol.name))
+            communicator.node_barrier()
+        else:
             self._allocated = Allocated(before, groups_of(communicator, ranks, mesh))
-            return self._allocated
-        self._allocated = allocate(self.program, communicator, way, ranks, mesh)
-        self.updating = self._allocated.memories
-        self._collect()
-        for symbol in self.program.symbols.values():
-            is_kept = symbol.kind is not SymbolKind.OPTIMIZER_STATE or keep_states
-            if symbol.offset is not None and symbol.kind is not SymbolKind.REDUCE_BUFFER and is_kept:
-                for rank, memory in enumerate(before):
-                    self._write(symbol, rank, memory.tensor(symbol.name))
-        communicator.node_barrier()
-        return self._allocated
+        return connect(communicator, way, self._allocated, mesh=mesh)
 
     def place(self, inputs: Mapping[str, Tensor]) -> None:
         """Copy a batch to the ranks."""
@@ -399,8 +385,7 @@ class StepwiseReplica:
             raise InternalError("an optimizer step of a program without one")
         self.mode = mode
         if mode is not Mode.ALONE:
-            allocated = memory.connect_replicas(_WAYS[mode], keep_states=self.steps > 0)
-            self._transports = connect(self._communicator, _WAYS[mode], allocated, mesh=memory.mesh)
+            self._transports = memory.connect(_WAYS[mode], keep_states=self.steps > 0)
             if mode is Mode.DEVICE or memory.lies_along_tp:
                 self._executors = self._bound()
         arguments = {argument.name: argument.default for argument in program.runtime_arguments}

@@ -19,7 +19,7 @@ from sambasim.runtime.transports.in_process import Hub, HubGroup, InProcess, Tog
 from sambasim.runtime.transports.messages import Boxes, GatherLosses, MessageGroup, box_bytes
 from sambasim.runtime.transports.small_window import SmallWindow
 from sambasim.runtime.transports.window import Devices, Window, allocate_devices
-from sambasim.runtime.values.memory import DeviceMemory, private_storage, slices_of
+from sambasim.runtime.values.memory import DeviceMemory, slices_of
 from sambasim.runtime.watch.observer import StepObserver, report_spans
 
 Connect: TypeAlias = Callable[[Sequence[int]], AxisGroup]
@@ -122,7 +122,7 @@ def allocate(
             own = {name: slices[group.rank] for name, slices in slices_of(program, group.world_size).items()}
             needed -= sum(part.size_bytes - part.kept_bytes for part in kept(program, own))
     check_node_memory(communicator, needed)
-    return Allocated([DeviceMemory(own, private_storage(own.device_bytes)) for own in programs], groups)
+    return Allocated([DeviceMemory.private(own) for own in programs], groups)
 
 
 def groups_of(communicator: Communicator, ranks: Sequence[int], mesh: Mesh | None) -> Sequence[Communicator]:

@@ -25,7 +25,7 @@ from sambasim.runtime.machine.pytorch import gloo_errors
 from sambasim.runtime.transports.communication import Communication, Finishing, GradientSync, Shared
 from sambasim.runtime.transports.exchange import Exchange, Places, all_gather, reduce_scatter
 from sambasim.runtime.transports.messages import GatherLosses, MessageGroup, collect
-from sambasim.runtime.values.memory import DeviceMemory, private_storage, slices_of
+from sambasim.runtime.values.memory import DeviceMemory, slices_of
 from sambasim.runtime.watch.observer import span
 
 GLOO_EXEMPT = "gloo adds gradients in an order of its own, so the bits may differ from those of other sync paths"
@@ -134,7 +134,7 @@ def parameter_server(memory: DeviceMemory, roles: Roles, communicator: Communica
     slices = {name: [*before, *served, *after] for name, served in of_servers.items()}
     works, kept = rank in roles.workers, memory
     if works and rank in roles.servers:  # host memory with the layout and the initial parameters of the device
-        kept = DeviceMemory(program, private_storage(program.device_bytes))
+        kept = DeviceMemory.private(program)
         for group in program.groups:
             kept.region(group, "parameter").copy_(memory.region(group, "parameter"))
     places = Places(communicator, roles.workers, slices, device=memory if works else None, kept=kept)

@@ -201,6 +201,10 @@ class DeviceMemory:
         self._shared = self._bytes if shared is None else torch.from_numpy(shared)
         self._views: dict[str, Tensor] = {}
 
+    @classmethod
+    def private(cls, program: Program) -> "DeviceMemory":
+        return cls(program, private_storage(program.device_bytes))
+
     def tensor(self, symbol_name: str) -> Tensor:
         view = self._views.get(symbol_name)
         if view is None:

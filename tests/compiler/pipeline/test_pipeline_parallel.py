@@ -28,7 +28,7 @@ from sambasim.ir.verify import Progress, verify
 from sambasim.runtime.engine.executor import Executor, tangent_of
 from sambasim.runtime.transports.connect import connect_here
 from sambasim.runtime.transports.in_process import run_together
-from sambasim.runtime.values.memory import DeviceMemory, place_inputs, place_weights, private_storage
+from sambasim.runtime.values.memory import DeviceMemory, place_inputs, place_weights
 from tests.compiler.sharding.test_plan import built_from, example
 from tests.support.compiled import outputs_of
 from tests.support.whole import whole_case
@@ -94,7 +94,7 @@ def seed(number: int) -> None:
 def accumulated(built: Built, batches: Sequence[Batch]) -> dict[str, Tensor]:
     """By symbol: gradients and buffers of one rank after all micro-batches; and the losses."""
     program = placed(built.program)
-    memory = DeviceMemory(program, private_storage(program.device_bytes))
+    memory = DeviceMemory.private(program)
     place_weights(program, memory, built.weights)
     assert program.training is not None
     executor = Executor(program.training, program, memory.tensor, wanted=program.loss)
@@ -113,7 +113,7 @@ def pipelined(built: Built, batches: Sequence[Batch], program: Program) -> dict[
     mesh, schedule = replica_mesh(program.mesh), program.schedule
     assert schedule is not None
     programs = of_ranks(program)
-    memories = [DeviceMemory(one, private_storage(one.device_bytes)) for one in programs]
+    memories = [DeviceMemory.private(one) for one in programs]
     passes = []
     transports = connect_here(memories, mesh)
     for transport, memory, own in zip(transports, memories, programs, strict=True):

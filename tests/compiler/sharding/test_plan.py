@@ -28,7 +28,7 @@ from sambasim.options.compile import CompileOptions, compile_options
 from sambasim.runtime.engine.executor import Executor, tangent_of
 from sambasim.runtime.transports.connect import connect_here
 from sambasim.runtime.transports.in_process import run_together
-from sambasim.runtime.values.memory import DeviceMemory, joined, place_inputs, place_weights, private_storage
+from sambasim.runtime.values.memory import DeviceMemory, joined, place_inputs, place_weights
 from tests.support.examples import example_options
 from tests.support.whole import whole_case
 
@@ -152,7 +152,7 @@ def gradients(program: Program, built: Built, inputs: dict[str, Tensor]) -> dict
     """The whole gradients of one pass, which every rank of a replica computes in this process."""
     mesh = replica_mesh(program.mesh)
     placed = _placed(program)
-    memories = [DeviceMemory(placed, private_storage(placed.device_bytes)) for _ in range(mesh.world_size)]
+    memories = [DeviceMemory.private(placed) for _ in range(mesh.world_size)]
     executors = []
     transports = connect_here(memories, mesh)
     for rank, (memory, transport) in enumerate(zip(memories, transports, strict=True)):

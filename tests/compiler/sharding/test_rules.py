@@ -17,7 +17,7 @@ from sambasim.ir.program import Program
 from sambasim.runtime.engine.executor import Executor
 from sambasim.runtime.transports.connect import connect_here
 from sambasim.runtime.transports.in_process import run_together
-from sambasim.runtime.values.memory import DeviceMemory, part_of, private_storage
+from sambasim.runtime.values.memory import DeviceMemory, part_of
 from tests.support.ir_text import parse_program
 
 RANKS = 2
@@ -164,7 +164,7 @@ def outputs_of(
         type_ = part_type(symbol.type, layout, ranks)
         symbols[name] = replace(symbol, type=type_, cuts=cut_of(layout, TENSOR, ranks))
     placed = replace(program, symbols=symbols, evaluation=graph)
-    memories = [DeviceMemory(placed, private_storage(placed.device_bytes)) for _ in range(ranks)]
+    memories = [DeviceMemory.private(placed) for _ in range(ranks)]
     executors = []
     transports = connect_here(memories, mesh)
     for rank, (memory, transport) in enumerate(zip(memories, transports, strict=True)):
