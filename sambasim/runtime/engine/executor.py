@@ -165,9 +165,7 @@ class Executor:
             keep |= {name for node in nodes for name in node.reads}
         lowered = lower(nodes, Binding(self._registers, graph.values, tensor_of, transport), keep)
         if observer is not None:
-            lowered = [
-                done and replace(done, function=observer.bind(self._rank, done.node, done.function)) for done in lowered
-            ]
+            lowered = [op and replace(op, function=observer.bind(self._rank, op.node, op.function)) for op in lowered]
         if engine is None:
             of_sections = [(section, lowered[section.start : section.stop]) for section in self.sections]
             units = [Unit((section,), tuple(filter(None, own))) for section, own in of_sections]

@@ -99,9 +99,7 @@ class Updated(NamedTuple):
 class Update:
     """The update after passes of `executor`. `overlaps`: communication may overlap with the last of them."""
 
-    def __init__(
-        self, executor: Executor, transport: Transport, optimizers: Optimizers, *, overlaps: bool = True
-    ) -> None:
+    def __init__(self, executor: Executor, transport: Transport, optimizers: Optimizers, overlaps: bool = True) -> None:
         self._transport, self.optimizers = transport, optimizers
         self._waited_in_passes_s = executor.waited_s
         self._detailed: StepObserver | None = None  # the observer, if it wants details

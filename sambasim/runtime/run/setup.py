@@ -281,18 +281,16 @@ class Team:
         return [replica for replica in self.replicas if replica.replica == self.replicas[0].replica]
 
 
-def assemble(
-    setup: Setup, sources: Sequence[Source], run_observer: RunObserver, observer: StepObserver | None = None
-) -> Team:
+def assemble(setup: Setup, sources: Sequence[Source], report: RunObserver, probe: StepObserver | None = None) -> Team:
     """Collective. Create the replicas of this process, one for each of `sources`, with the weights of the PEF. Raises
-    MachineError if there is too little memory. `observer`: replaces the functions of their instructions."""
+    MachineError if there is too little memory. `probe`: replaces the functions of their instructions."""
     program, communicator, options, way = setup.program, setup.communicator, setup.options, _way(setup)
     mesh = setup.mesh if copy_mesh(program.mesh).world_size > 1 else None
     if way in (Way.HOST, Way.IN_PROCESS) and setup.shards > 1:
         program = in_slices(program)
     fill = _with_weights(setup, sliced=way is Way.HOST and program.zero == 3)
     transports = open_ranks(program, communicator, way, fill, setup.ranks, mesh, setup.roles)
-    engine = choose_engine(options.engine, communicator, run_observer.preparing)
+    engine = choose_engine(options.engine, communicator, report.preparing)
     # One rank per node compiles; the others then load its result from the cache folder.
     if engine.inductor and communicator.local_rank > 0:
         communicator.node_barrier()
@@ -316,7 +314,7 @@ def assemble(
             engine.inductor if setup.works else None,
             overlaps=not options.debug_numerics,
             skips_nonfinite=options.on_nonfinite == "skip",
-            observer=observer,
+            observer=probe,
         )
         replicas.append(replica)
     if engine.inductor:
