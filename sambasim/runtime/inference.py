@@ -215,9 +215,8 @@ def buffers_of(memory: DeviceMemory) -> Mapping[str, Tensor]:
 
 class InferenceJob:
     """`run --inference`: the outputs for the held-out samples, or all if none are held out, distributed over the ranks.
-    Samples may lack the inputs that only the loss reads: then there is no loss. `data` replaces the data source, and
-    `weights`, by the names of a state_dict, those of the PEF. With `keeps_outputs`, rank 0 has the `outputs` of all
-    samples after the run, in the order of the data."""
+    Without inputs that only the loss reads, there is no loss. `data` and `weights` replace those of the PEF. With
+    `keeps_outputs`, rank 0 has the `outputs` of all samples, in the order of the data."""
 
     def __init__(
         self,

@@ -37,9 +37,8 @@ from sambasim.runtime.watch.watchdog import WATCHDOG_FIRST_S
 
 
 class TrainingJob:
-    """Trains a PEF. Collective: every rank creates one and calls `run`. `activity` is this rank's line of the status
-    file; remedies repeat `command`, which was typed without mpirun; `data` replaces the data source. With
-    `keeps_weights`, every rank has the trained `weights` after the run, named as in the model's state_dict."""
+    """Trains a PEF. Collective: every rank creates one and calls `run`. Remedies repeat `command`, typed without
+    mpirun; `data` replaces the data source. With `keeps_weights`, every rank then has `weights`, as in a state_dict."""
 
     def __init__(
         self,

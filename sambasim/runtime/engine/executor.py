@@ -50,9 +50,8 @@ Tangent: TypeAlias = Tensor | dict[str, Tensor] | None
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """Sections `start` to `stop`, which run in a row for one micro-batch. `begins`, `ends`: they are its first, its
-    last; `draws`: they draw random numbers. They make `outputs`, each a symbol and a register, and the `changed`
-    buffers, each with the registers of its value before and after."""
+    """Sections `start` to `stop`, which run in a row for one micro-batch, as its first or last. They make `outputs`, by
+    symbol and register, and `changed` buffers, with the registers of their values before and after."""
 
     micro_batch: int
     start: int
@@ -86,10 +85,9 @@ def _spans(ranges: _Ranges, actions: Sequence[Action], only: ActionKind | None) 
 
 
 class Executor:
-    """The pass of one graph, bound to tensors. `tensor_of`: the tensor of every symbol, always the same one. `engine`:
-    compiles the pass; None calls torch's operators one by one. `wanted`: the symbol of the only output that is
-    returned; None for all. `observer`: replaces the functions of instructions. Raises PefError, and OptionError if
-    `engine` cannot compile the pass."""
+    """The pass of one graph, bound to tensors. `engine`: compiles the pass; None calls torch's operators one by one.
+    `wanted`: the only output that is returned; None for all. `observer`: replaces functions of instructions. Raises
+    PefError, and OptionError if `engine` cannot compile the pass."""
 
     def __init__(
         self,
@@ -218,12 +216,10 @@ class Executor:
         overlapping: Sequence[Overlapped] = (),
         only: ActionKind | None = None,
     ) -> Steps[list[dict[str, Tensor]]]:
-        """Run a pass, or one kind of its actions `only`. Returns the outputs of each micro-batch, by symbol. Raises
-        DataError for values of the data.
-
-        `tangent`: what the backward starts from; `batches`: the inputs of each micro-batch; `seed` sets the generator
-        of random numbers for one; `accumulate`: add to the gradients; `last`: the update comes next, with
-        communication that is `overlapping` with this pass."""
+        """Run a pass, or one kind of its actions `only`. Returns the outputs of each micro-batch, by symbol. `tangent`:
+        what the backward starts from; `seed` sets the generator of random numbers for a micro-batch; `accumulate`: add
+        to the gradients; `last`: the update comes next, with communication that is `overlapping` with this pass. Raises
+        DataError for values of the data."""
         outputs: dict[int, dict[str, Tensor]] = {}
         registers = self._registers
         for span in self._spans[only]:

@@ -243,8 +243,7 @@ def _assertion(node: Node, binding: Binding) -> Work:
 
 
 def _square_sums(node: Node, binding: Binding) -> Work:
-    """The sums of squares of all gradients, by block; zero for blocks that other ranks sum. Of gradients that several
-    ranks of a replica have, the first one sums the squares."""
+    """The sums of squares of all gradients, by block. Of gradients that several ranks have, the first one sums."""
     transport = binding.connected
     sync, symbols = transport.sync, transport.program.symbols
     parts = (

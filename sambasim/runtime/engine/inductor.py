@@ -113,8 +113,7 @@ class _Planner:
         ]
 
     def _region(self, nodes: tuple[int, ...], maker: Mapping[str, int]) -> Region:
-        """`nodes`, the views to evaluate again for them, and the values that are then read from outside. `maker`: by
-        value, the node that gives it."""
+        """`nodes`, the views to evaluate again for them, and the values that are then read from outside."""
         inside, views, inputs = set(nodes), set[int](), dict[str, None]()
         waiting = [name for position in nodes for name in self.nodes[position].reads]
         while waiting:

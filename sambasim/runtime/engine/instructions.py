@@ -26,10 +26,9 @@ Operand: TypeAlias = "int | tuple[Operand, ...]"
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """Call `function` with the registers `operands`, and put its results into the registers `results` (None: never
-    read). `node`: the first node that it executes; `single`: one tensor; `stores`: results and the device memory that
-    keeps them; `frees`: registers to clear afterwards. A `communication` begins with the operands, and ends in
-    `function`."""
+    """Call `function` with the registers `operands`, put its results into the registers `results` (None: never read)
+    and into the device memory of `stores`, and clear `frees`. `single`: one tensor. A `communication` begins with the
+    operands, and ends in `function`."""
 
     node: Node
     function: Function

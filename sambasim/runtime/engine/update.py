@@ -136,8 +136,7 @@ class Update:
 
     def run(self, losses: Sequence[float], request: int = 0, *, applies: bool = True) -> Steps[Updated]:
         """Run the update sections; afterwards every replica has the parameters of the next step. `losses`: of this
-        rank's replica; `request`: what this rank asks of the run. Unless it `applies`, only losses and requests are
-        exchanged."""
+        rank's replica. Unless it `applies`, only losses and requests are exchanged."""
         transport, detailed, moved = self._transport, self._detailed if applies else None, (0, 0, 0, 0)
         self._began_ns = began_ns = perf_counter_ns()
         if detailed is not None:

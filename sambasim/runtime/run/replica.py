@@ -146,9 +146,8 @@ class _Seeded(Dataset[object]):
 
 
 class Replica:
-    """The rank of `transport`, a replica or one part of it. `shard`: its data; None for a parameter server without a
-    replica. `overlaps`: communication may overlap with the backward. `skips_nonfinite`: skip a step if a loss is not
-    finite."""
+    """The rank of `transport`, a replica or part of one. `shard`: None for a parameter server without a replica.
+    `overlaps`: communication may overlap with the backward. `skips_nonfinite`: skip a step if a loss is not finite."""
 
     def __init__(
         self,
@@ -202,9 +201,8 @@ class Replica:
         return self._shard
 
     def step(self, step: int, update: int, rate: float, loss_scale: float, ask: Callable[[], int]) -> Steps[Updated]:
-        """Run step `step` (from 0) with optimizer step `update` (from 1, without skipped ones); `rate` multiplies the
-        learning rates, `loss_scale` the loss of each backward. `ask` is called after the passes: what this rank
-        asks of the run."""
+        """Run step `step` (from 0) with optimizer step `update` (from 1, without skipped ones); `rate` multiplies
+        learning rates, `loss_scale` the loss. `ask` is called after the passes: what this rank asks of the run."""
         if self._guarded is not None:
             for buffer, kept in self._guarded:
                 kept.copy_(buffer)

@@ -41,10 +41,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """One process's view of a run. `mesh`: its ranks, but for parameter servers; `ranks`: those that this process runs,
-    as every process runs as many; `inventory`, `placement`: the simulated machine, and where the replicas are on it;
-    `arguments`: the program's runtime arguments; `threads`: intra-op threads of a rank; `notes`: on the DeepSpeed
-    config; `began_s`: when it began, by time.perf_counter."""
+    """One process's view of a run. `mesh`: its ranks, but for parameter servers; `ranks`: those that this process runs;
+    `inventory`, `placement`: the simulated machine; `threads`: intra-op threads of a rank; `notes`: on the DeepSpeed
+    config; `began_s`: by time.perf_counter."""
 
     path: Path
     options: RunOptions
@@ -159,8 +158,7 @@ def check_trusted(path: Path, document: PefDocument, options: RunOptions, commun
 
 
 def _check_trainable(program: Program, training: TrainingOptions) -> None:
-    """Raises OptionError for programs that only apps can run (several optimizers, or a loss per sample), and for a loss
-    scale where the loss is not scaled."""
+    """Raises OptionError for programs that only apps can run, and for a scale of a loss that is not scaled."""
     scales = any(argument.name == LOSS_SCALE for argument in program.runtime_arguments)
     if training.loss_scale != LossScaleOptions() and not scales:
         what = "training.loss_scale is for float16, and this PEF was compiled for another dtype"

@@ -32,9 +32,8 @@ MOST_IN_A_ROW = 20
 
 @dataclass
 class LossWatch:
-    """Checks the losses of each step after it was reported; all ranks come to the same result. `command` started the
-    job on `ranks` ranks; `newest` returns the name of the newest checkpoint; `goes_on`: whether `command` itself
-    resumes from it."""
+    """Checks the losses of each step, on all ranks alike. `command` started the job on `ranks` ranks; `newest`: the
+    name of the newest checkpoint; `goes_on`: whether `command` itself resumes from it."""
 
     choice: OnNonfinite
     observer: RunObserver
@@ -161,9 +160,8 @@ class LossScale:
 
 @dataclass(slots=True)
 class Totals:
-    """Totals of a training loop; `steps` includes skipped ones, `model_s` forward and backward without `waited_s`, by
-    mesh axis. `loss_scale` is that of the next step, in float16. In a resumed run, the seconds and `loss_last` cover
-    this process, everything else the whole run."""
+    """Totals of a training loop; `steps` includes skipped ones; `loss_scale` is that of the next step, in float16. In a
+    resumed run, the seconds and `loss_last` cover this process, everything else the whole run."""
 
     training_s: float = 0.0
     model_s: float = 0.0

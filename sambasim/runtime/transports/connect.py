@@ -94,9 +94,8 @@ def open_ranks(
     mesh: Mesh | None = None,
     roles: Roles | None = None,
 ) -> Sequence[Transport]:
-    """Collective. Allocate memory for `ranks`, which this process runs, `fill` it, given the number of the rank, and
-    connect them. `mesh`: that of the job, if it has other axes than dp. Raises MachineError if there is too little
-    memory."""
+    """Collective. Allocate memory for `ranks`, which this process runs, `fill` it, given the rank, and connect them.
+    `mesh`: of the job, if it has other axes than dp. Raises MachineError if there is too little memory."""
     allocated = allocate(program, communicator, way, ranks, mesh)
     for rank, memory in zip(ranks, allocated.memories, strict=True):
         fill(memory, rank)

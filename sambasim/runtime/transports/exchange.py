@@ -36,10 +36,9 @@ def _halves() -> list[Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where gradients and parameters are, for one rank of a job. `workers`: the ranks with a replica; `slices`: for
-    each group, what each rank updates; `device`: the memory of this rank's replica, if any; `kept`: that of the
-    updated slices. `outgoing`, `incoming`: host memory in two halves, which the rounds of an exchange use alternately,
-    and all exchanges share; `moved`: the bytes of this rank in all of them."""
+    """Where gradients and parameters are, for one rank of a job. `workers`: the ranks with a replica; `device`: the
+    memory of this rank's replica, if any; `kept`: that of the updated slices. `outgoing`, `incoming`: host memory in
+    two halves, which rounds use alternately and all exchanges share."""
 
     communicator: Communicator
     workers: Sequence[int]

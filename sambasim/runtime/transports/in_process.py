@@ -81,8 +81,7 @@ def run_together(
     steps: Sequence[Generator[None, None, R]], hub: Hub | None = None, generators: dict[int, Tensor] | None = None
 ) -> list[R]:
     """Run `steps` round-robin, each until it waits for another; returns their results. Raises InternalError on a
-    deadlock. `generators`: where each rank's generator of random numbers stands between calls; without it, all begin
-    with the state of this process."""
+    deadlock. `generators`: where each rank's random numbers stand between calls; without it, all begin alike."""
     if hub is None or hub.size == 1:
         return [finished(step) for step in steps]
     results: dict[int, R] = {}

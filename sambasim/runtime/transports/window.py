@@ -70,8 +70,7 @@ def allocate_devices(program: Program, communicator: Communicator) -> Devices:
 
 
 def _touched(program: Program, communicator: Communicator) -> Sequence[Range]:
-    """The byte ranges of this rank's part that are used: own slices of states, parameters only on the node's first
-    rank."""
+    """The used byte ranges of this rank's part: own slices of states, parameters only on the node's first rank."""
     unused = {SymbolKind.OPTIMIZER_STATE, *(SHARED_KINDS if communicator.local_rank > 0 else ())}
     if communicator.node_count == 1:  # no operands are received
         unused.add(SymbolKind.REDUCE_BUFFER)
@@ -164,8 +163,7 @@ class Window(GradientSync):
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """The work of this rank for one group: compute the mean of its slice, or update it in `pieces`: a sum in a buffer,
-    and the update by it."""
+    """Of this rank for one group: compute the mean of its slice, or update it in `pieces`, each a sum and an update."""
 
     group: ParameterGroup
     ready_at: int

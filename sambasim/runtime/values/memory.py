@@ -263,9 +263,8 @@ def place_weights(
     at: Mapping[str, int] = _EMPTY,
     keep: Mapping[str, Slice] = _EMPTY,
 ) -> None:
-    """Copy parameters, buffers and constants into device memory, of what is cut the part of the rank with the
-    coordinates `at`; optimizer states start as zeros. Parameters that lie in another replica's memory are skipped: that
-    replica copies them; so is what other ranks of a pipeline hold. Of each group in `keep`, only that slice is kept."""
+    """Copy weights into device memory, of what is cut the part of the rank with the coordinates `at`. What another
+    replica or rank of a pipeline holds is skipped. Of each group in `keep`, only that slice is kept."""
     group_of = {member.parameter: group for group in program.groups for member in group.members}
     for name, symbol in program.symbols.items():
         tensor = weights.get(name)
