@@ -51,10 +51,8 @@ def _runs(path: Path, ranks: int) -> list[Run]:
     ways |= {f"servers {n}": {**WAYS["servers"], "parameter_servers": n} for n in dedicated}
     ways |= {f"emulated {n}": {"host_sync": "gloo", "emulate": ranks - n} for n in (0, *dedicated)}
     ways |= {f"{way} in many rounds": {**WAYS[way], "round_elements": SMALL_ROUND_ELEMENTS} for way in EXACT[1:]}
-    return [
-        run_of(f"{path.stem} {way}", path, steps=STEPS, accumulation=2, evaluate=True, **how)
-        for way, how in ways.items()
-    ]
+    asked: dict[str, Any] = {"steps": STEPS, "accumulation": 2, "evaluate": True}
+    return [run_of(f"{path.stem} {way}", path, **asked, **how) for way, how in ways.items()]
 
 
 def test_mpi_and_a_parameter_server_have_the_bits_of_device_sync(trained: ByPef) -> None:

@@ -55,9 +55,8 @@ def test_device_host_and_emulation_are_equal(np: int, nodes: dict[str, str], com
 def test_parameter_servers_and_mpi_clip_as_devices_of_one_node_do(compiled: list[Path]) -> None:
     ways: dict[str, Mapping[str, Any]] = {**{way: WAYS[way] for way in EXACT}, "emulated": {"emulate": 2}}
     paths = [path for path in compiled if path.stem.endswith(("fp16-clipped", "master-clipped"))]
-    found = train(
-        2, [run_of(f"{path.stem} {way}", path, steps=3, **how) for path in paths for way, how in ways.items()]
-    )
+    runs = [run_of(f"{path.stem} {way}", path, steps=3, **how) for path in paths for way, how in ways.items()]
+    found = train(2, runs)
     assert [len({found[f"{path.stem} {way}"].outcome for way in ways}) for path in paths] == [1] * len(paths)
 
 

@@ -38,8 +38,7 @@ def placed(run: SummaryRecord) -> PlacementRecord:
 
 
 def predicted(run: SummaryRecord) -> PredictedRecord:
-    assert run.not_predicted is None
-    assert run.predicted is not None
+    assert run.predicted is not None, run.not_predicted
     return run.predicted
 
 
@@ -123,11 +122,10 @@ def test_more_replicas_than_rdus_are_refused_before_any_work(folder: Path, tmp_p
 
 
 def test_an_emulation_fills_one_node_after_the_other(folder: Path) -> None:
-    (line,) = sambasim([*ALONE, "--json", "--emulate-replicas", "10"], folder).stdout.splitlines()
-    run = SummaryRecord.model_validate_json(line)
-    assert placed(run).node_of == (0,) * 8 + (1,) * 2
-    assert predicted(run).predicted_sync == "host"
-    fields = json.loads(line)
+    ran = sambasim([*ALONE, "--json", "--emulate-replicas", "10"], folder)
+    assert placed(summary(ran)).node_of == (0,) * 8 + (1,) * 2
+    assert predicted(summary(ran)).predicted_sync == "host"
+    fields = json.loads(ran.stdout)
     assert all(name.startswith("predicted_") for name in fields.pop("predicted")), "apart from what is measured"
     assert [name for name in fields if "predicted" in name] == ["not_predicted"]
 

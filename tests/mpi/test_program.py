@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from pathlib import Path
 
 import pytest
@@ -12,11 +12,12 @@ from sambasim.errors import InternalError
 from sambasim.ir.graph import Node
 from sambasim.ir.mesh import Axis
 from sambasim.ir.operators import OPERATORS, OperatorKind
+from sambasim.ir.program import Program
 from sambasim.ir.verify import Progress, verify
 from sambasim.runtime.engine.executor import Executor
 from sambasim.runtime.engine.handlers import HANDLERS, Binding, instruction_of
 from sambasim.runtime.engine.instructions import RegisterFile
-from sambasim.runtime.transports.connect import connect_here
+from sambasim.runtime.transports.connect import Transport, connect_here
 from sambasim.runtime.transports.in_process import Hub, run_together
 from sambasim.runtime.values.memory import DeviceMemory, place_inputs
 from tests.mpi.bodies.by_hand import PROGRAMS, RANKS, operand, seed
@@ -30,14 +31,18 @@ from tests.support.whole import whole, whole_case
 REBOUND = ROOT / "tests" / "mpi" / "bodies" / "rebound.py"
 
 
+def bound(program: Program, memories: Sequence[DeviceMemory]) -> tuple[Sequence[Transport], list[Executor]]:
+    transports = connect_here(memories)
+    pairs = zip(memories, transports, strict=True)
+    return transports, [Executor(program.evaluation, program, m.tensor, transport=transport) for m, transport in pairs]
+
+
 def emulated(name: str) -> list[dict[str, torch.Tensor]]:
     by_hand = PROGRAMS[name]
     memories = [DeviceMemory.private(by_hand) for _ in range(RANKS)]
-    executors = []
-    transports = connect_here(memories)
-    for rank, (memory, transport) in enumerate(zip(memories, transports, strict=True)):
+    transports, executors = bound(by_hand, memories)
+    for rank, memory in enumerate(memories):
         place_inputs(memory, {"x": operand(rank)})
-        executors.append(Executor(by_hand.evaluation, by_hand, memory.tensor, transport=transport))
 
     def passed(rank: int, executor: Executor):  # type: ignore[no-untyped-def]  # a generator
         seed(rank)
@@ -116,12 +121,7 @@ def test_ranks_that_wait_for_one_another_are_an_error() -> None:
       %y -> out
     """
     by_hand = parse_program(text, Axis("ring", 2))
-    memories = [DeviceMemory.private(by_hand) for _ in range(2)]
-    transports = connect_here(memories)
-    executors = [
-        Executor(by_hand.evaluation, by_hand, memory.tensor, transport=transport)
-        for memory, transport in zip(memories, transports, strict=True)
-    ]
+    transports, executors = bound(by_hand, [DeviceMemory.private(by_hand) for _ in range(2)])
     with pytest.raises(InternalError, match="deadlock: ranks 0, 1 wait for one another"):
         run_together([executor.run() for executor in executors], transports[0].hub)
 

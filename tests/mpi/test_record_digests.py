@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sambasim.records.digests import StepDigests, read_recording, replica_file
+from sambasim.records.digests import read_recording, replica_file
 from sambasim.report.compare import RunsCompared, place
 from sambasim.report.compare.runs import compare_runs
 from tests.faults.command import Outcome, sambasim
@@ -92,10 +92,8 @@ def compared(folder: Path, a: str, b: str) -> RunsCompared:
 def train_in(folder: Path, np: int, **ways: Mapping[str, Any]) -> dict[str, Trained]:
     """Two replicas by each way, with the digests in the folder of its name unless it is `plain`."""
     path = folder / "out" / "net" / "net.pef"
-    runs = []
-    for name, how in ways.items():
-        digests = None if name == "plain" else name
-        runs.append(run_of(name, path, steps=STEPS, accumulation=2, record_digests=digests, **how))
+    digests = {name: None if name == "plain" else name for name in ways}
+    runs = [run_of(n, path, steps=STEPS, accumulation=2, record_digests=digests[n], **how) for n, how in ways.items()]
     return train(np, runs, cwd=folder)
 
 
@@ -143,14 +141,11 @@ def test_all_that_decides_a_step_is_recorded(host: Path) -> None:
     kinds = {section.number: section.kind for section in recording.run.sections}
     sections = {(one.what, kinds[one.section]) for one in steps[0].values if one.section is not None}
     assert {("loss", "FWD"), ("value", "FWD"), ("buffer", "FWD"), ("gradient", "BCKWD")} <= sections
-    first, second = (_digests(next(line for line in recording.steps(r) if line.step == 1)) for r in (0, 1))
+    lines = [next(line for line in recording.steps(replica) if line.step == 1) for replica in (0, 1)]
+    first, second = ({(one.what, one.name, one.micro_step): one.digest for one in line.values} for line in lines)
     apart = {what for (what, name, micro), digest in first.items() if second.get((what, name, micro)) != digest}
     assert {"input", "gradient", "loss", "buffer"} <= apart, "replicas have batches of their own"
     assert "parameter" not in apart
-
-
-def _digests(line: StepDigests) -> dict[tuple[str, str, int | None], str]:
-    return {(one.what, one.name, one.micro_step): one.digest for one in line.values}
 
 
 def test_another_learning_rate_shows_in_a_parameter_of_the_first_step(folder: Path, host: Path) -> None:

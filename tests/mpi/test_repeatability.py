@@ -85,12 +85,8 @@ def test_data_that_draw_random_numbers_are_the_same_for_ranks_and_emulation(fold
     ways: dict[str, dict[str, Any]] = {"emulated": {"emulate": 2}, "host": {}, "device": {"reduce_on_rdu": True}}
     sources = {"drawn": {"source": "app.py:drawn"}, "own": {"source": "app.py:Own"}}
     path = folder / "out" / "net" / "net.pef"
-    runs = [
-        run_of(f"{name} {way}", path, steps=4, data=data, **how)
-        for name, data in sources.items()
-        for way, how in ways.items()
-    ]
-    found = train(2, runs, cwd=folder)
+    named = {f"{name} {way}": (data, how) for name, data in sources.items() for way, how in ways.items()}
+    found = train(2, [run_of(name, path, steps=4, data=data, **how) for name, (data, how) in named.items()], cwd=folder)
     for name in sources:
         assert len({found[f"{name} {way}"].outcome for way in ways}) == 1, name
 

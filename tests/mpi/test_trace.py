@@ -1,14 +1,13 @@
 """Traces of real runs, by every way that replicas sync: of the right steps, well formed, and with the bits of a run
 without one."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
-from sambasim.ir.graph import Section, SectionKind
-from sambasim.pef import read
+from sambasim.ir.graph import SectionKind
+from sambasim.pef import PefDocument, read
 from tests.mpi.training import WAYS, Trained, run_of, train
 from tests.support.compiled import compile_from_options
 from tests.support.examples import example_options
@@ -27,8 +26,7 @@ class Run:
     """One way to train one PEF: without a trace and with one, and the trace."""
 
     way: str
-    sections: Sequence[Section]
-    digest: str
+    document: PefDocument
     plain: Trained
     traced: Trained
     trace: Trace
@@ -38,7 +36,8 @@ class Run:
         return self.traced.summary.world_size + self.traced.summary.parameter_servers
 
     def of_kind(self, *kinds: SectionKind) -> list[int]:
-        return [section.index for section in self.sections if section.kind in kinds]
+        training = self.document.program.training
+        return [section.index for section in (training.sections if training else ()) if section.kind in kinds]
 
 
 PEFS = {
@@ -69,15 +68,9 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     ]
     found = train(ranks, [*plain, *traced], hosts=hosts)
     documents = {path: read(path) for path in paths}
+    traces = {name: read_trace((folder / f"{name}.json").read_text(encoding="utf-8")) for name in named}
     return [
-        Run(
-            way,
-            documents[path].program.training.sections,  # type: ignore[union-attr]
-            documents[path].digest,
-            found[name],
-            found[f"{name} traced"],
-            read_trace((folder / f"{name}.json").read_text(encoding="utf-8")),
-        )
+        Run(way, documents[path], found[name], found[f"{name} traced"], traces[name])
         for name, (path, way) in named.items()
     ]
 
@@ -92,7 +85,7 @@ def test_it_says_what_it_is_of(runs: list[Run]) -> None:
     for run in runs:
         facts = run.trace.facts
         assert (facts["first_step"], facts["last_step"], facts["steps_of_run"]) == (FIRST, LAST, STEPS)
-        assert (facts["pef_digest"], facts["replicas"]) == (run.digest, run.traced.summary.world_size)
+        assert (facts["pef_digest"], facts["replicas"]) == (run.document.digest, run.traced.summary.world_size)
         assert facts["clocks"] == "one clock for all ranks"
         assert facts["spans_left_out"] == 0
         assert "CPU" in facts["device"]
@@ -111,9 +104,8 @@ def test_each_replica_is_a_process_that_is_called_measured(runs: list[Run]) -> N
         placement = run.traced.summary.placement
         assert placement is not None
         places = [name.partition(" as ")[2].partition(",")[0] for name in workers]
-        assert places == [
-            f"node {node} RDU {rdu}" for node, rdu in zip(placement.node_of, placement.rdu_of, strict=True)
-        ]
+        pairs = zip(placement.node_of, placement.rdu_of, strict=True)
+        assert places == [f"node {node} RDU {rdu}" for node, rdu in pairs]
         assert all(name.endswith(", measured") for name in names.values())
 
 
@@ -125,12 +117,9 @@ def test_the_steps_and_no_others_are_there_with_their_sections_in_order(runs: li
         assert {one.args["step"] for one in run.trace.spans} == set(range(FIRST, LAST + 1))
         passes = run.of_kind(SectionKind.FWD, SectionKind.BCKWD) * MICRO_STEPS * TRACED
         for replica in range(run.traced.summary.world_size):
-            spans = [
-                one
-                for one in run.trace.spans
-                if (one.process, one.track) == (replica, "sections") and one.name.startswith(("FWD", "BCKWD"))
-            ]
-            assert [one.args["section"] for one in spans] == passes, run.way
+            own = (one for one in run.trace.spans if (one.process, one.track) == (replica, "sections"))
+            numbers = [one.args["section"] for one in own if one.name.startswith(("FWD", "BCKWD"))]
+            assert numbers == passes, run.way
             assert len(run.trace.named("data", replica)) == MICRO_STEPS * TRACED
 
 

@@ -28,17 +28,9 @@ symbols = program.symbols.values()
 
 def batch(number: int) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(10 * number + communicator.rank)
-    found = {}
-    for symbol in symbols:
-        if symbol.kind is SymbolKind.INPUT:
-            bound = symbol.exclusive_bound
-            shape = symbol.type.shape
-            found[symbol.name] = (
-                torch.randn(shape, generator=generator)
-                if bound is None
-                else torch.randint(bound, shape, generator=generator)
-            )
-    return found
+    inputs = [symbol for symbol in symbols if symbol.kind is SymbolKind.INPUT]
+    assert all(symbol.exclusive_bound for symbol in inputs)
+    return {one.name: torch.randint(one.exclusive_bound or 1, one.type.shape, generator=generator) for one in inputs}
 
 
 def trained(mode: Mode, *, replaces: bool) -> list[float]:
@@ -54,11 +46,8 @@ def trained(mode: Mode, *, replaces: bool) -> list[float]:
                 replica.run_graph(program.training)
         replica.run({SectionKind.OPT}, {}, None, mode)
         communicator.barrier()
-    return [
-        float(replica.read(symbol.name).double().square().sum())
-        for symbol in symbols
-        if symbol.kind is SymbolKind.PARAMETER
-    ]
+    parameters = [symbol.name for symbol in symbols if symbol.kind is SymbolKind.PARAMETER]
+    return [float(replica.read(name).double().square().sum()) for name in parameters]
 
 
 for mode in map(Mode, sys.argv[2:]):
