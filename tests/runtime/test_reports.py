@@ -11,7 +11,7 @@ from sambasim.ir.graph import Graph, Node, Ref, Section, SectionKind
 from sambasim.ir.operators import OPERATORS
 from sambasim.ir.program import Program
 from sambasim.ir.types import TensorType
-from sambasim.records.metrics import PredictedRecord, StepRecord
+from sambasim.records.metrics import StepRecord
 from sambasim.runtime import outcome
 from sambasim.runtime.outcome import predicted, predicted_record
 from sambasim.runtime.record.digests import UNWRITTEN, Seen, seen_of_sections
@@ -41,9 +41,8 @@ def test_the_summary_of_an_earlier_run_does_not_outlive_the_start_of_the_next(tm
     file.started(START)
     assert path.read_text() == ""
     file.stepped(STEP)
-    assert [StepRecord.model_validate_json(line) for line in path.read_text().splitlines()] == [
-        StepRecord(**STEP._asdict())
-    ]
+    (line,) = path.read_text().splitlines()
+    assert StepRecord.model_validate_json(line) == StepRecord(**STEP._asdict())
 
 
 def test_a_file_behind_a_link_is_written_and_not_the_link(tmp_path: Path) -> None:
@@ -129,54 +128,45 @@ def test_every_operator_that_makes_empty_tensors_is_known() -> None:
 SN30 = inventory_of({})
 
 
-def compiled(inventory: Inventory, micro_steps: int) -> PredictedStep:
-    placement = place(2, inventory.device, inventory.tiles, inventory.cluster)
-    step = predicted(sample_program(), inventory, placement, SyncPath.RDU, micro_steps)
+def predict(inventory: Inventory, replicas: int = 2, micro_steps: int = 1) -> PredictedStep | str:
+    placement = place(replicas, inventory.device, inventory.tiles, inventory.cluster)
+    return predicted(sample_program(), inventory, placement, SyncPath.RDU, micro_steps)
+
+
+def step_of(inventory: Inventory, replicas: int = 2, micro_steps: int = 1) -> PredictedStep:
+    step = predict(inventory, replicas, micro_steps)
     assert isinstance(step, PredictedStep)
     return step
 
 
-def predict(inventory: Inventory, replicas: int = 2, micro_steps: int = 1) -> tuple[PredictedRecord | None, str | None]:
-    placement = place(replicas, inventory.device, inventory.tiles, inventory.cluster)
-    step = predicted(sample_program(), inventory, placement, SyncPath.RDU, micro_steps)
-    return (predicted_record(step, inventory), None) if isinstance(step, PredictedStep) else (None, str(step))
-
-
-def test_the_fields_add_up_and_all_say_that_they_are_predicted() -> None:
-    for micro_steps in (1, 3):
-        record, reason = predict(SN30, micro_steps=micro_steps)
-        assert reason is None
-        assert record is not None
-        assert all(name.startswith("predicted_") for name in record.model_dump())
-        by_kind = record.predicted_by_kind_s
-        assert by_kind["FWD"] + by_kind["BCKWD"] == pytest.approx(record.predicted_model_s)
-        assert by_kind["OPT"] + by_kind["GRADNORM"] == pytest.approx(record.predicted_update_s)
-        sync_s = record.predicted_sync_s + record.predicted_hidden_sync_s
-        slowest_s = compiled(SN30, micro_steps=micro_steps).synced.slowest_s
-        assert slowest_s > 0
-        assert by_kind["REDUCE"] + by_kind["GATHER"] + slowest_s == pytest.approx(sync_s)
-        samples = 2 * micro_steps * sample_program().batch_size
-        assert record.predicted_samples_per_s == pytest.approx(samples / record.predicted_step_s)
+@pytest.mark.parametrize("micro_steps", [1, 3])
+def test_the_fields_add_up_and_all_say_that_they_are_predicted(micro_steps: int) -> None:
+    step = step_of(SN30, micro_steps=micro_steps)
+    record = predicted_record(step, SN30)
+    assert all(name.startswith("predicted_") for name in record.model_dump())
+    by_kind = record.predicted_by_kind_s
+    assert by_kind["FWD"] + by_kind["BCKWD"] == pytest.approx(record.predicted_model_s)
+    assert by_kind["OPT"] + by_kind["GRADNORM"] == pytest.approx(record.predicted_update_s)
+    assert step.synced.slowest_s > 0
+    sync_s = record.predicted_sync_s + record.predicted_hidden_sync_s
+    assert by_kind["REDUCE"] + by_kind["GATHER"] + step.synced.slowest_s == pytest.approx(sync_s)
+    samples = 2 * micro_steps * sample_program().batch_size
+    assert record.predicted_samples_per_s == pytest.approx(samples / record.predicted_step_s)
 
 
 def test_what_backs_it_names_the_device() -> None:
-    record, _ = predict(inventory_of({"arch": "sn40"}))
-    assert record is not None
-    assert record.predicted_backed_by.startswith("no published step of SN40L backs this")
-    alone, together = (predict(SN30, replicas)[0] for replicas in (1, 2))
-    assert alone is not None
-    assert together is not None
-    assert together.predicted_backed_by.startswith(alone.predicted_backed_by)
-    assert together.predicted_backed_by.endswith("no sync of RDUs was ever published"), "of the sync"
-    assert "sync" not in alone.predicted_backed_by
+    sn40 = inventory_of({"arch": "sn40"})
+    of_sn40 = predicted_record(step_of(sn40), sn40).predicted_backed_by
+    assert of_sn40.startswith("no published step of SN40L backs this")
+    alone, together = (predicted_record(step_of(SN30, replicas), SN30).predicted_backed_by for replicas in (1, 2))
+    assert together.startswith(alone)
+    assert together.endswith("no sync of RDUs was ever published"), "of the sync"
+    assert "sync" not in alone
 
 
 def test_a_device_that_is_too_small_is_the_reason() -> None:
     device = SN30.device.model_copy(update={"ddr_capacity_bytes": 1000})
-    record, reason = predict(replace(SN30, device=device))
-    assert record is None
-    assert reason is not None
-    assert reason.startswith("one replica needs ")
+    assert str(predict(replace(SN30, device=device))).startswith("one replica needs ")
 
 
 def test_a_mistake_of_ours_does_not_lose_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,4 +174,4 @@ def test_a_mistake_of_ours_does_not_lose_the_run(monkeypatch: pytest.MonkeyPatch
         raise KeyError("x")
 
     monkeypatch.setattr(outcome, "predict_step", broken)
-    assert predict(SN30) == (None, "this is a mistake of sambasim's own, please report it: KeyError: 'x'")
+    assert predict(SN30) == "this is a mistake of sambasim's own, please report it: KeyError: 'x'"
