@@ -1,6 +1,7 @@
 """What a run reports: notices at its start; the summary at its end, with the predicted time of a step on devices."""
 
 from collections.abc import Callable
+from dataclasses import asdict
 
 import torch
 from torch import Tensor
@@ -139,7 +140,9 @@ def summarize(
     step: PredictedStep | str | None = None
     if setup.is_first:
         step = predicted(setup.program, setup.inventory, setup.placement, path, steps.accumulation_steps)
+    measured = {name: value for name, value in asdict(totals).items() if name not in ("sync_s", "loss_scale")}
     return SummaryRecord(
+        **measured,
         pef_digest=setup.document.digest,
         world_size=setup.replicas,
         chips=setup.program.chips,
@@ -157,19 +160,9 @@ def summarize(
         global_batch_size=steps.global_batch_size,
         accumulation_steps=steps.accumulation_steps,
         epochs=steps.epochs,
-        steps=totals.steps,
-        samples=totals.samples,
         samples_left_out_each_epoch=steps.left_out,
-        training_s=totals.training_s,
-        model_s=totals.model_s,
         samples_per_s=taken * steps.samples_per_step / totals.training_s if taken else 0.0,
         sync_share=totals.sync_s / totals.training_s if taken else 0.0,
-        hidden_sync_s=totals.hidden_sync_s,
-        waited_s=totals.waited_s,
-        loss_first=totals.loss_first,
-        loss_last=totals.loss_last,
-        first_nonfinite_step=totals.first_nonfinite_step,
-        skipped_steps=totals.skipped_steps,
         loss_scale=None if totals.loss_scale is None else totals.loss_scale.value,
         evaluation=evaluation,
         bytes=BytesRecord(**{kind: sum(getattr(own, kind) for own in moved) for kind in BytesRecord.model_fields}),
