@@ -1,10 +1,10 @@
 """The SambaFlow API, `from sambaflow import samba`, on sambasim's compiler and runtime. README.md has each name.
 
-    tensors and data      tensor, attributes, inputs, functional, nn
-    models                models, optim, losses
-    compile and run       session, request, trace, difference, fingerprint, loaded, device, hyperparameters
+    tensors and data      tensor, inputs, functional, nn
+    models                models, optim
+    compile and run       session, request, trace, fingerprint, loaded, device
     command line          flags, utils/ (argparser, measuring, checkpoints)
-    this process          process, joining, ending, findings, keywords, notices
+    this process          process, ending, findings, notices
     checks of the app     checks/, test, profiler
     import sambaflow      shim/
 
@@ -12,12 +12,11 @@ Importing it imports torch, and no MPI.
 """
 
 from sambasim.samba import nn, optim, test, utils
-from sambasim.samba.attributes import install_attributes
 from sambasim.samba.functional import addmm, operator, operators, randint, randn, triu_fill
 from sambasim.samba.inputs import SambaLoader, install_sampler_of_one_replica
 from sambasim.samba.models import from_torch_model_, lazy_param, materialize
 from sambasim.samba.notices import is_internal, patched_torch
-from sambasim.samba.session import session
+from sambasim.samba.session import install_attributes, session
 from sambasim.samba.tensor import SambaTensor, from_named_dict, from_torch_tensor, to_torch
 from sambasim.samba.utils.common import seed_from_environment
 

@@ -1,24 +1,33 @@
-"""The device of a session: weights and optimizer state."""
+"""The device of a session: weights, optimizer state, and the `hyperparam_dict` of `session.run`."""
 
-from collections.abc import Mapping, Sequence
+import difflib
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from numbers import Real
 from operator import attrgetter
 
 import torch
 from torch import Tensor, nn
 
 from sambasim.compiler.capture.tensors import held_by
-from sambasim.errors import WeightsError
+from sambasim.errors import OptionError, WeightsError
+from sambasim.ir.graph import Graph, Node, Ref
 from sambasim.ir.program import Program, state_name
 from sambasim.ir.types import Symbol, SymbolKind, gradient_name
 from sambasim.pef import PefDocument
 from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.run.stepwise import StepwiseReplica
+from sambasim.samba.findings import app_error, type_error
+from sambasim.samba.notices import OTHER_WORDS, nearest
+from sambasim.samba.process import report_here
 from sambasim.samba.request import Optimizer
 
 _TORCH_STATES = {"momentum": "momentum_buffer"}
 """torch.optim's names of states, where a PEF has another."""
+
+DEVICE_STATE = (SymbolKind.PARAMETER, SymbolKind.BUFFER, SymbolKind.OPTIMIZER_STATE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +43,7 @@ class Machine:
 
     def to_device(self) -> None:
         """Copies weights, buffers and optimizer state of the host to the device, and resets other states. Collective.
-
-        Raises WeightsError for a tensor of another shape than in the PEF.
-        """
+        Raises WeightsError for a tensor of another shape than in the PEF."""
         tensors = self._host_tensors()
         self.replica.meet()
         self.replica.forget()
@@ -56,11 +63,14 @@ class Machine:
 
     def follow_first(self, communicator: Communicator) -> None:
         """Copies parameters, buffers and optimizer state of replica 0 to all replicas. Collective."""
-        for symbol in self.program.symbols.values():
-            if symbol.kind in (SymbolKind.PARAMETER, SymbolKind.BUFFER, SymbolKind.OPTIMIZER_STATE):
-                own = self.replica.read(symbol.name) if communicator.rank == 0 else None
-                self.replica.write(symbol.name, communicator.broadcast_object(own))
+        for name in self.names_of(*DEVICE_STATE):
+            own = self.replica.read(name) if communicator.rank == 0 else None
+            self.replica.write(name, communicator.broadcast_object(own))
         self.replica.steps = communicator.broadcast_object(self.replica.steps)
+
+    def names_of(self, *kinds: SymbolKind) -> list[str]:
+        """The symbols of these kinds."""
+        return [name for name, symbol in self.program.symbols.items() if symbol.kind in kinds]
 
     def gradient(self, tensor: Tensor) -> Tensor | None:
         """The gradient on the device of a trained parameter of the model; None for any other tensor."""
@@ -91,7 +101,7 @@ class Machine:
     def to_host(self) -> None:
         """Copies weights, buffers and optimizer state of the device to the host, in the types of the host."""
         tensors = self._host_tensors()
-        states = self._states() if self.replica.steps else []
+        states = list(self._states()) if self.replica.steps else []
         values = [self.replica.read(name) for name, *_ in states]
         with torch.no_grad():
             for symbol, path in self._state_dict_symbols():
@@ -110,24 +120,161 @@ class Machine:
         kinds = (SymbolKind.PARAMETER, SymbolKind.BUFFER)
         return [(s, s.torch_names[0]) for s in self.program.symbols.values() if s.kind in kinds and s.torch_names]
 
-    def _states(self) -> list[tuple[str, Tensor, str, Optimizer]]:
+    def _states(self) -> Iterator[tuple[str, Tensor, str, Optimizer]]:
         """Every optimizer state on the device: its symbol, its parameter on the host, its name, and its optimizer."""
-        parameters = self._host_tensors()
-        owner = {
-            id(p): optimizer
-            for optimizer in self.optimizers
-            for group in optimizer.param_groups
-            for p in group["params"]
-        }
-        symbols = self.program.symbols
-        states = []
-        for group in self.program.groups:
-            optimizer = self.program.optimizers[group.optimizer]
+        parameters, program = self._host_tensors(), self.program
+        groups = ((optimizer, group) for optimizer in self.optimizers for group in optimizer.param_groups)
+        owners = {id(parameter): optimizer for optimizer, group in groups for parameter in group["params"]}
+        for group in program.groups:
+            compiled = program.optimizers[group.optimizer]
             for member in group.members:
-                parameter = parameters[symbols[member.parameter].torch_names[0]]
-                if id(parameter) in owner:
-                    states += [
-                        (state_name(member.parameter, optimizer.name, state), parameter, state, owner[id(parameter)])
-                        for state in optimizer.states
-                    ]
-        return states
+                parameter = parameters[program.symbols[member.parameter].torch_names[0]]
+                owner = owners.get(id(parameter))
+                if owner is not None:
+                    for state in compiled.states:
+                        yield state_name(member.parameter, compiled.name, state), parameter, state, owner
+
+
+ALL_DROPOUTS = "p"
+"""The name of the rate of all dropouts."""
+
+_ELEMENTS, _CHANNELS = "aten.native_dropout.default", "aten.bernoulli.p"
+_BACKWARD = "aten.native_dropout_backward.default"
+
+
+class Hyperparameters:
+    """The hyperparameters and dropout rates of a loaded PEF."""
+
+    def __init__(self, machine: Machine) -> None:
+        program = machine.program
+        self._machine = machine
+        self._arguments = {argument.name for argument in program.runtime_arguments}
+        self._of_optimizers = {name.partition("__")[2] for name in self._arguments if "__" in name}
+        self.rates = () if program.training is None else rate_names(program.training)
+        """The names of the dropout rates."""
+        self.given: dict[str, float] = {}
+        """The hyperparameters that were given so far."""
+        self._rates: dict[str, float] = {}
+        self._rates_changed = False
+        self._last: Mapping[str, object] = {}
+
+    def take(self, given: Mapping[str, object]) -> None:
+        """Takes `given` from now on, and dropout rates from the next forward on. Ignores unknown names, with a notice.
+        Raises OptionError for a value out of range, a misspelt name, and momentum if the PEF has no state for it."""
+        if given == self._last:
+            return
+        if not isinstance(given, Mapping):
+            raise type_error(OptionError, "AP04: hyperparam_dict is a dictionary", given, 'hyperparam_dict={"lr": 0.1}')
+        if self._machine.program.training is None:
+            what = "session.run is given hyperparameters, and this PEF predicts: nothing is trained"
+            report_here("AP07", what, "compile and run without --inference, and give trace_graph the optimizers")
+            return
+        numbers = {name: _number(name, value) for name, value in self._known(given).items()}
+        self._take_rates({name: value for name, value in numbers.items() if name not in self._of_optimizers})
+        self._take_for_optimizers({name: value for name, value in numbers.items() if name in self._of_optimizers})
+        self._last = {**given} if not any(isinstance(value, Tensor) for value in given.values()) else {}
+
+    def begin_forward(self) -> None:
+        """Applies dropout rates that were given since the last forward."""
+        training = self._machine.program.training
+        if self._rates_changed and training is not None:
+            self._machine.replica.run_graph(with_rates(training, self._rates))
+            self._rates_changed = False
+
+    def _known(self, given: Mapping[str, object]) -> Mapping[str, object]:
+        known: dict[str, object] = {}
+        takes = {*self._of_optimizers, *((ALL_DROPOUTS, *self.rates) if self.rates else ())}
+        for name, value in given.items():
+            what = f"hyperparam_dict has {name}, which no optimizer of this PEF takes"
+            if name in takes:
+                known[name] = value
+            elif name == "betas" and "beta1" in self._of_optimizers and isinstance(value, tuple | list):
+                known |= dict(zip(("beta1", "beta2"), value, strict=False))
+            elif difflib.get_close_matches(name, takes, n=1, cutoff=0.8):
+                raise app_error(OptionError, f"AP04: {what}", nearest(name, sorted(takes)))
+            else:
+                instead = sorted(word for word in takes if "__" not in word)  # without rates of single dropouts
+                if OTHER_WORDS.get(name) in takes - given.keys():
+                    instead = [OTHER_WORDS[name]]
+                remedy = f"names that it takes: {', '.join(instead)}"
+                report_here("AP04", f"{what}: it is left out", remedy, notice_only=True)
+        return known
+
+    def _take_rates(self, rates: Mapping[str, float]) -> None:
+        high = next((name for name, rate in rates.items() if rate >= 1), None)
+        if high is not None:
+            what = f"AP04: {high} in hyperparam_dict is {rates[high]:g}, and a dropout rate is below 1"
+            raise app_error(OptionError, what, f'hyperparam_dict={{"{high}": 0.1}}')
+        before = {} if ALL_DROPOUTS in rates else self._rates  # the rate of all replaces single rates
+        now = {**before, **rates}
+        if now != self._rates:
+            self._rates, self._rates_changed = now, True
+
+    def _take_for_optimizers(self, numbers: Mapping[str, float]) -> None:
+        changed = {name: value for name, value in numbers.items() if self.given.get(name) != value}
+        for index, optimizer in enumerate(self._machine.program.optimizers):
+            taken = {name: value for name, value in changed.items() if f"{optimizer.name}__{name}" in self._arguments}
+            if taken.get("momentum") and not optimizer.states:
+                what = "momentum cannot be turned on: the PEF was compiled without it"
+                raise app_error(OptionError, what, "compile with momentum above 0")
+            if taken:
+                self._machine.replica.change(index, taken)
+        if changed:
+            self.given = {**self.given, **changed}
+
+
+def _number(name: str, value: object) -> float:
+    number = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
+    if isinstance(number, Real) and math.isfinite(float(number)) and float(number) >= 0:
+        return float(number)
+    remedy = f"give {name} as one number, 0 or more"
+    if isinstance(number, list | tuple) and len(number) == 1:
+        remedy = f'hyperparam_dict={{"{name}": …[0]}}: one number, not a {type(number).__name__}'
+    shown = repr(number) if isinstance(number, Real | str | list | tuple) else f"a {type(number).__name__}"
+    raise app_error(OptionError, f"AP04: {name} in hyperparam_dict is {shown}", remedy)
+
+
+def rate_names(graph: Graph) -> tuple[str, ...]:
+    """The name of each dropout's rate: `net__drop__dropout_p`, or `…__dropout2d_p`."""
+    return tuple(name for node in graph.nodes if (name := _rate_name(graph, node)) is not None)
+
+
+def with_rates(graph: Graph, rates: Mapping[str, float]) -> Graph:
+    """`graph` with `rates`, each at least 0 and below 1, by the name of a dropout or for `ALL_DROPOUTS`."""
+    kept: dict[str, float] = {}  # by mask: the share that is kept
+    products: dict[str, float] = {}  # of a mask, where a tensor is cut over chips
+    nodes = []
+    for node in graph.nodes:
+        name, operator = _rate_name(graph, node), node.operator
+        first, second = (*node.args, None, None)[:2]
+        rate = None if name is None else rates.get(name, rates.get(ALL_DROPOUTS))
+        read, other = (argument.name if isinstance(argument, Ref) else "" for argument in (first, second))
+        args, results = node.args, [result for result in node.results if result is not None]
+        if rate is not None:
+            args = (first, rate if operator == _ELEMENTS else 1 - rate, *args[2:])
+            kept |= dict.fromkeys(results if operator == _CHANNELS else filter(None, node.results[1:]), 1 - rate)
+        elif operator == _BACKWARD and other in kept:
+            args = (*args[:2], 1 / kept[other])
+        elif operator == "comm.shard" and read in kept:
+            kept |= dict.fromkeys(results, kept[read])
+        elif operator == "aten.mul.Tensor" and other in kept:
+            products |= dict.fromkeys(results, kept[other])
+        elif operator == "aten.mul.Scalar" and read in products:
+            args = (first, 1 / products[read])
+        elif operator.startswith("aten.div.") and read in kept:
+            args = (first, kept[read], *args[2:])
+        nodes.append(node if args is node.args else replace(node, args=args))
+    return replace(graph, nodes=tuple(nodes))
+
+
+def _rate_name(graph: Graph, node: Node) -> str | None:
+    owner, _, operator = node.name.removesuffix("__drawn").rpartition("__")
+    if node.operator == _ELEMENTS:
+        return f"{owner}__{operator.replace('native_dropout', 'dropout')}_p"
+    if node.operator == _CHANNELS and node.results[0] is not None:
+        # In dropout of channels, the only reader divides the result by its share.
+        readers = [reader for reader in graph.nodes if Ref(node.results[0]) in reader.args]
+        if [(reader.operator[:9], reader.args[1:2]) for reader in readers] == [("aten.div.", node.args[1:2])]:
+            dimensions = len(graph.values[node.results[0]].shape) - 2
+            return f"{owner}__{operator.replace('bernoulli', f'dropout{dimensions}d')}_p"
+    return None

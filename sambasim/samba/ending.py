@@ -1,4 +1,4 @@
-"""The end of an app's script: what is printed when an error escapes it, the exit code, and the end of the whole job.
+"""The ranks of an app: how they are connected, and what an error that escapes the script prints and does.
 
     what escaped          what is printed                                      exit code
     an error of sambasim  `error[code]: ...`, and the script's line            that of its family
@@ -22,18 +22,21 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
 from sambasim.errors import LaunchError, MachineError, OptionError, SambasimError, exit_code
+from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.machine.launcher import find_launcher, launched_rank
+from sambasim.runtime.machine.mpi import connect
+from sambasim.runtime.run.run_observer import print_whole_lines
+from sambasim.samba.checks import job
 from sambasim.samba.findings import line_of
-from sambasim.samba.process import current
+from sambasim.samba.process import current, typed_command
 
 if TYPE_CHECKING:
-    from sambasim.runtime.machine.communicator import Communicator
     from sambasim.runtime.watch.supervisor import Failure
 
 _ON_THE_HOST = 'device = "cpu", and no .cuda(): samba.session.run sends its inputs to the device itself'
@@ -85,8 +88,17 @@ def translated(error: BaseException) -> BaseException:
 JOIN_S = 30
 """How long a rank that fails before it has joined its job waits for the others, to end the job together."""
 
-join: "Callable[[], Communicator] | None" = None
-"""`joining.communicator`, once it is loaded."""
+
+def communicator() -> Communicator:
+    """The communicator of this process. The first call is collective, starts MPI, and raises as `connect` does."""
+    context = current()
+    if context.communicator is None:
+        context.communicator = connect(typed_command())
+        if context.communicator.world_size > 1:
+            install()  # for apps that were started by plain `python`
+            print_whole_lines()
+        job.begin(context.communicator, leave)
+    return context.communicator
 
 
 def exit_code_of(error: BaseException) -> int:
@@ -94,27 +106,23 @@ def exit_code_of(error: BaseException) -> int:
 
 
 def leave(error: BaseException, script: Path | None) -> int:
-    """Reports `error`, which escaped from the script, and ends the job that this process is a rank of.
-
-    script: the file that runs as `__main__`; None if there is none
-
-    Returns the exit code of this process, unless the job is aborted.
-    """
+    """Reports `error`, which escaped from `script`, the file that runs as `__main__`, and ends the job that this
+    process is a rank of. Returns the exit code of this process, unless the job is aborted."""
     error = translated(error)
     code = exit_code_of(error)
     current().has_left = code != 0
     if code == 0:
         return code
     trace = error.__traceback__ = _from_script(error.__traceback__, script)
-    communicator = current().communicator
+    joined = current().communicator
     # Joining MPI may hang, so a rank that has not joined reports first. A SambasimError that was raised before is the
     # same on every rank, so only rank 0 reports it.
-    reported = communicator is None and (launched_rank(os.environ) == 0 or not isinstance(error, SambasimError))
+    reported = joined is None and (launched_rank(os.environ) == 0 or not isinstance(error, SambasimError))
     if reported:
         _report(error, script)
-    communicator = communicator or _join(error)
-    if communicator is None or communicator.world_size == 1:
-        if not reported and communicator is not None:
+    joined = joined or _join(error)
+    if joined is None or joined.world_size == 1:
+        if not reported and joined is not None:
             _report(error, script)
         elif not reported and (launcher := find_launcher(os.environ)) is not None:
             time.sleep(launcher.wait_for_report_s)
@@ -128,24 +136,24 @@ def leave(error: BaseException, script: Path | None) -> int:
             _report(error, script, f" ({failure.reporter})")
 
     try:
-        with Supervisor(communicator, report=report, exit_code=exit_code_of):
+        with Supervisor(joined, report=report, exit_code=exit_code_of):
             raise error
     except SystemExit as leaving:
         return exit_code_of(leaving)
 
 
-def _join(error: BaseException) -> "Communicator | None":
+def _join(error: BaseException) -> Communicator | None:
     """Join the job that this process has not joined yet, so that it can be ended; None if there is none.
 
     MPI's start waits for every rank. If they do not come, SIGALRM ends this process, and the launcher the job.
     """
     launcher = find_launcher(os.environ)
-    if join is None or launcher is None or launcher.world_size == 1 or isinstance(error, KeyboardInterrupt):
+    if launcher is None or launcher.world_size == 1 or isinstance(error, KeyboardInterrupt):
         return None
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(JOIN_S)
     try:
-        return join()
+        return communicator()
     except SambasimError:
         return None  # what keeps it from joining is often what has just been reported
     finally:
@@ -156,10 +164,8 @@ def _join(error: BaseException) -> "Communicator | None":
 def install() -> None:
     """Make this process end as described above, whatever runs it. Not at an interactive prompt, which continues after
     an error."""
-    if sys.flags.interactive or hasattr(sys, "ps1"):
-        return
-    sys.excepthook = _excepthook
-    sys.exit = _exit
+    if not (sys.flags.interactive or hasattr(sys, "ps1")):
+        sys.excepthook, sys.exit = _excepthook, _exit
 
 
 def _excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> NoReturn:
@@ -177,8 +183,8 @@ def _exit(status: object = None, /) -> NoReturn:
 
 
 def _leave_by_exit(leaving: SystemExit) -> None:
-    communicator = current().communicator
-    if communicator is not None and communicator.world_size > 1:
+    joined = current().communicator
+    if joined is not None and joined.world_size > 1:
         leave(leaving, None)
 
 
@@ -198,9 +204,8 @@ def _report(error: BaseException, script: Path | None, reporter: str = "") -> No
             print(f"a rank left while others worked{reporter}: exit code {exit_code_of(error)}", file=sys.stderr)
     else:
         if isinstance(error, AttributeError) and str(error).endswith("has no attribute 'output_tensors'"):
-            error.add_note(
-                "  try:   call samba.utils.trace_graph(model, inputs, optim, pef=args.pef) first: it sets them"
-            )
+            remedy = "call samba.utils.trace_graph(model, inputs, optim, pef=args.pef) first: it sets them"
+            error.add_note(f"  try:   {remedy}")
         trace = "".join(traceback.format_exception(error))
         print(f"the script failed{reporter}\n{trace}" if reporter else trace, end="", file=sys.stderr)
 

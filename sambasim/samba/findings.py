@@ -134,6 +134,11 @@ def app_error(kind: type[Failure], what: str, remedy: str) -> Failure:
     return kind(what, where=app_line(), remedy=remedy)
 
 
+def type_error(kind: type[Failure], what: str, value: object, remedy: str) -> Failure:
+    """As `app_error`, for a `value` of a wrong type: "`what`, not list"."""
+    return app_error(kind, f"{what}, not {type(value).__name__}", remedy)
+
+
 def own_line_of_app() -> str | None:
     """As `app_line`; None if the call goes through sambasim."""
     for frame in _frames():

@@ -17,7 +17,7 @@ from sambasim.compiler.capture.tensors import STORED, held_by, inputs_in, stored
 from sambasim.compiler.capture.trial import buffers_of_plain_tensors, replaced, trial
 from sambasim.compiler.update import Update
 from sambasim.pef.sources import code_digest
-from sambasim.samba.losses import losses_of
+from sambasim.samba.inputs import losses_of
 from sambasim.whose_code import is_ours, is_users_file
 
 _MOST_BYTES = 256 << 20

@@ -15,8 +15,7 @@ from torch import Tensor
 from sambasim.compiler.capture.trial import is_tracing
 from sambasim.errors import OptionError
 from sambasim.samba.findings import app_error
-from sambasim.samba.keywords import KeywordError, checks_keywords, checks_keywords_of
-from sambasim.samba.notices import no_such_name
+from sambasim.samba.notices import KeywordError, checks_keywords, no_such_name
 from sambasim.samba.tensor import SambaTensor, from_torch_tensor
 
 __all__ = ["addmm", "randint", "randn", "sn_imm", "sn_iteridx", "sn_select", "sn_zipmapreduce", "triu_fill"]
@@ -36,8 +35,9 @@ _KEYWORDS = (
 
 def _naming(function: Callable[..., Tensor]) -> Callable[..., SambaTensor]:
     """`function` of torch that returns a SambaTensor, and also takes its description, and `shape` for `size`."""
+    called = function.__name__
 
-    @checks_keywords_of(f"samba.{function.__name__}", _KEYWORDS)
+    @checks_keywords(f"samba.{called}", _KEYWORDS)
     def make(
         *arguments: Any,
         name: str | None = None,
@@ -54,18 +54,17 @@ def _naming(function: Callable[..., Tensor]) -> Callable[..., SambaTensor]:
         try:
             tensor = function(*arguments, **torch_options)
         except TypeError as error:
-            what = f"AP04: wrong arguments of samba.{function.__name__}: {str(error).splitlines()[0]}"
-            raise app_error(KeywordError, what, f"give it the arguments of torch.{function.__name__}") from error
-        if is_tracing():
-            # In a forward that is being traced, the tensor stays plain.
+            what = f"AP04: wrong arguments of samba.{called}: {str(error).splitlines()[0]}"
+            raise app_error(KeywordError, what, f"give it the arguments of torch.{called}") from error
+        if is_tracing():  # the tensor stays plain
             return cast(SambaTensor, tensor)
         named = from_torch_tensor(tensor, name, batch_dim, named_dims, sized_dims, region_name)
         if requires_grad:
             named.requires_grad_()
         return named
 
-    make.__name__ = make.__qualname__ = function.__name__
-    make.__doc__ = f"torch.{function.__name__} as a SambaTensor, which also takes the arguments of SambaTensor."
+    make.__name__ = make.__qualname__ = called
+    make.__doc__ = f"torch.{called} as a SambaTensor, which also takes the arguments of SambaTensor."
     return make
 
 
@@ -73,7 +72,7 @@ randn = _naming(torch.randn)
 randint = _naming(torch.randint)
 
 
-@checks_keywords
+@checks_keywords()
 def addmm(
     input: Tensor,
     mat1: Tensor,
@@ -91,36 +90,26 @@ def addmm(
     return torch.addmm(input, mat1, mat2.t() if is_transposed else mat2, beta=beta, alpha=alpha, out=out)
 
 
-@checks_keywords
+@checks_keywords()
 def triu_fill(input: Tensor, value: float) -> Tensor:
     """`input`, [..., rows, columns], with `value` above the main diagonal of its last two dimensions."""
     above = torch.ones(input.shape[-2:], dtype=torch.bool, device=input.device).triu(1)
     return input.masked_fill(above, value)
 
 
-_OWN: Mapping[str, Callable[..., Any]] = {"addmm": addmm, "randint": randint, "randn": randn, "triu_fill": triu_fill}
-
-_REDUCTIONS: Mapping[str, Callable[..., Tensor]] = {
-    "MIN": torch.amin,
-    "MAX": torch.amax,
-    "SUM": torch.sum,
-    "MEAN": torch.mean,
-}
-
-
-@checks_keywords
+@checks_keywords()
 def sn_imm(value: float, dtype: torch.dtype | None = None) -> Tensor:
     """A constant: a tensor without dimensions."""
     return torch.full((), value, dtype=dtype)
 
 
-@checks_keywords
+@checks_keywords()
 def sn_select(cond: Tensor, a: Tensor | float, b: Tensor | float) -> Tensor:
     """`a` where `cond` is not 0, and `b` elsewhere; the shapes broadcast."""
     return torch.where(cond.bool(), a, b)
 
 
-@checks_keywords
+@checks_keywords()
 def sn_iteridx(attrs: Mapping[str, Any], dim: int, dtype: torch.dtype = torch.int64) -> Tensor:
     """The index of each element along `dim`: a tensor that broadcasts to `attrs["shape"]`."""
     shape = attrs["shape"]
@@ -128,7 +117,7 @@ def sn_iteridx(attrs: Mapping[str, Any], dim: int, dtype: torch.dtype = torch.in
     return index.reshape([-1 if axis == dim % len(shape) else 1 for axis in range(len(shape))])
 
 
-@checks_keywords
+@checks_keywords()
 def sn_zipmapreduce(
     func: Callable[..., Tensor],
     tensors: Sequence[Tensor],
@@ -142,12 +131,13 @@ def sn_zipmapreduce(
     mapped = func({"shape": shape}, *tensors).expand(shape)
     if reduce_func is None:
         return mapped
-    if reduce_func.upper() not in _REDUCTIONS:
+    reductions: Mapping[str, Callable[..., Tensor]]
+    reductions = {"MIN": torch.amin, "MAX": torch.amax, "SUM": torch.sum, "MEAN": torch.mean}
+    if reduce_func.upper() not in reductions:
         what = f"sn_zipmapreduce has no reduction {reduce_func}"
-        raise app_error(OptionError, what, f"reduce_func is one of {', '.join(_REDUCTIONS)}")
-    if reduce_dim is None:
-        reduce_dim = range(len(shape))
-    return _REDUCTIONS[reduce_func.upper()](mapped, [reduce_dim] if isinstance(reduce_dim, int) else [*reduce_dim])
+        raise app_error(OptionError, what, f"reduce_func is one of {', '.join(reductions)}")
+    over = range(len(shape)) if reduce_dim is None else [reduce_dim] if isinstance(reduce_dim, int) else reduce_dim
+    return reductions[reduce_func.upper()](mapped, [*over])
 
 
 @functools.cache
@@ -156,14 +146,15 @@ def operators() -> Mapping[str, Callable[..., Any]]:
     that make a tensor, and SambaFlow's own."""
     overridable = torch.overrides.get_overridable_functions()
     known = {*overridable[torch], *overridable[torch.functional], *overridable[torch.nn.functional]}
-    found = {
+    named = {
         name: function
         for module in (torch.nn.functional, torch)
         for name, function in vars(module).items()
         if not name.startswith("_") and callable(function) and function in known
     }
     makers = {name: _naming(getattr(torch, name)) for name in _MAKERS}
-    return MappingProxyType({**found, **makers, **_OWN})
+    own = {"addmm": addmm, "randint": randint, "randn": randn, "triu_fill": triu_fill}
+    return MappingProxyType({**named, **makers, **own})
 
 
 def operator(name: str) -> Callable[..., Any]:

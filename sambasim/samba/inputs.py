@@ -1,21 +1,24 @@
-"""Data of an app: inputs bound to a model or a PEF by name or position, SambaLoader, and DistributedSampler."""
+"""Data of an app: inputs bound to a model or a PEF by name or position, SambaLoader, and which outputs are losses."""
 
+import ast
 import inspect
+import re
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data.distributed import DistributedSampler
 
-from sambasim.compiler.capture.step import forward_parameters
+from sambasim.compiler.capture.step import Losses, forward_parameters
 from sambasim.errors import DataError, ModelError
 from sambasim.ir.program import Program
 from sambasim.ir.types import Symbol, SymbolKind
 from sambasim.samba import process
-from sambasim.samba.findings import app_error
-from sambasim.samba.keywords import checks_keywords_of
+from sambasim.samba.findings import app_error, type_error
+from sambasim.samba.notices import checks_keywords
 from sambasim.samba.tensor import SambaTensor, from_torch_tensor, host_values, to_torch
 from sambasim.units import counted
 
@@ -40,9 +43,9 @@ def flat(inputs: Inputs) -> list[Tensor]:
     """The tensors of `inputs`, in order, without those that are None."""
     if isinstance(inputs, Tensor):
         return [inputs]
-    if isinstance(inputs, list | tuple):  # first, because isinstance of Mapping takes ten times as long
-        return [one for one in inputs if one is not None]
-    return [one for one in (inputs.values() if isinstance(inputs, Mapping) else inputs) if one is not None]
+    if not isinstance(inputs, list | tuple) and isinstance(inputs, Mapping):  # isinstance of Mapping takes long
+        inputs = inputs.values()
+    return [one for one in inputs if one is not None]
 
 
 def repeatable(inputs: Inputs) -> Inputs:
@@ -50,8 +53,8 @@ def repeatable(inputs: Inputs) -> Inputs:
     if isinstance(inputs, list | tuple | Tensor | Mapping):
         return inputs
     if not isinstance(inputs, Iterable):
-        what = f"inputs must be tensors, not {type(inputs).__name__}"
-        raise app_error(DataError, what, "give a list or tuple of tensors, or a dictionary of tensors by name")
+        remedy = "give a list or tuple of tensors, or a dictionary of tensors by name"
+        raise type_error(DataError, "inputs must be tensors", inputs, remedy)
     return list(inputs)
 
 
@@ -72,8 +75,8 @@ def name_inputs(model: nn.Module, inputs: Inputs) -> tuple[dict[str, Tensor], bo
         raise app_error(ModelError, what, "give as many inputs as forward takes, in its order")
     places = [arguments[i] if i < len(arguments) else f"input_{i}" for i in range(len(sequence))]
     if any(one is None for one in sequence):
-        named = {place: one for place, one in zip(places, sequence, strict=True) if one is not None}
-        return {name: _tensor(name, one) for name, one in named.items()}, True
+        pairs = zip(places, sequence, strict=True)
+        return {place: _tensor(place, one) for place, one in pairs if one is not None}, True
     names = [name_of(one) or place for one, place in zip(sequence, places, strict=True)]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
@@ -83,9 +86,8 @@ def name_inputs(model: nn.Module, inputs: Inputs) -> tuple[dict[str, Tensor], bo
 
 def _tensor(name: str, value: object) -> Tensor:
     if not isinstance(value, Tensor):
-        what = f"the input {name} must be a tensor, not {type(value).__name__}"
         remedy = f"{name} = samba.from_torch_tensor(torch.as_tensor(…), name={name!r}, batch_dim=0)"
-        raise app_error(DataError, what, remedy)
+        raise type_error(DataError, f"the input {name} must be a tensor", value, remedy)
     return to_torch(value)
 
 
@@ -95,9 +97,7 @@ def inputs_of(program: Program) -> Mapping[str, Symbol]:
 
 def bind(wanted: Mapping[str, Symbol], batch_size: int, model: nn.Module, inputs: Inputs) -> dict[str, Tensor]:
     """The tensors of `inputs` as plain ones, in their order, by the names of the `wanted` symbols of the program.
-
-    Raises DataError for a tensor that fits no input, and for an input without a tensor.
-    """
+    Raises DataError for a tensor that fits no input, and for an input without a tensor."""
     tensors = flat(inputs)
     keys: list[str | None] = [name_of(tensor) for tensor in tensors]
     if isinstance(inputs, Mapping):
@@ -105,8 +105,8 @@ def bind(wanted: Mapping[str, Symbol], batch_size: int, model: nn.Module, inputs
     if keys == [*wanted]:  # the usual case, in each step
         return {name: _fitting(name, wanted, one, batch_size) for name, one in zip(wanted, tensors, strict=True)}
     unknown = [key for key in keys if key is not None and key not in wanted]
+    names = ", ".join(wanted)
     if unknown:
-        names = ", ".join(wanted)
         what = f"a tensor is called {unknown[0]}, and {type(model).__name__} was compiled with the inputs {names}"
         raise DataError(what, remedy=f"name it as when it was compiled: name={next(iter(wanted), '')!r}")
     free = (name for name in wanted if name not in keys)
@@ -114,30 +114,28 @@ def bind(wanted: Mapping[str, Symbol], batch_size: int, model: nn.Module, inputs
     for key, tensor in zip(keys, tensors, strict=True):
         name = key if key in wanted else next(free, None)
         if name is None:
-            what = f"{len(tensors)} tensors are given, and the PEF has {len(wanted)} inputs: {', '.join(wanted)}"
+            what = f"{len(tensors)} tensors are given, and the PEF has {len(wanted)} inputs: {names}"
             raise DataError(what, remedy="give one tensor for each input")
         bound[name] = _fitting(name, wanted, tensor, batch_size)
-    missing = [name for name in wanted if name not in bound]
+    missing = ", ".join(name for name in wanted if name not in bound)
     if missing:
-        what = f"the input {', '.join(missing)} of the PEF has no tensor"
-        raise DataError(what, remedy="give one tensor for each input, with its name= or in its place")
+        remedy = "give one tensor for each input, with its name= or in its place"
+        raise DataError(f"the input {missing} of the PEF has no tensor", remedy=remedy)
     return bound
 
 
 def _fitting(name: str, wanted: Mapping[str, Symbol], given_tensor: Tensor, batch_size: int) -> Tensor:
     """`given_tensor` as the input `name`: plain, and reshaped and detached if needed."""
-    symbol, tensor = wanted[name], to_torch(given_tensor)
+    type_, tensor = wanted[name].type, to_torch(given_tensor)
     if not isinstance(tensor, Tensor):
-        what = f"{name} must be a tensor, not {type(tensor).__name__}"
-        raise app_error(DataError, what, f"give one tensor for {name}")
+        raise type_error(DataError, f"{name} must be a tensor", tensor, f"give one tensor for {name}")
     if tensor.requires_grad:
         tensor = tensor.detach()
-    if tensor.shape == symbol.type.shape and tensor.dtype is getattr(torch, symbol.type.dtype) and tensor.is_cpu:
+    dtype, shape, given = getattr(torch, type_.dtype), type_.shape, tuple(tensor.shape)
+    if given == shape and tensor.dtype is dtype and tensor.is_cpu:
         return tensor
     check_on_host(name, given_tensor)
-    shape, given = symbol.type.shape, tuple(tensor.shape)
-    same_but_batch = shape[1:] == given[1:] and len(shape) == len(given)
-    if same_but_batch and given[0] != batch_size:
+    if len(shape) == len(given) and shape[1:] == given[1:] and given[0] != batch_size:
         what = f"AP01: {name} has {given[0]} samples, and the PEF takes {batch_size} at a time"
         if given[0] > batch_size:
             raise app_error(DataError, what, f"-b {batch_size}, or compile again with -b {given[0]}")
@@ -152,16 +150,15 @@ def _fitting(name: str, wanted: Mapping[str, Symbol], given_tensor: Tensor, batc
         what = f"{name} has the shape {given}, and the PEF was compiled for {shape}"
         remedy = "compile again with this shape (-b is the batch size), or change what the DataLoader gives"
         raise app_error(DataError, what, remedy)
-    floating = symbol.type.dtype.startswith(("float", "bfloat"))
-    if floating is not tensor.is_floating_point():
-        what = f"{name} is {str(tensor.dtype).removeprefix('torch.')}, and the PEF was compiled for {symbol.type.dtype}"
-        raise DataError(what, remedy=f"give {name} as {symbol.type.dtype}")
-    dtype = getattr(torch, symbol.type.dtype)
-    if not floating and tensor.numel() and dtype not in (tensor.dtype, torch.int64, torch.bool):
+    given_dtype = str(tensor.dtype).removeprefix("torch.")
+    if dtype.is_floating_point is not tensor.is_floating_point():
+        what = f"{name} is {given_dtype}, and the PEF was compiled for {type_.dtype}"
+        raise DataError(what, remedy=f"give {name} as {type_.dtype}")
+    if not dtype.is_floating_point and tensor.numel() and dtype not in (tensor.dtype, torch.int64, torch.bool):
         limits, least, most = torch.iinfo(dtype), int(tensor.min()), int(tensor.max())
         if least < limits.min or most > limits.max:
-            what = f"{name} has {most if most > limits.max else least}, which {symbol.type.dtype} cannot hold"
-            raise DataError(what, remedy=f"compile with {name} as {str(tensor.dtype).removeprefix('torch.')}")
+            what = f"{name} has {most if most > limits.max else least}, which {type_.dtype} cannot hold"
+            raise DataError(what, remedy=f"compile with {name} as {given_dtype}")
     return tensor
 
 
@@ -171,7 +168,7 @@ class SambaLoader:
     The loader is anything iterable. Its batches are sequences, named in order, or mappings, taken by name.
     """
 
-    @checks_keywords_of("samba.SambaLoader", ())
+    @checks_keywords("samba.SambaLoader")
     def __init__(
         self,
         torch_loader: Iterable[Any],
@@ -201,9 +198,9 @@ class SambaLoader:
 
     def _values(self, batch: object) -> Sequence[object]:
         if isinstance(batch, Mapping):
-            missing = [name for name in self.names if name not in batch]
+            missing = ", ".join(name for name in self.names if name not in batch)
             if missing:
-                what = f"a batch has no {', '.join(missing)}; it has {', '.join(map(str, batch))}"
+                what = f"a batch has no {missing}; it has {', '.join(map(str, batch))}"
                 raise app_error(DataError, what, "give SambaLoader names that the batches have")
             return [batch[name] for name in self.names]
         values = batch if isinstance(batch, list | tuple) else [batch]
@@ -215,25 +212,78 @@ class SambaLoader:
 
     def _tensor(self, value: object, name: str) -> SambaTensor:
         if not isinstance(value, Tensor):
-            what = f"{name} of a batch must be a tensor, not {type(value).__name__}"
             remedy = "return numbers or tensors from the dataset, or leave it out by a collate_fn or function_hook"
-            raise app_error(DataError, what, remedy)
+            raise type_error(DataError, f"{name} of a batch must be a tensor", value, remedy)
         return from_torch_tensor(value, name, 0 if value.ndim else None)
 
 
 def install_sampler_of_one_replica() -> None:
-    """Makes 0 the default rank of `DistributedSampler(dataset, num_replicas=1)`.
-
-    Torch would read it from the process group, which may be absent or larger.
-    """
+    """Makes 0 the default rank of `DistributedSampler(dataset, num_replicas=1)`. Torch would read it from the process
+    group, which may be absent or larger."""
     make = DistributedSampler.__init__
 
     @wraps(make)
-    def made(
-        sampler: Any, dataset: Any, num_replicas: Any = None, rank: Any = None, *rest: Any, **keywords: Any
-    ) -> None:
-        if rank is None and num_replicas == 1:
-            rank = 0
-        make(sampler, dataset, num_replicas, rank, *rest, **keywords)
+    def made(sampler: Any, dataset: Any, num_replicas: Any = None, rank: Any = None, *rest: Any, **more: Any) -> None:
+        make(sampler, dataset, num_replicas, 0 if rank is None and num_replicas == 1 else rank, *rest, **more)
 
     DistributedSampler.__init__ = made  # type: ignore[method-assign, assignment]  # replaced on purpose
+
+
+def losses_of(model: nn.Module, given: tuple[int, ...] = ()) -> Losses:
+    """The losses among the outputs of `model`, those at `given` if there are any."""
+    return partial(losses_among, given=given, named=named_loss(model))
+
+
+def losses_among(outputs: Sequence[Tensor], given: tuple[int, ...], named: tuple[int, int] | None) -> tuple[int, ...]:
+    """The outputs of a model from which the backward starts: those at `given`; else the one of `named_loss`, if the
+    counts match; else the first scalar, the first vector, or the only one with a single element; else every output that
+    has a gradient. Raises ModelError for an index beyond the outputs."""
+    count = len(outputs)
+    if given:
+        if not all(-count <= index < count for index in given):
+            what = f"loss_indices is {list(given)}, and the model returns {counted(count, 'output')}"
+            raise ModelError(what, remedy=f"give indices from 0 to {count - 1}")
+        return tuple(index % count for index in given)
+    able = tuple(index for index, one in enumerate(outputs) if one.requires_grad and one.is_floating_point())
+    if named is not None and named[1] == count and named[0] in able:
+        return (named[0],)
+    for axes in (0, 1):
+        first = next((index for index in able if outputs[index].ndim == axes), None)
+        if first is not None:
+            return (first,)
+    single = [index for index in able if outputs[index].numel() == 1]
+    return (single[0],) if len(single) == 1 else able or (0,)
+
+
+def named_loss(model: nn.Module) -> tuple[int, int] | None:
+    """Which element of `return a, b` in `model.forward` has a name like `loss`, and how many elements there are. None
+    if no return statement has exactly one such element, or if they disagree."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(model.forward))))
+    except (OSError, TypeError, SyntaxError):
+        return None
+    places = set()
+    for value in _returned(tree.body[0]):
+        if isinstance(value, ast.Tuple):
+            losses = [index for index, one in enumerate(value.elts) if _is_called_loss(one)]
+            starred = any(isinstance(one, ast.Starred) for one in value.elts)
+            places.add((losses[0], len(value.elts)) if len(losses) == 1 and not starred else None)
+    return places.pop() if len(places) == 1 else None
+
+
+def _returned(function: ast.AST) -> Iterator[ast.expr]:
+    for node in ast.iter_child_nodes(function):
+        if isinstance(node, ast.Return) and node.value is not None:
+            yield node.value
+        elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
+            yield from _returned(node)
+
+
+def _is_called_loss(expression: ast.expr) -> bool:
+    parts = list(ast.walk(expression))
+    names = [
+        part.id if isinstance(part, ast.Name) else part.attr
+        for part in parts
+        if isinstance(part, ast.Name | ast.Attribute)
+    ]
+    return any(re.search(r"(^|_)loss(es)?($|_)", name, re.IGNORECASE) for name in names)

@@ -13,13 +13,12 @@ from sambasim.ir.program import Program
 from sambasim.ir.types import Symbol, SymbolKind, gradient_name
 from sambasim.runtime.engine.executor import Tangent
 from sambasim.runtime.run.stepwise import STEP
-from sambasim.samba import joining, process
+from sambasim.samba import ending, process
 from sambasim.samba.checks.replicas import Checks
-from sambasim.samba.device import Machine
-from sambasim.samba.findings import app_error
-from sambasim.samba.hyperparameters import Hyperparameters
+from sambasim.samba.device import Hyperparameters, Machine
+from sambasim.samba.findings import app_error, type_error
 from sambasim.samba.inputs import Inputs, bind, flat, inputs_of, name_of
-from sambasim.samba.keywords import nearest
+from sambasim.samba.notices import nearest
 from sambasim.samba.tensor import SambaTensor, host_values, to_torch
 
 _PART_OF_OPT = frozenset({SectionKind.GRADNORM, SectionKind.REDUCE, SectionKind.GATHER})
@@ -35,7 +34,7 @@ class Loaded:
         program = machine.program
         self.machine = machine
         self.traced = tuple(traced)
-        self.checks = Checks(machine, joining.communicator())
+        self.checks = Checks(machine, ending.communicator())
         self.hyperparameters = Hyperparameters(machine)
         self.wanted: Mapping[str, Symbol] = inputs_of(program)
         self.start = Start(program, [str(tensor.sn_name) for tensor in traced], loss_is_chosen=loss_is_chosen)
@@ -69,11 +68,10 @@ class Loaded:
         if wanted is self._accepted:
             return
         if not isinstance(wanted, Iterable):
-            what = f"output_tensors must be tensors, not {type(wanted).__name__}"
-            raise app_error(DataError, what, "give model.output_tensors, or some of them")
+            remedy = "give model.output_tensors, or some of them"
+            raise type_error(DataError, "output_tensors must be tensors", wanted, remedy)
         if any(tensor in of_other_models for tensor in flat(wanted)):
-            last = type(self.machine.model).__name__
-            what = f"output_tensors are of another model than the {last} that was traced last"
+            what = f"output_tensors are of another model than the {type(self.machine.model).__name__} traced last"
             remedy = "call trace_graph for a model before its run: a session holds one PEF at a time"
             raise app_error(OptionError, what, remedy)
         self._accepted = wanted
@@ -93,14 +91,12 @@ class Loaded:
                         inputs[self.input_gradients[name]].sn_grad = value
         if wanted is None:
             return tuple(outputs.values())
-        tensors = flat(wanted)
-        answers = [outputs.get(name_of(tensor) or "") for tensor in tensors]
-        known = tuple(answer for answer in answers if answer is not None)
-        if len(known) < len(answers):
-            unknown = name_of(tensors[answers.index(None)])
-            what = f"output_tensors has {unknown or 'a tensor without a name'}, which is no output of the PEF"
+        names = [name_of(tensor) or "a tensor without a name" for tensor in flat(wanted)]
+        unknown = next((name for name in names if name not in outputs), None)
+        if unknown is not None:
+            what = f"output_tensors has {unknown}, which is no output of the PEF"
             raise app_error(OptionError, what, f"give model.output_tensors, or some of them: {', '.join(outputs)}")
-        return known
+        return tuple(outputs[name] for name in names)
 
     def named_tensor(self, name: str) -> SambaTensor:
         """The tensor that an app calls `name`. Raises OptionError for a name that the PEF does not have."""
@@ -113,15 +109,15 @@ class Loaded:
             if name in tensors:
                 return SambaTensor(tensors[name], name=name)
         if symbol is None or symbol.offset is None:
-            what = f"the PEF has no tensor {name}"
-            raise app_error(OptionError, what, f"sambasim inspect {self.machine.program.name} lists them")
+            remedy = f"sambasim inspect {self.machine.program.name} lists them"
+            raise app_error(OptionError, f"the PEF has no tensor {name}", remedy)
         return SambaTensor(self.machine.replica.read(name), name=name)
 
     def set_tensors(self, tensors: Mapping[str, object]) -> None:
         """`session.ctx.set_tensors`: sets tensors on the device by name; `<output>__grad` starts the next backward."""
         symbols, replica = self.machine.program.symbols, self.machine.replica
-        outputs = {name: name for name in self.outputs}
-        of_outputs = {gradient_name(name): output for name, output in {**self.aliases, **outputs}.items()}
+        outputs = {**self.aliases, **dict(zip(self.outputs, self.outputs, strict=True))}
+        of_outputs = {gradient_name(name): output for name, output in outputs.items()}
         for name, value in dict(tensors).items():
             plain = host_values(torch.as_tensor(value), name)
             if name in symbols and symbols[name].offset is not None:
@@ -145,14 +141,12 @@ def kinds_of(program: Program, section_types: Sequence[str] | None) -> Collectio
     if isinstance(section_types, str):
         what = f"section_types must be a list of words, not the word {section_types!r}"
         raise app_error(OptionError, what, f'section_types=["{section_types}"]')
-    kinds = set()
-    for word in section_types:
-        try:
-            kinds.add(SectionKind(str(word).upper()))
-        except ValueError as error:
-            what = f"section_types has {word!r}, which is no type of section"
-            remedy = nearest(str(word).upper(), [kind.value for kind in SectionKind])
-            raise app_error(OptionError, what, remedy) from error
+    known = [kind.value for kind in SectionKind]
+    unknown = next((word for word in section_types if str(word).upper() not in known), None)
+    if unknown is not None:
+        what = f"section_types has {unknown!r}, which is no type of section"
+        raise app_error(OptionError, what, nearest(str(unknown).upper(), known))
+    kinds = {SectionKind(str(word).upper()) for word in section_types}
     if program.training is None and kinds != {SectionKind.FWD}:
         what = f"this PEF predicts, and has no {', '.join(sorted(kinds - {SectionKind.FWD}))}"
         remedy = "run FWD alone; to train, compile and run without --inference, and give trace_graph the optimizers"
@@ -162,18 +156,13 @@ def kinds_of(program: Program, section_types: Sequence[str] | None) -> Collectio
 
 def outputs_of(program: Program) -> Iterator[SambaTensor]:
     """A tensor without data for each output of what a session runs."""
-    graph = program.leading
     of_inputs = {gradient_name(name) for name in inputs_of(program)}
-    for output in graph.outputs:
+    for output in program.leading.outputs:
         symbol = program.symbols[output.symbol]
         if symbol.kind is SymbolKind.OUTPUT and symbol.name not in of_inputs:
-            batched = bool(symbol.type.shape) and symbol.type.shape[0] == program.batch_size
-            yield SambaTensor(
-                shape=symbol.type.shape,
-                dtype=getattr(torch, symbol.type.dtype),
-                name=symbol.name,
-                batch_dim=0 if batched else None,
-            )
+            shape, dtype = symbol.type.shape, getattr(torch, symbol.type.dtype)
+            batch_dim = 0 if shape[:1] == (program.batch_size,) else None
+            yield SambaTensor(shape=shape, dtype=dtype, name=symbol.name, batch_dim=batch_dim)
 
 
 def _samba_tensors(bound: Mapping[str, Tensor], inputs: Inputs) -> Mapping[str, SambaTensor]:
@@ -185,18 +174,16 @@ def _output_aliases(program: Program) -> Mapping[str, str]:
     """Names of outputs by their operators, `net__fc__linear__outputs__0`, with and without the prefix of the model."""
     graph = program.leading
     outputs = [output for output in graph.outputs if program.symbols[output.symbol].kind is SymbolKind.OUTPUT]
-    outputs = [output for output in outputs if output.value in graph.values]  # not a parameter that the model returns
-    aliases = {output.value.partition("__")[2]: output.symbol for output in outputs}
-    return {**aliases, **{output.value: output.symbol for output in outputs}}
+    # Without a parameter that the model returns.
+    named = {output.value: output.symbol for output in outputs if output.value in graph.values}
+    return {**{value.partition("__")[2]: symbol for value, symbol in named.items()}, **named}
 
 
 class Start:
     """The outputs of a program from which its backward starts."""
 
     def __init__(self, program: Program, outputs: Sequence[str], *, loss_is_chosen: bool) -> None:
-        """outputs: the names of all outputs, in order
-        loss_is_chosen: whether the app gave `loss_indices`
-        """
+        """outputs: the names of all outputs, in order; loss_is_chosen: whether the app gave `loss_indices`"""
         symbols = program.symbols
         tangents = {name for name, symbol in symbols.items() if symbol.kind is SymbolKind.TANGENT}
         self._outputs = outputs
@@ -205,9 +192,8 @@ class Start:
             name: torch.full(type_.shape, 1 / type_.numel, dtype=getattr(torch, type_.dtype))
             for name, type_ in self._types.items()
         }
-        self.is_loss = loss_is_chosen or all(
-            len(type_.shape) <= 1 or type_.numel == 1 for type_ in self._types.values()
-        )
+        looks_like_one = (len(type_.shape) <= 1 or type_.numel == 1 for type_ in self._types.values())
+        self.is_loss = loss_is_chosen or all(looks_like_one)
         """Whether each output is a loss: one number, one for each sample, or one of `loss_indices`."""
 
     def tangent(
@@ -256,10 +242,9 @@ class Start:
         return shaped.contiguous()
 
     def _report_no_loss(self) -> None:
-        first, *others = self._types
-        if others:
-            outputs = ", ".join((first, *others))
-            what = f"AP09: the model returns no loss, and no gradient is set on its outputs: {outputs}"
+        first = next(iter(self._types))
+        if len(self._types) > 1:
+            what = f"AP09: the model returns no loss, and no gradient is set on its outputs: {', '.join(self._types)}"
             remedy = "set sn_grad on an output before the backward, or give session.run grad_of_outputs=[…]; or "
             remedy += "return the loss first, as one number; or give loss_indices=[0] to session.compile"
             raise app_error(DataError, what, remedy)
@@ -272,6 +257,6 @@ def as_gradient(value: object) -> Tensor:
     if isinstance(value, Real):
         return torch.tensor(float(value))
     if not isinstance(value, Tensor):
-        what = f"a gradient must be a tensor or a number, not {type(value).__name__}"
-        raise app_error(DataError, what, "give a tensor of the output's shape")
+        what = "a gradient must be a tensor or a number"
+        raise type_error(DataError, what, value, "give a tensor of the output's shape")
     return to_torch(value).detach()

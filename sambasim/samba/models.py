@@ -1,6 +1,5 @@
 """Models: `from_torch_model_` sets SambaFlow's names and methods; `lazy_param` and `materialize` give memory later."""
 
-import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -14,8 +13,8 @@ from sambasim.compiler.capture.tensors import held_by
 from sambasim.errors import ModelError
 from sambasim.ir.types import GRADIENT_SUFFIX
 from sambasim.samba import process
-from sambasim.samba.keywords import checks_keywords, checks_keywords_of
-from sambasim.samba.notices import say_once
+from sambasim.samba.findings import type_error
+from sambasim.samba.notices import checks_keywords, say_once
 from sambasim.samba.request import unwrapped
 from sambasim.samba.session import session
 from sambasim.samba.tensor import MATERIALIZER, SambaTensor, host_values, to_torch
@@ -25,7 +24,7 @@ __all__ = ["lazy_param", "materialize"]
 M = TypeVar("M", bound=nn.Module)
 
 
-@checks_keywords_of("samba.from_torch_model_", ())
+@checks_keywords("samba.from_torch_model_")
 def from_torch_model_(model: M, parent_module_prefix: str | None = None) -> M:
     """Names `model` and its parameters, in place, and returns it.
 
@@ -34,8 +33,8 @@ def from_torch_model_(model: M, parent_module_prefix: str | None = None) -> M:
     Raises ModelError if it is no model, or has a tensor or module `name`.
     """
     if not isinstance(model, nn.Module):
-        what = f"an nn.Module is needed, not {type(model).__name__}"
-        raise ModelError(what, remedy="samba.from_torch_tensor(tensor, name=…) for a tensor")
+        remedy = "samba.from_torch_tensor(tensor, name=…) for a tensor"
+        raise type_error(ModelError, "an nn.Module is needed", model, remedy)
     own = type(unwrapped(model)).__name__.lower()
     prefix = own if parent_module_prefix is None else f"{parent_module_prefix}__{own}"
     try:
@@ -68,16 +67,13 @@ def _run(model: nn.Module, *inputs: Any, **options: Any) -> Any:
     session.program(model)
     if "inputs" in options:
         inputs = (options.pop("inputs"),)
-    typed = process.current().arguments
     for flag in ("data_parallel", "reduce_on_rdu"):
-        options.setdefault(flag, bool(getattr(typed, flag, False)))
-    if len(inputs) > 1 and all(isinstance(one, Tensor) for one in inputs):
-        return session.run(inputs, **options)
-    return session.run(*inputs, **options)
+        options.setdefault(flag, bool(process.current().flag(flag)))
+    one_by_one = len(inputs) > 1 and all(isinstance(one, Tensor) for one in inputs)
+    return session.run(inputs, **options) if one_by_one else session.run(*inputs, **options)
 
 
 def _cpu(model: M) -> M:
-    """nn.Module.cpu, after `session.to_cpu` if the session has loaded `model`."""
     _write_host_params(model)
     return nn.Module.cpu(model)
 
@@ -91,7 +87,7 @@ def _write_host_params(model: nn.Module) -> None:
 Part = TypeVar("Part", nn.Module, SambaTensor)
 
 
-@checks_keywords
+@checks_keywords()
 @contextmanager
 def lazy_param(quantized: bool = False) -> Iterator[None]:
     """Within it, tensors that a model makes are lazy: they have a shape and a dtype on torch's device `meta`, and no
@@ -106,10 +102,9 @@ def materialize(lazy: Part) -> Part:
     """Gives lazy parameters and buffers memory on the host and their initial values, in place; returns `lazy`.
 
     Calls `reset_parameters` of each layer with lazy tensors, inner layers first; of a layer without tensors of its own
-    only if all below it is lazy. Then calls the `materializer` of each SambaParameter. What else a constructor does, by
-    `nn.init` or `apply`, is not repeated. A lazy SambaTensor gets the values of its materializer.
-    Raises ModelError for a layer with lazy tensors that has no `reset_parameters`, and WeightsError for a lazy
-    SambaTensor without a materializer.
+    only if all below it is lazy. Then calls the `materializer` of each SambaParameter, or of a lazy SambaTensor. What
+    else a constructor does, by `nn.init` or `apply`, is not repeated. Raises ModelError for a layer with lazy tensors
+    that has no `reset_parameters`, and WeightsError for a lazy SambaTensor without a materializer.
     """
     if isinstance(lazy, SambaTensor):
         if MATERIALIZER in vars(lazy):
@@ -120,12 +115,12 @@ def materialize(lazy: Part) -> Part:
         # `with` finds these methods in the class only, and materialize must return the model itself.
         type(lazy).__enter__ = lambda model: model  # type: ignore[attr-defined]  # a new method of the app's class
         type(lazy).__exit__ = lambda model, *error: None  # type: ignore[attr-defined]  # likewise
-    lazy_modules = [
-        # torch has two names for the method.
-        (path, module, getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None))
-        for path, module in _parts_first(lazy, "", set())
-        if _is_lazy(module)
-    ]
+    lazy_modules = []
+    for path, module in _parts_first(lazy, "", set()):
+        if _is_lazy(module):
+            # torch has two names for the method.
+            reset = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
+            lazy_modules.append((path, module, reset))
     for path, module, reset in lazy_modules:
         unset = [one for one in _own_tensors(module).values() if one.is_meta and MATERIALIZER not in vars(one)]
         if reset is None and unset:
@@ -134,11 +129,11 @@ def materialize(lazy: Part) -> Part:
             what = f"{path or type(lazy).__name__} is a lazy {type(module).__name__}, which has no reset_parameters"
             raise ModelError(what, remedy=remedy)
     made: dict[int, Tensor] = {}  # parameters that two layers share stay shared
-    given = [_give_memory(module, made) for _, module, _ in lazy_modules]
+    given = [tensor for _, module, _ in lazy_modules for tensor in _give_memory(module, made)]
     for _, _, reset in lazy_modules:
         if reset is not None:
             reset()
-    for tensor in itertools.chain(*given):
+    for tensor in given:
         if MATERIALIZER in vars(tensor):
             with torch.no_grad():
                 tensor.copy_(to_torch(vars(tensor).pop(MATERIALIZER)()))
@@ -166,9 +161,8 @@ def _is_lazy(module: nn.Module) -> bool:
     return any(tensor.is_meta for tensor in _own_tensors(module).values()) or (bool(below) and all(below))
 
 
-def _give_memory(module: nn.Module, made: dict[int, Tensor]) -> list[Tensor]:
-    """Replaces the lazy tensors of the layer by unset ones with memory; returns these."""
-    given: list[Tensor] = []
+def _give_memory(module: nn.Module, made: dict[int, Tensor]) -> Iterator[Tensor]:
+    """Replaces the lazy tensors of the layer by unset ones with memory, which it yields."""
     for name, tensor in _own_tensors(module).items():
         if tensor.is_meta:
             real = made.get(id(tensor))
@@ -182,5 +176,4 @@ def _give_memory(module: nn.Module, made: dict[int, Tensor]) -> list[Tensor]:
                 made[id(tensor)] = real
             # By setattr, because an LSTM also keeps a list of its weights.
             setattr(module, name, real)
-            given.append(real)
-    return given
+            yield real

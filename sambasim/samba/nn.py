@@ -7,9 +7,8 @@ from torch import Tensor
 from torch.nn import *  # noqa: F403  # every name of torch.nn, whatever the release
 
 from sambasim.errors import DataError
-from sambasim.samba.findings import app_error
-from sambasim.samba.keywords import checks_keywords_of
-from sambasim.samba.notices import no_such_name
+from sambasim.samba.findings import type_error
+from sambasim.samba.notices import checks_keywords, no_such_name
 from sambasim.samba.tensor import MATERIALIZER, SambaTensor, to_torch
 
 
@@ -24,7 +23,7 @@ class SambaParameter(metaclass=_EveryParameter):
     It is no class of its own, because torch's tracing and optimizers take parameters of torch.
     """
 
-    @checks_keywords_of("SambaParameter", ())
+    @checks_keywords("SambaParameter")
     def __new__(  # type: ignore[misc]  # it returns no SambaParameter
         cls,
         data: Tensor | None = None,
@@ -38,8 +37,8 @@ class SambaParameter(metaclass=_EveryParameter):
         `materialize` calls the materializer. Raises DataError for what is no tensor, or has another shape."""
         is_lazy = torch.get_default_device().type == "meta"
         if data is not None and not isinstance(data, Tensor):
-            what = f"the data of a parameter must be a tensor, not {type(data).__name__}"
-            raise app_error(DataError, what, "torch.as_tensor(…) makes one of numbers, lists and arrays")
+            remedy = "torch.as_tensor(…) makes one of numbers, lists and arrays"
+            raise type_error(DataError, "the data of a parameter must be a tensor", data, remedy)
         if data is None and materializer is not None and shape is not None and is_lazy:
             values = torch.empty(tuple(shape), dtype=dtype)
         else:

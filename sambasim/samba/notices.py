@@ -1,11 +1,13 @@
-"""Names without an effect, with a notice; and errors for names that sambasim does not have."""
+"""Names and keywords without an effect, with a notice; errors for those that sambasim does not have (AP04)."""
 
 import difflib
+import functools
+import inspect
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, ClassVar, NoReturn, TypeVar
+from typing import Any, NoReturn, ParamSpec, TypeVar
 
 from sambasim.compiler.capture.trial import is_tracing
 from sambasim.errors import UserError
@@ -33,7 +35,7 @@ def say_once(name: str, why: str) -> None:
 class AbsentNameError(UserError, AttributeError):
     """A use of a name that SambaFlow has and sambasim does not."""
 
-    code: ClassVar[str] = "absent"
+    code = "absent"
 
 
 class AbsentName:
@@ -89,11 +91,22 @@ def patched_torch() -> AbstractContextManager[None]:
     return nullcontext()
 
 
-def without_effect(name: str, why: str) -> Callable[..., None]:
-    """A function that takes any arguments and prints one notice."""
+class _Directive(nullcontext[None]):
+    """A context manager and a decorator without an effect."""
 
-    def function(*arguments: object, **options: object) -> None:
-        say_once(name, why)
+    def __call__(self, function: Function) -> Function:
+        return function
+
+
+def without_effect(name: str, why: str, *, directive: bool = False) -> Callable[..., Any]:
+    """A function that takes any arguments and prints one notice; a directive is a context manager or a decorator."""
+
+    def function(*arguments: Any, **options: Any) -> Any:
+        if not is_tracing():  # a forward that is being traced cannot print
+            say_once(name, why)
+        if directive:
+            is_decorator = len(arguments) == 1 and callable(arguments[0]) and not options
+            return arguments[0] if is_decorator else _Directive()
 
     function.__name__ = function.__qualname__ = name.rpartition(".")[2]
     function.__doc__ = f"No effect: {why}."
@@ -105,29 +118,85 @@ enable_conv_grad_accum_stoc = without_effect("env.enable_conv_grad_accum_stoc", 
 enable_addbias_grad_accum_stoc = without_effect("env.enable_addbias_grad_accum_stoc", _ROUNDING)
 disable_sgd_stoc = without_effect("env.disable_sgd_stoc", _ROUNDING)
 fix_rdu_affinity = without_effect("utils.fix_rdu_affinity", "mpirun and --threads place ranks on cores")
-create_mac_resource_report = without_effect(
-    "utils.create_mac_resource_report", "sambasim report --tables shows the units of each section"
-)
+_UNITS = "sambasim report --tables shows the units of each section"
+create_mac_resource_report = without_effect("utils.create_mac_resource_report", _UNITS)
+_FUSION = "sambasim puts operators into sections by its own rules (--o0, --o1, --o3)"
+op_fusion = without_effect("op_fusion", _FUSION, directive=True)
+_ATTENTION = "torch's operators compute attention, as the model calls them"
+sdpa_directives = without_effect("sdpa_directives", _ATTENTION, directive=True)
 
 
-class _Directive(nullcontext[None]):
-    """A context manager and a decorator without an effect."""
+class KeywordError(UserError, TypeError):
+    """A call of a library function with arguments that it does not have."""
 
-    def __call__(self, function: Function) -> Function:
-        return function
-
-
-def _directive(name: str, why: str) -> Callable[..., Any]:
-    def directive(*arguments: Any, **options: Any) -> Any:
-        if not is_tracing():  # a forward that is being traced cannot print
-            say_once(name, why)
-        is_decorator = len(arguments) == 1 and callable(arguments[0]) and not options
-        return arguments[0] if is_decorator else _Directive()
-
-    directive.__name__ = directive.__qualname__ = name
-    directive.__doc__ = f"As a context manager or a decorator, with any arguments. No effect: {why}."
-    return directive
+    code = "keyword"
 
 
-op_fusion = _directive("op_fusion", "sambasim puts operators into sections by its own rules (--o0, --o1, --o3)")
-sdpa_directives = _directive("sdpa_directives", "torch's operators compute attention, as the model calls them")
+OTHER_WORDS = {"learning_rate": "lr", "epsilon": "eps", "beta1": "betas", "beta2": "betas"}
+"""Names in other libraries, and the keyword of torch's optimizers for each."""
+
+Arguments = ParamSpec("Arguments")
+Answer = TypeVar("Answer")
+
+
+def checks_keywords(
+    called: str = "", passed_on: Collection[str] = (), *, refused_later: Collection[str] = ()
+) -> Callable[[Callable[Arguments, Answer]], Callable[Arguments, Answer]]:
+    """A decorator that ignores unknown keywords, with a notice, and raises KeywordError for misspelled ones and for
+    wrong positional arguments.
+
+    called: the name in messages; by default `session.run` for `Session.run`: apps use an instance
+    passed_on: further keywords, which go to torch
+    refused_later: known keywords that no remedy proposes, because a PEF cannot contain what they ask for
+    """
+
+    def decorate(function: Callable[Arguments, Answer]) -> Callable[Arguments, Answer]:
+        owner, dot, short = function.__qualname__.rpartition(".")
+        name = called or f"{owner.lower()}{dot}{short}"
+        parameters = inspect.signature(function).parameters.values()
+        named = [one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
+        known = [word for word in dict.fromkeys((*named, *passed_on)) if word not in ("self", "cls")]
+        offered = [word for word in known if word not in refused_later]
+        fast = frozenset(known)
+
+        @functools.wraps(function)
+        def checked(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Answer:
+            if not fast.issuperset(kwargs):
+                _drop_unknown(name, kwargs, known, offered)
+            try:
+                return function(*args, **kwargs)
+            except TypeError as error:
+                if error.__traceback__ is not None and error.__traceback__.tb_next is not None:
+                    raise  # from inside the function
+                remedy = f"its arguments are {', '.join(offered)}" if offered else "it takes no arguments"
+                raise app_error(KeywordError, f"AP04: {name} got wrong arguments: {error}", remedy) from None
+
+        return checked
+
+    return decorate
+
+
+def _drop_unknown(called: str, keywords: dict[str, object], known: Collection[str], offered: Collection[str]) -> None:
+    for name in [name for name in keywords if name not in known]:
+        del keywords[name]
+        if is_tracing():  # a traced forward can neither compare words nor print
+            continue
+        if _nearly(name, known):
+            near = _nearly(name, offered)
+            remedy = f"did you mean {near[0]}=?" if near else f"it takes {', '.join(offered)}"
+            raise app_error(KeywordError, f"AP04: {called} takes no {name}", remedy)
+        say_once(f"{called}({name}=…)", "sambasim does not know this keyword")
+
+
+def nearest(name: str, known: Collection[str]) -> str:
+    """A remedy for a wrong `name`: the nearest of the `known` names, or all of them."""
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {near[0]}?" if near else f"it takes {', '.join(known)}"
+
+
+def _nearly(name: str, known: Collection[str]) -> list[str]:
+    """Those of `known` that `name` misspells, or extends, as `optimizer` extends `optim`."""
+    if OTHER_WORDS.get(name) in known:
+        return [OTHER_WORDS[name]]
+    longer = [short for short in known if len(short) > 1 and name.startswith(short) and name[len(short) :].isalpha()]
+    return longer or difflib.get_close_matches(name, known, n=1, cutoff=0.8)

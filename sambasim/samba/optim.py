@@ -4,7 +4,7 @@
 """
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, ClassVar, Literal, TypeAlias
 
 import torch
@@ -14,8 +14,7 @@ from torch.nn.utils import clip_grad_norm_
 from sambasim.commands.torch_optimizers import NOT_IN_A_PEF, options_of_group, plain_number, refuse_changed_step
 from sambasim.errors import OptionError
 from sambasim.options.training import OptimizerOptions
-from sambasim.samba.keywords import checks_keywords_of
-from sambasim.samba.notices import no_such_name
+from sambasim.samba.notices import checks_keywords, no_such_name
 
 __all__ = ["SGD", "Adam", "AdamW"]
 
@@ -50,15 +49,16 @@ class _OnDevice(torch.optim.Optimizer):
         """The options of each of `param_groups` for a PEF. Raises OptionError for an option that a PEF's optimizer does
         not have, for a value out of range, if the groups differ in `max_grad_norm`, and for a step of the user's
         own."""
-        refuse_changed_step(self, f"samba.optim.{type(self).__name__}")
-        bounds = list(dict.fromkeys(group["max_grad_norm"] for group in self.param_groups))
+        own = f"samba.optim.{type(self).__name__}"
+        refuse_changed_step(self, own)
+        bounds = dict.fromkeys(group["max_grad_norm"] for group in self.param_groups)
         if len(bounds) > 1:
-            raise OptionError(
-                f"the parameter groups of {type(self).__name__} differ in max_grad_norm, "
-                f"{' and '.join(map(str, bounds))}, which bounds the norm of all gradients together",
-                remedy="give max_grad_norm to the optimizer and to no group",
-            )
-        return tuple(self._options_of(group, index) for index, group in enumerate(self.param_groups))
+            what = f"the parameter groups of {type(self).__name__} differ in max_grad_norm, "
+            what += f"{' and '.join(map(str, bounds))}, which bounds the norm of all gradients together"
+            raise OptionError(what, remedy="give max_grad_norm to the optimizer and to no group")
+        bound = plain_number(next(iter(bounds), None))
+        groups = enumerate(self.param_groups)
+        return tuple(options_of_group(self.kind, group, f"{own}, parameter group {i}", bound) for i, group in groups)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -73,10 +73,6 @@ class _OnDevice(torch.optim.Optimizer):
         if not self._clips:
             self.register_step_pre_hook(_clip_first)
             self._clips = True
-
-    def _options_of(self, group: Mapping[str, Any], index: int) -> OptimizerOptions:
-        where = f"samba.optim.{type(self).__name__}, parameter group {index}"
-        return options_of_group(self.kind, group, where, plain_number(group["max_grad_norm"]))
 
 
 class SGD(_OnDevice, torch.optim.SGD):
@@ -99,8 +95,7 @@ def _clip_first(
     if bound is None:
         return None
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    itself, *given = arguments
-    closure: Callable[[], Any] | None = keywords.get("closure", given[0] if given else None)
+    itself, closure, *_ = (*arguments, keywords.get("closure"))
     if closure is None:
         if any(parameter.grad is not None for parameter in parameters):
             clip_grad_norm_(parameters, bound)
@@ -121,5 +116,5 @@ def __getattr__(name: str) -> object:
 for _one, _of_torch in ((SGD, torch.optim.SGD), (Adam, torch.optim.Adam), (AdamW, torch.optim.AdamW)):
     # Each has its own check of keywords, because torch's optimizers take different ones.
     _taken = tuple(inspect.signature(_of_torch).parameters)
-    _checks = checks_keywords_of(f"samba.optim.{_one.__name__}", _taken, refused_later=NOT_IN_A_PEF)
+    _checks = checks_keywords(f"samba.optim.{_one.__name__}", _taken, refused_later=NOT_IN_A_PEF)
     _one.__init__ = _checks(_OnDevice.__init__)  # type: ignore[method-assign]  # the same, checked

@@ -8,7 +8,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any
 
 from sambasim.samba.findings import Code, Finding, Reporter, app_line
 
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 STARTED_IN = os.getcwd()
 """The folder in which the app was started; it may change it."""
 
-Part = TypeVar("Part")
-
 
 @dataclass(slots=True)
 class Context:
@@ -28,6 +26,7 @@ class Context:
     alone: whether the command runs in a single process
     has_left: whether `ending.leave` has reported an error, so that a later sys.exit is part of the same end
     said: the names that `notices.say_once` has told of
+    parts: the job and the check of this process, by class
     """
 
     command: str | None = None
@@ -37,7 +36,7 @@ class Context:
     has_left: bool = False
     reporter: Reporter = field(default_factory=Reporter)
     said: set[str] = field(default_factory=set)
-    _parts: dict[type, object] = field(default_factory=dict)
+    parts: dict[type, Any] = field(default_factory=dict)
 
     @property
     def rank(self) -> int:
@@ -52,17 +51,6 @@ class Context:
     def flag(self, name: str) -> Any:
         """The value of a flag of the command line; None without one."""
         return getattr(self.arguments, name, None)
-
-    def keep(self, part: object) -> None:
-        """Keeps `part` as the only one of its class."""
-        self._parts[type(part)] = part
-
-    def get(self, kind: type[Part]) -> Part | None:
-        """What was kept of this class."""
-        return cast("Part | None", self._parts.get(kind))
-
-    def drop(self, kind: type) -> None:
-        self._parts.pop(kind, None)
 
 
 _context = Context()
@@ -91,16 +79,16 @@ def report_here(code: Code, what: str, remedy: str, *, notice_only: bool = False
     report(Finding(code, what, app_line(), remedy), notice_only=notice_only)
 
 
-def has_reported(code: str) -> bool:
-    return current().reporter.has(code)
+def has_reported(*codes: str) -> bool:
+    """Whether a finding with one of these codes was reported."""
+    return any(map(current().reporter.has, codes))
 
 
 def typed_command(original: Sequence[str] = tuple(sys.orig_argv)) -> list[str]:
     """The command line of this process, without mpirun: `["python", "app.py", "run", …]`, for messages."""
     interpreter, *rest = original
-    if rest and Path(rest[0]).name == "sambasim":  # the installed command
-        return ["sambasim", *rest[1:]]
-    return [interpreter, *rest]
+    is_installed = rest and Path(rest[0]).name == "sambasim"
+    return ["sambasim", *rest[1:]] if is_installed else [interpreter, *rest]
 
 
 def app_command() -> list[str] | None:

@@ -1,21 +1,18 @@
 """`session.profiler`: named events of an app and their times."""
 
 import json
-import statistics
 import time
-from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import fmean
 
 from sambasim.errors import OptionError
 from sambasim.samba.findings import app_error
-from sambasim.samba.keywords import checks_keywords
+from sambasim.samba.notices import checks_keywords
 
 __all__ = ["Event", "Profiler"]
-
-_MEASUREMENTS = ("latency", "throughput")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +39,14 @@ class Profiler:
         """Events in the order in which they ended."""
         self._running: list[Running] = []
 
-    @checks_keywords
+    @checks_keywords()
     def start_event(self, name: str) -> Running:
         """Returns a handle for `end_event`."""
         running = Running(name, time.perf_counter())
         self._running.append(running)
         return running
 
-    @checks_keywords
+    @checks_keywords()
     def end_event(self, event: Running | str, filename: str | Path | None = None) -> None:
         """Ends the event of this handle, or the last started one of this name. With `filename`, writes all ended events
         as a JSON list of `{"name": …, "elapsed_s": …}`. Raises OptionError if there is no such event."""
@@ -61,8 +58,7 @@ class Profiler:
         self._running.remove(running)
         self.events.append(Event(running.name, ended_s - running.began_s))
         if filename is not None:
-            events = [asdict(one) for one in self.events]
-            Path(filename).write_text(json.dumps(events, indent=1) + "\n", encoding="utf-8")
+            Path(filename).write_text(f"{json.dumps([*map(asdict, self.events)], indent=1)}\n", encoding="utf-8")
 
     @contextmanager
     def event(self, name: str) -> Iterator[None]:
@@ -73,7 +69,7 @@ class Profiler:
         finally:
             self.end_event(running)
 
-    @checks_keywords
+    @checks_keywords()
     def print_statistics(
         self,
         keys: Iterable[str] | None = None,
@@ -86,37 +82,35 @@ class Profiler:
 
         Raises OptionError for other measurements, and for throughput without num_samples_per_iter.
         """
-        wanted = [*measurements] if measurements is not None else list(_MEASUREMENTS[: 1 + bool(num_samples_per_iter)])
-        unknown = [word for word in wanted if word not in _MEASUREMENTS]
-        if unknown or ("throughput" in wanted and not num_samples_per_iter):
-            what = (
-                f"the profiler has no measurement {unknown[0]}" if unknown else "throughput needs a number of samples"
-            )
+        known = ["latency", "throughput"] if num_samples_per_iter else ["latency"]
+        wanted = known if measurements is None else [*measurements]
+        unknown = [word for word in wanted if word not in known]
+        if unknown:
+            what = "throughput needs a number of samples"
+            if unknown != ["throughput"]:
+                what = f"the profiler has no measurement {unknown[0]}"
             remedy = 'measurements=["latency"], or ["latency", "throughput"] with num_samples_per_iter='
             raise app_error(OptionError, what, remedy)
-        times_s = self._times_s(warmup_steps)
         lines = []
-        for key in times_s if keys is None else keys:
-            taken_ms = [1e3 * taken for taken in times_s.get(key, ())]
-            line = f"{key}: {len(taken_ms)} times"
-            if taken_ms and "latency" in wanted:
-                line += f", mean {statistics.fmean(taken_ms):.3f} ms, {min(taken_ms):.3f} to {max(taken_ms):.3f} ms"
-            if taken_ms and "throughput" in wanted and num_samples_per_iter:
-                line += f", {1e3 * num_samples_per_iter / statistics.fmean(taken_ms):.1f} samples/s"
+        for key in dict.fromkeys(event.name for event in self.events) if keys is None else keys:
+            times_s = self._times_s(key, warmup_steps)
+            line = f"{key}: {len(times_s)} times"
+            if times_s and "latency" in wanted:
+                mean, least, most = (1e3 * time_s for time_s in (fmean(times_s), min(times_s), max(times_s)))
+                line += f", mean {mean:.3f} ms, {least:.3f} to {most:.3f} ms"
+            if times_s and "throughput" in wanted and num_samples_per_iter:
+                line += f", {num_samples_per_iter / fmean(times_s):.1f} samples/s"
             lines.append(line)
         return "\n".join(lines)
 
-    @checks_keywords
+    @checks_keywords()
     def get_throughputs(
         self, keys: Iterable[str], num_samples_per_iter: int, warmup_steps: int = 0
     ) -> dict[str, float]:
         """Samples per second by event name, for `num_samples_per_iter` an event, without the first `warmup_steps`
         events; 0 without events."""
-        times_s = self._times_s(warmup_steps)
-        return {key: num_samples_per_iter / statistics.fmean(times_s[key]) if times_s.get(key) else 0.0 for key in keys}
+        times_s = {key: self._times_s(key, warmup_steps) for key in keys}
+        return {key: num_samples_per_iter / fmean(of_key) if of_key else 0.0 for key, of_key in times_s.items()}
 
-    def _times_s(self, warmup_steps: int) -> dict[str, list[float]]:
-        times: defaultdict[str, list[float]] = defaultdict(list)
-        for event in self.events:
-            times[event.name].append(event.elapsed_s)
-        return {name: taken[warmup_steps:] for name, taken in times.items()}
+    def _times_s(self, name: str, warmup_steps: int) -> list[float]:
+        return [event.elapsed_s for event in self.events if event.name == name][warmup_steps:]

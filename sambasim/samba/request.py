@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from sambasim.compiler.capture.step import Example
+from sambasim.compiler.capture.step import Example, Losses
 from sambasim.compiler.capture.tensors import held_by
 from sambasim.compiler.update import Update
 from sambasim.errors import DataError, ModelError, OptionError
@@ -23,11 +23,10 @@ from sambasim.options.base import build
 from sambasim.options.compile import BUILD_FIELDS, CompileOptions
 from sambasim.options.training import TrainingOptions
 from sambasim.samba import process
-from sambasim.samba.findings import app_error
+from sambasim.samba.findings import app_error, type_error
 from sambasim.samba.fingerprint import fingerprint
 from sambasim.samba.flags import DTYPES, TENSOR_PARALLEL
-from sambasim.samba.inputs import Inputs, check_on_host, flat, name_inputs
-from sambasim.samba.losses import losses_of
+from sambasim.samba.inputs import Inputs, check_on_host, flat, losses_of, name_inputs
 from sambasim.samba.notices import say_once
 from sambasim.samba.optim import SGD, Adam, AdamW
 from sambasim.samba.tensor import SambaTensor, host_values
@@ -45,8 +44,6 @@ FINGERPRINT, FINGERPRINT_OF_FORWARD = "step_sha256", "forward_sha256"
 LOSS_INDICES = "loss_indices"
 """The key of `loss_indices=` there."""
 
-_ALL_TILES = -1  # the default of --num-tiles
-
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -58,6 +55,10 @@ class Request:
     updates: tuple[Update, ...]
     options: CompileOptions
     loss_indices: tuple[int, ...] = ()
+
+    @property
+    def losses(self) -> Losses:
+        return losses_of(self.model, self.loss_indices)
 
 
 def request(
@@ -79,8 +80,7 @@ def request(
     for a trained parameter that no optimizer has, and WeightsError for a SambaTensor in the model that has no data.
     """
     if not isinstance(model, nn.Module):
-        what = f"the model must be an nn.Module, not {type(model).__name__}"
-        raise app_error(ModelError, what, "give the model, and then its inputs")
+        raise type_error(ModelError, "the model must be an nn.Module", model, "give the model, and then its inputs")
     for path, module in model.named_modules():
         for name, value in {**vars(module), **module._buffers}.items():
             if isinstance(value, SambaTensor):
@@ -89,13 +89,9 @@ def request(
     kinds = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
     named = {name: _as_computed(tensor, kinds) for name, tensor in named.items()}
     updates = () if inference else tuple(_updates(model, optimizers))
-    first = optimizers[0].options()[0] if updates else None
     parts: dict[str, object] = {name: value for name, value in given.items() if value is not None}
-    parts |= {
-        "inference": inference,
-        "optimizer": first,
-        "training": TrainingOptions(batch_size=_batch_size(inputs, named)),
-    }
+    parts |= {"inference": inference, "optimizer": optimizers[0].options()[0] if updates else None}
+    parts["training"] = TrainingOptions(batch_size=_batch_size(inputs, named))
     indices = (loss_indices,) if isinstance(loss_indices, int) else tuple(loss_indices or ())
     options = build(CompileOptions, parts)
     if (chips := chips or options.chips) > 1:
@@ -105,15 +101,11 @@ def request(
 
 def fingerprint_of(asked: Request) -> dict[str, str]:
     """The fingerprint of `asked` by its key in the metadata; empty for a model that has none."""
+    updates, dtype, indices = asked.updates, asked.options.dtype, asked.loss_indices
     digest = fingerprint(
-        asked.model,
-        asked.inputs,
-        asked.updates,
-        by_keyword=asked.by_keyword,
-        dtype=asked.options.dtype,
-        loss_indices=asked.loss_indices,
+        asked.model, asked.inputs, updates, by_keyword=asked.by_keyword, dtype=dtype, loss_indices=indices
     )
-    return {} if digest is None else {FINGERPRINT if asked.updates else FINGERPRINT_OF_FORWARD: digest}
+    return {} if digest is None else {FINGERPRINT if updates else FINGERPRINT_OF_FORWARD: digest}
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -131,8 +123,8 @@ def as_mapping(name: str, value: object) -> Mapping[Any, Any]:
     if isinstance(value, Namespace):
         return vars(value)
     if not isinstance(value, Mapping):
-        what = f"{name} must be a dictionary or a Namespace, and is {type(value).__name__}"
-        raise app_error(OptionError, what, f"{name}=vars(args), for the args of parse_app_args")
+        remedy = f"{name}=vars(args), for the args of parse_app_args"
+        raise type_error(OptionError, f"{name} must be a dictionary or a Namespace", value, remedy)
     return value
 
 
@@ -150,26 +142,22 @@ def as_sequence(optimizers: Optimizer | Iterable[Optimizer] | None) -> list[Opti
 
 def build_fields(config: Mapping[str, object], name: str) -> dict[str, object]:
     """The fields of `[compile]` and `[parallel]` in an app's arguments; `name` is the default name of the PEF."""
-    dtype, folder = config.get("dtype"), config.get("output_folder")
-    split = config.get("tensor_parallel")
-    split = split if split in TENSOR_PARALLEL else None
-    n_chips = config.get("n_chips")
-    if split is None and isinstance(n_chips, int) and n_chips > 1:
+    folder, split, n_chips = (config.get(key) for key in ("output_folder", "tensor_parallel", "n_chips"))
+    is_split = split in TENSOR_PARALLEL
+    if not is_split and isinstance(n_chips, int) and n_chips > 1:
         say_once("--n-chips", "nothing is split over chips without --tensor-parallel batch, or weight")
-    return {
+    fields = {key: config.get(key) for key in ("data_parallel", "arch", "gradient_groups", "num_tiles", "dtype")} | {
         "pef_name": config.get("pef_name") or name,
         "output_folder": None if folder is None else Path(str(folder)),
-        "data_parallel": config.get("data_parallel"),
         "world_size": config.get("world_size") if config.get("data_parallel") else None,
-        "opt_level": "o0" if config.get("o0") else "o1" if config.get("o1") else None,
-        "arch": config.get("arch"),
-        "num_tiles": None if config.get("num_tiles") == _ALL_TILES else config.get("num_tiles"),
-        "dtype": dtype if dtype in DTYPES else None,  # an app may have a flag of its own by that name
+        "opt_level": next((level for level in ("o0", "o1") if config.get(level)), None),
         "stochastic_rounding": config.get("enable_stoc_rounding"),
-        "gradient_groups": config.get("gradient_groups"),
-        "tensor_parallel": split,
-        "n_chips": None if split is None else n_chips,
+        "tensor_parallel": split if is_split else None,
+        "n_chips": n_chips if is_split else None,
     }
+    # An app may have a flag --dtype of its own; -1 is the default of --num-tiles.
+    ignored = {"dtype": fields["dtype"] not in DTYPES, "num_tiles": fields["num_tiles"] == -1}
+    return {key: None if ignored.get(key) else value for key, value in fields.items()}
 
 
 def build_fields_of(compile_options: Mapping[str, object]) -> dict[str, object]:
@@ -202,13 +190,13 @@ def _batch_size(inputs: Inputs, named: Mapping[str, Tensor]) -> int:
             what = f"the batch of {name} is along axis {axis}, but a replica's batch must come first"
             raise DataError(what, remedy=f"transpose {name} in the model, and give it with batch_dim=0")
         if tensor.ndim == 0:
-            what = f"{name} is a single number, without a batch"
-            raise DataError(what, remedy=f"give {name} one value for each sample")
-    sizes = {name: tensor.shape[0] for name, tensor in named.items()}
-    if len(set(sizes.values())) > 1:
-        listed = ", ".join(f"{name} {size}" for name, size in sizes.items())
+            remedy = f"give {name} one value for each sample"
+            raise DataError(f"{name} is a single number, without a batch", remedy=remedy)
+    size, *others = {tensor.shape[0] for tensor in named.values()}
+    if others:
+        listed = ", ".join(f"{name} {tensor.shape[0]}" for name, tensor in named.items())
         raise DataError(f"inputs have batches of different sizes: {listed}", remedy="give all inputs one batch size")
-    return next(iter(sizes.values()))
+    return size
 
 
 def _updates(model: nn.Module, optimizers: Sequence[Optimizer]) -> Iterable[Update]:
@@ -248,9 +236,8 @@ def compile_request(asked: Request, metadata: Mapping[str, object]) -> str:
 
     context = process.current()
     kept = {str(getattr(key, "key", key)): str(value) for key, value in metadata.items()}
-    parsed = context.flag("parsed_batch_size")
-    if parsed is not None:  # the default of -b on a run
-        kept.setdefault("parsed_batch_size", str(parsed))
+    if context.flag("parsed_batch_size") is not None:  # the default of -b on a run
+        kept.setdefault("parsed_batch_size", str(context.flag("parsed_batch_size")))
     quiet = str(context.flag("log_level")).lower() in ("warning", "warn", "error", "critical", "fatal")
 
     def compiled(on_phase: Callable[[str], None], path: Path | None) -> Compiled:
@@ -262,14 +249,9 @@ def compile_request(asked: Request, metadata: Mapping[str, object]) -> str:
             facts[LOSS_INDICES] = ",".join(map(str, asked.loss_indices))
         return assemble(built, asked.model, asked.options, watch, asked.updates or None, facts, path)
 
-    losses = losses_of(asked.model, asked.loss_indices)
-    subject = LiveModel(asked.model, asked.inputs, asked.by_keyword, losses=losses)
-    done = compile_proved(
-        subject,
-        asked.options,
-        lambda phase: None if quiet else print(f"{phase} …", file=sys.stderr, flush=True),
-        work=compiled,
-    )
+    subject = LiveModel(asked.model, asked.inputs, asked.by_keyword, losses=asked.losses)
+    show = (lambda phase: None) if quiet else (lambda phase: print(f"{phase} …", file=sys.stderr, flush=True))
+    done = compile_proved(subject, asked.options, show, work=compiled)
     _print_compiled(done)
     return str(done.compiled.path.absolute())
 
@@ -278,28 +260,28 @@ def captured(asked: Request, watch: "Stopwatch") -> "Built":
     from sambasim.compiler.compile import capture_model
 
     example = Example(asked.inputs, asked.by_keyword)
-    losses = losses_of(asked.model, asked.loss_indices)
-    return capture_model(asked.model, example, asked.options, watch, losses=losses)
+    return capture_model(asked.model, example, asked.options, watch, losses=asked.losses)
 
 
 def _print_compiled(done: "Proved") -> None:
     """The sections, how it was checked, notices, the file, and what runs it if a command line compiled it."""
-    compiled, checked = done.compiled, done.checked
-    path, program = os.path.abspath(compiled.path), compiled.program
+    path, program = os.path.abspath(done.compiled.path), done.compiled.program
     graph = program.leading
     kinds = ", ".join(f"{count} {kind}" for kind, count in graph.section_counts.items())
     print(f"{program.name}: {len(graph.sections)} sections ({kinds}), {len(graph.nodes)} operators")
-    if checked is not None:
-        print(f"checked: {checked}")
-    for notice in (*compiled.notices, *_of_the_loss(program)):
+    if done.checked is not None:
+        print(f"checked: {done.checked}")
+    for notice in (*done.compiled.notices, *_of_the_loss(program)):
         print(f"notice: {notice}")
     print(f"PEF file {path} created\nCompilation succeeded")
     app = process.app_command()
     if app is not None:
-        replicas = max(program.world_size, 2) if program.data_parallel else 1
-        command = [*app, "run", *(["--inference"] if program.training is None else []), "--pef", _as_typed(path)]
-        if replicas > 1:
-            command = ["mpirun", "-np", str(replicas), *command, "--data-parallel", "--reduce-on-rdu"]
+        relative = os.path.relpath(path, process.STARTED_IN)
+        typed = path if relative.startswith(os.pardir) else relative
+        command = [*app, "run", *(["--inference"] if program.training is None else []), "--pef", typed]
+        if program.data_parallel:
+            ranks = str(max(program.world_size, 2))
+            command = ["mpirun", "-np", ranks, *command, "--data-parallel", "--reduce-on-rdu"]
         print(f"next: {shlex.join(command)}")
     sys.stdout.flush()
 
@@ -309,17 +291,10 @@ def _of_the_loss(program: Program) -> Iterator[str]:
     if program.loss is None or program.training is None:
         return
     loss = program.symbols[program.loss].type
-    outputs = [
-        output.symbol for output in program.training.outputs if program.symbols[output.symbol].kind is SymbolKind.OUTPUT
-    ]
+    symbols = [output.symbol for output in program.training.outputs]
+    place = [name for name in symbols if program.symbols[name].kind is SymbolKind.OUTPUT].index(program.loss)
     if len(loss.shape) > 1:
         what = "the model returns no loss: set sn_grad on the output that a backward starts from"
-        yield f"{what}; without it, it is output {outputs.index(program.loss) + 1}, {loss}"
-    elif outputs.index(program.loss) > 0:
-        yield f"the loss is output {outputs.index(program.loss) + 1} of the model"
-
-
-def _as_typed(path: str) -> str:
-    """`path` relative to the folder in which the app was started, if it is inside."""
-    relative = os.path.relpath(path, process.STARTED_IN)
-    return path if relative.startswith(os.pardir) else relative
+        yield f"{what}; without it, it is output {place + 1}, {loss}"
+    elif place > 0:
+        yield f"the loss is output {place + 1} of the model"

@@ -6,10 +6,11 @@ There is one session a process, `samba.session`. The model has the weights of th
 
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from math import isfinite
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,12 +28,11 @@ from sambasim.samba.checks import arguments
 from sambasim.samba.device import Machine
 from sambasim.samba.findings import app_error
 from sambasim.samba.inputs import Inputs, repeatable
-from sambasim.samba.keywords import checks_keywords
 from sambasim.samba.loaded import Loaded, kinds_of
-from sambasim.samba.notices import AbsentNameError, no_such_name, say_once, without_effect
+from sambasim.samba.notices import AbsentNameError, checks_keywords, no_such_name, say_once, without_effect
 from sambasim.samba.profiler import Profiler
 from sambasim.samba.request import Optimizer, as_mapping, as_sequence, build_fields, compile_request, request, unwrapped
-from sambasim.samba.tensor import SambaTensor
+from sambasim.samba.tensor import SambaTensor, of_shape
 
 
 class Session:
@@ -45,7 +45,7 @@ class Session:
         self._now: Loaded | None = None
         self._of_other_models = WeakIdKeyDictionary()
 
-    @checks_keywords
+    @checks_keywords()
     def compile(
         self,
         model: nn.Module,
@@ -68,28 +68,21 @@ class Session:
 
         config_dict: the command line, `vars(args)`; by default that of `setup`, or else of `parse_app_args`
         pef_metadata, metadata: kept in the PEF as text
-        loss_indices: the outputs from which the backward starts; by default found by `samba.losses.losses_among`
+        loss_indices: the outputs from which the backward starts; by default found by `inputs.losses_among`
 
         No effect: app_dir, squeeze_bs_dim, init_output_grads, io_host_memory, is_split_batch, graph_transform_hook.
         Raises ModelError and CaptureError for models that cannot be compiled, OptionError for wrong options.
         """
         if graph_transform_hook is not None:
             say_once("graph_transform_hook", "the graph is compiled as it was captured")
-        typed = process.current().arguments
         config = self._config if config_dict is None else as_mapping("config_dict", config_dict)
         if config is None:
-            config = {} if typed is None else vars(typed)
+            config = as_mapping("args", process.current().arguments)
         forward_only = bool(config.get("inference")) if inference is None else inference
         arguments.note_not_passed_on(config, inference=forward_only)
-        model = unwrapped(model)
-        asked = request(
-            model,
-            repeatable(inputs),
-            as_sequence(optimizers),
-            build_fields(config, name or type(model).__name__.lower()),
-            inference=forward_only,
-            loss_indices=loss_indices,
-        )
+        model, listed, batch = unwrapped(model), as_sequence(optimizers), repeatable(inputs)
+        fields = build_fields(config, name or type(model).__name__.lower())
+        asked = request(model, batch, listed, fields, inference=forward_only, loss_indices=loss_indices)
         return compile_request(asked, {**(pef_metadata or {}), **(metadata or {})})
 
     def load(self, machine: Machine, inputs: Inputs, traced: Sequence[SambaTensor], *, loss_is_chosen: bool) -> None:
@@ -97,15 +90,13 @@ class Session:
 
         loss_is_chosen: whether the app gave `loss_indices`
         """
-        if self._now is not None:
-            if self._now.machine.model is machine.model:
-                self._now.checks.host.note_replacement()
-            else:
-                for tensor in self._now.traced:
-                    self._of_other_models[tensor] = True
+        if self._now is not None and self._now.machine.model is machine.model:
+            self._now.checks.host.note_replacement()
+        elif self._now is not None:
+            self._of_other_models.update(dict.fromkeys(self._now.traced, True))
         self._now = Loaded(machine, inputs, traced, loss_is_chosen=loss_is_chosen)
 
-    @checks_keywords
+    @checks_keywords()
     def run(
         self,
         input_tensors: Inputs | None = None,
@@ -133,9 +124,7 @@ class Session:
         now = self._loaded()
         machine = now.machine
         kinds = kinds_of(machine.program, section_types)
-        batch: Mapping[str, Tensor] = {}
-        if input_tensors is not None:
-            batch = now.bind(repeatable(input_tensors))
+        batch = {} if input_tensors is None else now.bind(repeatable(input_tensors))
         if SectionKind.FWD in kinds and not batch:
             raise app_error(OptionError, "section FWD needs a batch", "session.run(input_tensors=[…], …)")
         if isinstance(output_tensors, Iterator):
@@ -149,15 +138,13 @@ class Session:
             now.hyperparameters.take(hyperparam_dict)
         if SectionKind.FWD in kinds:
             now.hyperparameters.begin_forward()
-        mode = now.checks.before(
-            kinds, batch, now.hyperparameters.given, data_parallel=data_parallel, reduce_on_rdu=reduce_on_rdu
-        )
+        given = now.hyperparameters.given
+        mode = now.checks.before(kinds, batch, given, data_parallel=data_parallel, reduce_on_rdu=reduce_on_rdu)
         tangent = now.start.tangent(now.output_gradients, grad_of_outputs) if SectionKind.BCKWD in kinds else None
-        if torch.is_autocast_enabled("cpu"):
+        is_cast = torch.is_autocast_enabled("cpu")
+        if is_cast:
             say_once("torch.autocast", "the PEF decides in which type it computes: --dtype bf16 at the compile")
-            with torch.autocast("cpu", enabled=False):
-                results = machine.replica.run(kinds, batch, tangent, mode)
-        else:
+        with torch.autocast("cpu", enabled=False) if is_cast else nullcontext():
             results = machine.replica.run(kinds, batch, tangent, mode)
         if SectionKind.OPT in kinds:
             machine.note_step()
@@ -165,7 +152,7 @@ class Session:
             now.checks.report_nonfinite_loss()
         return now.answer(results, output_tensors)
 
-    @checks_keywords
+    @checks_keywords()
     def setup(self, cfg: Namespace | Mapping[str, object]) -> None:
         """Sets the default of `config_dict` of `compile`: what `parse_app_args` returned, a SambaConfig, an SNConfig,
         or a dictionary. Raises OptionError for anything else."""
@@ -183,33 +170,32 @@ class Session:
     @tracing.setter
     def tracing(self, traces: bool) -> None: ...
 
-    @checks_keywords
+    @checks_keywords()
     def start_samba_profile(self) -> None:
         """Starts the event `samba_profile` of `profiler`."""
         self.profiler.start_event("samba_profile")
 
-    @checks_keywords
+    @checks_keywords()
     def end_samba_profile(self, filename: str | Path | None = None) -> None:
-        """Ends that event; writes all events to `filename` as JSON."""
+        """Ends that event, and writes all events to `filename` as JSON."""
         self.profiler.end_event("samba_profile", filename)
 
-    @checks_keywords
+    @checks_keywords()
     def start_runtime_profile(self) -> None:
         """Starts the event `runtime_profile` of `profiler`."""
         self.profiler.start_event("runtime_profile")
 
-    @checks_keywords
+    @checks_keywords()
     def end_runtime_profile(self, filename: str | Path | None = None) -> None:
         """Ends that event; writes all events to `filename` as JSON."""
         self.profiler.end_event("runtime_profile", filename)
 
-    enable_pinned_memory = without_effect(
-        "session.enable_pinned_memory", "inputs are copied within the memory of the process"
-    )
+    _why = "inputs are copied within the memory of the process"
+    enable_pinned_memory = without_effect("session.enable_pinned_memory", _why)
     disable_graphamp = without_effect("session.disable_graphamp", "--dtype decides in which type a PEF computes")
-    use_static_functional = without_effect(
-        "session.use_static_functional", "operators are captured as the model calls them"
-    )
+    _why = "operators are captured as the model calls them"
+    use_static_functional = without_effect("session.use_static_functional", _why)
+    del _why
 
     @contextmanager
     def timed(self, model: nn.Module) -> Iterator[SectionClock]:
@@ -241,7 +227,7 @@ class Session:
         """The last batch, at first that of `trace_graph`, by name; None if no PEF is loaded."""
         return None if self._now is None else self._now.inputs
 
-    @checks_keywords
+    @checks_keywords()
     def to_cpu(self, model: nn.Module | None = None, optimizers: object = None) -> None:
         """Copies weights, buffers and the state of all optimizers from the device to the host."""
         now = self._loaded(model)
@@ -249,7 +235,7 @@ class Session:
         now.machine.to_host()
         now.checks.host.note_exchange()
 
-    @checks_keywords
+    @checks_keywords()
     def to_device(self, model: nn.Module | None = None, optimizers: object = None) -> None:
         """Copies weights, buffers and the state of all optimizers from the host to the device."""
         now = self._loaded(model)
@@ -259,27 +245,16 @@ class Session:
 
     to_rdu = to_device
 
-    def device_gradient(self, tensor: Tensor) -> Tensor | None:
-        """The gradient on the device of a parameter of the loaded model; None for any other tensor."""
-        return None if self._now is None else self._now.machine.gradient(tensor)
-
-    def device_value(self, tensor: Tensor) -> Tensor | None:
-        """The value on the device of a parameter or buffer of the loaded model; None for any other tensor."""
-        return None if self._now is None else self._now.machine.value(tensor)
-
-    @checks_keywords
+    @checks_keywords()
     def get_tensors_by_name(self, names: Sequence[str]) -> list[SambaTensor]:
-        """Tensors by the names of their symbols: copies of those on the device, or the last inputs and outputs.
-
-        Raises OptionError for a name that the PEF does not have.
-        """
-        now = self._loaded()
+        """Tensors by the names of their symbols: copies of those on the device, or the last inputs and outputs. Raises
+        OptionError for a name that the PEF does not have."""
         if isinstance(names, str):
             what = f"names must be a list of words, not the word {names!r}"
             raise app_error(OptionError, what, f'samba.session.get_tensors_by_name(["{names}"])')
-        return [now.named_tensor(name) for name in names]
+        return list(map(self._loaded().named_tensor, names))
 
-    @checks_keywords
+    @checks_keywords()
     def get_tensors(self, tensors: Tensor | Sequence[Tensor]) -> tuple[SambaTensor, ...]:
         """Outputs of the last run, for output tensors of `trace_graph`."""
         return self._loaded().answer({}, tensors)
@@ -293,29 +268,22 @@ class Session:
         """Inputs and outputs of the last run by name, and in `inputs` and `grads` all inputs and all gradients."""
         now = self._loaded()
         inputs = {name: SambaTensor(tensor, name=name) for name, tensor in now.inputs.items()}
-        symbols = now.machine.program.symbols.values()
-        grads = [symbol.name for symbol in symbols if symbol.kind is SymbolKind.GRADIENT]
-        groups = {"inputs": inputs, "grads": {name: now.named_tensor(name) for name in grads}}
-        return {**groups, **inputs, **now.outputs}
+        grads = {name: now.named_tensor(name) for name in now.machine.names_of(SymbolKind.GRADIENT)}
+        return {"inputs": inputs, "grads": grads, **inputs, **now.outputs}
 
     @property
     def buffer_dict(self) -> Mapping[str, SambaTensor]:
         """Copies of the buffers on the device, by the names of their symbols."""
         now = self._loaded()
-        symbols = now.machine.program.symbols.values()
-        return {symbol.name: now.named_tensor(symbol.name) for symbol in symbols if symbol.kind is SymbolKind.BUFFER}
+        return {name: now.named_tensor(name) for name in now.machine.names_of(SymbolKind.BUFFER)}
 
     @property
     def optim_dict(self) -> Mapping[str, Optimizer]:
         """The app's optimizers, by the names that the PEF has for them."""
         machine = self._loaded().machine
+        groups = ((optimizer, group) for optimizer in machine.optimizers for group in optimizer.param_groups)
         # The PEF has one for each parameter group with trained parameters.
-        owners = [
-            optimizer
-            for optimizer in machine.optimizers
-            for group in optimizer.param_groups
-            if any(parameter.requires_grad for parameter in group["params"])
-        ]
+        owners = [owner for owner, group in groups if any(parameter.requires_grad for parameter in group["params"])]
         return dict(zip((optimizer.name for optimizer in machine.program.optimizers), owners, strict=True))
 
     def __getattr__(self, name: str) -> object:
@@ -325,8 +293,8 @@ class Session:
 
     def _loaded(self, model: nn.Module | None = None) -> Loaded:
         if self._now is None:
-            what = "no PEF is loaded"
-            raise app_error(OptionError, what, "call samba.utils.trace_graph(model, inputs, optim, pef=args.pef)")
+            remedy = "call samba.utils.trace_graph(model, inputs, optim, pef=args.pef)"
+            raise app_error(OptionError, "no PEF is loaded", remedy)
         if model is not None and unwrapped(model) is not self._now.machine.model:
             what = f"this {type(model).__name__} is not the model that was traced"
             raise app_error(OptionError, what, "give the model that trace_graph was called with")
@@ -335,3 +303,42 @@ class Session:
 
 session = Session()
 """The session of this process."""
+
+
+def install_attributes() -> None:
+    """Gives `torch.Tensor`, and so parameters, SambaFlow's attributes."""
+    on_outputs = "set sn_grad on an output: from it, session.run computes the gradients"
+    on_host = "param.data.copy_(…), and then samba.session.to_device(model)"
+    for name, value in {
+        "torch": lambda tensor: tensor,
+        "torch_tensor": lambda tensor: tensor,
+        "sn_grad": _attribute("sn_grad", Machine.gradient, lambda _: None, lambda _, given: given, on_outputs),
+        "sn_data": _attribute("sn_data", Machine.value, Tensor.detach, of_shape, on_host),
+        "sn_name": None,
+    }.items():
+        setattr(Tensor, name, value)
+
+
+def _attribute(
+    name: str,
+    on_device: Callable[[Machine, Tensor], Tensor | None],
+    otherwise: Callable[[Tensor], Tensor | None],
+    checked: Callable[[Tensor, Any], Tensor | None],
+    remedy: str,
+) -> property:
+    """Of a tensor of the loaded model the value `on_device`, which cannot be assigned; of another tensor what the app
+    assigned, once it is `checked`, or `otherwise`."""
+    key = f"_assigned_{name}"
+
+    def value(tensor: Tensor) -> Tensor | None:
+        of_machine = None if session.machine is None else on_device(session.machine, tensor)
+        assigned: Tensor | None = vars(tensor).get(key) if of_machine is None else of_machine
+        return otherwise(tensor) if assigned is None else assigned
+
+    def assign(tensor: Tensor, given: Any) -> None:
+        if session.machine is not None and session.machine.value(tensor) is not None:
+            what = f"{name} of a parameter or buffer of the loaded model is on the device, and cannot be assigned"
+            raise app_error(OptionError, what, remedy)
+        vars(tensor)[key] = checked(tensor, given)
+
+    return property(value, assign)

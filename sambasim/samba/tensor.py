@@ -15,9 +15,8 @@ from torch._C import TensorBase
 
 from sambasim.compiler.capture.trial import is_tracing
 from sambasim.errors import DataError, OptionError, WeightsError
-from sambasim.samba.findings import app_error
-from sambasim.samba.keywords import checks_keywords_of
-from sambasim.samba.notices import AbsentNameError
+from sambasim.samba.findings import app_error, type_error
+from sambasim.samba.notices import AbsentNameError, checks_keywords
 
 __all__ = ["SambaTensor", "from_named_dict", "from_torch_tensor", "to_torch"]
 
@@ -53,7 +52,7 @@ class SambaTensor(Tensor):
     """On an output of a session: the session's gradients of outputs, by name."""
     _version_when_made: int | None = None
 
-    @checks_keywords_of("samba.SambaTensor", ())
+    @checks_keywords("samba.SambaTensor")
     def __new__(
         cls,
         torch_tensor: Tensor | None = None,
@@ -81,8 +80,8 @@ class SambaTensor(Tensor):
         if isinstance(given, tuple | list):
             raise _no_tensor(given)
         if given is None and shape is None:
-            what = "SambaTensor needs a tensor or a shape"
-            raise DataError(what, remedy="SambaTensor(torch.zeros(4, 3)) or SambaTensor(shape=(4, 3))")
+            remedy = "SambaTensor(torch.zeros(4, 3)) or SambaTensor(shape=(4, 3))"
+            raise DataError("SambaTensor needs a tensor or a shape", remedy=remedy)
         if given is None:
             with torch.inference_mode(False):  # inference tensors have no version counter
                 plain = torch.zeros(tuple(shape or ()), dtype=dtype)
@@ -106,10 +105,8 @@ class SambaTensor(Tensor):
         if materializer is not None and tensor.is_meta:
             vars(tensor)[MATERIALIZER] = materializer
         dims = None if named_dims is None else tuple(named_dims)
-        values = (name, batch_dim, dims, sized_dims, region_name)
-        for attribute, value in zip(_DESCRIPTION, values, strict=False):
-            if value is not None:
-                setattr(tensor, attribute, value)
+        described = zip(_DESCRIPTION, (name, batch_dim, dims, sized_dims, region_name), strict=False)
+        vars(tensor).update({attribute: value for attribute, value in described if value is not None})
         return tensor
 
     def with_data(self, data: Tensor, name: str) -> "SambaTensor":
@@ -123,9 +120,7 @@ class SambaTensor(Tensor):
         self._sn_grads = gradients
 
     def _copy_description(self, other: "SambaTensor") -> None:
-        for attribute in _DESCRIPTION:
-            if attribute in vars(other):
-                setattr(self, attribute, getattr(other, attribute))
+        vars(self).update({name: value for name, value in vars(other).items() if name in _DESCRIPTION})
 
     def backward(self, *args: Any, **keywords: Any) -> None:
         """As torch's. Raises OptionError for a tensor without a graph, such as a result of the device."""
@@ -137,18 +132,14 @@ class SambaTensor(Tensor):
 
     @classmethod
     def __torch_function__(
-        cls,
-        func: Callable[..., Any],
-        types: Iterable[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
+        cls, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         try:
             result = super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]  # torch's, untyped
         except RuntimeError as error:
-            lazy = [one for one in args if isinstance(one, SambaTensor) and one.is_meta]
-            if lazy and "meta" in str(error):
-                raise _no_data(lazy[0], lazy[0].sn_name) from error
+            lazy = next((one for one in args if isinstance(one, SambaTensor) and one.is_meta), None)
+            if lazy is not None and "meta" in str(error):
+                raise _no_data(lazy, lazy.sn_name) from error
             raise
         if func in _OTHER_FORMS and isinstance(result, SambaTensor) and isinstance(args[0], SambaTensor):
             result._copy_description(args[0])
@@ -167,8 +158,8 @@ class SambaTensor(Tensor):
 
     @property
     def sn_data(self) -> Tensor:
-        """The detached plain tensor, in the same memory. Assigning copies values into it, and raises DataError for
-        another shape. Raises WeightsError for a lazy tensor, to which nothing was assigned."""
+        """The detached plain tensor, in the same memory; WeightsError for a lazy tensor to which nothing was assigned.
+        Assigning copies values into it, and raises DataError for another shape."""
         return host_values(self)
 
     @sn_data.setter
@@ -194,10 +185,10 @@ class SambaTensor(Tensor):
         plain = to_torch(gradient).detach() if isinstance(gradient, Tensor) else None
         if self._sn_grads is None:
             self._sn_grad = plain
-        elif plain is None:
-            self._sn_grads.pop(str(self.sn_name), None)
-        else:
+        elif plain is not None:
             self._sn_grads[str(self.sn_name)] = plain
+        else:
+            self._sn_grads.pop(str(self.sn_name), None)
 
     def rdu(self) -> "SambaTensor":
         """This tensor: `session.run` copies inputs to the device."""
@@ -241,7 +232,7 @@ _OTHER_FORMS: frozenset[Callable[..., Any]] = frozenset(
 torch.serialization.add_safe_globals([SambaTensor])
 
 
-@checks_keywords_of("samba.from_torch_tensor", ())
+@checks_keywords("samba.from_torch_tensor")
 def from_torch_tensor(
     tensor: Tensor,
     name: str | None = None,
@@ -250,10 +241,8 @@ def from_torch_tensor(
     sized_dims: object = None,
     region_name: str | None = None,
 ) -> SambaTensor:
-    """`tensor` as a SambaTensor in the same memory. In a forward that is being traced, `tensor` itself.
-
-    Raises DataError if it is no tensor, if it is complex, or if it has no dimension `batch_dim`.
-    """
+    """`tensor` as a SambaTensor in the same memory; in a forward that is being traced, `tensor` itself. Raises
+    DataError if it is no tensor, if it is complex, or if it has no dimension `batch_dim`."""
     if is_tracing():
         return cast(SambaTensor, tensor)
     return SambaTensor(tensor, None, None, name, batch_dim, named_dims, sized_dims, region_name=region_name)
@@ -299,7 +288,7 @@ def _no_tensor(value: object) -> DataError:
         remedy = "samba.from_torch_model_(model) for a model"
     elif isinstance(value, tuple) and any(isinstance(one, Tensor) for one in value):
         remedy = f"give one of them: session.run returns all {len(value)} outputs, as loss, logits = session.run(…)"
-    return app_error(DataError, f"a tensor is needed, not {type(value).__name__}", remedy)
+    return type_error(DataError, "a tensor is needed", value, remedy)
 
 
 def _no_graph(name: str) -> NoReturn:

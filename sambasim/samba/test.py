@@ -26,11 +26,11 @@ from sambasim.ir.views import as_one_rank
 from sambasim.pef import locate, read
 from sambasim.pef.weights import bytes_of
 from sambasim.runtime.values.memory import write_tensors
-from sambasim.samba import joining, process
+from sambasim.samba import ending, process
+from sambasim.samba.device import DEVICE_STATE, rate_names
 from sambasim.samba.findings import app_error
-from sambasim.samba.hyperparameters import rate_names
 from sambasim.samba.inputs import Inputs, inputs_of, name_inputs
-from sambasim.samba.keywords import checks_keywords_of
+from sambasim.samba.notices import checks_keywords
 from sambasim.samba.request import Optimizer
 from sambasim.samba.session import session
 from sambasim.samba.tensor import SambaTensor, host_values, to_torch
@@ -45,7 +45,6 @@ Results: TypeAlias = Sequence[tuple[str, Tensor]]
 Check: TypeAlias = Callable[..., Results]
 
 _INPUT, _OUTPUT = "input.", "output."
-_DEVICE_STATE = (SymbolKind.PARAMETER, SymbolKind.BUFFER, SymbolKind.OPTIMIZER_STATE)
 
 
 class TestWithGold:
@@ -74,7 +73,7 @@ class TestWithGold:
         path = getattr(args, "gold_file_path", None)
         self.gold_file_path = None if path is None else Path(path)
         self._args, self._name, self._model, self._inputs, self._optimizer = args, name, model, inputs, optimizer
-        self._threshold, self._rtol = threshold, rtol
+        self._bounds = threshold, rtol
 
     def test(self) -> dict[str, Tensor]:
         """Copies the weights to the host, and compares the outputs of FWD on the device with the gold file; writes it
@@ -85,7 +84,11 @@ class TestWithGold:
         batch = self._batch()
         gold = None
         if self.gold_file_path is not None and self.gold_file_path.exists():
-            gold = _read(self.gold_file_path)
+            try:
+                gold = load_file(self.gold_file_path)
+            except (OSError, SafetensorError) as error:
+                what = f"{self.gold_file_path} is no safetensors file: {error}"
+                raise WeightsError(what, remedy="delete it to write a new one") from error
             batch = _under(_INPUT, gold)
         session.to_cpu(self._model)
         named = [SambaTensor(tensor, name=name, batch_dim=0) for name, tensor in batch.items()]
@@ -95,7 +98,7 @@ class TestWithGold:
             what = f"{self.gold_file_path} holds {', '.join(expected)}, and the PEF's outputs are {', '.join(device)}"
             raise WeightsError(what, remedy="give the gold file of this model, or delete it to write a new one")
         for name, value in device.items():
-            assert_close(value, expected[name], f"{self._name}: {name}", self._threshold, self._rtol)
+            assert_close(value, expected[name], f"{self._name}: {name}", *self._bounds)
         return expected
 
     def _batch(self) -> Mapping[str, Tensor]:
@@ -118,7 +121,7 @@ class TestWithGold:
             computed = self._model(**batch) if by_name else self._model(*batch.values())
         listed = [computed] if isinstance(computed, Tensor) else list(computed)
         gold = {name: to_torch(one).contiguous() for name, one in zip(outputs, listed, strict=True)}
-        if self.gold_file_path is not None and joining.communicator().rank == 0:
+        if self.gold_file_path is not None and ending.communicator().rank == 0:
             kept = {f"{_INPUT}{name}": tensor.contiguous() for name, tensor in batch.items()}
             kept |= {f"{_OUTPUT}{name}": tensor for name, tensor in gold.items()}
             write_tensors(self.gold_file_path, kept, "the gold outputs", "--gold-file-path FILE.safetensors")
@@ -127,13 +130,6 @@ class TestWithGold:
 
 def _under(prefix: str, gold: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in gold.items() if name.startswith(prefix)}
-
-
-def _read(path: Path) -> Mapping[str, Tensor]:
-    try:
-        return load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise WeightsError(f"{path} is no safetensors file: {error}", remedy="delete it to write a new one") from error
 
 
 def _made_up(program: Program) -> dict[str, Tensor]:
@@ -158,16 +154,22 @@ def consistency_test(check: Check | None = None) -> Any:
     if check is None:
         return consistency_test
 
+    def results(args: Any, kwargs: Any) -> Results:
+        pairs: object = check(*args, **kwargs)
+        if isinstance(pairs, list | tuple) and all(isinstance(one, tuple | list) and len(one) == 2 for one in pairs):
+            return list(pairs)
+        what = f"{getattr(check, '__name__', 'the function')} must return a list of (name, tensor) for consistency_test"
+        raise app_error(OptionError, what, 'return [("loss", loss), ("outputs", outputs)]')
+
     @functools.wraps(check)
     def twice(*args: Any, **kwargs: Any) -> Results:
         if session.machine is None:
-            what = "consistency_test needs a loaded PEF"
             remedy = "call samba.utils.trace_graph(model, inputs, optim, pef=args.pef) before it"
-            raise app_error(OptionError, what, remedy)
-        replica, symbols = session.machine.replica, session.machine.program.symbols.values()
-        state = {one.name: replica.read(one.name) for one in symbols if one.kind in _DEVICE_STATE}
+            raise app_error(OptionError, "consistency_test needs a loaded PEF", remedy)
+        replica = session.machine.replica
+        state = {name: replica.read(name) for name in session.machine.names_of(*DEVICE_STATE)}
         steps, drawn = replica.steps, torch.get_rng_state()
-        first = [(name, to_torch(tensor).detach().clone()) for name, tensor in _results(check, args, kwargs)]
+        first = [(name, to_torch(tensor).detach().clone()) for name, tensor in results(args, kwargs)]
         replica.meet()
         replica.forget()
         for name, value in state.items():
@@ -175,7 +177,7 @@ def consistency_test(check: Check | None = None) -> Any:
         replica.steps = steps
         replica.meet()
         torch.set_rng_state(drawn)
-        second = _results(check, args, kwargs)
+        second = results(args, kwargs)
         names = [name for name, _ in second]
         if names != [name for name, _ in first]:
             raise AssertionError(f"the second run gives {', '.join(names)}, and the first {', '.join(dict(first))}")
@@ -187,23 +189,11 @@ def consistency_test(check: Check | None = None) -> Any:
     return twice
 
 
-def _results(check: Check, args: Any, kwargs: Any) -> Results:
-    """What the decorated function returns. Raises OptionError if it is not a list of pairs."""
-    results: object = check(*args, **kwargs)
-    pairs = list(results) if isinstance(results, list | tuple) else None
-    if pairs is None or not all(isinstance(one, tuple | list) and len(one) == 2 for one in pairs):
-        what = f"{getattr(check, '__name__', 'the function')} must return a list of (name, tensor) for consistency_test"
-        raise app_error(OptionError, what, 'return [("loss", loss), ("outputs", outputs)]')
-    return pairs
-
-
 MAX_BF16_TRUNCATE_NORMAL_REL = 2.0**-7
 """The largest relative error of truncating a normal fp32 number to bf16, which has 8 significant bits."""
 
 _ROUNDING = 2.0**-8
 """The largest relative error of rounding to bf16."""
-
-_DUMPED = (SymbolKind.PARAMETER, SymbolKind.GRADIENT, SymbolKind.BUFFER, SymbolKind.OPTIMIZER_STATE)
 
 
 def write_json(path: str | os.PathLike[str], figures: Mapping[str, JsonValue]) -> None:
@@ -219,7 +209,7 @@ def _as_json(number: float) -> float | str:
     return number if math.isfinite(number) else str(number)
 
 
-@checks_keywords_of("assert_close", ())
+@checks_keywords("assert_close")
 def assert_close(
     samba: Any, gold: Any, label: str, threshold: float = 3e-3, rtol: float = 0.0, visualize: bool = False
 ) -> None:
@@ -231,8 +221,7 @@ def assert_close(
     """
     actual, expected = _float64(samba, label), _float64(gold, label)
     rounded = any(isinstance(one, Tensor) and one.dtype is torch.bfloat16 for one in (samba, gold))
-    if rounded:
-        rtol += _ROUNDING
+    rtol += _ROUNDING * rounded
     if actual.shape != expected.shape:
         raise AssertionError(f"{label}: the shape is {tuple(actual.shape)}, and {tuple(expected.shape)} was expected")
     difference = (actual - expected).abs()
@@ -266,11 +255,8 @@ def _float64(value: Any, label: str) -> Tensor:
 
 
 class AccuracyReport:
-    """Figures under names: `AccuracyReport(val_metrics={"acc": 97.5, "loss": 0.1}, batch_size=32)`.
-
-    Each figure is an attribute: a number, a text, a tensor of one element, or a dictionary of these. Raises OptionError
-    for other values.
-    """
+    """Figures under names: `AccuracyReport(val_metrics={"acc": 97.5, "loss": 0.1}, batch_size=32)`. Each is an
+    attribute: a number, a text, a tensor of one element, or a dictionary of these; OptionError for other values."""
 
     def __init__(self, **figures: object) -> None:
         self.figures: dict[str, JsonValue] = {name: _plain(name, value) for name, value in figures.items()}
@@ -292,10 +278,8 @@ def _plain(name: str, value: object) -> JsonValue:
         return {str(key): _plain(f"{name}[{key!r}]", one) for key, one in value.items()}
     if isinstance(value, Tensor) and value.numel() == 1:
         value = value.item()
-    if isinstance(value, float):
-        return _as_json(value)
-    if value is None or isinstance(value, bool | int | str):
-        return value
+    if value is None or isinstance(value, bool | int | float | str):
+        return _as_json(value) if isinstance(value, float) else value
     what = f"a report holds numbers and texts, and {name} is {type(value).__name__}"
     raise OptionError(what, remedy="give one number, a tensor of one element, a text, or a dictionary of these")
 
@@ -311,10 +295,10 @@ def dump_accuracy_debug_info(
     outputs of the last run. Returns the path.
 
     args: the folder; or the arguments of the app, for the folder accuracy_debug in its --output-folder, or in out
-    inputs, traced_outputs: no effect
     step: the app's number of the step, for the lines
 
-    Raises OptionError if no PEF is loaded for `model`, or if the file cannot be written.
+    No effect: inputs, traced_outputs. Raises OptionError if no PEF is loaded for `model`, or if the file cannot be
+    written.
     """
     folder = Path(args.output_folder or "out", "accuracy_debug") if isinstance(args, Namespace) else Path(args)
     path = folder / f"accuracy_debug_info.rank{process.current().rank}.jsonl"
@@ -331,9 +315,8 @@ def dump_accuracy_debug_info(
 def _rows(model: nn.Module) -> Iterator[dict[str, JsonValue]]:
     program = session.program(model)
     host = {name: one.tensor for one in held_by(model) for name in one.names}
-    symbols = [symbol for symbol in program.symbols.values() if symbol.kind in _DUMPED]
-    tensors = session.get_tensors_by_name([symbol.name for symbol in symbols])
-    for symbol, tensor in zip(symbols, tensors, strict=True):
+    symbols = [symbol for symbol in program.symbols.values() if symbol.kind in (SymbolKind.GRADIENT, *DEVICE_STATE)]
+    for symbol, tensor in zip(symbols, session.get_tensors_by_name([one.name for one in symbols]), strict=True):
         device = tensor.sn_data.double()
         row: dict[str, JsonValue] = {"name": symbol.name, "kind": symbol.kind.value, **_figures(device)}
         if symbol.torch_names and symbol.torch_names[0] in host:
@@ -348,11 +331,6 @@ def _rows(model: nn.Module) -> Iterator[dict[str, JsonValue]]:
 def _figures(values: Tensor) -> dict[str, JsonValue]:
     if not values.numel():
         return {"elements": 0}
-    return {
-        "elements": values.numel(),
-        "norm": _as_json(float(values.norm())),
-        "mean": _as_json(float(values.mean())),
-        "least": _as_json(float(values.min())),
-        "largest": _as_json(float(values.max())),
-        "not_finite": int((~values.isfinite()).sum()),
-    }
+    shown = {"norm": values.norm(), "mean": values.mean(), "least": values.min(), "largest": values.max()}
+    numbers = {name: _as_json(float(value)) for name, value in shown.items()}
+    return {"elements": values.numel(), **numbers, "not_finite": int((~values.isfinite()).sum())}

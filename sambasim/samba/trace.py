@@ -1,10 +1,11 @@
-"""`trace_graph`: load a PEF for the model that it was compiled from."""
+"""`trace_graph`: load a PEF for the model that it was compiled from; an error says how another model differs."""
 
 import re
 import shlex
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import count, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -12,70 +13,34 @@ import torch
 from torch import Tensor, nn
 
 from sambasim.compiler.capture.tensors import check_model
-from sambasim.errors import OptionError
+from sambasim.errors import OptionError, PefError
 from sambasim.hardware.placement import inventory_of, place_replicas
+from sambasim.ir.difference import node_difference, output_difference, section_difference, symbol_differences
+from sambasim.ir.graph import Node
 from sambasim.ir.mesh import replica_mesh
+from sambasim.ir.printer import format_argument
 from sambasim.ir.program import LOSS_SCALE, ROUNDING_SEED, Program
-from sambasim.ir.types import SymbolKind
+from sambasim.ir.types import Symbol, SymbolKind
 from sambasim.ir.views import as_one_rank
 from sambasim.pef import PefDocument, locate, map_weights, read
+from sambasim.pef.files import is_compiled_here
+from sambasim.pef.weights import bytes_of
+from sambasim.runtime.engine.instructions import find_operator
 from sambasim.runtime.machine.pytorch import make_repeatable
 from sambasim.runtime.machine.resources import check_device, default_threads, keep_freed_memory
 from sambasim.runtime.run.stepwise import StepwiseReplica
-from sambasim.samba import joining, process
+from sambasim.samba import ending, process, request
 from sambasim.samba.checks import arguments
 from sambasim.samba.device import Machine
-from sambasim.samba.difference import capture_and_compare, constants, is_known
 from sambasim.samba.findings import app_error
 from sambasim.samba.flags import DTYPES, TENSOR_PARALLEL
 from sambasim.samba.inputs import Inputs, repeatable
-from sambasim.samba.keywords import checks_keywords_of
 from sambasim.samba.loaded import outputs_of
 from sambasim.samba.models import add_old_methods
-from sambasim.samba.request import (
-    LOSS_INDICES,
-    Optimizer,
-    Request,
-    as_mapping,
-    as_sequence,
-    build_fields_of,
-    request,
-    unwrapped,
-)
+from sambasim.samba.notices import checks_keywords
+from sambasim.samba.request import LOSS_INDICES, Optimizer, Request
 from sambasim.samba.session import session
 from sambasim.samba.tensor import SambaTensor
-
-
-def _check_pef(document: PefDocument) -> None:
-    """Raises OptionError for a pipeline, for float16 and master weights, which need a loss scale and steps that may be
-    skipped, and for other chips or another dtype than the command line asks for."""
-    program, compiled, context = document.program, document.compile_options, process.current()
-    check_device(document)
-    if program.schedule is not None:
-        ranks = program.ranks_of_replica
-        raise OptionError(
-            f"the PEF {program.name} is a pipeline ({replica_mesh(program.mesh)}), and apps run without",
-            remedy=f"compile it without --pipeline-stages; or mpirun -np {ranks} sambasim run --pef …",
-        )
-    is_mixed = any(group.state_dtype for group in program.groups)
-    if is_mixed or any(argument.name == LOSS_SCALE for argument in program.runtime_arguments):
-        raise OptionError(
-            f"the PEF {program.name} has float32 master weights or a loss scale, and apps train without",
-            remedy="compile the app again, with --dtype fp32 or bf16",
-        )
-    split, chips = context.flag("tensor_parallel"), context.flag("n_chips") or 1
-    has = f"--tensor-parallel {compiled.get('tensor_parallel') or 'none'} --n-chips {compiled.get('n_chips', 1)}"
-    asked = f"--tensor-parallel {split} --n-chips {chips}"
-    if split in TENSOR_PARALLEL and asked != has:
-        what = f"the command line has {asked}, and the PEF {program.name} was compiled with {has}"
-        raise OptionError(what, remedy="leave the two flags out: a run has those of the PEF; or compile again")
-    dtype, compiled_dtype = context.flag("dtype"), compiled.get("dtype", "fp32")
-    if dtype in DTYPES and dtype != compiled_dtype:
-        what = f"--dtype is {dtype}, and the PEF {program.name} was compiled with --dtype {compiled_dtype}"
-        raise OptionError(what, remedy=f"leave out --dtype, or compile again with --dtype {dtype}")
-
-
-_INDICES = re.compile(r"-?\d{1,9}(,-?\d{1,9})*")
 
 
 def trace_graph(*arguments: Any, **keywords: Any) -> tuple[SambaTensor, ...]:
@@ -86,7 +51,7 @@ def trace_graph(*arguments: Any, **keywords: Any) -> tuple[SambaTensor, ...]:
     return _trace_graph(*arguments, **keywords)
 
 
-@checks_keywords_of("trace_graph", ())
+@checks_keywords("trace_graph")
 def _trace_graph(
     model: nn.Module,
     inputs: Inputs,
@@ -114,28 +79,29 @@ def _trace_graph(
     with another --dtype than the command line has; LaunchError for more replicas on a node than it has RDUs.
     """
     context = process.current()
-    pef = pef or str(as_mapping("config_dict", config_dict).get("pef") or context.flag("pef") or "")
+    pef = pef or str(request.as_mapping("config_dict", config_dict).get("pef") or context.flag("pef") or "")
     if not pef:
-        what = "trace_graph needs a PEF"
-        raise app_error(OptionError, what, "samba.utils.trace_graph(model, inputs, optim, pef=args.pef)")
-    wrapper, model, inputs = model, unwrapped(model), repeatable(inputs)
+        remedy = "samba.utils.trace_graph(model, inputs, optim, pef=args.pef)"
+        raise app_error(OptionError, "trace_graph needs a PEF", remedy)
+    wrapper, model, inputs = model, request.unwrapped(model), repeatable(inputs)
     path = locate(pef, compiling=process.compile_command())
     document = read(path)
     _check_pef(document)
-    communicator = joining.communicator()
+    communicator = ending.communicator()
     communicator.barrier()  # so that all ranks raise the errors below together
-    ranks = document.program.ranks_of_replica
-    place_replicas(
-        inventory_of(document.compile_options), communicator.node_of, ranks, command=shlex.join(process.typed_command())
-    )
+    ranks, command = document.program.ranks_of_replica, shlex.join(process.typed_command())
+    place_replicas(inventory_of(document.compile_options), communicator.node_of, ranks, command=command)
     make_repeatable(context.flag("threads") or default_threads(communicator, ranks))
-    optimizers = as_sequence(optim)
+    optimizers = request.as_sequence(optim)
     if document.program.training is not None and _predicts(path.name, optimizers):
         document = replace(document, program=forward_of(document.program))
     asked = _request_of(document, model, inputs, optimizers, loss_indices)
     check_model(model, training=bool(asked.updates), replicas=document.program.data_parallel)
     weights = dict(map_weights(path))
-    if not is_known(document, asked):
+    # The fingerprint of a PEF that was compiled elsewhere may be copied from another one.
+    of_this_machine = communicator.broadcast_object(is_compiled_here(document.digest))
+    known = request.fingerprint_of(asked).items() if of_this_machine else ()
+    if not any(document.metadata.get(name) == digest for name, digest in known):
         capture_and_compare(document, asked, weights)
     arguments.note_changed(document.metadata, document.program.replica_batch_size)
     keep_freed_memory()
@@ -151,6 +117,42 @@ def _trace_graph(
     return outputs
 
 
+def _check_pef(document: PefDocument) -> None:
+    """Raises OptionError for a pipeline, for float16 and master weights, which need a loss scale and steps that may be
+    skipped, and for other chips or another dtype than the command line asks for."""
+    program, compiled, context = document.program, document.compile_options, process.current()
+    check_device(document)
+    if program.schedule is not None:
+        what = f"the PEF {program.name} is a pipeline ({replica_mesh(program.mesh)}), and apps run without"
+        remedy = f"mpirun -np {program.ranks_of_replica} sambasim run --pef …"
+        raise OptionError(what, remedy=f"compile it without --pipeline-stages; or {remedy}")
+    is_mixed = any(group.state_dtype for group in program.groups)
+    if is_mixed or any(argument.name == LOSS_SCALE for argument in program.runtime_arguments):
+        what = f"the PEF {program.name} has float32 master weights or a loss scale, and apps train without"
+        raise OptionError(what, remedy="compile the app again, with --dtype fp32 or bf16")
+    split, chips = context.flag("tensor_parallel"), context.flag("n_chips") or 1
+    has = f"--tensor-parallel {compiled.get('tensor_parallel') or 'none'} --n-chips {compiled.get('n_chips', 1)}"
+    asked = f"--tensor-parallel {split} --n-chips {chips}"
+    if split in TENSOR_PARALLEL and asked != has:
+        what = f"the command line has {asked}, and the PEF {program.name} was compiled with {has}"
+        raise OptionError(what, remedy="leave the two flags out: a run has those of the PEF; or compile again")
+    dtype, compiled_dtype = context.flag("dtype"), compiled.get("dtype", "fp32")
+    if dtype in DTYPES and dtype != compiled_dtype:
+        what = f"--dtype is {dtype}, and the PEF {program.name} was compiled with --dtype {compiled_dtype}"
+        raise OptionError(what, remedy=f"leave out --dtype, or compile again with --dtype {dtype}")
+
+
+def _predicts(name: str, optimizers: Sequence[Optimizer]) -> bool:
+    """Whether a training PEF predicts: with --inference, or in a process without a command line, without optimizers.
+    Raises OptionError for a command line with neither."""
+    if process.current().flag("inference"):
+        return True
+    if optimizers or process.current().arguments is None:
+        return not optimizers
+    remedy = "give it the optimizers of session.compile; or, to predict with this PEF, type --inference"
+    raise app_error(OptionError, f"{name} trains, and trace_graph needs its optimizers", remedy)
+
+
 def _request_of(
     document: PefDocument,
     model: nn.Module,
@@ -159,50 +161,19 @@ def _request_of(
     loss_indices: Sequence[int] | int | None,
 ) -> Request:
     """What would be compiled now, with the options of the PEF."""
-    fields = {**build_fields_of(document.compile_options), "output_folder": Path("out")}
+    fields = {**request.build_fields_of(document.compile_options), "output_folder": Path("out")}
     predicts, chips = document.program.training is None, document.program.chips
     if predicts:
-        fields |= {"data_parallel": None, "world_size": None, "stochastic_rounding": None}
-    if predicts and chips > 1:
-        fields |= {"tensor_parallel": None, "n_chips": None}
+        unknown = ("data_parallel", "world_size", "stochastic_rounding")
+        fields |= dict.fromkeys((*unknown, "tensor_parallel", "n_chips") if chips > 1 else unknown)
     losses = _losses(document, loss_indices)
-    return request(model, inputs, optimizers, fields, inference=predicts, loss_indices=losses, chips=chips)
-
-
-def _replica(program: Program, asked: Request, weights: Mapping[str, Tensor]) -> StepwiseReplica:
-    """The device, with constants, the hyperparameters of the app's optimizers, and the seed of rank 0 for rounding."""
-    communicator = joining.communicator()
-    seed = communicator.broadcast_object(torch.initial_seed())
-    seeded = tuple(
-        replace(argument, default=seed) if argument.name == ROUNDING_SEED else argument
-        for argument in program.runtime_arguments
-    )
-    replica = StepwiseReplica(replace(program, runtime_arguments=seeded), communicator)
-    for name in constants(program):
-        replica.write(name, weights[name])
-    for index, update in enumerate(asked.updates):
-        replica.change(index, update.hyperparameters)
-    return replica
-
-
-def _predicts(name: str, optimizers: Sequence[Optimizer]) -> bool:
-    """Whether a training PEF predicts: with --inference, or in a process without a command line, without optimizers.
-
-    Raises OptionError for a command line with neither.
-    """
-    if process.current().flag("inference"):
-        return True
-    if optimizers or process.current().arguments is None:
-        return not optimizers
-    what = f"{name} trains, and trace_graph needs its optimizers"
-    remedy = "give it the optimizers of session.compile; or, to predict with this PEF, type --inference"
-    raise app_error(OptionError, what, remedy)
+    return request.request(model, inputs, optimizers, fields, inference=predicts, loss_indices=losses, chips=chips)
 
 
 def _losses(document: PefDocument, given: Sequence[int] | int | None) -> Sequence[int] | int | None:
     """`loss_indices` of the compile. Raises OptionError if the app gives others now."""
     compiled = document.metadata.get(LOSS_INDICES)
-    if compiled is not None and not _INDICES.fullmatch(compiled):  # metadata of a foreign PEF may be any text
+    if compiled is not None and not re.fullmatch(r"-?\d{1,9}(,-?\d{1,9})*", compiled):  # of a foreign PEF: any text
         compiled = None
     if given is None:
         return None if compiled is None else [int(index) for index in compiled.split(",")]
@@ -222,15 +193,128 @@ def forward_of(program: Program) -> Program:
     for name, symbol in symbols.items():
         if symbol.kind is SymbolKind.BUFFER and not symbol.torch_names:  # a buffer in training only
             symbols[name] = replace(symbol, kind=SymbolKind.CONSTANT)
-    return replace(
-        program,
-        symbols=symbols,
-        training=None,
-        single=None,
-        loss=None,
-        optimizers=(),
-        groups=(),
-        runtime_arguments=(),
-        reduce_buffer=None,
-        zero=0,
+    forward = replace(program, symbols=symbols, training=None, single=None, loss=None, reduce_buffer=None, zero=0)
+    return replace(forward, optimizers=(), groups=(), runtime_arguments=())
+
+
+def _replica(program: Program, asked: Request, weights: Mapping[str, Tensor]) -> StepwiseReplica:
+    """The device, with constants, the hyperparameters of the app's optimizers, and the seed of rank 0 for rounding."""
+    communicator = ending.communicator()
+    seed = communicator.broadcast_object(torch.initial_seed())
+    seeded = tuple(
+        replace(argument, default=seed) if argument.name == ROUNDING_SEED else argument
+        for argument in program.runtime_arguments
     )
+    replica = StepwiseReplica(replace(program, runtime_arguments=seeded), communicator)
+    for name in _names(program, SymbolKind.CONSTANT):
+        replica.write(name, weights[name])
+    for index, update in enumerate(asked.updates):
+        replica.change(index, update.hyperparameters)
+    return replica
+
+
+def _names(program: Program, kind: SymbolKind) -> list[str]:
+    """Of the kind CONSTANT: tensors of the model outside its state: masks, tables, plain attributes."""
+    return [name for name, symbol in program.symbols.items() if symbol.kind is kind]
+
+
+def capture_and_compare(document: PefDocument, asked: Request, weights: Mapping[str, Tensor]) -> None:
+    """Compiles the model as the PEF was. Raises PefError if the program, or a constant, is another."""
+    # They take seconds to import, and samba should import fast.
+    from sambasim.compiler.compile import Stopwatch
+    from sambasim.compiler.passes import pipeline, run_pipeline
+    from sambasim.compiler.sharding.tensor_parallel import TensorParallel
+
+    program, name = document.program, document.program.name
+    built = request.captured(asked, Stopwatch(lambda phase: None))
+    passes = [
+        replace(one, compiled=program) if isinstance(one, TensorParallel) else one
+        for one in pipeline(asked.options, asked.updates or None)
+    ]
+    traced = run_pipeline(built.program, passes, lambda title: None)
+    difference = _first_difference(program, traced)
+    if difference is not None:
+        before, now = (set(_names(one, SymbolKind.PARAMETER)) for one in (program, traced))
+        if (before or now) and before.isdisjoint(now):
+            remedy = f"give --pef the PEF of this model, or compile one: {process.compile_command()}"
+            raise app_error(PefError, f"the PEF {name} is of another model: {difference}", remedy)
+        cause = arguments.likely_cause(document.metadata)
+        what = f"the PEF {name} was compiled from another graph: {difference}{cause}"
+        remedy = "compile the app again, and run it with the same model, batch size and optimizers"
+        raise app_error(PefError, what, remedy)
+    for constant in _names(program, SymbolKind.CONSTANT):
+        if bytes_of(weights[constant]) != bytes_of(built.weights[constant]):
+            graphs = [graph for graph in (program.training, program.evaluation) if graph is not None]
+            readers = (node for graph in graphs for node in graph.nodes if constant in node.reads)
+            first = next((f", which is read by {_described(node)}," for node in readers), "")
+            what = f"the constant {constant}{first} has changed since the PEF {name} was compiled"
+            raise app_error(PefError, what, "compile the app again")
+
+
+def _first_difference(compiled: Program, traced: Program) -> str | None:
+    """The first difference, with the source line of the model; None if both compute the same. Weights, names of
+    programs and line numbers are ignored. Symbols of data parallelism, which are named by digests, come last."""
+    parallel = (SymbolKind.ACCUMULATION_GROUP, SymbolKind.REDUCE_BUFFER)
+    own = (
+        {name: symbol for name, symbol in program.symbols.items() if symbol.kind not in parallel}
+        for program in (compiled, traced)
+    )
+    graphs = compiled.leading, traced.leading
+    if difference := _symbol_difference(*own):
+        return difference
+    if nodes := node_difference(*graphs):
+        _, before, now = nodes
+        return _of_one_operator(before, now) or f"the PEF has {_described(before)}, and the model {_described(now)}"
+    if symbol := output_difference(*graphs):
+        return f"{symbol} is another value of the graph in the PEF than in the model"
+    if section_difference(*graphs) is not None:
+        return "the sections are cut at other places"
+    for group, other in zip_longest(compiled.groups, traced.groups):
+        if group is None or other is None or group.members != other.members or group.optimizer != other.optimizer:
+            return "the optimizers update other groups of parameters"
+    return _symbol_difference(compiled.symbols, traced.symbols)
+
+
+def _symbol_difference(compiled: Mapping[str, Symbol], traced: Mapping[str, Symbol]) -> str | None:
+    for name, before, now in symbol_differences(compiled, traced):
+        if before and now:
+            return f"{name} is {before.kind} {before.type} in the PEF, and {now.kind} {now.type} in the model"
+        if before:
+            return f"the PEF has the {before.kind} {name}, {before.type}, and the model does not"
+        if now:
+            return f"the model has the {now.kind} {name}, {now.type}, and the PEF does not"
+    return None
+
+
+def _of_one_operator(compiled: Node | None, traced: Node | None) -> str | None:
+    """The difference of two nodes with one operator: in its arguments, or in which results are read."""
+    if compiled is None or traced is None or compiled.operator != traced.operator:
+        return None
+    before, now = _arguments(compiled), _arguments(traced)
+    apart = [
+        f"{name} is {before.get(name, 'not given')} in the PEF, and {now.get(name, 'not given')} in the model"
+        for name in dict.fromkeys([*before, *now])
+        if before.get(name) != now.get(name)
+    ]
+    if apart:
+        return f"{'; '.join(apart)}: an argument of {_described(traced)}"
+    for number, (one, other) in enumerate(zip(compiled.results, traced.results, strict=False), start=1):
+        if (one is None) != (other is None):
+            reads, ignores = ("model", "PEF") if one is None else ("PEF", "model")
+            return f"the {reads} reads result {number} of {_described(traced)}, and the {ignores} does not"
+    return None
+
+
+def _arguments(node: Node) -> Mapping[str, str]:
+    """The arguments by torch's names; those of a composite node by number."""
+    is_torchs = node.operator.startswith("aten.")
+    names = [one.name for one in find_operator(node.operator)._schema.arguments] if is_torchs else map(str, count(1))
+    given = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
+    return {name: format_argument(argument) for name, argument in given.items()}
+
+
+def _described(node: Node | None) -> str:
+    if node is None:
+        return "nothing more"
+    module = f" in {node.module}" if node.module else ""
+    return f"`{node.operator}`{module}" + (f" from {node.source}" if node.source else "")

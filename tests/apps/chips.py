@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from sambasim import samba
 from sambasim.runtime.transports import window
 from sambasim.runtime.transports.window import SMALL_BYTES
-from sambasim.samba import joining, process
+from sambasim.samba import ending, process
 from sambasim.samba.session import session
 from sambasim.samba.utils import trace_graph
 
@@ -70,7 +70,7 @@ def compiled(name: str, replicas: int, folder: Path, **config: object) -> str:
 def train(pef: str, *, reduce_on_rdu: bool, drops: bool) -> Mapping[str, object]:
     """The outputs of each batch, and what the host has at the end."""
     model, optimizers = model_and_optimizers()
-    ranks = joining.communicator()
+    ranks = ending.communicator()
     trace_graph(model, batch_of(0, ranks.rank, ranks.world_size), optimizers, pef=pef)
     sync: dict[str, Any] = {"data_parallel": True, "reduce_on_rdu": reduce_on_rdu}
     outputs: list[list[Tensor]] = []

@@ -21,7 +21,7 @@ from sambasim.runtime.transports.connect import Way, open_ranks
 from sambasim.runtime.transports.in_process import run_together
 from sambasim.runtime.values.memory import DeviceMemory, joined, place_inputs, place_weights
 from sambasim.runtime.values.optimizers import Optimizers
-from sambasim.samba.hyperparameters import with_rates
+from sambasim.samba.device import with_rates
 from sambasim.samba.session import session
 from tests.apps import chips
 from tests.support.mpi import run_mpi

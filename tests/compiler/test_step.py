@@ -10,7 +10,7 @@ from torch import Tensor, fx, nn
 
 from sambasim.compiler.capture.step import Example, TrainingStep, eagerly
 from sambasim.errors import ModelError
-from sambasim.samba.losses import losses_among, losses_of, named_loss
+from sambasim.samba.inputs import losses_among, losses_of, named_loss
 
 
 class Doubled(nn.Module):

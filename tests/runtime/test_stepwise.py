@@ -21,7 +21,7 @@ from sambasim.runtime.engine.executor import tangent_of
 from sambasim.runtime.machine.communicator import single_rank
 from sambasim.runtime.run.stepwise import STEP, Mode, StepwiseReplica
 from sambasim.runtime.watch import observer
-from sambasim.samba.losses import losses_of
+from sambasim.samba.inputs import losses_of
 
 FWD, BCKWD, OPT = SectionKind.FWD, SectionKind.BCKWD, SectionKind.OPT
 ADAM = {"lr": 1e-2, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0}

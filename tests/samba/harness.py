@@ -110,6 +110,12 @@ def equal(tensor: Tensor, expected: Tensor) -> bool:
     return torch.equal(plain(tensor), plain(expected))
 
 
+def sn_grad(tensor: Any) -> Tensor:
+    """The gradient on the device."""
+    gradient: Tensor = tensor.sn_grad
+    return gradient
+
+
 def same_weights(model: nn.Module, other: nn.Module) -> bool:
     """Whether the bits of all parameters on the host are the same."""
     return all(map(equal, model.parameters(), other.parameters()))

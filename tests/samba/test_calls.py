@@ -17,7 +17,7 @@ from sambasim.samba import process
 from sambasim.samba.inputs import bind
 from sambasim.samba.session import session
 from sambasim.samba.utils import trace_graph
-from tests.samba.harness import BATCH, Load, Made, PefOf, compiled, with_sgd
+from tests.samba.harness import BATCH, Load, Made, PefOf, compiled, sn_grad, with_sgd
 
 
 class Net(nn.Module):
@@ -109,8 +109,7 @@ def test_dropout_rates_are_set_at_run_time(net: Net) -> None:
         found, _ = session.run(inputs, hyperparam_dict=rates, section_types=["FWD", "BCKWD"])
         same = torch.equal(found, outputs)
         if same:
-            on_device = session.device_gradient(net.first.weight)
-            assert on_device is not None
+            on_device = sn_grad(net.first.weight)
             torch.testing.assert_close(on_device, gradient, msg="the backward has the rates of its forward")
         session.run(section_types=["OPT"], hyperparam_dict={"lr": 0.0})
         return same
@@ -124,8 +123,7 @@ def test_dropout_rates_are_set_at_run_time(net: Net) -> None:
     assert runs_as_evaluated(p=0.0), "the rate for all takes the place of single ones"
     session.run(inputs, section_types=["FWD"])
     session.run(section_types=["bckwd", "opt"], hyperparam_dict={"p": 0.5, "lr": 0.0})
-    on_device = session.device_gradient(net.first.weight)
-    assert on_device is not None
+    on_device = sn_grad(net.first.weight)
     torch.testing.assert_close(on_device, gradient, msg="the backward has the rates of its forward")
     assert not runs_as_evaluated(), "a rate that a backward was given holds from the next forward on"
     with pytest.raises(OptionError, match="AP04: p in hyperparam_dict is 1, and a dropout rate is below 1"):

@@ -17,7 +17,7 @@ from sambasim.samba.flags import FLAGS
 from sambasim.samba.models import add_old_methods
 from sambasim.samba.notices import AbsentNameError
 from sambasim.samba.session import Session
-from sambasim.samba.shim.finder import ABSENT, MODULES, ROOT, children, exported_names
+from sambasim.samba.shim import ABSENT, MODULES, ROOT, children, exported_names
 from sambasim.samba.trace import _trace_graph
 from tests.support.door import open_door
 

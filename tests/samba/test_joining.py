@@ -15,7 +15,7 @@ import sys
 import torch.distributed as dist
 
 from sambasim.errors import SambasimError
-from sambasim.samba import joining, process, utils
+from sambasim.samba import ending, process, utils
 from sambasim.samba.utils.argparser import parse_app_args
 
 
@@ -42,7 +42,7 @@ except SambasimError as error:
     sys.exit(0)
 rank = dist.get_rank() if arguments.asks or dist.is_initialized() else -1
 world = process.current().communicator
-connected = world is not None and joining.communicator() is world
+connected = world is not None and ending.communicator() is world
 told = [rank, utils.get_rank(), utils.get_world_size(), utils.is_main_process(), arguments.world_size, connected]
 tell(told)
 """

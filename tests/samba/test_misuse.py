@@ -39,7 +39,7 @@ def test_outputs_of_a_model_that_was_traced_before_are_refused(load: Load, pef_o
     first, optimizer = load(_made_sequential, ROWS)
     second, _ = load(_made_sequential, ROWS)
     session.run(ROWS, second.output_tensors)
-    with pytest.raises(OptionError, match="are of another model than the Sequential that was traced last"):
+    with pytest.raises(OptionError, match="are of another model than the Sequential traced last"):
         session.run(ROWS, first.output_tensors)
     session.run(ROWS, trace_graph(first, ROWS, optimizer, pef=pef_of(_made_sequential, ROWS)))
 

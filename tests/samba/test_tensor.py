@@ -18,7 +18,7 @@ from sambasim.errors import DataError, OptionError, WeightsError
 from sambasim.samba import SambaTensor, from_torch_tensor, randn
 from sambasim.samba import functional as stir
 from sambasim.samba.inputs import SambaLoader
-from sambasim.samba.keywords import KeywordError
+from sambasim.samba.notices import KeywordError
 from tests.samba.harness import Load, Made, with_sgd
 
 

@@ -1,12 +1,9 @@
-"""Checks for mistakes of apps that the hardware does not report.
+"""Checks for mistakes of apps that the hardware does not report. Each finding has a code, and a row in `README.md`.
 
-Each finding has a stable code, and a row in `samba/README.md`:
-
-    DP01, DP02, AP02   arguments.py    the command line, the compile, and the arguments of session.run
-    DP03, DP07, AP08   replicas.py     weights and hyperparameters of the replicas; the loss
-    DP04..DP06, AP03   data.py         DistributedSamplers, and the batches
-    DP08, DP09         job.py          files, and the number of steps; `sambasim app --check`
-    AP05, AP06, AP07   host.py         what host and device do not exchange, by options.py and watched.py
-    AP01, AP09         ../inputs.py, ../loaded.py
-    AP04, AP07         ../keywords.py, ../functional.py, ../hyperparameters.py    arguments that nothing takes
+DP01, DP02, AP02   arguments.py    the command line, the compile, and the arguments of session.run
+DP03, DP07, AP08   replicas.py     weights and hyperparameters of the replicas; the loss
+DP04..DP06, AP03   data.py         DistributedSamplers, and the batches
+DP08, DP09         job.py          files, and the number of steps; `sambasim app --check`
+AP05, AP06, AP07   host.py         what host and device do not exchange, by watched.py
+AP01, AP04, AP09   ../inputs.py, ../notices.py, ../functional.py, ../device.py, ../loaded.py
 """

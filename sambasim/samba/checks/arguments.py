@@ -29,13 +29,9 @@ def note_not_passed_on(config: Mapping[str, object], *, inference: bool) -> None
         return
     passed = {**config, "inference": inference}
     of_app = context.flag("of_app") or ()  # the app's own flags, which may have the names of ours
-    missing = [
-        flag.names[0]
-        for flag in FLAGS
-        if flag.compiled and flag.destination not in of_app
-        if context.flag(flag.destination) not in (None, flag.default)
-        if passed.get(flag.destination, flag.default) == flag.default
-    ]
+    read = [flag for flag in FLAGS if flag.compiled and flag.destination not in of_app]
+    typed = [flag for flag in read if context.flag(flag.destination) not in (None, flag.default)]
+    missing = [flag.names[0] for flag in typed if passed.get(flag.destination, flag.default) == flag.default]
     if missing:
         what = f"{', '.join(missing)} is on the command line, but not passed to session.compile"
         report_here("DP02", what, "session.compile(…, config_dict=vars(args))")
@@ -79,11 +75,8 @@ def _flag(name: str) -> str:
 
 
 def mode_of(program: Program, world_size: int, *, data_parallel: bool, reduce_on_rdu: bool) -> Mode:
-    """How an optimizer step is synced, by the arguments of session.run.
-
-    Reports DP01 if replicas that could sync do not: each trains alone, as on an RDU. Raises LaunchError for several
-    replicas that cannot sync.
-    """
+    """How an optimizer step is synced, by the arguments of session.run. Reports DP01 if replicas that could sync do
+    not: each trains alone, as on an RDU. Raises LaunchError for several replicas that cannot sync."""
     context, command = current(), typed_command()
     parallel = program.data_parallel
     if world_size == 1 and not (data_parallel and parallel):
@@ -111,18 +104,13 @@ def mode_of(program: Program, world_size: int, *, data_parallel: bool, reduce_on
     return Mode.DEVICE if reduce_on_rdu else Mode.HOST
 
 
-_SYNCS = {
-    Mode.ALONE: "trains without the others",
-    Mode.HOST: "syncs through the host",
-    Mode.DEVICE: "syncs on the device",
-}
-
-
 def check_agreement(modes: Sequence[Mode], where: str | None) -> None:
     """Raises DataParallelError (DP01) if replicas sync in different ways: some would wait for others forever."""
     rank = next((rank for rank, mode in enumerate(modes) if mode is not modes[0]), None)
     if rank is not None:
-        what = f"DP01: replica 0 {_SYNCS[modes[0]]}, and replica {rank} {_SYNCS[modes[rank]]}"
+        syncs = {Mode.ALONE: "trains without the others", Mode.HOST: "syncs through the host"}
+        first, other = (syncs.get(mode, "syncs on the device") for mode in (modes[0], modes[rank]))
+        what = f"DP01: replica 0 {first}, and replica {rank} {other}"
         raise DataParallelError(what, where=where, remedy=f"{_SESSION_RUN} on every rank")
 
 

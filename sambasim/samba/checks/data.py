@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, replace
 from functools import wraps
 from itertools import combinations
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
 import torch
@@ -29,6 +29,8 @@ _CHANCE = 8
 """Replicas that draw at random with replacement share a few samples by chance: up to so many for each further one."""
 
 Sampler: TypeAlias = "DistributedSampler[Any]"
+Place: TypeAlias = tuple[int, int]
+"""Epoch, and optimizer step of it; both count from 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +47,6 @@ class Division:
     order: tuple[int, int] | None
     drop_last: bool
     where: str | None = field(default=None, compare=False)
-
-
-class Place(NamedTuple):
-    """Optimizer step `step` of epoch `epoch`; both count from 1."""
-
-    epoch: int
-    step: int
 
 
 @dataclass(slots=True)
@@ -90,14 +85,10 @@ class Samplers:
 
         def iterated(sampler: Sampler) -> Iterator[Any]:
             indices, where = self.shorten(iterate(sampler)), app_line()
-            division = Division(
-                sampler.num_replicas,
-                sampler.rank,
-                len(sampler.dataset),  # type: ignore[arg-type]  # a Dataset need not have a length; this sampler needs it
-                (sampler.seed, sampler.epoch) if sampler.shuffle else None,
-                sampler.drop_last,
-                self._made.get(sampler) or where,
-            )
+            order = (sampler.seed, sampler.epoch) if sampler.shuffle else None
+            length = len(sampler.dataset)  # type: ignore[arg-type]  # this sampler needs a length; not every Dataset has one
+            made_at = self._made.get(sampler) or where
+            division = Division(sampler.num_replicas, sampler.rank, length, order, sampler.drop_last, made_at)
             return self._drawn(Iteration(sampler, division, where), indices)
 
         @wraps(make)
@@ -148,19 +139,22 @@ class Samplers:
             what = f"the sampler shuffles in the same order again, because its epoch is still {order[1]}"
             report(Finding("DP06", what, last.where, "sampler.set_epoch(epoch) before each epoch"))
 
+    @property
+    def _feeding(self) -> Iteration | None:
+        return self._last if self._last is not None and self._last.steps else None
+
     def division(self) -> Division | None:
         """How the sampler that feeds optimizer steps divides the data; None without one, or if it does not."""
-        if self._last is None or not self._last.steps or self._last.division.num_replicas == 1:
-            return None
-        return self._last.division
+        feeding = self._feeding
+        return None if feeding is None or feeding.division.num_replicas == 1 else feeding.division
 
     def place(self) -> Place | None:
         """The epoch and step of training; None where `division` is None."""
-        return None if self._last is None or self.division() is None else Place(self._passes, self._last.steps)
+        return None if self._last is None or self.division() is None else (self._passes, self._last.steps)
 
     def line(self) -> str | None:
         """The line of the sampler that feeds optimizer steps now."""
-        return self._last.division.where if self._last is not None and self._last.steps else None
+        return self._feeding.division.where if self._feeding else None
 
     def _drawn(self, current: Iteration, indices: Iterable[Any]) -> Iterator[Any]:
         for index in indices:
@@ -179,24 +173,18 @@ def different_epochs(places: Sequence[Place | None], where: str | None) -> Findi
     rank = next((rank for rank, place in enumerate(known) if place != known[0]), None)
     if len(known) < len(places) or rank is None:
         return None
-    first, other = known[0], known[rank]
-    what = (
-        f"the epochs of replicas differ in length: replica 0 takes step {first.step} of epoch {first.epoch}, and "
-        f"replica {rank} step {other.step} of epoch {other.epoch}"
-    )
-    return Finding("DP09", what, where, EVEN_BATCHES)
+    (epoch, step), (other_epoch, other_step) = known[0], known[rank]
+    what = f"the epochs of replicas differ in length: replica 0 takes step {step} of epoch {epoch}, and replica {rank} "
+    return Finding("DP09", f"{what}step {other_step} of epoch {other_epoch}", where, EVEN_BATCHES)
 
 
 def wrong_division(divisions: Sequence[Division | None], *, compares_epochs: bool = True) -> Finding | None:
     """DP04 or DP05 where a sampler feeds each replica, with the line of a wrong one."""
     known = [division for division in divisions if division is not None]
-    if not compares_epochs:
-        known = [
-            division if division.order is None else replace(division, order=(division.order[0], 0))
-            for division in known
-        ]
     if len(known) < len(divisions):
         return None
+    if not compares_epochs:
+        known = [replace(one, order=(one.order[0], 0)) if one.order else one for one in known]
     first = known[0]
     for rank, division in enumerate(known):
         if division.num_replicas != len(known):
@@ -230,10 +218,8 @@ def _difference(first: Division, other: Division) -> str | None:
         return "shuffle="
     if first.drop_last != other.drop_last:
         return "drop_last="
-    for word, mine, others in zip(("seed", "epoch"), first.order or (), other.order or (), strict=False):
-        if mine != others:
-            return f"their {word}, {mine} and {others}"
-    return None
+    pairs = zip(("seed", "epoch"), first.order or (), other.order or (), strict=False)
+    return next((f"their {word}, {mine} and {others}" for word, mine, others in pairs if mine != others), None)
 
 
 def digests(batch: Mapping[str, Tensor]) -> tuple[str, ...]:
@@ -263,10 +249,8 @@ class EqualBatches:
 
     def note(self, batches: Sequence[tuple[str, ...]], step: int, where: str | None) -> Finding | None:
         """DP04 once two replicas got equal batches twice; once may be chance. `batches` holds digests by rank."""
-        ranks: dict[tuple[str, ...], list[int]] = defaultdict(list)
-        for rank, digest in enumerate(batches):
-            ranks[digest].append(rank)
-        pairs = [pair for equal in ranks.values() for pair in combinations(equal, 2)]
+        ranked = combinations(enumerate(batches), 2)
+        pairs = [(one, other) for (one, digest), (other, others) in ranked if digest == others]
         self._times.update(pairs)
         for one, other in pairs:
             if self._times[one, other] > 1:
@@ -309,9 +293,8 @@ def lossy(program: Program, batch: Mapping[str, Tensor], where: str | None) -> I
     for name, tensor in batch.items():
         if tensor.dtype is torch.float64:
             what = f"{name} is float64: an RDU computes in bf16, and keeps 8 of its 53 bits"
-            yield Finding(
-                "AP03", what, where, f"{name}.float() in the dataset, so that every machine gets these numbers"
-            )
+            remedy = f"{name}.float() in the dataset, so that every machine gets these numbers"
+            yield Finding("AP03", what, where, remedy)
         elif not tensor.is_floating_point() and tensor.numel() and name not in indices:
             least, most = int(tensor.min()), int(tensor.max())
             if least < limits.min or most > limits.max:

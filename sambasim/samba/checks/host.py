@@ -8,23 +8,129 @@ all on the device (AP07). If the host takes optimizer steps of its own, for comp
 
 import math
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
+from sambasim.commands.torch_optimizers import plain_number
 from sambasim.compiler.capture.tensors import held_by
 from sambasim.ir.graph import SectionKind
 from sambasim.ir.types import SymbolKind
 from sambasim.runtime.values.memory import tensor_sha256
 from sambasim.samba import process
-from sambasim.samba.checks.options import HostOptions
 from sambasim.samba.checks.watched import BOUNDS, watch
 from sambasim.samba.device import Machine
 from sambasim.samba.findings import Code, is_called_by_app
 from sambasim.samba.request import Optimizer
 from sambasim.units import counted
+
+_OPTIONS = ("lr", "momentum", "dampening", "weight_decay", "nesterov", "betas", "eps", "max_grad_norm")
+_FLOAT32_PRECISION = 1e-6
+"""A learning rate may be a tensor of float32."""
+
+_LATE_STEPS = 3
+"""An app may pass the value of an earlier step to the device, up to so many steps late."""
+
+Group: TypeAlias = Mapping[str, object]
+"""The values of `_OPTIONS` in one parameter group, with beta1 and beta2, their names on the device, for `betas`."""
+
+
+@dataclass(slots=True)
+class _Passed:
+    """A hyperparameter that `session.run` got, its values in the groups of the host at that time, and for how many
+    steps the host has had others since."""
+
+    value: float
+    on_host: Sequence[object]
+    steps_apart: int = 0
+
+
+class HostOptions:
+    """The options of the app's optimizers since `trace_graph`, from which the device has its hyperparameters."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self._at_trace = [_named(map(plain_number, values)) for values in self._options()]
+        self._agreed: object = None  # options of the host and hyperparameters given, in a step without difference
+        self._passed: dict[str, _Passed] = {}
+
+    def compare(self, given: Mapping[str, float]) -> Iterator[tuple[str, str, str]]:
+        """An optimizer step is about to run with the hyperparameters `given`. Yields each hyperparameter that differs,
+        how, and the remedy."""
+        options = self._options()
+        if (options, given) == self._agreed:
+            return
+        plain = [list(map(plain_number, values)) for values in options]
+        now = list(map(_named, plain))
+        for name, value in given.items():
+            yield from self._compare_groups(name, value, [group.get(name) for group in now])
+        for at_trace, group in zip(self._at_trace, now, strict=False):
+            for name, after in group.items():
+                before, on_device = at_trace[name], given.get(name, at_trace[name])
+                is_late = name in given and self._passed[name].steps_apart < _LATE_STEPS
+                if not is_late and not _is_same(on_device, after):
+                    first = _shown(on_device if _is_same(before, after) else before)
+                    what = (
+                        f"the app has changed {name} of an optimizer from {first} to {_shown(after)}, and the device "
+                    )
+                    yield name, f"{what}continues with {_shown(on_device)}", self._remedy(name, now)
+        # While the host differs, each step counts.
+        self._agreed = None if any(passed.steps_apart for passed in self._passed.values()) else (plain, given)
+
+    def _options(self) -> list[list[object]]:
+        groups = (group for optimizer in self._machine.optimizers for group in optimizer.param_groups)
+        return [list(map(group.get, _OPTIONS)) for group in groups]
+
+    def _compare_groups(self, name: str, value: float, on_host: Sequence[object]) -> Iterator[tuple[str, str, str]]:
+        """Counts for how many steps the host has had other values than when `session.run` got a new `value`, which it
+        sets for all parameter groups."""
+        passed = self._passed.get(name)
+        if passed is None or passed.value != value:
+            self._passed[name] = _Passed(value, on_host)
+        else:
+            passed.steps_apart = 0 if on_host == passed.on_host else passed.steps_apart + 1
+        values = [number for number in on_host if number is not None]  # not every optimizer has it
+        if not all(_is_same(number, values[0]) for number in values):
+            shown = ", ".join(dict.fromkeys(map(_shown, values)))
+            what = f"parameter groups differ in {name}: {shown}; and session.run sets {value:g} for all of them"
+            yield name, what, f"leave {name} out of hyperparam_dict, and change it before trace_graph"
+
+    def _remedy(self, name: str, now: Sequence[Group]) -> str:
+        """How to send hyperparameter `name` to the device."""
+        values = [group.get(name) for group in now]
+        optimizers = self._machine.program.optimizers
+        arguments = {argument.name for argument in self._machine.program.runtime_arguments}
+        is_taken = any(f"{optimizer.name}__{name}" in arguments for optimizer in optimizers)
+        stateless = name == "momentum" and not all(optimizer.states for optimizer in optimizers)
+        if not is_taken or stateless or None in values:
+            return "set it where the optimizer is made, and compile the app again: the PEF has no other"
+        if any(value != values[0] for value in values):
+            return f"change {name} before trace_graph: hyperparam_dict sets one value for all parameter groups"
+        if name == "lr":
+            return 'session.run(…, hyperparam_dict={"lr": scheduler.get_last_lr()[0]})'
+        return f'session.run(…, hyperparam_dict={{"{name}": …}}), or change it before trace_graph'
+
+
+def _named(values: Iterable[object]) -> Group:
+    named = dict(zip(_OPTIONS, values, strict=True))
+    betas = named.pop("betas")
+    return named | dict(
+        zip(("beta1", "beta2"), betas if isinstance(betas, tuple | list) else (None, None), strict=True)
+    )
+
+
+def _is_same(before: object, after: object) -> bool:
+    if isinstance(before, int | float) and isinstance(after, int | float):
+        return math.isclose(before, after, rel_tol=_FLOAT32_PRECISION)
+    return before == after
+
+
+def _shown(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
 
 _MOST_ACCUMULATED = 256
 """No app accumulates the gradients of so many batches before its first optimizer step."""
@@ -69,10 +175,8 @@ class Host:
         self._host_trains = self._host_has_loaded = self._state_is_new = False
 
     def note_run(self, kinds: Collection[SectionKind], given: Mapping[str, float], *, thoroughly: bool) -> None:
-        """Sections of `kinds` are about to run with the hyperparameters `given`.
-
-        thoroughly: compare weights in every run, not in a few
-        """
+        """Sections of `kinds` are about to run with the hyperparameters `given`; `thoroughly` compares weights in every
+        run, not in a few."""
         self._runs += 1
         self._backwards += SectionKind.BCKWD in kinds
         if SectionKind.OPT in kinds:
@@ -122,9 +226,8 @@ class Host:
         if clips or clipped.isdisjoint(trained) or any(parameter.grad is not None for parameter in parameters):
             return
         is_same = function == "clip_grad_norm_" and arguments.get("norm_type", 2.0) == 2 and trained <= clipped
-        optimizer = type(self._machine.optimizers[0]).__name__
-        remedy = f"samba.optim.{optimizer}(…, max_grad_norm={bound if is_same else '…'}), a bound of the 2-norm of all "
-        remedy += "gradients together; then compile the app again"
+        call = f"samba.optim.{type(self._machine.optimizers[0]).__name__}(…, max_grad_norm={bound if is_same else '…'})"
+        remedy = f"{call}, a bound of the 2-norm of all gradients together; then compile the app again"
         self._report("AP05", "clipping", "the app clips gradients on the host, and the device does not", remedy)
 
     @property
@@ -135,9 +238,8 @@ class Host:
         """Whether the app uses out-of-date weights. Compares weights once a step for each kind of use, and never while
         torch transforms the model, because the comparison would become part of the result."""
         steps = self._machine.replica.steps
-        if self._ahead <= 0 or self._compared.get(use) == steps or self._host_has_loaded:
-            return False
-        if f"the app {use} the weights on" in self._reported:
+        is_reported = f"the app {use} the weights on" in self._reported
+        if self._ahead <= 0 or self._compared.get(use) == steps or self._host_has_loaded or is_reported:
             return False
         is_transforming = (
             torch.jit.is_tracing()  # type: ignore[no-untyped-call]  # torch gives it no types
@@ -147,19 +249,18 @@ class Host:
         if is_transforming or not process.current().trains or not is_called_by_app():
             return False
         self._compared[use] = steps
-        parameters = [parameter for _, parameter in self._parameters()]
-        if self._host_trains or any(
-            type(parameter.data) is not Tensor or parameter.is_meta for parameter in parameters
-        ):
+        if self._host_trains or any(type(one.data) is not Tensor or one.is_meta for _, one in self._parameters()):
             return False  # others are in their place for now
         return self._digests() == self._weights
 
     def _compare_requires_grad(self) -> None:
         now = {path: parameter.requires_grad for path, parameter in self._parameters()}
-        changed = [path for path, trains in now.items() if self._requires_grad.get(path, trains) != trains]
-        if changed:
-            first, others = changed[0], f" and {len(changed) - 1} more" if len(changed) > 1 else ""
-            what = f"requires_grad of {first}{others} is {now[first]} now, and still {not now[first]} on the device"
+        first, *others = [path for path, trains in now.items() if self._requires_grad.get(path, trains) != trains] or [
+            ""
+        ]
+        if first:
+            more = f" and {len(others)} more" if others else ""
+            what = f"requires_grad of {first}{more} is {now[first]} now, and still {not now[first]} on the device"
             remedy = "set it where the model is made, and compile the app again: a PEF contains what is trained"
             self._report("AP05", "requires_grad", what, remedy)
 
@@ -202,8 +303,7 @@ class Host:
 
     def _digests(self) -> Mapping[str, str]:
         """By path, a digest of each parameter that is on the device too."""
-        symbols = self._machine.program.symbols.values()
-        on_device = {path for symbol in symbols for path in symbol.torch_names}
+        on_device = {path for symbol in self._machine.program.symbols.values() for path in symbol.torch_names}
         return {path: tensor_sha256(parameter.detach()) for path, parameter in self._parameters() if path in on_device}
 
     def _parameters(self) -> Iterator[tuple[str, Tensor]]:

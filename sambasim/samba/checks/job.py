@@ -75,9 +75,9 @@ class StatusPages:
 
     def __init__(self, communicator: Communicator) -> None:
         self._window = communicator.allocate_shared(self._BYTES)
-        self._ranks = list(communicator.local_ranks)
-        self._pages = [self._window.of(index).data.cast("q") for index in range(communicator.local_size)]
-        self._own = self._pages[communicator.local_rank]
+        pages = [self._window.of(index).data.cast("q") for index in range(communicator.local_size)]
+        self._pages = dict(zip(communicator.local_ranks, pages, strict=True))
+        self._own = pages[communicator.local_rank]
 
     def begin_step(self, *, compares: bool) -> None:
         """This replica starts a step with sync; `compares` says whether the replicas compare before it."""
@@ -92,10 +92,10 @@ class StatusPages:
         self._own[self._ENDED] = 1
         while True:
             self._window.sync()
-            for rank, page in zip(self._ranks, self._pages, strict=True):
+            for rank, page in self._pages.items():
                 if page[self._STEPS] > self._own[self._STEPS]:
                     return None if page[self._COMPARES] else (rank, page[self._STEPS])
-            if all(page[self._ENDED] for page in self._pages):
+            if all(page[self._ENDED] for page in self._pages.values()):
                 return None
             time.sleep(self._POLL_S)
 
@@ -175,12 +175,10 @@ class Files:
 
 
 class Job:
-    """The watched samplers and files of this process. A loaded PEF sets `steps` and `compare_last`.
-
-    leave: reports an error, ends the job, and returns the exit code
-    """
+    """The watched samplers and files of this process. A loaded PEF sets `steps` and `compare_last`."""
 
     def __init__(self, communicator: Communicator, leave: Leave) -> None:
+        """leave: reports an error, ends the job, and returns the exit code"""
         self.communicator, self.leave = communicator, leave
         self.samplers = Samplers()
         self.files = Files(communicator.node_of)
@@ -194,15 +192,14 @@ def begin(communicator: Communicator, leave: Leave) -> None:
     """Watch from now on, if there are several replicas or a check. Every rank calls it once."""
     context = process.current()
     if communicator.world_size > 1 or context.reporter.on_demand:
-        job = Job(communicator, leave)
-        context.keep(job)
+        job = context.parts[Job] = Job(communicator, leave)
         job.samplers.start()
         job.files.start()
         atexit.register(finish)
 
 
 def current() -> Job | None:
-    return process.current().get(Job)
+    return process.current().parts.get(Job)
 
 
 def finish() -> None:
@@ -216,7 +213,7 @@ def finish() -> None:
     if job is None or context.has_left:
         return
     context.reporter.at_exit = True
-    context.drop(Job)
+    del context.parts[Job]
     job.files.active = False
     end = Point(job.steps, ended=True)
     waiting = job.pages.end()
@@ -262,13 +259,8 @@ class Check:
         self._where: str | None = None
         self._epochs_cut = False
 
-    def note(
-        self, program: Program, kinds: Collection[SectionKind], batch: Mapping[str, Tensor], *, trains: bool
-    ) -> None:
-        """Sections of `kinds` are about to run on `batch`. Raises CheckIsOver after the last step.
-
-        trains: whether the replicas should have samples of their own
-        """
+    def note(self, program: Program, kinds: Collection[SectionKind], batch: Mapping[str, Tensor]) -> None:
+        """Sections of `kinds` are about to run on `batch`. Raises CheckIsOver after the last step."""
         if SectionKind.OPT in kinds or program.training is None:
             if self.steps == self._limit:
                 raise CheckIsOver
@@ -277,7 +269,7 @@ class Check:
         if SectionKind.FWD in kinds:
             for finding in data.lossy(program, batch, self._where):
                 process.report(finding)
-            self._forward = data.sample_digests(batch) if trains else ()
+            self._forward = data.sample_digests(batch) if process.current().trains else ()
         if SectionKind.BCKWD in kinds:  # a forward without it was an evaluation
             self._fed.append(self._forward)
 
@@ -318,17 +310,16 @@ class Check:
         finish()
         of_all_ranks = communicator.all_gather_object(reporter.findings)
         found = {(finding.code, finding.what): finding for findings in reversed(of_all_ranks) for finding in findings}
-        findings = [found[key] for key in sorted(found)]
-        return Report(findings, self.steps, communicator.world_size, self._epochs_cut)
+        return Report([found[key] for key in sorted(found)], self.steps, communicator.world_size, self._epochs_cut)
 
 
 def begin_check(steps: int) -> Check:
-    process.current().reporter.on_demand = True
-    check = Check(steps)
-    process.current().keep(check)
+    context = process.current()
+    context.reporter.on_demand = True
+    check = context.parts[Check] = Check(steps)
     return check
 
 
 def current_check() -> Check | None:
     """The check of this process; None in a run."""
-    return process.current().get(Check)
+    return process.current().parts.get(Check)

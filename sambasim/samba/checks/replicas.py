@@ -33,28 +33,22 @@ class Trained:
 
 def trained(machine: Machine, *, read: bool = True) -> Trained:
     """What this rank trains. `read=False` leaves out the weights: those of the device are not the trained ones."""
-    weights = {
-        name: tensor_sha256(machine.replica.read(name))
-        for name, symbol in machine.program.symbols.items()
-        if read and symbol.kind is SymbolKind.PARAMETER
-    }
+    symbols = machine.program.symbols.items() if read else ()
+    names = [name for name, symbol in symbols if symbol.kind is SymbolKind.PARAMETER]
+    weights = {name: tensor_sha256(machine.replica.read(name)) for name in names}
     return Trained(weights, machine.replica.steps, list(machine.replica.hyperparameters.values()))
 
 
 def different_start(replicas: Sequence[Trained], where: str | None) -> Finding | None:
     """DP03, before the first step."""
-    first = replicas[0]
     for rank, replica in enumerate(replicas):
-        name = _different_weight(first, replica)
-        if name is None and replica.steps != first.steps:
+        name = _different_weight(replicas[0], replica)
+        if name is None and replica.steps != replicas[0].steps:
             name = "the number of optimizer steps"
         if name is not None:
-            what = (
-                f"replica {rank} starts from other weights than replica 0: {name} differs; all continue from those of "
-                "replica 0"
-            )
+            what = f"replica {rank} starts from other weights than replica 0: {name} differs; all continue from those "
             remedy = "samba.utils.set_seed(…) with one seed on all ranks before the model is made, or one checkpoint"
-            return Finding("DP03", what, where, remedy)
+            return Finding("DP03", f"{what}of replica 0", where, remedy)
     return None
 
 
@@ -81,7 +75,6 @@ def different_weights(replicas: Sequence[Trained], when: str, where: str | None)
 
 
 def _different_weight(first: Trained, other: Trained) -> str | None:
-    """The name of the first weight that differs; a weight that `other` leaves out does not."""
     return next((name for name, digest in first.weights.items() if other.weights.get(name, digest) != digest), None)
 
 
@@ -121,48 +114,33 @@ class Checks:
                 watched.samplers.shorten = check.short_epoch(machine.program.batch_size, batches)
 
     def before(
-        self,
-        kinds: Collection[SectionKind],
-        batch: Mapping[str, Tensor],
-        hyperparameters: Mapping[str, float],
-        *,
-        data_parallel: bool,
-        reduce_on_rdu: bool,
+        self, kinds: Collection[SectionKind], batch: Mapping[str, Tensor], given: Mapping[str, float], **sync: bool
     ) -> Mode:
-        """Sections of `kinds` are about to run on `batch`. Returns how an optimizer step is synced; collective with
-        one in a mode but ALONE.
-
-        hyperparameters: what `session.run` got, in all calls together
-
-        Raises DataParallelError and LaunchError.
-        """
-        mode = Mode.ALONE
+        """Sections of `kinds` are about to run on `batch`, with the hyperparameters `given` so far. Returns how an
+        optimizer step is synced, by the arguments `sync` of session.run; collective with one in a mode but ALONE.
+        Raises DataParallelError and LaunchError."""
+        machine, size, mode = self._machine, self._communicator.world_size, Mode.ALONE
         if SectionKind.OPT in kinds:
-            program, size = self._machine.program, self._communicator.world_size
-            mode = arguments.mode_of(program, size, data_parallel=data_parallel, reduce_on_rdu=reduce_on_rdu)
+            mode = arguments.mode_of(machine.program, size, **sync)
         self._forwards += SectionKind.FWD in kinds
         trains, check, watched = process.current().trains, job.current_check(), job.current()
         if trains:
             self._accumulation.note(kinds)
-            self.host.note_run(kinds, hyperparameters, thoroughly=check is not None)
+            self.host.note_run(kinds, given, thoroughly=check is not None)
         if check is not None:
-            check.note(self._machine.program, kinds, batch, trains=trains)
+            check.note(machine.program, kinds, batch)
         if SectionKind.FWD in kinds and trains and self._step + 1 in _BATCHES_COMPARED:
-            self._fed = data.digests(batch) if self._communicator.world_size > 1 else ()
+            self._fed = data.digests(batch) if size > 1 else ()
         if watched is not None:
             watched.samplers.note_run(kinds, batch)
-        if SectionKind.OPT in kinds:
-            self._before_step(mode)
-        return mode
-
-    def _before_step(self, mode: Mode) -> None:
-        check, watched = job.current_check(), job.current()
+        if SectionKind.OPT not in kinds:
+            return mode
         self._step += 1
         if watched is not None:
             watched.steps = self._step
             watched.samplers.note_step()
-        if mode is Mode.ALONE and (self._step > 1 or not self._machine.program.data_parallel):
-            return
+        if mode is Mode.ALONE and (self._step > 1 or not machine.program.data_parallel):
+            return mode
         self._replaced = False
         compares = check is not None or is_sampled(self._step)
         if watched is not None:
@@ -170,6 +148,7 @@ class Checks:
         if compares:
             self._compare(mode)
         self._synced = mode is not Mode.ALONE
+        return mode
 
     def report_nonfinite_loss(self) -> None:
         """Reports that the loss of the last forward is not finite (AP08)."""
@@ -186,14 +165,9 @@ class Checks:
         """Compare all replicas before a step. In the first step compare how they sync, too."""
         where = self._where = app_line()
         watched = job.current()
-        own = Snapshot(
-            mode,
-            trained(self._machine),
-            self._fed,
-            watched.samplers.division() if watched else None,
-            watched.samplers.place() if watched else None,
-            watched.files.take_new() if watched else {},
-        )
+        division, place = (watched.samplers.division(), watched.samplers.place()) if watched else (None, None)
+        files = watched.files.take_new() if watched else {}
+        own = Snapshot(mode, trained(self._machine), self._fed, division, place, files)
         points, shown = job.meet(self._communicator, job.Point(self._step), own)
         if not job.together(points):
             for rank, snapshot in enumerate(shown):
@@ -206,14 +180,12 @@ class Checks:
         if mode is Mode.ALONE:
             return
         of_replicas = [snapshot.trained for snapshot in shown]
-        if self._step == 1:
-            start = different_start(of_replicas, where)
+        if self._step == 1 and (start := different_start(of_replicas, where)) is not None:
             process.report(start)
-            if start is not None:
-                self._machine.follow_first(self._communicator)
+            self._machine.follow_first(self._communicator)
         # Replicas in different epochs may have different rates and orders. Then the cause is reported, once.
         uneven = data.different_epochs([snapshot.place for snapshot in shown], where)
-        if not (process.has_reported("DP03") or process.has_reported("DP07")):
+        if not process.has_reported("DP03", "DP07"):
             when = f"before step {self._step}"
             self._report_cause(uneven, different_hyperparameters(of_replicas, when, where))
             if not (uneven and process.has_reported("DP09")):
@@ -222,7 +194,10 @@ class Checks:
             divisions = [snapshot.division for snapshot in shown]
             process.report(data.wrong_division(divisions, compares_epochs=False))
             self._report_cause(uneven, data.wrong_division(divisions))
-        self._compare_batches(shown, (watched.samplers.line() if watched else None) or where)
+        fed = [snapshot.fed for snapshot in shown]
+        self._fed = ()
+        if all(fed) and not process.has_reported("DP04"):
+            self._compare_batches(fed, (watched.samplers.line() if watched else None) or where)
         if watched is not None:
             watched.files.compare([snapshot.files for snapshot in shown])
 
@@ -233,11 +208,7 @@ class Checks:
         elif not process.has_reported(cause.code):
             process.report(cause, notice_only=True)
 
-    def _compare_batches(self, shown: Sequence[Snapshot], where: str | None) -> None:
-        self._fed = ()
-        fed = [snapshot.fed for snapshot in shown]
-        if not all(fed) or process.has_reported("DP04"):
-            return
+    def _compare_batches(self, fed: Sequence[tuple[str, ...]], where: str | None) -> None:
         finding = self._equal_batches.note(fed, self._step, where)
         # Equal random batches may be of a warm-up; no warm-up takes 8 steps, or draws from a DistributedSampler.
         if self._step == _BATCHES_COMPARED[-1] or (self._samplers is not None and self._samplers.has_fed):
@@ -250,12 +221,10 @@ class Checks:
         if self._samplers is not None and not self._samplers.has_fed and not process.has_reported("DP04"):
             process.report(self._withheld, notice_only=True)
         own = None
-        if self._synced and not any(map(process.has_reported, ("DP03", "DP07", "DP09"))):
+        if self._synced and not process.has_reported("DP03", "DP07", "DP09"):
             own = trained(self._machine, read=not self._replaced)
         of_replicas = self._communicator.all_gather_object(own)
         known = [trains for trains in of_replicas if trains is not None]
         if len(known) == len(of_replicas):
-            where, when = self._where, "at the end"
-            process.report(
-                different_hyperparameters(known, when, where) or different_weights(known, when, where), notice_only=True
-            )
+            last = known, "at the end", self._where
+            process.report(different_hyperparameters(*last) or different_weights(*last), notice_only=True)

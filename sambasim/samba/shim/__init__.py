@@ -1,4 +1,4 @@
-"""The `sambaflow` import shim: `import sambaflow` in a script imports sambasim.
+"""The `sambaflow` import shim: `import sambaflow` in a script imports sambasim. `modules.py`: names outside samba.
 
     command                               how the shim gets on `sys.path`
     sambasim app SCRIPT.py run ...        the folder `path_entry` is inserted behind the script's own folder
@@ -7,17 +7,211 @@
 
 The folder holds a package `sambaflow` that only calls `enter`. A script that does not import it is not affected. An
 installed SambaFlow takes precedence, with a notice on stderr.
+
+A `Facade` is a module of sambasim under SambaFlow's name. It is a separate object, so that our module keeps its own
+name. It is always a package: only for packages does Python ask the finder about a name that `from ... import` does not
+find, and so the error can propose similar names. It is a UserError, so it is printed without a traceback, and an
+ImportError or AttributeError, so an app may catch it.
 """
 
+import difflib
 import os
 import sys
+from collections.abc import Mapping, Sequence
+from functools import cache
 from importlib import import_module
-from importlib.machinery import PathFinder
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
+from types import ModuleType
 
+from sambasim.errors import UserError
 from sambasim.runtime.machine.launcher import launched_rank
 from sambasim.samba import ending
-from sambasim.samba.shim import finder
+from sambasim.samba.notices import AbsentName, AbsentNameError
+
+ROOT = "sambaflow"
+
+_SOURCES: Mapping[str, str | tuple[str, ...]] = {
+    "sambaflow": ("__version__", "is_demo"),
+    "sambaflow.logging.samba_logger": (
+        "critical", "debug", "error", "exception", "info", "log", "samba_logger", "setLevel", "warning",
+    ),
+    "sambaflow.mac.metadata": ("ConvTilingMetadata", "TilingMetadata"),
+    "sambaflow.samba": "sambasim.samba",
+    "sambaflow.samba.directives": "sambasim.samba.notices",
+    "sambaflow.samba.env": "sambasim.samba.notices",
+    "sambaflow.samba.functional": "sambasim.samba.functional",
+    "sambaflow.samba.functional.stir": "sambasim.samba.functional",
+    "sambaflow.samba.lazy_param": "sambasim.samba.models",
+    "sambaflow.samba.materialize": "sambasim.samba.models",
+    "sambaflow.samba.nn": "sambasim.samba.nn",
+    "sambaflow.samba.nn.parameter": "sambasim.samba.nn",
+    "sambaflow.samba.optim": "sambasim.samba.optim",
+    "sambaflow.samba.profiler": "sambasim.samba.profiler",
+    "sambaflow.samba.sambaloader": "sambasim.samba.inputs",
+    "sambaflow.samba.sambatensor": "sambasim.samba.tensor",
+    "sambaflow.samba.schema.snconfig": "sambasim.samba.utils.argparser",
+    "sambaflow.samba.test": "sambasim.samba.test",
+    "sambaflow.samba.utils": "sambasim.samba.utils",
+    "sambaflow.samba.utils.argparser": "sambasim.samba.utils.argparser",
+    "sambaflow.samba.utils.benchmark_acc": "sambasim.samba.test",
+    "sambaflow.samba.utils.checkpoint": "sambasim.samba.utils.checkpoint",
+    "sambaflow.samba.utils.common": "sambasim.samba.utils.common",
+    "sambaflow.samba.utils.dataset": "sambasim.samba.utils.mnist",
+    "sambaflow.samba.utils.dataset.mnist": "sambasim.samba.utils.mnist",
+    "sambaflow.samba.utils.numeric": "sambasim.samba.test",
+    "sambaflow.samba.utils.pef_utils": "sambasim.samba.utils.parser",
+    "sambaflow.samba.utils.tensorboard_debug": "sambasim.samba.test",
+    "sambaflow.sambacollections": ("OrderedSet",),
+}  # fmt: skip
+"""By the name that an app imports: the module of sambasim that answers, or its names in `modules.py`."""
+
+_OWN_LOOP = "write the loop of session.run calls in the app, as in examples/"
+_METER = (
+    "SambaFlow's logger of experiments",
+    "keep the figures in the app, or samba.utils.benchmark_acc.AccuracyReport",
+)
+_TRAIN = ("a training loop of SambaFlow's own", _OWN_LOOP)
+_RANDOM = ("draws random numbers for lazy parameters", "samba.materialize(model), which draws from torch's generator")
+
+ABSENT: Mapping[str, Mapping[str, tuple[str, str]]] = {
+    "sambaflow.frameworks.quantized.quantized_linear": {
+        "QuantizedLinear": ("a Linear layer with int8 weights", "torch.nn.Linear, in fp32, or in bf16 by --dtype bf16"),
+    },
+    "sambaflow.models.unet": {"UNet": ("a model of SambaFlow's own", "define the model in the app, with torch.nn")},
+    "sambaflow.online_inference_service.sn_sqs_handler": {
+        "Queue": ("a queue of SambaFlow's inference service", "queue.Queue, or one request after another"),
+    },
+    "sambaflow.samba": {
+        "groupby": ("an operator of the RDU whose arguments are not public", "write it with torch operators"),
+    },
+    "sambaflow.samba.experiment_logger": dict.fromkeys(("AccMeter", "CountMeter", "DisplayMeter", "Logger"), _METER),
+    "sambaflow.samba.graph": {
+        "FwdGraph": ("one graph of a PEF of several", "compile a PEF for each graph: a PEF holds one graph here"),
+    },
+    "sambaflow.samba.lazy_param": dict.fromkeys(("RNGProvider", "RNGProviderFactory"), _RANDOM),
+    "sambaflow.samba.utils": {
+        "SNType": ("an enumeration of the RDU's number types", "dtypes of torch, and --dtype at the compile"),
+        "trace_multigraph": (
+            "loads a PEF of several graphs", "samba.utils.trace_graph for each model, with a PEF of its own",
+        ),
+    },
+    "sambaflow.samba.utils.trainer.samba": {"train": _TRAIN},
+    "sambaflow.samba.utils.trainer.torch": {"train": _TRAIN},
+}  # fmt: skip
+"""Names that apps import and sambasim does not have: what each is, and what to use. The import succeeds; a use raises
+AbsentNameError."""
+
+_NAMED = (*_SOURCES, *ABSENT)
+MODULES: Mapping[str, str | tuple[str, ...]] = {
+    **{".".join(name.split(".")[:depth]): () for name in _NAMED for depth in range(1, name.count(".") + 2)},
+    **_SOURCES,
+}
+"""All modules of `sambaflow`: `_SOURCES`; modules that have absent names alone; and the packages of both."""
+
+
+class AbsentModuleError(UserError, ModuleNotFoundError):
+    """An import of a module of `sambaflow`, or of a name in one, that sambasim does not have."""
+
+    code = "absent"
+
+
+class Facade(ModuleType):
+    """A module of `sambaflow`. It has the names of our module, and the modules below it."""
+
+    def __getattr__(self, name: str) -> object:
+        child = f"{self.__name__}.{name}"
+        try:
+            value: object = getattr(_ours(self.__name__), name)
+        except AttributeError:
+            if child in MODULES:
+                return import_module(child)
+            if name in ABSENT.get(self.__name__, ()):
+                return AbsentName(child, *ABSENT[self.__name__][name])
+            if name == "__all__":
+                return exported_names(self.__name__)
+            raise AbsentNameError(f"sambasim has no {child}", remedy=_instead(self.__name__, name)) from None
+        # An object takes precedence over a module of the same name: `samba.session` is the session.
+        return import_module(child) if isinstance(value, ModuleType) and child in MODULES else value
+
+    def __call__(self, *arguments: object, **options: object) -> object:
+        """Call the object that has the name of the module: Python may have put either under `samba.lazy_param`. Raises
+        TypeError if there is none."""
+        value = vars(_ours(self.__name__)).get(self.__name__.rpartition(".")[2])
+        if not callable(value):
+            raise TypeError(f"{self.__name__} is a module, and not callable")
+        result: object = value(*arguments, **options)
+        return result
+
+    def __dir__(self) -> list[str]:
+        return sorted({*vars(self), *dir(_ours(self.__name__)), *children(self.__name__)})
+
+
+@cache
+def _ours(module: str) -> ModuleType:
+    """The names that a module of `sambaflow` has here, without the modules below it."""
+    source = MODULES[module]
+    if isinstance(source, str):
+        return import_module(source)
+    ours, outside = ModuleType(module), import_module("sambasim.samba.shim.modules")
+    vars(ours).update({name: getattr(outside, name) for name in source}, __all__=list(source))
+    return ours
+
+
+def children(package: str) -> list[str]:
+    """The last parts of the names of the modules directly below `package` that have any names here."""
+    below = f"{package}."
+    used = [name for name, source in MODULES.items() if source and name.startswith(below)]
+    return list(dict.fromkeys(name.removeprefix(below).partition(".")[0] for name in used))
+
+
+def exported_names(module: str) -> list[str]:
+    """The exports of a module of `sambaflow`: those of our module, and the modules below."""
+    ours = _ours(module)
+    public = ((name, getattr(value, "__module__", None)) for name, value in vars(ours).items() if name[0] != "_")
+    exported = vars(ours).get("__all__") or [name for name, owner in public if owner == ours.__name__]
+    return sorted({*exported, *children(module)})
+
+
+def _instead(module: str, name: str) -> str:
+    """The remedy for an absent `name`: similar names, or else what the module exports."""
+    ours, exported = _ours(module), exported_names(module)
+    # dir() also lists what a module imports, unless it defines __dir__ itself.
+    known = [*exported, *dir(ours)] if "__dir__" in vars(ours) else exported
+    spelled = {word.lower(): word for word in known}
+    near = difflib.get_close_matches(name.lower(), spelled, n=3)
+    if near:
+        return " or ".join(f"{module}.{spelled[word]}" for word in near)
+    return f"what {module} has: {', '.join(exported) or 'nothing'}"
+
+
+class SambaflowFinder(MetaPathFinder, Loader):
+    """Finds `sambaflow` and the modules of the table, and makes their facades."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """The spec of a facade; None for other packages. Raises AbsentModuleError for a module that is not there."""
+        if fullname != ROOT and not fullname.startswith(f"{ROOT}."):
+            return None
+        if fullname in MODULES:
+            return ModuleSpec(fullname, self, origin="sambasim", is_package=True)
+        owner, _, name = fullname.rpartition(".")
+        raise AbsentModuleError(f"sambasim has no {fullname}", remedy=_instead(owner, name))
+
+    def create_module(self, spec: ModuleSpec) -> Facade:
+        return Facade(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Import our module now, so that an error in it points to the script's import line."""
+        module.__doc__ = _ours(module.__name__).__doc__
+
+
+def install() -> None:
+    """Find `sambaflow` here from now on. A second call changes nothing."""
+    if not any(isinstance(finder, SambaflowFinder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, SambaflowFinder())
 
 
 def enter(folder: Path) -> None:
@@ -26,14 +220,14 @@ def enter(folder: Path) -> None:
     folder: the folder on `sys.path` with the package that calls this, which is replaced
     """
     others = [entry for entry in sys.path if Path(entry or os.curdir).resolve() != folder.resolve()]
-    installed = PathFinder.find_spec(finder.ROOT, others)
-    del sys.modules[finder.ROOT]
+    installed = PathFinder.find_spec(ROOT, others)
+    del sys.modules[ROOT]
     if installed is None or installed.origin is None:  # without origin it is a folder without code, such as data
-        finder.install()
+        install()
         ending.install()
     else:
         if launched_rank(os.environ) == 0:
             notice = f"notice: SambaFlow is installed ({installed.origin}), and is used in place of sambasim"
             print(notice, file=sys.stderr)
         sys.path[:] = others
-    import_module(finder.ROOT)
+    import_module(ROOT)

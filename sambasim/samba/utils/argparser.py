@@ -1,6 +1,7 @@
 """The settings of an app: `parse_app_args` for a command line, and the same from a YAML file or from keywords."""
 
 import argparse
+import atexit
 import logging
 import os
 import sys
@@ -8,21 +9,20 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+import torch.distributed as dist
 import yaml
 
-from sambasim.errors import OptionError
+from sambasim.errors import LaunchError, OptionError
 from sambasim.runtime.machine.launcher import find_launcher, launched_rank
-from sambasim.samba import joining
-from sambasim.samba.findings import app_error
+from sambasim.runtime.machine.pytorch import bring_up, bring_up_on_demand, take_down
+from sambasim.samba.ending import communicator
+from sambasim.samba.findings import type_error
 from sambasim.samba.flags import COMMANDS, COMPILE, FLAGS, RUN, TEST, WITH_PEF, Flag
-from sambasim.samba.keywords import checks_keywords_of
-from sambasim.samba.notices import say_once
+from sambasim.samba.notices import checks_keywords, say_once
+from sambasim.samba.process import current
 from sambasim.samba.utils.parser import AddArguments, Arguments, command_parser, overview, parse, program_name
 
 __all__ = ["SNConfig", "SambaConfig", "parse_app_args", "parse_yaml_to_args"]
-
-_LEVELS = ("o0", "o1", "o3")
-_LOGGER = "sambaflow"  # the name of sambaflow.logging.samba_logger
 
 
 class SNConfig(argparse.Namespace):
@@ -51,7 +51,7 @@ class SambaConfig(Arguments):
         return dict(vars(self))
 
 
-@checks_keywords_of("parse_app_args", ())
+@checks_keywords("parse_app_args")
 def parse_app_args(
     argv: Sequence[str] | None = None,
     dev_mode: bool = False,
@@ -74,7 +74,14 @@ def parse_app_args(
     `torch.distributed`, and sets `world_size` to the number of ranks, unless the app has a flag of that name.
     Raises OptionError for a wrong command line; LaunchError and MachineError if the ranks cannot be connected.
     """
-    words = _words_of(argv)
+    words = sys.argv[1:]
+    if argv is not None:
+        if isinstance(argv, str) or not isinstance(argv, Sequence):
+            remedy = "parse_app_args(argv=sys.argv[1:], …)"
+            raise type_error(OptionError, "argv of parse_app_args must be a list of words", argv, remedy)
+        words = [str(word) for word in argv]
+        with_program = len(words) > 1 and words[0] not in COMMANDS and words[1] in COMMANDS
+        words = words[1:] if with_program or words[:1] == sys.argv[:1] else words
     if words and words[0] in ("-h", "--help"):
         sys.stdout.write(overview())
         sys.exit(0)
@@ -85,18 +92,6 @@ def parse_app_args(
     arguments = parse(parser, command, words[1:])
     _enter(arguments, parser.flags)
     return arguments
-
-
-def _words_of(argv: Sequence[str] | None) -> list[str]:
-    """The command and the words after it."""
-    if argv is None:
-        return sys.argv[1:]
-    if isinstance(argv, str) or not isinstance(argv, Sequence):
-        what = f"argv of parse_app_args must be a list of words, not {type(argv).__name__}"
-        raise app_error(OptionError, what, "parse_app_args(argv=sys.argv[1:], …)")
-    words = [str(word) for word in argv]
-    with_program = len(words) > 1 and words[0] not in COMMANDS and words[1] in COMMANDS
-    return words[1:] if with_program or words[:1] == sys.argv[:1] else words
 
 
 def parse_yaml_to_args(path: str | os.PathLike[str], args_cli: argparse.Namespace | str | None = None) -> SambaConfig:
@@ -121,9 +116,8 @@ def parse_yaml_to_args(path: str | os.PathLike[str], args_cli: argparse.Namespac
     cli = args_cli if isinstance(args_cli, argparse.Namespace) else argparse.Namespace(command=args_cli)
     chosen = _checked_command(cli.command or (None if named is None else str(named)))
     of_commands = {name for name, value in content.items() if name in COMMANDS and isinstance(value, dict)}
-    values = {name: value for name, value in content.items() if name not in of_commands}
-    if chosen in of_commands:
-        values |= _named_values(content[chosen], f"{file}, {chosen}")
+    of_chosen = _named_values(content[chosen], f"{file}, {chosen}") if chosen in of_commands else {}
+    values = {name: value for name, value in content.items() if name not in of_commands} | of_chosen
     values = {name.replace("-", "_"): value for name, value in values.items()}
     typed, of_app = (cli.typed, cli.of_app) if isinstance(cli, Arguments) else (frozenset(), frozenset())
     for name, default in vars(cli).items():
@@ -182,7 +176,14 @@ def _from_values(command: str, values: Mapping[str, object]) -> argparse.Namespa
     words: list[str] = []
     for flag in FLAGS:
         if command in flag.commands and spelled.get(flag.destination) is not None:
-            words += _words(flag.names[0], spelled.pop(flag.destination), switch=flag.convert is None)
+            name, value = flag.names[0], spelled.pop(flag.destination)
+            if flag.convert is not None:
+                words += [name, *map(str, value)] if isinstance(value, list | tuple) else [f"{name}={value}"]
+            elif isinstance(value, bool):
+                words += [name] * value
+            else:
+                what = f"{name} must be true or false, not {value!r}"
+                raise OptionError(what, remedy=f"{flag.destination}: true")
     namespace = parse(command_parser(command, ()), command, words)
     for name, value in spelled.items():
         if value is not None or not hasattr(namespace, name):
@@ -190,55 +191,58 @@ def _from_values(command: str, values: Mapping[str, object]) -> argparse.Namespa
     return namespace
 
 
-def _words(name: str, value: object, *, switch: bool) -> list[str]:
-    """The words of a command line that give a flag this value. Raises OptionError if there are none."""
-    if switch:
-        if not isinstance(value, bool):
-            what = f"{name} must be true or false, not {value!r}"
-            raise OptionError(what, remedy=f"{name[2:].replace('-', '_')}: true")
-        return [name] if value else []
-    if isinstance(value, list | tuple):
-        return [name, *map(str, value)]
-    return [f"{name}={value}"]
-
-
 def _enter(arguments: Arguments, flags: Sequence[Flag]) -> None:
-    """Checks the arguments, prints a notice of inert flags, sets the log level, and connects the ranks.
+    """Makes `arguments` those of this process: checks them, prints a notice of flags without an effect, sets the log
+    level, and connects the ranks, which is collective.
 
     flags: the library's flags that no flag of the app replaces
     """
-    destinations = {flag.destination for flag in flags}
-    levels = [f"--{level}" for level in _LEVELS if level in destinations and getattr(arguments, level)]
+    command, typed = arguments.command, arguments.typed  # nothing is typed if they come from keywords
+    given = {one.destination: one for one in flags if getattr(arguments, one.destination) != one.default_for(command)}
+    levels = [f"--{level}" for level in ("o0", "o1", "o3") if level in given]
     if len(levels) > 1:
         raise OptionError(f"{' and '.join(levels)} exclude each other", remedy=f"leave out all but {levels[-1]}")
-    if "log_level" in destinations and arguments.log_level is not None:
-        logging.getLogger(_LOGGER).setLevel(arguments.log_level.upper())
-    _print_inert(arguments, [flag for flag in flags if flag.inert])
+    if "log_level" in given:
+        logging.getLogger("sambaflow").setLevel(arguments.log_level.upper())  # that of sambaflow.logging.samba_logger
+    inert = [flag for name, flag in given.items() if flag.inert and (not typed or name in typed)]
+    if inert and launched_rank(os.environ) == 0:
+        lines = "".join(f"  {flag.names[0]}: {flag.inert}\n" for flag in inert)
+        sys.stderr.write(f"notice: accepted, without an effect here:\n{lines}")
     rounds = arguments.dtype == "bf16" and not arguments.inference
     # An RDU computes in bf16 by default, so existing command lines have this flag without --dtype.
-    if "enable_stoc_rounding" in destinations and arguments.enable_stoc_rounding and not rounds:
+    if "enable_stoc_rounding" in given and not rounds:
         arguments.enable_stoc_rounding = False
         say_once("--enable-stoc-rounding", "only optimizer steps with --dtype bf16 round stochastically")
-    launcher = find_launcher(os.environ)
-    alone = launcher is None or launcher.world_size == 1  # such apps use torch.distributed too
-    runs, replicated = arguments.command in WITH_PEF, bool(arguments.data_parallel)
-    joining.enter(
-        arguments,
-        connected=runs and replicated,
-        alone=runs and alone and not replicated,
-        sets_world_size="world_size" not in arguments.of_app,
-    )
+    launcher, context = find_launcher(os.environ), current()
+    context.command, context.arguments = command, arguments
+    is_single = launcher is None or launcher.world_size == 1  # such apps use torch.distributed too
+    context.alone = command in WITH_PEF and is_single and not arguments.data_parallel
+    if context.alone:
+        bring_up_on_demand(lambda: communicator() if current().alone else None)
+    if command in WITH_PEF and arguments.data_parallel:
+        _connect(arguments)
 
 
-def _print_inert(arguments: Arguments, flags: Sequence[Flag]) -> None:
-    """One notice on stderr, on rank 0, with each given flag that has no effect."""
-    typed = arguments.typed  # empty if they come from keywords
-    given = [
-        flag
-        for flag in flags
-        if getattr(arguments, flag.destination) != flag.default_for(arguments.command)
-        and (not typed or flag.destination in typed)
-    ]
-    if given and launched_rank(os.environ) == 0:
-        lines = "".join(f"  {flag.names[0]}: {flag.inert}\n" for flag in given)
-        sys.stderr.write(f"notice: accepted, without an effect here:\n{lines}")
+def _connect(arguments: Arguments) -> None:
+    """Connects the ranks, initializes `torch.distributed`, and sets `world_size`, the least number of replicas, to the
+    number of ranks, unless it is the app's own. Collective.
+
+    Raises LaunchError if there are fewer ranks than replicas, or if the app has initialized `torch.distributed` itself
+    with another number of ranks; and what `communicator` raises.
+    """
+    world = communicator()
+    if "world_size" not in arguments.of_app:
+        started, wanted = world.world_size, arguments.world_size
+        if started < wanted:
+            replicas = "1 was started" if started == 1 else f"{started} were started"
+            what = f"-ws {wanted} asks for at least {wanted} replicas, and {replicas}"
+            raise LaunchError(what, remedy=f"mpirun -np {wanted} before the same command, or a smaller -ws")
+        arguments.world_size = started
+    if not dist.is_initialized():
+        bring_up(world)
+        atexit.register(take_down)
+    if (dist.get_rank(), dist.get_world_size()) != (world.rank, world.world_size):
+        what = f"torch.distributed says rank {dist.get_rank()} of {dist.get_world_size()}, and MPI says rank "
+        what += f"{world.rank} of {world.world_size}: the app has started torch.distributed by itself"
+        remedy = "leave init_process_group out of the app: parse_app_args calls it when --data-parallel is given"
+        raise LaunchError(what, remedy=remedy)

@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -32,9 +33,8 @@ def save_checkpoint(
     optimizers: Optimizer | Sequence[Optimizer] | None = None,
     **others: object,
 ) -> None:
-    """Copies weights and optimizer state from the device, and writes them on rank 0. All ranks may call it.
-
-    others: kept by name, as `epoch=3`: numbers, texts, tensors, and lists and dictionaries of these
+    """Copies weights and optimizer state from the device, and writes them on rank 0. All ranks may call it. `others`
+    are kept by name, as `epoch=3`: numbers, texts, tensors, and lists and dictionaries of these.
 
     The file is replaced atomically. Raises OptionError if no PEF is loaded for `model`, or it cannot be written.
     """
@@ -71,17 +71,14 @@ def load_checkpoint(
         raise WeightsError(f"{target} was not written by save_checkpoint", remedy="torch.load, and load_state_dict")
     if len(held["optimizers"]) != len(listed):
         what = f"{target} has the state of {len(held['optimizers'])} optimizers, and {len(listed)} are given"
-        remedy = "give load_checkpoint the optimizers that save_checkpoint was given, in that order"
-        raise WeightsError(what, remedy=remedy)
+        raise WeightsError(what, remedy="give load_checkpoint those of save_checkpoint, in their order")
     try:
         model.load_state_dict(held["model"])
         for one, state in zip(listed, held["optimizers"], strict=True):
             one.load_state_dict(state)
     except (RuntimeError, ValueError) as error:
-        why = " ".join(str(error).split())
-        raise WeightsError(
-            f"{target} is of another model: {why}", remedy="load a checkpoint of the model that is given"
-        ) from error
+        what = f"{target} is of another model: {' '.join(str(error).split())}"
+        raise WeightsError(what, remedy="load a checkpoint of the model that is given") from error
     return {name: value for name, value in held.items() if name not in ("model", "optimizers")}
 
 
@@ -97,23 +94,22 @@ def load_sharded_checkpoint(
     Raises WeightsError for files that cannot be read or do not fit the model, and for another dtype.
     """
     own = model.state_dict()
-    loaded: set[str] = set()
+    loaded: set[int] = set()  # addresses
     for file in _shards(Path(path)):
         for name, value in _read_shard(file).items():
-            if name not in own:
+            target = own.get(name)
+            if target is None:
                 if strict:
                     raise _misfit(file, f"has {name}, which the model does not have", "strict=False leaves it out")
                 continue
-            if value.shape != own[name].shape:
-                shapes = f"{tuple(value.shape)}, and in the model {tuple(own[name].shape)}"
+            if value.shape != target.shape:
+                shapes = f"{tuple(value.shape)}, and in the model {tuple(target.shape)}"
                 raise _misfit(file, f"has {name} in the shape {shapes}", "load the weights of this model")
-            if value.dtype is not own[name].dtype and not ignore_dtype_mismatch:
-                dtypes = f"{value.dtype}, and in the model it is {own[name].dtype}"
+            if value.dtype is not target.dtype and not ignore_dtype_mismatch:
+                dtypes = f"{value.dtype}, and in the model it is {target.dtype}"
                 raise _misfit(file, f"has {name} in {dtypes}", "ignore_dtype_mismatch=True converts it")
-            own[name].copy_(value)
-            loaded.add(name)
-    places = {own[name].data_ptr() for name in loaded}
-    missing = [name for name, value in own.items() if name not in loaded and value.data_ptr() not in places]
+            loaded.add(target.copy_(value).data_ptr())
+    missing = [name for name, value in own.items() if value.data_ptr() not in loaded]
     if strict and missing:
         raise _misfit(Path(path), f"has no {missing[0]}", "strict=False keeps what the model has")
 
@@ -121,30 +117,21 @@ def load_sharded_checkpoint(
 def save_tensors(
     tensors: Iterable[Tensor] | Mapping[str, Tensor], path: str | os.PathLike[str] | None = None
 ) -> dict[str, Tensor]:
-    """The values of `tensors` by name as plain tensors, from the device if the loaded PEF has them.
-
-    path: a .safetensors file that rank 0 writes them to
-
-    Raises OptionError for a tensor without a name, or if the file cannot be written.
-    """
-    listed = list(tensors.items()) if isinstance(tensors, Mapping) else [(_name(one), one) for one in tensors]
+    """The values of `tensors` by name as plain tensors, from the device if the loaded PEF has them. Rank 0 writes them
+    to `path`, a .safetensors file. Raises OptionError for a tensor without a name, or if it cannot be written."""
+    named: Mapping[Any, Tensor]
+    named = tensors if isinstance(tensors, Mapping) else {getattr(one, "sn_name", None): one for one in tensors}
+    if None in named:
+        remedy = "give it SambaTensors and parameters of the model that was traced, or {name: tensor}"
+        raise app_error(OptionError, "save_tensors needs names, and a tensor has none", remedy)
     values: dict[str, Tensor] = {}
-    for name, tensor in listed:
+    for name, tensor in named.items():
         with suppress(OptionError):  # no PEF is loaded, or it has no tensor of that name
             (tensor,) = session.get_tensors_by_name([name])
         values[name] = host_values(tensor, name).clone().contiguous()
     if path is not None and is_main_process():
         write_tensors(Path(path), values, "the tensors", "utils.checkpoint.save_tensors(tensors, path)")
     return values
-
-
-def _name(tensor: Tensor) -> str:
-    name = getattr(tensor, "sn_name", None)
-    if name is None:
-        what = "save_tensors needs names, and a tensor has none"
-        remedy = "give it SambaTensors and parameters of the model that was traced, or {name: tensor}"
-        raise app_error(OptionError, what, remedy)
-    return str(name)
 
 
 def _shards(path: Path) -> list[Path]:
@@ -156,10 +143,10 @@ def _shards(path: Path) -> list[Path]:
             return [path / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
         except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
             raise _misfit(index, "is no index of weights", "copy the checkpoint again") from error
-    found = next((files for suffix in _SUFFIXES if (files := sorted(path.glob(f"*{suffix}")))), None)
-    if found is None:
+    files = next((files for suffix in _SUFFIXES if (files := sorted(path.glob(f"*{suffix}")))), None)
+    if files is None:
         raise _misfit(path, f"is no file, and no folder with files of {', '.join(_SUFFIXES)}", "check the path")
-    return found
+    return files
 
 
 def _read_shard(file: Path) -> Mapping[str, Tensor]:

@@ -6,28 +6,26 @@ from collections.abc import Sequence
 from numbers import Integral
 from pathlib import Path
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 from sambasim.errors import ModelError, OptionError, UserError
 from sambasim.runtime.machine.pytorch import seed_everything
 from sambasim.samba import process
-from sambasim.samba.findings import app_error
+from sambasim.samba.findings import app_error, type_error
 from sambasim.samba.flags import MEASURE_PERFORMANCE, MEASURING
 from sambasim.samba.inputs import Inputs
-from sambasim.samba.keywords import checks_keywords
+from sambasim.samba.notices import checks_keywords
 from sambasim.samba.request import Optimizer
 from sambasim.samba.session import session
 from sambasim.samba.trace import trace_graph
 from sambasim.samba.utils.measuring import measure_performance, measure_sections
-from sambasim.samba.utils.pef_utils import get_pef_info, get_pefmeta, get_pefmeta_dict
+from sambasim.samba.utils.parser import get_pef_info, get_pefmeta, get_pefmeta_dict
 
 __all__ = [
     "common_app_driver", "compile", "get_file_dir", "get_pef_info", "get_pefmeta", "get_pefmeta_dict", "get_rank",
     "get_world_size", "is_main_process", "set_seed", "weight_norm_",
 ]  # fmt: skip
-
-_SEED_VARIABLE = "SAMBA_SEED"
 
 
 def get_rank() -> int:
@@ -47,10 +45,8 @@ def is_main_process() -> bool:
 
 
 def set_seed(seed: int) -> None:
-    """Seeds torch, numpy and random on this rank. The same seed on all ranks makes the same weights.
-
-    Raises UserError unless `seed` is a whole number of at least 0.
-    """
+    """Seeds torch, numpy and random on this rank. The same seed on all ranks makes the same weights. Raises UserError
+    unless `seed` is a whole number of at least 0."""
     if not isinstance(seed, Integral) or seed < 0:
         raise app_error(UserError, f"a seed is a whole number of at least 0, not {seed!r}", "utils.set_seed(1)")
     seed_everything(int(seed))
@@ -58,13 +54,12 @@ def set_seed(seed: int) -> None:
 
 def seed_from_environment() -> None:
     """`set_seed` with the environment variable SAMBA_SEED, if it is set. Raises OptionError for a bad value."""
-    text = os.environ.get(_SEED_VARIABLE)
-    if not text:
-        return
-    if not text.isdecimal():
-        what = f"{_SEED_VARIABLE} is {text!r} in the environment, and a seed is a whole number of at least 0"
-        raise OptionError(what, remedy=f"export {_SEED_VARIABLE}=256, or unset {_SEED_VARIABLE}")
-    set_seed(int(text))
+    text = os.environ.get("SAMBA_SEED")
+    if text and not text.isdecimal():
+        what = f"SAMBA_SEED is {text!r} in the environment, and a seed is a whole number of at least 0"
+        raise OptionError(what, remedy="export SAMBA_SEED=256, or unset SAMBA_SEED")
+    if text:
+        set_seed(int(text))
 
 
 def get_file_dir(file: str | os.PathLike[str]) -> str:
@@ -81,25 +76,28 @@ def weight_norm_(module: nn.Module) -> nn.Module:
     Raises ModelError if `module` is no module or has no weight, or if two modules in it share one.
     """
     if not isinstance(module, nn.Module):
-        what = f"weight_norm_ takes a torch.nn.Module, not {type(module).__name__}"
-        raise app_error(ModelError, what, "weight_norm_(model.layer)")
-    found = [(path, inner, inner._parameters.get("weight")) for path, inner in module.named_modules()]
-    weights = [(path, inner, weight) for path, inner, weight in found if weight is not None and weight.dim() > 1]
-    if not weights:
+        raise type_error(ModelError, "weight_norm_ takes a torch.nn.Module", module, "weight_norm_(model.layer)")
+    owners: dict[Tensor, str] = {}
+    for path, inner in module.named_modules():
+        weight = inner._parameters.get("weight")
+        if weight is not None and weight.dim() > 1 and owners.setdefault(weight, path) != path:
+            what = f"{owners[weight]} and {path} share one weight, and normalized they would have two"
+            raise app_error(ModelError, what, "call weight_norm_ on the parts of the model that share nothing")
+    if not owners:
         what = f"{type(module).__name__} has no weight to normalize"
         raise app_error(ModelError, what, "give weight_norm_ a module with Linear or convolution layers, once")
-    owners: dict[int, str] = {}
-    for path, _, weight in weights:
-        other = owners.setdefault(id(weight), path)
-        if other != path:
-            what = f"{other} and {path} share one weight, and normalized they would have two"
-            raise app_error(ModelError, what, "call weight_norm_ on the parts of the model that share nothing")
-    for _, inner, _ in weights:
-        parametrizations.weight_norm(inner)
+    for path in owners.values():
+        parametrizations.weight_norm(module.get_submodule(path))
     return module
 
 
-@checks_keywords
+_MEASURED_BY = (
+    "inference", "run_graph_only", "min_duration", "json", "bench_report_json", "compiled_stats_json", "data_parallel",
+    "reduce_on_rdu",
+)  # fmt: skip
+
+
+@checks_keywords()
 def common_app_driver(
     args: Namespace,
     model: nn.Module,
@@ -121,23 +119,11 @@ def common_app_driver(
         # With --inference too: of a training PEF only the forward runs.
         trace_graph(model, inputs, optim, pef=args.pef, mapping=args.mapping)
         measure = measure_performance if args.command == MEASURE_PERFORMANCE else measure_sections
-        measure(
-            model,
-            inputs,
-            args.batch_size,
-            inference=args.inference,
-            run_graph_only=args.run_graph_only,
-            n_iterations=args.num_iterations,
-            min_duration=args.min_duration,
-            json=args.json,
-            bench_report_json=args.bench_report_json,
-            compiled_stats_json=args.compiled_stats_json,
-            data_parallel=args.data_parallel,
-            reduce_on_rdu=args.reduce_on_rdu,
-        )
+        options = {name: getattr(args, name) for name in _MEASURED_BY}
+        measure(model, inputs, args.batch_size, n_iterations=args.num_iterations, **options)
 
 
-@checks_keywords
+@checks_keywords()
 def compile(
     args: Namespace,
     model: nn.Module,

@@ -17,15 +17,14 @@ from pydantic import JsonValue
 from torch import nn
 
 from sambasim.errors import OptionError
+from sambasim.hardware.placement import inventory_of, place_replicas
 from sambasim.ir.graph import Section, SectionKind
-from sambasim.samba import joining, process
+from sambasim.samba import ending, process
 from sambasim.samba.inputs import Inputs
-from sambasim.samba.keywords import checks_keywords
-from sambasim.samba.notices import say_once
+from sambasim.samba.notices import checks_keywords, say_once
 from sambasim.samba.session import session
 from sambasim.samba.test import write_json
-from sambasim.samba.utils.parser import Arguments
-from sambasim.samba.utils.pef_utils import get_pef_info
+from sambasim.samba.utils.parser import Arguments, get_pef_info
 from sambasim.units import counted, format_seconds
 
 _WARM_UP_STEPS = 3
@@ -41,7 +40,7 @@ class Performance(NamedTuple):
     latency: float
 
 
-@checks_keywords
+@checks_keywords()
 def measure_performance(
     model: nn.Module,
     inputs: Inputs,
@@ -77,33 +76,28 @@ def measure_performance(
     if json_counters is not None:
         say_once("json_counters", "there is no device that counts")
     repeated = _Repeated(model, inputs, batch_size, n_iterations, inference, data_parallel, reduce_on_rdu)
-    program, world, prediction = repeated.program, repeated.world, repeated.prediction
+    world = repeated.world
 
     def graph_alone() -> float:
         with session.timed(model) as clock:
             repeated.step()
         return sum(section.elapsed_s for section in clock.passes[-1])
 
-    predicted_s = prediction.step_s(forward_only=repeated.kinds is not None, graph_only=run_graph_only)
     times_s = repeated.times_s(graph_alone if run_graph_only else repeated.step, n_iterations, min_duration)
     median_s, slow_s = map(max, zip(*world.all_gather_object(median_and_slow(times_s)), strict=True))
-    measured = Performance(world.world_size * program.batch_size / median_s, median_s)
-    figures: dict[str, JsonValue] = {
-        "step_s": median_s,
-        "step_p90_s": slow_s,
-        "samples_per_s": measured.throughput,
-        "predicted_step_s": predicted_s,
-    }
-    lines = [
-        f"{repeated.title(len(times_s))}: {format_seconds(median_s)} a step, {measured.throughput:.0f} samples/s",
-        spread(median_s, slow_s, len(times_s)),
-        *([] if predicted_s is None else [f"predicted for a device: {format_seconds(predicted_s)} a step"]),
-    ]
+    throughput = world.world_size * repeated.program.batch_size / median_s
+    title = f"{repeated.title(len(times_s))}: {format_seconds(median_s)} a step, {throughput:.0f} samples/s"
+    lines = [title, spread(median_s, slow_s, len(times_s))]
+    predicted_s = repeated.predicted_s(graph_only=run_graph_only)
+    if predicted_s is not None:
+        lines.append(f"predicted for a device: {format_seconds(predicted_s)} a step")
+    figures: dict[str, JsonValue] = {"step_s": median_s, "step_p90_s": slow_s, "samples_per_s": throughput}
+    figures["predicted_step_s"] = predicted_s
     repeated.report(len(times_s), figures, lines, json, bench_report_json, compiled_stats_json)
     least = process.current().flag("min_throughput")
-    if isinstance(least, int | float) and measured.throughput < least:
-        raise AssertionError(f"{measured.throughput:.1f} samples/s were measured, and --min-throughput is {least:g}")
-    return measured
+    if isinstance(least, int | float) and throughput < least:
+        raise AssertionError(f"{throughput:.1f} samples/s were measured, and --min-throughput is {least:g}")
+    return Performance(throughput, median_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +115,7 @@ class SectionFigure:
     predicted_s: float | None = None
 
 
-@checks_keywords
+@checks_keywords()
 def measure_sections(
     model: nn.Module,
     inputs: Inputs,
@@ -145,7 +139,7 @@ def measure_sections(
     one replica, REDUCE and GATHER are not predicted; without `reduce_on_rdu`, REDUCE includes GATHER.
     """
     repeated = _Repeated(model, inputs, batch_size, n_iterations, inference, data_parallel, reduce_on_rdu)
-    program, world, step = repeated.program, repeated.world, repeated.prediction.step
+    world, step = repeated.world, repeated.predicted
     with session.timed(model) as clock:
         steps = len(repeated.times_s(repeated.step, n_iterations, min_duration))
     passes = clock.passes[_WARM_UP_STEPS:]
@@ -153,28 +147,18 @@ def measure_sections(
     sums = median_and_slow([sum(section.elapsed_s for section in times) for times in passes])
     median_s, slow_s = map(max, zip(*world.all_gather_object(sums), strict=True))
     slowest = [max(times) for times in zip(*world.all_gather_object(medians), strict=True)]
-    graph = program.leading
-    by_section_s = {} if step is None else step.by_section_s(graph.sections)
-    rows = [
-        _figure(timed.sections, measured_s, by_section_s) for timed, measured_s in zip(passes[0], slowest, strict=True)
-    ]
+    by_section_s = {} if step is None else step.by_section_s(repeated.program.leading.sections)
+    rows = [_figure(one.sections, measured_s, by_section_s) for one, measured_s in zip(passes[0], slowest, strict=True)]
     predicted_s = _sum_of_known(row.predicted_s for row in rows)
-    figures: dict[str, JsonValue] = {
-        "sections_s": sum(slowest),
-        "predicted_sections_s": predicted_s,
-        "step_p90_s": slow_s,
-        "sections": [asdict(row) for row in rows],
-    }
+    figures: dict[str, JsonValue] = {"sections_s": sum(slowest), "predicted_sections_s": predicted_s}
+    figures |= {"step_p90_s": slow_s, "sections": [asdict(row) for row in rows]}
     lines = [repeated.title(steps), *_table(rows, predicted_s), spread(median_s, slow_s, steps)]
     return repeated.report(steps, figures, lines, json, bench_report_json, compiled_stats_json)
 
 
 class _Repeated:
     """The step of the loaded PEF that is repeated, and what is predicted of it. Raises OptionError for another batch
-    size than the PEF's, and for less than one step.
-
-    kinds: the section types of the step; None for all
-    """
+    size than the PEF's, and for less than one step."""
 
     def __init__(
         self,
@@ -186,7 +170,11 @@ class _Repeated:
         data_parallel: bool,
         reduce_on_rdu: bool,
     ) -> None:
-        from sambasim.samba.utils.prediction import Prediction  # the device model, which most runs do without
+        # The device model takes long to import, and most runs do without.
+        from sambasim.runtime.outcome import predicted
+        from sambasim.simulation.prediction import backing_of
+        from sambasim.simulation.step import has_several_ranks
+        from sambasim.simulation.sync import SyncPath
 
         self.program = program = session.program(model)
         if batch_size not in (None, program.batch_size) and not _is_default(batch_size):
@@ -194,12 +182,36 @@ class _Repeated:
             raise OptionError(what, remedy=f"-b {program.batch_size}, or compile again")
         if n_iterations < 1:
             raise OptionError(f"{n_iterations} steps cannot be timed", remedy="--num-iterations 1 or more")
-        self.world = joining.communicator()
-        self.kinds = [SectionKind.FWD] if inference or program.training is None else None
-        self.prediction = Prediction(model, data_parallel=data_parallel, reduce_on_rdu=reduce_on_rdu)
+        self.world = world = ending.communicator()
+        self._forward_only = inference or program.training is None
+        kinds = [SectionKind.FWD] if self._forward_only else None
         self._run = partial(
-            session.run, inputs, data_parallel=data_parallel, reduce_on_rdu=reduce_on_rdu, section_types=self.kinds
+            session.run, inputs, data_parallel=data_parallel, reduce_on_rdu=reduce_on_rdu, section_types=kinds
         )
+        document = session.document(model)
+        inventory = inventory_of(document.compile_options)
+        nodes = world.node_of if data_parallel else [world.node_index]
+        placement = place_replicas(inventory, nodes, document.program.ranks_of_replica)
+        path = SyncPath.RDU if reduce_on_rdu else SyncPath.HOST
+        step = predicted(document.program, inventory, placement, path)
+        if not isinstance(step, str) and has_several_ranks(document.program):
+            step = "sambasim simulate predicts a replica of several ranks"
+        if isinstance(step, str):
+            self.predicted, self._source = None, f"no prediction for a device: {step}"
+            self._figures: dict[str, JsonValue] = {"not_predicted": step}
+        else:
+            backing = backing_of(inventory.device, placement.replicas)
+            self.predicted, self._source = step, f"predicted: for {inventory.share}; {backing}"
+            self._figures = {"predicted_for": inventory.share, "predicted_backed_by": backing}
+
+    def predicted_s(self, *, graph_only: bool) -> float | None:
+        """The predicted time of the step; None without a prediction."""
+        step = self.predicted
+        if step is None:
+            return None
+        if self._forward_only:
+            return step.of_kind_s(SectionKind.FWD) if graph_only else step.forward_s
+        return step.graph_s if graph_only else step.predicted_s
 
     def step(self) -> float:
         """Runs it once and returns the seconds."""
@@ -221,15 +233,10 @@ class _Repeated:
         return f"measured on this machine, {counted(self.world.world_size, 'replica')}, {counted(steps, 'step')}"
 
     def report(
-        self,
-        steps: int,
-        measured: Mapping[str, JsonValue],
-        lines: Sequence[str],
-        json: str | None,
-        bench_report_json: str | None,
-        compiled_stats_json: str | None,
+        self, steps: int, measured: Mapping[str, JsonValue], lines: Sequence[str], *files: str | None
     ) -> dict[str, JsonValue]:
-        """All figures. Rank 0 prints them, as one line of JSON or as `lines`, and writes the files that are given."""
+        """All figures. Rank 0 prints them, as one line of JSON or as `lines`, and writes the files of the arguments
+        json, bench_report_json and compiled_stats_json."""
         figures: dict[str, JsonValue] = {
             "measured": "on this machine, not on a device",
             "replicas": self.world.world_size,
@@ -237,16 +244,16 @@ class _Repeated:
             "steps": steps,
             "threads": torch.get_num_threads(),
             **measured,
-            **self.prediction.figures,
+            **self._figures,
         }
         if self.world.rank == 0:
-            for file in (json, bench_report_json):
+            json, bench_report, compiled_stats = files
+            for file in (json, bench_report):
                 if file is not None and file != "-":
                     write_json(file, figures)
-            if compiled_stats_json is not None:
-                pef = str(process.current().flag("pef"))
-                write_json(compiled_stats_json, get_pef_info(pef))
-            print(json_format.dumps(figures) if json == "-" else "\n".join([*lines, self.prediction.text]), flush=True)
+            if compiled_stats is not None:
+                write_json(compiled_stats, get_pef_info(str(process.current().flag("pef"))))
+            print(json_format.dumps(figures) if json == "-" else "\n".join([*lines, self._source]), flush=True)
         return figures
 
 
@@ -258,14 +265,10 @@ def _is_default(batch_size: int | None) -> bool:
 
 
 def _figure(sections: Sequence[Section], measured_s: float, by_section_s: Mapping[int, float]) -> SectionFigure:
-    first, last = sections[0], sections[-1]
-    return SectionFigure(
-        sections=[section.index for section in sections],
-        kind="+".join(dict.fromkeys(section.kind.value for section in sections)),
-        name=first.name if first is last else f"{first.name} … {last.name}",
-        measured_s=measured_s,
-        predicted_s=_sum_of_known(by_section_s.get(section.index) for section in sections),
-    )
+    indices = [section.index for section in sections]
+    kind = "+".join(dict.fromkeys(section.kind.value for section in sections))
+    name = " … ".join(dict.fromkeys((sections[0].name, sections[-1].name)))
+    return SectionFigure(indices, kind, name, measured_s, _sum_of_known(map(by_section_s.get, indices)))
 
 
 def _sum_of_known(times_s: Iterable[float | None]) -> float | None:

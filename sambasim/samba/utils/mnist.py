@@ -22,8 +22,6 @@ __all__ = ["dataset_transform", "prepare_dataloader"]
 _FOLDERS = ("data_dir", "data_folder", "data_path")
 """Arguments of apps for the folder of the data."""
 
-_MEAN, _DEVIATION = 0.1307, 0.3081  # of MNIST's training images, with pixels in 0..1
-
 
 def dataset_transform(args: Namespace | Mapping[str, object]) -> Callable[[Any], Tensor]:
     """A function that scales an image to 0..1 and normalizes it by MNIST's mean and deviation, to `[num_features]` if
@@ -35,14 +33,11 @@ def dataset_transform(args: Namespace | Mapping[str, object]) -> Callable[[Any],
     features = as_mapping("args", args).get("num_features")
 
     def transform(image: Any) -> Tensor:
-        pixels = _pixels(image)
-        normalized = (pixels - _MEAN) / _DEVIATION
-        if features is None:
-            return normalized
-        if normalized.numel() != features:
+        normalized = (_pixels(image) - 0.1307) / 0.3081  # of MNIST's training images, with pixels in 0..1
+        if features not in (None, normalized.numel()):
             what = f"an image has {normalized.numel()} pixels, and num_features is {features}"
             raise DataError(what, remedy=f"--num-features {normalized.numel()}, or other images")
-        return normalized.flatten()
+        return normalized if features is None else normalized.flatten()
 
     return transform
 
@@ -70,9 +65,7 @@ def prepare_dataloader(
             raise app_error(DataError, what, remedy)
         train_dataset = _read_mnist(Path(str(folder)), "train", given) if train_dataset is None else train_dataset
         test_dataset = _read_mnist(Path(str(folder)), "t10k", given) if test_dataset is None else test_dataset
-    sampler: DistributedSampler[Any] | None = (
-        DistributedSampler(train_dataset, drop_last=True) if dist.is_initialized() else None
-    )
+    sampler: Any = DistributedSampler(train_dataset, drop_last=True) if dist.is_initialized() else None
     train = DataLoader(train_dataset, batch_size, shuffle=sampler is None, sampler=sampler, drop_last=True)
     return train, DataLoader(test_dataset, batch_size, drop_last=True)
 

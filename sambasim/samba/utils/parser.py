@@ -1,36 +1,39 @@
-"""The parser of a command of an app.
-
-A flag of the app replaces the library's flag of the same name.
-"""
+"""The parser of a command of an app, whose flags replace the library's of the same name; and the metadata of a PEF."""
 
 import argparse
 import difflib
 import os
 import shlex
 import sys
-from collections.abc import Callable, Collection, Sequence
+from argparse import Namespace
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
+import torch
+from pydantic import JsonValue
+from torch import nn
+
+from sambasim import __version__
 from sambasim.errors import OptionError, SambasimError
 from sambasim.ir.mesh import DATA_PARALLEL
-from sambasim.pef import PefHeader, locate, peek
+from sambasim.pef import PefHeader, locate, peek, read
 from sambasim.runtime.machine.launcher import launched_rank
 from sambasim.samba import process
+from sambasim.samba.findings import app_error
 from sambasim.samba.flags import COMMANDS, COMPILE, FLAGS, MEASURE_PERFORMANCE, MEASURE_SECTIONS, RUN, TEST, Flag
+from sambasim.samba.request import as_mapping
+
+__all__ = ["get_pef_info", "get_pefmeta", "get_pefmeta_dict"]
+"""What `samba.utils.pef_utils` exports."""
 
 AddArguments = Callable[[argparse.ArgumentParser], object]
 """A function of the app that adds flags to a parser."""
 
 PARSED_BATCH_SIZE = "parsed_batch_size"
 """The key of the -b of a compile in the metadata of its PEF."""
-
-_IN_A_BATCH_SIZE = ("mapping", "num_spatial_batches")
-"""Flags, besides -b, from which apps compute a batch size."""
-
-_ONE_SAMPLE = 1  # the batch size without -b, where no PEF says another
 
 _EXAMPLES = {
     COMPILE: ("{} compile --pef-name net -b 32", "{} compile --pef-name net -b 32 --data-parallel -ws 2"),
@@ -44,7 +47,7 @@ _EXAMPLES = {
 }
 
 
-class Arguments(argparse.Namespace):
+class Arguments(Namespace):
     """The parsed arguments. `vars` does not contain these three:
 
     typed: the names of the arguments that were typed
@@ -98,8 +101,7 @@ def overview() -> str:
     commands = "\n".join(f"  {name:<20} {what}" for name, what in COMMANDS.items())
     return (
         f"usage: {program} {{{','.join(COMMANDS)}}} …\n\ncommands:\n{commands}\n\n"
-        f"{program} COMMAND --help lists the flags of a command.\n\n"
-        f"examples:\n{_examples(program, (COMPILE, RUN))}\n"
+        f"{program} COMMAND --help lists the flags of a command.\n\n{_examples(program, COMPILE, RUN)}\n"
     )
 
 
@@ -109,7 +111,7 @@ def command_parser(command: str, additions: Sequence[AddArguments]) -> CommandPa
     parser = CommandParser(
         prog=f"{program} {command}",
         description=COMMANDS[command],
-        epilog=f"examples:\n{_examples(program, (command,))}",
+        epilog=_examples(program, command),
         # Keeps line breaks of the examples, and leaves a wide column for flags.
         formatter_class=partial(argparse.RawDescriptionHelpFormatter, max_help_position=36, width=100),
         conflict_handler="resolve",
@@ -143,14 +145,13 @@ def parse(parser: CommandParser, command: str, arguments: Sequence[str]) -> Argu
     """The typed arguments, the defaults of all other flags of the library, and `command`.
 
     Without -b the batch size is that of the compile; `trace_graph` reports a PEF that cannot be read. Compile takes
-    --pef as --pef-name if that is not typed.
-    Raises OptionError for arguments that cannot be parsed, and for unknown flags, with the nearest name.
+    --pef as --pef-name if that is not typed. Raises OptionError for arguments that cannot be parsed, and for unknown
+    flags, with the nearest name.
     """
-    words = respelled(parser, arguments)
     # Only the intermixed kind accepts positional arguments both before and after flags.
     intermixed = any(not action.option_strings for action in parser._actions)
     known_args = parser.parse_known_intermixed_args if intermixed else parser.parse_known_args
-    namespace, unknown = known_args(words, Arguments())
+    namespace, unknown = known_args(respelled(parser, arguments), Arguments())
     if unknown:
         raise _unknown(parser, command, unknown)
     namespace.command, namespace.of_app = command, parser.of_app
@@ -172,7 +173,7 @@ def _take_pef(namespace: Arguments, free: Collection[str]) -> None:
             namespace.pef_name = Path(namespace.pef).stem
         if launched_rank(os.environ) == 0:
             sys.stderr.write(f"notice: --pef is for the other commands; compile writes the PEF {namespace.pef_name}\n")
-    elif "batch_size" in free and namespace.batch_size == _ONE_SAMPLE:  # else the app has its own default
+    elif "batch_size" in free and namespace.batch_size == 1:  # else the app has its own default
         with suppress(SambasimError):
             _take_batch_size(namespace, peek(locate(namespace.pef)), free)
 
@@ -185,20 +186,19 @@ def _take_batch_size(namespace: Arguments, pef: PefHeader, free: Collection[str]
     parsed = pef.metadata.get(PARSED_BATCH_SIZE, str(batch_size))
     if parsed == str(batch_size):
         return
-    at_compile = {"batch_size": parsed, **{name: pef.metadata.get(name) for name in _IN_A_BATCH_SIZE}}
     for flag in FLAGS:
-        if flag.destination in free and flag.destination in at_compile and flag.convert is not None:
+        if flag.destination in {"batch_size", "mapping", "num_spatial_batches"} & set(free) and flag.convert:
+            at_compile = parsed if flag.destination == "batch_size" else pef.metadata.get(flag.destination)
             with suppress(argparse.ArgumentTypeError, ValueError):  # metadata may hold any text
-                value = flag.convert(str(at_compile[flag.destination]))
+                value = flag.convert(str(at_compile))
                 if flag.choices is None or value in flag.choices:
                     setattr(namespace, flag.destination, value)
 
 
 def _add_flag(group: argparse._ArgumentGroup, flag: Flag, command: str) -> argparse.Action:
-    default = flag.default_for(command)
-    default_text = "" if default is None or callable(flag.default) else f" Default: {default}."
     if flag.convert is None:
         return group.add_argument(*flag.names, action="store_true", help=flag.meaning)
+    default = flag.default_for(command)
     return group.add_argument(
         *flag.names,
         type=flag.convert,
@@ -208,7 +208,7 @@ def _add_flag(group: argparse._ArgumentGroup, flag: Flag, command: str) -> argpa
         choices=flag.choices,
         required=command in flag.required,
         metavar=None if flag.choices else flag.placeholder,
-        help=f"{flag.meaning}{default_text}",
+        help=flag.meaning + ("" if default is None or callable(flag.default) else f" Default: {default}."),
     )
 
 
@@ -237,12 +237,12 @@ def _give_way(parser: argparse.ArgumentParser, library: Sequence[argparse.Action
 def _unknown(parser: argparse.ArgumentParser, command: str, unknown: Sequence[str]) -> OptionError:
     """The error for arguments unknown to the parser."""
     name = unknown[0].partition("=")[0]
-    what = f"{command} has no flag {name}" if name.startswith("-") else f"unexpected argument {shlex.quote(name)}"
-    elsewhere = [flag for flag in FLAGS if _with_dashes(name) in flag.names]
-    if elsewhere:
-        return OptionError(f"{what}: it is a flag of {', '.join(elsewhere[0].commands)}", remedy=f"leave {name} out")
-    known = [option for action in parser._actions for option in action.option_strings]
     spelled = _with_dashes(name)
+    what = f"{command} has no flag {name}" if name.startswith("-") else f"unexpected argument {shlex.quote(name)}"
+    elsewhere = next((flag for flag in FLAGS if spelled in flag.names), None)
+    if elsewhere is not None:
+        return OptionError(f"{what}: it is a flag of {', '.join(elsewhere.commands)}", remedy=f"leave {name} out")
+    known = [option for action in parser._actions for option in action.option_strings]
     longer = [option for option in known if spelled.startswith("--") and _with_dashes(option).startswith(spelled)]
     near = longer or difflib.get_close_matches(spelled, known, n=1)
     return OptionError(what, remedy=f"did you mean {near[0]}?" if near else f"{parser.prog} --help")
@@ -252,6 +252,37 @@ def _with_dashes(name: str) -> str:
     return name.replace("_", "-")
 
 
-def _examples(program: str, commands: Sequence[str]) -> str:
-    lines = (line for command in commands for line in _EXAMPLES[command])
-    return "\n".join(f"  {line.format(program)}" for line in lines)
+def _examples(program: str, *commands: str) -> str:
+    return "\n".join(["examples:", *(f"  {line.format(program)}" for name in commands for line in _EXAMPLES[name])])
+
+
+def get_pefmeta(args: Namespace | Mapping[str, object], model: nn.Module) -> dict[str, str]:
+    """The metadata of a PEF as text: every argument of the app, the `repr` of the model, versions, and the -b of the
+    command line, which is the default of -b of a run."""
+    arguments = {name: str(value) for name, value in sorted(as_mapping("args", args).items())}
+    facts = {"model_repr": repr(model), "sambasim_version": __version__, "torch_version": str(torch.__version__)}
+    batch_size = process.current().flag(PARSED_BATCH_SIZE)
+    return {**arguments, **facts, **({} if batch_size is None else {PARSED_BATCH_SIZE: str(batch_size)})}
+
+
+def get_pefmeta_dict(
+    pef: Mapping[str, object] | str | os.PathLike[str], model: nn.Module | None = None
+) -> dict[str, str]:
+    """`get_pefmeta` for a dictionary of arguments and a model; for the path or the name of a PEF, the metadata in it.
+    Raises OptionError if there is no such PEF or no model beside the dictionary, PefError if the PEF is damaged."""
+    if not isinstance(pef, Mapping):
+        return dict(read(locate(os.fspath(pef))).metadata)
+    if model is None:
+        remedy = "get_pefmeta_dict(vars(args), model)"
+        raise app_error(OptionError, "get_pefmeta_dict needs a model beside arguments", remedy)
+    return get_pefmeta(pef, model)
+
+
+def get_pef_info(pef: str | os.PathLike[str]) -> dict[str, JsonValue]:
+    """The content of a PEF, as `sambasim inspect --json` prints it. Raises OptionError if there is no such PEF,
+    PefError if it is damaged."""
+    path = locate(os.fspath(pef))
+    from sambasim.report.inspect import contents  # the tables of the terminal take long to import
+
+    information: dict[str, JsonValue] = contents(path, peek(path), read(path)).model_dump(mode="json")
+    return information

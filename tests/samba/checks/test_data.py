@@ -16,7 +16,6 @@ from sambasim.pef import read
 from sambasim.samba.checks.data import (
     Division,
     EqualBatches,
-    Place,
     Samplers,
     different_epochs,
     lossy,
@@ -114,15 +113,15 @@ def test_evaluation_within_an_epoch_is_no_finding(
 
 
 def test_replicas_in_different_epochs_are_found() -> None:
-    finding = different_epochs([Place(1, 3), Place(2, 1)], "app.py:1: run()")
+    finding = different_epochs([(1, 3), (2, 1)], "app.py:1: run()")
     assert finding is not None
     assert finding.words == (
         "DP09: the epochs of replicas differ in length: replica 0 takes step 3 of epoch 1, and replica 1 step 1 of "
         "epoch 2"
     )
     assert finding.where == "app.py:1: run()"
-    assert different_epochs([Place(2, 1), Place(2, 1)], None) is None
-    assert different_epochs([Place(2, 1), None, Place(1, 3)], None) is None
+    assert different_epochs([(2, 1), (2, 1)], None) is None
+    assert different_epochs([(2, 1), None, (1, 3)], None) is None
 
 
 def _in_batches(samples: list[int], batch_size: int = 4) -> list[tuple[str, ...]]:

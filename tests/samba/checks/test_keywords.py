@@ -10,20 +10,20 @@ from torch import nn
 from sambasim import samba
 from sambasim.errors import OptionError
 from sambasim.samba import functional
-from sambasim.samba.keywords import KeywordError, checks_keywords, nearest
+from sambasim.samba.notices import KeywordError, checks_keywords, nearest
 from sambasim.samba.session import session
 from sambasim.samba.utils.common import common_app_driver
 
 PLAIN = nn.Parameter(torch.ones(2))
 
 
-@checks_keywords
+@checks_keywords()
 def function(first: int, data_parallel: bool = False) -> int:
     """Something of a library."""
     return first + data_parallel
 
 
-@checks_keywords
+@checks_keywords()
 def takes_any(optim: str = "", reduce_on_rdu: bool = False, **others: object) -> str:
     return optim
 

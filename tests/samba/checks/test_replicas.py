@@ -15,7 +15,7 @@ from sambasim.runtime.machine.communicator import single_rank
 from sambasim.runtime.run.stepwise import Mode
 from sambasim.samba import process
 from sambasim.samba.checks import job, replicas
-from sambasim.samba.checks.data import Division, Iteration, Place
+from sambasim.samba.checks.data import Division, Iteration
 from sambasim.samba.checks.job import Check, Point
 from sambasim.samba.checks.replicas import (
     Checks,
@@ -123,7 +123,7 @@ def compare(load: Load, reporter: Reporter) -> Callable[[int, Change], Reporter]
         allocate_shared=single_rank("here").allocate_shared,
     )
     watched = job.Job(communicator, leave)
-    process.current().keep(watched)
+    process.current().parts[job.Job] = watched
     reporter.on_demand = True  # collects DP09 too
     sampler = DistributedSampler[int](range(8), 2, 0)  # type: ignore[arg-type]  # it has all that a data set needs
     watched.samplers._last, watched.samplers._passes = Iteration(sampler, OWN, "app.py:2: for batch in loader", 3), 1
@@ -149,7 +149,7 @@ def _later(shown: Snapshot) -> Snapshot:
         hyperparameters=[{**one, "lr": 0.5} for one in shown.trained.hyperparameters],
         weights=dict.fromkeys(shown.trained.weights, "others"),
     )
-    return replace(_right(shown), trained=trained, division=replace(OWN, rank=1, order=(0, 2)), place=Place(2, 1))
+    return replace(_right(shown), trained=trained, division=replace(OWN, rank=1, order=(0, 2)), place=(2, 1))
 
 
 def _codes(reporter: Reporter) -> list[str]:
@@ -173,13 +173,10 @@ def test_epochs_of_different_length_are_reported_in_place_of_their_effects(
 @pytest.mark.parametrize(
     ("change", "codes"),
     [
-        (lambda shown: replace(_later(shown), place=Place(1, 3), division=replace(OWN, rank=1)), "DP07 DP07"),
-        (lambda shown: replace(_right(shown), place=Place(1, 3), division=replace(OWN, rank=1, order=(0, 2))), "DP05"),
-        (lambda shown: replace(_right(shown), place=Place(2, 1), division=replace(OWN, rank=1, order=(0, 2))), "DP09"),
-        (
-            lambda shown: replace(_right(shown), place=Place(2, 1), division=replace(OWN, rank=1, order=(9, 2))),
-            "DP05 DP09",
-        ),
+        (lambda shown: replace(_later(shown), place=(1, 3), division=replace(OWN, rank=1)), "DP07 DP07"),
+        (lambda shown: replace(_right(shown), place=(1, 3), division=replace(OWN, rank=1, order=(0, 2))), "DP05"),
+        (lambda shown: replace(_right(shown), place=(2, 1), division=replace(OWN, rank=1, order=(0, 2))), "DP09"),
+        (lambda shown: replace(_right(shown), place=(2, 1), division=replace(OWN, rank=1, order=(9, 2))), "DP05 DP09"),
     ],
     ids=["rates-in-one-epoch", "epochs-set-apart", "orders-in-two-epochs", "seeds"],
 )
@@ -248,7 +245,7 @@ def test_findings_of_another_rank_are_in_the_summary(
         **ALONE,
         allocate_shared=single_rank("here").allocate_shared,
     )
-    process.current().keep(job.Job(communicator, leave))
+    process.current().parts[job.Job] = job.Job(communicator, leave)
     assert capsys.readouterr().err == "notice: AP06: the app computes\n  try:   to_cpu\n"
     job.finish()
     reporter.summarize()

@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 
 from sambasim import __version__
+from sambasim.samba import shim
 from sambasim.samba.notices import AbsentNameError
-from sambasim.samba.shim import finder
-from sambasim.samba.shim.finder import ABSENT, MODULES, ROOT, AbsentModuleError
+from sambasim.samba.shim import ABSENT, MODULES, ROOT, AbsentModuleError
 from sambasim.samba.shim.modules import ConvTilingMetadata, OrderedSet, TilingMetadata
 from tests.support.door import open_door
 from tests.support.whole import whole_case
 
 
 @pytest.fixture(autouse=True)
-def shim() -> Iterator[None]:
+def installed() -> Iterator[None]:
     """It is installed in each test."""
     with open_door():
         yield
@@ -117,7 +117,7 @@ def test_a_function_and_its_module_of_the_same_name_can_both_be_called() -> None
 
 
 def test_other_packages_are_not_affected() -> None:
-    assert finder.SambaflowFinder().find_spec("sambaflows", None) is None
+    assert shim.SambaflowFinder().find_spec("sambaflows", None) is None
 
 
 def test_version_and_demo() -> None:
@@ -152,7 +152,7 @@ def test_metadata_is_kept() -> None:
 def test_a_log_line_names_its_rank(env: dict[str, str], rank: str) -> None:
     body = (
         "import logging; logging.basicConfig()\n"
-        "from sambasim.samba.shim import samba_logger\n"
+        "from sambasim.samba.shim import modules as samba_logger\n"
         "samba_logger.debug('too low'); samba_logger.samba_logger.warning('loss is %s', 3)\n"
     )
     result = subprocess.run(

@@ -242,7 +242,7 @@ import os, sys, time
 import sambaflow.samba
 from sambasim.errors import DataError
 from sambasim.runtime.machine.launcher import launched_rank
-from sambasim.samba.joining import communicator
+from sambasim.samba.ending import communicator
 
 
 rank, how = launched_rank(os.environ), sys.argv[1]
