@@ -102,20 +102,16 @@ class CheckpointError(ArtifactError, code="checkpoint"):
     """A checkpoint is damaged, breaks a rule of its format, or is of another run. `is_damage` says that no release will
     ever be able to use it."""
 
-    def __init__(
-        self, what: str, *, where: str | None = None, remedy: str | None = None, is_damage: bool = False
-    ) -> None:
-        super().__init__(what, where=where, remedy=remedy)
+    def __init__(self, what: str, *, is_damage: bool = False, **parts: str | None) -> None:
+        super().__init__(what, **parts)
         self.is_damage = is_damage
 
 
 class PeerError(SambasimError, code="peer", exit_code=4):
     """Another rank failed, or has another state than this rank. `rank` is the first such rank, where it is known."""
 
-    def __init__(
-        self, what: str, *, where: str | None = None, remedy: str | None = None, rank: int | None = None
-    ) -> None:
-        super().__init__(what, where=where, remedy=remedy)
+    def __init__(self, what: str, *, rank: int | None = None, **parts: str | None) -> None:
+        super().__init__(what, **parts)
         self.rank = rank
 
 

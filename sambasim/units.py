@@ -39,9 +39,7 @@ def format_seconds(time_s: float) -> str:
     """0.0123 -> `"12.3 ms"`."""
     if time_s >= 1:
         return f"{time_s:.2f} s"
-    if time_s >= MILLISECOND_S:
-        return f"{time_s / MILLISECOND_S:.1f} ms"
-    return f"{time_s / MICROSECOND_S:.1f} us"
+    return f"{time_s * 1e3:.1f} ms" if time_s >= 1e-3 else f"{time_s * 1e6:.1f} us"
 
 
 def format_count(count: float) -> str:

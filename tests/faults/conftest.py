@@ -10,8 +10,8 @@ from types import ModuleType
 import pytest
 
 from tests.faults.command import sambasim
+from tests.faults.fault import TRAIN, net
 from tests.faults.parallelism import DEEP
-from tests.faults.texts import TRAIN, net
 
 _NET = "sambasim_file_net"
 """What the module of a net.py is called, unless that of another folder is loaded already."""

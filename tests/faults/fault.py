@@ -1,16 +1,65 @@
-"""One kind of bad input, and the check of what is reported."""
+"""One kind of bad input, the small sound model that is changed for it, and the check of what is reported."""
 
 import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import indent
 
 from tests.faults.command import Outcome, outcome_of, sambasim
 from tests.support.mpi import SAMBASIM, run_mpi
 
 MAX_LINES = 8
 _JARGON = ("Traceback", "dynamo", "Dynamo", "FakeTensor", "fake tensor", "graph break", "aot_", "GuardOn", "proxy")
+
+
+_IMPORTS = """import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
+
+
+"""
+
+SAMPLES = "return TensorDataset(torch.randn(16, 8), torch.arange(16) % 3)"
+"""What the function `samples` of `net` does: 16 samples of 8 numbers, each with a class from 0 to 2."""
+
+COMPILE = "compile net.py:Net --set data.source=net.py:samples --set optimizer.name=sgd -b 4"
+NAMED_LOSS = "--set loss.name=cross_entropy"
+TRAIN = f"{COMPILE} {NAMED_LOSS}"
+"""The command line with which `net()`, unchanged, becomes a PEF."""
+
+
+def net(
+    forward: str = "return self.linear(x)",
+    *,
+    init: str = "self.linear = nn.Linear(8, 3)",
+    parameters: str = "x",
+    samples: str = SAMPLES,
+    before: str = "",
+) -> str:
+    """The text of net.py: `samples`, and the class `Net`; `forward` takes `parameters`.
+
+    `before` stands between the imports and the rest.
+    """
+    return (
+        f"{_IMPORTS}{before}"
+        f"def samples():\n{indent(samples, ' ' * 4)}\n\n\n"
+        f"class Net(nn.Module):\n"
+        "    def __init__(self):\n"
+        f"        super().__init__()\n{indent(init, ' ' * 8)}\n\n"
+        f"    def forward(self{', ' + parameters if parameters else ''}):\n{indent(forward, ' ' * 8)}\n"
+    )
+
+
+def dataset(getitem: str, length: int = 16) -> str:
+    """The text of net.py whose data are `length` samples, of which `getitem` reads sample `i`."""
+    before = (
+        f"class Samples(Dataset):\n    def __len__(self):\n        return {length}\n\n"
+        f"    def __getitem__(self, i):\n{indent(getitem, ' ' * 8)}\n\n\n"
+    )
+    return net(samples="return Samples()", before=before)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +77,6 @@ class Fault:
     prepare: Callable[[Path], object] | None = None
     may_leave: tuple[str, ...] = ()
     ranks: int = 0
-    name: str = ""
 
     def check(self, folder: Path, compiled: Mapping[str, bytes]) -> None:
         """Run the command in `folder`; `compiled` are the PEFs by name."""
@@ -49,6 +97,14 @@ class Fault:
             outcome = sambasim(words, folder)
         check_message(outcome, self.says.replace("HERE", str(folder)))
         check_left(folder, before, self.may_leave)
+
+
+def table(
+    text: str, net: str | None = None, prepare: Callable[[Path], object] | None = None, ranks: int = 0
+) -> Iterator[Fault]:
+    """The faults of a text: a command on each line, and below it, further in, what is said of it."""
+    for command, said in re.findall(r"^(\S.*)\n((?: .*\n)+)", text, re.MULTILINE):
+        yield Fault(command, " ".join(said.split("\n    ")).strip(), net, prepare, ranks=ranks)
 
 
 def check_message(outcome: Outcome, says: str) -> str:

@@ -3,8 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.faults.fault import Fault
-from tests.faults.texts import TRAIN, net
+from tests.faults.fault import TRAIN, Fault, net, table
 from tests.pef.damage import Fields, change_fields
 
 DEEP = net(
@@ -23,8 +22,7 @@ _IN_FILE = f"{_STAGES} --schedule mine.csv"
 _CHOICES = "--schedule gpipe | 1f1b | interleaved-1f1b | zb-h1 | FILE.csv"
 
 
-def _written(content: str | bytes) -> Callable[[Path], object]:
-    data = content.encode() if isinstance(content, str) else content
+def _written(data: bytes) -> Callable[[Path], object]:
     return lambda folder: (folder / "mine.csv").write_bytes(data)
 
 
@@ -41,10 +39,27 @@ def _with_rows(*rows: str) -> Callable[[Path], object]:
 
 
 CUTS: tuple[Fault, ...] = (
-    Fault(
-        f"{TRAIN} --tensor-parallel weight --n-chips 5",
-        "no tensor of net can be cut over 5 ranks ... --n-chips 2, 4 or 8, or leave out --tensor-parallel",
-        DEEP,
+    *table(
+        f"""
+{TRAIN} --tensor-parallel weight --n-chips 5
+    no tensor of net can be cut over 5 ranks ... --n-chips 2, 4 or 8, or leave out --tensor-parallel
+{TRAIN} --tensor-parallel batch --n-chips 1000000000
+    parallel.n_chips = 1000000000 (from --n-chips): must be at most 16,384
+{TRAIN} --tensor-parallel batch --n-chips 3
+    parallel.n_chips = 3 (from --n-chips): does not divide the batch of 4 samples ... --batch-size 6
+{TRAIN} --pipeline-stages 3
+    net cannot be cut into 3 stages with parameters of their own: its forward has ...
+    use fewer --pipeline-stages: at most 2
+{TRAIN} -b 65536 --pipeline-stages 2 --micro-batches 65536
+    a schedule of 2 ranks and 65,536 micro-batches is too long ... fewer --pipeline-stages or --micro-batches
+{TRAIN} --pipeline-stages 2 --micro-batches 3
+    parallel.micro_batches = 3 (from --micro-batches): does not divide the batch of 4 ... --batch-size 6
+{_STAGES} --schedule zbh1
+    there is no schedule zbh1 ... {_CHOICES}
+{_STAGES} --zero 3
+    parallel.zero = 3 (from --zero): needs data parallelism ... add --data-parallel
+""",
+        net=DEEP,
     ),
     Fault(
         f"{TRAIN} --tensor-parallel weight --n-chips 2",
@@ -55,22 +70,6 @@ CUTS: tuple[Fault, ...] = (
         f"{TRAIN} --tensor-parallel weight --n-chips 8",
         "4 attention heads cannot be divided over 8 ranks ... where: net.py: ... --n-chips 2 or 4, or leave out",
         ATTENTION,
-    ),
-    Fault(
-        f"{TRAIN} --tensor-parallel batch --n-chips 1000000000",
-        "parallel.n_chips = 1000000000 (from --n-chips): must be at most 16,384",
-        DEEP,
-    ),
-    Fault(
-        f"{TRAIN} --tensor-parallel batch --n-chips 3",
-        "parallel.n_chips = 3 (from --n-chips): does not divide the batch of 4 samples ... --batch-size 6",
-        DEEP,
-    ),
-    Fault(
-        f"{TRAIN} --pipeline-stages 3",
-        "net cannot be cut into 3 stages with parameters of their own: its forward has ... "
-        "use fewer --pipeline-stages: at most 2",
-        DEEP,
     ),
     Fault(
         f"{TRAIN} --pipeline-stages 2", "net cannot be cut into 2 stages ... try:   leave out --pipeline-stages", net()
@@ -84,73 +83,81 @@ CUTS: tuple[Fault, ...] = (
             "self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))",
         ),
     ),
-    Fault(
-        f"{TRAIN} -b 65536 --pipeline-stages 2 --micro-batches 65536",
-        "a schedule of 2 ranks and 65,536 micro-batches is too long ... fewer --pipeline-stages or --micro-batches",
-        DEEP,
-    ),
-    Fault(
-        f"{TRAIN} --pipeline-stages 2 --micro-batches 3",
-        "parallel.micro_batches = 3 (from --micro-batches): does not divide the batch of 4 ... --batch-size 6",
-        DEEP,
-    ),
-    Fault(f"{_STAGES} --schedule zbh1", f"there is no schedule zbh1 ... {_CHOICES}", DEEP),
-    Fault(
-        f"{_STAGES} --zero 3", "parallel.zero = 3 (from --zero): needs data parallelism ... add --data-parallel", DEEP
-    ),
 )
 
-FILES: tuple[Fault, ...] = tuple(
-    Fault(_IN_FILE, says, DEEP, _written(content), name=f"a schedule with {name}")
-    for name, content, says in (
-        (
-            "an unknown action",
-            "0F0,0F1,0B0,0B1\n1F0,1X0,1F1,1B1\n",
-            "1X0 is no action ... mine.csv, row 2, cell 2 ... write stage, F, B, I or W, and micro-batch, as in 2F0",
-        ),
-        (
-            "a missing cell",
-            "0F0,0F1,0B0\n1F0,1B0,1F1,1B1\n",
-            "0B1 is missing ... mine.csv, row 1 (rank 0) ... every stage, 0 to 1, needs F, B of every micro-batch",
-        ),
-        (
-            "a stage on two ranks",
-            "0F0,0F1,0B0,0B1,1F0\n1B0,1F1,1B1\n",
-            "1F0 is on rank 0, but stage 1 is on rank 1 ... move 1F0 to row 2",
-        ),
-        (
-            "a backward before its forward",
-            "0F0,0F1,0B0,0B1\n1B0,1F0,1F1,1B1\n",
-            "1B0 is before 1F0, which it needs ... move 1F0 to before 1B0",
-        ),
-        (
-            "a deadlock",
-            "0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1\n",
-            "the schedule has a deadlock: 0B0 on rank 0 waits for 1B0; 1F1 on rank 1 waits for 0F1 ... move 1B0 to",
-        ),
-        (
-            "a deadlock of chunks",
-            "0F0,0F1,0B0,0B1,2F0,2F1,2B0,2B1\n1F0,1F1,1B0,1B1,3F0,3F1,3B0,3B1\n",
-            "0B0 on rank 0 waits for 1B0; 1B0 on rank 1 waits for 2B0 ... try:   move 2B0 to before 0B0\n",
-        ),
-        (
-            "one row",
-            "0F0,0F1,0B0,0B1\n",
-            "mine.csv has 1 rank and 2 micro-batches, not 2 and 2 ... write a row for each of the 2 ranks",
-        ),
-        (
-            "other ranks",
-            "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n2F0,2B0,2F1,2B1\n",
-            "mine.csv has 3 ranks and 2 micro-batches, not 2 and 2 ... --pipeline-stages 3 --micro-batches 2",
-        ),
-        ("nothing", "", "the schedule has no actions ... where: mine.csv ... write a row of actions for each rank"),
-        ("bytes that are no text", b"\x7fELF\xff\x00", f"mine.csv cannot be read: it is not UTF-8 text ... {_CHOICES}"),
-    )
+_SCHEDULES = """
+0F0,0F1,0B0,0B1 / 1F0,1X0,1F1,1B1
+    1X0 is no action ... mine.csv, row 2, cell 2 ... write stage, F, B, I or W, and micro-batch, as in 2F0
+0F0,0F1,0B0 / 1F0,1B0,1F1,1B1
+    0B1 is missing ... mine.csv, row 1 (rank 0) ... every stage, 0 to 1, needs F, B of every micro-batch
+0F0,0F1,0B0,0B1,1F0 / 1B0,1F1,1B1
+    1F0 is on rank 0, but stage 1 is on rank 1 ... move 1F0 to row 2
+0F0,0F1,0B0,0B1 / 1B0,1F0,1F1,1B1
+    1B0 is before 1F0, which it needs ... move 1F0 to before 1B0
+0F0,0B0,0F1,0B1 / 1F0,1F1,1B0,1B1
+    the schedule has a deadlock: 0B0 on rank 0 waits for 1B0; 1F1 on rank 1 waits for 0F1 ... move 1B0 to
+0F0,0F1,0B0,0B1,2F0,2F1,2B0,2B1 / 1F0,1F1,1B0,1B1,3F0,3F1,3B0,3B1
+    0B0 on rank 0 waits for 1B0; 1B0 on rank 1 waits for 2B0 ... try:   move 2B0 to before 0B0
+0F0,0F1,0B0,0B1
+    mine.csv has 1 rank and 2 micro-batches, not 2 and 2 ... write a row for each of the 2 ranks
+0F0,0F1,0B0,0B1 / 1F0,1B0,1F1,1B1 / 2F0,2B0,2F1,2B1
+    mine.csv has 3 ranks and 2 micro-batches, not 2 and 2 ... --pipeline-stages 3 --micro-batches 2
+"""
+"""Rows of a schedule's file, where a slash begins the next one, and what is said of them."""
+
+FILES: tuple[Fault, ...] = (
+    *(
+        Fault(_IN_FILE, row.says, DEEP, _written(row.command.replace(" / ", "\n").encode() + b"\n"))
+        for row in table(_SCHEDULES)
+    ),
+    Fault(_IN_FILE, "no actions ... where: mine.csv ... write a row of actions for each rank", DEEP, _written(b"")),
+    Fault(
+        _IN_FILE, f"mine.csv cannot be read: it is not UTF-8 text ... {_CHOICES}", DEEP, _written(b"\x7fELF\xff\x00")
+    ),
 )
 
 _PIPED = "--pef stages --data synthetic --no-evaluate --steps 2"
 
 RUNS: tuple[Fault, ...] = (
+    *table(f"""
+run {_PIPED} --host-sync parameter-server --parameter-servers 1
+    --host-sync parameter-server syncs replicas of one rank, and a replica of the PEF stages has 2 (pp 2) ...
+    leave out --host-sync and --parameter-servers: MPI through the host
+run --pef cut --host-sync gloo
+    --host-sync gloo syncs replicas of one rank, and a replica of the PEF cut has 2 (tp 2) ... leave out --host-
+run --pef shared --host-sync gloo
+    --host-sync gloo syncs replicas of one rank, and a replica of the PEF shared has 2 (dp 2) ... leave out
+run --pef slices --emulate-replicas 2 --host-sync parameter-server
+    --host-sync parameter-server keeps gradients whole ... --zero 3 ... leave out --host-sync
+run --pef slices --emulate-replicas 2 --debug-numerics
+    --debug-numerics needs whole gradients ... --zero 3
+run {_PIPED} --debug-numerics
+    --debug-numerics cannot watch a pipeline yet ... leave out --debug-numerics
+run --pef slices --emulate-replicas 2 --host-sync gloo
+    gloo keeps gradients whole, and the replicas of the PEF slices keep slices (--zero 3) ... leave out --host-
+run --pef cut --emulate-replicas 2
+    --emulate-replicas 2 was given, but this PEF has no REDUCE ... or run one replica: mpirun -np 2 sambasim
+run --pef slices
+    at least 2 replicas (-ws 2), and 1 replica was started ... mpirun -np 2 sambasim run --pef slices
+run --pef pairs
+    at least 2 replicas of 2 ranks (-ws 2), and 1 replica was started
+run {_PIPED} --zero 2
+    --zero is for compile: a run takes what the PEF was compiled with ... sambasim compile … --zero 2
+run {_PIPED} --set parallel.pipeline_stages=1
+    parallel.pipeline_stages = 1: is compiled into the PEF ... sambasim compile … --set parallel.pipeline_stages
+run --pef cut --engine inductor
+    cannot compile a pass that communicates, and that of the PEF cut does ... run it with --engine plain
+run {_PIPED} --record-digests d
+    --record-digests cannot watch a pipeline yet ... leave out --record-digests, or compile without
+tilestat --pef stages
+    a replica of stages has 2 ranks (pp 2) ... try:   sambasim simulate stages predicts all of its ranks
+simulate --pef guesses
+    the PEF guesses is for inference, and only training is predicted on several ranks ... compile it for training
+simulate --pef stages --replicas 2
+    the PEF stages has one replica ... compile it with --data-parallel, or leave out --replicas
+inspect --pef cut --schedule
+    cut is no pipeline, so it has no schedule ... sambasim compile --pipeline-stages 2
+"""),
     Fault(
         f"run {_PIPED}",
         "error[pef]: stages.pef breaks rule 10 ... "
@@ -159,77 +166,9 @@ RUNS: tuple[Fault, ...] = (
         prepare=_with_rows("0F0,0B0,0F1,0B1", "1F0,1F1,1B0,1B1"),
     ),
     Fault(
-        f"run {_PIPED} --host-sync parameter-server --parameter-servers 1",
-        "--host-sync parameter-server syncs replicas of one rank, and a replica of the PEF stages has 2 (pp 2) ... "
-        "leave out --host-sync and --parameter-servers: MPI through the host",
-    ),
-    Fault(
-        "run --pef cut --host-sync gloo",
-        "--host-sync gloo syncs replicas of one rank, and a replica of the PEF cut has 2 (tp 2) ... leave out --host-",
-    ),
-    Fault(
-        "run --pef shared --host-sync gloo",
-        "--host-sync gloo syncs replicas of one rank, and a replica of the PEF shared has 2 (dp 2) ... leave out",
-    ),
-    Fault(
-        "run --pef slices --emulate-replicas 2 --host-sync parameter-server",
-        "--host-sync parameter-server keeps gradients whole ... --zero 3 ... leave out --host-sync",
-    ),
-    Fault(
-        "run --pef slices --emulate-replicas 2 --debug-numerics", "--debug-numerics needs whole gradients ... --zero 3"
-    ),
-    Fault(
-        f"run {_PIPED} --debug-numerics", "--debug-numerics cannot watch a pipeline yet ... leave out --debug-numerics"
-    ),
-    Fault(
-        "run --pef slices --emulate-replicas 2 --host-sync gloo",
-        "gloo keeps gradients whole, and the replicas of the PEF slices keep slices (--zero 3) ... leave out --host-",
-    ),
-    Fault(
-        "run --pef cut --emulate-replicas 2",
-        "--emulate-replicas 2 was given, but this PEF has no REDUCE ... or run one replica: mpirun -np 2 sambasim",
-    ),
-    Fault(
-        "run --pef slices",
-        "at least 2 replicas (-ws 2), and 1 replica was started ... mpirun -np 2 sambasim run --pef slices",
-    ),
-    Fault("run --pef pairs", "at least 2 replicas of 2 ranks (-ws 2), and 1 replica was started"),
-    Fault(
-        f"run {_PIPED} --zero 2",
-        "--zero is for compile: a run takes what the PEF was compiled with ... sambasim compile … --zero 2",
-    ),
-    Fault(
-        f"run {_PIPED} --set parallel.pipeline_stages=1",
-        "parallel.pipeline_stages = 1: is compiled into the PEF ... sambasim compile … --set parallel.pipeline_stages",
-    ),
-    Fault(
-        "run --pef cut --engine inductor",
-        "cannot compile a pass that communicates, and that of the PEF cut does ... run it with --engine plain",
-    ),
-    Fault(
         "run --pef cut --data net.py:samples --steps 1 --debug-numerics",
         "the loss is not finite on rank 1 (tp 1), step 1 ... the input x of the batch of rank 1 (tp 1) holds nan",
         net(samples="return TensorDataset(torch.full((16, 8), torch.nan), torch.arange(16) % 3)"),
-    ),
-    Fault(
-        f"run {_PIPED} --record-digests d",
-        "--record-digests cannot watch a pipeline yet ... leave out --record-digests, or compile without",
-    ),
-    Fault(
-        "tilestat --pef stages",
-        "a replica of stages has 2 ranks (pp 2) ... try:   sambasim simulate stages predicts all of its ranks",
-    ),
-    Fault(
-        "simulate --pef guesses",
-        "the PEF guesses is for inference, and only training is predicted on several ranks ... compile it for training",
-    ),
-    Fault(
-        "simulate --pef stages --replicas 2",
-        "the PEF stages has one replica ... compile it with --data-parallel, or leave out --replicas",
-    ),
-    Fault(
-        "inspect --pef cut --schedule",
-        "cut is no pipeline, so it has no schedule ... sambasim compile --pipeline-stages 2",
     ),
 )
 

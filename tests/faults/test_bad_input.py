@@ -7,15 +7,12 @@ import pytest
 
 from tests.faults.command import sambasim
 from tests.faults.command_lines import COMMAND_LINES
-from tests.faults.fault import Fault
+from tests.faults.fault import TRAIN, Fault, net
 from tests.faults.parallelism import PARALLELISM
-from tests.faults.texts import TRAIN, net
 from tests.faults.user_code import USER_CODE
 
 
-@pytest.mark.parametrize(
-    "fault", [*COMMAND_LINES, *USER_CODE, *PARALLELISM], ids=lambda fault: fault.name or fault.command
-)
+@pytest.mark.parametrize("fault", [*COMMAND_LINES, *USER_CODE, *PARALLELISM], ids=lambda fault: fault.says[:60])
 def test_bad_input_is_reported(fault: Fault, tmp_path: Path, compiled: Mapping[str, bytes]) -> None:
     fault.check(tmp_path, compiled)
 

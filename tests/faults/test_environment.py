@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.texts import TRAIN
+from tests.faults.fault import TRAIN
 from tests.support.mpi import Result, run_job, run_mpi
 from tests.support.whole import whole_case
 

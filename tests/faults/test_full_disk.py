@@ -9,8 +9,7 @@ import shlex
 from pathlib import Path
 
 from tests.faults.command import Outcome, outcome_of, sambasim
-from tests.faults.fault import check_message
-from tests.faults.texts import TRAIN
+from tests.faults.fault import TRAIN, check_message
 from tests.support.mpi import SAMBASIM, run_mpi
 from tests.support.whole import whole
 

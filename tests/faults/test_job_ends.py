@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from sambasim.runtime.watch.status_file import State, StatusFile
-from tests.faults.texts import dataset
+from tests.faults.fault import dataset
 from tests.support.mpi import ROOT, SAMBASIM, Result, can_play_hosts, run_job, run_mpi
 from tests.support.warm import JOB_KEY
 from tests.support.whole import whole, whole_case
@@ -22,8 +22,7 @@ TIMEOUT_S = 2
 _RUN = [*SAMBASIM, "run", "--pef", "pair", "--data", "net.py:samples"]
 _ENDLESS = ("--epochs", "100000")
 _SHORT = ("--epochs", "3", "--no-evaluate")
-_END_S = 15.0
-"""How long a job may live after a failure, also on a busy machine."""
+_END_S = 15.0  # how long a job may live after a failure, also on a busy machine
 
 _SAMPLE = """import os, signal, time
 self.seen = getattr(self, "seen", 0) + 1
@@ -82,22 +81,21 @@ def status_files(folder: Path) -> list[Path]:
     return sorted(folder.rglob("*-ranks-*.txt"))
 
 
-def assert_stall(result: Result, where: str, seen_by: str = r"rank 0 on \S+", rank: int = 1) -> None:
+def assert_error(result: Result, what: str, where: str) -> None:
     assert result.returncode == 4, result.stderr
     assert result.stderr.count("error[") == 1
-    assert re.search(
-        rf"^error\[stall\] \(seen by {seen_by}\): rank {rank} kept the other ranks waiting", result.stderr, re.M
-    )
-    assert re.search(rf"where: {where}", result.stderr), result.stderr
+    assert re.search(rf"^error{what}.*\n  where: {where}", result.stderr, re.M), result.stderr
+
+
+def assert_stall(result: Result, where: str, seen_by: str = r"rank 0 on \S+", rank: int = 1) -> None:
+    assert_error(result, rf"\[stall\] \(seen by {seen_by}\): rank {rank} kept the other ranks waiting", where)
     assert len(re.findall(r"rank \d on \S+ \(process", result.stderr)) <= 1
     assert "--sync-timeout" in result.stderr
 
 
 def assert_death(result: Result) -> None:
-    assert result.returncode == 4
-    assert result.stderr.count("error[") == 1
-    assert re.search(r"^error\[peer\] \(seen by rank 0 on \S+\): rank 1 died without an error", result.stderr, re.M)
-    assert re.search(r"where: rank 1 on \S+ \(process \d+\): step \d+, reading data", result.stderr)
+    where = r"rank 1 on \S+ \(process \d+\): step \d+, reading data"
+    assert_error(result, r"\[peer\] \(seen by rank 0 on \S+\): rank 1 died without an error", where)
 
 
 @pytest.mark.parametrize("sync", ["--reduce-on-rdu", whole_case("--host-sync=gloo"), whole_case("--host-sync=mpi")])

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.command import outcome_of, sambasim
-from tests.faults.fault import Fault, check_left, check_message, contents
-from tests.faults.texts import dataset, net
+from tests.faults.fault import Fault, check_left, check_message, contents, dataset, net, table
 from tests.support.mpi import SAMBASIM, run_mpi
 from tests.support.whole import whole_case
 
@@ -25,17 +24,22 @@ def _empty_pair(folder: Path) -> None:
 
 
 LAUNCHES: tuple[Fault, ...] = (
-    # At one rank, before MPI starts, on every rank, on rank 0.
+    *table(
+        """
+run --pef pair --reduce-on-rdus
+    error[usage]: No such option '--reduce-on-rdus' ... sambasim run --help
+run --pef pair --host-sync parameter-server --parameter-servers 1
+    error[launch] (every rank): 2 ranks were started, and --parameter-servers 1 leaves 1 for replicas, ...
+    of which this PEF needs at least 2 (-ws 2) ...
+    mpirun -np 3 sambasim run --pef pair --host-sync parameter-server --parameter-servers 1
+""",
+        ranks=2,
+    ),
     Fault(
         "run --pef pair --save w.safetensors",
         "error[launch]: ... at least 2 replicas (-ws 2), and 1 replica was started ... "
         "mpirun -np 2 sambasim run --pef pair",
         ranks=1,
-    ),
-    Fault(
-        "run --pef pair --reduce-on-rdus",
-        "error[usage]: No such option '--reduce-on-rdus' ... sambasim run --help",
-        ranks=2,
     ),
     Fault(
         "run --pef=pare",
@@ -44,19 +48,11 @@ LAUNCHES: tuple[Fault, ...] = (
         ranks=2,
     ),
     Fault(
-        "run --pef pair --host-sync parameter-server --parameter-servers 1",
-        "error[launch] (every rank): 2 ranks were started, and --parameter-servers 1 leaves 1 for replicas, ... "
-        "of which this PEF needs at least 2 (-ws 2) ... "
-        "mpirun -np 3 sambasim run --pef pair --host-sync parameter-server --parameter-servers 1",
-        ranks=2,
-    ),
-    Fault(
         "run --pef pair --metrics net.py/m.jsonl --save w.safetensors",
         "error[option] (rank 0 on ... the metrics file cannot be written to net.py/m.jsonl ... --metrics FILE",
         net(),
         ranks=2,
     ),
-    # Replicas of several ranks.
     *(
         Fault(f"run --pef {words}", f"(every rank) ... {says}", ranks=ranks)
         for ranks, words, says in (
@@ -72,7 +68,7 @@ LAUNCHES: tuple[Fault, ...] = (
 )
 
 
-@pytest.mark.parametrize("fault", LAUNCHES, ids=lambda fault: f"{fault.ranks} {fault.command}")
+@pytest.mark.parametrize("fault", LAUNCHES, ids=lambda fault: fault.says[:60])
 def test_an_error_of_a_job_is_reported_once(fault: Fault, tmp_path: Path, compiled: Mapping[str, bytes]) -> None:
     fault.check(tmp_path, compiled)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.texts import dataset
+from tests.faults.fault import dataset
 from tests.support.mpi import SAMBASIM, Result, run_mpi
 from tests.support.whole import whole_case
 

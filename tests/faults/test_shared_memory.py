@@ -10,8 +10,7 @@ import pytest
 
 from sambasim.units import MIB
 from tests.faults.command import outcome_of, sambasim
-from tests.faults.fault import assert_contains, check_message
-from tests.faults.texts import COMPILE, NAMED_LOSS, SAMPLES, net
+from tests.faults.fault import COMPILE, NAMED_LOSS, SAMPLES, assert_contains, check_message, net
 from tests.support.mpi import ROOT, SAMBASIM, Result, can_play_hosts, mpirun, run_job, run_mpi
 from tests.support.whole import whole, whole_case
 

@@ -1,7 +1,6 @@
 """Bad models and data: what a user's file does that cannot be built, captured, trained or read."""
 
-from tests.faults.fault import Fault
-from tests.faults.texts import COMPILE, SAMPLES, TRAIN, dataset, net
+from tests.faults.fault import COMPILE, SAMPLES, TRAIN, Fault, dataset, net
 
 _LOSS = "--set loss.name=net.py:wrong"
 _STEP = "error[capture]: the training step cannot be captured"
@@ -27,18 +26,16 @@ _RUN = "run --pef net --data net.py:samples"
 _DAMAGED = "if i == 11:\n    raise OSError('image 11 is damaged')\nreturn torch.randn(8), i % 3"
 
 
-def _model(name: str, says: str, text: str) -> Fault:
-    return Fault(TRAIN, says, text, name=name)
+def _model(says: str, text: str) -> Fault:
+    return Fault(TRAIN, says, text)
 
 
 USER_CODE: tuple[Fault, ...] = (
     _model(
-        "a file that is not Python",
         "its module raised SyntaxError: '(' was never closed ... where: HERE/net.py: ... return self.linear(x",
         net("return self.linear(x"),
     ),
     _model(
-        "layers that do not fit the samples",
         "the model does not run on the example batch: RuntimeError: mat1 and mat2 shapes cannot be multiplied ... "
         "where: HERE/net.py:17: return self.linear(x) ... "
         "check the model against its inputs, which were float32[4, 8], int64[4]",
@@ -55,61 +52,47 @@ USER_CODE: tuple[Fault, ...] = (
         net(before="def wrong(outputs, target):\n    return 3.0\n\n\n"),
     ),
     _model(
-        "nothing returned",
         "the model returns None ... where: HERE/net.py:16: def forward(self, x): ... return a loss, (loss, outputs",
         net("self.linear(x)"),
     ),
+    _model("the model has no parameters to train ... compile it with --inference", net("return x[:, :3]", init="pass")),
     _model(
-        "no parameters",
-        "the model has no parameters to train ... compile it with --inference",
-        net("return x[:, :3]", init="pass"),
-    ),
-    _model(
-        "parameters on another device",
         "the model has 2 things that a PEF cannot hold: ... "
         "the parameter linear.weight is on the device meta ... "
         "the parameter linear.bias is on the device meta ... build the model on the CPU",
         net(init="self.linear = nn.Linear(8, 3, device='meta')"),
     ),
     _model(
-        "lazy parameters",
         "the parameter linear.weight has no shape yet: its module is lazy ... nn.Linear(…) instead of nn.LazyLinear",
         net(init="self.linear = nn.LazyLinear(3)"),
     ),
     _model(
-        "a boolean mask",
         f"{_STEP}: a shape that depends on the values ... net.py:18: return h - h[h > 0].mean() ... "
         "torch.where(mask, a, b)",
         net("h = self.linear(x)\nreturn h - h[h > 0].mean()"),
     ),
     _model(
-        "a packed sequence",
         f"{_STEP}: a packed sequence ... net.py:18: packed = nn.utils.rnn.pack_padded_sequence ... on the padded batch",
         net(_PACKED, init=_RNN),
     ),
     _model(
-        "a parameter changed in place",
         f"{_STEP}: a parameter that is changed in place ... net.py:18: self.linear.weight.clamp_(-1, 1) ... "
         "self.register_buffer(",
         net("with torch.no_grad():\n    self.linear.weight.clamp_(-1, 1)\nreturn self.linear(x)"),
     ),
     _model(
-        "random numbers of NumPy",
         f"{_STEP}: random numbers of NumPy ... net.py:20: return ... torch.rand",
         net("return self.linear(x) * np.random.rand()", before="import numpy as np\n\n\n"),
     ),
     _model(
-        "a complex output",
         "error[model]: output 2 of the model is complex64 ... net.py:16: def forward ... torch.view_as_real",
         net("return self.linear(x), torch.fft.rfft(x)"),
     ),
     _model(
-        "an operator of the user's own",
         "error[operator]: a PEF cannot hold faults.double.default ... return torch.ops ... PyTorch's own operators",
         net("return torch.ops.faults.double(self.linear(x))", before=_OPERATOR),
     ),
     _model(
-        "several at once",
         f"{_STEP}, for 4 reasons: ... HERE/net.py:17: x *= 2   (an input that is changed in place) ... "
         "HERE/net.py:19: if h.sum() > 0:   (a branch on the value of a tensor) ... "
         "HERE/net.py:21: if h.max() > 3:   (a branch on the value of a tensor) ... "
@@ -121,17 +104,14 @@ USER_CODE: tuple[Fault, ...] = (
         ),
     ),
     _model(
-        "too few samples for a batch",
         "the training data has 3 samples, fewer than one batch of 4 ... --batch-size 3 or less",
         net(samples=SAMPLES.replace("16", "3")),
     ),
     _model(
-        "no target for the loss",
         "the loss cross_entropy needs a target, and a sample gives one value ... give (x, label) in the dataset",
         net(samples="return TensorDataset(torch.randn(16, 8))"),
     ),
     _model(
-        "fewer values than the model needs",
         "error[data]: forward(x, mask) needs mask, and a sample gives x and the target of the loss ... "
         "where: HERE/net.py:16: def forward(self, x, mask): ... give it in every sample",
         net("return self.linear(x * mask)", parameters="x, mask"),

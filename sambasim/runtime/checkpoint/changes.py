@@ -71,9 +71,8 @@ class Change:
 
 
 def check_pef(saved: Manifest, now: Manifest, pef: Path, where: str) -> list[Change]:
-    """The compile options that differ, where they do not change the model. Raises CheckpointError if the two are of
-    different PEFs otherwise, and says what differs. `pef` is the file of `now`: if that of `saved` is near it, the
-    error names it."""
+    """The compile options that differ. Raises CheckpointError if they change the model: for another PEF, which it names
+    if it is near `pef`, that of `now`."""
     if saved.pef.digest == now.pef.digest:
         if saved.tensors != now.tensors:
             what = f"the checkpoint names the PEF {now.pef.name}, but does not hold the tensors of that PEF"

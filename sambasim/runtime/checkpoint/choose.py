@@ -24,9 +24,8 @@ IF_ANY = "if-any"
 
 
 def choose(resume: str, checkpoint_dir: Path | None, communicator: Communicator) -> tuple[Checkpoint, list[str]]:
-    """Collective. The checkpoint to resume from, checked by all ranks together, and notices about those that were
-    passed over. `resume`: AUTO, NEWEST, or the path of a checkpoint or of a folder of them. Raises CheckpointError for
-    damage, OptionError if there is none."""
+    """Collective. The checkpoint that `resume` means, a path or a constant from above, checked by all ranks together,
+    and notices about those passed over. Raises CheckpointError for damage, OptionError if there is none."""
     candidates = _candidates(resume, checkpoint_dir)
     if communicator.broadcast_object(candidates) != candidates:
         raise OptionError(
@@ -125,8 +124,8 @@ def _put_aside(path: Path, communicator: Communicator) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Resumption:
-    """The checkpoint that a run resumes from, its position, and notices for the user. `keeps_loss_scale`: its options
-    for it are those of the run."""
+    """What a run resumes from, and notices for the user. `keeps_loss_scale`: its options for it are those of the
+    run."""
 
     checkpoint: Checkpoint
     position: Position
@@ -144,8 +143,7 @@ class Resumption:
 
 
 def find(setup: Setup, samples: int) -> Resumption | None:
-    """Collective. The checkpoint that the options ask to resume from; None for a run that starts from the beginning.
-    Raises CheckpointError or OptionError."""
+    """Collective. The checkpoint that the options ask to resume from, if any. Raises CheckpointError or OptionError."""
     options, communicator = setup.options.checkpoint, setup.communicator
     if options.resume is None:
         if options.dir is not None and (earlier := _in_folder(options.dir)):
@@ -183,9 +181,9 @@ def find(setup: Setup, samples: int) -> Resumption | None:
 
 
 def restore(setup: Setup, team: Team, checkpoint: Checkpoint) -> None:
-    """Collective. Make `checkpoint` the state of `team`. A replica that it does not have gets the buffers of replica 0,
-    and a chip those of the first. A rank restores the parameters in its memory, and the optimizer states of the slices
-    that it updates."""
+    """Collective. Make `checkpoint` the state of `team`: the parameters in each memory, and the optimizer states of the
+    slices that a rank updates. Additional replicas get the buffers of replica 0, additional chips those of the
+    first."""
     program, run = setup.program, checkpoint.manifest.run
 
     def read(symbol: Symbol, memory: DeviceMemory, rank: int, prefix: str = "") -> None:

@@ -63,8 +63,8 @@ class ProgressModel(_Model):
 
 
 class RunModel(_Model):
-    """What decides the bits of a run besides its options. `chips`: those that share the batch of a replica; `samples`:
-    the size of the training data."""
+    """What decides the bits of a run besides its options. `chips` share the batch of a replica; `samples`: of the
+    training data."""
 
     replicas: Annotated[int, Field(ge=1, le=_MOST_RANKS)]
     chips: Annotated[int, Field(ge=1, le=_MOST_RANKS)]
@@ -115,8 +115,7 @@ class ShardModel(_Model):
 
 
 class Manifest(_Model):
-    """All of `checkpoint.json`. `format`, `version` and `writer` keep their meaning in every later version. `tensors`
-    go by symbol name, `shards` by file name."""
+    """All of `checkpoint.json`; `format`, `version` and `writer` keep their meaning in every later version."""
 
     format: Literal["sambasim-checkpoint"] = FORMAT_NAME
     version: Literal["3.2"] = FORMAT_VERSION
@@ -212,8 +211,8 @@ def piece_key(name: str, start: int, stop: int) -> str:
 
 
 def buffer_name(replica: int, chip: int, name: str) -> str:
-    """The name in a shard before the range: `replica 1/bn__running_mean`. Every replica has buffers of its own,
-    and every chip that shares its batch: `replica 1/chip 1/bn__running_mean` is of the second one."""
+    """The name in a shard before the range: `replica 1/bn__running_mean`, of the second chip `replica 1/chip
+    1/bn__running_mean`."""
     return f"replica {replica}/{f'chip {chip}/' if chip else ''}{name}"
 
 
@@ -232,8 +231,7 @@ class _Place(NamedTuple):
 
 
 class Checkpoint:
-    """The complete checkpoint in the folder `path`. Tensors are flat and go by symbol name, buffers by `buffer_name`.
-    Raises CheckpointError. `check` compares the elements with their digests."""
+    """The checkpoint in the folder `path`, its tensors flat, by their names in the shards. Raises CheckpointError."""
 
     def __init__(self, path: Path) -> None:
         self.manifest = _read_manifest(path)
@@ -252,8 +250,8 @@ class Checkpoint:
     def read_part(
         self, name: str, cuts: Sequence[Cut], at: Mapping[str, int], start: int, into: Tensor, prefix: str = ""
     ) -> None:
-        """As `read`, of the part that the rank at `at` has of the tensor `name` if it is cut by `cuts`: the run that
-        wrote the checkpoint may have cut it otherwise. `prefix`: that of `buffer_name`."""
+        """As `read`, of the part that the rank at `at` has of a tensor cut by `cuts`, which may be cut otherwise in the
+        checkpoint. `prefix`: that of `buffer_name`."""
         saved = self.manifest.tensors[name]
         if saved.cuts == tuple(cuts):
             self.read(prefix + part_name(name, cuts, at), start, into)
@@ -270,16 +268,6 @@ class Checkpoint:
         for name, model in self.manifest.all_tensors():
             parts = [self._data(place) for place in self._places[name]]
             yield name, torch.cat(parts) if parts else torch.empty(0, dtype=getattr(torch, model.dtype))
-
-    def check_content(self, shard: str) -> None:
-        """Compare every byte of it with its digest. Raises CheckpointError."""
-        try:
-            with (self.path / shard).open("rb") as file:
-                sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-        except OSError as error:
-            raise _unreadable(self.path, shard, error) from error
-        if sha256 != self.manifest.shards[shard].sha256:
-            raise _damaged(self.path, shard, "its content is not what was written: its SHA-256 differs")
 
     def _data(self, place: _Place) -> Tensor:
         data: Tensor = self._files[place.shard].get_tensor(place.key)
@@ -322,8 +310,14 @@ class Checkpoint:
 def check(path: Path, rank: int = 0, ranks: int = 1) -> Checkpoint:
     """The checkpoint, its shards compared with their digests: each of `ranks` processes compares others."""
     checkpoint = Checkpoint(path)
-    for shard in list(checkpoint.manifest.shards)[rank::ranks]:
-        checkpoint.check_content(shard)
+    for name, shard in list(checkpoint.manifest.shards.items())[rank::ranks]:
+        try:
+            with (path / name).open("rb") as file:
+                sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as error:
+            raise _unreadable(path, name, error) from error
+        if sha256 != shard.sha256:
+            raise _damaged(path, name, "its content is not what was written: its SHA-256 differs")
     return checkpoint
 
 

@@ -23,8 +23,6 @@ from sambasim.runtime.machine.communicator import Communicator
 MANIFEST_FILE = "checkpoint.json"
 LOCK_FILE = ".lock"
 
-_NAME = re.compile(r"step-([0-9]{10,})")
-
 
 def name_of(step: int) -> str:
     return f"step-{step:010}"
@@ -38,7 +36,9 @@ def checkpoints_in(folder: Path) -> Sequence[Path]:
     """The checkpoints in `folder`, judged by name only, newest first. Raises OSError if it cannot be read."""
     if not folder.is_dir():
         return ()
-    return sorted((path for path in folder.iterdir() if _NAME.fullmatch(path.name)), key=step_of, reverse=True)
+    return sorted(
+        (path for path in folder.iterdir() if re.fullmatch(r"step-[0-9]{10,}", path.name)), key=step_of, reverse=True
+    )
 
 
 def damaged_in(folder: Path) -> Sequence[Path]:
@@ -104,9 +104,8 @@ def sync_folder(path: Path) -> None:
 
 
 def claim(folder: Path, communicator: Communicator) -> BinaryIO | None:
-    """Collective. Create `folder`, lock it for this run and clean it up; returns the lock file on rank 0, which holds
-    the lock until it is closed. Raises, on all ranks alike, OptionError if another run holds the lock and MachineError
-    if it cannot be created."""
+    """Collective. Create `folder`, lock it for this run and clean it up. Rank 0 gets the lock file, to close. Raises
+    OptionError if another run holds the lock, MachineError if it cannot be created."""
     lock: BinaryIO | None = None
     fault: OptionError | MachineError | None = None
     if communicator.rank == 0:
@@ -124,8 +123,8 @@ def claim(folder: Path, communicator: Communicator) -> BinaryIO | None:
 
 
 def _create_and_lock(folder: Path) -> BinaryIO:
-    """An exclusive POSIX record lock: forked processes, such as data workers, do not inherit it, and it works on NFS.
-    Raises BlockingIOError if another process holds it."""
+    """A POSIX record lock: forked processes do not inherit it, and it works on NFS. Raises BlockingIOError if it is
+    held."""
     absolute = Path(os.path.abspath(folder))
     created = [place for place in (absolute, *absolute.parents) if not place.exists()]
     folder.mkdir(parents=True, exist_ok=True)

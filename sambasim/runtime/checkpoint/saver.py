@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
 from safetensors import SafetensorError
@@ -53,13 +52,10 @@ class Piece(NamedTuple):
 
 
 def pieces_of(
-    program: Program,
-    memory: DeviceMemory,
-    slice_of: Callable[[ParameterGroup], Slice],
-    at: Mapping[str, int] = MappingProxyType({}),
+    program: Program, memory: DeviceMemory, slice_of: Callable[[ParameterGroup], Slice], at: Mapping[str, int]
 ) -> Iterator[Piece]:
-    """The parts of the trained parameters and optimizer states in `memory` that lie in a slice of each group. `at`: the
-    coordinates of the rank."""
+    """The trained parameters and optimizer states in `memory` that lie in a slice of each group. `at`: the rank's
+    coordinates."""
     for group in program.groups:
         start, stop = slice_of(group)
         optimizer = program.optimizers[group.optimizer]
@@ -76,8 +72,7 @@ def pieces_of(
 
 
 class Saver:
-    """Saves checkpoints as the options of `setup` ask. Every rank has one and makes the same calls. `losses` decides
-    whether non-finite parameters may be saved."""
+    """Saves checkpoints as the options ask. Every rank has one and makes the same calls."""
 
     def __init__(
         self, setup: Setup, team: Team, plan: Plan, observer: RunObserver, activity: Activity, losses: LossWatch
@@ -85,14 +80,9 @@ class Saver:
         options = setup.options.checkpoint
         if options.dir is None:
             raise InternalError("checkpoints of a run that asks for none")
-        self._folder = options.dir
-        self._cadence = options.cadence
-        self._activity = activity
-        self._setup = setup
-        self._team = team
+        self._folder, self._cadence = options.dir, options.cadence
+        self._setup, self._team, self._observer, self._activity, self._losses = setup, team, observer, activity, losses
         self._beginning = describe(setup, plan.samples)
-        self._observer = observer
-        self._losses = losses
         self._failure: MachineError | None = None
         self._last_s = time.monotonic()
         self._saved_step = plan.start.step or None  # a resumed run that takes no step need not save it again
@@ -124,8 +114,8 @@ class Saver:
             )
 
     def newest(self) -> str | None:
-        with suppress(OSError):
-            return next((path.name for path in folder.checkpoints_in(self._folder)), None)
+        with suppress(OSError, StopIteration):
+            return next(path.name for path in folder.checkpoints_in(self._folder))
         return None
 
     def kept(self) -> str:
@@ -134,9 +124,8 @@ class Saver:
         return f"the last checkpoint is {newest}" if newest else "there is no checkpoint yet"
 
     def save(self, position: Position, totals: Totals, *, goes_on: bool = True) -> Path | None:
-        """Save a checkpoint now; returns its path. Existing ones stay if that fails: then --on-checkpoint-failure
-        decides whether this returns None or raises MachineError. Raises NumericsError for non-finite parameters, as
-        --on-nonfinite says."""
+        """Save a checkpoint now; returns its path, or None if that fails and --on-checkpoint-failure is `warn`.
+        Existing ones stay. Raises MachineError, or NumericsError for non-finite parameters, as --on-nonfinite says."""
         began_s = time.perf_counter()
         setup, options = self._setup, self._setup.options.checkpoint
         self._losses.check_parameters(self._nonfinite_parameter(), position)
@@ -145,8 +134,7 @@ class Saver:
         try:
             written = write(path, manifest, self._own_pieces(), setup.communicator, self._activity)
         except MachineError as error:
-            self.failed += 1
-            self._failure = error
+            self.failed, self._failure = self.failed + 1, error
             if options.on_failure == "stop":
                 raise
             after = "training goes on, and " if goes_on else ""
@@ -154,8 +142,7 @@ class Saver:
             return None
         finally:
             self._last_s = time.monotonic()
-        self._saved_step, self._failure = position.step, None
-        self.last = path
+        self._saved_step, self._failure, self.last = position.step, None, path
         with suppress(OSError):  # what cannot be deleted stays, without harm
             older = [kept for kept in folder.checkpoints_in(self._folder) if folder.step_of(kept) < position.step]
             for checkpoint in older[options.kept - 1 :] if setup.is_first else ():
@@ -172,8 +159,8 @@ class Saver:
         return path
 
     def _own_pieces(self) -> Mapping[str, Tensor]:
-        """What this rank saves, by key: views of device memory. Of what several ranks of a replica have, the first
-        saves; replica 0 saves parameters that are not trained."""
+        """What this rank saves, by key. Of what several ranks of a replica have, the first saves; replica 0 saves
+        parameters that are not trained."""
         program, replicas = self._setup.program, self._team.replicas if self._setup.works else ()
         holders = first_holders(program)
         pieces = {piece.key: piece.data for piece in self._trained()}
@@ -216,11 +203,19 @@ def write(
     communicator: Communicator,
     activity: Activity = UNWATCHED,
 ) -> Manifest:
-    """Collective. Write the checkpoint `path`, of which this rank has `pieces`. Returns the complete manifest. Raises
+    """Collective. Write the checkpoint `path`, of which this rank has `pieces`; returns the complete manifest. Raises
     MachineError on all ranks if one fails; then nothing of it is left."""
     rank, count = communicator.rank, communicator.world_size
     partial = folder.partial_of(path)
     file = partial / f"shard-{rank:05}-of-{count:05}.safetensors"
+
+    def write_shard() -> tuple[str, ShardModel]:
+        save_tensors(file, pieces)
+        with file.open("rb") as stream, ThreadPoolExecutor(1) as other:
+            flushed = other.submit(os.fsync, stream.fileno())  # hashing takes as long
+            sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
+            flushed.result()
+            return file.name, ShardModel(size_bytes=stream.tell(), sha256=sha256)
 
     def finish() -> None:
         with (partial / MANIFEST_FILE).open("x") as stream:
@@ -232,20 +227,11 @@ def write(
     activity.waits("waiting for peers to begin a checkpoint")
     _together(path, communicator, lambda: folder.begin(path) if rank == 0 else None)
     activity.takes_long("writing a checkpoint")
-    shards = _together(path, communicator, lambda: (file.name, _write_shard(file, pieces)), activity)
+    shards = _together(path, communicator, write_shard, activity)
     manifest = manifest.sealed(dict(shards))
     _together(path, communicator, lambda: finish() if rank == 0 else None)
     activity.does("going on after a checkpoint")
     return manifest
-
-
-def _write_shard(file: Path, pieces: Mapping[str, Tensor]) -> ShardModel:
-    save_tensors(file, pieces)
-    with file.open("rb") as stream, ThreadPoolExecutor(1) as other:
-        flushed = other.submit(os.fsync, stream.fileno())  # hashing takes as long
-        sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
-        flushed.result()
-        return ShardModel(size_bytes=stream.tell(), sha256=sha256)
 
 
 def _together(path: Path, communicator: Communicator, work: Callable[[], T], activity: Activity = UNWATCHED) -> list[T]:

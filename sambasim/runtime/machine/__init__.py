@@ -1,1 +1,1 @@
-"""The machine below a run: processes, MPI, shared memory, CPU cores, C kernels."""
+"""The machine below a run: launchers, MPI, the memory of a node, CPU cores, and PyTorch in this process."""

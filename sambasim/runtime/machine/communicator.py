@@ -8,11 +8,10 @@ reduction: the owner of a slice adds gradients, in an order that does not depend
 import mmap
 import os
 import sys
-from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NewType, NoReturn, TypeAlias, TypeVar, cast
+from typing import NamedTuple, NewType, NoReturn, TypeAlias, TypeVar, cast
 
 import numpy as np
 
@@ -44,15 +43,11 @@ T = TypeVar("T")
 
 Request = NewType("Request", object)
 """A message under way. Only `wait_all` and `test_all` of the communicator that began it can read one."""
-
-Message: TypeAlias = tuple[Buffer, int]
-"""A buffer, and the rank that it goes to or comes from."""
+Message: TypeAlias = tuple[Buffer, int]  # and the rank that it goes to or comes from
 
 
-@dataclass(frozen=True, slots=True)
-class Messages:
-    """Messages between the same buffers and ranks again and again. `start` begins all of them; the next start comes
-    after `wait_all` of `requests`."""
+class Messages(NamedTuple):
+    """Messages between the same buffers and ranks again and again: `start`, then `wait_all` of `requests`."""
 
     start: Callable[[], object]
     requests: Sequence[Request]
@@ -62,8 +57,7 @@ WINDOW_ALIGNMENT_BYTES = mmap.PAGESIZE
 """Each rank's part of a shared window starts on a page, so that its pages are in the memory node of the rank."""
 
 
-@dataclass(frozen=True, slots=True)
-class FailureNotice:
+class FailureNotice(NamedTuple):
     """A failing rank's message to the others. `secondary`: another rank caused the error."""
 
     words: str
@@ -71,8 +65,7 @@ class FailureNotice:
     secondary: bool
 
 
-@dataclass(frozen=True, slots=True)
-class SharedWindow:
+class SharedWindow(NamedTuple):
     """Memory of a node: one part for each rank, zeros at first, and all ranks may access all parts. `sync` is a memory
     fence. Writer: write, `sync`, `node_barrier`. Reader: `node_barrier`, `sync`, read."""
 
@@ -88,24 +81,15 @@ class SharedWindow:
         return self.parts[local_rank]
 
 
-@dataclass(slots=True, eq=False)
-class _Receive:
-    buffer: ByteArray
-    tag: int
-    done: bool = False
-
-
 @dataclass(frozen=True)
 class Communicator:
-    """One rank's view of the job. This one is of a job of one rank, and needs no MPI: a message to itself arrives in
-    the order of sending, by tag. `mpi.py` has that of several ranks. `node_of[r]`: the node of world rank r; `library`:
-    name and version of the MPI in use, such as `MPICH 5.0.2`."""
+    """One rank's view of the job; this one is of a job of one rank, without messages, and `mpi.py` has that of several.
+    `node_of[r]`: the node of world rank r; `library`: name and version of the MPI in use, such as `MPICH 5.0.2`."""
 
     rank: int
     node_of: tuple[int, ...]
     host_name: str
     library: str = "none"
-    _mail: dict[int, deque[bytes]] = field(default_factory=dict)
     _failures: dict[int, FailureNotice] = field(default_factory=dict)
 
     @property
@@ -138,8 +122,8 @@ class Communicator:
         return self
 
     def subset(self, ranks: Sequence[int]) -> "Communicator":
-        """Collective over `ranks`, ascending, which include this one: their own communicator, where they are numbered
-        from 0. It has no failure notices and no letters."""
+        """Collective over `ranks`, ascending, with this one: their own communicator, without failure notices and
+        letters."""
         return self
 
     def barrier(self) -> None:
@@ -166,15 +150,13 @@ class Communicator:
             raise raised
 
     def all_gather(self, send: Buffer, receive: Buffer) -> None:
-        """Collective: `receive` becomes the `send` of every rank, in rank order; all have one length. Raises
-        InternalError for a `receive` of another length."""
+        """Collective: `receive` becomes the `send` of every rank, in rank order; all have one length."""
         source, target = rows(send, receive, self.world_size)
         target[:] = source
 
     def isend(self, buffer: Buffer, destination: int, tag: int) -> Request:
         """Begin to send. The buffer must stay alive and unchanged until `wait_all` or `test_all` reports completion."""
-        self._mail.setdefault(tag, deque()).append(as_bytes(buffer).tobytes())
-        return Request(None)
+        raise InternalError(f"a message to rank {destination} of a job of one rank")
 
     def send_and_keep(self, buffer: Buffer, destination: int, tag: int) -> None:
         """Begin to send. Keeps the buffer, which nobody may change any more, until the message has left."""
@@ -182,7 +164,7 @@ class Communicator:
 
     def irecv(self, buffer: Buffer, source: int, tag: int) -> Request:
         """Begin to receive a message of at most `len(buffer)` bytes."""
-        return Request(_Receive(as_bytes(buffer), tag))
+        raise InternalError(f"a message from rank {source} of a job of one rank")
 
     def persistent(self, sends: Sequence[Message], receives: Sequence[Message], tag: int) -> Messages:
         """Messages that `isend` or `irecv` would begin, made once for many steps."""
@@ -192,18 +174,9 @@ class Communicator:
 
     def wait_all(self, requests: Sequence[Request]) -> None:
         """Wait until all of these messages have been sent or received."""
-        for request in requests:
-            if isinstance(request, _Receive) and not request.done:
-                message = self._mail[request.tag].popleft()
-                request.buffer[: len(message)] = np.frombuffer(message, dtype=np.uint8)
-                request.done = True
 
     def test_all(self, requests: Sequence[Request]) -> bool:
         """Whether all of these messages have been sent or received. Does not wait; may be called again."""
-        wanted = Counter(request.tag for request in requests if isinstance(request, _Receive) and not request.done)
-        if any(len(self._mail.get(tag, ())) < count for tag, count in wanted.items()):
-            return False
-        self.wait_all(requests)
         return True
 
     def allocate_shared(self, size_bytes: int, touched: Sequence[Range] | None = None) -> SharedWindow:

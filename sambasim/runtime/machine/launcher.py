@@ -41,8 +41,8 @@ class Launcher(NamedTuple):
 
     @property
     def wait_for_report_s(self) -> float:
-        """How long a failed rank waits for rank 0 to report the error (estimate): some launchers end all ranks at the
-        first exit."""
+        """How long a failed rank waits for rank 0 to report (estimate): some launchers end all ranks at the first
+        exit."""
         return 2.0 if self.rank > 0 and self.is_open_mpi else 0.0
 
 
@@ -83,9 +83,8 @@ def library_name(version: str) -> str:
 
 
 def mpirun_instead(environ: Mapping[str, str], executable: Path, arguments: Sequence[str]) -> list[str] | None:
-    """The command that must take the place of this process, if torchrun started several: mpirun with `arguments` of
-    sambasim in the first, nothing in the others; None if another launcher, or none, started it. Raises LaunchError for
-    several nodes, and without an mpirun."""
+    """The command that must replace this process if torchrun started several: mpirun with `arguments` in the first,
+    nothing in the others; None otherwise. Raises LaunchError for several nodes, and without an mpirun."""
     launcher = find_launcher(environ)
     if launcher is None or launcher.name != _TORCHRUN or launcher.world_size == 1:
         return None
@@ -127,9 +126,9 @@ def check_launcher(
     command: Sequence[str],
     executable: Path,
 ) -> None:
-    """Raise LaunchError if the launcher started another number of ranks than MPI sees. `world_size` is None before MPI
-    starts: then for Open MPI's launcher with a library of MPICH's family, which would end the process. `command`: what
-    was typed, without mpirun; `executable`: the running Python."""
+    """Raise LaunchError if the launcher started another number of ranks than MPI sees; with None for that, before MPI
+    starts, if the MPI would end the process. `command`: what was typed, without mpirun; `executable`: the running
+    Python."""
     launcher, library = find_launcher(environ), library_name(library_version)
     if launcher is None or launcher.world_size == (1 if launcher.name == _TORCHRUN else world_size):
         return
@@ -160,15 +159,13 @@ WHOLE_REPLICAS = "--one-process-per-replica"
 
 
 def ranks_of_process(processes: int, replica: int, emulated: int | None, *, whole: bool) -> int:
-    """How many ranks of the mesh each of `processes` runs, if a replica has `replica` of them. `whole`: all of one, as
-    WHOLE_REPLICAS says. A process without others runs all of its `emulated` replicas."""
+    """How many of the `replica` ranks of a replica, or all of `emulated` ones, each of `processes` runs."""
     return (emulated or 1) * (replica if whole or processes == 1 else 1)
 
 
 def replicas_of(processes: int, replica: "Mesh", minimum: int, *, command: Sequence[str], whole: bool = False) -> int:
-    """How many replicas `processes` run: a process without others one, with all of its ranks. Raises LaunchError if
-    that is no whole number. `replica`: its mesh; `minimum`: as in `check_world_size`; `whole`: as in
-    `ranks_of_process`."""
+    """How many replicas `processes` run; one without others has all ranks of a replica. Raises LaunchError if that is
+    no whole number. `minimum`: as in `check_world_size`."""
     if whole or processes == 1:
         return processes
     replicas, left = divmod(processes, replica.world_size)
@@ -200,9 +197,8 @@ def check_world_size(
     replica: "Mesh | None" = None,
     processes: int = 1,
 ) -> None:
-    """Raise LaunchError if a PEF cannot run with `world_size` replicas. `minimum`: the number that it was compiled for
-    (`-ws`); `data_parallel`: whether it has REDUCE and GATHER sections between replicas; `replica`: the mesh of the
-    ranks of one, if each should be a process of its own; `processes`: how many were started then."""
+    """Raise LaunchError if a PEF cannot run with `world_size` replicas. `minimum`: the number that it was compiled for;
+    `replica`: the mesh of one, if each of its ranks should be a process; `processes`: how many were started then."""
     ranks_of_replica = 1 if replica is None else replica.world_size
     if world_size < minimum:
         ranks = minimum * ranks_of_replica

@@ -34,7 +34,7 @@ from sambasim.runtime.machine.communicator import (
     single_rank,
 )
 from sambasim.runtime.machine.launcher import check_launcher, find_launcher, library_name, ranks_of_node
-from sambasim.runtime.machine.node_memory import ByteArray, Range, SecondMapping, merged, second_mapping
+from sambasim.runtime.machine.node_memory import Range, SecondMapping, merged, second_mapping
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -46,9 +46,8 @@ _PR_SET_PDEATHSIG = 1  # of prctl(2)
 
 
 def connect(command: Sequence[str], environ: Mapping[str, str] = os.environ) -> Communicator:
-    """Collective. Start MPI and connect the ranks of this job; without mpirun it needs no MPI. Raises LaunchError if
-    the launcher does not fit the MPI, MachineError if MPI lacks shared memory. `command`: what was typed, for remedies.
-    """
+    """Collective. Start MPI and connect the ranks of this job. Raises LaunchError if the launcher does not fit the MPI,
+    MachineError if MPI lacks shared memory. `command`: what was typed, for remedies."""
     names_before = node_memory.mapped_names()
     try:
         version = _load_library()
@@ -203,19 +202,24 @@ class MpiCommunicator(Communicator):
             node_memory.check_demands(self.job.all_gather_object(demand))
             # Without the memory, MPIs raise an error, wait forever, or die at the first access. So every rank tries.
             node_bytes = sum(self._node.allgather(whole))
-            obstacle = node_memory.try_mapping(node_bytes) if shared else None
-            node_memory.check_mappings(self.job.all_gather_object((self.host_name, node_bytes, obstacle)))
+            fault = node_memory.try_mapping(node_bytes, self.host_name, self.job.rank) if shared else None
+            self.job.raise_first(fault)
         if not shared:
             return Communicator.allocate_shared(self, size_bytes)
         names_before = node_memory.mapped_names()
         try:
             handle = self._mpi.Win.Allocate_shared(whole, disp_unit=1, comm=self._node)
         except self._mpi.Exception as error:
-            raise node_memory.window_error(node_bytes, self.host_name, str(error)) from error
+            reason = (str(error).splitlines() or ["it does not say why"])[0]
+            raise node_memory.window_error(node_bytes, self.host_name, reason) from error
         self._windows.append(handle)
         sizes = self._node.allgather(size_bytes)
-        parts = [_part(handle, local_rank, size) for local_rank, size in enumerate(sizes)]
-        for local_rank, part in enumerate(parts):
+        parts = []
+        for local_rank, size in enumerate(sizes):
+            memory, _ = handle.Shared_query(local_rank)
+            parts.append(part := np.frombuffer(cast(memoryview, memory), dtype=np.uint8, count=size))
+            if part.ctypes.data % page:
+                raise InternalError(f"the part of local rank {local_rank} in a shared window does not start on a page")
             if (mapping := second_mapping(part)) is not None:
                 self._mappings.append(mapping)
                 parts[local_rank] = mapping.view
@@ -286,8 +290,7 @@ class MpiCommunicator(Communicator):
         self._mpi.Finalize()
 
     def all_reduce_sum_for_comparison(self, send: NDArray[np.float32] | None, receive: NDArray[np.float32]) -> None:
-        """Collective: MPI's sum of every rank's `send` (None: of every `receive`) into `receive`. Only benchmarks use
-        it."""
+        """Collective: MPI's sum of every `send` (None: `receive`) into `receive`, for benchmarks."""
         self._world.Allreduce(self._mpi.IN_PLACE if send is None else send, receive)
 
 
@@ -324,11 +327,3 @@ def _exchange_first_messages(node: "MPI.Intracomm") -> None:
 
 def _in_pages(size_bytes: int) -> int:
     return -(-max(size_bytes, 1) // WINDOW_ALIGNMENT_BYTES) * WINDOW_ALIGNMENT_BYTES
-
-
-def _part(handle: "MPI.Win", local_rank: int, size_bytes: int) -> ByteArray:
-    memory, _ = handle.Shared_query(local_rank)
-    part = np.frombuffer(cast(memoryview, memory), dtype=np.uint8, count=size_bytes)
-    if part.ctypes.data % WINDOW_ALIGNMENT_BYTES:
-        raise InternalError(f"the part of local rank {local_rank} in a shared window does not start on a page")
-    return part

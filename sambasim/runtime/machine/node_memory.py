@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,9 +46,8 @@ _TOO_LITTLE = f"the replicas of this node need {{}} of shared memory, and {FOLDE
 
 
 def private_pages(size_bytes: int) -> mmap.mmap:
-    """Zeroed memory of this process alone, in huge pages where there are. Raises OSError or OverflowError. In a forked
-    process it is zeros; otherwise each later write would copy a page. (It has its addresses there too: with
-    MADV_DONTFORK they could be given to other memory, which the end of this object would unmap.)"""
+    """Zeroed memory of this process, in huge pages where there are. Raises OSError or OverflowError. In a forked
+    process it is zeros, at the same addresses; otherwise each later write would copy a page."""
     pages = mmap.mmap(-1, max(size_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if sys.platform == "linux":
         for advice in (mmap.MADV_HUGEPAGE, _MADV_WIPEONFORK):
@@ -58,8 +57,7 @@ def private_pages(size_bytes: int) -> mmap.mmap:
 
 
 def freeing(parts: Iterable[ByteArray]) -> Callable[[], None]:
-    """A function that gives the whole pages of `parts`, private memory, back to the system: they are zeros when used
-    again."""
+    """A function that gives the whole pages of `parts`, private memory, back to the system: then they are zeros."""
     ranges = []
     for part in parts:
         first = -(-part.ctypes.data // mmap.PAGESIZE) * mmap.PAGESIZE
@@ -110,7 +108,7 @@ def second_mapping(part: ByteArray) -> SecondMapping | None:
     if not huge or part.nbytes < 2 * huge or limited:  # a smaller part may contain no whole huge page
         return None
     try:
-        offset, library = _offset_in_file(part, _maps()), _library()
+        offset, library = _offset_in_file(part), _library()
     except (OSError, AttributeError):
         return None
     whole = -(-part.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
@@ -145,10 +143,10 @@ def merged(ranges: Iterable[Range]) -> Sequence[Range]:
     return apart
 
 
-def _offset_in_file(part: ByteArray, maps: str) -> int | None:
-    """The offset of `part` in its file, from the text of /proc/PID/maps; None if it is not one shared mapping."""
+def _offset_in_file(part: ByteArray) -> int | None:
+    """The offset of `part` in its file; None if it is not one shared mapping."""
     address = part.ctypes.data
-    for line in maps.splitlines():
+    for line in _maps().splitlines():
         bounds, permissions, offset, *_ = line.split(maxsplit=4)
         low, high = (int(bound, 16) for bound in bounds.split("-"))
         if low <= address < high:
@@ -170,8 +168,7 @@ def _library() -> ctypes.CDLL:
     return library
 
 
-@dataclass(frozen=True, slots=True)
-class Demand:
+class Demand(NamedTuple):
     """The bytes that one rank needs, and those that are free on its node; None if unknown."""
 
     node_index: int
@@ -182,8 +179,8 @@ class Demand:
 
 @dataclass(slots=True)
 class Promised:
-    """The bytes of shared memory that the windows of this process need, and what was free before the first of them:
-    pages count as free until they are touched."""
+    """The shared memory that the windows of this process need, and what was free before: pages count as free until
+    touched."""
 
     bytes: int = 0
     free_before: int | None = None
@@ -191,7 +188,7 @@ class Promised:
     @contextmanager
     def more(self, needed_bytes: int) -> Iterator[tuple[int, int | None]]:
         """Promise `needed_bytes`, unless MachineError is raised within. Gives all that is promised then, and what was
-        free before."""
+        free."""
         if not self.bytes:
             self.free_before = free_bytes()
         self.bytes += needed_bytes
@@ -252,9 +249,9 @@ def check_start(ranks: int, host_name: str, there_bytes: int | None) -> None:
         )
 
 
-def try_mapping(size_bytes: int) -> str | None:
-    """Map that much shared memory without touching it, and unmap it. Returns None, or the error and the limit
-    that caused it."""
+def try_mapping(size_bytes: int, host_name: str, rank: int) -> MachineError | None:
+    """Map that much shared memory without touching it, and unmap it. Returns the error, with the limit that caused
+    it."""
     if not FOLDER.is_dir():
         return None
     try:
@@ -268,29 +265,22 @@ def try_mapping(size_bytes: int) -> str | None:
         elif error.errno == errno.ENOMEM and space != resource.RLIM_INFINITY:
             used = int(Path("/proc/self/statm").read_text().split()[0]) * mmap.PAGESIZE
             limit = f"its address space has {format_bytes(max(space - used, 0))} left (ulimit -v)"
-        return f"{error.strerror}: {limit}"
+        return MachineError(
+            f"the replicas of this node need a shared window of {format_bytes(size_bytes)}, "
+            f"which rank {rank} cannot map: {error.strerror}: {limit}",
+            where=f"host {host_name}",
+            remedy="raise what limits it, or run with fewer replicas or a smaller batch",
+        )
     return None
-
-
-def check_mappings(attempts: Iterable[tuple[str, int, str | None]]) -> None:
-    """Raise MachineError if a rank found an obstacle. By rank: host, bytes of its node's window, and the obstacle."""
-    for rank, (host_name, needed_bytes, obstacle) in enumerate(attempts):
-        if obstacle is not None:
-            raise MachineError(
-                f"the replicas of this node need a shared window of {format_bytes(needed_bytes)}, "
-                f"which rank {rank} cannot map: {obstacle}",
-                where=f"host {host_name}",
-                remedy="raise what limits it, or run with fewer replicas or a smaller batch",
-            )
 
 
 def window_error(needed_bytes: int, host_name: str, reason: str) -> MachineError:
     """The error for a window that MPI cannot create although the system could."""
     there = free_bytes()
+    has = "" if there is None else f" ({FOLDER} has {format_bytes(there)} free)"
     return MachineError(
         f"MPI cannot create a shared window of {format_bytes(needed_bytes)} for the replicas of this node: "
-        f"{reason.splitlines()[0] if reason else 'it does not say why'}"
-        + (f" ({FOLDER} has {format_bytes(there)} free)" if there is not None else ""),
+        f"{reason}{has}",
         where=f"host {host_name}",
         remedy=f"run without --reduce-on-rdu, or with another MPI; or {_LARGER}",
     )

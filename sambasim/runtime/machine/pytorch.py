@@ -82,8 +82,8 @@ def seed_everything(seed: int) -> None:
 
 
 def bring_up(communicator: Communicator, timeout_s: float = 300.0) -> None:
-    """Collective. Initialize the default process group with the job's ranks; collectives wait `timeout_s` for a peer.
-    Raises MachineError if the ranks cannot reach each other."""
+    """Collective. Initialize the default process group, whose collectives wait `timeout_s` for a peer. Raises
+    MachineError if the ranks cannot reach each other."""
     timeout = timedelta(seconds=timeout_s)
     one_host = len(set(communicator.all_gather_object(communicator.host_name))) == 1
     if one_host and (loopback := [name for _, name in socket.if_nameindex() if name.startswith("lo")]):
@@ -151,8 +151,8 @@ def _reason(error: Exception) -> str:
 
 
 def bring_up_on_demand(connect: Callable[[], Communicator | None]) -> None:
-    """Initialize the default process group at the first call of `torch.distributed` that needs it, if `connect` returns
-    a communicator. Until then the app may create one."""
+    """Initialize the default process group when `torch.distributed` first needs it, if `connect` returns a
+    communicator."""
     ask = distributed_c10d._get_default_group
 
     def asked() -> dist.ProcessGroup:
@@ -173,8 +173,8 @@ def take_down() -> None:
 
 
 def _outside_address(host_name: str) -> str:
-    """The address by which other hosts reach this one: that of the interface which the user has named, else of the one
-    to the outside, else the name's."""
+    """The address by which other hosts reach this one: of the interface that the user has named, of the one to the
+    outside, or the name's."""
     name = os.environ.get(_INTERFACE_KEY, "").split(",")[0]
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         with suppress(OSError):  # none of this name, or with an IPv6 address only

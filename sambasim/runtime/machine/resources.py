@@ -29,8 +29,8 @@ def keep_freed_memory() -> bool:
 
 
 def use_small_pages() -> None:
-    """No huge pages in this process from now on: where memory is fragmented, making room for one takes milliseconds,
-    which memory that is used a few times does not gain back."""
+    """No huge pages in this process from now on: making room for one may take milliseconds, too much for memory that is
+    used a few times."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_THP_DISABLE, 1, 0, 0, 0)
 
@@ -65,8 +65,8 @@ def cores_of_this_process() -> frozenset[int]:
 
 
 def default_threads(communicator: Communicator, replicas_here: int, environ: Mapping[str, str] = os.environ) -> int:
-    """Collective. Intra-op threads of a rank, the same on all: OMP_NUM_THREADS, or else a node's cores divided by its
-    replicas, at least 1. `replicas_here`: replicas in this process."""
+    """Collective. Intra-op threads of a rank, the same on all: OMP_NUM_THREADS, or a node's cores divided by its
+    replicas."""
     text = environ.get("OMP_NUM_THREADS", "")
     wanted = int(text) if text.isdecimal() else 0
     everybody = communicator.all_gather_object((communicator.node_index, cores_of_this_process(), wanted))

@@ -8,7 +8,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -37,12 +37,6 @@ from sambasim.runtime.values.memory import DeviceMemory
 from sambasim.units import MIB, counted, format_bytes
 
 
-def runs_of_turns(runs: int) -> Sequence[int]:
-    """The number of runs in each turn: about ten, in at least four turns if there are enough runs."""
-    turns = min(max(4, runs // 10), runs)
-    return [runs // turns + (turn < runs % turns) for turn in range(turns)]
-
-
 def order(count: int, turn: int) -> Sequence[int]:
     """The order of `count` candidates in turn `turn`: a Williams design, since each affects the next by the caches.
 
@@ -61,8 +55,7 @@ _LEAST_RUNS, _MOST_RUNS = 7, 100
 _BYTES_OF_ALL_RUNS = 512 * MIB
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(NamedTuple):
     """What to measure. `runs` is the number of timed runs of each path and size; None for a default by size."""
 
     sizes_bytes: Sequence[int]
@@ -169,13 +162,15 @@ def _measure_size(
 def _times_s(
     communicator: Communicator, candidates: Mapping[str, Measured], numel: int, runs: int
 ) -> Mapping[str, Sequence[float]]:
-    """Collective. By path, the time of the slowest rank in each run."""
+    """Collective. By path, the time of the slowest rank in each run: about ten a turn, in at least four turns."""
     names = list(candidates)
     own: dict[str, list[float]] = {name: [] for name in names}
-    for turn, runs_in_turn in enumerate(runs_of_turns(runs)):
+    turns = min(max(4, runs // 10), runs)
+    for turn in range(turns):
         operands = draw(turn, communicator.rank, communicator.world_size, numel)
         for name in (names[number] for number in order(len(names), turn)):
-            own[name] += _turn_s(communicator, name, candidates[name], operands, runs_in_turn, turn)
+            runs_here = runs // turns + (turn < runs % turns)
+            own[name] += _turn_s(communicator, name, candidates[name], operands, runs_here, turn)
     of_ranks = communicator.all_gather_object(own)
     return {name: [max(run) for run in zip(*(of_rank[name] for of_rank in of_ranks), strict=True)] for name in own}
 

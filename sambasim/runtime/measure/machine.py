@@ -188,16 +188,8 @@ class _Batches:
                 f" {counted(ranks, 'replica')} × {counted(size, 'sample')}",
                 remedy="a smaller --global-batch",
             )
-        self._shard = Shard(
-            source.train,
-            rank=communicator.rank,
-            world_size=ranks,
-            batch_size=size,
-            accumulation_steps=1,
-            options=options,
-            inputs=input_specs(program),
-            seed=0,
-        )
+        cut = {"rank": communicator.rank, "world_size": ranks, "batch_size": size, "accumulation_steps": 1}
+        self._shard = Shard(source.train, **cut, options=options, inputs=input_specs(program), seed=0)
         self._read = 0
 
     def next(self) -> Mapping[str, Tensor]:
@@ -333,24 +325,24 @@ def _link(communicator: Communicator) -> tuple[float, float]:
     if communicator.world_size == 1:
         return 0.0, inf
     group = MessageGroup(communicator)
-    latency_s, long_s = (_message_s(group, communicator, size) for size in (_SHORT_BYTES, _LONG_BYTES))
+
+    def message_s(size_bytes: int) -> float:
+        tensor, type_ = torch.zeros(size_bytes // 4), TensorType("float32", (size_bytes // 4,))
+        times_s = []
+        for _ in range(_MESSAGES):
+            communicator.barrier()
+            began_s = perf_counter()
+            if group.position == 0:
+                group.send(1, 0).begin(tensor)
+                group.recv(1, 1, type_).finish()
+            elif group.position == 1:
+                group.recv(0, 0, type_).finish()
+                group.send(0, 1).begin(tensor)
+            times_s.append((perf_counter() - began_s) / 2)  # there and back
+        return communicator.broadcast_object(_usual(sorted(times_s)))
+
+    latency_s, long_s = map(message_s, (_SHORT_BYTES, _LONG_BYTES))
     return latency_s, _LONG_BYTES / max(long_s - latency_s, 1e-9)
-
-
-def _message_s(group: MessageGroup, communicator: Communicator, size_bytes: int) -> float:
-    tensor, type_ = torch.zeros(size_bytes // 4), TensorType("float32", (size_bytes // 4,))
-    times_s = []
-    for _ in range(_MESSAGES):
-        communicator.barrier()
-        began_s = perf_counter()
-        if group.position == 0:
-            group.send(1, 0).begin(tensor)
-            group.recv(1, 1, type_).finish()
-        elif group.position == 1:
-            group.recv(0, 0, type_).finish()
-            group.send(0, 1).begin(tensor)
-        times_s.append((perf_counter() - began_s) / 2)  # there and back
-    return communicator.broadcast_object(_usual(sorted(times_s)))
 
 
 def main(folder: Path) -> None:

@@ -2,9 +2,8 @@
 What they reduce is a program of one flat gradient group."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -60,8 +59,7 @@ PERIOD_ELEMENTS = 65_521
 """The length of a block: a prime, so that no two slices, pages or chunks have the same content."""
 
 
-@dataclass(frozen=True, slots=True)
-class Expected:
+class Expected(NamedTuple):
     """A result, as a repeating block. `bound`: the maximum error of each element; None if the bits must be equal."""
 
     block: Tensor
@@ -83,8 +81,7 @@ class Expected:
         return float(self.block[element % PERIOD_ELEMENTS])
 
 
-@dataclass(frozen=True, slots=True)
-class Operands:
+class Operands(NamedTuple):
     """This rank's block for one turn, and the expected results: `mean` in the order of the tree, the others in float64,
     rounded once, with bounds for any order of float32 additions."""
 
@@ -128,8 +125,7 @@ def _blocks(start: int, stop: int) -> Iterator[tuple[int, int, int]]:
         start = end
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
+class Setting(NamedTuple):
     """The resources of the paths at one size. `window`: the device memories of the node, for the device path; `memory`:
     for the paths through the host; `operand`, `result`: private buffers, for the other paths."""
 
@@ -141,8 +137,7 @@ class Setting:
     result: Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
+class Measured(NamedTuple):
     """A measured path: `run` is timed; then `parts` of the result (each with its first element) must be what the
     operands say under the name `expects`. `overwritten`: a result apart from the operand; `wrong_result`: the error for
     a wrong one."""
@@ -177,7 +172,7 @@ def _device(setting: Setting) -> Measured:
     if isinstance(sync, SmallWindow):
         run, parts = partial(_reduce_small, sync), [(0, sync.means[group.name])]
     elif isinstance(sync, Window):
-        run, parts = partial(_reduce_in_window, sync, sync.reduce_scatter(program.groups)), list(sync.means(group))
+        run, parts = partial(_reduce, sync, sync.reduce_scatter(program.groups)), list(sync.means(group))
     else:
         raise InternalError("device sync without a window")
     return Measured(transport.memory.region(group, "gradient"), run, parts, "mean", wrong_result=InternalError)
@@ -188,7 +183,7 @@ def _reduce_small(sync: SmallWindow) -> None:
     sync.reduce()
 
 
-def _reduce_in_window(sync: Window, reduce: WindowReduce) -> None:
+def _reduce(sync: Window, reduce: WindowReduce) -> None:
     """REDUCE without an optimizer; the means, which lie where parameters do, are sent to all other nodes."""
     reduce.begin_step()
     reduce.begin()

@@ -173,10 +173,7 @@ class RunDigests(StepRecorder):
                 write_whole(folder / RUN_FILE, run.model_dump_json(indent=1) + "\n")
         setup.communicator.barrier()
         self.steps = range(run.first_step - 1, run.last_step)
-        self._folder = folder
-        self._setup = setup
-        self._team = team
-        self._observer = observer
+        self._setup, self._team, self._observer, self._folder = setup, team, observer, folder
         self._first: int | None = None
         self._inputs = seen_in_memory(program, SymbolKind.INPUT)
         self._sections = seen_of_sections(program.step, program)

@@ -7,7 +7,7 @@ a dynamic loss scale, gradients that are not finite are no error: the step is sk
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,8 +28,7 @@ _GIVEN = (SymbolKind.INPUT, SymbolKind.PARAMETER, SymbolKind.BUFFER, SymbolKind.
 _MOST_SAMPLES = 5
 
 
-@dataclass(frozen=True, slots=True)
-class Count:
+class Count(NamedTuple):
     """How many of `total` elements are NaN, and how many infinite."""
 
     nan: int
@@ -63,8 +62,7 @@ def _is_infinite(argument: Argument) -> bool:
     return isinstance(argument, float) and math.isinf(argument)
 
 
-@dataclass(frozen=True, slots=True)
-class _Origin:
+class _Origin(NamedTuple):
     """A non-finite result of operands between `least` and `largest`; `meant` if the node has an infinite constant."""
 
     made: Count
@@ -78,13 +76,7 @@ class Probe:
     last batch. With `may_overflow`, gradients are not checked."""
 
     def __init__(
-        self,
-        who: str,
-        program: Program,
-        memory: DeviceMemory,
-        samples: Callable[[], Sequence[int]],
-        *,
-        may_overflow: bool,
+        self, who: str, program: Program, memory: DeviceMemory, samples: Callable[[], Sequence[int]], may_overflow: bool
     ) -> None:
         self._who, self._program, self._memory, self._samples = who, program, memory, samples
         self._graph = graph = program.step
@@ -192,9 +184,14 @@ class Probe:
     def _of_symbol(self, ended: str, symbol: Symbol) -> NumericsError:
         nonfinite = self._seen[symbol.name]
         if symbol.kind is SymbolKind.INPUT:
+            values = self._memory.tensor(symbol.name)
+            whole = values.isfinite().reshape(values.shape[0], -1).all(dim=1)
+            numbers = [number for number, finite in zip(self._samples(), whole.tolist(), strict=True) if not finite]
+            others = f" and {len(numbers) - _MOST_SAMPLES} more" if len(numbers) > _MOST_SAMPLES else ""
+            samples = f"sample{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers[:_MOST_SAMPLES]))}{others}"
             return NumericsError(
-                f"{ended}: the input {symbol.name} of the batch of {self._who} holds {nonfinite.word} "
-                f"({self._bad_samples(symbol)}): {nonfinite}",
+                f"{ended}: the input {symbol.name} of the batch of {self._who} holds {nonfinite.word} ({samples}): "
+                f"{nonfinite}",
                 where=self._when,
                 remedy="correct or leave out such samples, or --on-nonfinite skip to leave out steps that have some",
             )
@@ -203,13 +200,6 @@ class Probe:
             where=f"{self._who}, {symbol.name}",
             remedy="begin with weights that are finite: --weights FILE.safetensors, or compile again",
         )
-
-    def _bad_samples(self, symbol: Symbol) -> str:
-        values = self._memory.tensor(symbol.name)
-        whole = values.isfinite().reshape(values.shape[0], -1).all(dim=1)
-        numbers = [number for number, finite in zip(self._samples(), whole.tolist(), strict=True) if not finite]
-        others = f" and {len(numbers) - _MOST_SAMPLES} more" if len(numbers) > _MOST_SAMPLES else ""
-        return f"sample{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers[:_MOST_SAMPLES]))}{others}"
 
     def _called(self, name: str) -> str:
         return "the loss" if name == self._program.loss else f"the {_called(self._program.symbols[name])}"
@@ -236,17 +226,9 @@ class Probes(StepObserver):
 
     def watching(self, replicas: Sequence[Replica]) -> "Probes":
         self._replicas = replicas
-        self._probes = {
-            replica.rank: Probe(
-                self._mesh.who(replica.rank),
-                self._program,
-                replica.memory,
-                replica.shard.samples_of_last_batch,
-                may_overflow=self._may_overflow,
-            )
-            for replica in replicas
-            if replica.works
-        }
+        for rank in (replica for replica in replicas if replica.works):
+            who, samples = self._mesh.who(rank.rank), rank.shard.samples_of_last_batch
+            self._probes[rank.rank] = Probe(who, self._program, rank.memory, samples, self._may_overflow)
         return self
 
     def bind(self, replica: int, node: Node, function: Function) -> Function:

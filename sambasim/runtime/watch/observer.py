@@ -115,8 +115,8 @@ _Span: TypeAlias = tuple[Track, str, Callable[..., SpanArgs] | None, When]
 def span(
     track: Track, name: str, args_of: Callable[..., SpanArgs] | None = None, when: When | None = None
 ) -> Callable[[M], M]:
-    """Decorator: `report_spans` makes each call of this method a span. `args_of` takes the method's arguments, returns
-    the span's. By default, all observers get those of communication, and others those that want details."""
+    """Decorator: `report_spans` makes each call of the method a span, with what `args_of` makes of its arguments. By
+    default, all observers get those of communication, and others those that want details."""
     when = when or (When.ALWAYS if track is Track.COLLECTIVES else When.DETAILED)
 
     def mark(method: M) -> M:
@@ -127,8 +127,7 @@ def span(
 
 
 def report_spans(target: object, observer: StepObserver | None, rank: int) -> None:
-    """From now on, the methods of `target` that `span` marks report their calls to `observer` under `rank`, and no
-    longer to the one before. Without an observer, they are the plain methods."""
+    """From now on, the methods of `target` that `span` marks report their calls to `observer` alone, under `rank`."""
     for name in dir(type(target)):
         method = getattr(type(target), name)
         marked: _Span | None = getattr(method, "span", None)
@@ -159,8 +158,8 @@ class SectionTime(NamedTuple):
 
 
 class SectionClock(StepObserver):
-    """Times the sections of each pass. Call `begin`, then `sections_end` for each, then `end`. Of several ranks that
-    take turns, the time since the last call belongs to the sections that end."""
+    """Times the sections of each pass: `begin`, `sections_end` for each, `end`. Of ranks that take turns, the time
+    since the last call belongs to the sections that end."""
 
     def __init__(self) -> None:
         self.passes: list[list[SectionTime]] = []

@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from glob import escape
+from itertools import accumulate
 from pathlib import Path
 from typing import Self
 
@@ -28,7 +29,7 @@ from sambasim.runtime.watch.observer import SpanArgs, StepObserver
 
 _WIDTHS = {"rank": 6, "host": 24, "pid": 10, "step": 10, "micro": 6, "state": 7, "doing": 80, "mesh": 24, "at": 256}
 _NUMBERS = ("rank", "pid", "step", "micro")
-_ENDS = [sum(list(_WIDTHS.values())[: index + 1]) + index for index in range(len(_WIDTHS))]  # a blank between two
+_ENDS = [total - 1 for total in accumulate(width + 1 for width in _WIDTHS.values())]  # a blank between two
 _COLUMNS = {name: slice(end - _WIDTHS[name], end) for name, end in zip(_WIDTHS, _ENDS, strict=True)}
 _HEADINGS = {name: name for name in _WIDTHS} | {"at": "at (once it takes long)"}
 LINE_BYTES = _ENDS[-1] + 1
@@ -127,13 +128,18 @@ class StatusFile:
 
     @classmethod
     def create(cls, folders: Sequence[Path], name: str, local_size: int) -> Self:
-        """A new file in the first of `folders` that can be written, in place of those of earlier runs that were killed.
-        Raises MachineError if none can."""
+        """A new file in the first of `folders` that can be written, in place of those of runs that were killed. Raises
+        MachineError."""
         reasons = []
         for folder in folders:
             path = folder / name
             try:
-                _write(path, local_size)
+                folder.mkdir(parents=True, exist_ok=True)
+                path.unlink(missing_ok=True)  # of an earlier process with the same number
+                with path.open("xb") as file:
+                    # On a full disk, the first write to a sparse mapping would kill the rank by SIGBUS.
+                    os.posix_fallocate(file.fileno(), 0, LINE_BYTES * (local_size + 1))
+                    file.write(_row(_HEADINGS) + _row({}) * local_size)
                 created = cls(path)
                 _remove_earlier(folder, name)
                 return created
@@ -191,15 +197,6 @@ def _remove_earlier(folder: Path, name: str) -> None:
                 path.unlink()
 
 
-def _write(path: Path, local_size: int) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.unlink(missing_ok=True)  # of an earlier process with the same number
-    with path.open("xb") as file:
-        # Blocks are allocated now: on a full disk, the first write to a sparse mapping would kill the rank by SIGBUS.
-        os.posix_fallocate(file.fileno(), 0, LINE_BYTES * (local_size + 1))
-        file.write(_row(_HEADINGS) + _row({}) * local_size)
-
-
 def _row(cells: Mapping[str, str]) -> bytes:
     return b" ".join(_cell(name, cells.get(name, "")) for name in _WIDTHS) + b"\n"
 
@@ -222,8 +219,7 @@ class StepStatus(StepObserver):
     detailed = False
 
     def __init__(self, activity: Activity, program: Program) -> None:
-        self._activity = activity
-        self._set = activity.set
+        self._activity, self._set = activity, activity.set
         graph = program.leading
         sections, _ = pass_and_update(graph)
         whole = len(graph.sections)

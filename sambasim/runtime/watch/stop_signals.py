@@ -24,9 +24,8 @@ _masks = threading.local()
 
 
 class StopSignals:
-    """Within its block, the first signal is noted and its name passed to `notify`; a second one ends the process. Only
-    in the main thread. While it waits in MPI it runs no Python handler: a thread reads the numbers that the
-    interpreter's handler in C writes to a pipe."""
+    """Within its block, in the main thread, the first signal is passed to `notify`, and a second ends the process: by a
+    thread that reads the pipe of the interpreter's handler, because a wait in MPI runs no Python handler."""
 
     def __init__(self, notify: Callable[[str], None]) -> None:
         self._notify = notify
@@ -113,8 +112,8 @@ def signal_of(request: int) -> int | None:
 
 
 def interrupted(number: int, step: int, saved: Path | None, kept: str | None) -> Interrupted:
-    """The error that ends a run after signal `number`. `saved`: the checkpoint of `step`, if it was written; `kept`:
-    which older ones exist; None for a run that writes none."""
+    """The error after signal `number`. `saved`: the checkpoint of `step`, if any; `kept`: older ones; None if the run
+    saves none."""
     if saved is not None:
         clause, remedy = f"which is saved as {saved}", "the same command with --resume continues from there"
     elif kept is not None:

@@ -15,7 +15,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,8 +50,8 @@ FORWARDING_S = 0.3
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What is reported: the error, the rank on which it happened, and `who` that is, with its host. `alike`: every rank
-    failed with the same message, so the report names none; `doing`: the activity of the rank."""
+    """The error, the rank on which it happened, and `who` that is. `alike`: all ranks failed with it; `doing`: the
+    rank's activity."""
 
     error: BaseException
     rank: int
@@ -73,8 +73,7 @@ class Failure:
 
 class Supervisor:
     """Ends the job if an error escapes its `with` block; between `start` and `finish` also if the job is stalled.
-    `report` prints a failure, on one rank of the job, whose `exit_code` the job gets. With one rank errors pass
-    through."""
+    `report` prints it on one rank; the job gets its `exit_code`. With one rank errors pass through."""
 
     def __init__(
         self,
@@ -83,12 +82,9 @@ class Supervisor:
         report: Callable[[Failure], None],
         exit_code: Callable[[BaseException], int],
     ) -> None:
-        self._communicator = communicator
-        self._report = report
-        self._exit_code = exit_code
+        self._communicator, self._report, self._exit_code = communicator, report, exit_code
         self._ending = threading.Lock()
-        self._timeout_s = 0.0
-        self._mesh = Mesh({})
+        self._timeout_s, self._mesh = 0.0, Mesh({})
         self._file: StatusFile | None = None
         self._paths: Sequence[Path] = ()
         self._started: Sequence[bytes | None] = ()  # when the processes of this node started, see `start_time`
@@ -112,9 +108,8 @@ class Supervisor:
         return f"rank {world.rank} on {world.host_name}{label and f': {label}'}"
 
     def start(self, folders: Sequence[Path], title: str, timeout_s: float, mesh: Mesh) -> None:
-        """Collective. Create the status file of each node in the first of `folders` that can be written, and start the
-        watchdog. With one rank there is neither. `timeout_s`: how long ranks wait for one that makes no progress;
-        `mesh`: that of the ranks. Raises MachineError."""
+        """Collective. Create the status files, in the first of `folders` that can be written, and start the watchdog;
+        with one rank neither. `timeout_s`: how long ranks wait for one without progress. Raises MachineError."""
         world = self._communicator
         if world.world_size == 1:
             faulthandler.cancel_dump_traceback_later()
@@ -183,7 +178,8 @@ class Supervisor:
             time.sleep(0.005)
         all_exit = len(notices) == world.world_size
         alike = all_exit and all(notice.words == own.words for notice in notices.values())
-        reporter = reporting_rank(notices)
+        # The lowest rank whose error was not caused by another rank; else the lowest.
+        reporter = min([rank for rank, notice in notices.items() if not notice.secondary] or notices)
         reports, code = reporter == world.rank, notices[reporter].exit_code
         if reports and not (alike and isinstance(error, SystemExit)):
             shown = None if alike or own.secondary else doing
@@ -204,16 +200,9 @@ class Supervisor:
         world.abort(max(code, 1))
 
 
-def reporting_rank(notices: Mapping[int, FailureNotice]) -> int:
-    """The lowest rank whose error was not caused by another rank; else the lowest."""
-    primary = [rank for rank, notice in notices.items() if not notice.secondary]
-    return min(primary or notices)
-
-
 def limit_time(seconds: float, rank: int) -> None:
-    """Call before MPI starts or ends, where it may hang: the process exits with code 1 after `seconds`, at least
-    LEAST_LIMIT_S, and prints where it was. Rank 0 is the first. `start` and `release` of a supervisor remove the limit.
-    """
+    """From now on, where MPI starts or ends and may hang: exit with code 1 after `seconds`, at least LEAST_LIMIT_S, and
+    print where it was, rank 0 first. `start` and `release` of a supervisor remove the limit."""
     faulthandler.dump_traceback_later(max(seconds, LEAST_LIMIT_S) + rank, file=2, exit=True)
 
 

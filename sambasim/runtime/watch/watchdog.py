@@ -115,18 +115,16 @@ class Observation:
 
 
 class NodeObserver:
-    """Observes the ranks of a node. `started`: by local rank, the `start_time` of its process; None where it is not
-    visible."""
+    """Observes the ranks of a node. `started`: by local rank, its `start_time`."""
 
     def __init__(self, file: StatusFile, started: Sequence[bytes | None]) -> None:
-        self._file = file
-        self._started = started
+        self._file, self._started = file, started
         self._last: dict[int, tuple[RankStatus, float]] = {}
         self._last_s: float | None = None
 
     def observe(self, now_s: float) -> list[Observation]:
-        """The state at `now_s`, by local rank. Idle time is counted here. One call counts little of it: a process that
-        was stopped, or a machine that slept, did not wait for others meanwhile."""
+        """The state at `now_s`, by local rank. One call adds little idle time: a process that was stopped, or a machine
+        that slept, did not wait meanwhile."""
         passed_s = 0.0 if self._last_s is None else min(now_s - self._last_s, 4 * PERIOD_S)
         self._last_s = now_s
         # Processes first, then lines: a process that has exited has written its last line.
@@ -209,9 +207,7 @@ class OtherNodes:
     """Asks and answers the watchdogs of other nodes. `hosts` are the host names by rank, `mesh` is that of the job."""
 
     def __init__(self, communicator: Communicator, hosts: Sequence[str], mesh: Mesh) -> None:
-        self._communicator = communicator
-        self._hosts = hosts
-        self._mesh = mesh
+        self._communicator, self._hosts, self._mesh = communicator, hosts, mesh
         self._answers: dict[int, Observation] = {}
 
     def answer(self, observed: Sequence[Observation]) -> None:
@@ -240,26 +236,20 @@ class OtherNodes:
         return [self._answers[rank] for rank in others]
 
 
+@dataclass
 class Watchdog:
-    """Observes the node of `local_rank` from `start` until `stop`. `others`: None on a single node; `end_job` ends the
-    job with an error, in the watchdog's thread, and does not return."""
+    """Observes the node from `start` until `stop`. `others`: None on a single node; `end_job` is called in its thread,
+    and does not return."""
 
-    def __init__(
-        self,
-        file: StatusFile,
-        started: Sequence[bytes | None],
-        local_rank: int,
-        timeout_s: float,
-        others: OtherNodes | None,
-        end_job: Callable[[PeerError], object],
-    ) -> None:
-        self._observer = NodeObserver(file, started)
-        self._activity = file.activity(local_rank)
-        self._local_rank = local_rank
-        self._timeout_s = timeout_s
-        self._others = others
-        self._end_job = end_job
-        self._wrote_line = False
+    file: StatusFile
+    started: Sequence[bytes | None]
+    local_rank: int
+    timeout_s: float
+    others: OtherNodes | None
+    end_job: Callable[[PeerError], object]
+
+    def __post_init__(self) -> None:
+        self._observer, self._wrote_line = NodeObserver(self.file, self.started), False
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sambasim-watchdog", daemon=True)
 
@@ -277,28 +267,28 @@ class Watchdog:
         while not self._stopped.wait(PERIOD_S):
             error = self._error(self._observer.observe(time.monotonic()))
             if error is not None and not self._stopped.is_set():
-                self._end_job(error)
+                self.end_job(error)
 
     def _error(self, observed: Sequence[Observation]) -> PeerError | None:
-        own = observed[self._local_rank]
+        own = observed[self.local_rank]
         self._write_line(own)
-        if self._others is not None:
-            self._others.answer(observed)
+        if self.others is not None:
+            self.others.answer(observed)
         if dead := dead_ranks(observed):
             return death_error(dead)
-        if not is_stalled(own, observed, self._timeout_s):
+        if not is_stalled(own, observed, self.timeout_s):
             return None
-        if self._others is not None:
-            observed = [*observed, *self._others.ask(observed)]
-        return stall_error(observed, self._timeout_s) if is_stalled(own, observed, self._timeout_s) else None
+        if self.others is not None:
+            observed = [*observed, *self.others.ask(observed)]
+        return stall_error(observed, self.timeout_s) if is_stalled(own, observed, self.timeout_s) else None
 
     def _write_line(self, own: Observation) -> None:
-        if own.status.state is State.RUNNING and own.idle_s >= min(self._timeout_s / 2, _LONG_S):
+        if own.status.state is State.RUNNING and own.idle_s >= min(self.timeout_s / 2, _LONG_S):
             frame = sys._current_frames().get(self._main_thread)
-            self._activity.at(WAIT if is_wait(frame) else user_line(frame))
+            self.file.activity(self.local_rank).at(WAIT if is_wait(frame) else user_line(frame))
             self._wrote_line = True
         elif self._wrote_line:
-            self._activity.at("")
+            self.file.activity(self.local_rank).at("")
             self._wrote_line = False
 
 

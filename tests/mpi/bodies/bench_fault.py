@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Iterable
-from dataclasses import replace
 
 import numpy as np
 import torch.distributed as dist
@@ -52,7 +51,7 @@ def little_shared_memory() -> None:
     check, free_bytes = node_memory.check_demands, 2 * node_memory.MPI_RESERVE_BYTES + 100 * KIB
 
     def check_with_little(demands: Iterable[Demand]) -> None:
-        check([replace(demand, free_bytes=free_bytes) for demand in demands])
+        check([demand._replace(free_bytes=free_bytes) for demand in demands])
 
     node_memory.check_demands = check_with_little  # type: ignore[assignment]  # the texts stay as they are
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import JsonValue
 from torch import Tensor
 
 from sambasim.ir.types import SymbolKind
@@ -32,8 +31,6 @@ REPLICAS = (0, 1)
 PARTS = PartDigests(**dict.fromkeys(PartDigests.model_fields, "c" * 64))
 SHARD = "shard-00000-of-00001.safetensors"
 TRAINED = {"net__weight": (10, 10), "net__bias": (10,)}
-
-COMPILED: dict[str, JsonValue] = {"dtype": "fp32"}
 
 
 def manifest(step: int = 50) -> Manifest:
@@ -82,13 +79,13 @@ def manifest(step: int = 50) -> Manifest:
 
 
 def tensors() -> dict[str, Tensor]:
-    found: dict[str, Tensor] = {}
+    values: dict[str, Tensor] = {}
     for number, (name, model) in enumerate(manifest().tensors.items()):
         if model.kind is SymbolKind.BUFFER:
-            found |= {buffer_name(replica, 0, name): torch.tensor([replica]) for replica in REPLICAS}
+            values |= {buffer_name(replica, 0, name): torch.tensor([replica]) for replica in REPLICAS}
         else:
-            found[name] = torch.arange(math.prod(model.shape)) + 0.5 * number
-    return found
+            values[name] = torch.arange(math.prod(model.shape)) + 0.5 * number
+    return values
 
 
 def pieces(changed: Mapping[str, Tensor]) -> dict[str, Tensor]:

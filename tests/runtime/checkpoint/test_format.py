@@ -110,15 +110,10 @@ def test_other_tools_read_the_shards_and_the_same_state_has_the_same_bytes(tmp_p
     first, second = (write_sample(tmp_path / name) for name in ("a", "b"))
     loaded = load_file(first / SHARD)
     assert all(torch.equal(loaded[name], tensor) for name, tensor in pieces({}).items())
+    os.umask(umask := os.umask(0))
     for name in (MANIFEST_FILE, SHARD):
         assert (first / name).read_bytes() == (second / name).read_bytes()
-        assert (first / name).stat().st_mode & 0o777 == 0o666 & ~_umask()
-
-
-def _umask() -> int:
-    umask = os.umask(0)
-    os.umask(umask)
-    return umask
+        assert (first / name).stat().st_mode & 0o777 == 0o666 & ~umask
 
 
 def test_a_checkpoint_that_is_replaced_is_replaced_whole_or_not_at_all(

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import JsonValue
@@ -15,7 +16,7 @@ from sambasim.runtime.checkpoint.choose import AUTO, NEWEST, choose
 from sambasim.runtime.checkpoint.content import Manifest
 from sambasim.runtime.machine.communicator import single_rank
 from tests.pef.samples import sample_document, sample_weights
-from tests.runtime.checkpoint.samples import SHARD, change_fields, flip_a_bit, manifest, write_sample
+from tests.runtime.checkpoint.samples import SHARD, Fields, change_fields, flip_a_bit, manifest, write_sample
 
 ALONE = single_rank("here")
 SAVED = manifest()
@@ -76,82 +77,70 @@ def test_nothing_to_resume_from(tmp_path: Path) -> None:
                 choose(resume, place, ALONE)
 
 
-def with_run(**changed: object) -> Manifest:
-    return SAVED.model_copy(update={"run": SAVED.run.model_copy(update=changed)})
-
-
-def with_options(table: str, **changed: object) -> Manifest:
-    before = SAVED.options[table]
-    assert isinstance(before, dict)
-    return SAVED.model_copy(update={"options": {**SAVED.options, table: {**before, **changed}}})
+def changed(before: Manifest = SAVED, run: Fields | None = None, pef: Fields | None = None, **fields: Any) -> Manifest:
+    """`before` with other fields, also of its run and of its PEF, and with other values of tables of options."""
+    options: Fields = dict(before.options)
+    for table in [name for name in fields if name in ("data", "loss", "optimizer", "training")]:
+        options[table] = {**options.get(table, {}), **fields.pop(table)}
+    update = {"run": before.run.model_copy(update=run), "pef": before.pef.model_copy(update=pef), "options": options}
+    return before.model_copy(update=update | fields)
 
 
 def test_exact_refuses_what_would_change_bits() -> None:
-    changed = (
-        with_run(replicas=4),
-        with_run(chips=2),
-        with_run(threads=2),
-        with_run(torch="3.0"),
-        with_options("optimizer", lr=0.2),
-    )
-    for now in changed:
+    runs = [changed(run=run) for run in ({"replicas": 4}, {"chips": 2}, {"threads": 2}, {"torch": "3.0"})]
+    for now in (*runs, changed(optimizer={"lr": 0.2})):
         with pytest.raises(OptionError, match="would not have the bits of an uninterrupted run"):
             check_exact(changes(SAVED, now), "here")
-    for now in (with_options("training", epochs=9), with_options("training", epochs=None, steps=70)):
-        assert changes(SAVED, now)
-        check_exact(changes(SAVED, now), "here")
+    for training in ({"epochs": 9}, {"epochs": None, "steps": 70}):
+        harmless = changes(SAVED, changed(training=training))
+        assert harmless
+        check_exact(harmless, "here")
 
 
 def test_the_order_of_samples_must_not_change_within_an_epoch() -> None:
-    for now in (with_run(samples=385), with_options("training", seed=1), with_options("data", shuffle=False)):
-        found = changes(SAVED, now)
+    between = changed(position=replace(SAVED.position, used=0))
+    for now in (changed(run={"samples": 385}), changed(training={"seed": 1}), changed(data={"shuffle": False})):
         with pytest.raises(OptionError, match="lies within epoch 2"):
-            check_epoch(SAVED, now, found, "here")
-        between = SAVED.model_copy(update={"position": replace(SAVED.position, used=0)})
-        check_epoch(between, now, found, "here")
+            check_epoch(SAVED, now, changes(SAVED, now), "here")
+        check_epoch(between, now, changes(SAVED, now), "here")
 
 
 def test_data_in_another_folder_is_accepted_without_exactness_and_other_data_is_not() -> None:
-    saved = with_options("data", source="/scratch/job-7/train.npz")
-    moved, other = (with_options("data", source=f"/scratch/job-8/{name}.npz") for name in ("train", "test"))
-    found = changes(saved, moved)
-    text = 'data.source = "/scratch/job-8/train.npz" (checkpoint: "/scratch/job-7/train.npz")'
-    assert [str(one) for one in found] == [text]
-    check_epoch(saved, moved, found, "here")
+    saved = changed(data={"source": "/scratch/job-7/train.npz"})
+    moved, other = (changed(data={"source": f"/scratch/job-8/{name}.npz"}) for name in ("train", "test"))
+    (change,) = changes(saved, moved)
+    assert str(change) == 'data.source = "/scratch/job-8/train.npz" (checkpoint: "/scratch/job-7/train.npz")'
+    check_epoch(saved, moved, [change], "here")
     with pytest.raises(OptionError, match=r"data\.source"):
-        check_exact(found, "here")
+        check_exact([change], "here")
     with pytest.raises(OptionError, match=r"data\.source"):
         check_epoch(saved, other, changes(saved, other), "here")
 
 
 def test_another_pef_is_refused_with_what_differs() -> None:
-    def refused(*parts: str, **changed: object) -> str:
+    def refused(*parts: str, pef: Fields | None = None, **fields: Any) -> str:
         others = SAVED.pef.parts.model_copy(update=dict.fromkeys(parts, "d" * 64))
-        pef = SAVED.pef.model_copy(update={"digest": "b" * 64, "parts": others})
+        now = changed(pef={"digest": "b" * 64, "parts": others, **(pef or {})}, **fields)
         with pytest.raises(CheckpointError) as error:
-            check_pef(SAVED, SAVED.model_copy(update={"pef": pef, **changed}), Path("out/net/net.pef"), "here")
+            check_pef(SAVED, now, Path("out/net/net.pef"), "here")
         return f"{error.value.what} -> {error.value.remedy}"
 
     assert "than net: these differ: its graph, its initial weights -> run" in refused("weights", "graph")
     assert "these differ: the version of sambasim" in refused()
-    trained_otherwise = {**SAVED.options, "loss": {"name": "l1"}}
-    told = refused("training_defaults", options=trained_otherwise)
-    assert 'these differ: loss.name: none → "l1"' in told
+    assert 'these differ: loss.name: none → "l1"' in refused("training_defaults", loss={"name": "l1"})
     assert not any("the version of sambasim" in refused(part) for part in PartDigests.model_fields)
+    assert "its name is 'net'; its batch size is 4 and not 8" in refused(pef={"name": "lenet", "batch_size": 8})
     fewer = {name: tensor for name, tensor in SAVED.tensors.items() if name != "net__bias"}
-    other = SAVED.pef.model_copy(update={"digest": "b" * 64, "name": "lenet", "batch_size": 8})
-    assert "its name is 'net'; its batch size is 4 and not 8" in refused(pef=other)
     with pytest.raises(CheckpointError, match="does not hold the tensors of that PEF"):
-        check_pef(SAVED, SAVED.model_copy(update={"tensors": fewer}), Path("out/net/net.pef"), "here")
+        check_pef(SAVED, changed(tensors=fewer), Path("out/net/net.pef"), "here")
 
 
 def compiled(folder: Path, name: str, **options: JsonValue) -> tuple[Manifest, Path]:
     """The manifest of a run of the PEF that it writes."""
     path = folder / name / f"{name}.pef"
-    given = {"pef_name": name, "data_parallel": True, **options}
-    document = write(path, replace(sample_document(), compile_options=given), sample_weights())
-    changed = {"name": name, "digest": document.digest, "compile_options": given}
-    return SAVED.model_copy(update={"pef": SAVED.pef.model_copy(update=changed)}), path
+    asked = {"pef_name": name, "data_parallel": True, **options}
+    document = write(path, replace(sample_document(), compile_options=asked), sample_weights())
+    return changed(pef={"name": name, "digest": document.digest, "compile_options": asked}), path
 
 
 def test_the_pef_of_a_checkpoint_is_named_with_the_compile_options_that_differ(tmp_path: Path) -> None:
@@ -170,28 +159,28 @@ def test_the_pef_of_a_checkpoint_is_named_with_the_compile_options_that_differ(t
 def test_a_pef_of_the_same_model_for_another_mesh_goes_on_with_a_notice(tmp_path: Path) -> None:
     saved, _ = compiled(tmp_path, "old", pipeline_stages=2, opt_level="o1")
     now, new = compiled(tmp_path, "new", zero=3, opt_level="o3", tensor_plan={"layers.*.up": "colwise"})
-    found = check_pef(saved, now, new, "here")
-    assert [one.name for one in found] == ["pipeline_stages", "opt_level", "zero", "tensor_plan.layers.*.up"]
+    differing = check_pef(saved, now, new, "here")
+    assert [change.name for change in differing] == ["pipeline_stages", "opt_level", "zero", "tensor_plan.layers.*.up"]
     with pytest.raises(OptionError, match="opt_level = "):
-        check_exact(found, "here")
+        check_exact(differing, "here")
     fewer = {name: tensor for name, tensor in now.tensors.items() if name != "net__bias"}
-    edited = now.pef.model_copy(update={"operators_sha256": "f" * 64})
-    reshaped = now.pef.model_copy(update={"integers_sha256": "f" * 64})
-    smaller = reshaped.model_copy(update={"batch_size": 2})
-    assert check_pef(saved, now.model_copy(update={"pef": smaller}), new, "here"), "integers are those of a batch size"
-    larger = {**now.options, "training": {"batch_size": 8, "accumulation_steps": 3}}
-    for changed in ({"tensors": fewer}, {"pef": edited}, {"pef": reshaped}, {"options": larger}):
+    reshaped = {"integers_sha256": "f" * 64}
+    smaller = changed(now, pef=reshaped | {"batch_size": 2})
+    assert check_pef(saved, smaller, new, "here"), "integers are those of a batch size"
+    for other in (
+        changed(now, tensors=fewer),
+        changed(now, pef={"operators_sha256": "f" * 64}),
+        changed(now, pef=reshaped),
+        changed(now, training={"batch_size": 8, "accumulation_steps": 3}),
+    ):
         with pytest.raises(CheckpointError, match="of another PEF than new"):
-            check_pef(saved, now.model_copy(update=changed), new, "here")
+            check_pef(saved, other, new, "here")
 
 
-def of_steps(one: Manifest, batch_size: int, accumulation: int, micro_batches: int) -> Manifest:
-    """`one`, with steps of so many micro-steps."""
-    training = one.options["training"]
-    assert isinstance(training, dict)
-    sizes = {**training, "batch_size": batch_size, "accumulation_steps": accumulation}
-    pef = {"batch_size": batch_size // micro_batches, "operators_sha256": one.pef.operators_sha256}
-    return one.model_copy(update={"options": {**one.options, "training": sizes}, "pef": one.pef.model_copy(update=pef)})
+def of_steps(before: Manifest, batch_size: int, accumulation: int, micro_batches: int) -> Manifest:
+    """`before`, with steps of so many micro-steps."""
+    training = {"batch_size": batch_size, "accumulation_steps": accumulation}
+    return changed(before, pef={"batch_size": batch_size // micro_batches}, training=training)
 
 
 def refused_by_exact(saved: Manifest, now: Manifest, pef: Path) -> bool:
@@ -207,13 +196,12 @@ def test_exact_allows_what_only_says_which_rank_computes_what(tmp_path: Path) ->
     saved, _ = compiled(tmp_path, "old", pipeline_stages=2, micro_batches=4, schedule="1f1b")
     now, new = compiled(tmp_path, "new", recompute="full", zero=3, schedule="zb-h1", pipeline_stages=4)
     saved, alone = of_steps(saved, 16, 1, 4), of_steps(now, 4, 4, 1)
-    assert {one.name for one in changes(saved, alone)} == {"training.batch_size", "training.accumulation_steps"}
+    assert {change.name for change in changes(saved, alone)} == {"training.batch_size", "training.accumulation_steps"}
     assert not refused_by_exact(saved, alone, new)
     assert refused_by_exact(saved, of_steps(now, 8, 2, 1), new), "the micro-steps are twice as large"
-    run = SAVED.run.model_copy(update={"engine": "inductor"})
-    before, after = (one.model_copy(update={"run": run}) for one in (saved, alone))
+    before, after = (changed(manifest, run={"engine": "inductor"}) for manifest in (saved, alone))
     assert refused_by_exact(before, after, new)
-    others: dict[str, JsonValue] = {"n_chips": 2, "opt_level": "o1", "gradient_groups": "parameter", "world_size": 2}
+    others: Fields = {"n_chips": 2, "opt_level": "o1", "gradient_groups": "parameter", "world_size": 2}
     for name, value in others.items():
         other, path = compiled(tmp_path, "other", zero=3, **{name: value})
         assert refused_by_exact(saved, of_steps(other, 4, 4, 1), path), name

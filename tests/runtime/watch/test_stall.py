@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
@@ -36,21 +36,19 @@ from sambasim.runtime.watch.watchdog import (
 )
 
 TIMEOUT_S = 300.0
-LATE = 301.0
 R, W, B = State.RUNNING, State.WAITING, State.BUSY
+RUNNING, STOPPED, GONE, SILENT = Process.RUNNING, Process.STOPPED, Process.GONE, Process.SILENT
 
 
 def seen(
-    rank: int,
-    state: State = W,
-    idle_s: float = LATE,
-    *,
-    step: int = 17,
-    process: Process = Process.RUNNING,
-    at: str = "",
+    rank: int, state: State = W, idle_s: float = 301, process: Process = RUNNING, *, step: int = 17, at: str = ""
 ) -> Observation:
     doing = "waiting for peers" if state is W else "reading data"
     return Observation(RankStatus(rank, f"node{rank}", 100 + rank, step, 0, state, doing, at), idle_s, process)
+
+
+def numbers(ranks: Sequence[Observation]) -> list[int]:
+    return [rank.status.rank for rank in ranks]
 
 
 @pytest.mark.parametrize(
@@ -58,17 +56,17 @@ def seen(
     [
         pytest.param([seen(1, R)], id="running"),
         pytest.param([seen(1, R), seen(2, idle_s=0.5)], id="one waits since now"),
-        pytest.param([seen(1, process=Process.STOPPED), seen(2)], id="stopped"),
+        pytest.param([seen(1, process=STOPPED), seen(2)], id="stopped"),
         pytest.param([seen(1, step=16), seen(2)], id="behind"),
         pytest.param([seen(1, State.ENDED), seen(2)], id="ended"),
-        pytest.param([seen(1, B, process=Process.STOPPED)], id="busy and stopped"),
-        pytest.param([seen(1, R, 4.0, process=Process.SILENT)], id="host is silent"),
+        pytest.param([seen(1, B, process=STOPPED)], id="busy and stopped"),
+        pytest.param([seen(1, R, 4.0, SILENT)], id="host is silent"),
     ],
 )
 def test_rank_1_stalls_the_job(others: Sequence[Observation]) -> None:
     everybody = [seen(0), *others]
     assert is_stalled(everybody[0], everybody, TIMEOUT_S)
-    assert [one.status.rank for one in missing_ranks(everybody)] == [1]
+    assert numbers(missing_ranks(everybody)) == [1]
 
 
 @pytest.mark.parametrize(
@@ -79,7 +77,7 @@ def test_rank_1_stalls_the_job(others: Sequence[Observation]) -> None:
         pytest.param(seen(0, idle_s=2.0), [seen(1, R)], id="this rank waits since now"),
         pytest.param(seen(0, R), [seen(1, R)], id="this rank does not wait"),
         pytest.param(seen(0), [seen(1, idle_s=0.5)], id="all wait, one just began"),
-        pytest.param(seen(0), [seen(1, idle_s=2.0, process=Process.STOPPED), seen(2)], id="just stopped"),
+        pytest.param(seen(0), [seen(1, W, 2.0, STOPPED), seen(2)], id="just stopped"),
         pytest.param(seen(0), [seen(1, State.LEAVING)], id="ends the job itself"),
         pytest.param(seen(0), [seen(1, B)], id="busy"),
     ],
@@ -89,16 +87,13 @@ def test_the_job_is_not_stalled(own: Observation, others: Sequence[Observation])
 
 
 def test_a_process_that_is_gone_before_its_end_is_dead() -> None:
-    gone = Process.GONE
-    for state in (R, W, B):
-        assert len(dead_ranks([seen(0), seen(1, state, 0.0, process=gone)])) == 1
-    assert dead_ranks([seen(1, State.ENDED, process=gone), seen(2, R, process=Process.UNKNOWN)]) == []
-    assert dead_ranks([seen(1, State.LEAVING, 0.5, process=gone)]) == []
-    assert len(dead_ranks([seen(1, State.LEAVING, LEAVING_S, process=gone)])) == 1
+    ranks = [seen(rank, state, 0.0, GONE) for rank, state in enumerate((R, W, B, State.ENDED))]
+    leaving = [seen(4, State.LEAVING, 0.5, GONE), seen(5, State.LEAVING, LEAVING_S, GONE)]
+    assert numbers(dead_ranks([*ranks, *leaving, seen(6), seen(7, R, process=Process.UNKNOWN)])) == [0, 1, 2, 5]
 
 
 def test_errors_name_the_ranks_and_what_they_did() -> None:
-    died = death_error([seen(1, R, process=Process.GONE)])
+    died = death_error([seen(1, R, process=GONE)])
     assert (type(died), died.rank) == (PeerError, 1)
     assert str(died).splitlines()[:2] == [
         "rank 1 died without an error message",
@@ -120,7 +115,7 @@ def test_errors_name_the_ranks_and_what_they_did() -> None:
 def test_a_rank_that_waits_within_a_section_waits() -> None:
     everybody = [seen(0, R, at=WAIT), seen(1, R)]
     assert is_stalled(everybody[0], everybody, TIMEOUT_S)
-    assert [one.status.rank for one in missing_ranks(everybody)] == [1]
+    assert numbers(missing_ranks(everybody)) == [1]
     assert not is_stalled(everybody[1], everybody, TIMEOUT_S)
     placed = replace(everybody[1], status=replace(everybody[1].status, mesh="pp 1, tp 0"))
     assert "where: rank 1 on node1 (process 101; pp 1, tp 0): step 17" in str(stall_error([placed], TIMEOUT_S))
@@ -131,11 +126,14 @@ def test_a_rank_that_waits_within_a_section_waits() -> None:
 )
 def test_a_thread_waits_if_its_innermost_frame_communicates(file: str, waits: bool) -> None:
     path = Path(sambasim.runtime.__file__).parent / file
-    code = compile("def wait(ask): return ask(sys._getframe())", str(path), "exec")
-    scope: dict[str, Any] = {"sys": sys}
-    exec(code, scope)
     assert path.is_file()
-    assert scope["wait"](is_wait) is waits
+    assert eval(compile("is_wait(sys._getframe())", str(path), "eval"), {"sys": sys, "is_wait": is_wait}) is waits
+
+
+def test_the_line_of_python_is_that_of_the_user() -> None:
+    line = sys._getframe().f_lineno + 1
+    assert user_line(sys._getframe()) == f"{__file__}:{line} in test_the_line_of_python_is_that_of_the_user"
+    assert user_line(None) == ""
 
 
 @pytest.fixture
@@ -150,7 +148,7 @@ def test_idle_time_counts_while_a_line_does_not_change(two_ranks: StatusFile) ->
     observer = NodeObserver(two_ranks, [start_time("self"), b"1"])
 
     def idle(now_s: float) -> list[float]:
-        return [one.idle_s for one in observer.observe(now_s)]
+        return [rank.idle_s for rank in observer.observe(now_s)]
 
     assert idle(100.0) == [0, 0]
     two_ranks.activity(1).at("net.py:3 in read")  # no progress
@@ -158,28 +156,20 @@ def test_idle_time_counts_while_a_line_does_not_change(two_ranks: StatusFile) ->
     two_ranks.activity(1).step(1)
     assert idle(100.5) == [0.5, 0]
     assert idle(5000.0) == [1.5, 1.0], "time without observations counts little"
-    assert [one.process for one in observer.observe(5000.0)] == [Process.RUNNING, Process.GONE]
+    assert [rank.process for rank in observer.observe(5000.0)] == [RUNNING, GONE]
 
 
 def test_a_process_is_running_then_stopped_then_gone() -> None:
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as process:
         started = start_time(process.pid)
-        found = [process_of(process.pid, started), process_of(process.pid, b"1"), process_of(process.pid, None)]
+        states = [process_of(process.pid, since) for since in (started, b"1", None)]
         os.kill(process.pid, signal.SIGSTOP)
         os.waitpid(process.pid, os.WUNTRACED)
-        found.append(process_of(process.pid, started))
+        states.append(process_of(process.pid, started))
         process.kill()
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        found.append(process_of(process.pid, started))
-    assert found == [Process.RUNNING, Process.GONE, Process.UNKNOWN, Process.STOPPED, Process.GONE]
-    assert process_of(process.pid, started) is Process.GONE
-
-
-def test_the_line_of_python_is_that_of_the_user() -> None:
-    frame = sys._getframe()
-    expected = f"{__file__}:{frame.f_lineno + 1} in test_the_line_of_python_is_that_of_the_user"
-    assert user_line(sys._getframe()) == expected
-    assert user_line(None) == ""
+        states.append(process_of(process.pid, started))
+    assert [*states, process_of(process.pid, started)] == [RUNNING, GONE, Process.UNKNOWN, STOPPED, GONE, GONE]
 
 
 def test_stopping_a_watchdog_waits_for_its_last_observation(two_ranks: StatusFile) -> None:
