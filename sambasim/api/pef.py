@@ -19,10 +19,9 @@ from sambasim.ir.program import Program
 from sambasim.options.compile import options_in_python
 from sambasim.options.python_words import in_python
 from sambasim.pef import Checked, PefDocument, locate, map_weights, peek, read
-from sambasim.report.inspect import Contents, contents
-from sambasim.report.inspect_tables import inspection, summary_table
+from sambasim.report.inspect import contents, inspection, summary_table
 from sambasim.report.summaries import next_command
-from sambasim.report.tables import Shown, Tables
+from sambasim.report.tables import Row, Shown, Tables
 from sambasim.runtime.values.memory import state_dict
 from sambasim.terminal.output import phases
 
@@ -78,7 +77,7 @@ class Pef(Shown):
         return dict(state_dict(self.program, held.__getitem__))
 
     @cached_property
-    def contents(self) -> Contents:
+    def contents(self) -> Row:
         """What `sambasim inspect --json` prints."""
         return contents(self.path, peek(self.path), self.document)
 

@@ -45,16 +45,17 @@ def compile_command(
 
     with kept_imports():
         from sambasim.commands.compile import compile_named
-        from sambasim.report.summaries import compiled_json, compiled_report
+        from sambasim.report.summaries import Compilation
 
     with phases(quiet=json_output) as report:
         done = compile_named(options, report)
     compiled, notices = done.compiled, [*done.compiled.notices, *notes]
-    facts = (compiled.program, compiled.path, compiled.digest, notices, compiled.phases_s, done.checked)
+    facts = compiled.program, compiled.path, compiled.digest, notices, compiled.phases_s, done.checked
+    compilation = Compilation(*facts)
     if json_output:
-        print(compiled_json(*facts))
+        print(compilation.json())
     else:
-        show(*compiled_report(*facts, details=verbose))
+        show(*compilation.report(details=verbose))
 
 
 def _check_one_process() -> None:

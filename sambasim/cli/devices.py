@@ -47,9 +47,9 @@ def devices_command(
 
     found = placed(None if pef is None else locate(pef, output_folder), arch, num_tiles, cluster, replicas)
     if as_json:
-        print(inventory_json(*found))
+        print(inventory_json(found))
     else:
-        show(*inventory_report(*found))
+        show(*inventory_report(found))
 
 
 @click.command("validate")
@@ -68,7 +68,7 @@ def validate_command(words: str | None, only: str | None, as_json: bool) -> None
       sambasim validate --only "1 layer"
     """
     from sambasim.commands.devices import validated
-    from sambasim.report.validation import validation_table
+    from sambasim.report.devices import validation_table
 
     with phases(quiet=as_json) as on_phase:
         record = validated(only or words, on_phase)

@@ -12,7 +12,7 @@ from sambasim.terminal.output import phases, show
 
 if TYPE_CHECKING:
     from sambasim.ir.program import Program
-    from sambasim.report.inspect import Contents
+    from sambasim.report.tables import Row
 
 
 @click.command("inspect")
@@ -48,8 +48,7 @@ def inspect_command(
     from sambasim.errors import OptionError
     from sambasim.ir.printer import format_graph
     from sambasim.pef import locate, peek, read
-    from sambasim.report.inspect import contents
-    from sambasim.report.inspect_tables import inspection
+    from sambasim.report.inspect import contents, inspection
 
     path = locate(pef, output_folder)
     if as_graph and (as_json or section is not None):
@@ -85,10 +84,10 @@ def _print_schedule(program: "Program") -> None:
     print(draw(program.schedule))
 
 
-def _print_section(facts: "Contents", program: "Program", index: int, as_json: bool) -> None:
+def _print_section(facts: "Row", program: "Program", index: int, as_json: bool) -> None:
     from sambasim.errors import OptionError
     from sambasim.ir.printer import format_section
-    from sambasim.report.inspect_tables import section_detail
+    from sambasim.report.inspect import section_detail
 
     # The training step comes first if there is one.
     graph, graph_facts = program.graphs[0], facts.graphs[0]

@@ -63,10 +63,9 @@ def simulate_command(
     """
     from sambasim.commands.outputs import check_output_file
     from sambasim.commands.question import predicted
-    from sambasim.report.simulation import simulation_json, simulation_report
-    from sambasim.report.steps import csv_rows, scaling_plot
+    from sambasim.report.formats import predicted_trace
+    from sambasim.report.simulation import csv_rows, scaling_plot, simulation_json, simulation_report
     from sambasim.report.tables import csv_text
-    from sambasim.report.trace import predicted_trace
 
     for what, file in {"CSV file": csv, "plot": plot, "trace": trace}.items():
         if file is not None:
@@ -109,7 +108,7 @@ def tilestat_command(as_json: bool, **asked: Any) -> None:
       sambasim tilestat digits --json
     """
     from sambasim.commands.question import predicted
-    from sambasim.report.sambatune import tilestat, tilestat_view
+    from sambasim.report.formats import tilestat, tilestat_view
     from sambasim.report.tables import json_line
 
     question = shared.question(replicas="1", **asked)

@@ -14,8 +14,8 @@ from sambasim.pef import check as check_pef
 from sambasim.pef import locate, map_weights
 from sambasim.records.digests import is_recording, read_recording
 from sambasim.records.metrics import read_run
-from sambasim.report.compare import Compared, Fact
 from sambasim.report.compare.runs import compare_metrics, compare_runs
+from sambasim.report.tables import Row
 from sambasim.runtime.checkpoint.folder import MANIFEST_FILE, checkpoints_in
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class _Kind(StrEnum):
     METRICS = "the metrics of a run"
 
 
-def compare(a: str, b: str, steps: str | None, output_folder: Path) -> Compared:
+def compare(a: str, b: str, steps: str | None, output_folder: Path) -> Row:
     """The differences of `a` and `b`, in `steps` alone. Raises OptionError if they are not two of one kind."""
     try:
         wanted = step_range(steps).__contains__
@@ -77,7 +77,7 @@ def _kind(name: str, output_folder: Path) -> _Kind:
     )
 
 
-def _tensors_compared(kind: _Kind, a: str, b: str, output_folder: Path) -> Compared:
+def _tensors_compared(kind: _Kind, a: str, b: str, output_folder: Path) -> Row:
     from sambasim.report.compare.tensors import compare_files, compare_pefs
 
     if kind is _Kind.WEIGHTS:
@@ -88,7 +88,7 @@ def _tensors_compared(kind: _Kind, a: str, b: str, output_folder: Path) -> Compa
 
         ours, theirs = check(Path(a)), check(Path(b))
         changes = differences(ours.manifest, theirs.manifest)
-        facts = tuple(Fact(name=change.name, a=change.before, b=change.now) for change in changes)
+        facts = [Row(name=change.name, a=change.before, b=change.now) for change in changes]
         return compare_files("checkpoints", a, b, (ours.tensors(), theirs.tensors()), facts)
     paths = locate(a, output_folder), locate(b, output_folder)
     left, right = ((str(path), check_pef(path)) for path in paths)

@@ -1,34 +1,22 @@
 """What `devices` places on a node, and what `validate` predicts beside published measurements."""
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from sambasim.commands.question import several_replicas
 from sambasim.commands.subject import OnPhase
 from sambasim.errors import OptionError
-from sambasim.hardware.placement import Inventory, Placement, inventory_of, place
-from sambasim.hardware.spec import ClusterSpec, DeviceSpec, cluster_names, device_names, load_cluster, load_device
-from sambasim.ir.mesh import Mesh, mesh_of
+from sambasim.hardware.placement import inventory_of, place
+from sambasim.hardware.spec import cluster_names, device_names, load_cluster, load_device
+from sambasim.ir.mesh import mesh_of
 from sambasim.ir.program import Program
 from sambasim.options.compile import CompileOptions
 from sambasim.options.training import OptimizerOptions, TrainingOptions
 from sambasim.pef import read
 from sambasim.published.rows import Row, published_rows
-from sambasim.report.validation import ValidationRecord, row_record, validation
+from sambasim.report.devices import Placed, row_record, validation
+from sambasim.report.tables import Row as Record
 from sambasim.simulation.prediction import predict
 from sambasim.simulation.sync import SyncPath
-
-
-class Placed(NamedTuple):
-    """Devices and clusters to list, and replicas on those of `inventory`; `mesh`: of a PEF whose replicas have several
-    ranks."""
-
-    devices: Sequence[DeviceSpec]
-    clusters: Sequence[ClusterSpec]
-    inventory: Inventory
-    placement: Placement
-    mesh: Mesh | None
 
 
 def placed(
@@ -56,7 +44,7 @@ def placed(
     return Placed(devices, clusters, inventory, placement, mesh)
 
 
-def validated(words: str | None, on_phase: OnPhase) -> ValidationRecord:
+def validated(words: str | None, on_phase: OnPhase) -> Record:
     """Predictions for all published rows, or those with `words` in their name. Raises OptionError if there are none."""
     rows = [row for row in published_rows() if words is None or words.lower() in row.name.lower()]
     if not rows:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from sambasim.ir.graph import Argument, Graph, Node, Output, Ref, SectionKind, renamed
 from sambasim.ir.program import Program
 from sambasim.ir.types import gradient_name, parameter_of
-from sambasim.report.folds import Run, runs_of
+from sambasim.report.analysis import Run, runs_of
 from sambasim.simulation.planning.layers import Shorter
 
 

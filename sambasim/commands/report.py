@@ -12,8 +12,8 @@ from sambasim.commands.subject import OnPhase, is_model
 from sambasim.errors import OptionError
 from sambasim.pef import locate, peek
 from sambasim.records.metrics import RunRecords, read_run
+from sambasim.report.formats import section_report_csv, summary_json
 from sambasim.report.page import measured_page, predicted_page
-from sambasim.report.sambatune import section_report_csv, summary_json
 from sambasim.simulation.sync import SyncPath
 
 

@@ -22,19 +22,16 @@ class Block(nn.Module):
         self.register_buffer("mask", torch.tril(torch.ones(length, length, dtype=torch.bool)))
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x + self.drop(self.proj(self._attention(self.norm1(x))))
+        batch, length, width = x.shape
+        split = (batch, length, self.heads, width // self.heads)
+        q, k, v = (part.view(split).transpose(1, 2) for part in self.qkv(self.norm1(x)).split(width, 2))
+        scores = (q @ k.transpose(-1, -2)) / math.sqrt(width // self.heads)
+        scores = torch.where(self.mask, scores, torch.full((), -1e9))
+        attended = self.drop(torch.softmax(scores, -1)) @ v
+        x = x + self.drop(self.proj(attended.transpose(1, 2).reshape(batch, length, width)))
         hidden = F.gelu(self.up(self.norm2(x)), approximate="tanh")
         result: Tensor = x + self.drop(self.down(hidden))
         return result
-
-    def _attention(self, x: Tensor) -> Tensor:
-        batch, length, width = x.shape
-        split = (batch, length, self.heads, width // self.heads)
-        q, k, v = (part.view(split).transpose(1, 2) for part in self.qkv(x).split(width, 2))
-        scores = (q @ k.transpose(-1, -2)) / math.sqrt(width // self.heads)
-        scores = torch.where(self.mask, scores, torch.full((), -1e9))
-        attended: Tensor = self.drop(torch.softmax(scores, -1)) @ v
-        return attended.transpose(1, 2).reshape(batch, length, width)
 
 
 class GPT2(nn.Module):
@@ -78,16 +75,16 @@ def _twice(inputs: int, outputs: int) -> nn.Sequential:
 
 
 class UNet(nn.Module):
-    """UNet with BatchNorm, four levels deep, and two classes."""
+    """UNet with BatchNorm, four levels deep, and two classes, for images of any `size`."""
 
-    def __init__(self, channels: int, features: int, depth: int = 4, classes: int = 2) -> None:
+    def __init__(self, size: int, channels: int, features: int) -> None:
         super().__init__()
-        widths = [features * 2**level for level in range(depth + 1)]
+        widths = [features * 2**level for level in range(5)]
         self.down = nn.ModuleList(_twice(*pair) for pair in zip([channels, *widths], widths, strict=False))
         upwards = list(zip(reversed(widths[1:]), reversed(widths[:-1]), strict=True))
         self.up = nn.ModuleList(nn.ConvTranspose2d(wide, narrow, 2, 2) for wide, narrow in upwards)
         self.merge = nn.ModuleList(_twice(2 * narrow, narrow) for _, narrow in upwards)
-        self.out = nn.Conv2d(features, classes, 1)
+        self.out = nn.Conv2d(features, 2, 1)
 
     def forward(self, image: Tensor, mask: Tensor) -> Tensor:
         kept: list[Tensor] = []
@@ -111,12 +108,6 @@ def _images(batch_size: int, size: int, channels: int, **sizes: object) -> dict[
     return {"image": torch.zeros(batch_size, channels, size, size), "mask": mask}
 
 
-def _unet(size: int, channels: int, features: int) -> UNet:
-    return UNet(channels, features)
-
-
-MODELS: Mapping[str, tuple[Callable[..., nn.Module], Callable[..., dict[str, Tensor]]]] = {
-    "gpt2": (GPT2, _tokens),
-    "unet": (_unet, _images),
-}
+MODELS: Mapping[str, tuple[Callable[..., nn.Module], Callable[..., dict[str, Tensor]]]]
+MODELS = {"gpt2": (GPT2, _tokens), "unet": (UNet, _images)}
 """By name: the functions that make the model and a batch of its inputs."""

@@ -10,14 +10,9 @@ from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt
 
 
 class Row(BaseModel):
-    """One published measurement.
-
-    figure: `device_s`, the device time of a training step in seconds; `samples_per_s` or `tokens_per_s` of all replicas
-    host_s: host time of the same step in seconds, if published
-    sections: number of sections, if published
-    units_share: share of the compute units that the section with the most uses, if published
-    samples_tokens: tokens of one sample
-    """
+    """One published measurement, of `figure`: `device_s` is the device time of a training step, `samples_per_s` and
+    `tokens_per_s` are of all replicas. `host_s` is of the same step; `units_share` is the share of the compute units
+    that the section with the most uses; `samples_tokens` are the tokens of one sample."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -45,8 +40,7 @@ class Row(BaseModel):
                 return device_s
             case "samples_per_s":
                 return self.replicas * self.batch_size / step_s
-            case _:
-                return self.replicas * self.batch_size * self.samples_tokens / step_s
+        return self.replicas * self.batch_size * self.samples_tokens / step_s
 
 
 @cache

@@ -1,24 +1,60 @@
-"""What reports say about a prediction, each part computed once, when it is first needed;
-and the sentence of what binds the step."""
+"""What reports say about the prediction of one replica: equal sections, such as those of layers that repeat, the stages
+and costliest lines of sections, MFU and roofs. Each is computed once, when it is first needed."""
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
 from sambasim.costs.price import Bound
-from sambasim.costs.work import Work, at_batch_size, device_bytes_of, work_of
+from sambasim.costs.work import Work, at_batch_size, work_of
 from sambasim.ir.graph import MADE_AGAIN, Graph, SourceLine
 from sambasim.ir.operators import OPERATORS, OperatorKind
-from sambasim.ir.types import SymbolKind
-from sambasim.report.advice import compared_text, step_text
-from sambasim.report.folds import Fold, Run, folds_of, runs_of_step
-from sambasim.simulation.advice import Advice, Change, advise, fetched_outputs
-from sambasim.simulation.alone import MODEL_KINDS, TimedSection, slowed
+from sambasim.report.advice import headline
+from sambasim.simulation.advice import Advice, advise
+from sambasim.simulation.alone import TimedSection, slowed
 from sambasim.simulation.prediction import Prediction
-from sambasim.units import counted, format_bytes, format_count, format_rate, format_seconds
+from sambasim.units import format_bytes, format_count, format_rate, format_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Sections `start` up to `stop`, which are `count` times `period` sections. A section that does not repeat is a run
+    of one."""
+
+    start: int
+    period: int
+    count: int
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.period * self.count
+
+
+def runs_of(keys: Sequence[Hashable]) -> list[Run]:
+    """From the start, always the run that covers most, with the shortest period."""
+    number_of: dict[Hashable, int] = {}
+    numbers = [number_of.setdefault(key, len(number_of)) for key in keys]
+    places: defaultdict[int, list[int]] = defaultdict(list)
+    for place, number in enumerate(numbers):
+        places[number].append(place)
+    runs: list[Run] = []
+    start = 0
+    while start < len(numbers):
+        best = Run(start, 1, 1)
+        for again in places[numbers[start]]:
+            period, count = again - start, 1
+            if period <= 0 or again + period > len(numbers):
+                continue
+            while numbers[start + count * period : start + (count + 1) * period] == numbers[start:again]:
+                count += 1
+            if count > 1 and period * count > best.period * best.count:
+                best = Run(start, period, count)
+        runs.append(best)
+        start = best.stop
+    return runs
 
 
 class StageRow(NamedTuple):
@@ -39,58 +75,49 @@ class StageRow(NamedTuple):
         return self.streamed_bytes + self.resident_bytes + self.written_bytes
 
 
-class Stages(NamedTuple):
+class Stages:
     """`rows` are by section; `tensors` are the bytes that a section reads of what an earlier one wrote, by both
     numbers."""
 
-    rows: list[list[StageRow]]
-    tensors: Counter[tuple[int, int]]
+    def __init__(self, work: Work, sections: Sequence[TimedSection]) -> None:
+        self.tensors: Counter[tuple[int, int]] = Counter()
+        self._work = work
+        self._made_by: dict[str, int] = {}
+        nodes = [stage.node for stage in work.stages]
+        spans = [range(*(bisect_left(nodes, node) for node in section.nodes)) for section in sections]
+        self.rows = [self._rows_of(section, span) for section, span in enumerate(spans)]
 
-
-def stages_of(work: Work, sections: Sequence[TimedSection]) -> Stages:
-    nodes = [stage.node for stage in work.stages]
-    tensors: Counter[tuple[int, int]] = Counter()
-    made_by: dict[str, int] = {}
-    rows = [
-        _rows(work, range(*(bisect_left(nodes, node) for node in section.nodes)), number, made_by, tensors)
-        for number, section in enumerate(sections)
-    ]
-    return Stages(rows, tensors)
-
-
-def _rows(
-    work: Work, numbers: range, section: int, made_by: dict[str, int], tensors: Counter[tuple[int, int]]
-) -> list[StageRow]:
-    read_here = {read.value for number in numbers for read in work.stages[number].reads}
-    made: dict[str, int] = {}
-    seen: set[str] = set()
-    parts: dict[str, float] = {}
-    found = []
-    for place, number in enumerate(numbers):
-        stage = work.stages[number]
-        streamed = resident = written = handed = 0
-        buffers: list[tuple[int, int]] = []
-        for read in stage.reads:
-            tensor = work.tensors[read.value]
-            if read.value in made:
-                buffers.append((made[read.value], tensor.row_bytes))
-            elif read.view not in seen:
-                seen.add(read.view)
-                before = parts.get(read.value, 0.0)
-                parts[read.value] = min(1.0, before + read.part)
-                read_bytes = int(tensor.size_bytes * (parts[read.value] - before))
-                resident += read_bytes if tensor.resident else 0
-                streamed += 0 if tensor.resident else read_bytes
-                if read.value in made_by:
-                    tensors[made_by[read.value], section] += read_bytes
-        for value in stage.writes:
-            made[value] = place
-            made_by[value] = section
-            handed += work.tensors[value].row_bytes if value in read_here else 0
-            if value in work.kept or work.last_reader.get(value, -1) > numbers[-1]:
-                written += work.tensors[value].size_bytes
-        found.append(StageRow(stage.node, streamed, resident, written, stage.product_flops, buffers, handed))
-    return found
+    def _rows_of(self, section: int, numbers: range) -> list[StageRow]:
+        work = self._work
+        read_here = {read.value for number in numbers for read in work.stages[number].reads}
+        made: dict[str, int] = {}
+        seen: set[str] = set()
+        parts: defaultdict[str, float] = defaultdict(float)
+        rows = []
+        for place, number in enumerate(numbers):
+            stage = work.stages[number]
+            streamed = resident = written = handed = 0
+            buffers: list[tuple[int, int]] = []
+            for read in stage.reads:
+                tensor = work.tensors[read.value]
+                if read.value in made:
+                    buffers.append((made[read.value], tensor.row_bytes))
+                elif read.view not in seen:
+                    seen.add(read.view)
+                    before = parts[read.value]
+                    parts[read.value] = min(1.0, before + read.part)
+                    read_bytes = int(tensor.size_bytes * (parts[read.value] - before))
+                    resident += read_bytes if tensor.resident else 0
+                    streamed += 0 if tensor.resident else read_bytes
+                    if read.value in self._made_by:
+                        self.tensors[self._made_by[read.value], section] += read_bytes
+            for value in stage.writes:
+                made[value], self._made_by[value] = place, section
+                handed += work.tensors[value].row_bytes if value in read_here else 0
+                if value in work.kept or work.last_reader.get(value, -1) > numbers[-1]:
+                    written += work.tensors[value].size_bytes
+            rows.append(StageRow(stage.node, streamed, resident, written, stage.product_flops, buffers, handed))
+        return rows
 
 
 def seconds_of(rows: Sequence[StageRow], graph: Graph, section: TimedSection) -> list[float]:
@@ -103,71 +130,18 @@ def seconds_of(rows: Sequence[StageRow], graph: Graph, section: TimedSection) ->
         convolves = OPERATORS[graph.nodes[row.node].operator].kind is OperatorKind.CONVOLUTION
         return row.flops / (budget.convolution_flops_per_s if convolves else budget.unit_flops_per_s)
 
-    weights = [weight(row) for row in rows]
-    total = sum(weights)
-    return [section.price.predicted_s * (one / total if total else 1 / len(rows)) for one in weights]
+    total = sum(map(weight, rows))
+    return [section.price.predicted_s * (weight(row) / total if total else 1 / len(rows)) for row in rows]
 
 
 def costliest_line(graph: Graph, rows: Sequence[StageRow], section: TimedSection) -> SourceLine | None:
     """The line of the operator that takes most of `section`, of those that have a line."""
-    with_line = [
-        (seconds, row.node)
-        for seconds, row in zip(seconds_of(rows, graph, section), rows, strict=True)
-        if graph.nodes[row.node].source is not None
-    ]
+    pairs = zip(seconds_of(rows, graph, section), (row.node for row in rows), strict=True)
+    with_line = [(seconds, node) for seconds, node in pairs if graph.nodes[node].source is not None]
     return graph.nodes[max(with_line)[1]].source if with_line else None
 
 
 WHICH_FLOPS = "FLOP of products a step, without recomputation"
-
-
-def headline(prediction: Prediction, advice: Advice) -> str:
-    """What takes the largest part of the step, and the change that gains most."""
-    seconds, words = max(_parts(prediction), key=lambda part: part[0])
-    step = "step" if prediction.program.training is not None else "forward"
-    binds = f"{seconds / prediction.alone.predicted_s:.0%} of the {step} is {words}"
-    best = next((one for one in advice.changes if not one.several), None)  # the sentence is about one replica
-    return f"{binds}; {'no change to one replica gains more than 2%' if best is None else _best(best)}"
-
-
-def _best(change: Change) -> str:
-    """`return only the loss: 1.77 s -> 265.3 ms`; samples/s where a step has other samples, or other hardware."""
-    where = f" ({change.where})" if change.where else ""
-    before, after = change.before, change.after
-    if before.samples == after.samples:
-        return f"{change.what}{where}: {step_text(change)}"
-    return f"{change.what}{where}: {compared_text(change)}"
-
-
-def _parts(prediction: Prediction) -> list[tuple[float, str]]:
-    """Seconds of the step, and what takes them."""
-    step, by_bound = prediction.alone, prediction.alone.device_s_by_bound
-    waits = {
-        Bound.COMPUTE: "sections bound by compute",
-        Bound.MEMORY: f"sections bound by {step.budget.memory}",
-        Bound.CAPACITY: "sections whose weights exceed the chip, so that tensors are read again",
-        Bound.LAUNCH: f"sections bound by their launch, at least {format_seconds(step.budget.launch_s)} each",
-    }
-    return [
-        (step.host_s, f"the host: {_host(prediction)}"),
-        *((by_bound[bound], words) for bound, words in waits.items()),
-    ]
-
-
-def _host(prediction: Prediction) -> str:
-    step, program = prediction.alone, prediction.program
-    each = "step" if step.micro_steps == 1 else "micro-step"
-    starts_s = step.starts_s(MODEL_KINDS)
-    if starts_s > step.sent_s:
-        return f"it starts {counted(round(starts_s / step.start_s), 'section')} each {each}"
-    fetched = fetched_outputs(program)
-    fetched_bytes = step.batch_size * sum(one.bytes_per_sample for one in fetched)
-    inputs = [program.symbols[name] for name in prediction.graph.inputs]
-    inputs_bytes = sum(device_bytes_of(one.type) for one in inputs if one.kind is SymbolKind.INPUT)
-    inputs_bytes = inputs_bytes * step.batch_size // program.batch_size
-    if fetched_bytes > inputs_bytes:
-        return f"it fetches {format_bytes(fetched_bytes)} of {' and '.join(one.name for one in fetched)} each {each}"
-    return f"it sends {format_bytes(inputs_bytes)} of inputs each {each}"
 
 
 def range_text(least_s: float, most_s: float) -> str:
@@ -175,19 +149,6 @@ def range_text(least_s: float, most_s: float) -> str:
     least, most = format_seconds(least_s), format_seconds(most_s)
     number, _, unit = least.partition(" ")
     return f"{number if unit == most.partition(' ')[2] else least} to {most}"
-
-
-def model_flops(prediction: Prediction) -> int:
-    """FLOPs of matrix products, convolutions, attention and recurrent layers in a step, without recomputation."""
-    step, graph = prediction.alone, prediction.graph
-    types = {**graph.values, **{name: symbol.type for name, symbol in prediction.program.symbols.items()}}
-    made_again = 0
-    for node in graph.nodes:
-        flops = OPERATORS[node.operator].flops
-        if flops is not None and node.name.endswith(MADE_AGAIN):
-            made_again += flops(node, types.__getitem__)
-    all_flops = sum(step.runs(section) * section.load.product_flops for section in step.sections)
-    return all_flops - step.micro_steps * made_again * step.batch_size // prediction.program.batch_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,54 +166,18 @@ class Roof:
     def at(self, flops_per_byte: float) -> float:
         return min(self.flops_per_s, flops_per_byte * self.bytes_per_s)
 
-
-def reachable(prediction: Prediction) -> Roof:
-    """What sections reach by the calibration: the units that operators are placed on, at the rate of the fastest kind
-    of product."""
-    step, budget = prediction.alone, prediction.alone.budget
-    products = (product for section in step.sections for product in section.load.products)
-    rate = max((product.flops / product.unit_s for product in products), default=budget.unit_flops_per_s)
-    return Roof(budget.placeable_units * rate, slowed(budget, step.tiers.rest).memory_bytes_per_s)
-
-
-def published(prediction: Prediction) -> Roof:
-    device = prediction.device
-    share = 1.0 if prediction.tiles is None or device.tiles is None else prediction.tiles / device.tiles
-    memory = device.hbm_bandwidth_bytes_per_s or device.ddr_bandwidth_bytes_per_s
-    return Roof(device.peak_bf16_flops_per_s * share, memory * share)
-
-
-def roof_text(roof: Roof) -> str:
-    return f"{format_count(roof.flops_per_s)}FLOP/s, {format_bytes(roof.bytes_per_s)}/s"
-
-
-def roofs_text(prediction: Prediction) -> str:
-    roof, memory = reachable(prediction), prediction.alone.budget.memory
-    reached = f"{roof_text(roof)} reachable, of {roof_text(published(prediction))} published"
-    return f"{reached}; {memory} is the limit of a section below {format_rate(roof.ridge)} FLOPs per byte"
-
-
-def mfu(prediction: Prediction) -> float:
-    """Model FLOPs of a step over its whole time, host included, as a share of the peak of the tiles in use."""
-    return model_flops(prediction) / prediction.alone.predicted_s / published(prediction).flops_per_s
-
-
-def mfu_text(prediction: Prediction) -> str:
-    """Of what the MFU is a share, without its unit."""
-    numbers = (model_flops(prediction), published(prediction).flops_per_s)
-    flops, peak = map(format_count, numbers)
-    return f"{flops}{WHICH_FLOPS}; its tiles have {peak}FLOP/s"
+    def __str__(self) -> str:
+        return f"{format_count(self.flops_per_s)}FLOP/s, {format_bytes(self.bytes_per_s)}/s"
 
 
 _MOST_LINES = 3
 
 
 class Analysis:
-    """Of one replica; a replica of several ranks has none."""
+    """Of one replica; a replica of several ranks has none. A fold is the numbers of equal sections, of any runs."""
 
     def __init__(self, prediction: Prediction) -> None:
-        self.prediction = prediction
-        self.step = prediction.alone
+        self.prediction, self.step = prediction, prediction.alone
 
     @cached_property
     def advice(self) -> Advice:
@@ -270,24 +195,24 @@ class Analysis:
 
     @cached_property
     def stages(self) -> Stages:
-        return stages_of(self.work, self.step.sections)
+        return Stages(self.work, self.step.sections)
 
     @cached_property
     def lines(self) -> Sequence[str]:
         """FILE:LINE of the costliest operator of each section; empty where none has a line, as in an update."""
-        graph, pairs = self.prediction.graph, zip(self.stages.rows, self.step.sections, strict=True)
-        found = (costliest_line(graph, rows, section) for rows, section in pairs)
-        return ["" if line is None else f"{line.file}:{line.line}" for line in found]
+        pairs = zip(self.stages.rows, self.step.sections, strict=True)
+        lines = (costliest_line(self.prediction.graph, rows, section) for rows, section in pairs)
+        return ["" if line is None else f"{line.file}:{line.line}" for line in lines]
 
     @cached_property
     def line_s(self) -> Mapping[str, float]:
         """Seconds of the device in a step by line, the most first."""
-        graph, found = self.prediction.graph, defaultdict[str, float](float)
+        graph, by_line = self.prediction.graph, defaultdict[str, float](float)
         for rows, section in zip(self.stages.rows, self.step.sections, strict=True):
             for row, seconds in zip(rows, seconds_of(rows, graph, section), strict=True):
                 if line := graph.nodes[row.node].source:
-                    found[f"{line.file}:{line.line}"] += self.step.runs(section) * seconds
-        return dict(sorted(found.items(), key=lambda pair: -pair[1]))
+                    by_line[f"{line.file}:{line.line}"] += self.step.runs(section) * seconds
+        return dict(sorted(by_line.items(), key=lambda pair: -pair[1]))
 
     @property
     def costliest_lines(self) -> str:
@@ -296,23 +221,80 @@ class Analysis:
         return ", ".join(f"{line} {seconds / self.step.device_s:.0%}" for line, seconds in shown)
 
     @cached_property
+    def _keys(self) -> Sequence[Hashable]:
+        """Of each section; those of equal sections are equal."""
+        nodes = [(node.operator, node.source) for node in self.prediction.graph.nodes]
+        return [
+            (section.kind, section.load, section.price, tuple(nodes[slice(*section.nodes)]))
+            for section in self.step.sections
+        ]
+
+    @cached_property
     def runs(self) -> Sequence[Run]:
-        return runs_of_step(self.step, self.prediction.graph)
+        return runs_of(self._keys)
 
     @cached_property
-    def folds(self) -> Sequence[Fold]:
-        return folds_of(self.step, self.prediction.graph)
+    def folds(self) -> Sequence[tuple[int, ...]]:
+        """Each section is in one; in the order of their first sections."""
+        numbers: defaultdict[Hashable, list[int]] = defaultdict(list)
+        for number, key in enumerate(self._keys):
+            numbers[key].append(number)
+        return list(map(tuple, numbers.values()))
 
     @cached_property
-    def fold_of(self) -> Sequence[int]:
+    def fold_of(self) -> Mapping[int, int]:
         """The number of the fold of each section."""
-        of_section = {section: number for number, fold in enumerate(self.folds) for section in fold.numbers}
-        return [of_section[section] for section in range(len(self.step.sections))]
+        return {section: number for number, fold in enumerate(self.folds) for section in fold}
 
-    def runs_in_step(self, fold: Fold) -> int:
+    def runs_in_step(self, fold: Sequence[int]) -> int:
         """How often sections of `fold` run in a step, micro-steps included."""
-        return sum(self.step.runs(self.step.sections[number]) for number in fold.numbers)
+        return sum(self.step.runs(self.step.sections[number]) for number in fold)
 
-    def fold_s(self, fold: Fold) -> float:
+    def fold_s(self, fold: Sequence[int]) -> float:
         """Seconds of all these runs."""
-        return self.runs_in_step(fold) * self.step.sections[fold.numbers[0]].price.predicted_s
+        return self.runs_in_step(fold) * self.step.sections[fold[0]].price.predicted_s
+
+    @cached_property
+    def model_flops(self) -> int:
+        """FLOPs of matrix products, convolutions, attention and recurrent layers in a step, without recomputation."""
+        step, graph, program = self.step, self.prediction.graph, self.prediction.program
+        types = {**graph.values, **{name: symbol.type for name, symbol in program.symbols.items()}}
+        made_again = 0
+        for node in graph.nodes:
+            flops = OPERATORS[node.operator].flops
+            if flops is not None and node.name.endswith(MADE_AGAIN):
+                made_again += flops(node, types.__getitem__)
+        all_flops = sum(step.runs(section) * section.load.product_flops for section in step.sections)
+        return all_flops - step.micro_steps * made_again * step.batch_size // program.batch_size
+
+    @property
+    def mfu(self) -> float:
+        """Model FLOPs of a step over its whole time, host included, as a share of the peak of the tiles in use."""
+        return self.model_flops / self.step.predicted_s / self.published.flops_per_s
+
+    @property
+    def mfu_text(self) -> str:
+        """Of what the MFU is a share, without its unit."""
+        flops, peak = map(format_count, (self.model_flops, self.published.flops_per_s))
+        return f"{flops}{WHICH_FLOPS}; its tiles have {peak}FLOP/s"
+
+    @property
+    def reachable(self) -> Roof:
+        """What sections reach by the calibration: the units that operators are placed on, at the rate of the fastest
+        kind of product."""
+        step, budget = self.step, self.step.budget
+        products = (product for section in step.sections for product in section.load.products)
+        rate = max((product.flops / product.unit_s for product in products), default=budget.unit_flops_per_s)
+        return Roof(budget.placeable_units * rate, slowed(budget, step.tiers.rest).memory_bytes_per_s)
+
+    @property
+    def published(self) -> Roof:
+        device, tiles = self.prediction.device, self.prediction.tiles
+        share = 1.0 if tiles is None or device.tiles is None else tiles / device.tiles
+        memory = device.hbm_bandwidth_bytes_per_s or device.ddr_bandwidth_bytes_per_s
+        return Roof(device.peak_bf16_flops_per_s * share, memory * share)
+
+    @property
+    def roofs_text(self) -> str:
+        limit = f"{self.step.budget.memory} is the limit of a section below {format_rate(self.reachable.ridge)} FLOPs"
+        return f"{self.reachable} reachable, of {self.published} published; {limit} per byte"

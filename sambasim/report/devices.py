@@ -1,36 +1,49 @@
-"""The output of `sambasim devices`: figures with their sources, and the placement of replicas or ranks."""
+"""The outputs of `sambasim devices`, figures with their sources and the placement of replicas or ranks, and of
+`sambasim validate`, published measurements beside their predictions, and the errors."""
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from statistics import mean
+from typing import NamedTuple
 
-from rich.console import RenderableType
+from pydantic import Field
+from rich.console import Group, RenderableType
 from rich.text import Text
 
-from sambasim.hardware.budget import budget_of
+from sambasim.hardware.budget import budget_of, load_calibration
 from sambasim.hardware.placement import Inventory, Location, Placement
 from sambasim.hardware.spec import ClusterSpec, DeviceSpec, LinkSpec, Spec
 from sambasim.ir.mesh import Mesh
-from sambasim.report.tables import Table, json_line, table, text_of, text_table, title_of
+from sambasim.published.rows import Row as PublishedRow
+from sambasim.report.tables import Row, Table, json_line, table, text_of, text_table, title_of
+from sambasim.simulation.alone import MODEL_KINDS, RankAlone
 from sambasim.units import format_bytes
 
 
-def inventory_json(
-    devices: Sequence[DeviceSpec],
-    clusters: Sequence[ClusterSpec],
-    inventory: Inventory,
-    placement: Placement,
-    mesh: Mesh | None,
-) -> str:
+class Placed(NamedTuple):
+    """Devices and clusters to list, and replicas on those of `inventory`; `mesh`: of a PEF whose replicas have several
+    ranks, each of which has a place."""
+
+    devices: Sequence[DeviceSpec]
+    clusters: Sequence[ClusterSpec]
+    inventory: Inventory
+    placement: Placement
+    mesh: Mesh | None
+
+
+def inventory_json(placed: Placed) -> str:
     """One line. `nodes` is null for a cluster without a limit; `placement` has the node, RDU and tiles of each
     replica, or of each rank of `mesh`, with its coordinates. Figures are in SI base units."""
+    devices, clusters, inventory, placement, mesh = placed
     places = [asdict(at) for at in placement.locations()]
     if mesh is not None:
         places = [
             {"rank": at.pop("replica"), "coordinates": mesh.coordinates(rank), **at} for rank, at in enumerate(places)
         ]
     record = {
-        "devices": [_record(device) for device in devices],
-        "clusters": [_record(cluster) for cluster in clusters],
+        "devices": list(map(_record, devices)),
+        "clusters": list(map(_record, clusters)),
         "device": inventory.device.name,
         "cluster": inventory.cluster.name,
         "nodes": inventory.cluster.nodes,
@@ -40,35 +53,21 @@ def inventory_json(
     return json_line(record)
 
 
-def inventory_report(
-    devices: Sequence[DeviceSpec],
-    clusters: Sequence[ClusterSpec],
-    inventory: Inventory,
-    placement: Placement,
-    mesh: Mesh | None,
-) -> list[RenderableType]:
-    """`mesh` is that of a PEF whose replicas have several ranks; each has a place."""
+def inventory_report(placed: Placed) -> list[RenderableType]:
+    devices, clusters, inventory, placement, mesh = placed
     budget = budget_of(inventory.device, inventory.tiles)
-    figures = [figures_table(f"device {device.name}", device) for device in devices]
-    figures += [figures_table(f"cluster {cluster.name}", cluster) for cluster in clusters]
+    kinds = (("device", devices), ("cluster", clusters))
+    figures = [figures_table(f"{kind} {spec.name}", spec) for kind, specs in kinds for spec in specs]
     memory = f"{format_bytes(budget.capacity_bytes)} of {budget.off_chip}"
     share = inventory.share if inventory.tiles is not None else f"all of an {inventory.share}"
-    noun = "replica" if mesh is None else "rank"
+    noun, first = ("replica", "replica") if mesh is None else ("rank", "replica:rank, mesh")
     head = (
         f"{placement.in_words(noun)}\na {noun} has {share}: {budget.units:,} compute units, {memory};"
         f" {placement.per_full_node} {noun}s fit on a node"
     )
     rows = [
-        {
-            "replica": at.replica,
-            "mesh": mesh and mesh.place(at.replica),
-            "node": at.node,
-            "rdu": at.rdu,
-            "tiles": _tiles(at),
-        }
-        for at in placement.locations()
+        {**asdict(at), "mesh": mesh and mesh.place(at.replica), "tiles": _tiles(at)} for at in placement.locations()
     ]
-    first = "replica" if mesh is None else "replica:rank, mesh"
     return [*figures, Text(head), table(f"{noun}s", rows, f"{first}, node, rdu:RDU, tiles")]
 
 
@@ -109,3 +108,80 @@ def _tiles(at: Location) -> str:
         return "all"
     last = at.first_tile + at.tiles - 1
     return str(last) if last == at.first_tile else f"{at.first_tile}-{last}"
+
+
+class RowRecord(Row):
+    """One published row and its prediction. `error` is a fraction of the published value."""
+
+    replicas: int = Field(exclude=True)
+
+
+def row_record(row: PublishedRow, predicted: float, step: RankAlone) -> RowRecord:
+    """`row` beside its prediction: `predicted`, in the unit of the row's figure, and `step`, of one replica."""
+    model = [section for section in step.sections if section.kind in MODEL_KINDS]
+    return RowRecord(
+        **{name: getattr(row, name) for name in ("name", "device", "tiles", "level", "figure")},
+        published=row.value,
+        predicted=predicted,
+        error=predicted / row.value - 1,
+        published_host_s=row.host_s,
+        predicted_host_s=None if row.host_s is None else step.host_s,
+        published_sections=row.sections,
+        predicted_sections=len(model),
+        published_units_share=row.units_share,
+        predicted_units_share=max(section.price.units for section in model) / step.budget.units,
+        source=row.source,
+        replicas=row.replicas,
+    )
+
+
+def validation(rows: Sequence[RowRecord]) -> Row:
+    """The `rows`, and the mean and worst of their errors, as fractions of the published values, by level and of host
+    times: here (`fitted`), and of widths that were left out of the calibration."""
+    errors: defaultdict[str, list[float]] = defaultdict(list)
+    for row in rows:
+        errors[row.level].append(abs(row.error))
+        if row.published_host_s is not None:
+            errors["host"].append(abs(row.predicted_host_s / row.published_host_s - 1))
+        if row.published_sections is not None:
+            errors["sections"].append(abs(row.predicted_sections / row.published_sections - 1))
+    left_out = load_calibration().fit.left_out.items()
+    return Row(
+        rows=rows,
+        mean_error=mean(abs(row.error) for row in rows),
+        mean_host_error=mean(errors["host"]) if "host" in errors else None,
+        fitted={name: Row(mean=mean(sizes), worst=max(sizes)) for name, sizes in errors.items()},
+        left_out={name: Row(mean=fit.mean_error, worst=fit.worst_error) for name, fit in left_out},
+    )
+
+
+_UNITS = {"device_s": "s", "samples_per_s": "samples/s", "tokens_per_s": "tokens/s"}
+_FIGURES = ("published", "predicted", "error", "host", "predicted", "sections", "predicted", "most units", "predicted")
+
+
+def validation_table(record: Row) -> Group:
+    def errors(by_name: Mapping[str, Row]) -> list[str]:
+        return [f"  {name:9}{of.mean:.1%} in the mean, {of.worst:.1%} at worst" for name, of in by_name.items()]
+
+    shown = text_table("published and predicted", ("row", "device", "level"), _FIGURES, map(_cells, record.rows))
+    notes = [
+        "errors of these rows, on which the model is calibrated (device seconds are without host time):",
+        *errors(record.fitted),
+        "errors of rows of a width that was not used for calibration, each width in turn:",
+        *errors(record.left_out),
+        "sources:",
+        *(f"  {source}" for source in dict.fromkeys(row.source for row in record.rows)),
+        "no publication measured gradient sync alone, so its predictions are not validated",
+    ]
+    return Group(shown, Text("\n".join(notes)))
+
+
+def _cells(row: RowRecord) -> Sequence[str]:
+    tiles = f"{row.device}, {row.tiles} tiles" if row.tiles else row.device
+    place = f"{row.replicas} x {tiles}" if row.replicas > 1 else tiles
+    figures = (f"{figure:.4g} {_UNITS[row.figure]}" for figure in (row.published, row.predicted))
+    host = ("" if time_s is None else f"{time_s:.3g} s" for time_s in (row.published_host_s, row.predicted_host_s))
+    sections = ("" if row.published_sections is None else str(row.published_sections), str(row.predicted_sections))
+    shares = row.published_units_share, row.predicted_units_share
+    units = ("" if row.published_units_share is None else f"{share:.0%}" for share in shares)
+    return row.name, place, row.level, *figures, f"{row.error:+.1%}", *host, *sections, *units

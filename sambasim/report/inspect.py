@@ -1,97 +1,37 @@
-"""What `sambasim inspect` says about a PEF, as JSON. Traffic is the size of what a section reads and writes, each value
-counted once."""
+"""What `sambasim inspect` says about a PEF, as JSON and as tables. Traffic is the size of what a section reads and
+writes, each value counted once."""
 
-from collections import Counter
-from collections.abc import Iterable, Mapping
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, JsonValue
+from pydantic import JsonValue
+from rich.console import Group, RenderableType
+from rich.text import Text
 
+from sambasim.bounded import printable
 from sambasim.ir.dataflow import Gather, gathers, section_effects
 from sambasim.ir.graph import Graph, Node
+from sambasim.ir.mesh import DATA_PARALLEL, TENSOR
 from sambasim.ir.operators import OPERATORS
-from sambasim.ir.program import Program, RuntimeArgument
-from sambasim.ir.ranks import Kept, copied, ends_of, kept, of_ranks
-from sambasim.ir.types import DTYPE_BYTES, SymbolKind, cut
-from sambasim.pef import Checked, PefDocument, PefHeader
-from sambasim.report.summaries import held_bytes, parameter_bytes, received_bytes
+from sambasim.ir.program import Program
+from sambasim.ir.ranks import copied, ends_of, kept, of_ranks
+from sambasim.ir.types import DTYPE_BYTES, Symbol, SymbolKind, cut
+from sambasim.pef import PefDocument, PefHeader
+from sambasim.report.summaries import chips_in_words, held_bytes, parameter_bytes, received_bytes
+from sambasim.report.tables import Row, Table, table, text_table
+from sambasim.units import format_bytes
 
 
-class _Facts(BaseModel):
-    # JSON has no infinity, and "Infinity" is clearer than null.
-    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="strings")
-
-
-class Row(_Facts):
-    """A row of a table. Its columns are attributes, and keys in JSON; the function that makes the rows names them."""
-
-    model_config = ConfigDict(extra="allow")
-
-    if TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any: ...
-
-
-class SectionFacts(_Facts):
-    """One section: the names of the values, symbols and `group.region` that it reads and writes, and their bytes."""
-
-    index: int
-    kind: str
-    name: str
-    operators: int
-    in_bytes: int
-    out_bytes: int
-    reads: tuple[str, ...]
-    writes: tuple[str, ...]
-
-
-class GraphFacts(_Facts):
-    name: str
-    nodes: int
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    sections: tuple[SectionFacts, ...]
-    operators: tuple[Row, ...]
-    gathered: tuple[Row, ...]
-
-
-class Contents(_Facts):
-    """`kept` is what one of the fewest replicas keeps between steps, in a host sync."""
-
-    pef: str
-    name: str
-    format_version: str
-    writer: str
-    digest: str
-    weights_sha256: str
-    file_bytes: int
-    device_bytes: int
-    batch_size: int
-    world_size: int
-    mesh: tuple[Row, ...]
-    stages: tuple[Row, ...]
-    parameter_bytes: int
-    data_parallel: bool
-    zero: int
-    kept: tuple[Kept, ...]
-    training: bool
-    loss: str | None
-    graphs: tuple[GraphFacts, ...]
-    sizes: tuple[Row, ...]
-    symbols: tuple[Row, ...]
-    groups: tuple[Row, ...]
-    runtime_arguments: tuple[RuntimeArgument, ...]
-    compile_options: dict[str, JsonValue]
-    data_source: dict[str, JsonValue]
-    training_defaults: dict[str, JsonValue]
-    metadata: dict[str, str]
-    checked: Checked | None
-
-
-def contents(path: Path, header: PefHeader, document: PefDocument) -> Contents:
+def contents(path: Path, header: PefHeader, document: PefDocument) -> Row:
+    """`kept` is what one of the fewest replicas keeps between steps, in a host sync; a run whose gradients are clipped
+    cuts at blocks. Of an axis of `mesh`, `size` is the smallest if a run chooses it, and `chips` the ranks along it
+    that share the batch of a replica."""
     program = document.program
-    return Contents(
+    slices = {group.name: cut(group.numel, program.world_size * program.chips)[0] for group in program.groups}
+    return Row(
         pef=str(path),
         name=program.name,
         format_version=header.version,
@@ -102,18 +42,29 @@ def contents(path: Path, header: PefHeader, document: PefDocument) -> Contents:
         device_bytes=program.device_bytes,
         batch_size=program.replica_batch_size,
         world_size=program.world_size,
-        mesh=tuple(_axes(program)),
-        stages=tuple(_stages(program)),
+        mesh=[Row(**asdict(axis), received_bytes=received_bytes(program, axis.name)) for axis in program.mesh],
+        stages=list(_stages(program)),
         parameter_bytes=parameter_bytes(program, whole=True),
         data_parallel=program.data_parallel,
         zero=program.zero,
-        kept=tuple(kept(program, _first_slices(program)) if program.training is not None else ()),
+        kept=[] if program.training is None else kept(program, slices),
         training=program.training is not None,
         loss=program.loss,
-        graphs=tuple(_graph_facts(program, graph) for graph in program.graphs),
-        sizes=tuple(_sizes(program)),
-        symbols=tuple(_symbols(program)),
-        groups=tuple(_groups(program)),
+        graphs=[
+            Row(
+                name=graph.name,
+                nodes=len(graph.nodes),
+                inputs=graph.inputs,
+                outputs=[output.symbol for output in graph.outputs],
+                sections=list(section_facts(program, graph)),
+                operators=list(_operators(graph.nodes)),
+                gathered=list(_gathered(program, graph)),
+            )
+            for graph in program.graphs
+        ],
+        sizes=list(_sizes(program)),
+        symbols=list(map(_symbol, program.symbols.values())),
+        groups=list(_groups(program)),
         runtime_arguments=program.runtime_arguments,
         compile_options=dict(document.compile_options),
         data_source=dict(document.data_source),
@@ -123,26 +74,13 @@ def contents(path: Path, header: PefHeader, document: PefDocument) -> Contents:
     )
 
 
-def _axes(program: Program) -> Iterable[Row]:
-    """`size` is the smallest one if a run chooses it, `chips` the ranks along the axis that share the batch of a
-    replica, and `received_bytes` what a rank receives along it in one pass of the training step, or of the evaluation
-    graph without one."""
-    for axis in program.mesh:
-        yield Row(
-            name=axis.name,
-            size=axis.size,
-            at_run_time=axis.at_run_time,
-            chips=axis.chips,
-            received_bytes=received_bytes(program, axis.name),
-        )
-
-
-def _stages(program: Program) -> Iterable[Row]:
+def _stages(program: Program) -> Iterator[Row]:
     """What each rank of a pipeline has. `training_bytes`: its gradients and optimizer states; `sent_bytes`: to other
     ranks, in the forward and backward of one micro-batch; `tied`: by parameter that it updates with the gradient of
     another rank, that rank."""
-    schedule = program.schedule
-    for rank, part in enumerate(() if schedule is None else of_ranks(program)):
+    if program.schedule is None:
+        return
+    for rank, part in enumerate(of_ranks(program)):
         graph = part.leading
         types = {name: symbol.type for name, symbol in part.symbols.items()} | dict(graph.values)
         sent = [name for node in graph.nodes if node.operator == "comm.send" for name in node.reads]
@@ -151,7 +89,7 @@ def _stages(program: Program) -> Iterable[Row]:
         held = held_bytes(part)
         yield Row(
             rank=rank,
-            stages=list(schedule.stages_of(rank)) if schedule is not None else [],
+            stages=list(program.schedule.stages_of(rank)),
             operators=len(graph.nodes),
             parameter_bytes=held[SymbolKind.PARAMETER],
             training_bytes=held[SymbolKind.GRADIENT] + held[SymbolKind.OPTIMIZER_STATE],
@@ -160,19 +98,8 @@ def _stages(program: Program) -> Iterable[Row]:
         )
 
 
-def _graph_facts(program: Program, graph: Graph) -> GraphFacts:
-    return GraphFacts(
-        name=graph.name,
-        nodes=len(graph.nodes),
-        inputs=graph.inputs,
-        outputs=tuple(output.symbol for output in graph.outputs),
-        sections=tuple(section_facts(program, graph)),
-        operators=tuple(_operators(graph.nodes)),
-        gathered=tuple(_gathered(program, graph)),
-    )
-
-
-def section_facts(program: Program, graph: Graph) -> Iterable[SectionFacts]:
+def section_facts(program: Program, graph: Graph) -> Iterator[Row]:
+    """`reads` and `writes` name values, symbols and `group.region`."""
     types = {name: symbol.type for name, symbol in program.symbols.items()} | dict(graph.values)
     for group in program.groups:
         types |= {f"{group.name}.{region}": group.region_type(region) for region in group.regions}
@@ -182,37 +109,37 @@ def section_facts(program: Program, graph: Graph) -> Iterable[SectionFacts]:
 
     for section in graph.sections:
         effects = section_effects(program, graph, section)
-        yield SectionFacts(
+        yield Row(
             index=section.index,
             kind=section.kind.value,
             name=section.name,
             operators=section.stop - section.start,
             in_bytes=size_bytes(effects.reads),
             out_bytes=size_bytes(effects.writes),
-            reads=tuple(sorted(effects.reads)),
-            writes=tuple(sorted(effects.writes)),
+            reads=sorted(effects.reads),
+            writes=sorted(effects.writes),
         )
 
 
-def _operators(nodes: Iterable[Node]) -> Iterable[Row]:
+def _operators(nodes: Iterable[Node]) -> Iterator[Row]:
     """How often each stands in a graph, and its source lines in the order of first use."""
-    counts = Counter(node.operator for node in nodes)
-    sources: dict[str, dict[str, None]] = {operator: {} for operator in counts}
+    of_operator: defaultdict[str, list[Node]] = defaultdict(list)
     for node in nodes:
-        if node.source is not None:
-            sources[node.operator][f"{node.source.file}:{node.source.line}"] = None
-    kinds = {operator: OPERATORS[operator].kind.value for operator in counts}
-    for operator in sorted(counts, key=lambda operator: (kinds[operator], -counts[operator], operator)):
-        yield Row(kind=kinds[operator], operator=operator, count=counts[operator], sources=list(sources[operator]))
+        of_operator[node.operator].append(node)
+    counts = [(OPERATORS[operator].kind.value, -len(alike), operator) for operator, alike in of_operator.items()]
+    for kind, count, operator in sorted(counts):
+        sources = (node.source for node in of_operator[operator] if node.source is not None)
+        lines = dict.fromkeys(f"{source.file}:{source.line}" for source in sources)
+        yield Row(kind=kind, operator=operator, count=-count, sources=list(lines))
 
 
-def _gathered(program: Program, graph: Graph) -> Iterable[Row]:
+def _gathered(program: Program, graph: Graph) -> Iterator[Row]:
     """What a rank gathers along an axis in a pass, because an operator reads whole values that are cut; `operator` may
     be `gradients` or `outputs`, which are given out whole."""
     for axis in program.mesh:
-        by_operator: dict[str, list[Gather]] = {}
+        by_operator: defaultdict[str, list[Gather]] = defaultdict(list)
         for gather in gathers(graph, axis.name, axis.size):
-            by_operator.setdefault(gather.operator, []).append(gather)
+            by_operator[gather.operator].append(gather)
         for operator, values in by_operator.items():
             yield Row(
                 axis=axis.name,
@@ -223,7 +150,7 @@ def _gathered(program: Program, graph: Graph) -> Iterable[Row]:
             )
 
 
-def _sizes(program: Program) -> Iterable[Row]:
+def _sizes(program: Program) -> Iterator[Row]:
     for kind in SymbolKind:
         types = [symbol.type for symbol in program.symbols.values() if symbol.kind is kind]
         if types:
@@ -231,21 +158,20 @@ def _sizes(program: Program) -> Iterable[Row]:
             yield Row(kind=kind.value, symbols=len(types), elements=elements, size_bytes=size_bytes)
 
 
-def _symbols(program: Program) -> Iterable[Row]:
-    for symbol in program.symbols.values():
-        yield Row(
-            name=symbol.name,
-            kind=symbol.kind.value,
-            dtype=symbol.type.dtype,
-            shape=list(symbol.type.shape),
-            whole_shape=list(symbol.whole.shape),
-            size_bytes=symbol.type.size_bytes,
-            offset=symbol.offset,
-            torch_names=list(symbol.torch_names),
-        )
+def _symbol(symbol: Symbol) -> Row:
+    return Row(
+        name=symbol.name,
+        kind=symbol.kind.value,
+        dtype=symbol.type.dtype,
+        shape=symbol.type.shape,
+        whole_shape=symbol.whole.shape,
+        size_bytes=symbol.type.size_bytes,
+        offset=symbol.offset,
+        torch_names=symbol.torch_names,
+    )
 
 
-def _groups(program: Program) -> Iterable[Row]:
+def _groups(program: Program) -> Iterator[Row]:
     """The parameter groups. `gradient_symbol` holds their gradients for data parallelism; None without."""
     for group in program.groups:
         yield Row(
@@ -259,7 +185,148 @@ def _groups(program: Program) -> Iterable[Row]:
         )
 
 
-def _first_slices(program: Program) -> Mapping[str, tuple[int, int]]:
-    """By group, the slice of the first of the fewest replicas; a run whose gradients are clipped cuts at blocks."""
-    replicas = program.world_size * program.chips
-    return {group.name: cut(group.numel, replicas)[0] for group in program.groups}
+_MOST_SYMBOLS = 40
+_MOST_NAMES = 3
+_MOST_EFFECTS = 4
+_LONGEST_SYMBOL = 32
+_DIGITS = 16
+"""Of a digest; `verify` and --json have all 64, which do not fit in a table."""
+
+
+def inspection(facts: Row, *, everything: bool) -> RenderableType:
+    """The tables of `contents`."""
+    tables: list[RenderableType] = [summary_table(facts)]
+    if facts.stages:
+        sizes = "parameter_bytes:parameters, training_bytes:gradients and states, sent_bytes:sends a micro-batch"
+        tables.append(table("pipeline", facts.stages, "rank, stages", f"operators, {sizes}"))
+        tables += [
+            Text(printable(f"rank {stage.rank} updates {name}, whose gradient rank {source} sends once a step"))
+            for stage in facts.stages
+            for name, source in stage.tied.items()
+        ]
+    for graph in facts.graphs:
+        title = f"{graph.name}: sections ({len(graph.sections)})"
+        tables += [_sections_table(title, graph.sections), _operators_table(graph)]
+        if graph.gathered:
+            rows = [row.model_dump() | {"modules": _first(row.modules, _MOST_NAMES)} for row in graph.gathered]
+            title = f"{graph.name}: computed whole, of gathered parts"
+            tables.append(table(title, rows, "operator, axis", "values, received_bytes", "modules"))
+    tables.append(table("sizes", facts.sizes, "kind", "symbols, elements, size_bytes:bytes"))
+    if facts.groups:
+        tables.append(_groups_table(facts))
+    if not everything:
+        return Group(*tables, Text("--all shows symbols, runtime arguments and options; --graph the operators"))
+    tables.append(_symbols_table(facts))
+    if facts.runtime_arguments:
+        tables.append(table("runtime arguments", facts.runtime_arguments, "name:argument", "default", "meaning"))
+    titles = ("compile_options", "data_source", "training_defaults", "metadata")
+    options = ((title.replace("_", " "), getattr(facts, title)) for title in titles)
+    return Group(*tables, *(options_table(title, values) for title, values in options if values))
+
+
+def summary_table(facts: Row) -> Table:
+    at_run_time = any(axis.at_run_time for axis in facts.mesh)
+    of_several = any(axis.name != DATA_PARALLEL or axis.chips > 1 for axis in facts.mesh)
+    rows = [
+        ("PEF", facts.pef),
+        ("format", f"{facts.format_version}, written by {facts.writer}"),
+        ("holds", "training step and evaluation" if facts.training else "inference"),
+        ("replicas", f"{facts.world_size} or more, data parallel" if at_run_time else "1"),
+        *(("chips a replica", chips_in_words(axis.chips, facts.batch_size)) for axis in facts.mesh if axis.chips > 1),
+        *_ranks_rows(facts),
+        ("batch size", f"{facts.batch_size} for each replica"),
+        ("file", format_bytes(facts.file_bytes)),
+        ("device memory", f"{format_bytes(facts.device_bytes)} for each {'rank' if of_several else 'replica'}"),
+        *_zero_rows(facts),
+        ("checked", "no" if facts.checked is None else str(facts.checked)),
+        *((" by rounding", str(tensor)) for tensor in (facts.checked.exceptions if facts.checked else ())),
+        ("digest", f"{facts.digest[:_DIGITS]}…"),
+        ("weights sha256", f"{facts.weights_sha256[:_DIGITS]}…"),
+    ]
+    return text_table(facts.name, ("", ""), (), rows)
+
+
+def _ranks_rows(facts: Row) -> Iterator[tuple[str, str]]:
+    """What the ranks of a replica hold and send, if it has several."""
+    parameter = SymbolKind.PARAMETER.value
+    of_stages = [stage.parameter_bytes for stage in facts.stages]
+    of_rank = max(of_stages or [size.size_bytes for size in facts.sizes if size.kind == parameter], default=0)
+    at_most, one_pass = (" at most", "micro-batch") if of_stages else ("", "pass")
+    for axis in facts.mesh:
+        if axis.name != DATA_PARALLEL:
+            yield (
+                f"axis {axis.name}",
+                f"{axis.size} ranks, each with {format_bytes(of_rank)} of {format_bytes(facts.parameter_bytes)} "
+                f"parameters{at_most}; each receives {format_bytes(axis.received_bytes)} a {one_pass}{at_most}",
+            )
+    parameters = [symbol for symbol in facts.symbols if symbol.kind == parameter]
+    whole = [symbol for symbol in parameters if symbol.shape == symbol.whole_shape]
+    if whole and any(axis.name == TENSOR for axis in facts.mesh):
+        whole.sort(key=lambda symbol: -symbol.size_bytes)
+        names = _first([(*symbol.torch_names, symbol.name)[0] for symbol in whole], _MOST_NAMES)
+        size = format_bytes(sum(symbol.size_bytes for symbol in whole))
+        yield "whole along tp", f"{len(whole)} of {len(parameters)} parameters, {size}: {names}"
+
+
+def _zero_rows(facts: Row) -> Iterator[tuple[str, str]]:
+    if facts.data_parallel and facts.zero:
+        whole = [(format_bytes(part.kept_bytes), f"{format_bytes(part.size_bytes)} {part.kind}") for part in facts.kept]
+        fewest = next(axis.size for axis in facts.mesh if axis.name == DATA_PARALLEL)
+        shares, of = [f"{kept} of {size}" for kept, size in whole], str(fewest)
+        if fewest == 1:
+            shares, of = [f"1/N of {size}" for _, size in whole[-facts.zero :]], "N replicas"
+        yield f"ZeRO {facts.zero}", f"each of {of} keeps {', '.join(shares)}"
+
+
+def section_detail(graph: Row, section: Row) -> RenderableType:
+    reads, writes = (_first(names, _MOST_EFFECTS) for names in (section.reads, section.writes))
+    sections = _sections_table(f"{graph.name}: section {section.index}", [section])
+    return Group(sections, Text(printable(f"reads   {reads}\nwrites  {writes}")))
+
+
+def _sections_table(title: str, sections: Sequence[Row]) -> Table:
+    return table(title, sections, "index:section, kind, name", "operators, in_bytes, out_bytes")
+
+
+def _first(names: Sequence[str], most: int) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def _operators_table(graph: Row) -> Table:
+    shown = set[str]()
+
+    def row(operator: Row) -> Mapping[str, object]:
+        kind = "" if operator.kind in shown else operator.kind  # operators are in the order of their kinds
+        shown.add(operator.kind)
+        return operator.model_dump() | {"kind": kind, "sources": _first(operator.sources, _MOST_NAMES)}
+
+    title = f"{graph.name}: operators ({graph.nodes})"
+    return table(title, map(row, graph.operators), "kind, operator", "count", "sources:source lines")
+
+
+def _symbols_table(facts: Row) -> Table:
+    rows = [
+        symbol.model_dump() | {"type": f"{symbol.dtype}[{', '.join(map(str, symbol.shape))}]"}
+        for symbol in facts.symbols[:_MOST_SYMBOLS]
+    ]
+    title, hidden = f"symbols ({len(facts.symbols)})", len(facts.symbols) - _MOST_SYMBOLS
+    symbols = table(title, rows, "name:symbol, kind, type", "offset, size_bytes:bytes")
+    return replace(symbols, caption=f"and {hidden} more; --json lists all of them") if hidden > 0 else symbols
+
+
+def _groups_table(facts: Row) -> Table:
+    def buffer(symbol: str | None) -> str:
+        if symbol is None:
+            return "not reduced"
+        # it ends in a hash; --all has all of it
+        return f"{symbol[:_LONGEST_SYMBOL]}…" if len(symbol) > _LONGEST_SYMBOL else symbol
+
+    rows = [group.model_dump() | {"gradient_symbol": buffer(group.gradient_symbol)} for group in facts.groups]
+    words, numbers = "name:group, optimizer, dtype", "parameters, elements, size_bytes:bytes"
+    return table("parameter groups", rows, words, numbers, "gradient_symbol:gradients reduced as")
+
+
+def options_table(title: str, values: Mapping[str, JsonValue]) -> Table:
+    rows = [(key, value if isinstance(value, str) else json.dumps(value)) for key, value in sorted(values.items())]
+    return text_table(title, ("", ""), (), rows)

@@ -73,49 +73,29 @@ def memory_report(choices: Choices, asked: Choice) -> list[RenderableType]:
 
     def row(estimate: Estimate) -> Mapping[str, object]:
         choice, change = estimate.choice, f"{estimate.total_bytes / now.total_bytes - 1:+.0%}"
-        return {
-            **_fields(estimate),
-            "dtype": choice.dtype.title,
-            "sliced": _SLICED[choice.zero],
-            "change": "as asked" if choice == now.choice else change,
-        }
+        change = "as asked" if choice == now.choice else change
+        return _fields(estimate) | {"dtype": choice.dtype.title, "sliced": _SLICED[choice.zero], "change": change}
 
-    return [
-        Text(f"{head}\n", style="bold"),
-        labelled(facts),
-        Text(),
-        table(
-            "dtype and recomputation",
-            map(row, choices.by_dtype(asked)),
-            "dtype, recompute",
-            f"{_CHANGED}, {_KEPT}, activations_bytes, temporaries_bytes, buffers_bytes",
-        ),
-        table(
-            "optimizer",
-            map(row, choices.by_optimizer(asked)),
-            "optimizer",
-            f"states_per_parameter, {_CHANGED}, states_bytes",
-        ),
-        table(
-            f"ZeRO, {replicas}",
-            map(row, choices.by_zero(asked)),
-            "zero:ZeRO, sliced:in slices",
-            f"{_CHANGED}, {_KEPT}, buffers_bytes",
-        ),
-        Text(f"a sum of the peaks of its parts, without: {'; '.join(LEFT_OUT)}"),
-        *map(Text, _notes(choices)),
-    ]
-
-
-def _notes(choices: Choices) -> list[str]:
-    notes = []
+    by_dtype, by_optimizer, by_zero = (
+        [row(estimate) for estimate in by(asked)] for by in (choices.by_dtype, choices.by_optimizer, choices.by_zero)
+    )
+    parts = f"{_CHANGED}, {_KEPT}, activations_bytes, temporaries_bytes, buffers_bytes"
+    notes = [f"a sum of the peaks of its parts, without: {'; '.join(LEFT_OUT)}"]
     if choices.passes > 1:
         notes.append(f"with {choices.passes} passes in a step, gradients stay whole until the last, with any ZeRO")
     if choices.dtype == "float32":
         notes.append(
             "the model cannot be captured in bfloat16: what it computes in float32 all the same counts as 16 bits"
         )
-    return notes
+    return [
+        Text(f"{head}\n", style="bold"),
+        labelled(facts),
+        Text(),
+        table("dtype and recomputation", by_dtype, "dtype, recompute", parts),
+        table("optimizer", by_optimizer, "optimizer", f"states_per_parameter, {_CHANGED}, states_bytes"),
+        table(f"ZeRO, {replicas}", by_zero, "zero:ZeRO, sliced:in slices", f"{_CHANGED}, {_KEPT}, buffers_bytes"),
+        *map(Text, notes),
+    ]
 
 
 def _sizes(estimate: Estimate) -> dict[str, int]:

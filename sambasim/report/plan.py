@@ -6,7 +6,7 @@ from dataclasses import asdict, fields
 from rich.console import RenderableType
 from rich.text import Text
 
-from sambasim.report.tables import Table, csv_text, json_line, labelled, table
+from sambasim.report.tables import csv_text, json_line, labelled, table
 from sambasim.simulation.planning.priced import Priced, Terms
 from sambasim.simulation.planning.search import Goal, Plan, value_of
 from sambasim.simulation.sync import Wire
@@ -30,6 +30,9 @@ _BEST_FOR = {
     Goal.COST: "the fewest RDU-seconds a sample",
 }
 
+_MUCH = 0.3
+"""A share of the host in the step that is worth a word."""
+
 
 def headline(plan: Plan) -> str:
     """The best strategy in a line."""
@@ -47,26 +50,26 @@ def plan_report(plan: Plan, *, explain: bool) -> Iterator[RenderableType]:
     if not plan.best:
         yield Text(f"no strategy fits; the closest: {closest(plan)}")
         return
-    yield _table(plan)
+    title = f"The best {len(plan.best)}, {_BEST_FOR[plan.goal].replace('RDU', plan.device)} first"
+    numbers = (
+        "step_s, samples/s, rdu_bytes:memory, host_share:host, bubble_share:bubble, sync_share:sync,"
+        f" rdus:{plan.device}s{', sample_rdu_s:RDU time a sample' if plan.goal is Goal.COST else ''}"
+    )
+    yield table(title, best_rows(plan), "number:, strategy", numbers)
     if explain and len(plan.best) > 1:
         yield labelled(explanation(plan.best[0], plan.best[1], plan.device))
-    yield Text(f"{counts(plan)}; the table has the best of each shape of the mesh")
+    fitting, exact = len(plan.fitting), sum(priced.is_exact for priced in plan.fitting)
+    known = "" if exact == fitting else f", {exact:,} of them compiled and priced, the others estimated"
+    yield Text(
+        f"{counted(fitting, 'strategy', 'strategies')} fit{known}; {len(plan.everything) - fitting:,} do not, and"
+        f" {len(plan.refused):,} are impossible; the table has the best of each shape of the mesh"
+    )
     yield Text(plan.note or f"predicted, not measured. {BASIS}.")
 
 
-def counts(plan: Plan) -> str:
-    """How many strategies there are, and what is known of them."""
-    every = plan.everything
-    fitting, exact = len(plan.fitting), sum(priced.is_exact for priced in plan.fitting)
-    known = "" if exact == fitting else f", {exact:,} of them compiled and priced, the others estimated"
-    return (
-        f"{counted(fitting, 'strategy', 'strategies')} fit{known}; {len(every) - fitting:,} do not, and"
-        f" {len(plan.refused):,} are impossible"
-    )
-
-
 def verdict(plan: Plan) -> list[tuple[str, str]]:
-    """The questions of the usual guides: does it fit one device, does its largest layer, is it one node?"""
+    """The questions of the usual guides: does it fit one device, does its largest layer, is it one node? Then what to
+    know of the best strategy."""
     rows = [(f"one {plan.device}", _fits_one(plan))]
     if plan.largest_layer_bytes is not None and plan.everything:
         fits = plan.largest_layer_bytes <= max(priced.capacity_bytes for priced in plan.everything)
@@ -78,87 +81,8 @@ def verdict(plan: Plan) -> list[tuple[str, str]]:
     rows.append(("nodes", f"{counted(nodes, 'node')}, {links}"))
     if plan.best:
         rows.append(("best", headline(plan)))
-        rows += _fewer(plan)
-        rows += _half(plan)
-        rows += _as_good(plan)
-        rows += _slow_host(plan)
-        rows += _shared_host(plan)
+        rows += [*(_fewer(plan) if plan.goal is Goal.THROUGHPUT else ()), *_as_good(plan), *_host(plan)]
     return rows
-
-
-def _fewer(plan: Plan) -> Iterator[tuple[str, str]]:
-    """Why the fastest leaves RDUs idle: what takes longer with all of them."""
-    best = plan.best[0]
-    on_all = [priced for priced in plan.fitting if priced.rdus == plan.space.rdus]
-    if best.rdus < plan.space.rdus and on_all and plan.goal is Goal.THROUGHPUT:
-        other = min(on_all, key=lambda priced: (not priced.is_exact, priced.step_s))
-        longer_s = {name: getattr(other.terms, name) - getattr(best.terms, name) for name in TERMS}
-        term = max(TERMS, key=lambda name: longer_s[name])
-        yield (
-            f"fewer {plan.device}s",
-            f"{best.rdus} of {plan.space.rdus}: on all, {other.strategy} takes {format_seconds(other.step_s)},"
-            f" with {format_seconds(longer_s[term])} more for {TERMS[term]}",
-        )
-
-
-def _half(plan: Plan) -> Iterator[tuple[str, str]]:
-    """What at most half the RDUs would do."""
-    best = plan.best[0]
-    numbered = enumerate(plan.best, 1)
-    on_half = [(_at_worst_s(priced), number) for number, priced in numbered if 2 * priced.rdus <= best.rdus]
-    if on_half and plan.goal is Goal.THROUGHPUT:
-        seconds, number = min(on_half)
-        half, slower = plan.best[number - 1], seconds / _at_worst_s(best) - 1
-        shares = ", if replicas of one take turns at the host" if max(half.sharing, best.sharing) > 1 else ""
-        more = f"{abs(slower):.0%} {'slower' if slower >= 0 else 'faster'}"
-        yield f"half the {plan.device}s", f"{number} is {more}, with {half.rdus} of {best.rdus}{shares}"
-
-
-def _as_good(plan: Plan) -> Iterator[tuple[str, str]]:
-    """The others that differ from the best by less than the usual error of a prediction."""
-    best = value_of(plan.best[0], plan.goal)
-    near = [
-        number
-        for number, priced in enumerate(plan.best, 1)
-        if value_of(priced, plan.goal) <= best * (1 + plan.mean_error)
-    ]
-    if len(near) > 1:
-        numbers = ", ".join(map(str, near[1:]))
-        least = min(near, key=lambda number: plan.best[number - 1].rdus)
-        fewest = f"; {least} has the fewest {plan.device}s" if least > 1 else ""
-        yield "as good", f"{numbers}: within {plan.mean_error:.0%} of it, the mean error of a prediction{fewest}"
-
-
-def _slow_host(plan: Plan) -> Iterator[tuple[str, str]]:
-    best = plan.best[0]
-    share = best.terms.host_s / best.step_s
-    if share > _MUCH and plan.device == "RDU":
-        yield (
-            "host",
-            f"{share:.0%} of the best step is the host, which starts sections and fetches the outputs of each pass."
-            " `sambasim simulate` says what would help, such as a model that returns only its loss",
-        )
-
-
-_MUCH = 0.3
-
-
-def _shared_host(plan: Plan) -> Iterator[tuple[str, str]]:
-    best = plan.best[0]
-    if best.sharing > 1:
-        at_worst_s = [_at_worst_s(priced) for priced in plan.best]
-        first = min(range(len(at_worst_s)), key=lambda at: at_worst_s[at])
-        other = "" if first == 0 else f"; then {first + 1} is the best, with {format_seconds(at_worst_s[first])}"
-        yield (
-            "tiles",
-            f"{best.sharing} replicas share an RDU and its link to the host. Predictions do not wait for it: if they"
-            f" take turns, a step is {format_seconds(at_worst_s[0])} at worst{other}",
-        )
-
-
-def _at_worst_s(priced: Priced) -> float:
-    """The step, if the replicas of an RDU take turns at its link to the host."""
-    return priced.step_s + (priced.sharing - 1) * priced.terms.host_s
 
 
 def _fits_one(plan: Plan) -> str:
@@ -176,6 +100,66 @@ def _fits_one(plan: Plan) -> str:
     return f"the model fits{how}: {whole} at {samples} a pass, so replicas alone are possible"
 
 
+def _fewer(plan: Plan) -> Iterator[tuple[str, str]]:
+    """Why the fastest leaves RDUs idle, which is what takes longer with all of them; and what at most half would do."""
+    best = plan.best[0]
+    on_all = [priced for priced in plan.fitting if priced.rdus == plan.space.rdus]
+    if best.rdus < plan.space.rdus and on_all:
+        other = min(on_all, key=lambda priced: (not priced.is_exact, priced.step_s))
+        longer_s = {name: getattr(other.terms, name) - getattr(best.terms, name) for name in TERMS}
+        term = max(TERMS, key=lambda name: longer_s[name])
+        yield (
+            f"fewer {plan.device}s",
+            f"{best.rdus} of {plan.space.rdus}: on all, {other.strategy} takes {format_seconds(other.step_s)},"
+            f" with {format_seconds(longer_s[term])} more for {TERMS[term]}",
+        )
+    numbered = enumerate(plan.best, 1)
+    on_half = [(_at_worst_s(priced), number) for number, priced in numbered if 2 * priced.rdus <= best.rdus]
+    if on_half:
+        seconds, number = min(on_half)
+        half, slower = plan.best[number - 1], seconds / _at_worst_s(best) - 1
+        shares = ", if replicas of one take turns at the host" if max(half.sharing, best.sharing) > 1 else ""
+        more = f"{abs(slower):.0%} {'slower' if slower >= 0 else 'faster'}"
+        yield f"half the {plan.device}s", f"{number} is {more}, with {half.rdus} of {best.rdus}{shares}"
+
+
+def _as_good(plan: Plan) -> Iterator[tuple[str, str]]:
+    """The others that differ from the best by less than the usual error of a prediction."""
+    values = [value_of(priced, plan.goal) for priced in plan.best]
+    near = [number for number, value in enumerate(values, 1) if value <= values[0] * (1 + plan.mean_error)]
+    if len(near) > 1:
+        numbers = ", ".join(map(str, near[1:]))
+        least = min(near, key=lambda number: plan.best[number - 1].rdus)
+        fewest = f"; {least} has the fewest {plan.device}s" if least > 1 else ""
+        yield "as good", f"{numbers}: within {plan.mean_error:.0%} of it, the mean error of a prediction{fewest}"
+
+
+def _host(plan: Plan) -> Iterator[tuple[str, str]]:
+    """Where it takes much of the best step, or is shared by replicas."""
+    best = plan.best[0]
+    share = best.terms.host_s / best.step_s
+    if share > _MUCH and plan.device == "RDU":
+        yield (
+            "host",
+            f"{share:.0%} of the best step is the host, which starts sections and fetches the outputs of each pass."
+            " `sambasim simulate` says what would help, such as a model that returns only its loss",
+        )
+    if best.sharing > 1:
+        at_worst_s = list(map(_at_worst_s, plan.best))
+        first = min(range(len(at_worst_s)), key=lambda at: at_worst_s[at])
+        other = "" if first == 0 else f"; then {first + 1} is the best, with {format_seconds(at_worst_s[first])}"
+        yield (
+            "tiles",
+            f"{best.sharing} replicas share an RDU and its link to the host. Predictions do not wait for it: if they"
+            f" take turns, a step is {format_seconds(at_worst_s[0])} at worst{other}",
+        )
+
+
+def _at_worst_s(priced: Priced) -> float:
+    """The step, if the replicas of an RDU take turns at its link to the host."""
+    return priced.step_s + (priced.sharing - 1) * priced.terms.host_s
+
+
 def closest(plan: Plan) -> str:
     """The strategy that lacks the least memory, and why it does not fit."""
     lacking = [priced for priced in plan.others if priced.problem is not None]
@@ -183,16 +167,6 @@ def closest(plan: Plan) -> str:
         return plan.refused[0].why if plan.refused else "there is no strategy with this batch"
     nearest = min(lacking, key=lambda priced: priced.fullest.total_bytes / priced.capacity_bytes)
     return f"{nearest.strategy}: {nearest.problem}"
-
-
-_COLUMNS = "step_s, samples/s, rdu_bytes:memory, host_share:host, bubble_share:bubble, sync_share:sync, rdus"
-
-
-def _table(plan: Plan) -> Table:
-    """The best strategies, numbered."""
-    title = f"The best {len(plan.best)}, {_BEST_FOR[plan.goal].replace('RDU', plan.device)} first"
-    cost = ", sample_rdu_s:RDU time a sample" if plan.goal is Goal.COST else ""
-    return table(title, best_rows(plan), "number:, strategy", f"{_COLUMNS}:{plan.device}s{cost}")
 
 
 def best_rows(plan: Plan) -> list[dict[str, object]]:
@@ -217,9 +191,8 @@ def best_rows(plan: Plan) -> list[dict[str, object]]:
 def explanation(best: Priced, other: Priced, device: str = "RDU") -> list[tuple[str, str]]:
     """Term by term, why `best` takes less time than `other`: the largest differences first."""
     seconds = [(name, getattr(best.terms, name), getattr(other.terms, name)) for name in TERMS]
-    seconds.sort(key=lambda term: -abs(term[2] - term[1]))
     rows = [("1 against 2", f"{best.strategy}  |  {other.strategy}")]
-    for name, mine, theirs in seconds:
+    for name, mine, theirs in sorted(seconds, key=lambda term: -abs(term[2] - term[1])):
         if mine or theirs:
             more = f"{format_seconds(abs(theirs - mine))} {'less' if mine < theirs else 'more'}"
             rows.append((TERMS[name], f"{format_seconds(mine)} | {format_seconds(theirs)}: {more}"))
@@ -229,7 +202,7 @@ def explanation(best: Priced, other: Priced, device: str = "RDU") -> list[tuple[
 
 def record_of(priced: Priced) -> dict[str, object]:
     """A flat record: strategy, predicted seconds by term, memory by part, bytes by link."""
-    fullest, received = priced.fullest, priced.received_bytes
+    fullest = priced.fullest
     return {
         **asdict(priced.strategy),
         "rdus": priced.rdus,
@@ -241,7 +214,7 @@ def record_of(priced: Priced) -> dict[str, object]:
         "memory_bytes": fullest.total_bytes,
         **{f"{part.name}_bytes": getattr(fullest, part.name) for part in fields(fullest)},
         "capacity_bytes": priced.capacity_bytes,
-        **{f"{wire.value}_bytes": received.get(wire, 0.0) for wire in Wire},
+        **{f"{wire.value}_bytes": priced.received_bytes.get(wire, 0.0) for wire in Wire},
         "compiled": priced.is_exact,
         "problem": priced.problem or "",
     }
@@ -255,17 +228,16 @@ def plan_csv(plan: Plan) -> str:
 
 
 def plan_json(plan: Plan) -> str:
-    return json_line(
-        {
-            "model": plan.name,
-            "hardware": plan.hardware,
-            "global_batch": plan.space.global_batch,
-            "goal": plan.goal.value,
-            "verdict": dict(verdict(plan)),
-            "best": [record_of(priced) for priced in plan.best],
-            "frontier": [record_of(priced) for priced in plan.frontier],
-            "priced": len(plan.everything),
-            "impossible": len(plan.refused),
-            "note": plan.note or BASIS,
-        }
-    )
+    record = {
+        "model": plan.name,
+        "hardware": plan.hardware,
+        "global_batch": plan.space.global_batch,
+        "goal": plan.goal.value,
+        "verdict": dict(verdict(plan)),
+        "best": list(map(record_of, plan.best)),
+        "frontier": list(map(record_of, plan.frontier)),
+        "priced": len(plan.everything),
+        "impossible": len(plan.refused),
+        "note": plan.note or BASIS,
+    }
+    return json_line(record)

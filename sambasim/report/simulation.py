@@ -1,23 +1,188 @@
-"""What `sambasim simulate` prints, as tables and JSON. Everything is predicted."""
+"""What `sambasim simulate` prints and writes of a prediction, as tables, JSON, CSV and a plot; the page of `report` has
+the same tables. Everything is predicted."""
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 
 from rich.console import RenderableType
 from rich.text import Text
 
 from sambasim.costs.price import Bound
+from sambasim.hardware.placement import Location
+from sambasim.ir.mesh import DATA_PARALLEL, PIPELINE
 from sambasim.ir.schedule import ActionKind
-from sambasim.report.advice import PRICED_IN, advice_fields, advice_parts
-from sambasim.report.analysis import Analysis, mfu, mfu_text, model_flops, published, range_text, reachable, roofs_text
-from sambasim.report.folds import Fold
-from sambasim.report.steps import NOTE, axes_table, on_device, ranks_table, scaling_table, step_record
-from sambasim.report.tables import json_line, labelled, table, text_table
+from sambasim.ir.types import SymbolKind
+from sambasim.report.advice import NOT_VALIDATED, PRICED_IN, advice_fields, advice_parts, step_or_forward
+from sambasim.report.analysis import Analysis, range_text
+from sambasim.report.summaries import held_bytes
+from sambasim.report.tables import Curve, Row, Table, json_line, labelled, log_chart, table, text_table
 from sambasim.simulation.alone import RankAlone
 from sambasim.simulation.prediction import Prediction, backing_of, is_recurrent, likely, zero_note
 from sambasim.simulation.step import PredictedStep
-from sambasim.simulation.sync import SyncPath
+from sambasim.simulation.sync import SyncPath, Traffic
 from sambasim.units import format_bytes, format_rate, format_seconds
+
+
+def step_record(step: PredictedStep) -> Row:
+    """The step of one number of replicas with one way to sync; `sync` is None if there is nothing to sync. `batch_size`
+    is that of a replica in a micro-step. The efficiency is relative to replicas that share the update and never wait,
+    or, if they have several ranks, to the samples/s of one replica."""
+    fullest_bytes = max(rank.alone.need.size_bytes for rank in step.ranks)
+    return Row(
+        name=step.program.name,
+        mesh=dict(step.mesh.sizes),
+        ranks=step.mesh.world_size,
+        nodes=step.placement.nodes,
+        replicas=step.replicas,
+        chips=step.program.chips,
+        batch_size=step.batch_size,
+        sync=step.path,
+        way=step.synced.way,
+        schedule=step.schedule.name if step.program.schedule is not None else None,
+        predicted_s=step.predicted_s,
+        predicted_samples_per_s=step.samples_per_s,
+        predicted_efficiency=step.efficiency,
+        predicted_pass_s=step.passes.predicted_s,
+        predicted_idle_share=step.idle_share,
+        predicted_waited_s=dict(step.waited_s),
+        predicted_update_s=step.update_s,
+        predicted_exposed_sync_s=step.exposed_sync_s,
+        predicted_hidden_sync_s=step.hidden_sync_s,
+        predicted_sync_share=step.exposed_sync_s / step.predicted_s,
+        bytes_per_rdu=fullest_bytes * step.placement.on_an_rdu,
+        axes=list(_axes(step)),
+        each_rank=list(_ranks(step)),
+        backed_by=NOT_VALIDATED if step.several_ranks else "",
+    )
+
+
+def _ranks(step: PredictedStep) -> Iterator[Row]:
+    """Each rank of the first replica: its RDU and tiles, None for a whole RDU, and what it holds, without ZeRO.
+    `needed_bytes` includes tensors between sections. The shares are of its time in passes, and add up to 1: on the
+    device or the host, in messages, and waiting for other stages."""
+    for number, at in enumerate(step.placement.locations()[: step.program.ranks_of_replica]):
+        coordinates, where = step.mesh.coordinates(number), asdict(at)
+        position = coordinates.get(PIPELINE, 0)
+        rank, times, held = step.ranks[position], step.times_of(position), held_bytes(step.ranks[position].program)
+        yield Row(
+            rank=where.pop("replica"),
+            coordinates=dict(coordinates),
+            **where,
+            stages=tuple(step.schedule.stages_of(position)),
+            parameter_bytes=held[SymbolKind.PARAMETER],
+            gradient_bytes=held[SymbolKind.GRADIENT],
+            state_bytes=held[SymbolKind.OPTIMIZER_STATE],
+            needed_bytes=rank.alone.need.size_bytes,
+            predicted_busy_share=times.busy_s / step.passes_s,
+            predicted_messages_share=times.messages_s / step.passes_s,
+            predicted_idle_share=times.idle_s / step.passes_s,
+        )
+
+
+def _axes(step: PredictedStep) -> Iterator[Row]:
+    """Along each mesh axis, in a step: the bytes that all ranks of a replica receive, by link of the cluster, over host
+    links also what they send; how long rank 0 transfers, on dp with what overlaps, on pp with copies of tied
+    parameters in its update; and how long it waits, on pp with idle time."""
+    times = [step.times_of(position) for position in range(len(step.ranks))]
+    for axis in (axis for axis, size in step.mesh.sizes.items() if size > 1):
+        if axis == DATA_PARALLEL:
+            traffic = [each.gathered + rank.synced.moved for each, rank in zip(times, step.ranks, strict=True)]
+        else:
+            traffic = [each.messages[axis] for each in times]
+        if axis == PIPELINE:
+            traffic = [sum(rank.copies.values(), moved) for rank, moved in zip(step.ranks, traffic, strict=True)]
+        total = sum(traffic, Traffic()) * (step.program.ranks_of_replica // len(step.ranks))
+        yield Row(
+            axis=axis,
+            received_bytes={wire.value: round(size) for wire, size in total.received_bytes.items() if size},
+            predicted_transfer_s=traffic[0].predicted_s,
+            predicted_waited_s=step.exposed_sync_s if axis == DATA_PARALLEL else step.waited_s[axis],
+        )
+
+
+def ranks_table(record: Row) -> Table:
+    rows = [
+        {
+            **rank.model_dump(),
+            "mesh": ", ".join(f"{axis} {position}" for axis, position in rank.coordinates.items()),
+            "where": str(Location(rank.rank, rank.node, rank.rdu, rank.first_tile, rank.tiles)),
+        }
+        for rank in record.each_rank
+    ]
+    sizes = "parameter_bytes:parameters, gradient_bytes:gradients, state_bytes:states, needed_bytes:memory"
+    shares = "predicted_busy_share:busy, predicted_messages_share:messages, predicted_idle_share:idle"
+    return table("ranks of a replica", rows, "rank, mesh, where, stages", f"{sizes}, {shares}")
+
+
+def axes_table(record: Row) -> Table:
+    def links(axis: Row) -> str:
+        received = axis.received_bytes.items()
+        return ", ".join(f"{format_bytes(size)} by {name.replace('_', ' ')}" for name, size in received)
+
+    rows = [
+        (axis.axis, links(axis), format_seconds(axis.predicted_transfer_s), format_seconds(axis.predicted_waited_s))
+        for axis in record.axes
+    ]
+    words, numbers = ("axis", "bytes, all ranks of a replica"), ("transfers of rank 0", "rank 0 waits")
+    return text_table("a step, by axis", words, numbers, rows)
+
+
+_SCALING = (
+    "predicted_s:step, predicted_samples_per_s:samples/s, predicted_efficiency:efficiency, "
+    "predicted_exposed_sync_s:sync waits, predicted_sync_share:share, predicted_hidden_sync_s:hidden, "
+    "rdu_bytes:memory of an RDU"
+)
+
+
+def scaling_table(steps: Sequence[PredictedStep]) -> Table:
+    several = steps[0].several_ranks
+    rows = [
+        {**record.model_dump(), "mesh": str(step.mesh), "sync": step.path or "none", "rdu_bytes": record.bytes_per_rdu}
+        for step, record in zip(steps, map(step_record, steps), strict=True)
+    ]
+    words = f"batch_size:batch, {'mesh' if several else 'replicas'}, nodes, sync"
+    return table("replicas, predicted", rows, words, f"ranks, {_SCALING}" if several else _SCALING)
+
+
+def csv_rows(steps: Sequence[PredictedStep]) -> list[Mapping[str, object]]:
+    """One flat row for each step; times by axis have a column each."""
+    rows: list[Mapping[str, object]] = []
+    for step in steps:
+        fields = step_record(step).model_dump(exclude={"name", "mesh", "axes", "each_rank", "backed_by"})
+        waited = {f"predicted_waited_{axis}_s": seconds for axis, seconds in fields.pop("predicted_waited_s").items()}
+        rows.append({"mesh": str(step.mesh), **fields, **waited})
+    return rows
+
+
+def scaling_plot(of_sizes: Sequence[Sequence[PredictedStep]]) -> str:
+    """Samples/s over ranks as an SVG: a curve for each batch size and way to sync, from the steps without sync on, and
+    the ideal without waiting."""
+    return log_chart(
+        f"{on_device(of_sizes[0][0])}: predicted, not measured",
+        ("ranks", "samples per second"),
+        ("{:.0f}".format, format_rate),
+        [curve for steps in of_sizes for curve in _curves(steps)],
+    )
+
+
+def on_device(step: PredictedStep) -> str:
+    """`digits on SN30`; of several ranks, `digits on dp 1 × pp 2, each rank on SN30`."""
+    return f"{step.program.name} on {f'{step.mesh}, each rank on ' if step.several_ranks else ''}{step.budget.where}"
+
+
+def _curves(steps: Sequence[PredictedStep]) -> Iterator[Curve]:
+    batch = f", batch {steps[0].batch_size}"
+    points: defaultdict[str | None, list[tuple[float, float]]] = defaultdict(list)
+    ideal: defaultdict[int, float] = defaultdict(float)
+    for step in sorted(steps, key=lambda step: step.mesh.world_size):
+        ranks = step.mesh.world_size
+        points[step.path].append((ranks, step.samples_per_s))
+        ideal[ranks] = max(ideal[ranks], step.ideal_samples_per_s)
+    alone = points.pop(None, [])
+    for path, of_path in points.items():
+        yield Curve(f"sync by {path}{batch}", [*alone, *of_path])
+    yield Curve(f"no sync{batch}", list(ideal.items()), is_bound=True)
 
 
 def simulation_json(prediction: Prediction, paths: Sequence[SyncPath]) -> list[str]:
@@ -51,9 +216,9 @@ def _one_rank_fields(analysis: Analysis, scaling: Sequence[Mapping[str, object]]
         "backed_by": backing_of(facts.device, _most_replicas(facts)),
         "cluster": facts.cluster.name,
         "headline": analysis.headline,
-        "model_flops": model_flops(facts),
-        "predicted_mfu": mfu(facts),
-        "roofs": {"reachable": asdict(reachable(facts)), "published": asdict(published(facts))},
+        "model_flops": analysis.model_flops,
+        "predicted_mfu": analysis.mfu,
+        "roofs": {"reachable": asdict(analysis.reachable), "published": asdict(analysis.published)},
         **advice_fields(analysis.advice),
         "scaling": scaling,
         "lines": [{"line": line, "predicted_s": seconds} for line, seconds in analysis.line_s.items()],
@@ -62,153 +227,14 @@ def _one_rank_fields(analysis: Analysis, scaling: Sequence[Mapping[str, object]]
     }
 
 
-def simulation_report(
-    predictions: Sequence[Prediction], paths: Sequence[SyncPath], slowest: int
-) -> list[RenderableType]:
-    """Of each batch size the step, and the scaling of all."""
-    parts, steps = list[RenderableType](), [step for prediction in predictions for step in prediction.along(paths)]
-    for prediction in predictions:
-        several = prediction.program.ranks_of_replica > 1
-        parts += _several_ranks(prediction, paths) if several else _one_rank(Analysis(prediction), slowest)
-    return [*parts, scaling_table(steps)] if len(steps) > 1 or steps[0].several_ranks else parts
-
-
-def _several_ranks(prediction: Prediction, paths: Sequence[SyncPath]) -> list[RenderableType]:
-    """Of the fewest replicas."""
-    first = prediction.along(paths)[0]
-    record = step_record(first)
-    batch = f"batch {record.batch_size}" + (f" x {first.micro_steps} accumulated" if first.micro_steps > 1 else "")
-    lines = [
-        f"{on_device(first)}: predicted, not measured; {PRICED_IN}",
-        f"  step    {format_seconds(record.predicted_s)}, {batch} a replica",
-    ]
-    if record.schedule is not None:
-        idle = f"the ranks are idle for {record.predicted_idle_share:.1%} of their time in passes"
-        lines.append(f"  {record.schedule}: {idle}")
-    for axis, seconds in record.predicted_waited_s.items():
-        lines.append(f"  along {axis}: rank 0 waits {format_seconds(seconds)} of it")
-    used = {action.kind for row in first.schedule.rows for action in row}
-    kinds = [kind for kind in ActionKind if kind in used]
-    names = [kind.name.lower().replace("_", " ") for kind in kinds]
-    stages = text_table(
-        "a micro-batch, by rank along pp" if len(first.ranks) > 1 else "a pass",
-        ["rank"],
-        ["sections", *names, "update"],
-        [
-            [
-                *(str(rank), str(len(one.alone.sections))),
-                *(format_seconds(_action_s(first, rank, kind)) for kind in kinds),
-                format_seconds(one.update_s),
-            ]
-            for rank, one in enumerate(first.ranks)
-        ],
-    )
-    notes = Text("\n".join([NOTE, *zero_note(first.program)]))
-    return [Text("\n".join(lines)), stages, ranks_table(record), axes_table(record), notes]
-
-
-def _action_s(step: PredictedStep, rank: int, kind: ActionKind) -> float:
-    return sum(cost.predicted_s for (action, _), cost in step.ranks[rank].costs.items() if action is kind)
-
-
-def _one_rank(analysis: Analysis, slowest: int) -> list[RenderableType]:
-    facts, step = analysis.prediction, analysis.step
-    title = f"{facts.program.name} on {step.budget.where}, {facts.level}: predicted, not measured; {PRICED_IN}"
-    parts: list[RenderableType] = [Text(title), Text(f"\n{analysis.headline}\n"), labelled(_head(analysis))]
-    kinds = [
-        (
-            kind,
-            str(sum(step.runs(section) for section in step.sections if section.kind is kind)),
-            *_share(step, seconds),
-        )
-        for kind, seconds in step.device_s_by_kind.items()
-    ]
-    bounds = [
-        (bound_text(step, bound), *_share(step, seconds))
-        for bound, seconds in step.device_s_by_bound.items()
-        if seconds
-    ]
-    parts += [
-        *advice_parts(analysis.advice),
-        text_table("by kind", ["kind"], ["sections", "predicted", "share"], kinds),
-        text_table("by bound", ["bound"], ["predicted", "share"], bounds),
-    ]
-    if slowest:
-        parts.append(_slowest_table(analysis, slowest))
-    return [*parts, Text("\n".join(_notes(facts)))]
-
-
-def _share(step: RankAlone, seconds: float) -> tuple[str, str]:
-    return format_seconds(seconds), f"{seconds / step.device_s:.0%}"
-
-
-def _head(analysis: Analysis) -> list[tuple[str, str]]:
-    facts, step = analysis.prediction, analysis.step
-    what = "step" if facts.program.training is not None else "forward"
-    batch = f"batch {step.batch_size}" + (f" x {step.micro_steps} accumulated" if step.micro_steps > 1 else "")
-    of_device, of_host = format_seconds(step.device_s), format_seconds(step.host_s)
-    rows = [(what, f"{format_seconds(step.predicted_s)}, {batch}: {of_device} of the device, {of_host} of the host")]
-    if span := likely(facts):
-        rows.append(("range", f"{range_text(span.least_s, span.most_s)}, {span.basis}"))
-    memory = f"{format_bytes(step.need.size_bytes)} of {format_bytes(step.budget.capacity_bytes)}"
-    kept, between = format_bytes(step.need.kept_bytes), format_bytes(step.need.between_bytes)
-    rows += [
-        ("speed", f"{format_rate(step.samples_per_s)} samples/s by one replica"),
-        ("MFU", f"{mfu(facts):.1%}: {mfu_text(facts)}"),
-        ("roofs", roofs_text(facts)),
-        ("memory", f"{memory}: {kept} kept, {between} between sections"),
-    ]
-    if analysis.line_s:
-        rows.insert(
-            2, ("lines", f"{analysis.costliest_lines} of the device time, by the costliest line of each section")
-        )
-    if step.tiers.slow_bytes:
-        rows.append(("", f"{format_bytes(step.tiers.slow_bytes)} in DDR, because HBM is full"))
-    return rows
-
-
-def _slowest_table(analysis: Analysis, count: int) -> RenderableType:
-    """Equal sections of repeated layers are one row, ranked by the time of all of them."""
-    folds = sorted(analysis.folds, key=lambda fold: -analysis.fold_s(fold))[:count]
-    numbers = (
-        "total_s, runs, predicted_s:each, PCUs, PMUs, bound_by, "
-        "compute_s, memory_s, fill_s, launch_s, traffic_bytes, operators"
-    )
-    words, rows = "section, costliest_line, kind, name", [_fold_row(analysis, fold) for fold in folds]
-    return table("slowest sections", rows, words, numbers, whole=("costliest_line",))
-
-
-def _fold_row(analysis: Analysis, fold: Fold) -> Mapping[str, object]:
-    number, section = fold.numbers[0], analysis.step.sections[fold.numbers[0]]
-    return {
-        **_section_fields(analysis, number),
-        "section": f"{number} x{len(fold.numbers)}" if len(fold.numbers) > 1 else number,
-        "total_s": analysis.fold_s(fold),
-        "runs": analysis.runs_in_step(fold),
-        "PCUs": f"{section.unit_share:.0%}",
-        "PMUs": f"{section.chip_share:.0%}",
-        "bound_by": bound_text(analysis.step, section.price.bound),
-    }
-
-
-def bound_text(step: RankAlone, bound: Bound) -> str:
-    if bound is Bound.MEMORY:
-        return step.budget.memory
-    return "capacity of the chip" if bound is Bound.CAPACITY else bound.value
-
-
-def _section_fields(analysis: Analysis, number: int) -> Mapping[str, object]:
+def _section_fields(analysis: Analysis, number: int) -> dict[str, object]:
     section = analysis.step.sections[number]
     price, load = section.price, section.load
     return {
         "kind": section.kind,
         "name": section.name,
         "operators": section.operators,
-        "predicted_s": price.predicted_s,
-        "compute_s": price.compute_s,
-        "memory_s": price.memory_s,
-        "fill_s": price.fill_s,
-        "launch_s": price.launch_s,
+        **{name: getattr(price, name) for name in ("predicted_s", "compute_s", "memory_s", "fill_s", "launch_s")},
         "traffic_bytes": load.traffic_bytes,
         "product_flops": load.product_flops,
         "bound": price.bound,
@@ -219,30 +245,137 @@ def _section_fields(analysis: Analysis, number: int) -> Mapping[str, object]:
     }
 
 
+def simulation_report(
+    predictions: Sequence[Prediction], paths: Sequence[SyncPath], slowest: int
+) -> list[RenderableType]:
+    """Of each batch size the step, and the scaling of all."""
+    parts, steps = list[RenderableType](), [step for prediction in predictions for step in prediction.along(paths)]
+    for prediction in predictions:
+        if prediction.program.ranks_of_replica > 1:
+            parts += _several_ranks(prediction.along(paths)[0])
+        else:
+            parts += _one_rank(Analysis(prediction), slowest)
+    return [*parts, scaling_table(steps)] if len(steps) > 1 or steps[0].several_ranks else parts
+
+
+def _batch_text(batch_size: int, micro_steps: int) -> str:
+    return f"batch {batch_size}" + (f" x {micro_steps} accumulated" if micro_steps > 1 else "")
+
+
+def _several_ranks(step: PredictedStep) -> list[RenderableType]:
+    record = step_record(step)
+    lines = [
+        f"{on_device(step)}: predicted, not measured; {PRICED_IN}",
+        f"  step    {format_seconds(step.predicted_s)}, {_batch_text(step.batch_size, step.micro_steps)} a replica",
+    ]
+    if record.schedule is not None:
+        lines.append(f"  {record.schedule}: the ranks are idle for {step.idle_share:.1%} of their time in passes")
+    lines += [f"  along {axis}: rank 0 waits {format_seconds(wait_s)} of it" for axis, wait_s in step.waited_s.items()]
+    used = {action.kind for row in step.schedule.rows for action in row}
+    kinds = [kind for kind in ActionKind if kind in used]
+
+    def seconds(rank: int, kind: ActionKind) -> float:
+        return sum(cost.predicted_s for (action, _), cost in step.ranks[rank].costs.items() if action is kind)
+
+    rows = []
+    for rank, own in enumerate(step.ranks):
+        times_s = (*(seconds(rank, kind) for kind in kinds), own.update_s)
+        rows.append((str(rank), str(len(own.alone.sections)), *map(format_seconds, times_s)))
+    columns = ["sections", *(kind.name.lower().replace("_", " ") for kind in kinds), "update"]
+    title = "a micro-batch, by rank along pp" if len(step.ranks) > 1 else "a pass"
+    stages = text_table(title, ["rank"], columns, rows)
+    notes = Text("\n".join([NOT_VALIDATED, *zero_note(step.program)]))
+    return [Text("\n".join(lines)), stages, ranks_table(record), axes_table(record), notes]
+
+
+def _one_rank(analysis: Analysis, slowest: int) -> list[RenderableType]:
+    facts, step = analysis.prediction, analysis.step
+    title = f"{facts.program.name} on {step.budget.where}, {facts.level}: predicted, not measured; {PRICED_IN}"
+
+    def share(seconds: float) -> tuple[str, str]:
+        return format_seconds(seconds), f"{seconds / step.device_s:.0%}"
+
+    by_kind, by_bound = step.device_s_by_kind.items(), step.device_s_by_bound.items()
+    runs = {kind: sum(step.runs(each) for each in step.sections if each.kind is kind) for kind, _ in by_kind}
+    kinds = [(kind, str(runs[kind]), *share(seconds)) for kind, seconds in by_kind]
+    bounds = [(bound_text(step, bound), *share(seconds)) for bound, seconds in by_bound if seconds]
+    parts: list[RenderableType] = [
+        Text(title),
+        Text(f"\n{analysis.headline}\n"),
+        labelled(_head(analysis)),
+        *advice_parts(analysis.advice),
+        text_table("by kind", ["kind"], ["sections", "predicted", "share"], kinds),
+        text_table("by bound", ["bound"], ["predicted", "share"], bounds),
+    ]
+    if slowest:
+        parts.append(_slowest_table(analysis, slowest))
+    return [*parts, Text("\n".join(_notes(facts)))]
+
+
+def _head(analysis: Analysis) -> list[tuple[str, str]]:
+    facts, step, need, span = analysis.prediction, analysis.step, analysis.step.need, likely(analysis.prediction)
+    of_step, of_device, of_host = map(format_seconds, (step.predicted_s, step.device_s, step.host_s))
+    batch, capacity = _batch_text(step.batch_size, step.micro_steps), format_bytes(step.budget.capacity_bytes)
+    kept, between = format_bytes(need.kept_bytes), format_bytes(need.between_bytes)
+    rows = [
+        (step_or_forward(facts), f"{of_step}, {batch}: {of_device} of the device, {of_host} of the host"),
+        ("range", f"{range_text(span.least_s, span.most_s)}, {span.basis}" if span else ""),
+        ("speed", f"{format_rate(step.samples_per_s)} samples/s by one replica"),
+        ("MFU", f"{analysis.mfu:.1%}: {analysis.mfu_text}"),
+        ("roofs", analysis.roofs_text),
+        ("memory", f"{format_bytes(need.size_bytes)} of {capacity}: {kept} kept, {between} between sections"),
+        ("", f"{format_bytes(step.tiers.slow_bytes)} in DDR, because HBM is full" if step.tiers.slow_bytes else ""),
+    ]
+    rows = [row for row in rows if row[1]]
+    if analysis.line_s:
+        of_lines = f"{analysis.costliest_lines} of the device time, by the costliest line of each section"
+        rows.insert(2, ("lines", of_lines))
+    return rows
+
+
+def _slowest_table(analysis: Analysis, count: int) -> Table:
+    """Equal sections of repeated layers are one row, ranked by the time of all of them."""
+    rows, sections = [], analysis.step.sections
+    for fold in sorted(analysis.folds, key=lambda fold: -analysis.fold_s(fold))[:count]:
+        row = _section_fields(analysis, fold[0])
+        row["section"] = f"{fold[0]} x{len(fold)}" if len(fold) > 1 else fold[0]
+        row["total_s"], row["runs"] = analysis.fold_s(fold), analysis.runs_in_step(fold)
+        row["PCUs"], row["PMUs"] = f"{row['unit_share']:.0%}", f"{row['chip_share']:.0%}"
+        row["bound_by"] = bound_text(analysis.step, sections[fold[0]].price.bound)
+        rows.append(row)
+    numbers = (
+        "total_s, runs, predicted_s:each, PCUs, PMUs, bound_by, "
+        "compute_s, memory_s, fill_s, launch_s, traffic_bytes, operators"
+    )
+    return table("slowest sections", rows, "section, costliest_line, kind, name", numbers, whole=("costliest_line",))
+
+
+def bound_text(step: RankAlone, bound: Bound) -> str:
+    if bound is Bound.MEMORY:
+        return step.budget.memory
+    return "capacity of the chip" if bound is Bound.CAPACITY else bound.value
+
+
 def _most_replicas(facts: Prediction) -> int:
     """The largest number of replicas that sync; 1 without training."""
-    if facts.program.training is None:
-        return 1
-    return max(step.replicas for step in facts.steps[SyncPath.RDU])
+    return 1 if facts.program.training is None else max(step.replicas for step in facts.steps[SyncPath.RDU])
 
 
 def _notes(facts: Prediction) -> list[str]:
     most = _most_replicas(facts)
     notes = [backing_of(facts.device, most)]
-    launch_s = facts.alone.device_s_by_bound[Bound.LAUNCH]
-    if launch_s > facts.alone.device_s / 2:
+    if facts.alone.device_s_by_bound[Bound.LAUNCH] > facts.alone.device_s / 2:
         each = format_seconds(facts.alone.budget.launch_s)
         notes.append(f"most of the time is for section launches, {each} each: a larger batch costs little more time")
     if is_recurrent(facts):
         notes.append("recurrent layers are priced as products: the dependency of each time step on the last is ignored")
     if most > 1:
-        notes.append(
-            f"links are those of cluster {facts.cluster.name} (see sambasim devices), without congestion;"
-            " a step waits for the slowest replica"
-        )
-        if facts.program.training is not None:
-            notes.append("efficiency is relative to replicas that share the update and never wait")
-        notes += zero_note(facts.program)
+        cluster = f"{facts.cluster.name} (see sambasim devices)"
+        notes += [
+            f"links are those of cluster {cluster}, without congestion; a step waits for the slowest replica",
+            "efficiency is relative to replicas that share the update and never wait",
+            *zero_note(facts.program),
+        ]
     elif facts.program.data_parallel:
         notes.append("this is one replica, without REDUCE and GATHER; --replicas 2,4,8 adds them")
     return notes

@@ -1,4 +1,5 @@
-"""Tables, defined once for the terminal, notebooks and HTML; JSON lines, CSV, and results of the Python API.
+"""Tables, defined once for the terminal, notebooks and HTML; JSON lines, CSV, results of the Python API, and log-log
+line charts as SVG.
 
 A column names a field of the rows, and the unit at the end of that name (`_s`, `_bytes`, `_share`) is the format.
 """
@@ -7,11 +8,16 @@ import csv
 import io
 import itertools
 import json
+import math
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from xml.sax.saxutils import escape
 
+from pydantic import BaseModel, ConfigDict
 from rich.box import SIMPLE_HEAD
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, JustifyMethod, RenderableType, RenderResult
@@ -35,15 +41,26 @@ _FORMATS: Mapping[str, Callable[[float], str]] = {
 """By the end of a name; the first that fits."""
 
 
+class Row(BaseModel):
+    """A record of what is reported. Its columns are attributes, and keys in JSON; the function that makes the rows
+    names them. JSON has no infinity, and "Infinity" is clearer than null."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, ser_json_inf_nan="strings")
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
+
+
 def text_of(name: str, value: object, plain: str = "") -> str:
-    """The value of the field `name`. Text stays as it is, None is empty; a number without a unit has the format
-    `plain`."""
-    if isinstance(value, str) or value is None:
-        return value or ""
-    if isinstance(value, tuple | list):
-        return ", ".join(map(str, value))
-    if isinstance(value, int | float):
-        return next((form(value) for unit, form in _FORMATS.items() if name.endswith(unit)), format(value, plain))
+    """The value of the field `name`. None is empty; a number without a unit has the format `plain`."""
+    match value:
+        case None:
+            return ""
+        case int() | float():
+            return next((form(value) for unit, form in _FORMATS.items() if name.endswith(unit)), format(value, plain))
+        case tuple() | list():
+            return ", ".join(map(str, value))
     return str(value)
 
 
@@ -66,7 +83,6 @@ class Column:
 _LEAST_WORDS = 16
 """The narrowest that a column of words gets before columns of numbers are left out."""
 _KEPT_NUMBERS = 3
-_SEPARATOR, _EDGE = 1, 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,37 +98,30 @@ class Table:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         shown, left_out = self, list[str]()
-        while shown._width() > options.max_width and (numbers := shown._numbers()) and len(numbers) > 1:
+        while shown._width() > options.max_width:
+            numbers = [place for place, column in enumerate(shown.columns) if column.is_number]
+            if len(numbers) < 2:
+                break
             if len(numbers) <= _KEPT_NUMBERS and any(column.is_whole for column in shown.columns):
                 shown = replace(shown, columns=[replace(column, is_whole=False) for column in shown.columns])
                 continue
-            left_out.insert(0, shown.columns[numbers[-1]].head)
-            shown = shown._without(numbers[-1])
+            last = numbers[-1]
+            left_out.insert(0, shown.columns[last].head)
+            rows = [[*row[:last], *row[last + 1 :]] for row in shown.rows]
+            shown = replace(shown, columns=[*shown.columns[:last], *shown.columns[last + 1 :]], rows=rows)
         yield shown._drawn()
         if left_out:
             yield Text(f"for a wider terminal: {', '.join(left_out)}")
 
-    def _numbers(self) -> list[int]:
-        return [number for number, column in enumerate(self.columns) if column.is_number]
-
     def _width(self) -> int:
-        """Once its words are as narrow as can be."""
-        total = _EDGE
-        last = len(self.columns) - 1
+        """Once its words are as narrow as can be: with an edge, and a separator and padding for each column."""
+        total, last = 1, len(self.columns) - 1
         for number, column in enumerate(self.columns):
             texts = [column.head, *(row[number] for row in self.rows if row)]
-            padding = (number > 0) + (number < last)
-            width = padding + max(cell_len(line) for text in texts for line in printable(text).split("\n"))
-            stays = column.is_number or column.is_whole
-            total += _SEPARATOR + (width if stays else min(width, _LEAST_WORDS))
+            width = max(cell_len(line) for text in texts for line in printable(text).split("\n"))
+            width += (number > 0) + (number < last)
+            total += 1 + (width if column.is_number or column.is_whole else min(width, _LEAST_WORDS))
         return total
-
-    def _without(self, number: int) -> "Table":
-        def left(row: Sequence[str]) -> list[str]:
-            return [cell for place, cell in enumerate(row) if place != number]
-
-        columns = [column for place, column in enumerate(self.columns) if place != number]
-        return replace(self, columns=columns, rows=[left(row) for row in self.rows])
 
     def _drawn(self) -> RichTable:
         heading = Text(printable(self.title), style="bold")
@@ -127,8 +136,8 @@ class Table:
             pad_edge=False,
         )
         for column in self.columns:
-            justify: JustifyMethod = "right" if column.is_number else "left"
             no_wrap = column.is_number or column.is_whole
+            justify: JustifyMethod = "right" if column.is_number else "left"
             drawn.add_column(column.head, justify=justify, overflow="fold", no_wrap=no_wrap)
         for row in self.rows:
             drawn.add_row(*(Text(printable(cell)) for cell in row))
@@ -141,25 +150,22 @@ def table(
     """A table of records or mappings. `words`, `numbers`, and `more` words behind them name the fields of its columns,
     with a comma between them; a heading other than the field's own follows a colon: `kind, in_bytes:read`. Words of the
     fields `whole` are not folded."""
-    fields = [
-        (*column.strip().partition(":"), is_number)
-        for names, is_number in ((words, False), (numbers, True), (more, False))
-        for column in (names.split(",") if names else ())
-    ]
-    columns = [
-        Column(head if colon else title_of(name), is_number, name in whole) for name, colon, head, is_number in fields
-    ]
-    return Table(title, columns, [[text_of(name, _field(row, name)) for name, *_ in fields] for row in rows])
+    columns: dict[str, Column] = {}
+    for group, is_number in ((words, False), (numbers, True), (more, False)):
+        for column in filter(None, group.split(",")):
+            name, colon, head = column.strip().partition(":")
+            columns[name] = Column(head if colon else title_of(name), is_number, name in whole)
 
+    def cells(row: object) -> list[str]:
+        field = row.__getitem__ if isinstance(row, Mapping) else partial(getattr, row)
+        return [text_of(name, field(name)) for name in columns]
 
-def _field(row: object, name: str) -> object:
-    return row[name] if isinstance(row, Mapping) else getattr(row, name)
+    return Table(title, list(columns.values()), list(map(cells, rows)))
 
 
 def text_table(title: str, words: Sequence[str], numbers: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
     """A table of rows that are text already."""
-    columns = [*(Column(head) for head in words), *(Column(head, is_number=True) for head in numbers)]
-    return Table(title, columns, list(rows))
+    return Table(title, [*map(Column, words), *(Column(head, is_number=True) for head in numbers)], list(rows))
 
 
 def labelled(rows: Iterable[tuple[str, str]], indent: str = "  ") -> RichTable:
@@ -200,28 +206,26 @@ class Shown(ABC):
             yield printable(part) if isinstance(part, str) else part
 
     def __str__(self) -> str:
-        text = io.StringIO()
-        width = max(_LEAST_WIDTH, shutil.get_terminal_size().columns)
-        _console(text, width, record=False).print(self, markup=False)
-        return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
+        text = self._printed(max(_LEAST_WIDTH, shutil.get_terminal_size().columns)).export_text()
+        return "\n".join(line.rstrip() for line in text.splitlines())
 
     def _repr_html_(self) -> str:
-        console = _console(io.StringIO(), _HTML_WIDTH, record=True)
+        return self._printed(_HTML_WIDTH).export_html(inline_styles=True, code_format=_PRE)
+
+    def _printed(self, width: int) -> Console:
+        """A console of plain text, whatever the environment says. In a notebook, rich would display and not write."""
+        nowhere = io.StringIO()
+        console = Console(
+            file=nowhere,
+            width=width,
+            record=True,
+            force_terminal=False,
+            force_jupyter=False,
+            color_system=None,
+            highlight=False,
+        )
         console.print(self, markup=False)
-        return console.export_html(inline_styles=True, code_format=_PRE)
-
-
-def _console(text: io.StringIO, width: int, *, record: bool) -> Console:
-    """A console of plain text, whatever the environment says. In a notebook, rich would display and not write."""
-    return Console(
-        file=text,
-        width=width,
-        record=record,
-        force_terminal=False,
-        force_jupyter=False,
-        color_system=None,
-        highlight=False,
-    )
+        return console
 
 
 class Tables(Shown):
@@ -243,7 +247,7 @@ _BLOCKS = "▁▂▃▄▅▆▇█"
 
 def sparkline(values: Sequence[float], width: int = 40) -> str:
     """The course of `values` as one line of blocks, the means of at most `width` equal parts."""
-    finite = [value for value in values if abs(value) < float("inf")]
+    finite = [value for value in values if abs(value) < math.inf]
     if not finite:
         return ""
     parts = min(width, len(finite))
@@ -252,3 +256,91 @@ def sparkline(values: Sequence[float], width: int = 40) -> str:
     least, most = min(means), max(means)
     scale = (len(_BLOCKS) - 1) / (most - least) if most > least else 0.0
     return "".join(_BLOCKS[round((mean - least) * scale)] for mean in means)
+
+
+_WIDTH, _HEIGHT = 800, 500
+_LEFT, _TOP, _FOOT = 80, 50, 440
+_LABEL_GAP, _LABEL_INDENT = 15, 8
+_CHARACTER_WIDTH = 7
+"""At least the average width of a label's character: about half the font size of 12 in a sans-serif."""
+_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
+"""The colour-blind safe palette of Okabe and Ito."""
+_BOUND_COLOUR = "#555555"
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """`points` are (x, y), both positive, in ascending order of x. A bound is drawn grey and dashed."""
+
+    name: str
+    points: Sequence[tuple[float, float]]
+    is_bound: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Axis:
+    least: float
+    most: float
+    start: float
+    stop: float
+
+    def at(self, value: float) -> float:
+        return self.start + (self.stop - self.start) * math.log(value / self.least) / math.log(self.most / self.least)
+
+
+def log_chart(
+    title: str, titles: tuple[str, str], words: tuple[Callable[[float], str], ...], curves: Sequence[Curve]
+) -> str:
+    """`titles` of the axes x and y, and the `words` of their values."""
+    curves = [curve for curve in curves if curve.points]
+    xs = sorted({x for curve in curves for x, _ in curve.points}) or [1.0]
+    ys = [y for curve in curves for _, y in curve.points] or [1.0]
+    decades = [10.0**power for power in range(math.floor(math.log10(min(ys))), math.ceil(math.log10(max(ys))) + 1)]
+    labels = 2 * _LABEL_INDENT + _CHARACTER_WIDTH * max((len(curve.name) for curve in curves), default=0)
+    # With a single point, or a single power of ten, the axis must still have a length.
+    x = _Axis(xs[0], max(xs[-1], 2 * xs[0]), _LEFT, _WIDTH - labels)
+    y = _Axis(decades[0], max(decades[-1], 10 * decades[0]), _FOOT, _TOP)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" '
+        f'height="{_HEIGHT}" font-family="sans-serif" font-size="12">',
+        f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="white"/>',
+        _svg_text(_LEFT, 25, title, "start", size=15),
+        _svg_line(x.start, _FOOT, x.stop, _FOOT),
+    ]
+    for value in xs:
+        at = x.at(value)
+        parts += [_svg_line(at, _FOOT, at, _FOOT + 5), _svg_text(at, _FOOT + 20, words[0](value))]
+    parts.append(_svg_text((x.start + x.stop) / 2, _HEIGHT - 15, titles[0]))
+    for value in decades:
+        at = y.at(value)
+        parts += [_svg_line(x.start, at, x.stop, at, "#dddddd"), _svg_text(_LEFT - 8, at + 4, words[1](value), "end")]
+    middle = (y.start + y.stop) / 2
+    turned = f' transform="rotate(-90 20 {middle:.1f})"'
+    parts += [_svg_line(_LEFT, y.start, _LEFT, y.stop), _svg_text(20, middle, titles[1], turn=turned)]
+    return "\n".join([*parts, *_curves_svg(curves, x, y), "</svg>"]) + "\n"
+
+
+def _curves_svg(curves: Sequence[Curve], x: _Axis, y: _Axis) -> Iterator[str]:
+    """The curves with their names at the right end, from top to bottom, moved down where they would overlap."""
+    colours, label_y = itertools.cycle(_COLOURS), -math.inf
+    coloured = [(curve, _BOUND_COLOUR if curve.is_bound else next(colours)) for curve in curves]
+    for curve, colour in sorted(coloured, key=lambda pair: y.at(pair[0].points[-1][1])):
+        points = [(x.at(a), y.at(b)) for a, b in curve.points]
+        path = " ".join(f"{cx:.1f},{cy:.1f}" for cx, cy in points)
+        dashes = ' stroke-dasharray="6 4"' if curve.is_bound else ""
+        yield f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"{dashes}/>'
+        yield from (f'<circle cx="{cx:.1f}" cy="{cy:.1f}" r="3" fill="{colour}"/>' for cx, cy in points)
+        last_x, last_y = points[-1]
+        label_y = max(last_y + 4, label_y + _LABEL_GAP)
+        yield _svg_text(last_x + _LABEL_INDENT, label_y, curve.name, "start", colour=colour)
+
+
+def _svg_line(x1: float, y1: float, x2: float, y2: float, colour: str = "#000000") -> str:
+    return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{colour}"/>'
+
+
+def _svg_text(
+    x: float, y: float, words: str, anchor: str = "middle", *, size: int = 12, colour: str = "#000000", turn: str = ""
+) -> str:
+    place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size}" fill="{colour}"'
+    return f"<text {place}{turn}>{escape(words)}</text>"

@@ -45,10 +45,10 @@ def set_up_streams() -> None:
             except OSError:  # closed: the next file that is opened would get what others print
                 _redirect_to_devnull(number, flags)
             setattr(sys, name, os.fdopen(os.open(os.devnull, flags), mode, encoding="utf-8"))
-    if sys.__stdout__ is not None and sys.stdout is sys.__stdout__:
-        sys.stdout = _replacement(sys.__stdout__, _Output(1))
-    if sys.__stderr__ is not None and sys.stderr is sys.__stderr__:
-        sys.stderr = _replacement(sys.__stderr__, _Output(2))
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        original = getattr(sys, f"__{name}__")
+        if original is not None and getattr(sys, name) is original:
+            setattr(sys, name, _replacement(original, _Output(number)))
 
 
 def survive_closed_stdout() -> None:
@@ -79,19 +79,15 @@ class _Output(io.FileIO):
                     left = left[written:]
         except OSError as error:
             _redirect_to_devnull(self.fileno(), os.O_WRONLY)
-            if self.fileno() == 1:
-                self._report(error)
+            what = f"standard output cannot be written any more: {error.strerror}"
+            reader_gone = error.errno in (errno.EPIPE, errno.EIO)  # EIO: a terminal that was closed
+            if self.fileno() == 1 and not self.goes_on:
+                if reader_gone:
+                    raise SystemExit(READER_GONE) from None
+                raise MachineError(what, remedy="free space there, or redirect the output") from None
+            if self.fileno() == 1 and not reader_gone:
+                print(f"warning: {what}; the run goes on", file=sys.stderr, flush=True)
         return memoryview(data).nbytes
-
-    def _report(self, error: OSError) -> None:
-        if error.errno in (errno.EPIPE, errno.EIO):  # EIO: a terminal that was closed
-            if not self.goes_on:
-                raise SystemExit(READER_GONE)
-            return
-        what = f"standard output cannot be written any more: {error.strerror}"
-        if not self.goes_on:
-            raise MachineError(what, remedy="free space there, or redirect the output")
-        print(f"warning: {what}; the run goes on", file=sys.stderr, flush=True)
 
 
 def _replacement(stream: TextIO, output: _Output) -> TextIO:
@@ -133,23 +129,17 @@ def _terminal_of_launcher(stream: TextIO) -> str | None:
         number = stream.fileno()
         own = os.readlink(f"/proc/self/fd/{number}")
         while process >= 1 and number in (1, 2):
-            name, rest = _stat(process)
+            with open(f"/proc/{process}/stat", encoding="ascii", errors="replace") as file:
+                name, _, rest = file.read().partition("(")[2].rpartition(")")
             if name.startswith(("mpirun", "mpiexec", "srun", "prterun", "orterun")):
                 target = os.readlink(f"/proc/{process}/fd/{number}")
                 on_terminal = target.startswith(("/dev/pts/", "/dev/tty", "/dev/console"))
                 return target if is_forwarded and on_terminal else None
             # The other end of a rank's pipe has the same name, and is held by the helper of mpirun on this host.
-            held = (os.readlink(one) for one in os.scandir(f"/proc/{process}/fd"))
+            held = (os.readlink(descriptor) for descriptor in os.scandir(f"/proc/{process}/fd"))
             is_forwarded = is_forwarded or (own.startswith(("pipe:", "socket:")) and own in held)
-            process = int(rest[1])
+            process = int(rest.split()[1])  # its parent
     return None
-
-
-def _stat(process: int) -> tuple[str, list[str]]:
-    """The name of a process, and the fields behind it: its state, the number of its parent, …"""
-    with open(f"/proc/{process}/stat", encoding="ascii", errors="replace") as file:
-        name, _, rest = file.read().rpartition(")")
-    return name.partition("(")[2], rest.split()
 
 
 def terminal_width(stream: TextIO) -> int:
@@ -165,12 +155,13 @@ def terminal_width(stream: TextIO) -> int:
     return columns or _FALLBACK_WIDTH
 
 
-def console_of(stream: TextIO) -> "Console":
-    """A console for `stream`, which has colours and cursor control if it is on a terminal, also under mpirun."""
+def console_of(stream: TextIO, file: TextIO | None = None) -> "Console":
+    """A console for `stream`, which has colours and cursor control if it is on a terminal, also under mpirun. With
+    `file`, that is written instead."""
     from rich.console import Console
 
     on_terminal, width = is_terminal(stream), terminal_width(stream)
-    return Console(file=stream, width=width, force_terminal=on_terminal, force_jupyter=False, highlight=False)
+    return Console(file=file or stream, width=width, force_terminal=on_terminal, force_jupyter=False, highlight=False)
 
 
 class _Printable(NamedTuple):
@@ -187,19 +178,13 @@ class _Printable(NamedTuple):
 
 def show(*parts: "RenderableType") -> None:
     """Print text and tables to stdout. If it is not a terminal: plain, wide and without trailing blanks."""
-    from rich.console import Console
-
-    if is_terminal(sys.stdout):
-        console = console_of(sys.stdout)
-    else:
-        width = terminal_width(sys.stdout)
-        console = Console(file=io.StringIO(), width=width, force_terminal=False, force_jupyter=False, highlight=False)
+    piped = None if is_terminal(sys.stdout) else io.StringIO()
+    console = console_of(sys.stdout, piped)
     for part in parts:
         shown = printable(part) if isinstance(part, str) else _Printable(part)
         console.print(shown, markup=False, soft_wrap=isinstance(part, str))
-    if isinstance(console.file, io.StringIO):
-        for line in console.file.getvalue().splitlines():
-            print(line.rstrip())
+    for line in piped.getvalue().splitlines() if piped else ():
+        print(line.rstrip())
 
 
 def scores(loss: float | None, accuracy: float | None) -> list[str]:
@@ -234,17 +219,15 @@ def report_error(error: BaseException, reporter: str | None = None, details: Seq
         if not isinstance(error, Interrupted | KeyboardInterrupt):
             time.sleep(launcher.wait_for_report_s)
         return
-    lines = [f"  {title + ':':<6} {text}" for title, text in details]
-    print(printable("\n".join([_error_text(error, f" ({reporter})" if reporter else ""), *lines])), file=sys.stderr)
-
-
-def _error_text(error: BaseException, reporter: str) -> str:
+    who = f" ({reporter})" if reporter else ""
     match error:
         case Interrupted():
-            return str(error)
+            text = str(error)
         case SambasimError():
-            return f"error[{error.code}]{reporter}: {error}"
+            text = f"error[{error.code}]{who}: {error}"
         case KeyboardInterrupt():
-            return f"interrupted{reporter}"
-    trace = "".join(traceback.format_exception(error))
-    return f"{trace}error[internal]{reporter}: this is a bug in sambasim, please report it: {one_line(str(error))}"
+            text = f"interrupted{who}"
+        case _:
+            trace, what = "".join(traceback.format_exception(error)), one_line(str(error))
+            text = f"{trace}error[internal]{who}: this is a bug in sambasim, please report it: {what}"
+    print(printable("\n".join([text, *(f"  {title + ':':<6} {detail}" for title, detail in details)])), file=sys.stderr)

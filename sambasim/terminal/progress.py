@@ -38,23 +38,21 @@ class RunProgress(RunObserver):
         print(what, flush=True)
 
     def started(self, start: Start) -> None:
-        self._start = start
-        plan = start.plan
-        print(one_line(f"{start.name}: {start.data}"))
+        self._start, plan = start, start.plan
         chips = f" of {start.chips} chips" if start.chips > 1 else ""
         accumulation = f" × {plan.accumulation_steps} accumulated" if plan.accumulation_steps > 1 else ""
-        print(
+        lines = [
+            one_line(f"{start.name}: {start.data}"),
             f"batch {plan.batch_size} × {counted(plan.world_size, 'replica')}{chips} = global batch "
             f"{plan.global_batch_size}{accumulation}; {plan.steps_per_epoch} steps per epoch; sync: {start.sync}; "
-            f"{start.threads} thread{'s' * (start.threads > 1)} per rank"
-        )
+            f"{start.threads} thread{'s' * (start.threads > 1)} per rank",
+        ]
         if start.placement:
-            print(f"simulated: {start.placement}")
+            lines.append(f"simulated: {start.placement}")
         if plan.left_out:
-            print(f"each epoch leaves out {plan.left_out} of {plan.samples} samples, which do not fill a step")
-        for notice in start.notices:
-            print(f"notice: {one_line(notice)}")
-        sys.stdout.flush()
+            lines.append(f"each epoch leaves out {plan.left_out} of {plan.samples} samples, which do not fill a step")
+        lines += [f"notice: {one_line(notice)}" for notice in start.notices]
+        print("\n".join(lines), flush=True)
         if self._bar:
             self._bar.start()
             self._bar.start_task(self._bar.task_ids[0])
@@ -99,9 +97,8 @@ class RunProgress(RunObserver):
         self.close()
         if self._evaluation is not None:
             self._print_evaluation(self._evaluation)
-        taken = summary.steps_here
-        if taken:
-            self._print_result(summary, taken)
+        if summary.steps_here:
+            self._print_result(summary)
         else:
             beyond = self._start.plan.beyond if self._start else None
             where = f"beyond {beyond}" if beyond else "the last one of the run"
@@ -110,31 +107,27 @@ class RunProgress(RunObserver):
         print(f"weights_sha256 {summary.weights_sha256}")
         print(f"state_sha256   {summary.state_sha256}", flush=True)
 
-    def _print_result(self, summary: SummaryRecord, steps: int) -> None:
+    def _print_result(self, summary: SummaryRecord) -> None:
         from sambasim.report.summaries import step_times
 
-        hidden = (
-            f" ({format_seconds(summary.hidden_sync_s)} more overlapped with the backward)"
-            if summary.hidden_sync_s
-            else ""
-        )
+        steps, hidden_s = summary.steps_here, summary.hidden_sync_s
+        hidden = f" ({format_seconds(hidden_s)} more overlapped with the backward)" if hidden_s else ""
         print(
             f"{steps} step{'s' * (steps != 1)} in {format_seconds(summary.training_s)} (measured): "
             f"{summary.samples_per_s:.0f} samples/s, {summary.sync_share:.0%} in sync{hidden}; "
             f"loss {summary.loss_first:.4f} -> {summary.loss_last:.4f}"
         )
-        moved = [(kind.replace("_", " "), count) for kind, count in summary.bytes.model_dump().items() if count]
-        if moved:
-            print(f"sync moved {', '.join(f'{format_bytes(count)} {kind}' for kind, count in moved)}")
+        bytes_of = summary.bytes.model_dump().items()
+        if moved := [f"{format_bytes(count)} {kind.replace('_', ' ')}" for kind, count in bytes_of if count]:
+            print(f"sync moved {', '.join(moved)}")
         show(*step_times(summary, predicts=self._predicts))
-        if summary.skipped_steps:
-            skipped = f"{summary.skipped_steps} of {summary.steps} steps were skipped"
-            if summary.loss_scale is None:
-                print(f"warning: {skipped}: their loss was not finite, first at step {summary.first_nonfinite_step}")
-            else:
-                mark = "warning: " if summary.skipped_steps == summary.steps else ""
-                what = "gradients were" if summary.first_nonfinite_step is None else "the loss or gradients were"
-                print(f"{mark}{skipped}: {what} not finite in float16; the loss scale is {summary.loss_scale:g}")
+        skipped = f"{summary.skipped_steps} of {summary.steps} steps were skipped"
+        if summary.skipped_steps and summary.loss_scale is None:
+            print(f"warning: {skipped}: their loss was not finite, first at step {summary.first_nonfinite_step}")
+        elif summary.skipped_steps:
+            mark = "warning: " if summary.skipped_steps == summary.steps else ""
+            what = "gradients were" if summary.first_nonfinite_step is None else "the loss or gradients were"
+            print(f"{mark}{skipped}: {what} not finite in float16; the loss scale is {summary.loss_scale:g}")
         if summary.first_nonfinite_step is not None and not (summary.skipped_steps and summary.loss_scale is None):
             print(f"warning: the loss was not finite at step {summary.first_nonfinite_step}, the first such step")
         if failed := summary.failed_checkpoints:
@@ -164,12 +157,7 @@ def _progress_bar() -> "Progress":
     from rich.table import Column
 
     facts = TextColumn("{task.fields[facts]}", table_column=Column(no_wrap=True, overflow="ellipsis"))
-    bar = Progress(
-        BarColumn(bar_width=12),
-        MofNCompleteColumn(),
-        facts,
-        TimeRemainingColumn(compact=True, elapsed_when_finished=True),
-        console=console_of(sys.stdout),
-    )
+    left = TimeRemainingColumn(compact=True, elapsed_when_finished=True)
+    bar = Progress(BarColumn(bar_width=12), MofNCompleteColumn(), facts, left, console=console_of(sys.stdout))
     bar.add_task("", start=False, total=None, facts="")
     return bar

@@ -1,10 +1,11 @@
 """`python -m tests.benchmarks [start] [steps] …`: all figures, or those named; `versus --help`: two versions."""
 
 import sys
+import tempfile
+from pathlib import Path
 
 from tests.benchmarks import versus
 from tests.benchmarks.figures import FIGURES
-from tests.benchmarks.measure import print_figure
 
 
 def main(arguments: list[str]) -> int:
@@ -15,8 +16,9 @@ def main(arguments: list[str]) -> int:
         print(f"there are no figures called {unknown[0]}; there are {', '.join(FIGURES)}", file=sys.stderr)
         return 2
     for name in arguments or FIGURES:
-        for figure in FIGURES[name]():
-            print_figure(figure)
+        with tempfile.TemporaryDirectory() as folder:
+            for figure in FIGURES[name](Path(folder)):
+                print(figure, flush=True)
     return 0
 
 

@@ -1,18 +1,16 @@
 """The figures of `make bench`: a training step, its parts and its memory, gradient sync, and how long a user waits.
 
 Candidates take turns, round after round, each in processes of its own: the runtime makes the C library keep freed
-memory, and a peer in the same process would gain from that too.
+memory, and a peer in the same process would gain from that too. Each function has a folder of its own.
 """
 
 import os
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from enum import StrEnum
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,19 +20,10 @@ from sambasim.options.compile import CompileOptions
 from sambasim.options.training import DataOptions, ModelOptions, OptimizerOptions, TrainingOptions
 from sambasim.records.metrics import CollectivesRecord
 from sambasim.units import KIB, MIB, format_bytes
-from tests.benchmarks.measure import Figure, in_turns, run_body, timed
+from tests.benchmarks import workloads
+from tests.benchmarks.measure import TIMEOUT_S, Figure, in_turns, run_body, timed
 from tests.benchmarks.planning import plan_figures
-from tests.benchmarks.workloads import (
-    EIGHT_LAYERS,
-    GPT2_PADDED,
-    GPT2_SMALL,
-    PIPELINED_MICRO_BATCHES,
-    SPLIT_GPT,
-    WORKLOADS,
-    ParallelWay,
-    Way,
-    Workload,
-)
+from tests.benchmarks.workloads import GPT2_PADDED, PIPELINED_MICRO_BATCHES, WORKLOADS, ParallelWay, Way, Workload
 from tests.mpi.training import EACH_ALONE
 from tests.support.compiled import compile_from_options
 from tests.support.mpi import ROOT, mpirun
@@ -65,7 +54,6 @@ SYNC_GOALS = (
 )
 """Size, peer of device sync, and goal."""
 
-_TIMEOUT_S = 900.0
 _SAMBASIM = [sys.executable, "-m", "sambasim"]
 _PLAIN_SCRIPT = """
 import torch
@@ -80,15 +68,9 @@ optimizer.step()
 """
 
 
-class Overhead(StrEnum):
-    BARE = "bare"
-    WATCHED = "watched"
-    CHECKPOINTED = "checkpointed"
-
-
 def compile_workload(workload: Workload, folder: Path, *, parts: int = 1, **parallelism: Any) -> Path:
     """Write `folder/NAME/NAME.pef`, and return its path. `parts`: of a batch, each of the size in `workload`."""
-    where = "tests.benchmarks.workloads"
+    where = workloads.__name__
     options = CompileOptions(
         model=ModelOptions(target=f"{where}:{workload.model.__name__}"),
         data=DataOptions(source=f"{where}:{workload.samples.__name__}"),
@@ -101,49 +83,44 @@ def compile_workload(workload: Workload, folder: Path, *, parts: int = 1, **para
     return compile_from_options(options).path
 
 
-def schedule_figures() -> Iterator[Figure]:
+def pipeline(stages: int, micro_batches: int, **more: Any) -> dict[str, Any]:
+    return {"pipeline_stages": stages, "micro_batches": micro_batches, "parts": micro_batches, **more}
+
+
+def schedule_figures(folder: Path) -> Iterator[Figure]:
     """The share of a step that rank 0 of a pipeline waits, against the idle share of its schedule for equal stages."""
     micro_batches, ours = PIPELINED_MICRO_BATCHES, ParallelWay.OURS
     for name in ("1f1b", "interleaved-1f1b", "zb-h1"):
-        with tempfile.TemporaryDirectory() as folder:
-            cut: dict[str, Any] = {
-                "pipeline_stages": 2,
-                "micro_batches": micro_batches,
-                "parts": micro_batches,
-                "schedule": name,
-            }
-            pef = compile_workload(EIGHT_LAYERS, Path(folder), **cut)
-            found = [run_body("parallel", ours, str(pef), "1", np=2) for _ in range(SCHEDULE_ROUNDS)]
-        waited = statistics.median(one["waited_s"] / statistics.mean(one["steps_s"]) for one in found)
+        cut = pipeline(2, micro_batches, schedule=name)
+        pef = compile_workload(workloads.EIGHT_LAYERS, folder / name, **cut)
+        found = [run_body("parallel", ours, str(pef), "1", np=2) for _ in range(SCHEDULE_ROUNDS)]
+        waited = statistics.median(run["waited_s"] / statistics.mean(run["steps_s"]) for run in found)
         shares = {"measured": waited, "schedule": bubble(make(name, 2, micro_batches))}
         yield Figure(f"idle share by {name}, np 2", "measured", "schedule", "difference at most 0.05", shares, unit="")
 
 
-def parallel_figures() -> Iterator[Figure]:
+def parallel_figures(folder: Path) -> Iterator[Figure]:
     """Two ranks of a replica, and ZeRO 3 on two replicas, against PyTorch's own on gloo."""
     micro_batches, ours = PIPELINED_MICRO_BATCHES, ParallelWay.OURS
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        whole = compile_workload(SPLIT_GPT, folder / "whole", data_parallel=False)
-        cuts: dict[ParallelWay, dict[str, Any]] = {
-            ParallelWay.PIPELINING: {"pipeline_stages": 2, "micro_batches": micro_batches, "parts": micro_batches},
-            ParallelWay.DTENSOR: {"tensor_parallel": "weight", "n_chips": 2},
-            ParallelWay.FSDP2: {"data_parallel": True, "world_size": 2, "zero": 3},
-        }
-        pefs = {peer: compile_workload(SPLIT_GPT, folder / peer.name, **cut) for peer, cut in cuts.items()}
-        seconds: dict[str, list[float]] = defaultdict(list)
-        waited: dict[ParallelWay, list[float]] = defaultdict(list)
-        by_gloo: dict[ParallelWay, list[float]] = defaultdict(list)
-        for _ in range(STEP_ROUNDS):
-            alone = run_body("parallel", ours, str(whole), str(micro_batches))
-            seconds["one rank"] += alone["steps_s"]
-            for peer, pef in pefs.items():
-                measured = run_body("parallel", ours, str(pef), "1", np=2)
-                seconds[f"{ours}, as {peer}"] += measured["steps_s"]
-                waited[peer].append(measured["waited_s"])
-                seconds[peer] += run_body("parallel", peer, "-", "1", np=2)["steps_s"]
-                if peer is not ParallelWay.PIPELINING:
-                    by_gloo[peer] += run_body("parallel", ParallelWay.GLOO, str(pef), "1", np=2)["steps_s"]
+    whole = compile_workload(workloads.SPLIT_GPT, folder / "whole", data_parallel=False)
+    cuts: dict[ParallelWay, dict[str, Any]] = {
+        ParallelWay.PIPELINING: pipeline(2, micro_batches),
+        ParallelWay.DTENSOR: {"tensor_parallel": "weight", "n_chips": 2},
+        ParallelWay.FSDP2: {"data_parallel": True, "world_size": 2, "zero": 3},
+    }
+    pefs = {peer: compile_workload(workloads.SPLIT_GPT, folder / peer.name, **cut) for peer, cut in cuts.items()}
+    seconds: defaultdict[str, list[float]] = defaultdict(list)
+    waited: defaultdict[ParallelWay, list[float]] = defaultdict(list)
+    by_gloo: defaultdict[ParallelWay, list[float]] = defaultdict(list)
+    for _ in range(STEP_ROUNDS):
+        seconds["one rank"] += run_body("parallel", ours, str(whole), str(micro_batches))["steps_s"]
+        for peer, pef in pefs.items():
+            measured = run_body("parallel", ours, str(pef), "1", np=2)
+            seconds[f"{ours}, as {peer}"] += measured["steps_s"]
+            waited[peer].append(measured["waited_s"])
+            seconds[peer] += run_body("parallel", peer, "-", "1", np=2)["steps_s"]
+            if peer is not ParallelWay.PIPELINING:
+                by_gloo[peer] += run_body("parallel", ParallelWay.GLOO, str(pef), "1", np=2)["steps_s"]
     medians = {way: statistics.median(values) for way, values in seconds.items()}
     pipelined = f"{ours}, as {ParallelWay.PIPELINING}"
     ideal = {"ideal": medians["one rank"] * (micro_batches + 1) / (2 * micro_batches), pipelined: medians[pipelined]}
@@ -157,91 +134,81 @@ def parallel_figures() -> Iterator[Figure]:
         yield Figure(f"communication as {peer}, np 2, in a step", ours, "gloo", "ratio at most 0.5", of_both)
 
 
-def step_figures() -> Iterator[Figure]:
+def step_figures(folder: Path) -> Iterator[Figure]:
     """Seconds of a step with sync between devices, against DistributedDataParallel on gloo."""
-    with tempfile.TemporaryDirectory() as folder:
-        for workload in WORKLOADS:
-            compile_workload(workload, Path(folder))
-            given = (folder, workload.name)
-            ways = {str(way): partial(run_body, "steps", *given, way, np=REPLICAS) for way in workload.ways}
-            medians = in_turns(ways, STEP_ROUNDS)
-            title, goal = f"step of {workload.name}, np {REPLICAS}", f"ratio at most {STEP_GOALS[workload.name]:.3f}"
-            yield Figure(title, Way.PLAIN, Way.DDP, goal, medians)
-            if Way.ALONE in workload.ways:
-                yield Figure(title, Way.ALONE, Way.DDP, "none: if sync and optimizer cost nothing", medians)
-            if Way.INDUCTOR in workload.ways:
-                yield Figure(title, Way.INDUCTOR, Way.DDP_COMPILED, f"ratio at most {COMPILED_GOAL:.3f}", medians)
+    for workload in WORKLOADS:
+        compile_workload(workload, folder)
+        given = (str(folder), workload.name)
+        ways = {str(way): partial(run_body, "steps", *given, way, np=REPLICAS) for way in workload.ways}
+        medians = in_turns(ways, STEP_ROUNDS)
+        title = f"step of {workload.name}, np {REPLICAS}"
+        yield Figure(title, Way.PLAIN, Way.DDP, f"ratio at most {STEP_GOALS[workload.name]:.3f}", medians)
+        if Way.ALONE in workload.ways:
+            yield Figure(title, Way.ALONE, Way.DDP, "none: if sync and optimizer cost nothing", medians)
+        if Way.INDUCTOR in workload.ways:
+            yield Figure(title, Way.INDUCTOR, Way.DDP_COMPILED, f"ratio at most {COMPILED_GOAL:.3f}", medians)
 
 
-def arithmetic_figures() -> Iterator[Figure]:
+def arithmetic_figures(folder: Path) -> Iterator[Figure]:
     """Forward and backward of one replica by the engines, against eager PyTorch."""
     peer = "eager PyTorch"
-    with tempfile.TemporaryDirectory() as folder:
-        for workload in WORKLOADS:
-            if workload.name not in PASS_GOALS:
-                continue
-            goals = PASS_GOALS[workload.name]
-            compile_workload(workload, Path(folder))
-            given = (folder, workload.name)
-            ways = {way: partial(run_body, "passes", *given, way, str(PASS_RUNS)) for way in (*goals, peer)}
-            medians = in_turns(ways, PASS_ROUNDS)
-            for way, goal in goals.items():
-                title = f"{workload.passes} times forward and backward of {workload.name}"
-                yield Figure(title, way, peer, goal, medians)
+    for workload in (workload for workload in WORKLOADS if workload.name in PASS_GOALS):
+        compile_workload(workload, folder)
+        goals, given = PASS_GOALS[workload.name], (str(folder), workload.name)
+        ways = {way: partial(run_body, "passes", *given, way, str(PASS_RUNS)) for way in (*goals, peer)}
+        medians = in_turns(ways, PASS_ROUNDS)
+        for way, goal in goals.items():
+            title = f"{workload.passes} times forward and backward of {workload.name}"
+            yield Figure(title, way, peer, goal, medians)
 
 
-def memory_figures() -> Iterator[Figure]:
-    """GPT-2 small at four replicas with AdamW: the sum of the proportional set sizes of all ranks."""
-    with tempfile.TemporaryDirectory() as folder:
-        pef = compile_workload(GPT2_SMALL, Path(folder))
-        ways = ("sambasim", "ddp")
-        held = {way: float(run_body("memory", way, str(pef), np=MEMORY_REPLICAS)["held_bytes"]) for way in ways}
-    yield Figure("memory, GPT-2 small, np 4", "sambasim", "ddp", "ratio at most 0.55", held, unit="bytes")
-    yield from _device_memory_figures()
+def memory_figures(folder: Path) -> Iterator[Figure]:
+    """GPT-2 small at four replicas with AdamW: the sum of the proportional set sizes of all ranks. Then the device
+    memory of the rank with the most, against parameters, gradients and states of a whole model."""
 
+    def measured(pef: str, path: str, env: Mapping[str, str]) -> Any:
+        return run_body("memory", pef, path, "1", "1", np=MEMORY_REPLICAS, env=env)
 
-def _device_memory_figures() -> Iterator[Figure]:
-    """The device memory of the rank with the most, against parameters, gradients and states of a whole model."""
+    pef = compile_workload(workloads.GPT2_SMALL, folder)
+    held = {"sambasim": measured(str(pef), "device", {}), "ddp": measured("ddp", "", {})}
+    sizes = {way: float(found["held_bytes"]) for way, found in held.items()}
+    yield Figure("memory, GPT-2 small, np 4", "sambasim", "ddp", "ratio at most 0.55", sizes, unit="bytes")
     cuts: dict[str, dict[str, Any]] = {
-        "pipeline of 4": {"pipeline_stages": 4, "micro_batches": 4, "parts": 4},
+        "pipeline of 4": pipeline(4, 4),
         "tensor parallelism on 4": {"tensor_parallel": "weight", "n_chips": 4},
         "ZeRO 3 on 4 nodes": {"data_parallel": True, "world_size": 4, "zero": 3},
     }
     for name, cut in cuts.items():
-        with tempfile.TemporaryDirectory() as folder:
-            pef = compile_workload(GPT2_PADDED, Path(folder), **cut)
-            env = EACH_ALONE if "zero" in cut else {}
-            measured = run_body("memory", "host", str(pef), np=MEMORY_REPLICAS, env=env)
-        sizes = {"rank": float(measured["device_bytes"]), "whole": 4.0 * GPT2_PADDED_PARAMETERS * 4}
+        pef = compile_workload(GPT2_PADDED, folder, **cut)
+        found = measured(str(pef), "host", EACH_ALONE if "zero" in cut else {})
+        sizes = {"rank": float(found["device_bytes"]), "whole": 4.0 * GPT2_PADDED_PARAMETERS * 4}
         yield Figure(f"device memory, GPT-2 small, {name}", "rank", "whole", "ratio at most 0.40", sizes, unit="bytes")
 
 
-def overhead_figures() -> Iterator[Figure]:
+def overhead_figures(folder: Path) -> Iterator[Figure]:
     """What stall detection costs in a step, and what a checkpoint every PROMISED_EVERY steps costs."""
     checkpoints_s: list[float] = []
-    with tempfile.TemporaryDirectory() as folder:
-        compile_workload(WORKLOADS[0], Path(folder))
+    compile_workload(WORKLOADS[0], folder)
 
-        def steps_s(way: Overhead) -> Sequence[float]:
-            measured = run_body("overhead", folder, way, np=2)
-            checkpoints_s.extend(measured["checkpoints_s"])
-            found: Sequence[float] = measured["steps_s"]
-            return found
+    def steps_s(way: str) -> Sequence[float]:
+        measured = run_body("overhead", str(folder), way, str(OVERHEAD_STEPS), str(CHECKPOINT_EVERY), np=2)
+        checkpoints_s.extend(measured["checkpoints_s"])
+        found: Sequence[float] = measured["steps_s"]
+        return found
 
-        medians = in_turns({str(way): partial(steps_s, way) for way in Overhead}, OVERHEAD_ROUNDS)
-    yield Figure("step of gpt, np 2", Overhead.WATCHED, Overhead.BARE, "ratio at most 1.01", medians)
-    step_s = medians[Overhead.WATCHED]
-    shared_s = step_s + statistics.median(checkpoints_s) / PROMISED_EVERY
+    medians = in_turns({way: partial(steps_s, way) for way in ("bare", "watched", "checkpointed")}, OVERHEAD_ROUNDS)
+    yield Figure("step of gpt, np 2", "watched", "bare", "ratio at most 1.01", medians)
+    step_s = medians["watched"]
+    shared = {"with": step_s + statistics.median(checkpoints_s) / PROMISED_EVERY, "without": step_s}
     title = f"step of gpt, np 2, and a checkpoint every {PROMISED_EVERY}"
-    yield Figure(title, "with", "without", "ratio at most 1.03", {"with": shared_s, "without": step_s})
+    yield Figure(title, "with", "without", "ratio at most 1.03", shared)
 
 
-def sync_figures() -> Iterator[Figure]:
+def sync_figures(folder: Path) -> Iterator[Figure]:
     """One run of `sambasim bench collectives` at np 2, against gloo, MPI and copying."""
     choices = ["--min-bytes", "64KiB", "--max-bytes", "64MiB", "--paths", "device,mpi,mpi-in-place,gloo", "--json"]
-    command = [mpirun(), "-np", "2", *_SAMBASIM, "bench", "collectives", *choices]
-    record = CollectivesRecord.model_validate_json(_output(command))
-    sizes = {size.size_bytes: size for size in record.sizes}
+    printed = _execute([mpirun(), "-np", "2", *_SAMBASIM, "bench", "collectives", *choices], check=True)
+    sizes = {size.size_bytes: size for size in CollectivesRecord.model_validate_json(printed).sizes}
     for size_bytes, peer, goal in SYNC_GOALS:
         size = sizes[size_bytes]
         times_s = {path.path: path.measured_s for path in size.paths} | {_COPY: size.copy_bound_s}
@@ -249,53 +216,58 @@ def sync_figures() -> Iterator[Figure]:
         yield Figure(f"sync of {format_bytes(size_bytes)}", "device", peer, goal, medians)
 
 
-def start_figures() -> Iterator[Figure]:
+def start_figures(folder: Path) -> Iterator[Figure]:
     """Help and refusal against importing torch; the first step against importing torch and MPI on two ranks; an app
     that loads its PEF and compares one step with PyTorch's, against a plain script that takes one step."""
-    importing = {"import torch": timed(lambda: _execute([sys.executable, "-c", "import torch"]))}
+
+    def python(body: str) -> list[str]:
+        return [sys.executable, "-c", body]
+
+    def calling(command: Sequence[str]) -> Callable[[], Sequence[float]]:
+        return timed(partial(_execute, command))
+
+    importing = {"import torch": calling(python("import torch"))}
     for name, arguments in (("help", ["--help"]), ("a wrong flag", ["run", "--pfe", "x"])):
         subject = f"sambasim {' '.join(arguments)}"
-        action = timed(partial(_execute, [*_SAMBASIM, *arguments]))
-        medians = in_turns({subject: action, **importing}, 7, warm=True)
+        medians = in_turns({subject: calling([*_SAMBASIM, *arguments]), **importing}, 7, warm=True)
         yield Figure(name, subject, "import torch", "ratio below 0.2", medians)
-    with tempfile.TemporaryDirectory() as folder:
-        _execute([*_SAMBASIM, "compile", "--data-parallel", "-ws", "2", "--output-folder", folder])
-        pef = Path(folder) / "digits" / "digits.pef"
-        both = [mpirun(), "-np", "2", sys.executable, "-c", "import torch; from mpi4py import MPI"]
-        subject, peer = "sambasim run", "import torch and MPI"
-        ours = partial(_seconds_to_first_step, pef)
-        medians = in_turns({subject: ours, peer: timed(partial(_execute, both))}, 5, warm=True)
-        yield Figure("first step at np 2", subject, peer, "difference at most 2 s", medians)
-        app = [*_SAMBASIM, "app", str(ROOT / "examples" / "sambaflow" / "logistic_regression.py")]
-        _execute([*app, "compile", "-b", "32", "--pef-name", "app", "--output-folder", folder])
-        testing = [*app, "test", "-b", "32", "--pef", str(Path(folder) / "app" / "app.pef")]
-        subject, peer = "sambasim app … test", "a plain PyTorch step"
-        plain = timed(partial(_execute, [sys.executable, "-c", _PLAIN_SCRIPT]))
-        medians = in_turns({subject: timed(partial(_execute, testing)), peer: plain}, 5, warm=True)
-        yield Figure("an app's first step", subject, peer, "ratio at most 1", medians)
+    output = ["--output-folder", str(folder)]
+    _execute([*_SAMBASIM, "compile", "--data-parallel", "-ws", "2", *output])
+    subject, peer = "sambasim run", "import torch and MPI"
+    both = [mpirun(), "-np", "2", *python("import torch; from mpi4py import MPI")]
+    ours = partial(_seconds_to_first_step, folder / "digits" / "digits.pef")
+    yield Figure(
+        *("first step at np 2", subject, peer, "difference at most 2 s"),
+        in_turns({subject: ours, peer: calling(both)}, 5, warm=True),
+    )
+    app = [*_SAMBASIM, "app", str(ROOT / "examples" / "sambaflow" / "logistic_regression.py")]
+    _execute([*app, "compile", "-b", "32", "--pef-name", "app", *output])
+    testing = calling([*app, "test", "-b", "32", "--pef", str(folder / "app" / "app.pef")])
+    subject, peer = "sambasim app … test", "a plain PyTorch step"
+    medians = in_turns({subject: testing, peer: calling(python(_PLAIN_SCRIPT))}, 5, warm=True)
+    yield Figure("an app's first step", subject, peer, "ratio at most 1", medians)
 
 
-def _execute(command: Sequence[str]) -> None:
-    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-    subprocess.run(command, env=environ, capture_output=True, timeout=_TIMEOUT_S, check=False)
+def _environ() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
-def _output(command: Sequence[str]) -> str:
-    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(
-        command, env=environ, stdout=subprocess.PIPE, text=True, timeout=_TIMEOUT_S, check=True
-    ).stdout
+def _execute(command: Sequence[str], *, check: bool = False) -> str:
+    """Returns its stdout."""
+    unseen = None if check else subprocess.DEVNULL
+    how: dict[str, Any] = {"env": _environ(), "timeout": TIMEOUT_S, "check": check, "text": True, "stderr": unseen}
+    printed: str = subprocess.run(command, stdout=subprocess.PIPE, **how).stdout
+    return printed
 
 
 def _seconds_to_first_step(pef: Path) -> Sequence[float]:
     command = [mpirun(), "-np", "2", *_SAMBASIM, "run", "--reduce-on-rdu", "--no-evaluate", "--steps", "2"]
-    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     began_s = time.perf_counter()
-    with subprocess.Popen([*command, "--pef", str(pef)], env=environ, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen([*command, "--pef", str(pef)], env=_environ(), stdout=subprocess.PIPE, text=True) as process:
         for line in process.stdout or ():
             if line.startswith("step 1/"):
                 elapsed_s = time.perf_counter() - began_s
-        process.wait(timeout=_TIMEOUT_S)
+        process.wait(timeout=TIMEOUT_S)
     return [elapsed_s]
 
 

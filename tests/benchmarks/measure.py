@@ -13,7 +13,7 @@ from typing import Any
 
 from tests.support.mpi import ROOT, mpirun
 
-_TIMEOUT_S = 1800
+TIMEOUT_S = 1800.0
 
 Action = Callable[[], Sequence[float]]
 """Does the work, and returns the seconds that it measured itself."""
@@ -29,6 +29,16 @@ class Figure:
     goal: str
     medians: Mapping[str, float]
     unit: str = "s"
+
+    def __str__(self) -> str:
+        """A line for people, and one of JSON."""
+        subject, peer, unit = self.medians[self.subject], self.medians[self.peer], self.unit
+        ratio, difference = subject / peer, subject - peer
+        facts = {"name": self.name, "ratio": ratio, "difference": difference, "unit": unit}
+        return (
+            f"{self.name}: {self.subject} {subject:.4g} {unit}, {self.peer} {peer:.4g} {unit}: ratio {ratio:.3f}, "
+            f"difference {difference:+.4g} {unit} (goal: {self.goal})\n{json.dumps({**facts, **self.medians})}"
+        )
 
 
 def in_turns(actions: Mapping[str, Action], rounds: int, *, warm: bool = False) -> dict[str, float]:
@@ -54,24 +64,11 @@ def timed(action: Callable[[], object]) -> Action:
 
 def run_body(name: str, *arguments: str, np: int = 1, env: Mapping[str, str] = MappingProxyType({})) -> Any:
     """Run `tests.benchmarks.bodies.NAME` on `np` ranks of one thread. Returns the last line it prints, parsed as JSON.
-
-    Raises RuntimeError with its stderr if it fails.
-    """
+    Raises RuntimeError with its stderr if it fails."""
     launcher = [mpirun(), "-np", str(np)] if np > 1 else []
     command = [*launcher, sys.executable, "-m", f"tests.benchmarks.bodies.{name}", *arguments]
-    environ = {**os.environ, "OMP_NUM_THREADS": "1", **env}
-    result = subprocess.run(
-        command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
-    )
+    how: dict[str, Any] = {"cwd": ROOT, "env": {**os.environ, "OMP_NUM_THREADS": "1", **env}, "timeout": TIMEOUT_S}
+    result = subprocess.run(command, capture_output=True, text=True, check=False, **how)
     if result.returncode:
         raise RuntimeError(result.stderr)
     return json.loads(result.stdout.splitlines()[-1])
-
-
-def print_figure(figure: Figure) -> None:
-    subject, peer, unit = figure.medians[figure.subject], figure.medians[figure.peer], figure.unit
-    ratio, difference = subject / peer, subject - peer
-    print(f"{figure.name}: {figure.subject} {subject:.4g} {unit}, {figure.peer} {peer:.4g} {unit}: ", end="")
-    print(f"ratio {ratio:.3f}, difference {difference:+.4g} {unit} (goal: {figure.goal})")
-    facts = {"name": figure.name, "ratio": ratio, "difference": difference, "unit": unit}
-    print(json.dumps({**facts, **figure.medians}), flush=True)

@@ -1,7 +1,7 @@
 """The figures of `plan`: what `sambasim plan --here` predicts, against runs on this machine; and memory by part,
 against PyTorch's own accounting.
 
-For each model the planner runs once, as a user would run it, and writes all strategies. Those of `PLANS` are then
+For each model the planner runs once, as a user would run it, and writes all strategies. Those of `plans` are then
 compiled and trained by as many ranks as they need, with the threads that `sambasim run` uses; the best of the planner
 is one of them.
 """
@@ -10,7 +10,6 @@ import csv
 import statistics
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -21,16 +20,17 @@ import torch
 from sambasim.commands.variants import changes_of
 from sambasim.options.compile import CompileOptions, compile_options
 from sambasim.simulation.planning.strategy import BY_HOST, Strategy
-from tests.benchmarks.measure import Figure, run_body
+from tests.benchmarks.measure import TIMEOUT_S, Figure, run_body
 from tests.support.compiled import compile_from_options
 from tests.support.mpi import ROOT
 from tests.support.torch_memory import FAMILIES, parts_of
 
 RANKS = 4
 RUN_S, FEWEST_STEPS, MOST_STEPS = 2.0, 8, 40
-MEAN_STEP, WORST_STEP, MEAN_MEMORY, WORST_MEMORY, BEST = 0.15, 0.30, 0.05, 0.15, 0.05
+BOUNDS = {"step": (0.15, 0.30), "memory": (0.05, 0.15)}
+"""Of the mean error, and of the worst."""
+BEST = 0.05
 MEMORY_FAMILIES = tuple(FAMILIES)[:10]
-_TIMEOUT_S = 900.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,57 +69,47 @@ def plans(batch: int) -> Sequence[Strategy]:
     )
 
 
-def plan_figures() -> Iterator[Figure]:
-    steps: list[float] = []
-    memory: list[float] = []
+def plan_figures(folder: Path) -> Iterator[Figure]:
+    errors: dict[str, list[float]] = {what: [] for what in BOUNDS}
     for subject in SUBJECTS:
-        with tempfile.TemporaryDirectory() as folder:
-            predicted = _predicted(subject, Path(folder) / "plans.csv")
-            best = min(predicted, key=lambda one: predicted[one][0])
-            measured = {}
-            for strategy in dict.fromkeys((*plans(subject.global_batch), best)):
-                step_s, held_bytes = _measured(subject, strategy, predicted[strategy][0], Path(folder))
-                measured[strategy] = step_s
-                steps.append(abs(predicted[strategy][0] / step_s - 1))
-                memory.append(abs(predicted[strategy][1] / held_bytes - 1))
-                title = f"{subject.name}, {strategy.ranks} ranks, {strategy}"
-                both = {"predicted": predicted[strategy][0], "measured": step_s}
-                yield Figure(f"step of {title}", "predicted", "measured", _within(WORST_STEP), both)
-                both = {"predicted": predicted[strategy][1], "measured": held_bytes}
-                yield Figure(f"memory of {title}", "predicted", "measured", _within(WORST_MEMORY), both, unit="bytes")
-            both = {"first of the plan": measured[best], "best measured": min(measured.values())}
-            goal = f"ratio at most {1 + BEST}"
-            yield Figure(f"rank of {subject.name}: {best}", "first of the plan", "best measured", goal, both)
-    for what, errors, mean, worst in (
-        ("step", steps, MEAN_STEP, WORST_STEP),
-        ("memory", memory, MEAN_MEMORY, WORST_MEMORY),
-    ):
-        for kind, error, bound in (("mean", statistics.mean(errors), mean), ("worst", max(errors), worst)):
-            title = f"{kind} error of {what}, {len(errors)} plans"
+        predicted = _predicted(subject, folder / "plans.csv")
+        best = min(predicted, key=lambda strategy: predicted[strategy][0])
+        steps_s = {}
+        for strategy in dict.fromkeys((*plans(subject.global_batch), best)):
+            measured = _measured(subject, strategy, predicted[strategy][0], folder)
+            steps_s[strategy] = measured[0]
+            title = f"{subject.name}, {strategy.ranks} ranks, {strategy}"
+            for what, unit, ours, real in zip(BOUNDS, ("s", "bytes"), predicted[strategy], measured, strict=True):
+                errors[what].append(abs(ours / real - 1))
+                yield _against(f"{what} of {title}", "measured", what, ours, real, unit)
+        both = {"first of the plan": steps_s[best], "best measured": min(steps_s.values())}
+        goal = f"ratio at most {1 + BEST}"
+        yield Figure(f"rank of {subject.name}: {best}", "first of the plan", "best measured", goal, both)
+    for what, of_plans in errors.items():
+        for kind, error, bound in zip(
+            ("mean", "worst"), (statistics.mean(of_plans), max(of_plans)), BOUNDS[what], strict=True
+        ):
+            title = f"{kind} error of {what}, {len(of_plans)} plans"
             yield Figure(title, "error", "bound", "ratio at most 1", {"error": error, "bound": bound}, unit="")
-    yield from _part_figures()
-
-
-def _within(bound: float) -> str:
-    return f"ratio within {bound:.0%} of 1"
-
-
-def _part_figures() -> Iterator[Figure]:
-    """Each part of the memory of a replica, as `estimate-memory` says, against what torch counts."""
+    # Each part of the memory of a replica, as `estimate-memory` says, against what torch counts.
     for family in MEMORY_FAMILIES:
-        sets = [f"model.args.{one}" for one in FAMILIES[family]]
+        sets = [f"model.args.{change}" for change in FAMILIES[family]]
         options = compile_options(None, f"transformers:{family}", sets, {"data_parallel": True, "optimizer": "adamw"})
         for part, (estimated, counted) in parts_of(options, torch.float32).items():
-            both = {"predicted": float(estimated), "torch": float(counted)}
-            yield Figure(f"{part} of {family}", "predicted", "torch", _within(WORST_MEMORY), both, unit="bytes")
+            yield _against(f"{part} of {family}", "torch", "memory", estimated, counted, "bytes")
+
+
+def _against(title: str, peer: str, what: str, predicted: float, real: float, unit: str) -> Figure:
+    both = {"predicted": float(predicted), peer: float(real)}
+    return Figure(title, "predicted", peer, f"ratio within {BOUNDS[what][1]:.0%} of 1", both, unit)
 
 
 def _predicted(subject: Subject, file: Path) -> Mapping[Strategy, tuple[float, float]]:
     """The seconds of a step and the bytes of the fullest rank, of all strategies that fit."""
-    sets = [text for one in subject.changes for text in ("--set", one)]
+    sets = [text for change in subject.changes for text in ("--set", change)]
     command = [sys.executable, "-m", "sambasim", "plan", subject.model, *sets, "--here", "--ranks", str(RANKS)]
     command += ["--global-batch", str(subject.global_batch), "--all", str(file), "--json"]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     if result.returncode:
         raise RuntimeError(result.stderr)
     with file.open() as rows:
@@ -131,10 +121,9 @@ def _predicted(subject: Subject, file: Path) -> Mapping[Strategy, tuple[float, f
 
 
 def _strategy(row: Mapping[str, str]) -> Strategy:
-    numbers = {one.name for one in fields(Strategy) if isinstance(getattr(Strategy(1), one.name), int)}
-    values: dict[str, Any] = {
-        one.name: int(row[one.name]) if one.name in numbers else row[one.name] or None for one in fields(Strategy)
-    }
+    plain, values = Strategy(1), dict[str, Any]()
+    for name in (field.name for field in fields(Strategy)):
+        values[name] = int(row[name]) if isinstance(getattr(plain, name), int) else row[name] or None
     return Strategy(**values)
 
 
@@ -144,9 +133,9 @@ def _measured(subject: Subject, strategy: Strategy, about_s: float, folder: Path
     steps = max(FEWEST_STEPS, min(MOST_STEPS, round(RUN_S / about_s)))
     path = "host" if strategy.zero >= BY_HOST or strategy.copies == 1 else "device"
     threads = {"OMP_NUM_THREADS": ""}  # as many as a run has by default
-    found = run_body("plan", str(pef), path, str(steps), np=strategy.ranks, env=threads)
+    found = run_body("memory", str(pef), path, str(steps), np=strategy.ranks, env=threads)
     # The lower quartile, as the planner takes it: other programs on the machine make some steps longer.
-    return sorted(found["steps_s"])[len(found["steps_s"]) // 4], float(found["held_bytes"])
+    return sorted(found["steps_s"])[len(found["steps_s"]) // 4], float(found["alone_bytes"])
 
 
 def _options(subject: Subject, strategy: Strategy, folder: Path) -> CompileOptions:

@@ -24,7 +24,7 @@ import tempfile
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,15 +74,11 @@ class Candidate:
 
     def compile(self) -> None:
         for workload in {*self.workloads, self.large}:
-            source = f"{workloads.__file__}:{{}}"
-            chosen = {
-                "data.source": source.format(workload.samples.__name__),
-                "optimizer.name": workload.optimizer,
-                "optimizer.lr": workload.learning_rate,
-            }
-            sets = [word for name, value in chosen.items() for word in ("--set", f"{name}={value}")]
+            model, samples = (f"{workloads.__file__}:{part.__name__}" for part in (workload.model, workload.samples))
+            sets = _sets(f"data.source={samples}", f"optimizer.name={workload.optimizer}")
+            sets += _sets(f"optimizer.lr={workload.learning_rate}")
             flags = ["-b", str(workload.batch_size), "--data-parallel", "--pef-name", workload.name]
-            self.call("compile", source.format(workload.model.__name__), *sets, *flags)
+            self.call("compile", model, *sets, *flags)
         self.call("compile", "--data-parallel")
         self.call("app", self.app, "compile", "-b", "32", "--pef-name", "app")
 
@@ -101,7 +97,11 @@ class Candidate:
         summary = json.loads(self.call("run", "--pef", workload.name, *common, *flags, np=np))
         records = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
         metrics.unlink()
-        return summary, [one for one in records if one["kind"] != "summary" and one["step"] > WARM_UP_STEPS]
+        return summary, [line for line in records if line["kind"] != "summary" and line["step"] > WARM_UP_STEPS]
+
+
+def _sets(*texts: str) -> list[str]:
+    return [word for text in texts for word in ("--set", text)]
 
 
 def sync(candidate: Candidate) -> Figures:
@@ -155,18 +155,19 @@ def memory(candidate: Candidate) -> Figures:
 
 def start(candidate: Candidate) -> Figures:
     run_a_step = ("run", "--pef", "digits", "--reduce-on-rdu", "--no-evaluate", "--steps", "1")
-    actions: Mapping[str, Callable[[], object]] = {
-        "sambasim --help, s": lambda: candidate.call("--help"),
-        "a wrong flag, s": lambda: candidate.call("run", "--pfe", "x", check=False),
-        "a run of one step, np 2, s": lambda: candidate.call(*run_a_step, np=2),
-        "an app's first step, s": lambda: candidate.call("app", candidate.app, "test", "-b", "32", "--pef", "app"),
+    test_app = ("app", candidate.app, "test", "-b", "32", "--pef", "app")
+    return {
+        "sambasim --help, s": _seconds(candidate, "--help"),
+        "a wrong flag, s": _seconds(candidate, "run", "--pfe", "x", check=False),
+        "a run of one step, np 2, s": _seconds(candidate, *run_a_step, np=2),
+        "an app's first step, s": _seconds(candidate, *test_app),
     }
-    figures = {}
-    for name, action in actions.items():
-        began_s = time.perf_counter()
-        action()
-        figures[name] = time.perf_counter() - began_s
-    return figures
+
+
+def _seconds(candidate: Candidate, *command: str, np: int = 1, check: bool = True) -> float:
+    began_s = time.perf_counter()
+    candidate.call(*command, np=np, check=check)
+    return time.perf_counter() - began_s
 
 
 def overhead(candidate: Candidate) -> Figures:
@@ -186,24 +187,14 @@ def compiling(candidate: Candidate) -> Figures:
     can_compare = "--check" in candidate.call("compile", "--help")
     figures = {}
     for name in list(LARGE_MODELS)[: 1 if candidate.tiny else None]:
-        sets = (
-            "--set",
-            "optimizer.name=adamw",
-            "--set",
-            "data.source=synthetic",
-            "--set",
-            f"data.inputs={LARGE_MODELS[name]}",
-            "-b",
-            "2",
-        )
+        sets = _sets("optimizer.name=adamw", "data.source=synthetic", f"data.inputs={LARGE_MODELS[name]}")
+        command = ("compile", f"transformers:{name}", "--pef-name", "large", *sets, "-b", "2")
         for words, flags in {COMPARED: (), NOT_COMPARED: ("--check", "0") if can_compare else ()}.items():
-            began_s = time.perf_counter()
-            candidate.call("compile", f"transformers:{name}", "--pef-name", "large", *sets, *flags)
-            figures[f"{words}, {name}, s"] = time.perf_counter() - began_s
+            figures[f"{words}, {name}, s"] = _seconds(candidate, *command, *flags)
     return figures
 
 
-MEASUREMENTS = {one.__name__: one for one in (sync, steps, arithmetic, memory, start, overhead, compiling)}
+MEASUREMENTS = {measure.__name__: measure for measure in (sync, steps, arithmetic, memory, start, overhead, compiling)}
 TURNS = {"sync": 4, "start": 4}
 """How often the short ones, which vary most, are measured in a round; the others: once."""
 
@@ -229,27 +220,18 @@ def table(other: Mapping[str, Sequence[float]], this: Mapping[str, Sequence[floa
         one, two = statistics.median(values), statistics.median(this[name])
         ratios = [new / old for new, old in zip(this[name], values, strict=True)]
         ratio = statistics.median(ratios)
+        low, _, high = statistics.quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else (0.0, 0.0, 0.0)
         is_worse = ratio > LIMITS.get(name.partition(",")[0], LIMIT)
         worse += is_worse
         flag = "  WORSE" if is_worse else ""
-        lines.append(f"{name:<60} {one:>10.4g} {two:>10.4g} {ratio:>6.3f} {_spread(ratios):>6.1%}{flag}")
+        lines.append(f"{name:<60} {one:>10.4g} {two:>10.4g} {ratio:>6.3f} {(high - low) / 2:>6.1%}{flag}")
     return lines, worse
-
-
-def _spread(values: Sequence[float]) -> float:
-    if len(values) < 2:
-        return 0.0
-    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
-    return (high - low) / 2
 
 
 def main(arguments: Sequence[str]) -> int:
     """Returns the exit code: 1 if a figure is worse by more than LIMIT."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.benchmarks versus",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    name, raw = "python -m tests.benchmarks versus", argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog=name, description=__doc__, formatter_class=raw)
     parser.add_argument("--python", type=Path, required=True, help="Python of the other installation.")
     parser.add_argument("--checkout", type=Path, required=True, help="Its sources.")
     parser.add_argument("--rounds", type=int, default=5, help="How often each figure is measured. Default: 5.")
@@ -275,9 +257,6 @@ def main(arguments: Sequence[str]) -> int:
                         for name, value in measure(candidate).items():
                             measured[name].append(value)
     lines, worse = table(*figures)
-    print(
-        "\n".join(
-            [*lines, f"{worse} of {len(lines) - 1} figures are worse by more than {LIMIT - 1:.0%}, or their own limit"]
-        )
-    )
+    verdict = f"{worse} of {len(lines) - 1} figures are worse by more than {LIMIT - 1:.0%}, or their own limit"
+    print("\n".join([*lines, verdict]))
     return 1 if worse else 0

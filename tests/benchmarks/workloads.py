@@ -95,9 +95,9 @@ class SplitBlock(nn.Module):
 
 
 class Embeddings(nn.Module):
-    def __init__(self, words: int, length: int, width: int) -> None:
+    def __init__(self, length: int, width: int) -> None:
         super().__init__()
-        self.tokens, self.positions = nn.Embedding(words, width), nn.Embedding(length, width)
+        self.tokens, self.positions = nn.Embedding(len(ALPHABET), width), nn.Embedding(length, width)
 
     def forward(self, tokens: Tensor) -> Tensor:
         embedded: Tensor = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1]))
@@ -109,7 +109,7 @@ class SplitGPT(nn.Module):
 
     def __init__(self, layers: int = 6, heads: int = 6, width: int = 384, length: int = 128) -> None:
         super().__init__()
-        self.first = Embeddings(len(ALPHABET), length, width)
+        self.first = Embeddings(length, width)
         self.layers = [SplitBlock(width, heads) for _ in range(layers)]
         self.blocks = nn.ModuleList(self.layers)
         self.last = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, len(ALPHABET), bias=False))

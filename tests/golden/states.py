@@ -31,7 +31,6 @@ REPLICAS = (1, 2, 3)
 _IMAGES = 1437
 """The training images of the digits. An app that counts epochs gets the batch size at which one has STEPS steps."""
 
-CONFIGS = ("digits", "logistic_regression", "char_gpt", "lstm_classifier", "resnet")
 SYNCS: Mapping[str, Sequence[str]] = {
     "device": ("--data-parallel", "--reduce-on-rdu"),
     "host": ("--data-parallel",),
@@ -40,26 +39,37 @@ SYNCS: Mapping[str, Sequence[str]] = {
     "emulated": ("--emulate-replicas", "{np}"),
 }
 APP_SYNCS = ("device", "host")  # apps have no flags for the others; nor do layouts have all
+MOST_RANKS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
-    """A config of configs/parallelism, the ranks of a replica, and flags of its compile."""
+class Config:
+    """A file of configs, how it is compiled, its ways to sync, and the ranks of a replica."""
 
-    config: str
-    ranks: int
+    title: str
+    file: str
+    pef: str
+    syncs: Sequence[str]
     compile: Sequence[str] = ()
+    ranks: int = 1
 
 
-LAYOUTS: Mapping[str, Layout] = {
-    "pipeline": Layout("pipeline", 2),
-    "tensor": Layout("tensor", 2),
-    "batch": Layout("batch", 2),
-    "recompute": Layout("recompute", 1),
-    "three axes": Layout("three_axes", 4),
-    **{f"zero {stage}": Layout("zero", 1, ("--zero", str(stage))) for stage in (1, 2, 3)},
-}
-MOST_RANKS = 8
+def _layout(name: str, ranks: int = 1, *compile_: str, file: str | None = None) -> Config:
+    pef = name.replace(" ", "_")
+    flags = (*compile_, "-ws", "1", "--pef-name", pef)
+    return Config(f"layout {name}", f"parallelism/{file or pef}.toml", pef, APP_SYNCS, flags, ranks)
+
+
+CONFIGS = (
+    *(_layout(name, 2) for name in ("pipeline", "tensor", "batch")),
+    _layout("recompute"),
+    _layout("three axes", 4),
+    *(_layout(f"zero {stage}", 1, "--zero", str(stage), file="zero") for stage in (1, 2, 3)),
+    *(
+        Config(f"config {name}", f"{name}.toml", name, tuple(SYNCS))
+        for name in ("digits", "logistic_regression", "char_gpt", "lstm_classifier", "resnet")
+    ),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,38 +109,22 @@ APPS = (
 def states(installation: Installation, only: str) -> Iterator[tuple[str, str]]:
     """Name and SHA-256 of each row whose name the regular expression `only` finds."""
     with tempfile.TemporaryDirectory() as folder:
-        for name, layout in LAYOUTS.items():
-            yield from _states_of_layout(installation, name, layout, Path(folder), only)
-        for name in CONFIGS:
-            yield from _states_of_config(installation, name, Path(folder), only)
+        for config in CONFIGS:
+            yield from _states_of_config(installation, config, Path(folder), only)
         for app in APPS:
             yield from _states_of_app(installation, app, Path(folder), only)
 
 
-def _states_of_config(installation: Installation, name: str, folder: Path, only: str) -> Iterator[tuple[str, str]]:
-    rows = {row: row_of for row, row_of in _rows(f"config {name}", tuple(SYNCS)) if re.search(only, row)}
-    if not rows:
-        return
-    config = () if name == "digits" else ("--config", str(installation.checkout / "configs" / f"{name}.toml"))
-    installation.call("compile", *config, "--data-parallel", folder=folder)
-    for row, (np, sync) in rows.items():
-        flags = [flag.format(np=np) for flag in SYNCS.get(sync, ())]
-        yield row, _trained(installation, name, flags, 1 if sync == "emulated" else np, folder)
-
-
-def _states_of_layout(
-    installation: Installation, name: str, layout: Layout, folder: Path, only: str
-) -> Iterator[tuple[str, str]]:
-    rows = {row: row_of for row, row_of in _rows(f"layout {name}", APP_SYNCS) if re.search(only, row)}
-    if not rows:
-        return
-    config = installation.checkout / "configs" / "parallelism" / f"{layout.config}.toml"
-    pef = name.replace(" ", "_")
-    flags = ("--config", str(config), *layout.compile, "--data-parallel", "-ws", "1", "--pef-name", pef)
-    installation.call("compile", *flags, folder=folder)
+def _states_of_config(installation: Installation, config: Config, folder: Path, only: str) -> Iterator[tuple[str, str]]:
+    rows = _rows(config.title, config.syncs, only)
+    if rows:
+        file = str(installation.checkout / "configs" / config.file)
+        installation.call("compile", "--config", file, *config.compile, "--data-parallel", folder=folder)
     for row, (replicas, sync) in rows.items():
-        if (ranks := replicas * layout.ranks) <= MOST_RANKS:
-            yield row, _trained(installation, pef, SYNCS.get(sync, ()), ranks, folder)
+        flags = [flag.format(np=replicas) for flag in SYNCS.get(sync, ())]
+        ranks = config.ranks * (1 if sync == "emulated" else replicas)
+        if ranks <= MOST_RANKS:
+            yield row, _trained(installation, config.pef, flags, ranks, folder)
 
 
 def _trained(installation: Installation, pef: str, flags: Sequence[str], ranks: int, folder: Path) -> str:
@@ -144,9 +138,7 @@ def _trained(installation: Installation, pef: str, flags: Sequence[str], ranks: 
 def _states_of_app(installation: Installation, app: App, folder: Path, only: str) -> Iterator[tuple[str, str]]:
     script = str(installation.checkout / "examples" / "sambaflow" / f"{app.name}.py")
     compiled = set()
-    for row, (np, sync) in _rows(f"app {app.name}", APP_SYNCS):
-        if not re.search(only, row):
-            continue
+    for row, (np, sync) in _rows(f"app {app.name}", APP_SYNCS, only).items():
         batch_size = app.batch_size or _IMAGES // np // STEPS
         pef = f"{app.name}_{batch_size}"
         common = ("-b", str(batch_size), *app.every)
@@ -160,11 +152,12 @@ def _states_of_app(installation: Installation, app: App, folder: Path, only: str
         yield row, _sha256_of(torch.load(saved))
 
 
-def _rows(name: str, syncs: Sequence[str]) -> Iterator[tuple[str, tuple[int, str]]]:
-    """The name of each row of an example, its number of replicas and its sync path, which is empty for one replica."""
-    for np in REPLICAS:
-        for sync in syncs if np > 1 else ("",):
-            yield f"{name} np {np} {sync}".rstrip(), (np, sync)
+def _rows(name: str, syncs: Sequence[str], only: str) -> dict[str, tuple[int, str]]:
+    """By the name of each row of an example that `only` finds, its number of replicas and its sync path, which is empty
+    for one replica."""
+    of_counts = ((np, sync) for np in REPLICAS for sync in (syncs if np > 1 else ("",)))
+    rows = {f"{name} np {np} {sync}".rstrip(): (np, sync) for np, sync in of_counts}
+    return {row: how for row, how in rows.items() if re.search(only, row)}
 
 
 def _sha256_of(saved: Any) -> str:
@@ -190,9 +183,8 @@ def _leaves(saved: Any, path: str) -> Iterator[tuple[str, Any]]:
 def origin(installation: Installation) -> dict[str, str]:
     """What its bits depend on. Python is part of it because two examples train on the text of its documentation."""
     git = ["git", "-C", str(installation.checkout), "rev-parse", "--short", "HEAD"]
-    body = (
-        "import sys, torch; print(torch.__version__, sys.version.split()[0], torch.backends.cpu.get_cpu_capability())"
-    )
+    versions_of = "torch.__version__, sys.version.split()[0], torch.backends.cpu.get_cpu_capability()"
+    body = f"import sys, torch; print({versions_of})"
     commit, versions = (
         subprocess.run(argv, capture_output=True, text=True, check=True).stdout.strip()
         for argv in (git, [str(installation.python), "-c", body])

@@ -14,7 +14,7 @@ from sambasim import pef
 from sambasim.hardware.budget import budget_of
 from sambasim.hardware.placement import place
 from sambasim.hardware.spec import load_cluster, load_device
-from sambasim.report.steps import step_record
+from sambasim.report.simulation import step_record
 from sambasim.simulation.step import predict_step
 from sambasim.simulation.sync import SyncPath, Wire
 from tests.faults.command import sambasim

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from sambasim.records.digests import read_recording, replica_file
-from sambasim.report.compare import RunsCompared, place
+from sambasim.report.compare import place
 from sambasim.report.compare.runs import compare_runs
+from sambasim.report.tables import Row
 from tests.faults.command import Outcome, sambasim
 from tests.mpi.training import WAYS, Trained, run_of, train
 from tests.support.mpi import SAMBASIM, run_mpi
@@ -78,14 +79,14 @@ def emulate(folder: Path, name: str, flags: str = "", *, pef: str = "net", repli
     return sambasim(shlex.split(f"run --pef {pef} {common} {threads} --record-digests {name} {flags}"), folder)
 
 
-def recorded(folder: Path, name: str, flags: str = "", **chosen: Any) -> RunsCompared:
+def recorded(folder: Path, name: str, flags: str = "", **chosen: Any) -> Row:
     """An emulation that ends well, compared with the run through the host."""
     outcome = emulate(folder, name, flags, **chosen)
     assert outcome.exit_code == 0, outcome.stderr
     return compared(folder, "host", name)
 
 
-def compared(folder: Path, a: str, b: str) -> RunsCompared:
+def compared(folder: Path, a: str, b: str) -> Row:
     return compare_runs(read_recording(folder / a), read_recording(folder / b))
 
 

@@ -1,46 +1,52 @@
-"""What reports say of a prediction: its headline and MFU, the costliest lines and tensors of sections, its roofs."""
+"""What reports say of a prediction: headline and MFU, costliest lines and tensors of sections, roofs, and the
+drawing of sections: each in one box, every tensor between boxes in a curve."""
 
 import json
 from dataclasses import replace
+from html.parser import HTMLParser
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor, nn
 
+from sambasim.compiler.front import Example, compile_shapes
 from sambasim.costs.cut import Level
 from sambasim.costs.price import Bound
 from sambasim.hardware.spec import load_device
 from sambasim.ir.graph import SectionKind
-from sambasim.report.analysis import (
-    WHICH_FLOPS,
-    Analysis,
-    costliest_line,
-    mfu,
-    model_flops,
-    published,
-    range_text,
-    reachable,
-    seconds_of,
-)
+from sambasim.ir.program import Program
+from sambasim.options.compile import CompileOptions
+from sambasim.options.training import OptimizerOptions, TrainingOptions
+from sambasim.report.analysis import WHICH_FLOPS, Analysis, costliest_line, range_text, seconds_of
 from sambasim.report.page import predicted_page
-from sambasim.report.page.sections import roofline
+from sambasim.report.page.sections import roofline, section_graph
 from sambasim.report.simulation import simulation_json
-from sambasim.simulation.prediction import likely
+from sambasim.simulation.prediction import Prediction, likely
 from sambasim.simulation.sync import SyncPath
 from sambasim.units import format_seconds
+from tests.pef.samples import inference_program
 from tests.report.test_page import DIGEST, Page
+from tests.report.test_page import predicted as sample_prediction
 from tests.simulation.test_advice import BATCH, CLASSES, HEAD_LINE, WIDTH, predicted, wide
 from tests.simulation.test_laws import _convolutions, _perceptron
 
+FILE = "tests/simulation/test_advice.py"
+
+
+def in_json(prediction: Prediction) -> Any:
+    (line,) = simulation_json(prediction, [SyncPath.RDU])
+    return json.loads(line)
+
 
 def test_the_host_is_named_with_what_it_fetches_and_the_line_to_change() -> None:
-    prediction = predicted(wide())
-    alone = prediction.alone
+    alone = predicted(wide()).alone
     share = alone.host_s / alone.predicted_s
     assert share > 0.5
     after = format_seconds(predicted(wide(False)).alone.predicted_s)
-    assert Analysis(prediction).headline == (
+    assert Analysis(predicted(wide())).headline == (
         f"{share:.0%} of the step is the host: it fetches 39.1 MiB of wide__outputs__0 each step; return only the loss "
-        f"(tests/simulation/test_advice.py:{HEAD_LINE}): {format_seconds(alone.predicted_s)} -> {after}"
+        f"({FILE}:{HEAD_LINE}): {format_seconds(alone.predicted_s)} -> {after}"
     )
 
 
@@ -55,36 +61,31 @@ def test_sections_are_named_by_their_bound() -> None:
 
 
 def test_mfu_counts_products_of_forward_and_backward_over_the_whole_step() -> None:
-    prediction = predicted(wide(), tiles=4)
+    analysis = Analysis(predicted(wide(), tiles=4))
     # two matrices in the forward and their gradients; the input needs none
     flops = 2 * BATCH * (WIDTH * WIDTH * 2 + WIDTH * CLASSES * 3)
-    assert model_flops(prediction) == flops
+    assert analysis.model_flops == flops
     peak = load_device("sn30").peak_bf16_flops_per_s / 2
-    assert mfu(prediction) == pytest.approx(flops / prediction.alone.predicted_s / peak)
-    assert model_flops(predicted(wide(), batch_size=3 * BATCH)) == 3 * flops
+    assert analysis.mfu == pytest.approx(flops / analysis.step.predicted_s / peak)
+    assert Analysis(predicted(wide(), batch_size=3 * BATCH)).model_flops == 3 * flops
 
 
 def test_page_and_json_have_the_headline_and_the_same_figures() -> None:
     prediction = predicted(wide(), replicas=(1, 8), batch_size=16 * BATCH)
-    found = Analysis(prediction)
-    page = Page(predicted_page(prediction, DIGEST))
-    words = "".join(page.words)
-    assert found.headline in page.words
-    (line,) = simulation_json(prediction, [SyncPath.RDU])
-    record = json.loads(line)
-    assert record["headline"] == found.headline
-    assert record["predicted_mfu"] == mfu(prediction)
+    analysis, page, record = Analysis(prediction), Page(predicted_page(prediction, DIGEST)), in_json(prediction)
+    assert (record["headline"], record["predicted_mfu"]) == (analysis.headline, analysis.mfu)
+    assert record["lines"][0]["line"] == next(iter(analysis.line_s))
     span = likely(prediction)
     assert span is not None
-    assert range_text(span.least_s, span.most_s) in page.words
-    assert span.basis in page.words
+    shown = (range_text(span.least_s, span.most_s), span.basis, f"{analysis.mfu:.1%}")
+    assert {analysis.headline, analysis.costliest_lines, *shown} <= set(page.words)
+    assert WHICH_FLOPS in "".join(page.words)
+    sections = page.data["sections"]
+    assert isinstance(sections, list)
+    assert [row[15] for row in sections] == analysis.lines
     narrow = likely(predicted(_perceptron(1 << 20, 256), tiles=4))
     assert narrow is not None
     assert "twice the worst that was left out" in narrow.basis
-    assert found.costliest_lines in page.words
-    assert record["lines"][0]["line"] == next(iter(found.line_s))
-    assert WHICH_FLOPS in words
-    assert f"{mfu(prediction):.1%}" in page.words
     assert "unknown" in Page(predicted_page(predicted(wide(False), batch_size=8), DIGEST)).words, "bound by launches"
 
 
@@ -93,69 +94,45 @@ def test_a_range_names_its_unit_once() -> None:
     assert range_text(0.9, 1.25) == "900.0 ms to 1.25 s"
 
 
-def test_the_costliest_lines_add_up_to_the_passes() -> None:
-    found = Analysis(predicted(wide(), level="o0"))
-    with_line = sum(
-        section.price.predicted_s for section, line in zip(found.step.sections, found.lines, strict=True) if line
-    )
-    assert sum(found.line_s.values()) == pytest.approx(with_line)
-    assert found.costliest_lines.startswith("tests/simulation/test_advice.py:")
-
-
-FILE = "tests/simulation/test_advice.py"
-
-
 def test_the_costliest_line_is_that_of_the_largest_product() -> None:
     found = Analysis(predicted(wide(), level="o0"))
     flops = [section.load.product_flops for section in found.step.sections]
     assert found.lines[flops.index(max(flops))] == f"{FILE}:{HEAD_LINE}"
+    passes_s = 0.0
     for section, line in zip(found.step.sections, found.lines, strict=True):
         works = section.kind is not SectionKind.OPT and section.load.traffic_bytes > 0
         assert line.startswith(f"{FILE}:") == works, section.name
+        passes_s += section.price.predicted_s if line else 0.0
+    assert sum(found.line_s.values()) == pytest.approx(passes_s)
+    assert found.costliest_lines.startswith(f"{FILE}:")
 
 
 def test_where_memory_is_slow_it_is_the_line_that_moves_most() -> None:
     found = Analysis(predicted(wide()))
-    flops = [section.load.product_flops for section in found.step.sections]
-    number = flops.index(max(flops))
-    rows, section = found.stages.rows[number], found.step.sections[number]
-    slow_memory = costliest_line(
-        found.prediction.graph, rows, replace(section, price=replace(section.price, memory_s=9.0))
-    )
-    slow_units = costliest_line(
-        found.prediction.graph, rows, replace(section, price=replace(section.price, compute_s=9.0))
-    )
-    assert slow_units is not None
-    assert slow_units.line == HEAD_LINE
-    assert slow_memory is not None
-    assert slow_memory.line == HEAD_LINE + 1, "the backward of the loss reads what the loss wrote"
+    graph, flops = found.prediction.graph, [section.load.product_flops for section in found.step.sections]
+    rows, section = max(zip(found.stages.rows, found.step.sections, strict=True), key=lambda p: p[1].load.product_flops)
+    assert section.load.product_flops == max(flops)
+    for slow, expected in (("compute_s", HEAD_LINE), ("memory_s", HEAD_LINE + 1)):
+        line = costliest_line(graph, rows, replace(section, price=replace(section.price, **{slow: 9.0})))
+        assert line is not None
+        assert line.line == expected, "the backward of the loss reads what the loss wrote"
     for rows, section in zip(found.stages.rows, found.step.sections, strict=True):
-        assert not rows or sum(seconds_of(rows, found.prediction.graph, section)) == pytest.approx(
-            section.price.predicted_s
-        )
+        assert not rows or sum(seconds_of(rows, graph, section)) == pytest.approx(section.price.predicted_s)
 
 
 def test_tensors_go_from_the_section_that_writes_them_to_those_that_read_them() -> None:
     found = Analysis(predicted(wide(), level="o0"))
     sections, tensors = found.step.sections, found.stages.tensors
-    assert all(writer < reader for writer, reader in tensors)
     read_bytes = [0] * len(sections)
-    for (_, reader), size_bytes in tensors.items():
+    for (writer, reader), size_bytes in tensors.items():
+        assert writer < reader
         assert size_bytes > 0
         read_bytes[reader] += size_bytes
-    assert all(size <= one.load.read_bytes for size, one in zip(read_bytes, sections, strict=True))
+    assert all(size <= section.load.read_bytes for size, section in zip(read_bytes, sections, strict=True))
     assert max(tensors.values()) == 2 * BATCH * CLASSES, "the logits, in bf16"
 
 
-def test_the_page_has_the_line_of_each_section() -> None:
-    prediction = predicted(wide())
-    data = Page(predicted_page(prediction, None)).data
-    sections = data["sections"]
-    assert isinstance(sections, list)
-    assert [row[15] for row in sections] == Analysis(prediction).lines
-
-
-def figure(found: Analysis) -> dict[str, dict[str, Any]]:
+def traces_of(found: Analysis) -> dict[str, dict[str, Any]]:
     (drawn,) = roofline(found).figures.values()
     traces = drawn["data"]
     assert isinstance(traces, list)
@@ -164,38 +141,101 @@ def figure(found: Analysis) -> dict[str, dict[str, Any]]:
 
 @pytest.mark.parametrize("level", ["o0", "o3"])
 @pytest.mark.parametrize("model", [wide, _perceptron, _convolutions])
-def test_no_section_is_above_its_roof(model: Any, level: Level) -> None:
-    found = Analysis(predicted(model(), level=level))
-    traces = figure(found)
-    roof = reachable(found.prediction)
-    assert traces.pop("published")["y"][1] == published(found.prediction).flops_per_s
+def test_no_section_is_above_its_roof_and_a_larger_point_takes_more_time(model: Any, level: Level) -> None:
+    found = Analysis(predicted(model(), level=level, batch_size=16 * BATCH if model is wide else None))
+    traces, sections, roof = traces_of(found), found.step.sections, found.reachable
+    assert traces.pop("published")["y"][1] == found.published.flops_per_s
     assert traces.pop("reachable")["y"][1] == pytest.approx(roof.flops_per_s)
     numbers = [number for trace in traces.values() for number in trace["customdata"]]
-    with_products = [f.numbers[0] for f in found.folds if found.step.sections[f.numbers[0]].load.product_flops]
-    assert sorted(numbers) == sorted(with_products)
+    assert sorted(numbers) == sorted(fold[0] for fold in found.folds if sections[fold[0]].load.product_flops)
     for trace in traces.values():
         for number, x, y in zip(trace["customdata"], trace["x"], trace["y"], strict=True):
-            section = found.step.sections[number]
-            assert x * section.load.traffic_bytes == pytest.approx(section.load.product_flops)
+            assert x * sections[number].load.traffic_bytes == pytest.approx(sections[number].load.product_flops)
             assert y <= roof.at(x) * (1 + 1e-9)
+        times_s = [found.fold_s(found.folds[found.fold_of[number]]) for number in trace["customdata"]]
+        assert times_s == sorted(times_s, reverse=True)
+        assert trace["marker"]["size"] == sorted(trace["marker"]["size"], reverse=True)
 
 
 def test_the_roofs_are_those_of_the_tiles_in_use() -> None:
     device = load_device("sn30")
-    half, whole = (predicted(wide(), tiles=tiles) for tiles in (4, None))
-    assert published(whole).flops_per_s == device.peak_bf16_flops_per_s == 2 * published(half).flops_per_s
-    assert published(half).bytes_per_s == device.ddr_bandwidth_bytes_per_s / 2
-    hbm = published(predicted(wide(), tiles=None, arch="sn40"))
+    half, whole = (Analysis(predicted(wide(), tiles=tiles)) for tiles in (4, None))
+    assert whole.published.flops_per_s == device.peak_bf16_flops_per_s == 2 * half.published.flops_per_s
+    assert half.published.bytes_per_s == device.ddr_bandwidth_bytes_per_s / 2
+    hbm = Analysis(predicted(wide(), tiles=None, arch="sn40")).published
     assert hbm.bytes_per_s == load_device("sn40").hbm_bandwidth_bytes_per_s
-    (line,) = simulation_json(half, [SyncPath.RDU])
-    record = json.loads(line)
-    assert record["roofs"]["reachable"]["flops_per_s"] == reachable(half).flops_per_s
-    assert reachable(half).flops_per_s < published(half).flops_per_s
+    roof_flops_per_s = in_json(half.prediction)["roofs"]["reachable"]["flops_per_s"]
+    assert roof_flops_per_s == half.reachable.flops_per_s < half.published.flops_per_s
 
 
-def test_a_larger_point_takes_more_time() -> None:
-    found = Analysis(predicted(wide(), level="o0", batch_size=16 * BATCH))
-    for trace in list(figure(found).values())[2:]:
-        times_s = [found.step.sections[number].price.predicted_s for number in trace["customdata"]]
-        assert times_s == sorted(times_s, reverse=True)
-        assert trace["marker"]["size"] == sorted(trace["marker"]["size"], reverse=True)
+class Skip(nn.Module):
+    """Its first result is read again at the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        kept = self.first(x)
+        result: Tensor = (self.third(torch.tanh(self.second(kept))) + kept).square().mean()
+        return result
+
+
+def skip() -> Program:
+    optimizer, training = OptimizerOptions(name="sgd"), TrainingOptions(batch_size=16)
+    options = CompileOptions(optimizer=optimizer, training=training, pef_name="skip")
+    return compile_shapes(Skip, lambda _: Example({"x": torch.zeros(16, 8, 64, 64)}, False), options)
+
+
+class Drawing(HTMLParser):
+    def __init__(self, found: Analysis) -> None:
+        super().__init__()
+        self.boxes: list[tuple[int, int]] = []
+        self.curves: list[tuple[int, int]] = []
+        self.titles: list[str] = []
+        self.sizes: list[str] = []
+        self._in = ""
+        self.feed(section_graph(found).body)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = {key: value or "" for key, value in attrs}
+        self._in = "size" if found.get("class") == "size" else tag
+        if found.get("class") == "box":
+            self.boxes.append((int(found["data-first"]), int(found["data-last"])))
+        if tag == "path":
+            self.curves.append((int(found["data-from"]), int(found["data-to"])))
+
+    def handle_data(self, data: str) -> None:
+        if self._in in ("title", "size"):
+            (self.titles if self._in == "title" else self.sizes).append(data)
+
+
+def test_a_skip_connection_passes_other_sections() -> None:
+    found = Analysis(predicted(skip(), level="o0"))
+    drawing, names = Drawing(found), [section.name for section in found.step.sections]
+    pairs = [(number, box) for box, (first, last) in enumerate(drawing.boxes) for number in range(first, last + 1)]
+    assert sorted(number for number, _ in pairs) == list(range(len(names)))
+    box_of = dict(pairs)
+    start = box_of[names.index("skip__first__conv2d")]
+    readers = [drawing.boxes[stop][0] for begin, stop in drawing.curves if begin == start]
+    assert any(names[number].startswith("skip__add") for number in readers)
+    assert any("1.0 MiB from 0 skip__first__conv2d to " in title for title in drawing.titles), "bf16[16, 8, 64, 64]"
+    assert "1.0 MiB" in drawing.sizes
+
+
+def test_repeated_layers_are_one_box() -> None:
+    found = Analysis(predicted(_perceptron(width=64, depth=30), level="o0"))
+    drawing = Drawing(found)
+    assert len(drawing.boxes) < len(found.step.sections) / 3
+    assert any("\u00d7" in title for title in drawing.titles)
+    assert all(begin != stop for begin, stop in drawing.curves)
+    pairs = {(tensor["from"], tensor["to"]): tensor["bytes"] for tensor in in_json(found.prediction)["tensors"]}
+    assert pairs == found.stages.tensors
+
+
+def test_a_forward_alone_is_one_column_and_too_many_boxes_are_not_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Drawing(Analysis(sample_prediction(inference_program()))).boxes == [(0, 0)]
+    monkeypatch.setattr("sambasim.report.page.sections.MOST_BOXES", 3)
+    body = section_graph(Analysis(predicted(skip(), level="o0"))).body
+    assert "too large to draw" in body
+    assert "<svg" not in body

@@ -8,6 +8,7 @@ import subprocess
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import plotly.graph_objects
 import pytest
@@ -20,7 +21,7 @@ from sambasim.ir.program import Program
 from sambasim.records.metrics import BytesRecord, EvaluationRecord, RunRecords, StepRecord, SummaryRecord
 from sambasim.report.analysis import Analysis
 from sambasim.report.page import measured_page, predicted_page
-from sambasim.report.page.scaling import zoomed
+from sambasim.report.page.choices import zoomed
 from sambasim.report.page.sections import pipeline
 from sambasim.report.page.ui import Hover, element, for_script
 from sambasim.simulation.prediction import Prediction, predict
@@ -30,16 +31,7 @@ from tests.pef.samples import inference_program, sample_program
 DIGEST = "0123456789abcdef" * 4
 MOST_BYTES = 1_500_000
 PREDICTED = [
-    "summary",
-    "advice",
-    "timeline",
-    "sections",
-    "roofline",
-    "graph",
-    "pipeline",
-    "memory",
-    "scaling",
-    "operators",
+    *("summary", "advice", "timeline", "sections", "roofline", "graph", "pipeline", "memory", "scaling", "operators"),
     "grounds",
 ]
 MEASURED = ["measured", "learning", "run-time", "run-mean", "run-summary"]
@@ -47,28 +39,9 @@ MEASURED = ["measured", "learning", "run-time", "run-mean", "run-summary"]
 HOSTILE = "</script><img src=x onerror=alert(1)>\"'&lt;%{x}<a href='https://example.org'>\u202e$"
 
 
-def predicted(
-    program: Program | None = None,
-    arch: str = "sn30",
-    level: Level = "o3",
-    tiles: int | None = 4,
-    replicas: tuple[int, ...] | None = None,
-) -> Prediction:
-    device = load_device(arch)
-    return predict(program or sample_program(), device, tiles, level, load_cluster(device.cluster), replicas)
-
-
-def hostile_program() -> Program:
-    program = sample_program()
-
-    def spoiled(graph: Graph) -> Graph:
-        line = SourceLine(HOSTILE, 7, HOSTILE)
-        return replace(
-            graph, nodes=tuple(replace(node, name=HOSTILE, module=HOSTILE, source=line) for node in graph.nodes)
-        )
-
-    assert program.training is not None
-    return replace(program, name=HOSTILE, training=spoiled(program.training), evaluation=spoiled(program.evaluation))
+def predicted(program: Program | None = None, level: Level = "o3") -> Prediction:
+    device = load_device("sn30")
+    return predict(program or sample_program(), device, 4, level, load_cluster(device.cluster))
 
 
 def a_run(*, whole: bool = True) -> RunRecords:
@@ -128,6 +101,12 @@ class Page(HTMLParser):
         found: dict[str, object] = json.loads(self.scripts[0])
         return found
 
+    @property
+    def figures(self) -> dict[str, dict[str, Any]]:
+        figures = self.data["figures"]
+        assert isinstance(figures, dict)
+        return figures
+
 
 @pytest.fixture(scope="module")
 def text() -> str:
@@ -137,11 +116,9 @@ def text() -> str:
 def test_it_has_every_part(text: str) -> None:
     page = Page(text)
     assert page.ids("section") == [*PREDICTED[:-1], *MEASURED, PREDICTED[-1]]
-    figures = page.data["figures"]
-    assert isinstance(figures, dict)
-    assert set(figures) <= set(page.ids("div"))
-    assert len(figures) == 10
-    for figure in figures.values():
+    assert set(page.figures) <= set(page.ids("div"))
+    assert len(page.figures) == 10
+    for figure in page.figures.values():
         plotly.graph_objects.Figure(**figure)  # raises for a property that plotly does not know
         assert {trace["type"] for trace in figure["data"]} <= {"scatter", "bar"}, "what the basic bundle draws"
     assert "logreg.py" in page.scripts[0]
@@ -168,33 +145,27 @@ def check_it_asks_nobody(page: Page) -> None:
 
 
 def test_it_asks_nobody(text: str) -> None:
-    check_it_asks_nobody(Page(text))
-
-
-def test_the_script_leaves_plotly_no_way_to_a_server(text: str) -> None:
     """Plotly's default is a button that shares the chart on a cloud."""
-    script = Page(text).scripts[2]
-    assert 'showSendToCloud: false, plotlyServerURL: ""' in script
-    assert "modeBarButtons: [" in script
+    page = Page(text)
+    check_it_asks_nobody(page)
+    assert 'showSendToCloud: false, plotlyServerURL: ""' in page.scripts[2]
+    assert "modeBarButtons: [" in page.scripts[2]
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
-def test_the_script_draws_every_figure_and_fills_every_table() -> None:
-    prediction = predicted()
-    page = Page(predicted_page(prediction, DIGEST, (a_run(), "run.jsonl")))
+def test_the_script_draws_every_figure_and_fills_every_table(text: str) -> None:
+    page = Page(text)
     scripts = json.dumps([page.scripts[0], page.scripts[2]])
     browser = Path(__file__).with_name("browser.js")
     printed = subprocess.run(["node", browser], input=scripts, capture_output=True, text=True, check=True).stdout
     drawn = json.loads(printed)
-    figures = page.data["figures"]
-    assert isinstance(figures, dict)
-    assert drawn["plots"].keys() == figures.keys()
+    assert drawn["plots"].keys() == page.figures.keys()
     traces = [trace for plot in drawn["plots"].values() for trace in plot["traces"] if "meta" in trace]
     assert {trace["meta"] for trace in traces} == set(Hover)
     for trace in traces:
         assert len(trace["hovertext"]) == len(trace["customdata"])
         assert all(isinstance(words, str) and "undefined" not in words for words in trace["hovertext"])
-    analysis, texts = Analysis(prediction), drawn["texts"]
+    analysis, texts = Analysis(predicted()), drawn["texts"]
     for section, line in zip(analysis.step.sections, analysis.lines, strict=True):
         row = f"{line} {format_seconds(section.price.predicted_s)}"
         assert row in " ".join(texts["sections-rows"].split()), section.name
@@ -219,7 +190,15 @@ def test_predicted_and_measured_are_told_apart(text: str) -> None:
 
 
 def test_what_a_file_says_is_text() -> None:
-    page = predicted_page(predicted(hostile_program()), HOSTILE, (a_run(), HOSTILE))
+    def spoiled(graph: Graph) -> Graph:
+        line = SourceLine(HOSTILE, 7, HOSTILE)
+        return replace(graph, nodes=tuple(replace(n, name=HOSTILE, module=HOSTILE, source=line) for n in graph.nodes))
+
+    sample = sample_program()
+    assert sample.training is not None
+    training, evaluation = spoiled(sample.training), spoiled(sample.evaluation)
+    hostile = replace(sample, name=HOSTILE, training=training, evaluation=evaluation)
+    page = predicted_page(predicted(hostile), HOSTILE, (a_run(), HOSTILE))
     found = Page(page)
     assert {name for name, _ in found.elements} == {name for name, _ in Page(page.replace(HOSTILE, "x")).elements}
     assert "img" not in {name for name, _ in found.elements}
@@ -227,10 +206,7 @@ def test_what_a_file_says_is_text() -> None:
     assert len(found.scripts) == 3
     assert "\u202e" not in page
     assert HOSTILE.replace("\u202e", "\ufffd") in found.words
-    for value in _texts(found.data["figures"]):
-        assert "<a" not in value
-        assert "<img" not in value
-        assert "%{" not in value
+    assert not [value for value in _texts(found.figures) if "<a" in value or "<img" in value or "%{" in value]
 
 
 def _texts(data: object) -> list[str]:
@@ -256,19 +232,18 @@ def test_stages_add_up_to_their_section(level: Level) -> None:
     sections = pipeline(Analysis(prediction)).data["pipeline"]
     work = work_of(prediction.graph, prediction.program.symbols)
     assert isinstance(sections, list)
-    assert len(sections) == len(prediction.alone.sections)
     for section, stages in zip(prediction.alone.sections, sections, strict=True):
         if not stages:
             assert section.nodes == (0, 0)
             continue
-        assert sum(streamed + resident for _, streamed, resident, *_ in stages) == section.load.read_bytes
-        made = (value for stage in work.stages if stage.node in {one[0] for one in stages} for value in stage.writes)
-        sums_bytes = sum(work.tensors[value].size_bytes for value in made if work.tensors[value].resident)
-        assert sum(stage[2] for stage in stages) + sums_bytes == section.load.resident_bytes
-        assert sum(stage[3] for stage in stages) == section.load.written_bytes
-        assert sum(stage[4] for stage in stages) == section.load.product_flops
+        nodes, streamed, resident, written, flops, reads, _ = zip(*stages, strict=True)
+        made = (work.tensors[value] for stage in work.stages if stage.node in nodes for value in stage.writes)
+        sums_bytes = sum(tensor.size_bytes for tensor in made if tensor.resident)
+        assert sum(streamed) + sum(resident) == section.load.read_bytes
+        assert sum(resident) + sums_bytes == section.load.resident_bytes
+        assert (sum(written), sum(flops)) == (section.load.written_bytes, section.load.product_flops)
         assert len(stages) == section.operators
-        assert all(0 <= source < to for to, stage in enumerate(stages) for source, _ in stage[5])
+        assert all(0 <= source < to for to, of_stage in enumerate(reads) for source, _ in of_stage)
 
 
 @pytest.mark.parametrize(
@@ -281,29 +256,23 @@ def test_the_axis_of_efficiency_is_zoomed_to_what_is_there(
     assert zoomed(efficiencies) == ends
 
 
-def test_a_zoomed_axis_says_so_and_time_can_be_seen_without_the_host() -> None:
-    prediction = predicted()
-    page = Page(predicted_page(prediction, DIGEST))
-    figures = page.data["figures"]
-    assert isinstance(figures, dict)
-    axis = figures["scaling-efficiency"]["layout"]["yaxis"]
+def test_a_zoomed_axis_says_so_and_time_can_be_seen_without_the_host(text: str) -> None:
+    page = Page(text)
+    axis = page.figures["scaling-efficiency"]["layout"]["yaxis"]
     assert axis["title"]["text"].endswith(f"(from {axis['range'][0]:.0%}, not from 0)") == (axis["range"][0] > 0)
     buttons = [attributes for _, attributes in page.elements if "data-plot" in attributes]
-    assert [one["data-plot"] for one in buttons] == ["timeline-figure", "memory-figure"]
+    assert [button["data-plot"] for button in buttons] == ["timeline-figure", "memory-figure"]
     for button in buttons:
-        assert float(button["data-from"] or 0) == pytest.approx(prediction.alone.host_s)
-        last = figures[button["data-plot"]]["layout"]["xaxis"]["range"][1]
+        assert float(button["data-from"] or 0) == pytest.approx(predicted().alone.host_s)
+        last = page.figures[str(button["data-plot"])]["layout"]["xaxis"]["range"][1]
         assert float(button["data-to"] or 0) == pytest.approx(last, rel=0.02)
 
 
-def test_a_forward_has_no_sync() -> None:
+def test_a_forward_has_no_sync_and_a_run_that_failed_no_summary() -> None:
     page = Page(predicted_page(predicted(inference_program()), DIGEST))
     assert page.ids("section") == PREDICTED
     assert "replicas exchange nothing" in "".join(page.words)
     assert "scaling-speed" not in page.ids("div")
-
-
-def test_a_run_that_failed_has_no_summary() -> None:
-    page = Page(measured_page(a_run(whole=False), "run.jsonl"))
-    assert page.ids("section") == MEASURED[:-2]
-    assert "The run has no summary" in "".join(page.words)
+    failed = Page(measured_page(a_run(whole=False), "run.jsonl"))
+    assert failed.ids("section") == MEASURED[:-2]
+    assert "The run has no summary" in "".join(failed.words)

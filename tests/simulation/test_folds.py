@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from sambasim.costs.cut import Level
 from sambasim.ir.graph import SectionKind
-from sambasim.report.analysis import Analysis
-from sambasim.report.folds import Run, folds_of, runs_of
+from sambasim.report.analysis import Analysis, Run, runs_of
 from sambasim.report.simulation import simulation_json, simulation_report
 from sambasim.report.tables import Tables
 from sambasim.simulation.prediction import Prediction, predict
@@ -50,15 +49,16 @@ def deep(request: pytest.FixtureRequest) -> Prediction:
 
 
 def test_layers_are_folded_and_only_equal_sections_are_together(deep: Prediction) -> None:
-    step = deep.alone
-    folds = folds_of(step, deep.graph)
-    assert sorted(number for fold in folds for number in fold.numbers) == list(range(len(step.sections)))
+    step, folds = deep.alone, Analysis(deep).folds
+    assert sorted(number for fold in folds for number in fold) == list(range(len(step.sections)))
     assert len(folds) < len(step.sections)
     for fold in folds:
-        sections = [step.sections[number] for number in fold.numbers]
+        sections = [step.sections[number] for number in fold]
         assert len({(one.kind, one.price, one.load) for one in sections}) == 1
     slower = tuple(replace(one, price=replace(one.price, fill_s=number)) for number, one in enumerate(step.sections))
-    assert len(folds_of(replace(step, sections=slower), deep.graph)) == len(slower), "of other times"
+    other = Analysis(deep)
+    other.step = replace(step, sections=slower)
+    assert len(other.folds) == len(slower), "of other times"
 
 
 def test_the_table_ranks_by_the_sum_and_json_keeps_every_section(
@@ -80,12 +80,12 @@ def test_the_table_ranks_by_the_sum_and_json_keeps_every_section(
     largest = max(found.folds, key=found.fold_s)
     printed = str(Tables(simulation_report([prediction], [SyncPath.RDU], 3), None))
     first = printed.partition("slowest sections")[2].splitlines()[4].split()
-    count = len(largest.numbers)
-    assert first[: 1 + (count > 1)] == [str(largest.numbers[0]), f"x{count}"][: 1 + (count > 1)]
+    count = len(largest)
+    assert first[: 1 + (count > 1)] == [str(largest[0]), f"x{count}"][: 1 + (count > 1)]
     total, each = (format_seconds(one) for one in (found.fold_s(largest), found.fold_s(largest) / 3 / count))
     assert f"{total} {found.runs_in_step(largest)} {each}" in " ".join(first)
     assert found.runs_in_step(largest) == 3 * count
-    section = found.step.sections[largest.numbers[0]]
+    section = found.step.sections[largest[0]]
     assert f" {section.unit_share:.0%} {section.chip_share:.0%} " in " ".join(first)
-    assert record["sections"][largest.numbers[0]]["unit_share"] == section.unit_share
-    assert record["sections"][largest.numbers[0]]["chip_share"] == section.chip_share
+    assert record["sections"][largest[0]]["unit_share"] == section.unit_share
+    assert record["sections"][largest[0]]["chip_share"] == section.chip_share

@@ -20,7 +20,7 @@ from sambasim.ir.program import Program
 from sambasim.ir.schedule import ActionKind, bubble
 from sambasim.options.compile import compile_options
 from sambasim.pef import read
-from sambasim.report.steps import step_record
+from sambasim.report.simulation import step_record
 from sambasim.simulation.alone import MODEL_KINDS
 from sambasim.simulation.planning.strategy import Strategy
 from sambasim.simulation.ranks import price_ranks

@@ -3,19 +3,21 @@ first run computed them; at equal positions the lowest replica comes first."""
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from heapq import merge
 from itertools import groupby
 from typing import NamedTuple
 
-from sambasim.records.digests import Recording, StepDigests, ValueDigest
+from sambasim.records.digests import RecordedRun, Recording, StepDigests, ValueDigest
 from sambasim.records.metrics import RunRecords, SummaryRecord
-from sambasim.report import compare
-from sambasim.report.compare import DigestDifference, MetricsCompared, RunsCompared, plural, relative_difference
+from sambasim.report.compare import NOTHING, differing_facts, digest_difference, place, plural
+from sambasim.report.tables import Row
 from sambasim.units import counted
 
 _MOST_SHOWN = 6
+_SHORT_DIGEST = 12
+_COMPARED_APART = ("training.seed", "training.batch_size")
+"""Options that are deciding facts themselves, or part of the PEF."""
 
 
 class _Line(NamedTuple):
@@ -35,18 +37,21 @@ class _Pair(NamedTuple):
     begins: bool
 
 
-@dataclass(slots=True)
-class _Progress:
-    titles: dict[int, str]
-    digests: int = 0
-    differences: list[DigestDifference] = field(default_factory=list)
-    equal_before: int = 0
-    last_equal: _Pair | None = None
-    by_step: Counter[int] = field(default_factory=Counter)
-    losses: dict[int, tuple[float | None, float | None]] = field(default_factory=dict)
-    only_in: Counter[int] = field(default_factory=Counter)
-    starts: dict[int, int] = field(default_factory=dict)
-    ends: tuple[dict[int, int], dict[int, int]] = field(default_factory=lambda: ({}, {}))
+class _RunsComparison:
+    """Steps are added in order; then `result` has what was found."""
+
+    def __init__(self, a: Recording, b: Recording) -> None:
+        self.sides = a, b
+        self.replicas = sorted({*a.replicas} & {*b.replicas})
+        self.titles = {section.number: f"{section.number} {section.kind} {section.name}" for section in a.run.sections}
+        self.digests = self.equal_before = 0
+        self.differences: list[Row] = []
+        self.last_equal: _Pair | None = None
+        self.by_step: Counter[int] = Counter()
+        self.losses: dict[int, tuple[float | None, float | None]] = {}
+        self.only_in: Counter[int] = Counter()
+        self.starts: dict[int, int] = {}
+        self.ends: tuple[dict[int, int], dict[int, int]] = ({}, {})
 
     def add_step(self, step: int, lines: Iterable[_Line]) -> None:
         pairs: list[tuple[int, _Pair]] = []
@@ -61,146 +66,189 @@ class _Progress:
             begins = any(digests.begins for digests in sides.values())
             if not begins:
                 self.losses.setdefault(step, (sides[0].loss, sides[1].loss))
-            ours, theirs = _by_name(sides[0]), _by_name(sides[1])
+            # In the order of computation. The section is not part of the key: another program may have others.
+            ours, theirs = (
+                {(value.what, value.name, value.micro_step): value for value in sides[side].values} for side in (0, 1)
+            )
             if sides[0].begins == sides[1].begins:  # otherwise one is a whole step, and the other only the state after
-                self.only_in[0] += len(ours.keys() - theirs.keys())
-                self.only_in[1] += len(theirs.keys() - ours.keys())
+                self.only_in += Counter({0: len(ours.keys() - theirs.keys()), 1: len(theirs.keys() - ours.keys())})
             for position, (key, digest) in enumerate(ours.items()):
                 if key in theirs:
                     pairs.append((position, _Pair(step, replica, digest, theirs[key], begins)))
         for _, pair in sorted(pairs, key=lambda row: (row[0], row[1].replica)):
             self.digests += 1
-            if pair.a.digest != pair.b.digest:
-                self.by_step[step] += 1
-                self._add_difference(pair)
-            elif not self.differences:
-                self.equal_before += 1
-                self.last_equal = pair
+            last = self.differences[-1] if self.differences else None
+            if pair.a.digest == pair.b.digest:
+                if last is None:
+                    self.equal_before += 1
+                    self.last_equal = pair
+                continue
+            self.by_step[step] += 1
+            if last is not None and (last.step, last.what, last.name, last.micro_step) == (step, *pair.a[:3]):
+                self.differences[-1] = last.model_copy(update={"replicas": (*last.replicas, pair.replica)})
+            elif len(self.differences) < _MOST_SHOWN:
+                self.differences.append(self._difference(pair))
 
-    def _add_difference(self, pair: _Pair) -> None:
-        """Add a tensor that differs, or add the replica to the last one if it is the same tensor."""
-        last = self.differences[-1] if self.differences else None
-        if last is not None and (last.step, last.what, last.name, last.micro_step) == (pair.step, *pair.a[:3]):
-            self.differences[-1] = last.model_copy(update={"replicas": (*last.replicas, pair.replica)})
-        elif len(self.differences) < _MOST_SHOWN:
-            self.differences.append(self.difference(pair))
-
-    def difference(self, pair: _Pair) -> DigestDifference:
-        section = pair.a.section
-        return DigestDifference(
+    def _difference(self, pair: _Pair) -> Row:
+        """`replicas` are those in which the digests differ; the numbers are those of the first.
+        `relative_norm_difference` is None if a norm is not finite."""
+        a, b = pair.a, pair.b
+        return Row(
             step=pair.step,
             replicas=(pair.replica,),
-            micro_step=pair.a.micro_step,
-            section=section,
-            section_title=None if section is None else self.titles.get(section, str(section)),
-            what=pair.a.what,
-            name=pair.a.name,
-            norm_a=pair.a.norm,
-            norm_b=pair.b.norm,
-            relative_norm_difference=relative_difference(pair.a.norm, pair.b.norm),
-            not_finite_a=pair.a.not_finite,
-            not_finite_b=pair.b.not_finite,
+            micro_step=a.micro_step,
+            section=a.section,
+            section_title=None if a.section is None else self.titles.get(a.section, str(a.section)),
+            what=a.what,
+            name=a.name,
+            norm_a=a.norm,
+            norm_b=b.norm,
+            relative_norm_difference=_relative_difference(a.norm, b.norm),
+            not_finite_a=a.not_finite,
+            not_finite_b=b.not_finite,
             begins=pair.begins,
         )
 
+    def result(self) -> Row:
+        """`first` is the first tensor that differs, in the order in which a step computes them. `not_comparable` are
+        facts that explain different bits, the most important first; `other_options` are all other options that
+        differ."""
+        a, b = self.sides
+        facts = differing_facts(_deciding_facts(a.run), _deciding_facts(b.run))
+        whole = a.replicas == b.replicas and self.ends[0] == self.ends[1] and not any(self.only_in.values())
+        first = self.differences[0] if self.differences else None
+        if first is not None:
+            at = "" if first.begins else "at "
+            verdict = _differ_text(facts, f"{at}{place(first)}; {digest_difference(first)}")
+        elif self.digests:
+            steps, of_replicas = counted(len(self.losses), "step"), counted(len(self.replicas), "replica")
+            far = "" if whole else " as far as both have recorded"
+            verdict = f"equal{far}: {steps}, {of_replicas}, {self.digests:,} digests{_facts_text(', though {}', facts)}"
+        else:
+            verdict = "nothing to compare: they have no step of a replica in common"
+        last = place(self._difference(self.last_equal)) if first is not None and self.last_equal is not None else None
+        options = ({k: v for k, v in side.run.options.items() if k not in _COMPARED_APART} for side in self.sides)
+        return Row(
+            kind="runs",
+            a=str(a.folder),
+            b=str(b.folder),
+            equal=first is None and whole and self.digests > 0,
+            verdict=verdict,
+            not_comparable=facts,
+            other_options=differing_facts(*options),
+            steps=len(self.losses),
+            replicas=self.replicas,
+            digests=self.digests,
+            first=first,
+            equal_before=self.equal_before,
+            last_equal=last,
+            next_differences=self.differences[1:],
+            differing_by_step=dict(list(self.by_step.items())[:_MOST_SHOWN]),
+            losses=_differing_losses([(step, *both) for step, both in self.losses.items()]),
+            only_in_a=self.only_in[0],
+            only_in_b=self.only_in[1],
+            notes=list(self._notes()),
+        )
 
-def compare_runs(a: Recording, b: Recording, wanted: Callable[[int], bool] = lambda step: True) -> RunsCompared:
+    def _notes(self) -> Iterator[str]:
+        a, b = self.sides
+        for side, start in sorted(self.starts.items()):
+            if start > min(self.starts.values()):
+                yield f"{'AB'[side]} begins at step {start}"
+        for name, recording, ends in zip("AB", self.sides, self.ends, strict=True):
+            if self.ends[0] != self.ends[1] and ends:
+                first, last = min(ends, key=ends.__getitem__), max(ends.values())
+                until = recording.run.last_step
+                planned = f", and was to record up to step {until}" if last < until else ""
+                yield f"{name} ends after step {last}{planned}"
+                if ends[first] < last:
+                    yield f"replica {first} of {name} ends after step {ends[first]}"
+        for name, recording in zip("AB", self.sides, strict=True):
+            if alone := [str(replica) for replica in recording.replicas if replica not in self.replicas]:
+                yield f"only {name} has {plural('replica', alone)} {', '.join(alone)}"
+        for side, count in sorted(self.only_in.items()):
+            digests = f"{counted(count, 'digest')} of common steps"
+            yield f"{digests} only in {'AB'[side]}, without a counterpart by name"
+        if a.run.sees != b.run.sees:
+            yield f"A has the {a.run.sees}, B the {b.run.sees}"
+        if a.run.pef_digest != b.run.pef_digest:
+            yield "the PEFs differ: sambasim compare A.pef B.pef says where"
+
+
+def compare_runs(a: Recording, b: Recording, wanted: Callable[[int], bool] = lambda step: True) -> Row:
     """Compare the steps of two recordings for which `wanted` is true. Raises what `Recording.steps` raises."""
-    progress = _Progress(
-        {section.number: f"{section.number} {section.kind} {section.name}" for section in a.run.sections}
-    )
-    replicas = tuple(sorted({*a.replicas} & {*b.replicas}))
-    recorded = [
-        _lines(recording, replica, side, wanted) for replica in replicas for side, recording in enumerate((a, b))
-    ]
+
+    def lines_of(recording: Recording, replica: int, side: int) -> Iterator[_Line]:
+        for line in recording.steps(replica):
+            if wanted(line.step) or (line.begins and wanted(line.step + 1)):
+                yield _Line(line.step, replica, side, line)
+
+    found = _RunsComparison(a, b)
+    recorded = [lines_of(of_side, replica, side) for replica in found.replicas for side, of_side in enumerate((a, b))]
     for step, lines in groupby(merge(*recorded, key=lambda line: line[:3]), key=lambda line: line.step):
-        progress.add_step(step, lines)
-    return _runs_result(a, b, replicas, progress)
+        found.add_step(step, lines)
+    return found.result()
 
 
-def _lines(recording: Recording, replica: int, side: int, wanted: Callable[[int], bool]) -> Iterator[_Line]:
-    for line in recording.steps(replica):
-        if wanted(line.step) or (line.begins and wanted(line.step + 1)):
-            yield _Line(line.step, replica, side, line)
+def _deciding_facts(run: RecordedRun | SummaryRecord) -> Mapping[str, object]:
+    """Facts that explain different bits, the most important first."""
+    # The row "engine" shows --engine.
+    exempt = (reason for reason in run.exempt_from_exactness if not reason.startswith("--engine"))
+    pef = run.pef_digest[:_SHORT_DIGEST]
+    facts = {
+        "threads": run.threads,
+        "engine": run.engine,
+        "torch": run.torch,
+        "CPU": run.cpu if isinstance(run, RecordedRun) else None,
+        "exempt": "; ".join(exempt) or None,
+        "world size": run.world_size,
+        "seed": run.seed,
+        "PEF": f"{run.pef} {pef}" if isinstance(run, RecordedRun) else pef,
+    }
+    if isinstance(run, SummaryRecord):
+        facts |= {"batch size": run.batch_size, "accumulation steps": run.accumulation_steps}
+    return facts
 
 
-def _by_name(line: StepDigests) -> dict[tuple[str, str, int | None], ValueDigest]:
-    """In the order of computation. The section is not part of the key: another program may have other sections."""
-    return {(value.what, value.name, value.micro_step): value for value in line.values}
+def _facts_text(sentence: str, facts: Sequence[Row]) -> str:
+    """`sentence` with the facts; empty without any."""
+
+    def text(fact: Row) -> str:
+        if fact.a == NOTHING:
+            return f"{fact.name} {fact.b} in B alone"
+        return f"{fact.name} {fact.a} in A alone" if fact.b == NOTHING else f"{fact.name} {fact.a} and {fact.b}"
+
+    return sentence.format(", ".join(map(text, facts))) if facts else ""
 
 
-def _runs_result(a: Recording, b: Recording, replicas: tuple[int, ...], progress: _Progress) -> RunsCompared:
-    facts = compare.differing_facts(compare.deciding_facts(a.run), compare.deciding_facts(b.run))
-    whole = a.replicas == b.replicas and progress.ends[0] == progress.ends[1] and not any(progress.only_in.values())
-    first = progress.differences[0] if progress.differences else None
-    last_equal = None if first is None or progress.last_equal is None else progress.difference(progress.last_equal)
-    though = compare.facts_text(facts)
-    if first is not None:
-        where = f"{'' if first.begins else 'at '}{compare.place(first)}"
-        verdict = _differ_text(though, f"{where}; {compare.digest_difference(first)}")
-    elif progress.digests:
-        steps, of_replicas = counted(len(progress.losses), "step"), counted(len(replicas), "replica")
-        far = "" if whole else " as far as both have recorded"
-        verdict = f"equal{far}: {steps}, {of_replicas}, {progress.digests:,} digests{_though(though)}"
-    else:
-        verdict = "nothing to compare: they have no step of a replica in common"
-    return RunsCompared(
-        a=str(a.folder),
-        b=str(b.folder),
-        equal=first is None and whole and progress.digests > 0,
-        verdict=verdict,
-        not_comparable=facts,
-        other_options=compare.differing_options(a.run, b.run),
-        steps=len(progress.losses),
-        replicas=replicas,
-        digests=progress.digests,
-        first=first,
-        equal_before=progress.equal_before,
-        last_equal=last_equal and compare.place(last_equal),
-        next_differences=tuple(progress.differences[1:]),
-        differing_by_step=dict(list(progress.by_step.items())[:_MOST_SHOWN]),
-        losses=compare.differing_losses([(step, *both) for step, both in progress.losses.items()]),
-        only_in_a=progress.only_in[0],
-        only_in_b=progress.only_in[1],
-        notes=tuple(_runs_notes(a, b, progress)),
-    )
+def _differ_text(facts: Sequence[Row], difference: str) -> str:
+    return f"{_facts_text('not comparable bit by bit: {}; ', facts)}they first differ {difference}"
 
 
-def _differ_text(facts: str, difference: str) -> str:
-    return (f"not comparable bit by bit: {facts}; " if facts else "") + f"they first differ {difference}"
+def _relative_difference(a: float | None, b: float | None) -> float | None:
+    """The difference, relative to the larger number; None if one is None."""
+    if a is None or b is None:
+        return None
+    largest = max(abs(a), abs(b))
+    return abs(a - b) / largest if largest else 0.0
 
 
-def _though(facts: str) -> str:
-    return f", though {facts}" if facts else ""
-
-
-def _runs_notes(a: Recording, b: Recording, progress: _Progress) -> Iterator[str]:
-    for side, start in sorted(progress.starts.items()):
-        if start > min(progress.starts.values()):
-            yield f"{'AB'[side]} begins at step {start}"
-    for name, run, ends in (("A", a.run, progress.ends[0]), ("B", b.run, progress.ends[1])):
-        if progress.ends[0] != progress.ends[1] and ends:
-            first, last = min(ends, key=ends.__getitem__), max(ends.values())
-            planned = f", and was to record up to step {run.last_step}" if last < run.last_step else ""
-            yield f"{name} ends after step {last}{planned}"
-            if ends[first] < last:
-                yield f"replica {first} of {name} ends after step {ends[first]}"
-    for name, ours, theirs in (("A", a, b), ("B", b, a)):
-        alone = [str(replica) for replica in ours.replicas if replica not in theirs.replicas]
-        if alone:
-            yield f"only {name} has {plural('replica', alone)} {', '.join(alone)}"
-    for side, name in enumerate("AB"):
-        if count := progress.only_in[side]:
-            yield f"{counted(count, 'digest')} of common steps only in {name}, without a counterpart by name"
-    if a.run.sees != b.run.sees:
-        yield f"A has the {a.run.sees}, B the {b.run.sees}"
-    if a.run.pef_digest != b.run.pef_digest:
-        yield "the PEFs differ: sambasim compare A.pef B.pef says where"
+def _differing_losses(losses: Sequence[tuple[int, float | None, float | None]]) -> list[Row]:
+    """The first step whose losses differ, then steps at doubling distances, and the last. Empty if all are equal."""
+    first = next((index for index, (_, a, b) in enumerate(losses) if a != b), None)
+    if first is None:
+        return []
+    last, distance, chosen = len(losses) - 1, 1, [first]
+    while first + distance < last:
+        chosen.append(first + distance)
+        distance *= 2
+    rows = [losses[index] for index in dict.fromkeys([*chosen, last])]
+    return [Row(step=step, a=a, b=b, relative=_relative_difference(a, b)) for step, a, b in rows]
 
 
 def compare_metrics(
     a: tuple[str, RunRecords], b: tuple[str, RunRecords], wanted: Callable[[int], bool] = lambda step: True
-) -> MetricsCompared:
+) -> Row:
     ours, theirs = ({line.step: line for line in records.steps if wanted(line.step)} for _, records in (a, b))
     common = [step for step in ours if step in theirs]
     differences = (
@@ -210,20 +258,19 @@ def compare_metrics(
     )
     first = next(filter(None, differences), None)
     summaries = a[1].summary, b[1].summary
-    facts = compare.differing_facts(*map(compare.deciding_facts, filter(None, summaries))) if all(summaries) else ()
-    though = compare.facts_text(facts)
-    results = compare.differing_facts(*_results(a[1], b[1]))
+    facts = differing_facts(*map(_deciding_facts, filter(None, summaries))) if all(summaries) else []
+    results = differing_facts(*_results(a[1], b[1]))
     differ = first or next((f"{fact.name}: {fact.a} and {fact.b}" for fact in results), None)
     whole = ours.keys() == theirs.keys()
     if differ is not None:
-        verdict = _differ_text(though, f"at {differ}")
+        verdict = _differ_text(facts, f"at {differ}")
     elif common:
         far = "" if whole else ", as far as both go"
-        verdict = f"equal: losses of {counted(len(common), 'step')}{far}{_though(though)}"
+        verdict = f"equal: losses of {counted(len(common), 'step')}{far}{_facts_text(', though {}', facts)}"
     else:
         verdict = "nothing to compare: they have no step in common"
-    losses = [(step, _finite(ours[step].loss), _finite(theirs[step].loss)) for step in common]
-    return MetricsCompared(
+    return Row(
+        kind="metrics",
         a=a[0],
         b=b[0],
         equal=differ is None and whole and bool(ours),
@@ -231,44 +278,41 @@ def compare_metrics(
         not_comparable=facts,
         steps=len(common),
         first=first,
-        losses=compare.differing_losses(losses),
+        losses=_differing_losses([(step, _finite(ours[step].loss), _finite(theirs[step].loss)) for step in common]),
         results=results,
-        notes=tuple(_metrics_notes(list(ours), list(theirs), summaries)),
+        notes=list(_metrics_notes((list(ours), list(theirs)), summaries)),
     )
 
 
 def _step_difference(step: int, name: str, a: float | None, b: float | None) -> str | None:
     if repr(a) == repr(b):  # NaNs are equal, and -0.0 differs from 0.0
         return None
-    relative = relative_difference(_finite(a), _finite(b))
+    relative = _relative_difference(_finite(a), _finite(b))
     much = "" if relative is None else f", {relative:.1e} apart"
     return f"step {step}: {name} {a!r} and {b!r}{much}"
 
 
-def _results(a: RunRecords, b: RunRecords) -> tuple[Mapping[str, object], Mapping[str, object]]:
+def _results(a: RunRecords, b: RunRecords) -> list[dict[str, object]]:
     """What both runs have: their evaluations, and their digests after equally many steps."""
-    ours, theirs = _evaluations(a), _evaluations(b)
+    results = [
+        {
+            f"evaluation after step {evaluation.step}, {name}": getattr(evaluation, name)
+            for evaluation in records.evaluations
+            for name in ("loss", "accuracy", "samples")
+        }
+        for records in (a, b)
+    ]
     if a.summary is not None and b.summary is not None and a.summary.steps == b.summary.steps:
-        for results, summary in ((ours, a.summary), (theirs, b.summary)):
-            results |= {name: getattr(summary, name) for name in ("weights_sha256", "state_sha256")}
-    common = [name for name in ours if name in theirs]
-    return {name: ours[name] for name in common}, {name: theirs[name] for name in common}
+        for of_run, summary in zip(results, (a.summary, b.summary), strict=True):
+            of_run |= {name: getattr(summary, name) for name in ("weights_sha256", "state_sha256")}
+    common = [name for name in results[0] if name in results[1]]
+    return [{name: of_run[name] for name in common} for of_run in results]
 
 
-def _evaluations(records: RunRecords) -> dict[str, object]:
-    return {
-        f"evaluation after step {evaluation.step}, {name}": getattr(evaluation, name)
-        for evaluation in records.evaluations
-        for name in ("loss", "accuracy", "samples")
-    }
-
-
-def _metrics_notes(
-    steps_a: list[int], steps_b: list[int], summaries: tuple[SummaryRecord | None, SummaryRecord | None]
-) -> Iterator[str]:
-    for name, steps, others, summary in (("A", steps_a, steps_b, summaries[0]), ("B", steps_b, steps_a, summaries[1])):
-        if steps and others and steps[-1] != others[-1]:
-            yield f"{name} ends after step {steps[-1]}"
+def _metrics_notes(steps: tuple[list[int], list[int]], summaries: Sequence[SummaryRecord | None]) -> Iterator[str]:
+    for name, mine, summary in zip("AB", steps, summaries, strict=True):
+        if all(steps) and steps[0][-1] != steps[1][-1]:
+            yield f"{name} ends after step {mine[-1]}"
         if summary is None:
             yield f"{name} has no summary: that run failed or is still running; its threads and engine are unknown"
     yield "times are not compared; `run --record-digests` finds the first tensor in which two runs differ"

@@ -1,6 +1,6 @@
 """Compares PEFs, and tensors by name, bit by bit: a NaN equals a NaN of the same bits, and -0.0 differs from 0.0."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
 import torch
@@ -11,40 +11,29 @@ from sambasim.ir.graph import Graph, Node
 from sambasim.ir.printer import format_node
 from sambasim.ir.program import Program
 from sambasim.pef import PefDocument
-from sambasim.report.compare import (
-    Fact,
-    PefsCompared,
-    TensorDifference,
-    TensorsCompared,
-    differing_facts,
-    tensor_difference,
-)
+from sambasim.report.compare import differing_facts, tensor_difference
+from sambasim.report.tables import Row
 from sambasim.units import counted
 
 Tensors = Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]
 
 _PIECE_ELEMENTS = 1 << 20
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
 _TINY = torch.finfo(torch.float64).tiny
 _WITH_ULPS = (torch.float32, torch.float16, torch.bfloat16)
 
 
-def compare_tensors(a: Tensors, b: Tensors) -> tuple[int, tuple[TensorDifference, ...]]:
+def compare_tensors(a: Tensors, b: Tensors) -> tuple[int, list[Row]]:
     """The number of common tensors, and the differences: in the order of `a`, then tensors that only `b` has."""
     ours, theirs = dict(a), dict(b)
     pairs = ((name, ours.get(name), theirs.get(name)) for name in dict.fromkeys((*ours, *theirs)))
     differences = (_difference_of(*pair) for pair in pairs)
-    return len(ours.keys() & theirs.keys()), tuple(filter(None, differences))
+    return len(ours.keys() & theirs.keys()), list(filter(None, differences))
 
 
 def compare_files(
-    kind: Literal["weights", "checkpoints"],
-    a: str,
-    b: str,
-    tensors: tuple[Tensors, Tensors],
-    facts: tuple[Fact, ...] = (),
-) -> TensorsCompared:
+    kind: Literal["weights", "checkpoints"], a: str, b: str, tensors: tuple[Tensors, Tensors], facts: Sequence[Row] = ()
+) -> Row:
     common, differences = compare_tensors(*tensors)
     verdict = f"equal: {counted(common, 'tensor')}"
     if differences:
@@ -53,25 +42,23 @@ def compare_files(
     elif facts:
         apart = ", ".join(f"{fact.name} {fact.a} and {fact.b}" for fact in facts)
         verdict = f"{counted(common, 'tensor')} equal, but not: {apart}"
-    return TensorsCompared(
-        kind=kind,
-        a=a,
-        b=b,
-        equal=not differences and not facts,
-        verdict=verdict,
-        tensors=common,
-        facts=facts,
-        differences=differences,
-    )
+    equal = not differences and not facts
+    return Row(kind=kind, a=a, b=b, equal=equal, verdict=verdict, tensors=common, facts=facts, differences=differences)
 
 
-def _difference_of(name: str, a: Tensor | None, b: Tensor | None) -> TensorDifference | None:
-    type_a, type_b = _type_of(a), _type_of(b)
+def _difference_of(name: str, a: Tensor | None, b: Tensor | None) -> Row | None:
+    """A tensor that differs in `differing` of its `elements`. The largest differences are over elements that are finite
+    in both; `largest_ulps` is None for integers and float64."""
+    types = {"type_a": _type_of(a), "type_b": _type_of(b)}
     if a is None or b is None:
-        return TensorDifference(name=name, why="only in A" if b is None else "only in B", type_a=type_a, type_b=type_b)
-    if type_a != type_b:
-        return TensorDifference(name=name, why="type", type_a=type_a, type_b=type_b)
-    return _compare_values(name, type_a, a.detach().contiguous().reshape(-1), b.detach().contiguous().reshape(-1))
+        why = "only in A" if b is None else "only in B"
+    elif types["type_a"] != types["type_b"]:
+        why = "type"
+    else:
+        values = _compare_values(*(tensor.detach().contiguous().reshape(-1) for tensor in (a, b)))
+        return None if values is None else Row(name=name, why="values", **types, **values)
+    largest = dict.fromkeys(("largest_absolute", "largest_relative", "largest_ulps"))
+    return Row(name=name, why=why, **types, differing=0, elements=0, **largest, differing_not_finite=0)
 
 
 def _type_of(tensor: Tensor | None) -> str | None:
@@ -79,13 +66,11 @@ def _type_of(tensor: Tensor | None) -> str | None:
     return None if tensor is None else f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
 
-def _compare_values(name: str, type_: str | None, a: Tensor, b: Tensor) -> TensorDifference | None:
-    differing = not_finite = 0
+def _compare_values(a: Tensor, b: Tensor) -> dict[str, int | float | None] | None:
+    differing = not_finite = ulps = 0
     absolute: float | None = None
     relative: float | None = None
-    ulps = 0 if a.dtype in _WITH_ULPS else None
-    for start in range(0, a.numel(), _PIECE_ELEMENTS):
-        ours, theirs = a[start : start + _PIECE_ELEMENTS], b[start : start + _PIECE_ELEMENTS]
+    for ours, theirs in zip(*(torch.split(tensor, _PIECE_ELEMENTS) for tensor in (a, b)), strict=True):
         differs = _bits(ours) != _bits(theirs)
         if not bool(differs.any()):
             continue
@@ -100,22 +85,18 @@ def _compare_values(name: str, type_: str | None, a: Tensor, b: Tensor) -> Tenso
         size = torch.maximum(ours.double().abs(), theirs.double().abs()).clamp(min=_TINY)
         absolute = max(absolute or 0.0, float(distance.max()))
         relative = max(relative or 0.0, float((distance / size).max()))
-        if ulps is not None:
+        if a.dtype in _WITH_ULPS:
             ulps = max(ulps, int((_in_order(ours) - _in_order(theirs)).abs().max()))
     if not differing:
         return None
-    return TensorDifference(
-        name=name,
-        why="values",
-        type_a=type_,
-        type_b=type_,
-        differing=differing,
-        elements=a.numel(),
-        largest_absolute=absolute,
-        largest_relative=relative,
-        largest_ulps=None if absolute is None else ulps,
-        differing_not_finite=not_finite,
-    )
+    return {
+        "differing": differing,
+        "elements": a.numel(),
+        "largest_absolute": absolute,
+        "largest_relative": relative,
+        "largest_ulps": None if absolute is None or a.dtype not in _WITH_ULPS else ulps,
+        "differing_not_finite": not_finite,
+    }
 
 
 def _bits(tensor: Tensor) -> Tensor:
@@ -132,30 +113,27 @@ def _in_order(tensor: Tensor) -> Tensor:
 _Weights = Callable[[], Mapping[str, Tensor]]
 
 
-def compare_pefs(
-    a: tuple[str, PefDocument], b: tuple[str, PefDocument], weights: tuple[_Weights, _Weights]
-) -> PefsCompared:
+def compare_pefs(a: tuple[str, PefDocument], b: tuple[str, PefDocument], weights: tuple[_Weights, _Weights]) -> Row:
     """Compare two PEFs, each given with its path. `weights` reads their weights; it is called only if they differ."""
-    (_, ours), (_, theirs), (our_weights, their_weights) = a, b, weights
+    (_, ours), (_, theirs) = a, b
     same_weights = ours.weights_sha256 == theirs.weights_sha256
-    tensors, differences = (0, ()) if same_weights else compare_tensors(our_weights(), their_weights())
+    tensors, differences = (0, []) if same_weights else compare_tensors(*(read() for read in weights))
     options = differing_facts(_options(ours), _options(theirs))
-    symbols = tuple(_symbols(ours.program, theirs.program))
-    graphs = tuple(_graphs(ours.program, theirs.program))
+    symbols, graphs = list(_symbols(ours.program, theirs.program)), list(_graphs(ours.program, theirs.program))
     rest = f", and {len(options) - 1} more" if len(options) > 1 else ""
     reasons = [
         *(f"the options: {option.name} {option.a} and {option.b}{rest}" for option in options[:1]),
         *symbols,
         *graphs,
         *(f"the weights, first {tensor.name}: {tensor_difference(tensor)}" for tensor in differences[:1]),
-        "",
     ]
     equal = ours.digest == theirs.digest
     if equal:
         verdict = f"equal: both are {ours.program.name}, digest {ours.digest}"
     else:
-        verdict = f"they differ in {reasons[0]}" if reasons[0] else "they differ only in layout or metadata"
-    return PefsCompared(
+        verdict = f"they differ in {reasons[0]}" if reasons else "they differ only in layout or metadata"
+    return Row(
+        kind="pefs",
         a=a[0],
         b=b[0],
         equal=equal,
@@ -215,20 +193,19 @@ def _graphs(a: Program, b: Program) -> Iterator[str]:
 def _difference(a: Graph, b: Graph) -> str | None:
     if nodes := node_difference(a, b):
         position, ours, theirs = nodes
-        where = f"operator {position}{_section(a, b, position)}"
-        return f"{where}\n  A: {_node_text(a, ours)}\n  B: {_node_text(b, theirs)}"
+        where = next(
+            (
+                f", section {section.index} {section.kind} {section.name}"
+                for section in (*a.sections, *b.sections)
+                if section.start <= position < section.stop
+            ),
+            "",
+        )
+        return f"operator {position}{where}\n  A: {_node_text(a, ours)}\n  B: {_node_text(b, theirs)}"
     if symbol := output_difference(a, b):
         return f"{symbol} is a different value"
     number, counts = section_difference(a, b), f"{len(a.sections)} sections in A, {len(b.sections)} in B"
     return None if number is None else f"the sections differ from section {number} on: {counts}"
-
-
-def _section(a: Graph, b: Graph, position: int) -> str:
-    for graph in (a, b):
-        for section in graph.sections:
-            if section.start <= position < section.stop:
-                return f", section {section.index} {section.kind} {section.name}"
-    return ""
 
 
 def _node_text(graph: Graph, node: Node | None) -> str:

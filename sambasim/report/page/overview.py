@@ -1,20 +1,14 @@
 """Predicted parts about one replica: key figures, memory over time, what would make
 it quicker, and the figures that the prediction uses."""
 
-from collections.abc import Sequence
-
-from sambasim.costs.fit import Boundary
 from sambasim.hardware.budget import load_calibration
-from sambasim.hardware.spec import ClusterSpec, DeviceSpec
-from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
 from sambasim.pef import Checked
-from sambasim.report.advice import BACKED, NO_CHANGE, PRICED_IN, compared_text, gain_text, how_text, step_text
-from sambasim.report.analysis import Analysis, mfu, mfu_text, range_text
+from sambasim.report.advice import BACKED, NO_CHANGE, NOT_VALIDATED, PRICED_IN, change_texts
+from sambasim.report.analysis import Analysis, range_text
 from sambasim.report.devices import figures_table, value_text
 from sambasim.report.page import ui
 from sambasim.report.simulation import bound_text
-from sambasim.report.steps import NOTE
 from sambasim.report.tables import table, text_table, title_of
 from sambasim.simulation.advice import Change, on_a_node
 from sambasim.simulation.prediction import Prediction, backing_of, likely, zero_note
@@ -42,51 +36,36 @@ def facts_line(prediction: Prediction, digest: str | None, checked: Checked | No
 
 def caveat(prediction: Prediction) -> ui.Html:
     notes = [backing_of(prediction.device, 2 if prediction.program.training else 1)]
-    notes += [NOTE] if prediction.program.ranks_of_replica > 1 else []
-    text = f" A model of the device gives these numbers: {'. '.join([*notes, *zero_note(prediction.program)])}."
-    return ui.element("p", ui.element("b", "Predicted, not measured."), text, class_="caveat")
+    notes += [NOT_VALIDATED] if prediction.program.ranks_of_replica > 1 else []
+    text = f"A model of the device gives these numbers: {'. '.join([*notes, *zero_note(prediction.program)])}."
+    return ui.caveat("Predicted, not measured.", text)
 
 
 def summary(analysis: Analysis) -> ui.Part:
-    prediction, alone = analysis.prediction, analysis.step
-    bounds = [
-        (bound_text(prediction.alone, bound), amount, format_seconds(amount), ui.BOUNDS[bound])
-        for bound, amount in alone.device_s_by_bound.items()
-    ]
-    kinds = [
-        (kind.value, amount, format_seconds(amount), ui.KINDS[kind]) for kind, amount in alone.device_s_by_kind.items()
-    ]
-    by_bound = ui.shares(f"{format_seconds(alone.device_s)} on the device, by bound", bounds)
-    by_kind = ui.shares("The same, by kind of section", kinds)
-    return ui.Part(
-        id="summary",
-        title="The step at a glance",
-        lead=f"One replica, unless more are named; {PRICED_IN}.",
-        body=ui.joined(ui.keys(_keys(prediction)), ui.element("div", by_bound, by_kind, class_="pair")),
-    )
-
-
-def _keys(prediction: Prediction) -> list[tuple[str, str, str]]:
-    alone, span = prediction.alone, likely(prediction)
-    step = f"{format_seconds(alone.device_s)} device, {format_seconds(alone.host_s)} host"
+    prediction, alone, span = analysis.prediction, analysis.step, likely(analysis.prediction)
+    unknown = ("unknown", "no published step is like this one")
+    device, host = format_seconds(alone.device_s), format_seconds(alone.host_s)
     capacity = f"of {format_bytes(alone.budget.capacity_bytes)} {alone.budget.off_chip}"
-    found = [
-        ("step", format_seconds(alone.predicted_s), step),
-        ("range", "unknown", "no published step is like this one")
-        if span is None
-        else ("range", range_text(span.least_s, span.most_s), span.basis),
+    figures = [
+        ("step", format_seconds(alone.predicted_s), f"{device} device, {host} host"),
+        ("range", *((range_text(span.least_s, span.most_s), span.basis) if span else unknown)),
         ("throughput", plain_rate(alone.samples_per_s), "samples/s, host time included"),
-        ("MFU", f"{mfu(prediction):.1%}", mfu_text(prediction)),
+        ("MFU", f"{analysis.mfu:.1%}", analysis.mfu_text),
         ("memory", format_bytes(alone.need.size_bytes), capacity),
     ]
-    rdu, host = (prediction.steps[path][on_a_node(prediction)] for path in (SyncPath.RDU, SyncPath.HOST))
-    if prediction.program.training is not None and rdu.replicas > 1:
-        note = f"efficiency with sync by RDUs; {host.efficiency:.0%} by hosts"
-        found.append((f"on {rdu.replicas} replicas", f"{rdu.efficiency:.0%}", note))
-    return found
+    by_rdu, by_host = (prediction.steps[path][on_a_node(prediction)] for path in (SyncPath.RDU, SyncPath.HOST))
+    if prediction.program.training is not None and by_rdu.replicas > 1:
+        note = f"efficiency with sync by RDUs; {by_host.efficiency:.0%} by hosts"
+        figures.append((f"on {by_rdu.replicas} replicas", f"{by_rdu.efficiency:.0%}", note))
+    bounds = ((bound_text(alone, bound), s, ui.BOUNDS[bound]) for bound, s in alone.device_s_by_bound.items())
+    kinds = ((kind.value, seconds, ui.KINDS[kind]) for kind, seconds in alone.device_s_by_kind.items())
+    bars = ui.shares(f"{device} on the device, by bound", bounds), ui.shares("The same, by kind of section", kinds)
+    lead = f"One replica, unless more are named; {PRICED_IN}."
+    return ui.Part("summary", "The step at a glance", lead, ui.joined(ui.keys(figures), ui.pair(*bars)))
 
 
-def grounds(device: DeviceSpec, cluster: ClusterSpec) -> ui.Part:
+def grounds(prediction: Prediction) -> ui.Part:
+    device, cluster = prediction.device, prediction.cluster
     parameters = [
         (title_of(name), value_text(name, parameter.value), parameter.meaning, parameter.source)
         for name, parameter in load_calibration().parameters().items()
@@ -98,10 +77,10 @@ def grounds(device: DeviceSpec, cluster: ClusterSpec) -> ui.Part:
     )
     body = [*(ui.titled(shown, "sources") for shown in tables), ui.element("p", backing_of(device))]
     return ui.Part(
-        id="grounds",
-        title="Figures behind the prediction",
-        lead="Published figures with their sources, and the calibrated numbers that turn them into times.",
-        body=ui.element("details", ui.element("summary", "Show all figures and sources"), *body),
+        "grounds",
+        "Figures behind the prediction",
+        "Published figures with their sources, and the calibrated numbers that turn them into times.",
+        ui.element("details", ui.element("summary", "Show all figures and sources"), *body),
     )
 
 
@@ -112,57 +91,49 @@ _NEAR = 3
 
 
 def memory(analysis: Analysis) -> ui.Part:
-    prediction = analysis.prediction
-    need, budget = prediction.alone.need, prediction.alone.budget
+    alone, need, budget = analysis.step, analysis.step.need, analysis.step.budget
     most = need.kept_bytes + max(need.residency.taken_bytes, default=0)
     limits = [("Capacity", budget.capacity_bytes, ui.VERMILLION)]
     if budget.behind is not None:
         limits.insert(0, ("HBM", budget.behind.fast_bytes, ui.INK))
-    drawn_limits = [limit for limit in limits if limit[1] <= _NEAR * most]
-    top = max([most, *(size for _, size, _ in drawn_limits)]) * 1.08
-    values, words = _byte_ticks(top)
-    end_s = prediction.alone.predicted_s
+    near = [limit for limit in limits if limit[1] <= _NEAR * most]
+    top = max([most, *(size for _, size, _ in near)]) * 1.08
     drawn = ui.figure(
-        _memory_traces(prediction),
+        _memory_traces(analysis),
         hovermode="x",
-        xaxis=ui.axis("predicted time since the step began, one replica", range=[0, end_s], **ui.SECONDS),
-        yaxis=ui.axis("bytes", range=[0, top], tickvals=values, ticktext=words, fixedrange=True),
+        xaxis=ui.axis("predicted time since the step began, one replica", range=[0, alone.predicted_s], **ui.SECONDS),
+        yaxis=ui.axis("bytes", range=[0, top], fixedrange=True, **_byte_ticks(top)),
         margin={"l": 84, "r": 16, "t": 34, "b": 44},
         shapes=[
             {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": size, "y1": size,
              "line": {"color": colour, "width": 1.5, "dash": "dash"}}
-            for _, size, colour in drawn_limits
+            for _, size, colour in near
         ],
         annotations=[
             {"xref": "paper", "x": 1, "xanchor": "right", "y": size, "yanchor": "bottom", "showarrow": False,
              "text": f"{name} {format_bytes(size)}", "font": {"color": colour, "size": 12}}
-            for name, size, colour in drawn_limits
+            for name, size, colour in near
         ],
     )  # fmt: skip
-    not_drawn = "".join(
-        f" {name} is {format_bytes(size)}, far above the figure." for name, size, _ in limits if size > _NEAR * most
-    )
     lead = (
-        f"Use of {prediction.alone.budget.off_chip}: what the program keeps all the time, and on top of it "
+        f"Use of {budget.off_chip}: what the program keeps all the time, and on top of it "
         "tensors that one section writes and a later one reads."
     )
-    tables = _kept_table(prediction.program), _largest_table(need.residency.boundaries)
-    return ui.Part(
-        id="memory",
-        title="Memory over time",
-        lead=lead + not_drawn,
-        body=ui.joined(
-            ui.without_host("memory-figure", prediction.alone.host_s, end_s),
-            ui.plot("memory-figure", 320, "Off-chip memory in use over the step"),
-            ui.element("div", *(ui.element("div", shown) for shown in tables), class_="pair"),
-        ),
-        figures={"memory-figure": drawn},
+    for name, size, _ in limits:
+        if size > _NEAR * most:
+            lead += f" {name} is {format_bytes(size)}, far above the figure."
+    tables = (ui.element("div", shown) for shown in (_kept_table(analysis), _largest_table(analysis)))
+    body = ui.joined(
+        ui.without_host("memory-figure", alone.host_s, alone.predicted_s),
+        ui.plot("memory-figure", 320, "Off-chip memory in use over the step"),
+        ui.pair(*tables),
     )
+    return ui.Part("memory", "Memory over time", lead, body, {"memory-figure": drawn})
 
 
-def _memory_traces(prediction: Prediction) -> list[ui.Trace]:
-    alone = prediction.alone
-    taken = [*alone.need.residency.taken_bytes]
+def _memory_traces(analysis: Analysis) -> list[ui.Trace]:
+    alone = analysis.step
+    taken = list(alone.need.residency.taken_bytes)
     taken += [0] * (len(alone.sections) - len(taken))
     at_s, heights = [0.0, alone.host_s], [0, 0]
     numbers: list[int | None] = [None, None]
@@ -170,28 +141,27 @@ def _memory_traces(prediction: Prediction) -> list[ui.Trace]:
         at_s += [at_s[-1], at_s[-1] + section.price.predicted_s]
         heights += [size, size]
         numbers += [number, number]
-    kept = alone.need.kept_bytes
     kept_style = {"line": {"color": ui.SKY, "width": 0}, "fillcolor": ui.SKY, "hoverinfo": "skip"}
     between_style = {"line": {"color": ui.BLUE, "width": 0}, "fillcolor": ui.BLUE}
     hover = {"customdata": numbers, "meta": ui.Hover.MEMORY}
+    kept = [alone.need.kept_bytes] * len(at_s)
     return [
-        ui.lines("kept by the program", at_s, [kept] * len(at_s), stackgroup="memory", **kept_style),
+        ui.lines("kept by the program", at_s, kept, stackgroup="memory", **kept_style),
         ui.lines("between sections", at_s, heights, stackgroup="memory", **between_style, **hover),
     ]
 
 
-def _byte_ticks(top_bytes: float) -> tuple[list[int], list[str]]:
-    """Values and labels of an axis from 0 to `top_bytes`."""
-    unit = next((factor for factor in (TIB, GIB, MIB, KIB) if top_bytes >= 2 * factor), 1)
-    step = unit
+def _byte_ticks(top_bytes: float) -> dict[str, object]:
+    """Of an axis from 0 to `top_bytes`."""
+    step = next((factor for factor in (TIB, GIB, MIB, KIB) if top_bytes >= 2 * factor), 1)
     while top_bytes / step > _MOST_TICKS:
         step *= 2
     values = [step * number for number in range(int(top_bytes / step) + 1)]
-    return values, [format_bytes(value).replace(".0 ", " ") for value in values]
+    return {"tickvals": values, "ticktext": [format_bytes(value).replace(".0 ", " ") for value in values]}
 
 
-def _kept_table(program: Program) -> ui.Html:
-    rows = []
+def _kept_table(analysis: Analysis) -> ui.Html:
+    program, rows = analysis.prediction.program, []
     for kind in SymbolKind:
         kept = [symbol for symbol in program.symbols.values() if symbol.kind is kind and symbol.offset is not None]
         size_bytes = sum(symbol.type.size_bytes for symbol in kept)
@@ -201,12 +171,12 @@ def _kept_table(program: Program) -> ui.Html:
     return ui.titled(table(title, rows, "kind", "symbols, size_bytes:bytes"))
 
 
-def _largest_table(boundaries: Sequence[Boundary]) -> ui.Html:
-    order = sorted(boundaries, key=lambda boundary: (-boundary.size_bytes, boundary.address, boundary.value))
-    largest = order[:_MOST_TENSORS]
+def _largest_table(analysis: Analysis) -> ui.Html:
+    tensors = analysis.step.need.residency.boundaries
+    largest = sorted(tensors, key=lambda tensor: (-tensor.size_bytes, tensor.address, tensor.value))[:_MOST_TENSORS]
     rows = [(tensor.value, f"{tensor.first} to {tensor.last}", format_bytes(tensor.size_bytes)) for tensor in largest]
-    several = len(boundaries) > _MOST_TENSORS
-    title = f"Largest between sections, of {len(boundaries)}" if several else "Tensors between sections"
+    several = len(tensors) > _MOST_TENSORS
+    title = f"Largest between sections, of {len(tensors)}" if several else "Tensors between sections"
     if not rows:
         none = ui.element("p", "None: all tensors stay on the chip.", class_="muted")
         return ui.joined(ui.element("h3", title), none)
@@ -220,21 +190,18 @@ def advice(analysis: Analysis) -> ui.Part:
         "are listed, best first; gains do not add up."
     )
     listed = ui.element("ol", *map(_item, changes), class_="advice") if changes else ui.element("p", NO_CHANGE)
-    return ui.Part("advice", "What would make it quicker", lead, ui.joined(listed, _devices(analysis)))
+    rows = []
+    for device in analysis.advice.devices:
+        speed = device.speed
+        figures = (format_seconds(speed.step_s), format_rate(speed.samples_per_s)) if speed else ("does not fit", "")
+        rows.append((device.device, *figures))
+    devices = ui.titled(text_table("One replica on a whole RDU", ("device",), ("step", "samples/s"), rows), "fitted")
+    under = ui.element("div", devices, ui.element("p", BACKED, class_="muted"), class_="under devices")
+    return ui.Part("advice", "What would make it quicker", lead, ui.joined(listed, under))
 
 
 def _item(change: Change) -> ui.Html:
-    numbers = ui.element("div", ui.element("b", f"step {step_text(change)}"), compared_text(change), class_="gain")
-    words = ui.element("div", ui.element("b", change.what), how_text(change), class_="how")
-    return ui.element("li", ui.element("span", gain_text(change), class_="factor"), words, numbers)
-
-
-def _devices(analysis: Analysis) -> ui.Html:
-    rows = [
-        (one.device, "does not fit", "")
-        if one.speed is None
-        else (one.device, format_seconds(one.speed.step_s), format_rate(one.speed.samples_per_s))
-        for one in analysis.advice.devices
-    ]
-    devices = ui.titled(text_table("One replica on a whole RDU", ("device",), ("step", "samples/s"), rows), "fitted")
-    return ui.element("div", devices, ui.element("p", BACKED, class_="muted"), class_="under devices")
+    gain, steps, rates, how = change_texts(change)
+    numbers = ui.element("div", ui.element("b", f"step {steps}"), rates, class_="gain")
+    words = ui.element("div", ui.element("b", change.what), how, class_="how")
+    return ui.element("li", ui.element("span", gain, class_="factor"), words, numbers)

@@ -1,14 +1,15 @@
 """Measured parts: a run as its metrics file records it."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from math import prod
 
 from sambasim.ir.mesh import Mesh
 from sambasim.records.metrics import RunRecords, SummaryRecord
 from sambasim.report.page import ui
 from sambasim.report.page.timeline import message_colour
-from sambasim.report.summaries import mean_step, notes_of_mean_step
+from sambasim.report.summaries import mean_step
 from sambasim.report.tables import text_table
 from sambasim.units import counted, format_bytes, format_seconds
 
@@ -16,14 +17,14 @@ _MOST_POINTS = 4000
 """Points of a curve; of longer runs every n-th step is drawn."""
 
 
-def measured_parts(run: RunRecords, name: str, *, beside: bool = False) -> list[ui.Part]:
+def measured_parts(run: RunRecords, name: str, *, beside: bool = False) -> Iterator[ui.Part]:
     """`beside`: with the predictions of the run in a column of their own."""
     parts = [_glance(run, name)]
     if run.steps:
         parts += [_learning(run), _time(run)]
     if run.summary is not None:
         parts += [_mean_step(run.summary, beside=beside), _run_summary(run.summary)]
-    return parts
+    return (replace(part, kind="measured") for part in parts)
 
 
 def mesh_facts(summary: SummaryRecord) -> list[tuple[str, str]]:
@@ -44,17 +45,21 @@ def _glance(run: RunRecords, name: str) -> ui.Part:
             figures.append(("accuracy", f"{last.accuracy:.1%}", f"of {last.samples} held-out samples"))
         elif last.loss is not None:
             figures.append(("held-out loss", _short(last.loss), f"{last.samples} samples"))
-    if summary is not None:
+    lead = f"From {name}, measured on the machine that ran it: a computer, not RDUs."
+    if summary is None:
+        lead += " The run has no summary: it failed, was stopped, or is still running."
+    else:
         ranks = "1 replica" if summary.world_size == 1 else f"{summary.world_size} replicas"
         figures += [
             ("throughput", f"{summary.samples_per_s:,.0f}", f"samples/s, {ranks}"),
             ("waiting for sync", f"{summary.sync_share:.1%}", "of the training time"),
             ("training", format_seconds(summary.training_s), f"{summary.steps_here} steps, {summary.engine} engine"),
         ]
-    lead = f"From {name}, measured on the machine that ran it: a computer, not RDUs."
-    if summary is None:
-        lead += " The run has no summary: it failed, was stopped, or is still running."
-    return ui.Part("measured", "The run at a glance", lead, ui.keys(figures), measured=True)
+    return ui.Part("measured", "The run at a glance", lead, ui.keys(figures))
+
+
+def _short(value: float) -> str:
+    return f"{value:.3g}" if math.isfinite(value) else "not finite"
 
 
 def _learning(run: RunRecords) -> ui.Part:
@@ -68,15 +73,14 @@ def _learning(run: RunRecords) -> ui.Part:
     plots.append(ui.plot("run-lr", 220 if has_norms else 320, "Learning rate over steps"))
     figures["run-lr"] = _over_steps(run, "learning rate", [step.lr for step in run.steps], ui.PURPLE)
     lead = "Losses are means over replicas and micro-steps. A gap in a line is a number that was not finite."
-    body = ui.joined(ui.element("div", *plots[:2], class_="pair"), *plots[2:])
-    return ui.Part("learning", "Learning", lead, body, figures, measured=True)
+    return ui.Part("learning", "Learning", lead, ui.joined(ui.pair(*plots[:2]), *plots[2:]), figures)
 
 
 def _loss(run: RunRecords) -> ui.Figure:
     traces = [_line(run, "training, each step", [step.loss for step in run.steps], ui.VERMILLION)]
     held_out = [record for record in run.evaluations if record.loss is not None]
     if held_out:
-        x, y = [record.step for record in held_out], [_finite(record.loss) for record in held_out]
+        x, y = [record.step for record in held_out], [record.loss for record in held_out]
         marker = {"color": ui.INK, "symbol": "diamond", "size": 9}
         traces.append(ui.lines("held-out samples", x, y, mode="markers", marker=marker))
     return ui.figure(traces, xaxis=_steps_axis(), yaxis=ui.axis("measured loss", fixedrange=True), showlegend=True)
@@ -98,51 +102,44 @@ def _steps_axis() -> dict[str, object]:
 
 def _line(run: RunRecords, name: str, values: Sequence[float | None], colour: str) -> ui.Trace:
     mode = "lines" if len(run.steps) > 1 else "markers"
-    return ui.lines(name, _steps(run), _drawn([*map(_finite, values)]), mode=mode, line={"color": colour, "width": 2})
+    x = [step.step for step in run.steps[:: _stride(run)]]
+    return ui.lines(name, x, values[:: _stride(run)], mode=mode, line={"color": colour, "width": 2})
 
 
-def _drawn(values: Sequence[float | None]) -> Sequence[float | None]:
-    return values[:: -(-len(values) // _MOST_POINTS)]
-
-
-def _steps(run: RunRecords) -> list[int]:
-    return [step.step for step in run.steps][:: -(-len(run.steps) // _MOST_POINTS)]
+def _stride(run: RunRecords) -> int:
+    return -(-len(run.steps) // _MOST_POINTS)
 
 
 def _mean_step(summary: SummaryRecord, *, beside: bool) -> ui.Part:
     """As a run prints it at its end."""
-    predicted = summary.predicted if beside else None
+    predicts = beside and summary.predicted is not None
     lead = f"Of rank 0, of {counted(summary.steps_here, 'step')}; waiting along an axis is the time in messages."
-    if predicted is not None:
+    if predicts:
         lead += " The predicted column is for devices; it was made by the run, for its ranks and its sync."
-    notes = [ui.element("p", line) for line in notes_of_mean_step(summary, predicted=predicted is not None)]
-    heads, *rows = mean_step(summary, predicted)
-    table = ui.table(text_table("", heads[:1], heads[1:], rows), "fitted")
-    return ui.Part("run-mean", "The mean step", lead, ui.joined(table, *notes), measured=True)
+    table, notes = mean_step(summary, predicts=predicts)
+    body = ui.joined(ui.table(table, "fitted"), *(ui.element("p", note) for note in notes))
+    return ui.Part("run-mean", "The mean step", lead, body)
 
 
 def _time(run: RunRecords) -> ui.Part:
-    x = _steps(run)
-    axes = dict.fromkeys(axis for step in run.steps for axis in step.waited_s)
-    parts = {
-        "sections, data and update": (
-            [step.step_s - step.sync_s - sum(step.waited_s.values()) for step in run.steps],
-            ui.BLUE,
-        ),
-        **{
-            f"waiting along {axis}": ([step.waited_s.get(axis, 0.0) for step in run.steps], message_colour(axis))
+    steps, axes = run.steps[:: _stride(run)], dict.fromkeys(axis for step in run.steps for axis in step.waited_s)
+    x = [step.step for step in steps]
+    own_s = [step.step_s - step.sync_s - sum(step.waited_s.values()) for step in steps]
+    parts = [
+        ("sections, data and update", own_s, ui.BLUE),
+        *(
+            (f"waiting along {axis}", [step.waited_s.get(axis, 0.0) for step in steps], message_colour(axis))
             for axis in axes
-        },
-        "waiting for sync": ([step.sync_s for step in run.steps], ui.GREEN if axes else ui.VERMILLION),
-    }
-    traces: list[ui.Trace] = [
-        {"type": "bar", "name": name, "x": x, "y": _drawn(y), "marker": {"color": colour, "line": {"width": 0}}}
-        for name, (y, colour) in parts.items()
+        ),
+        ("waiting for sync", [step.sync_s for step in steps], ui.GREEN if axes else ui.VERMILLION),
     ]
-    hidden_s = [step.hidden_sync_s for step in run.steps]
-    if any(hidden_s):
-        line = {"color": ui.ORANGE, "width": 2}
-        traces.append(ui.lines("sync during the backward", x, _drawn(hidden_s), line=line))
+    traces: list[ui.Trace] = [
+        {"type": "bar", "name": name, "x": x, "y": y, "marker": {"color": colour, "line": {"width": 0}}}
+        for name, y, colour in parts
+    ]
+    if any(step.hidden_sync_s for step in run.steps):
+        hidden_s, line = [step.hidden_sync_s for step in steps], {"color": ui.ORANGE, "width": 2}
+        traces.append(ui.lines("sync during the backward", x, hidden_s, line=line))
     drawn = ui.figure(
         traces,
         barmode="stack",
@@ -157,8 +154,7 @@ def _time(run: RunRecords) -> ui.Part:
         "backward of rank 0, waiting for slower replicas included. Sync during the backward is hidden, and part of the "
         "lower part of the bar."
     )
-    body = ui.plot("run-steps", 320, lead)
-    return ui.Part("run-time", "Time of each step", lead, body, {"run-steps": drawn}, measured=True)
+    return ui.Part("run-time", "Time of each step", lead, ui.plot("run-steps", 320, lead), {"run-steps": drawn})
 
 
 def _run_summary(summary: SummaryRecord) -> ui.Part:
@@ -168,7 +164,7 @@ def _run_summary(summary: SummaryRecord) -> ui.Part:
         ("replicas", f"{summary.world_size}{', emulated' if summary.emulated else ''}"),
         *mesh_facts(summary),
         ("sync", sync),
-        ("parameter servers", str(summary.parameter_servers) if summary.parameter_servers else ""),
+        ("parameter servers", str(summary.parameter_servers or "")),
         ("batch", f"{summary.batch_size} a replica, {summary.global_batch_size} in total"),
         ("micro-steps in a step", str(summary.accumulation_steps)),
         ("epochs, steps", f"{summary.epochs}, {summary.steps}"),
@@ -187,12 +183,4 @@ def _run_summary(summary: SummaryRecord) -> ui.Part:
         ("PEF", summary.pef_digest),
     ]
     body = ui.table(text_table("", ("", ""), (), [row for row in rows if row[1]]), "facts")
-    return ui.Part("run-summary", "Summary of the run", "The last line of the metrics file.", body, measured=True)
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
-
-
-def _short(value: float) -> str:
-    return f"{value:.3g}" if math.isfinite(value) else "not finite"
+    return ui.Part("run-summary", "Summary of the run", "The last line of the metrics file.", body)

@@ -1,36 +1,42 @@
-"""Predicted parts about sections: their times, the pipeline of a chosen section, all operators, and
-the roofs of the device."""
+"""Predicted parts about sections: their times, the roofs of the device, the tensors between them, the pipeline of a
+chosen section, and all operators."""
 
-from math import ceil, floor, log10
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil, floor, log10, sqrt
 
 from sambasim.costs.load import chip_bytes
-from sambasim.ir.graph import Node
+from sambasim.ir.graph import SectionKind
 from sambasim.ir.operators import OPERATORS
-from sambasim.report.analysis import Analysis, Roof, published, reachable, roofs_text
-from sambasim.report.folds import Fold
+from sambasim.report.analysis import Analysis, Roof
 from sambasim.report.page import ui
 from sambasim.report.simulation import bound_text
-from sambasim.simulation.alone import TimedSection
-from sambasim.simulation.prediction import Prediction
-from sambasim.units import counted, format_count
+from sambasim.simulation.alone import MODEL_KINDS
+from sambasim.units import counted, format_bytes, format_count, format_seconds
 
 _MOST_NUMBERED = 32
 """With more sections, not every number is written at the axis."""
-
 _LEAST_SHARE = 0.05
+_PARTS: Mapping[str, str] = {"compute": ui.BLUE, "memory": ui.ORANGE, "fill": ui.SKY, "launch": ui.GREY}
 
 
 def sections_part(analysis: Analysis) -> ui.Part:
     timed = analysis.step.sections
-    numbers = list(range(len(timed)))
+    prices, numbers = [section.price for section in timed], list(range(len(timed)))
+    seconds = {name: [getattr(price, f"{name}_s") for price in prices] for name in _PARTS}
+    # Memory and compute overlap.
+    by_compute = [price.compute_s > price.memory_s for price in prices]
+    seconds["compute"] = [s if binds else 0.0 for s, binds in zip(seconds["compute"], by_compute, strict=True)]
+    seconds["memory"] = [0.0 if binds else s for s, binds in zip(seconds["memory"], by_compute, strict=True)]
     shared: ui.Trace = {"type": "bar", "x": numbers, "customdata": numbers, "meta": ui.Hover.SECTIONS}
     line, gap = ui.bars(len(timed), gap=0.12)
     traces: list[ui.Trace] = [
-        {**shared, "name": name, "y": seconds, "marker": {"color": ui.PARTS[name], "line": line}}
-        for name, seconds in _stacked_seconds(timed).items()
+        {**shared, "name": name, "y": seconds[name], "marker": {"color": colour, "line": line}}
+        for name, colour in _PARTS.items()
     ]
-    in_use = [section.price.compute_s / (section.price.predicted_s or 1.0) for section in timed]
-    marker = {"color": [ui.BOUNDS[section.price.bound] for section in timed], "line": line}
+    in_use = [price.compute_s / (price.predicted_s or 1.0) for price in prices]
+    marker = {"color": [ui.BOUNDS[price.bound] for price in prices], "line": line}
     second = {"name": "compute in use", "yaxis": "y2", "showlegend": False}
     traces.append({**shared, **second, "y": in_use, "marker": marker})
     most = min(1.0, max(_LEAST_SHARE, 1.15 * max(in_use)))
@@ -45,124 +51,88 @@ def sections_part(analysis: Analysis) -> ui.Part:
         yaxis2=ui.axis("compute in use", domain=[0, 0.3], range=[0, most], fixedrange=True, tickformat=".0%", nticks=5),
         legend={**ui.LEGEND, "traceorder": "normal"},
     )
-    rows = [_section_row(analysis, number, section) for number, section in enumerate(timed)]
-    return ui.Part(
-        id="sections",
-        title="Sections",
-        lead=(
-            "Memory and compute overlap, so a bar shows the longer of the two, and above it the time to fill and drain "
-            "the pipeline and to launch the section. Below: the share of its time in which the slowest stage computes, "
-            "coloured by the bound of the section. The table, the most time first, has one row for equal sections of "
-            "repeated layers; PCUs are those on which operators of a section are placed, PMUs those that its weights "
-            "and buffers need. A click on a bar or a row shows the section in detail further down."
-        ),
-        body=ui.joined(
-            ui.plot("sections-figure", 400, "Seconds and use of compute, section by section"),
-            ui.live_table("sections-rows", "Search sections: name, kind, bound"),
-        ),
-        figures={"sections-figure": drawn},
-        data={"sections": rows, "folds": [fold.numbers for fold in analysis.folds], "parts": list(ui.PARTS.items())},
+    lead = (
+        "Memory and compute overlap, so a bar shows the longer of the two, and above it the time to fill and drain "
+        "the pipeline and to launch the section. Below: the share of its time in which the slowest stage computes, "
+        "coloured by the bound of the section. The table, the most time first, has one row for equal sections of "
+        "repeated layers; PCUs are those on which operators of a section are placed, PMUs those that its weights "
+        "and buffers need. A click on a bar or a row shows the section in detail further down."
     )
+    body = ui.joined(
+        ui.plot("sections-figure", 400, "Seconds and use of compute, section by section"),
+        ui.live_table("sections-rows", "Search sections: name, kind, bound"),
+    )
+    rows = [_section_row(analysis, number) for number in numbers]
+    data = {"sections": rows, "folds": analysis.folds, "parts": list(_PARTS.items())}
+    return ui.Part("sections", "Sections", lead, body, {"sections-figure": drawn}, data)
 
 
-def _stacked_seconds(timed: tuple[TimedSection, ...]) -> dict[str, list[float]]:
-    prices = [section.price for section in timed]
-    return {
-        "compute": [price.compute_s if price.compute_s > price.memory_s else 0.0 for price in prices],
-        "memory": [price.memory_s if price.memory_s >= price.compute_s else 0.0 for price in prices],
-        "fill": [price.fill_s for price in prices],
-        "launch": [price.launch_s for price in prices],
-    }
-
-
-def _section_row(analysis: Analysis, number: int, section: TimedSection) -> list[object]:
+def _section_row(analysis: Analysis, number: int) -> list[object]:
     """The fields of `sections` in page.js, in order."""
+    section = analysis.step.sections[number]
     price, load = section.price, section.load
-    times_s = (price.compute_s, price.memory_s, price.fill_s, price.launch_s, price.predicted_s)
-    traffic_bytes = (load.read_bytes, load.written_bytes, load.resident_bytes)
-    bound = (bound_text(analysis.step, price.bound), ui.BOUNDS[price.bound])
-    head = (number, section.kind.value, ui.visible(section.name), section.operators)
     return [
-        *head,
-        *times_s,
-        *traffic_bytes,
-        load.product_flops,
-        *bound,
-        ui.visible(analysis.lines[number]),
-        analysis.step.runs(section),
-        section.unit_share,
-        section.chip_share,
+        *(number, section.kind.value, ui.visible(section.name), section.operators),
+        *(price.compute_s, price.memory_s, price.fill_s, price.launch_s, price.predicted_s),
+        *(load.read_bytes, load.written_bytes, load.resident_bytes, load.product_flops),
+        *(bound_text(analysis.step, price.bound), ui.BOUNDS[price.bound], ui.visible(analysis.lines[number])),
+        *(analysis.step.runs(section), section.unit_share, section.chip_share),
     ]
 
 
 def pipeline(analysis: Analysis) -> ui.Part:
-    prediction, timed = analysis.prediction, analysis.step.sections
-    with_stages = [fold for fold in analysis.folds if analysis.stages.rows[fold.numbers[0]]]
-    first = max(with_stages, key=analysis.fold_s).numbers[0] if with_stages else 0
-    picker = ui.element("label", "Section ", ui.element("select", id="pipeline-choice"))
-    steps = ui.element(
+    step, rows = analysis.step, analysis.stages.rows
+    with_stages = [fold for fold in analysis.folds if rows[fold[0]]]
+    buttons = ui.element(
         "span",
         ui.element("button", "← previous", type="button", data_step=-1),
         ui.element("button", "next →", type="button", data_step=1),
     )
-    return ui.Part(
-        id="pipeline",
-        title="Pipeline of a section",
-        lead=(
-            "Samples stream through the operators from top to bottom; all operators run at the same time. Arcs are "
-            "buffers on the chip, from the operator that writes one to those that read it; their tensors never go to "
-            "memory. Other tensors are read from memory or written to it. Weights stay on the chip while samples "
-            "stream through."
-        ),
-        body=ui.joined(
-            ui.element("div", picker, steps, class_="tools"),
-            ui.element("div", id="pipeline-head"),
-            ui.element("div", id="pipeline-stages"),
-        ),
-        data={
-            "pipeline": analysis.stages.rows,
-            "first_section": first,
-            "on_chip": [chip_bytes(section.load, prediction.alone.budget) for section in timed],
-            "chip": prediction.alone.budget.chip_bytes,
-        },
+    picker = ui.element("label", "Section ", ui.element("select", id="pipeline-choice"))
+    lead = (
+        "Samples stream through the operators from top to bottom; all operators run at the same time. Arcs are "
+        "buffers on the chip, from the operator that writes one to those that read it; their tensors never go to "
+        "memory. Other tensors are read from memory or written to it. Weights stay on the chip while samples "
+        "stream through."
     )
+    body = ui.joined(
+        ui.element("div", picker, buttons, class_="tools"),
+        ui.element("div", id="pipeline-head"),
+        ui.element("div", id="pipeline-stages"),
+    )
+    data = {
+        "pipeline": rows,
+        "first_section": max(with_stages, key=analysis.fold_s)[0] if with_stages else 0,
+        "on_chip": [chip_bytes(section.load, step.budget) for section in step.sections],
+        "chip": step.budget.chip_bytes,
+    }
+    return ui.Part("pipeline", "Pipeline of a section", lead, body, data=data)
 
 
 def operators(analysis: Analysis) -> ui.Part:
-    prediction = analysis.prediction
+    graph = analysis.prediction.graph
     strings: dict[str, int] = {}  # names of modules and source lines repeat often
     section_of: dict[int, int] = {}
-    for number, section in enumerate(prediction.alone.sections):
+    for number, section in enumerate(analysis.step.sections):
         section_of.update(dict.fromkeys(range(*section.nodes), number))
     working = {stage.node for stage in analysis.work.stages}
-    rows = [
-        [
-            place,
-            section_of.get(place),
-            place in working,
-            *(strings.setdefault(ui.visible(text), len(strings)) for text in _operator_strings(prediction, node)),
-            node.source.line if node.source else None,
-        ]
-        for place, node in enumerate(prediction.graph.nodes)
-    ]
-    return ui.Part(
-        id="operators",
-        title="Operators and source lines",
-        lead=(
-            "All operators of the graph, in order. A backward operator has the source line of its forward operator. "
-            "Grey operators are views or constants and take no time on the device."
-        ),
-        body=ui.live_table("operators-rows", "Search: name, module, file:line, code, shape"),
-        data={"operators": rows, "strings": list(strings)},
+    rows = []
+    for place, node in enumerate(graph.nodes):
+        types = ", ".join(str(graph.values[name]) for name in node.results if name is not None and name in graph.values)
+        file, code, line = (
+            (node.source.file, node.source.code.strip(), node.source.line) if node.source else ("", "", None)
+        )
+        kind = OPERATORS[node.operator].kind.value
+        texts = (node.operator, kind, types, node.name, node.module, file, code)
+        indices = (strings.setdefault(ui.visible(text), len(strings)) for text in texts)
+        rows.append([place, section_of.get(place), place in working, *indices, line])
+    lead = (
+        "All operators of the graph, in order. A backward operator has the source line of its forward operator. "
+        "Grey operators are views or constants and take no time on the device."
     )
-
-
-def _operator_strings(prediction: Prediction, node: Node) -> tuple[str, ...]:
-    """The texts of a node: operator, kind, result types, name, module, file, code."""
-    graph = prediction.graph
-    types = ", ".join(str(graph.values[name]) for name in node.results if name is not None and name in graph.values)
-    file, code = (node.source.file, node.source.code.strip()) if node.source else ("", "")
-    return node.operator, OPERATORS[node.operator].kind.value, types, node.name, node.module, file, code
+    body = ui.live_table("operators-rows", "Search: name, module, file:line, code, shape")
+    data = {"operators": rows, "strings": list(strings)}
+    return ui.Part("operators", "Operators and source lines", lead, body, data=data)
 
 
 _LEAST_PX, _MOST_PX = 7, 44
@@ -171,37 +141,38 @@ _MARGIN = 2.0
 
 
 def roofline(analysis: Analysis) -> ui.Part:
-    points = [(fold, *_place(analysis, fold)) for fold in analysis.folds if _has_place(analysis, fold)]
-    without = sum(len(fold.numbers) for fold in analysis.folds if not _has_place(analysis, fold))
+    sections = analysis.step.sections
+    places: dict[tuple[int, ...], tuple[float, float]] = {}
+    for fold in analysis.folds:
+        load, price = sections[fold[0]].load, sections[fold[0]].price
+        if load.product_flops > 0 and load.traffic_bytes > 0:
+            places[fold] = load.product_flops / load.traffic_bytes, load.product_flops / price.predicted_s
     lead = (
         "A point is a section, or equal sections of repeated layers: its FLOPs per byte of traffic, and its FLOP/s; "
         "its area is its share of the device time, its colour its bound. The lines are what the tiles in use "
-        f"can do at most: {roofs_text(analysis.prediction)}. A click on a point shows its section further down."
+        f"can do at most: {analysis.roofs_text}. A click on a point shows its section further down."
     )
-    if without:
+    if without := len(sections) - sum(map(len, places)):
         are = "is" if without == 1 else "are"
         lead += f" {counted(without, 'section')} without products or traffic, such as updates, {are} not drawn."
-    if not points:
-        return ui.Part("roofline", "Roofline", lead, ui.joined())
-    reach, peak = reachable(analysis.prediction), published(analysis.prediction)
-    xs = [x for _, x, _ in points] + [reach.ridge, peak.ridge]
+    if not places:
+        return ui.Part("roofline", "Roofline", lead)
+    reach, peak = analysis.reachable, analysis.published
+    xs = [*(x for x, _ in places.values()), reach.ridge, peak.ridge]
+    ys = [*(y for _, y in places.values()), peak.flops_per_s]
     ends = (min(xs) / _MARGIN, max(xs) * _MARGIN)
-    ys = [*(y for _, _, y in points), peak.flops_per_s]
-    traces = [
-        _roof("published", peak, ends, {"color": ui.GREY, "width": 1.5, "dash": "dash"}),
-        _roof("reachable", reach, ends, {"color": ui.INK, "width": 2}),
-        *_points(analysis, points),
-    ]
     drawn = ui.figure(
-        traces,
+        [
+            _roof("published", peak, ends, {"color": ui.GREY, "width": 1.5, "dash": "dash"}),
+            _roof("reachable", reach, ends, {"color": ui.INK, "width": 2}),
+            *_points(analysis, places),
+        ],
         xaxis=ui.axis("FLOPs per byte of traffic", type="log", **_ticks(ends)),
         yaxis=ui.axis("predicted FLOP/s", type="log", **_ticks((min(ys), max(ys)))),
         margin={"l": 64, "r": 16, "t": 52, "b": 48},
     )
-    body = ui.plot(
-        "roofline-figure", 420, "FLOP/s of sections over their FLOPs per byte, below the roofs of the device"
-    )
-    return ui.Part("roofline", "Roofline", lead, body, {"roofline-figure": drawn})
+    label = "FLOP/s of sections over their FLOPs per byte, below the roofs of the device"
+    return ui.Part("roofline", "Roofline", lead, ui.plot("roofline-figure", 420, label), {"roofline-figure": drawn})
 
 
 def _ticks(ends: tuple[float, float]) -> dict[str, object]:
@@ -211,42 +182,188 @@ def _ticks(ends: tuple[float, float]) -> dict[str, object]:
     return {"tickvals": values, "ticktext": [format_count(value).replace(".0 ", " ") for value in values]}
 
 
-def _has_place(analysis: Analysis, fold: Fold) -> bool:
-    load = analysis.step.sections[fold.numbers[0]].load
-    return load.product_flops > 0 and load.traffic_bytes > 0
-
-
-def _place(analysis: Analysis, fold: Fold) -> tuple[float, float]:
-    section = analysis.step.sections[fold.numbers[0]]
-    flops = section.load.product_flops
-    return flops / section.load.traffic_bytes, flops / section.price.predicted_s
-
-
 def _roof(name: str, roof: Roof, ends: tuple[float, float], line: dict[str, object]) -> ui.Trace:
     xs = [ends[0], roof.ridge, ends[1]]
     return ui.lines(name, xs, [roof.at(x) for x in xs], line=line, hoverinfo="skip")
 
 
-def _points(analysis: Analysis, points: list[tuple[Fold, float, float]]) -> list[ui.Trace]:
+def _points(analysis: Analysis, places: Mapping[tuple[int, ...], tuple[float, float]]) -> Iterator[ui.Trace]:
     """The points of each bound, the largest first, so that smaller ones are not hidden."""
-    traces: list[ui.Trace] = []
     for bound, colour in ui.BOUNDS.items():
-        mine = [point for point in points if analysis.step.sections[point[0].numbers[0]].price.bound is bound]
-        mine.sort(key=lambda point: -analysis.fold_s(point[0]))
-        if not mine:
-            continue
-        shares = [analysis.fold_s(fold) / analysis.step.device_s for fold, _, _ in mine]
-        sizes = [max(_LEAST_PX, _MOST_PX * share**0.5) for share in shares]
-        style = {"color": colour, "size": sizes, "opacity": 0.8, "line": {"color": "white", "width": 1}}
-        traces.append(
-            ui.lines(
+        folds = [fold for fold in places if analysis.step.sections[fold[0]].price.bound is bound]
+        folds.sort(key=lambda fold: -analysis.fold_s(fold))
+        if folds:
+            shares = [analysis.fold_s(fold) / analysis.step.device_s for fold in folds]
+            sizes = [max(_LEAST_PX, _MOST_PX * share**0.5) for share in shares]
+            yield ui.lines(
                 bound_text(analysis.step, bound),
-                [x for _, x, _ in mine],
-                [y for _, _, y in mine],
+                [places[fold][0] for fold in folds],
+                [places[fold][1] for fold in folds],
                 mode="markers",
-                marker=style,
-                customdata=[fold.numbers[0] for fold, _, _ in mine],
+                marker={"color": colour, "size": sizes, "opacity": 0.8, "line": {"color": "white", "width": 1}},
+                customdata=[fold[0] for fold in folds],
                 meta=ui.Hover.ROOFLINE,
             )
-        )
-    return traces
+
+
+MOST_BOXES = 400
+"""A drawing with more is slow to open."""
+
+_WIDTH, _HEIGHT, _PITCH = 262, 54, 82
+_SIDE, _MIDDLE, _TOP = 84, 180, 14
+_NAME_LETTERS, _LINE_LETTERS = 29, 35
+_LABEL = (62, 15)
+"""Width and height of a label, which must not cover another."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Box:
+    """A section, a run of repeated layers, or the whole update: sections `first` to `last`, at the left upper corner x,
+    y."""
+
+    first: int
+    last: int
+    kind: SectionKind
+    name: str
+    facts: str
+    line: str
+    share: float
+    x: float
+    y: float
+
+    @property
+    def numbers(self) -> str:
+        return str(self.first) if self.first == self.last else f"{self.first}-{self.last}"
+
+
+def section_graph(analysis: Analysis) -> ui.Part:
+    """A drawing of boxes and curves."""
+    lead = (
+        "The forward runs down on the left, the backward up on the right; repeated layers are one box. A curve is what "
+        "a section reads of what another wrote: bytes of one pass, of all layers of a box. Parameters, and tensors "
+        "inside of sections, are not drawn. A bar is the box's share of the device time. A click on a box shows its "
+        "section further down."
+    )
+    boxes = _boxes(analysis)
+    if len(boxes) > MOST_BOXES:
+        body = ui.element("p", f"With {len(boxes)} boxes it is too large to draw: a higher level has fewer sections.")
+    else:
+        body = ui.element("div", _drawing(analysis, boxes), class_="graph")
+    return ui.Part("graph", "Sections and tensors", lead, body)
+
+
+def _boxes(analysis: Analysis) -> list[_Box]:
+    sections = analysis.step.sections
+    spans: dict[SectionKind, list[range]] = {kind: [] for kind in (*MODEL_KINDS, SectionKind.OPT)}
+    for run in analysis.runs:
+        if (kind := sections[run.start].kind) in MODEL_KINDS:
+            spans[kind].append(range(run.start, run.stop))
+    model = sum(section.kind in MODEL_KINDS for section in sections)
+    if model < len(sections):
+        spans[SectionKind.OPT] = [range(model, len(sections))]
+    left, right = spans[SectionKind.FWD], [*spans[SectionKind.BCKWD], *spans[SectionKind.OPT]][::-1]
+    rows = max(len(left), len(right), 1)
+    boxes = []
+    for x, column in ((_SIDE, left), (_SIDE + _WIDTH + _MIDDLE, right)):
+        # Boxes of the shorter column are spread over the height of the longer one.
+        heights = [_TOP + _PITCH * (place + 0.5) * rows / len(column) - _PITCH / 2 for place in range(len(column))]
+        placed = [_box(analysis, span, x, y) for span, y in zip(column, heights, strict=True)]
+        boxes += placed if column is left else placed[::-1]
+    return boxes
+
+
+def _box(analysis: Analysis, span: range, x: float, y: float) -> _Box:
+    step = analysis.step
+    costliest = max(span, key=lambda number: step.sections[number].price.predicted_s)
+    seconds = sum(step.runs(section) * section.price.predicted_s for section in map(step.sections.__getitem__, span))
+    shown = step.sections[costliest]
+    name, facts, line = shown.name, shown.kind.value, analysis.lines[costliest]
+    if shown.kind not in MODEL_KINDS:
+        name, facts, line = "update", counted(len(span), "section"), ""
+    elif len(span) > 1:
+        run = next(run for run in analysis.runs if run.start == span[0])
+        facts = f"\u00d7{run.count}" + (f" of {counted(run.period, 'section')}" if run.period > 1 else "")
+    share = seconds / step.device_s if step.device_s else 0.0
+    facts = f"{facts} \u00b7 {format_seconds(seconds)} \u00b7 {share:.0%}"
+    return _Box(span[0], span[-1], shown.kind, name, facts, line, share, x, y)
+
+
+def _drawing(analysis: Analysis, boxes: Sequence[_Box]) -> ui.Html:
+    box_of = {number: place for place, box in enumerate(boxes) for number in range(box.first, box.last + 1)}
+    between: Counter[tuple[int, int]] = Counter()
+    for (writer, reader), size_bytes in analysis.stages.tensors.items():
+        if box_of[writer] != box_of[reader]:
+            between[box_of[writer], box_of[reader]] += size_bytes
+    most = max(between.values(), default=1)
+    curves, labels, placed = [], [], list[tuple[float, float]]()
+    for (start, stop), size in between.most_common():
+        path, (x, y) = _path(boxes, start, stop)
+        a, b = boxes[start], boxes[stop]
+        title = ui.element("title", f"{format_bytes(size)} from {a.numbers} {a.name} to {b.numbers} {b.name}")
+        width = f"{1 + 6 * sqrt(size / most):.1f}"
+        curves.append(ui.element("path", title, d=path, stroke_width=width, data_from=start, data_to=stop))
+        # The bytes of the largest curves, as many as have room.
+        if all(abs(x - other_x) > _LABEL[0] or abs(y - other_y) > _LABEL[1] for other_x, other_y in placed):
+            placed.append((x, y))
+            labels.append(ui.element("text", format_bytes(size), x=f"{x:.0f}", y=f"{y + 4:.0f}", class_="size"))
+    width = f"{_SIDE + max(box.x + _WIDTH for box in boxes):.0f}"
+    height = f"{max(box.y for box in boxes) + _PITCH:.0f}"
+    return ui.element(
+        "svg",
+        *curves,
+        *(_box_html(place, box) for place, box in enumerate(boxes)),
+        *labels,
+        viewBox=f"0 0 {width} {height}",
+        width=width,
+        height=height,
+        role="group",
+        aria_label="Sections, and the tensors between them",
+    )
+
+
+def _path(boxes: Sequence[_Box], start: int, stop: int) -> tuple[str, tuple[float, float]]:
+    """The path from box `start` to box `stop`, and the place of its label."""
+    a, b = boxes[start], boxes[stop]
+    if a.x == b.x and stop == start + 1:
+        x = a.x + _WIDTH / 2
+        y, end_y = (a.y + _HEIGHT, b.y) if b.y > a.y else (a.y, b.y + _HEIGHT)
+        return f"M{x:.0f} {y:.0f}L{x:.0f} {end_y:.0f}", (x, (y + end_y) / 2)
+    if a.x != b.x:
+        x, end_x, part = a.x + _WIDTH, b.x, 0.7
+        reach = label_x = (x + end_x) / 2
+    else:
+        outward, x, part = (-1, a.x, 0.5) if a.x == _SIDE else (1, a.x + _WIDTH, 0.5)
+        end_x, reach = x, x + outward * min(1.25 * _SIDE, 24 * sqrt(stop - start))
+        label_x = x + 0.75 * (reach - x)
+    y, end_y = a.y + part * _HEIGHT, b.y + part * _HEIGHT
+    path = f"M{x:.0f} {y:.0f}C{reach:.0f} {y:.0f} {reach:.0f} {end_y:.0f} {end_x:.0f} {end_y:.0f}"
+    return path, (label_x, (y + end_y) / 2)
+
+
+def _box_html(place: int, box: _Box) -> ui.Html:
+    def text(words: str, y: float, class_: str) -> ui.Html:
+        return ui.element("text", words, x=f"{box.x + 14:.0f}", y=f"{box.y + y:.0f}", class_=class_)
+
+    def cut(words: str, most: int) -> str:
+        """The end, which says more than the beginning."""
+        return words if len(words) <= most else f"\u2026{words[1 - most :]}"
+
+    at = {"x": f"{box.x:.0f}", "y": f"{box.y:.0f}"}
+    under = {"x": f"{box.x + 6:.0f}", "y": f"{box.y + _HEIGHT - 4:.0f}"}
+    bar = f"{max(1.0, (_WIDTH - 6) * box.share):.1f}"
+    return ui.element(
+        "g",
+        ui.element("title", f"{box.numbers} {box.name}\n{box.facts}\n{box.line}"),
+        ui.element("rect", **at, width=_WIDTH, height=_HEIGHT, rx=5, class_="frame"),
+        ui.element("rect", **at, width=6, height=_HEIGHT, fill=ui.KINDS[box.kind]),
+        ui.element("rect", **under, width=bar, height=4, fill=ui.VERMILLION),
+        text(f"{box.numbers}  {cut(box.name, _NAME_LETTERS - len(box.numbers))}", 16, "name"),
+        text(box.facts, 31, "facts"),
+        text(cut(box.line, _LINE_LETTERS), 45, "line"),
+        class_="box",
+        tabindex=0,
+        role="button",
+        data_box=place,
+        data_first=box.first,
+        data_last=box.last,
+    )

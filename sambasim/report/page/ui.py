@@ -11,7 +11,6 @@ from typing import NamedTuple, TypeAlias
 from sambasim.costs.price import Bound
 from sambasim.ir.graph import SectionKind
 from sambasim.report.tables import Table
-from sambasim.simulation.sync import SyncPath
 from sambasim.units import MICROSECOND_S, format_seconds
 
 
@@ -30,10 +29,9 @@ def element(name: str, /, *children: str, **attributes: str | int | bool | None)
     or False are left out."""
     parts = [name]
     for key, value in attributes.items():
-        if value is None or value is False:
-            continue
-        spelled = key.rstrip("_").replace("_", "-")
-        parts.append(spelled if value is True else f'{spelled}="{html.escape(visible(str(value)))}"')
+        if value is not None and value is not False:
+            spelled = key.rstrip("_").replace("_", "-")
+            parts.append(spelled if value is True else f'{spelled}="{html.escape(visible(str(value)))}"')
     opening = f"<{' '.join(parts)}>"
     return Html(opening if name in _VOID else f"{opening}{joined(*children)}</{name}>")
 
@@ -51,11 +49,14 @@ def for_script(data: object) -> Html:
 
 
 def _rounded(data: object) -> object:
-    if isinstance(data, float):
-        return float(f"{data:.{_DIGITS}g}")
-    if isinstance(data, Mapping):
-        return {key: _rounded(value) for key, value in data.items()}
-    return [_rounded(value) for value in data] if isinstance(data, list | tuple) else data
+    match data:
+        case float():
+            return float(f"{data:.{_DIGITS}g}")
+        case Mapping():
+            return {key: _rounded(value) for key, value in data.items()}
+        case list() | tuple():
+            return list(map(_rounded, data))
+    return data
 
 
 def visible(text: str) -> str:
@@ -65,18 +66,8 @@ def visible(text: str) -> str:
     return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in spaced)
 
 
-BLUE, VERMILLION, GREEN, PURPLE = "#0072b2", "#d55e00", "#009e73", "#cc79a7"
-DEEP, SKY, ORANGE, YELLOW, GREY, INK, HAIRLINE = (
-    "#08415c",
-    "#56b4e9",
-    "#e69f00",
-    "#f0e442",
-    "#9aa1a9",
-    "#1b1f24",
-    "#e3e7eb",
-)
-
-PARTS: Mapping[str, str] = {"compute": BLUE, "memory": ORANGE, "fill": SKY, "launch": GREY}
+BLUE, VERMILLION, GREEN, PURPLE, DEEP, SKY = "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#08415c", "#56b4e9"
+ORANGE, YELLOW, GREY, INK, HAIRLINE = "#e69f00", "#f0e442", "#9aa1a9", "#1b1f24", "#e3e7eb"
 
 BOUNDS = {Bound.COMPUTE: BLUE, Bound.MEMORY: ORANGE, Bound.CAPACITY: VERMILLION, Bound.LAUNCH: GREY}
 
@@ -90,18 +81,11 @@ KINDS: Mapping[str, str] = {
     SectionKind.GATHER: PURPLE,
 }
 
-PATHS: Mapping[SyncPath, str] = {SyncPath.RDU: GREEN, SyncPath.HOST: PURPLE}
-
-
 Trace: TypeAlias = Mapping[str, object]
 Figure: TypeAlias = Mapping[str, object]
 
 _FONT = {"family": "system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', sans-serif", "size": 12, "color": INK}
 _AXIS = {"gridcolor": HAIRLINE, "linecolor": "#8b949e", "zeroline": False, "ticks": "outside", "tickcolor": "#8b949e"}
-
-
-_MOST_APART = 150
-"""With more bars on the width of the page there are no gaps between them."""
 
 
 class Hover(StrEnum):
@@ -115,8 +99,10 @@ class Hover(StrEnum):
 
 
 LEGEND = {"orientation": "h", "x": 0, "y": 1.0, "yanchor": "bottom", "xanchor": "left"}
-
 SECONDS = {"ticksuffix": "s", "exponentformat": "SI", "minexponent": 0, "rangemode": "tozero"}
+
+_MOST_APART = 150
+"""With more bars on the width of the page there are no gaps between them."""
 
 
 def bars(count: int, gap: float) -> tuple[dict[str, object], float]:
@@ -179,38 +165,42 @@ def bars_of(name: str, colour: str, spans: Sequence[Bar], line: Mapping[str, obj
     }
 
 
-_NO_TIME_S = MICROSECOND_S / 1000
+_NOTHING = Html()
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One section of the page. `figures` are by the id of their element, `data` is the input of the page's script."""
+    """One section of the page. `figures` are by the id of their element, `data` is the input of the page's script;
+    `kind` is "measured" for others than predictions."""
 
     id: str
     title: str
     lead: str
-    body: Html
+    body: Html = _NOTHING
     figures: Mapping[str, Figure] = field(default_factory=dict)
     data: Mapping[str, object] = field(default_factory=dict)
-    measured: bool = False
+    kind: str = "predicted"
+
+
+def caveat(heading: str, text: str) -> Html:
+    return element("p", element("b", heading), f" {text}", class_="caveat")
 
 
 def keys(figures: Iterable[tuple[str, str, str]]) -> Html:
-    cards = (
-        element(
-            "div",
-            element("dt", name),
-            element("dd", number, title=number),
-            element("dd", note, class_="note", title=note),
-            class_="key",
-        )
-        for name, number, note in figures
-    )
+    cards = []
+    for name, number, note in figures:
+        of_number = element("dd", number, title=number), element("dd", note, class_="note", title=note)
+        cards.append(element("div", element("dt", name), *of_number, class_="key"))
     return element("dl", *cards, class_="keys")
 
 
 def plot(id_: str, height: int, label: str) -> Html:
     return element("div", id=id_, class_="plot", style=f"height:{height}px", role="img", aria_label=label)
+
+
+def pair(*parts: Html) -> Html:
+    """Beside each other."""
+    return element("div", *parts, class_="pair")
 
 
 def without_host(plot_id: str, host_s: float, last_s: float) -> Html:
@@ -220,23 +210,28 @@ def without_host(plot_id: str, host_s: float, last_s: float) -> Html:
     return element("div", button, f"The host takes {format_seconds(host_s)} before the device starts.", class_="tools")
 
 
-def shares(title: str, parts: Sequence[tuple[str, float, str, str]]) -> Html:
-    total = sum(amount for _, amount, _, _ in parts) or 1.0
-    present = [part for part in parts if part[1] > 0]
+def shares(title: str, parts: Iterable[tuple[str, float, str]]) -> Html:
+    """A bar of named seconds in their colours."""
+    present = [(name, time_s, colour) for name, time_s, colour in parts if time_s > 0]
+    total_s = sum(time_s for _, time_s, _ in present) or 1.0
     bar = (
-        element("span", style=f"width:{amount / total:.4%};background:{colour}", title=f"{name}: {words}")
-        for name, amount, words, colour in present
+        element(
+            "span", style=f"width:{time_s / total_s:.4%};background:{colour}", title=f"{name}: {format_seconds(time_s)}"
+        )
+        for name, time_s, colour in present
     )
     legend = (
-        element("li", _dot(colour), element("b", name), f" {amount / total:.0%}", element("small", words))
-        for name, amount, words, colour in present
+        element(
+            "li",
+            element("i", style=f"background:{colour}"),
+            element("b", name),
+            f" {time_s / total_s:.0%}",
+            element("small", format_seconds(time_s)),
+        )
+        for name, time_s, colour in present
     )
     bars_and_legend = element("div", *bar, class_="bar"), element("ul", *legend)
     return element("div", element("h3", title), *bars_and_legend, class_="shares")
-
-
-def _dot(colour: str) -> Html:
-    return element("i", style=f"background:{colour}")
 
 
 _COLUMN_PX = 84
@@ -245,16 +240,15 @@ _COLUMN_PX = 84
 def table(table: Table, class_: str = "") -> Html:
     """A table without its title. On a narrow screen it scrolls in its own box."""
 
-    def cells(name: str, row: Sequence[str]) -> Html:
-        return joined(
-            *(
-                element(name, cell, class_="number") if column.is_number else element(name, cell, title=cell)
-                for cell, column in zip(row, table.columns, strict=True)
-            )
+    def line(name: str, row: Sequence[str]) -> Html:
+        cells = (
+            element(name, cell, class_="number") if column.is_number else element(name, cell, title=cell)
+            for cell, column in zip(row, table.columns, strict=True)
         )
+        return element("tr", *cells)
 
-    head = element("thead", element("tr", cells("th", [column.head for column in table.columns])))
-    body = element("tbody", *(element("tr", cells("td", row)) for row in table.rows))
+    head = element("thead", line("th", [column.head for column in table.columns]))
+    body = element("tbody", *(line("td", row) for row in table.rows))
     narrowest = f"min-width:{_COLUMN_PX * len(table.columns)}px"
     return element("div", element("table", head, body, class_=class_ or None, style=narrowest), class_="scroll")
 
@@ -265,12 +259,11 @@ def titled(shown: Table, class_: str = "") -> Html:
 
 
 def seconds_or_none(time_s: float) -> str:
-    return format_seconds(time_s) if time_s > _NO_TIME_S else "-"
+    return format_seconds(time_s) if time_s > MICROSECOND_S / 1000 else "-"
 
 
 def live_table(id_: str, placeholder: str) -> Html:
     """A table that the script fills. A click on a heading sorts it; words filter it."""
     box = element("input", type="search", placeholder=placeholder, aria_label=placeholder, data_for=id_)
-    count = element("span", class_="count", data_for=id_)
-    tools = element("div", box, count, class_="tools")
+    tools = element("div", box, element("span", class_="count", data_for=id_), class_="tools")
     return element("div", tools, element("div", id=id_, class_="rows"), class_="live")

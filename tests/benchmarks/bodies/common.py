@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +49,7 @@ class Clock(RunObserver):
     @property
     def steps_s(self) -> list[float]:
         """Seconds from the end of a step to the end of the next, after the warm-up."""
-        pairs = zip(self._ended_s, self._ended_s[1:], strict=False)
-        return [after - before for before, after in pairs][WARM_UP_STEPS:]
+        return [after - before for before, after in pairwise(self._ended_s)][WARM_UP_STEPS:]
 
 
 def on_all_ranks(measure: Callable[[Communicator], object], threads: int | None = 1) -> None:
@@ -73,12 +73,11 @@ def train(
     observer: RunObserver,
     steps: int,
     *more: Any,
-    warm_up: int = WARM_UP_STEPS,
     accumulation: int = 1,
     **options: Any,
 ) -> SummaryRecord:
-    """As `sambasim run` does. `more`: what a job takes besides an observer."""
-    training = {"steps": steps + warm_up, "evaluate": False, "accumulation_steps": accumulation}
+    """So many steps as `sambasim run` does them, after the warm-up. `more`: what a job takes besides an observer."""
+    training = {"steps": steps + WARM_UP_STEPS, "evaluate": False, "accumulation_steps": accumulation}
     chosen = RunOptions(pef=str(pef), overrides={"training": training}, **options)
     return TrainingJob(set_up(pef, chosen, communicator), observer, *more).run()
 
@@ -99,10 +98,10 @@ def train_eagerly(
     batches: Iterator[tuple[Tensor, ...]],
     clock: Clock,
     steps: int,
-    warm_up: int = WARM_UP_STEPS,
 ) -> None:
-    """`model` returns its loss first. Without an optimizer: forward and backward alone."""
-    for _ in range(steps + warm_up):
+    """So many steps after the warm-up. `model` returns its loss first. Without an optimizer: forward and backward
+    alone."""
+    for _ in range(steps + WARM_UP_STEPS):
         model.zero_grad()
         loss, *_ = model(*next(batches))
         loss.backward()
@@ -111,14 +110,10 @@ def train_eagerly(
         clock.tick()
 
 
-def batches_of(
-    workload: Workload, rank: int = 0, ranks: int = 1, *, shuffle: bool = True
-) -> Iterator[tuple[Tensor, ...]]:
+def batches_of(workload: Workload, rank: int, ranks: int) -> Iterator[tuple[Tensor, ...]]:
     """By a DataLoader, without end."""
     samples = workload.samples()
-    sampler: DistributedSampler[tuple[Tensor, ...]] = DistributedSampler(
-        samples, ranks, rank, shuffle=shuffle, drop_last=True
-    )
+    sampler: DistributedSampler[tuple[Tensor, ...]] = DistributedSampler(samples, ranks, rank, drop_last=True)
     loader = DataLoader(samples, batch_size=workload.batch_size, sampler=sampler, drop_last=True)
     while True:
         yield from loader

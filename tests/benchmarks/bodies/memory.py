@@ -1,85 +1,78 @@
-"""Train GPT-2 small for a few steps by the runtime, or by DistributedDataParallel; print what memory the ranks hold.
+"""Train for a few steps; print the seconds of each step, and what memory the ranks hold, as a line of JSON from rank 0.
 
-Each rank reads its proportional set size (Pss: a page that k processes share counts as 1/k in each) after the last
-step, and that of its largest mapping, which is its device memory. Rank 0 prints the sum of the first and the largest of
-the second, in bytes, as a line of JSON.
+The memory of a rank is its proportional set size (Pss: a page that k processes share counts as 1/k in each), and
+that of its largest mapping, which is its device memory, after the warm-up and a step: `held_bytes` of all ranks,
+`device_bytes` of the rank with the most. `alone_bytes`, also of the rank with the most, is as if no other process on
+the machine used the same libraries: of files, each rank counts an equal share.
 
-    memory.py sambasim|host|ddp PEF      host: sync through the host
+    memory.py ddp|PEF device|host STEPS THREADS      ddp: GPT-2 small by DistributedDataParallel
 """
 
-import json
 import sys
+from itertools import repeat
 from pathlib import Path
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from sambasim.options.run import RunOptions
-from sambasim.runtime.job import TrainingJob
-from sambasim.runtime.machine import pytorch
 from sambasim.runtime.machine.communicator import Communicator
-from sambasim.runtime.machine.mpi import connect
-from sambasim.runtime.run.run_observer import RunObserver, Step
-from sambasim.runtime.run.setup import set_up
+from tests.benchmarks.bodies.common import WARM_UP_STEPS, Clock, gloo, on_all_ranks, train, train_eagerly
 from tests.benchmarks.workloads import GPT2_BATCH, GPT2_LENGTH, Gpt2Small
 
-STEPS = 3
+
+class Gauge(Clock):
+    """`ranks`: of the node."""
+
+    def __init__(self, ranks: int) -> None:
+        super().__init__()
+        self._ranks, self._steps = ranks, 0
+        self.held_bytes = self.device_bytes = self.alone_bytes = 0
+
+    def tick(self) -> None:
+        super().tick()
+        self._steps += 1
+        if self._steps == WARM_UP_STEPS + 1:
+            self._read()
+
+    def _read(self) -> None:
+        of_file, largest = False, 0
+        for line in Path("/proc/self/smaps").read_text().splitlines():
+            words = line.split()
+            if not words[0].endswith(":"):
+                path = words[5] if len(words) > 5 else ""  # the columns of a mapping
+                of_file = path.startswith("/") and not path.startswith(("/dev/", "/SYSV"))
+                private = words[1].endswith("p")
+                continue
+            size_bytes = int(words[1]) * 1024 if words[0] in ("Size:", "Rss:", "Pss:", "Anonymous:") else 0
+            if words[0] == "Size:":
+                is_largest, largest = size_bytes > largest, max(size_bytes, largest)
+            elif words[0] == "Pss:":
+                self.held_bytes += size_bytes
+                self.alone_bytes += 0 if of_file else size_bytes
+                self.device_bytes = size_bytes if is_largest else self.device_bytes
+            elif of_file and words[0] == "Rss:":
+                self.alone_bytes += size_bytes // self._ranks
+            elif of_file and private and words[0] == "Anonymous:":  # its own copies of pages of the file
+                self.alone_bytes += size_bytes - size_bytes // self._ranks
 
 
-class Gauge(RunObserver):
-    def __init__(self) -> None:
-        self.held_bytes = self.device_bytes = 0
-
-    def stepped(self, step: Step) -> None:
-        if step.step == STEPS:
-            self.read()
-
-    def read(self) -> None:
-        fields = [line.split() for line in Path("/proc/self/smaps").read_text().splitlines()]
-        sizes, held = ([int(one[1]) * 1024 for one in fields if one[0] == name] for name in ("Size:", "Pss:"))
-        self.held_bytes = sum(held)
-        self.device_bytes = held[sizes.index(max(sizes))]
-
-
-def main(which: str, pef: Path) -> None:
-    torch.set_num_threads(1)
-    communicator = connect(sys.argv)
-    gauge = Gauge()
-    if which == "ddp":
-        _ddp(communicator, gauge)
+def measured(communicator: Communicator, pef: str, path: str, steps: int, threads: int | None) -> object:
+    gauge = Gauge(communicator.world_size)
+    if pef == "ddp":
+        with gloo(communicator):
+            model = DistributedDataParallel(Gpt2Small())
+            optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+            tokens = torch.randint(0, 50257, (GPT2_BATCH, GPT2_LENGTH))
+            train_eagerly(model, optimizer, repeat((tokens, tokens)), gauge, steps)
     else:
-        _ours(pef, communicator, gauge, reduce_on_rdu=which == "sambasim")
-    everybody = communicator.all_gather_object((gauge.held_bytes, gauge.device_bytes))
-    if communicator.rank == 0:
-        held, of_device = zip(*everybody, strict=True)
-        print(json.dumps({"held_bytes": sum(held), "device_bytes": max(of_device)}), flush=True)
-    communicator.close()
-
-
-def _ours(pef: Path, communicator: Communicator, gauge: Gauge, *, reduce_on_rdu: bool) -> None:
-    overrides: dict[str, object] = {"training": {"steps": STEPS, "evaluate": False}}
-    options = RunOptions(pef=str(pef), threads=1, reduce_on_rdu=reduce_on_rdu, overrides=overrides)
-    TrainingJob(set_up(pef, options, communicator), gauge).run()
-
-
-def _ddp(communicator: Communicator, gauge: Gauge) -> None:
-    pytorch.bring_up(communicator)
-    _train(gauge)
-    pytorch.take_down()
-
-
-def _train(gauge: Gauge) -> None:
-    torch.manual_seed(0)
-    model = DistributedDataParallel(Gpt2Small())
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    tokens = torch.randint(0, 50257, (GPT2_BATCH, GPT2_LENGTH))
-    for _ in range(STEPS):
-        optimizer.zero_grad()
-        loss, _ = model(tokens, tokens)
-        loss.backward()
-        optimizer.step()
-    gauge.read()
+        train(Path(pef), communicator, gauge, steps, threads=threads, reduce_on_rdu=path == "device")
+    sizes = (gauge.held_bytes, gauge.device_bytes, gauge.alone_bytes)
+    held, of_device, alone = zip(*communicator.all_gather_object(sizes), strict=True)
+    found = {"held_bytes": sum(held), "device_bytes": max(of_device), "alone_bytes": max(alone)}
+    return {"steps_s": gauge.steps_s, **found}
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    few = int(sys.argv[4]) if sys.argv[4:] else None
+    chosen = sys.argv[1], sys.argv[2], int(sys.argv[3]), few
+    on_all_ranks(lambda communicator: measured(communicator, *chosen), threads=few)

@@ -6,8 +6,6 @@ not say how long it waits.
     parallel.py WAY PEF ACCUMULATION      PEF is for our ways and gloo, ACCUMULATION for ours
 """
 
-import gc
-import json
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -25,88 +23,66 @@ from torch.nn import functional as F
 
 from sambasim.ir.dataflow import groups_of
 from sambasim.ir.ranks import in_slices
-from sambasim.options.run import RunOptions
 from sambasim.pef import read
-from sambasim.runtime.job import TrainingJob
-from sambasim.runtime.machine import pytorch
 from sambasim.runtime.machine.communicator import Communicator
-from sambasim.runtime.machine.mpi import connect
-from sambasim.runtime.run.setup import set_up
-from tests.benchmarks.bodies.common import WARM_UP_STEPS, Clock
+from tests.benchmarks.bodies.common import WARM_UP_STEPS, Clock, gloo, on_all_ranks, train, train_eagerly
 from tests.benchmarks.workloads import PIPELINED_MICRO_BATCHES, SPLIT_GPT, ParallelWay, SplitGPT
 
 STEPS = 10
 STAGES = 2
 
 
-def main(way: ParallelWay, pef: Path, accumulation: int) -> None:
-    torch.set_num_threads(1)
-    communicator, clock, waited_s = connect(sys.argv), Clock(), 0.0
-    if way is ParallelWay.GLOO:
-        pytorch.bring_up(communicator)
-        _communications(pef, communicator.world_size, clock)
-        pytorch.take_down()
-    elif way is ParallelWay.OURS:
-        waited_s = _ours(pef, accumulation, communicator, clock)
+def measured(communicator: Communicator, way: ParallelWay, pef: Path, accumulation: int) -> object:
+    clock, waited_s = Clock(), 0.0
+    if way is ParallelWay.OURS:
+        summary = train(pef, communicator, clock, STEPS, accumulation=accumulation, threads=1)
+        in_sync_s = summary.sync_share * summary.training_s
+        waited_s = (in_sync_s + sum(summary.waited_s.values())) / summary.steps
     else:
-        pytorch.bring_up(communicator)
-        torch.manual_seed(0)
-        _PEERS[way](communicator, clock)
-        gc.collect()
-        pytorch.take_down()
-    if communicator.rank == 0:
-        print(json.dumps({"steps_s": clock.steps_s, "waited_s": waited_s}), flush=True)
-    communicator.close()
+        with gloo(communicator):
+            if way is ParallelWay.GLOO:
+                _communications(pef, communicator.world_size, clock)
+            elif way is ParallelWay.PIPELINING:
+                _pipelining(communicator.rank, clock)
+            else:
+                _sharded(way, communicator.world_size, clock)
+    return {"steps_s": clock.steps_s, "waited_s": waited_s}
 
 
-def _ours(pef: Path, accumulation: int, communicator: Communicator, clock: Clock) -> float:
-    training = {"steps": STEPS + WARM_UP_STEPS, "evaluate": False, "accumulation_steps": accumulation}
-    options = RunOptions(pef=str(pef), threads=1, overrides={"training": training})
-    summary = TrainingJob(set_up(pef, options, communicator), clock).run()
-    in_sync_s = summary.sync_share * summary.training_s
-    return (in_sync_s + sum(summary.waited_s.values())) / summary.steps
-
-
-def _pipelining(communicator: Communicator, clock: Clock) -> None:
+def _pipelining(rank: int, clock: Clock) -> None:
     """1F1B of torch.distributed.pipelining, with two equal stages."""
-    model, rank = SplitGPT(), communicator.rank
+    model = SplitGPT()
     half = len(model.blocks) // STAGES
     stages = (model.first, *model.blocks[:half]), (*model.blocks[half:], model.last)
     part = nn.Sequential(*stages[rank])
     optimizer = torch.optim.AdamW(part.parameters(), lr=SPLIT_GPT.learning_rate)
     stage = PipelineStage(part, rank, STAGES, torch.device("cpu"))
     schedule = Schedule1F1B(stage, PIPELINED_MICRO_BATCHES, loss_fn=_loss)
-    for tokens, targets in _batches(PIPELINED_MICRO_BATCHES, clock):
+    for tokens, targets in _batches(PIPELINED_MICRO_BATCHES):
         optimizer.zero_grad()
         _ = schedule.step(tokens) if rank == 0 else schedule.step(target=targets)
         optimizer.step()
+        clock.tick()
 
 
-def _tensor_parallel(communicator: Communicator, clock: Clock) -> None:
-    """DTensor: columns, then rows, in each block; embeddings and head are whole."""
-    model, mesh = SplitGPT(), init_device_mesh("cpu", (communicator.world_size,))
+def _loss(logits: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def _sharded(way: ParallelWay, ranks: int, clock: Clock) -> None:
+    """DTensor: columns, then rows, in each block; embeddings and head are whole. Or FSDP2."""
+    model, mesh = SplitGPT(), init_device_mesh("cpu", (ranks,))
     for block in model.layers:
-        columns = dict.fromkeys(("query", "key", "value", "mlp.0"), ColwiseParallel())
-        parallelize_module(block, mesh, {**columns, "proj": RowwiseParallel(), "mlp.2": RowwiseParallel()})
-        block.heads //= communicator.world_size
-    _train(model, clock)
-
-
-def _fsdp(communicator: Communicator, clock: Clock) -> None:
-    model, mesh = SplitGPT(), init_device_mesh("cpu", (communicator.world_size,))
-    for block in model.blocks:
-        fully_shard(block, mesh=mesh)
-    fully_shard(model, mesh=mesh)
-    _train(model, clock)
-
-
-def _train(model: nn.Module, clock: Clock) -> None:
+        if way is ParallelWay.DTENSOR:
+            columns = dict.fromkeys(("query", "key", "value", "mlp.0"), ColwiseParallel())
+            parallelize_module(block, mesh, {**columns, "proj": RowwiseParallel(), "mlp.2": RowwiseParallel()})
+            block.heads //= ranks
+        else:
+            fully_shard(block, mesh=mesh)
+    if way is ParallelWay.FSDP2:
+        fully_shard(model, mesh=mesh)
     optimizer = torch.optim.AdamW(model.parameters(), lr=SPLIT_GPT.learning_rate)
-    for batch in _batches(1, clock):
-        optimizer.zero_grad()
-        loss, _ = model(*batch)
-        loss.backward()
-        optimizer.step()
+    train_eagerly(model, optimizer, _batches(1), clock, STEPS)
 
 
 def _communications(pef: Path, ranks: int, clock: Clock) -> None:
@@ -136,25 +112,14 @@ def _communications(pef: Path, ranks: int, clock: Clock) -> None:
         clock.tick()
 
 
-_PEERS: dict[ParallelWay, Callable[[Communicator, Clock], None]] = {
-    ParallelWay.PIPELINING: _pipelining,
-    ParallelWay.DTENSOR: _tensor_parallel,
-    ParallelWay.FSDP2: _fsdp,
-}
-
-
-def _loss(logits: Tensor, targets: Tensor) -> Tensor:
-    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
-
-
-def _batches(parts: int, clock: Clock) -> Iterator[tuple[Any, ...]]:
-    """Batches of `parts` micro-batches, the same on all ranks; the clock ticks after each."""
+def _batches(parts: int) -> Iterator[tuple[Any, ...]]:
+    """Batches of `parts` micro-batches, the same on all ranks."""
     samples, size = SPLIT_GPT.samples(), SPLIT_GPT.batch_size * parts
     for step in range(STEPS + WARM_UP_STEPS):
         rows = [samples[(step * size + row) % len(samples)] for row in range(size)]  # type: ignore[arg-type]  # a Dataset need not have a length; this one has
         yield tuple(torch.stack(column) for column in zip(*rows, strict=True))
-        clock.tick()
 
 
 if __name__ == "__main__":
-    main(ParallelWay(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))
+    chosen = ParallelWay(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+    on_all_ranks(lambda communicator: measured(communicator, *chosen))

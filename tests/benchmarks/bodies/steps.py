@@ -8,12 +8,11 @@ alone sync nothing and update nothing. A line of JSON, from rank 0: a list.
 """
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from sambasim.runtime.machine.communicator import Communicator
@@ -30,7 +29,9 @@ def measured(communicator: Communicator, folder: Path, workload: Workload, way: 
             train(pef, communicator, clock, workload.steps, threads=1, reduce_on_rdu=True, engine=engine)
         case Way.DDP | Way.DDP_COMPILED:
             with gloo(communicator):
-                _by_ddp(workload, batches, way is Way.DDP_COMPILED, clock)
+                parallel, compiled = DistributedDataParallel(workload.model()), way is Way.DDP_COMPILED
+                model = cast(nn.Module, torch.compile(parallel)) if compiled else parallel
+                train_eagerly(model, _optimizer(workload, parallel, compiled), batches, clock, workload.steps)
         case Way.ALONE:
             keep_freed_memory()  # as a run does
             torch.manual_seed(0)
@@ -38,15 +39,10 @@ def measured(communicator: Communicator, folder: Path, workload: Workload, way: 
     return clock.steps_s
 
 
-def _by_ddp(workload: Workload, batches: Iterator[tuple[Tensor, ...]], compiled: bool, clock: Clock) -> None:
-    parallel = DistributedDataParallel(workload.model())
-    model = cast(nn.Module, torch.compile(parallel)) if compiled else parallel
-    optimizer: torch.optim.Optimizer
+def _optimizer(workload: Workload, model: nn.Module, compiled: bool) -> torch.optim.Optimizer:
     if workload.optimizer == "adamw":
-        optimizer = torch.optim.AdamW(parallel.parameters(), lr=workload.learning_rate, fused=compiled or None)
-    else:
-        optimizer = torch.optim.SGD(parallel.parameters(), lr=workload.learning_rate)
-    train_eagerly(model, optimizer, batches, clock, workload.steps)
+        return torch.optim.AdamW(model.parameters(), lr=workload.learning_rate, fused=compiled or None)
+    return torch.optim.SGD(model.parameters(), lr=workload.learning_rate)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,219 @@
+"""Predictions in the formats of other tools: a trace for Perfetto, and SambaNova's files and columns.
+
+The trace has the format and tracks of `run --trace`: a process for each rank of the first replica, or for the first
+ranks. A replica of one rank has its sections, another one its actions with the parts of each; then update and sync.
+
+Of SambaNova's tools: SambaTune's `section_report.csv` and `summary.json`, and the columns of `sntilestat`. Not
+modelled: PMUs of a section, %chkpt, %quiesce; %pload and %aload are one number.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from sambasim import __version__
+from sambasim.costs.load import chip_bytes
+from sambasim.hardware.budget import load_calibration
+from sambasim.ir.mesh import PIPELINE
+from sambasim.ir.schedule import Action
+from sambasim.records.trace import TraceProcess, TraceSpan, trace_json
+from sambasim.records.trace import Track as Shown
+from sambasim.report.advice import NOT_VALIDATED
+from sambasim.report.tables import csv_text, text_table
+from sambasim.simulation.alone import MODEL_KINDS, RankAlone, TimedSection
+from sambasim.simulation.prediction import Prediction
+from sambasim.simulation.ranks import Cost
+from sambasim.simulation.scaling import Span, SyncedRank, Track
+from sambasim.simulation.step import PredictedStep
+from sambasim.units import format_seconds
+
+_MOST_SHOWN = 4
+"""The most ranks in a trace, if a replica has fewer. All replicas do the same at the same time."""
+
+_TRACKS = {Track.HOST: Shown.HOST, Track.SECTIONS: Shown.SECTIONS, Track.LINKS: Shown.COLLECTIVES}
+
+
+def predicted_trace(step: PredictedStep) -> str:
+    synced, world_size = step.synced, step.mesh.world_size
+    shown = min(world_size, max(_MOST_SHOWN, step.program.ranks_of_replica))
+    processes = []
+    for at in step.placement.locations()[:shown]:
+        if step.several_ranks:
+            title = f"rank {at.replica} of {world_size} ({step.mesh.place(at.replica)}) as {at}, predicted"
+            spans = list(_action_spans(step, step.mesh.coordinate(at.replica, PIPELINE)))
+        else:
+            title, spans = f"replica {at.replica} of {world_size}, {at}, predicted", list(_section_spans(synced))
+        processes.append(TraceProcess(at.replica, title, spans))
+    facts = {
+        "kind": "predicted",
+        "by": f"sambasim {__version__}",
+        "pef": step.program.name,
+        "pef_digest": None,
+        "device": f"{step.budget.where}: predicted, never measured here",
+        "calibrated_on": load_calibration().fit.rows,
+        "sync": "none" if synced.path is None else f"{synced.path}: {synced.way}",
+        "predicted_s": step.predicted_s,
+        "replicas": step.replicas,
+        "replicas_shown": -(-shown // step.program.ranks_of_replica),
+        "mesh": str(step.mesh),
+        "schedule": step.schedule.name if step.program.schedule is not None else "none",
+        "ranks_shown": shown,
+    }
+    return trace_json(processes, {**facts, "backed_by": NOT_VALIDATED} if step.several_ranks else facts)
+
+
+def _section_spans(synced: SyncedRank) -> Iterator[TraceSpan]:
+    micro_step = -1
+    for span in synced.spans:
+        micro_step += span.section == 0  # with which each micro-step begins
+        args: dict[str, int | str] = {"kind": span.kind}
+        if span.section is not None:
+            section = synced.step.sections[span.section]
+            args["section"] = span.section
+            if synced.step.runs(section) > 1:
+                args["micro_step"] = micro_step
+            args |= {"read_bytes": section.load.read_bytes, "written_bytes": section.load.written_bytes}
+            args["bound"] = section.price.bound
+        yield _shown(span, args)
+
+
+def _shown(span: Span, args: dict[str, int | str]) -> TraceSpan:
+    title = span.name if span.track is Track.HOST else f"{span.kind} {span.name}"  # as in a measured trace
+    return TraceSpan(_TRACKS[span.track], title, _nanoseconds(span.start_s), _nanoseconds(span.stop_s), args)
+
+
+def _nanoseconds(time_s: float) -> int:
+    return round(time_s * 1e9)
+
+
+def _action_spans(step: PredictedStep, position: int) -> Iterator[TraceSpan]:
+    for micro_step in range(step.micro_steps):
+        began_s = micro_step * step.passes.predicted_s
+        for action, start_s, stop_s in step.passes.timeline[position]:
+            args: dict[str, int | str] = {"action": str(action), "stage": action.stage}
+            args |= {"micro_batch": action.micro_batch, "micro_step": micro_step}
+            start_ns, stop_ns = _nanoseconds(began_s + start_s), _nanoseconds(began_s + stop_s)
+            yield TraceSpan(Shown.SECTIONS, title_of(action), start_ns, stop_ns, args)
+            yield from _parts(step.passes.cost(action), began_s + start_s, stop_ns)
+    for span in step.ranks[position].spans_after(step.passes_s):
+        yield _shown(span, {"kind": span.kind})
+
+
+def kind_of(action: Action) -> str:
+    return action.kind.name.lower().replace("_", " ")
+
+
+def title_of(action: Action) -> str:
+    return f"{kind_of(action)} {action.micro_batch}, stage {action.stage}"
+
+
+def _parts(cost: Cost, start_s: float, end_ns: int) -> Iterator[TraceSpan]:
+    """The parts of an action, one after the other. In a step, messages are between its sections and operators."""
+    parts: list[tuple[str, float, dict[str, int]]] = [("host", cost.host_s, {})]
+    for axis, traffic in cost.messages.items():
+        received = {f"{wire}_bytes": round(size_bytes) for wire, size_bytes in traffic.received_bytes.items()}
+        parts.append((f"messages along {axis}", traffic.predicted_s, received))
+    for name, seconds, args in [*parts, ("sections", cost.device_s, {})]:
+        start_ns, start_s = _nanoseconds(start_s), start_s + seconds
+        if seconds:
+            yield TraceSpan(Shown.SECTIONS, name, start_ns, min(_nanoseconds(start_s), end_ns), args)
+
+
+def section_report_csv(step: RankAlone) -> str:
+    return csv_text([{"section_id": n, **_row(step, section)} for n, section in enumerate(step.sections)])
+
+
+def _row(step: RankAlone, section: TimedSection) -> Mapping[str, str | int | float]:
+    budget, price, load = step.budget, section.price, section.load
+    memory, latency_s = budget.memory.lower(), price.predicted_s
+    products_s = load.product_flops / (budget.units * budget.unit_flops_per_s)
+    return {
+        "section_type": section.kind,
+        "section_name": section.name,
+        "operators": section.operators,
+        "runs_per_step": step.runs(section),
+        "predicted_latency_s": latency_s,
+        "predicted_throughput_samples_per_s": step.batch_size / latency_s if section.kind in MODEL_KINDS else "",
+        f"predicted_{memory}_read_bytes_per_s": load.read_bytes / latency_s,
+        f"predicted_{memory}_write_bytes_per_s": load.written_bytes / latency_s,
+        "predicted_pcu_count": round(price.units),
+        "predicted_pcu_utilization": products_s / latency_s,
+        "predicted_pmu_utilization": min(1.0, chip_bytes(load, budget) / budget.chip_bytes),
+        **{f"predicted_{part}_s": getattr(price, f"{part}_s") for part in ("compute", "memory", "fill", "launch")},
+        "predicted_bound": price.bound,
+    }
+
+
+def summary_json(scaled: SyncedRank, name: str) -> str:
+    step = scaled.step
+    host_share = step.host_s / scaled.predicted_s
+    predicted = {
+        "device": step.budget.where,
+        "calibrated_on": load_calibration().fit.rows,
+        "replicas": scaled.placement.replicas,
+        "batch_size": step.batch_size,
+        "micro_steps": step.micro_steps,
+        "predicted_latency_s": scaled.predicted_s,
+        "predicted_throughput_samples_per_s": scaled.samples_per_s,
+        "predicted_host_s": step.host_s,
+        "predicted_host_share": host_share,
+        "predicted_device_s": step.device_s,
+        "predicted_exposed_sync_s": scaled.exposed_sync_s,
+        "predicted_latency_s_by_type": step.device_s_by_kind,
+        "predicted_latency_s_by_bound": step.device_s_by_bound,
+        "predicted_section_count": len(step.sections),
+    }
+    kind, seconds = max(step.device_s_by_kind.items(), key=lambda pair: pair[1])
+    remarks = [
+        f"Host takes {host_share:.1%} of the total latency (predicted).",
+        f"Sections wait for gradients in {scaled.sync_share:.1%} of it (predicted).",
+        f"{kind} sections take {seconds / scaled.predicted_s:.1%} of it (predicted).",
+    ]
+    if scaled.path is None:
+        del remarks[1]
+    record = {"name": name, "remarks": remarks, "predicted": predicted}
+    return json.dumps(record, indent=2, ensure_ascii=False) + "\n"
+
+
+UNKNOWN = (
+    "%pload+%aload is program load, argument load and idle time between two sections, which no publication separates",
+    "%chkpt and %quiesce are not modelled; all tiles of a replica run the same section",
+)
+
+
+def tilestat(prediction: Prediction) -> Mapping[str, object]:
+    """What `sambasim tilestat --json` prints: the tiles of one replica, or one row if their number is not published.
+    The shares add up to 1; None is unknown."""
+    return {
+        "kind": "predicted",
+        "name": prediction.program.name,
+        "device": prediction.alone.budget.where,
+        "predicted_s": prediction.alone.predicted_s,
+        "tiles": [{"tile": tile, **_shares(prediction.alone)} for tile in _tiles(prediction)],
+        "unknown": UNKNOWN,
+    }
+
+
+def _tiles(prediction: Prediction) -> list[str]:
+    tiles = prediction.tiles or prediction.device.tiles
+    return [f"TILE_{tile}" for tile in range(tiles)] if tiles else ["all"]
+
+
+def _shares(step: RankAlone) -> Mapping[str, float | None]:
+    launch_s = sum(step.runs(section) * section.price.launch_s for section in step.sections)
+    return {
+        "predicted_idle_share": step.host_s / step.predicted_s,
+        "predicted_exec_share": (step.device_s - launch_s) / step.predicted_s,
+        "predicted_pload_aload_share": launch_s / step.predicted_s,
+        **dict.fromkeys(f"predicted_{name}_share" for name in ("pload", "aload", "chkpt", "quiesce")),
+    }
+
+
+def tilestat_view(prediction: Prediction) -> Sequence[RenderableType]:
+    name, step = prediction.program.name, prediction.alone
+    heading = f"{name} on {step.budget.where}, a step of {format_seconds(step.predicted_s)}: predicted"
+    shares = [f"{100 * share:.1f}" for share in _shares(step).values() if share is not None]
+    rows = [(tile, *shares) for tile in _tiles(prediction)]
+    return [text_table(heading, ["tile"], ["%idle", "%exec", "%pload+%aload"], rows), Text("\n".join(UNKNOWN))]
