@@ -3,14 +3,14 @@ drawing of sections: each in one box, every tensor between boxes in a curve."""
 
 import json
 from dataclasses import replace
-from html.parser import HTMLParser
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from sambasim.compiler.front import Example, compile_shapes
+from sambasim.compiler.capture.step import Example
+from sambasim.compiler.front import compile_shapes
 from sambasim.costs.cut import Level
 from sambasim.costs.price import Bound
 from sambasim.hardware.spec import load_device
@@ -187,54 +187,42 @@ def skip() -> Program:
     return compile_shapes(Skip, lambda _: Example({"x": torch.zeros(16, 8, 64, 64)}, False), options)
 
 
-class Drawing(HTMLParser):
-    def __init__(self, found: Analysis) -> None:
-        super().__init__()
-        self.boxes: list[tuple[int, int]] = []
-        self.curves: list[tuple[int, int]] = []
-        self.titles: list[str] = []
-        self.sizes: list[str] = []
-        self._in = ""
-        self.feed(section_graph(found).body)
+def drawing_of(found: Analysis) -> tuple[list[list[int]], list[list[int]], list[str]]:
+    """The first and last section of each box, the first and last box of each curve, and all words."""
+    page = Page(section_graph(found).body)
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        found = {key: value or "" for key, value in attrs}
-        self._in = "size" if found.get("class") == "size" else tag
-        if found.get("class") == "box":
-            self.boxes.append((int(found["data-first"]), int(found["data-last"])))
-        if tag == "path":
-            self.curves.append((int(found["data-from"]), int(found["data-to"])))
+    def numbers(first: str, last: str) -> list[list[int]]:
+        return [[int(a[first] or 0), int(a[last] or 0)] for _, a in page.elements if first in a]
 
-    def handle_data(self, data: str) -> None:
-        if self._in in ("title", "size"):
-            (self.titles if self._in == "title" else self.sizes).append(data)
+    return numbers("data-first", "data-last"), numbers("data-from", "data-to"), page.words
 
 
 def test_a_skip_connection_passes_other_sections() -> None:
     found = Analysis(predicted(skip(), level="o0"))
-    drawing, names = Drawing(found), [section.name for section in found.step.sections]
-    pairs = [(number, box) for box, (first, last) in enumerate(drawing.boxes) for number in range(first, last + 1)]
+    boxes, curves, words = drawing_of(found)
+    names = [section.name for section in found.step.sections]
+    pairs = [(number, box) for box, (first, last) in enumerate(boxes) for number in range(first, last + 1)]
     assert sorted(number for number, _ in pairs) == list(range(len(names)))
     box_of = dict(pairs)
     start = box_of[names.index("skip__first__conv2d")]
-    readers = [drawing.boxes[stop][0] for begin, stop in drawing.curves if begin == start]
+    readers = [boxes[stop][0] for begin, stop in curves if begin == start]
     assert any(names[number].startswith("skip__add") for number in readers)
-    assert any("1.0 MiB from 0 skip__first__conv2d to " in title for title in drawing.titles), "bf16[16, 8, 64, 64]"
-    assert "1.0 MiB" in drawing.sizes
+    assert any("1.0 MiB from 0 skip__first__conv2d to " in word for word in words), "bf16[16, 8, 64, 64]"
+    assert "1.0 MiB" in words
 
 
 def test_repeated_layers_are_one_box() -> None:
     found = Analysis(predicted(_perceptron(width=64, depth=30), level="o0"))
-    drawing = Drawing(found)
-    assert len(drawing.boxes) < len(found.step.sections) / 3
-    assert any("\u00d7" in title for title in drawing.titles)
-    assert all(begin != stop for begin, stop in drawing.curves)
+    boxes, curves, words = drawing_of(found)
+    assert len(boxes) < len(found.step.sections) / 3
+    assert any("\u00d7" in word for word in words)
+    assert all(begin != stop for begin, stop in curves)
     pairs = {(tensor["from"], tensor["to"]): tensor["bytes"] for tensor in in_json(found.prediction)["tensors"]}
     assert pairs == found.stages.tensors
 
 
 def test_a_forward_alone_is_one_column_and_too_many_boxes_are_not_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert Drawing(Analysis(sample_prediction(inference_program()))).boxes == [(0, 0)]
+    assert drawing_of(Analysis(sample_prediction(inference_program())))[0] == [[0, 0]]
     monkeypatch.setattr("sambasim.report.page.sections.MOST_BOXES", 3)
     body = section_graph(Analysis(predicted(skip(), level="o0"))).body
     assert "too large to draw" in body

@@ -1,6 +1,5 @@
 """Comparing runs: recordings of digests, and metrics files."""
 
-import io
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -49,11 +48,11 @@ def test_what_is_shown_of_runs_that_part(tmp_path: Path, request: pytest.Fixture
         1: [STEP, a_step(2, changed={"net__relu": changed(RELU, norm=4.0), "net__w": other}, loss=None)],
     }
     run_b = a_run(threads=2, options={"optimizer.lr": 0.2, "training.seed": 0})
-    console = Console(file=io.StringIO(), width=200, force_terminal=False, highlight=False)
-    for part in comparison(compared(tmp_path, ours, theirs, run_b)):
-        console.print(part, markup=False, soft_wrap=isinstance(part, str))
-    assert isinstance(console.file, io.StringIO)
-    text = "".join(f"{line.rstrip()}\n" for line in console.file.getvalue().splitlines())
+    console = Console(width=200, force_terminal=False, highlight=False)
+    with console.capture() as captured:
+        for part in comparison(compared(tmp_path, ours, theirs, run_b)):
+            console.print(part, markup=False, soft_wrap=isinstance(part, str))
+    text = "".join(f"{line.rstrip()}\n" for line in captured.get().splitlines())
     if request.config.getoption("--update-golden"):
         GOLDEN.write_text(text, encoding="utf-8")
     assert text == GOLDEN.read_text(encoding="utf-8")

@@ -1,6 +1,5 @@
 """The facts and tables of `sambasim inspect`."""
 
-import io
 import json
 import re
 from pathlib import Path
@@ -20,9 +19,10 @@ def facts_of(path: Path) -> Row:
 
 
 def printed(table: RenderableType) -> str:
-    out = io.StringIO()
-    Console(file=out, width=200).print(table)
-    return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
+    console = Console(width=200)
+    with console.capture() as captured:
+        console.print(table)
+    return "\n".join(line.rstrip() for line in captured.get().splitlines())
 
 
 def test_traffic_counts_what_crosses_a_section_once() -> None:

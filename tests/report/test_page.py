@@ -18,7 +18,7 @@ from sambasim.costs.work import work_of
 from sambasim.hardware.spec import load_cluster, load_device
 from sambasim.ir.graph import Graph, SourceLine
 from sambasim.ir.program import Program
-from sambasim.records.metrics import BytesRecord, EvaluationRecord, RunRecords, StepRecord, SummaryRecord
+from sambasim.records.metrics import EvaluationRecord, RunRecords, StepRecord
 from sambasim.report.analysis import Analysis
 from sambasim.report.page import measured_page, predicted_page
 from sambasim.report.page.choices import zoomed
@@ -26,6 +26,7 @@ from sambasim.report.page.sections import pipeline
 from sambasim.report.page.ui import Hover, element, for_script
 from sambasim.simulation.prediction import Prediction, predict
 from sambasim.units import format_seconds
+from tests.cli.test_demo import summary as a_summary
 from tests.pef.samples import inference_program, sample_program
 
 DIGEST = "0123456789abcdef" * 4
@@ -53,14 +54,8 @@ def a_run(*, whole: bool = True) -> RunRecords:
         for number in range(1, 9)
     )  # fmt: skip
     evaluation = EvaluationRecord(step=8, epoch=1, samples=36, loss=0.5, accuracy=0.875, evaluation_s=0.1)
-    summary = SummaryRecord(
-        pef_digest=DIGEST, world_size=2, emulated=False, sync="device", engine="plain", threads=1, torch="2", mpi="m",
-        seed=0, batch_size=8, global_batch_size=16, accumulation_steps=1, epochs=1, steps=8, samples=128,
-        samples_left_out_each_epoch=3, training_s=1.6, samples_per_s=80, sync_share=0.25, loss_first=2.0,
-        loss_last=0.25, first_nonfinite_step=None, evaluation=evaluation,
-        bytes=BytesRecord(device_to_host=0, host_to_device=0, peer=4096, network=0), weights_sha256="a" * 64,
-        state_sha256="b" * 64, exempt_from_exactness=[],
-    )  # fmt: skip
+    numbers = {"threads": 1, "steps": 8, "samples": 128, "training_s": 1.6, "samples_per_s": 80, "sync_share": 0.25}
+    summary = a_summary("device").model_copy(update={"pef_digest": DIGEST, "evaluation": evaluation, **numbers})
     return RunRecords(steps, (evaluation,), summary if whole else None)
 
 
