@@ -59,13 +59,13 @@ def _scaling_figures(prediction: Prediction, nouns: str) -> Mapping[str, ui.Figu
     )
     least, most = zoomed([value for values in efficiencies.values() for value in values])
     title = "predicted efficiency" + (f" (from {least:.0%}, not from 0)" if least else "")
-    ticks = {"tickvals": counts, "ticktext": list(map(str, counts)), "automargin": True}
-    shared = {"xaxis": ui.axis(nouns, type="log", fixedrange=True, **ticks), "legend": {**ui.LEGEND, "y": 1.02}}
+    ticks = {"tickvals": counts, "ticktext": list(map(str, counts)), "fixedrange": True, "automargin": True}
+    shared = {"xaxis": ui.axis(nouns, type="log", **ticks), "legend": {**ui.LEGEND, "y": 1.02}}
     speed = ui.axis("predicted samples/s", type="log", exponentformat="SI", dtick=1, fixedrange=True)
     efficiency = ui.axis(title, range=[least, most], tickformat=".0%", fixedrange=True)
     return {
         "scaling-speed": ui.figure([ideal, *_scaling_curves(prediction, speeds)], yaxis=speed, **shared),
-        "scaling-efficiency": ui.figure(_scaling_curves(prediction, efficiencies), yaxis=efficiency, **shared),
+        "scaling-efficiency": ui.figure(_scaling_curves(prediction, efficiencies), **shared, yaxis=efficiency),
     }
 
 

@@ -102,7 +102,7 @@ def memory(analysis: Analysis) -> ui.Part:
         _memory_traces(analysis),
         hovermode="x",
         xaxis=ui.axis("predicted time since the step began, one replica", range=[0, alone.predicted_s], **ui.SECONDS),
-        yaxis=ui.axis("bytes", range=[0, top], fixedrange=True, **_byte_ticks(top)),
+        yaxis=ui.axis("bytes", range=[0, top], **_byte_ticks(top), fixedrange=True),
         margin={"l": 84, "r": 16, "t": 34, "b": 44},
         shapes=[
             {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": size, "y1": size,
