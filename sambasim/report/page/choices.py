@@ -64,7 +64,7 @@ def _scaling_figures(prediction: Prediction, nouns: str) -> Mapping[str, ui.Figu
     speed = ui.axis("predicted samples/s", type="log", exponentformat="SI", dtick=1, fixedrange=True)
     efficiency = ui.axis(title, range=[least, most], tickformat=".0%", fixedrange=True)
     return {
-        "scaling-speed": ui.figure([ideal, *_scaling_curves(prediction, speeds)], yaxis=speed, **shared),
+        "scaling-speed": ui.figure([ideal, *_scaling_curves(prediction, speeds)], **shared, yaxis=speed),
         "scaling-efficiency": ui.figure(_scaling_curves(prediction, efficiencies), **shared, yaxis=efficiency),
     }
 
