@@ -43,7 +43,8 @@ def headline(prediction: Prediction, advice: Advice) -> str:
     best = next((change for change in advice.changes if not change.several), None)
     if best is None:
         return f"{binds}; no change to one replica gains more than 2%"
-    where, (_, steps, rates, _) = f" ({best.where})" if best.where else "", change_texts(best)
+    where = f" ({best.where})" if best.where else ""
+    _, steps, rates, _ = change_texts(best)
     return f"{binds}; {best.what}{where}: {steps if best.before.samples == best.after.samples else rates}"
 
 

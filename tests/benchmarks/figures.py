@@ -4,13 +4,12 @@ Candidates take turns, round after round, each in processes of its own: the runt
 memory, and a peer in the same process would gain from that too. Each function has a folder of its own.
 """
 
-import os
 import statistics
 import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,11 +20,12 @@ from sambasim.options.training import DataOptions, ModelOptions, OptimizerOption
 from sambasim.records.metrics import CollectivesRecord
 from sambasim.units import KIB, MIB, format_bytes
 from tests.benchmarks import workloads
-from tests.benchmarks.measure import TIMEOUT_S, Figure, in_turns, run_body, timed
+from tests.benchmarks.measure import TIMEOUT_S, Action, Figure, in_turns, run_body, timed
 from tests.benchmarks.planning import plan_figures
 from tests.benchmarks.workloads import GPT2_PADDED, PIPELINED_MICRO_BATCHES, WORKLOADS, ParallelWay, Way, Workload
 from tests.mpi.training import EACH_ALONE
 from tests.support.compiled import compile_from_options
+from tests.support.installation import THIS
 from tests.support.mpi import ROOT, mpirun
 
 REPLICAS, MEMORY_REPLICAS = 2, 4
@@ -54,7 +54,6 @@ SYNC_GOALS = (
 )
 """Size, peer of device sync, and goal."""
 
-_SAMBASIM = [sys.executable, "-m", "sambasim"]
 _PLAIN_SCRIPT = """
 import torch
 from torch import nn
@@ -134,12 +133,22 @@ def parallel_figures(folder: Path) -> Iterator[Figure]:
         yield Figure(f"communication as {peer}, np 2, in a step", ours, "gloo", "ratio at most 0.5", of_both)
 
 
+def _steps_s(
+    folder: Path, name: str, way: str, steps: int, checkpoints_s: list[float] | None = None
+) -> Sequence[float]:
+    """And adds the seconds of checkpoints to `checkpoints_s`."""
+    measured = run_body("steps", str(folder), name, way, str(steps), str(CHECKPOINT_EVERY), np=REPLICAS)
+    if checkpoints_s is not None:
+        checkpoints_s += measured["checkpoints_s"]
+    steps_s: Sequence[float] = measured["steps_s"]
+    return steps_s
+
+
 def step_figures(folder: Path) -> Iterator[Figure]:
     """Seconds of a step with sync between devices, against DistributedDataParallel on gloo."""
     for workload in WORKLOADS:
         compile_workload(workload, folder)
-        given = (str(folder), workload.name)
-        ways = {str(way): partial(run_body, "steps", *given, way, np=REPLICAS) for way in workload.ways}
+        ways = {str(way): partial(_steps_s, folder, workload.name, way, workload.steps) for way in workload.ways}
         medians = in_turns(ways, STEP_ROUNDS)
         title = f"step of {workload.name}, np {REPLICAS}"
         yield Figure(title, Way.PLAIN, Way.DDP, f"ratio at most {STEP_GOALS[workload.name]:.3f}", medians)
@@ -189,14 +198,11 @@ def overhead_figures(folder: Path) -> Iterator[Figure]:
     """What stall detection costs in a step, and what a checkpoint every PROMISED_EVERY steps costs."""
     checkpoints_s: list[float] = []
     compile_workload(WORKLOADS[0], folder)
-
-    def steps_s(way: str) -> Sequence[float]:
-        measured = run_body("overhead", str(folder), way, str(OVERHEAD_STEPS), str(CHECKPOINT_EVERY), np=2)
-        checkpoints_s.extend(measured["checkpoints_s"])
-        found: Sequence[float] = measured["steps_s"]
-        return found
-
-    medians = in_turns({way: partial(steps_s, way) for way in ("bare", "watched", "checkpointed")}, OVERHEAD_ROUNDS)
+    ways = {
+        way: partial(_steps_s, folder, "gpt", way, OVERHEAD_STEPS, checkpoints_s)
+        for way in ("bare", "watched", "checkpointed")
+    }
+    medians = in_turns(ways, OVERHEAD_ROUNDS)
     yield Figure("step of gpt, np 2", "watched", "bare", "ratio at most 1.01", medians)
     step_s = medians["watched"]
     shared = {"with": step_s + statistics.median(checkpoints_s) / PROMISED_EVERY, "without": step_s}
@@ -207,7 +213,7 @@ def overhead_figures(folder: Path) -> Iterator[Figure]:
 def sync_figures(folder: Path) -> Iterator[Figure]:
     """One run of `sambasim bench collectives` at np 2, against gloo, MPI and copying."""
     choices = ["--min-bytes", "64KiB", "--max-bytes", "64MiB", "--paths", "device,mpi,mpi-in-place,gloo", "--json"]
-    printed = _execute([mpirun(), "-np", "2", *_SAMBASIM, "bench", "collectives", *choices], check=True)
+    printed = THIS.call("bench", "collectives", *choices, folder=folder, np=2)
     sizes = {size.size_bytes: size for size in CollectivesRecord.model_validate_json(printed).sizes}
     for size_bytes, peer, goal in SYNC_GOALS:
         size = sizes[size_bytes]
@@ -220,50 +226,35 @@ def start_figures(folder: Path) -> Iterator[Figure]:
     """Help and refusal against importing torch; the first step against importing torch and MPI on two ranks; an app
     that loads its PEF and compares one step with PyTorch's, against a plain script that takes one step."""
 
-    def python(body: str) -> list[str]:
-        return [sys.executable, "-c", body]
+    def called(*command: str) -> Action:
+        return timed(lambda: THIS.call(*command, folder=folder, check=False))
 
-    def calling(command: Sequence[str]) -> Callable[[], Sequence[float]]:
-        return timed(partial(_execute, command))
+    def python(body: str, *launcher: str) -> Action:
+        argv = [*launcher, sys.executable, "-c", body]
+        return timed(lambda: subprocess.run(argv, capture_output=True, timeout=TIMEOUT_S, check=False))
 
-    importing = {"import torch": calling(python("import torch"))}
+    importing = {"import torch": python("import torch")}
     for name, arguments in (("help", ["--help"]), ("a wrong flag", ["run", "--pfe", "x"])):
         subject = f"sambasim {' '.join(arguments)}"
-        medians = in_turns({subject: calling([*_SAMBASIM, *arguments]), **importing}, 7, warm=True)
+        medians = in_turns({subject: called(*arguments), **importing}, 7, warm=True)
         yield Figure(name, subject, "import torch", "ratio below 0.2", medians)
-    output = ["--output-folder", str(folder)]
-    _execute([*_SAMBASIM, "compile", "--data-parallel", "-ws", "2", *output])
+    THIS.call("compile", "--data-parallel", "-ws", "2", folder=folder)
     subject, peer = "sambasim run", "import torch and MPI"
-    both = [mpirun(), "-np", "2", *python("import torch; from mpi4py import MPI")]
-    ours = partial(_seconds_to_first_step, folder / "digits" / "digits.pef")
-    yield Figure(
-        *("first step at np 2", subject, peer, "difference at most 2 s"),
-        in_turns({subject: ours, peer: calling(both)}, 5, warm=True),
-    )
-    app = [*_SAMBASIM, "app", str(ROOT / "examples" / "sambaflow" / "logistic_regression.py")]
-    _execute([*app, "compile", "-b", "32", "--pef-name", "app", *output])
-    testing = calling([*app, "test", "-b", "32", "--pef", str(folder / "app" / "app.pef")])
+    both = python("import torch; from mpi4py import MPI", mpirun(), "-np", "2")
+    medians = in_turns({subject: partial(_seconds_to_first_step, folder), peer: both}, 5, warm=True)
+    yield Figure("first step at np 2", subject, peer, "difference at most 2 s", medians)
+    app = ("app", str(ROOT / "examples" / "sambaflow" / "logistic_regression.py"))
+    THIS.call(*app, "compile", "-b", "32", "--pef-name", "app", folder=folder)
     subject, peer = "sambasim app … test", "a plain PyTorch step"
-    medians = in_turns({subject: testing, peer: calling(python(_PLAIN_SCRIPT))}, 5, warm=True)
+    testing = called(*app, "test", "-b", "32", "--pef", "app")
+    medians = in_turns({subject: testing, peer: python(_PLAIN_SCRIPT)}, 5, warm=True)
     yield Figure("an app's first step", subject, peer, "ratio at most 1", medians)
 
 
-def _environ() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(ROOT)}
-
-
-def _execute(command: Sequence[str], *, check: bool = False) -> str:
-    """Returns its stdout."""
-    unseen = None if check else subprocess.DEVNULL
-    how: dict[str, Any] = {"env": _environ(), "timeout": TIMEOUT_S, "check": check, "text": True, "stderr": unseen}
-    printed: str = subprocess.run(command, stdout=subprocess.PIPE, **how).stdout
-    return printed
-
-
-def _seconds_to_first_step(pef: Path) -> Sequence[float]:
-    command = [mpirun(), "-np", "2", *_SAMBASIM, "run", "--reduce-on-rdu", "--no-evaluate", "--steps", "2"]
+def _seconds_to_first_step(folder: Path) -> Sequence[float]:
+    command = THIS.argv("run", "--reduce-on-rdu", "--no-evaluate", "--steps", "2", "--pef", "digits", np=2)
     began_s = time.perf_counter()
-    with subprocess.Popen([*command, "--pef", str(pef)], env=_environ(), stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, cwd=folder, env=THIS.environ(), stdout=subprocess.PIPE, text=True) as process:
         for line in process.stdout or ():
             if line.startswith("step 1/"):
                 elapsed_s = time.perf_counter() - began_s

@@ -1,42 +1,79 @@
-"""Train one workload in one way, on all ranks; print the seconds of each step.
+"""Train one workload in one way, on all ranks; print the seconds of each step, and of checkpoints.
 
 All ways deal out the same data set by a DistributedSampler, one thread a rank. DDP reads it through a DataLoader, and
 runs on gloo with torch.optim's defaults, or compiled by torch.compile with the fused optimizer. Forward and backward
-alone sync nothing and update nothing. A line of JSON, from rank 0: a list.
+alone sync nothing and update nothing. A line of JSON, from rank 0: `{"steps_s": [...], "checkpoints_s": [...]}`.
 
-    steps.py FOLDER WORKLOAD WAY      FOLDER holds WORKLOAD/WORKLOAD.pef
+    steps.py FOLDER WORKLOAD WAY STEPS EVERY      FOLDER holds WORKLOAD/WORKLOAD.pef
+
+Ways of `workloads.Way`, and with or without what keeps a run safe:
+
+    bare           no supervision, and no loss is checked
+    watched        as `sambasim run` does it: the status file, the watchdog, the loss of each step
+    checkpointed   the same, with a checkpoint EVERY so many steps
 """
 
 import sys
+import time
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from sambasim.ir.mesh import Mesh
+from sambasim.options.run import CheckpointOptions
 from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.machine.resources import keep_freed_memory
-from tests.benchmarks.bodies.common import Clock, batches_of, gloo, on_all_ranks, train, train_eagerly, workload_called
+from sambasim.runtime.watch.supervisor import Failure, Supervisor
+from tests.benchmarks.bodies.common import (
+    WARM_UP_STEPS,
+    Clock,
+    batches_of,
+    gloo,
+    on_all_ranks,
+    train,
+    train_eagerly,
+    workload_called,
+)
 from tests.benchmarks.workloads import Way, Workload
 
 
-def measured(communicator: Communicator, folder: Path, workload: Workload, way: Way) -> list[float]:
-    clock, batches = Clock(), batches_of(workload, communicator.rank, communicator.world_size)
+def measured(communicator: Communicator, folder: Path, name: str, way: str, steps: int, every: str) -> object:
+    clock, workload, pef = Clock(), workload_called(name), folder / name / f"{name}.pef"
+    batches, how = batches_of(workload, communicator.rank, communicator.world_size), dict[str, Any](reduce_on_rdu=True)
     match way:
         case Way.PLAIN | Way.INDUCTOR:
-            pef, engine = folder / workload.name / f"{workload.name}.pef", "plain" if way is Way.PLAIN else "inductor"
-            train(pef, communicator, clock, workload.steps, threads=1, reduce_on_rdu=True, engine=engine)
+            engine = "plain" if way == Way.PLAIN else "inductor"
+            train(pef, communicator, clock, steps, threads=1, engine=engine, **how)
         case Way.DDP | Way.DDP_COMPILED:
             with gloo(communicator):
-                parallel, compiled = DistributedDataParallel(workload.model()), way is Way.DDP_COMPILED
+                parallel, compiled = DistributedDataParallel(workload.model()), way == Way.DDP_COMPILED
                 model = cast(nn.Module, torch.compile(parallel)) if compiled else parallel
-                train_eagerly(model, _optimizer(workload, parallel, compiled), batches, clock, workload.steps)
+                train_eagerly(model, _optimizer(workload, parallel, compiled), batches, clock, steps)
         case Way.ALONE:
             keep_freed_memory()  # as a run does
             torch.manual_seed(0)
-            train_eagerly(workload.model(), None, batches, clock, workload.steps)
-    return clock.steps_s
+            train_eagerly(workload.model(), None, batches, clock, steps)
+        case _:
+            where = communicator.broadcast_object(
+                folder / f"saved-{time.time_ns()}" if communicator.rank == 0 else None
+            )
+            if way == "checkpointed":
+                how["checkpoint"] = CheckpointOptions(dir=where, every=every)
+            with Supervisor(communicator, report=_report, exit_code=lambda error: 1) as own:
+                if way != "bare":
+                    own.start([folder], name, 300.0, Mesh({}))
+                bad = "ignore" if way == "bare" else "stop"
+                train(pef, communicator, clock, steps, own.activity, threads=1, on_nonfinite=bad, **how)
+                own.finish()
+            return {"steps_s": clock.own_steps_s[WARM_UP_STEPS:], "checkpoints_s": clock.checkpoints_s}
+    return {"steps_s": clock.steps_s, "checkpoints_s": []}
+
+
+def _report(failure: Failure) -> None:
+    print(failure.error, file=sys.stderr)
 
 
 def _optimizer(workload: Workload, model: nn.Module, compiled: bool) -> torch.optim.Optimizer:
@@ -46,5 +83,5 @@ def _optimizer(workload: Workload, model: nn.Module, compiled: bool) -> torch.op
 
 
 if __name__ == "__main__":
-    chosen = Path(sys.argv[1]), workload_called(sys.argv[2]), Way(sys.argv[3])
+    chosen = Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4]), sys.argv[5]
     on_all_ranks(lambda communicator: measured(communicator, *chosen))
