@@ -33,7 +33,7 @@ def main() -> None:
     captured: dict[str, Program] = {}
     pairs = [(row, captured.setdefault(str(row.args), captured.get(str(row.args)) or capture_row(row))) for row in rows]
     errors = {
-        chosen: [error_of(*pair, **dict(zip(FITTED, chosen, strict=True))) for pair in pairs]
+        chosen: [error_of(row, program, **dict(zip(FITTED, chosen, strict=True))) for row, program in pairs]
         for chosen in product(*FITTED.values())
     }
     by_level: defaultdict[str, list[float]] = defaultdict(list)

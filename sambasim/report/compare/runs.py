@@ -42,7 +42,7 @@ class _RunsComparison:
 
     def __init__(self, a: Recording, b: Recording) -> None:
         self.sides = a, b
-        self.replicas = sorted({*a.replicas} & {*b.replicas})
+        self.replicas = tuple(sorted({*a.replicas} & {*b.replicas}))
         self.titles = {section.number: f"{section.number} {section.kind} {section.name}" for section in a.run.sections}
         self.digests = self.equal_before = 0
         self.differences: list[Row] = []

@@ -18,6 +18,7 @@ import torch
 from sambasim.runtime.engine.executor import Executor, tangent_of
 from sambasim.runtime.engine.inductor import Inductor
 from sambasim.runtime.machine.resources import keep_freed_memory
+from sambasim.runtime.transports.in_process import finished
 from tests.benchmarks.bodies.common import workload_called
 from tests.benchmarks.workloads import Workload
 from tests.support.compiled import loaded
@@ -57,7 +58,7 @@ def _from_pef(path: Path, workload: Workload, way: str) -> Callable[[], object]:
     engine = Inductor() if way == "inductor" else None  # as a run does
     executable = Executor(program.training, program, memory.tensor, engine)
     tangent = tangent_of(program, 1.0)
-    return lambda: executable.run(tangent)
+    return lambda: finished(executable.run(tangent))
 
 
 if __name__ == "__main__":
