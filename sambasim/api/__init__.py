@@ -1,8 +1,11 @@
-"""The Python API: what `import sambasim` gives, see `docs/python.md`. Importing this imports torch."""
+"""The Python API: what `import sambasim` gives, see `docs/python.md`. Importing this imports torch.
 
+`pef` compiles, from what `given` makes of a script's tensors, loss and optimizer; `jobs` trains and predicts; `ranks`
+is what both do under mpirun.
+"""
+
+from sambasim.api.jobs import Prediction, Run, Simulation, predict, run, simulate
 from sambasim.api.pef import Pef, compile, load
-from sambasim.api.predicting import Prediction, Simulation, predict, simulate
-from sambasim.api.training import Run, run
 from sambasim.errors import SambasimError
 
 __all__ = ["Pef", "Prediction", "Run", "SambasimError", "Simulation", "compile", "load", "predict", "run", "simulate"]

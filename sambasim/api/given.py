@@ -1,23 +1,34 @@
-"""Converts what a script gives, tensors, data sets, losses and optimizers of torch, to data sets and options."""
+"""Converts what a script gives, tensors, data sets, losses and optimizers of torch, to data sets and options. An
+optimizer must do in a step what its class does; the error for a scheduler names the schedule that has its rates."""
 
-from collections.abc import Callable, Mapping
+import copy
+import gc
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import combinations
+from math import isclose
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, TensorDataset
 
-from sambasim.api.optimizers import options_of_optimizer
-from sambasim.commands.torch_optimizers import is_of_a_library
+from sambasim.commands.torch_optimizers import is_of_a_library, options_of_group, plain_number, refuse_changed_step
 from sambasim.compiler.capture.step import NAMED_LOSSES, Loss, first_tensor
+from sambasim.compiler.capture.tensors import held_by
 from sambasim.data.batches import Batch, values_of
 from sambasim.data.datasets import ArraysDataset
 from sambasim.errors import DataError, ModelError, OptionError
+from sambasim.optimizers import OPTIMIZERS
+from sambasim.options.base import one_of, show
+from sambasim.options.schedule import ScheduleOptions
 from sambasim.options.training import LOSS_ARGUMENTS
+from sambasim.runtime.run.plan import learning_rate_factor
 
 _MODULES: Mapping[type[nn.Module], str] = {
     nn.CrossEntropyLoss: "cross_entropy",
@@ -29,35 +40,27 @@ _MODULES: Mapping[type[nn.Module], str] = {
     nn.BCEWithLogitsLoss: "bce_with_logits",
     nn.KLDivLoss: "kl_div",
 }
-
+_ARRAY = (Tensor, np.ndarray)
+_LONGEST_SCHEDULE = 20_000
+"""The most steps of a scheduler that are tried."""
 
 _version: Callable[[Tensor], int] = vars(torch._C.TensorBase)["_version"].__get__
 """How often a tensor was changed in place. A capture refuses `tensor._version`, as a model's may mean something."""
 
 
-def batch_of(example: object) -> Batch:
-    """A batch of tensors: one, several by position, or by name. Raises DataError for values without a common first
-    axis."""
-    _tensors(dict(values_of(example)), "the example")
-    batch: Batch = _each(example, torch.as_tensor)
-    return batch
+def batch_of(example: object) -> tuple[Batch, int]:
+    """A batch of tensors, by position or by name, and its size. Raises DataError without a common first axis."""
+    sizes = [len(tensor) for tensor in _tensors(dict(values_of(example)), "the example").values()]
+    batch: Batch = each_tensor(example, torch.as_tensor)
+    return batch, sizes[0]
 
 
-def size_of(batch: Batch) -> int:
-    return next(len(value) for _, value in values_of(batch) if isinstance(value, Tensor))
-
-
-def first_samples(batch: Batch, count: int) -> Batch:
-    first: Batch = _each(batch, lambda tensor: tensor[:count])
-    return first
-
-
-def _each(value: Any, change: Callable[[Any], Any]) -> Any:
+def each_tensor(value: Any, change: Callable[[Any], Any]) -> Any:
     """`value` with `change` of each tensor inside of dicts, tuples and lists."""
     if isinstance(value, Mapping):
-        return {name: _each(inner, change) for name, inner in value.items()}
+        return {name: each_tensor(inner, change) for name, inner in value.items()}
     if isinstance(value, tuple | list):
-        changed = [_each(inner, change) for inner in value]
+        changed = [each_tensor(inner, change) for inner in value]
         return type(value)(*changed) if hasattr(value, "_fields") else type(value)(changed)
     return change(value)
 
@@ -84,17 +87,11 @@ def _tensors(given: Mapping[Any, object], what: str) -> dict[str, Tensor]:
     return tensors
 
 
-_ARRAY = (Tensor, np.ndarray)
-
-
 def data_of(data: object) -> object:
-    """`data` as a data function returns it: tensors and arrays become a data set. Raises DataError for a DataLoader, a
-    class, and arrays that differ in their number of samples."""
+    """`data` as a data function returns it: arrays become a data set. Raises DataError for what cannot."""
     if isinstance(data, DataLoader):
-        raise DataError(
-            "data is a DataLoader, and sambasim makes the batches itself",
-            remedy="data=loader.dataset; the batch size is that of the example when the model was compiled",
-        )
+        remedy = "data=loader.dataset; the batch size is that of the example when the model was compiled"
+        raise DataError("data is a DataLoader, and sambasim makes the batches itself", remedy=remedy)
     if isinstance(data, type):
         raise DataError(f"data is the class {data.__name__}", remedy=f"give an instance: data={data.__name__}(…)")
     are_arrays = isinstance(data, tuple | list) and bool(data) and all(isinstance(array, _ARRAY) for array in data)
@@ -107,12 +104,6 @@ def data_of(data: object) -> object:
     if isinstance(data, Mapping):
         return ArraysDataset(_tensors(data, "data"))
     return TensorDataset(*_tensors({"the array": data}, "data").values()) if isinstance(data, _ARRAY) else data
-
-
-def unwrapped(model: nn.Module) -> nn.Module:
-    """The model within `torch.compile` or `nn.DataParallel`, whose weights have other names."""
-    model = getattr(model, "_orig_mod", model)
-    return unwrapped(model.module) if isinstance(model, nn.DataParallel) else model
 
 
 def loss_of(loss: object) -> tuple[dict[str, object] | None, Loss | None]:
@@ -128,7 +119,7 @@ def loss_of(loss: object) -> tuple[dict[str, object] | None, Loss | None]:
             f"{type(loss).__name__} gives a sum, and a loss is a mean: replicas average their gradients",
             remedy=f"torch.nn.{type(loss).__name__}(), and a learning rate for the mean",
         )
-    if name is not None and _is_plain(loss, name) and not _is_changed(loss):
+    if name is not None and _is_plain(loss, name):
         return {"name": name, "args": {argument: getattr(loss, argument) for argument in LOSS_ARGUMENTS[name]}}, None
     for name, function in NAMED_LOSSES.items():
         if loss is function and name != "kl_div":  # whose mean is that of elements
@@ -138,12 +129,9 @@ def loss_of(loss: object) -> tuple[dict[str, object] | None, Loss | None]:
             f"loss is {loss!r}, which is no loss function",
             remedy="a name such as 'cross_entropy', torch.nn.CrossEntropyLoss(), or a function of result and target",
         )
-    called: Callable[..., Any] = loss
-    if isinstance(loss, nn.Module):
-        called = _constant(loss)
+    called: Callable[..., Any] = _constant(loss) if isinstance(loss, nn.Module) else loss
     source = getattr(loss, "func", loss)  # of functools.partial
     takes_one = getattr(source, "__module__", "").startswith("torch.nn.")  # as losses with names do
-
     return None, _UsersLoss(loss, called, takes_one)
 
 
@@ -160,28 +148,22 @@ class _UsersLoss:
 
 
 def _is_plain(loss: Any, name: str) -> bool:
-    """Whether its mean is that of the loss called `name`: over all elements, without weights."""
+    """Whether it is the unweighted mean called `name`, and a call does no more than its class in torch."""
     mean = "batchmean" if name == "kl_div" else "mean"
     weights = [getattr(loss, weight_name, None) for weight_name in ("weight", "pos_weight")]
-    return loss.reduction == mean and all(weight is None for weight in weights)
-
-
-def _is_changed(loss: Any) -> bool:
-    """Whether a call does more than its class in torch: by hooks, or by another forward."""
-    hooks = [hooks for name, hooks in vars(loss).items() if name.endswith("_hooks")]
-    return any(hooks) or "forward" in vars(loss) or not is_of_a_library(type(loss).forward)
+    hooks = [hooks for attribute, hooks in vars(loss).items() if attribute.endswith("_hooks")]
+    is_changed = any(hooks) or "forward" in vars(loss) or not is_of_a_library(type(loss).forward)
+    return loss.reduction == mean and all(weight is None for weight in weights) and not is_changed
 
 
 def _constant(loss: nn.Module) -> Callable[..., Any]:
-    """`loss`, which must hold nothing that training changes. Raises ModelError for parameters to train; a call raises
-    it for a buffer that the call changes."""
+    """A call of `loss`. Raises ModelError for parameters to train, and in a call for a buffer that it changes."""
     into_model = "make the loss a submodule of the model, whose forward(x, target) returns it first"
     if trained := [name for name, parameter in loss.named_parameters() if parameter.requires_grad]:
         raise ModelError(
             f"the loss has parameters to train, {', '.join(trained)}, and a run trains those of the model",
             remedy=f"{into_model}; or loss.requires_grad_(False)",
         )
-
     # Not the parameters themselves: a capture takes none of others.
     frozen = {name: parameter.detach() for name, parameter in loss.named_parameters()}
 
@@ -198,12 +180,152 @@ def _constant(loss: nn.Module) -> Callable[..., Any]:
 
 
 def optimizer_of(optimizer: object, model: nn.Module) -> dict[str, object]:
-    """The `[optimizer]` table. Raises OptionError for what is neither a name nor an optimizer of torch."""
+    """The `[optimizer]` table of a name, or of an optimizer of torch, which has one parameter group with all trained
+    parameters of `model`. Raises OptionError for another class, several groups, a scheduler, and a step that is not
+    torch's; ModelError for other parameters."""
     if isinstance(optimizer, str):
         return {"name": optimizer}
-    if isinstance(optimizer, torch.optim.Optimizer):
-        return options_of_optimizer(optimizer, model).model_dump(exclude_none=True)
-    raise OptionError(
-        f"optimizer is of type {type(optimizer).__name__}",
-        remedy="a name such as 'adamw', or torch.optim.AdamW(model.parameters(), lr=1e-3)",
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        remedy = "a name such as 'adamw', or torch.optim.AdamW(model.parameters(), lr=1e-3)"
+        raise OptionError(f"optimizer is of type {type(optimizer).__name__}", remedy=remedy)
+    kinds = {getattr(torch.optim, entry.torch_name): kind for kind, entry in OPTIMIZERS.items() if entry.torch_name}
+    torchs = next((kind for kind in type(optimizer).__mro__ if kind in kinds), None)
+    if torchs is None:
+        names = one_of(kind.__name__ for kind in kinds)
+        remedy = f"one of torch.optim.{names}, or a name: {one_of(OPTIMIZERS)}"
+        raise OptionError(f"a PEF has no optimizer {type(optimizer).__name__}", remedy=remedy)
+    name = torchs.__name__
+    made = f"torch.optim.{name}(model.parameters(), …)"
+    if (count := len(optimizer.param_groups)) > 1:
+        what = f"{name} has {count} parameter groups, and a run of a PEF trains one"
+        raise OptionError(what, remedy=f"{made}; SambaFlow apps can have several")
+    (group,) = optimizer.param_groups
+    _refuse_scheduler(optimizer, group)
+    refuse_changed_step(optimizer, f"torch.optim.{name}")
+    if unknown := group.keys() - optimizer.defaults.keys() - {"params", "param_names", "name"}:
+        raise OptionError(
+            f"the parameter group of {name} has {one_of(sorted(unknown))}, which is no option of torch.optim.{name}",
+            remedy="leave it out: torch does not read it, and neither does a run",
+        )
+    _check_parameters(type(optimizer).__name__, group["params"], model, made)
+    return options_of_group(kinds[torchs], group, f"torch.optim.{name}").model_dump(exclude_none=True)
+
+
+def _check_parameters(name: str, parameters: Sequence[Tensor], model: nn.Module, made: str) -> None:
+    given = {id(parameter) for parameter in parameters}
+    trained = [held for held in held_by(model) if held.is_parameter and held.tensor.requires_grad]
+    if left := [held.name for held in trained if id(held.tensor) not in given]:
+        others = f" and {len(left) - 1} more" if len(left) > 1 else ""
+        remedy = f"make it from all of them, {made}, or freeze the others"
+        raise ModelError(f"{name} does not update {left[0]}{others}", remedy=remedy)
+    if foreign := len(given - {id(held.tensor) for held in held_by(model)}):
+        what = f"{name} also updates {foreign} parameters that the model does not have"
+        raise ModelError(what, remedy=f"{made}, made for this model")
+    if len(parameters) > len(given):
+        raise ModelError(f"{name} has a parameter twice, and would update it twice in a step", remedy=made)
+
+
+def _refuse_scheduler(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> None:
+    """Raises OptionError if a scheduler sets the rates of `optimizer`, with the schedule of a run that has them."""
+    holders = gc.get_referrers(optimizer)  # objects, or their dictionaries
+    if dictionaries := [holder for holder in holders if type(holder) is dict and "last_epoch" in holder]:
+        holders += gc.get_referrers(*dictionaries)
+    own = [holder for holder in holders if issubclass(type(holder), LRScheduler)]
+    of_ids = {id(scheduler): scheduler for scheduler in own if vars(scheduler).get("optimizer") is optimizer}
+    inner = {id(scheduler) for outer in of_ids.values() for scheduler in vars(outer).get("_schedulers", ())}
+    schedulers = [scheduler for number, scheduler in of_ids.items() if number not in inner]
+    if not schedulers and "initial_lr" not in group:
+        return
+    remedy = (
+        'make it without: no schedule of a PEF has its rates; or run in parts: lr=…, checkpoint_dir=…, resume="newest"'
     )
+    if schedulers and (fitting := _schedule_of(schedulers, optimizer)):
+        lr, schedule, steps = fitting
+        settings = ", ".join(f'"training.schedule.{name}": {show(value)}' for name, value in schedule.items())
+        rates = f"the same rates in {steps:,} optimizer steps"
+        remedy = f"make it without, and give lr={lr:.10g}, set={{{settings}}}: {rates}"
+    called = " and ".join(type(scheduler).__name__ for scheduler in schedulers) or "which is gone by now"
+    rate = f"{plain_number(group['lr']):.4g}"
+    what = f"the optimizer has a learning rate scheduler, {called}, and a run would keep its rate of now, {rate}"
+    raise OptionError(what, remedy=remedy)
+
+
+def _schedule_of(
+    schedulers: Sequence[LRScheduler], optimizer: torch.optim.Optimizer
+) -> tuple[float, dict[str, object], int] | None:
+    """Rate and schedule of a run with the rates of `schedulers`, and in how many steps; None if none has them."""
+    integers = {number for scheduler in schedulers for number in _integers(vars(scheduler))}
+    numbers = sorted(number for number in integers if 0 < number < 10**9)
+    rates = _rates(schedulers, optimizer, min(2 * sum(numbers) + 1000, _LONGEST_SCHEDULE))
+    if len(rates) < 4 or max(rates) <= 0:
+        return None
+    highest = rates[0] if isclose(rates[0], max(rates), rel_tol=1e-4) else max(rates)  # some add up rounding errors
+    factors = [rate / highest for rate in rates]
+    for fields in _candidates(numbers, factors):
+        schedule = ScheduleOptions.model_validate(fields)
+        ends = max(fields.get("total_steps", len(factors)), *numbers, 3)  # after a cosine torch's rises again
+        wanted = factors[: ends + 1]
+        ours = (learning_rate_factor(schedule, step, len(factors)) for step in range(len(wanted)))
+        if all(isclose(factor, other, rel_tol=1e-6, abs_tol=1e-9) for factor, other in zip(ours, wanted, strict=True)):
+            return highest, fields, len(wanted)
+    return None
+
+
+def _candidates(numbers: Sequence[int], factors: Sequence[float]) -> Iterator[dict[str, Any]]:
+    """Schedules that may have these factors. Their lengths are among `numbers`, or sums of two."""
+    warmups: list[dict[str, Any]] = [{}]
+    if factors[0] < 1:
+        warmups = [{"warmup_steps": steps, "start_factor": _rounded(factors[0])} for steps in numbers]
+        warmups += [{"warmup_steps": round(1 / factors[0])}] if factors[0] > 1e-6 else []
+    for warmup in warmups:
+        steps = warmup.get("warmup_steps", 0)
+        if steps:
+            yield {"name": "constant", **warmup}
+        for length in sorted({*numbers, *map(sum, combinations(numbers, 2))}):
+            if steps < length < len(factors):
+                final = {"total_steps": length, "final_factor": _rounded(factors[length])}
+                yield {"name": "linear", **warmup, **final}
+                yield {"name": "cosine", **warmup, **final}
+        for size in (1, *numbers):
+            if steps + size < len(factors) and factors[steps] and factors[steps + size] > 0:
+                gamma = float(f"{factors[steps + size] / factors[steps]:.10g}")
+                yield {"name": "step", **warmup, "step_size": size, "gamma": gamma}
+
+
+def _rounded(factor: float) -> float:
+    return min(max(float(f"{factor:.10g}"), 0.0), 1.0)
+
+
+def _rates(schedulers: Sequence[LRScheduler], optimizer: torch.optim.Optimizer, count: int) -> list[float]:
+    """The next rates, by copies of `schedulers` on another optimizer; none if they set more than rates."""
+    twin = torch.optim.SGD([torch.zeros(1)])
+    (group,) = twin.param_groups
+    group.update({name: copy.copy(value) for name, value in optimizer.param_groups[0].items() if name != "params"})
+    rates, others = [], {name: value for name, value in group.items() if name not in ("params", "lr")}
+    with suppress(Exception):  # of a lambda of the user's, of a cycle that ends, or for want of a metric
+        copies = copy.deepcopy(list(schedulers), {id(optimizer): twin})
+        for _ in range(count):
+            rates.append(float(plain_number(group["lr"])))
+            with warnings.catch_warnings(action="ignore"):
+                for scheduler in copies:
+                    scheduler.step()
+            if any(group[name] != value for name, value in others.items()):
+                return []
+    return rates
+
+
+def _integers(value: object) -> Iterator[int]:
+    """Those in attributes, arguments and closures of a scheduler."""
+    if type(value) is int:
+        yield value
+    elif isinstance(value, Mapping):
+        yield from (number for pair in value.items() if pair[0] != "optimizer" for number in _integers(pair))
+    elif isinstance(value, list | tuple):
+        yield from (number for item in value for number in _integers(item))
+    elif isinstance(value, LRScheduler):
+        yield from _integers(vars(value))
+    else:
+        cells = [cell.cell_contents for cell in getattr(value, "__closure__", None) or ()]
+        constants = getattr(getattr(value, "__code__", None), "co_consts", ())
+        given = [getattr(value, name, None) for name in ("__defaults__", "args", "keywords")]
+        yield from _integers([item for item in (*cells, *constants, *given) if item is not None])

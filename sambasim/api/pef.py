@@ -1,7 +1,7 @@
 """Compile a live model in Python, or load what was compiled."""
 
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,7 @@ from rich.console import RenderableType
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from sambasim.api.given import batch_of, first_samples, loss_of, optimizer_of, size_of, unwrapped
+from sambasim.api.given import batch_of, each_tensor, loss_of, optimizer_of
 from sambasim.api.ranks import on_first, speaks_python
 from sambasim.commands.compile import compile_proved
 from sambasim.commands.proof.eager import LiveModel
@@ -33,8 +33,7 @@ class Pef(Shown):
     """A compiled model on disk: its program, its weights, and how it was compiled. `notices` are those of `compile`."""
 
     def __init__(self, path: Path, notices: tuple[str, ...] = ()) -> None:
-        self.path = path.absolute()
-        self.notices = notices
+        self.path, self.notices = path.absolute(), notices
         self.digest: str = peek(path).digest
         """SHA-256 of the PEF, in hexadecimal."""
 
@@ -127,45 +126,44 @@ def compile(
     refuse_torchscript(model)
 
     def compiled() -> Pef:
-        batch = batch_of(example)
+        batch, size = batch_of(example)
         table, function = loss_of(loss)
-        tables: dict[str, object] = {"training": {"batch_size": size_of(batch)}}
+        tables: dict[str, object] = {"training": {"batch_size": size}}
         if not options.get("inference"):
             tables["optimizer"] = optimizer_of(optimizer, model)
         if table is not None:
             tables["loss"] = table
-        flags = {"pef_name": name or type(model).__name__.lower(), **options}
-        chosen, notes = options_in_python(tables, flags)
+        chosen, notes = options_in_python(tables, {"pef_name": name or type(model).__name__.lower(), **options})
         named = None if loss is None else chosen.loss.name if chosen.loss else getattr(loss, "__name__", "given")
-        if chosen.training.batch_size != size_of(batch):
+        if chosen.training.batch_size != size:
             raise OptionError(
-                f"batch_size is {chosen.training.batch_size}, and the example has {size_of(batch)} samples",
+                f"batch_size is {chosen.training.batch_size}, and the example has {size} samples",
                 remedy="leave it out: the example is one batch of a replica",
             )
-        micro = first_samples(batch, chosen.micro_batch_size)
         notices = [_EVALUATING] if not (model.training or chosen.inference) else []
-        inputs, by_keyword, arguments = inputs_of(
-            micro, model, named, inference=chosen.inference, notice=notices.append
-        )
-        whole = None
-        if chosen.micro_batch_size < size_of(batch):
-            whole = inputs_of(batch, model, named, inference=chosen.inference).inputs
-        given = None if chosen.inference else function
-        if isinstance(optimizer, Optimizer) and _has_stepped(optimizer):
+        bound = partial(inputs_of, model=model, loss=named, inference=chosen.inference)
+        micro = each_tensor(batch, lambda tensor: tensor[: chosen.micro_batch_size])
+        of_pass = bound(micro, notice=notices.append)
+        whole = bound(batch).inputs if chosen.micro_batch_size < size else None
+        users, given = (None, None) if chosen.inference else (optimizer, function)
+        users = users if isinstance(users, Optimizer) else None
+        # Some optimizers make their states before their first step.
+        states = optimizer.state.values() if isinstance(optimizer, Optimizer) else ()
+        if any(state and ("step" not in state or float(state["step"]) > 0) for state in states):
             notices.append(_STATE)
         with phases(quiet=quiet) as on_phase:
-            users = optimizer if isinstance(optimizer, Optimizer) and not chosen.inference else None
-            subject = LiveModel(model, inputs, by_keyword, given, arguments, optimizer=users, whole=whole)
-            done = compile_proved(subject, chosen, on_phase).compiled
+            live = LiveModel(model, of_pass, given, optimizer=users, whole=whole)
+            done = compile_proved(live, chosen, on_phase).compiled
         said = (in_python(notice, compiles=True) for notice in (*notices, *notes, *done.notices))
         return Pef(done.path, tuple(said))
 
     return on_first(compiled)
 
 
-def _has_stepped(optimizer: Optimizer) -> bool:
-    """Some optimizers make their states before their first step."""
-    return any(state and ("step" not in state or float(state["step"]) > 0) for state in optimizer.state.values())
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model within `torch.compile` or `nn.DataParallel`, whose weights have other names."""
+    model = getattr(model, "_orig_mod", model)
+    return unwrapped(model.module) if isinstance(model, nn.DataParallel) else model
 
 
 @speaks_python()

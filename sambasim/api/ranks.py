@@ -1,5 +1,4 @@
-"""The ranks of a script: this process alone, or those that mpirun started, which all call the same functions.
-Errors that leave the API speak Python, and not of flags."""
+"""The ranks of a script: this process, or those of mpirun. Errors that leave the API speak Python, and not of flags."""
 
 import atexit
 import os
@@ -19,7 +18,7 @@ from typing import Any, NoReturn, ParamSpec, TypeVar, cast
 import numpy as np
 import torch
 
-from sambasim.commands.run_checks import failure_details
+from sambasim.commands.run import failure_details
 from sambasim.errors import SambasimError
 from sambasim.ir.mesh import Mesh
 from sambasim.options.python_words import in_python
@@ -71,8 +70,7 @@ def connected() -> Communicator:
 
 @cache
 def _of_mpirun() -> Communicator:
-    """From now on an exception that ends this process, or sys.exit(CODE) in its main thread, ends the others too, which
-    would wait for it."""
+    """From now on an exception or sys.exit(CODE) that ends this process ends the others, which would wait for it."""
     world, hook, leave = connect(command()), sys.excepthook, sys.exit
 
     def report(failure: Failure) -> None:
@@ -115,10 +113,8 @@ def on_first(work: Callable[[], T]) -> T:
     try:
         result = work()
     except Exception as error:
-        sent = (
-            error if isinstance(error, SambasimError) else RuntimeError(f"on rank 0: {type(error).__name__}: {error}")
-        )
-        world.broadcast_object((None, sent))
+        is_ours, what = isinstance(error, SambasimError), f"on rank 0: {type(error).__name__}: {error}"
+        world.broadcast_object((None, error if is_ours else RuntimeError(what)))
         raise
     world.broadcast_object((result, None))
     return result

@@ -6,17 +6,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sambasim.bounded import LARGEST_COUNT, shortened
-from sambasim.cli.shared import FILE, kept_imports, write_all
+from sambasim.bounded import shortened
+from sambasim.cli.shared import COUNT, FILE, answer, as_json, kept_imports, write_all
 from sambasim.errors import LaunchError, OptionError
-from sambasim.terminal.output import exit_code_of, report_error, show
+from sambasim.terminal.output import exit_code_of, report_error
 from sambasim.units import TIB, format_bytes, parse_bytes
 
 if TYPE_CHECKING:
-    from sambasim.records.metrics import CollectivesRecord
     from sambasim.runtime.watch.supervisor import Failure
 
-_MOST_BYTES = TIB
 _PATHS = ("device", "host-mpi", "host-gloo", "host-parameter-server", "mpi", "mpi-in-place", "gloo")
 
 
@@ -26,14 +24,13 @@ def bench_command() -> None:
 
 
 def _bytes(ctx: click.Context, parameter: click.Parameter, text: str) -> int:
+    flag = parameter.opts[0]
     try:
         size_bytes = parse_bytes(text)
     except ValueError as error:
-        raise OptionError(
-            f"{parameter.opts[0]}: {shortened(str(error))}", remedy=f'{parameter.opts[0]} "64 KiB"'
-        ) from None
-    if not 1 <= size_bytes <= _MOST_BYTES:
-        raise OptionError(f"{parameter.opts[0]}: must be from 1 B to {format_bytes(_MOST_BYTES)}", remedy="256 MiB")
+        raise OptionError(f"{flag}: {shortened(str(error))}", remedy=f'{flag} "64 KiB"') from None
+    if not 1 <= size_bytes <= TIB:
+        raise OptionError(f"{flag}: must be from 1 B to {format_bytes(TIB)}", remedy="256 MiB")
     return size_bytes
 
 
@@ -49,11 +46,9 @@ def _names(ctx: click.Context, parameter: click.Parameter, text: str) -> tuple[s
 @bench_command.command("collectives")
 @click.option("--min-bytes", "least_bytes", default="4 KiB", show_default=True, callback=_bytes, help="Smallest size.")
 @click.option("--max-bytes", "most_bytes", default="256 MiB", show_default=True, callback=_bytes, help="Largest size.")
-@click.option(
-    "--runs", type=click.IntRange(1, LARGEST_COUNT), help="Timed runs of each path at each size.  [default: 7 to 100]"
-)
+@click.option("--runs", type=COUNT, help="Timed runs of each path at each size.  [default: 7 to 100]")
 @click.option("--paths", default=",".join(_PATHS), callback=_names, help="Which paths, with commas.  [default: all]")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON line, and nothing else.")
+@as_json("Print one JSON line, and nothing else.")
 @click.option("--plot", type=FILE, metavar="FILE.svg", help="Draw times over sizes as SVG.")
 def collectives_command(
     least_bytes: int, most_bytes: int, runs: int | None, paths: tuple[str, ...], as_json: bool, plot: Path | None
@@ -87,16 +82,21 @@ def collectives_command(
       mpirun -np 4 sambasim bench collectives --max-bytes 16MiB --plot sync.svg
       mpirun -np 2 sambasim bench collectives --paths device,gloo --json
     """
+    from sambasim.commands.outputs import check_output_files
+    from sambasim.report.summaries import collectives_plot, collectives_report
+    from sambasim.runtime.machine.mpi import connect
+    from sambasim.runtime.watch.supervisor import Supervisor
+
     if least_bytes > most_bytes:
         sizes = f"{format_bytes(least_bytes)} and {format_bytes(most_bytes)}"
         raise OptionError(
             f"--min-bytes is more than --max-bytes: they are {sizes}",
             remedy=f"give both: --min-bytes {most_bytes} --max-bytes {least_bytes}",
         )
-    _check_plot(plot)
-
-    from sambasim.runtime.machine.mpi import connect
-
+    if plot is not None and plot.suffix != ".svg":
+        what = f"--plot draws SVG, and {plot} does not end in .svg"
+        raise OptionError(what, remedy=f"--plot {plot.with_suffix('.svg')}")
+    check_output_files({"--plot": ("the plot", plot)})
     command = ["sambasim", *sys.argv[1:]]
     communicator = connect(command)
     if communicator.world_size == 1:
@@ -105,47 +105,20 @@ def collectives_command(
             remedy=f"mpirun -np 2 {' '.join(command)}",
         )
 
-    from sambasim.runtime.measure.collectives import Request, sizes_between
-    from sambasim.runtime.watch.supervisor import Supervisor
-
     def report(failure: "Failure") -> None:
         report_error(failure.error, failure.reporter)
 
+    def progress(line: str) -> None:
+        if communicator.rank == 0 and not as_json:
+            print(f"{line} …", file=sys.stderr)
+
     with Supervisor(communicator, report=report, exit_code=exit_code_of):
-        request = Request(sizes_between(least_bytes, most_bytes), paths, runs)
         with kept_imports():
-            from sambasim.runtime.measure.collectives import measure
+            from sambasim.runtime.measure.collectives import Request, measure, sizes_between
 
-        def progress(line: str) -> None:
-            if communicator.rank == 0 and not as_json:
-                print(f"{line} …", file=sys.stderr)
-
-        record = measure(communicator, request, progress)
+        record = measure(communicator, Request(sizes_between(least_bytes, most_bytes), paths, runs), progress)
         if communicator.rank == 0:
-            _show(record, as_json, plot)
+            answer(as_json, record.model_dump_json, lambda: [collectives_report(record)])
+            if plot is not None:
+                write_all({plot: collectives_plot(record)}, quiet=as_json)
     communicator.close()
-
-
-def _check_plot(plot: Path | None) -> None:
-    from sambasim.commands.outputs import check_output_file
-
-    if plot is None:
-        return
-    if plot.suffix != ".svg":
-        raise OptionError(
-            f"--plot draws SVG, and {plot} does not end in .svg", remedy=f"--plot {plot.with_suffix('.svg')}"
-        )
-    check_output_file(plot, "the plot", "another place: --plot FILE.svg")
-
-
-def _show(record: "CollectivesRecord", as_json: bool, plot: Path | None) -> None:
-    from sambasim.report.summaries import collectives_plot, collectives_report
-
-    if plot is not None:
-        write_all({plot: collectives_plot(record)}, quiet=True)
-    if as_json:
-        print(record.model_dump_json())
-        return
-    show(collectives_report(record))
-    if plot is not None:
-        print(f"plot written to {plot}")

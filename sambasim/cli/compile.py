@@ -1,13 +1,28 @@
-"""`sambasim compile`: a PyTorch model becomes a PEF."""
+"""`sambasim compile` makes a PEF of a model; `sambasim demo` does so with the quick start, trains it with both kinds of
+sync, and compares the two."""
 
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from sambasim.cli.shared import FILE, PanelCommand, PanelOption, field_options, kept_imports
+from sambasim.cli.shared import FILE, PanelCommand, PanelOption, answer, as_json, field_options, kept_imports
+from sambasim.errors import InternalError, LaunchError, MachineError
 from sambasim.options.compile import COMPILE_FLAGS, options_and_notes
 from sambasim.options.flag import MODEL
+from sambasim.runtime.machine.launcher import find_launcher
 from sambasim.terminal.output import phases, show
+from sambasim.units import format_bytes
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from sambasim.records.metrics import SummaryRecord
 
 _FIRST = ("--config", "--data", "--loss", "--optimizer", "--batch-size", "--data-parallel")
 _CONFIG = "A TOML file with the model, data, loss, optimizer and training."
@@ -20,14 +35,9 @@ _SET = "Set any field of the config, such as optimizer.lr=1e-3."
 @click.option("--set", "overrides", multiple=True, metavar="NAME=VALUE", cls=PanelOption, panel=MODEL, help=_SET)
 @field_options(COMPILE_FLAGS)
 @click.option("-v", "--verbose", is_flag=True, help="Print a table too, with the times of all phases.")
-@click.option("--json", "json_output", is_flag=True, help="Print one JSON line instead.")
+@as_json("Print one JSON line instead.")
 def compile_command(
-    model: str | None,
-    config: Path | None,
-    overrides: tuple[str, ...],
-    verbose: bool,
-    json_output: bool,
-    **flags: object,
+    model: str | None, config: Path | None, overrides: tuple[str, ...], verbose: bool, as_json: bool, **flags: object
 ) -> None:
     """Compile a PyTorch model into a PEF.
 
@@ -40,33 +50,126 @@ def compile_command(
       sambasim compile --config configs/char_gpt.toml --set optimizer.lr=3e-4
       sambasim compile net.py:Net --data net.py:samples --loss cross_entropy --optimizer adamw --lr 3e-4 -b 32
     """
-    _check_one_process()
-    options, notes = options_and_notes(config, model, overrides, flags)
-
-    with kept_imports():
-        from sambasim.commands.compile import compile_named
-        from sambasim.report.summaries import Compilation
-
-    with phases(quiet=json_output) as report:
-        done = compile_named(options, report)
-    compiled, notices = done.compiled, [*done.compiled.notices, *notes]
-    facts = compiled.program, compiled.path, compiled.digest, notices, compiled.phases_s, done.checked
-    compilation = Compilation(*facts)
-    if json_output:
-        print(compilation.json())
-    else:
-        show(*compilation.report(details=verbose))
-
-
-def _check_one_process() -> None:
-    import os
-
-    from sambasim.errors import LaunchError
-    from sambasim.runtime.machine.launcher import find_launcher
-
     launcher = find_launcher(os.environ)
     if launcher and launcher.world_size > 1:
         raise LaunchError(
             f"{launcher.name} started {launcher.world_size} ranks, but a PEF is compiled by one process",
             remedy="sambasim compile … without mpirun; -ws says the smallest number of replicas",
         )
+    options, notes = options_and_notes(config, model, overrides, flags)
+    with kept_imports():
+        from sambasim.commands.compile import compile_named
+        from sambasim.report.summaries import Compilation
+
+    with phases(quiet=as_json) as on_phase:
+        compiled, checked = compile_named(options, on_phase)
+    notices = [*compiled.notices, *notes]
+    facts = compiled.program, compiled.path, compiled.digest, notices, compiled.phases_s, checked
+    compilation = Compilation(*facts)
+    answer(as_json, compilation.json, lambda: compilation.report(details=verbose))
+
+
+_LEAST_ACCURACY = 0.97
+"""The quick start reaches this on held-out digits after its default training."""
+
+_NAME, _REPLICAS, _TIMEOUT_S = "digits-demo", "2", 900.0
+_OUT = "Folder for the PEF and the metrics."
+
+
+@click.command("demo")
+@click.option("--output-folder", type=FILE, default=Path("out"), show_default=True, help=_OUT)
+@click.option("--smoke", is_flag=True, help="Train only three steps, and check the bits but not the accuracy.")
+@click.pass_context
+def demo_command(context: click.Context, output_folder: Path, smoke: bool) -> None:
+    """Compile the quick start, train it with both kinds of sync, and compare the two.
+
+    The exit code is not 0 if device sync and host sync give other bits, or if the accuracy is too low.
+
+    \b
+    Example:
+      sambasim demo --smoke
+    """
+    from rich.text import Text
+
+    from sambasim.records.metrics import SummaryRecord
+
+    folder, summaries = output_folder / _NAME, {}
+    compile_line = ["sambasim", "compile", "--data-parallel", "-ws", _REPLICAS]
+    _run([*compile_line, "--pef-name", _NAME, "--output-folder", str(output_folder)])
+    for sync, flags in {"device": ["--reduce-on-rdu"], "host": []}.items():
+        metrics = folder / f"{sync}.jsonl"
+        metrics.unlink(missing_ok=True)
+        run_line = ["mpirun", "-np", _REPLICAS, "sambasim", "run", "--data-parallel", *flags]
+        files = ["--pef", str(folder / f"{_NAME}.pef"), "--metrics", str(metrics)]
+        _run([*run_line, *files, *(("--steps", "3") if smoke else ())])
+        if not metrics.exists():
+            raise InternalError(f"the run wrote no metrics to {metrics}")
+        last = metrics.read_text(encoding="utf-8").splitlines()[-1]
+        summaries[sync] = SummaryRecord.model_validate_json(last)
+    show(_side_by_side(summaries))
+    failures = _failures(summaries, least_accuracy=0.0 if smoke else _LEAST_ACCURACY)
+    for failure in failures:
+        show(Text.assemble(("FAILED", "red"), f" {failure}"))
+    if failures:
+        context.exit(1)
+    show(Text.assemble(("PASSED", "green"), " device sync and host sync gave the same weights, bit for bit."))
+
+
+def _run(command: Sequence[str]) -> None:
+    """Raises MachineError if the command fails."""
+    print(f"\n$ {shlex.join(command)}")
+    environ = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"}
+    try:
+        subprocess.run(command, env=environ, timeout=_TIMEOUT_S, check=True)
+    except FileNotFoundError as error:
+        raise MachineError(f"there is no {command[0]} here", remedy="sambasim doctor") from error
+    except subprocess.TimeoutExpired as error:
+        what = f"{command[0]} did not end within {_TIMEOUT_S:.0f} s"
+        raise MachineError(what, remedy="is the machine busy? `sambasim doctor` shows its cores") from error
+    except subprocess.CalledProcessError as error:
+        what = f"the command above ended with exit code {error.returncode}"
+        remedy = "read its error, and `sambasim doctor` for what this machine lacks"
+        raise MachineError(what, remedy=remedy) from None
+
+
+def _failures(summaries: "Mapping[str, SummaryRecord]", *, least_accuracy: float) -> list[str]:
+    failures, both = [], " and ".join(f"{sync} sync" for sync in summaries)
+    if len({summary.weights_sha256 for summary in summaries.values()}) > 1:
+        failures.append(f"the weights differ between {both}")
+    if len({summary.state_sha256 for summary in summaries.values()}) > 1:
+        failures.append(f"buffers or optimizer state differ between {both}")
+    for sync, summary in summaries.items():
+        if ((summary.evaluation and summary.evaluation.accuracy) or 0.0) < least_accuracy:
+            reached = _accuracy_text(summary)
+            failures.append(f"accuracy with {sync} sync is {reached}, and should be at least {least_accuracy:.0%}")
+    return failures
+
+
+def _accuracy_text(summary: "SummaryRecord") -> str:
+    accuracy = summary.evaluation.accuracy if summary.evaluation else None
+    return "none" if accuracy is None else f"{accuracy:.2%}"
+
+
+def _side_by_side(summaries: "Mapping[str, SummaryRecord]") -> "Table":
+    from rich.table import Table
+
+    table = Table(title=f"The quick start, {_REPLICAS} replicas, measured on this machine", title_justify="left")
+    table.add_column("gradient sync")
+    for sync in summaries:
+        table.add_column(sync, justify="right")
+    rows: dict[str, Callable[[SummaryRecord], str]] = {
+        "steps": lambda s: str(s.steps),
+        "samples/s": lambda s: f"{s.samples_per_s:,.0f}",
+        "share of sync": lambda s: f"{s.sync_share:.1%}",
+        "device to host": lambda s: format_bytes(s.bytes.device_to_host),
+        "host to device": lambda s: format_bytes(s.bytes.host_to_device),
+        "between devices": lambda s: format_bytes(s.bytes.peer),
+        "network": lambda s: format_bytes(s.bytes.network),
+        "loss, first to last": lambda s: f"{s.loss_first:.4f} to {s.loss_last:.4f}",
+        "held-out accuracy": _accuracy_text,
+        "weights_sha256": lambda s: f"{s.weights_sha256[:16]}...",
+        "state_sha256": lambda s: f"{s.state_sha256[:16]}...",
+    }
+    for name, cell in rows.items():
+        table.add_row(name, *(cell(summary) for summary in summaries.values()))
+    return table

@@ -6,32 +6,29 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
 from sambasim import __version__
-from sambasim.errors import MachineError
+from sambasim.cli import shared
+from sambasim.errors import MachineError, SambasimError
 from sambasim.runtime.machine import node_memory
 from sambasim.runtime.machine.launcher import fitting_mpirun
 from sambasim.runtime.machine.resources import cores_of_this_process
-from sambasim.terminal.output import show
-from sambasim.units import MIB, format_bytes
+from sambasim.units import GIB, format_bytes
 
-TESTED_TORCH = ("2.13.0",)
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
-LEAST_SHARED_MEMORY_BYTES = 2 * node_memory.MPI_RESERVE_BYTES + node_memory.MPI_START_BYTES
-"""What MPI and the smallest model need with two replicas; a run fails with less."""
-
-COMFORTABLE_SHARED_MEMORY_BYTES = 1024 * MIB
-"""Device sync keeps parameters, gradients and optimizer state of all replicas of a node in shared memory."""
+_TESTED_TORCH = "2.13.0"
+_COMFORTABLE_BYTES, _LEAST_BYTES = GIB, 2 * node_memory.MPI_RESERVE_BYTES + node_memory.MPI_START_BYTES
+"""Of shared memory: what most models need, and what MPI and the smallest model with two replicas do."""
 
 _TIMEOUT_S = 60.0
-_RANKS = 2
 _MPI_INSTALL = "python -m pip install mpich   (or load your cluster's MPI)"
 
 _PROBE = """
@@ -47,8 +44,7 @@ except SambasimError as error:
 
 
 class Check(NamedTuple):
-    """The result of one check: `trouble` is what is wrong, `remedy` how to fix it. If `stops_a_run`, a run with several
-    replicas would fail."""
+    """`trouble` is what is wrong, `remedy` how to fix it. `stops_a_run`: one with several replicas would fail."""
 
     name: str
     value: str
@@ -57,63 +53,48 @@ class Check(NamedTuple):
     stops_a_run: bool = False
 
 
-def examine() -> Sequence[Check]:
+def examine() -> list[Check]:
     """All checks of this machine and this Python. Takes a second or two, and at most 90 s."""
     library, launcher = mpi_library(), mpirun()
-    fit = () if library.stops_a_run or launcher.stops_a_run else (launch(library.value),)
+    fit = [] if library.stops_a_run or launcher.stops_a_run else [launch(library.value)]
     python = Check("python", f"{platform.python_version()} ({sys.executable})")
     memory = shared_memory_space(node_memory.free_bytes())
-    return (python, torch(), library, launcher, *fit, cores(), threads(), memory, compiler(), kernels())
+    return [python, torch(), library, launcher, *fit, cores(), threads(), memory, compiler(), kernels()]
 
 
 def versions() -> dict[str, str]:
     """By name, without starting MPI or importing torch."""
-    from sambasim.errors import SambasimError
     from sambasim.runtime.machine.mpi import linked_library
 
-    try:
+    mpi, of_torch, cpu = "none", "none", platform.machine()
+    with suppress(SambasimError):
         mpi = linked_library()
-    except SambasimError:
-        mpi = "none"
-    try:
+    with suppress(metadata.PackageNotFoundError):
         of_torch = metadata.version("torch")
-    except metadata.PackageNotFoundError:
-        of_torch = "none"
-    return {
-        "sambasim": __version__,
-        "Python": platform.python_version(),
-        "torch": of_torch,
-        "MPI": mpi,
-        "CPU": f"{_cpu()}, {len(cores_of_this_process())} of {os.cpu_count()} cores",
-    }
-
-
-def _cpu() -> str:
-    with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
-        for line in file:
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.machine()
+    with suppress(OSError, StopIteration), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+        cpu = next(line.partition(":")[2].strip() for line in file if line.startswith("model name"))
+    own = {"sambasim": __version__, "Python": platform.python_version(), "torch": of_torch, "MPI": mpi}
+    return {**own, "CPU": f"{cpu}, {len(cores_of_this_process())} of {os.cpu_count()} cores"}
 
 
 def torch() -> Check:
     """The installed torch, by its metadata: importing it would take seconds."""
-    remedy = f"python -m pip install torch=={TESTED_TORCH[-1]}"
+    remedy = f"python -m pip install torch=={_TESTED_TORCH}"
     try:
         version = metadata.version("torch")
     except metadata.PackageNotFoundError:
         return Check("torch", "not installed", "nothing works", remedy, stops_a_run=True)
-    if version.split("+")[0] in TESTED_TORCH:
+    if version.split("+")[0] == _TESTED_TORCH:
         return Check("torch", f"{version} (tested)")
-    trouble = f"not a tested version ({', '.join(TESTED_TORCH)}): compile may fail, and bits may differ"
+    trouble = f"not a tested version ({_TESTED_TORCH}): compile may fail, and bits may differ"
     return Check("torch", version, trouble, remedy)
 
 
 def mpi_library() -> Check:
-    output = _run([sys.executable, "-c", _PROBE.format("linked_library()")])
-    if output.returncode == 0:
-        return Check("MPI linked", output.stdout.strip())
-    return Check("MPI linked", "none", _last_line(output), _MPI_INSTALL, stops_a_run=True)
+    library, error = _run(sys.executable, "-c", _PROBE.format("linked_library()"))
+    if library:
+        return Check("MPI linked", library.strip())
+    return Check("MPI linked", "none", error, _MPI_INSTALL, stops_a_run=True)
 
 
 def mpirun() -> Check:
@@ -122,7 +103,7 @@ def mpirun() -> Check:
         beside = Path(sys.executable).parent / "mpirun"
         remedy = f"export PATH={beside.parent}:$PATH" if beside.exists() else _MPI_INSTALL
         return Check("mpirun found", "none", "no mpirun on PATH: only one replica can run", remedy, stops_a_run=True)
-    lines = _run([path, "--version"]).stdout.splitlines()
+    lines = _run(path, "--version")[0].splitlines()
     version = lines[0].replace("mpirun (", "").replace(")", "") if lines else "unknown version"
     for line in lines:  # MPICH's Hydra prints a table, Open MPI a line
         if line.strip().startswith("Version:"):
@@ -133,27 +114,24 @@ def mpirun() -> Check:
 def launch(library: str) -> Check:
     """Whether this mpirun belongs to this MPI library: start two ranks with it."""
     probe = _PROBE.format('f\'ranks {connect(["sambasim", "run"]).world_size}\'')
-    output = _run(["mpirun", "-np", str(_RANKS), sys.executable, "-c", probe])
-    if f"ranks {_RANKS}" in output.stdout:
-        return Check("MPI start", f"mpirun -np {_RANKS} starts {_RANKS} ranks that find each other")
-    remedy = f"{fitting_mpirun(Path(sys.executable), library)} -np {_RANKS} sambasim run ..."
-    return Check("MPI start", "fails", _last_line(output), remedy, stops_a_run=True)
+    output, error = _run("mpirun", "-np", "2", sys.executable, "-c", probe)
+    if "ranks 2" in output:
+        return Check("MPI start", "mpirun -np 2 starts 2 ranks that find each other")
+    remedy = f"{fitting_mpirun(Path(sys.executable), library)} -np 2 sambasim run ..."
+    return Check("MPI start", "fails", error, remedy, stops_a_run=True)
 
 
 def cores() -> Check:
     usable, there = len(cores_of_this_process()), os.cpu_count() or 1
-    trouble = remedy = None
-    if usable < there:
-        trouble = "this process and the ranks that it starts cannot use all cores"
-        remedy = f"taskset -c 0-{there - 1} ...   (or ask the scheduler for more cores)"
-    return Check("cores", f"{usable} of {there}", trouble, remedy)
+    trouble = "this process and the ranks that it starts cannot use all cores"
+    remedy = f"taskset -c 0-{there - 1} ...   (or ask the scheduler for more cores)"
+    return Check("cores", f"{usable} of {there}", *((trouble, remedy) if usable < there else ()))
 
 
 def threads() -> Check:
     chosen = os.environ.get("OMP_NUM_THREADS", "")
-    if not chosen:
-        return Check("threads", f"{len(cores_of_this_process())} divided by the replicas of the node")
-    return Check("threads", f"{chosen} a rank (OMP_NUM_THREADS)")
+    by_cores = f"{len(cores_of_this_process())} divided by the replicas of the node"
+    return Check("threads", f"{chosen} a rank (OMP_NUM_THREADS)" if chosen else by_cores)
 
 
 def shared_memory_space(free_bytes: int | None) -> Check:
@@ -164,19 +142,19 @@ def shared_memory_space(free_bytes: int | None) -> Check:
         return Check(name, "unknown", trouble, "run on Linux, or one replica at a time")
     status = os.statvfs(node_memory.FOLDER)
     value = f"{format_bytes(free_bytes)} free of {format_bytes(status.f_blocks * status.f_frsize)}"
-    if free_bytes >= COMFORTABLE_SHARED_MEMORY_BYTES:
+    if free_bytes >= _COMFORTABLE_BYTES:
         return Check(name, value)
     trouble = "device sync keeps parameters, gradients and optimizer state of all replicas of a node in it"
     remedy = f"docker run --shm-size=2g ..., or mount -o remount,size=2g {node_memory.FOLDER}"
-    return Check(name, value, trouble, remedy, stops_a_run=free_bytes < LEAST_SHARED_MEMORY_BYTES)
+    return Check(name, value, trouble, remedy, stops_a_run=free_bytes < _LEAST_BYTES)
 
 
 def compiler() -> Check:
     name = os.environ.get("CXX") or "g++"
     path = shutil.which(name)
     if path is not None:
-        version = _run([path, "-dumpfullversion", "-dumpversion"]).stdout.strip()
-        return Check("compiler", f"{name} {version} ({path})")
+        version, _ = _run(path, "-dumpfullversion", "-dumpversion")
+        return Check("compiler", f"{name} {version.strip()} ({path})")
     trouble = "--engine inductor cannot compile its kernels; everything else works"
     return Check("compiler", "none", trouble, "install g++, or set CXX to your compiler")
 
@@ -193,25 +171,20 @@ def kernels() -> Check:
     return Check("kernels", "none", trouble, error.remedy)
 
 
-def _run(command: Sequence[str]) -> "subprocess.CompletedProcess[str]":
-    """Run a command; if it does not end or cannot start, the result is a failed one with the reason on stderr."""
+def _run(*command: str) -> tuple[str, str]:
+    """What a command prints, and its last line, or why it could not start or has not ended."""
     try:
-        return subprocess.run(
-            command, capture_output=True, encoding="utf-8", errors="replace", timeout=_TIMEOUT_S, check=False
-        )
+        done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", timeout=_TIMEOUT_S)
     except subprocess.TimeoutExpired:
-        return subprocess.CompletedProcess(command, 1, "", f"{command[0]} did not answer within {_TIMEOUT_S:.0f} s")
+        return "", f"{command[0]} did not answer within {_TIMEOUT_S:.0f} s"
     except OSError as error:
-        return subprocess.CompletedProcess(command, 1, "", str(error))
-
-
-def _last_line(output: "subprocess.CompletedProcess[str]") -> str:
-    lines = (output.stderr.strip() or output.stdout.strip()).splitlines()
-    return lines[-1].strip() if lines else f"it ended with exit code {output.returncode}"
+        return "", str(error)
+    lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
+    return done.stdout, lines[-1].strip() if lines else f"it ended with exit code {done.returncode}"
 
 
 @click.command("doctor")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the table.")
+@shared.as_json("Print one JSON object instead of the table.")
 @click.pass_context
 def doctor_command(context: click.Context, as_json: bool) -> None:
     """Check MPI, torch, cores, shared memory and compiler.
@@ -225,15 +198,12 @@ def doctor_command(context: click.Context, as_json: bool) -> None:
       sambasim doctor --json
     """
     checks = examine()
-    stops = any(check.stops_a_run for check in checks)
-    if as_json:
-        print(json.dumps({"findings": [check._asdict() for check in checks]}, indent=2, ensure_ascii=False))
-    else:
-        _show(checks, "A run would fail because of a STOP above." if stops else "A run would work.")
-    context.exit(MachineError.exit_code if stops else 0)
+    record = {"findings": [check._asdict() for check in checks]}
+    shared.answer(as_json, lambda: json.dumps(record, indent=2, ensure_ascii=False), lambda: _table(checks))
+    context.exit(MachineError.exit_code if any(check.stops_a_run for check in checks) else 0)
 
 
-def _show(checks: Sequence[Check], verdict: str) -> None:
+def _table(checks: list[Check]) -> "list[RenderableType]":
     from rich.table import Table
     from rich.text import Text
 
@@ -244,8 +214,8 @@ def _show(checks: Sequence[Check], verdict: str) -> None:
     for check in checks:
         mark = Text("STOP", "red") if check.stops_a_run else Text("note", "yellow") if check.trouble else "ok"
         table.add_row(check.name, mark, check.value)
-        if check.trouble:
-            table.add_row("", "", check.trouble)
-        if check.remedy:
-            table.add_row("", "", f"try: {check.remedy}")
-    show(table, "", verdict)
+        for line in (check.trouble, check.remedy and f"try: {check.remedy}"):
+            if line:
+                table.add_row("", "", line)
+    stops = any(check.stops_a_run for check in checks)
+    return [table, "", "A run would fail because of a STOP above." if stops else "A run would work."]

@@ -1,23 +1,20 @@
-"""`sambasim inspect` shows what is in a PEF; `sambasim verify` checks all of it."""
+"""`sambasim inspect`, `verify`, `compare` and `report`: what is in a PEF, and what came out of runs."""
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import click
 
 from sambasim.bounded import printable
 from sambasim.cli import shared
+from sambasim.errors import OptionError
 from sambasim.terminal.output import phases, show
-
-if TYPE_CHECKING:
-    from sambasim.ir.program import Program
-    from sambasim.report.tables import Row
 
 
 @click.command("inspect")
 @shared.pef()
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON line with all that the tables show, and more.")
+@shared.as_json("Print one JSON line with all that the tables show, and more.")
 @click.option("--section", type=int, metavar="N", help="Show only section N, with all its operators.")
 @click.option("--graph", "as_graph", is_flag=True, help="Print the graphs, one operator per line.")
 @click.option("--schedule", "as_schedule", is_flag=True, help="Draw the schedule of a pipeline, one line per rank.")
@@ -45,78 +42,54 @@ def inspect_command(
       sambasim inspect char_gpt --schedule
       sambasim inspect digits --json | python -m json.tool
     """
-    from sambasim.errors import OptionError
-    from sambasim.ir.printer import format_graph
+    from sambasim.ir.printer import format_graph, format_section
+    from sambasim.ir.schedule import draw
     from sambasim.pef import locate, peek, read
-    from sambasim.report.inspect import contents, inspection
+    from sambasim.report.inspect import contents, inspection, section_detail
 
     path = locate(pef, output_folder)
     if as_graph and (as_json or section is not None):
         other = "--json" if as_json else "--section"
-        raise OptionError(
-            f"--graph and {other} cannot be given together", remedy=f"sambasim inspect {path} {other} ..."
-        )
+        what = f"--graph and {other} cannot be given together"
+        raise OptionError(what, remedy=f"sambasim inspect {path} {other} ...")
     document = read(path)
+    program = document.program
     if as_graph:
-        graphs = (format_graph(document.program, graph) for graph in document.program.graphs)
-        print(printable("\n".join(graphs)), end="")
+        print(printable("\n".join(format_graph(program, graph) for graph in program.graphs)), end="")
         return
     if as_schedule:
-        _print_schedule(document.program)
+        if program.schedule is None:
+            what = f"{program.name} is no pipeline, so it has no schedule"
+            raise OptionError(what, remedy="sambasim compile --pipeline-stages 2 …")
+        print(draw(program.schedule))
         return
     facts = contents(path, peek(path), document)
-    if section is not None:
-        _print_section(facts, document.program, section, as_json)
-    elif as_json:
-        print(facts.model_dump_json())
-    else:
-        show(inspection(facts, everything=everything))
-
-
-def _print_schedule(program: "Program") -> None:
-    from sambasim.errors import OptionError
-    from sambasim.ir.schedule import draw
-
-    if program.schedule is None:
-        raise OptionError(
-            f"{program.name} is no pipeline, so it has no schedule", remedy="sambasim compile --pipeline-stages 2 …"
-        )
-    print(draw(program.schedule))
-
-
-def _print_section(facts: "Row", program: "Program", index: int, as_json: bool) -> None:
-    from sambasim.errors import OptionError
-    from sambasim.ir.printer import format_section
-    from sambasim.report.inspect import section_detail
-
-    # The training step comes first if there is one.
-    graph, graph_facts = program.graphs[0], facts.graphs[0]
-    if not 0 <= index < len(graph.sections):
-        raise OptionError(
-            f"there is no section {index}: the graph {graph.name} of {facts.name} has {len(graph.sections)} sections",
-            where=facts.pef,
-            remedy=f"sambasim inspect {facts.pef}",
-        )
-    _, *lines = format_section(graph, graph.sections[index])
-    if as_json:
-        fields = graph_facts.sections[index].model_dump() | {"graph": graph.name}
-        print(json.dumps(fields | {"nodes": [line.strip() for line in lines]}))
+    if section is None:
+        shared.answer(as_json, facts.model_dump_json, lambda: [inspection(facts, everything=everything)])
         return
-    show(section_detail(graph_facts, graph_facts.sections[index]))
+    graph, graph_facts = program.graphs[0], facts.graphs[0]  # the training step, if there is one
+    if not 0 <= section < len(graph.sections):
+        having = f"the graph {graph.name} of {facts.name} has {len(graph.sections)} sections"
+        what = f"there is no section {section}: {having}"
+        raise OptionError(what, where=facts.pef, remedy=f"sambasim inspect {facts.pef}")
+    _, *lines = format_section(graph, graph.sections[section])
+    own = graph_facts.sections[section]
+    if as_json:
+        print(json.dumps(own.model_dump() | {"graph": graph.name, "nodes": [line.strip() for line in lines]}))
+        return
+    show(section_detail(graph_facts, own))
     print(printable("\n".join(lines)))
+
+
+_AGAINST = "Also compare it with this model, package.module:Name or file.py:Name, in eager PyTorch."
+_CHECK = "Steps of that comparison.  [default: as by compile]"
 
 
 @click.command("verify")
 @shared.pef()
 @shared.output_folder
-@click.option(
-    "--against",
-    metavar="MODEL",
-    help="Also compare it with this model, package.module:Name or file.py:Name, in eager PyTorch.",
-)
-@click.option(
-    "--check", type=click.IntRange(1), metavar="N", help="Steps of that comparison.  [default: as by compile]"
-)
+@click.option("--against", metavar="MODEL", help=_AGAINST)
+@click.option("--check", type=click.IntRange(1), metavar="N", help=_CHECK)
 def verify_command(pef: str, output_folder: Path, against: str | None, check: int | None) -> None:
     """Check the format of a PEF, and every byte of its weights; with --against, that it computes what a model does.
 
@@ -130,7 +103,6 @@ def verify_command(pef: str, output_folder: Path, against: str | None, check: in
       sambasim verify out/digits/digits.pef
       sambasim verify net --against net.py:Net --check 100
     """
-    from sambasim.errors import OptionError
     from sambasim.pef import check as checked_file
     from sambasim.pef import locate
 
@@ -142,16 +114,93 @@ def verify_command(pef: str, output_folder: Path, against: str | None, check: in
     print(f"  digest          {document.digest}")
     print(f"  weights sha256  {document.weights_sha256}")
     print(f"  checked         {'no' if document.checked is None else document.checked}")
-    if against is not None:
-        _compare(path, against, check)
-
-
-def _compare(path: Path, target: str, steps: int | None) -> None:
+    if against is None:
+        return
     with shared.kept_imports():
-        from sambasim.commands.against import verify_against
+        from sambasim.commands.compile import verify_against
 
     with phases(quiet=False) as on_phase:
-        proof = verify_against(path, target, steps, on_phase)
-    print(f"  against {target}: {proof.checked or 'PyTorch takes no batch of this kind'}")
+        proof = verify_against(path, against, check, on_phase)
+    print(f"  against {against}: {proof.checked or 'PyTorch takes no batch of this kind'}")
     for notice in proof.notices:
         print(f"notice: {notice}")
+
+
+@click.command("compare")
+@click.argument("a")
+@click.argument("b")
+@click.option("--steps", metavar="FIRST-LAST", help="For runs and metrics: only these steps, such as 17, 1-40 or 100-.")
+@shared.as_json("Print one JSON line with all differences.")
+@shared.output_folder
+def compare_command(as_json: bool, **asked: Any) -> None:
+    """Find the first difference between two runs, PEFs, checkpoints or weights.
+
+    A and B are two folders of `run --record-digests`, two PEFs (paths or names), two checkpoints, two .safetensors
+    files of weights, or two .jsonl files of `run --metrics`. For runs, it is the first step, section and tensor that
+    differ. If the runs have other threads, or another engine, torch or CPU, their bits may differ; the output says so
+    first.
+
+    The exit code is 0 if all bits are equal, 1 if something differs or is missing in A or B, and 2 or more for errors.
+    A run may start later than the other, as a resumed one does.
+
+    \b
+    Examples:
+      mpirun -np 2 sambasim run --pef digits --steps 40 --record-digests a
+      mpirun -np 2 sambasim run --pef digits --steps 40 --record-digests b --reduce-on-rdu
+      sambasim compare a b
+      sambasim compare digits other/digits.pef
+      sambasim compare saved/step-0000000050 elsewhere/step-0000000050
+      sambasim compare before.safetensors after.safetensors --json
+    """
+    from sambasim.commands.results import compare
+    from sambasim.report.compare import comparison
+
+    compared = compare(**asked)
+    shared.answer(as_json, compared.model_dump_json, lambda: comparison(compared))
+    if not compared.equal:
+        click.get_current_context().exit(1)
+
+
+_TABLES = "Write section_report.csv and summary.json here, as SambaTune names them."
+
+
+@click.command("report")
+@shared.pef("subject", "[PEF|MODEL|RUN.jsonl]")
+@click.option("--html", "page", type=shared.FILE, metavar="FILE", help="Write the page here.")
+@click.option("--tables", type=shared.FILE, metavar="FOLDER", help=_TABLES)
+@click.option("--run", type=shared.FILE, metavar="RUN.jsonl", help="Add the measurements of this run of the PEF.")
+@shared.arch
+@shared.num_tiles
+@shared.cluster
+@click.option("--replicas", metavar="N,N,...", help="Replicas of the scaling curves.  [default: 1,2,4,...,1024]")
+@shared.output_folder
+def report_command(
+    subject: str, page: Path | None, tables: Path | None, run: Path | None, output_folder: Path, **asked: Any
+) -> None:
+    """Write one HTML page, or tables, about a PEF, a model or a run.
+
+    For a PEF, a config (.toml) or a model (file.py:Name), everything is predicted: the timeline of a step, its sections
+    and their limits, pipelines, memory over time, scaling, and the operators with their source lines; for replicas
+    of several ranks their schedule, what each rank holds and where, and bytes by link. For a RUN.jsonl of
+    `sambasim run --metrics`, everything is measured: its curves and its summary. The page needs no network.
+
+    \b
+    Examples:
+      sambasim report digits --html digits.html
+      sambasim report digits --html digits.html --arch sn40 --replicas 1,8,64
+      sambasim report run.jsonl --html run.html
+      sambasim report digits --run run.jsonl --html digits.html
+      sambasim report configs/gpt_13b.toml --html gpt_13b.html
+      sambasim report digits --tables out/digits
+    """
+    from sambasim.commands.results import measured, predicted_texts
+
+    if subject.endswith(".jsonl"):
+        of_a_pef = {"--tables": tables, "--run": run}
+        of_a_pef |= {f"--{name.replace('_', '-')}": value for name, value in asked.items()}
+        shared.write_all(measured(subject, page, [flag for flag, value in of_a_pef.items() if value is not None]))
+        return
+    question = shared.question(subject=subject, output_folder=output_folder, **asked)
+    with phases(quiet=False) as on_phase:
+        texts = predicted_texts(question, page, tables, run, on_phase)
+    shared.write_all(texts)

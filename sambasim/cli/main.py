@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
+from typing import cast
 
 import click
 from click.shell_completion import CompletionItem
@@ -11,35 +12,35 @@ from sambasim.bounded import shortened
 from sambasim.errors import UserError
 from sambasim.terminal.output import exit_code_of, report_error, set_up_streams
 
+_RUN = "Train the model of a PEF with as many replicas as mpirun starts, or predict with it."
 _PANELS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "Compile and run": {
         "compile": ("compile", "Compile a PyTorch model into a PEF."),
-        "run": ("run", "Train the model of a PEF with as many replicas as mpirun starts, or predict with it."),
+        "run": ("run", _RUN),
         "app": ("app", "Run a SambaFlow app with sambasim in place of sambaflow."),
         "env": ("slurm", "Print shell lines that let launch scripts for the hardware work as they are."),
-        "demo": ("demo", "Compile the quick start, train it with both kinds of sync, and compare the two."),
+        "demo": ("compile", "Compile the quick start, train it with both kinds of sync, and compare the two."),
     },
     "Inspect results": {
         "inspect": ("inspect", "Show what is in a PEF: sections, operators, symbols, sizes, options."),
         "verify": ("inspect", "Check the format of a PEF, and every byte of its weights."),
-        "compare": ("compare", "Find the first difference between two runs, PEFs, checkpoints or weights."),
-        "report": ("report", "Write one HTML page, or tables, about a PEF, a model or a run."),
+        "compare": ("inspect", "Find the first difference between two runs, PEFs, checkpoints or weights."),
+        "report": ("inspect", "Write one HTML page, or tables, about a PEF, a model or a run."),
     },
     "Predict": {
-        "plan": ("plan", "Choose how to train a model on many RDUs, and price every strategy."),
-        "simulate": ("simulate", "Predict a training step on a device: its time, its limits, its scaling."),
-        "devices": ("devices", "List devices and clusters, and the placement of replicas on RDUs."),
-        "tilestat": ("simulate", "Predict how busy each tile is, in the columns of sntilestat."),
-        "estimate-memory": ("estimate_memory", "Estimate the memory of a training step, by part; no weights are made."),
-        "validate": ("devices", "Compare predictions with published measurements."),
+        "plan": ("predict", "Choose how to train a model on many RDUs, and price every strategy."),
+        "simulate": ("predict", "Predict a training step on a device: its time, its limits, its scaling."),
+        "devices": ("predict", "List devices and clusters, and the placement of replicas on RDUs."),
+        "tilestat": ("predict", "Predict how busy each tile is, in the columns of sntilestat."),
+        "estimate-memory": ("predict", "Estimate the memory of a training step, by part; no weights are made."),
+        "validate": ("predict", "Compare predictions with published measurements."),
     },
     "This machine": {
         "doctor": ("doctor", "Check MPI, torch, cores, shared memory and compiler."),
         "bench": ("bench", "Measure gradient sync on this machine."),
     },
 }
-"""By heading of `--help` and name: the module of the command, and its help. Modules are imported only when they are
-needed, so that help is instant."""
+"""By heading of `--help` and name: the module of the command, and its help."""
 
 _COMMANDS = {name: entry for panel in _PANELS.values() for name, entry in panel.items()}
 _MODULES = {name: module for name, (module, _) in _COMMANDS.items()} | {"stand-in": "slurm"}
@@ -53,14 +54,12 @@ class _LazyGroup(click.Group):
         if cmd_name not in _MODULES:
             return None
         module = import_module(f"sambasim.cli.{_MODULES[cmd_name]}")
-        command: click.Command = getattr(module, f"{cmd_name.replace('-', '_')}_command")
-        return command
+        return cast("click.Command", getattr(module, f"{cmd_name.replace('-', '_')}_command"))
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        found = [
-            CompletionItem(name, help=text) for name, (_, text) in _COMMANDS.items() if name.startswith(incomplete)
-        ]
-        return found or click.Command.shell_complete(self, ctx, incomplete)
+        fitting = {name: text for name, (_, text) in _COMMANDS.items() if name.startswith(incomplete)}
+        items = [CompletionItem(name, help=text) for name, text in fitting.items()]
+        return items or click.Command.shell_complete(self, ctx, incomplete)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for title, panel in _PANELS.items():
@@ -92,9 +91,9 @@ def _print_versions(ctx: click.Context, parameter: click.Parameter, asked: bool)
 
 @click.group(
     cls=_LazyGroup,
+    # Scripts for SambaFlow write `--reduce_on_rdu` as well as `--reduce-on-rdu`.
     context_settings={
         "help_option_names": ["-h", "--help"],
-        # Scripts for SambaFlow write `--reduce_on_rdu` as well as `--reduce-on-rdu`.
         "token_normalize_func": lambda token: token.replace("_", "-"),
     },
 )
@@ -119,13 +118,8 @@ def main() -> None:
     """Run the command line, and exit with the exit code of the error, if there is one."""
     set_up_streams()
     code = _code_of(lambda: sambasim.main(prog_name="sambasim", standalone_mode=False))
-    flush_code = _code_of(_flush)
-    sys.exit(code or flush_code)
-
-
-def _flush() -> None:
-    sys.stdout.flush()
-    sys.stderr.flush()
+    flush_codes = [_code_of(lambda: sys.stdout.flush()), _code_of(lambda: sys.stderr.flush())]
+    sys.exit(code or max(flush_codes))
 
 
 def _code_of(work: Callable[[], object]) -> int:

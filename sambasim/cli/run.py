@@ -13,6 +13,7 @@ from sambasim.cli.shared import FILE, PanelCommand, PanelOption, field_options, 
 from sambasim.errors import OptionError
 from sambasim.options.flag import DATA, TRAINING
 from sambasim.options.run import RUN_FLAGS, run_options
+from sambasim.runtime.machine.launcher import find_launcher, mpirun_instead
 from sambasim.terminal.output import exit_code_of, report_error, scores, survive_closed_stdout
 from sambasim.units import format_seconds
 
@@ -21,16 +22,8 @@ if TYPE_CHECKING:
     from sambasim.runtime.watch.supervisor import Failure
 
 _FIRST = ("--pef", "--reduce-on-rdu", "--epochs", "--lr", "--save", "--metrics")
-_OUT = "Folder in which a PEF is found by name."
 _SET = "Change any field of the config that is not compiled in, such as optimizer.lr=1e-3."
-
-
-def _no_world_size(ctx: click.Context, parameter: click.Parameter, value: int | None) -> None:
-    if value is not None:
-        raise OptionError(
-            "-ws is for compile, as the smallest number of replicas; a run has as many as mpirun starts",
-            remedy=f"mpirun -np {value} sambasim run … without -ws",
-        )
+_OUT = "Folder in which a PEF is found by name."
 
 
 class _RunCommand(PanelCommand):
@@ -44,11 +37,17 @@ class _RunCommand(PanelCommand):
             if all(flag not in setting.flag.names for setting in COMPILE_FLAGS.values()):
                 raise
             typed = " ".join(args[args.index(flag) :][:2]) if flag in args else flag
-            raise OptionError(
-                f"{flag} is for compile: a run takes what the PEF was compiled with",
-                remedy=f"sambasim compile … {typed}, and then run without it; "
-                "sambasim inspect PEF --all shows how it was compiled",
-            ) from None
+            what = f"{flag} is for compile: a run takes what the PEF was compiled with"
+            shown = "sambasim inspect PEF --all shows how it was compiled"
+            raise OptionError(what, remedy=f"sambasim compile … {typed}, and then run without it; {shown}") from None
+
+
+def _no_world_size(ctx: click.Context, parameter: click.Parameter, value: int | None) -> None:
+    if value is not None:
+        raise OptionError(
+            "-ws is for compile, as the smallest number of replicas; a run has as many as mpirun starts",
+            remedy=f"mpirun -np {value} sambasim run … without -ws",
+        )
 
 
 @click.command("run", cls=_RunCommand, first=_FIRST)
@@ -71,13 +70,16 @@ def run_command(overrides: tuple[str, ...], output_folder: Path, **flags: object
     """
     from sambasim.options.given import given_overrides
 
-    _hand_over_to_mpirun()
+    instead = mpirun_instead(os.environ, Path(sys.executable), sys.argv[1:])
+    if instead:  # under torchrun: the first process becomes mpirun, and the others are done
+        os.execv(instead[0], instead)
+    if instead is not None:
+        raise SystemExit(0)
     options = run_options(flags, given_overrides(overrides))
     if not (options.inference or options.json_output):  # what these print comes last, and is what was asked for
         survive_closed_stdout()
 
-    from sambasim.commands.run_checks import checked_pef, failure_details
-    from sambasim.runtime.machine.launcher import find_launcher
+    from sambasim.commands.run import checked_pef, failure_details, train
     from sambasim.runtime.machine.mpi import connect
     from sambasim.runtime.run.run_observer import print_whole_lines
     from sambasim.runtime.watch.supervisor import Supervisor, limit_time
@@ -89,7 +91,6 @@ def run_command(overrides: tuple[str, ...], output_folder: Path, **flags: object
     communicator = connect(command)
     if communicator.world_size > 1:
         print_whole_lines()
-
     screen = ExitStack()
 
     def report(failure: "Failure") -> None:
@@ -100,23 +101,23 @@ def run_command(overrides: tuple[str, ...], output_folder: Path, **flags: object
         path, mesh = checked_pef(options, output_folder, communicator, command)
         folders = [options.log_dir or path.resolve().parent, Path(tempfile.gettempdir())]
         supervisor.start(folders, path.stem, options.sync_timeout, mesh)
+        prints, printed = communicator.rank == 0 and not options.json_output, ""
         # Nothing else is left if every rank is killed.
-        if supervisor.path is not None and communicator.rank == 0 and not options.json_output:
+        if supervisor.path is not None and prints:
             print(f"status file: {supervisor.path} says what each rank does, and stays if one dies")
         with kept_imports():
-            from sambasim.commands.run import train
             from sambasim.runtime.inference import InferenceJob
         if options.inference:
             prediction = InferenceJob(path, options, communicator, supervisor.activity).run()
             printed = prediction.model_dump_json() if options.json_output else _in_words(prediction)
         else:
             with screen:
-                observers = []
-                if communicator.rank == 0 and not options.json_output:
-                    observers.append(RunProgress(predicts=options.predict))
-                    screen.callback(observers[0].close)
-                summary = train(path, options, communicator, supervisor.activity, command, observers).summary
-            printed = summary.model_dump_json() if options.json_output else ""
+                observers = [RunProgress(predicts=options.predict)] if prints else []
+                for observer in observers:
+                    screen.callback(observer.close)
+                summary, _ = train(path, options, communicator, supervisor.activity, command, observers)
+            if options.json_output:
+                printed = summary.model_dump_json()
         if communicator.rank == 0 and printed:
             print(printed)
         supervisor.finish()
@@ -128,17 +129,6 @@ def run_command(overrides: tuple[str, ...], output_folder: Path, **flags: object
             raise
         report_error(error, supervisor.who)
         raise SystemExit(exit_code_of(error)) from None
-
-
-def _hand_over_to_mpirun() -> None:
-    """Under torchrun: the first process becomes mpirun, and the others are done."""
-    from sambasim.runtime.machine.launcher import mpirun_instead
-
-    instead = mpirun_instead(os.environ, Path(sys.executable), sys.argv[1:])
-    if instead:
-        os.execv(instead[0], instead)
-    if instead is not None:
-        raise SystemExit(0)
 
 
 def _in_words(report: "InferenceRecord") -> str:

@@ -1,7 +1,7 @@
-"""What commands share: click options, most of them made from flags of fields, and imports of large packages."""
+"""What commands share: click options, most of them made from flags of fields, output, and imports of large packages."""
 
 import gc
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial, wraps
 from glob import escape
@@ -11,19 +11,21 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
 import click
 from click.shell_completion import CompletionItem
 
-from sambasim.bounded import MOST_REPLICAS
+from sambasim.bounded import LARGEST_COUNT, MOST_REPLICAS
 from sambasim.options.flag import DATA, OTHER, PANELS
+from sambasim.terminal.output import show
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from sambasim.commands.question import Question
     from sambasim.options.flag import Setting
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-FILE = click.Path(path_type=Path)
+FILE, COUNT, REPLICAS = click.Path(path_type=Path), click.IntRange(1, LARGEST_COUNT), click.IntRange(1, MOST_REPLICAS)
 _FIRST_PANEL = "Most used"
 _PEF = "The PEF: a path, or NAME for OUT/NAME/NAME.pef."
-_ONE_PEF = "name one PEF: a path, or a name found as out/NAME/NAME.pef"
 
 
 class PanelOption(click.Option):
@@ -31,8 +33,7 @@ class PanelOption(click.Option):
 
     def __init__(self, *args: Any, panel: str, text: Callable[[], str] | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.panel = panel
-        self._text = text
+        self.panel, self._text = panel, text
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
         if self._text is not None:
@@ -48,14 +49,13 @@ class PanelCommand(click.Command):
         self._first = first
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        panels = (_FIRST_PANEL, *PANELS)
-        records: dict[str, list[tuple[str, str]]] = {panel: [] for panel in panels}
+        records: dict[str, list[tuple[str, str]]] = {panel: [] for panel in (_FIRST_PANEL, *PANELS)}
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
             if record is not None and isinstance(parameter, click.Option):
                 is_first = not set(self._first).isdisjoint(parameter.opts)
                 records[_FIRST_PANEL if is_first else getattr(parameter, "panel", OTHER)].append(record)
-        for panel in filter(records.get, panels):
+        for panel in filter(records.get, records):
             with formatter.section(panel):
                 formatter.write_dl(records[panel])
 
@@ -75,31 +75,21 @@ def field_options(flags: "Mapping[str, Setting]") -> Callable[[F], F]:
 def _options(setting: "Setting") -> Iterator[Callable[[Any], Any]]:
     """The option of a flag, or one for each of its choices. None is its value where it is not given."""
     flag, kind = setting.flag, setting.kind
+    option = partial(click.option, cls=PanelOption, panel=setting.panel)
     for choice, text in flag.choices.items():
         shown = f"{text}  [default]" if choice == setting.default else text
-        yield click.option(
-            f"--{choice}", setting.keyword, flag_value=choice, help=shown, cls=PanelOption, panel=setting.panel
-        )
+        yield option(f"--{choice}", setting.keyword, flag_value=choice, help=shown)
     if flag.choices:
         return
-    extra: dict[str, Any] = {"default": None}
+    extra: dict[str, Any] = {"type": FILE if kind is Path else kind}
     if kind is bool:
-        extra["is_flag"] = True
+        extra = {"is_flag": True}
     elif get_origin(kind) is Literal:
-        extra["type"] = click.Choice(get_args(kind), case_sensitive=False)
-    else:
-        extra["type"] = FILE if kind is Path else kind
+        extra = {"type": click.Choice(get_args(kind), case_sensitive=False)}
     if flag.bare is not None:
         extra |= {"is_flag": False, "flag_value": flag.bare}
-    yield click.option(
-        *flag.names,
-        setting.keyword,
-        metavar=flag.metavar,
-        text=partial(_help, setting),
-        cls=PanelOption,
-        panel=setting.panel,
-        **extra,
-    )
+    text_of = partial(_help, setting)
+    yield option(*flag.names, setting.keyword, metavar=flag.metavar, text=text_of, default=None, **extra)
 
 
 def _help(setting: "Setting") -> str:
@@ -114,30 +104,28 @@ def _help(setting: "Setting") -> str:
 def pef_names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """For completion: the names of the PEFs in the output folder; without one that fits, any file."""
     folder = Path(ctx.params.get("output_folder") or "out")
-    found = [] if "/" in incomplete else folder.glob(f"{escape(incomplete)}*/*.pef")
-    names = sorted(path.stem for path in found if path.stem == path.parent.name)
+    files = [] if "/" in incomplete else folder.glob(f"{escape(incomplete)}*/*.pef")
+    names = sorted(path.stem for path in files if path.stem == path.parent.name)
     return [CompletionItem(name) for name in names] or [CompletionItem(incomplete, type="file")]
 
 
 def pef(
     keyword: str = "pef", metavar: str = "[PEF]", text: str = _PEF, *, required: bool = True
 ) -> Callable[[F], Callable[..., Any]]:
-    """A decorator for a command about a PEF, which may be an argument or the flag `--pef`. The command gets it as
-    `keyword`."""
+    """A decorator for a command about a PEF, an argument or the flag `--pef`, which the command gets as `keyword`."""
 
     def decorator(function: F) -> Callable[..., Any]:
         @wraps(function)
         def command(*, argument: str | None, **options: Any) -> Any:
             named = [name for name in (argument, options[keyword]) if name is not None]
             if len(named) > 1 or (required and not named):
-                raise click.UsageError(_ONE_PEF, click.get_current_context())
+                what = "name one PEF: a path, or a name found as out/NAME/NAME.pef"
+                raise click.UsageError(what, click.get_current_context())
             return function(**{**options, keyword: named[0] if named else None})
 
-        option = click.option(
-            "-p", "--pef", keyword, cls=PanelOption, panel=DATA, metavar="PEF", shell_complete=pef_names, help=text
-        )
+        option = partial(click.option, "-p", "--pef", keyword, cls=PanelOption, panel=DATA, metavar="PEF", help=text)
         argument = click.argument("argument", metavar=metavar, required=False, shell_complete=pef_names)
-        decorated: Callable[..., Any] = argument(option(command))
+        decorated: Callable[..., Any] = argument(option(shell_complete=pef_names)(command))
         return decorated
 
     return decorator
@@ -147,16 +135,14 @@ def overrides(text: str) -> Callable[[F], F]:
     return click.option("--set", "overrides", multiple=True, metavar="NAME=VALUE", help=text)
 
 
-output_folder = click.option(
-    "--output-folder", type=FILE, default=Path("out"), show_default=True, help="Folder in which a PEF is found by name."
-)
+def as_json(text: str) -> Callable[[F], F]:
+    return click.option("--json", "as_json", is_flag=True, help=text)
 
+
+_OUT, _TILES = "Folder in which a PEF is found by name.", "Tiles of the device that one replica has."
+output_folder = click.option("--output-folder", type=FILE, default=Path("out"), show_default=True, help=_OUT)
 arch = click.option("--arch", help="Device: sn10, sn30, sn40 or a TOML file.  [default: as compiled]")
-
-num_tiles = click.option(
-    "--num-tiles", type=int, help="Tiles of the device that one replica has.  [default: as compiled, else all]"
-)
-
+num_tiles = click.option("--num-tiles", type=int, help=f"{_TILES}  [default: as compiled, else all]")
 cluster = click.option("--cluster", help="Nodes and links: a name that `sambasim devices` lists, or a TOML file.")
 
 
@@ -166,12 +152,16 @@ def question(
     """What a command with these options asks. Raises OptionError."""
     from sambasim.commands.question import Question, counts, paths
 
-    return Question(
-        replicas=counts(replicas, "--replicas", MOST_REPLICAS),
-        batch_sizes=counts(batch_sizes, "--batch-size"),
-        sync=paths(sync),
-        **others,
-    )
+    sizes, numbers = counts(batch_sizes, "--batch-size"), counts(replicas, "--replicas", MOST_REPLICAS)
+    return Question(replicas=numbers, batch_sizes=sizes, sync=paths(sync), **others)
+
+
+def answer(as_json: bool, line: Callable[[], str], parts: "Callable[[], Iterable[RenderableType]]") -> None:
+    """Print the line that `--json` asks for, else show text and tables."""
+    if as_json:
+        print(line())
+    else:
+        show(*parts())
 
 
 def write_all(texts: Mapping[Path, str], *, quiet: bool = False) -> None:
@@ -180,9 +170,8 @@ def write_all(texts: Mapping[Path, str], *, quiet: bool = False) -> None:
 
     for file, text in texts.items():
         write(file, text)
-        hint = ": open it in a browser" if file.suffix == ".html" else ""
         if not quiet:
-            print(f"{file} written{hint}")
+            print(f"{file} written{': open it in a browser' * (file.suffix == '.html')}")
 
 
 @contextmanager

@@ -1,6 +1,5 @@
 """Launch scripts for the hardware, unchanged: `sambasim env`, and replacements for commands that this machine lacks:
-`sambasim stand-in NAME` runs mpirun for srun and the script for sbatch. Options that place tasks are ignored. Source of
-the options: the manual pages of srun and sbatch, Slurm 23.11."""
+`sambasim stand-in NAME` runs mpirun for srun and the script for sbatch. Options: manual pages of Slurm 23.11."""
 
 import getpass
 import os
@@ -10,8 +9,8 @@ import shlex
 import shutil
 import signal
 import sys
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 
 import click
@@ -65,35 +64,18 @@ def env_command() -> None:
 
 
 def shell_lines(environ: Mapping[str, str], folder: Path) -> Iterator[str]:
-    """The commands for a shell with the environment `environ`. `folder`, of the Python that has sambasim, goes to the
-    front of PATH if another `python` or `mpirun` would be found first."""
-    path = environ.get("PATH", "")
-    entries = [entry for entry in path.split(os.pathsep) if entry not in ("", str(COMMANDS))]
-    found = [shutil.which(name, path=path) for name in ("python", "mpirun") if (folder / name).exists()]
-    if any(where is None or Path(where).parent != folder for where in found):
-        entries = [str(folder), *(entry for entry in entries if entry != str(folder))]
-    libraries = environ.get("PYTHONPATH", "").split(os.pathsep)
-    libraries = [str(PATH_ENTRY), *(entry for entry in libraries if entry not in ("", str(PATH_ENTRY)))]
-    yield f"export PATH={shlex.quote(os.pathsep.join([*entries, str(COMMANDS)]))}"
+    """The commands for a shell. `folder`, of this Python, goes first in PATH if others would be found before."""
+
+    def entries(variable: str, own: Path) -> list[str]:
+        return [entry for entry in environ.get(variable, "").split(os.pathsep) if entry not in ("", str(own))]
+
+    path = entries("PATH", COMMANDS)
+    names = [name for name in ("python", "mpirun") if (folder / name).exists()]
+    if any(Path(shutil.which(name, path=environ.get("PATH", "")) or "").parent != folder for name in names):
+        path = [str(folder), *(entry for entry in path if entry != str(folder))]
+    yield f"export PATH={shlex.quote(os.pathsep.join([*path, str(COMMANDS)]))}"
+    libraries = [str(PATH_ENTRY), *entries("PYTHONPATH", PATH_ENTRY)]
     yield f"export PYTHONPATH={shlex.quote(os.pathsep.join(libraries))}"
-
-
-@dataclass(frozen=True, slots=True)
-class _Call:
-    options: Mapping[str, str]
-    command: Sequence[str]
-
-    def tasks(self) -> int:
-        if "ntasks" in self.options:
-            return _number(self.options["ntasks"])
-        if not self.options.keys() & _TASK_COUNTS:
-            return _number(os.environ.get("SLURM_NTASKS", "1"))
-        per_node = self.options.get("ntasks-per-node", self.options.get("tasks-per-node", "1"))
-        return _number(self.options.get("nodes", "1")) * _number(per_node)
-
-    def ignored(self) -> str:
-        names = [f"--{name}" for name in self.options if name not in _USED]
-        return f"; ignored: {' '.join(names)}" if names else ""
 
 
 @click.command("stand-in", hidden=True, context_settings={"allow_interspersed_args": False})
@@ -104,56 +86,56 @@ def stand_in_command(name: str, words: tuple[str, ...]) -> None:
         return _notice("there is no RDU and no snfadm: `sambasim devices` shows the simulated ones")
     if name == "sntilestat":
         return _notice("there is no RDU and no sntilestat: `sambasim tilestat PEF` predicts what it would show")
-    call = _Call(*_parsed(name, words))
-    if call.options.keys() & {"version", "help", "usage"}:
+    options, command = _parsed(name, words)
+    if options.keys() & {"version", "help", "usage"}:
         click.echo(f"{name} of sambasim {__version__}: there is no Slurm, so {name} runs on this machine")
-    elif "test-only" in call.options:
+    elif "test-only" in options:
         _notice(f"there is no Slurm: {name} --test-only runs nothing")
     elif name == "srun":
-        _srun(call)
+        _srun(options, command)
     else:
-        _sbatch(call)
+        _sbatch(options, command)
 
 
-def _srun(call: _Call) -> None:
-    if "multi-prog" in call.options:
-        raise OptionError(
-            "srun --multi-prog is not available: each task would run another program",
-            remedy="name the programs in one line: mpirun -np 1 FIRST : -np 1 SECOND",
-        )
-    if not call.command:
+def _srun(options: Mapping[str, str], command: Sequence[str]) -> None:
+    if "multi-prog" in options:
+        what = "srun --multi-prog is not available: each task would run another program"
+        raise OptionError(what, remedy="name the programs in one line: mpirun -np 1 FIRST : -np 1 SECOND")
+    if not command:
         raise OptionError("srun was given no command", remedy="give a command after the options of srun")
-    tasks = call.tasks()
-    argv = [*call.command] if tasks == 1 else [_mpirun(), "-np", str(tasks), *call.command]
-    _notice(f"there is no Slurm: srun runs {shlex.join(argv)}{call.ignored()}")
-    job_name = os.environ.get("SLURM_JOB_NAME", Path(call.command[0]).name)
-    _become(argv, call, {**os.environ, "SLURM_JOB_NAME": call.options.get("job-name", job_name)})
+    tasks = _tasks(options)
+    argv = [*command] if tasks == 1 else [_mpirun(), "-np", str(tasks), *command]
+    _notice(f"there is no Slurm: srun runs {shlex.join(argv)}{_ignored(options)}")
+    _become(argv, options, {"SLURM_JOB_NAME": os.environ.get("SLURM_JOB_NAME", Path(command[0]).name)})
 
 
-def _sbatch(call: _Call) -> None:
-    wrapped = call.options.get("wrap")
+def _sbatch(options: Mapping[str, str], command: Sequence[str]) -> None:
+    wrapped, shown = options.get("wrap"), "the script from stdin"
     if wrapped is not None:
-        if call.command:
+        if command:
             raise OptionError("sbatch was given both a script and --wrap", remedy="leave out one of them")
         job_name, argv = "wrap", ["/bin/sh", "-c", wrapped]
     else:
-        text, job_name = _script(call.command)
-        lines = text.splitlines()
-        interpreter = shlex.split(lines[0][2:]) if lines and lines[0].startswith("#!") else ["/bin/sh"]
-        argv = [*interpreter, *(call.command or ["-c", text])]
-        call = _Call({**_parsed("sbatch", list(_directives(lines)))[0], **call.options}, call.command)
-    shown = shlex.join(argv) if call.command or wrapped else "the script from stdin"
-    _notice(f"there is no Slurm: sbatch runs {shown} and waits for it{call.ignored()}")
-    environ = {**os.environ, "SLURM_JOB_ID": str(os.getpid())}
-    environ["SLURM_JOB_NAME"] = call.options.get("job-name", job_name)
-    if call.options.keys() & _TASK_COUNTS:
-        environ["SLURM_NTASKS"] = str(call.tasks())
-    if call.command and "chdir" in call.options:  # the path of the script is relative to where sbatch was called
-        argv[-len(call.command)] = os.path.abspath(call.command[0])
-    _become(argv, call, environ)
+        text, job_name = _script(command)
+        interpreter = shlex.split(text.splitlines()[0][2:]) if text.startswith("#!") else ["/bin/sh"]
+        argv = [*interpreter, *(command or ["-c", text])]
+        comments = takewhile(lambda line: not line.strip() or line.startswith("#"), text.splitlines())
+        lines = [line.removeprefix("#SBATCH") for line in comments if line.startswith("#SBATCH")]
+        words = [word for line in lines for word in shlex.split(line, comments=True)]
+        options = {**_parsed("sbatch", words)[0], **options}
+    if command or wrapped:
+        shown = shlex.join(argv)
+    _notice(f"there is no Slurm: sbatch runs {shown} and waits for it{_ignored(options)}")
+    variables = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_JOB_NAME": job_name}
+    if options.keys() & _TASK_COUNTS:
+        variables["SLURM_NTASKS"] = str(_tasks(options))
+    if command and "chdir" in options:  # the path of the script is relative to where sbatch was called
+        argv[-len(command)] = os.path.abspath(command[0])
+    _become(argv, options, variables)
 
 
 def _script(command: Sequence[str]) -> tuple[str, str]:
+    """The text of the script, and its name."""
     if not command:
         text = "" if sys.stdin.isatty() else sys.stdin.read()
         if not text.strip():
@@ -163,17 +145,8 @@ def _script(command: Sequence[str]) -> tuple[str, str]:
     try:
         return script.read_text(errors="replace"), script.name
     except OSError as error:
-        raise OptionError(
-            f"sbatch cannot read the script {script}: {error.strerror}", remedy="give it the path of a script"
-        ) from error
-
-
-def _directives(lines: Sequence[str]) -> Iterator[str]:
-    for line in lines:
-        if line.startswith("#SBATCH"):
-            yield from shlex.split(line.removeprefix("#SBATCH"), comments=True)
-        elif line.strip() and not line.startswith("#"):
-            return
+        what = f"sbatch cannot read the script {script}: {error.strerror}"
+        raise OptionError(what, remedy="give it the path of a script") from error
 
 
 def _parsed(name: str, words: Sequence[str]) -> tuple[dict[str, str], Sequence[str]]:
@@ -202,6 +175,15 @@ def _parsed(name: str, words: Sequence[str]) -> tuple[dict[str, str], Sequence[s
     return options, rest
 
 
+def _tasks(options: Mapping[str, str]) -> int:
+    if "ntasks" in options:
+        return _number(options["ntasks"])
+    if not options.keys() & _TASK_COUNTS:
+        return _number(os.environ.get("SLURM_NTASKS", "1"))
+    per_node = options.get("ntasks-per-node", options.get("tasks-per-node", "1"))
+    return _number(options.get("nodes", "1")) * _number(per_node)
+
+
 def _number(text: str) -> int:
     match = re.fullmatch(r"([1-9]\d*)(-\d+)?", text)
     if match is None:
@@ -209,47 +191,51 @@ def _number(text: str) -> int:
     return int(match[1])
 
 
+def _ignored(options: Mapping[str, str]) -> str:
+    names = [f"--{name}" for name in options if name not in _USED]
+    return f"; ignored: {' '.join(names)}" if names else ""
+
+
 def _mpirun() -> str:
-    found = mpirun_here()
-    if found is None:
-        raise LaunchError(
-            "srun with several tasks needs mpirun, and there is none beside Python or in PATH",
-            remedy="install one: pip install 'sambasim[mpi]'",
-        )
-    return found
+    if (path := mpirun_here()) is None:
+        what = "srun with several tasks needs mpirun, and there is none beside Python or in PATH"
+        raise LaunchError(what, remedy="install one: pip install 'sambasim[mpi]'")
+    return path
 
 
-def _become(argv: list[str], call: _Call, environ: MutableMapping[str, str]) -> None:
-    for part in call.options.get("export", "").split(","):
+def _become(argv: list[str], options: Mapping[str, str], variables: Mapping[str, str]) -> None:
+    """Replace this process by `argv`, with `variables` and what the options say."""
+    environ = {**os.environ, **variables}
+    if "job-name" in options:
+        environ["SLURM_JOB_NAME"] = options["job-name"]
+    for part in options.get("export", "").split(","):
         name, assigned, value = part.partition("=")
         if assigned:
             environ[name] = value
     try:
-        if "chdir" in call.options:
-            os.chdir(call.options["chdir"])
+        if "chdir" in options:
+            os.chdir(options["chdir"])
         for option, streams in (("output", (1, 2)), ("error", (2,))):
-            if option in call.options:
-                file = _file_name(call.options[option], environ)
+            if option in options:
+                file = _file_name(options[option], environ)
                 descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
                 for stream in streams:
                     os.dup2(descriptor, stream)
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and the command would inherit that
         os.execvpe(argv[0], argv, environ)
     except OSError as error:
-        raise OptionError(
-            f"{shlex.join(argv)} cannot be started: {error}", remedy="correct the command, or the options before it"
-        ) from error
+        what = f"{shlex.join(argv)} cannot be started: {error}"
+        raise OptionError(what, remedy="correct the command, or the options before it") from error
 
 
 def _file_name(pattern: str, environ: Mapping[str, str]) -> str:
     """`%x_%4j.out` with the name and number of the job: `job_0042.out`. All tasks write to the file of task 0."""
-    job = environ.get("SLURM_JOB_ID", str(os.getpid()))
-    letters = dict.fromkeys("AjJ", job) | dict.fromkeys("anst", "0")
-    letters |= {"x": environ["SLURM_JOB_NAME"], "u": getpass.getuser(), "N": platform.node(), "%": "%"}
+    letters = dict.fromkeys("AjJ", environ.get("SLURM_JOB_ID", str(os.getpid()))) | dict.fromkeys("anst", "0")
+    names = {"x": environ["SLURM_JOB_NAME"], "u": getpass.getuser(), "N": platform.node(), "%": "%"}
 
     def replaced(match: re.Match[str]) -> str:
-        text = letters[match[2]]
-        return text.zfill(int(match[1] or 0)) if match[2] in "AjJanst" else text
+        number = letters.get(match[2])
+        return names[match[2]] if number is None else number.zfill(int(match[1] or 0))
 
     return re.sub(r"%(\d?)([%AaJjNnstux])", replaced, pattern)
 

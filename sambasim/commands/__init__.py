@@ -1,6 +1,5 @@
 """What a command does, for the shell and for Python alike: no click here, and nothing is printed.
 
-A command is about a `subject`; `question` predicts for it, `plan` and `planner` choose a strategy; `memory`, `devices`,
-`report` and `compare` are their commands. `compile` makes a PEF in a `child` process, and has its `proof`. `run` comes
-after `run_checks`.
+A command is about a `question` on a subject; `plan` checks and `variants` prices strategies; `memory`, `devices` and
+`results` are their commands. `compile` makes a PEF in a `child` process, and has its `proof`. `run` trains.
 """

@@ -19,6 +19,7 @@ import tempfile
 import threading
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from typing import IO, Any, TypeAlias, TypeVar
 
 import torch
@@ -32,6 +33,7 @@ from sambasim.whose_code import is_library_file
 
 T = TypeVar("T")
 OnPhase: TypeAlias = Callable[[str], None]
+_Tell: TypeAlias = Callable[[str, object], None]
 
 _CHUNK_BYTES = 1 << 16
 _POLL_S = 0.2
@@ -81,14 +83,11 @@ class _Child:
     """The child as its parent sees it. `pipes`: the ends from which its messages and its output are read."""
 
     def __init__(self, pid: int, pipes: list[int], on_phase: OnPhase) -> None:
-        self._pid = pid
-        self._pipes = pipes
-        self._on_phase = on_phase
+        self._pid, self._pipes, self._on_phase = pid, pipes, on_phase
         self._phase = ""
         self._status: int | None = None
         self._answer: tuple[str, Any] | None = None
-        self._idle = Idle(pid)
-        self._waits = False
+        self._idle, self._waits = Idle(pid), False
         new = codecs.getincrementaldecoder("utf-8")
         self._decoders = {1: new(errors="replace"), 2: new(errors="replace")}
 
@@ -115,11 +114,9 @@ class _Child:
             self._status = os.waitpid(self._pid, 0)[1]
         for number, pipe in enumerate(self._pipes[1:], 1):
             os.set_blocking(pipe, False)
-            try:
+            with suppress(BlockingIOError):  # another process has it open
                 while self._take(number, pipe):
                     pass
-            except BlockingIOError:  # another process has it open
-                continue
 
     def end(self) -> None:
         """Nothing of the child is left."""
@@ -130,13 +127,15 @@ class _Child:
             os.close(pipe)
 
     def result(self, crash: IO[bytes]) -> Any:
-        if self._answer is None:
-            raise self._ended(_crashed_at(crash))
-        kind, value = self._answer
-        if kind == "result":
-            return value
-        error, trace = value
-        raise error from (ChildTraceback(trace) if trace else None)
+        match self._answer:
+            case "result", value:
+                return value
+            case "error", (kind, args, state, trace):
+                error = kind.__new__(kind)  # whatever the class is made from
+                error.args = args
+                vars(error).update(state)
+                raise error from (ChildTraceback(trace) if trace else None)
+        raise self._ended(crash)
 
     def _lives(self) -> bool:
         if self._status is None:
@@ -153,19 +152,17 @@ class _Child:
         more = select.poll()
         more.register(pipe, select.POLLIN)
         while message := receive(pipe):  # what it tells is in order, and before what C code prints meanwhile
-            self._hear(*pickle.loads(message))
+            kind, value = pickle.loads(message)
+            if kind == "phase":
+                self._phase = value
+                self._on_phase(value)
+            elif kind == "printed":
+                self._print(*value)
+            else:
+                self._answer = kind, value
             if not more.poll(0):
                 return True
         return False
-
-    def _hear(self, kind: str, value: Any) -> None:
-        if kind == "phase":
-            self._phase = value
-            self._on_phase(value)
-        elif kind == "printed":
-            self._print(*value)
-        else:
-            self._answer = kind, value
 
     def _print(self, number: int, data: bytes) -> None:
         stream = sys.stdout if number == 1 else sys.stderr
@@ -174,38 +171,44 @@ class _Child:
             stream.write(text)
             stream.flush()
 
-    def _ended(self, where: str | None) -> BaseException:
-        """The error for a child that ended without an answer."""
+    def _ended(self, crash: IO[bytes]) -> BaseException:
+        """The error of a child that ended without an answer, with the user's line in what faulthandler wrote."""
+        where = None
+        crash.seek(0)
+        for frame in _FRAME.finditer(crash.read()):
+            file, line = os.fsdecode(frame["file"]), int(frame["line"])
+            if not is_library_file(file):
+                where = f"{file}:{line}: {linecache.getline(file, line).strip()}"
+                break
         when = f" in the phase “{self._phase}”" if self._phase else ""
         code = os.waitstatus_to_exitcode(self._status or 0)
         if code == -signal.SIGINT:
             return KeyboardInterrupt()
+        what, remedy = f"the model ended the process{when}, with exit code {code}", "leave out os._exit() in the model"
         if code == -signal.SIGKILL:
             what = f"the compiler was killed{when}: most likely this machine has too little memory"
-            return CaptureError(what, where=where, remedy="a smaller batch, a smaller model, or more memory")
-        if self._waits:
+            remedy = "a smaller batch, a smaller model, or more memory"
+        elif self._waits:
             what = f"the model waits for another thread{when}: models are compiled in a forked process, which has one"
-            return CaptureError(what, where=where, remedy="do in forward() itself what the thread does")
-        if code < 0:
+            remedy = "do in forward() itself what the thread does"
+        elif code < 0:
             what = f"PyTorch crashed{when}: {signal.Signals(-code).name}"
-            return CaptureError(what, where=where, remedy="write that line by other operators, or leave it out")
-        what = f"the model ended the process{when}, with exit code {code}"
-        return CaptureError(what, where=where, remedy="leave out os._exit() in the model")
-
-
-def _crashed_at(crash: IO[bytes]) -> str | None:
-    """The innermost line of the user's program in what faulthandler wrote."""
-    crash.seek(0)
-    for found in _FRAME.finditer(crash.read()):
-        file, line = os.fsdecode(found["file"]), int(found["line"])
-        if not is_library_file(file):
-            return f"{file}:{line}: {linecache.getline(file, line).strip()}"
-    return None
+            remedy = "write that line by other operators, or leave it out"
+        return CaptureError(what, where=where, remedy=remedy)
 
 
 def _live(work: Callable[[OnPhase], object], pipes: list[tuple[int, int]], crash: IO[bytes]) -> None:
     """The life of the child."""
-    tell = _Sender(pipes[0][1])
+    lock = threading.Lock()
+
+    def tell(kind: str, value: object) -> None:
+        data = pickle.dumps((kind, value))
+        with lock:
+            send(pipes[0][1], data)
+
+    def tell_error(error: BaseException, trace: str) -> None:
+        tell("error", (type(error), error.args, dict(vars(error)), trace))
+
     try:
         torch.set_num_threads(1)
         use_small_pages()
@@ -215,36 +218,25 @@ def _live(work: Callable[[OnPhase], object], pipes: list[tuple[int, int]], crash
         for number, (_, writes) in enumerate(pipes[1:], 1):
             os.dup2(writes, number)
             os.close(writes)
-        sys.stdout, sys.stderr = (_stream(tell, number) for number in (1, 2))
+        for number, name in ((1, "stdout"), (2, "stderr")):
+            output: Any = _Output(tell, number)  # as with `python -u`, without a buffer
+            stream = io.TextIOWrapper(output, encoding="utf-8", errors="backslashreplace", write_through=True)
+            setattr(sys, name, stream)
         tell("result", work(lambda phase: tell("phase", phase)))
     except BaseException as error:
         is_whole = isinstance(error, SambasimError) and not isinstance(error, InternalError) and not error.__cause__
         trace = "" if is_whole else "".join(traceback.format_exception(error))
         try:
-            tell("error", _Packed(error if isinstance(error, SambasimError) else _as_ours(error), trace))
+            tell_error(error if isinstance(error, SambasimError) else _as_ours(error), trace)
         except Exception:  # pickle does not take it
-            tell("error", _Packed(InternalError(summary(error)), trace))
-
-
-class _Sender:
-    """Writes messages to a pipe, one at a time."""
-
-    def __init__(self, pipe: int) -> None:
-        self._pipe = pipe
-        self._lock = threading.Lock()
-
-    def __call__(self, kind: str, value: object) -> None:
-        data = pickle.dumps((kind, value))
-        with self._lock:
-            send(self._pipe, data)
+            tell_error(InternalError(summary(error)), trace)
 
 
 class _Output(io.RawIOBase):
     """What is written is a message, so that it keeps its place among the others."""
 
-    def __init__(self, tell: _Sender, number: int) -> None:
-        self._tell = tell
-        self._number = number
+    def __init__(self, tell: _Tell, number: int) -> None:
+        self._tell, self._number = tell, number
 
     def writable(self) -> bool:
         return True
@@ -257,34 +249,10 @@ class _Output(io.RawIOBase):
         return len(data)
 
 
-def _stream(tell: _Sender, number: int) -> io.TextIOWrapper:
-    output: Any = _Output(tell, number)  # as with `python -u`, without a buffer
-    return io.TextIOWrapper(output, encoding="utf-8", errors="backslashreplace", write_through=True)
-
-
-class _Packed:
-    """An error that pickle takes, whatever its class is made from."""
-
-    def __init__(self, error: SambasimError, trace: str) -> None:
-        self._parts = error, trace
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        error, trace = self._parts
-        return _unpacked, (type(error), error.args, dict(vars(error)), trace)
-
-
-def _unpacked(kind: type[SambasimError], args: tuple[object, ...], state: dict[str, object], trace: str) -> object:
-    error = kind.__new__(kind)
-    error.args = args
-    vars(error).update(state)
-    return error, trace
-
-
 def _as_ours(error: BaseException) -> SambasimError:
     if isinstance(error, MemoryError):
-        return MachineError(
-            "this machine has too little memory to compile the model", remedy="a smaller batch or model"
-        )
+        what = "this machine has too little memory to compile the model"
+        return MachineError(what, remedy="a smaller batch or model")
     where = user_line(error)
     if where is None or is_bug(error):
         return InternalError(f"{summary(error)}: this is a bug in sambasim, please report it")

@@ -1,11 +1,12 @@
 """The use case of compiling: the work is done in a child of this process, and the PEF is compared with its model in a
-second one. The caller's model, generators, caches and process stay as they were."""
+second one, as `sambasim verify --against` does later. The caller's model, generators, caches and process stay as they
+were."""
 
 import secrets
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,17 +18,21 @@ from torch.nn.parameter import is_lazy
 from sambasim.commands.child import OnPhase, can_fork, in_child
 from sambasim.commands.outputs import check_output_file
 from sambasim.commands.proof.eager import LiveModel, check_modes
-from sambasim.commands.proof.prove import own_memory, prove, too_large
+from sambasim.commands.proof.prove import Proof, own_memory, prove, too_large
 from sambasim.compiler.capture.state import NotSound, begin_again
-from sambasim.compiler.capture.step import Example
+from sambasim.compiler.capture.step import TARGET, Example
 from sambasim.compiler.compile import Compiled, Stopwatch, capture_model, compile_model, recorded
 from sambasim.compiler.front import build_model, example_batch
 from sambasim.compiler.passes import schedule_of
 from sambasim.data.sources import Source, open_source
-from sambasim.errors import MachineError, SambasimError
+from sambasim.errors import CaptureError, MachineError, ModelError, OptionError, SambasimError
 from sambasim.hardware.host import available_bytes
-from sambasim.options.compile import CompileOptions
-from sambasim.pef import Checked, peek, seal
+from sambasim.options.base import build
+from sambasim.options.compile import BUILD_FIELDS, CompileOptions
+from sambasim.options.grammar import SYNTHETIC
+from sambasim.options.training import DataOptions, LossOptions, ModelOptions, OptimizerOptions, TrainingOptions
+from sambasim.pef import Checked, PefDocument, peek, read, seal
+from sambasim.runtime.run.replica import input_specs
 from sambasim.units import format_bytes
 
 _PROVE, _NOT_COMPARED = "compare with eager PyTorch", "not compared with eager PyTorch"
@@ -38,8 +43,7 @@ _children = 0
 
 @contextmanager
 def weights_fit() -> Iterator[None]:
-    """Raises MachineError as soon as the parameters that are made have more bytes than this machine has available, for
-    which the system would end the process without a word."""
+    """Raises MachineError for parameters larger than the memory; the system would end the process without a word."""
     available = available_bytes()
     bytes_of: dict[int, int] = {}  # by address: a tied parameter is registered several times
     made_bytes = 0
@@ -63,26 +67,18 @@ def weights_fit() -> Iterator[None]:
         hook.remove()
 
 
-@dataclass(frozen=True, slots=True)
-class Proved:
+class Proved(NamedTuple):
     """What was compiled, and how it was compared with its model; None if it was not."""
 
     compiled: Compiled
     checked: Checked | None
 
 
-class Named(NamedTuple):
-    """What options name: the model, a batch of its training data, that data, and notices about the batch."""
-
-    model: nn.Module
-    example: Example
-    source: Source
-    notices: tuple[str, ...]
-
-
-def named_in(options: CompileOptions, on_phase: OnPhase = lambda phase: None) -> Named:
-    """What `options` name. Raises OptionError, before anything else, if the PEF could not be written, or for a schedule
-    that cannot be."""
+def named_in(
+    options: CompileOptions, on_phase: OnPhase = lambda phase: None
+) -> tuple[nn.Module, Example, Source, tuple[str, ...]]:
+    """What options name: the model, a batch of its training data, that data, and notices about the batch. Raises
+    OptionError, before anything else, if the PEF could not be written, or for a schedule that cannot be."""
     check_output_file(options.pef_path, "the PEF", "--output-folder FOLDER")
     schedule_of(options)
     on_phase("build the model")
@@ -91,21 +87,18 @@ def named_in(options: CompileOptions, on_phase: OnPhase = lambda phase: None) ->
     on_phase("read an example batch")
     notices: list[str] = []
     source = open_source(options.data, None)
-    return Named(model, example_batch(model, options, notices.append, source), source, tuple(notices))
+    return model, example_batch(model, options, notices.append, source), source, tuple(notices)
 
 
 def compile_named(options: CompileOptions, on_phase: OnPhase = lambda phase: None) -> Proved:
     """Compile what `options` name, and compare it with its model. Raises as `named_in` and `compile_proved`."""
-    model, (inputs, by_keyword, arguments), source, notices = named_in(options, on_phase)
-    live = LiveModel(model, inputs, by_keyword, arguments=arguments)
-    done = compile_proved(live, options, on_phase, source)
-    compiled = replace(done.compiled, notices=(*notices, *done.compiled.notices))
-    return replace(done, compiled=compiled)
+    model, example, source, notices = named_in(options, on_phase)
+    compiled, checked = compile_proved(LiveModel(model, example), options, on_phase, source)
+    return Proved(replace(compiled, notices=(*notices, *compiled.notices)), checked)
 
 
 def compile_live(live: LiveModel, options: CompileOptions, on_phase: OnPhase, path: Path | None) -> Compiled:
-    example = Example(live.inputs, live.by_keyword, live.arguments)
-    return compile_model(live.model, example, options, loss=live.loss, on_phase=on_phase, path=path)
+    return compile_model(live.model, live.example, options, loss=live.loss, on_phase=on_phase, path=path)
 
 
 def compile_proved(
@@ -119,6 +112,8 @@ def compile_proved(
     `work` does so at a path, if not `compile_live`. Raises ModelError and CaptureError, also for a PEF that does not
     compute what the model does; then there is none."""
 
+    global _children
+
     def compiled(phase: OnPhase, path: Path | None) -> Compiled:
         if path is not None:
             own_memory(live.model)
@@ -131,10 +126,20 @@ def compile_proved(
         done = compiled(on_phase, None)
         told = (f"{_NOT_COMPARED}: {why}", *_replaced(before, path))
         return Proved(replace(done, notices=(*done.notices, *told)), None)
-    _before_a_child()
+    _children += 1
+    if _children == 2:  # one alone would take as long
+        warm_up()
     hidden = path.with_name(f".{path.name}.{secrets.token_hex(8)}.new")
+
+    def at_once(phase: OnPhase) -> Compiled:
+        begin_again()
+        return compiled(phase, hidden)
+
     try:
-        done = _in_children(lambda phase: compiled(phase, hidden), on_phase)
+        try:  # a large model is captured at once, and in another child only if it has to be observed first
+            done = in_child(at_once, on_phase)
+        except NotSound:
+            done = in_child(lambda phase: compiled(phase, hidden), on_phase)
         notices, phases_s = list(done.notices), dict(done.phases_s)
         checked = None
         if options.check != 0:
@@ -154,13 +159,17 @@ def compile_proved(
         raise
     finally:
         hidden.unlink(missing_ok=True)
-    notices += [*(_notices(checked) if checked is not None else ()), *recorded(digest), *_replaced(before, path)]
+    by_line: dict[str, list[str]] = {}
+    for exception in checked.exceptions if checked is not None else ():
+        by_line.setdefault(exception.source, []).append(str(exception))
+    for line, names in by_line.items():
+        notices.append(f"differs from eager PyTorch by rounding: {', '.join(names)}{f', at {line}' * bool(line)}")
+    notices += [*recorded(digest), *_replaced(before, path)]
     return Proved(replace(done, path=path, digest=digest, notices=tuple(notices), phases_s=phases_s), checked)
 
 
 def _model_of(path: Path) -> tuple[str, str] | None:
-    """What the PEF at `path` was compiled from, which may be empty, and the class of the model; None if there is no
-    PEF."""
+    """From what the PEF at `path` was compiled, if known, and the class of the model; None without a PEF."""
     try:
         header = peek(path)
     except (SambasimError, OSError):
@@ -180,41 +189,72 @@ def _replaced(before: tuple[str, str] | None, path: Path) -> Iterator[str]:
         yield f"{path} was the PEF of another model, {before[which]}, and is replaced: --pef-name NAME keeps both"
 
 
-def _in_children(compiled: Callable[[OnPhase], Compiled], on_phase: OnPhase) -> Compiled:
-    """A large model is captured at once, and in another child only if it has to be observed first."""
-
-    def at_once(phase: OnPhase) -> Compiled:
-        begin_again()
-        return compiled(phase)
-
-    try:
-        return in_child(at_once, on_phase)
-    except NotSound:
-        return in_child(compiled, on_phase)
-
-
-def _notices(checked: Checked) -> list[str]:
-    """One for each line of the model."""
-    by_line: dict[str, list[str]] = {}
-    for one in checked.exceptions:
-        by_line.setdefault(one.source, []).append(str(one))
-    return [
-        f"differs from eager PyTorch by rounding: {', '.join(names)}{f', at {line}' * bool(line)}"
-        for line, names in by_line.items()
-    ]
-
-
-def _before_a_child() -> None:
-    global _children
-    _children += 1
-    if _children == 2:  # one alone would take as long
-        warm_up()
-
-
 def warm_up() -> None:
     """Capture something small here, so that each child does not do again what torch does at its first trace."""
     with torch.random.fork_rng(devices=[]):
         model = nn.Linear(1, 1)
     options = CompileOptions.model_validate({"loss": {"name": "mse"}, "optimizer": {"name": "sgd"}, "pef_name": "warm"})
-    one = torch.zeros(1, 1)
-    capture_model(model, Example({"x": one, "target": one}), options, Stopwatch(lambda phase: None))
+    number = torch.zeros(1, 1)
+    capture_model(model, Example({"x": number, "target": number}), options, Stopwatch(lambda phase: None))
+
+
+def verify_against(path: Path, target: str, steps: int | None = None, on_phase: OnPhase = lambda phase: None) -> Proof:
+    """Compare the PEF at `path` with the model that `target` names, which takes the weights of the PEF, on batches of
+    the PEF's data, or random ones where it names none. Raises CaptureError for a difference, and OptionError for a PEF
+    whose loss is not known by a name."""
+    document = read(path)
+    options = _options_of(document, target)
+    specs = tuple(input_specs(document.program))
+    if "step_sha256" in document.metadata:  # which only apps write
+        remedy = "compile it again by its app, which compares it: python APP.py compile"
+        raise OptionError(f"{path.name} was compiled by an app, whose optimizers it does not name", remedy=remedy)
+    if options.loss is None and any(spec.name == TARGET for spec in specs):
+        what = f"{path.name} was compiled in Python with a function as its loss, which it does not name"
+        remedy = "compile it again in Python, which compares it; or give the loss as module:function"
+        raise OptionError(what, remedy=remedy)
+
+    def proof(phase: OnPhase) -> Proof:
+        phase("build the model")
+        try:
+            model = build_model(options)
+        except ModelError as error:
+            if "--set" in (error.remedy or ""):  # which `verify` has not
+                error.remedy = "name the compiled model, or a function without arguments that returns one like it"
+            raise
+        phase("read the data")
+        source = open_source(options.data, specs)
+        live = LiveModel(model, example_batch(model, options, source=source))
+        phase(_PROVE)
+        return prove(path, live, options, source, steps, with_own_weights=False)
+
+    try:
+        return in_child(proof, on_phase)
+    except CaptureError as error:
+        error.remedy = "name the model that was compiled; if it has changed since, compile it again"
+        raise
+
+
+def _options_of(document: PefDocument, target: str) -> CompileOptions:
+    """What the PEF was compiled with, for the model that `target` names."""
+
+    def place(target: str) -> tuple[str, str]:
+        """The module, or the file without its folder, which may be named from another one; and the name in it."""
+        module, _, name = target.rpartition(":")
+        return (Path(module).name if module.endswith(".py") else module), name
+
+    given, defaults = document.compile_options, document.training_defaults
+    model = given.get("model")
+    is_same = isinstance(model, dict) and place(str(model.get("target") or target)) == place(target)
+    args = model.get("args") if isinstance(model, dict) and is_same else None
+    data = dict(document.data_source)
+    if data.get("source") is None:
+        data["source"] = SYNTHETIC
+    parts: dict[str, object] = {name: value for name, value in given.items() if name in BUILD_FIELDS}
+    parts |= {
+        "model": build(ModelOptions, {"target": target, "args": args or {}}, where=f"--against {target}"),
+        "data": DataOptions.model_validate(data),
+        "training": TrainingOptions.model_validate(defaults["training"]),
+    }
+    for name, kind in (("loss", LossOptions), ("optimizer", OptimizerOptions)):
+        parts[name] = None if defaults.get(name) is None else kind.model_validate(defaults[name])
+    return build(CompileOptions, parts)

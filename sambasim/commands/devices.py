@@ -1,9 +1,9 @@
 """What `devices` places on a node, and what `validate` predicts beside published measurements."""
 
+from functools import partial
 from pathlib import Path
 
-from sambasim.commands.question import several_replicas
-from sambasim.commands.subject import OnPhase
+from sambasim.commands.question import OnPhase, several_replicas
 from sambasim.errors import OptionError
 from sambasim.hardware.placement import inventory_of, place
 from sambasim.hardware.spec import cluster_names, device_names, load_cluster, load_device
@@ -26,21 +26,19 @@ def placed(
     document = None if pef is None else read(pef)
     compiled, program = ({}, None) if document is None else (document.compile_options, document.program)
     inventory = inventory_of(compiled, arch=arch, tiles=num_tiles, cluster=cluster)
-    device, tiles = inventory.device, inventory.tiles
-    of_a_node = place(1, device, tiles, inventory.cluster).per_full_node
-    mesh = None
+    place_all = partial(place, device=inventory.device, tiles=inventory.tiles, cluster=inventory.cluster)
+    of_a_node, mesh = place_all(1).per_full_node, None
     if program is None or program.ranks_of_replica == 1:
-        placement = place(replicas or of_a_node, device, tiles, inventory.cluster)
+        placement = place_all(replicas or of_a_node)
     else:
         ranks = program.ranks_of_replica
         several = several_replicas(program, [replicas] if replicas else [])
-        count = replicas or (max(1, of_a_node // ranks) if several else 1)
-        placement = place(count * ranks, device, tiles, inventory.cluster, "rank")
-        mesh = mesh_of(program.mesh, count * ranks)
-    one_device = arch is not None or pef is not None
-    devices = [device] if one_device else [load_device(name) for name in device_names()]
-    one_cluster = one_device or cluster is not None
-    clusters = [inventory.cluster] if one_cluster else [load_cluster(name) for name in cluster_names()]
+        count = ranks * (replicas or (max(1, of_a_node // ranks) if several else 1))
+        placement, mesh = place_all(count, noun="rank"), mesh_of(program.mesh, count)
+    devices, clusters = [inventory.device], [inventory.cluster]
+    if arch is None and pef is None:
+        devices = [load_device(name) for name in device_names()]
+        clusters = clusters if cluster else [load_cluster(name) for name in cluster_names()]
     return Placed(devices, clusters, inventory, placement, mesh)
 
 
@@ -60,9 +58,9 @@ def validated(words: str | None, on_phase: OnPhase) -> Record:
         on_phase(f"predict {row.name}, {row.level}")
         device = load_device(row.device)
         cluster = load_cluster(device.cluster)
-        found = predict(programs[key], device, row.tiles, row.level, cluster, (row.replicas,), mapped_by=row.mapped_by)
-        (step,) = found.steps[SyncPath.RDU]
-        records.append(row_record(row, row.figure_of(found.alone.device_s, step.predicted_s), found.alone))
+        of_row = predict(programs[key], device, row.tiles, row.level, cluster, (row.replicas,), mapped_by=row.mapped_by)
+        (step,) = of_row.steps[SyncPath.RDU]
+        records.append(row_record(row, row.figure_of(of_row.alone.device_s, step.predicted_s), of_row.alone))
     return validation(records)
 
 
@@ -73,12 +71,9 @@ def capture_row(row: Row) -> Program:
     from sambasim.published.models import MODELS
 
     make, batch = MODELS[row.model]
+    training, adamw = TrainingOptions(batch_size=row.batch_size), OptimizerOptions(name="adamw")
     options = CompileOptions(
-        optimizer=OptimizerOptions(name="adamw"),
-        training=TrainingOptions(batch_size=row.batch_size),
-        pef_name=row.model,
-        arch=row.device,
-        num_tiles=row.tiles,
+        optimizer=adamw, training=training, pef_name=row.model, arch=row.device, num_tiles=row.tiles
     )
     return compile_shapes(
         lambda: make(**row.args), lambda model: Example(batch(row.batch_size, **row.args), True), options

@@ -1,14 +1,13 @@
 """What `estimate-memory` estimates: the memory of one rank of a training step, before any weights are made."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Literal
 
 import torch
 from torch import nn
 
-from sambasim.commands.subject import DEFAULT_OPTIMIZER
+from sambasim.commands.question import DEFAULT_OPTIMIZER, OnPhase
 from sambasim.compiler.capture.tensors import default_type, inputs_in
 from sambasim.compiler.compile import Stopwatch, capture_model
 from sambasim.compiler.front import build_model, example_of_one, model_of_shapes
@@ -22,13 +21,13 @@ from sambasim.simulation.memory_choices import DTYPES, Choice, Choices
 from sambasim.simulation.planning.strategy import RECOMPUTE
 
 
-def memory_choices(options: CompileOptions, replicas: int, on_phase: Callable[[str], None]) -> tuple[Choices, Choice]:
+def memory_choices(options: CompileOptions, replicas: int, on_phase: OnPhase) -> tuple[Choices, Choice]:
     """All choices, and the one that `options` make."""
-    shapes = training_shapes(options, on_phase)
+    shapes, optimizer = training_shapes(options, on_phase), options.optimizer
     passes = options.training.accumulation_steps
     choices = Choices(shapes.program, shapes.graphs, shapes.dtype, replicas=replicas, passes=passes)
-    master, optimizer = options.keeps_master_weights, options.optimizer
-    dtype = next(dtype for dtype in DTYPES if (dtype.name, dtype.master) == (options.dtype, master))
+    asked = options.dtype, options.keeps_master_weights
+    dtype = next(dtype for dtype in DTYPES if (dtype.name, dtype.master) == asked)
     recompute = next(name for name in RECOMPUTE if name == options.recompute)
     name = DEFAULT_OPTIMIZER if optimizer is None else optimizer.name
     states = OPTIMIZERS[name].kept_states({} if optimizer is None else optimizer.hyperparameters())
@@ -46,7 +45,7 @@ class TrainingShapes:
     dtype: Literal["bfloat16", "float32"]
 
 
-def training_shapes(options: CompileOptions, on_phase: Callable[[str], None] = lambda phase: None) -> TrainingShapes:
+def training_shapes(options: CompileOptions, on_phase: OnPhase = lambda phase: None) -> TrainingShapes:
     """The training step of what `options` name, whatever their dtype and recomputation are: in bfloat16 if the model
     can be made and captured in it, else in float32. Raises ModelError, DataError and CaptureError."""
     watch = Stopwatch(on_phase)
@@ -60,33 +59,31 @@ def training_shapes(options: CompileOptions, on_phase: Callable[[str], None] = l
         dtype = "float32"
         model, program = _captured(options, watch)
     watch.begin("recompute activations")
-    first, *rest = pipeline(options, model=model)
+    first, *others = pipeline(options, model=model)
     cut = first(program)
     graphs = {
         "none": program.step,
         "sections": Recompute("sections")(cut).step,
         "full": Recompute("full")(program).step,
     }
-    for one in rest:
-        if not isinstance(one, Place | Fits):
-            cut = one(cut)
+    for change in others:
+        if not isinstance(change, Place | Fits):
+            cut = change(cut)
     return TrainingShapes(cut, graphs, dtype)
 
 
 def _captured(options: CompileOptions, watch: Stopwatch, dtype: torch.dtype | None = None) -> tuple[nn.Module, Program]:
-    """The model, and its forward and backward with inputs in `dtype`. Without one, what cannot be captured quickly is
-    captured as `compile` does it, whose errors name the line."""
+    """The model and its step with inputs in `dtype`; without, captured as by `compile` if need be, to name lines."""
     watch.begin("build the model")
     model, example = model_of_shapes(
         lambda: build_model(options), lambda model: example_of_one(model, options), options.training.batch_size
     )
     watch.begin("capture the training step")
     example = example._replace(inputs=inputs_in(dtype, example.inputs))
-    capture = partial(capture_model, model, example, options, watch)
     try:
-        program = capture(quick=True).program
+        program = capture_model(model, example, options, watch, quick=True).program
     except CaptureError:
         if dtype is not None:
             raise
-        program = capture().program
+        program = capture_model(model, example, options, watch).program
     return model, replace(program, evaluation=Graph("evaluation", (), (), (), {}), single=None)

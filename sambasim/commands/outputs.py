@@ -2,30 +2,45 @@
 
 import os
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from sambasim.errors import MachineError, OptionError
 
 
 def check_output_file(path: Path, what: str, remedy: str) -> None:
-    """Raises OptionError if the file `path` cannot be written, before the work that it would be lost with. Missing
-    folders are no error. Nothing is left behind."""
+    """Raises OptionError if the file `path` cannot be written. Missing folders are no error. Nothing is left behind."""
     if path.is_dir():
         why: str | None = f"{path} is a folder"
     elif path.exists() and not os.access(path, os.W_OK):
         why = f"{path} is not writable"
-    elif path.exists() and not path.is_file():
-        why = None  # a device or a pipe, such as /dev/stdout, is written in place
+    elif _is_device(path):
+        why = None  # such as /dev/stdout: it is written in place
     else:
         why = _folder_problem(path.parent)
     if why:
         raise OptionError(f"{what} cannot be written to {path}", where=why, remedy=remedy)
 
 
+def check_output_files(files: Mapping[str, tuple[str, Path | None]], *inputs: Path | None) -> None:
+    """Check the files that flags name, each with what it is. None may be one of the others, or of `inputs`."""
+    named = {flag: (what, path) for flag, (what, path) in files.items() if path is not None}
+    for flag, (what, path) in named.items():
+        remedy = f"another place: {flag} FILE{path.suffix}"
+        check_output_file(path, what, remedy)
+        others = [*filter(None, inputs), *(other for name, (_, other) in named.items() if name != flag)]
+        if path.resolve() in [other.resolve() for other in others] and not _is_device(path):
+            raise OptionError(f"{flag} {path} would overwrite another file of this command", remedy=remedy)
+
+
 def check_output_folder(path: Path, what: str, remedy: str) -> None:
     """As `check_output_file`, for a folder of files."""
     if why := _folder_problem(path):
         raise OptionError(f"{what} cannot be written to {path}", where=why, remedy=remedy)
+
+
+def _is_device(path: Path) -> bool:
+    return path.exists() and not path.is_file()
 
 
 def _folder_problem(path: Path) -> str | None:

@@ -1,5 +1,4 @@
-"""What `sambasim plan` is asked for a config, a model or a PEF, checked before anything is captured; and the config of
-the best strategy."""
+"""What `sambasim plan` is asked, checked before anything is captured; and the config of the best strategy."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -8,7 +7,7 @@ from pathlib import Path
 from typing import get_args
 
 from sambasim.bounded import shortened
-from sambasim.commands.subject import is_model, options_of_model
+from sambasim.commands.question import is_model, options_of_model
 from sambasim.errors import OptionError
 from sambasim.hardware.spec import ALIASES, ClusterSpec, DeviceSpec, load_cluster, load_device
 from sambasim.ir.program import Program
@@ -17,7 +16,7 @@ from sambasim.options.compile import BuildOptions, CompileOptions, ParallelOptio
 from sambasim.options.emit import as_deepspeed, beyond_deepspeed, config_text
 from sambasim.pef import locate, read
 from sambasim.report.plan import headline
-from sambasim.simulation.planning.search import Goal, Plan
+from sambasim.simulation.planning.search import Plan
 from sambasim.simulation.planning.strategy import VALUES, Space, Strategy, divisors
 from sambasim.units import counted
 
@@ -47,16 +46,14 @@ class PlanRequest:
 
 @dataclass(frozen=True, slots=True)
 class PlanTask:
-    """Options, the program if it is that of a PEF, and the strategies to price: of 1, 2, … ranks of this machine, or of
-    so many RDUs."""
+    """Options, the program of a PEF, and the strategies to price: of 1, 2, … ranks of this machine, or of RDUs."""
 
+    asked: PlanRequest
     options: CompileOptions
     program: Program | None
     device: DeviceSpec
     cluster: ClusterSpec
     spaces: Sequence[Space]
-    goal: Goal
-    here: bool
 
 
 def plan_task(asked: PlanRequest) -> PlanTask:
@@ -68,60 +65,45 @@ def plan_task(asked: PlanRequest) -> PlanTask:
     only = _only(asked.only)
     _check_place(asked)
     arch = next((alias for alias, name in ALIASES.items() if name == asked.arch), asked.arch)
-    for load, name in ((load_device, arch), (load_cluster, asked.cluster)):
-        if name is not None:
-            load(name)  # raises an error before the model is captured
     options, program = _options(asked)
     options = options.model_copy(update={"arch": arch or options.arch})
     dtypes = tuple(map(str, only.get("dtype", (options.dtype,))))
-    _check_options(options, dtypes, emitted=emit is not None, of_pef=program is not None)
+    if options.inference:
+        raise OptionError("a plan is for training, and this is for inference", remedy="leave out inference")
+    if program is not None and (others := [dtype for dtype in dtypes if dtype != options.dtype]):
+        remedy = f"--only dtype={options.dtype}, or plan the config or the model"
+        raise OptionError(f"--only dtype={others[0]}: the PEF is {options.dtype}", remedy=remedy)
+    known = get_args(BuildOptions.model_fields["arch"].annotation)
+    if emit is not None and options.arch not in known:
+        what = f"--emit writes a config, and a config compiles for {', '.join(known)}, not {options.arch}"
+        raise OptionError(what, remedy="leave out --emit, or give one of them as --arch")
+    if emit is not None and options.model.target is None:
+        what = "--emit writes a config, and this PEF was compiled in Python or by an app: it names no model"
+        raise OptionError(what, remedy="leave out --emit")
     device = load_device(options.arch)
     cluster = load_cluster(asked.cluster or device.cluster)
-    of_a_rank = options.training.batch_size * options.training.accumulation_steps
-    if asked.here:
-        spaces = _spaces_here(options, asked, of_a_rank, dtypes, only)
-    else:
-        spaces = [_space(device, cluster, asked, of_a_rank, dtypes, only)]
-    return PlanTask(options, program, device, cluster, spaces, Goal(asked.goal), asked.here)
+    spaces = _spaces(options, device, cluster, asked, dtypes, only)
+    return PlanTask(asked, options, program, device, cluster, spaces)
 
 
 def _options(asked: PlanRequest) -> tuple[CompileOptions, Program | None]:
-    subject = asked.subject
+    subject, remedy = asked.subject, "plan the config or the model that it was compiled from"
     if is_model(subject):
         return options_of_model(subject, asked.overrides), None
     if asked.overrides:
         raise OptionError(f"--set changes a config, and {subject} is a PEF", remedy=f"sambasim plan {subject}")
     document = read(locate(subject, asked.output_folder))
     program, compiled = document.program, document.compile_options
-    if program.ranks_of_replica > 1:
-        raise OptionError(
-            f"a replica of {program.name} has {program.ranks_of_replica} ranks already, and a plan begins with one",
-            remedy="plan the config or the model that it was compiled from",
-        )
+    if (ranks := program.ranks_of_replica) > 1:
+        what = f"a replica of {program.name} has {ranks} ranks already, and a plan begins with one"
+        raise OptionError(what, remedy=remedy)
     if compiled.get("recompute") != "none":
-        raise OptionError(f"{program.name} recomputes activations", remedy="plan the config or the model")
+        raise OptionError(f"{program.name} recomputes activations", remedy=remedy)
     tables: dict[str, object] = {"data": document.data_source, "model": compiled.get("model")}
     tables |= {name: value for name, value in document.training_defaults.items() if value is not None}
     for table, kind in (("compile", BuildOptions), ("parallel", ParallelOptions)):
         tables[table] = {name: compiled[name] for name in kind.model_fields if name in compiled}
     return options_in_python(tables, {}).options, program
-
-
-def _check_options(options: CompileOptions, dtypes: Sequence[str], *, emitted: bool, of_pef: bool) -> None:
-    if options.inference:
-        raise OptionError("a plan is for training, and this is for inference", remedy="leave out inference")
-    if of_pef and (others := [dtype for dtype in dtypes if dtype != options.dtype]):
-        raise OptionError(
-            f"--only dtype={others[0]}: the PEF is {options.dtype}",
-            remedy=f"--only dtype={options.dtype}, or plan the config or the model",
-        )
-    known = get_args(BuildOptions.model_fields["arch"].annotation)
-    if emitted and options.arch not in known:
-        what = f"--emit writes a config, and a config compiles for {', '.join(known)}, not {options.arch}"
-        raise OptionError(what, remedy="leave out --emit, or give one of them as --arch")
-    if emitted and options.model.target is None:
-        what = "--emit writes a config, and this PEF was compiled in Python or by an app: it names no model"
-        raise OptionError(what, remedy="leave out --emit")
 
 
 def _check_place(asked: PlanRequest) -> None:
@@ -134,65 +116,48 @@ def _check_place(asked: PlanRequest) -> None:
         if value is not None:
             raise OptionError(f"{flag} is for devices, and --here plans for this machine", remedy=f"leave out {flag}")
     if not is_model(asked.subject):
-        raise OptionError(
-            f"--here measures passes of several batch sizes, and a PEF as {asked.subject} has one",
-            remedy="plan the config or the model that it was compiled from",
-        )
+        what = f"--here measures passes of several batch sizes, and a PEF as {asked.subject} has one"
+        raise OptionError(what, remedy="plan the config or the model that it was compiled from")
 
 
-def _spaces_here(
+def _spaces(
     options: CompileOptions,
-    asked: PlanRequest,
-    of_a_rank: int,
-    dtypes: tuple[str, ...],
-    only: Mapping[str, Sequence[object]],
-) -> Sequence[Space]:
-    """The strategies of 1, 2, … ranks. Raises OptionError if there are none."""
-    from sambasim.runtime.machine.launcher import mpirun_here
-    from sambasim.runtime.machine.resources import cores_of_this_process  # torch
-
-    if options.optimizer is None:
-        raise OptionError("a plan of steps needs an optimizer", remedy="--set optimizer.name=adamw")
-    most = asked.ranks or min(2 * len(cores_of_this_process()), _MOST_RANKS)
-    most = most if mpirun_here() is not None else 1
-    batch = asked.global_batch or most * of_a_rank
-    if len(dtypes) > 1:
-        raise OptionError("--here measures passes of one dtype", remedy=f"--only dtype={dtypes[0]}")
-    spaces = [Space(count, most, batch, dtypes, only=only) for count in range(1, most + 1)]
-    if not any(True for space in spaces for _ in space.strategies()):
-        what = f"no strategy of up to {counted(most, 'rank')} gives a global batch of {batch:,} with these values"
-        raise OptionError(what, remedy="another --global-batch, or fewer --only")
-    return spaces
-
-
-def _space(
     device: DeviceSpec,
     cluster: ClusterSpec,
     asked: PlanRequest,
-    of_a_rank: int,
     dtypes: tuple[str, ...],
     only: Mapping[str, Sequence[object]],
-) -> Space:
-    """Raises OptionError if it has no strategy."""
-    nodes = asked.nodes or 1
-    if cluster.nodes is not None and nodes > cluster.nodes:
-        raise OptionError(f"--nodes {nodes}, and {cluster.name} has {cluster.nodes}", remedy=f"--nodes {cluster.nodes}")
-    rdus = nodes * cluster.rdus_per_node
-    space = Space(
-        rdus=rdus,
-        rdus_per_node=cluster.rdus_per_node,
-        global_batch=asked.global_batch or rdus * of_a_rank,
-        dtypes=dtypes,
-        tiles=() if device.tiles is None else tuple(divisors(device.tiles)[:-1]),
-        tiles_of_rdu=device.tiles,
-        only=only,
-    )
-    if next(space.strategies(), None) is None:
-        raise OptionError(
-            f"--only leaves no strategy with a global batch of {space.global_batch:,} on {rdus} RDUs",
-            remedy="other values, or another --global-batch: replicas × chips × samples × passes",
-        )
-    return space
+) -> Sequence[Space]:
+    """The strategies of 1, 2, … ranks of this machine, or of so many RDUs. Raises OptionError if there are none."""
+    of_a_rank = options.training.batch_size * options.training.accumulation_steps
+    if asked.here:
+        from sambasim.runtime.machine.launcher import mpirun_here
+        from sambasim.runtime.machine.resources import cores_of_this_process  # torch
+
+        if options.optimizer is None:
+            raise OptionError("a plan of steps needs an optimizer", remedy="--set optimizer.name=adamw")
+        if len(dtypes) > 1:
+            raise OptionError("--here measures passes of one dtype", remedy=f"--only dtype={dtypes[0]}")
+        most = asked.ranks or min(2 * len(cores_of_this_process()), _MOST_RANKS)
+        most = most if mpirun_here() is not None else 1
+        batch = asked.global_batch or most * of_a_rank
+        spaces = [Space(count, most, batch, dtypes, only=only) for count in range(1, most + 1)]
+        what = f"no strategy of up to {counted(most, 'rank')} gives a global batch of {batch:,} with these values"
+        remedy = "another --global-batch, or fewer --only"
+    else:
+        nodes, of_node = asked.nodes or 1, cluster.rdus_per_node
+        if cluster.nodes is not None and nodes > cluster.nodes:
+            what = f"--nodes {nodes}, and {cluster.name} has {cluster.nodes}"
+            raise OptionError(what, remedy=f"--nodes {cluster.nodes}")
+        rdus = nodes * of_node
+        batch = asked.global_batch or rdus * of_a_rank
+        tiles = () if device.tiles is None else tuple(divisors(device.tiles)[:-1])
+        spaces = [Space(rdus, of_node, batch, dtypes, tiles, device.tiles, only)]
+        what = f"--only leaves no strategy with a global batch of {batch:,} on {rdus} RDUs"
+        remedy = "other values, or another --global-batch: replicas × chips × samples × passes"
+    if not any(True for space in spaces for _ in space.strategies()):
+        raise OptionError(what, remedy=remedy)
+    return spaces
 
 
 def _only(allowed: Sequence[str]) -> Mapping[str, Sequence[object]]:
@@ -202,18 +167,14 @@ def _only(allowed: Sequence[str]) -> Mapping[str, Sequence[object]]:
     for text in allowed:
         name, _, values = text.partition("=")
         if name not in kinds:
-            raise OptionError(
-                f"--only {text}: a strategy has no {name!r}",
-                remedy=did_you_mean(nearest(name, kinds)) or f"one of {', '.join(kinds)}",
-            )
+            remedy = did_you_mean(nearest(name, kinds)) or f"one of {', '.join(kinds)}"
+            raise OptionError(f"--only {text}: a strategy has no {name!r}", remedy=remedy)
         parts = [part.strip() for part in values.split(",")]
         known = VALUES.get(name)
         if known is not None:
             if wrong := [part for part in parts if part not in known]:
-                meant = nearest(wrong[0], known) or known[0]
-                raise OptionError(
-                    f"--only {text}: {wrong[0]!r} is none of {', '.join(known)}", remedy=f"--only {name}={meant}"
-                )
+                what = f"--only {text}: {wrong[0]!r} is none of {', '.join(known)}"
+                raise OptionError(what, remedy=f"--only {name}={nearest(wrong[0], known) or known[0]}")
         elif "=" in values:
             each = shortened(text.replace(",", " --only "))
             raise OptionError(f"--only {shortened(text)} names several fields", remedy=f"--only {each}")
@@ -225,8 +186,7 @@ def _only(allowed: Sequence[str]) -> Mapping[str, Sequence[object]]:
 
 
 def emitted(plan: Plan, chosen: CompileOptions, file: Path, asked: PlanRequest) -> tuple[str, list[str]]:
-    """The best strategy of `plan`, which is `chosen`, as a config, of DeepSpeed if `file` is JSON; and what that cannot
-    say."""
+    """The best strategy of `plan`, which is `chosen`, as a config or for DeepSpeed; and what that cannot say."""
     strategy = plan.best[0].strategy
     if file.suffix == ".json":
         return json.dumps(as_deepspeed(chosen), indent=2) + "\n", list(beyond_deepspeed(chosen))

@@ -1,23 +1,66 @@
-"""What `simulate`, `tilestat` and `report` ask about a subject, and what is predicted for it."""
+"""What a command is about, a PEF or a model, and what is predicted for it. A model is captured without memory."""
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
-from sambasim.bounded import LARGEST_COUNT, shortened
-from sambasim.commands.subject import OnPhase, Subject, is_model, level_of, subject_of_model, subject_of_pef
+from sambasim.bounded import LARGEST_COUNT, MOST_MICRO_STEPS, shortened
+from sambasim.costs.cut import Level
 from sambasim.errors import MachineError, OptionError, PefError
-from sambasim.hardware.spec import ALIASES, ClusterSpec, DeviceSpec, load_cluster, load_device
+from sambasim.hardware.spec import ALIASES, arch_of, load_cluster, load_device
 from sambasim.ir.mesh import copy_mesh
 from sambasim.ir.program import Program
-from sambasim.pef import locate
+from sambasim.options.compile import CompileOptions, compile_options
+from sambasim.options.given import read_toml
+from sambasim.pef import locate, read
 from sambasim.pef.archive import COMPILE_AGAIN
 from sambasim.simulation.advice import what_fits
 from sambasim.simulation.prediction import Prediction, predict
 from sambasim.simulation.step import has_several_ranks
 from sambasim.simulation.sync import SyncPath
+
+OnPhase: TypeAlias = Callable[[str], None]
+
+DEFAULT_OPTIMIZER = "adamw"
+"""That of an estimate of memory."""
+
+
+def is_model(name: str) -> bool:
+    """Whether `name` is a config or a model, and no PEF. Raises OptionError for a Python file alone."""
+    if name.endswith(".py"):
+        what = f"{name} is a Python file, and the name of a model in it is missing"
+        remedy = f"{name}:NAME, for a class or function of that file; for an app, the PEF that it compiles"
+        raise OptionError(what, remedy=remedy)
+    return name.endswith(".toml") or ":" in name
+
+
+def options_of_model(name: str, overrides: Sequence[str], **flags: object) -> CompileOptions:
+    """The options of a config or a model. Raises OptionError."""
+    config, target = (Path(name), None) if name.endswith(".toml") else (None, name)
+    return compile_options(config, target, overrides, flags)
+
+
+def options_of_estimate(subject: str, overrides: Sequence[str], batch_size: int | None) -> CompileOptions:
+    """Raises OptionError for a PEF, for inference, and for a replica of several ranks."""
+    if not is_model(subject):
+        remedy = f"file.py:NAME, module:NAME or FILE.toml; for a PEF: sambasim inspect {subject}"
+        raise OptionError(f"{subject} is neither a model nor a config", remedy=remedy)
+    flags: dict[str, object] = {"batch_size": batch_size}
+    in_config = subject.endswith(".toml") and "optimizer" in read_toml(Path(subject))
+    if not in_config and not any(override.startswith("optimizer.name") for override in overrides):
+        flags["optimizer"] = DEFAULT_OPTIMIZER
+    if options_of_model(subject, [*overrides, "parallel.zero=1"], **flags).inference:
+        what = "the estimate is for training, and compile.inference is true"
+        raise OptionError(what, remedy="--set compile.inference=false")
+    options = options_of_model(subject, overrides, **flags, data_parallel=True)
+    for field, others in (("n_chips", "tensor_parallel="), ("pipeline_stages", "micro_batches=1")):
+        if (count := getattr(options, field)) > 1:
+            what = f"parallel.{field} = {count}: the estimate is for a replica of one rank"
+            raise OptionError(what, remedy=f"--set parallel.{field}=1 --set parallel.{others}")
+    return options
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,77 +79,87 @@ class Question:
     cluster: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Subject:
+    """A program for each requested batch size, and how it was compiled. If a program has another batch size, its work
+    is scaled. `recomputed` captures a model again, with recomputation."""
+
+    programs: Sequence[tuple[int, Program]]
+    arch: str
+    tiles: int | None
+    level: Level
+    micro_steps: int
+    recomputed: Callable[[int], Program] | None = None
+
+
 def predicted(question: Question, on_phase: OnPhase, *, one_device: bool = False) -> list[Prediction]:
     """For each batch size. With `one_device`, a copy of the model must have one rank. Raises OptionError for invalid
-    arguments, if possible before the capture of a model."""
-    device, cluster, subject = _resolved(question, on_phase)
-    for _, program in subject.programs:
-        if one_device:
-            _check_one_device(program, question.subject)
-        elif program.ranks_of_replica > 1:
-            _check_as_compiled(question, program)
-    with _pef_errors(question.subject):
-        return [_predicted(question, device, cluster, subject, size, program) for size, program in subject.programs]
-
-
-def _check_one_device(program: Program, name: str) -> None:
-    if has_several_ranks(program):
-        mesh = copy_mesh(program.mesh)
-        raise OptionError(
-            f"this is a prediction for one device, and a replica of {program.name} has {mesh.world_size} ranks "
-            f"({mesh})",
-            remedy=f"sambasim simulate {shlex.quote(name)} predicts all of its ranks",
-        )
-
-
-def _resolved(question: Question, on_phase: OnPhase) -> tuple[DeviceSpec, ClusterSpec, Subject]:
+    arguments, if possible before the capture of a model; MachineError for what does not fit, with what would; PefError
+    for arguments that its operators do not take: reading a PEF checks only their form, as rule 25 needs PyTorch."""
     device = load_device(question.arch) if question.arch else None
     cluster = load_cluster(question.cluster) if question.cluster else None
-    subject = _subject(question, on_phase)
+    name = question.subject
+    if is_model(name):
+        subject = _of_model(question, on_phase)
+    elif question.overrides:
+        raise OptionError(f"--set changes a config, and {name} is a PEF", remedy=f"sambasim simulate {name}")
+    else:
+        subject = _of_pef(question)
     device = device or load_device(subject.arch)
-    return device, cluster or load_cluster(device.cluster), subject
+    cluster = cluster or load_cluster(device.cluster)
+    for _, program in subject.programs:
+        if one_device and has_several_ranks(program):
+            mesh = copy_mesh(program.mesh)
+            raise OptionError(
+                f"this is a prediction for one device, and a replica of {program.name} has {mesh.world_size} ranks "
+                f"({mesh})",
+                remedy=f"sambasim simulate {shlex.quote(name)} predicts all of its ranks",
+            )
+        if not one_device and program.ranks_of_replica > 1:
+            _check_as_compiled(question, program)
+    asked, own = (ALIASES.get(arch, arch) for arch in (question.arch or subject.arch, subject.arch))
+    tiles = question.num_tiles
+    if tiles is None and asked == own:
+        tiles = subject.tiles
+    level, steps = _level_of(question.level or subject.level), subject.micro_steps
+    predictions = []
+    with _pef_errors(name):
+        for size, program in subject.programs:
+            replicas, samples = question.replicas, size
+            if program.ranks_of_replica > 1:  # a model was captured for its batch size, and a PEF has one
+                samples = program.batch_size
+                replicas = replicas if several_replicas(program, replicas) else (1,)
+            try:
+                predictions.append(
+                    predict(program, device, tiles, level, cluster, replicas, batch_size=samples, micro_steps=steps)
+                )
+            except MachineError as error:
+                if program.ranks_of_replica > 1:
+                    raise
+                recomputed = None if subject.recomputed is None else subject.recomputed(size)
+                fits = what_fits(program, device, tiles, level, size, steps, recomputed)
+                if not fits:
+                    raise
+                from sambasim.report.advice import fitting_text
 
-
-def _predicted(
-    question: Question, device: DeviceSpec, cluster: ClusterSpec, subject: Subject, size: int, program: Program
-) -> Prediction:
-    """Raises MachineError if the program does not fit; of replicas of one rank, with what would fit."""
-    tiles, level = _tiles(question, subject), level_of(question.level or subject.level)
-    replicas, samples, micro_steps = question.replicas, size, subject.micro_steps
-    if program.ranks_of_replica > 1:  # a model was captured for its batch size, and a PEF has one
-        samples = program.batch_size
-        replicas = replicas if several_replicas(program, replicas) else (1,)
-    try:
-        return predict(program, device, tiles, level, cluster, replicas, batch_size=samples, micro_steps=micro_steps)
-    except MachineError as error:
-        if program.ranks_of_replica > 1:
-            raise
-        recomputed = None if subject.recomputed is None else subject.recomputed(size)
-        fits = what_fits(program, device, tiles, level, size, micro_steps, recomputed)
-        if not fits:
-            raise
-        from sambasim.report.advice import fitting_text
-
-        raise MachineError(error.what, where=error.where, remedy=fitting_text(fits)) from error
+                raise MachineError(error.what, where=error.where, remedy=fitting_text(fits)) from error
+    return predictions
 
 
 def _check_as_compiled(question: Question, program: Program) -> None:
     """Raises OptionError for what is predicted of replicas of one rank only."""
-    name, what = question.subject, f"a replica of {program.name} has {program.ranks_of_replica} ranks, and is predicted"
-    if question.level:
-        remedy = (
-            f"--set compile.opt_level={question.level}" if is_model(name) else f"compile it with --{question.level}"
-        )
+    name, level = question.subject, question.level
+    what = f"a replica of {program.name} has {program.ranks_of_replica} ranks, and is predicted"
+    if level:
+        remedy = f"--set compile.opt_level={level}" if is_model(name) else f"compile it with --{level}"
         raise OptionError(f"{what} with its sections as compiled", remedy=remedy)
     if question.batch_sizes and not is_model(name):
         sizes = ",".join(map(str, question.batch_sizes))
         remedy = f"sambasim simulate CONFIG.toml -b {sizes}, which captures the model for each batch size"
         raise OptionError(f"{what} from a PEF at the batch size of the PEF", remedy=remedy)
     if program.training is None:
-        raise OptionError(
-            f"the PEF {program.name} is for inference, and only training is predicted on several ranks",
-            remedy="compile it for training, or without --tensor-parallel",
-        )
+        what = f"the PEF {program.name} is for inference, and only training is predicted on several ranks"
+        raise OptionError(what, remedy="compile it for training, or without --tensor-parallel")
 
 
 def several_replicas(program: Program, asked: Sequence[int]) -> bool:
@@ -120,8 +173,6 @@ def several_replicas(program: Program, asked: Sequence[int]) -> bool:
 
 @contextmanager
 def _pef_errors(name: str) -> Iterator[None]:
-    """Turn errors in the pricing of a PEF into PefError: reading a PEF checks only the form of arguments, as rule 25
-    needs PyTorch."""
     try:
         yield
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
@@ -131,20 +182,47 @@ def _pef_errors(name: str) -> Iterator[None]:
         raise PefError(what, where="pef.json", remedy=COMPILE_AGAIN) from error
 
 
-def _tiles(question: Question, subject: Subject) -> int | None:
-    if question.num_tiles is not None:
-        return question.num_tiles
-    asked, own = (ALIASES.get(name, name) for name in (question.arch or subject.arch, subject.arch))
-    return subject.tiles if asked == own else None
+def _of_pef(question: Question) -> _Subject:
+    document = read(locate(question.subject, question.output_folder))
+    program, compiled = document.program, document.compile_options
+    programs = [(size, program) for size in question.batch_sizes or (program.batch_size,)]
+    tiles, level = compiled.get("num_tiles"), _level_of(compiled.get("opt_level"))
+    training = document.training_defaults.get("training")
+    steps = training.get("accumulation_steps") if program.training and isinstance(training, dict) else None
+    if steps is None:
+        steps = 1
+    if type(steps) is not int or not 1 <= steps <= MOST_MICRO_STEPS:
+        quoted = shortened(ascii(steps))
+        what = f"the PEF accumulates {quoted} micro-steps in a step; the most is {MOST_MICRO_STEPS:,}"
+        raise PefError(what, where="training.accumulation_steps of the PEF", remedy=COMPILE_AGAIN)
+    return _Subject(programs, arch_of(compiled), tiles if isinstance(tiles, int) else None, level, steps)
 
 
-def _subject(question: Question, on_phase: OnPhase) -> Subject:
-    name = question.subject
-    if is_model(name):
-        return subject_of_model(name, question.overrides, question.batch_sizes, on_phase)
-    if question.overrides:
-        raise OptionError(f"--set changes a config, and {name} is a PEF", remedy=f"sambasim simulate {name}")
-    return subject_of_pef(locate(name, question.output_folder), question.batch_sizes)
+def _of_model(question: Question, on_phase: OnPhase) -> _Subject:
+    def options_at(size: int | None) -> CompileOptions:
+        return options_of_model(question.subject, question.overrides, batch_size=size, data_parallel=True)
+
+    options = [options_at(size) for size in question.batch_sizes or (None,)]
+    first = options[0]
+
+    from sambasim.compiler.front import shapes_from_options  # torch
+
+    def recomputed(size: int) -> Program:
+        on_phase("capture it again with recomputation")
+        return shapes_from_options(options_at(size).model_copy(update={"recompute": "full"}))
+
+    programs = [(each.training.batch_size, shapes_from_options(each, on_phase)) for each in options]
+    again = recomputed if first.recompute == "none" and not first.inference else None
+    steps = first.training.accumulation_steps
+    return _Subject(programs, first.arch, first.num_tiles, first.opt_level, steps, again)
+
+
+def _level_of(stored: object) -> Level:
+    match stored:
+        case "o0" | "o1":
+            return stored
+        case _:
+            return "o3"
 
 
 def counts(asked: str | int | Sequence[int] | None, flag: str, most: int = LARGEST_COUNT) -> tuple[int, ...]:

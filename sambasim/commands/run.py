@@ -1,29 +1,138 @@
-"""What `run` does after its checks: it trains, and writes the files that its options name."""
+"""What `sambasim run` does: it checks whether all fits together, then trains, and writes the files of its options."""
 
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING
 
-from torch import Tensor
-
-from sambasim.commands.run_checks import log_of
-from sambasim.errors import MachineError, OptionError
+from sambasim.commands.outputs import check_output_file, check_output_folder
+from sambasim.errors import LaunchError, MachineError, OptionError, PeerError
+from sambasim.hardware.placement import inventory_of, place_replicas
+from sambasim.ir.mesh import DATA_PARALLEL, PIPELINE, Mesh
 from sambasim.options.run import RunOptions
+from sambasim.pef import PefHeader, locate, peek
 from sambasim.records.metrics import CheckpointRecord, EvaluationRecord, SummaryRecord
-from sambasim.runtime.job import TrainingJob
+from sambasim.runtime.machine import launcher
 from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.run.run_observer import LineFile, MetricsFile, RunObserver, RunObservers, Start, Step
-from sambasim.runtime.run.setup import set_up
 from sambasim.runtime.watch.status_file import Activity
+from sambasim.runtime.watch.supervisor import Failure
 from sambasim.units import format_seconds
 
+if TYPE_CHECKING:
+    from torch import Tensor
 
-class Trained(NamedTuple):
-    """`weights`: by the names of the model's state_dict, if they were to be kept."""
 
-    summary: SummaryRecord
-    weights: Mapping[str, Tensor]
+def checked_pef(
+    options: RunOptions, output_folder: Path, communicator: Communicator, command: Sequence[str]
+) -> tuple[Path, Mesh]:
+    """Collective. The path of the PEF, and the mesh of the processes: one without axes where each plays all ranks of a
+    replica. All ranks raise the same error, except that a rank raises an error about its own files alone."""
+    path, ranks = locate(options.pef, output_folder), communicator.world_size
+    header = peek(path)
+    digests = communicator.all_gather_object(header.digest)
+    if apart := [rank for rank, digest in enumerate(digests) if digest != digests[0]]:
+        raise PeerError(
+            f"rank {apart[0]} reads another PEF than rank 0: {digests[apart[0]][:12]} and {digests[0][:12]}",
+            remedy="copy the same PEF to every host, or keep it in a shared folder",
+        )
+    whole = options.one_process_per_replica
+    if not options.inference:
+        launcher.check_emulation(ranks, options.emulate_replicas or 1, command=command)
+        in_slices = header.zero >= 2 and not options.reduce_on_rdu and max(ranks, options.emulate_replicas or 1) > 1
+        _check_features(options, header, in_slices)
+        _check_ranks(options, header, ranks, command)
+    place_replicas(
+        inventory_of(header.compile_options, cluster=options.cluster),
+        communicator.node_of[: ranks - (options.parameter_servers or 0)],
+        launcher.ranks_of_process(ranks, header.ranks_of_replica, options.emulate_replicas, whole=whole),
+        command=shlex.join(command),
+        or_else="name a cluster with more RDUs a node: --cluster FILE.toml",
+    )
+    files = {
+        "--metrics FILE": ("the metrics file", options.metrics),
+        "--trace FILE": ("the trace", options.trace),
+        "--save FILE.safetensors": ("the trained weights", options.save),
+        "--predictions FILE.safetensors": ("the predictions", options.predictions),
+    }
+    folders = {
+        "--checkpoint-dir DIR": ("the checkpoints", options.checkpoint.dir),
+        "--log-dir FOLDER": ("the logs", options.log_dir),
+        "--record-digests FOLDER": ("the digests", options.record_digests),
+    }
+    for flag, (what, output) in (files if communicator.rank == 0 else {}).items():
+        if output is not None:
+            check_output_file(output, what, f"another place: {flag}")
+    for flag, (what, output) in folders.items():
+        if output is not None:
+            check_output_folder(output, what, f"another place: {flag}")
+    return path, Mesh({}) if options.inference or whole else header.mesh(ranks)
+
+
+def _check_features(options: RunOptions, header: PefHeader, in_slices: bool) -> None:
+    """Whether host sync, engine and observers can do what the PEF needs. `in_slices`: replicas keep slices."""
+    name, ranks, replica = header.name, header.ranks_of_replica, header.replica
+    if options.host_sync in ("gloo", "parameter-server") and (ranks > 1 or in_slices):
+        what = f"keeps gradients whole, and the replicas of the PEF {name} keep slices (--zero {header.zero})"
+        if ranks > 1:
+            what = f"syncs replicas of one rank, and a replica of the PEF {name} has {ranks} ({replica})"
+        servers = "" if options.parameter_servers is None else " and --parameter-servers"
+        raise OptionError(
+            f"--host-sync {options.host_sync} {what}",
+            remedy=f"leave out --host-sync{servers}: MPI through the host; or sync between devices: --reduce-on-rdu",
+        )
+    within_replica = ranks > replica.size(DATA_PARALLEL)
+    if options.engine != "plain" and (within_replica or in_slices):
+        why = f"between the {ranks} ranks of a replica" if within_replica else f"with --zero {header.zero}"
+        what = f"cannot compile a pass that communicates, and that of the PEF {name} does, {why}"
+        raise OptionError(f"--engine {options.engine} {what}", remedy="run it with --engine plain")
+    given = {"--record-digests": options.record_digests is not None, "--debug-numerics": options.debug_numerics}
+    flag = next((flag for flag, is_given in given.items() if is_given), None)
+    if flag is not None and replica.size(PIPELINE) > 1:
+        raise OptionError(
+            f"{flag} cannot watch a pipeline yet, and the PEF {name} is one ({replica})",
+            remedy=f"leave out {flag}, or compile without --pipeline-stages and use --grad-accumulation-steps",
+        )
+    if flag is not None and in_slices:
+        raise OptionError(
+            f"{flag} needs whole gradients, and the replicas of the PEF {name} keep slices (--zero {header.zero})",
+            remedy=f"add --reduce-on-rdu, which keeps them whole, or leave out {flag}",
+        )
+
+
+def _check_ranks(options: RunOptions, header: PefHeader, ranks: int, command: Sequence[str]) -> None:
+    """Whether `ranks` ranks are whole replicas, enough of them, and synced if they are several."""
+    servers, minimum, whole = options.parameter_servers or 0, header.world_size, options.one_process_per_replica
+    chips, remaining = header.replica.size(DATA_PARALLEL), ranks - servers
+    if whole and chips > 1 and ranks > 1:
+        replicas = max(ranks, minimum) if header.data_parallel else 1
+        left = [word for word in command if word.replace("_", "-") != launcher.WHOLE_REPLICAS]
+        raise OptionError(
+            f"{launcher.WHOLE_REPLICAS} runs stages and parts of weights, and a replica of the PEF {header.name} has "
+            f"{chips} chips that share its batch ({header.replica})",
+            remedy=f"mpirun -np {replicas * header.ranks_of_replica} {shlex.join(left)}",
+        )
+    if servers and remaining < minimum:
+        started = "1 rank was started" if ranks == 1 else f"{ranks} ranks were started"
+        raise LaunchError(
+            f"{started}, and --parameter-servers {servers} leaves {max(remaining, 0) or 'none'} for replicas, "
+            f"of which this PEF needs at least {minimum} (-ws {minimum})",
+            remedy=f"mpirun -np {minimum + servers} {shlex.join(command)}",
+        )
+    replicas = launcher.replicas_of(remaining, header.replica, minimum, command=command, whole=whole)
+    launcher.check_world_size(
+        options.emulate_replicas or replicas,
+        minimum,
+        replica=None if whole else header.replica,
+        processes=remaining,
+        command=command,
+        data_parallel=header.data_parallel,
+        emulated=options.emulate_replicas is not None,
+    )
+    if options.data_parallel and not header.data_parallel and chips == 1:
+        what = f"--data-parallel needs REDUCE and GATHER sections, and the PEF {header.name} has none"
+        raise OptionError(what, remedy="compile it with --data-parallel, or run it without")
 
 
 def train(
@@ -36,17 +145,19 @@ def train(
     data: object = None,
     *,
     keeps_weights: bool = False,
-) -> Trained:
-    """Collective. Train the PEF at `path`, which `checked_pef` has checked; the arguments are those of TrainingJob."""
+) -> "tuple[SummaryRecord, Mapping[str, Tensor]]":
+    """Collective. Train a PEF that `checked_pef` has checked. Returns the weights by name, if they are kept."""
+    from sambasim.runtime.job import TrainingJob  # torch
+    from sambasim.runtime.run.setup import set_up
+
     rank, members = communicator.rank, [*observers]
     if rank == 0 and options.metrics is not None:
         members.append(MetricsFile(options.metrics))
     if options.log_dir is not None:
         members.append(RankLog(options.log_dir, rank))
-    setup = set_up(path, options, communicator)
-    job = TrainingJob(setup, RunObservers(members), activity, command, data, keeps_weights=keeps_weights)
-    summary = job.run()
-    return Trained(summary, job.weights)
+    setup, told = set_up(path, options, communicator), RunObservers(members)
+    job = TrainingJob(setup, told, activity, command, data, keeps_weights=keeps_weights)
+    return job.run(), job.weights
 
 
 class RankLog(RunObserver):
@@ -60,9 +171,8 @@ class RankLog(RunObserver):
         try:
             self._file = LineFile(self._path, append=bool(start.plan.start.step))
         except OSError as error:
-            raise OptionError(
-                f"no log can be written to {self._path.parent}: {error.strerror}", remedy="--log-dir FOLDER"
-            ) from error
+            what = f"no log can be written to {self._path.parent}: {error.strerror}"
+            raise OptionError(what, remedy="--log-dir FOLDER") from error
         rank = start.rank and f"{start.rank}; "
         self._write(f"start {start.name}: {rank}sync {start.sync}, {start.threads} threads, {start.data}")
 
@@ -91,3 +201,16 @@ class RankLog(RunObserver):
         except OSError as error:
             what = f"the log {self._path} cannot be written any more: {error.strerror}"
             raise MachineError(what, remedy="free space there, or name another place: --log-dir FOLDER") from error
+
+
+def log_of(folder: Path, rank: int) -> Path:
+    return folder / f"rank{rank}.log"
+
+
+def failure_details(failure: Failure, options: RunOptions) -> list[tuple[str, str]]:
+    """What a rank was doing, and its log, by title."""
+    lines = [("doing", failure.doing)] if failure.doing else []
+    if options.log_dir is not None and not failure.alike:
+        log = log_of(options.log_dir, failure.about)
+        lines += [("log", str(log))] if log.is_file() else []
+    return lines

@@ -29,23 +29,19 @@ def refuse_changed_step(optimizer: torch_optimizer.Optimizer, name: str) -> None
     """Raises OptionError if a step of `optimizer`, which users call `name`, does more or other than that of the class
     in torch: for a hook, and for a method that was replaced in the object, in a class of the user's, or in torch's."""
     hooks = {**vars(torch_optimizer), **vars(optimizer)}
-    for kind in (one for one in hooks if one.endswith("_hooks")):
+    for kind in (name for name in hooks if name.endswith("_hooks")):
         for hook in hooks[kind].values():
             if not is_of_a_library(hook):
                 words = kind.replace("_global_optimizer", "_step").removeprefix("_optimizer").removesuffix("s")
-                raise OptionError(
-                    f"{name} has a{words.replace('_', ' ')}, {_called(hook)}, which a run does not call",
-                    where=code_line(hook),
-                    remedy="remove it: handle.remove(); to clip gradients give max_grad_norm=1.0",
-                )
-    library = next(one for one in type(optimizer).__mro__ if one.__module__.startswith(_LIBRARIES))
+                what = f"{name} has a{words.replace('_', ' ')}, {_called(hook)}, which a run does not call"
+                remedy = "remove it: handle.remove(); to clip gradients give max_grad_norm=1.0"
+                raise OptionError(what, where=_line_of(hook), remedy=remedy)
+    library = next(kind for kind in type(optimizer).__mro__ if kind.__module__.startswith(_LIBRARIES))
     for method, function in _methods(optimizer):
         if hasattr(library, method) and not is_of_a_library(function):
-            raise OptionError(
-                f"{method} of {name} is not torch's, but {_called(function)}, which a run does not call",
-                where=code_line(function),
-                remedy=f"{name}(model.parameters(), …) as it is, or write what differs in the model",
-            )
+            what = f"{method} of {name} is not torch's, but {_called(function)}, which a run does not call"
+            remedy = f"{name}(model.parameters(), …) as it is, or write what differs in the model"
+            raise OptionError(what, where=_line_of(function), remedy=remedy)
 
 
 def _methods(optimizer: torch_optimizer.Optimizer) -> Iterator[tuple[str, Any]]:
@@ -67,7 +63,7 @@ def _called(function: Any) -> str:
     return getattr(function, "__qualname__", f"a {type(function).__name__}")
 
 
-def code_line(function: Any) -> str | None:
+def _line_of(function: Any) -> str | None:
     """File, line and code where `function` begins; None if it was not written in Python."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     return None if code is None else line_of(code.co_filename, code.co_firstlineno)
@@ -76,16 +72,15 @@ def code_line(function: Any) -> str | None:
 def options_of_group(
     kind: str, group: Mapping[str, Any], where: str, max_grad_norm: float | None = None
 ) -> OptimizerOptions:
-    """The options of a parameter group. Raises OptionError for an option that a PEF's optimizer does not have, and for
-    values out of range."""
+    """Raises OptionError for an option that a PEF's optimizer does not have, and for values out of range."""
     for option, remedy in NOT_IN_A_PEF.items():
         if group.get(option):
             raise OptionError(f"the optimizer of a PEF does not have {option}", where=where, remedy=remedy)
     if kind == "adam" and group.get("decoupled_weight_decay"):
         remedy = f"{where.partition(',')[0].rpartition('.')[0]}.AdamW"
         raise OptionError("Adam with decoupled_weight_decay is AdamW", where=where, remedy=remedy)
-    numbers = {field: plain_number(group[field]) for field in OPTIMIZERS[kind].defaults}
-    numbers = {name: float(value) if type(value) is int else value for name, value in numbers.items()}
+    values = {field: plain_number(group[field]) for field in OPTIMIZERS[kind].defaults}
+    numbers = {field: float(value) if type(value) is int else value for field, value in values.items()}
     return build(OptimizerOptions, {"name": kind, **numbers, "max_grad_norm": max_grad_norm}, where=where)
 
 

@@ -1,20 +1,109 @@
-"""Programs of one model for many strategies of parallelism, from one capture."""
+"""Programs of one model for many strategies of parallelism, from one capture, and the `plan` that prices them: by the
+device model, or with `--here` by what is measured on this machine.
 
-from collections.abc import Callable, Mapping, Sequence
+A search prices models with fewer layers first, whose program is made from that of the whole model. Repeated layers are
+a run of operators that repeats in the forward, and one that repeats in the backward. The last layers of the forward are
+removed, and the first of the backward. Operators that read their results then read those of the last layer that is
+left; in the backward, they read what the first removed layer read.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
+from typing import Any, cast
 
 from torch import nn
 
-from sambasim.commands.fewer_layers import fewer_layers
+from sambasim.commands.plan import PlanTask
+from sambasim.commands.question import OnPhase
+from sambasim.compiler.capture.trial import rare_collections
 from sambasim.compiler.configured import inferred_options
+from sambasim.compiler.front import captured_from_options
 from sambasim.compiler.passes import Fits, Pass, Place, Recompute, pipeline
 from sambasim.compiler.sharding.tensor_parallel import TensorParallel
+from sambasim.hardware.host import available_bytes
 from sambasim.ir.dataflow import pass_and_update
+from sambasim.ir.graph import Argument, Graph, Node, Output, Ref, SectionKind, renamed
 from sambasim.ir.program import Program
-from sambasim.ir.types import SymbolKind
+from sambasim.ir.types import SymbolKind, gradient_name, parameter_of
 from sambasim.options.compile import CompileOptions
+from sambasim.options.training import OptimizerOptions
+from sambasim.report.analysis import Run, runs_of
+from sambasim.simulation.planning.here import needed_bytes, plan_here, spaced
 from sambasim.simulation.planning.layers import Shorter
+from sambasim.simulation.planning.search import Goal, Plan, Planner
 from sambasim.simulation.planning.strategy import Strategy
+
+
+def plan(task: PlanTask, on_phase: OnPhase, *, with_frontier: bool) -> Plan:
+    """`with_frontier`: the frontier of time and memory is compiled and priced too."""
+    options = task.options
+
+    def capture(dtype: str) -> Variants:
+        if task.program is not None:
+            return Variants(task.program, options)
+        return _captured(options, {"dtype": dtype}, on_phase)
+
+    programs = OfDtypes(capture)
+    programs.of(task.spaces[0].dtypes[0])  # its errors end the command
+    if task.asked.here:
+        return _plan_this_machine(task, programs, on_phase)
+    (space,) = task.spaces
+    planner = Planner(programs, task.device, task.cluster, options.opt_level)
+    with rare_collections():
+        chosen = planner.plan(options.name, space, Goal(task.asked.goal), on_phase=on_phase)
+        if with_frontier:
+            on_phase("compile and price the frontier of time and memory")
+            chosen = planner.with_priced_frontier(chosen)
+    return chosen
+
+
+def _captured(options: CompileOptions, changes: Mapping[str, object], on_phase: OnPhase) -> "Variants":
+    """A capture of the model with `changes` of `options`, before any strategy."""
+    plain = {"n_chips": 1, "micro_batches": 1, "tensor_parallel": None}
+    chosen = options.model_copy(update={**plain, **changes})
+    program, model = captured_from_options(chosen, on_phase)
+    return Variants(program, chosen, model)
+
+
+def _plan_this_machine(task: PlanTask, programs: "OfDtypes", on_phase: OnPhase) -> Plan:
+    """Measure this machine, and predict all strategies on it. Raises MachineError if the model does not run here."""
+    from sambasim.runtime.machine.launcher import mpirun_here
+    from sambasim.runtime.machine.resources import cores_of_this_process
+    from sambasim.runtime.measure.machine import Work, measure_machine
+
+    options, spaces = task.options, task.spaces
+    optimizer = cast("OptimizerOptions", options.optimizer)  # `plan_task` refuses None
+    strategies = [strategy for space in spaces for strategy in space.strategies()]
+    most, batch, (dtype,) = len(spaces), spaces[0].global_batch, spaces[0].dtypes
+    cores = len(cores_of_this_process())
+    of_samples: dict[int, Variants] = {}
+
+    def work_for(count: int) -> Work:
+        sizes = spaced({strategy.samples for strategy in strategies if min(strategy.ranks, cores) == count} or {1})
+        if count > cores:  # one that has been captured
+            sizes = [max((size for size in of_samples if size <= batch // count), default=min(of_samples))]
+        passes = [whole(Strategy(count, samples=samples, dtype=dtype)) for samples in sizes]
+        room_bytes = (available_bytes() or 0) // count
+        fitting = [program for program in passes if needed_bytes(program) < room_bytes] or passes[:1]
+        return Work(tuple(fitting), options.data, optimizer)
+
+    def whole(strategy: Strategy) -> Program:
+        if strategy.samples not in of_samples:
+            size = {"batch_size": strategy.samples, "accumulation_steps": 1}
+            changes = {"dtype": dtype, "training": options.training.model_copy(update=size)}
+            of_samples[strategy.samples] = _captured(options, changes, on_phase)
+        return Place()(of_samples[strategy.samples].program(strategy))
+
+    machine = measure_machine(work_for, most, on_phase)
+    on_phase("predict all strategies")
+    goal, has_mpi = Goal(task.asked.goal), mpirun_here() is not None
+    return plan_here(options.name, programs.program, machine, spaces, goal, has_mpi=has_mpi)
+
+
+_KEPT = (TensorParallel, Recompute)
+"""Passes that many strategies begin with."""
 
 
 class Variants:
@@ -25,16 +114,17 @@ class Variants:
         self._captured = _as_captured(program)
         self._options = options
         self._model = model
-        self._made: list[tuple[Sequence[Pass], Program]] = []
+        self._made: list[tuple[Sequence[Pass], Program]] = [([], self._captured)]
         self._shorter: dict[int, tuple[Shorter, Variants] | None] = {}
 
     def program(self, strategy: Strategy) -> Program:
         """The program that is compiled for `strategy`. Raises OptionError for what is impossible."""
         options = self._options.model_copy(update=_of_strategy(strategy, self._options))
-        found = pipeline(options, model=self._model, samples=strategy.samples)
-        passes = [one for one in found if not isinstance(one, (Place, Fits))]
-        start, program = self._known(passes)
-        for number, step in enumerate(passes[start:], start + 1):
+        of_all = pipeline(options, model=self._model, samples=strategy.samples)
+        passes = [one for one in of_all if not isinstance(one, Place | Fits)]
+        known = ((made, program) for made, program in reversed(self._made) if made == passes[: len(made)])
+        made, program = next(known)
+        for number, step in enumerate(passes[len(made) :], len(made) + 1):
             program = step(program)
             if all(isinstance(one, _KEPT) for one in passes[:number]):
                 self._made.append((passes[:number], program))
@@ -52,31 +142,18 @@ class Variants:
 
     def _with_layers(self, layers: int) -> "tuple[Shorter, Variants] | None":
         if layers not in self._shorter:
-            found = None if self._options.tensor_plan else fewer_layers(self._captured, layers)  # it may name a layer
-            self._shorter[layers] = None
-            if found is not None:
-                self._shorter[layers] = found, Variants(found.program, self._options, self._model)
+            # A plan may name a layer.
+            less = None if self._options.tensor_plan else _fewer_layers(self._captured, layers)
+            variants = None if less is None else (less, Variants(less.program, self._options, self._model))
+            self._shorter[layers] = variants
         return self._shorter[layers]
-
-    def _known(self, passes: Sequence[Pass]) -> tuple[int, Program]:
-        """The longest beginning of `passes` whose result is kept, and that."""
-        for made, program in reversed(self._made):
-            if made == passes[: len(made)]:
-                return len(made), program
-        return 0, self._captured
 
 
 class OfDtypes:
     """The same for strategies of any dtype: `capture` gives those of one."""
 
     def __init__(self, capture: Callable[[str], Variants]) -> None:
-        self._capture = capture
-        self._captured: dict[str, Variants] = {}
-
-    def of(self, dtype: str) -> Variants:
-        if dtype not in self._captured:
-            self._captured[dtype] = self._capture(dtype)
-        return self._captured[dtype]
+        self.of = cache(capture)
 
     def program(self, strategy: Strategy) -> Program:
         return self.of(strategy.dtype).program(strategy)
@@ -102,11 +179,7 @@ def _of_strategy(strategy: Strategy, options: CompileOptions) -> Mapping[str, ob
         "tensor_parallel": None if strategy.tensor == "none" else strategy.tensor,
         "n_chips": strategy.chips,
         "pipeline_stages": strategy.stages,
-        "micro_batches": strategy.micro_batches,
-        "schedule": strategy.schedule,
-        "zero": strategy.zero,
-        "recompute": strategy.recompute,
-        "dtype": strategy.dtype,
+        **{name: getattr(strategy, name) for name in ("micro_batches", "schedule", "zero", "recompute", "dtype")},
         "master_weights": options.master_weights and strategy.dtype != "fp32",
         "stochastic_rounding": options.stochastic_rounding and strategy.dtype == "bf16",
         "tensor_plan": options.tensor_plan if strategy.tensor == "weight" else None,
@@ -115,15 +188,11 @@ def _of_strategy(strategy: Strategy, options: CompileOptions) -> Mapping[str, ob
     }
 
 
-_KEPT = (TensorParallel, Recompute)
-"""Passes that many strategies begin with."""
-
 _OF_UPDATES = (SymbolKind.OPTIMIZER_STATE, SymbolKind.ACCUMULATION_GROUP, SymbolKind.REDUCE_BUFFER)
 
 
 def _as_captured(program: Program) -> Program:
-    """`program` without its update, its addresses and its evaluation graphs. A graph must have a node, so that of the
-    evaluation keeps the first."""
+    """`program` without update, addresses and evaluation, but for its first node, since a graph must have one."""
     training, whole = program.training, program.evaluation
     if training is not None:
         sections, _ = pass_and_update(training)
@@ -136,17 +205,112 @@ def _as_captured(program: Program) -> Program:
     symbols = {
         name: replace(symbol, offset=None) for name, symbol in program.symbols.items() if symbol.kind not in _OF_UPDATES
     }
-    return replace(
-        program,
-        symbols=symbols,
-        training=training,
-        evaluation=evaluation,
-        single=None,
-        optimizers=(),
-        groups=(),
-        runtime_arguments=(),
-        device_bytes=0,
-        mesh=(),
-        reduce_buffer=None,
-        zero=0,
+    empty: dict[str, Any] = dict.fromkeys(("optimizers", "groups", "runtime_arguments", "mesh"), ())
+    empty |= {"single": None, "reduce_buffer": None, "device_bytes": 0, "zero": 0}
+    return replace(program, symbols=symbols, training=training, evaluation=evaluation, **empty)
+
+
+def _fewer_layers(program: Program, left: int) -> Shorter | None:
+    """The training step of `program` as captured, with `left` of its repeated layers; None if it has no more, or if
+    something beside a layer's neighbours reads what it computes."""
+    graph = program.training
+    if graph is None:
+        return None
+
+    def covered(run: Run) -> int:
+        return run.period * (run.count - 1)
+
+    split = next(section.start for section in graph.sections if section.kind is SectionKind.BCKWD)
+    keys = _keys(graph, program)
+    forward = max(runs_of(keys[:split]), key=covered)
+    gone = forward.count - left
+    for run in sorted(runs_of(keys[split:]), key=covered, reverse=True):
+        if gone <= 0 or abs(forward.count - run.count) > 1:
+            continue
+        shorter = _without(program, graph, forward, replace(run, start=split + run.start), gone)
+        if shorter is not None:
+            starts = [graph.nodes[forward.start + at * forward.period].name for at in range(left)]
+            return Shorter(shorter, forward.count, tuple(starts), graph.nodes[forward.stop].name)
+    return None
+
+
+def _keys(graph: Graph, program: Program) -> list[Hashable]:
+    """Equal for nodes that do the same with operands of the same types."""
+
+    def shown(argument: Argument) -> Hashable:
+        if isinstance(argument, Ref):
+            own = graph.values.get(argument.name)
+            return program.symbols[argument.name].type if own is None else own
+        if isinstance(argument, tuple):
+            return tuple(map(shown, argument))
+        return type(argument), argument
+
+    return [
+        (
+            node.operator,
+            shown(node.args),
+            tuple((name, shown(argument)) for name, argument in node.kwargs),
+            tuple(None if name is None else graph.values[name] for name in node.results),
+        )
+        for node in graph.nodes
+    ]
+
+
+def _without(program: Program, graph: Graph, forward: Run, backward: Run, gone: int) -> Program | None:
+    """`program` without the last `gone` layers of `forward` and the first of `backward`."""
+    shift = gone * forward.period
+    last_gone = backward.start + gone * backward.period
+    dropped = {*range(forward.stop - shift, forward.stop), *range(backward.start, last_gone)}
+    lost = {name for at in dropped for name in graph.nodes[at].results if name is not None}
+    instead: dict[str, str] = {}
+    for at in range(max(forward.stop - shift, forward.start + shift), forward.stop):
+        instead.update(_counterparts(graph.nodes[at], graph.nodes[at - shift], program))
+    nodes = []
+    for at, node in enumerate(graph.nodes):
+        if at in dropped:
+            continue
+        names = instead
+        if last_gone <= at < backward.stop:
+            before = graph.nodes[at - gone * backward.period]
+            pairs = zip(node.reads, before.reads, strict=True)
+            names = {**{name: instead.get(other, other) for name, other in pairs if name in lost}, **instead}
+        nodes.append(renamed(node, names))
+    known = {name for node in nodes for name in node.results if name is not None}
+    read = {name for node in nodes for name in node.reads}
+    left_out = {name for at in dropped for name in graph.nodes[at].reads} - read
+    left_out |= {gradient_name(name) for name in left_out}
+    stays = [output for output in graph.outputs if output.value in known or output.value in graph.inputs]
+    outputs = []
+    for output in stays:
+        parameter = parameter_of(output.symbol)
+        outputs.append(Output(output.value, instead.get(parameter, parameter) + output.symbol.removeprefix(parameter)))
+    symbols = {name: symbol for name, symbol in program.symbols.items() if name not in left_out}
+    expected = Counter(output.symbol for output in graph.outputs if output.symbol in symbols)
+    if Counter(output.symbol for output in outputs) != expected:
+        return None
+    if not lost.isdisjoint(read) or not left_out.isdisjoint(program.evaluation.inputs):
+        return None
+    sections, start = [], 0
+    for section in graph.sections:
+        stop = start + sum(at not in dropped for at in range(section.start, section.stop))
+        sections.append(replace(section, start=start, stop=stop))
+        start = stop
+    training = replace(
+        graph,
+        inputs=tuple(name for name in graph.inputs if name in symbols),
+        nodes=tuple(nodes),
+        outputs=tuple(outputs),
+        values={name: type_ for name, type_ in graph.values.items() if name in known},
+        sections=tuple(sections),
     )
+    return replace(program, symbols=symbols, training=training)
+
+
+def _counterparts(node: Node, other: Node, program: Program) -> Iterator[tuple[str, str]]:
+    """The results of `node` and the symbols that it reads, each with that of `other`."""
+    for name, instead in zip(node.results, other.results, strict=True):
+        if name is not None and instead is not None:
+            yield name, instead
+    for name, instead in zip(node.reads, other.reads, strict=True):
+        if name in program.symbols and name != instead:
+            yield name, instead

@@ -249,7 +249,7 @@ def compile_request(asked: Request, metadata: Mapping[str, object]) -> str:
             facts[LOSS_INDICES] = ",".join(map(str, asked.loss_indices))
         return assemble(built, asked.model, asked.options, watch, asked.updates or None, facts, path)
 
-    subject = LiveModel(asked.model, asked.inputs, asked.by_keyword, losses=asked.losses)
+    subject = LiveModel(asked.model, Example(asked.inputs, asked.by_keyword), losses=asked.losses)
     show = (lambda phase: None) if quiet else (lambda phase: print(f"{phase} …", file=sys.stderr, flush=True))
     done = compile_proved(subject, asked.options, show, work=compiled)
     _print_compiled(done)

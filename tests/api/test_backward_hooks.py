@@ -15,24 +15,21 @@ from torch.nn import functional
 
 from sambasim.errors import CaptureError, ModelError
 from sambasim.runtime.machine.pytorch import Stream, derive
-from tests.api.live import compiled, trained
+from tests.api.live import IN_ORDER, compiled, eager, sgd, trained
 from tests.support.whole import every_second
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 X = torch.randn(16, 3, generator=torch.Generator().manual_seed(0))
 BATCH = X, (X.sum(1) > 0).long()
-STEPS, RATE = 4, 0.1
+STEPS = 4
 
 
 class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(1)
-        self.a = nn.Linear(3, 4)
-        self.b = nn.Linear(4, 4)
-        self.norm = nn.BatchNorm1d(4)
-        self.c = nn.Linear(4, 2)
+        self.a, self.b, self.norm, self.c = nn.Linear(3, 4), nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.c(torch.tanh(self.norm(self.b(torch.tanh(self.a(x))))))
@@ -92,36 +89,30 @@ HOOKS: Mapping[str, Callable[[Net], object]] = {
 }
 
 
-def _eager(net: nn.Module, hook: Callable[[Any], object] | None = None) -> list[float]:
-    if hook is not None:
-        hook(net)
-    optimizer, losses = torch.optim.SGD(net.parameters(), lr=RATE), []
-    for step in range(STEPS):
-        torch.manual_seed(derive(0, 0, step, 0, Stream.GRAPH))
-        optimizer.zero_grad()
-        loss = functional.cross_entropy(net(BATCH[0]), BATCH[1])
-        torch.autograd.backward(loss)
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
+def _eager(net: nn.Module, hook: Callable[[Any], object] = lambda net: None) -> list[float]:
+    hook(net)
+    return eager(net, sgd(net), [BATCH] * STEPS, before=lambda step: torch.manual_seed(_seed(step)))
 
 
-def _check(model: nn.Module, eager: nn.Module, losses: list[float], folder: Path, **options: Any) -> None:
-    sgd = torch.optim.SGD(model.parameters(), lr=RATE)
-    pef = compiled(folder, model, BATCH, loss="cross_entropy", optimizer=sgd, **options)
-    run = trained(pef, BATCH, steps=STEPS, threads=1, set={"data.shuffle": False})
+def _seed(step: int) -> int:
+    return derive(0, 0, step, 0, Stream.GRAPH)
+
+
+def _check(model: nn.Module, other: nn.Module, losses: list[float], folder: Path) -> None:
+    pef = compiled(folder, model, BATCH, loss="cross_entropy", optimizer=sgd(model))
+    run = trained(pef, BATCH, steps=STEPS, **IN_ORDER)
     assert run.losses == losses
-    for name, value in eager.state_dict().items():
+    for name, value in other.state_dict().items():
         assert torch.equal(run.weights[name], value), name
 
 
 @pytest.mark.parametrize("name", every_second(HOOKS))
 def test_a_modules_hook_has_the_bits_of_eager_pytorch(name: str, tmp_path: Path) -> None:
-    model, eager = Net(), Net()
-    losses = _eager(eager, HOOKS[name])
+    model, other = Net(), Net()
+    losses = _eager(other, HOOKS[name])
     assert (losses == _eager(Net())) == (name in ("of old", "that counts"))
     HOOKS[name](model)
-    _check(model, eager, losses, tmp_path)
+    _check(model, other, losses, tmp_path)
 
 
 def test_what_a_hook_does_with_state_and_values_is_refused(tmp_path: Path) -> None:
@@ -151,11 +142,11 @@ def test_a_parameters_hook_is_refused_with_what_does_the_same(tmp_path: Path) ->
     def hook(net: Net) -> None:
         net.b.weight.register_hook(_clamped)  # type: ignore[no-untyped-call]  # torch's, untyped
 
-    model, eager = Net(), Net()
+    model, other = Net(), Net()
     hook(model)
     says = r"the parameter b.weight has a gradient hook.*w = self.weight.view_as\(self.weight\)"
     with pytest.raises(ModelError, match=f"(?s){says}"):
         compiled(tmp_path, model, BATCH, loss="cross_entropy")
-    losses = _eager(eager, hook)
+    losses = _eager(other, hook)
     assert losses != _eager(Net())
-    _check(Viewing(), eager, losses, tmp_path)
+    _check(Viewing(), other, losses, tmp_path)

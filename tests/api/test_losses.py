@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrize
 
 import sambasim as ss
-from tests.api.live import compiled
+from tests.api.live import IN_ORDER, batches, compiled, eager, sgd
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -30,26 +30,17 @@ def net(width: int = 1) -> nn.Module:
     return nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, width))
 
 
-def pef_of(folder: Path, model: nn.Module, y: object, loss: Any, **options: Any) -> ss.Pef:
-    chosen = {"optimizer": torch.optim.SGD(model.parameters(), lr=0.1), **options}
+def pef_of(folder: Path, model: nn.Module, y: object, loss: Any) -> ss.Pef:
     first = y[:BATCH] if isinstance(y, Tensor | np.ndarray) else y
-    return compiled(folder, model, (X[:BATCH], first), loss=loss, **chosen)
+    return compiled(folder, model, (X[:BATCH], first), loss=loss, optimizer=sgd(model))
 
 
 def losses(pef: ss.Pef, y: Tensor) -> list[float]:
-    return ss.run(pef, (X, y), quiet=True, steps=STEPS, threads=1, set={"data.shuffle": False}).losses
+    return ss.run(pef, (X, y), quiet=True, steps=STEPS, **IN_ORDER).losses
 
 
-def eager(model: nn.Module, loss: Callable[[Any, Tensor], Tensor], y: Tensor) -> list[float]:
-    optimizer, found = torch.optim.SGD(model.parameters(), lr=0.1), []
-    for step in range(STEPS):
-        part = slice(BATCH * step, BATCH * (step + 1))
-        value = loss(model(X[part]), y[part])
-        found.append(value.item())
-        optimizer.zero_grad()
-        torch.autograd.backward(value)
-        optimizer.step()
-    return found
+def expected(model: nn.Module, loss: Callable[[Any, Tensor], Tensor], y: Tensor) -> list[float]:
+    return eager(model, sgd(model), batches(X, y, STEPS, BATCH), loss)
 
 
 def _hooked(loss: nn.Module) -> nn.Module:
@@ -128,7 +119,7 @@ def _parametrized() -> nn.Module:
 )
 def test_a_loss_object_is_taken_as_it_is(loss: Any, folder: Path) -> None:
     pef = pef_of(folder, net(), NUMBERS, loss)
-    assert losses(pef, NUMBERS) == eager(net(), loss, NUMBERS)
+    assert losses(pef, NUMBERS) == expected(net(), loss, NUMBERS)
 
 
 @pytest.mark.parametrize(
@@ -142,7 +133,7 @@ def test_a_loss_object_is_taken_as_it_is(loss: Any, folder: Path) -> None:
 )
 def test_a_loss_of_classes_is_taken_as_it_is(loss: Any, folder: Path) -> None:
     pef = pef_of(folder, net(5), CLASSES, loss)
-    assert losses(pef, CLASSES) == pytest.approx(eager(net(5), loss, CLASSES), rel=1e-6)
+    assert losses(pef, CLASSES) == pytest.approx(expected(net(5), loss, CLASSES), rel=1e-6)
 
 
 class Centered(nn.Module):
@@ -198,23 +189,13 @@ def test_a_loss_with_a_state_is_refused_and_trains_as_a_submodule(
 ) -> None:
     with pytest.raises(ss.SambasimError, match=what) as error:
         pef_of(folder, net(), NUMBERS, kind())
-    assert "make the loss a submodule of the model, whose forward(x, target) returns it first" in str(
-        error.value.remedy
-    )
-    if kind is Replaced:
-        return  # the same state, by assignment: the model is refused for it, too
-    model, other = WithLoss(kind()), WithLoss(kind())
-    pef = pef_of(folder, model, NUMBERS, None)
-    wanted = torch.optim.SGD(other.parameters(), lr=0.1)
-    found = []
-    for step in range(STEPS):
-        part = slice(BATCH * step, BATCH * (step + 1))
-        value = other(X[part], NUMBERS[part])
-        found.append(value.item())
-        wanted.zero_grad()
-        torch.autograd.backward(value)
-        wanted.step()
-    assert losses(pef, NUMBERS) == found
+    remedy = "make the loss a submodule of the model, whose forward(x, target) returns it first"
+    assert remedy in str(error.value.remedy)
+    if kind is not Replaced:  # the same state, by assignment: the model is refused for it, too
+        pef = pef_of(folder, WithLoss(kind()), NUMBERS, None)
+        other = nn.ModuleList([net(), kind()])
+        optimizer, data = sgd(other), batches(X, NUMBERS, STEPS, BATCH)
+        assert losses(pef, NUMBERS) == eager(other[0], optimizer, data, other[1])
 
 
 @dataclass
@@ -258,7 +239,7 @@ class Returning(nn.Module):
 )
 def test_the_field_called_loss_is_trained(returned: Callable[..., object], folder: Path) -> None:
     pef = pef_of(folder, Returning(returned), NUMBERS, None)
-    assert losses(pef, NUMBERS) == eager(net(), F.mse_loss, NUMBERS)
+    assert losses(pef, NUMBERS) == expected(net(), F.mse_loss, NUMBERS)
 
 
 @pytest.mark.parametrize(
@@ -279,9 +260,7 @@ def test_a_second_loss_without_a_name_is_refused(returned: Callable[..., object]
 
 
 def test_one_sample_may_have_outputs_of_one_element(folder: Path) -> None:
-    model = Returning(lambda kl, loss, outputs: (loss, outputs))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    compiled(folder, model, (X[:1], NUMBERS[:1]), optimizer=optimizer)
+    compiled(folder, Returning(lambda kl, loss, outputs: (loss, outputs)), (X[:1], NUMBERS[:1]), optimizer="sgd")
 
 
 _UP_TO_FIVE = CLASSES.clamp(1, 4) + 1
@@ -350,13 +329,11 @@ def test_labels_that_a_model_itself_compares_are_explained(folder: Path) -> None
 
 
 def test_a_notice_says_what_becomes_float32(folder: Path) -> None:
-    model = net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    x, y = (one[:BATCH].double().numpy() for one in (X, NUMBERS))
-    pef = compiled(folder, model, (x, y), loss="mse", optimizer=optimizer)
-    assert "float64 samples become float32, as the model is: input, target" in pef.notices
-    pef = compiled(folder, model.double(), (x, y), loss="mse", optimizer=optimizer)
-    assert not any("float64" in notice for notice in pef.notices)
+    example = [tensor[:BATCH].double().numpy() for tensor in (X, NUMBERS)]
+    notices = compiled(folder, net(), tuple(example), loss="mse", optimizer="sgd").notices
+    assert "float64 samples become float32, as the model is: input, target" in notices
+    notices = compiled(folder, net().double(), tuple(example), loss="mse", optimizer="sgd").notices
+    assert not any("float64" in notice for notice in notices)
 
 
 def test_a_loss_that_does_not_take_one_sample_still_trains(folder: Path) -> None:
@@ -364,5 +341,5 @@ def test_a_loss_that_does_not_take_one_sample_still_trains(folder: Path) -> None
         return F.binary_cross_entropy_with_logits(outputs.squeeze(), y)  # of one sample: a number, and y has an axis
 
     pef = pef_of(folder, net(), (CLASSES % 2).float(), squeezed)
-    assert losses(pef, (CLASSES % 2).float()) == eager(net(), squeezed, (CLASSES % 2).float())
+    assert losses(pef, (CLASSES % 2).float()) == expected(net(), squeezed, (CLASSES % 2).float())
     assert any("cannot be captured at batch 1" in notice for notice in pef.notices)

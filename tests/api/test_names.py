@@ -13,20 +13,19 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
-from torch.nn import functional
 from torch.nn.utils import parametrizations
 
 import sambasim as ss
 from sambasim.errors import ModelError, WeightsError
 from sambasim.ir.types import SymbolKind
-from tests.api.live import compiled, trained
+from tests.api.live import IN_ORDER, compiled, eager, sgd, trained
 from tests.support.whole import every_second
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 X = torch.randn(16, 3, generator=torch.Generator().manual_seed(0))
 BATCH = X, (X.sum(1) > 0).long()
-STEPS, RATE = 4, 0.1
+STEPS = 4
 
 Entries = dict[str, Any]
 
@@ -223,22 +222,13 @@ def _by_path(model: nn.Module) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("name", every_second(MODELS))
 def test_the_names_are_those_of_the_state_dict(name: str, tmp_path: Path) -> None:
-    model, eager = _made(name), _made(name)
+    model, other = _made(name), _made(name)
     data = (torch.cat([X, X[:, :1]], 1) if name == "orthogonal" else X), BATCH[1]
     file = tmp_path / "w.safetensors"
-    pef = compiled(tmp_path, model, data, loss="cross_entropy", optimizer=torch.optim.SGD(model.parameters(), lr=RATE))
-    run = trained(pef, data, steps=STEPS, threads=1, save=file, set={"data.shuffle": False})
-
-    optimizer, losses = torch.optim.SGD(eager.parameters(), lr=RATE), []
-    for _ in range(STEPS):
-        optimizer.zero_grad()
-        loss = functional.cross_entropy(eager(data[0]), data[1])
-        torch.autograd.backward(loss)
-        optimizer.step()
-        losses.append(loss.item())
-    assert run.losses == losses
-
-    names = {name for name, value in eager.state_dict().items() if isinstance(value, Tensor)} - {"version"}
+    pef = compiled(tmp_path, model, data, loss="cross_entropy", optimizer=sgd(model))
+    run = trained(pef, data, steps=STEPS, save=file, **IN_ORDER)
+    assert run.losses == eager(other, sgd(other), [data] * STEPS)
+    names = {name for name, value in other.state_dict().items() if isinstance(value, Tensor)} - {"version"}
     assert run.weights.keys() == pef.weights.keys() == load_file(file).keys() == names
     lost = [notice for notice in pef.notices if "in state_dict(), and no parameter or buffer" in notice]
     assert len(lost) == (name in TOLD)
@@ -246,11 +236,11 @@ def test_the_names_are_those_of_the_state_dict(name: str, tmp_path: Path) -> Non
     assert not any("without a gradient" in notice for notice in pef.notices)
 
     assert run.load_into(model) is model
-    expected = _by_path(eager)
+    expected = _by_path(other)
     for path, tensor in _by_path(model).items():
         torch.testing.assert_close(tensor, expected[path], rtol=0, atol=1e-6 if name == "orthogonal" else 0)
 
-    outputs = eager.eval()(data[0])
+    outputs = other.eval()(data[0])
     for weights in (run, run.weights, file, model):
         predicted = ss.predict(pef, data, weights=weights).outputs[-1]
         assert torch.allclose(predicted, outputs, rtol=0, atol=1e-6)

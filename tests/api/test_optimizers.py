@@ -14,7 +14,7 @@ from torch.optim import SGD, Adam, AdamW, lr_scheduler
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 import sambasim as ss
-from tests.api.live import TRAIN, compiled, net, trained
+from tests.api.live import IN_ORDER, TRAIN, batches, compiled, eager, net, sgd, trained
 from tests.support.whole import whole_case
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -24,26 +24,13 @@ STEPS = 10
 LENGTH = 12
 
 
-def eager(optimizer: Optimizer, model: nn.Module, scheduler: Any = None, clip: float | None = None) -> list[float]:
-    """The losses of a plain loop."""
-    losses = []
-    for step in range(STEPS):
-        x, y = (one[32 * step : 32 * step + 32] for one in TRAIN)
-        loss = nn.functional.cross_entropy(model(x), y)
-        losses.append(loss.item())
-        optimizer.zero_grad()
-        torch.autograd.backward(loss)
-        if clip is not None:
-            clip_grad_norm_(model.parameters(), clip)
-        optimizer.step()
-        if scheduler is not None:
-            scheduler.step()
-    return losses
+def wanted(optimizer: Optimizer, model: nn.Module, **options: Any) -> list[float]:
+    return eager(model, optimizer, batches(*TRAIN, STEPS, 32), **options)
 
 
 def run(folder: Path, model: nn.Module, optimizer: Optimizer, **options: Any) -> list[float]:
     pef = compiled(folder, model, loss="cross_entropy", optimizer=optimizer, **options)
-    return trained(pef, steps=STEPS, threads=1, set={"data.shuffle": False}).losses
+    return trained(pef, steps=STEPS, **IN_ORDER).losses
 
 
 def refused(folder: Path, model: nn.Module, optimizer: Optimizer) -> ss.SambasimError:
@@ -78,7 +65,7 @@ def _after(steps: int) -> Callable[[int], float]:
 )  # fmt: skip
 def test_a_scheduler_is_refused_with_the_schedule_that_has_its_rates(make: MakesScheduler, folder: Path) -> None:
     model = net()
-    optimizer = SGD(model.parameters(), lr=0.3)
+    optimizer = sgd(model, 0.3)
     scheduler = make(optimizer)
     error = refused(folder, model, optimizer)
     assert f"a learning rate scheduler, {type(scheduler).__name__}" in error.what
@@ -87,8 +74,8 @@ def test_a_scheduler_is_refused_with_the_schedule_that_has_its_rates(make: Makes
     assert int(typed[2].replace(",", "")) >= STEPS
     given = eval(f"dict({typed[1]})")
     other = net()
-    ours = run(folder, other, SGD(other.parameters(), lr=0.3), **given)
-    assert ours == pytest.approx(eager(optimizer, model, scheduler), rel=1e-5)
+    ours = run(folder, other, sgd(other, 0.3), **given)
+    assert ours == pytest.approx(wanted(optimizer, model, scheduler=scheduler), rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -115,20 +102,20 @@ def test_a_scheduler_without_an_equal_is_refused_as_one(make: MakesScheduler, fo
 
 def test_a_scheduler_that_is_gone_has_changed_the_rate(folder: Path) -> None:
     model = net()
-    optimizer = SGD(model.parameters(), lr=0.3)
+    optimizer = sgd(model, 0.3)
     lr_scheduler.LinearLR(optimizer, 0.1)
     assert "which is gone by now, and a run would keep its rate of now, 0.03" in refused(folder, model, optimizer).what
 
 
 def test_parts_of_a_run_with_rates_of_their_own_are_what_the_remedy_says(folder: Path, tmp_path: Path) -> None:
     model = net()
-    pef = compiled(folder, model, loss="cross_entropy", optimizer=SGD(model.parameters(), lr=0.3))
-    order: dict[str, Any] = {"set": {"data.shuffle": False}, "checkpoint_dir": tmp_path}
-    losses = trained(pef, steps=4, threads=1, **order).losses
-    losses += trained(pef, steps=STEPS, threads=1, resume="newest", lr=0.03, **order).losses
-    optimizer = SGD(model.parameters(), lr=0.3)
-    wanted = eager(optimizer, model, lr_scheduler.MultiStepLR(optimizer, [4], 0.1))
-    assert losses == pytest.approx(wanted, rel=1e-5)
+    pef = compiled(folder, model, loss="cross_entropy", optimizer=sgd(model, 0.3))
+    order = {**IN_ORDER, "checkpoint_dir": tmp_path}
+    losses = trained(pef, steps=4, **order).losses
+    losses += trained(pef, steps=STEPS, resume="newest", lr=0.03, **order).losses
+    optimizer = sgd(model, 0.3)
+    scheduler = lr_scheduler.MultiStepLR(optimizer, [4], 0.1)
+    assert losses == pytest.approx(wanted(optimizer, model, scheduler=scheduler), rel=1e-5)
 
 
 def _does_nothing(*given: object) -> None:
@@ -145,7 +132,7 @@ class Halved(SGD):
 
 def _with(change: Callable[[Any], object]) -> Callable[[nn.Module], Optimizer]:
     def made(model: nn.Module) -> Optimizer:
-        optimizer = SGD(model.parameters(), lr=0.1)
+        optimizer = sgd(model)
         change(optimizer)
         return optimizer
 
@@ -195,9 +182,8 @@ def global_hook(request: pytest.FixtureRequest) -> Iterator[None]:
 )
 def test_a_hook_of_all_optimizers_is_refused(global_hook: None, folder: Path) -> None:
     model = net()
-    assert re.search(
-        "SGD has a step (pre|post) hook, _does_nothing", refused(folder, model, SGD(model.parameters())).what
-    )
+    what = refused(folder, model, sgd(model)).what
+    assert re.search("SGD has a step (pre|post) hook, _does_nothing", what)
 
 
 def test_a_class_of_torch_with_another_step_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,7 +195,7 @@ def test_a_class_of_torch_with_another_step_is_refused(folder: Path, monkeypatch
 
 def test_the_remedy_for_a_hook_that_clips(folder: Path) -> None:
     model, other = net(), net()
-    optimizer = SGD(model.parameters(), lr=0.3)
+    optimizer = sgd(model, 0.3)
 
     def clips(*given: object) -> None:
         clip_grad_norm_(model.parameters(), 0.1)
@@ -218,7 +204,7 @@ def test_the_remedy_for_a_hook_that_clips(folder: Path) -> None:
     assert "max_grad_norm=1.0" in str(refused(folder, model, optimizer).remedy)
     handle.remove()
     ours = run(folder, model, optimizer, max_grad_norm=0.1)
-    assert ours == pytest.approx(eager(SGD(other.parameters(), lr=0.3), other, clip=0.1), rel=1e-5)
+    assert ours == pytest.approx(wanted(sgd(other, 0.3), other, clip=0.1), rel=1e-5)
 
 
 @pytest.mark.parametrize("how", [{}, whole_case({"foreach": True}), whole_case({"fused": True})])
@@ -227,4 +213,4 @@ def test_an_optimizer_as_torch_makes_it_trains_as_it_does(kind: Any, how: dict[s
     model, other = net(), net()
     optimizer = kind([{"params": [*model.named_parameters()], "name": "all"}], lr=0.05, **how)
     optimizer.label = "mine"  # torch reads no attribute of this name
-    assert run(folder, model, optimizer) == pytest.approx(eager(kind(other.parameters(), lr=0.05), other), rel=1e-5)
+    assert run(folder, model, optimizer) == pytest.approx(wanted(kind(other.parameters(), lr=0.05), other), rel=1e-5)

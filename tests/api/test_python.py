@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import sambasim as ss
 from sambasim.errors import DataError, OptionError, WeightsError
-from tests.api.live import BATCH, HELD_OUT, LABELS, POINTS, TRAIN, compiled, net, trained
+from tests.api.live import BATCH, HELD_OUT, LABELS, POINTS, TRAIN, compiled, eager, net, sgd, trained
 from tests.support.mpi import run_job
 
 
@@ -71,19 +71,12 @@ def test_runs_are_repeatable_in_one_process_and_leave_random_numbers_alone(pef: 
 
 
 def test_one_replica_has_the_bits_of_eager_pytorch(folder: Path) -> None:
-    model, data = net(), BATCH
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    run = trained(compiled(folder, model, loss=functional.cross_entropy, optimizer=optimizer, name="one"), data)
-    losses = []
+    model, (x, y) = net(), BATCH
+    optimizer = sgd(model)
+    run = trained(compiled(folder, model, loss=functional.cross_entropy, optimizer=optimizer, name="one"), BATCH)
     torch.set_num_threads(run.summary.threads)
-    for epoch in range(4):
-        order = torch.randperm(32, generator=torch.Generator().manual_seed(epoch))
-        loss = functional.cross_entropy(model(data[0][order]), data[1][order])
-        losses.append(loss.item())
-        loss.backward()  # type: ignore[no-untyped-call]  # of torch
-        optimizer.step()
-        optimizer.zero_grad()
-    assert run.losses == losses
+    orders = [torch.randperm(32, generator=torch.Generator().manual_seed(epoch)) for epoch in range(4)]
+    assert run.losses == eager(model, optimizer, [(x[order], y[order]) for order in orders])
     weights = run.load_into(net()).state_dict()
     assert all(torch.allclose(weights[name], one, rtol=0, atol=1e-7) for name, one in model.state_dict().items())
 

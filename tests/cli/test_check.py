@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
-from sambasim.cli.app import app_command
 from sambasim.errors import OptionError
 from sambasim.samba import process
+from tests.cli.typed import invoked
 
 FOUND = "from sambasim.samba.process import Finding, report\nreport(Finding('DP06', 'so', None, 'do'))\n"
 STEP = "from sambasim.samba.checks import job; job.current_check().steps += 1\n"
@@ -30,7 +30,7 @@ def _process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def _check(folder: Path, script: str, *flags: str) -> Result:
     (folder / "app.py").write_text(script)
-    return CliRunner().invoke(app_command, [*flags, str(folder / "app.py")])
+    return invoked("app", *flags, str(folder / "app.py"))
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_flags_of_a_check_are_refused_without_one(tmp_path: Path, flags: tuple[s
 
 def test_a_compile_is_not_checked_and_writes_nothing(tmp_path: Path) -> None:
     (tmp_path / "app.py").write_text("open('written', 'w')")
-    result = CliRunner().invoke(app_command, ["--check", str(tmp_path / "app.py"), "compile", "--pef-name", "net"])
+    result = invoked("app", "--check", str(tmp_path / "app.py"), "compile", "--pef-name", "net")
     assert result.exit_code == OptionError.exit_code
     assert "app.py compile takes no step" in result.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["app.py"]

@@ -2,17 +2,16 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from click.testing import CliRunner, Result
 from safetensors.torch import save_file
 
-from sambasim.cli.compare import compare_command
-from sambasim.errors import OptionError, WeightsError
+from sambasim.errors import WeightsError
 from sambasim.pef import write
+from tests.cli.typed import invoked, refused
 from tests.pef.samples import sample_document, sample_weights, write_sample
 from tests.report.test_page import a_run as metrics_of_a_run
 from tests.runtime.checkpoint import samples as checkpoints
@@ -38,14 +37,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def compare(*arguments: str) -> Result:
-    return CliRunner().invoke(compare_command, arguments)
-
-
-def refused(*arguments: str) -> OptionError:
-    result = compare(*arguments)
-    assert isinstance(result.exception, OptionError)
-    return result.exception
+compare = partial(invoked, "compare")
 
 
 PAIRS = {
@@ -64,7 +56,7 @@ def test_the_exit_code_and_the_first_line_say_whether_they_differ(kind: str) -> 
     assert equal.stdout.startswith("equal: ")
     assert apart.stdout.startswith(answer), apart.stdout
     assert len(as_json.stdout.splitlines()) == 1
-    found: dict[str, Any] = json.loads(as_json.stdout)
+    found = json.loads(as_json.stdout)
     assert (found["kind"], found["equal"]) == (kind, False)
     assert found["verdict"].startswith(answer)
 
@@ -86,16 +78,16 @@ def test_steps_choose_what_is_compared() -> None:
     ],
 )
 def test_what_cannot_be_compared_is_refused(arguments: tuple[str, ...], what: str) -> None:
-    error = refused(*arguments)
+    error = refused("compare", *arguments)
     assert error.what.startswith(what)
     assert error.exit_code == 2
 
 
 def test_a_damaged_file_of_weights_is_told() -> None:
     Path("b.safetensors").write_bytes(b"no")
-    result = compare("a.safetensors", "b.safetensors")
-    assert isinstance(result.exception, WeightsError)
-    assert result.exception.what.startswith("b.safetensors is not a safetensors file: ")
+    error = refused("compare", "a.safetensors", "b.safetensors")
+    assert isinstance(error, WeightsError)
+    assert error.what.startswith("b.safetensors is not a safetensors file: ")
 
 
 def test_two_checkpoints_differ_in_a_parameter_whichever_shards_it_lies_in() -> None:

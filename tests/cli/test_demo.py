@@ -5,46 +5,36 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from sambasim.cli import demo
 from sambasim.records.metrics import BytesRecord, EvaluationRecord, SummaryRecord
+from tests.cli.typed import invoked
 
 
 def summary(
     sync: str, *, weights: str = "a" * 64, accuracy: float | None = 0.98, state: str = "b" * 64
 ) -> SummaryRecord:
-    return SummaryRecord.model_validate(
-        {
-            **dict.fromkeys(("world_size", "threads", "batch_size", "epochs", "steps", "samples"), 2),
-            **dict.fromkeys(("seed", "global_batch_size", "accumulation_steps", "samples_left_out_each_epoch"), 1),
-            **dict.fromkeys(("training_s", "samples_per_s", "sync_share", "loss_first", "loss_last"), 0.5),
-            "first_nonfinite_step": None,
-            **dict.fromkeys(("pef_digest", "torch", "mpi"), "x"),
-            "emulated": False,
-            "sync": sync,
-            "engine": "plain",
-            "evaluation": EvaluationRecord(step=2, epoch=1, samples=360, loss=0.1, accuracy=accuracy, evaluation_s=0.1),
-            "bytes": BytesRecord(device_to_host=0, host_to_device=0, peer=2048, network=0),
-            "weights_sha256": weights,
-            "state_sha256": state,
-            "exempt_from_exactness": [],
-        }
-    )
+    evaluation = EvaluationRecord(step=2, epoch=1, samples=360, loss=0.1, accuracy=accuracy, evaluation_s=0.1)
+    fields: dict[str, object] = {
+        **dict.fromkeys(("world_size", "threads", "batch_size", "epochs", "steps", "samples"), 2),
+        **dict.fromkeys(("seed", "global_batch_size", "accumulation_steps", "samples_left_out_each_epoch"), 1),
+        **dict.fromkeys(("training_s", "samples_per_s", "sync_share", "loss_first", "loss_last"), 0.5),
+        **dict.fromkeys(("pef_digest", "torch", "mpi"), "x"),
+        **{"first_nonfinite_step": None, "emulated": False, "engine": "plain", "exempt_from_exactness": []},
+        "bytes": BytesRecord(device_to_host=0, host_to_device=0, peer=2048, network=0),
+    }
+    of_run = {"sync": sync, "evaluation": evaluation, "weights_sha256": weights, "state_sha256": state}
+    return SummaryRecord.model_validate(fields | of_run)
 
 
 class Shell:
     """Replaces `subprocess.run`: records the commands, and writes a summary where `--metrics` says."""
 
-    def __init__(self, device: SummaryRecord, host: SummaryRecord, fails_at: int | None = None) -> None:
+    def __init__(self, device: SummaryRecord, host: SummaryRecord) -> None:
         self.commands: list[str] = []
         self._summaries = {True: device, False: host}
-        self._fails_at = fails_at
 
     def __call__(self, command: Sequence[str], **_: object) -> None:
         self.commands.append(" ".join(command))
-        if len(self.commands) - 1 == self._fails_at:
-            raise subprocess.CalledProcessError(3, command)
         if "--metrics" in command:
             metrics = Path(command[list(command).index("--metrics") + 1])
             metrics.parent.mkdir(parents=True, exist_ok=True)
@@ -52,9 +42,9 @@ class Shell:
             metrics.write_text(f'{{"kind": "step"}}\n{record}\n')
 
 
-def invoke(monkeypatch: pytest.MonkeyPatch, shell: Shell, *arguments: str) -> tuple[int, str]:
+def demo(monkeypatch: pytest.MonkeyPatch, shell: Shell, *arguments: str) -> tuple[int, str]:
     monkeypatch.setattr(subprocess, "run", shell)
-    result = CliRunner().invoke(demo.demo_command, arguments, catch_exceptions=False)
+    result = invoked("demo", *arguments)
     return result.exit_code, result.stdout
 
 
@@ -63,7 +53,7 @@ def test_the_commands_are_those_of_a_user_and_the_verdict_is_equality(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     shell = Shell(summary("device"), summary("host"))
-    exit_code, output = invoke(monkeypatch, shell)
+    exit_code, output = demo(monkeypatch, shell)
     assert shell.commands == [
         "sambasim compile --data-parallel -ws 2 --pef-name digits-demo --output-folder out",
         "mpirun -np 2 sambasim run --data-parallel --reduce-on-rdu --pef out/digits-demo/digits-demo.pef "
@@ -88,7 +78,7 @@ def test_the_commands_are_those_of_a_user_and_the_verdict_is_equality(
 def test_a_difference_or_a_low_accuracy_fails(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, host: SummaryRecord, complaint: str
 ) -> None:
-    exit_code, output = invoke(monkeypatch, Shell(summary("device"), host), "--output-folder", str(tmp_path))
+    exit_code, output = demo(monkeypatch, Shell(summary("device"), host), "--output-folder", str(tmp_path))
     assert f"FAILED {complaint}" in output
     assert output.count("FAILED") == 1
     assert "PASSED" not in output
@@ -97,6 +87,6 @@ def test_a_difference_or_a_low_accuracy_fails(
 
 def test_smoke_trains_three_steps_and_asks_for_no_accuracy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     shell = Shell(summary("device", accuracy=None), summary("host", accuracy=None))
-    exit_code, _ = invoke(monkeypatch, shell, "--smoke", "--output-folder", str(tmp_path))
+    exit_code, _ = demo(monkeypatch, shell, "--smoke", "--output-folder", str(tmp_path))
     assert [line.endswith("--steps 3") for line in shell.commands] == [False, True, True]
     assert exit_code == 0

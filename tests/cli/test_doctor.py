@@ -2,56 +2,43 @@
 
 import json
 import os
-import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from sambasim.cli import doctor
 from sambasim.cli.doctor import Check
 from sambasim.units import GIB, MIB
+from tests.cli.typed import invoked
 
-FINE = Check(name="torch", value="2.13.0 (tested)")
-NOTE = Check(name="compiler", value="none", trouble="kernels [cannot] be compiled", remedy="install g++")
-STOP = Check(name="mpirun found", value="none", trouble="no mpirun", remedy="pip install mpich", stops_a_run=True)
-
-
-def completed(code: int, stdout: str, stderr: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.CompletedProcess(["probe"], code, stdout, stderr)
+NOTE = Check("compiler", "none", "kernels [cannot] be compiled", "install g++")
+STOP = Check("mpirun found", "none", "no mpirun", "pip install mpich", stops_a_run=True)
 
 
 def test_this_machine_can_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
-    result = CliRunner().invoke(doctor.doctor_command, ["--json"])
+    result = invoked("doctor", "--json")
     findings = {finding["name"]: finding for finding in json.loads(result.stdout)["findings"]}
-    stops = {name: finding for name, finding in findings.items() if finding["stops_a_run"]}
-    assert not stops, stops
+    assert not [finding for finding in findings.values() if finding["stops_a_run"]]
     assert result.exit_code == 0
     assert findings["MPI start"]["value"] == "mpirun -np 2 starts 2 ranks that find each other"
     assert findings["torch"]["value"].startswith(metadata.version("torch"))
-    assert list(findings) == [
-        "python", "torch", "MPI linked", "mpirun found", "MPI start", "cores", "threads", "shared memory", "compiler",
-        "kernels",
-    ]  # fmt: skip
+    names = "python, torch, MPI linked, mpirun found, MPI start, cores, threads, shared memory, compiler, kernels"
+    assert ", ".join(findings) == names
 
 
-@pytest.mark.parametrize(("findings", "exit_code"), [((FINE, NOTE), 0), ((FINE, NOTE, STOP), 2)])
-def test_the_table_and_the_exit_code(
-    monkeypatch: pytest.MonkeyPatch, findings: tuple[Check, ...], exit_code: int
-) -> None:
-    monkeypatch.setattr(doctor, "examine", lambda: findings)
-    result = CliRunner().invoke(doctor.doctor_command, [])
+@pytest.mark.parametrize(("others", "exit_code"), [([], 0), ([STOP], 2)])
+def test_the_table_and_the_exit_code(monkeypatch: pytest.MonkeyPatch, others: list[Check], exit_code: int) -> None:
+    monkeypatch.setattr(doctor, "examine", lambda: [Check("torch", "2.13.0 (tested)"), NOTE, *others])
+    result = invoked("doctor")
     assert result.exit_code == exit_code
     lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
-    assert lines[:4] == [
-        "torch ok 2.13.0 (tested)", "compiler note none", "kernels [cannot] be compiled", "try: install g++",
-    ]  # fmt: skip
-    stopped = "mpirun found STOP none" in lines
-    assert stopped == (exit_code != 0)
-    assert lines[-1] == ("A run would fail because of a STOP above." if stopped else "A run would work.")
+    shown = "torch ok 2.13.0 (tested), compiler note none, kernels [cannot] be compiled, try: install g++"
+    assert ", ".join(lines[:4]) == shown
+    assert ("mpirun found STOP none" in lines) is bool(others)
+    assert lines[-1] == ("A run would fail because of a STOP above." if others else "A run would work.")
 
 
 def test_no_mpirun_beside_a_python_that_has_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -59,17 +46,14 @@ def test_no_mpirun_beside_a_python_that_has_one(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     assert doctor.mpirun().remedy == "python -m pip install mpich   (or load your cluster's MPI)"
     (tmp_path / "mpirun").touch()
-    found = doctor.mpirun()
-    assert (found.value, found.stops_a_run) == ("none", True)
-    assert found.trouble == "no mpirun on PATH: only one replica can run"
-    assert found.remedy == f"export PATH={tmp_path}:$PATH"
+    trouble, remedy = "no mpirun on PATH: only one replica can run", f"export PATH={tmp_path}:$PATH"
+    assert doctor.mpirun() == Check("mpirun found", "none", trouble, remedy, stops_a_run=True)
 
 
 def test_no_mpi_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MPI4PY_LIBMPI", "/nonexistent/libmpi.so")
-    found = doctor.mpi_library()
-    assert (found.value, found.stops_a_run) == ("none", True)
-    assert found.trouble == "mpi4py finds no MPI library: cannot load MPI library"
+    _, *facts, _, stops = doctor.mpi_library()
+    assert (facts, stops) == (["none", "mpi4py finds no MPI library: cannot load MPI library"], True)
 
 
 def test_an_mpirun_of_another_mpi(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -78,35 +62,35 @@ def test_an_mpirun_of_another_mpi(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     launcher.write_text('#!/bin/sh\nshift 2\nPMI_SIZE=2 PMI_RANK=0 exec "$@"\n')
     launcher.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    found = doctor.launch("MPICH 5.0.2")
-    assert (found.value, found.stops_a_run) == ("fails", True)
-    assert found.trouble is not None
-    assert "started 2 ranks, but" in found.trouble
-    assert found.remedy is not None
-    assert found.remedy.endswith("-np 2 sambasim run ...")
+    check = doctor.launch("MPICH 5.0.2")
+    assert (check.value, check.stops_a_run) == ("fails", True)
+    assert "started 2 ranks, but" in str(check.trouble)
+    assert str(check.remedy).endswith("-np 2 sambasim run ...")
 
 
 def test_torch_by_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
     monkeypatch.setattr(metadata, "version", lambda _: "2.13.0+cpu")
     assert doctor.torch().trouble is None
     monkeypatch.setattr(metadata, "version", lambda _: "2.14.1")
     other = doctor.torch()
     assert other.trouble == "not a tested version (2.13.0): compile may fail, and bits may differ"
     assert not other.stops_a_run
-
-    def missing(name: str) -> str:
-        raise metadata.PackageNotFoundError(name)
-
     monkeypatch.setattr(metadata, "version", missing)
     none = doctor.torch()
     assert (none.stops_a_run, none.remedy) == (True, "python -m pip install torch==2.13.0")
 
 
-def test_shared_memory_by_free_space() -> None:
-    for free_bytes, has_trouble, stops in ((2 * GIB, False, False), (64 * MIB, True, False), (MIB, True, True)):
-        found = doctor.shared_memory_space(free_bytes)
-        assert (found.trouble is not None, found.stops_a_run) == (has_trouble, stops)
-    assert doctor.shared_memory_space(None).value == "unknown"
+@pytest.mark.parametrize(
+    ("free_bytes", "has_trouble", "stops"),
+    [(2 * GIB, False, False), (64 * MIB, True, False), (MIB, True, True), (None, True, False)],
+)
+def test_shared_memory_by_free_space(free_bytes: int | None, has_trouble: bool, stops: bool) -> None:
+    check = doctor.shared_memory_space(free_bytes)
+    assert (check.trouble is not None, check.stops_a_run) == (has_trouble, stops)
+    assert (check.value == "unknown") is (free_bytes is None)
 
 
 def test_cores_and_threads(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,9 +108,9 @@ def test_cores_and_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_compiler_that_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("CXX", "no-such-compiler")
-    found = doctor.compiler()
-    assert (found.value, found.stops_a_run) == ("none", False)
-    assert found.trouble == "--engine inductor cannot compile its kernels; everything else works"
+    check = doctor.compiler()
+    assert (check.value, check.stops_a_run) == ("none", False)
+    assert check.trouble == "--engine inductor cannot compile its kernels; everything else works"
     (tmp_path / "g++").write_text("#!/bin/sh\necho 13.2.0\n")
     (tmp_path / "g++").chmod(0o755)
     monkeypatch.setenv("CXX", "")

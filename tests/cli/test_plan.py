@@ -1,16 +1,20 @@
-"""`sambasim plan`: what it prints and writes, what it refuses, and that its configs compile and run."""
+"""`sambasim plan`: what it prints, writes and refuses, that its configs compile and run, and what `--here` measures."""
 
 import csv
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 
-from sambasim.cli.main import sambasim
-from sambasim.errors import OptionError
+from sambasim.errors import MachineError, OptionError
 from sambasim.options.compile import compile_options
+from sambasim.runtime.machine import launcher
+from sambasim.runtime.measure import machine
+from sambasim.runtime.measure.machine import Work
+from sambasim.simulation.machine import Machine, PassTimes, Rates
+from tests.cli.typed import each, invoked, printed, record, refused
 from tests.mpi.training import run_of, train
 from tests.support.mpi import ROOT
 from tests.support.whole import whole_case
@@ -22,28 +26,33 @@ SMALL = [
 MODEL = [str(ROOT / "configs" / "char_gpt.toml"), *SMALL, "--global-batch", "16"]
 
 
-def _plan(*arguments: str) -> Result:
-    return CliRunner().invoke(sambasim, ["plan", *MODEL, *arguments], catch_exceptions=False)
+PLAN = ["plan", *MODEL]
+HERE = ["plan", str(ROOT / "configs" / "logistic_regression.toml"), "--here"]
+ONLY = ["--only", "recompute=none", "--only", "samples=8,16", "--only", "tensor=none"]
+PARTS = ("parameters", "gradients", "states", "activations", "buffers")
+TERMS = ("compute", "host", "messages", "bubble", "update", "sync")
 
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     folder = tmp_path_factory.mktemp("plan")
     files = ["--all", str(folder / "all.csv"), "--html", str(folder / "plan.html"), "--emit", str(folder / "plan.toml")]
-    return folder, _plan("--only", "zero=1", "--only", "recompute=none,full", "--explain", *files).stdout
+    return folder, printed(*PLAN, "--only", "zero=1", "--only", "recompute=none,full", "--explain", *files)
 
 
 def test_it_gives_a_verdict_a_table_and_the_terms(written: tuple[Path, str]) -> None:
-    text = written[1]
-    assert "char_gpt: global batch 16 on 8 SN30 of sn30-8" in text
-    assert "the model fits: " in text
-    assert "so replicas alone are possible" in text
-    assert "1 node, 8 RDUs, linked directly" in text
-    assert "of parameters, gradients and states: fits" in text
-    assert "The best 10, fastest first" in text
-    assert "1 against 2" in text
-    assert "memory of the fullest RDU" in text
-    assert "predicted, not measured. The device model gives all times" in text
+    for said in (
+        "char_gpt: global batch 16 on 8 SN30 of sn30-8",
+        "the model fits: ",
+        "so replicas alone are possible",
+        "1 node, 8 RDUs, linked directly",
+        "of parameters, gradients and states: fits",
+        "The best 10, fastest first",
+        "1 against 2",
+        "memory of the fullest RDU",
+        "predicted, not measured. The device model gives all times",
+    ):
+        assert said in written[1]
 
 
 def test_the_csv_has_every_strategy_with_memory_by_part(written: tuple[Path, str]) -> None:
@@ -56,14 +65,12 @@ def test_the_csv_has_every_strategy_with_memory_by_part(written: tuple[Path, str
     assert len(priced) == fitting + lacking
     assert sum(row["compiled"] == "True" and not row["problem"] for row in priced) == compiled
     for row in priced:
-        parts = ("parameters", "gradients", "states", "activations", "buffers")
-        assert sum(int(row[f"{part}_bytes"]) for part in parts) == int(row["memory_bytes"])
-        terms = ("compute", "host", "messages", "bubble", "update", "sync")
-        total_s = sum(float(row[f"predicted_{term}_s"]) for term in terms)
+        assert sum(int(row[f"{part}_bytes"]) for part in PARTS) == int(row["memory_bytes"])
+        total_s = sum(float(row[f"predicted_{term}_s"]) for term in TERMS)
         assert total_s == pytest.approx(float(row["predicted_step_s"]))
-    refused = [row for row in rows if not row["memory_bytes"]]
-    assert refused
-    assert all(row["problem"] for row in refused)
+    impossible = [row for row in rows if not row["memory_bytes"]]
+    assert impossible
+    assert all(row["problem"] for row in impossible)
 
 
 def test_the_page_shows_time_and_memory_without_the_network(written: tuple[Path, str]) -> None:
@@ -75,11 +82,10 @@ def test_the_page_shows_time_and_memory_without_the_network(written: tuple[Path,
 
 
 def test_a_plan_in_json_has_the_best_and_the_frontier() -> None:
-    record = json.loads(_plan("--json", "--only", "stages=1", "--only", "recompute=none").stdout)
-    assert record["model"] == "char_gpt"
-    assert len(record["best"]) == 10
-    assert record["best"][0]["predicted_step_s"] == min(one["predicted_step_s"] for one in record["best"])
-    assert record["frontier"][0]["rdu_bytes"] > record["frontier"][-1]["rdu_bytes"]
+    plan = record(*PLAN, "--only", "stages=1", "--only", "recompute=none")
+    assert (plan["model"], len(plan["best"])) == ("char_gpt", 10)
+    assert plan["best"][0]["predicted_step_s"] == min(row["predicted_step_s"] for row in plan["best"])
+    assert plan["frontier"][0]["rdu_bytes"] > plan["frontier"][-1]["rdu_bytes"]
 
 
 WANTED = {
@@ -92,17 +98,15 @@ WANTED = {
 def test_emitted_configs_compile_and_train_at_np_4_as_in_one_process(names: list[str], tmp_path: Path) -> None:
     runs = []
     for name in names:
-        only = WANTED[name]
         emitted = tmp_path / f"{name}.toml"
-        wanted = [word for one in only for word in ("--only", one)]
-        best = json.loads(_plan(*wanted, "--json", "--emit", str(emitted)).stdout)["best"][0]
-        assert all(str(best[field]) == value for field, value in (one.split("=") for one in only))
-        assert "mpirun -np 4 sambasim run --reduce-on-rdu --pef char_gpt" in emitted.read_text(encoding="utf-8")
-        assert f"#   sambasim simulate {emitted} --replicas 2 --sync rdu" in emitted.read_text(encoding="utf-8")
+        best = record(*PLAN, *each("--only", WANTED[name]), "--emit", str(emitted))["best"][0]
+        assert all(str(best[field]) == value for field, value in (wanted.split("=") for wanted in WANTED[name]))
+        text = emitted.read_text(encoding="utf-8")
+        assert "mpirun -np 4 sambasim run --reduce-on-rdu --pef char_gpt" in text
+        assert f"#   sambasim simulate {emitted} --replicas 2 --sync rdu" in text
         options = compile_options(emitted, None, [], {})
         assert options.training.batch_size * options.training.accumulation_steps * options.world_size == 16
-        command = ["compile", "--config", str(emitted), "--output-folder", str(tmp_path / name)]
-        CliRunner().invoke(sambasim, command, catch_exceptions=False)
+        printed("compile", "--config", str(emitted), "--output-folder", str(tmp_path / name))
         pef = tmp_path / name / "char_gpt" / "char_gpt.pef"
         runs += [run_of(f"{name} mpi", pef, steps=3), run_of(f"{name} alone", pef, steps=3, emulate=2)]
     found = train(4, runs)
@@ -111,28 +115,17 @@ def test_emitted_configs_compile_and_train_at_np_4_as_in_one_process(names: list
 
 
 def test_a_deepspeed_config_says_what_it_cannot(tmp_path: Path) -> None:
-    result = _plan(
-        "--only", "stages=2", "--only", "replicas=2", "--only", "chips=1", "--emit", str(tmp_path / "ds.json")
-    )
-    config = json.loads((tmp_path / "ds.json").read_text(encoding="utf-8"))
-    assert config["train_batch_size"] == 16
+    only = each("--only", ["stages=2", "replicas=2", "chips=1"])
+    result = invoked(*PLAN, *only, "--emit", str(tmp_path / "ds.json"))
+    assert json.loads((tmp_path / "ds.json").read_text(encoding="utf-8"))["train_batch_size"] == 16
     assert "cannot say: a pipeline of 2 stages" in result.stderr
 
 
 def test_a_pef_is_planned_without_its_code(tmp_path: Path) -> None:
-    command = ["compile", "-b", "4", "--data-parallel", "--output-folder", str(tmp_path)]
-    CliRunner().invoke(sambasim, command, catch_exceptions=False)
-    arguments = [
-        "plan",
-        str(tmp_path / "digits" / "digits.pef"),
-        "--global-batch",
-        "16",
-        "--only",
-        "stages=1",
-        "--json",
-    ]
-    record = json.loads(CliRunner().invoke(sambasim, arguments, catch_exceptions=False).stdout)
-    assert record["best"][0]["samples"] * record["best"][0]["replicas"] * record["best"][0]["passes"] == 16
+    printed("compile", "-b", "4", "--data-parallel", "--output-folder", str(tmp_path))
+    pef = str(tmp_path / "digits" / "digits.pef")
+    best = record("plan", pef, "--global-batch", "16", "--only", "stages=1")["best"][0]
+    assert best["samples"] * best["replicas"] * best["passes"] == 16
 
 
 @pytest.mark.parametrize(
@@ -154,50 +147,128 @@ def test_a_pef_is_planned_without_its_code(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_planned(arguments: list[str], said: str) -> None:
-    with pytest.raises(OptionError) as error:
-        _plan(*arguments)
-    assert said in str(error.value)
-    assert error.value.remedy
+    error = refused(*PLAN, *arguments)
+    assert isinstance(error, OptionError)
+    assert said in str(error)
+    assert error.remedy
 
 
 def test_a_device_that_no_config_can_name_is_not_emitted(tmp_path: Path) -> None:
-    device = tmp_path / "mine.toml"
-    device.write_text((ROOT / "sambasim" / "hardware" / "devices" / "sn30.toml").read_text(encoding="utf-8"))
-    with pytest.raises(OptionError, match="a config compiles for sn10, sn30, sn40, sn40l, not"):
-        _plan("--arch", str(device), "--emit", str(tmp_path / "x.toml"))
+    error = refused(*PLAN, "--arch", _device(tmp_path), "--emit", str(tmp_path / "x.toml"))
+    assert "a config compiles for sn10, sn30, sn40, sn40l, not" in error.what
 
 
 def test_the_device_that_is_named_cuts_the_sections_too(tmp_path: Path) -> None:
-    emitted = tmp_path / "x.toml"
-    only = ["stages=1", "replicas=1", "chips=1", "recompute=none", "passes=2", "tiles=4"]
-    words = [word for one in only for word in ("--only", one)]
-    best = json.loads(_plan(*words, "--arch", "sn10", "--json", "--emit", str(emitted)).stdout)["best"][0]
-    CliRunner().invoke(sambasim, ["compile", "--config", str(emitted), "--output-folder", str(tmp_path)])
-    command = ["simulate", "char_gpt", "--output-folder", str(tmp_path), "--json", "--replicas", "1"]
-    record = json.loads(CliRunner().invoke(sambasim, command, catch_exceptions=False).stdout)
-    assert best["predicted_step_s"] == pytest.approx(record["predicted_s"])
-    assert best["memory_bytes"] == record["needed_bytes"]
+    emitted, folder = tmp_path / "x.toml", ["--output-folder", str(tmp_path)]
+    only = each("--only", ["stages=1", "replicas=1", "chips=1", "recompute=none", "passes=2", "tiles=4"])
+    best = record(*PLAN, *only, "--arch", "sn10", "--emit", str(emitted))["best"][0]
+    printed("compile", "--config", str(emitted), *folder)
+    simulated = record("simulate", "char_gpt", *folder, "--replicas", "1")
+    assert best["predicted_step_s"] == pytest.approx(simulated["predicted_s"])
+    assert best["memory_bytes"] == simulated["needed_bytes"]
 
 
-def _small_device(folder: Path, capacity_bytes: int) -> str:
+def _device(folder: Path, capacity_bytes: str = "1_099_511_627_776") -> str:
     text = (ROOT / "sambasim" / "hardware" / "devices" / "sn30.toml").read_text(encoding="utf-8")
-    (folder / "small.toml").write_text(
-        re.sub(r"ddr_capacity_bytes = [\d_]+", f"ddr_capacity_bytes = {capacity_bytes}", text)
-    )
-    return str(folder / "small.toml")
+    capacity = f"ddr_capacity_bytes = {capacity_bytes}"
+    (folder / "mine.toml").write_text(re.sub(r"ddr_capacity_bytes = [\d_]+", capacity, text), encoding="utf-8")
+    return str(folder / "mine.toml")
 
 
 def test_what_fits_nowhere_says_what_is_closest(tmp_path: Path) -> None:
-    found = _plan("--arch", _small_device(tmp_path, 65536), "--only", "recompute=none")
-    assert found.exit_code == 1
-    assert "no strategy fits; the closest: " in found.stdout
-    assert " of 64.0 KiB, " in found.stdout
+    result = invoked(*PLAN, "--arch", _device(tmp_path, "65536"), "--only", "recompute=none")
+    assert result.exit_code == 1
+    assert "no strategy fits; the closest: " in result.stdout
+    assert " of 64.0 KiB, " in result.stdout
 
 
 def test_of_what_was_compiled_only_what_fits_is_counted(tmp_path: Path) -> None:
     rows = tmp_path / "all.csv"
-    found = _plan("--arch", _small_device(tmp_path, 400_000), "--only", "zero=1", "--all", str(rows))
-    fitting, compiled = re.findall(r"([\d,]+) strategies fit, (\d+) of them compiled", found.stdout)[0]
+    text = printed(*PLAN, "--arch", _device(tmp_path, "400_000"), "--only", "zero=1", "--all", str(rows))
+    fitting, compiled = re.findall(r"([\d,]+) strategies fit, (\d+) of them compiled", text)[0]
     every = [row for row in csv.DictReader(rows.open(encoding="utf-8")) if row["memory_bytes"]]
     assert 0 < int(fitting.replace(",", "")) == sum(not row["problem"] for row in every) < len(every)
     assert int(compiled) == sum(row["compiled"] == "True" and not row["problem"] for row in every)
+
+
+@pytest.mark.parametrize(
+    ("flags", "what", "remedy"),
+    [
+        (("--cluster", "sn30-8"), "--cluster is for devices, and --here plans for this machine", "leave out --cluster"),
+        (("--nodes", "1"), "--nodes is for devices, and --here plans for this machine", "leave out --nodes"),
+        (("--arch", "sn40l"), "--arch is for devices, and --here plans for this machine", "leave out --arch"),
+        (("--only", "dtype=fp32,bf16"), "--here measures passes of one dtype", "--only dtype=fp32"),
+        (
+            ("--only", "samples=5", "--ranks", "1"),
+            "no strategy of up to 1 rank gives a global batch of 32 with these values",
+            "another --global-batch, or fewer --only",
+        ),
+    ],
+)
+def test_flags_that_do_not_go_together(flags: tuple[str, ...], what: str, remedy: str) -> None:
+    error = refused(*HERE, *flags)
+    assert isinstance(error, OptionError)
+    assert (error.what, error.remedy) == (what, remedy)
+
+
+def test_ranks_are_of_this_machine_and_at_least_one() -> None:
+    error = refused(*HERE[:-1], "--ranks", "2")
+    assert (error.what, error.remedy) == ("--ranks is for this machine", "add --here, or give --nodes instead")
+    result = invoked(*HERE, "--ranks", "0")
+    assert result.exit_code == 2
+    assert "0 is not in the range x>=1" in f"{result.output}{result.exception}"
+
+
+def test_a_pef_has_one_batch_size() -> None:
+    error = refused("plan", "net", "--here")
+    assert error.what == "--here measures passes of several batch sizes, and a PEF as net has one"
+    assert error.remedy == "plan the config or the model that it was compiled from"
+
+
+def test_a_model_that_does_not_run_here_is_named_with_what_a_rank_said() -> None:
+    error = refused(*HERE, "--ranks", "1", "--global-batch", "4096", "--only", "samples=4096")
+    assert isinstance(error, MachineError)
+    assert error.what == (
+        "the model does not run on this machine, with 1 rank: digits has 1,437 samples to train on, fewer than"
+        " 1 replica × 4,096 samples"
+    )
+    assert error.remedy == "a smaller --global-batch; sambasim compile and sambasim run say more"
+
+
+def made_up(work_for: Callable[[int], Work], ranks: int, on_phase: Callable[[str], None]) -> Machine:
+    """A machine on which every operator takes a millisecond."""
+    (program, *_) = work_for(1).programs
+    assert program.training is not None
+    seconds = {node.name: 1e-3 for node in program.training.nodes}
+    of_pass = PassTimes(program.batch_size, seconds, 0.0, 0.0, 0)
+    return Machine(2, 1 << 34, 1e10, 1e11, 0.5, (Rates(1, 2, 1, 1, (of_pass,), 0.0, 0.0, 0.0, 1e9),))
+
+
+def test_without_mpirun_there_is_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launcher, "mpirun_here", lambda: None)
+    monkeypatch.setattr(machine, "measure_machine", made_up)
+    words = " ".join(printed(*HERE, "--ranks", "4", "--global-batch", "16", *ONLY).split())
+    assert "global batch 16 on up to 1 rank on this machine, 2 cores" in words
+    assert "there is no mpirun, so one rank only: python -m pip install mpich" in words
+    assert "dp 1, 16 samples × 1 pass" in words
+    assert "other programs used 0.5 cores meanwhile, so times are too long: measure again" in words
+    assert "RDU" not in words
+
+
+def test_two_ranks_are_measured_and_each_strategy_predicted(tmp_path: Path) -> None:
+    """One run, with all that it writes."""
+    rows_file, config = tmp_path / "all.csv", tmp_path / "plan.toml"
+    files = ("--all", str(rows_file), "--emit", str(config), "--output-folder", str(tmp_path))
+    plan = record(*HERE, "--ranks", "2", "--global-batch", "16", *ONLY, *files)
+    assert plan["hardware"].startswith("up to 2 ranks on this machine, ")
+    assert plan["note"].startswith("the rates of this machine were measured")
+    assert "all steps and their memory are predicted" in plan["note"]
+    rows = list(csv.DictReader(rows_file.read_text().splitlines()))
+    priced = [row for row in rows if row["predicted_step_s"]]
+    assert {row["rdus"] for row in priced} == {"1", "2"}
+    for row in priced:
+        step_s = float(row["predicted_step_s"])
+        assert step_s == pytest.approx(sum(float(row[f"predicted_{term}_s"]) for term in TERMS))
+        assert 1e-5 < step_s < 10
+        assert float(row["memory_bytes"]) > 50 << 20, "no process with torch is smaller"
+    assert "sambasim run" in config.read_text()

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from sambasim.cli import slurm
 from sambasim.cli.main import sambasim
-from sambasim.errors import OptionError
+from tests.cli.typed import invoked, refused
 
 MPIRUN = "/mpi/bin/mpirun"
 
@@ -28,7 +28,7 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
         raise Started(argv, environ)
 
     monkeypatch.setattr(os, "execvpe", start)
-    monkeypatch.setattr(slurm, "_mpirun", lambda: MPIRUN)
+    monkeypatch.setattr(slurm, "mpirun_here", lambda: MPIRUN)
     monkeypatch.delenv("SLURM_NTASKS", raising=False)
 
 
@@ -114,7 +114,7 @@ def test_names_of_output_files_have_the_name_and_number_of_the_job(
 
 @pytest.mark.parametrize("line", ["srun --version", "sbatch -h", "sbatch --test-only job.sh"])
 def test_version_help_and_test_only_run_nothing(line: str) -> None:
-    result = CliRunner().invoke(sambasim, ["stand-in", *line.split()])
+    result = invoked("stand-in", *line.split())
     assert result.exit_code == 0
     assert "there is no Slurm" in result.output
 
@@ -128,22 +128,16 @@ def test_version_help_and_test_only_run_nothing(line: str) -> None:
         ("sbatch --wait", "sbatch was given no script"),
         ("sbatch --wrap=true job.sh", "sbatch was given both a script and --wrap"),
         ("sbatch nowhere.sh", "sbatch cannot read the script nowhere.sh: No such file"),
+        ("srun -n 2 --multi-prog multi.conf", "each task would run another program"),
     ],
 )
 def test_a_wrong_line_is_an_error(line: str, message: str) -> None:
-    result = CliRunner().invoke(sambasim, ["stand-in", *line.split()])
-    assert isinstance(result.exception, OptionError)
-    assert message in str(result.exception)
+    assert message in refused("stand-in", *line.split()).what
 
 
-def test_tools_of_the_device_name_the_command_that_shows_it() -> None:
-    for name, command in (("snfadm", "sambasim devices"), ("sntilestat", "sambasim tilestat PEF")):
-        result = CliRunner().invoke(sambasim, ["stand-in", name, "-l", "inventory"])
-        assert (result.exit_code, result.stdout) == (0, "")
-        assert command in result.stderr
-
-
-def test_srun_of_several_programs_is_refused() -> None:
-    result = CliRunner().invoke(sambasim, ["stand-in", "srun", "-n", "2", "--multi-prog", "multi.conf"])
-    assert isinstance(result.exception, OptionError)
-    assert "each task would run another program" in result.exception.what
+@pytest.mark.parametrize("tool", ["snfadm: sambasim devices", "sntilestat: sambasim tilestat PEF"])
+def test_tools_of_the_device_name_the_command_that_shows_it(tool: str) -> None:
+    name, _, command = tool.partition(": ")
+    result = invoked("stand-in", name, "-l", "inventory")
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert command in result.stderr

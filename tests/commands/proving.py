@@ -3,14 +3,19 @@
 # Calling a module gives Any.
 # mypy: no-warn-return-any
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from sambasim.commands.child import OnPhase
 from sambasim.commands.compile import Proved, compile_proved
 from sambasim.commands.proof.eager import LiveModel
+from sambasim.compiler.capture.step import Example
 from sambasim.options.compile import CompileOptions
+from sambasim.pef import Checked
 
 BATCH, FEATURES, CLASSES = 8, 6, 4
 
@@ -19,11 +24,8 @@ class Net(nn.Module):
     def __init__(self, scale: float = 0.5) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.first = nn.Linear(FEATURES, 16)
-        self.norm = nn.BatchNorm1d(16)
-        self.drop = nn.Dropout(0.2)
-        self.last = nn.Linear(16, CLASSES)
-        self.scale = scale
+        self.first, self.norm, self.drop = nn.Linear(FEATURES, 16), nn.BatchNorm1d(16), nn.Dropout(0.2)
+        self.last, self.scale = nn.Linear(16, CLASSES), scale
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.norm(self.first(x).relu())
@@ -62,7 +64,22 @@ def options(folder: Path, **changes: object) -> CompileOptions:
     return CompileOptions.model_validate(parts | changes)
 
 
-def proved(folder: Path, model: nn.Module | None = None, /, **changes: object) -> Proved:
+def proved(
+    folder: Path,
+    model: nn.Module | None = None,
+    /,
+    given: Mapping[str, Tensor] | None = None,
+    on_phase: OnPhase = lambda phase: None,
+    **changes: object,
+) -> Proved:
+    """The proof of `model`, which is captured with the inputs of the example if none are `given`."""
     chosen = options(folder, **changes)
-    subject = LiveModel(model or Net(), inputs(chosen.micro_batch_size), by_keyword=False, whole=inputs())
-    return compile_proved(subject, chosen)
+    example, whole = given or inputs(chosen.micro_batch_size), None if given else inputs()
+    subject = LiveModel(model or Net(), Example(example), whole=whole)
+    return compile_proved(subject, chosen, on_phase)
+
+
+def checked(folder: Path, model: nn.Module | None = None, /, **changes: Any) -> Checked:
+    found = proved(folder, model, **changes).checked
+    assert found is not None
+    return found

@@ -7,6 +7,7 @@ from torch import nn
 
 from sambasim.commands.variants import Variants
 from sambasim.compiler.front import captured_from_options
+from sambasim.ir.graph import Graph
 from sambasim.options.compile import compile_options
 from sambasim.simulation.planning.strategy import Strategy
 from tests.support.mpi import ROOT
@@ -44,18 +45,21 @@ def test_it_is_the_program_of_a_model_that_has_so_few() -> None:
         found = shorter.program
         assert found.training is not None
         assert fewer.training is not None
-        for one, other in ((found.training, fewer.training), (found.evaluation, fewer.evaluation)):
-            assert [node.operator for node in one.nodes] == [node.operator for node in other.nodes]
-            assert [(s.kind, s.start, s.stop) for s in one.sections] == [
-                (s.kind, s.start, s.stop) for s in other.sections
-            ]
-            types = [one.values[name] for node in one.nodes for name in node.results if name is not None]
-            assert types == [other.values[name] for node in other.nodes for name in node.results if name is not None]
-        parameters = [sum(group.numel for group in each.groups) for each in (found, fewer)]
-        assert parameters[0] == parameters[1]
-        assert sorted((s.kind, s.type.shape) for s in found.symbols.values()) == sorted(
-            (s.kind, s.type.shape) for s in fewer.symbols.values()
-        )
+        for ours, other in ((found.training, fewer.training), (found.evaluation, fewer.evaluation)):
+            assert [node.operator for node in ours.nodes] == [node.operator for node in other.nodes]
+            assert _places(ours) == _places(other)
+            assert _types(ours) == _types(other)
+        assert sum(group.numel for group in found.groups) == sum(group.numel for group in fewer.groups)
+        shapes = [sorted((s.kind, s.type.shape) for s in each.symbols.values()) for each in (found, fewer)]
+        assert shapes[0] == shapes[1]
+
+
+def _places(graph: Graph) -> list[object]:
+    return [(section.kind, section.start, section.stop) for section in graph.sections]
+
+
+def _types(graph: Graph) -> list[object]:
+    return [graph.values[name] for node in graph.nodes for name in node.results if name is not None]
 
 
 def test_a_model_whose_layers_cannot_go_stays_whole() -> None:

@@ -10,22 +10,22 @@ from typing import Any
 
 import pytest
 import torch
-from click.testing import CliRunner
 from torch import Tensor, nn
 from torch.nn import functional
 
 import sambasim as ss
-from sambasim.cli.inspect import inspect_command, verify_command
 from sambasim.commands.compile import compile_live, compile_proved
 from sambasim.commands.proof.eager import LiveModel
 from sambasim.commands.proof.prove import MOST_STEPS, prove
+from sambasim.compiler.capture.step import Example
 from sambasim.errors import CaptureError, ModelError, OptionError
 from sambasim.ir.program import Program
 from sambasim.pef import map_weights, read, write
-from tests.commands.proving import CLASSES, FEATURES, Net, Quarter, inputs, options, proved
+from tests.cli.typed import invoked, printed, record, refused
+from tests.commands.proving import CLASSES, FEATURES, Net, Quarter, checked, inputs, options, proved
 from tests.support.whole import every_second
 
-LAYOUTS: dict[str, dict[str, object]] = {
+LAYOUTS: dict[str, dict[str, Any]] = {
     "one rank": {},
     "clipped": {"optimizer": {"name": "sgd", "momentum": 0.9, "lr": 0.1, "max_grad_norm": 0.01}},
     "bf16": {"dtype": "bf16"},
@@ -75,10 +75,8 @@ class Summing(nn.Module):
 
 def test_sums_of_many_samples_in_16_bits_are_added_up_as_in_the_pef(tmp_path: Path) -> None:
     x = torch.randn(4096, FEATURES, generator=torch.Generator().manual_seed(1))
-    subject = LiveModel(Summing(), {"x": x, "target": torch.arange(4096) % CLASSES}, by_keyword=False)
-    done = compile_proved(subject, options(tmp_path, dtype="bf16", training={"batch_size": 4096}))
-    assert done.checked is not None
-    assert done.checked.rounded == 0
+    given = {"x": x, "target": torch.arange(4096) % CLASSES}
+    assert checked(tmp_path, Summing(), given=given, dtype="bf16", training={"batch_size": 4096}).rounded == 0
 
 
 class Mixed(nn.Module):
@@ -99,9 +97,7 @@ CONSTANTS = [torch.linspace(0, 1 / 3, 16)]
 
 
 def test_what_a_model_does_in_16_bits_is_what_its_pef_does(tmp_path: Path) -> None:
-    done = compile_proved(LiveModel(Mixed(), inputs(), by_keyword=False), options(tmp_path, dtype="bf16", loss=None))
-    assert done.checked is not None
-    assert done.checked.rounded == 0
+    assert checked(tmp_path, Mixed(), given=inputs(), dtype="bf16", loss=None).rounded == 0
 
 
 class OwnLoss(nn.Module):
@@ -194,7 +190,7 @@ def test_a_wrong_constant_is_found_with_its_line(tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.pef"
     write(wrong, replace(document, program=_changed(document.program)), map_weights(path))
     with pytest.raises(CaptureError) as caught:
-        prove(wrong, LiveModel(Net(), inputs(), by_keyword=False), options(tmp_path))
+        prove(wrong, LiveModel(Net(), Example(inputs())), options(tmp_path))
     assert "in step 1 " in caught.value.what
     assert "aten.mul.Tensor gives a result that eager PyTorch has nowhere" in caught.value.what
     assert (caught.value.where or "").startswith(f"{Path(__file__).with_name('proving.py')}:")
@@ -217,20 +213,17 @@ def test_a_difference_of_a_later_step_has_another_remedy(tmp_path: Path, monkeyp
     calls = iter(range(1000))
     monkeypatch.setattr(Later, "factor", lambda net: 1.0 if next(calls) < 1 else 2.0)
     with pytest.raises(CaptureError, match="in step 2 ") as caught:
-        prove(path, LiveModel(Later(), inputs(), by_keyword=False), options(tmp_path))
+        prove(path, LiveModel(Later(), Example(inputs())), options(tmp_path))
     assert "keep what changes from call to call in a buffer" in (caught.value.remedy or "")
 
 
 def test_a_part_under_torch_compile_is_compared(tmp_path: Path) -> None:
     part: Any = torch.compile(nn.Linear(8, CLASSES), backend="eager")
-    model = nn.Sequential(nn.Linear(FEATURES, 8), part)
-    done = proved(tmp_path, model)
-    assert done.checked is not None
-    assert done.checked.steps == MOST_STEPS
+    assert checked(tmp_path, nn.Sequential(nn.Linear(FEATURES, 8), part)).steps == MOST_STEPS
 
 
 def test_after_a_difference_there_is_no_pef_or_the_one_of_before(tmp_path: Path) -> None:
-    subject, chosen = LiveModel(Net(), inputs(), by_keyword=False), options(tmp_path)
+    subject, chosen = LiveModel(Net(), Example(inputs())), options(tmp_path)
     other = replace(subject, model=Quarter())
     for before in (None, proved(tmp_path).compiled.digest):
         with pytest.raises(CaptureError, match="the graph does not compute what the model does"):
@@ -265,32 +258,28 @@ def pef(tmp_path: Path) -> Path:
     return proved(tmp_path).compiled.path
 
 
-def _verify(*arguments: str) -> Any:
-    return CliRunner().invoke(verify_command, arguments)
-
-
 def test_verify_compares_with_a_model_later(pef: Path) -> None:
-    done = _verify(str(pef), "--against", NET, "--check", "3")
-    assert f"against {NET}: 3 steps equal to eager PyTorch, bit for bit" in done.output
-    assert "checked         8 steps equal" in done.output
-    other = _verify(str(pef), "--against", NET.replace("Net", "Quarter"))
-    assert isinstance(other.exception, CaptureError)
-    assert (other.exception.where or "").endswith("h = h * self.scale")
-    assert "name the model that was compiled" in (other.exception.remedy or "")
+    output = printed("verify", str(pef), "--against", NET, "--check", "3")
+    assert f"against {NET}: 3 steps equal to eager PyTorch, bit for bit" in output
+    assert "checked         8 steps equal" in output
+    error = refused("verify", str(pef), "--against", NET.replace("Net", "Quarter"))
+    assert isinstance(error, CaptureError)
+    assert (error.where or "").endswith("h = h * self.scale")
+    assert "name the model that was compiled" in (error.remedy or "")
 
 
 def test_verify_refuses_what_it_cannot_compare(pef: Path, tmp_path: Path) -> None:
-    wrong = _verify(str(pef), "--against", NET.replace("Net", "Plain")).exception
+    wrong = refused("verify", str(pef), "--against", NET.replace("Net", "Plain"))
     assert isinstance(wrong, ModelError)
     assert "the model has no parameter first.weight of float32[16, 6]" in wrong.what
-    assert isinstance(_verify(str(pef), "--check", "3").exception, OptionError)
+    assert isinstance(refused("verify", str(pef), "--check", "3"), OptionError)
     for malformed in ("net.toml", "Net"):
-        refused = _verify(str(pef), "--against", malformed).exception
-        assert isinstance(refused, OptionError)
-        assert refused.where == f"--against {malformed}"
+        error = refused("verify", str(pef), "--against", malformed)
+        assert isinstance(error, OptionError)
+        assert error.where == f"--against {malformed}"
     example = tuple(inputs().values())
     live = ss.compile(Net(), example, loss=squared, name="live", quiet=True, check=0, output_folder=tmp_path)
-    assert isinstance(_verify(str(live.path), "--against", NET).exception, OptionError)
+    assert isinstance(refused("verify", str(live.path), "--against", NET), OptionError)
 
 
 def test_a_model_is_compared_with_the_arguments_of_its_compile_wherever_its_file_is_named_from(
@@ -299,10 +288,9 @@ def test_a_model_is_compared_with_the_arguments_of_its_compile_wherever_its_file
     written = Path(NET.partition(":")[0])
     done = proved(tmp_path, Net(0.25), model={"target": f"{written}:Net", "args": {"scale": 0.25}})
     monkeypatch.chdir(written.parent)
-    found = _verify(str(done.compiled.path), "--against", f"{written.name}:Net")
-    assert "steps equal to eager PyTorch, bit for bit" in found.output
-    assert found.exception is None
-    slip = _verify(str(done.compiled.path), "--against", f"{written.name}:Nett").exception
+    verify = ["verify", str(done.compiled.path), "--against"]
+    assert "steps equal to eager PyTorch, bit for bit" in printed(*verify, f"{written.name}:Net")
+    slip = refused(*verify, f"{written.name}:Nett")
     assert isinstance(slip, ModelError)
     assert slip.remedy == "did you mean Net?"
 
@@ -313,21 +301,21 @@ def test_another_model_of_the_same_name_gets_no_arguments(tmp_path: Path, monkey
     for name, parameters in (("plain", "self"), ("needs", "self, other")):
         text = f"class Net(Other):\n    def __init__({parameters}):\n        super().__init__(0.25)\n"
         Path(f"{name}.py").write_text(f"from tests.commands.proving import Net as Other\n\n{text}", encoding="utf-8")
-    assert _verify(str(done.compiled.path), "--against", "plain.py:Net").exception is None
-    refused = _verify(str(done.compiled.path), "--against", "needs.py:Net").exception
-    assert isinstance(refused, ModelError)
-    assert "a function without arguments" in (refused.remedy or "")
+    verify = ["verify", str(done.compiled.path), "--against"]
+    assert invoked(*verify, "plain.py:Net").exception is None
+    error = refused(*verify, "needs.py:Net")
+    assert isinstance(error, ModelError)
+    assert "a function without arguments" in (error.remedy or "")
 
 
 def test_inspect_says_how_a_pef_was_checked(pef: Path) -> None:
-    output = CliRunner().invoke(inspect_command, [str(pef)]).output
-    assert "checked          8 steps equal to eager PyTorch, bit for bit (1 thread, torch 2.13.0)" in output
-    done = CliRunner().invoke(inspect_command, [str(pef), "--json"]).output
-    assert '"checked":{"steps":8,' in done
+    said = "checked          8 steps equal to eager PyTorch, bit for bit (1 thread, torch 2.13.0)"
+    assert said in printed("inspect", str(pef))
+    assert record("inspect", str(pef))["checked"]["steps"] == 8
 
 
 def test_work_may_be_anything_that_compiles(tmp_path: Path) -> None:
-    subject, chosen = LiveModel(Net(), inputs(), by_keyword=False), options(tmp_path)
+    subject, chosen = LiveModel(Net(), Example(inputs())), options(tmp_path)
     phases: list[str] = []
 
     def work(phase: Any, path: Any) -> Any:

@@ -16,14 +16,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sambasim.commands.compile import compile_proved
-from sambasim.commands.proof.batches import equal, made_batches
-from sambasim.commands.proof.beside import alone
-from sambasim.commands.proof.eager import Eager, LiveModel
-from sambasim.commands.proof.prove import FEWEST_STEPS, MOST_STEPS, steps_of
+from sambasim.commands.proof.eager import Eager, alone
+from sambasim.commands.proof.prove import FEWEST_STEPS, MOST_STEPS, equal, made_batches, steps_of
 from sambasim.errors import CaptureError
 from sambasim.pef import map_weights, read, write
-from tests.commands.proving import BATCH, CLASSES, FEATURES, Net, inputs, options, proved
+from tests.commands.proving import BATCH, CLASSES, FEATURES, Net, checked, inputs, proved
 
 
 def test_compiling_twice_gives_the_same_bytes_and_changes_nothing_here(tmp_path: Path) -> None:
@@ -53,9 +50,7 @@ def test_a_sealed_pef_has_the_bytes_of_one_that_is_written_so(tmp_path: Path) ->
 def test_check_says_in_how_many_steps(tmp_path: Path) -> None:
     assert proved(tmp_path, check=0).checked is None
     assert read(tmp_path / "net" / "net.pef").checked is None
-    done = proved(tmp_path, check=11)
-    assert done.checked is not None
-    assert done.checked.steps == 11
+    assert checked(tmp_path, check=11).steps == 11
 
 
 def test_a_model_that_is_too_large_is_compiled_here_and_not_compared(
@@ -104,14 +99,13 @@ def test_a_large_model_is_observed_only_where_it_does_more_than_compute(
     monkeypatch.setattr("sambasim.compiler.capture.state._MOST_PARAMETERS", 0)
     for model, is_observed in ((Net(), False), (Named(), False), (Cached(), True)):
         phases: list[str] = []
-        subject = LiveModel(model, inputs(), by_keyword=False)
-        done = compile_proved(subject, options(tmp_path), phases.append)
+        done = proved(tmp_path, model, given=inputs(), on_phase=phases.append)
         assert done.checked is not None
         assert done.checked.rounded == 0
         assert ("observe a step" in phases) is is_observed
         assert any("output, at" in notice for notice in done.compiled.notices) is isinstance(model, Named)
     with pytest.raises(CaptureError, match=r"FirstCall.is_first, which the first call sets"):
-        compile_proved(LiveModel(FirstCall(), inputs(), by_keyword=False), options(tmp_path))
+        proved(tmp_path, FirstCall(), given=inputs())
 
 
 def test_large_steps_are_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +128,7 @@ def test_batches_that_are_made_are_others_of_the_same_kind() -> None:
 def test_a_model_in_shared_memory_stays_as_it_was(tmp_path: Path) -> None:
     model = Net().share_memory()
     before = {name: one.clone() for name, one in model.state_dict().items()}
-    assert proved(tmp_path, model).checked is not None
+    checked(tmp_path, model)
     assert all(torch.equal(one, before[name]) for name, one in model.state_dict().items())
 
 
@@ -161,9 +155,7 @@ class Refuses(Net):
 def test_what_pytorch_refuses_is_no_difference(tmp_path: Path) -> None:
     given = inputs()
     given["x"][0] = 100.0
-    done = compile_proved(LiveModel(Refuses(), given, by_keyword=False), options(tmp_path, check=2))
-    assert done.checked is not None
-    assert done.checked.steps == 2
+    assert checked(tmp_path, Refuses(), given=given, check=2).steps == 2
 
 
 def test_what_pytorch_cannot_run_at_all_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,7 +187,7 @@ def _ends_in_the_copy() -> None:
 
 
 def test_a_crash_of_eager_pytorch_is_no_shorter_proof(tmp_path: Path) -> None:
-    done = compile_proved(LiveModel(Ends(), inputs(), by_keyword=False), options(tmp_path))
+    done = proved(tmp_path, Ends(), given=inputs())
     assert done.checked is None
     assert any("the process of eager PyTorch has ended" in one for one in done.compiled.notices)
 
@@ -213,7 +205,7 @@ class Adaptive(nn.Module):
 
 def test_a_batch_that_a_run_would_refuse_is_told_or_the_model_is_refused(tmp_path: Path) -> None:
     try:
-        done = compile_proved(LiveModel(Adaptive(), inputs(), by_keyword=False), options(tmp_path, loss=None))
+        done = proved(tmp_path, Adaptive(), given=inputs(), loss=None)
     except CaptureError:
         return
     assert any(one.startswith("on batches with other values a run may end: ") for one in done.compiled.notices)

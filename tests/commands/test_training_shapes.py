@@ -129,11 +129,7 @@ def test_data_that_is_named_is_taken() -> None:
         (("n_layr=3",), "GPT2Config, the config of transformers:GPT2LMHeadModel, has no field n_layr", "n_layer?"),
         (("qqqqqqqq=3",), "has no field qqqqqqqq", "it has "),
         (("n_layer=many",), "Field 'n_layer' expected int, got str", "correct it: --set model.args.NAME=VALUE"),
-        (
-            ("n_embd=30", "n_head=4"),
-            "cannot be built from this GPT2Config: ValueError",
-            "give fields that fit together",
-        ),
+        (("n_embd=30", "n_head=4"), "cannot be built from this GPT2Config: ValueError", "fields that fit together"),
     ],
 )
 def test_a_wrong_field_of_a_config_is_an_error(args: tuple[str, ...], told: str, remedy: str) -> None:
@@ -145,32 +141,25 @@ def test_a_wrong_field_of_a_config_is_an_error(args: tuple[str, ...], told: str,
 
 
 @pytest.mark.parametrize(
-    ("name", "args", "told", "remedy"),
+    ("typed", "told", "remedy"),
     [
+        ("BertModel num_hidden_layers=1", "BertModel takes no labels", "with a loss, such as BertForSequenceClassific"),
+        ("CLIPModel", "CLIPModel takes no labels", "a class with a loss, such as CLIPForImageClassification"),
         (
-            "BertModel",
-            ("num_hidden_layers=1",),
-            "BertModel takes no labels",
-            "a class with a loss, such as BertForSequenceClassification",
-        ),
-        ("CLIPModel", (), "CLIPModel takes no labels", "a class with a loss, such as CLIPForImageClassification"),
-        (
-            "Wav2Vec2ForCTC",
-            ("num_hidden_layers=1",),
+            "Wav2Vec2ForCTC num_hidden_layers=1",
             "the inputs of Wav2Vec2ForCTC do not follow from its config",
             """'data.inputs={input_values = "float32[16000]", labels = "int64[16] < 32"}'""",
         ),
         (
-            "ResNetForImageClassification",
-            ("num_channels=1", "num_labels=10"),
+            "ResNetForImageClassification num_channels=1 num_labels=10",
             "the inputs of ResNetForImageClassification do not follow from its config: it takes pixel_values",
-            "--set data.source=synthetic --set "
-            """'data.inputs={pixel_values = "float32[1, 224, 224]", labels = "int64[] < 10"}'""",
+            """synthetic --set 'data.inputs={pixel_values = "float32[1, 224, 224]", labels = "int64[] < 10"}'""",
         ),
     ],
 )
-def test_a_model_whose_inputs_are_unknown_is_an_error(name: str, args: tuple[str, ...], told: str, remedy: str) -> None:
-    options = options_of(f"transformers:{name}", args)
+def test_a_model_whose_inputs_are_unknown_is_an_error(typed: str, told: str, remedy: str) -> None:
+    name, *args = typed.split()
+    options = options_of(f"transformers:{name}", tuple(args))
     with pytest.raises(DataError) as raised:
         training_shapes(options)
     assert told in raised.value.what

@@ -1,4 +1,4 @@
-"""The proof that a PEF computes what its model does: `prove` compares them bit for bit in `steps`, on other `batches`.
+"""The proof that a PEF computes what its model does: `prove` compares them bit for bit on several batches, in `steps`.
 
-`played` runs the PEF, `beside` runs `eager` PyTorch in a copy of the process; `differences` tells rounding from errors.
+`played` runs the PEF, `eager` the model in eager PyTorch, in a copy of the process.
 """

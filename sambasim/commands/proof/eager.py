@@ -1,18 +1,25 @@
-"""The user's model in eager PyTorch, beside a PEF: the same tensors, the same random numbers, the same optimizer.
-Models whose `train()` or `eval()` changes weights are refused: a PEF has one set of weights."""
+"""The user's model in eager PyTorch, beside a PEF: the same tensors, the same random numbers, the same optimizer. It
+computes in a copy of this process, while the PEF is played. Models whose `train()` or `eval()` changes weights are
+refused: a PEF has one set of weights."""
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+import mmap
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 from types import FunctionType
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
 
+from sambasim.commands.proof.played import Batch, Played, seed_of
 from sambasim.compiler.capture.asked_values import modes_reach_inside
 from sambasim.compiler.capture.names import symbol_name
-from sambasim.compiler.capture.recording import Recording, line_of
+from sambasim.compiler.capture.recording import Recording, digest_of, line_of
 from sambasim.compiler.capture.step import (
     EvaluationStep,
     Example,
@@ -24,7 +31,8 @@ from sambasim.compiler.capture.step import (
 )
 from sambasim.compiler.capture.tensors import Widened, held_by
 from sambasim.compiler.capture.trial import quiet
-from sambasim.errors import CaptureError, ModelError
+from sambasim.errors import CaptureError, MachineError, ModelError
+from sambasim.forks import Fork
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
 from sambasim.optimizers import OPTIMIZERS
@@ -32,20 +40,22 @@ from sambasim.options.compile import CompileOptions
 from sambasim.runtime.machine.pytorch import seed_everything
 from sambasim.whose_code import is_library_file
 
+_ALIGNED = 64
+_SMALL_BYTES = 1 << 20
+"""Larger buffers are sent only if a step changes them: they may be weights in another form."""
+
 
 @dataclass(frozen=True, slots=True)
 class LiveModel:
-    """A model, and how it is called: see `compiler.compile.capture_model`. `inputs`: one batch of a pass, and `whole`
-    that of a replica, where it is known; `optimizer`: the user's own, if there is one."""
+    """A model, and a batch of a pass by which it is called; `whole`: that of a replica, where it is known; `optimizer`:
+    the user's own, if there is one."""
 
     model: nn.Module
-    inputs: Mapping[str, Tensor]
-    by_keyword: bool
+    example: Example
     loss: Loss | None = None
-    arguments: Mapping[str, object] | None = None
     losses: Losses | None = None
     optimizer: torch.optim.Optimizer | None = None
-    whole: Mapping[str, Tensor] | None = None
+    whole: Batch | None = None
 
 
 class Eager:
@@ -55,29 +65,24 @@ class Eager:
         model, named = live.model, options.loss
         if not (model.training or options.inference):
             model.train()
-        mean = live.loss
-        by_sample = None
+        mean, by_sample = live.loss, live.loss
         if named is not None and not options.inference and mean is None:
             mean, by_sample = training_loss(named.name, named.args), per_sample_loss(named.name, named.args)
-        example = Example(live.inputs, live.by_keyword, live.arguments)
-        self._step = TrainingStep(model, example, mean, live.losses)
-        self._evaluation = EvaluationStep(model, example, by_sample or mean)
+        self._step = TrainingStep(model, live.example, mean, live.losses)
+        self._evaluation = EvaluationStep(model, live.example, by_sample)
         self._program = program
         self._optimizer = live.optimizer
         self._rounds = options.dtype != "fp32"
         self.tensors = dict(_by_symbol(model, program))
         """The parameters and buffers of the model, by symbol."""
-        symbols = program.symbols
-        lacking = [symbol for symbol in symbols.values() if symbol.torch_names and symbol.name not in self.tensors]
-        wrong = [name for name, tensor in self.tensors.items() if tuple(tensor.shape) != symbols[name].whole.shape]
-        if lacking or wrong:
-            first = (*lacking, *(program.symbols[name] for name in wrong))[0]
-            what = f"the model has no {first.kind} {first.torch_names[0]} of {first.whole}, as the PEF has"
-            raise ModelError(what, remedy="name the model that was compiled")
+        for name, symbol in program.symbols.items():
+            tensor = self.tensors.get(name)
+            if symbol.torch_names and (tensor is None or tuple(tensor.shape) != symbol.whole.shape):
+                what = f"the model has no {symbol.kind} {symbol.torch_names[0]} of {symbol.whole}, as the PEF has"
+                raise ModelError(what, remedy="name the model that was compiled")
 
-    def forward_and_backward(self, batch: Mapping[str, Tensor], seed: int, scale: float) -> list[Tensor]:
-        """The outputs of one pass, in the order of the PEF's; gradients are added up. `scale`: by which the loss is
-        multiplied."""
+    def forward_and_backward(self, batch: Batch, seed: int, scale: float) -> list[Tensor]:
+        """The outputs of one pass, in the order of the PEF. Gradients of the loss times `scale` are added up."""
         inputs = [tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in batch.values()]
         seed_everything(seed)
         with quiet(), modes_reach_inside(), self._rounding():
@@ -86,7 +91,7 @@ class Eager:
             torch.autograd.backward(starts, [torch.full_like(output, scale) for output in starts])
         return [output.detach() for output in outputs]
 
-    def loss(self, batch: Mapping[str, Tensor]) -> float | None:
+    def loss(self, batch: Batch) -> float | None:
         """The loss of a training step on `batch`, of any size; None if it draws random numbers, or fails."""
         before = torch.get_rng_state()
         with quiet(), torch.no_grad(), suppress(Exception):
@@ -94,7 +99,7 @@ class Eager:
             return loss if torch.equal(before, torch.get_rng_state()) else None
         return None
 
-    def evaluate(self, batch: Mapping[str, Tensor], seed: int) -> list[Tensor]:
+    def evaluate(self, batch: Batch, seed: int) -> list[Tensor]:
         """The outputs in evaluation mode. Gradients are enabled: without, torch has other kernels for some layers."""
         modes = [(module, module.training) for module in self._evaluation.modules()]
         self._evaluation.eval()
@@ -114,19 +119,8 @@ class Eager:
         gradient = self.tensors[parameter].grad
         return gradient.to_dense() if gradient is not None and gradient.layout is not torch.strided else gradient
 
-    def set_gradient(self, parameter: str, gradient: Tensor) -> None:
-        tensor = self.tensors[parameter]
-        has = tensor.grad
-        if has is None or has.layout is not torch.strided or not torch.equal(has, gradient):
-            tensor.grad = gradient.clone()
-
-    def zero_gradients(self) -> None:
-        for tensor in self.tensors.values():
-            tensor.grad = None
-
     def update(self) -> bool:
-        """One step of the user's optimizer, or of torch's of the same kind, from its beginning; False if torch has
-        none."""
+        """A first step of the user's optimizer, or of torch's of the same kind; False if torch has none."""
         narrow = (torch.bfloat16, torch.float16) if self._rounds else ()
         wide = {name: tensor for name, tensor in self.tensors.items() if tensor.dtype in narrow}
         if self._optimizer is not None and not wide:
@@ -147,36 +141,167 @@ class Eager:
         made: list[torch.optim.Optimizer] = []
         defaults = {argument.name: argument.default for argument in self._program.runtime_arguments}
         for number, optimizer in enumerate(self._program.optimizers):
-            entry = OPTIMIZERS[optimizer.kind]
+            entry, name = OPTIMIZERS[optimizer.kind], optimizer.name
             if entry.torch_name is None:
                 return []
             members = [m for group in self._program.groups if group.optimizer == number for m in group.members]
-            options: dict[str, object] = {
-                name: defaults[f"{optimizer.name}__{name}"] for name in entry.defaults if name != "betas"
-            }
+            options: dict[str, Any] = {key: defaults[f"{name}__{key}"] for key in entry.defaults if key != "betas"}
             if "betas" in entry.defaults:
-                options["betas"] = tuple(defaults[f"{optimizer.name}__beta{index}"] for index in (1, 2))
+                options["betas"] = tuple(defaults[f"{name}__beta{index}"] for index in (1, 2))
             parameters = [tensors[member.parameter] for member in members]
             made.append(getattr(torch.optim, entry.torch_name)(parameters, **options))
         return made
 
-    def take(self, symbol: str, value: Tensor) -> None:
-        """From now on the model's tensor of `symbol` has this value."""
-        tensor = self.tensors[symbol]
+    def take(self, tensors: Mapping[str, Tensor]) -> None:
+        """From now on the model's tensors of these symbols have these values."""
         with torch.no_grad():
-            if not torch.equal(tensor, value):
-                tensor.copy_(value)
+            for symbol, value in tensors.items():
+                if not torch.equal(self.tensors[symbol], value):
+                    self.tensors[symbol].copy_(value)
 
 
 def _by_symbol(model: nn.Module, program: Program) -> Iterator[tuple[str, Tensor]]:
     kinds = (SymbolKind.PARAMETER, SymbolKind.BUFFER)
-    symbols = [symbol for symbol in program.symbols.values() if symbol.kind in kinds]
-    by_name = {name: symbol.name for symbol in symbols for name in symbol.torch_names}
+    symbols = {name: symbol for name, symbol in program.symbols.items() if symbol.kind in kinds}
+    by_name = {torch_name: name for name, symbol in symbols.items() for torch_name in symbol.torch_names}
     prefix = type(model).__name__.lower()
     for held in held_by(model):
         symbol = next((by_name[name] for name in held.names if name in by_name), symbol_name(prefix, held.name))
-        if symbol in program.symbols and program.symbols[symbol].kind in kinds:
+        if symbol in symbols:
             yield symbol, held.tensor
+
+
+Key: TypeAlias = tuple[object, ...]
+
+
+def key_of(tensor: Tensor) -> Key:
+    """What tells a tensor from others, whatever its strides."""
+    return str(tensor.dtype), tuple(tensor.shape), digest_of(tensor)
+
+
+class _Values(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's, untyped
+    """Within it, the keys of the results of all operators, in a forward and its backward."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's, untyped
+        self.keys: set[Key] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        tensors = (value for value in tree_leaves(result) if isinstance(value, Tensor))
+        self.keys.update(key_of(tensor) for tensor in tensors if tensor.layout is torch.strided)
+        return result
+
+
+class Trained(NamedTuple):
+    """`outputs` by chip and micro-batch, `buffers` by chip and symbol, and `others` with a gradient, not trained."""
+
+    outputs: Sequence[Sequence[Sequence[Tensor]]]
+    buffers: Sequence[Mapping[str, Tensor]]
+    others: Sequence[str]
+
+
+class Beside:
+    """A copy of this process with `eager` as it is now, which takes the tensors of `played` before each request.
+    `shared`: tensors that both processes have, one for each trained parameter: its gradient; after an update its new
+    value."""
+
+    def __init__(self, eager: Eager, played: Played) -> None:
+        self._eager, program = eager, played.program
+        changed = {output.symbol for output in program.leading.outputs}
+        buffers = [name for name in eager.tensors if program.symbols[name].kind is SymbolKind.BUFFER]
+        self._buffers = [name for name in buffers if name in changed or eager.tensors[name].nbytes <= _SMALL_BYTES]
+        trained = [member.parameter for group in program.groups for member in group.members]
+        self.shared = _in_shared_memory({name: eager.tensors[name] for name in trained})
+        self.is_behind = False
+        """Whether the copy has other parameters than `played`."""
+        self._fork: Fork[Any] = Fork(self._answer, partial(torch.set_num_threads, 1), fresh=False)
+        self.close = self._fork.close
+
+    def begin(self, played: Played, what: str, *request: object) -> None:
+        """Have the copy `train`, `evaluate`, `update`, or tell the `loss` or the `values` of a batch."""
+        if self.is_behind:
+            for name, tensor in self.shared.items():
+                tensor.copy_(played.read(name))
+        chips = range(played.program.chips)
+        buffers = [{name: played.read(name, chip) for name in self._buffers} for chip in chips]
+        self._fork.begin(alone((what, self.is_behind, buffers, *request)))
+        self.is_behind = False
+
+    def end(self) -> Any:
+        """What was asked for; None if PyTorch could not do it. Raises MachineError if its process has ended."""
+        answer = self._fork.end()
+        if self._fork.is_gone:
+            what = "the process of eager PyTorch has ended, by a crash or for lack of memory"
+            raise MachineError(what, remedy="a smaller batch or model; or --check 0")
+        return answer
+
+    def ask(self, played: Played, what: str, *request: object) -> Any:
+        self.begin(played, what, *request)
+        return self.end()
+
+    def _answer(self, request: tuple[Any, ...]) -> object:
+        what, is_behind, buffers, *rest = request
+        self._eager.take({**(self.shared if is_behind else {}), **buffers[0]})
+        match what:
+            case "train":
+                return alone(self._train(buffers, *rest))
+            case "update":
+                return self._update()
+            case "values":
+                (batch,) = rest
+                with _Values() as values:
+                    self._eager.forward_and_backward(batch, seed_of(0, 0, 0), 1.0)
+                return alone(values.keys)
+        return alone(getattr(self._eager, what)(*rest))
+
+    def _train(self, buffers: Sequence[Batch], of_chips: Sequence[Sequence[Batch]], number: int) -> Trained:
+        eager, outputs, kept = self._eager, [], []
+        for tensor in eager.tensors.values():
+            tensor.grad = None
+        for chip, batches in enumerate(of_chips):
+            eager.take(buffers[chip])
+            scale = 1 / (len(batches) * len(of_chips))
+            seeds = (seed_of(number, chip, at) for at in range(len(batches)))
+            outputs.append([eager.forward_and_backward(batch, next(seeds), scale) for batch in batches])
+            kept.append({name: eager.tensors[name].detach().clone() for name in self._buffers})
+        gradients = {name: eager.gradient(name) for name in eager.tensors}
+        for name, shared in self.shared.items():
+            gradient = gradients.pop(name)
+            shared.zero_() if gradient is None else shared.copy_(gradient)
+        others = [name for name, gradient in gradients.items() if gradient is not None and gradient.any()]
+        return Trained(outputs, kept, others)
+
+    def _update(self) -> bool:
+        for name, gradient in self.shared.items():
+            before = self._eager.tensors[name].grad
+            if before is None or before.layout is not torch.strided or not torch.equal(before, gradient):
+                self._eager.tensors[name].grad = gradient.clone()
+        is_done = self._eager.update()
+        for name, shared in self.shared.items():
+            shared.copy_(self._eager.tensors[name].detach())
+        return is_done
+
+
+def alone(values: Any) -> Any:
+    """`values` with copies of tensors that are parts of others, which pickle would write whole."""
+
+    def of_its_own(value: object) -> object:
+        if not isinstance(value, Tensor) or value.untyped_storage().nbytes() <= value.nbytes:
+            return value
+        return value.detach().clone().requires_grad_(value.requires_grad)
+
+    return tree_map(of_its_own, values)
+
+
+def _in_shared_memory(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors like these, that a copy of this process has too."""
+    starts, total = {}, 0
+    for name, tensor in tensors.items():
+        starts[name], total = total, total + -(-tensor.nbytes // _ALIGNED) * _ALIGNED
+    memory = torch.frombuffer(mmap.mmap(-1, max(total, 1)), dtype=torch.uint8)
+    parts = {name: memory[starts[name] : starts[name] + tensor.nbytes] for name, tensor in tensors.items()}
+    return {name: parts[name].view(tensor.dtype).view(tensor.shape) for name, tensor in tensors.items()}
 
 
 _REMEDY = (
@@ -217,30 +342,26 @@ def _tensors(model: nn.Module) -> dict[str, Tensor]:
     }
 
 
-def _methods(module: nn.Module) -> list[tuple[str, FunctionType]]:
+def _methods(module: nn.Module) -> dict[str, FunctionType]:
     """The `train` and `eval` of a module that are not torch's, by their names."""
-    unwrapped: Iterator[tuple[str, Callable[..., object]]]
-    unwrapped = ((name, inspect.unwrap(getattr(module, name))) for name in ("train", "eval"))
-    plain = ((name, getattr(method, "__func__", method)) for name, method in unwrapped)
-    return [
-        (name, method)
-        for name, method in plain
-        if isinstance(method, FunctionType) and not is_library_file(method.__code__.co_filename)
-    ]
+    unwrapped: dict[str, Any] = {name: inspect.unwrap(getattr(module, name)) for name in ("train", "eval")}
+    plain = {name: getattr(method, "__func__", method) for name, method in unwrapped.items()}
+    functions = {name: method for name, method in plain.items() if isinstance(method, FunctionType)}
+    return {name: method for name, method in functions.items() if not is_library_file(method.__code__.co_filename)}
 
 
 def _refused(model: nn.Module, called: str, slot: str, training: bool) -> CaptureError:
-    """The error for `model.train()` or `model.eval()` that changes `slot`, at the method of the innermost module that
-    has the slot."""
+    """The error for `called`, which changes `slot`, at the method of the innermost module that has the slot."""
     named = ((f"model.{path}" if path else "model", module) for path, module in model.named_modules())
     switching = [(path, module) for path, module in named if _methods(module)]
-    around = [pair for pair in switching if f"{slot}.".startswith(f"{pair[0]}.")] or switching
-    module = around[-1][1]
-    methods = dict(_methods(module))
-    name, method = (called, methods[called]) if called in methods else next(iter(methods.items()))
+    around = [module for path, module in switching if f"{slot}.".startswith(f"{path}.")]
+    module = around[-1] if around else switching[-1][1]
+    methods = _methods(module)
+    name = called if called in methods else next(iter(methods))
+    code = methods[name].__code__
     what = f"{name}() of {type(module).__name__} changes {slot}, and a PEF has one set of weights for both modes"
     return CaptureError(
         f"the {'training step' if training else 'evaluation graph'} cannot be captured: {what}",
-        where=line_of(method.__code__.co_filename, method.__code__.co_firstlineno),
+        where=line_of(code.co_filename, code.co_firstlineno),
         remedy=_REMEDY if training else "call model.eval() before you compile",
     )

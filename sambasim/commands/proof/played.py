@@ -24,9 +24,6 @@ from sambasim.runtime.watch.observer import StepObserver
 Batch: TypeAlias = Mapping[str, Tensor]
 Outputs: TypeAlias = Mapping[str, Tensor]
 
-_SLICED = 2
-"""The level of ZeRO from which a pass has nodes of its own, where there are several replicas."""
-
 _UNCLIPPED = 1e300
 
 _MOST_UPDATED = 20_000_000
@@ -49,7 +46,7 @@ class Played:
         self.program = program
         members = [member for group in program.groups for member in group.members]
         self.updates = program.ranks_of_replica > 1 or sum(member.numel for member in members) <= _MOST_UPDATED
-        replicas = 2 if program.zero >= _SLICED and program.training is not None else 1
+        replicas = 2 if program.zero >= 2 and program.training is not None else 1  # then a pass has nodes of its own
         count = program.ranks_of_replica * replicas
         self._mesh = mesh_of(program.mesh, count)
         of_a_replica = in_slices(program) if replicas > 1 else program
@@ -62,25 +59,17 @@ class Played:
             place_weights(memory.program, memory, weights, self._mesh.coordinates(rank))
 
         self._transports = open_ranks(of_a_replica, single_rank("here"), Way.IN_PROCESS, fill, range(count), self._mesh)
-        self._memories = [transport.memory for transport in self._transports]
         self._hub = self._transports[0].hub
         arguments = {argument.name: argument.default for argument in program.runtime_arguments}
         arguments |= {name: _UNCLIPPED for name in arguments if name.endswith("__max_grad_norm")}
-        self._executors = [
-            Executor(
-                transport.program.training,
-                transport.program,
-                partial(self._tensor, transport.memory),
-                transport=transport,
-                observer=observer,
-            )
-            for transport in self._transports
-            if transport.program.training is not None
-        ]
-        self._steps = [
-            Update(executor, transport, Optimizers(transport.program, transport.sync.memory, arguments))
-            for executor, transport in zip(self._executors, self._transports, strict=False)
-        ]
+        self._executors, self._steps = list[Executor](), list[Update]()
+        for transport in self._transports:
+            own, read = transport.program, partial(self._tensor, transport.memory)
+            if own.training is not None:
+                executor = Executor(own.training, own, read, transport=transport, observer=observer)
+                optimizers = Optimizers(own, transport.sync.memory, arguments)
+                self._executors.append(executor)
+                self._steps.append(Update(executor, transport, optimizers))
         groups = ranks_of_groups(program)
         self._holders = dict(first_holders(program)) | {
             member.gradient: groups[group.name] for group in program.groups for member in group.members
@@ -90,23 +79,20 @@ class Played:
         self._updates = 0
 
     def forward_and_backward(self, batches: Sequence[Sequence[Batch]], number: int) -> Sequence[Sequence[Outputs]]:
-        """The passes of step `number`: `batches` has the micro-batches of each chip. Returns the outputs of each by
-        symbol."""
+        """The outputs of step `number` by symbol; `batches` has the micro-batches of each chip."""
         symbols, micro_batches = self.program.symbols, self.program.micro_batches
         tangents = {
             name: torch.full(symbol.type.shape, 1 / micro_batches, dtype=getattr(torch, symbol.type.dtype))
             for name, symbol in symbols.items()
             if symbol.kind is SymbolKind.TANGENT
         }
-        for update in self._steps:
+        passes = []
+        for rank, update in enumerate(self._steps):
             update.begin_step(self._updates + 1, 1.0)
-        passes = [
-            self._pass(rank, executor, batches[self._chip(rank)], tangents, number)
-            for rank, executor in enumerate(self._executors)
-        ]
+            passes.append(self._pass(rank, batches[self._chip(rank)], tangents, number))
         outputs = run_together(passes, self._hub)
         return [
-            [self._joined({rank: outputs[rank][number] for rank in ranks}) for number in range(micro_batches)]
+            [self._joined({rank: outputs[rank][at] for rank in ranks}) for at in range(micro_batches)]
             for ranks in self._ranks
         ]
 
@@ -124,12 +110,10 @@ class Played:
         """What the evaluation graph gives, on the first chip."""
         passes = []
         for rank in self._ranks[0]:
-            memory = self._memories[rank]
-            place_inputs(memory, batch)
-            graph = memory.program.evaluation
-            read = partial(self._tensor, memory)
-            executor = Executor(graph, memory.program, read, transport=self._transports[rank])
-            passes.append(executor.run())
+            transport = self._transports[rank]
+            own, read = transport.memory.program, partial(self._tensor, transport.memory)
+            place_inputs(transport.memory, batch)
+            passes.append(Executor(own.evaluation, own, read, transport=transport).run())
         seed_torch(seed)
         of_ranks = run_together(passes, self._hub)
         return self._joined({rank: outputs for rank, (outputs,) in zip(self._ranks[0], of_ranks, strict=True)})
@@ -137,7 +121,9 @@ class Played:
     def read(self, symbol: str, chip: int = 0) -> Tensor:
         """The whole tensor of `symbol` that a chip has: a view, or a copy of one that is cut."""
         held = [rank for rank in self._ranks[chip] if self._stage(rank) == self._holders[symbol]]
-        parts = [self._tensor(self._memories[rank], symbol) for rank in held]
+        return self._whole(symbol, [self._tensor(self._transports[rank].memory, symbol) for rank in held])
+
+    def _whole(self, symbol: str, parts: Sequence[Tensor]) -> Tensor:
         cuts = self.program.symbols[symbol].cuts
         return joined(parts, cuts[0]) if cuts else parts[0]
 
@@ -145,27 +131,26 @@ class Played:
         return self._read_only[symbol] if symbol in self._read_only else memory.tensor(symbol)
 
     def _pass(
-        self, rank: int, executor: Executor, batches: Sequence[Batch], tangents: dict[str, Tensor], number: int
+        self, rank: int, batches: Sequence[Batch], tangents: dict[str, Tensor], number: int
     ) -> Steps[Sequence[Outputs]]:
         chip = self._chip(rank)
         if self.program.schedule is None:
-            place_inputs(self._memories[rank], batches[0])
+            place_inputs(self._transports[rank].memory, batches[0])
             batches = IN_MEMORY
 
         def seed(micro_batch: int) -> None:
             seed_torch(seed_of(number, chip, micro_batch))
 
         overlapping = self._steps[rank].overlapping
-        return (yield from executor.run(tangents, batches, seed, last=True, overlapping=overlapping))
+        return (yield from self._executors[rank].run(tangents, batches, seed, last=True, overlapping=overlapping))
 
     def _joined(self, of_ranks: Mapping[int, Outputs]) -> Outputs:
         """The outputs of a chip, from those of its ranks: whole, of the last stage that has them."""
         whole = {}
         for name in dict.fromkeys(name for outputs in of_ranks.values() for name in outputs):
             stage = max(self._stage(rank) for rank, outputs in of_ranks.items() if name in outputs)
-            parts = [outputs[name] for rank, outputs in of_ranks.items() if self._stage(rank) == stage]
-            cuts = self.program.symbols[name].cuts
-            whole[name] = joined(parts, cuts[0]) if cuts else parts[0]
+            held = [outputs[name] for rank, outputs in of_ranks.items() if self._stage(rank) == stage]
+            whole[name] = self._whole(name, held)
         return whole
 
     def _chip(self, rank: int) -> int:

@@ -4,8 +4,9 @@ Each step begins with the same tensors and random numbers on both sides, so noth
 buffer has the bits of eager PyTorch, or it has not. What differs by rounding alone is told; more is an error.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, suppress
+from functools import partial
 from itertools import chain
 from math import isclose
 from pathlib import Path
@@ -15,20 +16,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from sambasim.commands.proof.batches import Batch, equal, made_batches, parts, read_batches
-from sambasim.commands.proof.beside import Beside
-from sambasim.commands.proof.eager import Eager, LiveModel
-from sambasim.commands.proof.played import Played
+from sambasim.commands.proof.eager import Beside, Eager, LiveModel
+from sambasim.commands.proof.played import Batch, Played
 from sambasim.commands.proof.steps import NotForEager, Steps, called
 from sambasim.compiler.capture.tensors import STORED, inputs_in, stored_in
 from sambasim.compiler.capture.trial import as_written, buffers_of_plain_tensors, tracing
+from sambasim.compiler.front import inputs_of
+from sambasim.data.batches import collate
 from sambasim.data.sources import Source
 from sambasim.errors import CaptureError, MachineError, SambasimError
 from sambasim.hardware.host import available_bytes
 from sambasim.ir.operators import OPERATORS
 from sambasim.ir.program import Program
 from sambasim.options.compile import CompileOptions
-from sambasim.pef import PefDocument, map_weights, read
+from sambasim.pef import map_weights, read
 from sambasim.pef.document import Checked, Rounded
 from sambasim.runtime.machine.pytorch import repeatable
 from sambasim.runtime.machine.resources import keep_freed_memory
@@ -38,11 +39,7 @@ FEWEST_STEPS, MOST_STEPS = 2, 8
 _FLOPS = 4e9
 """What all steps of a proof compute, on each side, where that is more than the fewest steps."""
 
-_PART_OF_MEMORY = 3
-
-_MOST_TOLD = 8
-
-_SAME_LOSS = 1e-5
+_PART_OF_MEMORY, _MOST_TOLD, _SAME_LOSS = 3, 8, 1e-5
 
 
 def steps_of(program: Program) -> int:
@@ -64,8 +61,7 @@ def too_large(live: LiveModel) -> str | None:
 
 
 def own_memory(model: nn.Module) -> None:
-    """In a child: parameters and buffers in memory that processes share, by `share_memory()`, get memory of their own,
-    or what is done to them would be done to the caller's."""
+    """In a child: tensors that processes share get memory of their own; changes would reach the caller's."""
     copies: dict[int, Tensor] = {}
     for tensor in (*model.parameters(), *model.buffers()):
         if not is_lazy(tensor) and tensor.is_shared():  # type: ignore[no-untyped-call]  # torch's, untyped
@@ -95,59 +91,48 @@ def prove(
     of the PEF already. Raises CaptureError for a difference."""
     keep_freed_memory()
     own_memory(live.model)
-    with ExitStack() as stack:
-        stack.enter_context(repeatable(1))
-        stack.enter_context(as_written())
-        stack.enter_context(buffers_of_plain_tensors(live.model))
-        stack.enter_context(stored_in(STORED[options.dtype], live.model))
+    stored = stored_in(STORED[options.dtype], live.model)
+    with repeatable(1), as_written(), buffers_of_plain_tensors(live.model), stored, ExitStack() as stack:
         if live.losses is not None:  # apps ask samba.session.tracing what to compute
             stack.enter_context(tracing())
-        document = read(path)
-        weights = map_weights(path, document, check=False)
-        proof = _Proof(document, weights, live, options, source, with_own_weights)
+        proof = _Proof(path, live, options, source, with_own_weights)
         stack.callback(proof.close)
         return Proof(proof.run(steps), tuple(proof.notices()))
 
 
 class _Proof:
     def __init__(
-        self,
-        document: PefDocument,
-        weights: Mapping[str, Tensor],
-        live: LiveModel,
-        options: CompileOptions,
-        source: Source | None,
-        with_own_weights: bool,
+        self, path: Path, live: LiveModel, options: CompileOptions, source: Source | None, with_own_weights: bool
     ) -> None:
+        document = read(path)
+        weights = map_weights(path, document, check=False)
         self._program = program = document.program
-        self._example = inputs_in(STORED[options.dtype], live.inputs)
+        stored = partial(inputs_in, STORED[options.dtype])
+        self._example = stored(live.example.inputs)
         self._passes = program.chips * program.micro_batches
         self._played = Played(program, weights)
         eager = Eager(live, options, program)
         for name, tensor in eager.tensors.items():
             if not with_own_weights:
-                eager.take(name, weights[name])
+                eager.take({name: weights[name]})
             elif not torch.equal(tensor, weights[name]):
                 raise CaptureError(f"the PEF has other values of {called(program, name)} than the model")
         self._eager = Beside(eager, self._played)
         self.close = self._eager.close
         self._read: Iterator[Batch] = iter(())
         if source is not None:
-            self._read = read_batches(source, live.model, options, live.inputs, 1)
+            self._read = read_batches(source, live.model, options, live.example.inputs, 1)
         graphs = [graph for graph in (program.training, program.evaluation) if graph is not None]
         self._steps = {graph.name: Steps(graph, self._played, self._eager, weights) for graph in graphs}
         self._last: Sequence[Batch] = ()
         self._refused: SambasimError | None = None
         self._is_evaluated = True
-        self._whole: Batch | None = None
-        if live.whole is not None:
-            self._whole = inputs_in(STORED[options.dtype], live.whole)
+        self._whole: Batch | None = None if live.whole is None else stored(live.whole)
         if self._passes > 1 and source is not None:
-            self._whole = next(read_batches(source, live.model, options, live.inputs, 0), None)
+            self._whole = next(read_batches(source, live.model, options, live.example.inputs, 0), None)
 
     def notices(self) -> Iterator[str]:
-        """Notices of a batch that PyTorch takes and a run would refuse, and of the parts of a batch, where the mean of
-        their losses is not its own."""
+        """Of a batch that a run would refuse, and of parts of a batch, if the mean of their losses is not its loss."""
         if self._refused is not None:
             where = f", {self._refused.where}" if self._refused.where else ""
             yield f"on batches with other values a run may end: {self._refused.what}{where}"
@@ -177,12 +162,11 @@ class _Proof:
             self._is_evaluated = self._on_a_batch(done, evaluation.evaluate, [(self._last, False)])
         if not done:
             return None
-        comparisons = [steps.comparison for steps in self._steps.values()]
-        differences = [difference for comparison in comparisons for difference in comparison.largest.values()]
+        differences = [difference for steps in self._steps.values() for difference in steps.largest.values()]
         worst = sorted(differences, key=lambda difference: -difference.size)[:_MOST_TOLD]
         return Checked(
             steps=done,
-            compared=sum(comparison.compared for comparison in comparisons),
+            compared=sum(steps.compared for steps in self._steps.values()),
             threads=1,
             torch=torch.__version__.split("+")[0],
             rounded=len(differences),
@@ -219,3 +203,55 @@ class _Proof:
             if not any(equal(batch, self._example) for batch in made):
                 yield made, False
         yield [self._example] * self._passes, False
+
+
+_SHRUNK, _SCALES = 0.75, 8
+"""By which the numbers of an example are multiplied: they stay in any range that has zero in it; and how often."""
+
+
+def read_batches(
+    source: Source, model: nn.Module, options: CompileOptions, example: Batch, first: int
+) -> Iterator[Batch]:
+    """The batches of a replica in the data, from number `first`, as far as samples have the shapes of `example`."""
+    loss, size = options.loss.name if options.loss else None, options.training.batch_size
+    with suppress(SambasimError):
+        for start in range(first * size, len(source.train) - size + 1, size):
+            batch = collate(source.train.__getitems__(range(start, start + size)))
+            inputs = inputs_of(batch, model, loss, inference=options.inference).inputs
+            if any(inputs[name].shape[1:] != tensor.shape[1:] for name, tensor in example.items()):
+                return
+            yield inputs_in(STORED[options.dtype], inputs)
+
+
+def made_batches(example: Batch, number: int) -> Iterator[Batch]:
+    """Batches of the kind of `example`, with smaller floating-point numbers: its elements in another order, in odd
+    batches some of them several times; its samples in another order; all in its order. `number` counts from 0."""
+    scale = _SHRUNK ** (1 + number % _SCALES)
+
+    def rolled(tensor: Tensor) -> Tensor:
+        flat, count = tensor.reshape(-1), tensor.numel()
+        if number % 2 and count:
+            chosen = torch.randint(count, (count,), generator=torch.Generator().manual_seed(number))
+            return flat[chosen].reshape(tensor.shape)
+        return flat.roll(1 + number * (1 + count // 7)).reshape(tensor.shape)
+
+    def of_samples(tensor: Tensor) -> Tensor:
+        return tensor.roll(1 + number, 0) if tensor.ndim else tensor
+
+    def changed(tensor: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
+        other = change(tensor.detach())
+        other = other * scale if tensor.is_floating_point() else other.clone()
+        return other.requires_grad_(tensor.requires_grad)
+
+    for change in (rolled, of_samples, torch.Tensor.detach):
+        yield {name: changed(tensor, change) for name, tensor in example.items()}
+
+
+def equal(batch: Batch, other: Batch) -> bool:
+    return all(torch.equal(tensor, other[name]) for name, tensor in batch.items())
+
+
+def parts(batch: Batch, count: int) -> Sequence[Batch]:
+    """`batch` in `count` parts of as many samples."""
+    chunks = {name: tensor.chunk(count) for name, tensor in batch.items()}
+    return [{name: of[index].contiguous() for name, of in chunks.items()} for index in range(count)]

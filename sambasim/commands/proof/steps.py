@@ -1,22 +1,34 @@
-"""One step of a PEF and of eager PyTorch on the same batch, compared."""
+"""One step of a PEF and of eager PyTorch, compared: equal, rounded, or wrong, with the first wrong operator."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 
-from sambasim.commands.proof.batches import Batch
-from sambasim.commands.proof.beside import Beside, Trained
-from sambasim.commands.proof.differences import Comparison, GraphValues, first_wrong, largest
-from sambasim.commands.proof.played import Played, seed_of
+from sambasim.commands.proof.eager import Beside, Key, Trained, key_of
+from sambasim.commands.proof.played import Batch, Played, seed_of
 from sambasim.errors import CaptureError
-from sambasim.ir.graph import Graph, Node, Output, SourceLine
+from sambasim.ir.graph import Graph, Node, SourceLine
+from sambasim.ir.mesh import TENSOR
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
+from sambasim.runtime.watch.observer import Function, StepObserver
+
+_ROUNDINGS, _ROUNDINGS_OF_PARTS, _ROUNDINGS_IN_16_BITS = 16, 128, 2
+"""The largest difference that is rounding, in units of the last place of the narrowest type of the graph. Products
+whose operands are cut over ranks add up in another order."""
+
+_UPDATE_ROUNDINGS = 4
+"""As `docs/concepts.md` promises of an optimizer step, of the larger of a parameter and its change."""
+
+_EPSILON = torch.finfo(torch.float32).eps
+_PIECE = 1 << 16
+"""Elements that are compared at a time, which fit a cache."""
 
 _REPORT = "please report it, with the model"
 _KEEP = (
@@ -25,10 +37,61 @@ _KEEP = (
 """The remedy of a difference that the first step does not have."""
 
 _OF_ALL = 0.25
-"""Of the largest number of all gradients, what a gradient whose terms cancel is made of."""
-
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """By `size`, relative to the largest number. `position` of the node that gives `value`, and its `source`."""
+
+    name: str
+    size: float
+    value: str
+    position: int
+    source: SourceLine | None = None
+    is_rounding: bool = False
+
+
+def _is_close(before: Tensor, ours: Tensor, theirs: Tensor, bound: float) -> bool:
+    """Whether two updates of `before` differ by at most `bound`, relative to the larger of result and change."""
+    wide = torch.promote_types(ours.dtype, torch.float32)
+    before, ours, theirs = before.to(wide), ours.to(wide), theirs.to(wide)
+    most = torch.maximum(theirs.abs(), (theirs - before).abs_()).mul_(bound)
+    return bool(((ours - theirs).abs_().le(most) | (ours.isnan() & theirs.isnan())).all())
+
+
+def _apart(ours: Tensor, theirs: Tensor) -> tuple[float, float]:
+    """The largest difference of two tensors, and the largest number of `theirs`. NaN equals NaN here."""
+    if ours.shape != theirs.shape:
+        return float("inf"), 0.0
+    ours, theirs = ours.detach().double(), theirs.detach().double()
+    same = (ours == theirs) | (ours.isnan() & theirs.isnan())
+    size = (ours - theirs).abs().masked_fill(same, 0.0).nan_to_num(float("inf"), float("inf"))
+    return float(size.max()), _largest(theirs)
+
+
+def _largest(tensor: Tensor) -> float:
+    """The largest finite number of `tensor`, without its sign."""
+    return float(tensor.detach().double().abs().nan_to_num(0.0, 0.0).max()) if tensor.numel() else 0.0
+
+
+class _GraphValues(StepObserver):
+    """The keys of the results of the operators of a pass, by value."""
+
+    def __init__(self) -> None:
+        self.keys: dict[str, Key] = {}
+
+    def bind(self, replica: int, node: Node, function: Function) -> Function:
+        def noted(*operands: object, **keywords: object) -> object:
+            result = function(*operands, **keywords)
+            results = result if isinstance(result, tuple | list) else (result,)
+            for name, value in zip(node.results, results, strict=False):
+                if name is not None and isinstance(value, Tensor):
+                    self.keys[name] = key_of(value)
+            return result
+
+        return noted
 
 
 class NotForEager(Exception):
@@ -37,29 +100,37 @@ class NotForEager(Exception):
 
 def called(program: Program, symbol: str) -> str:
     """What the user calls a symbol: `the gradient of fc.weight`."""
-    one = program.symbols[symbol]
+    kind, names = program.symbols[symbol].kind, program.symbols[symbol].torch_names
     if symbol == program.loss:
         return "the loss"
-    if one.kind is SymbolKind.GRADIENT:
+    if kind is SymbolKind.GRADIENT:
         parameter = next((m.parameter for group in program.groups for m in group.members if m.gradient == symbol), "")
         return f"the gradient of {called(program, parameter).removeprefix('the parameter ')}" if parameter else symbol
-    return f"the {one.kind} {(*one.torch_names, symbol)[0]}"
+    return f"the {kind} {(*names, symbol)[0]}"
 
 
 class Steps:
-    """The steps of `graph`, the training or the evaluation graph, which `eager` does too."""
+    """The steps of `graph`, the training or the evaluation graph, which `eager` does too, and their differences."""
 
     def __init__(self, graph: Graph, played: Played, eager: Beside, weights: Mapping[str, Tensor]) -> None:
-        self._graph = graph
+        self._graph, self._played, self._eager, self._weights = graph, played, eager, weights
         self._program = program = played.program
-        self._played = played
-        self._eager = eager
-        self._weights = weights
-        self.comparison = Comparison(program, graph)
-        self._of_kind: dict[SymbolKind, list[Output]] = {kind: [] for kind in SymbolKind}
+        self._of_kind: dict[SymbolKind, list[tuple[str, str]]] = {kind: [] for kind in SymbolKind}
         for output in graph.outputs:
-            self._of_kind[program.symbols[output.symbol].kind].append(output)
+            self._of_kind[program.symbols[output.symbol].kind].append((output.symbol, output.value))
         self._members = [member for group in program.groups for member in group.members]
+        self._positions = {name: at for at, node in enumerate(graph.nodes) for name in node.results if name}
+        own = [symbol.type for symbol in program.symbols.values()] + list(graph.values.values())
+        types = {getattr(torch, type_.dtype, torch.float32) for type_ in own}
+        epsilon = max((torch.finfo(dtype).eps for dtype in types if dtype.is_floating_point), default=_EPSILON)
+        is_cut = any(axis.name == TENSOR and axis.size > 1 for axis in program.mesh)
+        roundings = _ROUNDINGS_IN_16_BITS if epsilon > _EPSILON else _ROUNDINGS
+        self._bound = epsilon * (_ROUNDINGS_OF_PARTS if is_cut else roundings)
+        self._differences: list[Difference] = []
+        self.largest: dict[str, Difference] = {}
+        """The largest differences of all steps, by name."""
+        self.compared = 0
+        """How many tensors were compared."""
 
     def evaluate(self, number: int, batches: Sequence[Batch]) -> None:
         """Compare the outputs of the evaluation graph. Raises NotForEager, and CaptureError for a difference."""
@@ -75,18 +146,22 @@ class Steps:
         program, played = self._program, self._played
         request = [batches[chip :: program.chips] for chip in range(program.chips)], number
         theirs: Trained
-        outputs, theirs = self._both(lambda: played.forward_and_backward(*request), "train", *request)
-        for chip in range(program.chips):
+        ours, theirs = self._both(lambda: played.forward_and_backward(*request), "train", *request)
+        for chip, (of_chip, outputs, buffers) in enumerate(zip(ours, theirs.outputs, theirs.buffers, strict=True)):
             where = f" of chip {chip}" if program.chips > 1 else ""
-            for ours, of_pass in zip(outputs[chip], theirs.outputs[chip], strict=True):
-                self._compare_outputs(ours, of_pass, where)
-            for output in self._of_kind[SymbolKind.BUFFER]:
-                buffer, now = theirs.buffers[chip][output.symbol], played.read(output.symbol, chip)
-                self.comparison.add(called(program, output.symbol) + where, output.value, now, buffer)
+            for own, of_eager in zip(of_chip, outputs, strict=True):
+                self._compare_outputs(own, of_eager, where)
+            for symbol, value in self._of_kind[SymbolKind.BUFFER]:
+                self._add(called(program, symbol) + where, value, played.read(symbol, chip), buffers[symbol])
         updates = played.updates and (number == 0 or program.ranks_of_replica > 1)
         if updates:
             played.update()
-        self._compare_gradients()
+        values, shared = dict(self._of_kind[SymbolKind.GRADIENT]), self._eager.shared
+        # Of the largest number of all gradients, what a gradient whose terms cancel is made of.
+        scale = cache(lambda: max(map(_largest, shared.values()), default=0.0) * _OF_ALL)
+        for member in self._members:
+            name, other = member.gradient, shared[member.parameter]
+            self._add(called(program, name), values[name], played.read(name), other, scale)
         if theirs.others:
             what = f"{called(program, theirs.others[0])} has a gradient in eager PyTorch, and none in the PEF"
             raise CaptureError(what, remedy=_REPORT)
@@ -111,19 +186,8 @@ class Steps:
         return ours, theirs
 
     def _compare_outputs(self, ours: Mapping[str, Tensor], theirs: Sequence[Tensor], where: str) -> None:
-        for output, other in zip(self._of_kind[SymbolKind.OUTPUT], theirs, strict=False):
-            self.comparison.add(called(self._program, output.symbol) + where, output.value, ours[output.symbol], other)
-
-    def _compare_gradients(self) -> None:
-        values = {output.symbol: output.value for output in self._of_kind[SymbolKind.GRADIENT]}
-
-        @cache
-        def scale() -> float:
-            return max(map(largest, self._eager.shared.values()), default=0.0) * _OF_ALL
-
-        for member in self._members:
-            name, other = member.gradient, self._eager.shared[member.parameter]
-            self.comparison.add(called(self._program, name), values[name], self._played.read(name), other, scale)
+        for (symbol, value), other in zip(self._of_kind[SymbolKind.OUTPUT], theirs, strict=False):
+            self._add(called(self._program, symbol) + where, value, ours[symbol], other)
 
     def _compare_update(self) -> None:
         shared = self._eager.shared
@@ -133,19 +197,52 @@ class Steps:
             return
         for name, theirs in shared.items():
             said = f"{called(self._program, name)} after a step of the optimizer"
-            self.comparison.add_update(said, self._weights[name], self._played.read(name), theirs)
+            self._add_update(said, self._weights[name], self._played.read(name), theirs)
         self._raise(0, None)
+
+    def _add(
+        self, name: str, value: str, ours: Tensor, theirs: Tensor, scale: Callable[[], float] = lambda: 0.0
+    ) -> None:
+        """Compare a tensor, which the graph has as `value`. `scale`: numbers of this size were added up for it."""
+        self.compared += 1
+        if ours.shape == theirs.shape and torch.equal(ours, theirs):
+            return
+        size, whole = _apart(ours, theirs)
+        if not size:
+            return
+        position = self._positions.get(value, -1)
+        source = self._graph.nodes[position].source if position >= 0 else None
+        is_rounding = size <= self._bound * whole or size <= self._bound * scale()
+        relative = size / whole if whole else size
+        self._differences.append(Difference(name, relative, value, position, source, is_rounding))
+
+    def _add_update(self, name: str, before: Tensor, ours: Tensor, theirs: Tensor) -> None:
+        """Compare a parameter that both sides have updated, each with its own kernel. In 16 bits rounding is told."""
+        self.compared += 1
+        bound = _UPDATE_ROUNDINGS * torch.finfo(ours.dtype).eps
+        flat = (tensor.detach().reshape(-1) for tensor in (before, ours, theirs))
+        parts = zip(*(torch.split(tensor, _PIECE) for tensor in flat), strict=True)
+        is_rounding = all(torch.equal(new, other) or _is_close(old, new, other, bound) for old, new, other in parts)
+        if is_rounding and (torch.finfo(ours.dtype).bits > 16 or torch.equal(ours, theirs)):
+            return
+        size, whole = _apart(ours, theirs)
+        relative = size / whole if whole else size
+        self._differences.append(Difference(name, relative, "", len(self._graph.nodes), is_rounding=is_rounding))
 
     def _raise(self, number: int, batch: Batch | None) -> None:
         """Raises CaptureError if a step has differed by more than rounding, on `batch`."""
-        difference = self.comparison.end_step()
-        if difference is None:
+        differences, self._differences = self._differences, []
+        for difference in differences:
+            if difference.name not in self.largest or difference.size > self.largest[difference.name].size:
+                self.largest[difference.name] = difference
+        larger = [difference for difference in differences if not difference.is_rounding]
+        if not larger:
             return
-        where = f"in step {number + 1} {difference.name}"
-        what = f"{where} differs from eager PyTorch by {difference.size:.1e} of its largest number"
-        line = difference.source
+        first = min(larger, key=lambda difference: difference.position)
+        what = f"in step {number + 1} {first.name} differs from eager PyTorch by {first.size:.1e} of its largest number"
+        line = first.source
         if batch is not None and self._program.ranks_of_replica == 1:
-            wrong = self._first_wrong(difference.value, batch)
+            wrong = self._first_wrong(first.value, batch)
             if wrong is not None:
                 what += f": {wrong.operator} gives a result that eager PyTorch has nowhere"
                 line = wrong.source or line
@@ -156,17 +253,26 @@ class Steps:
         )
 
     def _first_wrong(self, value: str, batch: Batch) -> Node | None:
-        """The node because of which `value` differs, in another step on `batch`."""
-        ours = GraphValues()
+        """The first node below `value` whose results in another step on `batch` eager PyTorch has nowhere."""
+        ours = _GraphValues()
         played = Played(self._program, self._weights, ours)
         self._eager.is_behind = True
-        theirs = self._eager.ask(played, "values", batch)
+        theirs: set[Key] | None = self._eager.ask(played, "values", batch)
         played.forward_and_backward([[batch]], 0)
-        return None if theirs is None else first_wrong(self._graph, value, ours.keys, theirs)
+        if theirs is None:
+            return None
+        needed = {value}
+        for node in reversed(self._graph.nodes):
+            if not needed.isdisjoint(node.results):
+                needed.update(node.reads)
+        for node in self._graph.nodes:
+            keys = {ours.keys[name] for name in node.results if name in needed and name in ours.keys}
+            if keys and theirs.isdisjoint(keys):
+                return node
+        return None
 
 
 def _found(line: SourceLine) -> str:
     """`line` as other errors have it: a PEF names files relative to the folders from which Python imports."""
-    folders = (Path(folder) for folder in (*sys.path, ""))
-    files = ((folder / line.file).absolute() for folder in folders)
+    files = ((Path(folder) / line.file).absolute() for folder in (*sys.path, ""))
     return str(replace(line, file=str(next((file for file in files if file.exists()), line.file))))

@@ -1,0 +1,274 @@
+"""Train a PEF, predict with it, and predict what a device would do, in Python."""
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from rich.console import RenderableType
+from torch import Tensor, nn
+
+from sambasim.api.given import data_of
+from sambasim.api.pef import Pef, opened, unwrapped
+from sambasim.api.ranks import command, connected, speaks_python, supervised
+from sambasim.bounded import MOST_REPLICAS
+from sambasim.commands.question import Question, counts, paths, predicted
+from sambasim.commands.run import checked_pef, train
+from sambasim.compiler.capture.tensors import held_by
+from sambasim.errors import DataError, LaunchError, OptionError, WeightsError
+from sambasim.options.given import given_settings
+from sambasim.options.run import RunOptions, run_options
+from sambasim.records.metrics import EvaluationRecord, InferenceRecord, SummaryRecord
+from sambasim.report.simulation import simulation_json, simulation_report
+from sambasim.report.summaries import step_times
+from sambasim.report.tables import Shown, Tables, sparkline
+from sambasim.runtime.inference import InferenceJob
+from sambasim.runtime.machine.communicator import Communicator
+from sambasim.runtime.run.run_observer import RunObserver, Step
+from sambasim.terminal.output import scores
+from sambasim.terminal.progress import RunProgress
+from sambasim.units import counted, format_seconds
+
+_SLOWEST = 10
+
+
+@dataclass(repr=False, eq=False)
+class Run(Shown):
+    """A run that has ended: the loss of each step, the evaluations, the trained weights by the names of the model's
+    `state_dict`, and the `summary` of `sambasim run --json`."""
+
+    name: str
+    losses: list[float]
+    evaluations: list[EvaluationRecord]
+    weights: Mapping[str, Tensor]
+    summary: SummaryRecord
+
+    def load_into(self, model: nn.Module) -> nn.Module:
+        """Gives `model` the trained weights, and returns it. Raises WeightsError for another model."""
+        tensors, target = _tensors_of(model), unwrapped(model)
+        wrong = sorted(tensors.keys() ^ self.weights.keys())
+        wrong += [name for name in tensors if name not in wrong and tensors[name].shape != self.weights[name].shape]
+        if wrong:
+            what = f"the weights of {self.name} do not fit the model: {wrong[0]} is in one only, or of another shape"
+            raise WeightsError(what, remedy="give the model that was compiled")
+        with suppress(Exception):  # for its hooks: it may take other names than those of state_dict()
+            target.load_state_dict({**target.state_dict(), **self.weights})
+        for name, tensor in _tensors_of(model).items():
+            tensor.copy_(self.weights[name])
+        return model
+
+    @cached_property
+    def accuracy(self) -> float | None:
+        """Of the last evaluation."""
+        return self.evaluations[-1].accuracy if self.evaluations else None
+
+    def parts(self) -> list[RenderableType]:
+        lines = [repr(self), f"loss {sparkline(self.losses)}"]
+        for evaluation in self.evaluations[-1:]:
+            facts = ", ".join(scores(evaluation.loss, evaluation.accuracy))
+            lines.append(f"held out {evaluation.samples} samples: {facts}")
+        return ["\n".join(lines), *(step_times(self.summary) if self.losses else ())]
+
+    def __repr__(self) -> str:
+        summary, steps = self.summary, counted(len(self.losses), "step")
+        took = f"{steps} on {counted(summary.world_size, 'replica')} in {format_seconds(summary.training_s)} (measured)"
+        return f"Run({self.name}: {took}, loss {summary.loss_first:.4f} -> {summary.loss_last:.4f})"
+
+
+def _tensors_of(model: nn.Module) -> dict[str, Tensor]:
+    """The parameters and buffers of `model` by their names in its `state_dict()`, which may also have other entries."""
+    return {name: held.tensor.detach() for held in held_by(unwrapped(model)) for name in held.names}
+
+
+@speaks_python()
+def run(
+    pef: Pef | str | Path, data: object = None, *, replicas: int | None = None, quiet: bool = False, **options: Any
+) -> Run:
+    """Train a PEF, in this process or as the ranks of `mpirun -np N python SCRIPT`; any number of times.
+
+    - `data`: arrays or tensors side by side, `(x, target)` or `{"x": x, "target": y}`; a map-style data set; a pair of
+      them, to train and to evaluate; a string as for `--data`; None for what the PEF names
+    - `replicas`: how many this process runs, by default the fewest that the PEF allows; under mpirun, its ranks
+    - `quiet`: print no progress
+    - `options`: flags of `sambasim run` by keyword, such as `epochs=3, lr=1e-3, save="w.safetensors"`, and
+      `set={"data.shuffle": False}`
+
+    Each call starts from the weights of the PEF, or those of `weights="FILE"`. The bits are the same in one process and
+    under mpirun. Raises OptionError, LaunchError, DataError and NumericsError; under mpirun, an error of one rank in
+    training is printed once, and ends all ranks.
+    """
+    world, given = connected(), opened(pef)
+    chosen = _options_of_run(given, data, replicas, options, world)
+    path, mesh = checked_pef(chosen, Path("out"), world, command())
+    recorder = _Recorder()
+    observers: list[RunObserver] = [recorder]
+    if world.rank == 0 and not quiet:
+        observers.append(RunProgress(predicts=chosen.predict))
+    with supervised(world, path, mesh, chosen) as activity:
+        live = None if isinstance(data, str | Path) else data_of(data)
+        summary, weights = train(path, chosen, world, activity, command(), observers, live, keeps_weights=True)
+    return Run(given.name, recorder.losses, recorder.evaluations, dict(weights), summary)
+
+
+def _options_of(
+    pef: Pef, data: object, keywords: Mapping[str, object], instead: Mapping[str, str], **own: object
+) -> RunOptions:
+    """Raises OptionError for flags that are not for Python: `instead` says what they are here."""
+    for name in keywords:
+        if name in instead:
+            raise OptionError(f"this call takes no {name}", remedy=f"it is {instead[name]}")
+    flags = {"pef": str(pef.path), **own, **keywords}
+    settings = given_settings(flags.pop("set", None) or {})
+    if isinstance(data, str | Path):
+        flags["data"] = str(data)
+    return run_options(flags, settings)
+
+
+def _options_of_run(
+    pef: Pef, data: object, replicas: int | None, keywords: Mapping[str, object], world: Communicator
+) -> RunOptions:
+    """Raises OptionError for flags that are not for Python, LaunchError if mpirun started other replicas."""
+    instead = {"emulate_replicas": "replicas=N", "inference": "sambasim.predict", "predictions": "sambasim.predict"}
+    instead |= {"pef": "the first argument", "json": "the summary of the result"}
+    if data is None and pef.document.data_source.get("source") is None and "data" not in keywords:
+        raise DataError(f"the PEF {pef.name} names no data", remedy="data=(inputs, targets), or a data set")
+    if replicas is not None and (type(replicas) is not int or replicas < 1):
+        raise OptionError(f"replicas is {replicas!r}", remedy="a whole number of at least 1")
+    ranks, of_replica, fewest = world.world_size, pef.program.ranks_of_replica, pef.program.world_size
+    if ranks == 1:
+        count = fewest if replicas is None else replicas
+        if count < fewest:
+            what = f"replicas is {count}, and {pef.name} is for at least {fewest}"
+            raise LaunchError(what, remedy=f"replicas={fewest}")
+        own = {"emulate_replicas": count} if count * of_replica > 1 else {}
+        return _options_of(pef, data, keywords, instead, **own)
+    chosen = _options_of(pef, data, keywords, instead)
+    started = (ranks - (chosen.parameter_servers or 0)) // (1 if chosen.one_process_per_replica else of_replica)
+    if replicas not in (None, started):
+        remedy = "leave out replicas, or start as many ranks as they need"
+        raise LaunchError(f"replicas is {replicas}, and mpirun started {started}", remedy=remedy)
+    return chosen
+
+
+class _Recorder(RunObserver):
+    def __init__(self) -> None:
+        self.losses: list[float] = []
+        self.evaluations: list[EvaluationRecord] = []
+
+    def stepped(self, step: Step) -> None:
+        self.losses.append(step.loss)
+
+    def evaluated(self, record: EvaluationRecord) -> None:
+        self.evaluations.append(record)
+
+
+class Prediction(Shown):
+    """The outputs of the model for all samples, in the order of the data, and the mean loss and accuracy where samples
+    have labels. `record` is what `sambasim run --inference --json` prints."""
+
+    def __init__(self, outputs: list[Tensor], record: InferenceRecord) -> None:
+        self.outputs, self.record = outputs, record
+        self.loss, self.accuracy = record.loss, record.accuracy
+
+    def parts(self) -> list[RenderableType]:
+        return ["\n".join([repr(self), *(f"notice: {notice}" for notice in self.record.notices)])]
+
+    def __repr__(self) -> str:
+        shapes = ", ".join(f"{list(output.shape)}" for output in self.outputs)
+        facts = [f"{self.record.samples} samples in {format_seconds(self.record.prediction_s)} (measured)"]
+        facts += [f"outputs {shapes}"] if shapes else []
+        return f"Prediction({', '.join([*facts, *scores(self.loss, self.accuracy)])})"
+
+
+@speaks_python()
+def predict(
+    pef: Pef | str | Path,
+    data: object = None,
+    *,
+    weights: Run | nn.Module | Mapping[str, Tensor] | str | Path | None = None,
+    **options: Any,
+) -> Prediction:
+    """Run the model of a PEF on a data set, in evaluation mode. Under mpirun, ranks share the samples.
+
+    - `data`: as for `run`; labels may be left out. Of a pair, the second is predicted
+    - `weights`: a run, a model, a `state_dict`, or a file of `--save`; None for those in the PEF
+    - `options`: flags of `sambasim run --inference` by keyword, such as `threads=4`, and `set={"data.shuffle": False}`
+
+    Raises OptionError, DataError, and WeightsError for weights of another model.
+    """
+    world, given = connected(), opened(pef)
+    own = {"weights": Path(weights)} if isinstance(weights, str | Path) else {}
+    held: Mapping[str, Tensor] | None = None
+    match weights:
+        case Run():
+            held = weights.weights
+        case nn.Module():
+            held = _tensors_of(weights)
+        case Mapping():
+            held = {name: value for name, value in weights.items() if isinstance(value, Tensor)}  # it may have more
+        case None | str() | Path():
+            pass
+        case _:
+            remedy = "a run, a model, a state_dict, or a file of --save"
+            raise OptionError(f"weights is of type {type(weights).__name__}", remedy=remedy)
+    instead = {"pef": "the first argument", "json": "the record of the result", "emulate_replicas": "for training"}
+    chosen = _options_of(given, data, options, instead, inference=True, **own)
+    path, mesh = checked_pef(chosen, Path("out"), world, command())
+    live = None if isinstance(data, str | Path) else data_of(data)
+    with supervised(world, path, mesh, chosen) as activity:
+        job = InferenceJob(path, chosen, world, activity, live, held, keeps_outputs=True)
+        record = job.run()
+        outputs = world.broadcast_object(job.outputs)
+    return Prediction(outputs, record)
+
+
+class Simulation(Tables):
+    """What is predicted for a device, one record for each batch size or number of ranks, as `sambasim simulate --json`
+    prints it. Nothing of it is measured."""
+
+    record: list[dict[str, Any]]
+
+    @property
+    def step_s(self) -> float:
+        """The predicted seconds of a step, of the first record."""
+        return float(self.record[0]["predicted_s"])
+
+
+@speaks_python()
+def simulate(
+    pef: Pef | str | Path,
+    *,
+    arch: str | None = None,
+    num_tiles: int | None = None,
+    level: str | None = None,
+    batch_sizes: int | Sequence[int] = (),
+    replicas: int | Sequence[int] = 1,
+    sync: str | Sequence[str] = "host,rdu",
+    cluster: str | None = None,
+) -> Simulation:
+    """Predict a training step on a device: its time, its limits, its scaling. Nothing is run.
+
+    - `pef`: a PEF, or a config (`"net.toml"`) or a model (`"net.py:Net"`), which is captured without memory
+    - `arch`, `num_tiles`, `level`, `batch_sizes`: the device, tiles of a replica, `"o0"` to `"o3"`, samples of a
+      replica; by default as compiled
+    - `replicas`, `sync`, `cluster`: numbers of replicas, by which paths they sync, and the machine
+
+    Raises OptionError, and PefError for a PEF that is not valid.
+    """
+    question = Question(
+        subject=str(pef.path if isinstance(pef, Pef) else pef),
+        output_folder=Path("out"),
+        arch=arch,
+        num_tiles=num_tiles,
+        level=level,
+        batch_sizes=counts(batch_sizes or None, "batch_sizes"),
+        replicas=counts(replicas or None, "replicas", MOST_REPLICAS),
+        sync=paths(sync if isinstance(sync, str) else ",".join(sync)),
+        cluster=cluster,
+    )
+    predictions = predicted(question, lambda phase: None)
+    lines = [line for prediction in predictions for line in simulation_json(prediction, question.sync)]
+    return Simulation(simulation_report(predictions, question.sync, _SLOWEST), list(map(json.loads, lines)))

@@ -1,0 +1,170 @@
+"""What `report` writes of a run, a PEF or a model, and `compare` of two of a kind, each with its own imports."""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from enum import StrEnum
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sambasim.commands.outputs import check_output_files, check_output_folder
+from sambasim.errors import OptionError, WeightsError
+from sambasim.options.base import Refused
+from sambasim.options.grammar import step_range
+from sambasim.pef import check as check_pef
+from sambasim.pef import locate, map_weights, peek
+from sambasim.records.digests import is_recording, read_recording
+from sambasim.records.metrics import read_run
+from sambasim.report.compare.runs import compare_metrics, compare_runs
+from sambasim.report.tables import Row
+from sambasim.runtime.checkpoint.folder import MANIFEST_FILE, checkpoints_in
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from sambasim.commands.question import OnPhase, Question
+
+
+def _check_outputs(subject: str, page: Path | None, tables: Path | None, *inputs: Path | None) -> None:
+    """Raises OptionError if there are none, or they cannot be written, or would overwrite one of `inputs`."""
+    if page is None and tables is None:
+        raise OptionError("no output is named", remedy=f"sambasim report {subject} --html FILE.html")
+    check_output_files({"--html": ("the page", page)}, *inputs)
+    if tables is not None:
+        check_output_folder(tables, "the tables", "another place: --tables FOLDER")
+
+
+def measured(subject: str, page: Path | None, flags: Sequence[str]) -> dict[Path, str]:
+    """The page about a run. Raises OptionError for `flags`, which are for predictions."""
+    from sambasim.report.page import measured_page
+
+    run = Path(subject)
+    if flags:
+        raise OptionError(
+            f"{subject} is a run, and {', '.join(flags)} is for predictions about a PEF",
+            remedy=f"sambasim report NAME.pef --run {shlex.quote(subject)} --html {page or 'FILE.html'}",
+        )
+    _check_outputs(subject, page, None, run)
+    return {page: measured_page(read_run(run), run.name)} if page else {}
+
+
+def predicted_texts(
+    question: "Question", page: Path | None, tables: Path | None, run: Path | None, on_phase: "OnPhase"
+) -> dict[Path, str]:
+    """What is predicted, with the measurements of a `run` of the PEF, by file."""
+    from sambasim.commands.question import is_model, predicted
+    from sambasim.report.formats import section_report_csv, summary_json
+    from sambasim.report.page import predicted_page
+    from sambasim.simulation.sync import SyncPath
+
+    subject = question.subject
+    _check_outputs(subject, page, tables)
+    pef = None if is_model(subject) else locate(subject, question.output_folder)
+    if pef is None and run is not None:
+        what = f"{run} is a run of a PEF, and {subject} is a model"
+        raise OptionError(what, remedy=f"sambasim compile {subject}, and name its PEF")
+    _check_outputs(subject, page, tables, pef, run)
+    header = None if pef is None else peek(pef)
+    digest, checked = (None, None) if header is None else (header.digest, header.checked)
+    records = None if run is None else (read_run(run), run.name)
+    summary = records and records[0].summary
+    if digest and summary and summary.pef_digest != digest:
+        raise OptionError(
+            f"{run} is a run of another PEF, {summary.pef_digest[:12]}; this one is {digest[:12]}",
+            remedy=f"give the PEF that was run, or a page of the run alone: sambasim report {run} --html FILE",
+        )
+    name = subject if pef is None else str(pef)
+    (prediction,) = predicted(replace(question, subject=name, replicas=sorted(question.replicas)), on_phase)
+    step = prediction.steps[SyncPath.RDU][0]
+    if tables is not None and step.several_ranks:
+        what = f"--tables is for replicas of one rank, and those of {name} have several"
+        raise OptionError(what, remedy=f"sambasim report {name} --html FILE.html")
+    texts: dict[Path, str] = {}
+    if page is not None:
+        texts[page] = predicted_page(prediction, digest, records, checked)
+    if tables is not None:
+        texts[tables / "section_report.csv"] = section_report_csv(prediction.alone)
+        texts[tables / "summary.json"] = summary_json(step.synced, prediction.program.name)
+    return texts
+
+
+class _Kind(StrEnum):
+    RUN = "the digests of a run"
+    PEF = "a PEF"
+    CHECKPOINT = "a checkpoint"
+    WEIGHTS = "a file of weights"
+    METRICS = "the metrics of a run"
+
+
+def compare(a: str, b: str, steps: str | None, output_folder: Path) -> Row:
+    """The differences of `a` and `b`, in `steps` alone. Raises OptionError if they are not two of one kind."""
+    try:
+        wanted = step_range(steps).__contains__
+    except Refused as error:
+        (problem,) = error.problems
+        raise OptionError(f"--steps {problem.given}: {problem.what}", remedy=f"--steps {problem.remedy}") from None
+    kind, other = _kind(a, output_folder), _kind(b, output_folder)
+    if kind != other:
+        raise OptionError(
+            f"{a} is {kind}, and {b} is {other}: only two of one kind can be compared",
+            remedy=f"sambasim compare {a} OTHER, where OTHER is {kind} too",
+        )
+    if steps is not None and kind not in (_Kind.RUN, _Kind.METRICS):
+        raise OptionError(f"--steps is for runs, and {a} is {kind}", remedy=f"sambasim compare {a} {b}")
+    if kind is _Kind.RUN:
+        return compare_runs(read_recording(Path(a)), read_recording(Path(b)), wanted)
+    if kind is _Kind.METRICS:
+        return compare_metrics((a, read_run(Path(a))), (b, read_run(Path(b))), wanted)
+
+    from sambasim.report.compare.tensors import compare_files, compare_pefs  # torch
+
+    if kind is _Kind.WEIGHTS:
+        return compare_files("weights", a, b, (_weights(Path(a)), _weights(Path(b))))
+    if kind is _Kind.CHECKPOINT:
+        from sambasim.runtime.checkpoint.changes import differences
+        from sambasim.runtime.checkpoint.content import check
+
+        ours, theirs = check(Path(a)), check(Path(b))
+        changes = differences(ours.manifest, theirs.manifest)
+        facts = [Row(name=change.name, a=change.before, b=change.now) for change in changes]
+        return compare_files("checkpoints", a, b, (ours.tensors(), theirs.tensors()), facts)
+    paths = locate(a, output_folder), locate(b, output_folder)
+    left, right = ((str(path), check_pef(path)) for path in paths)
+    read_left, read_right = (partial(map_weights, path, check=False) for path in paths)
+    return compare_pefs(left, right, (read_left, read_right))
+
+
+def _kind(name: str, output_folder: Path) -> _Kind:
+    """Raises OptionError if there is nothing called `name`, or nothing that can be compared."""
+    path = Path(name)
+    if not path.exists():
+        try:
+            locate(name, output_folder)
+        except OptionError:
+            what = f"there is nothing called {name}: no folder, no file and no PEF"
+            raise OptionError(what, where=f"seen from {Path.cwd()}", remedy="sambasim compare --help") from None
+    if not path.is_dir():
+        return {".safetensors": _Kind.WEIGHTS, ".jsonl": _Kind.METRICS}.get(path.suffix, _Kind.PEF)
+    if is_recording(path):
+        return _Kind.RUN
+    if (path / MANIFEST_FILE).exists():
+        return _Kind.CHECKPOINT
+    if there := checkpoints_in(path):
+        what = f"{name} is a folder of {len(there)} checkpoints"
+        raise OptionError(what, remedy=f"name one of them: {path / there[0].name}")
+    what = f"{name} is a folder without the digests of a run, and not a checkpoint"
+    raise OptionError(what, where=str(path / "run.json"), remedy=f"sambasim run --pef … --record-digests {name}")
+
+
+def _weights(path: Path) -> "Mapping[str, Tensor]":
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    remedy = "a file of sambasim run --save FILE.safetensors"
+    if not path.is_file():
+        raise WeightsError(f"the weights file {path} is not there", remedy=remedy)
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise WeightsError(f"{path} is not a safetensors file: {error}", remedy=remedy) from error
