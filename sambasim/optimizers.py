@@ -43,19 +43,14 @@ class OptimizerEntry:
         return () if self.needs is not None and not hyperparameters.get(self.needs) else tuple(self.states)
 
 
-def _sgd(given: Numbers, is_first: bool) -> Mapping[str, float | bool]:
-    names = ("lr", "weight_decay", "momentum", "dampening", "nesterov")
-    return {name: given[name] for name in names} | {"maximize": False, "is_first_step": is_first}
+def _keywords(*names: str, **fixed: bool) -> Callable[[Numbers, bool], Mapping[str, float | bool]]:
+    """The hyperparameters `names`, `is_first_step` if it is one of them, and those that are `fixed`."""
 
+    def keywords(given: Numbers, is_first: bool) -> Mapping[str, float | bool]:
+        known = {**given, "is_first_step": is_first}
+        return {name: known[name] for name in names} | {"maximize": False} | fixed
 
-def _adam(given: Numbers, is_first: bool) -> Mapping[str, float | bool]:
-    names = ("lr", "weight_decay", "beta1", "beta2", "eps")
-    return {name: given[name] for name in names} | {"maximize": False, "amsgrad": False}
-
-
-def _adagrad(given: Numbers, is_first: bool) -> Mapping[str, float | bool]:
-    names = ("lr", "lr_decay", "weight_decay", "eps")
-    return {name: given[name] for name in names} | {"maximize": False}
+    return keywords
 
 
 def _lion(parameter: Tensor, gradient: Tensor, states: Mapping[str, Tensor], given: Numbers) -> None:
@@ -68,31 +63,33 @@ def _lion(parameter: Tensor, gradient: Tensor, states: Mapping[str, Tensor], giv
 
 _AVERAGES = {"exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq"}
 _ADAM_OPERANDS = ("exp_avg", "exp_avg_sq", "", "step")
+_ADAM_KEYWORDS = _keywords("lr", "weight_decay", "beta1", "beta2", "eps", amsgrad=False)
+_SGD_KEYWORDS = _keywords("lr", "weight_decay", "momentum", "dampening", "nesterov", "is_first_step")
 
 OPTIMIZERS: Mapping[str, OptimizerEntry] = {
     "sgd": OptimizerEntry(
         {"lr": 1e-3, "momentum": 0.0, "dampening": 0.0, "nesterov": False, "weight_decay": 0.0},
         {"momentum": "momentum_buffer"},
-        update=Fused("_fused_sgd_", ("momentum",), _sgd),
+        update=Fused("_fused_sgd_", ("momentum",), _SGD_KEYWORDS),
         torch_name="SGD",
         needs="momentum",
     ),
     "adam": OptimizerEntry(
         {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0},
         _AVERAGES,
-        update=Fused("_fused_adam_", _ADAM_OPERANDS, _adam),
+        update=Fused("_fused_adam_", _ADAM_OPERANDS, _ADAM_KEYWORDS),
         torch_name="Adam",
     ),
     "adamw": OptimizerEntry(
         {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 1e-2},
         _AVERAGES,
-        update=Fused("_fused_adamw_", _ADAM_OPERANDS, _adam),
+        update=Fused("_fused_adamw_", _ADAM_OPERANDS, _ADAM_KEYWORDS),
         torch_name="AdamW",
     ),
     "adagrad": OptimizerEntry(
         {"lr": 1e-2, "lr_decay": 0.0, "eps": 1e-10, "weight_decay": 0.0},
         {"sum": "sum"},
-        update=Fused("_fused_adagrad_", ("sum", "step"), _adagrad),
+        update=Fused("_fused_adagrad_", ("sum", "step"), _keywords("lr", "lr_decay", "weight_decay", "eps")),
         torch_name="Adagrad",
     ),
     "lion": OptimizerEntry(

@@ -42,7 +42,7 @@ def inspect_command(
       sambasim inspect char_gpt --schedule
       sambasim inspect digits --json | python -m json.tool
     """
-    from sambasim.ir.printer import format_graph, format_section
+    from sambasim.ir.graph import format_graph, format_section
     from sambasim.ir.schedule import draw
     from sambasim.pef import locate, peek, read
     from sambasim.report.inspect import contents, inspection, section_detail
@@ -55,7 +55,7 @@ def inspect_command(
     document = read(path)
     program = document.program
     if as_graph:
-        print(printable("\n".join(format_graph(program, graph) for graph in program.graphs)), end="")
+        print(printable("\n".join(format_graph(graph, program.symbols) for graph in program.graphs)), end="")
         return
     if as_schedule:
         if program.schedule is None:

@@ -24,7 +24,7 @@ from sambasim.compiler.capture.step import TARGET, Example
 from sambasim.compiler.compile import Compiled, Stopwatch, capture_model, compile_model, recorded
 from sambasim.compiler.front import build_model, example_batch
 from sambasim.compiler.passes import schedule_of
-from sambasim.data.sources import Source, open_source
+from sambasim.data.datasets import Source, open_source
 from sambasim.errors import CaptureError, MachineError, ModelError, OptionError, SambasimError
 from sambasim.hardware.host import available_bytes
 from sambasim.options.base import build

@@ -51,8 +51,8 @@ from sambasim.ir.mesh import TENSOR
 from sambasim.ir.program import Program
 from sambasim.options.compile import BUILD_FIELDS, CompileOptions
 from sambasim.pef import PefDocument, write
+from sambasim.pef.digests import SOURCES, digests_of_model, record
 from sambasim.pef.files import record_compiled
-from sambasim.pef.sources import SOURCES, digests_of_model, record
 from sambasim.units import format_bytes
 
 _GRU_EXACT_MULTIPLE = 32

@@ -18,8 +18,7 @@ from sambasim.compiler.compile import Stopwatch, capture_model
 from sambasim.compiler.configured import example_of, is_configured, make_configured
 from sambasim.compiler.passes import Fits, pipeline, run_pipeline
 from sambasim.data.batches import Batch, bind, collate, flat, in_place_of_values
-from sambasim.data.datasets import Failure
-from sambasim.data.sources import Source, open_source
+from sambasim.data.datasets import Failure, Source, open_source
 from sambasim.data.user_code import check_arguments, load_object, summary
 from sambasim.errors import DataError, ModelError, OptionError, SambasimError
 from sambasim.ir.program import Program

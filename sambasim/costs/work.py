@@ -18,6 +18,7 @@ from math import inf, prod
 from typing import NamedTuple
 
 from sambasim.ir.graph import Graph, Node, SectionKind, references
+from sambasim.ir.operator_flops import Operands
 from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.program import Program
 from sambasim.ir.ranks import of_ranks
@@ -248,7 +249,7 @@ def _stages(graph: Graph, types: Mapping[str, TensorType], base_of: dict[str, st
             node=index,
             reads=_reads(node, read, types, base_of),
             writes=tuple(results),
-            product_flops=operator.flops(node, types.__getitem__) if operator.flops else 0,
+            product_flops=operator.flops(Operands(node, types)) if operator.flops else 0,
             blocks=blocks_of(node, types),
             columns=columns_of(node, types),
             needs_all=node.operator in _WHOLE_BATCH_FIRST or (node.operator == _BATCH_NORM and is_training),

@@ -15,6 +15,7 @@ from sambasim.data.datasets import Failure, Samples
 from sambasim.data.user_code import summary
 from sambasim.errors import DataError
 from sambasim.options.grammar import InputSpec
+from sambasim.units import counted
 
 Batch: TypeAlias = "Tensor | Sequence[object] | Mapping[str, object] | Failure"
 
@@ -24,15 +25,15 @@ _NARROWED: Mapping[str, tuple[torch.dtype, ...]] = {
     "float16": (torch.float64, torch.float32),
 }
 
-_SAME_REMEDY = "give every sample the same values, shapes and dtypes: pad, crop or convert them in the dataset"
+_SAME = "give every sample the same values, shapes and dtypes: pad, crop or convert them in the dataset"
+_TENSORS = "give tensors and numbers, side by side in one tuple or dict"
 
 
 def collate(samples: Sequence[object]) -> Batch:
     """One batch of samples, by torch's default_collate; Python floats become float32. Returns a Failure, which `bind`
     raises, if samples do not fit together without widening a dtype."""
-    for sample in samples:
-        if isinstance(sample, Failure):
-            return sample
+    if failure := next((sample for sample in samples if isinstance(sample, Failure)), None):
+        return failure
     try:
         joined = default_collate(list(samples))
     except Exception as raised:
@@ -41,29 +42,23 @@ def collate(samples: Sequence[object]) -> Batch:
             remedy="give tensors and numbers, of one shape for each input: pad or crop them in the dataset",
         )
     batch = _narrowed(joined, samples[0])
-    return (_disagreement(samples) or batch) if _widened(batch, samples[0]) else batch
-
-
-def _widened(batch: Batch, sample: object) -> bool:
-    """Whether a value of the batch is floating-point while that of its first sample is an integer."""
-    for (_, value), (_, of) in zip(values_of(batch), values_of(sample), strict=False):
-        if isinstance(value, Tensor) and value.is_floating_point() and _is_integer(of):
-            return True
-    return False
+    pairs = zip(values_of(batch), values_of(samples[0]), strict=False)
+    widened = any(
+        isinstance(value, Tensor) and value.is_floating_point() and _is_integer(of) for (_, value), (_, of) in pairs
+    )
+    return (_disagreement(samples) or batch) if widened else batch
 
 
 def _is_integer(value: object) -> bool:
-    if isinstance(value, Tensor):
-        return not value.is_floating_point()
-    return isinstance(value, int | np.integer)
+    return not value.is_floating_point() if isinstance(value, Tensor) else isinstance(value, int | np.integer)
 
 
 def _narrowed(batch: object, sample: object) -> Batch:
     def narrow(value: object, of: object) -> object:
         if isinstance(of, Mapping) and isinstance(value, Mapping):
-            return {name: narrow(one, of[name]) for name, one in value.items()}
+            return {name: narrow(item, of[name]) for name, item in value.items()}
         if isinstance(of, tuple | list) and isinstance(value, tuple | list):
-            return [narrow(one, of_one) for one, of_one in zip(value, of, strict=True)]
+            return list(map(narrow, value, of))
         return value.to(torch.float32) if type(of) is float and isinstance(value, Tensor) else value
 
     narrowed = narrow(batch, sample)
@@ -77,8 +72,8 @@ def flat(value: object, name: str) -> Iterator[tuple[str, object]]:
         for key in sorted(value, key=str):
             yield from flat(value[key], f"{name}.{key}")
     elif isinstance(value, tuple | list) and not _is_text(value):
-        for index, one in enumerate(value):
-            yield from flat(one, f"{name}.{index}")
+        for index, item in enumerate(value):
+            yield from flat(item, f"{name}.{index}")
     else:
         yield name, value
 
@@ -86,16 +81,16 @@ def flat(value: object, name: str) -> Iterator[tuple[str, object]]:
 def in_place_of_values(value: object, name: str) -> object:
     """`value` with the name that `flat` gives it in place of each value, in the same dicts, tuples and lists."""
     if isinstance(value, Mapping):
-        return {key: in_place_of_values(one, f"{name}.{key}") for key, one in value.items()}
+        return {key: in_place_of_values(item, f"{name}.{key}") for key, item in value.items()}
     if isinstance(value, tuple | list) and not _is_text(value):
         kind: Any = type(value)
-        names = [in_place_of_values(one, f"{name}.{index}") for index, one in enumerate(value)]
+        names = [in_place_of_values(item, f"{name}.{index}") for index, item in enumerate(value)]
         return kind(*names) if hasattr(value, "_fields") else kind(names)
     return name
 
 
 def _is_text(value: Sequence[object]) -> bool:
-    return bool(value) and all(isinstance(one, str | bytes) for one in value)
+    return bool(value) and all(isinstance(item, str | bytes) for item in value)
 
 
 def bind(batch: Batch, names: Sequence[str], *, ignore_rest: bool = False) -> dict[str, Tensor]:
@@ -106,30 +101,20 @@ def bind(batch: Batch, names: Sequence[str], *, ignore_rest: bool = False) -> di
         raise batch.error()
     if isinstance(batch, Mapping):
         batch = dict(values_of(batch))
-        missing = [name for name in names if name not in batch]
-        extra = [name for name in batch if name not in names]
-        if missing or (extra and not ignore_rest):
-            raise DataError(
-                f"a sample has {_list(batch)}, and the inputs are {_list(names)}",
-                remedy="name the values of a sample as the inputs, and leave out the others",
-            )
+        if not batch.keys() >= set(names) or (len(batch) > len(names) and not ignore_rest):
+            what = f"a sample has ({', '.join(batch)}), and the inputs are ({', '.join(names)})"
+            raise DataError(what, remedy="name the values of a sample as the inputs, and leave out the others")
         values = [batch[name] for name in names]
     else:
         values = [value for _, value in values_of(batch)]
         values = values[: len(names)] if ignore_rest else values
         if len(values) != len(names):
-            count = f"{len(values)} value{'' if len(values) == 1 else 's'}"
-            raise DataError(
-                f"a sample has {count}, and the inputs are {_list(names)}",
-                remedy="give one value for each input, in this order",
-            )
+            what = f"a sample has {counted(len(values), 'value')}, and the inputs are ({', '.join(names)})"
+            raise DataError(what, remedy="give one value for each input, in this order")
     bound: dict[str, Tensor] = {}
     for name, value in zip(names, values, strict=True):
         if not isinstance(value, Tensor):
-            raise DataError(
-                f"what a sample gives for {name} is no tensor or number",
-                remedy="give tensors and numbers, side by side in one tuple or dict",
-            )
+            raise DataError(f"what a sample gives for {name} is no tensor or number", remedy=_TENSORS)
         bound[name] = value
     return bound
 
@@ -137,20 +122,13 @@ def bind(batch: Batch, names: Sequence[str], *, ignore_rest: bool = False) -> di
 def _in_range(tensor: Tensor, spec: InputSpec) -> Tensor:
     narrow = tensor.to(getattr(torch, spec.dtype))
     if spec.dtype == "float16" and bool((narrow.isinf() & tensor.isfinite()).any()):
-        raise DataError(
-            f"input {spec.name} holds {float(tensor.abs().max()):g}, and float16 ends at 65504",
-            remedy="scale the samples, or compile with --dtype bf16 or fp32",
-        )
+        what = f"input {spec.name} holds {float(tensor.abs().max()):g}, and float16 ends at 65504"
+        raise DataError(what, remedy="scale the samples, or compile with --dtype bf16 or fp32")
     return narrow
 
 
-def _list(names: Sequence[str] | Mapping[str, object]) -> str:
-    return f"({', '.join(names)})"
-
-
 def check(batch: Mapping[str, Tensor], inputs: Sequence[InputSpec], batch_size: int) -> dict[str, Tensor]:
-    """The batch, checked: `batch_size` samples of each input's dtype and shape; only wider floats are converted. Raises
-    DataError."""
+    """The batch, checked; only wider floats are converted. Raises DataError."""
     checked: dict[str, Tensor] = {}
     for spec in inputs:
         tensor = batch[spec.name]
@@ -160,10 +138,8 @@ def check(batch: Mapping[str, Tensor], inputs: Sequence[InputSpec], batch_size: 
         if dtype != spec.dtype or tuple(tensor.shape) != (batch_size, *spec.shape):
             takes = InputSpec(spec.name, spec.dtype, (batch_size, *spec.shape))
             gives = InputSpec(spec.name, dtype, tuple(tensor.shape))
-            raise DataError(
-                f"input {spec.name} is {gives}, and the PEF takes {takes}",
-                remedy="make the samples fit, or compile again with this data",
-            )
+            what = f"input {spec.name} is {gives}, and the PEF takes {takes}"
+            raise DataError(what, remedy="make the samples fit, or compile again with this data")
         checked[spec.name] = tensor
     return checked
 
@@ -174,14 +150,14 @@ def _disagreement(samples: Sequence[object]) -> Failure | None:
     for name, value in first.items():
         if not isinstance(value, Tensor | np.ndarray | np.generic | int | float | str | bytes):
             what = f"{_called(samples, 0)} gives {_kind(value)} for {name}, which is no tensor or number"
-            return Failure(what, remedy="give tensors and numbers, side by side in one tuple or dict")
+            return Failure(what, remedy=_TENSORS)
     for position, sample in enumerate(samples):
         values = dict(values_of(sample))
         for name in {**first, **values}:
-            is_, was = _kind_of(values, name), _kind_of(first, name)
-            if is_ != was:
-                what = f"{_called(samples, position)} gives {is_} for {name}, and {_called(samples, 0)} gives {was}"
-                return Failure(what, remedy=_SAME_REMEDY)
+            now, was = (_kind(of[name]) if name in of else "nothing" for of in (values, first))
+            if now != was:
+                what = f"{_called(samples, position)} gives {now} for {name}, and {_called(samples, 0)} gives {was}"
+                return Failure(what, remedy=_SAME)
     return None
 
 
@@ -201,10 +177,6 @@ def values_of(sample: object) -> Iterator[tuple[str, object]]:
             yield from flat(value, f"value {position}")
     else:
         yield "its value", sample
-
-
-def _kind_of(values: Mapping[str, object], name: str) -> str:
-    return _kind(values[name]) if name in values else "nothing"
 
 
 def _kind(value: object) -> str:

@@ -1,27 +1,27 @@
-"""Datasets: the user's, with errors attributed to a sample; plain tensors, read in batches; `.npz`
-and `.safetensors` files; and random samples."""
+"""From data options to datasets, one for training and optionally one for evaluation: the user's, with errors attributed
+to a sample; plain tensors, read in batches; `.npz` and `.safetensors` files; and random samples."""
 
 import os
 import zipfile
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from sambasim.data.user_code import summary, user_line
+from sambasim.data.user_code import call_object, guarded, summary, user_line
 from sambasim.errors import DataError
-from sambasim.options.grammar import FLOAT_DTYPES, InputSpec
+from sambasim.options.grammar import BUILTIN_SOURCES, FLOAT_DTYPES, InputSpec, SourceKind
+from sambasim.options.training import DataOptions
 from sambasim.units import format_bytes
 
 DEFAULT_SAMPLES = 1024
 _DEFAULT_BOUND = 2
-"""Integers without a bound are 0 or 1: valid indices in every model."""
 _MASK = 2**64 - 1
 _AHEAD_BYTES = 256 * 1024
 """TensorBatches selects at least this much at a time: a selection of few rows is mostly overhead."""
@@ -83,10 +83,10 @@ class WatchedDataset(Dataset[object]):
         try:
             return Samples(many(chosen), self.name, chosen)
         except (Exception, SystemExit) as raised:
-            failure = Failure(f"__getitems__ of {self.name} raised {summary(raised)}", where=user_line(raised))
-            alone = map(self._read, chosen)  # finds the sample that raises
-            found = next((one for one in alone if isinstance(one, Failure)), failure)
-            return Samples([found], self.name, chosen)
+            whole = Failure(f"__getitems__ of {self.name} raised {summary(raised)}", where=user_line(raised))
+            alone = map(self._read, chosen)
+            failure = next((sample for sample in alone if isinstance(sample, Failure)), whole)
+            return Samples([failure], self.name, chosen)
 
     def _read(self, index: int) -> object:
         try:
@@ -104,7 +104,7 @@ class TensorBatches:
         self._chosen = torch.as_tensor(chosen, dtype=torch.int64)
 
     def batches(self, order: Sequence[int], batch_size: int) -> Iterator[list[Tensor]]:
-        """One tensor `[batch_size, …]` for each value of a sample, without a last partial batch. `order`: positions in
+        """One tensor `[batch_size, …]` for each value of a sample; only whole batches. `order`: positions in
         `chosen`."""
         rows = self._chosen[torch.as_tensor(order, dtype=torch.int64)]
         row_bytes = sum(tensor[:1].nbytes for tensor in self._tensors)
@@ -142,11 +142,12 @@ class SyntheticDataset(Dataset[dict[str, Tensor]]):
 
 
 def _random(spec: InputSpec, generator: torch.Generator) -> Tensor:
-    dtype: torch.dtype = getattr(torch, spec.dtype)
     if spec.dtype in FLOAT_DTYPES:
-        return torch.randn(spec.shape, generator=generator).to(dtype)
-    bound = _DEFAULT_BOUND if spec.exclusive_bound is None else spec.exclusive_bound
-    return torch.randint(bound, spec.shape, generator=generator).to(dtype)
+        drawn = torch.randn(spec.shape, generator=generator)
+    else:  # without a bound, integers are valid indices in every model
+        bound = _DEFAULT_BOUND if spec.exclusive_bound is None else spec.exclusive_bound
+        drawn = torch.randint(bound, spec.shape, generator=generator)
+    return drawn.to(getattr(torch, spec.dtype))
 
 
 def _mix(seed: int, index: int) -> int:
@@ -155,9 +156,6 @@ def _mix(seed: int, index: int) -> int:
     state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
     return state ^ (state >> 31)
-
-
-_REMEDY = "write it with one array for each input, as many samples along the first axis of each"
 
 
 class ArraysDataset(Dataset[dict[str, Tensor]]):
@@ -181,38 +179,35 @@ class ArraysDataset(Dataset[dict[str, Tensor]]):
 
 
 def open_file(path: Path, inputs: Sequence[InputSpec] | None, optional: Collection[str] = frozenset()) -> ArraysDataset:
-    """The samples of a file: the arrays named by `inputs`, of which it may lack the `optional` ones, or all in its
-    order. Raises DataError."""
+    """The arrays that `inputs` name, but for absent `optional` ones; without inputs, all. Raises DataError."""
     if not path.is_file():
         raise DataError(f"there is no data file {path}", remedy="check the path, or name another: --set data.source=…")
     wanted = None if inputs is None else [spec.name for spec in inputs]
     read = _open_npz if path.suffix == ".npz" else _open_safetensors
     arrays = read(path, wanted, optional)
+    numbers = [name for name, array in arrays.items() if array.dim() == 0]
+    lengths = {} if numbers else {name: len(array) for name, array in arrays.items()}
     if not arrays:
-        raise DataError("the data file holds no arrays", where=str(path), remedy=_REMEDY)
-    for name, array in arrays.items():
-        if array.dim() == 0:
-            what = f"array {name} is a single number; its first axis must be the samples"
-            raise DataError(what, where=str(path), remedy=_REMEDY)
-    lengths = {name: len(array) for name, array in arrays.items()}
-    if len(set(lengths.values())) > 1:
-        found = ", ".join(f"{name} has {length:,}" for name, length in lengths.items())
-        raise DataError(f"the arrays differ in their number of samples: {found}", where=str(path), remedy=_REMEDY)
-    return ArraysDataset(arrays)
+        what = "the data file holds no arrays"
+    elif numbers:
+        what = f"array {numbers[0]} is a single number; its first axis must be the samples"
+    elif len(set(lengths.values())) > 1:
+        counts = ", ".join(f"{name} has {length:,}" for name, length in lengths.items())
+        what = f"the arrays differ in their number of samples: {counts}"
+    else:
+        return ArraysDataset(arrays)
+    remedy = "write it with one array for each input, as many samples along the first axis of each"
+    raise DataError(what, where=str(path), remedy=remedy)
 
 
 def _choose(held: Sequence[str], wanted: Sequence[str] | None, optional: Collection[str], path: Path) -> Sequence[str]:
     if wanted is None:
         return held
     wanted = [name for name in wanted if name in held or name not in optional]
-    missing = [name for name in wanted if name not in held]
-    if missing:
-        raise DataError(
-            f"the data file lacks {', '.join(missing)}: it holds {', '.join(held) or 'nothing'}, "
-            f"and the inputs are {', '.join(wanted)}",
-            where=str(path),
-            remedy="name the arrays as the inputs",
-        )
+    if missing := [name for name in wanted if name not in held]:
+        holds = f"it holds {', '.join(held) or 'nothing'}, and the inputs are {', '.join(wanted)}"
+        what = f"the data file lacks {', '.join(missing)}: {holds}"
+        raise DataError(what, where=str(path), remedy="name the arrays as the inputs")
     return wanted
 
 
@@ -246,3 +241,97 @@ def _open_safetensors(path: Path, wanted: Sequence[str] | None, optional: Collec
     except (SafetensorError, OSError) as raised:
         remedy = "write it with safetensors.torch.save_file"
         raise DataError(f"the data file cannot be read: {summary(raised)}", where=str(path), remedy=remedy) from raised
+
+
+InputSpecs: TypeAlias = tuple[InputSpec, ...]
+Datasets: TypeAlias = tuple[MapStyle, MapStyle | None]
+
+SPLIT_SEED = 1998
+"""A constant and not an option: every rank and every run must hold out the same samples."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """An open data source. Its datasets are map-style; a DataLoader over them needs `batches.collate`."""
+
+    name: str
+    train: WatchedDataset
+    evaluation: WatchedDataset | None
+    description: str
+
+
+def open_source(
+    options: DataOptions, inputs: InputSpecs | None, given: object = None, optional: Collection[str] = frozenset()
+) -> Source:
+    """Open the data source that `options` name, or what is `given` instead, as a data function returns it. `inputs` are
+    the PEF's, per sample; None when compiling. A file may lack those that are `optional`. Raises DataError."""
+    if given is None and options.source is None:
+        remedy = "--set data.source=module:function, or FILE.npz, or synthetic"
+        raise DataError("no data source is named", remedy=remedy)
+    name = "the given data" if given is not None else options.source or ""
+    train, evaluation = _datasets(options, inputs, optional) if given is None else _pair(given, name)
+    if evaluation is not None and options.evaluation_fraction > 0:
+        asked = f"data.evaluation_fraction = {options.evaluation_fraction} asks for another"
+        raise DataError(f"{name} gives an evaluation set, and {asked}", remedy="--set data.evaluation_fraction=0")
+    count = _length(train, name, "training")
+    kept, held_out = None, None
+    if evaluation is not None:
+        _length(evaluation, name, "evaluation")
+        held_out = WatchedDataset(evaluation, name)
+    elif options.evaluation_fraction > 0:
+        kept, held = split_indices(count, options.evaluation_fraction)
+        if not kept or not held:
+            leaves = f"leaves {len(kept)} to train and {len(held)} to evaluate"
+            what = f"{name} has {count} samples: data.evaluation_fraction = {options.evaluation_fraction} {leaves}"
+            raise DataError(what, remedy="give more samples, or another data.evaluation_fraction")
+        held_out = WatchedDataset(train, name, held)
+    watched = WatchedDataset(train, name, kept)
+    described = "" if held_out is None else f", {len(held_out):,} held out"
+    return Source(name, watched, held_out, f"{name}: {len(watched):,} samples to train{described}")
+
+
+def split_indices(count: int, fraction: float) -> tuple[list[int], list[int]]:
+    """Indices to train on and indices to hold out, both ascending. They depend on the arguments only."""
+    # RandomState's stream is frozen by NumPy's policy: the split stays the same from one release to the next.
+    order = np.random.RandomState(SPLIT_SEED).permutation(count).tolist()
+    held = round(count * fraction)
+    return sorted(order[held:]), sorted(order[:held])
+
+
+def _datasets(options: DataOptions, inputs: InputSpecs | None, optional: Collection[str]) -> Datasets:
+    name = options.source or ""
+    if options.kind is SourceKind.SYNTHETIC:
+        specs = inputs or options.input_specs()
+        if not specs:
+            remedy = """--set 'data.inputs={x = "float32[784]", target = "int64[] < 10"}'"""
+            raise DataError("synthetic data needs the inputs of one sample", remedy=remedy)
+        seed = options.args.get("seed", 0)
+        return SyntheticDataset(specs, options.samples or DEFAULT_SAMPLES, seed if isinstance(seed, int) else 0), None
+    if options.kind is SourceKind.FILE:
+        return open_file(Path(name), inputs, optional), None
+    return _pair(call_object(BUILTIN_SOURCES.get(name, name), options.args, "data source"), name)
+
+
+def _pair(given: object, name: str) -> Datasets:
+    if not isinstance(given, tuple):
+        return _map_style(given, name), None
+    if len(given) == 2 and not all(isinstance(item, Tensor) for item in given):
+        train, evaluation = given
+        return _map_style(train, name), None if evaluation is None else _map_style(evaluation, name)
+    what = f"{name} gave a tuple of {len(given)}; it must give a dataset, or (train, evaluation)"
+    raise DataError(what, remedy="return (train, evaluation), or torch.utils.data.TensorDataset(*tensors)")
+
+
+def _map_style(given: object, name: str) -> MapStyle:
+    others = (IterableDataset, DataLoader, Tensor, Mapping, str, bytes)
+    if isinstance(given, MapStyle) and not isinstance(given, others):
+        return given
+    remedy = "return a map-style Dataset, one with __len__ and __getitem__, or (train, evaluation)"
+    raise DataError(f"{name} gave {type(given).__name__}, which is no map-style dataset", remedy=remedy)
+
+
+def _length(dataset: MapStyle, name: str, what: str) -> int:
+    count = guarded(lambda: len(dataset), f"the length of the {what} set of {name}", DataError)
+    if count == 0:
+        raise DataError(f"the {what} set of {name} is empty", remedy="check where its samples come from")
+    return count

@@ -33,24 +33,22 @@ def user_line(error: BaseException) -> str | None:
     """`file:line: code` of the deepest frame of user code, or the deepest frame if there is none of user code."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}: {(error.text or '').strip()}"
-    frames = [one for one in traceback.extract_tb(error.__traceback__)[::-1] if not one.filename.startswith("<")]
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__)[::-1] if frame.filename[:1] != "<"]
     frame = next((frame for frame in frames if is_users_file(frame.filename)), frames[0] if frames else None)
     return None if frame is None else f"{frame.filename}:{frame.lineno}: {frame.line}"
 
 
 def summary(error: BaseException) -> str:
     """The exception's class and the first line of its message: `ValueError: bad label`."""
-    said = error.msg if isinstance(error, SyntaxError) else str(error)
-    first = said.strip().splitlines()
-    return f"{type(error).__name__}: {first[0]}" if first else type(error).__name__
+    lines = (error.msg if isinstance(error, SyntaxError) else str(error)).strip().splitlines()
+    return ": ".join([type(error).__name__, *lines[:1]])
 
 
 def load_object(target: str, what: str) -> object:
     """The object that a target names; a file is loaded once. `what` is its purpose: "model", "loss" or "data source".
     Raises ModelError for a model or a loss, else DataError, with the user's file and line if the module raises."""
     error = _ERRORS.get(what, DataError)
-    problem = target_problem(target)
-    if problem:
+    if problem := target_problem(target):
         raise error(f"the {what} {problem.given} {problem.what}", remedy=problem.remedy)
     module_name, name = split_target(target)
     load = _load_file if module_name.endswith(".py") else _load_module
@@ -139,23 +137,21 @@ def _failed(raised: BaseException, target: str, what: str, error: type[UserError
 
 
 def _attribute(module: ModuleType, name: str, target: str, what: str, error: type[UserError]) -> object:
-    found: object = module
+    value: object = module
     parts = name.split(".")
     for index, part in enumerate(parts, 1):
         try:
-            found = getattr(found, part)
+            value = getattr(value, part)
         except AttributeError:
-            held = getattr(found, "__dict__", {})
-            names = sorted(name for name in held if not name.startswith("_"))
+            held = getattr(value, "__dict__", {})
             # `dir` has what a module imports when it is asked for. A module is no model.
-            choices = [one for one in dir(found) if index < len(parts) or not isinstance(held.get(one), ModuleType)]
+            choices = [key for key in dir(value) if index < len(parts) or not isinstance(held.get(key), ModuleType)]
+            public = sorted(key for key in held if not key.startswith("_"))
+            own = [key for key in public if getattr(getattr(value, key), "__module__", None) == module.__name__]
             guess = nearest(part, choices)
-            own = [n for n in names if getattr(getattr(found, n), "__module__", None) == module.__name__]
-            raise error(
-                f"the {what} {target}: {module.__file__} has no {part}",
-                remedy=f"did you mean {guess}?" if guess else f"it has {', '.join(own) or 'nothing of its own'}",
-            ) from None
-    return found
+            remedy = f"did you mean {guess}?" if guess else f"it has {', '.join(own) or 'nothing of its own'}"
+            raise error(f"the {what} {target}: {module.__file__} has no {part}", remedy=remedy) from None
+    return value
 
 
 def check_arguments(function: Callable[..., object], args: Mapping[str, object], target: str, what: str) -> None:

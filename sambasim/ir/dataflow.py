@@ -43,8 +43,7 @@ def axis_of(node: Node) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Gather:
-    """The parts of one value that ranks gather in a pass, because an operator of `module` reads it whole, or because it
-    is a gradient or an output that is given out whole. A rank receives `received_bytes`."""
+    """What ranks gather in a pass for an operator of `module`, or to give out a gradient or an output whole."""
 
     operator: str
     module: str
@@ -53,22 +52,21 @@ class Gather:
 
 def gathers(graph: Graph, axis: str, ranks: int) -> Sequence[Gather]:
     """What is gathered along `axis`, in the order of execution."""
-    readers: dict[str, Node] = {}
-    for node in reversed(graph.nodes):  # so that the first reader stays
-        readers |= dict.fromkeys(node.reads, node)
-
-    def found(node: Node) -> Gather:
+    first_readers = {name: node for node in reversed(graph.nodes) for name in node.reads}
+    gathers = []
+    for node in graph.nodes:
+        if node.operator != "comm.all_gather" or axis_of(node) != axis or groups_of(node):
+            continue
         name = node.results[0] or ""
         size_bytes = graph.values[name].size_bytes // ranks * (ranks - 1)
-        reader = readers.get(name)
+        reader = first_readers.get(name)
         while reader is not None and reader.operator == "comm.shard":
-            reader = readers.get(reader.results[0] or "")
-        if reader is None:
-            return Gather("gradients" if graph.name == "training" else "outputs", "", size_bytes)
-        return Gather(reader.operator, reader.module, size_bytes)
-
-    gathering = [node for node in graph.nodes if node.operator == "comm.all_gather" and axis_of(node) == axis]
-    return [found(node) for node in gathering if not groups_of(node)]
+            reader = first_readers.get(reader.results[0] or "")
+        if reader is not None:
+            gathers.append(Gather(reader.operator, reader.module, size_bytes))
+        else:
+            gathers.append(Gather("gradients" if graph.name == "training" else "outputs", "", size_bytes))
+    return gathers
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,39 +114,33 @@ def _regions(node: Node, group: ParameterGroup, program: Program) -> tuple[tuple
 
 def pass_and_update(graph: Graph) -> tuple[tuple[Section, ...], tuple[Section, ...]]:
     """The sections that run in every micro-step, and those that run once, when all micro-steps have."""
-    behind = 0
-    for position, section in enumerate(graph.sections, start=1):
-        if section.kind in (SectionKind.FWD, SectionKind.BCKWD):
-            behind = position
-    return graph.sections[:behind], graph.sections[behind:]
+    in_pass = (SectionKind.FWD, SectionKind.BCKWD)
+    stop = max((at for at, section in enumerate(graph.sections, start=1) if section.kind in in_pass), default=0)
+    return graph.sections[:stop], graph.sections[stop:]
 
 
 def spans_of_actions(sections: Sequence[Section]) -> Mapping[tuple[ActionKind, int], tuple[int, int]]:
     """The range of sections that each kind of action runs, by stage; an empty one where there are none."""
-    found: dict[tuple[ActionKind, int], tuple[int, int]] = defaultdict(lambda: (0, 0))
-
-    def add(kind: ActionKind, section: Section) -> None:
-        start, _ = found.get((kind, section.stage), (section.index, section.index))
-        found[kind, section.stage] = start, section.index + 1
-
+    spans: dict[tuple[ActionKind, int], tuple[int, int]] = defaultdict(lambda: (0, 0))
     for section in sections:
         if section.kind is SectionKind.FWD:
-            add(ActionKind.FORWARD, section)
+            kinds = [ActionKind.FORWARD]
         else:
-            add(ActionKind.BACKWARD, section)
-            add(ActionKind.WEIGHT_GRADIENTS if section.weights_only else ActionKind.INPUT_GRADIENTS, section)
-    return found
+            part = ActionKind.WEIGHT_GRADIENTS if section.weights_only else ActionKind.INPUT_GRADIENTS
+            kinds = [ActionKind.BACKWARD, part]
+        for kind in kinds:
+            start, _ = spans.get((kind, section.stage), (section.index, section.index))
+            spans[kind, section.stage] = start, section.index + 1
+    return spans
 
 
 def is_clipped(program: Program) -> bool:
-    nodes = program.training.nodes if program.training else ()
-    return any(node.operator == "opt.square_sums" for node in nodes)
+    return any(node.operator == "opt.square_sums" for node in (program.training.nodes if program.training else ()))
 
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """After how many sections of a pass the gradients of a group are complete (`reduce`), and no section that is left
-    reads its parameters (`update`)."""
+    """After how many sections of a pass a group's gradients are complete, and its parameters read no more."""
 
     reduce: int
     update: int
@@ -162,23 +154,21 @@ def readiness(program: Program) -> Mapping[str, Readiness]:
     sections, _ = pass_and_update(training)
     made, read = _made_and_read(training, sections, program)
     end = len(sections) + 1
-    found = {}
+    ready = {}
     for group in program.groups:
         names = {member.gradient for member in group.members}
         values = [output.value for output in training.outputs if output.symbol in names]
         complete = max((made.get(value, end) for value in values), default=end)
         unread = max((read[member.parameter][-1] for member in group.members if member.parameter in read), default=0)
-        found[group.name] = Readiness(reduce=complete, update=max(complete, unread))
-    return found
+        ready[group.name] = Readiness(reduce=complete, update=max(complete, unread))
+    return ready
 
 
 def readers(program: Program) -> Mapping[str, Sequence[int]]:
-    """For each group, by name: the positions of the sections of a pass that read its parameters, ascending. The number
-    of sections stands for what is read after the pass."""
-    training = program.training
-    if training is None:
+    """By group: which sections of a pass read its parameters, ascending; their number stands for the time after it."""
+    if program.training is None:
         return {group.name: () for group in program.groups}
-    _, read = _made_and_read(training, pass_and_update(training)[0], program)
+    _, read = _made_and_read(program.training, pass_and_update(program.training)[0], program)
     return {
         group.name: sorted({at - 1 for member in group.members for at in read.get(member.parameter, ())})
         for group in program.groups
@@ -199,9 +189,7 @@ def _made_and_read(
             of_inputs = _NOTHING.union(*(aliases.get(name, _NOTHING) for name in operands))
             for name in of_inputs:
                 read[name].append(position)
-            for result in node.results:
-                if result is None:
-                    continue
+            for result in filter(None, node.results):
                 made[result] = position
                 if node.operator in _MAY_BE_LEFT_OUT:
                     alike = [name for name in operands if types[name] == types[result]]
@@ -217,16 +205,13 @@ def _made_and_read(
 _MAY_ALIAS = (OperatorKind.VIEW, OperatorKind.COPY, OperatorKind.RANDOM, OperatorKind.RESIZE)
 """Operators that may return their operand's memory: a copy that changes nothing does, and so does dropout at 0."""
 
-_MAY_BE_LEFT_OUT = frozenset(
-    {"aten.positive.default", *(f"aten.{name}.Tensor" for name in ("add", "sub", "mul", "div"))}
-)
+_MAY_BE_LEFT_OUT = ("aten.positive.default", "aten.add.Tensor", "aten.sub.Tensor", "aten.mul.Tensor", "aten.div.Tensor")
 """A compiler may find that they change nothing (a product with ones), and return their operand."""
 
 
 def kind_of(node: Node) -> OperatorKind | None:
     """The kind of the operator of `node`; None for compiled code, which returns memory of its own."""
-    operator = OPERATORS.get(node.operator)
-    return None if operator is None else operator.kind
+    return OPERATORS[node.operator].kind if node.operator in OPERATORS else None
 
 
 def may_alias(node: Node) -> bool:
@@ -245,11 +230,11 @@ def readers_of(nodes: Sequence[Node]) -> Mapping[str, Sequence[int]]:
 
 def aliases_of(value: str, nodes: Sequence[Node], readers: Mapping[str, Sequence[int]]) -> set[str]:
     """`value`, and all values that may share its memory. `readers`: those of `nodes`."""
-    found, waiting = {value}, [value]
+    aliases, waiting = {value}, [value]
     while waiting:
         for position in readers.get(waiting.pop(), ()):
             if may_alias(nodes[position]):
-                new = {result for result in nodes[position].results if result is not None} - found
-                found |= new
+                new = set(filter(None, nodes[position].results)) - aliases
+                aliases |= new
                 waiting += new
-    return found
+    return aliases

@@ -1,18 +1,22 @@
-"""The graph: functional ATen operators in execution order, and the sections that cut it. Arguments are a small closed
-language, so a graph can be written, read and compared without torch."""
+"""The graph: functional ATen operators in execution order, and the sections that cut it; its printed form, and where
+two graphs first differ. Arguments are a small closed language, so a graph needs no torch."""
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
+from itertools import zip_longest
 
 from typing_extensions import TypeAliasType
 
-from sambasim.ir.types import VALUE_BYTES, TensorType
+from sambasim.ir.types import VALUE_BYTES, Symbol, TensorType
 
 MADE_AGAIN = "__again"
 """The end of the names of nodes and values that recomputation repeats."""
+
+_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
+"""Names come from files: what is printed must not move the cursor of the reader's terminal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +124,7 @@ class Graph:
     nodes: tuple[Node, ...]
     outputs: tuple[Output, ...]
     values: Mapping[str, TensorType]
-    sections: tuple[Section, ...] = field(default=())
+    sections: tuple[Section, ...] = ()
 
     @property
     def section_counts(self) -> Mapping[str, int]:
@@ -148,13 +152,115 @@ def references(arguments: tuple[Argument, ...]) -> list[str]:
 
 def renamed(node: Node, names: Mapping[str, str]) -> Node:
     """`node`, reading values by other names: `names` has the new one of each value that changes."""
+
+    def rename(argument: Argument) -> Argument:
+        if isinstance(argument, Ref):
+            return Ref(names.get(argument.name, argument.name))
+        return tuple(map(rename, argument)) if isinstance(argument, tuple) else argument
+
     if all(names.get(name, name) == name for name in node.reads):
         return node
-    kwargs = tuple((key, _renamed(value, names)) for key, value in node.kwargs)
-    return replace(node, args=tuple(_renamed(argument, names) for argument in node.args), kwargs=kwargs)
+    kwargs = tuple((key, rename(value)) for key, value in node.kwargs)
+    return replace(node, args=tuple(map(rename, node.args)), kwargs=kwargs)
 
 
-def _renamed(argument: Argument, names: Mapping[str, str]) -> Argument:
-    if isinstance(argument, Ref):
-        return Ref(names.get(argument.name, argument.name))
-    return tuple(_renamed(one, names) for one in argument) if isinstance(argument, tuple) else argument
+def format_graph(graph: Graph, symbols: Mapping[str, Symbol]) -> str:
+    """For people and for golden files: one line for each node, sections as headings."""
+    inputs = [f"  %{name} : {symbols[name].type} {symbols[name].kind}" for name in graph.inputs]
+    lines = [f"graph {graph.name}(", *inputs, ")"]
+    for section in graph.sections:
+        lines += format_section(graph, section)
+    lines.append("return")
+    for output in graph.outputs:
+        type_ = graph.values.get(output.value) or symbols[output.value].type
+        lines.append(f"  %{output.value} -> {output.symbol} : {type_}")
+    return "".join(f"{line.translate(_CONTROLS)}\n" for line in lines)
+
+
+def format_section(graph: Graph, section: Section) -> list[str]:
+    heading = f"section {section.index} {section.kind} {section.name}"
+    return [heading.translate(_CONTROLS), *(f"  {format_node(graph, node)}" for node in graph.section_nodes(section))]
+
+
+def format_node(graph: Graph, node: Node) -> str:
+    """One line: results, operator, arguments, types of the results, file and line of the user's program."""
+    arguments = [*map(format_argument, node.args), *(f"{key}={format_argument(given)}" for key, given in node.kwargs)]
+    line = f"{node.operator}({', '.join(arguments)})"
+    if node.results:
+        names = ", ".join("_" if result is None else f"%{result}" for result in node.results)
+        types = ", ".join("_" if result is None else str(graph.values[result]) for result in node.results)
+        line = f"{names} = {line} : {types}"
+    if node.source is not None:
+        line += f"  # {node.source.file}:{node.source.line}"
+    return line.translate(_CONTROLS)
+
+
+def format_argument(argument: Argument) -> str:
+    """`%x` for a reference, `torch.float32` for a constant of torch, `(1, 2)` for a tuple, the rest as in Python."""
+    match argument:
+        case ComplexNumber(real, imaginary):
+            return repr(complex(real, imaginary))
+        case Ref(name):
+            return f"%{name}"
+        case TorchConstant("device", name):
+            return f'device("{name}")'
+        case TorchConstant(_, name):
+            return f"torch.{name}"
+        case tuple():
+            return f"({', '.join(map(format_argument, argument))}{',' if len(argument) == 1 else ''})"
+    return repr(argument)
+
+
+def node_difference(before: Graph, after: Graph) -> tuple[int, Node | None, Node | None] | None:
+    """The position of the first nodes that differ but in names and lines, and the nodes; None where one has no more."""
+    numbers = _numbers(before), _numbers(after)
+    for position, (node, other) in enumerate(zip_longest(before.nodes, after.nodes)):
+        if _numbered(node, numbers[0]) != _numbered(other, numbers[1]):
+            return position, node, other
+    return None
+
+
+def output_difference(before: Graph, after: Graph) -> str | None:
+    """The symbol of the first output that differs, for graphs with equal nodes."""
+    pairs = zip_longest(_numbered_outputs(before), _numbered_outputs(after))
+    return next(((output or other)[0] for output, other in pairs if output != other), None)
+
+
+def _numbered_outputs(graph: Graph) -> list[tuple[str, str]]:
+    numbers = _numbers(graph)
+    return [(output.symbol, numbers.get(output.value, output.value)) for output in graph.outputs]
+
+
+def section_difference(before: Graph, after: Graph) -> int | None:
+    """The number of the first section of another kind, or with other nodes."""
+    extents = ([(section.kind, section.start, section.stop) for section in graph.sections] for graph in (before, after))
+    pairs = enumerate(zip_longest(*extents))
+    return next((number for number, (section, other) in pairs if section != other), None)
+
+
+def symbol_differences(
+    before: Mapping[str, Symbol], after: Mapping[str, Symbol]
+) -> Iterator[tuple[str, Symbol | None, Symbol | None]]:
+    """The name and both symbols where kind or type differ, in the order of `before`; None where one does not exist."""
+    for name in dict.fromkeys((*before, *after)):
+        symbols = before.get(name), after.get(name)
+        kinds = [symbol and (symbol.kind, symbol.type) for symbol in symbols]
+        if kinds[0] != kinds[1]:
+            yield name, *symbols
+
+
+def _numbers(graph: Graph) -> Mapping[str, str]:
+    return {
+        name: f"{position}.{result}"
+        for position, node in enumerate(graph.nodes)
+        for result, name in enumerate(node.results)
+        if name is not None
+    }
+
+
+def _numbered(node: Node | None, numbers: Mapping[str, str]) -> Node | None:
+    """`node` without its name and line, with numbers for the names of values."""
+    if node is None:
+        return None
+    results = tuple(name and numbers[name] for name in node.results)
+    return replace(renamed(node, numbers), name="", source=None, results=results)

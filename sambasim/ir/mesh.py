@@ -1,9 +1,6 @@
-"""The mesh: the ranks of a program, arranged along named axes.
-
-A rank has one coordinate on each axis. The ranks that differ in the coordinate of one axis only are a group along that
-axis, and a communication node names the axis whose groups it runs in. Ranks are numbered row by row: the last axis is
-the innermost, so its neighbours have neighbouring ranks.
-"""
+"""The mesh: the ranks of a program, arranged along named axes. The ranks that differ in the coordinate of one axis only
+are a group along that axis, and a communication node names the axis whose groups it runs in. Ranks are numbered row by
+row: the last axis is the innermost, so its neighbours have neighbouring ranks."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -51,10 +48,10 @@ class Mesh:
 
     def coordinates(self, rank: int) -> Mapping[str, int]:
         """The coordinate of `rank` on each axis."""
-        found: dict[str, int] = {}
-        for name in reversed(list(self.sizes)):
-            rank, found[name] = divmod(rank, self.sizes[name])
-        return {name: found[name] for name in self.sizes}
+        coordinates = dict.fromkeys(self.sizes, 0)
+        for name in reversed(coordinates):
+            rank, coordinates[name] = divmod(rank, self.sizes[name])
+        return coordinates
 
     def place(self, rank: int) -> str:
         """The coordinates of `rank` as text: `dp 0, pp 1`."""
@@ -74,14 +71,12 @@ class Mesh:
         return self.coordinates(rank).get(axis, 0)
 
     def group(self, rank: int, axis: str) -> tuple[int, ...]:
-        """The ranks that share every coordinate with `rank` but the one on `axis`; `rank` alone for an axis that the
-        mesh lacks."""
-        if axis not in self.sizes:
-            return (rank,)
+        """The ranks that share every coordinate with `rank` but that on `axis`; `rank` alone if there is no such
+        axis."""
         names = list(self.sizes)
-        stride = prod(self.sizes[name] for name in names[names.index(axis) + 1 :])
-        first = rank - self.coordinates(rank)[axis] * stride
-        return tuple(range(first, first + self.sizes[axis] * stride, stride))
+        stride = prod(self.sizes[name] for name in names[names.index(axis) + 1 :]) if axis in names else 1
+        first = rank - self.coordinate(rank, axis) * stride
+        return tuple(range(first, first + self.size(axis) * stride, stride))
 
     def gives_loss(self, rank: int) -> bool:
         """Whether the loss of `rank` counts for its replica: that of the last rank along pp, the first along tp."""
@@ -102,9 +97,7 @@ class Mesh:
 
 def mesh_of(axes: Sequence[Axis], world_size: int) -> Mesh:
     """The mesh of a job of `world_size` ranks. The axis whose size a run chooses takes those that the others leave.
-
-    Raises InternalError if they do not divide evenly.
-    """
+    Raises InternalError if they do not divide evenly."""
     fixed = prod(axis.size for axis in axes if not axis.at_run_time)
     chips = prod(axis.chips for axis in axes if axis.at_run_time)
     if world_size % (fixed * chips):

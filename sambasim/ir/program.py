@@ -93,8 +93,7 @@ ROUNDING_SEED = "rounding_seed"
 """The runtime argument that a program has if, and only if, optimizer steps round to bfloat16 stochastically."""
 
 LOSS_SCALE = "loss_scale"
-"""The runtime argument that a program has if, and only if, the backward starts from the loss times a scale, and a step
-whose gradients are not finite is skipped."""
+"""The runtime argument that a program has if its loss is scaled, and steps that are not finite are skipped."""
 
 MASTER = "master"
 """The optimizer state that is a float32 copy of a 16-bit parameter, which steps update."""
@@ -127,7 +126,7 @@ class Program:
 
     @property
     def graphs(self) -> tuple[Graph, ...]:
-        return tuple(graph for graph in (self.training, self.evaluation, self.single) if graph is not None)
+        return tuple(filter(None, (self.training, self.evaluation, self.single)))
 
     @property
     def leading(self) -> Graph:
@@ -143,10 +142,9 @@ class Program:
 
     def map_graphs(self, change: Callable[[Graph], Graph]) -> "Program":
         """The program with `change` of each graph: first of the training step, last of that at batch 1."""
-        training = None if self.training is None else change(self.training)
+        training = self.training and change(self.training)
         evaluation = change(self.evaluation)
-        single = None if self.single is None else change(self.single)
-        return replace(self, training=training, evaluation=evaluation, single=single)
+        return replace(self, training=training, evaluation=evaluation, single=self.single and change(self.single))
 
     @property
     def data_parallel(self) -> bool:

@@ -1,4 +1,5 @@
-"""What one rank executes and holds: its stage of a pipeline, and its slices, by ZeRO (Rajbhandari et al., SC 2020).
+"""A program seen otherwise: what one rank executes and holds, its stage of a pipeline and its slices by ZeRO
+(Rajbhandari et al., SC 2020); a replica of several ranks as one; and inference, which needs no labels.
 
 A section of a pass has a stage, and stage s is on rank s modulo the size of the axis pp. What crosses ranks goes by
 comm.send and comm.recv nodes. A parameter group is on the rank that completes its gradients, or on the one to which
@@ -15,16 +16,17 @@ its parameters, and `memory.release` frees all but the own slice.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
 
-from sambasim.errors import InvariantError
+from sambasim.errors import InvariantError, OptionError
 from sambasim.ir.dataflow import groups_of, pass_and_update, readers, readiness
 from sambasim.ir.graph import Graph, Node, Section
 from sambasim.ir.mesh import DATA_PARALLEL, PIPELINE
+from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.program import Program
-from sambasim.ir.types import DTYPE_BYTES, SymbolKind
+from sambasim.ir.types import DTYPE_BYTES, Cut, SymbolKind
 
 _EVERYWHERE = (SymbolKind.INPUT, SymbolKind.OUTPUT, SymbolKind.TANGENT, SymbolKind.REDUCE_BUFFER)
 
@@ -51,7 +53,7 @@ def ranks_of_values(training: Graph, ranks: int) -> tuple[Mapping[str, int], Map
     read: dict[str, set[int]] = defaultdict(set)
     for section in pass_and_update(training)[0]:
         for node in training.section_nodes(section):
-            made.update((name, section.stage % ranks) for name in node.results if name is not None)
+            made |= dict.fromkeys(filter(None, node.results), section.stage % ranks)
             for name in node.reads:
                 read[name].add(section.stage % ranks)
     return made, read
@@ -64,8 +66,8 @@ def copied(node: Node) -> str | None:
 
 def ends_of(node: Node) -> tuple[int, int]:
     """The source and the target of a comm.copy node. Raises InvariantError if it has none."""
-    given = dict(node.kwargs)
-    source, target = given.get("source"), given.get("target")
+    keywords = dict(node.kwargs)
+    source, target = keywords.get("source"), keywords.get("target")
     if type(source) is not int or type(target) is not int:
         raise InvariantError(16, f"{node.name} copies from rank {source!r} to rank {target!r}")
     return source, target
@@ -78,21 +80,21 @@ def symbols_of_ranks(program: Program) -> tuple[frozenset[str], ...]:
 
 def first_holders(program: Program) -> Mapping[str, int]:
     """By symbol, the first rank on the axis pp that holds it."""
-    of_ranks = symbols_of_ranks(program)
-    return {name: rank for rank in reversed(range(len(of_ranks))) for name in of_ranks[rank]}
+    holders = list(enumerate(symbols_of_ranks(program)))
+    return {name: rank for rank, symbols in reversed(holders) for name in symbols}
 
 
 def of_ranks(program: Program) -> tuple[Program, ...]:
-    """The program of each rank on the axis pp: its sections, its parameter groups, and the symbols that they work
-    on."""
+    """The program of each rank on the axis pp: its sections, its groups, and the symbols that they work on."""
     ranks = pipeline_ranks(program)
     if ranks == 1:
         return (program,)
     rank_of, parts = ranks_of_groups(program), []
     for rank in range(ranks):
         groups = tuple(group for group in program.groups if rank_of[group.name] == rank)
-        own = partial(_own, groups={group.name for group in groups}, rank=rank, ranks=ranks)
-        parts.append(replace(program.map_graphs(own), groups=groups))
+        names = {group.name for group in groups}
+        part = program.map_graphs(partial(_own, groups=names, rank=rank, ranks=ranks))
+        parts.append(replace(part, groups=groups))
     held = [_symbols_of(part) for part in parts]
     held[0] |= program.symbols.keys() - set().union(*held)
     return tuple(
@@ -111,38 +113,44 @@ def _symbols_of(part: Program) -> set[str]:
     return names
 
 
+def _with_nodes(sections: Iterable[tuple[Section, Iterable[Node]]]) -> tuple[tuple[Node, ...], tuple[Section, ...]]:
+    """The nodes and sections of a graph with these nodes in its sections; a section without nodes is left out."""
+    nodes: list[Node] = []
+    cut: list[Section] = []
+    for section, members in sections:
+        start = len(nodes)
+        nodes += members
+        if len(nodes) > start:
+            cut.append(replace(section, index=len(cut), start=start, stop=len(nodes)))
+    return tuple(nodes), tuple(cut)
+
+
 def _own(graph: Graph, groups: Set[str], rank: int, ranks: int) -> Graph:
     """The sections and nodes of one rank, which has `groups`."""
-    in_pass = len(pass_and_update(graph)[0])
-    nodes: list[Node] = []
-    sections: list[Section] = []
-    for number, section in enumerate(graph.sections):
-        start = len(nodes)
-        if number < in_pass:
-            nodes += graph.section_nodes(section) if section.stage % ranks == rank else ()
-        else:
-            nodes += filter(None, (_of_groups(node, groups, rank) for node in graph.section_nodes(section)))
-        if len(nodes) > start:
-            sections.append(replace(section, index=len(sections), start=start, stop=len(nodes)))
+    in_pass, update = pass_and_update(graph)
+    own = [(section, graph.section_nodes(section)) for section in in_pass if section.stage % ranks == rank]
+    of_update = [(section, tuple(_of_groups(graph.section_nodes(section), groups, rank))) for section in update]
+    nodes, sections = _with_nodes([*own, *of_update])
     made = {result for node in nodes for result in node.results}
-    read = {name for node in nodes for name in node.reads}
     made.update(graph.inputs if rank == ranks - 1 else ())
     outputs = tuple(output for output in graph.outputs if output.value in made)
-    read.update(output.value for output in outputs)
+    read = {name for node in nodes for name in node.reads} | {output.value for output in outputs}
     inputs = tuple(name for name in graph.inputs if name in read)
-    return replace(graph, inputs=inputs, nodes=tuple(nodes), outputs=outputs, sections=tuple(sections))
+    return replace(graph, inputs=inputs, nodes=nodes, outputs=outputs, sections=sections)
 
 
-def _of_groups(node: Node, groups: Set[str], rank: int) -> Node | None:
-    """A node of the update, for `rank`, which has `groups`; None if it works on others only."""
-    if copied(node) is not None:
-        return node if rank in ends_of(node) else None
-    named = groups_of(node)
-    if not named or groups >= set(named):
-        return node
-    if node.operator != "opt.square_sums":
-        return None
-    return replace(node, args=(tuple(name for name in named if name in groups),))
+def _of_groups(nodes: Iterable[Node], groups: Set[str], rank: int) -> Iterator[Node]:
+    """Of nodes of the update, those that `rank`, which has `groups`, runs."""
+    for node in nodes:
+        named = groups_of(node)
+        if copied(node) is not None:
+            runs = rank in ends_of(node)
+        else:
+            runs = groups >= set(named)
+            if not runs and node.operator == "opt.square_sums":
+                yield replace(node, args=(tuple(name for name in named if name in groups),))
+        if runs:
+            yield node
 
 
 _RELEASE = "memory.release"
@@ -159,40 +167,50 @@ def in_slices(program: Program) -> Program:
     training = program.training
     if training is None or program.zero < 2:
         return program
-    sections, update = pass_and_update(training)
+    sections, _ = pass_and_update(training)
     before: list[list[Node]] = [[] for _ in sections]
     behind: list[list[Node]] = [[] for _ in sections]
-    reduced: set[str] = set()
+    moved: set[str] = set()  # from the update into the pass
     ready, read = readiness(program), readers(program)
+
+    def release(group: str, region: str, position: int) -> Node:
+        return Node(f"{group}__release_{region}_{position}", _RELEASE, (group, region))
+
     for node in training.nodes[sections[-1].stop :]:
         if node.operator == "comm.reduce_scatter":
             (name,) = groups_of(node)
             complete = ready[name].reduce
             if complete <= len(sections):
-                behind[complete - 1] += [node, _release(name, "gradient", complete)]
-                reduced.add(name)
-    if program.zero == 3:
-        for group in program.groups:
-            for first, last in _spans(read[group.name], sections, program):
-                gather = f"{group.name}__gather_{first}"
-                before[first].append(Node(gather, "comm.all_gather", (group.name,), (("axis", DATA_PARALLEL),)))
-                if read[group.name][-1] < len(sections):  # not if an output of the pass shares its memory
-                    behind[last].append(_release(group.name, "parameter", last))
+                behind[complete - 1] += [node, release(name, "gradient", complete)]
+                moved.add(node.name)
+        elif node.operator == "comm.all_gather" and program.zero == 3 and groups_of(node):
+            moved.add(node.name)
+    for group in program.groups if program.zero == 3 else ():
+        for first, last in _spans(read[group.name], sections, program):
+            gather = f"{group.name}__gather_{first}"
+            before[first].append(Node(gather, "comm.all_gather", (group.name,), (("axis", DATA_PARALLEL),)))
+            if read[group.name][-1] < len(sections):  # not if an output of the pass shares its memory
+                behind[last].append(release(group.name, "parameter", last))
+    own = [training.section_nodes(section) for section in training.sections]
+    in_pass = [(*first, *nodes, *last) for first, nodes, last in zip(before, own, behind, strict=False)]
+    left = [[node for node in nodes if node.name not in moved] for nodes in own[len(sections) :]]
+    nodes, in_order = _with_nodes(zip(training.sections, [*in_pass, *left], strict=True))
+    return replace(program, training=replace(training, nodes=nodes, sections=in_order))
 
-    nodes: list[Node] = []
-    kept: list[Section] = []
 
-    def add(section: Section, members: Sequence[Node]) -> None:
-        if members:
-            start = len(nodes)
-            nodes.extend(members)
-            kept.append(replace(section, index=len(kept), start=start, stop=len(nodes)))
-
-    for section, first_nodes, last_nodes in zip(sections, before, behind, strict=True):
-        add(section, [*first_nodes, *training.section_nodes(section), *last_nodes])
-    for section in update:
-        add(section, [node for node in training.section_nodes(section) if not _replaced(node, program, reduced)])
-    return replace(program, training=_with(training, nodes, kept))
+def _spans(read: Sequence[int], sections: Sequence[Section], program: Program) -> list[tuple[int, int]]:
+    """The first and last sections of the runs for which parameters that `read` read are kept whole: as long as the next
+    section of the same action reads them."""
+    action = [(section.stage, section.kind, section.weights_only) for section in sections]
+    spans: list[tuple[int, int]] = []
+    for at in read:
+        if at == len(sections):
+            continue
+        if spans and spans[-1][1] == at - 1 and (program.schedule is None or action[at - 1] == action[at]):
+            spans[-1] = spans[-1][0], at
+        else:
+            spans.append((at, at))
+    return spans
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +224,7 @@ class Kept:
 
 def kept(program: Program, owned: Mapping[str, tuple[int, int]]) -> Sequence[Kept]:
     """What a replica that owns these slices of groups keeps of parameters, gradients and optimizer states."""
-    found = []
+    every = []
     for kind, level in (("parameters", 3), ("gradients", 2), ("states", 1)):
         whole_bytes = own_bytes = 0
         for group in program.groups:
@@ -215,41 +233,107 @@ def kept(program: Program, owned: Mapping[str, tuple[int, int]]) -> Sequence[Kep
                 size_bytes = DTYPE_BYTES[group.region_type(region).dtype]
                 whole_bytes += group.numel * size_bytes
                 own_bytes += (stop - start) * size_bytes
-        found.append(Kept(kind, whole_bytes, own_bytes))
-    return found
+        every.append(Kept(kind, whole_bytes, own_bytes))
+    return every
 
 
-def _with(training: Graph, nodes: Sequence[Node], sections: Sequence[Section]) -> Graph:
-    return replace(training, nodes=tuple(nodes), sections=tuple(sections))
+def without_loss(program: Program) -> Program:
+    """`program` for inference without its loss, and without the inputs that only the loss reads. Assertions and random
+    draws stay, but for assertions on those inputs. A program that gives only its loss, or draws random numbers for
+    them, is returned as it is."""
+    whole, outputs = program.evaluation, program.evaluation.outputs[1:]
+    if program.loss is None or not outputs:
+        return program
+    wanted = {output.value for output in outputs}
+    read = _read(whole.nodes, wanted)
+    effects = _effects(whole.nodes, [name for name in whole.inputs if name not in read])
+    if effects is None:
+        return program
+    read = _read(whole.nodes, wanted, effects)
+    left = [[node for node in whole.section_nodes(one) if _is_kept(node, read, effects)] for one in whole.sections]
+    nodes, sections = _with_nodes(zip(whole.sections, left, strict=True))
+    symbols = {
+        name: symbol for name, symbol in program.symbols.items() if symbol.kind is not SymbolKind.INPUT or name in read
+    }
+    inputs = tuple(name for name in whole.inputs if name in symbols)
+    evaluation = replace(whole, inputs=inputs, nodes=nodes, outputs=outputs, sections=sections)
+    # The training graph stays: a pipeline's ranks hold what it says.
+    return replace(program, symbols=symbols, evaluation=evaluation, single=None, loss=None, per_sample_loss=False)
 
 
-def _release(group: str, region: str, position: int) -> Node:
-    return Node(f"{group}__release_{region}_{position}", _RELEASE, (group, region))
+def _read(nodes: Sequence[Node], wanted: Iterable[str], effects: Set[str] = frozenset()) -> set[str]:
+    """`wanted`, and all values that its nodes and the nodes `effects` read."""
+    read = set(wanted)
+    for node in reversed(nodes):
+        if _is_kept(node, read, effects):
+            read.update(node.reads)
+            if node.operator == "comm.recv":
+                read.add(_message(node))
+    return read
 
 
-def _replaced(node: Node, program: Program, reduced: set[str]) -> bool:
-    """Whether a node of the update is in the pass now."""
-    if not groups_of(node):
-        return False
-    if node.operator == "comm.reduce_scatter":
-        return reduced.issuperset(groups_of(node))
-    return node.operator == "comm.all_gather" and program.zero == 3
+def _is_kept(node: Node, read: Set[str], effects: Set[str]) -> bool:
+    if node.operator == "comm.send":
+        return _message(node) in read
+    return node.name in effects or not read.isdisjoint(node.results)
 
 
-def _spans(read: Sequence[int], sections: Sequence[Section], program: Program) -> list[tuple[int, int]]:
-    """The first and last sections of the runs for which parameters that the sections `read` read are kept whole: also
-    where the next section reads them again, unless that is another action of a pipeline's schedule."""
-    spans: list[tuple[int, int]] = []
-    for at in read:
-        if at == len(sections):
+def _message(node: Node) -> str:
+    """What a send and its receive have in common."""
+    return f"message {dict(node.kwargs)['tag']}"
+
+
+def _effects(nodes: Sequence[Node], left_out: Sequence[str]) -> set[str] | None:
+    """The names of the nodes that check or draw something, without checks that depend on the inputs `left_out`. None if
+    a draw depends on them: without it, later draws would be others."""
+    depends, effects = set[str | None](left_out), set[str]()
+    for node in nodes:
+        operator = OPERATORS[node.operator]
+        if not depends.isdisjoint(node.reads):
+            depends.update(node.results)
+            if operator.draws_random_numbers:
+                return None
+        elif operator.draws_random_numbers or operator.kind in (OperatorKind.CHECK, OperatorKind.GENERATOR):
+            effects.add(node.name)
+    return effects
+
+
+_OF_A_BATCH = (SymbolKind.INPUT, SymbolKind.TANGENT, SymbolKind.OUTPUT)
+
+
+def with_cut_batch(program: Program, chips: int) -> Program:
+    """`program`, compiled for one of `chips` that share the batch of a replica: its inputs, tangents and outputs are
+    cut over the chips, by samples, and its axis dp counts replicas. Other outputs are losses, of which a replica has
+    the mean. Raises OptionError for an output that is neither."""
+    if chips == 1:
+        return program
+    symbols = dict(program.symbols)
+    at_batch_1 = {output.symbol for output in program.single.outputs} if program.single else ()
+    for name, symbol in program.symbols.items():
+        if symbol.kind not in _OF_A_BATCH or name in at_batch_1:
             continue
-        if spans and at - spans[-1][1] == 1 and (program.schedule is None or _alike(sections[at - 1], sections[at])):
-            spans[-1] = spans[-1][0], at
-        else:
-            spans.append((at, at))
-    return spans
+        if symbol.type.shape and symbol.type.shape[0] % program.batch_size == 0:
+            symbols[name] = replace(symbol, cuts=(Cut(DATA_PARALLEL, 0, chips),))
+        elif symbol.kind is SymbolKind.OUTPUT and not (symbol.type.numel == 1 and "float" in symbol.type.dtype):
+            raise OptionError(
+                f"the output {name}, {symbol.type}, cannot be joined over the chips of a replica: it has neither "
+                f"the {program.batch_size} samples of a chip along its first dimension, nor is it a loss",
+                remedy="return a value for each sample, or compile without --tensor-parallel batch",
+            )
+    mesh = tuple(replace(axis, size=axis.size // axis.chips, chips=1) for axis in program.mesh)
+    return replace(program, symbols=symbols, mesh=mesh)
 
 
-def _alike(before: Section, other: Section) -> bool:
-    """Whether the same action of a schedule runs both sections."""
-    return (before.stage, before.kind, before.weights_only) == (other.stage, other.kind, other.weights_only)
+def as_one_rank(program: Program) -> Program:
+    """`program` with the types and the batch size that a replica of one rank would have. Not to be executed."""
+    whole = with_cut_batch(program, program.chips).symbols.items()
+    symbols = {name: replace(symbol, type=symbol.whole, cuts=()) for name, symbol in whole}
+    along_dp = [axis for axis in program.mesh if axis.name == DATA_PARALLEL and axis.at_run_time]
+    return replace(
+        program,
+        batch_size=program.batch_size * program.chips,
+        symbols=symbols,
+        mesh=tuple(replace(axis, size=axis.size // axis.chips, chips=1) for axis in along_dp),
+        reduce_buffer=program.reduce_buffer if along_dp else None,
+        zero=program.zero if along_dp else 0,
+    )

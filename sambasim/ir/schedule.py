@@ -22,12 +22,12 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import accumulate
+from itertools import accumulate, chain
 from pathlib import Path
 
 from sambasim.bounded import read_text, shortened
 from sambasim.errors import OptionError
-from sambasim.units import MIB
+from sambasim.units import MIB, counted
 
 
 class ActionKind(StrEnum):
@@ -106,11 +106,15 @@ Rows = Sequence[Sequence[Action]]
 def _schedule(name: str, rows: Rows) -> Schedule:
     stages = 1 + max(action.stage for row in rows for action in row)
     micro_batches = 1 + max(action.micro_batch for row in rows for action in row)
-    return Schedule(name, stages, micro_batches, tuple(tuple(row) for row in rows))
+    return Schedule(name, stages, micro_batches, tuple(map(tuple, rows)))
 
 
 def _rows(
-    ranks: int, micro_batches: int, chunks: int, warm_up: Callable[[int], int], backward: ActionKind
+    ranks: int,
+    micro_batches: int,
+    chunks: int,
+    warm_up: Callable[[int], int],
+    backward: ActionKind = ActionKind.BACKWARD,
 ) -> list[list[Action]]:
     """Each rank runs `warm_up(rank)` forwards, then one forward and one backward in turn, then the other backwards.
     As many micro-batches as there are ranks go through all chunks, then the next ones."""
@@ -121,19 +125,9 @@ def _rows(
         forwards = [Action(ActionKind.FORWARD, stage, m) for part in rounds for stage in stages for m in part]
         backwards = [Action(backward, stage, m) for part in rounds for stage in reversed(stages) for m in part]
         first = min(warm_up(rank), len(forwards))
-        row = forwards[:first]
-        for pair in zip(forwards[first:], backwards, strict=False):
-            row += pair
-        rows.append(row + backwards[len(forwards) - first :])
+        in_turn = chain.from_iterable(zip(forwards[first:], backwards, strict=False))
+        rows.append([*forwards[:first], *in_turn, *backwards[len(forwards) - first :]])
     return rows
-
-
-def _gpipe(ranks: int, micro_batches: int, chunks: int) -> Rows:
-    return _rows(ranks, micro_batches, 1, lambda rank: micro_batches, ActionKind.BACKWARD)
-
-
-def _one_f_one_b(ranks: int, micro_batches: int, chunks: int) -> Rows:
-    return _rows(ranks, micro_batches, 1, lambda rank: ranks - 1 - rank, ActionKind.BACKWARD)
 
 
 def _interleaved(ranks: int, micro_batches: int, chunks: int) -> Rows:
@@ -142,9 +136,7 @@ def _interleaved(ranks: int, micro_batches: int, chunks: int) -> Rows:
             f"interleaved-1f1b needs a multiple of {ranks} micro-batches on {ranks} ranks, got {micro_batches}",
             remedy=f"--micro-batches {-(-micro_batches // ranks) * ranks}, or --schedule 1f1b",
         )
-    return _rows(
-        ranks, micro_batches, chunks, lambda rank: 2 * (ranks - 1 - rank) + (chunks - 1) * ranks, ActionKind.BACKWARD
-    )
+    return _rows(ranks, micro_batches, chunks, lambda rank: 2 * (ranks - 1 - rank) + (chunks - 1) * ranks)
 
 
 def _zb_h1(ranks: int, micro_batches: int, chunks: int) -> Rows:
@@ -163,15 +155,14 @@ def _zb_h1(ranks: int, micro_batches: int, chunks: int) -> Rows:
 
 
 SCHEDULES: Mapping[str, Callable[[int, int, int], Rows]] = {
-    "gpipe": _gpipe,
-    "1f1b": _one_f_one_b,
+    "gpipe": lambda ranks, micro_batches, _: _rows(ranks, micro_batches, 1, lambda rank: micro_batches),
+    "1f1b": lambda ranks, micro_batches, _: _rows(ranks, micro_batches, 1, lambda rank: ranks - 1 - rank),
     "interleaved-1f1b": _interleaved,
     "zb-h1": _zb_h1,
 }
 """The rows of a schedule for a number of ranks, micro-batches and chunks. Only interleaved-1f1b has several chunks."""
 
 _CHOICES = f"--schedule {' | '.join(SCHEDULES)} | FILE.csv"
-
 
 _MOST_CELLS = 100_000
 """Ranks × micro-batches of a named schedule: two or three actions each, which take some 5 s to check."""
@@ -196,15 +187,9 @@ _MOST_BYTES = MIB
 """Of a CSV file: some 150,000 actions, which take 4 s to check."""
 
 
-def to_csv(schedule: Schedule) -> str:
-    """The schedule as PyTorch writes it (`format="compute_only"`): a row for each rank, an action in each cell."""
-    return "".join(",".join(map(str, row)) + "\n" for row in schedule.rows)
-
-
 def read_csv(path: Path) -> Schedule:
-    """The schedule in a file of the format of `to_csv`, checked. Empty cells are ignored.
-
-    Raises OptionError if the file cannot be read, a cell is no action, or the schedule cannot run."""
+    """The schedule in a CSV file as PyTorch writes it (`format="compute_only"`): a row for each rank, an action in each
+    cell, or none. Raises OptionError if it cannot be read, a cell is no action, or the schedule cannot run."""
     try:
         text = read_text(path, _MOST_BYTES).removeprefix("\ufeff")  # with which spreadsheets begin a file
     except (OSError, UnicodeDecodeError) as error:
@@ -214,8 +199,8 @@ def read_csv(path: Path) -> Schedule:
     for number, line in enumerate(text.rstrip().split("\n"), 1):
         rows.append([])
         for column, cell in enumerate(map(str.strip, line.split(",")), 1):
-            if found := _CELL.fullmatch(cell):
-                rows[-1].append(Action(ActionKind(found[2]), int(found[1]), int(found[3])))
+            if parts := _CELL.fullmatch(cell):
+                rows[-1].append(Action(ActionKind(parts[2]), int(parts[1]), int(parts[3])))
             elif cell:
                 raise OptionError(
                     f"{shortened(cell)} is no action",
@@ -248,21 +233,22 @@ def _wrong(rank: int, what: str, remedy: str) -> OptionError:
 
 def _check_actions(schedule: Schedule) -> None:
     """Each action is there once, on its rank."""
-    found: set[Action] = set()
+    stages, micro_batches, ranks = schedule.stages, schedule.micro_batches, schedule.ranks
+    seen: set[Action] = set()
     for rank, row in enumerate(schedule.rows):
         for action in row:
-            if not (0 <= action.stage < schedule.stages and 0 <= action.micro_batch < schedule.micro_batches):
-                what = f"{action} is none of {schedule.stages} stages and {schedule.micro_batches} micro-batches"
+            if not (0 <= action.stage < stages and 0 <= action.micro_batch < micro_batches):
+                what = f"{action} is none of {stages} stages and {micro_batches} micro-batches"
                 raise _wrong(rank, what, "remove it")
             if (right := schedule.rank_of(action.stage)) != rank:
                 what = f"{action} is on rank {rank}, but stage {action.stage} is on rank {right}"
-                raise _wrong(rank, what, f"stage s is on rank s % {schedule.ranks}: move {action} to row {right + 1}")
-            if action in found:
+                raise _wrong(rank, what, f"stage s is on rank s % {ranks}: move {action} to row {right + 1}")
+            if action in seen:
                 raise _wrong(rank, f"{action} is there twice", "remove one of the two")
-            found.add(action)
-    if short := schedule.stages % schedule.ranks:
-        what = f"the number of stages, {schedule.stages}, is no multiple of the number of ranks, {schedule.ranks}"
-        raise _wrong(short, what, "write a row for each rank, and the same number of stages in each")
+            seen.add(action)
+    if stages % ranks:
+        what = f"the number of stages, {stages}, is no multiple of the number of ranks, {ranks}"
+        raise _wrong(stages % ranks, what, "write a row for each rank, and the same number of stages in each")
     by_kind = {action.kind: action for row in schedule.rows for action in row}
     split = next((by_kind[kind] for kind in _SPLIT if kind in by_kind), None)
     if split and (whole := by_kind.get(ActionKind.BACKWARD)):
@@ -270,17 +256,10 @@ def _check_actions(schedule: Schedule) -> None:
         raise _wrong(schedule.rank_of(split.stage), what, "write B for every backward, or I and W for every backward")
     kinds = (ActionKind.FORWARD, *(_SPLIT if split else (ActionKind.BACKWARD,)))
     # Made one by one: a stage 999999999 in a file stops at the first that is missing.
-    expected = (
-        Action(kind, stage, micro_batch)
-        for stage in range(schedule.stages)
-        for kind in kinds
-        for micro_batch in range(schedule.micro_batches)
-    )
-    if missing := next((action for action in expected if action not in found), None):
-        remedy = (
-            f"every stage, 0 to {schedule.stages - 1}, needs {', '.join(kinds)} of every micro-batch, "
-            f"0 to {schedule.micro_batches - 1}"
-        )
+    expected = (Action(kind, stage, m) for stage in range(stages) for kind in kinds for m in range(micro_batches))
+    if missing := next((action for action in expected if action not in seen), None):
+        each = f"{', '.join(kinds)} of every micro-batch, 0 to {micro_batches - 1}"
+        remedy = f"every stage, 0 to {stages - 1}, needs {each}"
         raise _wrong(schedule.rank_of(missing.stage), f"{missing} is missing", remedy)
 
 
@@ -309,9 +288,8 @@ def unit_cost(action: Action) -> float:
 
 
 def timeline(schedule: Schedule, seconds: Callable[[Action], float]) -> list[list[Span]]:
-    """When the actions of each rank run, if each takes `seconds`. Messages take no time.
-
-    Raises OptionError if the schedule has a deadlock. It must have each action exactly once."""
+    """When the actions of each rank run, if each takes `seconds`. Messages take no time. Raises
+    OptionError if the schedule, which must have each action exactly once, has a deadlock."""
     spans: list[list[Span]] = [[] for _ in schedule.rows]
     stops: dict[Action, float] = {}
     waiting: dict[Action, list[int]] = {}  # the ranks that wait for an action
@@ -368,11 +346,11 @@ def in_flight(schedule: Schedule) -> list[int]:
 
 def draw(schedule: Schedule) -> str:
     """A heading, then a line for each rank: its action in each step of unit cost, or `.` if it is idle."""
-    several = schedule.stages > schedule.ranks
+    with_stage = schedule.stages > schedule.ranks
     rows = timeline(schedule, unit_cost)
     end = max(row[-1][2] for row in rows)
     labels = {
-        action: str(action) if several else f"{action.kind}{action.micro_batch}"
+        action: str(action) if with_stage else f"{action.kind}{action.micro_batch}"
         for row in schedule.rows
         for action in row
     }
@@ -383,13 +361,10 @@ def draw(schedule: Schedule) -> str:
         f"{100 * bubble(schedule):.1f} % idle if F, I and W take one step and B two"
     ]
     for rank, (row, most) in enumerate(zip(rows, in_flight(schedule), strict=True)):
-        cells, now = "", 0.0
+        cells, now = f"rank {rank:<{len(str(schedule.ranks - 1))}}  ", 0.0
         for action, start, stop in row:
             later_steps = "-" * (width * (round(stop - start) - 1))
             cells += idle * round(start - now) + labels[action].ljust(width - 1) + later_steps + " "
             now = stop
-        lines.append(
-            f"rank {rank:<{len(str(schedule.ranks - 1))}}  {cells}{idle * round(end - now)} {most} "
-            f"forward{'s' * (most != 1)} in flight"
-        )
+        lines.append(f"{cells}{idle * round(end - now)} {counted(most, 'forward')} in flight")
     return "\n".join(lines)

@@ -21,7 +21,7 @@ VALUE_BYTES = {**DTYPE_BYTES, "complex64": 8, "complex128": 16}
 """The same for values of graphs: complex numbers are between operators only."""
 
 ALIGNMENT_ELEMENTS = 64
-"""Every parameter starts at a multiple of this in its group, and every cut of a group lies on one: the fused optimizer
+"""Every parameter starts at a multiple of this in its group, and every cut of a group lies on one: fused optimizer
 kernels treat a ragged tail differently from the body, so a cut elsewhere would change bits."""
 
 NORM_BLOCK_ELEMENTS = 65_536
@@ -114,8 +114,6 @@ def parameter_of(gradient: str) -> str:
     return gradient.removesuffix(GRADIENT_SUFFIX)
 
 
-CUT_ELEMENTS = 64
-
 Slice: TypeAlias = tuple[int, int]  # start and stop, in elements
 
 
@@ -127,15 +125,15 @@ def cut(numel: int, world_size: int) -> tuple[Slice, ...]:
     """
     if world_size < 1:
         raise InternalError(f"cannot cut for {world_size} replicas")
-    granules = -(-numel // CUT_ELEMENTS)
-    cuts = [min(rank * granules // world_size * CUT_ELEMENTS, numel) for rank in range(world_size + 1)]
+    granules = -(-numel // ALIGNMENT_ELEMENTS)
+    cuts = [min(rank * granules // world_size * ALIGNMENT_ELEMENTS, numel) for rank in range(world_size + 1)]
     return tuple(pairwise(cuts))
 
 
 def cut_at(groups: Sequence[tuple[Sequence[int], int]], world_size: int) -> list[tuple[Slice, ...]]:
     """As `cut`, of several groups, with cuts only at the places that each names, ascending, or at the ends of its
     elements. What a rank has too much of one group, it has less of the next ones."""
-    found, carried = [], [0.0] * world_size
+    slices, carried = [], [0.0] * world_size
     for places, numel in groups:
         ends, cuts = sorted({0, *places, numel}), [0]
         for rank in range(1, world_size):
@@ -144,8 +142,8 @@ def cut_at(groups: Sequence[tuple[Sequence[int], int]], world_size: int) -> list
             near = min(ends[max(at - 1, 0) : at + 1], key=lambda place: abs(place - wanted))
             cuts.append(max(near, cuts[-1]))
             carried[rank] = wanted - cuts[-1]
-        found.append(tuple(pairwise([*cuts, numel])))
-    return found
+        slices.append(tuple(pairwise([*cuts, numel])))
+    return slices
 
 
 def pieces(start: int, stop: int, limit: int) -> tuple[Slice, ...]:

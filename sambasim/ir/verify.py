@@ -37,28 +37,13 @@ from enum import IntEnum
 from itertools import pairwise
 from operator import itemgetter
 
-from sambasim.errors import InvariantError
-from sambasim.ir.graph import TORCH_CONSTANTS, Argument, Graph, TorchConstant
+from sambasim.ir import verify_training as steps
+from sambasim.ir.graph import TORCH_CONSTANTS, Argument, TorchConstant
 from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.program import MASTER, ParameterGroup, Program
 from sambasim.ir.ranks import symbols_of_ranks
-from sambasim.ir.types import (
-    ALIGNMENT_BYTES,
-    ALIGNMENT_ELEMENTS,
-    DTYPE_BYTES,
-    VALUE_BYTES,
-    Symbol,
-    SymbolKind,
-    TensorType,
-)
-from sambasim.ir.verify_training import (
-    require,
-    verify_copies,
-    verify_data_parallel,
-    verify_pipeline,
-    verify_sections_of_groups,
-    verify_training,
-)
+from sambasim.ir.types import ALIGNMENT_BYTES, ALIGNMENT_ELEMENTS, DTYPE_BYTES, VALUE_BYTES, SymbolKind, TensorType
+from sambasim.ir.verify_training import require
 
 LARGEST_BYTES = 1 << 46
 """64 TiB: more than any machine that we know of has, and far from where arithmetic on sizes could overflow."""
@@ -82,29 +67,21 @@ def verify(program: Program, stage: Progress = Progress.PLACED) -> None:
             rule(program)
 
 
-def _symbol(name: str, program: Program, number: int, otherwise: str) -> Symbol:
-    symbol = program.symbols.get(name)
-    if symbol is None:
-        raise InvariantError(number, otherwise)
-    return symbol
-
-
 def _types(program: Program) -> None:
     axes = {(axis.name, axis.size) for axis in program.mesh if not axis.at_run_time}
     require(program.batch_size >= 1, 12, f"the batch size is {program.batch_size}")
     for name, symbol in program.symbols.items():
         require(name == symbol.name, 1, f"symbol {symbol.name} is filed under {name}")
+        shape = symbol.type.shape
         _type(name, symbol.type, DTYPE_BYTES)
         for cut in symbol.cuts:
-            exists = 0 <= cut.dim < len(symbol.type.shape) and cut.outer >= 1
-            fits = exists and symbol.type.shape[cut.dim] % cut.outer == 0
+            fits = 0 <= cut.dim < len(shape) and cut.outer >= 1 and shape[cut.dim] % cut.outer == 0
             require(fits and (cut.axis, cut.parts) in axes, 10, f"{name} is cut otherwise than the mesh: {cut}")
         _type(name, symbol.whole, DTYPE_BYTES)
-        batched = symbol.kind is not SymbolKind.INPUT or symbol.type.shape[:1] == (program.batch_size,)
-        require(batched, 14, f"{symbol.name} is {symbol.type}, but the batch size is {program.batch_size}")
-    for graph in program.graphs:
-        for name, type_ in graph.values.items():
-            _type(name, type_, VALUE_BYTES)
+        batched = symbol.kind is not SymbolKind.INPUT or shape[:1] == (program.batch_size,)
+        require(batched, 14, f"{name} is {symbol.type}, but the batch size is {program.batch_size}")
+    for name, type_ in (item for graph in program.graphs for item in graph.values.items()):
+        _type(name, type_, VALUE_BYTES)
     require(0 <= program.device_bytes <= LARGEST_BYTES, 12, f"device memory of {program.device_bytes} bytes")
 
 
@@ -125,30 +102,23 @@ def _names(program: Program) -> None:
             held[name] = symbol.name
 
 
-def _graphs(program: Program) -> None:
+def _values(program: Program) -> None:
     for graph in program.graphs:
-        _values(graph, program)
-        _sections(graph)
-        _outputs(graph, program)
-
-
-def _values(graph: Graph, program: Program) -> None:
-    known = set(graph.inputs)
-    for name in graph.inputs:
-        require(name in program.symbols, 2, f"{graph.name} takes in {name}, which is no symbol")
-    for node in graph.nodes:
-        permitted = node.operator in OPERATORS and OPERATORS[node.operator].kind is not OperatorKind.MEMORY
-        require(permitted, 3, f"node {node.name} is {node.operator}, which is not permitted")
-        _constants(node.name, (node.args, node.kwargs))
-        for name in node.reads:
-            require(name in known, 2, f"node {node.name} reads {name}, which nothing before it defines")
-        for result in node.results:
-            if result is not None:
+        known = set(graph.inputs)
+        for name in graph.inputs:
+            require(name in program.symbols, 2, f"{graph.name} takes in {name}, which is no symbol")
+        for node in graph.nodes:
+            permitted = node.operator in OPERATORS and OPERATORS[node.operator].kind is not OperatorKind.MEMORY
+            require(permitted, 3, f"node {node.name} is {node.operator}, which is not permitted")
+            _constants(node.name, (node.args, node.kwargs))
+            for name in node.reads:
+                require(name in known, 2, f"node {node.name} reads {name}, which nothing before it defines")
+            for result in filter(None, node.results):
                 require(result not in known and result not in program.symbols, 1, f"{result} is defined twice")
                 require(result in graph.values, 1, f"{result} has no type")
                 known.add(result)
-    for output in graph.outputs:
-        require(output.value in known, 2, f"{graph.name} returns {output.value}, which nothing defines")
+        for output in graph.outputs:
+            require(output.value in known, 2, f"{graph.name} returns {output.value}, which nothing defines")
 
 
 def _constants(node: str, argument: Argument) -> None:
@@ -160,28 +130,30 @@ def _constants(node: str, argument: Argument) -> None:
             _constants(node, item)
 
 
-def _sections(graph: Graph) -> None:
-    stop = 0
-    for index, section in enumerate(graph.sections):
-        require(section.index == index, 4, f"section {section.name} is numbered {section.index}, not {index}")
-        covers = section.start == stop < section.stop
-        require(covers, 4, f"section {index} covers {section.start}:{section.stop}")
-        stop = section.stop
-    require(stop == len(graph.nodes), 4, f"sections of {graph.name} cover {stop} of {len(graph.nodes)} nodes")
+def _sections(program: Program) -> None:
+    for graph in program.graphs:
+        stop = 0
+        for index, section in enumerate(graph.sections):
+            require(section.index == index, 4, f"section {section.name} is numbered {section.index}, not {index}")
+            require(section.start == stop < section.stop, 4, f"section {index} covers {section.start}:{section.stop}")
+            stop = section.stop
+        require(stop == len(graph.nodes), 4, f"sections of {graph.name} cover {stop} of {len(graph.nodes)} nodes")
 
 
 _KEEPERS = (SymbolKind.OUTPUT, SymbolKind.GRADIENT, SymbolKind.BUFFER)
 
 
-def _outputs(graph: Graph, program: Program) -> None:
-    for output in graph.outputs:
-        otherwise = f"{graph.name} keeps {output.value} in {output.symbol}, which is no symbol"
-        symbol = _symbol(output.symbol, program, 2, otherwise)
-        require(symbol.kind in _KEEPERS, 15, f"{graph.name} keeps {output.value} in {symbol.name}, a {symbol.kind}")
-        kept = graph.values.get(output.value) or program.symbols[output.value].type
-        # The evaluation graph at batch 1 has the same output symbols, at another batch size.
-        fits = symbol.kind is SymbolKind.OUTPUT or kept == symbol.type
-        require(fits, 6, f"{output.value} is {kept}, but {symbol.name} is {symbol.type}")
+def _outputs(program: Program) -> None:
+    for graph in program.graphs:
+        for output in graph.outputs:
+            keeps = f"{graph.name} keeps {output.value} in {output.symbol}"
+            require(output.symbol in program.symbols, 2, f"{keeps}, which is no symbol")
+            symbol = program.symbols[output.symbol]
+            require(symbol.kind in _KEEPERS, 15, f"{keeps}, a {symbol.kind}")
+            kept = graph.values.get(output.value) or program.symbols[output.value].type
+            # The evaluation graph at batch 1 has the same output symbols, at another batch size.
+            fits = symbol.kind is SymbolKind.OUTPUT or kept == symbol.type
+            require(fits, 6, f"{output.value} is {kept}, but {symbol.name} is {symbol.type}")
 
 
 def _ownership(program: Program) -> None:
@@ -194,8 +166,7 @@ def _ownership(program: Program) -> None:
         require(0 <= group.optimizer < len(program.optimizers), 8, f"{group.name} has no optimizer {group.optimizer}")
         for member in group.members:
             for name, kind in ((member.parameter, SymbolKind.PARAMETER), (member.gradient, SymbolKind.GRADIENT)):
-                symbol = program.symbols.get(name)
-                require(symbol is not None and symbol.kind is kind, 9, f"{name} is no {kind}")
+                require(name in program.symbols and program.symbols[name].kind is kind, 9, f"{name} is no {kind}")
         for name in program.symbols_of(group):
             require(name not in owned, 9, f"{name} is in two groups, or twice in one")
             owned.add(name)
@@ -228,11 +199,6 @@ def _memory(program: Program) -> None:
             require(end <= start, 7, f"{before} and {after} overlap in device memory")
 
 
-def _groups(program: Program) -> None:
-    for group in program.groups:
-        _group(group, program)
-
-
 def _group(group: ParameterGroup, program: Program) -> None:
     require(group.numel % ALIGNMENT_ELEMENTS == 0, 8, f"{group.name} has {group.numel} elements")
     require(group.dtype in DTYPE_BYTES, 12, f"{group.name} has the unknown dtype {group.dtype!r}")
@@ -254,8 +220,8 @@ def _group(group: ParameterGroup, program: Program) -> None:
         reached = member.start + member.numel
         require(member.numel >= 0 and reached <= group.numel, 8, f"{member.parameter} ends past its group")
         for region, name in optimizer.symbols_of(member).items():
-            symbol = _symbol(name, program, 8, f"{group.name} names {name}, which is no symbol")
-            dtype = types[region].dtype
+            require(name in program.symbols, 8, f"{group.name} names {name}, which is no symbol")
+            symbol, dtype = program.symbols[name], types[region].dtype
             address = group.regions[region] + member.start * DTYPE_BYTES[dtype]
             require(symbol.offset == address, 8, f"{name} lies at {symbol.offset}, its group says {address}")
             fits = symbol.type.dtype == dtype and symbol.type.numel == member.numel
@@ -264,9 +230,14 @@ def _group(group: ParameterGroup, program: Program) -> None:
         require(gradient.type == parameter.type, 6, f"{gradient.name} is {gradient.type}, not {parameter.type}")
 
 
+def _groups(program: Program) -> None:
+    for group in program.groups:
+        _group(group, program)
+
+
 _RULES: Mapping[Progress, Sequence[Callable[[Program], None]]] = {
-    Progress.CAPTURED: (_types, _names, _graphs, verify_sections_of_groups, verify_pipeline),
-    Progress.OPTIMIZED: (_ownership, verify_training, verify_copies),
-    Progress.PLACED: (_memory, _groups, verify_data_parallel),
+    Progress.CAPTURED: (_types, _names, _values, _sections, _outputs, steps.sections_of_groups, steps.pipeline),
+    Progress.OPTIMIZED: (_ownership, steps.training_step, steps.copies),
+    Progress.PLACED: (_memory, _groups, steps.data_parallel),
 }
 """By how far a program is, what holds from then on, in an order in which each rule may assume those before."""

@@ -1,9 +1,8 @@
-"""The training step and its update: invariants 5, 10, 11 and 13; stages, their schedule and their messages: invariant
-16. See `verify`."""
+"""The training step, its update and its pipeline: invariants 5, 10, 11, 13 and 16 of `verify`."""
 
 from sambasim.errors import InvariantError, OptionError
 from sambasim.ir.dataflow import axis_of, groups_of, pass_and_update
-from sambasim.ir.graph import Argument, Graph, Node, Ref, Section, SectionKind
+from sambasim.ir.graph import Graph, Node, Ref, SectionKind
 from sambasim.ir.mesh import DATA_PARALLEL, PIPELINE
 from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.program import LOSS_SCALE, MASTER, Program
@@ -24,7 +23,7 @@ def require(condition: bool, number: int, what: str) -> None:
         raise InvariantError(number, what)
 
 
-def verify_sections_of_groups(program: Program) -> None:
+def sections_of_groups(program: Program) -> None:
     """What works on groups. See `dataflow` for what each of these operators reads and writes."""
     groups, axes = {group.name for group in program.groups}, {axis.name for axis in program.mesh}
     for graph in program.graphs:
@@ -63,12 +62,11 @@ def _kind_of_section(node: Node, program: Program) -> SectionKind:
     raise InvariantError(13, f"{node.name} copies no parameter and no gradient to another stage")
 
 
-def verify_training(program: Program) -> None:
-    training = program.training
+def training_step(program: Program) -> None:
+    training, loss = program.training, program.symbols.get(program.loss or "")
     if training is None:
         require(not program.groups, 11, "a program without a training step has parameter groups")
         return
-    loss = program.symbols.get(program.loss or "")
     inputs = [program.symbols[name] for name in training.inputs]
     types = [symbol.type for symbol in inputs if symbol.kind is SymbolKind.TANGENT]
     require(bool(types), 11, "the training step has no tangent")
@@ -145,12 +143,14 @@ def _verify_order(program: Program) -> None:
                 reached[group] = (place, section.index)
 
 
-_ALONG_DP = {"axis": DATA_PARALLEL, "order": "tree"}
-_EXCHANGES = {"comm.reduce_scatter": _ALONG_DP | {"op": "mean"}, "comm.all_gather": {"axis": DATA_PARALLEL}}
+_EXCHANGES = {
+    "comm.reduce_scatter": {"axis": DATA_PARALLEL, "order": "tree", "op": "mean"},
+    "comm.all_gather": {"axis": DATA_PARALLEL},
+}
 _MOST_ZERO = 3
 
 
-def verify_data_parallel(program: Program) -> None:
+def data_parallel(program: Program) -> None:
     axes = [axis.name for axis in program.mesh]
     require(len(axes) == len(set(axes)), 10, f"the mesh has an axis twice: {', '.join(axes)}")
     for axis in program.mesh:
@@ -169,22 +169,24 @@ def verify_data_parallel(program: Program) -> None:
         return
     if program.training is None:
         raise InvariantError(10, "data parallelism without a training step")
+    names = sorted(group.name for group in program.groups)
     for operator, keywords in _EXCHANGES.items():
-        sections: set[int] = set()
-        exchanged: list[str] = []
-        for section in program.training.sections:
-            for node in program.training.section_nodes(section):
-                if node.operator == operator and (names := groups_of(node)):
-                    require(dict(node.kwargs) == keywords, 10, f"{operator} of groups must have {keywords}")
-                    sections.add(section.index)
-                    exchanged += names
+        exchanges = [
+            (section, node)
+            for section in program.training.sections
+            for node in program.training.section_nodes(section)
+            if node.operator == operator and groups_of(node)
+        ]
+        for _, node in exchanges:
+            require(dict(node.kwargs) == keywords, 10, f"{operator} of groups must have {keywords}")
+        sections = {section.index for section, _ in exchanges}
         require(len(sections) == 1, 10, f"{operator} of groups is not in one section")
-        every = sorted(exchanged) == sorted(group.name for group in program.groups)
+        every = sorted(name for _, node in exchanges for name in groups_of(node)) == names
         require(every, 10, f"{operator} is not there for each group")
     for group in program.groups:
         wrapper = program.symbols.get(group.wrapper or "")
-        right = wrapper is not None and wrapper.offset == group.regions["gradient"]
-        right = right and wrapper is not None and wrapper.type.numel == group.numel
+        lies = wrapper and (wrapper.offset, wrapper.type.numel)
+        right = lies == (group.regions["gradient"], group.numel)
         require(right, 10, f"{group.wrapper} does not wrap the gradients of {group.name}")
     buffer = program.symbols.get(program.reduce_buffer or "")
     needed = max((group.numel * DTYPE_BYTES[group.dtype] for group in program.groups), default=0)
@@ -196,7 +198,7 @@ _LARGEST_TAG = 30_000
 """MPI has tags up to 32,767 everywhere."""
 
 
-def verify_pipeline(program: Program) -> None:
+def pipeline(program: Program) -> None:
     schedule, ranks = program.schedule, pipeline_ranks(program)
     require((schedule is None) == all(axis.name != PIPELINE for axis in program.mesh), 16, "a pipeline has a schedule")
     if schedule is None:
@@ -208,19 +210,11 @@ def verify_pipeline(program: Program) -> None:
         raise InvariantError(16, f"the schedule cannot run: {error.what}") from None
     for graph in program.graphs:
         in_pass, _ = pass_and_update(graph)
-        require(
-            sorted(in_pass, key=_place) == [*in_pass], 16, f"the sections of {graph.name} are not in order of stages"
-        )
+        places = [(0, section.stage) if section.kind is SectionKind.FWD else (1, -section.stage) for section in in_pass]
+        require(places == sorted(places), 16, f"the sections of {graph.name} are not in order of stages")
         for section in in_pass:
-            known = 0 <= section.stage < schedule.stages
-            require(known, 16, f"section {section.index} is of stage {section.stage}")
+            require(0 <= section.stage < schedule.stages, 16, f"section {section.index} is of stage {section.stage}")
         _verify_messages(graph, program, ranks)
-
-
-def _place(section: Section) -> tuple[bool, int]:
-    """By which the sections of a pass are ordered."""
-    is_backward = section.kind is SectionKind.BCKWD
-    return is_backward, -section.stage if is_backward else section.stage
 
 
 def _verify_messages(graph: Graph, program: Program, ranks: int) -> None:
@@ -232,10 +226,10 @@ def _verify_messages(graph: Graph, program: Program, ranks: int) -> None:
         for node in graph.section_nodes(section):
             for name in node.reads:
                 require(made.get(name, rank) == rank, 16, f"{node.name} reads {name}, which another rank makes")
-            made.update((name, rank) for name in node.results if name is not None)
+            made |= dict.fromkeys(filter(None, node.results), rank)
             if axis_of(node) != PIPELINE:
                 continue
-            peer, tag = (rank + _keyword(node, "shift")) % ranks, _tag(node)
+            peer, tag = (rank + _number(node, "shift")) % ranks, _tag(node)
             if node.operator == "comm.send":
                 names = node.reads
                 require(len(names) == 1 and (peer, tag) not in tags, 16, f"{node.name} sends {len(names)} values")
@@ -247,14 +241,14 @@ def _verify_messages(graph: Graph, program: Program, ranks: int) -> None:
     require(not messages, 16, f"nothing receives {len(messages)} messages of {graph.name}")
 
 
-def verify_copies(program: Program) -> None:
+def copies(program: Program) -> None:
     training, ranks = program.training, pipeline_ranks(program)
     if training is None or ranks == 1:
         return
     made, _ = ranks_of_values(training, ranks)
     source_of = {output.symbol: made.get(output.value, 0) for output in training.outputs}
     reads = [ranks_of_values(graph, ranks)[1] for graph in program.graphs]
-    copies = {symbol: node for node in training.nodes if (symbol := copied(node)) is not None}
+    copy_nodes = {symbol: node for node in training.nodes if (symbol := copied(node)) is not None}
     expected = []
     for group in program.groups:
         for member in group.members:
@@ -266,23 +260,24 @@ def verify_copies(program: Program) -> None:
             require(alone, 16, f"{member.parameter} is read on the ranks {sorted({source, *others})}")
             (target,) = others
             for symbol, ends in ((member.gradient, (source, target)), (member.parameter, (target, source))):
-                node = copies.get(symbol)
+                node = copy_nodes.get(symbol)
                 right = node is not None and groups_of(node) == (group.name,) and ends_of(node) == ends
                 require(right, 16, f"{symbol} is not copied from rank {ends[0]} to rank {ends[1]}")
                 expected.append(symbol)
-    require(sorted(copies) == sorted(expected), 16, f"the update copies {sorted(copies)}, not {sorted(expected)}")
-    for node in copies.values():
+    copied_symbols, expected = sorted(copy_nodes), sorted(expected)
+    require(copied_symbols == expected, 16, f"the update copies {copied_symbols}, not {expected}")
+    for node in copy_nodes.values():
         _tag(node)
 
 
 def _tag(node: Node) -> int:
-    tag = _keyword(node, "tag")
+    tag = _number(node, "tag")
     require(0 <= tag <= _LARGEST_TAG, 16, f"{node.name} has the tag {tag}")
     return tag
 
 
-def _keyword(node: Node, name: str) -> int:
-    argument: Argument = dict(node.kwargs).get(name)
-    if isinstance(argument, int):
-        return argument
-    raise InvariantError(16, f"a message with the shift or tag {argument!r}")
+def _number(node: Node, keyword: str) -> int:
+    number = dict(node.kwargs).get(keyword)
+    if not isinstance(number, int):
+        raise InvariantError(16, f"a message with the shift or tag {number!r}")
+    return number

@@ -1,29 +1,35 @@
 """The file around the two members of a PEF: a zip archive of `weights.safetensors`, whose data is aligned to 64 bytes,
-and `pef.json`; and the rules 1 to 6 that a reader checks before it parses."""
+and `pef.json`; the rules 1 to 6 that a reader checks before it parses; the place of each tensor, its bytes, and mapping
+without a copy. One program has one layout, so a reader compares a file's header with the only one that fits."""
 
 import errno
 import hashlib
+import json
+import mmap
 import os
 import stat
 import struct
 import zipfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from sambasim.bounded import shortened
-from sambasim.errors import MachineError, PefError
-from sambasim.ir.types import align
+from sambasim.errors import InternalError, MachineError, PefError
+from sambasim.ir.types import DTYPE_BYTES, Symbol, SymbolKind, align
 from sambasim.units import MIB, format_bytes
+
+if TYPE_CHECKING:
+    import torch
 
 MANIFEST_MEMBER = "pef.json"
 WEIGHTS_MEMBER = "weights.safetensors"
 COMPILE_AGAIN = "compile the model again: sambasim compile"
-_NOT_OURS = "name a file that sambasim compile wrote"
+NOT_OURS = "name a file that sambasim compile wrote"
 
 LARGEST_MANIFEST_BYTES = 64 * MIB
 """GPT-2 small takes about one MiB."""
@@ -36,7 +42,7 @@ CHUNK_BYTES = 4 * MIB
 _ALIGNMENT_ID, _ALIGNMENT_FIELD = 0xD935, struct.Struct("<3H")
 """Android's zipalign field: its number, the bytes that follow, the alignment; then zeros as padding."""
 _LOCAL = struct.Struct("<26x2H")
-"""The end of a local header: the lengths of the name and of the extra field that follow it."""
+"""A local header, which ends with the lengths of the name and of the extra field that follow it."""
 _LOCAL_MARK, _END_MARK, _END_BYTES = b"PK\3\4", b"PK\5\6", 22
 _ZIP64_FIELD_BYTES = 20
 _DAMAGED = (zipfile.BadZipFile, NotImplementedError, struct.error, ValueError, EOFError, OverflowError)
@@ -124,10 +130,10 @@ def _open_archive(file: BinaryIO, path: Path) -> Archive:
     head = file.read(len(_LOCAL_MARK))
     if head != _LOCAL_MARK:
         begins = f"it begins with {head!r}" if head else "it is empty"
-        raise refusal(path, Rule.ARCHIVE, f"{begins}, so it is no PEF", remedy=_NOT_OURS)
+        raise refusal(path, Rule.ARCHIVE, f"{begins}, so it is no PEF", remedy=NOT_OURS)
     file.seek(max(file.seek(0, os.SEEK_END) - _END_BYTES, 0))
-    end = file.read()
-    if end[:4] != _END_MARK or end[-2:] != b"\0\0":
+    tail = file.read()
+    if tail[:4] != _END_MARK or tail[-2:] != b"\0\0":
         what = "it does not end as a zip does: it was cut short, or something was added to it"
         raise refusal(path, Rule.ARCHIVE, what, remedy=f"copy it again, or {COMPILE_AGAIN}")
     try:
@@ -135,12 +141,9 @@ def _open_archive(file: BinaryIO, path: Path) -> Archive:
             weights, manifest = _members(archive, path)
             file.seek(0)
             offset = _LOCAL.size + sum(_LOCAL.unpack(file.read(_LOCAL.size)))
-            follows = (
-                weights.header_offset == 0 and offset % ALIGNMENT_BYTES == 0,
-                offset + weights.file_size == manifest.header_offset,
-                manifest.header_offset + _LOCAL.size + len(MANIFEST_MEMBER) + manifest.file_size == archive.start_dir,
-            )
-            if not all(follows):
+            end = manifest.header_offset + _LOCAL.size + len(MANIFEST_MEMBER) + manifest.file_size
+            follow = offset + weights.file_size == manifest.header_offset and end == archive.start_dir
+            if weights.header_offset or offset % ALIGNMENT_BYTES or not follow:
                 what = "its members and its directory do not follow one another, aligned, from the first byte on"
                 raise refusal(path, Rule.PLACES, what)
             try:
@@ -156,12 +159,11 @@ def _members(archive: zipfile.ZipFile, path: Path) -> tuple[zipfile.ZipInfo, zip
     if [member.filename for member in members] != [WEIGHTS_MEMBER, MANIFEST_MEMBER]:
         names = ", ".join(ascii(member.filename)[:40] for member in members[:4])
         what = f"it has {len(members)} members ({names}), and must have {WEIGHTS_MEMBER}, then {MANIFEST_MEMBER}"
-        raise refusal(path, Rule.MEMBERS, what, remedy=_NOT_OURS)
+        raise refusal(path, Rule.MEMBERS, what, remedy=NOT_OURS)
     for member in members:
         if member.compress_type != zipfile.ZIP_STORED or member.flag_bits or member.file_size != member.compress_size:
-            raise refusal(
-                path, Rule.MEMBERS, f"{member.filename} is compressed or encrypted, and must be stored as it is"
-            )
+            what = f"{member.filename} is compressed or encrypted, and must be stored as it is"
+            raise refusal(path, Rule.MEMBERS, what)
     if members[1].file_size > LARGEST_MANIFEST_BYTES:
         limit = format_bytes(LARGEST_MANIFEST_BYTES)
         raise refusal(path, Rule.BOUNDED, f"it has {format_bytes(members[1].file_size)}, and at most {limit} are read")
@@ -171,8 +173,7 @@ def _members(archive: zipfile.ZipFile, path: Path) -> tuple[zipfile.ZipInfo, zip
 def write_archive(
     file: BinaryIO, weights: Iterable[memoryview], weights_bytes: int, manifest: Callable[[str], bytes]
 ) -> tuple[str, str]:
-    """Writes a PEF to an empty file; returns the SHA-256 of `pef.json`, which `manifest` makes from that of the
-    weights, and of the weights."""
+    """Writes a PEF to an empty file; returns the SHA-256 of `pef.json`, made by `manifest`, and of the weights."""
     hashed = hashlib.sha256()
     entry = _entry(WEIGHTS_MEMBER)
     is_large = weights_bytes > zipfile.ZIP64_LIMIT
@@ -208,3 +209,83 @@ def _entry(name: str) -> zipfile.ZipInfo:
     entry.create_system = 3  # Unix
     entry.external_attr = 0o100644 << 16
     return entry
+
+
+_WEIGHT_KINDS = (SymbolKind.PARAMETER, SymbolKind.BUFFER, SymbolKind.CONSTANT)
+_LENGTH_BYTES = 8
+_SAFETENSORS_DTYPES = {
+    "bool": "BOOL", "uint8": "U8", "int8": "I8", "int16": "I16", "int32": "I32", "int64": "I64",
+    "float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """`header`: the length and the JSON at the beginning; `places`: of whole tensors in the data behind it, in
+    bytes."""
+
+    header: bytes
+    places: tuple[tuple[Symbol, slice], ...]
+    data_bytes: int
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.header) + self.data_bytes
+
+
+def weights_layout(symbols: Iterable[Symbol]) -> Layout:
+    """The layout of the parameters, buffers and constants among `symbols`: the widest elements first, then by name."""
+    places, stop = list[tuple[Symbol, slice]](), 0
+    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}  # tells other libraries whose tensors these are
+    weights = [symbol for symbol in symbols if symbol.kind in _WEIGHT_KINDS]
+    for symbol in sorted(weights, key=lambda symbol: (-DTYPE_BYTES[symbol.type.dtype], symbol.name)):
+        start, stop = stop, stop + symbol.whole.size_bytes
+        places.append((symbol, slice(start, stop)))
+        dtype = _SAFETENSORS_DTYPES[symbol.type.dtype]
+        entries[symbol.name] = {"dtype": dtype, "shape": symbol.whole.shape, "data_offsets": [start, stop]}
+    text = json.dumps(entries, separators=(",", ":"), sort_keys=True, ensure_ascii=False).encode()
+    length = align(_LENGTH_BYTES + len(text), ALIGNMENT_BYTES) - _LENGTH_BYTES
+    return Layout(length.to_bytes(_LENGTH_BYTES, "little") + text.ljust(length), tuple(places), stop)
+
+
+def check_tensors(layout: Layout, tensors: "Mapping[str, torch.Tensor]") -> None:
+    """Raises InternalError unless there is one dense CPU tensor for each symbol of `layout`, of its type."""
+    import torch
+
+    if unequal := {symbol.name for symbol, _ in layout.places} ^ tensors.keys():
+        raise InternalError(f"{min(unequal)} has no tensor, or is no parameter, buffer or constant of the program")
+    for symbol, _ in layout.places:
+        tensor = tensors[symbol.name]
+        fits = tensor.dtype is _dtype(symbol) and tuple(tensor.shape) == symbol.whole.shape
+        if not (fits and tensor.layout is torch.strided and tensor.device.type == "cpu"):
+            found = f"{tensor.dtype}{list(tensor.shape)}, {tensor.layout}, on {tensor.device}"
+            raise InternalError(f"{symbol.name} must be a dense {symbol.whole} on the CPU, and is {found}")
+
+
+def bytes_of(tensor: "torch.Tensor") -> memoryview:
+    """The elements, little-endian, in the order of rows: a view, or a copy of a tensor that is not contiguous."""
+    import torch
+
+    if not tensor.numel():
+        return memoryview(b"")
+    flat = tensor.detach().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy().data  # all machines that run torch are little-endian
+
+
+def map_tensors(file: BinaryIO, data_offset: int, layout: Layout) -> "dict[str, torch.Tensor]":
+    """Tensors that are copy-on-write views of `file`, whose tensor data begins at `data_offset`, by symbol name."""
+    import torch
+
+    if layout.data_bytes:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        data = torch.frombuffer(mapped, dtype=torch.uint8, count=layout.data_bytes, offset=data_offset)
+    else:
+        data = torch.empty(0, dtype=torch.uint8)  # torch takes no view of nothing
+    return {symbol.name: data[place].view(_dtype(symbol)).view(symbol.whole.shape) for symbol, place in layout.places}
+
+
+def _dtype(symbol: Symbol) -> "torch.dtype":
+    import torch
+
+    dtype: torch.dtype = getattr(torch, symbol.type.dtype)
+    return dtype

@@ -1,15 +1,14 @@
 """The content of a PEF, and the schema of `pef.json`: pydantic over the dataclasses of `ir`. true, 1 and 1.0 stay a
 boolean, an integer and a float; NaN and infinities are written as Python's `json` writes them."""
 
-import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cache
 from math import prod
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, TypeAdapter
+from pydantic import ConfigDict, Field, JsonValue, TypeAdapter
 from pydantic_core import SchemaSerializer, SchemaValidator
 
 from sambasim import __version__
@@ -21,7 +20,6 @@ FORMAT_NAME: Final = "sambasim-pef"
 FORMAT_VERSION: Final = "3"
 WRITER = f"sambasim {__version__}"
 
-_PARTS = ("data_source", "compile_options", "training_defaults", "metadata")
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
@@ -52,14 +50,11 @@ class Checked:
     exceptions: tuple[Rounded, ...] = ()
 
     def __str__(self) -> str:
+        bits = ", bit for bit"
+        if self.exceptions:
+            bits = f" but for rounding in {counted(self.rounded, 'tensor')}, most in {self.exceptions[0]}"
         how = f"({counted(self.threads, 'thread')}, torch {self.torch})"
-        if not self.exceptions:
-            return f"{counted(self.steps, 'step')} equal to eager PyTorch, bit for bit {how}"
-        tensors = counted(self.rounded, "tensor")
-        return (
-            f"{counted(self.steps, 'step')} equal to eager PyTorch but for rounding in {tensors}, most in "
-            f"{self.exceptions[0]} {how}"
-        )
+        return f"{counted(self.steps, 'step')} equal to eager PyTorch{bits} {how}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,42 +120,29 @@ class Manifest:
     metadata: dict[str, str]
     checked: Checked | None = None
 
-    def document(self, digest: str) -> PefDocument:
-        parts: dict[str, Any] = {name: getattr(self, name) for name in _PARTS}
-        return PefDocument(
-            self.program, **parts, checked=self.checked, digest=digest, weights_sha256=self.weights_sha256
-        )
+
+_SHARED = tuple(field.name for field in fields(PefDocument) if field.name != "digest")
+_IN_ORDER = ("data_source", "compile_options", "training_defaults", "metadata")
 
 
 def manifest_of(document: PefDocument) -> Manifest:
-    """The manifest of `document`, with sorted keys: same content, same bytes. Raises TypeError or ValueError for what
-    is not JSON."""
-    parts = {name: _in_order(getattr(document, name)) for name in _PARTS}
-    return Manifest(
-        FORMAT_NAME,
-        FORMAT_VERSION,
-        WRITER,
-        document.program,
-        document.weights_sha256,
-        **parts,
-        checked=document.checked,
-    )
-
-
-def _in_order(fields: Mapping[str, JsonValue]) -> dict[str, Any]:
-    ordered: dict[str, Any] = json.loads(json.dumps(dict(fields), sort_keys=True, allow_nan=False, ensure_ascii=False))
-    return ordered
+    """Its keys are sorted: same content, same bytes. Raises TypeError or ValueError for what is not JSON."""
+    parts: dict[str, Any] = {name: getattr(document, name) for name in _SHARED}
+    for name in _IN_ORDER:
+        text = json.dumps(dict(parts[name]), sort_keys=True, allow_nan=False, ensure_ascii=False)
+        parts[name] = json.loads(text)
+    return Manifest(FORMAT_NAME, FORMAT_VERSION, WRITER, **parts)
 
 
 def manifest_json(document: PefDocument) -> bytes:
     """The bytes of `pef.json`. Raises TypeError, ValueError or PydanticSerializationError for what JSON cannot say."""
-    return _serializer().to_json(manifest_of(document), warnings="error")
+    return serializer().to_json(manifest_of(document), warnings="error")
 
 
-def parse_manifest(data: bytes) -> Manifest:
-    """The manifest that `data` spells. Raises pydantic.ValidationError for the first fault."""
+def parse_manifest(data: bytes) -> PefDocument:
+    """The content that `data` spells, without its digest. Raises pydantic.ValidationError for the first fault."""
     manifest: Manifest = _validator().validate_json(data)
-    return manifest
+    return PefDocument(**{name: getattr(manifest, name) for name in _SHARED})
 
 
 @cache
@@ -169,7 +151,7 @@ def _schema() -> Any:
 
 
 @cache
-def _serializer() -> SchemaSerializer:
+def serializer() -> SchemaSerializer:
     return SchemaSerializer(_schema(), {"ser_json_inf_nan": "constants"})
 
 
@@ -187,47 +169,3 @@ def _fail_fast(schema: Any) -> Any:
     elif isinstance(schema, list):
         schema = [_fail_fast(item) for item in schema]
     return schema
-
-
-class StrictModel(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
-class PartDigests(StrictModel):
-    """The SHA-256 of each part of a PEF, to find in which parts two PEFs differ. `compile_options` covers the smallest
-    world size, `training_defaults` the defaults of the optimizers' arguments, `source` the model's lines."""
-
-    graph: Sha256
-    source: Sha256
-    weights: Sha256
-    data_source: Sha256
-    compile_options: Sha256
-    training_defaults: Sha256
-    metadata: Sha256
-
-
-def part_digests(document: PefDocument) -> PartDigests:
-    """Those of `document`, which has been read or written, so that it knows the digest of its weights."""
-    fields = _serializer().to_python(manifest_of(document), mode="json")
-    program = fields["program"]
-    of_optimizers = tuple(f"{optimizer['name']}__" for optimizer in program["optimizers"])
-    numbers = {
-        argument["name"]: argument.pop("default")
-        for argument in program["runtime_arguments"]
-        if argument["name"].startswith(of_optimizers)
-    }
-    graphs = [graph for graph in (program["training"], program["evaluation"], program["single"]) if graph]
-    parts = {
-        "source": [[node.pop("source") for node in graph["nodes"]] for graph in graphs],
-        "weights": fields["weights_sha256"],
-        "data_source": fields["data_source"],
-        "compile_options": [[axis.pop("size") for axis in program["mesh"]], fields["compile_options"]],
-        "training_defaults": [numbers, fields["training_defaults"]],
-        "metadata": fields["metadata"],
-        "graph": program,  # what is left of it
-    }
-    return PartDigests(**{name: _sha256(part) for name, part in parts.items()})
-
-
-def _sha256(value: object) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

@@ -22,11 +22,17 @@ from sambasim.ir.mesh import Axis, least_replicas, replica_mesh
 from sambasim.ir.verify import verify
 from sambasim.pef.archive import (
     LARGEST_MANIFEST_BYTES,
+    NOT_OURS,
     Archive,
+    Layout,
     Rule,
+    bytes_of,
+    check_tensors,
+    map_tensors,
     open_pef,
     refusal,
     replace_manifest,
+    weights_layout,
     write_archive,
 )
 from sambasim.pef.document import (
@@ -39,7 +45,6 @@ from sambasim.pef.document import (
     manifest_json,
     parse_manifest,
 )
-from sambasim.pef.weights import Layout, check_tensors, map_tensors, tensor_bytes, weights_layout
 from sambasim.units import format_bytes
 
 if TYPE_CHECKING:
@@ -71,33 +76,26 @@ class _ManifestHead(_Lenient):
     checked: Checked | None = None
 
 
-_Parsed = TypeVar("_Parsed")
+_Parsed = TypeVar("_Parsed", _ManifestHead, PefDocument)
 
 
 def peek(path: Path) -> PefHeader:
-    """What decides whether a job can start; the program is not checked. Raises PefError for what this sambasim cannot
-    read."""
+    """What decides whether a job can start; the program is not checked. Raises PefError."""
     with open_pef(path) as archive:
         head = _parse(_ManifestHead.model_validate_json, archive, path)
         digest = archive.digest
-    _check_name(head.program.name, path)
-    mesh = head.program.mesh
-    if any(min(axis.size, axis.chips) < 1 for axis in mesh):
+    program = head.program
+    if any(min(axis.size, axis.chips) < 1 for axis in program.mesh):
         raise refusal(path, Rule.SCHEMA, "program.mesh: it has an axis without ranks")
     return PefHeader(
-        name=head.program.name,
-        batch_size=head.program.batch_size,
-        world_size=least_replicas(mesh),
-        replica=replica_mesh(mesh),
-        data_parallel=any(axis.at_run_time for axis in mesh),
-        zero=head.program.zero,
-        training=head.program.training is not None,
-        digest=digest,
-        version=head.version,
-        writer=head.writer,
-        compile_options=head.compile_options,
-        metadata=head.metadata,
+        **head.model_dump(include={"version", "writer", "compile_options", "metadata"}),
+        **program.model_dump(include={"name", "batch_size", "zero"}),
         checked=head.checked,
+        training=program.training is not None,
+        world_size=least_replicas(program.mesh),
+        replica=replica_mesh(program.mesh),
+        data_parallel=any(axis.at_run_time for axis in program.mesh),
+        digest=digest,
     )
 
 
@@ -130,13 +128,11 @@ def check(path: Path) -> PefDocument:
 
 
 def _read(archive: Archive, path: Path) -> PefDocument:
-    manifest = _parse(parse_manifest, archive, path)
-    _check_name(manifest.program.name, path)
+    document = replace(_parse(parse_manifest, archive, path), digest=archive.digest)
     try:
-        verify(manifest.program)
+        verify(document.program)
     except InvariantError as error:
         raise refusal(path, Rule.PROGRAM, error.what) from error
-    document = manifest.document(archive.digest)
     _layout(archive, document, path)
     return document
 
@@ -153,30 +149,26 @@ def _layout(archive: Archive, document: PefDocument, path: Path) -> Layout:
     return layout
 
 
-def _check_name(name: str, path: Path) -> None:
-    if not _FILE_NAME.fullmatch(name):
-        raise refusal(path, Rule.SCHEMA, "program.name: it cannot be the name of a file")
-
-
 def _parse(parse: Callable[[bytes], _Parsed], archive: Archive, path: Path) -> _Parsed:
     try:
-        return parse_versioned(archive.manifest, parse, FORMAT_NAME, FORMAT_VERSION)
+        parsed = parse_versioned(archive.manifest, parse, FORMAT_NAME, FORMAT_VERSION)
     except OtherFormat:
-        remedy = "name a file that sambasim compile wrote"
         what = f'its key "format" is not "{FORMAT_NAME}", so this is no PEF'
-        raise refusal(path, Rule.FORMAT, what, remedy=remedy) from None
+        raise refusal(path, Rule.FORMAT, what, remedy=NOT_OURS) from None
     except OtherVersion as error:
         what = f"it is a PEF of {error}; {WRITER} reads format {FORMAT_VERSION}"
         raise refusal(path, Rule.VERSION, what) from None
     except Misfit as error:
         raise refusal(path, Rule.SCHEMA, str(error)) from error
+    if not _FILE_NAME.fullmatch(parsed.program.name):
+        raise refusal(path, Rule.SCHEMA, "program.name: it cannot be the name of a file")
+    return parsed
 
 
 def _check_content(archive: Archive, document: PefDocument, path: Path) -> None:
     """Reads every byte of the weights: about a second for each gigabyte."""
-    found = archive.weights_sha256()
-    if found != document.weights_sha256:
-        raise refusal(path, Rule.CONTENT, f"its sha256 is {found}, and {document.weights_sha256} was written")
+    if (sha256 := archive.weights_sha256()) != document.weights_sha256:
+        raise refusal(path, Rule.CONTENT, f"its sha256 is {sha256}, and {document.weights_sha256} was written")
 
 
 def write(path: Path, document: PefDocument, weights: "Mapping[str, torch.Tensor]") -> PefDocument:
@@ -192,19 +184,18 @@ def write(path: Path, document: PefDocument, weights: "Mapping[str, torch.Tensor
         what = f"the program takes {format_bytes(size_bytes)} of JSON, and a PEF holds at most {limit}"
         raise UserError(what, remedy="compile a smaller model, or one with fewer unrolled steps")
 
+    def with_digest(weights_sha256: str) -> bytes:
+        return manifest_json(replace(document, weights_sha256=weights_sha256))
+
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             # "x" and not mkstemp, whose files other users could not read.
             with temporary.open("xb") as file:
-                pieces = chain([memoryview(layout.header)], tensor_bytes(layout, weights))
-                digest, weights_sha256 = write_archive(
-                    file,
-                    pieces,
-                    layout.size_bytes,
-                    lambda sha256: manifest_json(replace(document, weights_sha256=sha256)),
-                )
+                tensors = (bytes_of(weights[symbol.name]) for symbol, _ in layout.places)
+                pieces = chain([memoryview(layout.header)], tensors)
+                digest, weights_sha256 = write_archive(file, pieces, layout.size_bytes, with_digest)
                 file.flush()
                 os.fsync(file.fileno())
             temporary.replace(path)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from sambasim.costs.price import Bound
 from sambasim.costs.work import Work, at_batch_size, work_of
 from sambasim.ir.graph import MADE_AGAIN, Graph, SourceLine
+from sambasim.ir.operator_flops import Operands
 from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.report.advice import headline
 from sambasim.simulation.advice import Advice, advise
@@ -263,7 +264,7 @@ class Analysis:
         for node in graph.nodes:
             flops = OPERATORS[node.operator].flops
             if flops is not None and node.name.endswith(MADE_AGAIN):
-                made_again += flops(node, types.__getitem__)
+                made_again += flops(Operands(node, types))
         all_flops = sum(step.runs(section) * section.load.product_flops for section in step.sections)
         return all_flops - step.micro_steps * made_again * step.batch_size // program.batch_size
 

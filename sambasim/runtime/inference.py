@@ -14,19 +14,18 @@ from torch import Generator, Tensor
 from torch.utils.data import DataLoader, Subset
 
 from sambasim.data import batches
-from sambasim.data.datasets import WatchedDataset
-from sambasim.data.sources import open_source
+from sambasim.data.datasets import WatchedDataset, open_source
 from sambasim.errors import InternalError
 from sambasim.ir.graph import Graph
 from sambasim.ir.mesh import Mesh, copy_mesh
 from sambasim.ir.program import Program
+from sambasim.ir.ranks import without_loss
 from sambasim.ir.types import SymbolKind
-from sambasim.ir.views import without_loss
 from sambasim.options.resolve import resolve_run
 from sambasim.options.run import RunOptions
 from sambasim.options.training import DataOptions, LossOptions
 from sambasim.pef import map_weights, read
-from sambasim.pef.sources import changed
+from sambasim.pef.digests import changed
 from sambasim.records.metrics import EvaluationRecord, InferenceRecord
 from sambasim.runtime.engine.executor import Batch, Executor, Steps, outputs_in_order
 from sambasim.runtime.machine.communicator import Communicator, single_rank

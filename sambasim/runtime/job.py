@@ -8,7 +8,7 @@ from typing import BinaryIO
 
 from torch import Tensor
 
-from sambasim.data.sources import Source, open_source
+from sambasim.data.datasets import Source, open_source
 from sambasim.errors import InternalError
 from sambasim.ir.mesh import DATA_PARALLEL
 from sambasim.ir.types import SymbolKind

@@ -14,7 +14,7 @@ from sambasim.ir.mesh import DATA_PARALLEL, copy_mesh
 from sambasim.ir.program import Program
 from sambasim.ir.ranks import kept
 from sambasim.ir.types import SymbolKind
-from sambasim.pef.sources import changed
+from sambasim.pef.digests import changed
 from sambasim.records.metrics import BytesRecord, EvaluationRecord, PlacementRecord, PredictedRecord, SummaryRecord
 from sambasim.runtime.checkpoint.saver import Saver
 from sambasim.runtime.run.replica import changed_buffers

@@ -16,7 +16,7 @@ from sambasim.compiler.capture.step import EvaluationStep, Example, TrainingStep
 from sambasim.compiler.capture.tensors import STORED, held_by, inputs_in, stored_in
 from sambasim.compiler.capture.trial import buffers_of_plain_tensors, replaced, trial
 from sambasim.compiler.update import Update
-from sambasim.pef.sources import code_digest
+from sambasim.pef.digests import code_digest
 from sambasim.samba.inputs import losses_of
 from sambasim.whose_code import is_ours, is_users_file
 

@@ -17,8 +17,8 @@ from sambasim.compiler.capture.tensors import held_by
 from sambasim.compiler.update import Update
 from sambasim.errors import DataError, ModelError, OptionError
 from sambasim.ir.program import Program
+from sambasim.ir.ranks import with_cut_batch
 from sambasim.ir.types import SymbolKind
-from sambasim.ir.views import with_cut_batch
 from sambasim.options.base import build
 from sambasim.options.compile import BUILD_FIELDS, CompileOptions
 from sambasim.options.training import TrainingOptions

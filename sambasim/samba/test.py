@@ -21,10 +21,10 @@ from sambasim.compiler.capture.tensors import held_by
 from sambasim.errors import DataError, OptionError, WeightsError
 from sambasim.ir.graph import SectionKind
 from sambasim.ir.program import Program
+from sambasim.ir.ranks import as_one_rank
 from sambasim.ir.types import SymbolKind
-from sambasim.ir.views import as_one_rank
 from sambasim.pef import locate, read
-from sambasim.pef.weights import bytes_of
+from sambasim.pef.archive import bytes_of
 from sambasim.runtime.values.memory import write_tensors
 from sambasim.samba import ending, process
 from sambasim.samba.device import DEVICE_STATE, rate_names

@@ -15,16 +15,21 @@ from torch import Tensor, nn
 from sambasim.compiler.capture.tensors import check_model
 from sambasim.errors import OptionError, PefError
 from sambasim.hardware.placement import inventory_of, place_replicas
-from sambasim.ir.difference import node_difference, output_difference, section_difference, symbol_differences
-from sambasim.ir.graph import Node
+from sambasim.ir.graph import (
+    Node,
+    format_argument,
+    node_difference,
+    output_difference,
+    section_difference,
+    symbol_differences,
+)
 from sambasim.ir.mesh import replica_mesh
-from sambasim.ir.printer import format_argument
 from sambasim.ir.program import LOSS_SCALE, ROUNDING_SEED, Program
+from sambasim.ir.ranks import as_one_rank
 from sambasim.ir.types import Symbol, SymbolKind
-from sambasim.ir.views import as_one_rank
 from sambasim.pef import PefDocument, locate, map_weights, read
+from sambasim.pef.archive import bytes_of
 from sambasim.pef.files import is_compiled_here
-from sambasim.pef.weights import bytes_of
 from sambasim.runtime.engine.instructions import find_operator
 from sambasim.runtime.machine.pytorch import make_repeatable
 from sambasim.runtime.machine.resources import check_device, default_threads, keep_freed_memory

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sambasim.collectives import additions
-from sambasim.ir.types import CUT_ELEMENTS, cut, cut_at, pieces
+from sambasim.ir.types import ALIGNMENT_ELEMENTS, cut, cut_at, pieces
 
 
 def _tree(world_size: int) -> str:
@@ -54,9 +54,9 @@ def test_slices_are_disjoint_cover_everything_and_are_cut_at_multiples(numel: in
     assert slices[-1][1] == numel
     for (_, stop), (start, _) in pairwise(slices):
         assert stop == start
-        assert start % CUT_ELEMENTS == 0 or start == numel
+        assert start % ALIGNMENT_ELEMENTS == 0 or start == numel
     sizes = [stop - start for start, stop in slices]
-    assert max(sizes) - min(sizes) <= 2 * CUT_ELEMENTS
+    assert max(sizes) - min(sizes) <= 2 * ALIGNMENT_ELEMENTS
 
 
 @given(start=st.integers(0, 1000), length=st.integers(0, 1000), limit=st.integers(1, 300))

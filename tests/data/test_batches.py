@@ -91,9 +91,7 @@ def test_a_batch_is_checked_against_what_the_pef_takes() -> None:
     narrower = [InputSpec("x", "bfloat16", (3,)), specs[1]]
     for given in (torch.float64, torch.float32):
         assert check({**batch, "x": batch["x"].to(given)}, narrower, 2)["x"].dtype is torch.bfloat16
-    with pytest.raises(
-        DataError, match=r"input x is float64\[2, 3\], and the PEF takes float32\[4, 3\]|float32\[2, 3\]"
-    ):
+    with pytest.raises(DataError, match=r"input x is float32\[2, 3\], and the PEF takes float32\[4, 3\]"):
         check(batch, specs, 4)
     wrong = {"x": batch["x"], "y": torch.zeros(2)}
     with pytest.raises(DataError, match=r"input y is float32\[2\], and the PEF takes int64\[2\]") as caught:
@@ -112,25 +110,23 @@ def test_a_sample_that_cannot_be_read_is_reported_with_file_line_and_index(datas
     assert bind(next(batches), ["x"])["x"].tolist() == [1, 3]
     with pytest.raises(DataError, match=r"^sample 5 of pictures raised ValueError: a truncated image") as caught:
         bind(next(batches), ["x"])
-    assert caught.value.where is not None
-    assert caught.value.where.startswith(__file__)
-    assert caught.value.where.endswith('raise ValueError("a truncated image")')
+    where = str(caught.value.where)
+    assert where.startswith(__file__)
+    assert where.endswith('raise ValueError("a truncated image")')
     with pytest.raises(DataError, match=r"^sample 5 of pictures raised ValueError: a truncated image"):
         watched[2]
 
 
 def test_a_sample_that_differs_is_called_by_its_index_in_the_users_dataset() -> None:
     held = [torch.ones(2 if index != 5 else 3) for index in range(8)]
-    loader: DataLoader[object] = DataLoader(
-        WatchedDataset(held, "net.py:held", chosen=range(2, 8)), batch_size=4, collate_fn=collate
-    )
+    watched = WatchedDataset(held, "net.py:held", chosen=range(2, 8))
+    loader: DataLoader[object] = DataLoader(watched, batch_size=4, collate_fn=collate)
     with pytest.raises(DataError) as caught:
         bind(next(iter(loader)), ["x"])
     assert caught.value.what == (
         "sample 5 of net.py:held gives float32[3] for its value, and sample 2 of net.py:held gives float32[2]"
     )
-    assert caught.value.remedy is not None
-    assert "pad, crop or convert them in the dataset" in caught.value.remedy
+    assert "pad, crop or convert them in the dataset" in str(caught.value.remedy)
 
 
 class Noisy(TensorDataset):

@@ -1,7 +1,7 @@
 """From data options to datasets: files, functions, synthetic data, held-out samples."""
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from safetensors.torch import save_file
-from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from sambasim.data.sources import Source, open_source, split_indices
+from sambasim.data.datasets import Source, open_source, split_indices
 from sambasim.errors import DataError
 from sambasim.options.grammar import InputSpec, parse_input
 from sambasim.options.training import DataOptions
@@ -48,9 +47,7 @@ def given_by(result: object, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def values(source: Source) -> tuple[list[int], list[int]]:
-    def of(dataset: Sequence[Tensor] | object) -> list[int]:
-        assert hasattr(dataset, "__len__")
-        assert hasattr(dataset, "__getitem__")
+    def of(dataset: Any) -> list[int]:
         return [int(dataset[index][0]) for index in range(len(dataset))]
 
     return of(source.train), of(source.evaluation) if source.evaluation is not None else []
@@ -99,43 +96,33 @@ def test_what_is_no_data_set_is_refused(make: Callable[[], object], text: str, m
 
 def test_fractions_that_cannot_be_held_out_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     pair = DataOptions(source=given_by((ten(), ten()), monkeypatch), evaluation_fraction=0.5)
-    with pytest.raises(
-        DataError, match=r"gives an evaluation set, and data.evaluation_fraction = 0.5 asks for another"
-    ):
+    with pytest.raises(DataError, match=r"gives an evaluation set, and data.evaluation_fraction = 0.5 asks for"):
         open_source(pair, None)
     single = DataOptions(source=given_by([torch.zeros(1)], monkeypatch), evaluation_fraction=0.4)
-    with pytest.raises(
-        DataError, match=r"has 1 samples: data.evaluation_fraction = 0.4 leaves 1 to train and 0 to eval"
-    ):
+    with pytest.raises(DataError, match=r"has 1 samples: data.evaluation_fraction = 0.4 leaves 1 to train and 0 to"):
         open_source(single, None)
 
 
 @pytest.mark.parametrize("suffix", [".npz", ".safetensors"])
 def test_files_give_their_arrays_by_name(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"data{suffix}"
-    arrays: dict[str, NDArray[Any]] = {
-        "x": np.arange(12, dtype=np.float32).reshape(4, 3),
-        "target": np.arange(4),
-        "extra": np.zeros(4),
-    }
+    x = np.arange(12, dtype=np.float32).reshape(4, 3)
+    arrays: dict[str, NDArray[Any]] = {"x": x, "target": np.arange(4), "extra": np.zeros(4)}
     if suffix == ".npz":
         write(path, **arrays)
     else:
         save_file({name: torch.from_numpy(array) for name, array in arrays.items()}, path)
     source = open_source(DataOptions(source=str(path)), INPUTS)
-    sample = source.train[2]
-    assert isinstance(sample, dict)
+    sample = _named(source.train[2])
     assert list(sample) == ["x", "target"], "with inputs, what no input takes is left out"
     assert sample["x"].tolist() == [6.0, 7.0, 8.0]
     assert sample["target"] == 2
     everything = open_source(DataOptions(source=str(path)), None).train
     assert set(_named(everything[0])) == {"x", "target", "extra"}
     many = everything.__getitems__([3, 1])
-    for index, got in zip((3, 1), many, strict=True):
-        alone = everything[index]
-        assert isinstance(got, dict)
-        assert isinstance(alone, dict)
-        assert all(torch.equal(got[name], alone[name]) for name in alone)
+    for index, sample in zip((3, 1), map(_named, many), strict=True):
+        alone = _named(everything[index])
+        assert all(torch.equal(sample[name], alone[name]) for name in alone)
 
 
 def _named(sample: object) -> dict[str, torch.Tensor]:
@@ -149,37 +136,46 @@ def write(path: Path, **arrays: NDArray[Any]) -> str:
     return str(path)
 
 
-def test_files_that_do_not_fit_are_refused(tmp_path: Path) -> None:
-    def refused(source: str) -> str:
-        with pytest.raises(DataError) as caught:
-            open_source(DataOptions(source=source), INPUTS)
-        return str(caught.value)
+OBJECTS, TEXT = np.array([{}, {}], dtype=object), np.array(["a", "b"])
 
-    assert f"there is no data file {tmp_path}/none.npz" in refused(f"{tmp_path}/none.npz")
-    lacking = write(tmp_path / "lacking.npz", x=np.zeros((2, 3)), label=np.zeros(2))
-    assert "lacks target: it holds x, label, and the inputs are x, target" in refused(lacking)
-    uneven = write(tmp_path / "uneven.npz", x=np.zeros((2, 3)), target=np.zeros(3))
-    assert "the arrays differ in their number of samples: x has 2, target has 3" in refused(uneven)
-    scalar = write(tmp_path / "scalar.npz", x=np.zeros((2, 3)), target=np.array(3))
-    assert "array target is a single number; its first axis must be the samples" in refused(scalar)
-    pickled = write(tmp_path / "pickled.npz", x=np.array([{}, {}], dtype=object), target=np.zeros(2))
-    assert "the data file cannot be read: ValueError: Object arrays cannot be loaded" in refused(pickled)
-    texts = write(tmp_path / "texts.npz", x=np.array(["a", "b"]), target=np.zeros(2))
-    assert "write it with numpy.savez, arrays of numbers only" in refused(texts)
-    for name in ("damaged.npz", "damaged.safetensors"):
-        (tmp_path / name).write_bytes(b"PK\x03\x04 and then nothing")
-        assert "the data file cannot be read" in refused(f"{tmp_path}/{name}")
-    empty = write(tmp_path / "empty.npz", x=np.zeros((0, 3)), target=np.zeros(0))
-    assert "is empty" in refused(empty)
+
+@pytest.mark.parametrize(
+    ("arrays", "text"),
+    [
+        (None, "there is no data file {path}"),
+        (
+            {"x": np.zeros((2, 3)), "label": np.zeros(2)},
+            "lacks target: it holds x, label, and the inputs are x, target",
+        ),
+        ({"x": np.zeros((2, 3)), "target": np.zeros(3)}, "differ in their number of samples: x has 2, target has 3"),
+        (
+            {"x": np.zeros((2, 3)), "target": np.array(3)},
+            "target is a single number; its first axis must be the samples",
+        ),
+        ({"x": OBJECTS, "target": np.zeros(2)}, "the data file cannot be read: ValueError: Object arrays cannot be"),
+        ({"x": TEXT, "target": np.zeros(2)}, "write it with numpy.savez, arrays of numbers only"),
+        ({"x": np.zeros((0, 3)), "target": np.zeros(0)}, "is empty"),
+    ],
+)
+def test_files_that_do_not_fit_are_refused(tmp_path: Path, arrays: dict[str, NDArray[Any]] | None, text: str) -> None:
+    path = tmp_path / "data.npz"
+    if arrays is not None:
+        write(path, **arrays)
+    with pytest.raises(DataError) as caught:
+        open_source(DataOptions(source=str(path)), INPUTS)
+    assert text.format(path=path) in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["damaged.npz", "damaged.safetensors"])
+def test_damaged_files_are_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"PK\x03\x04 and then nothing")
+    with pytest.raises(DataError, match="the data file cannot be read"):
+        open_source(DataOptions(source=str(tmp_path / name)), INPUTS)
 
 
 def test_synthetic_samples_are_a_function_of_seed_and_index() -> None:
-    inputs = (
-        *INPUTS,
-        parse_input("mask", "bool[64]"),
-        parse_input("half", "bfloat16[4]"),
-        parse_input("n", "uint8[100]"),
-    )
+    others = {"mask": "bool[64]", "half": "bfloat16[4]", "n": "uint8[100]"}
+    inputs = (*INPUTS, *(parse_input(name, text) for name, text in others.items()))
 
     def samples(seed: int) -> Source:
         return open_source(DataOptions(source="synthetic", samples=50, args={"seed": seed}), inputs)

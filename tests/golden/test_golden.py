@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sambasim.ir.printer import format_graph
+from sambasim.ir.graph import format_graph
 from sambasim.pef import read
 from tests.support.compiled import compile_from_options
 from tests.support.examples import example_options
@@ -35,7 +35,7 @@ def test_graph_of_a_logistic_regression(
     compiled = compile_from_options(options)
     graph = compiled.program.training
     assert graph is not None
-    text = format_graph(compiled.program, graph)
+    text = format_graph(graph, compiled.program.symbols)
     _compare(f"logistic_regression-{level}{'-data_parallel' * data_parallel}.graph.txt", text, request)
 
 

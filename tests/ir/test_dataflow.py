@@ -46,8 +46,7 @@ GRADIENT = Output("grad", "w__grad")
 
 def test_a_gradient_is_complete_after_the_section_that_makes_it() -> None:
     program = program_of([times("y", "x", "w"), times("grad", "x", "y"), times("z", "x", "y")], [1, 2, 3], [GRADIENT])
-    assert program.training is not None
-    assert [len(part) for part in pass_and_update(program.training)] == [3, 1]
+    assert [len(part) for part in pass_and_update(program.step)] == [3, 1]
     assert readiness(program) == {"group_0": Readiness(reduce=2, update=2)}
 
 
@@ -80,15 +79,12 @@ def test_a_gradient_that_no_node_makes_is_there_when_the_pass_has_ended() -> Non
 
 def test_a_section_reads_what_comes_from_outside_and_writes_what_is_used_outside() -> None:
     program = program_of([times("y", "x", "w"), times("grad", "x", "y"), times("z", "x", "y")], [1, 3], [GRADIENT])
-    graph = program.training
-    assert graph is not None
-    forward, backward, update = (section_effects(program, graph, section) for section in graph.sections)
-    assert forward.reads == {"x", "w"}
-    assert forward.writes == {"y"}
-    assert backward.reads == {"x", "y"}
-    assert backward.writes == {"w__grad"}
-    assert update.reads == {"group_0.gradient", "group_0.parameter"}
-    assert update.writes == {"group_0.parameter"}
+    effects = [section_effects(program, program.step, section) for section in program.step.sections]
+    assert [(set(one.reads), set(one.writes)) for one in effects] == [
+        ({"x", "w"}, {"y"}),
+        ({"x", "y"}, {"w__grad"}),
+        ({"group_0.gradient", "group_0.parameter"}, {"group_0.parameter"}),
+    ]
 
 
 def test_only_the_update_works_on_groups() -> None:

@@ -8,11 +8,10 @@ from sambasim.errors import OptionError
 from sambasim.ir.graph import Argument, Graph, Node, Output, Ref, Section, SectionKind
 from sambasim.ir.mesh import Axis
 from sambasim.ir.program import Program
-from sambasim.ir.ranks import in_slices, of_ranks
+from sambasim.ir.ranks import as_one_rank, in_slices, of_ranks, with_cut_batch, without_loss
 from sambasim.ir.schedule import make
 from sambasim.ir.types import Cut, Symbol, SymbolKind, TensorType
 from sambasim.ir.verify import Progress, verify
-from sambasim.ir.views import as_one_rank, with_cut_batch, without_loss
 from tests.ir.test_dataflow import GRADIENT, program_of, times
 
 ROWS = TensorType("float32", (4, 3))
@@ -44,10 +43,8 @@ def two_stages() -> Program:
     values = dict.fromkeys(("a", "there", "wanted", "y"), ROWS) | {"loss": NUMBER}
     outputs = (Output("loss", "net__loss"), Output("y", "outputs__0"))
     graph = Graph("evaluation", ("x", "target"), nodes, outputs, values, sections)
-    mesh, schedule = (Axis("pp", 2),), make("gpipe", 2, 1)
-    return Program(
-        "net", 4, symbols, None, graph, None, "net__loss", False, (), (), (), 0, mesh=mesh, schedule=schedule
-    )
+    program = Program("net", 4, symbols, None, graph, None, "net__loss", False, (), (), (), 0)
+    return replace(program, mesh=(Axis("pp", 2),), schedule=make("gpipe", 2, 1))
 
 
 def test_without_its_loss_a_program_needs_no_labels_and_sends_none() -> None:
@@ -68,49 +65,44 @@ def test_a_rank_has_its_stage_and_the_symbols_of_it() -> None:
     assert (first.evaluation.inputs, second.evaluation.inputs) == (("x", "target"), ())
 
 
-def on_chips(single: TensorType | None = NUMBER) -> Program:
-    """Rows and a loss of a batch of 4, and of one sample."""
-    kinds = {"x": (SymbolKind.INPUT, ROWS), "y": (SymbolKind.OUTPUT, ROWS), "loss": (SymbolKind.OUTPUT, NUMBER)}
-    of_one = {"y1": (SymbolKind.OUTPUT, TensorType("float32", (1, 3)))} if single is not None else {}
-    symbols = {name: Symbol(name, kind, type_) for name, (kind, type_) in (kinds | of_one).items()}
+def on_chips(*, single: bool, loss: TensorType = NUMBER) -> Program:
+    """Rows and a loss of a batch of 4, and rows of a `single` sample."""
+    types = {"x": ROWS, "y": ROWS, "loss": loss} | ({"y1": TensorType("float32", (1, 3))} if single else {})
+    kinds = {"x": SymbolKind.INPUT}
+    symbols = {name: Symbol(name, kinds.get(name, SymbolKind.OUTPUT), type_) for name, type_ in types.items()}
     graph = Graph("evaluation", ("x",), (), (), {})
-    at_one = replace(graph, name="single", outputs=tuple(Output("y", name) for name in of_one))
+    at_one = replace(graph, name="single", outputs=(Output("y", "y1"),)) if single else None
     mesh = (Axis("dp", 4, at_run_time=True, chips=2),)
-    single_graph = at_one if of_one else None
-    return Program("net", 4, symbols, None, graph, single_graph, "loss", False, (), (), (), 0, mesh=mesh)
+    return Program("net", 4, symbols, None, graph, at_one, "loss", False, (), (), (), 0, mesh=mesh)
 
 
-@pytest.mark.parametrize("single", [NUMBER, None])
-def test_chips_share_the_batch_of_a_replica(single: TensorType | None) -> None:
-    cut = with_cut_batch(on_chips(single), 2)
-    cuts = {name: symbol.cuts for name, symbol in cut.symbols.items()}
-    of_samples = (Cut("dp", 0, 2),)
-    expected: dict[str, tuple[Cut, ...]] = {"x": of_samples, "y": of_samples, "loss": ()}
-    assert cuts == expected | ({"y1": ()} if single is not None else {})
+@pytest.mark.parametrize("single", [True, False])
+def test_chips_share_the_batch_of_a_replica(single: bool) -> None:
+    program = on_chips(single=single)
+    cut = with_cut_batch(program, 2)
+    assert {name for name, symbol in cut.symbols.items() if symbol.cuts == (Cut("dp", 0, 2),)} == {"x", "y"}
+    assert {name for name, symbol in cut.symbols.items() if symbol.cuts == ()} == program.symbols.keys() - {"x", "y"}
     assert cut.mesh == (Axis("dp", 2, at_run_time=True),)
-    assert with_cut_batch(on_chips(single), 1) == on_chips(single)
-    whole = as_one_rank(on_chips(single))
+    assert with_cut_batch(program, 1) == program
+    whole = as_one_rank(program)
     assert (whole.batch_size, whole.symbols["y"].type.shape, whole.symbols["y"].cuts) == (8, (8, 3), ())
     assert (whole.chips, whole.mesh) == (1, (Axis("dp", 2, at_run_time=True),))
-    alone = replace(on_chips(single), mesh=(Axis("dp", 2, chips=2),), reduce_buffer="buffer", zero=1)
-    assert (as_one_rank(alone).mesh, as_one_rank(alone).data_parallel, as_one_rank(alone).zero) == ((), False, 0)
+    alone = as_one_rank(replace(program, mesh=(Axis("dp", 2, chips=2),), reduce_buffer="buffer", zero=1))
+    assert (alone.mesh, alone.data_parallel, alone.zero) == ((), False, 0)
 
 
-def test_an_output_that_is_neither_of_samples_nor_a_loss_cannot_be_joined() -> None:
-    program = on_chips()
-    for type_ in (TensorType("float32", (3,)), TensorType("int64", ())):
-        symbols = {**program.symbols, "loss": Symbol("loss", SymbolKind.OUTPUT, type_)}
-        with pytest.raises(OptionError, match="cannot be joined over the chips"):
-            with_cut_batch(replace(program, symbols=symbols), 2)
+@pytest.mark.parametrize("type_", [TensorType("float32", (3,)), TensorType("int64", ())])
+def test_an_output_that_is_neither_of_samples_nor_a_loss_cannot_be_joined(type_: TensorType) -> None:
+    with pytest.raises(OptionError, match="cannot be joined over the chips"):
+        with_cut_batch(on_chips(single=True, loss=type_), 2)
 
 
 def sliced(zero: int, stages: tuple[int, int, int] = (0, 0, 0)) -> list[list[str]]:
     """By section, the operators on groups: the first, second and fourth section read the parameters."""
     nodes = [times("a", "x", "w"), times("b", "a", "w"), times("c", "b", "b"), times("grad", "c", "w")]
     program = program_of(nodes, [1, 2, 3, 4], [GRADIENT])
-    sections = [
-        replace(one, stage=stage) for one, stage in zip(program.step.sections, (*stages, stages[-1], 0), strict=True)
-    ]
+    pairs = zip(program.step.sections, (*stages, stages[-1], 0), strict=True)
+    sections = [replace(section, stage=stage) for section, stage in pairs]
     update = [Node("reduce", "comm.reduce_scatter", ("group_0",)), *program.step.nodes[4:]]
     last = replace(sections[-1], stop=sections[-1].stop + 1)
     graph = replace(program.step, nodes=(*nodes, *update), sections=(*sections[:-1], last))

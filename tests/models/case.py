@@ -1,8 +1,9 @@
-"""What a case of the model zoo is."""
+"""What a case of the model zoos is: of `tests.models`, and of `tests.zoo`."""
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -15,23 +16,53 @@ Batch: TypeAlias = "tuple[Tensor, ...] | dict[str, Tensor]"
 returns its own loss). Where the case names a loss, the last one is the loss's target."""
 
 
+Make: TypeAlias = Callable[[int, torch.Generator], Tensor]
+"""So many samples from a generator."""
+
+MakeBatch: TypeAlias = Callable[[int, torch.Generator], Batch]
+
+
+def numbers(*shape: int) -> Make:
+    return lambda samples, generator: torch.randn(samples, *shape, generator=generator)
+
+
+def shares(*shape: int) -> Make:
+    return lambda samples, generator: torch.rand(samples, *shape, generator=generator)
+
+
+def integers(below: int, *shape: int) -> Make:
+    return lambda samples, generator: torch.randint(below, (samples, *shape), generator=generator)
+
+
+def in_order(*parts: Make) -> MakeBatch:
+    return lambda samples, generator: tuple(make(samples, generator) for make in parts)
+
+
+def by_name(**parts: Make) -> MakeBatch:
+    return lambda samples, generator: {name: make(samples, generator) for name, make in parts.items()}
+
+
+Outcome = Literal["exact", "close", "refused", "wrong", "failed"]
+"""Losses with the bits of eager PyTorch, or close to them, or an error at compile with a rewrite. Never should there be
+other losses, or another error."""
+
+
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One model family, small enough to be captured in a second or two.
-
-    `build` is a class or function of a module without arguments, `note` what the case shows, `unused` the parameters
-    that get no gradient. Gradients of `zero_gradients` are zero but for rounding: a bias before a normalization, or a
-    key bias. `exact` is False where capture may differ from eager PyTorch in the last bits.
-    """
+    """A model at a tiny size. `build`: a class or function of a module without arguments; `make_batch`: so many samples
+    from a generator; `loss`: its name, or None if the model returns its own; `note`: what the case shows; `unused`: the
+    parameters that get no gradient. Gradients of `zero_gradients` are zero but for rounding: a bias before a
+    normalization, or a key bias. `expected`: what becomes of it; `package`: where the model is from."""
 
     name: str
     build: Callable[[], nn.Module]
-    make_batch: Callable[[int, torch.Generator], Batch]
-    loss: str | None
-    note: str
+    make_batch: MakeBatch
+    loss: str | None = None
+    note: str = ""
     unused: tuple[str, ...] = ()
     zero_gradients: tuple[str, ...] = ()
-    exact: bool = True
+    expected: Outcome = "exact"
+    package: str = ""
 
     @property
     def target(self) -> str:
@@ -42,7 +73,7 @@ class Case:
         """The model in training mode, with the same weights for the same seed; torch's own generator is left alone."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            return self.build()
+            return self.build().train()
 
     def batch(self, batch_size: int, seed: int = 0) -> Batch:
         """`batch_size` samples that depend on nothing but the seed: give each rank its own."""
@@ -51,26 +82,26 @@ class Case:
 
 def evaluate_loss(case: Case, module: nn.Module, batch: Batch) -> Tensor:
     """The mean loss of `batch` in eager PyTorch: the model's own first output, or the loss that the case names."""
-    if isinstance(batch, dict):
-        return _first(module(**batch))
     if case.loss is None:
-        return _first(module(*batch))
-    *inputs, target = batch
+        return _first(module(**batch) if isinstance(batch, dict) else module(*batch))
+    *inputs, target = batch.values() if isinstance(batch, dict) else batch
     return NAMED_LOSSES[case.loss](_first(module(*inputs)), target)
 
 
 NAMED_LOSSES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
     "cross_entropy": functional.cross_entropy,
     "mse": functional.mse_loss,
+    "bce_with_logits": functional.binary_cross_entropy_with_logits,
 }
 
 
-def _first(result: object) -> Tensor:
-    """The first tensor of what a model returns: a tensor, a tuple, or a mapping as in `transformers`."""
-    if isinstance(result, Mapping):
-        return _first(next(iter(result.values())))
-    if isinstance(result, tuple):
-        return _first(result[0])
-    if not isinstance(result, Tensor):
-        raise TypeError(f"a model returned {type(result).__name__}")
+def _first(result: Any) -> Tensor:
+    """The first tensor of what a model returns: a tensor, a tuple, a dataclass, or a mapping as in `transformers`."""
+    while not isinstance(result, Tensor):
+        if dataclasses.is_dataclass(result) and not isinstance(result, Mapping):
+            result = getattr(result, dataclasses.fields(result)[0].name)
+        elif isinstance(result, Mapping | tuple | list):
+            result = next(iter(result.values() if isinstance(result, Mapping) else result))
+        else:
+            raise TypeError(f"a model returned {type(result).__name__}")
     return result

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from examples.resnet import ResNet
-from tests.models.case import CLASSES, Batch
+from tests.models.case import CLASSES, Batch, in_order, integers, shares
 
 SIDE = 8
 
@@ -87,11 +87,7 @@ def resnet() -> nn.Module:
     return ResNet(width=4)
 
 
-def images(batch_size: int, generator: torch.Generator) -> Batch:
-    return (
-        torch.rand(batch_size, 1, SIDE, SIDE, generator=generator),
-        torch.randint(CLASSES, (batch_size,), generator=generator),
-    )
+images = in_order(shares(1, SIDE, SIDE), integers(CLASSES))
 
 
 def masks(batch_size: int, generator: torch.Generator) -> Batch:

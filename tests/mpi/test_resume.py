@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from sambasim.compiler.front import build_model
-from sambasim.data.sources import open_source
+from sambasim.data.datasets import open_source
 from sambasim.options.run import RunOptions
 from sambasim.pef import peek
 from sambasim.records.digests import read_recording

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sambasim.data.sources import open_source
+from sambasim.data.datasets import open_source
 from sambasim.ir.program import MASTER, Program
 from sambasim.ir.types import NORM_BLOCK_ELEMENTS
 from sambasim.options.resolve import resolve_run

@@ -13,8 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import Dataset, default_collate
 
-from sambasim.data.datasets import WatchedDataset
-from sambasim.data.sources import open_source
+from sambasim.data.datasets import WatchedDataset, open_source
 from sambasim.ir.types import SymbolKind
 from sambasim.options.run import RunOptions
 from sambasim.pef import map_weights

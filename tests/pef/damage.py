@@ -11,6 +11,7 @@ from typing import Any
 from sambasim.pef.archive import write_archive
 
 Fields = dict[str, Any]
+Change = Callable[[bytes], bytes]
 
 
 def pack(manifest: bytes, weights: bytes) -> bytes:
@@ -32,24 +33,31 @@ def put_together(fields: Fields, weights: bytes) -> bytes:
     return pack(json.dumps(sealed, separators=(",", ":")).encode(), weights)
 
 
+def change_members(path: Path, manifest: Change = bytes, weights: Change = bytes) -> None:
+    """Changes bytes of the members of the PEF at `path`; the checksums of the archive are made right again."""
+    with zipfile.ZipFile(path) as archive:
+        members = archive.read("pef.json"), archive.read("weights.safetensors")
+    path.write_bytes(pack(manifest(members[0]), weights(members[1])))
+
+
 def change_fields(path: Path, change: Callable[[Fields], object]) -> None:
     """Changes the manifest of the PEF at `path` in place."""
-    fields, weights = unpack(path.read_bytes())
-    change(fields)
-    path.write_bytes(pack(json.dumps(fields, separators=(",", ":")).encode(), weights))
+
+    def rewrite(manifest: bytes) -> bytes:
+        fields = json.loads(manifest)
+        change(fields)
+        return json.dumps(fields, separators=(",", ":")).encode()
+
+    change_members(path, rewrite)
 
 
-def change_manifest(path: Path, change: Callable[[bytes], bytes]) -> None:
-    """Changes the bytes of the manifest; the checksum of the archive is made right again."""
-    with zipfile.ZipFile(path) as archive:
-        manifest, weights = archive.read("pef.json"), archive.read("weights.safetensors")
-    path.write_bytes(pack(change(manifest), weights))
+def change_manifest(path: Path, change: Change) -> None:
+    change_members(path, manifest=change)
 
 
-def change_weights(path: Path, change: Callable[[bytes], bytes]) -> None:
-    """Changes the bytes of weights.safetensors; the manifest does not know the new digest."""
-    fields, weights = unpack(path.read_bytes())
-    path.write_bytes(pack(json.dumps(fields, separators=(",", ":")).encode(), change(weights)))
+def change_weights(path: Path, change: Change) -> None:
+    """The manifest does not know the new digest."""
+    change_members(path, weights=change)
 
 
 def replace_bytes(path: Path, old: bytes, new: bytes, count: int = 1) -> None:

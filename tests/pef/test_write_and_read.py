@@ -19,9 +19,9 @@ from sambasim.errors import InternalError, InvariantError, MachineError, PefErro
 from sambasim.ir.graph import TORCH_CONSTANTS, Argument, ComplexNumber, Ref, TorchConstant
 from sambasim.ir.mesh import Axis
 from sambasim.ir.program import Program
-from sambasim.pef.archive import open_pef, write_archive
-from sambasim.pef.document import PartDigests, PefDocument, manifest_json, parse_manifest, part_digests
-from sambasim.pef.weights import weights_layout
+from sambasim.pef.archive import open_pef, weights_layout, write_archive
+from sambasim.pef.digests import PartDigests, part_digests
+from sambasim.pef.document import PefDocument, manifest_json, parse_manifest
 from tests.pef.samples import inference_program, sample_document, sample_program, sample_weights, write_sample
 
 

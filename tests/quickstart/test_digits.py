@@ -2,7 +2,7 @@
 
 import torch
 
-from sambasim.data.sources import open_source
+from sambasim.data.datasets import open_source
 from sambasim.options.training import DataOptions
 from sambasim.quickstart.digits import digits
 

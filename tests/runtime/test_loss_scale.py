@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sambasim.cli.run import run_command
 from sambasim.errors import InvariantError, NumericsError
-from sambasim.ir.verify_training import verify_training
+from sambasim.ir.verify_training import training_step
 from sambasim.options.schedule import LossScaleOptions
 from sambasim.pef import map_weights, read
 from sambasim.runtime.run.training import LossScale
@@ -148,10 +148,10 @@ def pef(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_only_master_weights_can_unscale_gradients(pef: Path) -> None:
     program = read(pef).program
-    verify_training(program)
+    training_step(program)
     narrow = tuple(replace(one, states=one.states[1:]) for one in program.optimizers)
     with pytest.raises(InvariantError, match="the loss is scaled, and gradients are not all checked and unscaled"):
-        verify_training(replace(program, optimizers=narrow))
+        training_step(replace(program, optimizers=narrow))
 
 
 def _train(pef: Path, folder: Path, start: float, steps: int) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:

@@ -1,5 +1,6 @@
 """PEFs of models for tests, compiled in this process and without a comparison; and a PEF in device memory."""
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +27,7 @@ class _Captured(NamedTuple):
 
 
 _CAPTURES: dict[str, _Captured] = {}
-"""By all that a capture depends on."""
+"""By all that a capture depends on, the content of files included."""
 
 
 def compile_from_options(options: CompileOptions, captured_as: str | None = None) -> Compiled:
@@ -40,7 +41,11 @@ def compile_from_options(options: CompileOptions, captured_as: str | None = None
 
 def _captured(options: CompileOptions, watch: Stopwatch) -> _Captured:
     what = {"model", "data", "loss", "dtype", "inference", "pef_name"}
-    key = f"{options.model_dump_json(include=what)} {options.micro_batch_size} {options.training.seed}"
+    targets = (options.model.target, options.data.source, options.loss and options.loss.name)
+    files = [Path(str(target).partition(":")[0]) for target in targets]
+    contents = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files if file.is_file()]
+    named = options.model_dump_json(include=what)
+    key = f"{named} {contents} {options.micro_batch_size} {options.training.seed}"
     if key not in _CAPTURES:
         model, example, _, notices = named_in(options)
         built = capture_model(model, example, options, watch)

@@ -3,51 +3,50 @@ imports nothing of sambasim. A schedule is stepped after each optimizer step tha
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import TensorDataset
 
 
 class Schedule:
     """The learning rate `lr` and `beta1` (None: not changed) of the next step."""
 
-    lr: float
-    beta1: float | None = None
-
-    def __init__(self) -> None:
-        self.iteration = -1
+    iteration = -1
 
     def step(self) -> None:
         self.iteration += 1
-        self.change()
 
-    def change(self) -> None:
+    @property
+    def lr(self) -> float:
         raise NotImplementedError
 
+    @property
+    def beta1(self) -> float | None:
+        return None
 
+
+@dataclass
 class WarmupLR(Schedule):
-    def __init__(
-        self,
-        warmup_min_lr: float = 0.0,
-        warmup_max_lr: float = 0.001,
-        warmup_num_steps: int = 1000,
-        warmup_type: str = "log",
-    ) -> None:
-        super().__init__()
-        self.low, self.high, self.steps, self.kind = warmup_min_lr, warmup_max_lr, max(2, warmup_num_steps), warmup_type
-        self.lr = warmup_min_lr
+    warmup_min_lr: float = 0.0
+    warmup_max_lr: float = 0.001
+    warmup_num_steps: int = 1000
+    warmup_type: str = "log"
 
-    def change(self) -> None:
-        self.lr = self.low + (self.high - self.low) * self.gamma()
+    def __post_init__(self) -> None:
+        self.steps = max(2, self.warmup_num_steps)
+
+    @property
+    def lr(self) -> float:
+        return self.warmup_min_lr + (self.warmup_max_lr - self.warmup_min_lr) * self.gamma()
 
     def gamma(self) -> float:
-        if self.iteration < self.steps:
-            if self.kind == "log":
-                return math.log(self.iteration + 1) / math.log(self.steps)
-            return self.iteration / self.steps
-        return self.after()
+        done = max(0, self.iteration)
+        if done >= self.steps:
+            return self.after()
+        return math.log(done + 1) / math.log(self.steps) if self.warmup_type == "log" else done / self.steps
 
     def after(self) -> float:
         return 1.0
@@ -75,68 +74,60 @@ class WarmupCosineLR(WarmupLR):
         super().__init__(warmup_min_ratio * lr, lr, warmup_num_steps, warmup_type)
         self.total, self.ratio = total_num_steps, cos_min_ratio
 
-    def change(self) -> None:
+    @property
+    def lr(self) -> float:
         if self.iteration < self.steps:
-            super().change()
-            return
+            return super().lr
         done = (self.iteration - self.steps + 1) / (self.total - self.steps)
-        self.lr = self.high * max(0.0, self.ratio + (1 - self.ratio) * (1 + math.cos(math.pi * done)) / 2)
+        return self.warmup_max_lr * max(0.0, self.ratio + (1 - self.ratio) * (1 + math.cos(math.pi * done)) / 2)
 
 
+@dataclass
 class OneCycle(Schedule):
-    def __init__(
-        self,
-        cycle_min_lr: float,
-        cycle_max_lr: float,
-        decay_lr_rate: float = 0.0,
-        cycle_first_step_size: int = 2000,
-        cycle_second_step_size: int | None = None,
-        decay_step_size: int = 0,
-        cycle_momentum: bool = True,
-        cycle_min_mom: float = 0.8,
-        cycle_max_mom: float = 0.9,
-        **unused: object,
-    ) -> None:
-        super().__init__()
-        self.lows, self.highs = (cycle_min_lr, cycle_max_mom), (cycle_max_lr, cycle_min_mom)
-        second = cycle_first_step_size if cycle_second_step_size is None else cycle_second_step_size
-        self.total, self.up_share = (
-            cycle_first_step_size + second,
-            cycle_first_step_size / (cycle_first_step_size + second),
-        )
-        self.decay_rate, self.decay_steps, self.cycles = decay_lr_rate, decay_step_size, cycle_momentum
-        self.lr, self.beta1 = cycle_min_lr, cycle_max_mom if cycle_momentum else None
+    cycle_min_lr: float
+    cycle_max_lr: float
+    decay_lr_rate: float = 0.0
+    cycle_first_step_size: int = 2000
+    cycle_second_step_size: int | None = None
+    decay_step_size: int = 0
+    cycle_momentum: bool = True
+    cycle_min_mom: float = 0.8
+    cycle_max_mom: float = 0.9
 
-    def change(self) -> None:
+    def __post_init__(self) -> None:
+        self.total = self.cycle_first_step_size + (self.cycle_second_step_size or self.cycle_first_step_size)
+
+    def scale(self) -> float:
+        """Of the next step, from 0 up to 1 and down again."""
         if self.iteration >= self.total:
-            past = self.iteration - self.total + 1
-            self.lr = (
-                self.lows[0] / (1 + self.decay_rate * past / self.decay_steps) if self.decay_steps else self.lows[0]
-            )
-            self.beta1 = self.lows[1] if self.cycles else None
-            return
-        share = (self.iteration + 1) / self.total
-        x = 1 + share - math.floor(1 + share)
-        scale = x / self.up_share if x <= self.up_share else (x - 1) / (self.up_share - 1)
-        self.lr = self.lows[0] + (self.highs[0] - self.lows[0]) * scale
-        self.beta1 = self.lows[1] - (self.lows[1] - self.highs[1]) * scale if self.cycles else None
+            return 0.0
+        share, up_share = (self.iteration + 1) / self.total % 1, self.cycle_first_step_size / self.total
+        return share / up_share if share <= up_share else (share - 1) / (up_share - 1)
+
+    @property
+    def lr(self) -> float:
+        past = max(0, self.iteration - self.total + 1)
+        least = self.cycle_min_lr / (1 + self.decay_lr_rate * past / (self.decay_step_size or math.inf))
+        return least + (self.cycle_max_lr - least) * self.scale()
+
+    @property
+    def beta1(self) -> float | None:
+        momentum = self.cycle_max_mom - (self.cycle_max_mom - self.cycle_min_mom) * self.scale()
+        return momentum if self.cycle_momentum else None
 
 
+@dataclass
 class LRRangeTest(Schedule):
-    def __init__(
-        self,
-        lr_range_test_min_lr: float = 1e-3,
-        lr_range_test_step_size: int = 2000,
-        lr_range_test_step_rate: float = 1.0,
-        lr_range_test_staircase: bool = False,
-    ) -> None:
-        super().__init__()
-        self.least, self.size, self.rate = lr_range_test_min_lr, lr_range_test_step_size, lr_range_test_step_rate
-        self.staircase, self.lr = lr_range_test_staircase, lr_range_test_min_lr
+    lr_range_test_min_lr: float = 1e-3
+    lr_range_test_step_size: int = 2000
+    lr_range_test_step_rate: float = 1.0
+    lr_range_test_staircase: bool = False
 
-    def change(self) -> None:
-        intervals = (self.iteration + 1) / self.size
-        self.lr = self.least * (1 + self.rate * (math.floor(intervals) if self.staircase else intervals))
+    @property
+    def lr(self) -> float:
+        intervals = (self.iteration + 1) / self.lr_range_test_step_size
+        intervals = math.floor(intervals) if self.lr_range_test_staircase else intervals
+        return self.lr_range_test_min_lr * (1 + self.lr_range_test_step_rate * intervals)
 
 
 SCHEDULES: Mapping[str, type[Schedule]] = {
@@ -193,7 +184,7 @@ class Net(nn.Module):
         return nn.functional.cross_entropy(self.second(hidden).float(), label)
 
 
-def samples() -> Dataset[tuple[Tensor, ...]]:
+def samples() -> TensorDataset:
     generator = torch.Generator().manual_seed(7)
     x = torch.randn(400, 6, generator=generator)
     return TensorDataset(x, (x @ torch.randn(6, 4, generator=generator)).argmax(1))
@@ -233,7 +224,7 @@ def train(config: Mapping[str, Any], weights: Mapping[str, Tensor], world: int, 
         lr = {"lr": config["optimizer"]["params"]["lr"]} if chosen["type"] == "WarmupCosineLR" else {}
         schedule = SCHEDULES[chosen["type"]](**lr, **chosen["params"])
     scaler = LossScaler(**config["fp16"]) if half["fp16"] else LossScaler(loss_scale=1)
-    x, label = (torch.stack(column) for column in zip(*iter_samples(), strict=True))
+    x, label = samples().tensors
     records = []
     for step in range(steps):
         if schedule is not None:
@@ -269,11 +260,6 @@ def train(config: Mapping[str, Any], weights: Mapping[str, Tensor], world: int, 
         for parameter, master in zip(net.parameters(), masters, strict=True):
             parameter.data.copy_(master.data)
     return records, net
-
-
-def iter_samples() -> list[tuple[Tensor, ...]]:
-    data = samples()
-    return [data[index] for index in range(400)]
 
 
 def make_optimizer(chosen: Mapping[str, Any], parameters: list[nn.Parameter]) -> torch.optim.Optimizer:

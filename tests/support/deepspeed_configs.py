@@ -2,158 +2,130 @@
 
 CONFIGS: dict[str, str] = {
     "Hugging Face, ZeRO-2": """{
-        "fp16": {"enabled": "auto", "loss_scale": 0, "loss_scale_window": 1000, "initial_scale_power": 16,
-                 "hysteresis": 2, "min_loss_scale": 1},
-        "optimizer": {"type": "AdamW",
-                      "params": {"lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto"}},
-        "scheduler": {"type": "WarmupLR",
-                      "params": {"warmup_min_lr": "auto", "warmup_max_lr": "auto", "warmup_num_steps": "auto"}},
-        "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "pin_memory": true},
-                              "allgather_partitions": true, "allgather_bucket_size": 2e8, "overlap_comm": true,
-                              "reduce_scatter": true, "reduce_bucket_size": 2e8, "contiguous_gradients": true},
-        "gradient_accumulation_steps": "auto", "gradient_clipping": "auto", "steps_per_print": 2000,
-        "train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto", "wall_clock_breakdown": false
+        "fp16": {"enabled": "auto", "loss_scale": 0, "loss_scale_window": 1000, "initial_scale_power": 16, "hysteresis":
+        2, "min_loss_scale": 1}, "optimizer": {"type": "AdamW", "params": {"lr": "auto", "betas": "auto", "eps": "auto",
+        "weight_decay": "auto"}}, "scheduler": {"type": "WarmupLR", "params": {"warmup_min_lr": "auto", "warmup_max_lr":
+        "auto", "warmup_num_steps": "auto"}}, "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu",
+        "pin_memory": true}, "allgather_partitions": true, "allgather_bucket_size": 2e8, "overlap_comm": true,
+        "reduce_scatter": true, "reduce_bucket_size": 2e8, "contiguous_gradients": true}, "gradient_accumulation_steps":
+        "auto", "gradient_clipping": "auto", "steps_per_print": 2000, "train_batch_size": "auto",
+        "train_micro_batch_size_per_gpu": "auto", "wall_clock_breakdown": false
     }""",
     "Hugging Face, ZeRO-3": """{
-        "bf16": {"enabled": "auto"},
-        "optimizer": {"type": "AdamW",
-                      "params": {"lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto"}},
-        "scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": "auto", "warmup_min_lr": "auto",
-                                                          "warmup_max_lr": "auto", "warmup_num_steps": "auto"}},
-        "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu", "pin_memory": true},
-                              "offload_param": {"device": "cpu", "pin_memory": true}, "overlap_comm": true,
-                              "contiguous_gradients": true, "sub_group_size": 1e9, "reduce_bucket_size": "auto",
-                              "stage3_prefetch_bucket_size": "auto", "stage3_param_persistence_threshold": "auto",
-                              "stage3_max_live_parameters": 1e9, "stage3_max_reuse_distance": 1e9,
-                              "stage3_gather_16bit_weights_on_model_save": true},
-        "gradient_accumulation_steps": "auto", "gradient_clipping": "auto", "steps_per_print": 1e5,
-        "train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto", "wall_clock_breakdown": false
+        "bf16": {"enabled": "auto"}, "optimizer": {"type": "AdamW", "params": {"lr": "auto", "betas": "auto", "eps":
+        "auto", "weight_decay": "auto"}}, "scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": "auto",
+        "warmup_min_lr": "auto", "warmup_max_lr": "auto", "warmup_num_steps": "auto"}}, "zero_optimization": {"stage":
+        3, "offload_optimizer": {"device": "cpu", "pin_memory": true}, "offload_param": {"device": "cpu", "pin_memory":
+        true}, "overlap_comm": true, "contiguous_gradients": true, "sub_group_size": 1e9, "reduce_bucket_size": "auto",
+        "stage3_prefetch_bucket_size": "auto", "stage3_param_persistence_threshold": "auto",
+        "stage3_max_live_parameters": 1e9, "stage3_max_reuse_distance": 1e9,
+        "stage3_gather_16bit_weights_on_model_save": true}, "gradient_accumulation_steps": "auto", "gradient_clipping":
+        "auto", "steps_per_print": 1e5, "train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto",
+        "wall_clock_breakdown": false
     }""",
     "Hugging Face, ZeRO-3 without an optimizer": """{
-        "bf16": {"enabled": "auto"}, "fp16": {"enabled": false},
-        "train_micro_batch_size_per_gpu": "auto", "train_batch_size": "auto", "gradient_accumulation_steps": "auto",
-        "zero_optimization": {"stage": 3, "overlap_comm": true, "contiguous_gradients": true, "sub_group_size": 1e9,
-                              "reduce_bucket_size": "auto", "stage3_gather_16bit_weights_on_model_save": true}
+        "bf16": {"enabled": "auto"}, "fp16": {"enabled": false}, "train_micro_batch_size_per_gpu": "auto",
+        "train_batch_size": "auto", "gradient_accumulation_steps": "auto", "zero_optimization": {"stage": 3,
+        "overlap_comm": true, "contiguous_gradients": true, "sub_group_size": 1e9, "reduce_bucket_size": "auto",
+        "stage3_gather_16bit_weights_on_model_save": true}
     }""",
     "getting started": """{
-        "train_batch_size": 8, "gradient_accumulation_steps": 1,
-        "optimizer": {"type": "Adam", "params": {"lr": 0.00015}},
-        "fp16": {"enabled": true}, "zero_optimization": true
+        "train_batch_size": 8, "gradient_accumulation_steps": 1, "optimizer": {"type": "Adam", "params": {"lr":
+        0.00015}}, "fp16": {"enabled": true}, "zero_optimization": true
     }""",
     "CIFAR": """{
-        "train_batch_size": 16, "steps_per_print": 2000,
-        "optimizer": {"type": "Adam",
-                      "params": {"lr": 0.001, "betas": [0.8, 0.999], "eps": 1e-8, "weight_decay": 3e-7}},
-        "scheduler": {"type": "WarmupLR",
-                      "params": {"warmup_min_lr": 0, "warmup_max_lr": 0.001, "warmup_num_steps": 1000}},
-        "gradient_clipping": 1.0, "prescale_gradients": false,
-        "bf16": {"enabled": false},
-        "fp16": {"enabled": true, "fp16_master_weights_and_grads": false, "loss_scale": 0, "loss_scale_window": 500,
-                 "hysteresis": 2, "min_loss_scale": 1, "initial_scale_power": 15},
-        "wall_clock_breakdown": false,
-        "zero_optimization": {"stage": 0, "allgather_partitions": true, "reduce_scatter": true,
-                              "allgather_bucket_size": 50000000, "reduce_bucket_size": 50000000,
-                              "overlap_comm": true, "contiguous_gradients": true, "cpu_offload": false}
+        "train_batch_size": 16, "steps_per_print": 2000, "optimizer": {"type": "Adam", "params": {"lr": 0.001, "betas":
+        [0.8, 0.999], "eps": 1e-8, "weight_decay": 3e-7}}, "scheduler": {"type": "WarmupLR", "params": {"warmup_min_lr":
+        0, "warmup_max_lr": 0.001, "warmup_num_steps": 1000}}, "gradient_clipping": 1.0, "prescale_gradients": false,
+        "bf16": {"enabled": false}, "fp16": {"enabled": true, "fp16_master_weights_and_grads": false, "loss_scale": 0,
+        "loss_scale_window": 500, "hysteresis": 2, "min_loss_scale": 1, "initial_scale_power": 15},
+        "wall_clock_breakdown": false, "zero_optimization": {"stage": 0, "allgather_partitions": true, "reduce_scatter":
+        true, "allgather_bucket_size": 50000000, "reduce_bucket_size": 50000000, "overlap_comm": true,
+        "contiguous_gradients": true, "cpu_offload": false}
     }""",
     "BERT pretraining": """{
-        "train_batch_size": 64, "train_micro_batch_size_per_gpu": 8, "steps_per_print": 1000,
-        "prescale_gradients": false,
-        "optimizer": {"type": "Adam", "params": {"lr": 6e-3, "betas": [0.9, 0.99], "weight_decay": 0.01}},
-        "gradient_clipping": 1.0, "wall_clock_breakdown": false,
-        "fp16": {"enabled": true, "loss_scale": 0}, "sparse_attention": {"mode": "fixed", "block": 16}
+        "train_batch_size": 64, "train_micro_batch_size_per_gpu": 8, "steps_per_print": 1000, "prescale_gradients":
+        false, "optimizer": {"type": "Adam", "params": {"lr": 6e-3, "betas": [0.9, 0.99], "weight_decay": 0.01}},
+        "gradient_clipping": 1.0, "wall_clock_breakdown": false, "fp16": {"enabled": true, "loss_scale": 0},
+        "sparse_attention": {"mode": "fixed", "block": 16}
     }""",
     "SQuAD": """{
-        "train_batch_size": 24, "train_micro_batch_size_per_gpu": 3, "steps_per_print": 10,
-        "optimizer": {"type": "Adam", "params": {"lr": 3e-5, "weight_decay": 0.0, "bias_correction": true}},
-        "gradient_clipping": 1.0, "fp16": {"enabled": true}
+        "train_batch_size": 24, "train_micro_batch_size_per_gpu": 3, "steps_per_print": 10, "optimizer": {"type":
+        "Adam", "params": {"lr": 3e-5, "weight_decay": 0.0, "bias_correction": true}}, "gradient_clipping": 1.0, "fp16":
+        {"enabled": true}
     }""",
     "Megatron, ZeRO-1": """{
-        "train_batch_size": 32, "train_micro_batch_size_per_gpu": 4, "steps_per_print": 10,
-        "zero_optimization": {"stage": 1}, "gradient_clipping": 1.0, "prescale_gradients": true,
-        "fp16": {"enabled": true, "loss_scale": 0, "loss_scale_window": 500, "hysteresis": 2, "min_loss_scale": 1,
-                 "initial_scale_power": 11},
+        "train_batch_size": 32, "train_micro_batch_size_per_gpu": 4, "steps_per_print": 10, "zero_optimization":
+        {"stage": 1}, "gradient_clipping": 1.0, "prescale_gradients": true, "fp16": {"enabled": true, "loss_scale": 0,
+        "loss_scale_window": 500, "hysteresis": 2, "min_loss_scale": 1, "initial_scale_power": 11},
         "wall_clock_breakdown": false
     }""",
     "Megatron, curriculum off": """{
-        "train_batch_size": 32, "train_micro_batch_size_per_gpu": 4, "steps_per_print": 1,
-        "zero_optimization": {"stage": 2, "elastic_checkpoint": true}, "gradient_clipping": 1.0,
-        "fp16": {"enabled": true, "loss_scale": 0, "loss_scale_window": 1000, "hysteresis": 2, "min_loss_scale": 1},
-        "curriculum_learning": {"enabled": false, "curriculum_type": "seqlen"},
-        "data_efficiency": {"enabled": false}, "wall_clock_breakdown": true, "zero_allow_untested_optimizer": false
+        "train_batch_size": 32, "train_micro_batch_size_per_gpu": 4, "steps_per_print": 1, "zero_optimization":
+        {"stage": 2, "elastic_checkpoint": true}, "gradient_clipping": 1.0, "fp16": {"enabled": true, "loss_scale": 0,
+        "loss_scale_window": 1000, "hysteresis": 2, "min_loss_scale": 1}, "curriculum_learning": {"enabled": false,
+        "curriculum_type": "seqlen"}, "data_efficiency": {"enabled": false}, "wall_clock_breakdown": true,
+        "zero_allow_untested_optimizer": false
     }""",
     "BLOOM": """{
-        "train_micro_batch_size_per_gpu": 2, "train_batch_size": 32, "gradient_clipping": 1.0,
-        "zero_optimization": {"stage": 0}, "bf16": {"enabled": true}, "steps_per_print": 2000,
-        "wall_clock_breakdown": false
+        "train_micro_batch_size_per_gpu": 2, "train_batch_size": 32, "gradient_clipping": 1.0, "zero_optimization":
+        {"stage": 0}, "bf16": {"enabled": true}, "steps_per_print": 2000, "wall_clock_breakdown": false
     }""",
     "OneCycle": """{
-        "train_batch_size": 16, "gradient_accumulation_steps": 2,
-        "optimizer": {"type": "Adam", "params": {"lr": 0.001, "betas": [0.8, 0.9]}},
-        "scheduler": {"type": "OneCycle",
-                      "params": {"cycle_first_step_size": 1000, "cycle_first_stair_count": 500,
-                                 "cycle_second_step_size": 1000, "cycle_second_stair_count": 500,
-                                 "decay_step_size": 1000, "cycle_min_lr": 0.0001, "cycle_max_lr": 0.0010,
-                                 "decay_lr_rate": 0.001, "cycle_min_mom": 0.85, "cycle_max_mom": 0.99,
-                                 "decay_mom_rate": 0.0}}
+        "train_batch_size": 16, "gradient_accumulation_steps": 2, "optimizer": {"type": "Adam", "params": {"lr": 0.001,
+        "betas": [0.8, 0.9]}}, "scheduler": {"type": "OneCycle", "params": {"cycle_first_step_size": 1000,
+        "cycle_first_stair_count": 500, "cycle_second_step_size": 1000, "cycle_second_stair_count": 500,
+        "decay_step_size": 1000, "cycle_min_lr": 0.0001, "cycle_max_lr": 0.0010, "decay_lr_rate": 0.001,
+        "cycle_min_mom": 0.85, "cycle_max_mom": 0.99, "decay_mom_rate": 0.0}}
     }""",
     "LRRangeTest": """{
-        "train_batch_size": 16, "optimizer": {"type": "SGD", "params": {"lr": 0.1, "momentum": 0.9}},
-        "scheduler": {"type": "LRRangeTest",
-                      "params": {"lr_range_test_min_lr": 0.0001, "lr_range_test_step_size": 200,
-                                 "lr_range_test_step_rate": 5, "lr_range_test_staircase": false}}
+        "train_batch_size": 16, "optimizer": {"type": "SGD", "params": {"lr": 0.1, "momentum": 0.9}}, "scheduler":
+        {"type": "LRRangeTest", "params": {"lr_range_test_min_lr": 0.0001, "lr_range_test_step_size": 200,
+        "lr_range_test_step_rate": 5, "lr_range_test_staircase": false}}
     }""",
     "a static loss scale": """{
-        "train_micro_batch_size_per_gpu": 8, "gradient_accumulation_steps": 2,
-        "optimizer": {"type": "AdamW", "params": {"lr": 5e-5, "weight_decay": 0.01}},
-        "fp16": {"enabled": true, "loss_scale": 128.0, "initial_scale_power": 32, "loss_scale_window": 1000},
-        "zero_optimization": {"stage": 1, "reduce_bucket_size": 5e8}
+        "train_micro_batch_size_per_gpu": 8, "gradient_accumulation_steps": 2, "optimizer": {"type": "AdamW", "params":
+        {"lr": 5e-5, "weight_decay": 0.01}}, "fp16": {"enabled": true, "loss_scale": 128.0, "initial_scale_power": 32,
+        "loss_scale_window": 1000}, "zero_optimization": {"stage": 1, "reduce_bucket_size": 5e8}
     }""",
     "chat, with a hybrid engine": """{
-        "train_batch_size": 16, "train_micro_batch_size_per_gpu": 4, "steps_per_print": 10,
-        "zero_optimization": {"stage": 3, "offload_param": {"device": "none"}, "offload_optimizer": {"device": "none"},
-                              "stage3_param_persistence_threshold": 1e4, "stage3_max_live_parameters": 3e7,
-                              "stage3_prefetch_bucket_size": 3e7, "memory_efficient_linear": false},
-        "fp16": {"enabled": true, "loss_scale_window": 100}, "gradient_clipping": 1.0, "prescale_gradients": false,
-        "wall_clock_breakdown": false,
-        "hybrid_engine": {"enabled": false, "inference_tp_size": 1, "release_inference_cache": false},
-        "tensorboard": {"enabled": true, "output_path": "out/", "job_name": "chat"}
+        "train_batch_size": 16, "train_micro_batch_size_per_gpu": 4, "steps_per_print": 10, "zero_optimization":
+        {"stage": 3, "offload_param": {"device": "none"}, "offload_optimizer": {"device": "none"},
+        "stage3_param_persistence_threshold": 1e4, "stage3_max_live_parameters": 3e7, "stage3_prefetch_bucket_size":
+        3e7, "memory_efficient_linear": false}, "fp16": {"enabled": true, "loss_scale_window": 100},
+        "gradient_clipping": 1.0, "prescale_gradients": false, "wall_clock_breakdown": false, "hybrid_engine":
+        {"enabled": false, "inference_tp_size": 1, "release_inference_cache": false}, "tensorboard": {"enabled": true,
+        "output_path": "out/", "job_name": "chat"}
     }""",
     "instruction tuning, ZeRO-3 with offload": """{
-        "bf16": {"enabled": true},
-        "optimizer": {"type": "AdamW", "params": {"lr": 2e-5, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0}},
-        "scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": "auto", "warmup_min_lr": 0,
-                                                          "warmup_max_lr": 2e-5, "warmup_num_steps": 30}},
-        "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu", "pin_memory": true},
-                              "offload_param": {"device": "cpu", "pin_memory": true}, "overlap_comm": true,
-                              "stage3_gather_16bit_weights_on_model_save": false},
-        "gradient_accumulation_steps": 4, "train_micro_batch_size_per_gpu": 4, "gradient_clipping": 1.0,
-        "steps_per_print": 5, "wall_clock_breakdown": false
+        "bf16": {"enabled": true}, "optimizer": {"type": "AdamW", "params": {"lr": 2e-5, "betas": [0.9, 0.999], "eps":
+        1e-8, "weight_decay": 0}}, "scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": "auto",
+        "warmup_min_lr": 0, "warmup_max_lr": 2e-5, "warmup_num_steps": 30}}, "zero_optimization": {"stage": 3,
+        "offload_optimizer": {"device": "cpu", "pin_memory": true}, "offload_param": {"device": "cpu", "pin_memory":
+        true}, "overlap_comm": true, "stage3_gather_16bit_weights_on_model_save": false}, "gradient_accumulation_steps":
+        4, "train_micro_batch_size_per_gpu": 4, "gradient_clipping": 1.0, "steps_per_print": 5, "wall_clock_breakdown":
+        false
     }""",
     "vision and language, ZeRO-2": """{
-        "fp16": {"enabled": "auto", "loss_scale": 0, "loss_scale_window": 1000, "initial_scale_power": 16,
-                 "hysteresis": 2, "min_loss_scale": 1},
-        "bf16": {"enabled": "auto"}, "train_micro_batch_size_per_gpu": "auto", "train_batch_size": "auto",
-        "gradient_accumulation_steps": "auto",
-        "zero_optimization": {"stage": 2, "overlap_comm": true, "contiguous_gradients": true, "sub_group_size": 1e9,
-                              "reduce_bucket_size": "auto"}
+        "fp16": {"enabled": "auto", "loss_scale": 0, "loss_scale_window": 1000, "initial_scale_power": 16, "hysteresis":
+        2, "min_loss_scale": 1}, "bf16": {"enabled": "auto"}, "train_micro_batch_size_per_gpu": "auto",
+        "train_batch_size": "auto", "gradient_accumulation_steps": "auto", "zero_optimization": {"stage": 2,
+        "overlap_comm": true, "contiguous_gradients": true, "sub_group_size": 1e9, "reduce_bucket_size": "auto"}
     }""",
     "Lightning": """{
         "zero_allow_untested_optimizer": true, "gradient_clipping": 0.5, "train_micro_batch_size_per_gpu": 4,
-        "zero_optimization": {"stage": 2, "contiguous_gradients": false, "overlap_comm": false,
-                              "allgather_bucket_size": 2e8, "reduce_bucket_size": 2e8, "round_robin_gradients": true},
-        "logging_level": 20
+        "zero_optimization": {"stage": 2, "contiguous_gradients": false, "overlap_comm": false, "allgather_bucket_size":
+        2e8, "reduce_bucket_size": 2e8, "round_robin_gradients": true}, "logging_level": 20
     }""",
     "SGD": """{
-        "train_batch_size": 32, "zero_allow_untested_optimizer": true,
-        "optimizer": {"type": "SGD", "params": {"lr": 0.05, "momentum": 0.9, "weight_decay": 5e-4, "nesterov": true}},
-        "zero_optimization": {"stage": 1}
+        "train_batch_size": 32, "zero_allow_untested_optimizer": true, "optimizer": {"type": "SGD", "params": {"lr":
+        0.05, "momentum": 0.9, "weight_decay": 5e-4, "nesterov": true}}, "zero_optimization": {"stage": 1}
     }""",
     "offload as it was": """{
-        "train_micro_batch_size_per_gpu": 8, "gradient_accumulation_steps": 1, "steps_per_print": 100,
-        "optimizer": {"type": "Adam", "params": {"lr": 1e-4}},
-        "fp16": {"enabled": true, "initial_scale_power": 16},
+        "train_micro_batch_size_per_gpu": 8, "gradient_accumulation_steps": 1, "steps_per_print": 100, "optimizer":
+        {"type": "Adam", "params": {"lr": 1e-4}}, "fp16": {"enabled": true, "initial_scale_power": 16},
         "zero_optimization": {"stage": 2, "cpu_offload": true, "contiguous_gradients": true, "overlap_comm": true,
-                              "reduce_bucket_size": 3000000}
+        "reduce_bucket_size": 3000000}
     }""",
     "comments": """{
         # Written by hand.
@@ -166,40 +138,34 @@ CONFIGS: dict[str, str] = {
     }""",
     "monitors and profilers": """{
         "train_batch_size": 16, "steps_per_print": 1, "dump_state": true, "wall_clock_breakdown": true,
-        "memory_breakdown": true,
-        "tensorboard": {"enabled": true}, "wandb": {"enabled": true, "group": "g", "project": "p"},
-        "csv_monitor": {"enabled": true, "output_path": "out/"}, "comet": {"enabled": false},
-        "comms_logger": {"enabled": true, "verbose": false, "prof_all": true},
-        "flops_profiler": {"enabled": true, "profile_step": 1, "module_depth": -1, "top_modules": 1},
-        "autotuning": {"enabled": false}, "aio": {"block_size": 1048576, "queue_depth": 8},
-        "checkpoint": {"tag_validation": "Warn"}, "nebula": {"enabled": false}, "compile": {"backend": "inductor"},
-        "activation_checkpointing": {"partition_activations": true, "cpu_checkpointing": false,
-                                     "contiguous_memory_optimization": false, "number_checkpoints": null,
-                                     "synchronize_checkpoint_boundary": false, "profile": false}
+        "memory_breakdown": true, "tensorboard": {"enabled": true}, "wandb": {"enabled": true, "group": "g", "project":
+        "p"}, "csv_monitor": {"enabled": true, "output_path": "out/"}, "comet": {"enabled": false}, "comms_logger":
+        {"enabled": true, "verbose": false, "prof_all": true}, "flops_profiler": {"enabled": true, "profile_step": 1,
+        "module_depth": -1, "top_modules": 1}, "autotuning": {"enabled": false}, "aio": {"block_size": 1048576,
+        "queue_depth": 8}, "checkpoint": {"tag_validation": "Warn"}, "nebula": {"enabled": false}, "compile":
+        {"backend": "inductor"}, "activation_checkpointing": {"partition_activations": true, "cpu_checkpointing": false,
+        "contiguous_memory_optimization": false, "number_checkpoints": null, "synchronize_checkpoint_boundary": false,
+        "profile": false}
     }""",
     "torch's Adam": """{
-        "train_micro_batch_size_per_gpu": 8,
-        "optimizer": {"type": "Adam", "params": {"torch_adam": true, "adam_w_mode": false, "lr": 1e-3,
-                                                 "weight_decay": 0.01}}
+        "train_micro_batch_size_per_gpu": 8, "optimizer": {"type": "Adam", "params": {"torch_adam": true, "adam_w_mode":
+        false, "lr": 1e-3, "weight_decay": 0.01}}
     }""",
     "WarmupCosineLR": """{
-        "train_batch_size": 16, "optimizer": {"type": "AdamW", "params": {"lr": 4e-4}},
-        "scheduler": {"type": "WarmupCosineLR", "params": {"total_num_steps": 500, "warmup_min_ratio": 0.1,
-                                                           "warmup_num_steps": 50, "cos_min_ratio": 0.05,
-                                                           "warmup_type": "linear"}},
-        "bf16": {"enabled": true}, "zero_optimization": {"stage": 2}
+        "train_batch_size": 16, "optimizer": {"type": "AdamW", "params": {"lr": 4e-4}}, "scheduler": {"type":
+        "WarmupCosineLR", "params": {"total_num_steps": 500, "warmup_min_ratio": 0.1, "warmup_num_steps": 50,
+        "cos_min_ratio": 0.05, "warmup_type": "linear"}}, "bf16": {"enabled": true}, "zero_optimization": {"stage": 2}
     }""",
     "Accelerate": """{
         "train_batch_size": "auto", "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2,
-        "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "none", "nvme_path": null},
-                              "offload_param": {"device": "none", "nvme_path": null},
-                              "stage3_gather_16bit_weights_on_model_save": true},
-        "gradient_clipping": 1.0, "steps_per_print": 1e9, "bf16": {"enabled": true}, "fp16": {"enabled": false}
+        "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "none", "nvme_path": null}, "offload_param":
+        {"device": "none", "nvme_path": null}, "stage3_gather_16bit_weights_on_model_save": true}, "gradient_clipping":
+        1.0, "steps_per_print": 1e9, "bf16": {"enabled": true}, "fp16": {"enabled": false}
     }""",
     "AlexNet in a pipeline": """{
-        "train_batch_size": 32, "train_micro_batch_size_per_gpu": 8,
-        "optimizer": {"type": "Adam", "params": {"lr": 0.001, "betas": [0.9, 0.999], "eps": 1e-8}},
-        "steps_per_print": 10, "wall_clock_breakdown": false, "pipeline": {"seed_layers": true}
+        "train_batch_size": 32, "train_micro_batch_size_per_gpu": 8, "optimizer": {"type": "Adam", "params": {"lr":
+        0.001, "betas": [0.9, 0.999], "eps": 1e-8}}, "steps_per_print": 10, "wall_clock_breakdown": false, "pipeline":
+        {"seed_layers": true}
     }""",
     "bfloat16 as it was": """{
         "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 4, "bfloat16": {"enabled": true},
@@ -207,17 +173,16 @@ CONFIGS: dict[str, str] = {
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1}}
     }""",
     "ZeRO-Infinity": """{
-        "train_batch_size": 16, "optimizer": {"type": "AdamW", "params": {"lr": 1e-5, "weight_decay": 0.01}},
-        "fp16": {"enabled": true, "auto_cast": false, "consecutive_hysteresis": true, "hysteresis": 4},
-        "aio": {"block_size": 262144, "queue_depth": 32, "thread_count": 1, "single_submit": false},
-        "zero_optimization": {"stage": 3, "sub_group_size": 1e9,
-                              "offload_optimizer": {"device": "nvme", "nvme_path": "/local", "buffer_count": 4},
-                              "offload_param": {"device": "nvme", "nvme_path": "/local", "buffer_size": 1e8}}
+        "train_batch_size": 16, "optimizer": {"type": "AdamW", "params": {"lr": 1e-5, "weight_decay": 0.01}}, "fp16":
+        {"enabled": true, "auto_cast": false, "consecutive_hysteresis": true, "hysteresis": 4}, "aio": {"block_size":
+        262144, "queue_depth": 32, "thread_count": 1, "single_submit": false}, "zero_optimization": {"stage": 3,
+        "sub_group_size": 1e9, "offload_optimizer": {"device": "nvme", "nvme_path": "/local", "buffer_count": 4},
+        "offload_param": {"device": "nvme", "nvme_path": "/local", "buffer_size": 1e8}}
     }""",
     "switched off": """{
-        "train_batch_size": 16, "amp": {"enabled": false, "opt_level": "O1"}, "elasticity": {"enabled": false},
-        "fp16": {"enabled": false}, "progressive_layer_drop": {"enabled": false}, "gradient_clipping": 0.0,
-        "optimizer": {"type": "Adam", "params": {"lr": 0.001}}, "sparse_gradients": false
+        "train_batch_size": 16, "amp": {"enabled": false, "opt_level": "O1"}, "elasticity": {"enabled": false}, "fp16":
+        {"enabled": false}, "progressive_layer_drop": {"enabled": false}, "gradient_clipping": 0.0, "optimizer":
+        {"type": "Adam", "params": {"lr": 0.001}}, "sparse_gradients": false
     }""",
     "a name with a mistake": """{
         "train_batch_size": 16, "gradient_cliping": 1.0, "zero_optimization": {"stage": 1, "overlap_com": true},
@@ -228,7 +193,7 @@ CONFIGS: dict[str, str] = {
         "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 20, "warmup_type": "linear"}}
     }""",
     "a step rate in stairs": """{
-        "train_micro_batch_size_per_gpu": 2, "optimizer": {"type": "Adam", "params": {}},
-        "scheduler": {"type": "LRRangeTest", "params": {"lr_range_test_step_size": 10, "lr_range_test_staircase": true}}
+        "train_micro_batch_size_per_gpu": 2, "optimizer": {"type": "Adam", "params": {}}, "scheduler": {"type":
+        "LRRangeTest", "params": {"lr_range_test_step_size": 10, "lr_range_test_staircase": true}}
     }""",
 }

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
-from sambasim.data.sources import open_source
+from sambasim.data.datasets import open_source
 from sambasim.data.user_code import call_object
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind

@@ -1,4 +1,4 @@
-"""Programs written by hand as IR text, in the form that `ir.printer` prints."""
+"""Programs written by hand as IR text, in the form that `ir.graph` prints."""
 
 import re
 from collections.abc import Mapping

@@ -3,9 +3,9 @@
 python -m tests.zoo [NAME …] [--package own] [--jobs 2] [--write docs/models.md]
 """
 
-from tests.zoo.entry import Entry
+from tests.models.case import Case
 from tests.zoo.huggingface import HUGGINGFACE
 from tests.zoo.own import OWN
 from tests.zoo.vision import VISION
 
-ENTRIES: dict[str, Entry] = {entry.name: entry for entry in (*HUGGINGFACE, *VISION, *OWN)}
+ENTRIES: dict[str, Case] = {entry.name: entry for entry in (*HUGGINGFACE, *VISION, *OWN)}

@@ -3,14 +3,13 @@
 A row names the class, the kind of its batches, and what differs from the defaults of its kind.
 """
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from tests.zoo.entry import Batch, Entry
+from tests.models.case import Batch, Case, MakeBatch, by_name, integers, numbers
 
 WORDS, LENGTH, PIXELS, FRAMES, CLASSES = 64, 8, 32, 800, 4
 _SPECIAL = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
@@ -52,8 +51,7 @@ def _words(samples: int, generator: torch.Generator) -> Tensor:
     return torch.randint(3, WORDS, (samples, LENGTH), generator=generator)
 
 
-def _labels(samples: int, generator: torch.Generator) -> Tensor:
-    return torch.randint(CLASSES, (samples,), generator=generator)
+_labels = integers(CLASSES)
 
 
 def _next_words(samples: int, generator: torch.Generator) -> Batch:
@@ -61,7 +59,7 @@ def _next_words(samples: int, generator: torch.Generator) -> Batch:
     return {"input_ids": words, "labels": words}
 
 
-def _padded(samples: int, generator: torch.Generator) -> Batch:
+def _padded(samples: int, generator: torch.Generator) -> dict[str, Tensor]:
     lengths = torch.randint(4, LENGTH + 1, (samples, 1), generator=generator)
     mask = torch.arange(LENGTH) < lengths
     return {"input_ids": _words(samples, generator).masked_fill(~mask, 0), "attention_mask": mask.long()}
@@ -75,47 +73,28 @@ def _sentences(samples: int, generator: torch.Generator) -> Batch:
     return {**_padded(samples, generator), "labels": _labels(samples, generator)}
 
 
-def _images(samples: int, generator: torch.Generator) -> Batch:
-    pixels = torch.randn(samples, 3, PIXELS, PIXELS, generator=generator)
-    return {"pixel_values": pixels, "labels": _labels(samples, generator)}
+_images = by_name(pixel_values=numbers(3, PIXELS, PIXELS), labels=_labels)
 
 
 def _segmented(samples: int, generator: torch.Generator) -> Batch:
     maps = torch.randint(CLASSES, (samples, PIXELS, PIXELS), generator=generator)
-    return {**_images(samples, generator), "labels": maps}
+    return {"pixel_values": numbers(3, PIXELS, PIXELS)(samples, generator), "labels": maps}
 
 
-def _sounds(samples: int, generator: torch.Generator) -> Batch:
-    return {"input_values": torch.randn(samples, FRAMES, generator=generator), "labels": _labels(samples, generator)}
+_sounds = by_name(input_values=numbers(FRAMES), labels=_labels)
+_spoken = by_name(input_features=numbers(16, 32), labels=_words)
+_spectrograms = by_name(input_values=numbers(32, 16), labels=_labels)
 
 
-def _spoken(samples: int, generator: torch.Generator) -> Batch:
-    return {"input_features": torch.randn(samples, 16, 32, generator=generator), "labels": _words(samples, generator)}
-
-
-def _spectrograms(samples: int, generator: torch.Generator) -> Batch:
-    return {"input_values": torch.randn(samples, 32, 16, generator=generator), "labels": _labels(samples, generator)}
-
-
-def _captions(samples: int, generator: torch.Generator) -> Batch:
-    return {"input_ids": _words(samples, generator), "pixel_values": _images(samples, generator)["pixel_values"]}
-
-
-def _series(samples: int, generator: torch.Generator) -> Batch:
-    return {
-        "past_values": torch.randn(samples, 15, generator=generator),
-        "past_time_features": torch.randn(samples, 15, 1, generator=generator),
-        "past_observed_mask": torch.ones(samples, 15),
-        "future_values": torch.randn(samples, 4, generator=generator),
-        "future_time_features": torch.randn(samples, 4, 1, generator=generator),
-    }
-
-
-def _channels(samples: int, generator: torch.Generator) -> Batch:
-    return {
-        "past_values": torch.randn(samples, 16, 2, generator=generator),
-        "future_values": torch.randn(samples, 4, 2, generator=generator),
-    }
+_captions = by_name(input_ids=_words, pixel_values=numbers(3, PIXELS, PIXELS))
+_series = by_name(
+    past_values=numbers(15),
+    past_time_features=numbers(15, 1),
+    past_observed_mask=lambda samples, _: torch.ones(samples, 15),
+    future_values=numbers(4),
+    future_time_features=numbers(4, 1),
+)
+_channels = by_name(past_values=numbers(16, 2), future_values=numbers(4, 2))
 
 
 def _family(class_name: str, config: dict[str, Any]) -> nn.Module:
@@ -138,12 +117,10 @@ class Contrastive(nn.Module):
         return loss
 
 
-def _entry(
-    class_name: str, batch: Callable[[int, torch.Generator], Batch], config: dict[str, Any], **changed: Any
-) -> Entry:
+def _entry(class_name: str, batch: MakeBatch, config: dict[str, Any], **changed: Any) -> Case:
     name = class_name.removesuffix("LMHeadModel").removesuffix("MTModel").split("For")[0] or class_name
     name = {"Ro": "RoFormer"}.get(name, name).lower()
-    return Entry(name, "transformers", partial(_family, class_name, {**config, **changed}), batch)
+    return Case(name, partial(_family, class_name, {**config, **changed}), batch, package="transformers")
 
 
 HUGGINGFACE = (
@@ -240,9 +217,9 @@ HUGGINGFACE = (
         "num_attention_heads": [1, 2], "patch_sizes": [7, 3], "strides": [4, 2], "mlp_ratios": [2, 2],
         "decoder_hidden_size": 32, "num_labels": CLASSES,
     }),
-    Entry("clip", "transformers", partial(Contrastive, "CLIPModel", {
+    Case("clip", partial(Contrastive, "CLIPModel", {
         "text_config": _TEXT, "vision_config": _VISION, "projection_dim": 16,
-    }), _captions),
+    }), _captions, package="transformers"),
     # Sound and time series.
     _entry("Wav2Vec2ForSequenceClassification", _sounds, _SPEECH),
     _entry("HubertForSequenceClassification", _sounds, _SPEECH),

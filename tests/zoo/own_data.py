@@ -77,12 +77,16 @@ class SparseTable(nn.Module):
         return self.head(self.table(items).mean(1))
 
 
-class GraphConvolution(nn.Module):
-    """Nodes that share a dense, normalized adjacency."""
+class TwoLayers(nn.Module):
+    """What several models here have."""
 
     def __init__(self) -> None:
         super().__init__()
         self.first, self.second = nn.Linear(FEATURES, WIDTH), nn.Linear(WIDTH, CLASSES)
+
+
+class GraphConvolution(TwoLayers):
+    """Nodes that share a dense, normalized adjacency."""
 
     def forward(self, nodes: Tensor, edges: Tensor) -> Tensor:
         adjacency = (edges + edges.transpose(1, 2) > 0).float() + torch.eye(edges.shape[1])
@@ -179,12 +183,8 @@ class _Sign(torch.autograd.Function):
         return gradient * (x.abs() <= 1)
 
 
-class BinaryNetwork(nn.Module):
+class BinaryNetwork(TwoLayers):
     """Weights of 1 and -1 by a straight-through estimator."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(FEATURES, WIDTH), nn.Linear(WIDTH, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.second(torch.tanh(F.linear(x, _Sign.apply(self.first.weight), self.first.bias)))
@@ -195,9 +195,8 @@ class LoRA(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.base = nn.Sequential(nn.Linear(FEATURES, WIDTH), nn.ReLU(), nn.Linear(WIDTH, CLASSES)).requires_grad_(
-            False
-        )
+        self.base = nn.Sequential(nn.Linear(FEATURES, WIDTH), nn.ReLU(), nn.Linear(WIDTH, CLASSES))
+        self.base.requires_grad_(False)
         self.down, self.up = nn.Linear(FEATURES, 2, bias=False), nn.Linear(2, WIDTH, bias=False)
         self.dropout = nn.Dropout(0.05)
 
@@ -210,9 +209,8 @@ class GeneratorLoss(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.generator = nn.Sequential(
-            nn.Linear(4, WIDTH), nn.BatchNorm1d(WIDTH), nn.LeakyReLU(0.2), nn.Linear(WIDTH, 8)
-        )
+        slope, norm = nn.LeakyReLU(0.2), nn.BatchNorm1d(WIDTH)
+        self.generator = nn.Sequential(nn.Linear(4, WIDTH), norm, slope, nn.Linear(WIDTH, 8))
         self.critic = nn.Sequential(nn.Linear(8, WIDTH), nn.LeakyReLU(0.2), nn.Linear(WIDTH, 1)).requires_grad_(False)
 
     def forward(self, noise: Tensor) -> Tensor:
@@ -224,9 +222,8 @@ class CriticLoss(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.critic = nn.Sequential(
-            spectral_norm(nn.Linear(8, WIDTH)), nn.LeakyReLU(0.2), spectral_norm(nn.Linear(WIDTH, 1))
-        )
+        first, last = spectral_norm(nn.Linear(8, WIDTH)), spectral_norm(nn.Linear(WIDTH, 1))
+        self.critic = nn.Sequential(first, nn.LeakyReLU(0.2), last)
 
     def forward(self, real: Tensor, fake: Tensor) -> Tensor:
         return F.relu(1 - self.critic(real)).mean() + F.relu(1 + self.critic(fake)).mean()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-FEATURES, CLASSES, ITEMS, LENGTH, WIDTH = 12, 5, 40, 8, 16
+from tests.zoo.own_data import CLASSES, FEATURES, LENGTH, WIDTH, TwoLayers
 
 
 class Capsules(nn.Module):
@@ -124,11 +124,8 @@ class StateSpace(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.decay, self.into, self.out = (
-            nn.Parameter(torch.rand(WIDTH)),
-            nn.Linear(FEATURES, WIDTH),
-            nn.Linear(WIDTH, CLASSES),
-        )
+        self.decay = nn.Parameter(torch.rand(WIDTH))
+        self.into, self.out = nn.Linear(FEATURES, WIDTH), nn.Linear(WIDTH, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
         times = torch.arange(x.shape[1])
@@ -154,12 +151,8 @@ class DataclassResult(nn.Module):
         return Result(F.cross_entropy(logits, label), logits)
 
 
-class MixedPrecision(nn.Module):
+class MixedPrecision(TwoLayers):
     """A forward under torch.autocast."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(FEATURES, WIDTH), nn.Linear(WIDTH, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
         with torch.autocast("cpu", torch.bfloat16):

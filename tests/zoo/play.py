@@ -1,10 +1,6 @@
 """Plays one entry: compile, train with `sambasim run` at np 1 and 2, and the same steps in plain PyTorch."""
 
-# Calling a module gives Any.
-# mypy: no-warn-return-any
-
 import copy
-import dataclasses
 import json
 import os
 import shutil
@@ -15,8 +11,7 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import Tensor
 
 import sambasim as ss
 from sambasim.compiler.capture.step import Example
@@ -24,9 +19,9 @@ from sambasim.compiler.compile import compile_model
 from sambasim.errors import SambasimError
 from sambasim.options.compile import CompileOptions
 from sambasim.runtime.machine.pytorch import Stream, derive
+from tests.models.case import Case, Outcome, evaluate_loss
 from tests.support.installation import Installation
 from tests.support.mpi import ROOT
-from tests.zoo.entry import TARGET, Batch, Entry, Outcome
 
 REPLICAS, BATCH, STEPS, RATE = (1, 2), 2, 3, 0.05
 """The third step's loss shows what two steps did to the weights."""
@@ -45,11 +40,12 @@ class Verdict:
     detail: str = ""
 
 
-def play(entry: Entry, folder: Path, *, in_process: bool = False) -> Verdict:
+def play(entry: Case, folder: Path, *, in_process: bool = False) -> Verdict:
     """Leaves its files in `folder`. With `in_process`, two replicas are those of an emulation, which has the bits of
     two ranks."""
     torch.set_num_threads(1)
-    batch = entry.batch(STEPS * BATCH * max(REPLICAS))
+    batch = entry.batch(STEPS * BATCH * max(REPLICAS), seed=1)
+    assert isinstance(batch, dict)
     save_file({name: tensor.clone() for name, tensor in batch.items()}, folder / "samples.safetensors")
     try:
         _compile(entry, batch, folder)
@@ -72,10 +68,10 @@ def play(entry: Entry, folder: Path, *, in_process: bool = False) -> Verdict:
     return Verdict(entry.name, entry.package, outcome, detail)
 
 
-def _compile(entry: Entry, batch: Batch, folder: Path) -> None:
+def _compile(entry: Case, batch: Mapping[str, Tensor], folder: Path) -> None:
     options = {
         "model": {"target": f"tests.zoo:{entry.name}"},
-        "loss": {"name": _LOSSES[entry.loss]} if entry.loss else None,
+        "loss": {"name": entry.loss} if entry.loss else None,
         "optimizer": {"name": "sgd", "lr": RATE},
         "training": {"batch_size": BATCH, "evaluate": False},
         "data": {"source": str(folder / "samples.safetensors"), "shuffle": False},
@@ -84,10 +80,7 @@ def _compile(entry: Entry, batch: Batch, folder: Path) -> None:
         "data_parallel": True,
     }
     inputs = {name: tensor[:BATCH] for name, tensor in batch.items()}
-    compile_model(entry.model(), Example(inputs, entry.loss is None), CompileOptions.model_validate(options))
-
-
-_LOSSES = {"cross_entropy": "cross_entropy", "mse_loss": "mse", "binary_cross_entropy_with_logits": "bce_with_logits"}
+    compile_model(entry.module(), Example(inputs, entry.loss is None), CompileOptions.model_validate(options))
 
 
 def _losses(folder: Path, replicas: int) -> list[float]:
@@ -114,9 +107,9 @@ def _installed() -> Installation:
     return Installation(Path(found).with_name("python"), ROOT)
 
 
-def eager_losses(entry: Entry, batch: Batch, replicas: int) -> Iterator[float]:
+def eager_losses(entry: Case, batch: Mapping[str, Tensor], replicas: int) -> Iterator[float]:
     """Data-parallel training as PyTorch's documentation describes it: a copy for each replica, mean gradients."""
-    first = entry.model()
+    first = entry.module()
     models = [first, *(copy.deepcopy(first) for _ in range(replicas - 1))]
     optimizers = [torch.optim.SGD(model.parameters(), lr=RATE) for model in models]
     for step in range(STEPS):
@@ -125,7 +118,7 @@ def eager_losses(entry: Entry, batch: Batch, replicas: int) -> Iterator[float]:
             rows = [replica + replicas * (step * BATCH + row) for row in range(BATCH)]
             torch.manual_seed(derive(0, replica, step, 0, Stream.GRAPH))
             model.zero_grad()
-            loss = loss_of(entry, model, {name: tensor[rows] for name, tensor in batch.items()})
+            loss = evaluate_loss(entry, model, {name: tensor[rows] for name, tensor in batch.items()})
             torch.autograd.backward(loss)
             losses.append(loss.item())
         for parameters in zip(*(model.parameters() for model in models), strict=True):
@@ -137,25 +130,3 @@ def eager_losses(entry: Entry, batch: Batch, replicas: int) -> Iterator[float]:
         for optimizer in optimizers:
             optimizer.step()
         yield sum(losses) / replicas
-
-
-def loss_of(entry: Entry, model: nn.Module, batch: Batch) -> Tensor:
-    inputs = {name: tensor.clone() for name, tensor in batch.items()}
-    if entry.loss is None:
-        return _first(model(**inputs))
-    target = inputs.pop(TARGET)
-    return getattr(functional, entry.loss)(_first(model(*inputs.values())), target)
-
-
-def _first(result: object) -> Tensor:
-    """The loss of what a model returns, or its first tensor."""
-    while not isinstance(result, Tensor):
-        if isinstance(result, Mapping):
-            result = next(iter(result.values()))
-        elif dataclasses.is_dataclass(result):
-            result = getattr(result, dataclasses.fields(result)[0].name)
-        elif isinstance(result, (tuple, list)):
-            result = result[0]
-        else:
-            raise TypeError(f"a model returned {type(result).__name__}")
-    return result

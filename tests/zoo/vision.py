@@ -1,6 +1,5 @@
 """Models of torchvision and timm, with random weights and small pictures. `make zoo` installs the two."""
 
-from collections.abc import Callable
 from functools import cache, partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -8,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from tests.zoo.entry import Batch, Entry
+from tests.models.case import Case, MakeBatch, by_name, integers, numbers
 
 CLASSES = 4
 
@@ -44,34 +43,23 @@ def _of_timm(name: str, config: dict[str, Any]) -> nn.Module:
     return model
 
 
-def _pictures(size: int, classes: Callable[[int, torch.Generator], Tensor]) -> Callable[[int, torch.Generator], Batch]:
-    def make_batch(samples: int, generator: torch.Generator) -> Batch:
-        pictures = torch.randn(samples, 3, size, size, generator=generator)
-        return {"x": pictures, "target": classes(samples, generator)}
-
-    return make_batch
+def _pictures(size: int, *of_pixels: int) -> MakeBatch:
+    return by_name(x=numbers(3, size, size), target=integers(CLASSES, *of_pixels))
 
 
-def _class(samples: int, generator: torch.Generator) -> Tensor:
-    return torch.randint(CLASSES, (samples,), generator=generator)
+def _classifier(path: str, size: int = 64, **config: Any) -> Case:
+    build, name = partial(_of_torchvision, path, config), path.rpartition(".")[2].lower()
+    return Case(name, build, _pictures(size), "cross_entropy", package="torchvision")
 
 
-def _class_of_pixels(size: int) -> Callable[[int, torch.Generator], Tensor]:
-    return lambda samples, generator: torch.randint(CLASSES, (samples, size, size), generator=generator)
-
-
-def _classifier(path: str, size: int = 64, **config: Any) -> Entry:
-    name = path.rpartition(".")[2].lower()
-    return Entry(name, "torchvision", partial(_of_torchvision, path, config), _pictures(size, _class), "cross_entropy")
-
-
-def _segmenter(name: str, size: int = 64) -> Entry:
+def _segmenter(name: str, size: int = 64) -> Case:
     build = partial(_of_torchvision, f"segmentation.{name}", {"weights_backbone": None})
-    return Entry(name, "torchvision", build, _pictures(size, _class_of_pixels(size)), "cross_entropy")
+    return Case(name, build, _pictures(size, size, size), "cross_entropy", package="torchvision")
 
 
-def _of_another(name: str, size: int = 64, **config: Any) -> Entry:
-    return Entry(f"timm_{name}", "timm", partial(_of_timm, name, config), _pictures(size, _class), "cross_entropy")
+def _of_another(name: str, size: int = 64, **config: Any) -> Case:
+    build = partial(_of_timm, name, config)
+    return Case(f"timm_{name}", build, _pictures(size), "cross_entropy", package="timm")
 
 
 VISION = (

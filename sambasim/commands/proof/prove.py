@@ -23,9 +23,10 @@ from sambasim.compiler.capture.tensors import STORED, inputs_in, stored_in
 from sambasim.compiler.capture.trial import as_written, buffers_of_plain_tensors, tracing
 from sambasim.compiler.front import inputs_of
 from sambasim.data.batches import collate
-from sambasim.data.sources import Source
+from sambasim.data.datasets import Source
 from sambasim.errors import CaptureError, MachineError, SambasimError
 from sambasim.hardware.host import available_bytes
+from sambasim.ir.operator_flops import Operands
 from sambasim.ir.operators import OPERATORS
 from sambasim.ir.program import Program
 from sambasim.options.compile import CompileOptions
@@ -47,7 +48,7 @@ def steps_of(program: Program) -> int:
     graph = program.leading
     types = {name: symbol.type for name, symbol in program.symbols.items()} | dict(graph.values)
     formulas = [(node, OPERATORS[node.operator].flops) for node in graph.nodes]
-    each = sum(flops(node, types.__getitem__) for node, flops in formulas if flops is not None)
+    each = sum(flops(Operands(node, types)) for node, flops in formulas if flops is not None)
     return min(max(FEWEST_STEPS, int(_FLOPS / max(each * program.micro_batches, 1))), MOST_STEPS)
 
 

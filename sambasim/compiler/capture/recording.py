@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from sambasim.errors import CaptureError
-from sambasim.pef.weights import bytes_of
+from sambasim.pef.archive import bytes_of
 from sambasim.whose_code import is_library_file, is_package_file, torch_folder
 
 RUNNING = ("running_mean", "running_var")

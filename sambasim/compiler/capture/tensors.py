@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from sambasim.compiler.capture.names import user_line
 from sambasim.data.user_code import summary
 from sambasim.errors import CaptureError, ModelError
-from sambasim.ir.operators import LOSSES
+from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.types import DTYPE_BYTES
 
 REAL_NUMBERS = "compute with the real and the imaginary part as two real tensors"
@@ -282,7 +282,7 @@ ADDING = frozenset(f"aten.{name}" for name in (
 """Operators that add up (or multiply) in 16 bits, forward or backward, by torch 2.13 on a CPU; one has no kernel."""
 
 _FUNCTIONS = {name.split(".")[1] for name in ADDING} | {"fold"}  # which is col2im; unfold is im2col too
-_LOSSES = {name.split(".")[1].lstrip("_") for group in LOSSES for name in group.names}
+_LOSSES = {name.split(".")[1].lstrip("_") for name, entry in OPERATORS.items() if entry.kind is OperatorKind.LOSS}
 
 _VIEWING = ("unfold", "__getitem__")
 """Functions that may give a view, and add up in their backward alone."""

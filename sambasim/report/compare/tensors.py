@@ -6,9 +6,15 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from sambasim.ir.difference import node_difference, output_difference, section_difference, symbol_differences
-from sambasim.ir.graph import Graph, Node
-from sambasim.ir.printer import format_node
+from sambasim.ir.graph import (
+    Graph,
+    Node,
+    format_node,
+    node_difference,
+    output_difference,
+    section_difference,
+    symbol_differences,
+)
 from sambasim.ir.program import Program
 from sambasim.pef import PefDocument
 from sambasim.report.compare import differing_facts, tensor_difference

@@ -19,7 +19,8 @@ from sambasim import __version__
 from sambasim.bounded import Misfit, OtherFormat, OtherVersion, parse_versioned
 from sambasim.errors import CheckpointError
 from sambasim.ir.types import DTYPE_BYTES, Cut, SymbolKind
-from sambasim.pef.document import WRITER, PartDigests, Sha256, StrictModel, part_digests
+from sambasim.pef.digests import PartDigests, StrictModel, part_digests
+from sambasim.pef.document import WRITER, Sha256
 from sambasim.records import Count
 from sambasim.runtime.checkpoint.folder import MANIFEST_FILE
 from sambasim.runtime.run.plan import BEGINNING, Position

@@ -25,7 +25,7 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from sambasim.data.sources import Source, open_source
+from sambasim.data.datasets import Source, open_source
 from sambasim.errors import DataError, MachineError, SambasimError
 from sambasim.hardware.host import available_bytes
 from sambasim.ir.dataflow import pass_and_update

@@ -13,7 +13,7 @@ from sambasim.errors import InternalError, MachineError, SambasimError
 from sambasim.ir.graph import Graph
 from sambasim.ir.mesh import DATA_PARALLEL, Axis
 from sambasim.ir.program import Optimizer, ParameterGroup, Program, RuntimeArgument
-from sambasim.ir.types import ALIGNMENT_BYTES, CUT_ELEMENTS, Symbol, SymbolKind, TensorType, align
+from sambasim.ir.types import ALIGNMENT_BYTES, ALIGNMENT_ELEMENTS, Symbol, SymbolKind, TensorType, align
 from sambasim.runtime.machine import resources
 from sambasim.runtime.machine.communicator import Communicator, SharedWindow
 from sambasim.runtime.machine.mpi import MpiCommunicator
@@ -25,14 +25,14 @@ from sambasim.runtime.values.mean import tree_mean
 from sambasim.runtime.values.memory import DeviceMemory, private_storage
 
 ELEMENT_BYTES = 4
-GRANULE_BYTES = CUT_ELEMENTS * ELEMENT_BYTES
+GRANULE_BYTES = ALIGNMENT_ELEMENTS * ELEMENT_BYTES
 """A group consists of whole cuts, so its size is a multiple of this."""
 
 
 def flat_program(numel: int) -> Program:
     """A program with `numel` float32 gradients, rounded up to whole cuts, a reduce operand buffer of that size, and no
     optimizer state. Parameters share the memory of the gradients, so GATHER sends the means."""
-    numel = align(max(numel, 1), CUT_ELEMENTS)
+    numel = align(max(numel, 1), ALIGNMENT_ELEMENTS)
     size_bytes = align(numel * ELEMENT_BYTES, ALIGNMENT_BYTES)
     group = ParameterGroup("group_0", "float32", numel, (), 0, {"parameter": 0, "gradient": 0}, wrapper="group_0")
     buffer = Symbol("reduce_buffer", SymbolKind.REDUCE_BUFFER, TensorType("float32", (numel,)), offset=size_bytes)

@@ -24,7 +24,7 @@ from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
 from sambasim.options.given import leaves
 from sambasim.options.grammar import StepRange, step_range
-from sambasim.pef.weights import bytes_of
+from sambasim.pef.archive import bytes_of
 from sambasim.records.digests import (
     REPLICA_FILES,
     RUN_FILE,

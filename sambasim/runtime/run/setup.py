@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from pydantic import JsonValue
 
-from sambasim.data.sources import Source
+from sambasim.data.datasets import Source
 from sambasim.errors import DataError, InternalError, MachineError, OptionError
 from sambasim.hardware.placement import Inventory, Placement, inventory_of, place_replicas
 from sambasim.ir.mesh import DATA_PARALLEL, Mesh, copy_mesh, mesh_of

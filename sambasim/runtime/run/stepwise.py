@@ -18,9 +18,9 @@ from sambasim.errors import InternalError, OptionError
 from sambasim.ir.graph import Graph, SectionKind
 from sambasim.ir.mesh import DATA_PARALLEL, TENSOR, mesh_of
 from sambasim.ir.program import Program
+from sambasim.ir.ranks import with_cut_batch
 from sambasim.ir.schedule import ActionKind
 from sambasim.ir.types import Symbol, SymbolKind
-from sambasim.ir.views import with_cut_batch
 from sambasim.runtime.engine.executor import Executor, Steps, Tangent
 from sambasim.runtime.engine.update import Update
 from sambasim.runtime.machine.communicator import Communicator

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sambasim.collectives import additions
 from sambasim.ir.program import ParameterGroup
-from sambasim.ir.types import CUT_ELEMENTS, DTYPE_BYTES, Slice, pieces
+from sambasim.ir.types import ALIGNMENT_ELEMENTS, DTYPE_BYTES, Slice, pieces
 from sambasim.records.trace import Track
 from sambasim.runtime.machine.communicator import Communicator, Message, Request
 from sambasim.runtime.transports.communication import BytesMoved, Communication
@@ -177,7 +177,7 @@ def _cuts(groups: Sequence[ParameterGroup], places: Places) -> list[tuple[Parame
 
 def _rounds(slices: Sequence[Slice]) -> Iterator[list[Slice]]:
     owners = sum(start < stop for start, stop in slices)
-    limit = max(ROUND_ELEMENTS // max(owners, 1) // CUT_ELEMENTS, 1) * CUT_ELEMENTS
+    limit = max(ROUND_ELEMENTS // max(owners, 1) // ALIGNMENT_ELEMENTS, 1) * ALIGNMENT_ELEMENTS
     for done, _ in pieces(0, max(_lengths(slices)), limit):
         yield [(min(start + done, stop), min(start + done + limit, stop)) for start, stop in slices]
 

@@ -22,7 +22,7 @@ from sambasim.errors import InternalError, MachineError, OptionError, WeightsErr
 from sambasim.ir.dataflow import is_clipped
 from sambasim.ir.program import ParameterGroup, Program
 from sambasim.ir.types import DTYPE_BYTES, Cut, Slice, SymbolKind, TensorType, cut, cut_at
-from sambasim.pef.weights import bytes_of
+from sambasim.pef.archive import bytes_of
 from sambasim.runtime.machine.node_memory import freeing, private_pages
 from sambasim.units import format_bytes
 

@@ -19,6 +19,7 @@ from sambasim.errors import OptionError
 from sambasim.ir.dataflow import axis_of, pass_and_update, spans_of_actions
 from sambasim.ir.graph import MADE_AGAIN, Graph, Node
 from sambasim.ir.mesh import TENSOR
+from sambasim.ir.operator_flops import Operands
 from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.program import Program
 from sambasim.ir.ranks import of_ranks
@@ -110,7 +111,7 @@ class _Part:
 
     def size(self, node: Node) -> float:
         flops = OPERATORS[node.operator].flops
-        return float(flops(node, self.types.__getitem__)) if flops is not None else float(self.bytes_of(node))
+        return float(flops(Operands(node, self.types))) if flops is not None else float(self.bytes_of(node))
 
     def bytes_of(self, node: Node) -> int:
         """Read and written by `node`."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sambasim.ir.types import SymbolKind
-from sambasim.pef.document import PartDigests
+from sambasim.pef.digests import PartDigests
 from sambasim.runtime.checkpoint.content import (
     Manifest,
     PefModel,

@@ -9,7 +9,7 @@ from pydantic import JsonValue
 
 from sambasim.errors import CheckpointError, OptionError
 from sambasim.pef import write
-from sambasim.pef.document import PartDigests
+from sambasim.pef.digests import PartDigests
 from sambasim.runtime.checkpoint import folder
 from sambasim.runtime.checkpoint.changes import changes, check_epoch, check_exact, check_pef
 from sambasim.runtime.checkpoint.choose import AUTO, NEWEST, choose

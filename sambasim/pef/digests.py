@@ -1,5 +1,5 @@
-"""Digests of a model in its PEF: of its source files, so that a run sees that they have changed since, and of its
-forward, by which a checkpoint knows the PEFs that it belongs to."""
+"""Digests: of each part of a PEF; of a model's source files, so that a run sees that they have changed since; and of
+its forward, by which a checkpoint knows the PEFs that it belongs to."""
 
 import hashlib
 import json
@@ -9,15 +9,64 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from types import CodeType
+from typing import TYPE_CHECKING
 
-from torch import Tensor
+from pydantic import BaseModel, ConfigDict
 
-from sambasim.ir.graph import Argument, Node, Ref, SectionKind
+from sambasim.ir.graph import Argument, Ref, SectionKind
 from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
-from sambasim.pef.document import PefDocument
-from sambasim.pef.weights import bytes_of
+from sambasim.pef.archive import bytes_of
+from sambasim.pef.document import PefDocument, Sha256, manifest_of, serializer
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class StrictModel(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class PartDigests(StrictModel):
+    """The SHA-256 of each part of a PEF, to find in which parts two PEFs differ. `compile_options` covers the smallest
+    world size, `training_defaults` the defaults of the optimizers' arguments, `source` the model's lines."""
+
+    graph: Sha256
+    source: Sha256
+    weights: Sha256
+    data_source: Sha256
+    compile_options: Sha256
+    training_defaults: Sha256
+    metadata: Sha256
+
+
+def part_digests(document: PefDocument) -> PartDigests:
+    """Those of `document`, which has been read or written, so that it knows the digest of its weights."""
+    fields = serializer().to_python(manifest_of(document), mode="json")
+    program = fields["program"]
+    of_optimizers = tuple(f"{optimizer['name']}__" for optimizer in program["optimizers"])
+    numbers = {
+        argument["name"]: argument.pop("default")
+        for argument in program["runtime_arguments"]
+        if argument["name"].startswith(of_optimizers)
+    }
+    graphs = filter(None, (program["training"], program["evaluation"], program["single"]))
+    parts = {
+        "source": [[node.pop("source") for node in graph["nodes"]] for graph in graphs],
+        "weights": fields["weights_sha256"],
+        "data_source": fields["data_source"],
+        "compile_options": [[axis.pop("size") for axis in program["mesh"]], fields["compile_options"]],
+        "training_defaults": [numbers, fields["training_defaults"]],
+        "metadata": fields["metadata"],
+        "graph": program,  # what is left of it
+    }
+    return PartDigests(**{name: _sha256(json.dumps(part, sort_keys=True)) for name, part in parts.items()})
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
 
 SOURCES = "sources"
 """The metadata with the digests: JSON, by file as in the source lines of the graphs."""
@@ -27,17 +76,15 @@ _PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
 def record(program: Program, more: Iterable[str], target: str) -> str:
-    """The digests of all files that the graphs of `program` were captured from, and of `more`. `target` names the
-    model."""
+    """The digests of all files that `program` was captured from, and of `more`. `target` names the model."""
     lines = (node.source for graph in program.graphs for node in graph.nodes)
     files = sorted({line.file for line in lines if line is not None} | set(more))
     digests = {file: _digest(path) for file in files if (path := _find(file, target)) is not None}
-    return json.dumps({"python": _PYTHON, **{file: digest for file, digest in digests.items() if digest}})
+    return json.dumps({"python": _PYTHON} | {file: digest for file, digest in digests.items() if digest})
 
 
 def changed(document: PefDocument) -> Iterator[str]:
-    """A notice for each file that is no longer what it was at compile time. Nothing for files that are not here, and
-    for a PEF that another Python compiled."""
+    """A notice for each file here that is not what it was at compile time; none for a PEF of another Python."""
     try:
         digests = json.loads(document.metadata.get(SOURCES, "{}"))
     except ValueError:
@@ -85,7 +132,7 @@ def code_digest(code: CodeType) -> str:
     taken = code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags
     arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     facts = code.co_name, code.co_code, constants, code.co_names, taken, arguments
-    return hashlib.sha256(repr(facts).encode()).hexdigest()
+    return _sha256(repr(facts))
 
 
 def _constant_text(constant: object) -> str:
@@ -94,54 +141,41 @@ def _constant_text(constant: object) -> str:
     if isinstance(constant, frozenset):
         return f"{sorted(map(repr, constant))}"
     if isinstance(constant, tuple):
-        return f"{[_constant_text(one) for one in constant]}"
+        return f"{list(map(_constant_text, constant))}"
     return repr(constant)
 
 
 _OF_SHAPES = (OperatorKind.VIEW, OperatorKind.COPY, OperatorKind.CREATION, OperatorKind.RANDOM)
-_OF_COUNTS = frozenset(
-    f"aten.{name}"
-    for name in (
-        *("div.Tensor", "div.Scalar", "div.Tensor_mode", "div.Scalar_mode"),
-        *("native_group_norm.default", "affine_grid_generator.default"),
-    )
+_OF_COUNTS = (
+    *(f"aten.div.{overload}" for overload in ("Tensor", "Scalar", "Tensor_mode", "Scalar_mode")),
+    *("aten.native_group_norm.default", "aten.affine_grid_generator.default"),
 )
 """Operators whose integers may be sizes of the batch: shapes, and counts of samples."""
 
 
-def digests_of_model(captured: Program, weights: Mapping[str, Tensor]) -> dict[str, str]:
+def digests_of_model(captured: Program, weights: "Mapping[str, Tensor]") -> dict[str, str]:
     """`operators_sha256`: the operators of the forward, with their modules, all arguments but integers that may be
     sizes of the batch, and the constants; equal for every batch size. `integers_sha256`: the integers that are left
     out, which are equal for one batch size."""
     graph = captured.leading
     forward = graph.nodes_of(SectionKind.FWD)
     read = [name for name in graph.inputs if captured.symbols[name].kind is SymbolKind.CONSTANT]
-    constants = [(name, str(captured.symbols[name].type), _sha256(bytes_of(weights[name]))) for name in read]
-    operators = [(node.operator, node.module, [*_settings(node, _has_sizes(node))]) for node in forward]
-    integers = [[*_settings(node, False)] for node in forward if _has_sizes(node)]
-    return {
-        "operators_sha256": _sha256(repr((operators, constants)).encode()),
-        "integers_sha256": _sha256(repr(integers).encode()),
-    }
+    hashes = {name: hashlib.sha256(bytes_of(weights[name])).hexdigest() for name in read}
+    constants = [(name, str(captured.symbols[name].type), hashes[name]) for name in read]
+    operators, integers = [], []
+    for node in forward:
+        arguments = (*node.args, *(value for _, value in node.kwargs))
+        has_sizes = OPERATORS[node.operator].kind in _OF_SHAPES or node.operator in _OF_COUNTS
+        operators.append((node.operator, node.module, [*_settings(arguments, has_sizes)]))
+        if has_sizes:
+            integers.append([*_settings(arguments, False)])
+    return {"operators_sha256": _sha256(repr((operators, constants))), "integers_sha256": _sha256(repr(integers))}
 
 
-def _has_sizes(node: Node) -> bool:
-    return OPERATORS[node.operator].kind in _OF_SHAPES or node.operator in _OF_COUNTS
-
-
-def _settings(node: Node, without_integers: bool) -> Iterator[object]:
-    """The arguments of `node` that are no values."""
-
-    def given(arguments: Iterable[Argument]) -> Iterator[object]:
-        for argument in arguments:
-            if isinstance(argument, tuple):
-                yield from given(argument)
-            elif not isinstance(argument, Ref) and not (without_integers and type(argument) is int):
-                yield argument
-
-    yield from given(node.args)
-    yield from given(value for _, value in node.kwargs)
-
-
-def _sha256(data: bytes | memoryview) -> str:
-    return hashlib.sha256(data).hexdigest()
+def _settings(argument: Argument, without_integers: bool) -> Iterator[object]:
+    """What is in `argument` and no value."""
+    if isinstance(argument, tuple):
+        for item in argument:
+            yield from _settings(item, without_integers)
+    elif not isinstance(argument, Ref) and not (without_integers and type(argument) is int):
+        yield argument
