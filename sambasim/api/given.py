@@ -26,8 +26,7 @@ from sambasim.data.datasets import ArraysDataset
 from sambasim.errors import DataError, ModelError, OptionError
 from sambasim.optimizers import OPTIMIZERS
 from sambasim.options.base import one_of, show
-from sambasim.options.schedule import ScheduleOptions
-from sambasim.options.training import LOSS_ARGUMENTS
+from sambasim.options.training import LOSS_ARGUMENTS, ScheduleOptions
 from sambasim.runtime.run.plan import learning_rate_factor
 
 _MODULES: Mapping[type[nn.Module], str] = {

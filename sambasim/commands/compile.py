@@ -26,7 +26,7 @@ from sambasim.compiler.front import build_model, example_batch
 from sambasim.compiler.passes import schedule_of
 from sambasim.data.datasets import Source, open_source
 from sambasim.errors import CaptureError, MachineError, ModelError, OptionError, SambasimError
-from sambasim.hardware.host import available_bytes
+from sambasim.hardware.budget import available_bytes
 from sambasim.options.base import build
 from sambasim.options.compile import BUILD_FIELDS, CompileOptions
 from sambasim.options.grammar import SYNTHETIC

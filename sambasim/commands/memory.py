@@ -17,8 +17,7 @@ from sambasim.ir.graph import Graph
 from sambasim.ir.program import Program
 from sambasim.optimizers import OPTIMIZERS
 from sambasim.options.compile import CompileOptions
-from sambasim.simulation.memory_choices import DTYPES, Choice, Choices
-from sambasim.simulation.planning.strategy import RECOMPUTE
+from sambasim.simulation.memory import DTYPES, RECOMPUTE, Choice, Choices
 
 
 def memory_choices(options: CompileOptions, replicas: int, on_phase: OnPhase) -> tuple[Choices, Choice]:

@@ -22,7 +22,7 @@ from sambasim.compiler.configured import inferred_options
 from sambasim.compiler.front import captured_from_options
 from sambasim.compiler.passes import Fits, Pass, Place, Recompute, pipeline
 from sambasim.compiler.sharding.tensor_parallel import TensorParallel
-from sambasim.hardware.host import available_bytes
+from sambasim.hardware.budget import available_bytes
 from sambasim.ir.dataflow import pass_and_update
 from sambasim.ir.graph import Argument, Graph, Node, Output, Ref, SectionKind, renamed
 from sambasim.ir.program import Program
@@ -31,7 +31,7 @@ from sambasim.options.compile import CompileOptions
 from sambasim.options.training import OptimizerOptions
 from sambasim.report.analysis import Run, runs_of
 from sambasim.simulation.planning.here import needed_bytes, plan_here, spaced
-from sambasim.simulation.planning.layers import Shorter
+from sambasim.simulation.planning.one_rank import Shorter
 from sambasim.simulation.planning.search import Goal, Plan, Planner
 from sambasim.simulation.planning.strategy import Strategy
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import TypeAlias
 
-from sambasim.costs.load import alone_s
+from sambasim.costs.price import alone_s
 from sambasim.costs.work import at_batch_size, work_of
 from sambasim.errors import OptionError
 from sambasim.hardware.budget import Budget

@@ -9,8 +9,7 @@ from functools import lru_cache
 from itertools import groupby, pairwise
 from typing import Literal, TypeAlias
 
-from sambasim.costs.load import GrowingLoad, chip_bytes
-from sambasim.costs.price import price_of
+from sambasim.costs.price import GrowingLoad, chip_bytes, price_of
 from sambasim.costs.work import Stage, Work
 from sambasim.hardware.budget import Budget
 from sambasim.ir.graph import Graph, Node, Section, SectionKind
@@ -29,12 +28,11 @@ def cut(graph: Graph, work: Work, budget: Budget, level: Level) -> tuple[Section
     already has, only the boundaries between forward and backward and between pipeline stages count."""
     kinds = (SectionKind.FWD, SectionKind.BCKWD)
     in_pass = [section for section in graph.sections if section.kind in kinds]
-    parts = [
-        list(run)
-        for _, run in groupby(in_pass, key=lambda section: (section.kind, section.stage, section.weights_only))
-    ]
+    runs = groupby(in_pass, key=lambda section: (section.kind, section.stage, section.weights_only))
+    parts = [list(run) for _, run in runs]
     part_ends = [sum(stage.node < sections[-1].stop for stage in work.stages) for sections in parts]
-    limits = _limits(len(work.stages), part_ends)
+    last_ends = sorted({*part_ends, len(work.stages)} - {0})
+    limits = [last_ends[bisect_right(last_ends, start)] for start in range(len(work.stages))]
     ends = list(range(1, len(work.stages) + 1))
     if level != "o0":
         allowed = _within_modules(graph, work, limits) if level == "o1" else limits
@@ -50,11 +48,6 @@ def cut(graph: Graph, work: Work, budget: Budget, level: Level) -> tuple[Section
             found.append(replace(sections[0], index=len(found), name=name, start=begin, stop=end))
         start = stop
     return tuple(found)
-
-
-def _limits(count: int, part_ends: Sequence[int]) -> list[int]:
-    ends = sorted({*part_ends, count} - {0})
-    return [ends[bisect_right(ends, start)] for start in range(count)]
 
 
 def _within_modules(graph: Graph, work: Work, limits: Sequence[int]) -> list[int]:

@@ -48,15 +48,15 @@ class Residency:
             freed[boundary.last] += boundary.size_bytes
         peaks: dict[tuple[int, int], tuple[int, int]] = {}
         used = most = 0
-        for run in runs:
-            if run not in peaks:
+        for start, stop in runs:
+            if (start, stop) not in peaks:
                 own = peak = 0
-                for number in range(*run):
+                for number in range(start, stop):
                     own += written[number]
                     peak = max(peak, own)
                     own -= freed[number]
-                peaks[run] = peak, own
-            peak, own = peaks[run]
+                peaks[start, stop] = peak, own
+            peak, own = peaks[start, stop]
             most = max(most, used + peak)
             used += own
         return most
@@ -135,20 +135,18 @@ class _FreeList:
 def check_memory(graph: Graph, need: Need, budget: Budget) -> None:
     if need.size_bytes <= budget.capacity_bytes:
         return
-    residency = need.residency
-    message = (
-        f"one replica needs {format_bytes(need.size_bytes)} of {budget.off_chip},"
-        f" and {budget.where} has {format_bytes(budget.capacity_bytes)}: {format_bytes(need.kept_bytes)} is for what"
-        f" the program keeps, {format_bytes(need.between_bytes)} for tensors between sections"
-    )
-    where = None
+    residency, where = need.residency, None
+    has = f"{budget.where} has {format_bytes(budget.capacity_bytes)}"
+    kept, between = format_bytes(need.kept_bytes), format_bytes(need.between_bytes)
+    parts = f"{kept} is for what the program keeps, {between} for tensors between sections"
+    what = f"one replica needs {format_bytes(need.size_bytes)} of {budget.off_chip}, and {has}: {parts}"
     if residency.boundaries:
         live = (boundary for boundary in residency.boundaries if boundary.first <= residency.fullest <= boundary.last)
         largest = max(live, key=lambda boundary: boundary.size_bytes)
         node = next(node for node in graph.nodes if largest.value in node.results)
         where = str(node.source or node.name)
-        message += f"; the largest of them, {format_bytes(largest.size_bytes)}, is the result of {node.operator}"
-    raise MachineError(message, where=where, remedy=_remedy(budget))
+        what += f"; the largest of them, {format_bytes(largest.size_bytes)}, is the result of {node.operator}"
+    raise MachineError(what, where=where, remedy=_remedy(budget))
 
 
 def check_chip(graph: Graph, work: Work, budget: Budget) -> None:
@@ -161,12 +159,10 @@ def check_chip(graph: Graph, work: Work, budget: Budget) -> None:
         tensors = (work.tensors[value] for value in set(stage.values))
         needed = 2 * sum(tensor.row_bytes for tensor in tensors if not tensor.resident)
         if needed > budget.chip_bytes:
-            raise MachineError(
-                f"two rows of what {node.operator} reads and writes take {format_bytes(needed)} of memory on the chip,"
-                f" and a section on {budget.where} has {format_bytes(budget.chip_bytes)}",
-                where=str(node.source or node.name),
-                remedy=_remedy(budget),
-            )
+            rows = f"two rows of what {node.operator} reads and writes take {format_bytes(needed)}"
+            chip = f"a section on {budget.where} has {format_bytes(budget.chip_bytes)}"
+            what = f"{rows} of memory on the chip, and {chip}"
+            raise MachineError(what, where=str(node.source or node.name), remedy=_remedy(budget))
 
 
 def _remedy(budget: Budget) -> str:

@@ -24,9 +24,6 @@ from sambasim.ir.program import Program
 from sambasim.ir.ranks import of_ranks
 from sambasim.ir.types import DTYPE_BYTES, VALUE_BYTES, Symbol, SymbolKind, TensorType
 
-_MATRIX = 2
-
-
 LANES = 32
 """Numbers that a compute unit processes at once (source: DFModel)."""
 
@@ -45,7 +42,7 @@ def columns_of(node: Node, types: Mapping[str, TensorType]) -> int:
     """The columns of the widest result; of a convolution, its channels."""
     shapes = [types[name].shape for name in node.results if name is not None and name in types]
     channels = OPERATORS[node.operator].kind is OperatorKind.CONVOLUTION
-    widths = [shape[1 if channels else -1] for shape in shapes if len(shape) >= _MATRIX]
+    widths = [shape[1 if channels else -1] for shape in shapes if len(shape) > 1]
     return max(widths, default=1)
 
 
@@ -56,11 +53,10 @@ _BATCH_NORM, _TRAINING_FLAG = "aten.batch_norm.default", 5
 """The operator, and the position of `training` in its arguments."""
 
 _FIXED = (SymbolKind.PARAMETER, SymbolKind.BUFFER, SymbolKind.CONSTANT)
-_WHOLE_BATCH_FIRST = frozenset({
-    "aten._native_batch_norm_legit_functional.default",
-    "aten._native_batch_norm_legit.no_stats",
-    "aten.native_batch_norm_backward.default",
-})  # fmt: skip
+_WHOLE_BATCH_FIRST = frozenset(f"aten.{name}" for name in (
+    "_native_batch_norm_legit_functional.default", "_native_batch_norm_legit.no_stats",
+    "native_batch_norm_backward.default",
+))  # fmt: skip
 """Operators that need all samples before they write the first result."""
 
 _SCALINGS = ("aten.mul.Tensor", "aten.mul.Scalar", "aten.div.Tensor", "aten.div.Scalar")
@@ -223,17 +219,14 @@ def _stages(graph: Graph, types: Mapping[str, TensorType], base_of: dict[str, st
     outputs = {output.value for output in graph.outputs}
     for index, node in enumerate(graph.nodes):
         operator = OPERATORS[node.operator]
-        if operator.kind in _NO_STAGE:
-            continue
         read = [name for name in dict.fromkeys(node.reads) if name in types]
         results = [name for name in node.results if name is not None]
-        if not read:
+        if operator.kind in _NO_STAGE or not read:
             continue
         base = base_of.get(read[0], read[0])
         # A copy of a part is no mere address pattern: its rows must be gathered.
-        copies_all = operator.kind is OperatorKind.COPY and [types[name].numel for name in results] == [
-            types[base].numel
-        ]
+        numels = [types[name].numel for name in results]
+        copies_all = operator.kind is OperatorKind.COPY and numels == [types[base].numel]
         scales = (
             node.operator in _SCALINGS
             and len(read) == 1
@@ -319,12 +312,8 @@ def _loss_values(graph: Graph, stages: list[Stage], types: Mapping[str, TensorTy
 
 def _sent(graph: Graph) -> Mapping[str, str]:
     """By value that a stage of a pipeline receives, the one that another sends."""
-    values = {
-        dict(node.kwargs).get("tag"): name
-        for node in graph.nodes
-        if node.operator == "comm.send"
-        for name in node.reads
-    }
+    sends = (node for node in graph.nodes if node.operator == "comm.send")
+    values = {dict(node.kwargs).get("tag"): name for node in sends for name in node.reads}
     received = (node for node in graph.nodes if node.operator == "comm.recv")
     pairs = ((node.results[0], values.get(dict(node.kwargs).get("tag"))) for node in received)
     return {name: value for name, value in pairs if name is not None and value is not None}

@@ -1,7 +1,6 @@
-"""The simulated devices, and the host.
+"""The simulated devices, and the memory of this machine.
 
 spec       devices, links and clusters, from TOML files with sources
-budget     what one rank may use of a device, at calibrated rates
+budget     what one rank may use of a device, at calibrated rates; and what this machine has
 placement  where ranks are on a cluster
-host       the memory of the machine that sambasim runs on
 """

@@ -1,16 +1,19 @@
-"""What one replica may use of a device, and the calibration that turns published figures into reachable rates."""
+"""What one replica may use of a device, and the calibration that turns published figures into reachable rates; and the
+memory of the machine that sambasim runs on."""
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from statistics import mean
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
 
 from sambasim.errors import OptionError
 from sambasim.hardware.spec import DeviceSpec, shipped_text
+from sambasim.units import KIB
 
 
 class _Table(BaseModel):
@@ -134,17 +137,23 @@ def budget_of(
     placed operators on units; the vendor, by hand, keeps all of them busy. `calibration`: by default the shipped one.
     Raises OptionError for more tiles than there are, and where their number is not published."""
     calibration = calibration or load_calibration()
-    share = 1.0 if tiles is None else _share(device, tiles)
+    if tiles is not None and device.tiles is None:
+        what = f"the number of tiles of an {device.name} is not published, so it cannot be divided"
+        raise OptionError(what, remedy="leave out --num-tiles")
+    if tiles is not None and device.tiles is not None and not 1 <= tiles <= device.tiles:
+        remedy = f"give 1 to {device.tiles}, or another --arch"
+        raise OptionError(f"--num-tiles {tiles} of an {device.name}, which has {device.tiles}", remedy=remedy)
+    share = tiles / device.tiles if tiles is not None and device.tiles is not None else 1.0
     units = int(device.pcus * share)
     placed = 1.0 if mapped_by == "vendor" else calibration.placed_share.value
     ddr_bytes_per_s = device.ddr_bandwidth_bytes_per_s * share * calibration.ddr_efficiency.value
     hbm_bytes = int((device.hbm_capacity_bytes or 0) * share)
     hbm_bytes_per_s = (device.hbm_bandwidth_bytes_per_s or 0) * share * calibration.hbm_efficiency.value
+    as_calibrated: dict[str, Any] = {name: getattr(calibration, name).value for name in _AS_CALIBRATED}
     return Budget(
-        where=device.name if tiles is None else f"{tiles} of {device.tiles} tiles of {device.name}",
+        where=device.part(tiles),
         units=units,
         placeable_units=max(1, int(units * placed)),
-        columns_per_unit=calibration.columns_per_unit.value,
         by_hand=mapped_by == "vendor",
         chip_bytes=int(device.sram_bytes * share * placed),
         unit_flops_per_s=device.pcu_bf16_flops_per_s * calibration.unit_efficiency.value,
@@ -153,24 +162,35 @@ def budget_of(
         memory_bytes_per_s=hbm_bytes_per_s or ddr_bytes_per_s,
         capacity_bytes=int(device.ddr_capacity_bytes * share) + hbm_bytes,
         behind=Behind(hbm_bytes, ddr_bytes_per_s) if hbm_bytes else None,
-        launch_s=calibration.launch_s.value,
-        load_s=calibration.load_s.value,
         start_s=calibration.host_s_per_section.value,
-        host_bytes_per_s=calibration.host_bytes_per_s.value,
-        tile_rows=calibration.tile_rows.value,
-        spread=calibration.spread.value,
+        **as_calibrated,
     )
 
 
-def _share(device: DeviceSpec, tiles: int) -> float:
-    if device.tiles is None:
-        raise OptionError(
-            f"the number of tiles of an {device.name} is not published, so it cannot be divided",
-            remedy="leave out --num-tiles",
-        )
-    if not 1 <= tiles <= device.tiles:
-        raise OptionError(
-            f"--num-tiles {tiles} of an {device.name}, which has {device.tiles}",
-            remedy=f"give 1 to {device.tiles}, or another --arch",
-        )
-    return tiles / device.tiles
+_AS_CALIBRATED = ("columns_per_unit", "launch_s", "load_s", "host_bytes_per_s", "tile_rows", "spread")
+
+
+def available_bytes(root: Path = Path("/")) -> int | None:
+    """Bytes of available memory, also of this process's control group, such as a container; None without /proc."""
+    kib = _numbers(root / "proc" / "meminfo").get("MemAvailable:")
+    return None if kib is None else min([kib * KIB, *_of_groups(root)])
+
+
+def _of_groups(root: Path) -> Iterator[int]:
+    """What is left to the group, and to those that it is in, by their limits; files that they may drop are free
+    (source: cgroup-v2.rst of Linux)."""
+    file, top = root / "proc" / "self" / "cgroup", root / "sys" / "fs" / "cgroup"
+    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    own = top.joinpath(*(line.removeprefix("0::/") for line in lines if line.startswith("0::/")))
+    for folder in (own, *own.parents):
+        limit = folder / "memory.max"
+        if limit.exists() and (most := limit.read_text(encoding="ascii").strip()) != "max":
+            used = int((folder / "memory.current").read_text(encoding="ascii"))
+            dropped = _numbers(folder / "memory.stat").get("inactive_file", 0)
+            yield max(int(most) - used + dropped, 0)
+
+
+def _numbers(file: Path) -> dict[str, int]:
+    """The first number of each line of `file`, by its first word."""
+    lines = [line.split() for line in file.read_text(encoding="ascii").splitlines()] if file.exists() else []
+    return {words[0]: int(words[1]) for words in lines if len(words) > 1 and words[1].isdigit()}

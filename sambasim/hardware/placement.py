@@ -19,9 +19,7 @@ class Inventory:
 
     @property
     def share(self) -> str:
-        if self.tiles is None:
-            return self.device.name
-        return f"{self.tiles} of {self.device.tiles} tiles of {self.device.name}"
+        return self.device.part(self.tiles)
 
 
 def inventory_of(
@@ -126,11 +124,9 @@ def place(
     placement = Placement(cluster, replicas, tiles, _per_rdu(device, tiles))
     if cluster.nodes is not None and placement.nodes > cluster.nodes:
         most = cluster.nodes * placement.per_full_node
-        raise OptionError(
-            f"{counted(replicas, noun)}, and {cluster.name} holds at most {most}: {_limits(placement)},"
-            f" {counted(cluster.nodes, 'node')}",
-            remedy=f"ask for {most} or fewer, or for more nodes in the cluster",
-        )
+        holds = f"{cluster.name} holds at most {most}: {_limits(placement)}, {counted(cluster.nodes, 'node')}"
+        remedy = f"ask for {most} or fewer, or for more nodes in the cluster"
+        raise OptionError(f"{counted(replicas, noun)}, and {holds}", remedy=remedy)
     return placement
 
 
@@ -146,11 +142,9 @@ def place_replicas(
     node_of = tuple(node for node in node_of for _ in range(each))
     placement = Placement(cluster, len(node_of), tiles, _per_rdu(device, tiles), node_of)
     if cluster.nodes is not None and placement.nodes > cluster.nodes:
-        raise LaunchError(
-            f"the replicas of this job are on {placement.nodes} nodes, and {cluster.name} has"
-            f" {counted(cluster.nodes, 'node')}",
-            remedy=f"start them on {counted(cluster.nodes, 'host')}, or ask for more nodes in the cluster",
-        )
+        nodes = f"{placement.nodes} nodes, and {cluster.name} has {counted(cluster.nodes, 'node')}"
+        remedy = f"start them on {counted(cluster.nodes, 'host')}, or ask for more nodes in the cluster"
+        raise LaunchError(f"the replicas of this job are on {nodes}", remedy=remedy)
     node, most = Counter(node_of).most_common(1)[0]
     fit = placement.per_full_node
     if most > fit:
@@ -162,11 +156,9 @@ def place_replicas(
         smaller = next((few for few in counts if _per_rdu(device, few) * cluster.rdus_per_node >= most), None)
         if smaller is not None:
             remedies.append(f"compile with --num-tiles {smaller}, so that {_per_rdu(device, smaller)} share an RDU")
-        raise LaunchError(
-            f"{most} {'replicas' if each == 1 else 'ranks'} on node {node}, and a node of {cluster.name} holds at most "
-            f"{fit}: {_limits(placement)}",
-            remedy="; or ".join(filter(None, [*remedies, or_else])),
-        )
+        what = f"{most} {'replicas' if each == 1 else 'ranks'} on node {node}, and a node of {cluster.name} holds"
+        remedy = "; or ".join(filter(None, [*remedies, or_else]))
+        raise LaunchError(f"{what} at most {fit}: {_limits(placement)}", remedy=remedy)
     return placement
 
 

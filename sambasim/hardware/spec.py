@@ -2,7 +2,7 @@
 `sources`: a publication, a derivation, or "estimate"."""
 
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
@@ -42,11 +42,9 @@ class Spec(BaseModel):
     @model_validator(mode="after")
     def _each_figure_has_a_source(self) -> "Spec":
         figures = self.model_fields_set - {"name", "sources"} - self.choices
-        missing = sorted(figures - self.sources.keys())
-        if missing:
+        if missing := sorted(figures - self.sources.keys()):
             raise ValueError(f"no source is given for {', '.join(missing)}; 'estimate' is one")
-        unknown = sorted(self.sources.keys() - type(self).model_fields.keys())
-        if unknown:
+        if unknown := sorted(self.sources.keys() - type(self).model_fields.keys()):
             raise ValueError(f"sources has {', '.join(unknown)}, which is not a figure")
         return self
 
@@ -69,6 +67,10 @@ class DeviceSpec(Spec):
     @property
     def peak_bf16_flops_per_s(self) -> float:
         return self.pcus * self.pcu_bf16_flops_per_s
+
+    def part(self, tiles: int | None) -> str:
+        """`4 of 8 tiles of SN30`; None is all of it."""
+        return self.name if tiles is None else f"{tiles} of {self.tiles} tiles of {self.name}"
 
     @model_validator(mode="after")
     def _hbm_has_both_figures(self) -> "DeviceSpec":
@@ -122,11 +124,7 @@ def load_device(name: str) -> DeviceSpec:
 @cache
 def load_cluster(name: str) -> ClusterSpec:
     """The shipped cluster `name`, or the cluster in the TOML file `name`. Raises OptionError if there is none."""
-
-    def with_links(table: dict[str, object], where: str) -> dict[str, object]:
-        return {key: _link(value, key, where) if key.endswith("_link") else value for key, value in table.items()}
-
-    return _load(ClusterSpec, "cluster", "--cluster", name, with_links)
+    return _load(ClusterSpec, "cluster", "--cluster", name)
 
 
 def device_of(compile_options: Mapping[str, object]) -> DeviceSpec:
@@ -153,30 +151,22 @@ def _shipped(folder: str) -> tuple[str, ...]:
     return tuple(sorted(entry.name.removesuffix(".toml") for entry in entries if entry.name.endswith(".toml")))
 
 
-def _link(given: object, key: str, where: str) -> object:
-    if not isinstance(given, str):
-        return given
+def _with_link(key: str, value: object, where: str) -> object:
+    """The value of a field, where the name of a link stands for its table."""
+    if not key.endswith("_link") or not isinstance(value, str):
+        return value
     links = tomllib.loads(shipped_text("links.toml"))
-    if given not in links:
-        raise OptionError(
-            f"{key} of {where} is {given!r}, which is not a known link",
-            remedy=f"name one of {', '.join(links)}, or write a table [{key}]",
-        )
-    return {"name": given, **links[given]}
+    if value not in links:
+        remedy = f"name one of {', '.join(links)}, or write a table [{key}]"
+        raise OptionError(f"{key} of {where} is {value!r}, which is not a known link", remedy=remedy)
+    return {"name": value, **links[value]}
 
 
 _Table = TypeVar("_Table", bound=Spec)
 
 
-def _load(
-    model: type[_Table],
-    kind: str,
-    flag: str,
-    name: str,
-    prepare: Callable[[dict[str, object], str], dict[str, object]] = lambda table, where: table,
-) -> _Table:
-    """The `kind` called `name`; `prepare` gets its table, and where that comes from. Raises OptionError, which names
-    each figure that is missing, unknown or out of range."""
+def _load(model: type[_Table], kind: str, flag: str, name: str) -> _Table:
+    """Raises OptionError, which names each figure that is missing, unknown or out of range."""
     if name.endswith(".toml") or "/" in name:
         try:
             text, where = read_text(Path(name), LARGEST_TOML_BYTES), name
@@ -187,15 +177,14 @@ def _load(
         text, where = shipped_text(f"{kind}s/{name}.toml"), f"the {kind} file {name}.toml"
     else:
         found = get_close_matches(name.lower(), (*shipped, *(ALIASES if kind == "device" else ())), n=1)
-        raise OptionError(
-            f"there is no {kind} called {shortened(name)!r}: there are {', '.join(shipped)}",
-            remedy=f"{flag} {found[0]}, or a TOML file" if found else f"one of them, or a TOML file: {flag} FILE.toml",
-        )
+        remedy = f"{flag} {found[0]}, or a TOML file" if found else f"one of them, or a TOML file: {flag} FILE.toml"
+        what = f"there is no {kind} called {shortened(name)!r}: there are {', '.join(shipped)}"
+        raise OptionError(what, remedy=remedy)
     try:
         tables = tomllib.loads(text)
         if nests_too_deeply(tables):
             raise RecursionError
-        return model.model_validate(prepare(tables, where))
+        return model.model_validate({key: _with_link(key, value, where) for key, value in tables.items()})
     except ValidationError as error:
         wrong = "; ".join(_problem(detail["loc"], detail["msg"], detail["type"]) for detail in error.errors())
         raise OptionError(f"{where} is not a valid {model.__name__}: {wrong}", remedy="correct the file") from error

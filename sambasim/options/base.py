@@ -1,20 +1,23 @@
-"""What all options are: frozen and strict models, the problems that they have, and one error for all of them."""
+"""What all options are: frozen and strict models, the problems that they have, and one error for all of these, with
+origins and remedies."""
 
 import difflib
 import json
 import math
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, ClassVar, NamedTuple, Self, TypeAlias, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, ClassVar, NamedTuple, Self, TypeAlias, TypeVar, Union, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from sambasim.bounded import LARGEST_COUNT, MOST_REPLICAS
 from sambasim.errors import OptionError
+
+M = TypeVar("M", bound=BaseModel)
 
 LONGEST_VALUE = 60
 
@@ -68,6 +71,32 @@ class Options(BaseModel):
         return self
 
 
+def broken(*rules: tuple[Any, ...]) -> Iterator[Problem]:
+    """Of rules, each a condition and the fields of a Problem, the problems of those whose condition is true."""
+    return (Problem(*problem) for is_broken, *problem in rules if is_broken)
+
+
+def parsable(parse: Callable[[Any], object]) -> AfterValidator:
+    """A validator of values, except None, that `parse` refuses."""
+
+    def check(value: Any) -> Any:
+        if value is not None:
+            parse(value)
+        return value
+
+    return AfterValidator(check)
+
+
+def checked(problem_of: Callable[[Any], Problem | None]) -> AfterValidator:
+    """A validator of values, except None, that have a problem."""
+
+    def parse(value: Any) -> None:
+        if problem := problem_of(value):
+            raise Refused(problem)
+
+    return parsable(parse)
+
+
 def _json_problems(value: object, name: str) -> Iterator[Problem]:
     if isinstance(value, dict):
         for key, inner in value.items():
@@ -84,13 +113,12 @@ def _json_problems(value: object, name: str) -> Iterator[Problem]:
         yield Problem(name, "must be text, a number, true or false, a list or a table", given=show(value))
 
 
-def _json(value: dict[str, object]) -> dict[str, object]:
+def _check_json(value: object) -> None:
     if problems := tuple(_json_problems(value, "")):
         raise Refused(*problems)
-    return value
 
 
-JsonTable = Annotated[dict[str, object], AfterValidator(_json)]
+JsonTable = Annotated[dict[str, object], parsable(_check_json)]
 """Keyword arguments for code of the user: anything that JSON can hold, as a PEF stores them as JSON."""
 
 
@@ -123,27 +151,22 @@ def one_of(choices: Iterable[str]) -> str:
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
 
 
-M = TypeVar("M", bound=BaseModel)
-
-
 def build(
-    model_class: type[M], mapping: Mapping[str, object], *, where: str | None = None, given: Iterable[Given] = ()
+    model_class: type[M], mapping: Mapping[str, object], *, where: str | None = None, given: Sequence[Given] = ()
 ) -> M:
     """An instance of an options class from plain data; `where` is the config file, `given` what came from the command
     line. Raises one OptionError for all problems."""
     try:
         return model_class.model_validate(mapping)
     except ValidationError as error:
-        given = list(given)
         raise refusal(_explain(error, model_class, _origins(given)), where=where, given=given) from None
 
 
-def refusal(problems: Sequence[Problem], *, where: str | None = None, given: Iterable[Given] = ()) -> OptionError:
+def refusal(problems: Sequence[Problem], *, where: str | None = None, given: Sequence[Given] = ()) -> OptionError:
     """One error for all problems. It names the file `where`, unless all of them come from the command line."""
-    origins = _origins(given)
-    origins_of = [_origin(problem.name, origins) for problem in problems]
-    lines = [_line(problem, origin) for problem, origin in zip(problems, origins_of, strict=True)]
-    where = None if all(origins_of) else where
+    origins = [_origin(problem.name, _origins(given)) for problem in problems]
+    lines = [_line(problem, origin) for problem, origin in zip(problems, origins, strict=True)]
+    where = None if all(origins) else where
     if len(problems) == 1:
         return OptionError(lines[0], where=where, remedy=problems[0].remedy)
     each = [f"{line} ({p.remedy})" if p.remedy else line for p, line in zip(problems, lines, strict=True)]
@@ -151,7 +174,7 @@ def refusal(problems: Sequence[Problem], *, where: str | None = None, given: Ite
     return OptionError(what, where=where, remedy="correct each of them; --set NAME=VALUE overrides the config")
 
 
-def _origins(given: Iterable[Given]) -> dict[str, str]:
+def _origins(given: Sequence[Given]) -> dict[str, str]:
     return {".".join(path): origin for path, _, origin in given}
 
 
@@ -165,9 +188,8 @@ def _origin(name: str, origins: Mapping[str, str]) -> str | None:
 
 def _line(problem: Problem, origin: str | None) -> str:
     given = f" = {problem.given}" if problem.given is not None else ""
-    typed = f" (from {origin})" if origin else ""
     name = problem.name.removeprefix("overrides.")  # the overrides of a run have the names of a config
-    return f"{name}{given}{typed}: {problem.what}" if name else problem.what
+    return f"{name}{given}{f' (from {origin})' if origin else ''}: {problem.what}" if name else problem.what
 
 
 def _explain(error: ValidationError, model_class: type[BaseModel], origins: Mapping[str, str]) -> list[Problem]:
@@ -175,37 +197,41 @@ def _explain(error: ValidationError, model_class: type[BaseModel], origins: Mapp
     for item in error.errors(include_url=False):
         # Without the index into a list: `betas = 1.0`, not `betas.1`.
         location = [part for part in item["loc"] if isinstance(part, str)]
-        name, kind, context, given = ".".join(location), item["type"], item.get("ctx", {}), item["input"]
+        name, kind, context, value = ".".join(location), item["type"], item.get("ctx", {}), item["input"]
+        remedy: str | None = None
         if isinstance(refused := context.get("error"), Refused):
             problems += (replace(p, name=".".join(filter(None, (name, p.name)))) for p in refused.problems)
-        elif kind == "extra_forbidden":
+            continue
+        if kind == "extra_forbidden":
             problems.append(_unknown(location, model_class))
-        elif kind == "missing" and isinstance(item["loc"][-1], int):
-            problems.append(Problem(name, "has too few values", given=show(given)))
+            continue
+        if kind == "missing" and isinstance(item["loc"][-1], int):
+            what = "has too few values"
         elif kind == "missing":
             problems.append(Problem(name, "is missing", _MISSING.get(name, f"--set {name}=…")))
+            continue
         elif kind == "literal_error":
             choices = re.findall(r"'([^']*)'", context["expected"])
-            guess = nearest(given, choices) if isinstance(given, str) else None
-            problems.append(Problem(name, f"must be {one_of(choices)}", did_you_mean(guess), show(given)))
+            what = f"must be {one_of(choices)}"
+            remedy = did_you_mean(nearest(value, choices) if isinstance(value, str) else None)
         elif kind in _LIMITS:
-            words, limit = _LIMITS[kind]
-            what = f"must be {words} {_number(context[limit])}"
-            problems.append(Problem(name, what, _at_limit(name, kind, context[limit], origins), show(given)))
+            words, limit = _LIMITS[kind][0], context[_LIMITS[kind][1]]
+            what = f"must be {words} {f'{limit:,}' if isinstance(limit, int) else f'{limit:,.10g}'}"
+            remedy = _at_limit(name, kind, limit, origins)
         else:
-            kind = "finite_number" if kind == "float_type" and type(given) is int else kind  # too large for a float
+            kind = "finite_number" if kind == "float_type" and type(value) is int else kind  # too large for a float
             what = f"must be {_KINDS[kind]}" if kind in _KINDS else item["msg"][:1].lower() + item["msg"][1:]
-            problems.append(Problem(name, what, _without_quotes(location, kind, given), show(given)))
+            remedy = _without_quotes(location, kind, value)
+        problems.append(Problem(name, what, remedy, show(value)))
     return problems
 
 
 _MISSING = {"optimizer.name": "--set optimizer.name=adamw", "loss.name": "--set loss.name=cross_entropy"}
 _KINDS = {
-    "int_type": "a whole number", "int_from_float": "a whole number",
-    "float_type": "a number", "finite_number": "a finite number",
-    "bool_type": "true or false", "string_type": "text", "path_type": "a path", "list_type": "a list",
-    "dict_type": "a table", "model_type": "a table", "model_attributes_type": "a table",
-    "tuple_type": "a list",
+    "int_type": "a whole number", "int_from_float": "a whole number", "float_type": "a number",
+    "finite_number": "a finite number", "bool_type": "true or false", "string_type": "text", "path_type": "a path",
+    "list_type": "a list", "tuple_type": "a list", "dict_type": "a table", "model_type": "a table",
+    "model_attributes_type": "a table",
 }  # fmt: skip
 _LIMITS = {
     "greater_than_equal": ("at least", "ge"), "greater_than": ("above", "gt"),
@@ -219,10 +245,6 @@ def _at_limit(name: str, kind: str, limit: float, origins: Mapping[str, str]) ->
         return None
     flag = origins.get(name, "--set")
     return f"{flag} {limit}" if flag != "--set" else f"--set {name.removeprefix('overrides.')}={limit}"
-
-
-def _number(limit: float) -> str:
-    return f"{limit:,}" if isinstance(limit, int) else f"{limit:,.10g}"
 
 
 def _without_quotes(location: Sequence[str], kind: str, given: object) -> str | None:
@@ -239,7 +261,7 @@ def _without_quotes(location: Sequence[str], kind: str, given: object) -> str | 
 
 def _unknown(location: list[str], model_class: type[BaseModel]) -> Problem:
     *parents, word = location
-    name = ".".join(location)
+    name, table = ".".join(location), ".".join(parents)
     inside: type[BaseModel] | None = model_class
     for part in parents:
         inside = _nested(inside, part) if inside else None
@@ -249,7 +271,6 @@ def _unknown(location: list[str], model_class: type[BaseModel]) -> Problem:
     guesses += [full for full in dotted_names(model_class) if full.rpartition(".")[2] == word.replace("-", "_")]
     if guesses:
         return Problem(name, "is not an option", did_you_mean(guesses[0]))
-    table = ".".join(parents)
     known = f"[{table}] takes" if table else "the tables and names are"
     return Problem(name, f"is not an option; {known} {', '.join(siblings)}")
 
@@ -264,7 +285,4 @@ def _nested(model_class: type[BaseModel], field: str) -> type[BaseModel] | None:
 def dotted_names(model_class: type[BaseModel]) -> Iterator[str]:
     for field in model_class.model_fields:
         nested = _nested(model_class, field)
-        if nested is None:
-            yield field
-        else:
-            yield from (f"{field}.{name}" for name in dotted_names(nested))
+        yield from [field] if nested is None else (f"{field}.{name}" for name in dotted_names(nested))

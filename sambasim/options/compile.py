@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
-from pydantic import AfterValidator, Field, JsonValue, field_validator
+from pydantic import AfterValidator, Field, JsonValue
 
 from sambasim.bounded import LARGEST_COUNT
 from sambasim.errors import ModelError, OptionError
@@ -15,29 +15,29 @@ from sambasim.options.base import (
     Given,
     Options,
     Problem,
-    Refused,
     Replicas,
+    broken,
     build,
+    checked,
     did_you_mean,
     nearest,
     show,
-)
-from sambasim.options.deepspeed.file import read_deepspeed
-from sambasim.options.deepspeed.reading import Mapped, deepspeed_options
-from sambasim.options.deepspeed.tables import World
+)  # fmt: skip
+from sambasim.options.deepspeed import World, deepspeed_options
+from sambasim.options.deepspeed_file import read_deepspeed
 from sambasim.options.flag import DEVICE, MODEL, NUMERICS, PARALLEL, TRAINING, Flag, flags_in
 from sambasim.options.given import as_table, assign, changes_of, given_flags, given_overrides, given_settings, read_toml
 from sambasim.options.grammar import absolute_names, missing, split_target
-from sambasim.options.schedule import LossScaleOptions
 from sambasim.options.training import (
     DataOptions,
     LossOptions,
+    LossScaleOptions,
     ModelOptions,
     OptimizerOptions,
     TrainingOptions,
     cycled_problem,
     without_replaced,
-)
+)  # fmt: skip
 
 QUICK_START = Path(__file__).parent.parent / "quickstart" / "digits.toml"
 
@@ -64,12 +64,20 @@ def _arch(name: str) -> str:
     return "sn40" if name == "sn40l" else name  # as the file of the device is called
 
 
+def _pef_name(name: str) -> Problem | None:
+    if not _FILE_NAME.fullmatch(name):
+        what = "must be a plain file name: letters, digits and . _ + -, without a folder"
+        return Problem("", what, "--output-folder sets the folder", show(name))
+    without = Problem("", "must be given without .pef", f"--pef-name {name[:-4] or 'NAME'}", show(name))
+    return without if name.endswith(".pef") else None
+
+
 class BuildOptions(Options):
     """How it is compiled: the `[compile]` table. `num_tiles` None is all tiles."""
 
     panel = DEVICE
 
-    pef_name: Annotated[str | None, Flag("--pef-name", MODEL, default="the model's name")] = None
+    pef_name: Annotated[str | None, checked(_pef_name), Flag("--pef-name", MODEL, default="the model's name")] = None
     """Name of the PEF."""
     output_folder: Annotated[FilePath, Flag("--output-folder", MODEL)] = Path("out")
     """Write OUT/NAME/NAME.pef in this folder."""
@@ -92,30 +100,21 @@ class BuildOptions(Options):
     num_tiles: Annotated[Count | None, Flag("--num-tiles", default="all")] = None
     """Tiles of the device that one replica has."""
 
-    @field_validator("pef_name")
-    @classmethod
-    def _check_pef_name(cls, name: str | None) -> str | None:
-        if name is not None and not _FILE_NAME.fullmatch(name):
-            what = "must be a plain file name: letters, digits and . _ + -, without a folder"
-            raise Refused(Problem("", what, "--output-folder sets the folder", show(name)))
-        if name is not None and name.endswith(".pef"):
-            raise Refused(Problem("", "must be given without .pef", f"--pef-name {name[:-4] or 'NAME'}", show(name)))
-        return name
-
     def problems(self) -> Iterator[Problem]:
-        if self.stochastic_rounding and self.dtype != "bf16":
-            what = f"needs bf16; with {self.dtype} nothing is rounded to bf16"
-            yield Problem("stochastic_rounding", what, "add --dtype bf16, or leave out --enable-stoc-rounding")
-        if self.master_weights and self.dtype == "fp32":
-            what = "needs 16-bit parameters; with fp32 they are float32 themselves"
-            yield Problem("master_weights", what, "add --dtype bf16, or leave out --master-weights")
-        if self.stochastic_rounding and self.master_weights and self.dtype == "bf16":
-            what = "does not go with master_weights, from which parameters are rounded to nearest"
-            yield Problem("stochastic_rounding", what, "leave out --enable-stoc-rounding or --master-weights")
-        for name, flag in {"stochastic_rounding": "enable-stoc-rounding", "master_weights": "master-weights"}.items():
-            if getattr(self, name) and self.inference:
-                what = "does not go with inference, which has no optimizer step"
-                yield Problem(name, what, f"leave out --{flag} or --inference")
+        off, no_master = "leave out --enable-stoc-rounding", "leave out --master-weights"
+        stochastic, master = self.stochastic_rounding, self.master_weights
+        without_step = "does not go with inference, which has no optimizer step"
+        yield from broken(
+            (stochastic and self.dtype != "bf16", "stochastic_rounding",
+             f"needs bf16; with {self.dtype} nothing is rounded to bf16", f"add --dtype bf16, or {off}"),
+            (master and self.dtype == "fp32", "master_weights",
+             "needs 16-bit parameters; with fp32 they are float32 themselves", f"add --dtype bf16, or {no_master}"),
+            (stochastic and master and self.dtype == "bf16", "stochastic_rounding",
+             "does not go with master_weights, from which parameters are rounded to nearest",
+             f"{off} or --master-weights"),
+            (stochastic and self.inference, "stochastic_rounding", without_step, f"{off} or --inference"),
+            (master and self.inference, "master_weights", without_step, f"{no_master} or --inference"),
+        )  # fmt: skip
 
     @property
     def keeps_master_weights(self) -> bool:
@@ -123,12 +122,14 @@ class BuildOptions(Options):
 
 
 TENSOR_STYLES: Mapping[str, Literal["columns", "rows", "whole"]] = {
-    **dict.fromkeys(("colwise", "colwise_rep", "colwise_gather_output", "packed_colwise"), "columns"),
-    **dict.fromkeys(("local_colwise", "embedding_colwise"), "columns"),
-    **dict.fromkeys(("rowwise", "rowwise_rep", "rowwise_split_input", "packed_rowwise"), "rows"),
-    **dict.fromkeys(("local_rowwise", "embedding_rowwise"), "rows"),
+    **dict.fromkeys((
+        "colwise", "colwise_rep", "colwise_gather_output", "packed_colwise", "local_colwise", "embedding_colwise",
+    ), "columns"),
+    **dict.fromkeys((
+        "rowwise", "rowwise_rep", "rowwise_split_input", "packed_rowwise", "local_rowwise", "embedding_rowwise",
+    ), "rows"),
     **dict.fromkeys(("replicate", "replicated_with_grad_allreduce"), "whole"),
-}
+}  # fmt: skip
 """Hugging Face's styles of tensor parallelism that say how a weight lies; the layouts of activations follow from it."""
 
 
@@ -170,26 +171,26 @@ class ParallelOptions(Options):
             if style not in TENSOR_STYLES:
                 remedy = did_you_mean(nearest(style, TENSOR_STYLES))
                 yield Problem(plan_entry(pattern), "must be colwise, rowwise or replicate", remedy, show(style))
-        if self.tensor_plan and self.tensor_parallel != "weight":
-            yield Problem("tensor_plan", "needs weights to be cut", "add --tensor-parallel weight --n-chips 2")
-        if self.world_size > 1 and not self.data_parallel:
-            yield Problem("world_size", "needs data parallelism", "add --data-parallel", str(self.world_size))
-        if self.tensor_parallel is not None and self.n_chips == 1:
-            yield Problem("tensor_parallel", "needs several chips", "add --n-chips 2", self.tensor_parallel)
-        if self.tensor_parallel is None and self.n_chips > 1:
-            what = "does nothing: no tensor is cut over the chips of a replica"
-            yield Problem("n_chips", what, "add --tensor-parallel weight, or batch", str(self.n_chips))
-        if self.pipeline_stages == 1 and self.micro_batches > 1:
-            what = "needs a pipeline; without one, batches are taken one after another by --grad-accumulation-steps"
-            yield Problem("micro_batches", what, "add --pipeline-stages 2", str(self.micro_batches))
-        if self.pipeline_stages == 1 and self.schedule != "1f1b":
-            yield Problem("schedule", "needs a pipeline", "add --pipeline-stages 2", show(self.schedule))
-        if 1 < self.micro_batches < self.pipeline_stages and not self.schedule.endswith(".csv"):
-            what = f"cannot keep {self.pipeline_stages} stages busy"
-            remedy = f"--micro-batches N of at least {self.pipeline_stages}; 1 is plain model parallelism"
-            yield Problem("micro_batches", what, remedy, str(self.micro_batches))
-        if self.zero != 1 and not (self.data_parallel or self.chips > 1):
-            yield Problem("zero", "needs data parallelism", "add --data-parallel", str(self.zero))
+        stages, parts, cut, chips = self.pipeline_stages, self.micro_batches, self.tensor_parallel, self.n_chips
+        add_stages = "add --pipeline-stages 2"
+        yield from broken(
+            (self.tensor_plan and cut != "weight", "tensor_plan",
+             "needs weights to be cut", "add --tensor-parallel weight --n-chips 2"),
+            (self.world_size > 1 and not self.data_parallel, "world_size",
+             "needs data parallelism", "add --data-parallel", str(self.world_size)),
+            (cut is not None and chips == 1, "tensor_parallel", "needs several chips", "add --n-chips 2", cut),
+            (cut is None and chips > 1, "n_chips", "does nothing: no tensor is cut over the chips of a replica",
+             "add --tensor-parallel weight, or batch", str(chips)),
+            (stages == 1 and parts > 1, "micro_batches",
+             "needs a pipeline; without one, batches are taken one after another by --grad-accumulation-steps",
+             add_stages, str(parts)),
+            (stages == 1 and self.schedule != "1f1b", "schedule", "needs a pipeline", add_stages, show(self.schedule)),
+            (1 < parts < stages and not self.schedule.endswith(".csv"), "micro_batches",
+             f"cannot keep {stages} stages busy",
+             f"--micro-batches N of at least {stages}; 1 is plain model parallelism", str(parts)),
+            (self.zero != 1 and not (self.data_parallel or self.chips > 1), "zero",
+             "needs data parallelism", "add --data-parallel", str(self.zero)),
+        )  # fmt: skip
 
     @property
     def chips(self) -> int:
@@ -216,36 +217,34 @@ class CompileOptions(Sections, ParallelOptions, BuildOptions):
         yield from BuildOptions.problems(self)
         yield from ParallelOptions.problems(self)
         if self.inference:
-            yield from self._inference_problems()
+            without = "does not go with inference, which has no"
+            yield from broken(
+                (self.data_parallel, "parallel.data_parallel",
+                 f"{without} gradients to reduce", "leave out --data-parallel or --inference"),
+                (self.chips > 1, "parallel.tensor_parallel",
+                 f"{without} gradients to sum over chips", "leave out --tensor-parallel or --inference", "batch"),
+                (self.pipeline_stages > 1, "parallel.pipeline_stages",
+                 "does not go with inference: a pipeline is for training",
+                 "leave out --pipeline-stages or --inference"),
+                (self.recompute != "none", "parallel.recompute",
+                 f"{without} backward", "leave out --recompute or --inference", self.recompute),
+            )  # fmt: skip
         batch_size, passes = self.training.batch_size, self.chips * self.micro_batches
-        if batch_size % passes:
-            name, parts = ("n_chips", self.chips) if batch_size % self.chips else ("micro_batches", self.micro_batches)
-            what = f"does not divide the batch of {batch_size} samples"
-            if name == "micro_batches" and self.chips > 1:
-                what = f"does not divide the {batch_size // self.chips} samples of a chip"
-            remedy = f"another number of them, or --batch-size {-(-batch_size // passes) * passes}"
-            yield Problem(f"parallel.{name}", what, remedy, str(parts))
-        if self.training.loss_scale != LossScaleOptions() and self.dtype != "fp16":
-            what = f"is for fp16; with {self.dtype} the loss is not scaled"
-            yield Problem("training.loss_scale", what, "add --dtype fp16, or leave it out")
+        of_chips = bool(batch_size % self.chips)
+        name, parts = ("n_chips", self.chips) if of_chips else ("micro_batches", self.micro_batches)
+        divided = f"batch of {batch_size} samples"
+        if not of_chips and self.chips > 1:
+            divided = f"{batch_size // self.chips} samples of a chip"
+        remedy = f"another number of them, or --batch-size {-(-batch_size // passes) * passes}"
+        yield from broken(
+            (batch_size % passes, f"parallel.{name}", f"does not divide the {divided}", remedy, str(parts)),
+            (self.training.loss_scale != LossScaleOptions() and self.dtype != "fp16", "training.loss_scale",
+             f"is for fp16; with {self.dtype} the loss is not scaled", "add --dtype fp16, or leave it out"),
+        )  # fmt: skip
         yield from cycled_problem(self.optimizer, self.training)
         if self.optimizer is None and not self.inference:
             remedy = "--set optimizer.name=adamw (for inference: --set compile.inference=true)"
             yield Problem("optimizer.name", "is missing, and training needs one", remedy)
-
-    def _inference_problems(self) -> Iterator[Problem]:
-        if self.data_parallel:
-            what = "does not go with inference, which has no gradients to reduce"
-            yield Problem("parallel.data_parallel", what, "leave out --data-parallel or --inference")
-        if self.chips > 1:
-            what = "does not go with inference, which has no gradients to sum over chips"
-            yield Problem("parallel.tensor_parallel", what, "leave out --tensor-parallel or --inference", "batch")
-        if self.pipeline_stages > 1:
-            what = "does not go with inference: a pipeline is for training"
-            yield Problem("parallel.pipeline_stages", what, "leave out --pipeline-stages or --inference")
-        if self.recompute != "none":
-            what = "does not go with inference, which has no backward"
-            yield Problem("parallel.recompute", what, "leave out --recompute or --inference", self.recompute)
 
     @property
     def name(self) -> str:
@@ -267,12 +266,9 @@ class CompileOptions(Sections, ParallelOptions, BuildOptions):
 
     def training_defaults(self) -> dict[str, JsonValue]:
         """Loss, optimizer and training as the PEF stores them, in JSON. A PEF for inference has neither."""
-        loss, optimizer = (None, None) if self.inference else (self.loss, self.optimizer)
-        return {
-            "loss": None if loss is None else loss.model_dump(mode="json"),
-            "optimizer": None if optimizer is None else optimizer.model_dump(mode="json"),
-            "training": self.training.model_dump(mode="json"),
-        }
+        both = {} if self.inference else {"loss": self.loss, "optimizer": self.optimizer}
+        tables = {"loss": None, "optimizer": None, **both, "training": self.training}
+        return {name: None if table is None else table.model_dump(mode="json") for name, table in tables.items()}
 
     def data_source(self) -> dict[str, JsonValue]:
         return self.data.model_dump(mode="json")
@@ -287,18 +283,11 @@ class _Call(Options):
     """A DeepSpeed config: batches, optimizer, scheduler, precision, clipping, ZeRO. It overrides --config."""
 
 
-COMPILE_FLAGS = flags_in(
-    {
-        "": _Call,
-        "compile": BuildOptions,
-        "parallel": ParallelOptions,
-        "data": DataOptions,
-        "loss": LossOptions,
-        "optimizer": OptimizerOptions,
-        "training": TrainingOptions,
-    },
-    "compile",
-)
+_TABLES: Mapping[str, type[Options]] = {
+    "": _Call, "compile": BuildOptions, "parallel": ParallelOptions, "data": DataOptions, "loss": LossOptions,
+    "optimizer": OptimizerOptions, "training": TrainingOptions,
+}  # fmt: skip
+COMPILE_FLAGS = flags_in(_TABLES, "compile")
 
 
 class Compiling(NamedTuple):
@@ -356,16 +345,13 @@ def _built(
     if deepspeed is not None:
         if any(list(path) == ["compile", "inference"] and value for path, value, _ in given):
             raise OptionError("a DeepSpeed config is for training", remedy="leave out --deepspeed or --inference")
-        mapped = _by_deepspeed(Path(str(deepspeed)), assign(tables, given), given)
+        others = assign(tables, given)
+        size = as_table(others.get("parallel")).get("world_size", 1)
+        world = World(size if type(size) is int else 1, f"-ws {size}", "--data-parallel -ws")
+        mapped = deepspeed_options(read_deepspeed(Path(str(deepspeed))), others, given, world)
         given, notes = [*mapped.given, *given], mapped.notes
     tables = without_replaced(tables, changes_of(given))
     return build(CompileFile, absolute_names(assign(tables, given), Path.cwd()), where=where, given=given), given, notes
-
-
-def _by_deepspeed(path: Path, others: Mapping[str, object], given: Sequence[Given]) -> Mapped:
-    size = as_table(others.get("parallel")).get("world_size", 1)
-    world = World(size if type(size) is int else 1, f"-ws {size}", "--data-parallel -ws")
-    return deepspeed_options(read_deepspeed(path), others, given, world)
 
 
 def _whole(file: CompileFile, where: str | None, given: Sequence[Given]) -> CompileOptions:

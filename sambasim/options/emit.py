@@ -1,14 +1,14 @@
 """Options of a compile as a config, and as that of DeepSpeed."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import tomli_w
 
 from sambasim.options.compile import BuildOptions, CompileOptions, ParallelOptions, Sections, options_in_python
-from sambasim.options.deepspeed.tables import AUTO, LOSS_SCALE, MICRO, OPTIMIZERS_BY_TYPE, SCHEDULERS, STEPS, TRAIN, Row
-from sambasim.options.schedule import LossScaleOptions, ScheduleOptions
-from sambasim.options.training import OptimizerOptions
+from sambasim.options.deepspeed import MICRO, STEPS, TRAIN
+from sambasim.options.deepspeed_file import AUTO, LOSS_SCALE, OPTIMIZERS_BY_TYPE, SCHEDULERS, Row
+from sambasim.options.training import LossScaleOptions, OptimizerOptions, ScheduleOptions
 
 
 def config_text(options: CompileOptions, heading: str) -> str:
@@ -17,8 +17,7 @@ def config_text(options: CompileOptions, heading: str) -> str:
     given = options.model_dump(mode="json", exclude_defaults=True, exclude_none=True)
     tables: dict[str, object] = {name: given[name] for name in Sections.model_fields if name in given}
     for table, fields in (("compile", BuildOptions.model_fields), ("parallel", ParallelOptions.model_fields)):
-        values: Mapping[str, object] = {name: given[name] for name in fields if name in given}
-        if values:
+        if values := {name: given[name] for name in fields if name in given}:
             tables[table] = values
     options_in_python(tables, {})
     comment = "".join(f"# {line}".rstrip() + "\n" for line in heading.splitlines())
@@ -34,7 +33,10 @@ def as_deepspeed(options: CompileOptions) -> dict[str, object]:
         STEPS: training.accumulation_steps * options.micro_batches,  # DeepSpeed's pipelines have no other micro-batches
     }
     if optimizer is not None:
-        config["optimizer"] = _optimizer(optimizer)
+        kinds = {known.name: kind for kind, known in OPTIMIZERS_BY_TYPE.items()} | {"adam": "Adam"}
+        params = optimizer.model_dump(mode="json", exclude={"name", "max_grad_norm"}, exclude_none=True)
+        params |= {"adam_w_mode": False} if optimizer.name == "adam" else {}
+        config["optimizer"] = {"type": kinds[optimizer.name], "params": params}
         if optimizer.max_grad_norm is not None:
             config["gradient_clipping"] = optimizer.max_grad_norm
         if training.schedule.counts_updates:
@@ -61,13 +63,6 @@ def beyond_deepspeed(options: CompileOptions) -> Iterator[str]:
         yield f"a pipeline of {options.pipeline_stages} stages, which the script must make"
     if options.recompute != "none":
         yield f"recomputation ({options.recompute}), which the model must ask for"
-
-
-def _optimizer(optimizer: OptimizerOptions) -> dict[str, object]:
-    fields = optimizer.model_dump(mode="json", exclude={"name", "max_grad_norm"}, exclude_none=True)
-    if optimizer.name == "adam":
-        return {"type": "Adam", "params": {**fields, "adam_w_mode": False}}
-    return {"type": {known.name: kind for kind, known in OPTIMIZERS_BY_TYPE.items()}[optimizer.name], "params": fields}
 
 
 def _scheduler(schedule: ScheduleOptions, optimizer: OptimizerOptions, steps: int | None) -> dict[str, object]:

@@ -83,14 +83,9 @@ def flags_in(tables: "Mapping[str, type[Options]]", command: Command) -> dict[st
             if flag is None or flag.only not in (None, command):
                 continue
             keyword = name if flag.choices else flag.names[-1].split("/")[0].strip("-").replace("-", "_")
-            settings[keyword] = Setting(
-                keyword=keyword,
-                name=f"{table}.{name}" if table else name,
-                flag=flag,
-                kind=_without_none(field.annotation),
-                default=... if field.is_required() else field.default,
-                options=options,
-            )
+            dotted, kind = f"{table}.{name}" if table else name, _without_none(field.annotation)
+            default = ... if field.is_required() else field.default
+            settings[keyword] = Setting(keyword, dotted, flag, kind, default, options)
     return settings
 
 

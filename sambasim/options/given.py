@@ -12,16 +12,21 @@ from sambasim.options.base import Given, Problem, did_you_mean, near_file, neare
 from sambasim.options.flag import Setting
 
 
-def read_toml(path: Path) -> dict[str, object]:
-    """The tables of a TOML file. Raises OptionError, with the line, if it is not TOML or cannot be read."""
+def config_text(path: Path, kind: str, if_missing: str, if_no_text: str) -> str:
+    """The text of a file of options. Raises OptionError with one of two remedies if it cannot be read."""
     try:
-        text = read_text(path, LARGEST_TOML_BYTES)
+        return read_text(path, LARGEST_TOML_BYTES)
     except FileNotFoundError:
-        remedy = did_you_mean(near_file(path, ".toml")) or f"check the path: {path.absolute()}"
-        raise OptionError(f"there is no config file {path}", remedy=remedy) from None
+        remedy = did_you_mean(near_file(path, ".toml")) or if_missing
+        raise OptionError(f"there is no {kind} {path}", remedy=remedy) from None
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise OptionError(f"the config file {path} cannot be read: {reason}", remedy="--config FILE.toml") from None
+        raise OptionError(f"the {kind} {path} cannot be read: {reason}", remedy=if_no_text) from None
+
+
+def read_toml(path: Path) -> dict[str, object]:
+    """The tables of a TOML file. Raises OptionError, with the line, if it is not TOML or cannot be read."""
+    text = config_text(path, "config file", f"check the path: {path.absolute()}", "--config FILE.toml")
     try:
         tables = tomllib.loads(text)
         if nests_too_deeply(tables):
@@ -31,15 +36,11 @@ def read_toml(path: Path) -> dict[str, object]:
         raise OptionError(f"the config {path} is nested too deeply", remedy="correct it there") from None
     except ValueError as error:  # also an integer of thousands of digits
         reason, _, position = str(error).partition(" (at ")
-        lines = text.splitlines()
-        at = re.match(r"line (\d+)", position)
+        lines, at = text.splitlines(), re.match(r"line (\d+)", position)
         number = int(at.group(1)) if at else max(len(lines), 1)
         code = lines[number - 1].strip() if number <= len(lines) else ""
-        raise OptionError(
-            f"the config is not valid TOML: {shortened(reason[:1].lower() + reason[1:])}",
-            where=f"{path}:{number}: {shortened(code)}",
-            remedy="correct that line",
-        ) from None
+        what = f"the config is not valid TOML: {shortened(reason[:1].lower() + reason[1:])}"
+        raise OptionError(what, where=f"{path}:{number}: {shortened(code)}", remedy="correct that line") from None
 
 
 def given_overrides(overrides: Sequence[str]) -> list[Given]:
@@ -66,10 +67,11 @@ def given_settings(settings: object) -> list[Given]:
 def given_flags(flags: Mapping[str, object], known: Mapping[str, Setting]) -> list[Given]:
     """Each flag that was given, by keyword; None is one that was not. Raises OptionError for a keyword that is not in
     `known`."""
-    unknown = next((keyword for keyword in flags if keyword not in known), None)
-    if unknown is not None:
-        guess = did_you_mean(nearest(unknown, known))
-        raise refusal([Problem(unknown, "is not a flag" + ("" if guess else f"; they are {', '.join(known)}"), guess)])
+    for keyword in flags:
+        if keyword not in known:
+            guess = did_you_mean(nearest(keyword, known))
+            what = "is not a flag" if guess else f"is not a flag; they are {', '.join(known)}"
+            raise refusal([Problem(keyword, what, guess)])
     settings = [(known[keyword], value) for keyword, value in flags.items() if value is not None]
     return [Given(setting.name.split("."), value, setting.flag.typed) for setting, value in settings]
 
@@ -81,12 +83,11 @@ def assign(mapping: Mapping[str, object], given: Iterable[Given]) -> dict[str, o
     for path, value, origin in given:
         *tables, last = path
         table = result
-        for depth, part in enumerate(tables):
+        for depth, part in enumerate(tables, 1):
             inner = table.setdefault(part, {})
             if not isinstance(inner, dict):
-                outer = ".".join(tables[: depth + 1])
-                what = f"{'.'.join(path)} (from {origin}) cannot be set: {outer} is {show(inner)}, and not a table"
-                raise OptionError(what)
+                outer = f"{'.'.join(tables[:depth])} is {show(inner)}, and not a table"
+                raise OptionError(f"{'.'.join(path)} (from {origin}) cannot be set: {outer}")
             table = inner
         if value is None:
             table.pop(last, None)
@@ -97,10 +98,9 @@ def assign(mapping: Mapping[str, object], given: Iterable[Given]) -> dict[str, o
 
 def _path(override: str) -> list[str]:
     """`"model.args.depth=3"` -> `["model", "args", "depth"]`."""
-    name = override.partition("=")[0]
     parts: list[str] = []
     try:
-        inner: object = tomllib.loads(f"{name} = 0")
+        inner: object = tomllib.loads(f"{override.partition('=')[0]} = 0")
     except tomllib.TOMLDecodeError:
         inner = None
     while isinstance(inner, dict) and len(inner) == 1:
@@ -118,10 +118,9 @@ def _value(text: str, override: str) -> object:
         if text[0] not in "\"'[{":
             return text  # a bare word
         reason = str(error).partition(" (at ")[0]
-        raise OptionError(
-            f"--set {override} has a value that is not TOML: {reason[:1].lower()}{reason[1:]}",
-            remedy="close all brackets and quotes, and put single quotes around the whole for the shell",
-        ) from None
+        remedy = "close all brackets and quotes, and put single quotes around the whole for the shell"
+        what = f"--set {override} has a value that is not TOML: {reason[:1].lower()}{reason[1:]}"
+        raise OptionError(what, remedy=remedy) from None
     return parsed["value"] if len(parsed) == 1 else text
 
 
@@ -139,11 +138,11 @@ def leaf_paths(table: Mapping[str, object], above: tuple[str, ...] = ()) -> Iter
             yield (*above, name), value
 
 
-def leaves(table: Mapping[str, object]) -> Iterator[tuple[str, object]]:
+def leaves(table: Mapping[str, object]) -> dict[str, object]:
     """The values in nested tables, by dotted name."""
-    return ((".".join(path), value) for path, value in leaf_paths(table))
+    return {".".join(path): value for path, value in leaf_paths(table)}
 
 
 def changes_of(given: Iterable[Given]) -> dict[str, object]:
     """What is given, by dotted name."""
-    return dict(leaf for path, value, _ in given for leaf in leaves({".".join(path): value}))
+    return {name: leaf for path, value, _ in given for name, leaf in leaves({".".join(path): value}).items()}

@@ -1,5 +1,5 @@
-"""How targets, data sources, inputs, ranges of steps and checkpoint intervals are written, and whether there is what a
-target names. All are checked before anything is imported."""
+"""How targets, data sources, inputs, ranges of steps and checkpoint intervals are written. All are checked before
+anything is imported."""
 
 import importlib.util
 import os
@@ -14,12 +14,9 @@ from pathlib import Path
 from pkgutil import iter_modules
 from typing import Annotated
 
-from pydantic import AfterValidator
-
-from sambasim.options.base import Problem, Refused, did_you_mean, near_file, nearest, one_of, show
+from sambasim.options.base import Problem, Refused, checked, did_you_mean, near_file, nearest, one_of, parsable, show
 
 BUILTIN_SOURCES = {"digits": "sambasim.quickstart.digits:digits"}
-
 SYNTHETIC = "synthetic"
 DATA_SUFFIXES = (".npz", ".safetensors")
 
@@ -40,31 +37,19 @@ def split_target(target: str) -> tuple[str, str]:
 def target_problem(target: str) -> Problem | None:
     """Why `target` is not a target, with the most likely correction; None if it is one."""
     module, name = split_target(target)
-    what = "must be package.module:name or path/file.py:name"
+    parent, _, last = target.rpartition(".")
+    remedy = None
     if ":" not in target and target.endswith(".toml"):
-        return Problem("", what, f"a config is given by --config {target}", show(target))
-    if ":" not in target and target.endswith(".py"):
-        return Problem("", what, f"add the name: {target}:NAME", show(target))
-    if ":" not in target and all(part.isidentifier() for part in target.split(".")) and "." in target:
-        parent, _, last = target.rpartition(".")
-        return Problem("", what, f"put a colon before the name: {parent}:{last}", show(target))
-    if not name or not all(part.isidentifier() for part in name.split(".")):
-        return Problem("", what, None, show(target))
-    if module.endswith(".py") and Path(module).stem:
-        return None
-    if not all(part.isidentifier() for part in module.split(".")):
-        guess = f"a file's name ends in .py: {module}.py:{name}" if os.sep in module else None
-        return Problem("", what, guess, show(target))
-    return None
-
-
-def _target(text: str) -> str:
-    if problem := target_problem(text):
-        raise Refused(problem)
-    return text
-
-
-Target = Annotated[str, AfterValidator(_target)]
+        remedy = f"a config is given by --config {target}"
+    elif ":" not in target and target.endswith(".py"):
+        remedy = f"add the name: {target}:NAME"
+    elif ":" not in target and parent and all(part.isidentifier() for part in target.split(".")):
+        remedy = f"put a colon before the name: {parent}:{last}"
+    elif name and all(part.isidentifier() for part in name.split(".")):
+        if (module.endswith(".py") and Path(module).stem) or all(part.isidentifier() for part in module.split(".")):
+            return None
+        remedy = f"a file's name ends in .py: {module}.py:{name}" if os.sep in module else None
+    return Problem("", "must be package.module:name or path/file.py:name", remedy, show(target))
 
 
 def source_kind(source: str) -> SourceKind | None:
@@ -86,34 +71,29 @@ def source_problem(source: str) -> Problem | None:
     return Problem("", f"must be {one_of(choices)}", did_you_mean(nearest(source, names)), show(source))
 
 
+Target = Annotated[str, checked(target_problem)]
+Source = Annotated[str, checked(source_problem)]
+
+
 def absolute_path(path: str | Path, folder: Path) -> Path:
     """`path` relative to `folder`, made absolute; a leading `~` is the home folder."""
     return Path(os.path.abspath(folder / Path(path).expanduser()))
 
 
-def absolute_target(target: str, folder: Path) -> str:
-    """A target with its file relative to `folder`, made absolute; a target in a module does not change."""
-    module, name = split_target(target)
-    return f"{absolute_path(module, folder)}:{name}" if name and module.endswith(".py") else target
-
-
-def absolute_source(source: str, folder: Path) -> str:
-    if source_kind(source) is SourceKind.FILE:
-        return str(absolute_path(source, folder))
-    return absolute_target(source, folder)
+def _absolute(text: str, folder: Path, is_source: bool) -> str:
+    """A target or a source with its file relative to `folder`, made absolute; one in a module does not change."""
+    if is_source and source_kind(text) is SourceKind.FILE:
+        return str(absolute_path(text, folder))
+    module, name = split_target(text)
+    return f"{absolute_path(module, folder)}:{name}" if name and module.endswith(".py") else text
 
 
 def absolute_names(mapping: Mapping[str, object], folder: Path) -> dict[str, object]:
     result = dict(mapping)
-    keys = (
-        ("model", "target", absolute_target),
-        ("data", "source", absolute_source),
-        ("loss", "name", absolute_target),
-    )
-    for table_name, key, absolute in keys:
-        table = result.get(table_name)
+    for name, key in (("model", "target"), ("data", "source"), ("loss", "name")):
+        table = result.get(name)
         if isinstance(table, dict) and isinstance(table.get(key), str):
-            result[table_name] = table | {key: absolute(table[key], folder)}
+            result[name] = table | {key: _absolute(table[key], folder, key == "source")}
     return result
 
 
@@ -145,26 +125,31 @@ class InputSpec:
 
 def parse_input(name: str, text: str) -> InputSpec:
     """`parse_input("target", "int64[] < 10")` -> the spec. Raises Refused, a ValueError."""
-
-    def refuse(what: str, remedy: str | None = None) -> Refused:
-        return Refused(Problem(name, what, remedy, show(text)))
-
-    match = _INPUT.fullmatch(text)
-    if match is None:
-        raise refuse("must be a dtype and the shape of one sample: float32[784], or int64[] < 10 for a class index")
-    dtype, extents, bound_text = match.groups()
-    if dtype not in DTYPES:
-        what = f"has the dtype {dtype}; it must be {one_of(DTYPES)}"
-        raise refuse(what, did_you_mean(nearest(dtype, DTYPES)))
+    match, what, remedy = _INPUT.fullmatch(text), "", None
+    dtype, extents, bound_text = match.groups() if match else ("", "", None)
     shape = tuple(int(extent) for extent in extents.split(",") if extent.strip())
-    if 0 in shape:
-        raise refuse("must have at least one element along each dimension")
     bound = None if bound_text is None else int(bound_text)
-    if bound is not None and dtype not in INTEGER_LARGEST:
-        raise refuse(f"has a bound, which only integers can have; {dtype} is not an integer dtype")
-    if bound is not None and not 1 <= bound <= INTEGER_LARGEST[dtype]:
-        raise refuse(f"must have a bound from 1 to {INTEGER_LARGEST[dtype]}")
+    largest = INTEGER_LARGEST.get(dtype)
+    if match is None:
+        what = "must be a dtype and the shape of one sample: float32[784], or int64[] < 10 for a class index"
+    elif dtype not in DTYPES:
+        what, remedy = f"has the dtype {dtype}; it must be {one_of(DTYPES)}", did_you_mean(nearest(dtype, DTYPES))
+    elif 0 in shape:
+        what = "must have at least one element along each dimension"
+    elif bound is not None and largest is None:
+        what = f"has a bound, which only integers can have; {dtype} is not an integer dtype"
+    elif bound is not None and largest is not None and not 1 <= bound <= largest:
+        what = f"must have a bound from 1 to {largest}"
+    if what:
+        raise Refused(Problem(name, what, remedy, show(text)))
     return InputSpec(name, dtype, shape, bound)
+
+
+def parse_inputs(texts: Mapping[str, str]) -> tuple[InputSpec, ...]:
+    return tuple(parse_input(name, text) for name, text in texts.items())
+
+
+Inputs = Annotated[dict[str, str], parsable(parse_inputs)]
 
 
 _RANGE = re.compile(r"(?P<first>[0-9]{0,18})(?P<dash>-?)(?P<last>[0-9]{0,18})")
@@ -215,8 +200,8 @@ class Cadence:
 
 _CADENCE = re.compile(r"([0-9]{1,9}) ?(|steps?|epochs?|s|min|h)")
 _UNITS = {
-    "": (1, Unit.STEPS), "step": (1, Unit.STEPS), "steps": (1, Unit.STEPS), "epoch": (1, Unit.EPOCHS),
-    "epochs": (1, Unit.EPOCHS), "s": (1, Unit.SECONDS), "min": (60, Unit.SECONDS), "h": (3600, Unit.SECONDS),
+    **dict.fromkeys(("", "step", "steps"), (1, Unit.STEPS)), **dict.fromkeys(("epoch", "epochs"), (1, Unit.EPOCHS)),
+    "s": (1, Unit.SECONDS), "min": (60, Unit.SECONDS), "h": (3600, Unit.SECONDS),
 }  # fmt: skip
 
 
@@ -234,11 +219,9 @@ TRANSFORMERS = "transformers"
 """The package whose models are made from a config."""
 
 _PACKAGES = (TRANSFORMERS, "torch", "torchvision", "torchaudio", "timm", "diffusers")
-"""Packages of models."""
+"""Packages of models. Many begin with `torch`: by difflib, names are `_OF_A_SLIP` alike if one is a slip."""
 
 _OF_A_SLIP = 0.9
-"""How alike two names of packages are if one is a slip, by difflib: many packages begin with `torch`."""
-
 _DEFINED = re.compile(r"^(?:class|def) +(\w+)", re.MULTILINE)
 _CLASS = re.compile(r"^class (\w+)\(", re.MULTILINE)
 
@@ -246,30 +229,26 @@ _CLASS = re.compile(r"^class (\w+)\(", re.MULTILINE)
 def missing(target: str) -> Problem | None:
     """Why `target` names nothing, with a remedy. None if it names something, or if only an import could tell."""
     module, name = split_target(target)
-    first = name.partition(".")[0]
+    package, first = module.partition(".")[0], name.partition(".")[0]
     if module.endswith(".py"):
         path = absolute_path(module, Path.cwd())
         return missing_file(path, "path/file.py:NAME") or _missing_in_file(path, first)
-    spec = _spec(module.partition(".")[0])
+    spec = _spec(package)
     if spec is None:
-        return missing_module(module.partition(".")[0], target)
+        return missing_module(package, target)
     if module != TRANSFORMERS:
         return None
     folders = spec.submodule_search_locations or ()
     files = (file for folder in folders for file in Path(folder).glob("models/*/modeling_*.py"))
     classes = {name for file in files for name in _CLASS.findall(file.read_text(encoding="utf-8"))}
-    if first in classes:
-        return None
     remedy = did_you_mean(nearest(first, sorted(classes))) or f"check the name, or pip install -U {TRANSFORMERS}"
-    return Problem("", f"{TRANSFORMERS} has no model {first}", remedy)
+    return None if first in classes else Problem("", f"{TRANSFORMERS} has no model {first}", remedy)
 
 
 def missing_file(path: Path, another: str) -> Problem | None:
     """`another`: the form of another name."""
-    if path.is_file():
-        return None
     remedy = did_you_mean(near_file(path)) or f"check the path, or name another: {another}"
-    return Problem("", f"there is no file {path}", remedy)
+    return None if path.is_file() else Problem("", f"there is no file {path}", remedy)
 
 
 def _missing_in_file(path: Path, name: str) -> Problem | None:
@@ -283,23 +262,21 @@ def _missing_in_file(path: Path, name: str) -> Problem | None:
 
 def missing_module(module: str, target: str) -> Problem:
     """The problem of a `target` whose module, or `module` above it, cannot be imported."""
-    package, name = module.partition(".")[0], split_target(target)[1]
-    spec = _spec(package)
+    package, (own, name) = module.partition(".")[0], split_target(target)
+    what, spec = f"there is no module {module}", _spec(package)
     if spec is not None:
         parent, _, last = module.rpartition(".")
         inside = [info.name for info in iter_modules(spec.submodule_search_locations or [])]
         guess = nearest(last, inside) if parent == package else None
         remedy = did_you_mean(f"{parent}.{guess}:{name}") if guess else f"check the name, or the version of {package}"
-        return Problem("", f"there is no module {module}", remedy)
-    if package == TRANSFORMERS:
-        return Problem("", f"there is no module {package}", f"pip install {TRANSFORMERS}")
+        return Problem("", what, remedy)
     what = f"there is no module {package}"
-    here = [info.name for info in iter_modules([os.getcwd()])]
+    if package == TRANSFORMERS:
+        return Problem("", what, f"pip install {TRANSFORMERS}")
     slips = get_close_matches(package, _PACKAGES, n=1, cutoff=_OF_A_SLIP)
-    guess = slips[0] if slips else nearest(package, here)
+    guess = slips[0] if slips else nearest(package, [info.name for info in iter_modules([os.getcwd()])])
     if guess not in (None, package):
-        rest = split_target(target)[0].removeprefix(package)
-        return Problem("", what, did_you_mean(f"{guess}{rest}:{name}"))
+        return Problem("", what, did_you_mean(f"{guess}{own.removeprefix(package)}:{name}"))
     if folder := _holder_near(package):
         return Problem("", what, f"run it from the folder that holds {package}: cd {folder}")
     install = f"pip install {package}, or for a file of yours path/file.py:{name}"
@@ -315,7 +292,5 @@ def _holder_near(package: str) -> str | None:
     """The folder above this one, or in it, that holds `package`, relative to this one."""
     here = Path.cwd()
     near = [here.parent, *sorted(folder for folder in here.iterdir() if folder.is_dir())]
-    holder = next(
-        (folder for folder in near if (folder / package).is_dir() or (folder / f"{package}.py").is_file()), None
-    )
-    return None if holder is None else os.path.relpath(holder)
+    holders = (folder for folder in near if (folder / package).is_dir() or (folder / f"{package}.py").is_file())
+    return next((os.path.relpath(folder) for folder in holders), None)

@@ -4,7 +4,7 @@
 import re
 from collections.abc import Collection, Mapping
 from functools import cache
-from typing import Literal, NamedTuple, get_args, get_origin
+from typing import Literal, get_args, get_origin
 
 from sambasim.optimizers import OPTIMIZERS
 from sambasim.options.compile import COMPILE_FLAGS
@@ -30,20 +30,14 @@ _INSTEAD = {
 """What sambasim.run and sambasim.predict have in place of flags."""
 
 
-class _Word(NamedTuple):
-    setting: Setting
-    fixed: str | None
-    """The value of a switch, as Python has it."""
-
-
 @cache
-def _words() -> Mapping[str, _Word]:
-    """Each flag as it is typed."""
-    words: dict[str, _Word] = {}
+def _words() -> Mapping[str, tuple[Setting, str | None]]:
+    """The setting of each flag as it is typed, and of a switch its value, as Python has it."""
+    words: dict[str, tuple[Setting, str | None]] = {}
     for setting in (*COMPILE_FLAGS.values(), *RUN_FLAGS.values()):
         for word in (part for name in setting.flag.names for part in name.split("/")):
             fixed = str(not word.startswith("--no-")) if setting.kind is bool else None
-            words[word] = _Word(setting, f'"{word.strip("-")}"' if setting.flag.choices else fixed)
+            words[word] = setting, f'"{word.strip("-")}"' if setting.flag.choices else fixed
     return words
 
 
@@ -54,25 +48,31 @@ def in_python(text: str, *, compiles: bool, typed: Collection[str] = ()) -> str:
         text = re.sub(rf"(?<![\w-]){flag}(?![\w-])", instead, text)
     text = text.replace("sambasim compile … ", "sambasim.compile(…) with ")
     text = re.sub(r"`sambasim (compile|run|simulate)`", r"`sambasim.\1`", text)
-    text = _SET.sub(lambda found: _marked(f'set={{"{_bare(found["name"])}": {_value(found["value"])}}}'), text)
+    text = _SET.sub(_set, text)
     text = _FLAG.sub(lambda found: found[0] if found["flag"] in typed else _translated(found), text)
     text = re.sub(f"{_END} {_BEGIN}", ", ", text)
     text = re.sub(rf"(python [^;\n]*?) {_BEGIN}", r"\1, with ", text)
     return text.replace(_BEGIN, "").replace(_END, "")
 
 
+def _set(found: re.Match[str]) -> str:
+    name = found["name"].replace('"', '\\"')
+    return _marked(f'set={{"{name}": {_value(found["value"])}}}')
+
+
 def _translated(found: re.Match[str]) -> str:
     word, value = found["flag"], found["value"]
+    rest = found[0][len(word) :]
     if word == "--set":
-        return f"set{found[0][len(word) :]}"
-    known = _words().get(word)
-    if known is None:
+        return f"set{rest}"
+    setting, fixed = _words().get(word, (None, None))
+    if setting is None:
         return found[0]
-    keyword, rest = known.setting.keyword.replace("emulate_replicas", "replicas"), found[0][len(word) :]
-    if known.fixed is not None:
-        return _marked(f"{keyword}={known.fixed}") + rest
+    keyword = setting.keyword.replace("emulate_replicas", "replicas")
+    if fixed is not None:
+        return _marked(f"{keyword}={fixed}") + rest
     is_all = found[0] == found.string  # as in a remedy
-    if value is None or not (is_all or _is_value(value, known.setting)):
+    if value is None or not (is_all or _is_value(value, setting)):
         return f"{keyword}{rest}"
     return _marked(f"{keyword}={_value(value)}")
 
@@ -93,10 +93,6 @@ def _value(text: str) -> str:
     if text in known or _NUMBER.fullmatch(text) or _PLACEHOLDER.fullmatch(text) or text[0] in "\"'[":
         return known.get(text, text)
     return f'"{text}"'
-
-
-def _bare(name: str) -> str:
-    return name.replace('"', '\\"')
 
 
 def _marked(text: str) -> str:

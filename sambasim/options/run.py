@@ -5,39 +5,53 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Literal, NamedTuple, TypeAlias
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from sambasim.bounded import MOST_REPLICAS
-from sambasim.errors import OptionError
-from sambasim.options.base import Count, FilePath, Given, JsonTable, Options, Problem, Replicas, Text, build, show
+from sambasim.errors import OptionError, PefError
+from sambasim.options.base import (
+    Count,
+    FilePath,
+    Given,
+    JsonTable,
+    Options,
+    Problem,
+    Replicas,
+    Text,
+    broken,
+    build,
+    parsable,
+    refusal,
+    show,
+)
+from sambasim.options.deepspeed import Mapped, World, deepspeed_overrides
+from sambasim.options.deepspeed_file import read_deepspeed
 from sambasim.options.flag import CHECKPOINTS, DATA, INFERENCE, NUMERICS, OUTPUT, PARALLEL, TRAINING, Flag, flags_in
-from sambasim.options.given import as_table, assign, given_flags, leaves
+from sambasim.options.given import as_table, assign, given_flags, leaf_paths, leaves
 from sambasim.options.grammar import Cadence, absolute_names, parse_cadence, step_range
-from sambasim.options.training import DataOptions, OptimizerOptions, TrainingOptions
+from sambasim.options.training import (
+    DataOptions,
+    LossOptions,
+    OptimizerOptions,
+    TrainingOptions,
+    cycled_problem,
+    without_replaced,
+)
+from sambasim.units import counted
 
 HostSyncName: TypeAlias = Literal["mpi", "gloo", "parameter-server"]
 OnNonfinite: TypeAlias = Literal["stop", "skip", "ignore"]
 
-MOST_TRACED_STEPS = 1000
-"""A trace stays in memory until it is written."""
-
-MOST_THREADS = 4096
-"""More than any node has cores; each thread has a stack."""
-
-LONGEST_TIMEOUT_S = 31_536_000
-"""A year."""
-
-SYNC_TIMEOUT_S = 300.0
-"""Longer than any step, batch or section should take, and short against a night."""
-
+MOST_TRACED_STEPS = 1000  # a trace stays in memory until it is written
+MOST_THREADS = 4096  # more than any node has cores; each thread has a stack
+LONGEST_TIMEOUT_S = 31_536_000  # a year
+SYNC_TIMEOUT_S = 300.0  # longer than any step, batch or section should take, and short against a night
 SAVE_SUFFIX = ".safetensors"
+DEFAULT_EVERY, DEFAULT_KEEP = "10min", 3
 
 TrainingFlag = partial(Flag, training_only=True)
-
-DEFAULT_EVERY = "10min"
-DEFAULT_KEEP = 3
 
 
 class CheckpointOptions(Options):
@@ -47,7 +61,9 @@ class CheckpointOptions(Options):
 
     dir: Annotated[FilePath | None, Flag("--checkpoint-dir DIR")] = None
     """Write checkpoints of the run here."""
-    every: Annotated[str | None, Flag("--checkpoint-every N[steps|epochs|s|min|h]", default=DEFAULT_EVERY)] = None
+    every: Annotated[
+        str | None, parsable(parse_cadence), Flag("--checkpoint-every N[steps|epochs|s|min|h]", default=DEFAULT_EVERY)
+    ] = None
     """Write one this often, and one at the end."""
     keep: Annotated[Count | None, Flag("--keep K", default=str(DEFAULT_KEEP))] = None
     """Keep the newest K checkpoints."""
@@ -67,23 +83,18 @@ class CheckpointOptions(Options):
     def kept(self) -> int:
         return self.keep or DEFAULT_KEEP
 
-    @field_validator("every")
-    @classmethod
-    def _check_every(cls, every: str | None) -> str | None:
-        parse_cadence(every or DEFAULT_EVERY)
-        return every
-
     def problems(self) -> Iterator[Problem]:
         if self.dir is None:
             for field in ("every", "keep", "on_failure"):
                 if getattr(self, field) is not None:
                     remedy = f"add --checkpoint-dir DIR, or leave out {_typed(f'checkpoint.{field}')}"
                     yield Problem(field, "needs a folder for checkpoints, and none is given", remedy)
-            if self.resume in ("newest", "auto", "if-any"):
-                remedy = "add --checkpoint-dir DIR, or name one: --resume DIR/step-…"
-                yield Problem("resume", "needs the folder of the checkpoints", remedy)
-        if self.exact and self.resume is None:
-            yield Problem("exact", "needs a run that is resumed", "add --resume, or leave out --exact")
+        name_one = "add --checkpoint-dir DIR, or name one: --resume DIR/step-…"
+        by_name, without = self.resume in ("newest", "auto", "if-any"), "add --resume, or leave out --exact"
+        yield from broken(
+            (by_name and self.dir is None, "resume", "needs the folder of the checkpoints", name_one),
+            (self.exact and self.resume is None, "exact", "needs a run that is resumed", without),
+        )
 
 
 class RunOptions(Options):
@@ -144,7 +155,9 @@ class RunOptions(Options):
     record_digests: Annotated[FilePath | None, TrainingFlag("--record-digests FOLDER")] = None
     """Write a digest of every value that leaves its section, for `sambasim compare`: one file per replica, some 100
     bytes per value and step. Slow."""
-    record_steps: Annotated[str | None, TrainingFlag("--record-steps FIRST-LAST", default="all")] = None
+    record_steps: Annotated[
+        str | None, parsable(step_range), TrainingFlag("--record-steps FIRST-LAST", default="all")
+    ] = None
     """With --record-digests: which steps."""
     log_dir: Annotated[FilePath | None, TrainingFlag("--log-dir FOLDER")] = None
     """Write one log file per rank here."""
@@ -159,46 +172,49 @@ class RunOptions(Options):
     overrides: JsonTable = Field(default_factory=dict)
     checkpoint: CheckpointOptions = Field(default_factory=CheckpointOptions)
 
-    @field_validator("record_steps")
-    @classmethod
-    def _check_record_steps(cls, steps: str | None) -> str | None:
-        step_range(steps)
-        return steps
-
     def problems(self) -> Iterator[Problem]:
         for field in ("weights", "save", "predictions"):
             path = getattr(self, field)
             if path is not None and path.suffix != SAVE_SUFFIX:
                 yield Problem(field, f"must be a {SAVE_SUFFIX} file", _other_name(field, path), show(str(path)))
-        if self.predictions is not None and not self.inference:
-            yield Problem("predictions", "needs inference", "add --inference")
-        if self.debug_numerics and self.engine != "plain":
-            what = "fuses operators, and --debug-numerics checks each of them"
-            yield Problem("engine", what, "leave out one of the two", self.engine)
-        if self.trace_steps is not None and self.trace is None:
-            yield Problem("trace_steps", "needs a trace", "add --trace FILE", str(self.trace_steps))
-        if self.record_steps is not None and self.record_digests is None:
-            given = show(self.record_steps)
-            yield Problem("record_steps", "needs a folder for the digests", "add --record-digests FOLDER", given)
-        if self.record_digests is not None and self.trace is not None:
-            what = "takes most of the time of a step, so a trace would show wrong times"
-            yield Problem("record_digests", what, "leave out --record-digests or --trace")
+        emulated, servers, one_of_two = self.emulate_replicas, self.parameter_servers, "leave out one of the two"
+        is_recorded, is_traced = self.record_digests is not None, self.trace is not None
+        yield from broken(
+            (self.predictions is not None and not self.inference, "predictions", "needs inference", "add --inference"),
+            (self.debug_numerics and self.engine != "plain", "engine",
+             "fuses operators, and --debug-numerics checks each of them", one_of_two, self.engine),
+            (self.trace_steps is not None and not is_traced, "trace_steps",
+             "needs a trace", "add --trace FILE", str(self.trace_steps)),
+            (self.record_steps is not None and not is_recorded, "record_steps",
+             "needs a folder for the digests", "add --record-digests FOLDER", show(self.record_steps)),
+            (is_recorded and is_traced, "record_digests",
+             "takes most of the time of a step, so a trace would show wrong times",
+             "leave out --record-digests or --trace"),
+        )  # fmt: skip
         if self.inference:
             yield from self._inference_problems()
-        if self.emulate_replicas is not None and self.emulate_replicas > 1 and self.data_parallel is False:
-            what = "needs data parallelism, which is turned off"
-            yield Problem("emulate_replicas", what, given=str(self.emulate_replicas))
-        if self.one_process_per_replica and self.emulate_replicas is not None:
-            what = "is for replicas that mpirun starts, and --emulate-replicas runs all in one process"
-            yield Problem("one_process_per_replica", what, "leave out one of the two")
-        yield from self._host_sync_problems()
+        by_server = "add --host-sync parameter-server"
+        by_server = f"leave out --reduce-on-rdu, and {by_server}" if self.reduce_on_rdu else by_server
+        yield from broken(
+            ((emulated or 0) > 1 and self.data_parallel is False, "emulate_replicas",
+             "needs data parallelism, which is turned off", None, str(emulated)),
+            (self.one_process_per_replica and emulated is not None, "one_process_per_replica",
+             "is for replicas that mpirun starts, and --emulate-replicas runs all in one process", one_of_two),
+            (self.host_sync is not None and self.reduce_on_rdu, "host_sync",
+             "is sync through the host, and --reduce-on-rdu is sync between devices", one_of_two, show(self.host_sync)),
+            (servers is not None and self.host_sync != "parameter-server", "parameter_servers",
+             "needs sync through a parameter server", by_server, str(servers)),
+            (servers is not None and emulated is not None, "parameter_servers",
+             "needs ranks of its own, and an emulation has one process",
+             "leave out --parameter-servers or --emulate-replicas", str(servers)),
+        )  # fmt: skip
 
     def _inference_problems(self) -> Iterator[Problem]:
         what = "is for training, and this is inference"
-        if self.engine != "plain":
-            yield Problem("engine", what, "leave out --engine", self.engine)
-        for name in dict(leaves(self.overrides)):
-            if name.startswith(("optimizer.", "training.")) and name not in _FOR_OUTPUTS:
+        yield from broken((self.engine != "plain", "engine", what, "leave out --engine", self.engine))
+        for name in leaves(self.overrides):  # inference reads the seed and the batch size, too
+            is_for_outputs = name in ("training.seed", "training.batch_size")
+            if name.startswith(("optimizer.", "training.")) and not is_for_outputs:
                 yield Problem(f"overrides.{name}", what, "leave it out, or leave out --inference")
         for setting in RUN_FLAGS.values():
             field, typed = setting.name, setting.flag.typed
@@ -207,35 +223,12 @@ class RunOptions(Options):
         if self.checkpoint != CheckpointOptions():
             yield Problem("checkpoint", what, "leave out the flags of checkpoints, or leave out --inference")
 
-    def _host_sync_problems(self) -> Iterator[Problem]:
-        if self.host_sync is not None and self.reduce_on_rdu:
-            what = "is sync through the host, and --reduce-on-rdu is sync between devices"
-            yield Problem("host_sync", what, "leave out one of the two", show(self.host_sync))
-        if self.parameter_servers is None:
-            return
-        given = str(self.parameter_servers)
-        if self.host_sync != "parameter-server":
-            remedy = "add --host-sync parameter-server"
-            remedy = f"leave out --reduce-on-rdu, and {remedy}" if self.reduce_on_rdu else remedy
-            yield Problem("parameter_servers", "needs sync through a parameter server", remedy, given)
-        if self.emulate_replicas is not None:
-            what = "needs ranks of its own, and an emulation has one process"
-            yield Problem("parameter_servers", what, "leave out --parameter-servers or --emulate-replicas", given)
 
-
-RUN_FLAGS = flags_in(
-    {
-        "": RunOptions,
-        "overrides.data": DataOptions,
-        "overrides.training": TrainingOptions,
-        "overrides.optimizer": OptimizerOptions,
-        "checkpoint": CheckpointOptions,
-    },
-    "run",
-)
-
-_FOR_OUTPUTS = ("training.seed", "training.batch_size")
-"""Of training, what `--inference` reads too."""
+_TABLES: Mapping[str, type[Options]] = {
+    "": RunOptions, "overrides.data": DataOptions, "overrides.training": TrainingOptions,
+    "overrides.optimizer": OptimizerOptions, "checkpoint": CheckpointOptions,
+}  # fmt: skip
+RUN_FLAGS = flags_in(_TABLES, "run")
 
 
 def _other_name(field: str, path: Path) -> str:
@@ -253,12 +246,111 @@ def run_options(flags: Mapping[str, object], settings: Sequence[Given] = ()) -> 
     which lists all mistakes; `resolve_run` checks the settings, together with the PEF."""
     changes = [setting._replace(path=["overrides", *setting.path]) for setting in settings]
     if removed := [".".join(setting.path[1:]) for setting in changes if setting.value is None]:
-        raise OptionError(
-            f"--set {removed[0]}= removes an option, which a run cannot: the PEF has it",
-            remedy=f"--set {removed[0]}=VALUE, or compile the model again with --set {removed[0]}=",
-        )
+        what = f"--set {removed[0]}= removes an option, which a run cannot: the PEF has it"
+        remedy = f"--set {removed[0]}=VALUE, or compile the model again with --set {removed[0]}="
+        raise OptionError(what, remedy=remedy)
     given = [*changes, *given_flags(flags, RUN_FLAGS)]
     mapping = assign({}, given)
     if "overrides" in mapping:
         mapping["overrides"] = absolute_names(as_table(mapping["overrides"]), Path.cwd())
     return build(RunOptions, mapping, given=given)
+
+
+class StoredOptions(Options):
+    """What a PEF stores, as it was compiled or with `RunOptions.overrides`. An inference PEF has no optimizer."""
+
+    loss: LossOptions | None = None
+    optimizer: OptimizerOptions | None = None
+    training: TrainingOptions = Field(default_factory=TrainingOptions)
+    data: DataOptions = Field(default_factory=DataOptions)
+
+    def problems(self) -> Iterator[Problem]:
+        yield from cycled_problem(self.optimizer, self.training)
+
+
+class ResolvedRun(NamedTuple):
+    data: DataOptions
+    loss: LossOptions | None
+    optimizer: OptimizerOptions | None
+    training: TrainingOptions
+    changed: tuple[str, ...]
+
+
+def with_deepspeed(
+    options: RunOptions, training_defaults: Mapping[str, object], compiled: Mapping[str, object], replicas: int
+) -> tuple[RunOptions, Mapped]:
+    """`options` with what their DeepSpeed config, if there is one, changes of a PEF. `compiled`: its compile options.
+    Raises OptionError, which lists all that is compiled otherwise."""
+    if options.deepspeed is None:
+        return options, Mapped([], [])
+    file, stored = read_deepspeed(options.deepspeed), {**training_defaults, "compile": compiled, "parallel": compiled}
+    starts = "mpirun -np" if options.emulate_replicas is None else "--emulate-replicas"
+    batch_size = as_table(training_defaults.get("training")).get("batch_size")
+    world = World(replicas, counted(replicas, "replica"), starts, batch_size if isinstance(batch_size, int) else None)
+    overrides, mapped = deepspeed_overrides(file, stored, options.overrides, world)
+    return options.model_copy(update={"overrides": overrides}), mapped
+
+
+def resolve_run(
+    options: RunOptions,
+    training_defaults: Mapping[str, object],
+    data_source: Mapping[str, object],
+    given: Sequence[Given] = (),
+) -> ResolvedRun:
+    """What the PEF stores, with the overrides of the run, of which a file may have `given` some. A new data source
+    resets its arguments; `epochs` replaces stored `steps`, and `steps` stored `epochs`. Raises PefError for invalid
+    stored options, OptionError for invalid overrides."""
+    try:
+        stored = build(StoredOptions, {**training_defaults, "data": dict(data_source)})
+    except OptionError as error:
+        heading, *each = (line.strip() for line in error.what.split("\n"))
+        what = f"the PEF stores invalid options for its runs: {heading} {'; '.join(each)}".rstrip()
+        raise PefError(what, remedy="compile it again") from None
+    if stored.optimizer is None and not options.inference:
+        raise OptionError("this PEF was compiled for inference and cannot train", remedy="add --inference")
+    before = stored.model_dump(mode="json")
+    if problems := _compiled_in(options.overrides, leaves(before)):
+        raise refusal(problems)
+    kept = without_replaced(before, leaves(options.overrides))
+    overrides = [Given(path, value, "set") for path, value in leaf_paths(options.overrides) if value != {}]
+    merged = build(StoredOptions, assign(kept, overrides), given=given)
+    if problems := _switched(stored.optimizer, merged.optimizer):
+        raise refusal(problems)
+    was, now = leaves(before), leaves(merged.model_dump(mode="json"))
+    changed = tuple(
+        f"{name} = {show(value)} (compiled: {'none' if was.get(name) is None else show(was[name])})"
+        for name, value in now.items()
+        if value not in (None, {}) and value != was.get(name)
+    )
+    return ResolvedRun(merged.data, merged.loss, merged.optimizer, merged.training, changed)
+
+
+def _compiled_in(overrides: Mapping[str, object], was: Mapping[str, object]) -> list[Problem]:
+    problems: list[Problem] = []
+    for name, value in leaves(overrides).items():
+        section = name.partition(".")[0]
+        if section in ("compile", "model", "parallel"):
+            problems.append(_compile_again(name, "is compiled into the PEF", value))
+        fixed = name in ("optimizer.name", "training.batch_size") or section == "loss" or name.startswith("data.inputs")
+        if fixed and value != was.get(name):
+            compiled = f"as {show(was[name])}" if was.get(name) is not None else "without it"
+            problems.append(_compile_again(name, f"cannot change: the PEF was compiled {compiled}", value))
+    return problems
+
+
+def _switched(before: OptimizerOptions | None, after: OptimizerOptions | None) -> list[Problem]:
+    """Hyperparameters whose new value needs other sections or another state of the optimizer."""
+    if before is None or after is None:
+        return []
+    problems: list[Problem] = []
+    if before.max_grad_norm is None and after.max_grad_norm is not None:
+        what = "cannot be turned on: the PEF was compiled without clipping"
+        problems.append(_compile_again("optimizer.max_grad_norm", what, after.max_grad_norm))
+    if bool(before.momentum) != bool(after.momentum):
+        way = "off: the PEF was compiled with it" if before.momentum else "on: the PEF was compiled without it"
+        problems.append(_compile_again("optimizer.momentum", f"cannot be turned {way}", after.momentum))
+    return problems
+
+
+def _compile_again(name: str, what: str, value: object) -> Problem:
+    return Problem(name, what, f"compile again: sambasim compile … --set {name}={show(value)}", show(value))

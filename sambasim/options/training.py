@@ -1,33 +1,154 @@
-"""The tables of a config that say what is trained: the fields without a flag, and what must fit together."""
+"""The tables of a config that say what is trained and how, with the schedules of a run."""
 
 import copy
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
-from sambasim.bounded import MOST_MICRO_STEPS
+from sambasim.bounded import LARGEST_COUNT, MOST_MICRO_STEPS
 from sambasim.optimizers import OPTIMIZERS
-from sambasim.options.base import Count, JsonTable, Options, Problem, Refused, did_you_mean, nearest, one_of, show
+from sambasim.options.base import (
+    Count,
+    JsonTable,
+    Options,
+    Problem,
+    broken,
+    checked,
+    did_you_mean,
+    nearest,
+    one_of,
+    show,
+)
 from sambasim.options.flag import DATA, MODEL, TRAINING, Flag
 from sambasim.options.grammar import (
     SYNTHETIC,
+    Inputs,
     InputSpec,
+    Source,
     SourceKind,
     Target,
     absolute_names,
-    parse_input,
+    parse_inputs,
     source_kind,
-    source_problem,
     target_problem,
 )
-from sambasim.options.schedule import LossScaleOptions, ScheduleOptions, Share
+
+Share: TypeAlias = Annotated[float, Field(ge=0, lt=1)]
+
+
+ScheduleName: TypeAlias = Literal[
+    "constant", "linear", "cosine", "step", "warmup", "warmup_decay", "warmup_cosine", "one_cycle", "range_test"
+]
+
+
+class ScheduleOptions(Options):
+    """The `[training.schedule]` table: the factor of the learning rate at optimizer step `s`, counted from 0.
+
+        warm-up     (s + 1) / warmup_steps                              while s < warmup_steps; then
+                    with start_factor: start_factor + (1 - start_factor) · s / warmup_steps
+        constant    1
+        linear      1 + (final_factor - 1) · t
+        cosine      final_factor + (1 - final_factor) · (1 + cos(π t)) / 2
+        step        gamma ** ((s - warmup_steps) // step_size)
+
+    where t = (s - warmup_steps) / (total_steps - warmup_steps), at most 1, and 1 if no steps remain after the warm-up.
+    The default of total_steps is the number of steps of the run.
+
+    The schedules of DeepSpeed count updates `u`, which skipped steps are not. With v = max(u - 1, 0), as DeepSpeed
+    begins its count at the second update, W = warmup_steps, at least 2, T = total_steps and c = up_steps + down_steps:
+
+        warmup          start_factor + (1 - start_factor) · w           w = v / W, or log(v + 1) / log W, at most 1
+        warmup_decay    the same; from v = W on with w = (T - v) / (T - W), at least 0
+        warmup_cosine   the same; from v = W on cosine, with t = (v - W + 1) / (T - W)
+        one_cycle       from start_factor to 1 in up_steps, and back in down_steps; then
+                        start_factor / (1 + rate · (u - c) / step_size)
+        range_test      1 + rate · u / step_size                        rounded down to stairs if staircase
+
+    `momentum` of one_cycle is what beta1 falls to, and what it rises to again, while the learning rate rises and falls.
+    """
+
+    name: ScheduleName = "constant"
+    warmup_steps: int = Field(default=0, ge=0, le=LARGEST_COUNT)
+    total_steps: Count | None = None
+    final_factor: float = Field(default=0.0, ge=0, le=1)
+    step_size: Count | None = None
+    gamma: float = Field(default=0.1, gt=0)
+    warmup_curve: Literal["log", "linear"] | None = None
+    start_factor: float | None = Field(default=None, ge=0)
+    up_steps: Count | None = None
+    down_steps: Count | None = None
+    rate: float | None = Field(default=None, ge=0)
+    staircase: bool | None = None
+    momentum: Annotated[tuple[Share, Share], Field(strict=False)] | None = None
+
+    @property
+    def counts_updates(self) -> bool:
+        """Whether skipped steps do not advance it."""
+        return self.name in (*_WITH_CURVE, *_WITHOUT_WARMUP)
+
+    def problems(self) -> Iterator[Problem]:
+        for field in _NEEDED.get(self.name, ()):
+            if getattr(self, field) is None:
+                yield Problem(field, "is missing", f"--set training.schedule.{field}=…")
+        for field, names in _SCHEDULES_WITH.items():
+            value = getattr(self, field)
+            if self.name not in names and value is not None:
+                yield Problem(field, f"is not for {self.name}", f"--set training.schedule.name={names[0]}", show(value))
+        yield from broken(
+            (self.name in _WITHOUT_WARMUP and self.warmup_steps, "warmup_steps",
+             f"is not for {self.name}, which has no warm-up", "--set training.schedule.warmup_steps=0",
+             str(self.warmup_steps)),
+            (self.rate and self.name == "one_cycle" and self.step_size is None, "rate",
+             "needs step_size, the steps in which the learning rate falls by it after the cycle",
+             "--set training.schedule.step_size=…", str(self.rate)),
+            (self.momentum is not None and self.momentum[0] > self.momentum[1], "momentum",
+             "must be the lower value, then the higher one", None, show(self.momentum)),
+            (self.total_steps is not None and self.warmup_steps >= self.total_steps, "warmup_steps",
+             f"must be below total_steps, {self.total_steps}", None, str(self.warmup_steps)),
+        )  # fmt: skip
+
+
+_WITH_CURVE = ("warmup", "warmup_decay", "warmup_cosine")
+_WITHOUT_WARMUP = ("one_cycle", "range_test")
+_NEEDED = {"step": ("step_size",), "one_cycle": ("up_steps",), "range_test": ("step_size", "rate")}
+_SCHEDULES_WITH: Mapping[str, tuple[str, ...]] = {
+    "step_size": ("step", "one_cycle", "range_test"),
+    "warmup_curve": _WITH_CURVE,
+    "start_factor": ("constant", "linear", "cosine", "step", *_WITH_CURVE, "one_cycle"),
+    "rate": ("range_test", "one_cycle"),
+    "staircase": ("range_test",),
+    **dict.fromkeys(("up_steps", "down_steps", "momentum"), ("one_cycle",)),
+}
+
+
+class LossScaleOptions(Options):
+    """The `[training.loss_scale]` table, for fp16: the loss is multiplied by `start`. A step whose gradients overflow
+    is skipped. If `dynamic`, each overflow from number `hysteresis` on halves the scale; `window` steps without one
+    double it, and overflows count from 1 again; if `consecutive`, after any step without one. Below `minimum` the run
+    ends with an error. The defaults are those of DeepSpeed."""
+
+    dynamic: bool = True
+    start: float = Field(default=2.0**16, ge=1, le=2.0**32)
+    window: Count = 1000
+    hysteresis: Count = 2
+    consecutive: bool = False
+    minimum: float = Field(default=1.0, gt=0)
+
+    def problems(self) -> Iterator[Problem]:
+        if self.start < self.minimum:
+            yield Problem("start", f"must be at least the minimum, {self.minimum:g}", given=f"{self.start:g}")
+        for name in ("start", "minimum"):
+            value = getattr(self, name)
+            if math.frexp(value)[0] != 0.5:
+                remedy = f"--set training.loss_scale.{name}={2.0 ** round(math.log2(value))}"
+                yield Problem(name, "must be a power of two, so that scaling is exact", remedy, str(value))
+
 
 MOST_WORKERS = 256
 """The most worker processes of one rank: a PEF can ask for them, and each takes memory."""
-
-SYNTHETIC_ARGUMENTS = ("seed",)
 
 
 class ModelOptions(Options):
@@ -44,13 +165,13 @@ class DataOptions(Options):
 
     panel = DATA
 
-    source: Annotated[str | None, Flag("--data")] = None
+    source: Annotated[Source | None, Flag("--data")] = None
     """The data source: module:function, file.py:NAME, FILE.npz, FILE.safetensors or synthetic."""
     workers: Annotated[int, Field(ge=0, le=MOST_WORKERS), Flag("--workers")] = 0
     """Worker processes of each rank that read data."""
     args: JsonTable = Field(default_factory=dict)
     evaluation_fraction: float = Field(default=0.0, ge=0, lt=1)
-    inputs: dict[str, str] | None = None
+    inputs: Inputs | None = None
     samples: Count | None = None
     shuffle: bool = True
     prefetch_factor: Count | None = None
@@ -61,52 +182,38 @@ class DataOptions(Options):
         return None if self.source is None else source_kind(self.source)
 
     def input_specs(self) -> tuple[InputSpec, ...] | None:
-        return None if self.inputs is None else tuple(parse_input(name, text) for name, text in self.inputs.items())
-
-    @field_validator("source")
-    @classmethod
-    def _check_source(cls, source: str | None) -> str | None:
-        if source is not None and (problem := source_problem(source)):
-            raise Refused(problem)
-        return source
-
-    @field_validator("inputs")
-    @classmethod
-    def _check_inputs(cls, inputs: dict[str, str] | None) -> dict[str, str] | None:
-        for name, text in (inputs or {}).items():
-            parse_input(name, text)
-        return inputs
+        return None if self.inputs is None else parse_inputs(self.inputs)
 
     def problems(self) -> Iterator[Problem]:
-        synthetic = self.source == SYNTHETIC
+        is_synthetic, needs_workers = self.source == SYNTHETIC, ("needs workers", "--set data.workers=1")
         for field in ("inputs", "samples"):
-            if getattr(self, field) is not None and not synthetic:
+            if getattr(self, field) is not None and not is_synthetic:
                 yield Problem(field, "is for synthetic data only", '--set data.source="synthetic"')
-        unknown = [name for name in self.args if name not in SYNTHETIC_ARGUMENTS]
+        unknown = [name for name in self.args if name != "seed"]
         if self.args and self.kind is SourceKind.FILE:
             yield Problem("args", "are for a data function, and a file takes none", "leave out data.args")
-        elif synthetic and unknown:
+        elif is_synthetic and unknown:
             yield Problem(f"args.{unknown[0]}", "is not an argument of synthetic data, which takes seed only")
-        elif synthetic and not (type(seed := self.args.get("seed", 0)) is int and seed >= 0):
+        elif is_synthetic and not (type(seed := self.args.get("seed", 0)) is int and seed >= 0):
             yield Problem("args.seed", "must be a whole number of at least 0")
-        if self.workers == 0:
-            if self.prefetch_factor is not None:
-                yield Problem("prefetch_factor", "needs workers", "--set data.workers=1")
-            if self.persistent_workers:
-                yield Problem("persistent_workers", "needs workers", "--set data.workers=1")
+        yield from broken(
+            (self.workers == 0 and self.prefetch_factor is not None, "prefetch_factor", *needs_workers),
+            (self.workers == 0 and self.persistent_workers, "persistent_workers", *needs_workers),
+        )
 
 
 LOSS_ARGUMENTS: Mapping[str, tuple[str, ...]] = {
-    "cross_entropy": ("ignore_index", "label_smoothing"),
-    "mse": (),
-    "l1": (),
-    "smooth_l1": ("beta",),
-    "huber": ("delta",),
-    "bce_with_logits": (),
-    "nll": ("ignore_index",),
-    "kl_div": ("log_target",),
-}
+    "cross_entropy": ("ignore_index", "label_smoothing"), "mse": (), "l1": (), "smooth_l1": ("beta",),
+    "huber": ("delta",), "bce_with_logits": (), "nll": ("ignore_index",), "kl_div": ("log_target",),
+}  # fmt: skip
 """The losses of `torch.nn.functional` that have a name here, and the arguments that each takes."""
+
+
+def _loss_problem(name: str) -> Problem | None:
+    if ":" in name or name in LOSS_ARGUMENTS:
+        return target_problem(name) if ":" in name else None
+    guess = nearest(name.removesuffix("_loss").removesuffix("loss"), LOSS_ARGUMENTS)
+    return Problem("", f"must be {one_of([*LOSS_ARGUMENTS, 'module:function'])}", did_you_mean(guess), show(name))
 
 
 class LossOptions(Options):
@@ -115,23 +222,11 @@ class LossOptions(Options):
 
     panel = TRAINING
 
-    name: Annotated[str, Flag("--loss", only="compile", values=(*LOSS_ARGUMENTS, "module:function"))]
+    name: Annotated[
+        str, checked(_loss_problem), Flag("--loss", only="compile", values=(*LOSS_ARGUMENTS, "module:function"))
+    ]
     """Loss of outputs and target: {values}."""
     args: JsonTable = Field(default_factory=dict)
-
-    @field_validator("name")
-    @classmethod
-    def _check_name(cls, name: str) -> str:
-        problem = None
-        if ":" in name:
-            problem = target_problem(name)
-        elif name not in LOSS_ARGUMENTS:
-            guess = nearest(name.removesuffix("_loss").removesuffix("loss"), LOSS_ARGUMENTS)
-            what = f"must be {one_of([*LOSS_ARGUMENTS, 'module:function'])}"
-            problem = Problem("", what, did_you_mean(guess), show(name))
-        if problem:
-            raise Refused(problem)
-        return name
 
     def problems(self) -> Iterator[Problem]:
         known = LOSS_ARGUMENTS.get(self.name, tuple(self.args))
@@ -144,12 +239,20 @@ class LossOptions(Options):
 _OF_TORCH = "that of the optimizer in torch"
 
 
+def _optimizer_problem(name: str) -> Problem | None:
+    guess = did_you_mean(nearest(name, OPTIMIZERS))
+    return None if name in OPTIMIZERS else Problem("", f"must be {one_of(OPTIMIZERS)}", guess, show(name))
+
+
+_OF_TORCH = "that of the optimizer in torch"
+
+
 class OptimizerOptions(Options):
     """The `[optimizer]` table. A field that the optimizer does not take is None."""
 
     panel = TRAINING
 
-    name: Annotated[str, Flag("--optimizer", only="compile", values=tuple(OPTIMIZERS))]
+    name: Annotated[str, checked(_optimizer_problem), Flag("--optimizer", only="compile", values=tuple(OPTIMIZERS))]
     """Optimizer: {values}."""
     lr: Annotated[float, Field(ge=0), Flag("--lr", default=_OF_TORCH)] = 1e-3
     """Learning rate."""
@@ -165,26 +268,14 @@ class OptimizerOptions(Options):
     eps: float | None = Field(default=None, gt=0)
     lr_decay: float | None = Field(default=None, ge=0)
 
-    @field_validator("name")
-    @classmethod
-    def _check_name(cls, name: str) -> str:
-        if name not in OPTIMIZERS:
-            remedy = did_you_mean(nearest(name, OPTIMIZERS))
-            raise Refused(Problem("", f"must be {one_of(OPTIMIZERS)}", remedy, show(name)))
-        return name
-
     def hyperparameters(self) -> dict[str, float | bool]:
         """Every number that the optimizer's update takes, by the name of its runtime argument: `betas` as `beta1` and
         `beta2`, and with clipping also `max_grad_norm`."""
+        names = (*OPTIMIZERS[self.name].defaults, *(() if self.max_grad_norm is None else ("max_grad_norm",)))
         numbers: dict[str, float | bool] = {}
-        for field in OPTIMIZERS[self.name].defaults:
-            value: Any = getattr(self, field)
-            if field == "betas":
-                numbers |= {"beta1": value[0], "beta2": value[1]}
-            else:
-                numbers[field] = value
-        if self.max_grad_norm is not None:
-            numbers["max_grad_norm"] = self.max_grad_norm
+        for name in names:
+            value: Any = getattr(self, name)
+            numbers |= {"beta1": value[0], "beta2": value[1]} if name == "betas" else {name: value}
         return numbers
 
     @model_validator(mode="before")
@@ -196,17 +287,18 @@ class OptimizerOptions(Options):
         return given
 
     def problems(self) -> Iterator[Problem]:
-        takes = (*OPTIMIZERS[self.name].defaults, "max_grad_norm")
+        defaults = OPTIMIZERS[self.name].defaults
+        takes = (*defaults, "max_grad_norm")
         for field in OptimizerOptions.model_fields:
-            if field not in ("name", *takes) and getattr(self, field) is not None:
+            value = getattr(self, field)
+            if field not in ("name", *takes) and value is not None:
                 remedy = f"leave it out; --set optimizer.{field}= removes what a config or a PEF says"
                 yield Problem(field, f"is not for {self.name}, which takes {', '.join(takes)}", remedy)
-        for field in OPTIMIZERS[self.name].defaults:
-            if getattr(self, field) is None:
+            if field in defaults and value is None:
                 yield Problem(field, "must have a value")
-        if self.nesterov and (not self.momentum or self.dampening):
-            what = f"needs momentum above 0 and dampening 0; here they are {self.momentum} and {self.dampening}"
-            yield Problem("nesterov", what, "--set optimizer.momentum=0.9")
+        what = f"needs momentum above 0 and dampening 0; here they are {self.momentum} and {self.dampening}"
+        is_plain = not self.momentum or self.dampening
+        yield from broken((self.nesterov and is_plain, "nesterov", what, "--set optimizer.momentum=0.9"))
 
 
 class TrainingOptions(Options):
@@ -231,10 +323,9 @@ class TrainingOptions(Options):
     loss_scale: LossScaleOptions = Field(default_factory=LossScaleOptions)
 
     def problems(self) -> Iterator[Problem]:
-        if self.epochs is not None and self.steps is not None:
-            what = f"cannot be given together with epochs, {self.epochs}"
-            remedy = "leave out one: --epochs or --steps, training.epochs or training.steps"
-            yield Problem("steps", what, remedy, str(self.steps))
+        remedy = "leave out one: --epochs or --steps, training.epochs or training.steps"
+        what, both = f"cannot be given together with epochs, {self.epochs}", None not in (self.epochs, self.steps)
+        yield from broken((both, "steps", what, remedy, str(self.steps)))
 
 
 def cycled_problem(optimizer: OptimizerOptions | None, training: TrainingOptions) -> Iterator[Problem]:
@@ -244,11 +335,10 @@ def cycled_problem(optimizer: OptimizerOptions | None, training: TrainingOptions
         yield Problem("training.schedule.momentum", what, "--set training.schedule.momentum=, or another optimizer")
 
 
-_OF_A_SOURCE = ("source", "args", "inputs", "samples", "evaluation_fraction")
 _OF_ANY_SCHEDULE = ("name", "warmup_steps", "total_steps")
 _OF_ANY_OPTIMIZER = ("name", "lr", "weight_decay", "max_grad_norm")
 _REPLACED: Mapping[str, Sequence[str]] = {
-    "data.source": _OF_A_SOURCE,
+    "data.source": ("source", "args", "inputs", "samples", "evaluation_fraction"),
     "loss.name": ("name", "args"),
     "optimizer.name": [name for name in OptimizerOptions.model_fields if name not in _OF_ANY_OPTIMIZER],
     "training.schedule.name": [name for name in ScheduleOptions.model_fields if name not in _OF_ANY_SCHEDULE],

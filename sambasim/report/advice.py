@@ -11,7 +11,6 @@ from sambasim.costs.work import device_bytes_of
 from sambasim.ir.types import SymbolKind
 from sambasim.report.tables import labelled
 from sambasim.simulation.advice import Advice, Change, Fitting, Speed, fetched_outputs
-from sambasim.simulation.alone import MODEL_KINDS
 from sambasim.simulation.prediction import Prediction
 from sambasim.units import counted, format_bytes, format_rate, format_seconds
 
@@ -55,7 +54,7 @@ def step_or_forward(prediction: Prediction) -> str:
 def _host(prediction: Prediction) -> str:
     step, program = prediction.alone, prediction.program
     each = "step" if step.micro_steps == 1 else "micro-step"
-    starts_s = step.starts_s(MODEL_KINDS)
+    starts_s = step.starts_s
     if starts_s > step.sent_s:
         return f"it starts {counted(round(starts_s / step.start_s), 'section')} each {each}"
     fetched = fetched_outputs(program)

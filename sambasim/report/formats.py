@@ -14,7 +14,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from sambasim import __version__
-from sambasim.costs.load import chip_bytes
+from sambasim.costs.price import chip_bytes
 from sambasim.hardware.budget import load_calibration
 from sambasim.ir.mesh import PIPELINE
 from sambasim.ir.schedule import Action
@@ -24,9 +24,8 @@ from sambasim.report.advice import NOT_VALIDATED
 from sambasim.report.tables import csv_text, text_table
 from sambasim.simulation.alone import MODEL_KINDS, RankAlone, TimedSection
 from sambasim.simulation.prediction import Prediction
-from sambasim.simulation.ranks import Cost
 from sambasim.simulation.scaling import Span, SyncedRank, Track
-from sambasim.simulation.step import PredictedStep
+from sambasim.simulation.step import Cost, PredictedStep
 from sambasim.units import format_seconds
 
 _MOST_SHOWN = 4

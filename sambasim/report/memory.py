@@ -9,7 +9,7 @@ from rich.text import Text
 
 from sambasim.ir.types import SymbolKind
 from sambasim.report.tables import json_line, labelled, table
-from sambasim.simulation.memory_choices import Choice, Choices, Estimate, in_dtype
+from sambasim.simulation.memory import Choice, Choices, Estimate, in_dtype
 from sambasim.units import counted, format_bytes, format_count
 
 _PARTS = ("parameters", "gradients", "states", "activations", "temporaries", "buffers")

@@ -7,8 +7,8 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from sambasim.report.tables import csv_text, json_line, labelled, table
-from sambasim.simulation.planning.priced import Priced, Terms
 from sambasim.simulation.planning.search import Goal, Plan, value_of
+from sambasim.simulation.planning.strategy import Priced, Terms
 from sambasim.simulation.sync import Wire
 from sambasim.units import counted, format_bytes, format_seconds, plain_rate
 

@@ -21,8 +21,7 @@ from sambasim.ir.mesh import Mesh, copy_mesh
 from sambasim.ir.program import Program
 from sambasim.ir.ranks import without_loss
 from sambasim.ir.types import SymbolKind
-from sambasim.options.resolve import resolve_run
-from sambasim.options.run import RunOptions
+from sambasim.options.run import RunOptions, resolve_run
 from sambasim.options.training import DataOptions, LossOptions
 from sambasim.pef import map_weights, read
 from sambasim.pef.digests import changed

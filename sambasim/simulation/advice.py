@@ -19,8 +19,7 @@ from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
 from sambasim.simulation.alone import RankAlone
 from sambasim.simulation.prediction import Prediction
-from sambasim.simulation.ranks import PricedRank, price_ranks
-from sambasim.simulation.step import PredictedStep, step_of
+from sambasim.simulation.step import PredictedStep, PricedRank, price_ranks, step_of
 from sambasim.simulation.sync import SyncPath
 from sambasim.units import counted, format_bytes
 
@@ -115,10 +114,8 @@ def fetched_outputs(program: Program) -> list[Fetched]:
     for output in program.training.outputs:
         symbol = program.symbols[output.symbol]
         if symbol.kind is SymbolKind.OUTPUT and symbol.name != program.loss and symbol.type.numel > 1:
-            size_bytes = device_bytes_of(symbol.type)
-            found.append(
-                Fetched(symbol.name, size_bytes / program.batch_size, _line_of(program.training, output.value))
-            )
+            per_sample = device_bytes_of(symbol.type) / program.batch_size
+            found.append(Fetched(symbol.name, per_sample, _line_of(program.training, output.value)))
     return found
 
 
@@ -133,15 +130,22 @@ def _line_of(graph: Graph, value: str) -> str | None:
     return None
 
 
-def _again(prediction: Prediction, batch_size: int | None = None) -> PricedRank | None:
-    """One replica of what `prediction` is of, whatever its steps are of. None if it does not fit."""
-    alone, budget = prediction.alone, budget_of(prediction.device, prediction.tiles)
-    samples = batch_size or alone.batch_size
+def _priced(
+    program: Program, device: DeviceSpec, tiles: int | None, samples: int, micro_steps: int, level: Level
+) -> PricedRank | None:
+    """One replica; None if it does not fit."""
     try:
-        (rank,) = price_ranks(prediction.program, budget, samples, alone.micro_steps, prediction.level)
+        (rank,) = price_ranks(program, budget_of(device, tiles), samples, micro_steps, level)
         return rank
     except MachineError:
         return None
+
+
+def _again(prediction: Prediction, batch_size: int | None = None) -> PricedRank | None:
+    """One replica of what `prediction` is of, whatever its steps are of. None if it does not fit."""
+    alone, samples = prediction.alone, batch_size or prediction.alone.batch_size
+    program, device = prediction.program, prediction.device
+    return _priced(program, device, prediction.tiles, samples, alone.micro_steps, prediction.level)
 
 
 def _own(prediction: Prediction) -> PricedRank:
@@ -246,9 +250,8 @@ def _sync(prediction: Prediction) -> Iterator[Change]:
     host, rdu = (prediction.steps[path][on_a_node(prediction)] for path in (SyncPath.HOST, SyncPath.RDU))
     if rdu.path is not None:
         compared = f"{host.placement.replicas} replicas on {host.budget.where} each"
-        yield Change(
-            "sync between RDUs", "run --reduce-on-rdu, not by hosts", compared, _speed(host), _speed(rdu), several=True
-        )
+        how = "run --reduce-on-rdu, not by hosts"
+        yield Change("sync between RDUs", how, compared, _speed(host), _speed(rdu), several=True)
 
 
 def _clipping(prediction: Prediction) -> Iterator[Change]:
@@ -286,12 +289,8 @@ def what_fits(
     and the same program `recomputed`; if none of them does, all tiles with the largest part of the batch."""
 
     def fitting(how: str, tiles: int | None, batch_size: int, program: Program = program) -> list[Fitting]:
-        budget = budget_of(device, tiles)
-        try:
-            (rank,) = price_ranks(program, budget, batch_size, micro_steps, level)
-            return [Fitting(how, rank.alone)]
-        except MachineError:
-            return []
+        rank = _priced(program, device, tiles, batch_size, micro_steps, level)
+        return [] if rank is None else [Fitting(how, rank.alone)]
 
     more = range(tiles + 1, (device.tiles or tiles) + 1) if tiles is not None else range(0)
     counts = (count for count in more if (device.tiles or count) % count == 0)

@@ -4,13 +4,12 @@ GRADNORM reads all gradients once, in bf16; OPT reads gradients in bf16, reads a
 and weights in bf16 too. Host time does not overlap with the device, as in the published rows.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from sambasim.costs.fit import Need, check_memory
-from sambasim.costs.load import Load, chip_bytes, load_of
-from sambasim.costs.price import Bound, SectionPrice, price_of
+from sambasim.costs.price import Bound, Load, SectionPrice, chip_bytes, load_of, price_of
 from sambasim.costs.work import Work, device_bytes_of, stage_ranges
 from sambasim.hardware.budget import Budget
 from sambasim.ir.graph import Graph, Section, SectionKind
@@ -38,9 +37,8 @@ class Tiers:
 def tiers_of(need: Need, states_bytes: int, budget: Budget) -> Tiers:
     if budget.behind is None or need.size_bytes <= budget.behind.fast_bytes:
         return Tiers(0.0, 0.0, 0)
-    out_bytes = need.size_bytes - budget.behind.fast_bytes
+    out_bytes, others_bytes = need.size_bytes - budget.behind.fast_bytes, need.size_bytes - states_bytes
     of_states = min(out_bytes, states_bytes)
-    others_bytes = need.size_bytes - states_bytes
     rest = (out_bytes - of_states) / others_bytes if others_bytes else 0.0
     return Tiers(of_states / states_bytes if states_bytes else 0.0, rest, out_bytes)
 
@@ -97,17 +95,22 @@ class RankAlone:
     def runs(self, section: TimedSection) -> int:
         return self.micro_steps if section.kind in MODEL_KINDS else 1
 
-    def starts_s(self, kinds: Collection[SectionKind]) -> float:
-        """Host time to start each section of these kinds once."""
-        return sum(section.kind in kinds for section in self.sections) * self.start_s
+    @property
+    def starts_s(self) -> float:
+        """Host time to start each section of a pass once."""
+        return sum(section.kind in MODEL_KINDS for section in self.sections) * self.start_s
 
     @property
     def host_s(self) -> float:
-        return self.micro_steps * (self.starts_s(MODEL_KINDS) + self.sent_s)
+        return self.micro_steps * (self.starts_s + self.sent_s)
+
+    def device_s_of(self, section: TimedSection) -> float:
+        """Of all its runs in a step."""
+        return self.runs(section) * section.price.predicted_s
 
     @cached_property
     def device_s(self) -> float:
-        return sum(self.runs(section) * section.price.predicted_s for section in self.sections)
+        return sum(map(self.device_s_of, self.sections))
 
     @property
     def predicted_s(self) -> float:
@@ -124,14 +127,14 @@ class RankAlone:
         """Seconds by kind of section, in the order in which they run."""
         seconds: dict[SectionKind, float] = {}
         for section in self.sections:
-            seconds[section.kind] = seconds.get(section.kind, 0.0) + self.runs(section) * section.price.predicted_s
+            seconds[section.kind] = seconds.get(section.kind, 0.0) + self.device_s_of(section)
         return seconds
 
     @property
     def device_s_by_bound(self) -> Mapping[Bound, float]:
         seconds = dict.fromkeys(Bound, 0.0)
         for section in self.sections:
-            seconds[section.price.bound] += self.runs(section) * section.price.predicted_s
+            seconds[section.price.bound] += self.device_s_of(section)
         return seconds
 
 
@@ -165,25 +168,16 @@ def price_alone(
     if not sections:
         price = price_of(_NOTHING, replace(budget, load_s=0.0))
         sections.append(TimedSection(SectionKind.FWD, "nothing", _NOTHING, price, budget))
-    sent_bytes = _exchanged_bytes(graph, program) * samples / program.batch_size
-    return RankAlone(
-        sections=(*sections, *updates(program, budget, tiers, 1)),
-        budget=budget,
-        batch_size=samples,
-        start_s=budget.start_s,
-        sent_s=sent_bytes / budget.host_bytes_per_s,
-        need=need,
-        tiers=tiers,
-        micro_steps=micro_steps,
-    )
+    sent_s = _exchanged_bytes(graph, program) * samples / program.batch_size / budget.host_bytes_per_s
+    sections += updates(program, budget, tiers, 1)
+    return RankAlone(tuple(sections), budget, samples, budget.start_s, sent_s, need, tiers, micro_steps)
 
 
 def updates(program: Program, budget: Budget, tiers: Tiers, replicas: int) -> list[TimedSection]:
-    training = program.training
-    if training is None:
+    if program.training is None:
         return []
     sections = []
-    if any(section.kind is SectionKind.GRADNORM for section in training.sections):
+    if any(section.kind is SectionKind.GRADNORM for section in program.training.sections):
         read_bytes = _NARROW_BYTES * sum(group.numel for group in program.groups) // replicas
         sections.append(_timed(SectionKind.GRADNORM, "gradnorm", read_bytes, 0, slowed(budget, tiers.rest)))
     for group in program.groups:
@@ -198,9 +192,8 @@ def updates(program: Program, budget: Budget, tiers: Tiers, replicas: int) -> li
 
 def _exchanged_bytes(graph: Graph, program: Program) -> int:
     symbols = [program.symbols[name] for name in (*graph.inputs, *(output.symbol for output in graph.outputs))]
-    return sum(
-        device_bytes_of(symbol.type) for symbol in symbols if symbol.kind in (SymbolKind.INPUT, SymbolKind.OUTPUT)
-    )
+    sent = [symbol.type for symbol in symbols if symbol.kind in (SymbolKind.INPUT, SymbolKind.OUTPUT)]
+    return sum(map(device_bytes_of, sent))
 
 
 def _timed(kind: SectionKind, name: str, read_bytes: int, written_bytes: int, budget: Budget) -> TimedSection:

@@ -96,17 +96,16 @@ _T = TypeVar("_T")
 
 def mixed(low: _T, high: _T, part: float) -> _T:
     """All numbers of `low`, moved by `part` of the way to those of `high`, or beyond."""
-    a: Any = low
-    b: Any = high
+    a, b = cast(Any, low), cast(Any, high)
     found: Any = low
-    if isinstance(low, (int, float)):
-        found = round(a + (b - a) * part) if isinstance(low, int) else a + (b - a) * part
+    if isinstance(low, int | float):
+        found = a + (b - a) * part
+        found = round(found) if isinstance(low, int) else found
     elif isinstance(low, tuple):
         found = tuple(mixed(*pair, part) for pair in zip(a, b, strict=True))
     elif isinstance(low, Mapping):
         found = {key: mixed(value, b.get(key, value), part) for key, value in a.items()}
     elif is_dataclass(low):
-        found = replace(
-            a, **{field.name: mixed(getattr(a, field.name), getattr(b, field.name), part) for field in fields(a)}
-        )
+        names = [field.name for field in fields(a)]
+        found = replace(a, **{name: mixed(getattr(a, name), getattr(b, name), part) for name in names})
     return cast(_T, found)

@@ -1,4 +1,5 @@
-"""The memory of one rank of a training step, by part.
+"""The memory of one rank of a training step, by part, also for other dtypes, optimizers, levels of ZeRO and
+recomputation than its program has.
 
     part          ZeRO keeps a slice from   what it holds
     parameters    3                         frozen ones are whole
@@ -14,7 +15,8 @@ Every rank has a memory of its own, as an RDU has: nothing is shared in a node.
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from functools import cache, partial
+from itertools import accumulate, chain
 from typing import TypeAlias
 
 from sambasim.costs.fit import Need, reside
@@ -22,16 +24,22 @@ from sambasim.costs.work import Work
 from sambasim.ir.dataflow import groups_of, pass_and_update, spans_of_actions
 from sambasim.ir.graph import MADE_AGAIN, Graph, Node, SectionKind
 from sambasim.ir.operators import OPERATORS, OperatorKind
-from sambasim.ir.program import ParameterGroup, Program
+from sambasim.ir.program import MASTER, ParameterGroup, Program
 from sambasim.ir.ranks import in_slices
 from sambasim.ir.schedule import Action
 from sambasim.ir.types import Symbol, SymbolKind, TensorType, cut
+from sambasim.optimizers import OPTIMIZERS
+
+RECOMPUTE = ("none", "sections", "full")
 
 _LEVEL = {"parameter": 3, "gradient": 2}
 """By region of a group: the level of ZeRO from which a rank keeps its slice only. States: 1."""
 
 Regions: TypeAlias = frozenset[tuple[str, str]]
 """Names of groups, each with "parameter" or "gradient"."""
+
+Row: TypeAlias = Sequence[Action] | None
+"""What a rank does in a pipeline; None without one."""
 
 _BUFFERS = (SymbolKind.INPUT, SymbolKind.BUFFER, SymbolKind.CONSTANT, SymbolKind.REDUCE_BUFFER)
 
@@ -51,30 +59,16 @@ class Memory:
         return self.parameters + self.gradients + self.states + self.activations + self.buffers
 
 
-_KEPT_OUTPUTS = (SymbolKind.GRADIENT, SymbolKind.BUFFER)
-
-
 def need_of(
-    program: Program,
-    work: Work,
-    sections: Sequence[tuple[int, int]],
-    samples: int | None = None,
-    row: Sequence[Action] | None = None,
+    program: Program, work: Work, sections: Sequence[tuple[int, int]], samples: int | None = None, row: Row = None
 ) -> Need:
     """The off-chip memory of one rank, whose own program is `program`: of its training step, or else of its evaluation,
     with the fewest replicas that may run it. `sections` are ranges of stages of `work`, `samples` is the batch size, if
-    it is not the compiled one, and `row` what the rank does in a pipeline."""
-    graph = program.leading
-    excluded = frozenset(
-        output.value for output in graph.outputs if program.symbols[output.symbol].kind in _KEPT_OUTPUTS
-    )
-    kept = memory_of(
-        program,
-        activations_bytes=0,
-        samples=samples,
-        replicas=program.world_size * program.chips,
-        passes=program.micro_batches,
-    )
+    it is not the compiled one."""
+    graph, kinds = program.leading, (SymbolKind.GRADIENT, SymbolKind.BUFFER)
+    excluded = frozenset(output.value for output in graph.outputs if program.symbols[output.symbol].kind in kinds)
+    replicas = program.world_size * program.chips
+    kept = memory_of(program, activations_bytes=0, samples=samples, replicas=replicas, passes=program.micro_batches)
     residency = reside(work, sections, excluded)
     between_bytes = residency.size_bytes
     if row is not None:
@@ -85,8 +79,8 @@ def need_of(
     return Need(kept.total_bytes, residency, between_bytes)
 
 
-def rows_of(program: Program) -> Sequence[Sequence[Action] | None]:
-    """By rank on the axis pp: its row of the schedule, None without a pipeline."""
+def rows_of(program: Program) -> Sequence[Row]:
+    """By rank on the axis pp: its row of the schedule."""
     return (None,) if program.schedule is None else program.schedule.rows
 
 
@@ -114,28 +108,29 @@ def memory_of(
         ranks = replicas if region in in_slices_only else 1
         return sum(_region_bytes(group, region, ranks) for group in program.groups)
 
-    states = sum(
-        _region_bytes(group, state, replicas if level >= 1 else 1)
-        for group in program.groups
-        for state in program.optimizers[group.optimizer].states
-    )
+    sharing = replicas if level >= 1 else 1
+    states = [(group, state) for group in program.groups for state in program.optimizers[group.optimizer].states]
     grouped = {member.parameter for group in program.groups for member in group.members}
-    symbols = program.symbols.values()
-    frozen = sum(
-        symbol.type.size_bytes
-        for symbol in symbols
-        if symbol.kind is SymbolKind.PARAMETER and symbol.name not in grouped
-    )
-    buffers = sum(
-        _at(symbol.type, symbol.kind, program.batch_size, samples) for symbol in symbols if symbol.kind in _BUFFERS
-    )
+    buffers = frozen = 0
+    for symbol in program.symbols.values():
+        if symbol.kind is SymbolKind.PARAMETER and symbol.name not in grouped:
+            frozen += symbol.type.size_bytes
+        if symbol.kind in _BUFFERS:
+            taken = samples if samples is not None and symbol.kind is SymbolKind.INPUT else program.batch_size
+            buffers += symbol.type.size_bytes * taken // program.batch_size
     if in_slices_only:
-        regions = whole_regions(program, level) if whole is None else whole
-        buffers += _whole_for_a_while(program, in_slices_only, replicas, regions)
+        # The most bytes by which groups that are whole for a while exceed their slices.
+        more = {
+            (group.name, region): _region_bytes(group, region, 1) - _region_bytes(group, region, replicas)
+            for group in program.groups
+            for region in in_slices_only
+        }
+        moments = whole_regions(program, level) if whole is None else whole
+        buffers += max((sum(more.get(region, 0) for region in regions) for regions in moments), default=0)
     return Memory(
         parameters=kept("parameter") + frozen,
         gradients=kept("gradient"),
-        states=states,
+        states=sum(_region_bytes(group, state, sharing) for group, state in states),
         activations=activations_bytes * in_flight,
         buffers=buffers,
     )
@@ -151,11 +146,6 @@ def _region_bytes(group: ParameterGroup, region: str, ranks: int) -> int:
     """The largest of `ranks` slices of a region of `group`."""
     numel = max(stop - start for start, stop in cut(group.numel, ranks))
     return TensorType(group.region_type(region).dtype, (numel,)).size_bytes
-
-
-def _at(type_: TensorType, kind: SymbolKind, compiled: int, samples: int | None) -> int:
-    scales = kind is SymbolKind.INPUT and samples is not None
-    return type_.size_bytes * (samples or compiled) // compiled if scales else type_.size_bytes
 
 
 def whole_regions(program: Program, zero: int) -> set[Regions]:
@@ -181,16 +171,6 @@ def whole_regions(program: Program, zero: int) -> set[Regions]:
     return found
 
 
-def _whole_for_a_while(program: Program, kinds: set[str], replicas: int, whole: Iterable[Regions]) -> int:
-    """The most bytes by which groups of which a rank keeps slices of regions of these `kinds` exceed their slices."""
-    more = {
-        (group.name, region): group.region_type(region).size_bytes - _region_bytes(group, region, replicas)
-        for group in program.groups
-        for region in kinds
-    }
-    return max((sum(more.get(region, 0) for region in regions) for regions in whole), default=0)
-
-
 @dataclass(frozen=True, slots=True)
 class PassMemory:
     """Bytes of the values of one pass: those of the forward that the backward reads, or made again for it, at their
@@ -198,6 +178,10 @@ class PassMemory:
 
     activations: int
     temporaries: int
+
+    @property
+    def total_bytes(self) -> int:
+        return self.activations + self.temporaries
 
 
 def pass_memory(graph: Graph, symbols: Mapping[str, Symbol]) -> PassMemory:
@@ -249,3 +233,112 @@ def _peak(lives: Iterable[tuple[int, int, int]]) -> int:
         change[first] += size
         change[last + 1] -= size
     return max(accumulate(change[at] for at in sorted(change)), default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Dtype:
+    """How parameters, gradients and activations are stored, as `--dtype` and `--master-weights` say it. `stored`: their
+    type."""
+
+    name: str
+    stored: str
+    master: bool = False
+
+    @property
+    def title(self) -> str:
+        return f"{self.name} + master" if self.master else self.name
+
+
+DTYPES = (
+    Dtype("fp32", "float32"), Dtype("bf16", "bfloat16"), Dtype("bf16", "bfloat16", master=True),
+    Dtype("fp16", "float16", master=True),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """`states` are those that the optimizer keeps of each parameter, without master weights."""
+
+    dtype: Dtype
+    recompute: str
+    optimizer: str
+    states: tuple[str, ...]
+    zero: int
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Bytes of one rank. `temporaries`: see `PassMemory`."""
+
+    choice: Choice
+    memory: Memory
+    temporaries: int
+
+    @property
+    def total_bytes(self) -> int:
+        return self.memory.total_bytes + self.temporaries
+
+
+class Choices:
+    """The estimates of a `program` with data parallelism, whose numbers are stored in `dtype`; `graphs`: its pass by
+    recomputation. `replicas` take `passes` in a step."""
+
+    def __init__(
+        self, program: Program, graphs: Mapping[str, Graph], dtype: str, *, replicas: int, passes: int
+    ) -> None:
+        self.program, self.graphs, self.dtype, self.replicas, self.passes = program, graphs, dtype, replicas, passes
+        self._held, self._kept = cache(self._held_by), cache(self._kept_by)
+        self._whole = cache(partial(whole_regions, program))
+
+    def estimate(self, choice: Choice) -> Estimate:
+        held = self._held(choice.dtype.stored, choice.recompute)
+        kept = self._kept(replace(choice, recompute="none"))
+        return Estimate(choice, replace(kept, activations=held.activations), held.temporaries)
+
+    def _held_by(self, stored: str, recompute: str) -> PassMemory:
+        graph = self.graphs[recompute]
+        values = {name: in_dtype(type_, self.dtype, stored) for name, type_ in graph.values.items()}
+        return pass_memory(replace(graph, values=values), self._symbols_in(stored))
+
+    def _kept_by(self, choice: Choice) -> Memory:
+        """Without activations, in another dtype, with another optimizer."""
+        program, dtype, zero = self.program, choice.dtype, choice.zero
+        stored = {self.dtype: dtype.stored}
+        groups = tuple(
+            replace(group, dtype=stored.get(group.dtype, group.dtype), state_dtype="float32" if dtype.master else None)
+            for group in program.groups
+        )
+        states = (MASTER, *choice.states) if dtype.master else choice.states
+        optimizers = tuple(replace(optimizer, kind=choice.optimizer, states=states) for optimizer in program.optimizers)
+        symbols, whole = self._symbols_in(dtype.stored), self._whole(zero)
+        changed = replace(program, symbols=symbols, groups=groups, optimizers=optimizers)
+        number = {"replicas": self.replicas, "passes": self.passes}
+        return memory_of(changed, activations_bytes=0, zero=zero, whole=whole, **number)
+
+    def _symbols_in(self, stored: str) -> Mapping[str, Symbol]:
+        symbols = self.program.symbols.items()
+        return {name: replace(symbol, type=in_dtype(symbol.type, self.dtype, stored)) for name, symbol in symbols}
+
+    def by_dtype(self, asked: Choice) -> list[Estimate]:
+        """For each dtype and recomputation."""
+        pairs = ((dtype, mode) for dtype in DTYPES for mode in RECOMPUTE)
+        return [self.estimate(replace(asked, dtype=dtype, recompute=mode)) for dtype, mode in pairs]
+
+    def by_optimizer(self, asked: Choice) -> list[Estimate]:
+        """For each optimizer with default options; if its default keeps no state, also with what it has at most."""
+        kept = {kind: dict.fromkeys((entry.kept_states({}), tuple(entry.states))) for kind, entry in OPTIMIZERS.items()}
+        pairs = ((kind, states) for kind, of_kind in kept.items() for states in of_kind)
+        return [self.estimate(replace(asked, optimizer=kind, states=states)) for kind, states in pairs]
+
+    def by_zero(self, asked: Choice) -> list[Estimate]:
+        return [self.estimate(replace(asked, zero=zero)) for zero in range(4)]
+
+    def least(self, asked: Choice) -> Estimate:
+        """The least memory that the optimizer asked for can have."""
+        levels = (self.by_dtype(replace(asked, zero=zero)) for zero in range(4))
+        return min(chain.from_iterable(levels), key=lambda estimate: estimate.total_bytes)
+
+
+def in_dtype(type_: TensorType, captured: str, wanted: str) -> TensorType:
+    """`type_`, with numbers stored in `wanted` if they are in `captured`."""
+    return TensorType(wanted, type_.shape) if type_.dtype == captured else type_

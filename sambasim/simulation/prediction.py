@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
+from typing import NamedTuple
 
 from sambasim.costs.cut import Level
 from sambasim.costs.price import Bound
@@ -15,8 +16,7 @@ from sambasim.ir.graph import Graph
 from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.program import Program
 from sambasim.simulation.alone import RankAlone
-from sambasim.simulation.ranks import price_ranks
-from sambasim.simulation.step import PredictedStep, step_of
+from sambasim.simulation.step import PredictedStep, price_ranks, step_of
 from sambasim.simulation.sync import SyncPath
 
 REPLICAS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
@@ -90,32 +90,24 @@ def placements(
 def backing_of(device: DeviceSpec, replicas: int = 1) -> str:
     """Which published measurements back a prediction for `replicas` on `device`: a clause without a full stop."""
     fit = load_calibration().fit
+    text = (
+        f"no published step of {device.name} backs this: its figures are published or marked as estimates, and"
+        f" efficiencies are those of {fit.device}; for HBM, that of the SN40L paper"
+    )
     if device == load_device(fit.arch):
-        text = (
-            f"calibrated on {fit.rows}; those of a width that was left out are predicted within"
-            f" {fit.left_out_mean:.0%} in the mean and {fit.left_out_worst:.0%} at worst; other models may be further"
-            " off"
-        )
-    else:
-        text = (
-            f"no published step of {device.name} backs this: its figures are published or marked as estimates, and"
-            f" efficiencies are those of {fit.device}; for HBM, that of the SN40L paper"
-        )
+        off = f"within {fit.left_out_mean:.0%} in the mean and {fit.left_out_worst:.0%} at worst"
+        left_out = f"those of a width that was left out are predicted {off}"
+        text = f"calibrated on {fit.rows}; {left_out}; other models may be further off"
     return f"{text}; no sync of RDUs was ever published" if replicas > 1 else text
 
 
 def zero_note(program: Program) -> list[str]:
     """A notice of what predictions include of ZeRO 2 and 3."""
-    if program.zero <= 1:
-        return []
-    return [
-        f"ZeRO {program.zero} is included in times with host sync; device sync ignores it, as in a run;"
-        " predicted memory is that of the fewest replicas"
-    ]
+    included = f"ZeRO {program.zero} is included in times with host sync; device sync ignores it, as in a run"
+    return [f"{included}; predicted memory is that of the fewest replicas"] if program.zero > 1 else []
 
 
-@dataclass(frozen=True, slots=True)
-class Likely:
+class Likely(NamedTuple):
     """The range of a step's time, and what it is based on."""
 
     least_s: float
@@ -127,12 +119,8 @@ def likely(prediction: Prediction) -> Likely | None:
     """By the worst error of a width that was left out, or twice that where no such step is alike. None for another
     device, without training, bound by launches, or recurrent."""
     fit, step = load_calibration().fit, prediction.alone
-    if (
-        prediction.device != load_device(fit.arch)
-        or prediction.program.training is None
-        or step.device_s_by_bound[Bound.LAUNCH] > step.device_s / 2
-        or is_recurrent(prediction)
-    ):
+    is_backed = prediction.device == load_device(fit.arch) and prediction.program.training is not None
+    if not is_backed or is_recurrent(prediction) or step.device_s_by_bound[Bound.LAUNCH] > step.device_s / 2:
         return None
     worst, basis = fit.left_out_worst, "as the worst step that was left out"
     if not _is_alike(prediction):

@@ -146,9 +146,9 @@ def _by_rdu(program: Program, alone: RankAlone, placement: Placement) -> SyncedR
     gathered = _on_links(SectionKind.GATHER, gathers, dict.fromkeys(gathers, spans[-1].stop_s))
     moved = sum((sync.reduce + sync.gather for sync in syncs.values()), Traffic())
     exposed_s = update_s - backward_s + sum(span.predicted_s for span in gathered)
-    ways = "; ".join(dict.fromkeys(sync.ways for sync in syncs.values()))
+    spans += gathered
     return SyncedRank(
-        step, placement, SyncPath.RDU, (*spans, *gathered), moved, exposed_s, ways, slowest_s, step.predicted_s
+        step, placement, SyncPath.RDU, tuple(spans), moved, exposed_s, _ways(syncs), slowest_s, step.predicted_s
     )
 
 
@@ -183,11 +183,12 @@ def _by_host(
     spans += _run(update, max(spans[-1].stop_s, waited_s), len(model))
     if zero < GATHERS_IN_PASSES:
         transfer(SectionKind.GATHER, syncs)
-    ways = "; ".join(dict.fromkeys(sync.ways for sync in syncs.values()))
-    ideal_s = sliced.predicted_s if syncs else alone.predicted_s
-    return SyncedRank(
-        step, placement, path, tuple(spans), moved, moved.predicted_s + slowest_s, ways, slowest_s, ideal_s
-    )
+    ideal_s, exposed_s = sliced.predicted_s if syncs else alone.predicted_s, moved.predicted_s + slowest_s
+    return SyncedRank(step, placement, path, tuple(spans), moved, exposed_s, _ways(syncs), slowest_s, ideal_s)
+
+
+def _ways(syncs: Mapping[str, GroupSync]) -> str:
+    return "; ".join(dict.fromkeys(sync.ways for sync in syncs.values()))
 
 
 def slowest_s_of(alone: RankAlone, replicas: int) -> float:

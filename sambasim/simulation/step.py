@@ -1,24 +1,182 @@
-"""The predicted step of all ranks of a job. A replica has one rank or several, each on a device of its own: the stages
-of a pipeline, by its schedule, and parts of tensors on several chips.
+"""The predicted step of all ranks of a job: each rank, priced wherever it is, the cost of its actions, update and sync.
+A replica has one rank or several, each on a device of its own: the stages of a pipeline, by its schedule, and parts of
+tensors on several chips.
 
 Messages within a replica do not overlap with operators. Nobody has published such steps of RDUs.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from sambasim.costs.cut import Level
+from sambasim.costs.cut import Level, cut
+from sambasim.costs.fit import check_chip
+from sambasim.costs.work import Work, at_batch_size, works_of_ranks
 from sambasim.hardware.budget import Budget
 from sambasim.hardware.placement import Placement
+from sambasim.ir.dataflow import pass_and_update, spans_of_actions
 from sambasim.ir.graph import Section, SectionKind
 from sambasim.ir.mesh import DATA_PARALLEL, PIPELINE, Mesh, copy_mesh, mesh_of
 from sambasim.ir.program import Program
-from sambasim.ir.schedule import Action, ActionKind, Schedule, Span, make, timeline
-from sambasim.simulation.alone import MODEL_KINDS, RankAlone
-from sambasim.simulation.ranks import Cost, PricedRank, RankStep, part_of, price_ranks, rank_step
-from sambasim.simulation.scaling import SyncedRank
-from sambasim.simulation.sync import SyncPath, Traffic
+from sambasim.ir.schedule import Action, ActionKind, Schedule, make, timeline
+from sambasim.ir.schedule import Span as ActionSpan
+from sambasim.ir.types import SymbolKind
+from sambasim.simulation.alone import MODEL_KINDS, RankAlone, price_alone, sections_of_pass, slowed
+from sambasim.simulation.memory import rows_of
+from sambasim.simulation.scaling import Span, SyncedRank, Track, syncs_of, with_sync
+from sambasim.simulation.sync import (
+    GATHERS_IN_PASSES,
+    SyncPath,
+    Traffic,
+    copies_of,
+    moves_in_passes,
+    traffic_of,
+    zero_of,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PricedRank:
+    """One rank along pp, wherever the ranks are: its program, what it runs for one pass and the update, and the values
+    that are the same for each sample."""
+
+    program: Program
+    alone: RankAlone
+    resident: frozenset[str]
+
+
+def price_ranks(
+    program: Program, budget: Budget, samples: int | None = None, micro_steps: int = 1, level: Level | None = None
+) -> tuple[PricedRank, ...]:
+    """Each rank along pp, in order, for passes of `samples`, by default those of the program. With a `level`, sections
+    are cut again; else they are as compiled. Raises MachineError if a rank does not fit, PefError for invalid
+    arguments."""
+    samples = samples or program.batch_size
+
+    def priced(own: Program, work: Work, row: Sequence[Action] | None, cutting: Budget) -> PricedRank:
+        if level is not None:
+            graph = own.leading
+            graph = replace(graph, sections=(*cut(graph, work, cutting, level), *pass_and_update(graph)[1]))
+            own = replace(own, evaluation=graph) if own.training is None else replace(own, training=graph)
+        return PricedRank(own, price_alone(own, work, budget, samples, micro_steps, row), work.resident)
+
+    def fastest(own: Program, compiled: Work, row: Sequence[Action] | None) -> PricedRank:
+        work = at_batch_size(compiled, own.batch_size, samples)
+        check_chip(own.leading, work, budget)
+        rank = priced(own, work, row, budget)
+        if level is None or not rank.alone.tiers.rest:
+            return rank
+        # Another cut may be faster if not everything fits into HBM.
+        other = priced(own, work, row, slowed(budget, rank.alone.tiers.rest))
+        return min(rank, other, key=lambda each: each.alone.predicted_s)
+
+    ranks = zip(works_of_ranks(program), rows_of(program), strict=True)
+    return tuple(fastest(own, compiled, row) for (own, compiled), row in ranks)
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """The seconds of an action: on the device, on the host, and in messages by mesh axis."""
+
+    device_s: float = 0.0
+    host_s: float = 0.0
+    messages: Mapping[str, Traffic] = field(default_factory=dict)
+
+    @property
+    def messages_s(self) -> float:
+        return sum(traffic.predicted_s for traffic in self.messages.values())
+
+    @property
+    def predicted_s(self) -> float:
+        return self.device_s + self.host_s + self.messages_s
+
+    def __add__(self, other: "Cost") -> "Cost":
+        messages = dict(self.messages)
+        for axis, traffic in other.messages.items():
+            messages[axis] = messages[axis] + traffic if axis in messages else traffic
+        return Cost(self.device_s + other.device_s, self.host_s + other.host_s, messages)
+
+    def __mul__(self, times: int) -> "Cost":
+        messages = {axis: traffic * times for axis, traffic in self.messages.items()}
+        return Cost(times * self.device_s, times * self.host_s, messages)
+
+
+@dataclass(frozen=True, slots=True)
+class RankStep(PricedRank):
+    """One rank along pp of a job: the cost of each of its actions by kind and stage, and, in `synced`, what follows the
+    last pass. `copies` are of tied parameters, by symbol."""
+
+    costs: Mapping[tuple[ActionKind, int], Cost]
+    synced: SyncedRank
+    copies: Mapping[str, Traffic]
+
+    @property
+    def update_s(self) -> float:
+        """With copies."""
+        update = [section for section in self.synced.step.sections if section.kind not in MODEL_KINDS]
+        copies_s = sum(traffic.predicted_s for traffic in self.copies.values())
+        return sum(section.price.predicted_s for section in update) + copies_s
+
+    @property
+    def after_s(self) -> float:
+        """Update, and sync that does not overlap with the passes."""
+        return self.update_s + self.synced.exposed_sync_s
+
+    def spans_after(self, end_s: float) -> list[Span]:
+        """Update and sync, if the last pass ends at `end_s`; sync that overlaps with it begins before. Gradients are
+        copied before the update, and parameters when all is done."""
+        backward_s = max(span.stop_s for span in self.synced.spans if span.kind in MODEL_KINDS)
+        spans = self._copied(SectionKind.REDUCE, SymbolKind.GRADIENT, end_s)
+        started_s = max((span.stop_s for span in spans), default=end_s)
+        for span in self.synced.spans:
+            if span.kind not in MODEL_KINDS and span.track is not Track.HOST:
+                later_s = (started_s if span.start_s >= backward_s else end_s) - backward_s
+                spans.append(replace(span, start_s=span.start_s + later_s, stop_s=span.stop_s + later_s))
+        ended_s = max(span.stop_s for span in spans)
+        return spans + self._copied(SectionKind.GATHER, SymbolKind.PARAMETER, ended_s)
+
+    def _copied(self, kind: SectionKind, of: SymbolKind, start_s: float) -> list[Span]:
+        spans = []
+        for name, traffic in self.copies.items():
+            if self.program.symbols[name].kind is of:
+                spans.append(Span(Track.LINKS, kind, f"copy of {name}", start_s, start_s + traffic.predicted_s))
+                start_s += traffic.predicted_s
+        return spans
+
+
+def part_of(placement: Placement, ranks: Sequence[int]) -> Placement:
+    """The placement of some ranks."""
+    if placement.node_of is None and len(ranks) == placement.replicas:
+        return placement
+    locations = placement.locations()
+    return replace(placement, replicas=len(ranks), node_of=tuple(locations[rank].node for rank in ranks))
+
+
+def _rank_step(priced: PricedRank, placement: Placement, path: SyncPath, mesh: Mesh, rank: int) -> RankStep:
+    """The step of `rank`, which is the first of those that are alike along other axes than pp."""
+    program, alone, graph = priced.program, priced.alone, priced.program.leading
+    model, is_replica = sections_of_pass(graph), program.ranks_of_replica == 1
+    replicas = part_of(placement, mesh.group(rank, DATA_PARALLEL))
+    synced = with_sync(program, alone, replicas, path, in_passes=is_replica)
+    gathered: list[Traffic] = []  # by section, what replicas gather over their hosts before it
+    if not is_replica and synced.path is SyncPath.HOST and zero_of(program) >= GATHERS_IN_PASSES:
+        syncs = syncs_of(program, alone, replicas, SyncPath.HOST, GATHERS_IN_PASSES)
+        names = [moves.gathered for moves in moves_in_passes(program)]
+        gathered = [sum((syncs[name].gather for name in of_section), Traffic()) for of_section in names]
+    costs = {}
+    spans = spans_of_actions(model) or {(ActionKind.FORWARD, 0): (0, 1)}  # which starts nothing
+    forwards = sum(kind is ActionKind.FORWARD for kind, _ in spans)  # inputs and outputs are sent once for all of them
+    for (kind, stage), (start, stop) in spans.items():
+        sections = model[start:stop]
+        sent = traffic_of(sections, graph, program, placement, mesh, rank, alone.batch_size, priced.resident)
+        messages = dict(sent)
+        if parameters := gathered[start:stop]:
+            messages[DATA_PARALLEL] = sum(parameters, Traffic())
+        device_s = sum(section.price.predicted_s for section in alone.sections[start:stop])
+        sent_s = alone.sent_s / forwards if kind is ActionKind.FORWARD else 0.0
+        costs[kind, stage] = Cost(device_s, (stop - start) * alone.start_s + sent_s, messages)
+    copies = copies_of(graph, program, placement, mesh, rank)
+    return RankStep(program, alone, priced.resident, costs, synced, copies)
 
 
 def has_several_ranks(program: Program) -> bool:
@@ -34,7 +192,7 @@ class Passes:
     cost: Callable[[Action], Cost]
 
     @cached_property
-    def timeline(self) -> Sequence[Sequence[Span]]:
+    def timeline(self) -> Sequence[Sequence[ActionSpan]]:
         """By rank along pp."""
         return timeline(self.schedule, lambda action: self.cost(action).predicted_s)
 
@@ -139,12 +297,11 @@ class PredictedStep:
     def times_of(self, position: int) -> RankTimes:
         """Of the rank at `position` along pp."""
         rank, busy = self.ranks[position], self.passes.of_ranks[position] * self.micro_steps
-        messages = {axis: busy.messages.get(axis, Traffic()) for axis, size in self.mesh.sizes.items() if size > 1}
-        messages.pop(DATA_PARALLEL, None)
+        axes = [axis for axis, size in self.mesh.sizes.items() if size > 1 and axis != DATA_PARALLEL]
         return RankTimes(
-            device_s=busy.device_s,
-            host_s=busy.host_s,
-            messages=messages,
+            busy.device_s,
+            busy.host_s,
+            messages={axis: busy.messages.get(axis, Traffic()) for axis in axes},
             gathered=busy.messages.get(DATA_PARALLEL, Traffic()),
             idle_s=self.micro_steps * self.passes.idle_s(position),
             update_s=rank.update_s,
@@ -242,10 +399,8 @@ class PredictedStep:
         for kind in SectionKind:
             indices = [section.index for section in sections if section.kind is kind]
             times_s = self.synced.times_s(kind)
-            if len(indices) == 1 and times_s:
-                found[indices[0]] = sum(times_s)
-            elif len(indices) == len(times_s):
-                found |= dict(zip(indices, times_s, strict=True))
+            if len(indices) in (1, len(times_s)) and times_s:
+                found |= dict(zip(indices, [sum(times_s)] if len(indices) == 1 else times_s, strict=True))
         return found
 
     def of_kind_s(self, kind: SectionKind) -> float:
@@ -261,8 +416,8 @@ def step_of(program: Program, priced: Sequence[PricedRank], placement: Placement
     # A program without the axis dp may be predicted on several devices, as if it had it.
     is_replica, count = program.ranks_of_replica == 1, placement.replicas
     mesh = Mesh({DATA_PARALLEL: count}) if is_replica else mesh_of(program.mesh, count)
-    first = mesh.group(0, PIPELINE)
-    ranks = tuple(rank_step(own, placement, path, mesh, rank) for own, rank in zip(priced, first, strict=True))
+    firsts = mesh.group(0, PIPELINE)
+    ranks = tuple(_rank_step(own, placement, path, mesh, rank) for own, rank in zip(priced, firsts, strict=True))
 
     def cost(action: Action) -> Cost:
         return ranks[schedule.rank_of(action.stage)].costs.get((action.kind, action.stage), Cost())
@@ -271,13 +426,7 @@ def step_of(program: Program, priced: Sequence[PricedRank], placement: Placement
 
 
 def predict_step(
-    program: Program,
-    budget: Budget,
-    placement: Placement,
-    path: SyncPath,
-    micro_steps: int = 1,
-    level: Level | None = None,
+    program: Program, budget: Budget, at: Placement, path: SyncPath, micro_steps: int = 1, level: Level | None = None
 ) -> PredictedStep:
     """As `price_ranks` and `step_of`."""
-    ranks = price_ranks(program, budget, micro_steps=micro_steps, level=level)
-    return step_of(program, ranks, placement, path)
+    return step_of(program, price_ranks(program, budget, None, micro_steps, level), at, path)

@@ -3,18 +3,19 @@ ZeRO 2 and 3 move within a pass; and messages within a replica.
 Gradients and parameters are sent in bf16. Nobody has published a sync of RDUs: the time follows from bandwidths
 alone."""
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache
 from math import ceil, log2
+from typing import NamedTuple
 
 from sambasim.collectives import Link, Links, Messages, all_gather_messages, predicted_s, reduce_scatter_messages
 from sambasim.costs.work import device_bytes_of
 from sambasim.hardware.budget import Budget
 from sambasim.hardware.placement import Placement
 from sambasim.ir.dataflow import axis_of, groups_of, pass_and_update
-from sambasim.ir.graph import Graph, Node, Section
+from sambasim.ir.graph import Graph, Section
 from sambasim.ir.mesh import PIPELINE, Mesh
 from sambasim.ir.program import Program
 from sambasim.ir.ranks import copied, ends_of, in_slices
@@ -71,20 +72,15 @@ def group_sync(path: SyncPath, size_bytes: int, placement: Placement, budget: Bu
     """The sync of a group of `size_bytes`. `sliced`: each replica updates a slice; between RDUs it always does."""
     if placement.replicas == 1:
         return GroupSync(Traffic(), Traffic(), "")
-    if path is SyncPath.RDU:
-        return _by_rdu(size_bytes, placement, budget)
-    return _by_host(size_bytes, placement, sliced=sliced)
-
-
-def _by_rdu(size_bytes: int, placement: Placement, budget: Budget) -> GroupSync:
+    if path is SyncPath.HOST:
+        return _by_host(size_bytes, placement, sliced=sliced)
     cluster = placement.cluster
     peer_bytes_per_s = cluster.peer_link.bandwidth_bytes_per_s * cluster.peer_links_per_rdu / placement.on_an_rdu
     within = Link(cluster.peer_link.latency_s, 1 / peer_bytes_per_s)
     links = Links(within, _between(placement), _TOUCHED / budget.memory_bytes_per_s)
-    reduce, gather = _exchange(size_bytes, placement.nodes, placement.on_a_node, links)
-    inside = "reads between devices" if placement.on_a_node > 1 else ""
-    across = "messages between nodes" if placement.nodes > 1 else ""
-    return GroupSync(reduce, gather, ", ".join(part for part in (inside, across) if part))
+    inside = ["reads between devices"] * (placement.on_a_node > 1)
+    ways = ", ".join([*inside, *(["messages between nodes"] * (placement.nodes > 1))])
+    return GroupSync(*_exchange(size_bytes, placement.nodes, placement.on_a_node, links), ways)
 
 
 def _exchange(size_bytes: float, nodes: int, ranks_per_node: int, links: Links) -> tuple[Traffic, Traffic]:
@@ -153,15 +149,19 @@ def traffic_of(
     same for each sample."""
     found: dict[str, Traffic] = {}
     node_of = [location.node for location in placement.locations()]
-    for node, axis in _receiving(sections, graph):
+    for node in (node for section in sections for node in graph.section_nodes(section)):
+        axis = axis_of(node)
+        if axis is None or groups_of(node) or node.operator in _RECEIVES_NOTHING:
+            continue
         group, is_received = mesh.group(rank, axis), node.operator == "comm.recv"
         value = (node.results[0] or "") if is_received else node.reads[0]
         type_ = graph.values[value] if value in graph.values else program.symbols[value].type
-        tensors = 1 if is_received else len(group) - 1
-        size_bytes = tensors * device_bytes_of(type_)
+        size_bytes = (1 if is_received else len(group) - 1) * device_bytes_of(type_)
         if value not in resident:
             size_bytes = size_bytes * samples // program.batch_size
-        peers = [group[(group.index(rank) + _shift(node)) % len(group)]] if is_received else group
+        shift = dict(node.kwargs).get("shift")
+        sender = group[(group.index(rank) + (shift if isinstance(shift, int) else 0)) % len(group)]
+        peers = [sender] if is_received else group
         traffic = message(size_bytes, placement, within=all(node_of[peer] == node_of[rank] for peer in peers))
         found[axis] = found.get(axis, Traffic()) + traffic
     return found
@@ -181,19 +181,6 @@ def copies_of(graph: Graph, program: Program, placement: Placement, mesh: Mesh, 
     return found
 
 
-def _receiving(sections: Sequence[Section], graph: Graph) -> Iterator[tuple[Node, str]]:
-    for section in sections:
-        for node in graph.section_nodes(section):
-            axis = axis_of(node)
-            if axis is not None and not groups_of(node) and node.operator not in _RECEIVES_NOTHING:
-                yield node, axis
-
-
-def _shift(node: Node) -> int:
-    shift = dict(node.kwargs).get("shift")
-    return shift if isinstance(shift, int) else 0
-
-
 def message(size_bytes: int, placement: Placement, *, within: bool) -> Traffic:
     cluster = placement.cluster
     if within:
@@ -207,8 +194,7 @@ GATHERS_IN_PASSES = 3
 """The level of ZeRO at which parameters are gathered in passes, and not after the update."""
 
 
-@dataclass(frozen=True, slots=True)
-class Moves:
+class Moves(NamedTuple):
     """Groups that are gathered before a section of a pass, and those that are reduced behind it in the last pass."""
 
     gathered: tuple[str, ...]

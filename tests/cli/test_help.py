@@ -16,8 +16,7 @@ from sambasim.errors import OptionError
 from sambasim.ir.schedule import SCHEDULES
 from sambasim.options.compile import COMPILE_FLAGS, compile_options
 from sambasim.options.given import assign, given_flags, given_overrides, leaves
-from sambasim.options.resolve import ResolvedRun, resolve_run
-from sambasim.options.run import RUN_FLAGS, run_options
+from sambasim.options.run import RUN_FLAGS, ResolvedRun, resolve_run, run_options
 from tests.cli.typed import invoked, printed, refused
 
 OPTIONS = compile_options(None, None, [], {})
@@ -72,7 +71,7 @@ def test_every_flag_sets_its_option(command: click.Command) -> None:
         needed = [] if command is compile_command or keyword == "pef" else ["--pef", "net"]
         given = command.make_context("x", [*typed, *needed]).params
         (flag,) = given_flags({keyword: given[keyword]}, settings)
-        assert dict(leaves(assign({}, [flag]))) == {setting.name: value}
+        assert leaves(assign({}, [flag])) == {setting.name: value}
         assert flag.origin == setting.flag.typed
 
 

@@ -17,8 +17,7 @@ from sambasim.compiler.capture.step import Example
 from sambasim.compiler.compile import Stopwatch, capture_model
 from sambasim.costs.cut import Level, best_cut, cut, known_for
 from sambasim.costs.fit import reside
-from sambasim.costs.load import Load, Product, chip_bytes, load_of
-from sambasim.costs.price import Bound, price_of
+from sambasim.costs.price import Bound, Load, Product, chip_bytes, load_of, price_of
 from sambasim.costs.work import Work, work_of
 from sambasim.hardware.budget import Budget
 from sambasim.ir.graph import Graph, Node, Output, Ref, Section, SectionKind
@@ -51,25 +50,10 @@ def graph_and_work(widths: Sequence[int]) -> tuple[Graph, Work]:
 
 
 BUDGET = Budget(
-    where="a device",
-    units=640,
-    placeable_units=600,
-    columns_per_unit=32,
-    by_hand=False,
-    chip_bytes=10**8,
-    unit_flops_per_s=1e11,
-    convolution_flops_per_s=1e10,
-    memory="DDR",
-    memory_bytes_per_s=1e11,
-    capacity_bytes=10**12,
-    behind=None,
-    launch_s=1e-4,
-    load_s=0.0,
-    start_s=0.0,
-    host_bytes_per_s=1e9,
-    tile_rows=256,
-    spread=0.0,
-)
+    where="a device", units=640, placeable_units=600, columns_per_unit=32, by_hand=False, chip_bytes=10**8,
+    unit_flops_per_s=1e11, convolution_flops_per_s=1e10, memory="DDR", memory_bytes_per_s=1e11, capacity_bytes=10**12,
+    behind=None, launch_s=1e-4, load_s=0.0, start_s=0.0, host_bytes_per_s=1e9, tile_rows=256, spread=0.0,
+)  # fmt: skip
 
 
 def product_of(flops: int, least: int) -> Product:
@@ -92,9 +76,8 @@ loads = st.builds(
 @given(loads, st.floats(1, 100))
 def test_more_of_anything_is_never_slower(load: Load, factor: float) -> None:
     before = price_of(load, BUDGET).predicted_s
-    more_units = replace(BUDGET, placeable_units=int(BUDGET.placeable_units * factor))
     for better in (
-        more_units,
+        replace(BUDGET, placeable_units=int(BUDGET.placeable_units * factor)),
         replace(BUDGET, memory_bytes_per_s=BUDGET.memory_bytes_per_s * factor),
         replace(BUDGET, chip_bytes=int(BUDGET.chip_bytes * factor)),
         replace(BUDGET, launch_s=BUDGET.launch_s / factor),
@@ -200,12 +183,12 @@ def _seconds(work: Work, ends: Sequence[int], budget: Budget) -> float | None:
 @given(st.lists(st.sampled_from([32, 64, 256, 512]), min_size=2, max_size=8), st.integers(1, 7), st.booleans())
 def test_no_cut_is_predicted_faster(widths: list[int], forced: int, tight: bool) -> None:
     work, budget = chain(widths), TIGHT if tight else BUDGET
-    forced = min(forced, len(work.stages))
     count = len(work.stages)
+    forced = min(forced, count)
     ends = best_cut(work, budget, [forced] * forced + [count] * (count - forced))
     assert forced in ends
-    assert ends[-1] == len(work.stages)
-    seconds = [_seconds(work, each, budget) for each in _all_cuts(len(work.stages), forced)]
+    assert ends[-1] == count
+    seconds = [_seconds(work, each, budget) for each in _all_cuts(count, forced)]
     found = _seconds(work, ends, budget)
     assert found is not None
     assert found <= min(each for each in seconds if each is not None) * (1 + 1e-9)
@@ -247,16 +230,14 @@ def program() -> Program:
 
 @pytest.fixture(scope="module")
 def work(program: Program) -> Work:
-    assert program.training is not None
-    return work_of(program.training, program.symbols)
+    return work_of(program.leading, program.symbols)
 
 
 def test_views_are_no_stages(program: Program, work: Work) -> None:
-    assert program.training is not None
-    assert [program.training.nodes[stage.node].operator.split(".")[1] for stage in work.stages] == [
-        *("mm", "_log_softmax", "nll_loss_forward"),
-        *("nll_loss_backward", "_log_softmax_backward_data", "mm"),
-    ]
+    names = [program.leading.nodes[stage.node].operator.split(".")[1] for stage in work.stages]
+    assert names == [
+        "mm", "_log_softmax", "nll_loss_forward", "nll_loss_backward", "_log_softmax_backward_data", "mm",
+    ]  # fmt: skip
 
 
 def test_products_are_counted_and_results_have_columns(work: Work) -> None:

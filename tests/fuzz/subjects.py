@@ -129,10 +129,9 @@ def _sealed(fields: Any) -> Any:
 
 
 def _arrays(folder: Path) -> Sequence[Path]:
-    paths = [folder / "stored.npz", folder / "compressed.npz"]
-    np.savez(paths[0], x=np.zeros((5, 3), np.float32), y=np.arange(5))
-    np.savez_compressed(paths[1], x=np.zeros((500, 3)), y=np.arange(500))
-    return paths
+    np.savez(folder / "stored.npz", x=np.zeros((5, 3), np.float32), y=np.arange(5))
+    np.savez_compressed(folder / "compressed.npz", x=np.zeros((500, 3)), y=np.arange(500))
+    return [folder / "stored.npz", folder / "compressed.npz"]
 
 
 def _tensors(folder: Path) -> Sequence[Path]:
@@ -141,12 +140,16 @@ def _tensors(folder: Path) -> Sequence[Path]:
     return [folder / "tensors.safetensors", folder / "samples.safetensors"]
 
 
+def _written(folder: Path, suffix: str, *texts: str) -> Sequence[Path]:
+    paths = [folder / f"{index}{suffix}" for index in range(len(texts))]
+    for path, text in zip(paths, texts, strict=True):
+        path.write_text(text)
+    return paths
+
+
 def _tables(folder: Path) -> Sequence[Path]:
-    texts = [(ROOT / "configs" / "char_gpt.toml").read_text(), shipped_text("devices/sn30.toml")]
-    texts.append(shipped_text("clusters/sn30-8.toml"))
-    for index, text in enumerate(texts):
-        (folder / f"{index}.toml").write_text(text)
-    return [folder / f"{index}.toml" for index in range(len(texts))]
+    shipped = [shipped_text("devices/sn30.toml"), shipped_text("clusters/sn30-8.toml")]
+    return _written(folder, ".toml", (ROOT / "configs" / "char_gpt.toml").read_text(), *shipped)
 
 
 def _edit_line(random: Random, data: bytes) -> bytes:
@@ -160,9 +163,7 @@ def _edit_line(random: Random, data: bytes) -> bytes:
 
 def _deepspeed_configs(folder: Path) -> Sequence[Path]:
     plain = ("CIFAR", "Megatron, ZeRO-1", "OneCycle", "WarmupCosineLR", "instruction tuning, ZeRO-3 with offload")
-    for index, name in enumerate(plain):
-        (folder / f"{index}.json").write_text(json.dumps(json.loads(CONFIGS[name])))
-    return [folder / f"{index}.json" for index in range(len(plain))]
+    return _written(folder, ".json", *(json.dumps(json.loads(CONFIGS[name])) for name in plain))
 
 
 def _records(folder: Path) -> Sequence[Path]:

@@ -9,34 +9,31 @@ from sambasim.hardware.budget import budget_of
 from sambasim.hardware.placement import Inventory, Placement, inventory_of, place, place_replicas
 from sambasim.hardware.spec import load_cluster, load_device
 
+SN30, SN40L = load_device("sn30"), load_device("sn40")
+CLUSTER = load_cluster("sn30-8")
+TILES = st.none() | st.integers(1, 8)
+WHOLE = Inventory(SN30, None, CLUSTER)
+
 
 def test_half_the_tiles_have_half_of_everything() -> None:
-    device = load_device("sn30")
-    whole, half = budget_of(device), budget_of(device, 4)
+    whole, half = budget_of(SN30), budget_of(SN30, 4)
     assert (whole.units, half.units) == (1280, 640)
-    assert half.chip_bytes == whole.chip_bytes // 2
-    assert half.memory_bytes_per_s == whole.memory_bytes_per_s / 2
-    assert half.capacity_bytes == whole.capacity_bytes // 2
+    for name in ("chip_bytes", "memory_bytes_per_s", "capacity_bytes"):
+        assert getattr(half, name) == getattr(whole, name) / 2
     assert half.placeable_units == 544, "85 % of 640"
     with pytest.raises(OptionError, match="--num-tiles 9 of an SN30, which has 8"):
-        budget_of(device, 9)
+        budget_of(SN30, 9)
 
 
 def test_a_device_of_unknown_tiles_is_taken_whole() -> None:
-    device = load_device("sn40")
-    whole = budget_of(device)
+    whole = budget_of(SN40L)
     assert whole.memory == "HBM"
-    assert whole.capacity_bytes == device.ddr_capacity_bytes + (1 << 36)
+    assert whole.capacity_bytes == SN40L.ddr_capacity_bytes + (1 << 36)
     assert whole.behind is not None
     assert whole.behind.fast_bytes == 1 << 36
     assert whole.behind.bytes_per_s < whole.memory_bytes_per_s
     with pytest.raises(OptionError, match="the number of tiles of an SN40L is not published"):
-        budget_of(device, 4)
-
-
-SN30, SN40L = load_device("sn30"), load_device("sn40")
-CLUSTER = load_cluster("sn30-8")
-TILES = st.none() | st.integers(1, 8)
+        budget_of(SN40L, 4)
 
 
 def _check_placement(placement: Placement) -> None:
@@ -95,9 +92,7 @@ def test_a_node_holds_as_many_replicas_as_it_has_rdus_and_parts_of_them() -> Non
 
 def test_what_is_refused_names_the_count_and_every_remedy() -> None:
     with pytest.raises(LaunchError) as refused:
-        place_replicas(
-            Inventory(SN30, None, CLUSTER), [0] * 9, command="sambasim run --pef x", or_else="name a larger one"
-        )
+        place_replicas(WHOLE, [0] * 9, command="sambasim run --pef x", or_else="name a larger one")
     assert str(refused.value) == (
         "9 replicas on node 0, and a node of sn30-8 holds at most 8: one for each RDU, 8 RDUs a node\n"
         "  try:   start 8 replicas a node, or fewer: mpirun -np 8 sambasim run --pef x; or compile with --num-tiles 4,"
@@ -110,11 +105,10 @@ def test_what_is_refused_names_the_count_and_every_remedy() -> None:
 
 
 def test_a_process_has_room_for_all_ranks_that_it_runs() -> None:
-    inventory = Inventory(SN30, None, CLUSTER)
-    assert [one.node for one in place_replicas(inventory, [0, 1], 2).locations()] == [0, 0, 1, 1]
-    assert [one.node for one in place_replicas(inventory, [0], 9).locations()] == [0] * 8 + [1], "an emulation"
+    assert [one.node for one in place_replicas(WHOLE, [0, 1], 2).locations()] == [0, 0, 1, 1]
+    assert [one.node for one in place_replicas(WHOLE, [0], 9).locations()] == [0] * 8 + [1], "an emulation"
     with pytest.raises(LaunchError) as refused:
-        place_replicas(inventory, [0, 0, 0], 3, command="sambasim run --pef x")
+        place_replicas(WHOLE, [0, 0, 0], 3, command="sambasim run --pef x")
     assert refused.value.what.startswith("9 ranks on node 0, and a node of sn30-8 holds at most 8")
     assert str(refused.value.remedy).startswith("start 2 replicas a node, or fewer: mpirun -np 2 sambasim run --pef x;")
 

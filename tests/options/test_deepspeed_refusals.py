@@ -1,7 +1,7 @@
 """What is refused in a DeepSpeed config: every mistake is named with its place, all of them in one error."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,12 @@ from sambasim.options.run import run_options
 from tests.support.deepspeed_configs import CONFIGS
 from tests.support.deepspeed_options import TWO, compiled, refused, run
 
+_MICRO, _STEPS = "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
+_ON = {"enabled": True}
+
 
 def test_batch_sizes_that_disagree_are_one_error(tmp_path: Path) -> None:
-    text = {"train_batch_size": 64, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2}
+    text = {"train_batch_size": 64, _MICRO: 4, _STEPS: 2}
     assert refused(text, tmp_path, {**TWO, "grad_accumulation_steps": 4}) == (
         "train_batch_size = 64: is not train_micro_batch_size_per_gpu 4 × gradient_accumulation_steps 4 "
         "(from --grad-accumulation-steps; the file has 2) × world size 2 (-ws 2) = 32\n"
@@ -23,26 +26,35 @@ def test_batch_sizes_that_disagree_are_one_error(tmp_path: Path) -> None:
         '  try:   "train_batch_size": 32; or --data-parallel -ws 4'
     )
     assert "is no multiple of train_micro_batch_size_per_gpu 5 × world size 2 (-ws 2) = 10" in refused(
-        {"train_batch_size": 32, "train_micro_batch_size_per_gpu": 5}, tmp_path
+        {"train_batch_size": 32, _MICRO: 5}, tmp_path
     )
     assert "train_batch_size = 1: is no multiple of" in refused({"train_batch_size": 1}, tmp_path)
 
 
-def test_one_error_lists_all_that_is_wrong(tmp_path: Path) -> None:
-    text = {
-        "train_batch_size": 64, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2,
-        "gradient_clipping": -1, "optimizer": {"type": "AdamW", "params": {"learning_rate": 0.1, "max_grad_norm": 1}},
-        "fp16": {"enabled": True, "hysteresis": 0}, "zero_optimization": {"stage": 4},
-        "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 1.5, "warmup_type": "cubic"}},
-    }  # fmt: skip
-    lines = refused(text, tmp_path).splitlines()
-    assert lines[0] == "8 options are wrong:"
-    assert [line.strip().partition(":")[0] for line in lines[1:9]] == [
-        "fp16.hysteresis = 0", "optimizer.params.learning_rate = 0.1", "optimizer.params.max_grad_norm = 1",
-        "scheduler.params.warmup_num_steps = 1.5", 'scheduler.params.warmup_type = "cubic"',
-        "gradient_clipping = -1", "zero_optimization.stage = 4", "train_batch_size = 64",
-    ]  # fmt: skip
-    assert lines[9:] == ["  where: FOLDER/ds_config.json", "  try:   correct each of them"]
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ({
+            "train_batch_size": 64, _MICRO: 4, _STEPS: 2, "gradient_clipping": -1,
+            "optimizer": {"type": "AdamW", "params": {"learning_rate": 0.1, "max_grad_norm": 1}},
+            "fp16": {**_ON, "hysteresis": 0}, "zero_optimization": {"stage": 4},
+            "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 1.5, "warmup_type": "cubic"}},
+        }, [
+            "fp16.hysteresis = 0", "optimizer.params.learning_rate = 0.1", "optimizer.params.max_grad_norm = 1",
+            "scheduler.params.warmup_num_steps = 1.5", 'scheduler.params.warmup_type = "cubic"',
+            "gradient_clipping = -1", "zero_optimization.stage = 4", "train_batch_size = 64",
+        ]),
+        ({
+            "train_batch_size": 8, "amp": _ON, "optimizer": {"type": "Lamb"}, "fp16": _ON, "bf16": _ON,
+            "zero_optimization": {"stage": 4},
+        }, ['amp = {"enabled"', "fp16.enabled = true", 'optimizer.type = "Lamb"', "zero_optimization.stage = 4"]),
+    ],
+)  # fmt: skip
+def test_one_error_lists_all_that_is_wrong(text: Mapping[str, Any], names: Sequence[str], tmp_path: Path) -> None:
+    first, *lines, where, remedy = refused(text, tmp_path).splitlines()
+    assert first == f"{len(names)} options are wrong:"
+    assert [line.strip().partition(":")[0] for line in lines] == names
+    assert (where, remedy) == ("  where: FOLDER/ds_config.json", "  try:   correct each of them")
 
 
 def _optimizer(kind: str, **params: object) -> dict[str, object]:
@@ -51,9 +63,6 @@ def _optimizer(kind: str, **params: object) -> dict[str, object]:
 
 def _scheduler(kind: str, **params: object) -> dict[str, object]:
     return {"train_batch_size": 8, "scheduler": {"type": kind, "params": params}}
-
-
-_HALF = {"enabled": True}
 
 
 @pytest.mark.parametrize(
@@ -79,10 +88,7 @@ _HALF = {"enabled": True}
         (_optimizer("Adam", amsgrad=True), "optimizer.params.amsgrad = true: cannot be imitated"),
         (_optimizer("SGD", beta=0.9), "optimizer.params.beta = 0.9: is not for SGD, which takes lr, momentum"),
         (_optimizer("Adam", max_grad_norm=1.0), '"gradient_clipping": … at the top of the file'),
-        (
-            _optimizer("Adam", lr="1e-3"),
-            'optimizer.lr = "1e-3" (from ds_config.json: optimizer.params.lr): must be a n',
-        ),
+        (_optimizer("Adam", lr="1e-3"), 'optimizer.lr = "1e-3" (from ds_config.json: optimizer.params.lr): must be a'),
         (_optimizer("Adam", betas=[0.9]), "optimizer.betas = [0.9] (from ds_config.json: optimizer.params.betas)"),
         (_optimizer("Adam", betas=[0.9, 1.5]), "optimizer.betas = 1.5 (from ds_config.json: optimizer.params.betas)"),
         ({"train_batch_size": 8, "optimizer": {"params": {}}}, "optimizer.type: is missing"),
@@ -96,16 +102,16 @@ _HALF = {"enabled": True}
         (_scheduler("OneCycle"), "scheduler.params.cycle_max_lr: is missing"),
         (_scheduler("OneCycle", cycle_min_lr=0.1, cycle_max_lr=0.2, decay_mom_rate=0.1), "makes beta1 grow without"),
         (_scheduler("LRRangeTest", lr_range_test_staircase=1), "must be true or false, or auto"),
-        ({"train_batch_size": 8, "fp16": _HALF, "bf16": _HALF}, "fp16.enabled = true: does not go with bf16.enabled"),
-        ({"train_batch_size": 8, "fp16": {**_HALF, "initial_scale_power": 40}}, "must be at most 32"),
-        ({"train_batch_size": 8, "fp16": {**_HALF, "loss_scale": 100}}, "(from ds_config.json: fp16): must be a power"),
+        ({"train_batch_size": 8, "fp16": _ON, "bf16": _ON}, "fp16.enabled = true: does not go with bf16.enabled"),
+        ({"train_batch_size": 8, "fp16": {**_ON, "initial_scale_power": 40}}, "must be at most 32"),
+        ({"train_batch_size": 8, "fp16": {**_ON, "loss_scale": 100}}, "(from ds_config.json: fp16): must be a power"),
         ({"train_batch_size": 8, "zero_optimization": {"stage": 4}}, "stage = 4: must be 0, 1, 2 or 3"),
         ({"train_batch_size": 8, "zero_optimization": {"zero_quantized_weights": True}}, "changes the numbers"),
-        ({"train_batch_size": 8, "amp": _HALF}, 'amp = {"enabled": true}: is NVIDIA\'s Apex'),
-        ({"train_batch_size": 8, "elasticity": _HALF}, "chooses batch sizes by the GPUs of a job"),
-        ({"train_batch_size": 8, "curriculum_learning": _HALF}, "trains in another way, which sambasim does not have"),
+        ({"train_batch_size": 8, "amp": _ON}, 'amp = {"enabled": true}: is NVIDIA\'s Apex'),
+        ({"train_batch_size": 8, "elasticity": _ON}, "chooses batch sizes by the GPUs of a job"),
+        ({"train_batch_size": 8, "curriculum_learning": _ON}, "trains in another way, which sambasim does not have"),
         (
-            {"train_batch_size": 8, "fp16": {**_HALF, "fp16_master_weights_and_grads": True}},
+            {"train_batch_size": 8, "fp16": {**_ON, "fp16_master_weights_and_grads": True}},
             "fp16.fp16_master_weights_and_grads = true: keeps no float32 parameters",
         ),
     ],
@@ -133,23 +139,16 @@ def test_inference_takes_none(tmp_path: Path) -> None:
         run_options({"pef": "digits", "deepspeed": tmp_path / "ds_config.json", "inference": True})
 
 
-def test_without_any_batch_size_one_is_needed(tmp_path: Path) -> None:
-    (tmp_path / "empty.json").write_text("{}")
-    with pytest.raises(OptionError) as error:
-        options_and_notes(None, "net:Net", [], {"deepspeed": tmp_path / "empty.json"})
-    told = "train_batch_size: is missing, and so is train_micro_batch_size_per_gpu: DeepSpeed needs one of them"
-    assert told in str(error.value)
-    assert "or --batch-size 8" in str(error.value)
-
-
-def test_a_batch_size_that_is_auto_is_not_called_missing(tmp_path: Path) -> None:
-    file = tmp_path / "auto.json"
-    for sizes in ("train_batch_size",), ("train_batch_size", "train_micro_batch_size_per_gpu"):
-        file.write_text(json.dumps(dict.fromkeys(sizes, "auto")))
-        with pytest.raises(OptionError, match=f"{sizes[-1]} = auto: needs a value from elsewhere") as error:
-            options_and_notes(None, "net:Net", [], {"deepspeed": file})
-        assert "missing" not in str(error.value)
-        remedied = options_and_notes(None, "net:Net", ["optimizer.name=sgd"], {"batch_size": 8, "deepspeed": file})
+def test_a_batch_size_is_needed_and_one_that_is_auto_is_not_called_missing(tmp_path: Path) -> None:
+    told = refused("{}", tmp_path, {}, "net:Net")
+    assert f"train_batch_size: is missing, and so is {_MICRO}: DeepSpeed needs one of them" in told
+    assert "or --batch-size 8" in told
+    for sizes in ("train_batch_size",), ("train_batch_size", _MICRO):
+        text = dict.fromkeys(sizes, "auto")
+        told = refused(text, tmp_path, {}, "net:Net")
+        assert f"{sizes[-1]} = auto: needs a value from elsewhere" in told
+        assert "missing" not in told
+        remedied = compiled(text, tmp_path, {"batch_size": 8}, ["optimizer.name=sgd"], target="net:Net")
         assert remedied.options.training.batch_size == 8
 
 
@@ -157,8 +156,8 @@ def test_a_batch_size_that_is_auto_is_not_called_missing(tmp_path: Path) -> None
     "sizes",
     [
         {"train_batch_size": "16"},
-        {"train_batch_size": 16, "train_micro_batch_size_per_gpu": "4", "gradient_accumulation_steps": 1},
-        {"train_batch_size": 16, "train_micro_batch_size_per_gpu": 3, "gradient_accumulation_steps": "2"},
+        {"train_batch_size": 16, _MICRO: "4", _STEPS: 1},
+        {"train_batch_size": 16, _MICRO: 3, _STEPS: "2"},
     ],
 )
 def test_a_batch_size_in_quotes_is_the_only_error(sizes: Mapping[str, object], tmp_path: Path) -> None:
@@ -166,11 +165,6 @@ def test_a_batch_size_in_quotes_is_the_only_error(sizes: Mapping[str, object], t
     assert "must be a whole number, or auto" in told
     assert "without quotes" in told
     assert "options are wrong" not in told
-
-
-def test_printing_never_is_no_error(tmp_path: Path) -> None:
-    notes = compiled('{"train_batch_size": 8, "steps_per_print": Infinity}', tmp_path).notes
-    assert notes == ["ds_config.json: these change nothing here: steps_per_print"]
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
@@ -185,7 +179,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 def test_one_error_lists_all_that_was_compiled_otherwise(tmp_path: Path) -> None:
     options = compiled(CONFIGS["BLOOM"], tmp_path).options
     text = {
-        "train_batch_size": 32, "train_micro_batch_size_per_gpu": 4, "gradient_clipping": 0, "fp16": {"enabled": True},
+        "train_batch_size": 32, _MICRO: 4, "gradient_clipping": 0, "fp16": {"enabled": True},
         "zero_optimization": {"stage": 2}, "optimizer": {"type": "SGD", "params": {"lr": 0.1, "momentum": 0.9}},
     }  # fmt: skip
     with pytest.raises(OptionError) as error:
@@ -201,14 +195,3 @@ def test_one_error_lists_all_that_was_compiled_otherwise(tmp_path: Path) -> None
         "  where: FOLDER/run.json\n"
         "  try:   compile it with --deepspeed FOLDER/run.json"
     )
-
-
-def test_what_cannot_be_done_is_listed_with_what_is_wrong(tmp_path: Path) -> None:
-    text = {
-        "train_batch_size": 8, "amp": {"enabled": True}, "optimizer": {"type": "Lamb"},
-        "fp16": {"enabled": True}, "bf16": {"enabled": True}, "zero_optimization": {"stage": 4},
-    }  # fmt: skip
-    lines = refused(text, tmp_path).splitlines()
-    assert lines[0] == "4 options are wrong:"
-    names = ["amp", "fp16.enabled", "optimizer.type", "zero_optimization.stage"]
-    assert [line.split()[0] for line in lines[1:5]] == names

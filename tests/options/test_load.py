@@ -3,8 +3,9 @@
 import json
 import os
 import string
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -17,6 +18,7 @@ from sambasim.options.base import dotted_names
 from sambasim.options.compile import COMPILE_FLAGS, QUICK_START, CompileFile, compile_options
 from sambasim.options.given import assign, given_overrides, read_toml
 from sambasim.options.run import RUN_FLAGS, RunOptions
+from tests.support.mpi import ROOT
 
 BARE = st.text(string.ascii_letters + string.digits + "_-", min_size=1, max_size=8)
 SCALARS = st.one_of(
@@ -28,42 +30,35 @@ SCALARS = st.one_of(
 VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=3), max_leaves=5)
 
 
-def toml(value: object) -> str:
+def apply_overrides(mapping: Mapping[str, object], *overrides: tuple[str, object] | str) -> dict[str, object]:
     """JSON writes these values as TOML does, but for characters that need two code units."""
-    return json.dumps(value, ensure_ascii=False)
-
-
-def look_up(mapping: dict[str, object], path: list[str]) -> object:
-    found: object = mapping
-    for part in path:
-        assert isinstance(found, dict)
-        found = found[part]
-    return found
-
-
-def apply_overrides(mapping: Mapping[str, object], overrides: Sequence[str]) -> dict[str, object]:
-    return assign(mapping, given_overrides(overrides))
+    texts = [
+        f"{one[0]}={json.dumps(one[1], ensure_ascii=False)}" if isinstance(one, tuple) else one for one in overrides
+    ]
+    return assign(mapping, given_overrides(texts))
 
 
 @given(path=st.lists(BARE, min_size=1, max_size=4), value=VALUES)
 def test_an_override_reads_back_as_its_value(path: list[str], value: object) -> None:
-    result = apply_overrides({}, [f"{'.'.join(path)}={toml(value)}"])
-    assert look_up(result, path) == value
-    assert type(look_up(result, path)) is type(value)
+    found: Any = apply_overrides({}, (".".join(path), value))
+    for part in path:
+        found = found[part]
+    assert found == value
+    assert type(found) is type(value)
 
 
 @given(first=SCALARS, second=SCALARS)
 def test_the_last_override_wins_and_nothing_else_changes(first: object, second: object) -> None:
     before = {"a": {"b": 1, "c": 2}, "d": 3}
-    after = apply_overrides(before, [f"a.b={toml(first)}", f"a.b={toml(second)}"])
+    after = apply_overrides(before, ("a.b", first), ("a.b", second))
     assert after == {"a": {"b": second, "c": 2}, "d": 3}
     assert before == {"a": {"b": 1, "c": 2}, "d": 3}
 
 
 def test_a_bare_word_is_text_and_an_empty_value_removes_the_name() -> None:
-    assert apply_overrides({}, ["a.b=net.py:Net "]) == {"a": {"b": "net.py:Net"}}
-    assert apply_overrides({}, ["a=1\nb=2"]) == {"a": "1\nb=2"}
-    assert apply_overrides({"a": {"b": 1, "c": 2}}, ["a.b="]) == {"a": {"c": 2}}
+    assert apply_overrides({}, "a.b=net.py:Net ") == {"a": {"b": "net.py:Net"}}
+    assert apply_overrides({}, "a=1\nb=2") == {"a": "1\nb=2"}
+    assert apply_overrides({"a": {"b": 1, "c": 2}}, "a.b=") == {"a": {"c": 2}}
 
 
 def test_flags_win_over_set_over_model_over_toml_over_defaults(tmp_path: Path) -> None:
@@ -72,17 +67,12 @@ def test_flags_win_over_set_over_model_over_toml_over_defaults(tmp_path: Path) -
         '[model]\ntarget = "a:A"\n[optimizer]\nname = "sgd"\nlr = 0.1\nmomentum = 0.5\n'
         "[training]\nbatch_size = 2\nseed = 1"
     )
-    options = compile_options(
-        config, "b:B", ["optimizer.lr=0.2", "training.batch_size=3"], {"batch_size": 4, "world_size": None}
-    )
-    assert options.optimizer is not None
-    assert options.model.target == "b:B"
-    assert options.training.batch_size == 4
-    assert options.optimizer.lr == 0.2
-    assert options.optimizer.momentum == 0.5
-    assert options.training.seed == 1
-    assert options.world_size == 1
-    assert options.optimizer.dampening == 0.0
+    flags = {"batch_size": 4, "world_size": None}
+    options = compile_options(config, "b:B", ["optimizer.lr=0.2", "training.batch_size=3"], flags)
+    optimizer, training = options.optimizer, options.training
+    assert optimizer is not None
+    assert (options.model.target, options.world_size, training.batch_size, training.seed) == ("b:B", 1, 4, 1)
+    assert (optimizer.lr, optimizer.momentum, optimizer.dampening) == (0.2, 0.5, 0.0)
     assert compile_options(config, "b:B", ["model.target=c:C"], {}).model.target == "c:C"
 
 
@@ -99,14 +89,12 @@ def test_paths_are_relative_to_the_config_and_on_the_command_line_to_the_working
         '[loss]\nname = "loss.py:f"\n[optimizer]\nname = "sgd"'
     )
     options = compile_options(config, None, [], {})
-    assert options.model.target == f"{tmp_path}/net.py:Net"
-    assert options.data.source == f"{folder}/x.npz"
     assert options.loss is not None
-    assert options.loss.name == f"{folder}/loss.py:f"
+    given = options.model.target, options.data.source, options.loss.name
+    assert given == (f"{tmp_path}/net.py:Net", f"{folder}/x.npz", f"{folder}/loss.py:f")
     assert options.output_folder == Path("out"), "outputs are relative to the working directory"
     typed = compile_options(config, "net.py:Other", ["data.source=data.py:f"], {})
-    assert typed.model.target == f"{here}/net.py:Other"
-    assert typed.data.source == f"{here}/data.py:f"
+    assert (typed.model.target, typed.data.source) == (f"{here}/net.py:Other", f"{here}/data.py:f")
 
 
 def test_a_device_has_the_name_of_its_file_too() -> None:
@@ -118,13 +106,8 @@ def test_without_model_and_config_it_is_the_quick_start() -> None:
     assert options.model.target == "sambasim.quickstart.digits:DigitsClassifier"
     assert options.pef_path == Path("out/digits/digits.pef")
     assert options.optimizer is not None
-    assert options.optimizer.lr == 0.25
-    assert (options.data_parallel, options.world_size) == (True, 2)
-
-
-def test_the_config_in_configs_is_that_of_the_quick_start() -> None:
-    shown = Path(__file__).parents[2] / "configs" / "digits.toml"
-    assert shown.read_text() == QUICK_START.read_text()
+    assert (options.optimizer.lr, options.data_parallel, options.world_size) == (0.25, True, 2)
+    assert (ROOT / "configs" / "digits.toml").read_text() == QUICK_START.read_text()
 
 
 def test_every_flag_sets_an_option_that_there_is() -> None:
@@ -151,13 +134,17 @@ def test_broken_toml_is_reported_with_its_line(tmp_path: Path, text: str, where:
 
 
 def test_a_config_that_cannot_be_read(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match=r"there is no config file .*none.toml"):
-        read_toml(tmp_path / "none.toml")
-    with pytest.raises(OptionError, match=r"cannot be read: Is a directory"):
-        read_toml(tmp_path)
     (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
-    with pytest.raises(OptionError, match=r"cannot be read: it is not UTF-8 text"):
-        read_toml(tmp_path / "bytes.toml")
+    with (tmp_path / "large.toml").open("wb") as file:
+        file.truncate(1 << 40)  # a sparse file, which would take all memory
+    os.mkfifo(tmp_path / "pipe.toml")
+    for path, told in {
+        "none.toml": "there is no config file .*none.toml", "": "cannot be read: Is a directory",
+        "bytes.toml": "cannot be read: it is not UTF-8 text", "pipe.toml": "it is not a regular file",
+        "/dev/zero": "it is not a regular file", "large.toml": r"cannot be read: it has more than 4\.0 MiB",
+    }.items():  # fmt: skip
+        with pytest.raises(OptionError, match=told):
+            read_toml(tmp_path / path)
 
 
 @pytest.mark.parametrize("text", ["[" + "a." * 300 + "b]", "a = " + "[" * 9000])
@@ -167,17 +154,6 @@ def test_nesting_is_bounded(text: str, tmp_path: Path) -> None:
         read_toml(tmp_path / "deep.toml")
     with pytest.raises(OptionError, match=r"is nested too deeply|is no TOML"):
         load_device(str(tmp_path / "deep.toml"))
-
-
-def test_large_files_pipes_and_devices_are_not_read(tmp_path: Path) -> None:
-    with (tmp_path / "large.toml").open("wb") as file:
-        file.truncate(1 << 40)  # a sparse file, which would take all memory
-    os.mkfifo(tmp_path / "pipe.toml")
-    with pytest.raises(OptionError, match=r"cannot be read: it has more than 4\.0 MiB"):
-        read_toml(tmp_path / "large.toml")
-    for path in (tmp_path / "pipe.toml", Path("/dev/zero")):
-        with pytest.raises(OptionError, match="it is not a regular file"):
-            read_toml(path)
 
 
 @pytest.mark.parametrize("name", ["new.jsonl", "deep/er/new.jsonl", "old.jsonl", "linked/new.jsonl"])

@@ -82,11 +82,17 @@ REFUSED = [
 ]  # fmt: skip
 
 
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A sound one, in the working directory."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "net.toml").write_text(SOUND)
+    compile_options(tmp_path / "net.toml", None, [], {})
+    return tmp_path / "net.toml"
+
+
 @pytest.mark.parametrize(("overrides", "text"), REFUSED)
-def test_is_refused_in_these_words(tmp_path: Path, overrides: Sequence[str], text: str) -> None:
-    config = tmp_path / "net.toml"
-    config.write_text(SOUND)
-    compile_options(config, None, [], {})  # sound before
+def test_is_refused_in_these_words(config: Path, overrides: Sequence[str], text: str) -> None:
     with pytest.raises(OptionError) as caught:
         compile_options(config, None, overrides, {})
     assert text in str(caught.value)
@@ -103,22 +109,19 @@ def test_is_refused_in_these_words(tmp_path: Path, overrides: Sequence[str], tex
     ],
 )
 def test_a_flag_replaces_what_does_not_go_with_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: dict[str, object], expected: dict[str, dict[str, object]]
+    config: Path, flags: dict[str, object], expected: dict[str, dict[str, object]]
 ) -> None:
-    config = tmp_path / "net.toml"
     config.write_text(
         '[model]\ntarget = "net.py:Net"\n[data]\nsource = "net.py:samples"\nargs = { n = 3 }\n'
         'evaluation_fraction = 0.5\n[loss]\nname = "cross_entropy"\nargs = { label_smoothing = 0.1 }\n'
         '[optimizer]\nname = "adamw"\nlr = 0.5\nbetas = [0.8, 0.9]\n[training]\nepochs = 3\n'
     )
-    monkeypatch.chdir(tmp_path)
     options = compile_options(config, None, [], flags).model_dump()
     for table, fields in expected.items():
         assert {name: options[table][name] for name in fields} == fields
 
 
-def test_all_problems_are_in_one_error_with_their_remedies(tmp_path: Path) -> None:
-    config = tmp_path / "net.toml"
+def test_all_problems_are_in_one_error_with_their_remedies(config: Path) -> None:
     config.write_text(SOUND.replace("epochs = 3", "epochs = 0\nbatchsize = 4").replace('"adamw"', '"adamw"\nlr = -1'))
     with pytest.raises(OptionError) as caught:
         compile_options(config, None, ["data.source=digts"], {"world_size": 2})
@@ -146,27 +149,19 @@ def test_a_flag_that_is_wrong_is_not_blamed_on_a_file() -> None:
         compile_options(None, None, [], {"zzz": 2})
 
 
-def test_training_without_an_optimizer_is_refused_and_inference_is_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("net.py").write_text("class Net: pass\n")
+def test_training_without_an_optimizer_is_refused_and_inference_is_not(config: Path) -> None:
+    config.with_name("net.py").write_text("class Net: pass\n")
     with pytest.raises(OptionError, match=r"optimizer.name: is missing, and training needs one") as caught:
         compile_options(None, "net.py:Net", [], {})
     assert caught.value.remedy == "--set optimizer.name=adamw (for inference: --set compile.inference=true)"
     assert compile_options(None, "net.py:Net", [], {"inference": True}).optimizer is None
 
 
-def test_a_config_without_a_model_is_refused(tmp_path: Path) -> None:
-    config = tmp_path / "empty.toml"
+def test_a_config_without_a_model_or_with_an_integer_of_thousands_of_digits_is_refused(config: Path) -> None:
     config.write_text("")
     with pytest.raises(OptionError, match=r"no model is named") as caught:
         compile_options(config, None, [], {})
     assert caught.value.where == str(config)
-
-
-def test_a_config_with_an_integer_of_thousands_of_digits_is_not_toml(tmp_path: Path) -> None:
-    config = tmp_path / "net.toml"
     config.write_text(SOUND.replace("epochs = 3", f"epochs = {'9' * 5000}"))
     with pytest.raises(OptionError, match=r"the config is not valid TOML: exceeds the limit"):
         compile_options(config, None, [], {})

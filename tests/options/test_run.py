@@ -1,7 +1,6 @@
 """A run's overrides over what a PEF carries: what may change, and what takes a compile."""
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
@@ -12,8 +11,9 @@ import tomli_w
 from sambasim.errors import OptionError, PefError
 from sambasim.options.compile import compile_options
 from sambasim.options.given import given_overrides
-from sambasim.options.resolve import ResolvedRun, resolve_run
-from sambasim.options.run import run_options
+from sambasim.options.run import ResolvedRun, resolve_run, run_options
+
+_SERVER = {"host_sync": "parameter-server", "parameter_servers": 1}
 
 
 def run(flags: Mapping[str, object], overrides: Sequence[str] = (), compiled: Sequence[str] = ()) -> ResolvedRun:
@@ -104,11 +104,7 @@ def test_what_is_compiled_in_takes_a_compile(
         ({"host_sync": "gloo", "reduce_on_rdu": True}, [], 'host_sync = "gloo" (from --host-sync): is sync through'),
         ({"parameter_servers": 1}, [], "add --host-sync parameter-server"),
         ({"reduce_on_rdu": True, "parameter_servers": 1}, [], "leave out --reduce-on-rdu, and add --host-sync"),
-        (
-            {"host_sync": "parameter-server", "parameter_servers": 1, "emulate_replicas": 2},
-            [],
-            "needs ranks of its own, and an emulation has one process",
-        ),
+        ({**_SERVER, "emulate_replicas": 2}, [], "needs ranks of its own, and an emulation has one process"),
         ({"host_sync": "mpi", "inference": True}, [], "is for training, and this is inference"),
     ],
 )
@@ -121,28 +117,35 @@ def test_a_wrong_override_is_named(flags: Mapping[str, object], overrides: Seque
 def test_a_checkpoint_is_no_file_of_weights_and_saves_one(tmp_path: Path) -> None:
     (tmp_path / "step-20").mkdir()
     (tmp_path / "step-20" / "checkpoint.json").touch()
-    with pytest.raises(OptionError) as caught:
-        run({"pef": "net", "weights": tmp_path / "step-20"}, [])
-    assert caught.value.remedy is not None
-    assert caught.value.remedy.startswith(f"--resume {tmp_path}/step-20 --steps N --save FILE.safetensors")
-    with pytest.raises(OptionError) as caught:
-        run({"pef": "net", "weights": tmp_path / "elsewhere.pt"}, [])
-    assert caught.value.remedy == f"--weights {tmp_path}/elsewhere.safetensors"
+    for name, told in {
+        "step-20": f"--resume {tmp_path}/step-20 --steps N --save FILE.safetensors",
+        "elsewhere.pt": f"--weights {tmp_path}/elsewhere.safetensors",
+    }.items():
+        with pytest.raises(OptionError) as caught:
+            run({"pef": "net", "weights": tmp_path / name})
+        assert (caught.value.remedy or "").startswith(told)
 
 
 def test_an_inference_pef_trains_nothing_and_has_no_optimizer_to_set() -> None:
     with pytest.raises(OptionError, match=r"compiled for inference and cannot train") as caught:
-        resolve_run(run_options({"pef": "x"}, []), {"optimizer": None}, {})
+        resolve_run(run_options({"pef": "x"}), {"optimizer": None}, {})
     assert caught.value.remedy == "add --inference"
-    assert resolve_run(run_options({"pef": "x", "inference": True}, []), {"optimizer": None}, {}).optimizer is None
+    assert resolve_run(run_options({"pef": "x", "inference": True}), {"optimizer": None}, {}).optimizer is None
 
 
-def test_invalid_options_in_the_pef_are_an_error_of_the_pef() -> None:
-    with pytest.raises(PefError, match=r"the PEF stores invalid options for its runs: optimizer.name"):
-        resolve_run(run_options({"pef": "x"}, []), {"optimizer": {"name": "rprop"}}, {})
-    with pytest.raises(PefError) as caught:
-        resolve_run(run_options({"pef": "x"}, []), {"training": {"batch_size": -4, "epochs": -1}}, {})
-    assert re.search(r"2 options are wrong: training\.\w+ = -\d: [^;]+; training\.\w+ = -\d", caught.value.what)
+@pytest.mark.parametrize(
+    ("stored", "told"),
+    [
+        ({"optimizer": {"name": "rprop"}}, r"the PEF stores invalid options for its runs: optimizer\.name"),
+        (
+            {"training": {"batch_size": -4, "epochs": -1}},
+            r"2 options are wrong: training\.\w+ = -\d: [^;]+; training\.\w+ = -\d",
+        ),
+    ],
+)
+def test_invalid_options_in_the_pef_are_an_error_of_the_pef(stored: Mapping[str, object], told: str) -> None:
+    with pytest.raises(PefError, match=told):
+        resolve_run(run_options({"pef": "x"}), stored, {})
 
 
 @pytest.mark.parametrize(

@@ -13,19 +13,12 @@ from torch.nn import functional
 from sambasim.ir.types import DTYPE_BYTES
 from sambasim.optimizers import OPTIMIZERS
 from sambasim.options.base import Refused
-from sambasim.options.compile import BuildOptions, ParallelOptions
+from sambasim.options.compile import BuildOptions, ParallelOptions, compile_options
 from sambasim.options.grammar import DTYPES, INTEGER_LARGEST, InputSpec, StepRange, parse_input, step_range
-from sambasim.options.schedule import LossScaleOptions, ScheduleOptions
-from sambasim.options.training import (
-    LOSS_ARGUMENTS,
-    DataOptions,
-    LossOptions,
-    ModelOptions,
-    OptimizerOptions,
-    TrainingOptions,
-)
+from sambasim.options.training import LOSS_ARGUMENTS, OptimizerOptions
 from tests.support.mpi import ROOT
 
+_QUICK_START = compile_options(None, None, [], {})
 TORCH_LOSSES = {
     name: getattr(functional, {"bce_with_logits": "binary_cross_entropy_with_logits"}.get(name, name), None)
     or getattr(functional, f"{name}_loss")
@@ -98,13 +91,8 @@ def test_what_is_no_range_is_refused(text: str) -> None:
 
 
 TABLES: dict[str, type[BaseModel]] = {
-    "model": ModelOptions,
-    "data": DataOptions,
-    "loss": LossOptions,
-    "optimizer": OptimizerOptions,
-    "training": TrainingOptions,
-    "training.schedule": ScheduleOptions,
-    "training.loss_scale": LossScaleOptions,
+    **{name: type(getattr(_QUICK_START, name)) for name in ("model", "data", "loss", "optimizer", "training")},
+    **{f"training.{name}": type(getattr(_QUICK_START.training, name)) for name in ("schedule", "loss_scale")},
     "compile": BuildOptions,
     "parallel": ParallelOptions,
 }

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from sambasim.data.datasets import open_source
 from sambasim.ir.program import MASTER, Program
 from sambasim.ir.types import NORM_BLOCK_ELEMENTS
-from sambasim.options.resolve import resolve_run
-from sambasim.options.run import RunOptions
+from sambasim.options.run import RunOptions, resolve_run
 from sambasim.pef import map_weights, read
 from sambasim.runtime.run.plan import plan
 from sambasim.runtime.run.replica import Replica, Shard, input_specs

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import ConstantLR, CosineAnnealingLR, LinearLR, LRScheduler, SequentialLR, StepLR
 
-from sambasim.options.schedule import ScheduleOptions
+from sambasim.options.training import ScheduleOptions
 from sambasim.runtime.run.plan import cycled_momentum, learning_rate_factor
 from tests.support.deepspeed import LRRangeTest, OneCycle, Schedule, WarmupCosineLR, WarmupDecayLR, WarmupLR
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from sambasim.errors import MachineError
-from sambasim.hardware.host import available_bytes
+from sambasim.hardware.budget import available_bytes
 from sambasim.hardware.spec import load_device
 from sambasim.pef import PefDocument
 from sambasim.runtime.machine.communicator import single_rank

@@ -1,6 +1,7 @@
 """Advice: each change is what predicting the changed program gives, and what it asks for can be done."""
 
 from functools import cache
+from inspect import getsourcelines
 
 import pytest
 import torch
@@ -34,24 +35,16 @@ class Wide(nn.Module):
         return (loss, logits.unsqueeze(0)) if self.gives_logits else loss
 
 
-HEAD_LINE = next(
-    number
-    for number, line in enumerate(open(__file__, encoding="utf-8"), 1)  # noqa: SIM115
-    if line.strip().startswith("logits = self.head")
-)
+HEAD_LINE = getsourcelines(Wide.forward)[1] + 1
 
 
 @cache
 def wide(gives_logits: bool = True, max_grad_norm: float | None = None, *, inference: bool = False) -> Program:
-    options = CompileOptions(
-        optimizer=OptimizerOptions(name="adamw", max_grad_norm=max_grad_norm),
-        training=TrainingOptions(batch_size=BATCH),
-        pef_name="wide",
-        inference=inference,
-    )
-    return compile_shapes(
-        lambda: Wide(gives_logits), lambda _: Example({"x": torch.zeros(BATCH, WIDTH)}, False), options
-    )
+    optimizer = OptimizerOptions(name="adamw", max_grad_norm=max_grad_norm)
+    training = TrainingOptions(batch_size=BATCH)
+    options = CompileOptions(optimizer=optimizer, training=training, pef_name="wide", inference=inference)
+    example = Example({"x": torch.zeros(BATCH, WIDTH)}, False)
+    return compile_shapes(lambda: Wide(gives_logits), lambda _: example, options)
 
 
 def predicted(
@@ -75,8 +68,7 @@ def starts(advice: Advice) -> list[str]:
 
 
 def test_to_return_only_the_loss_gives_the_step_of_the_model_that_does() -> None:
-    advice = advise(predicted(wide()))
-    first = advice.changes[0]
+    first = advise(predicted(wide())).changes[0]
     assert first.what == "return only the loss"
     assert first.where == f"tests/simulation/test_advice.py:{HEAD_LINE}"
     (fetched,) = fetched_outputs(wide())
@@ -108,13 +100,11 @@ def test_each_change_is_predicted_again_and_the_best_is_first() -> None:
 def test_fewer_updates_gain_where_updates_take_long() -> None:
     few = predicted(wide(False, 1.0), replicas=(8,), batch_size=8)
     advice = advise(few)
-    unclipped = change(advice, "no clipping")
+    unclipped, twice = change(advice, "no clipping"), change(advice, "2 micro-steps an update instead of 1")
     assert unclipped.after.step_s == pytest.approx(predicted(wide(False), batch_size=8).alone.predicted_s)
-    twice = change(advice, "2 micro-steps an update instead of 1")
     assert twice.after.samples == 2 * 8 * 8
     assert twice.compared.startswith("8 replicas")
-    device = few.device
-    again = predict(few.program, device, 4, "o3", few.cluster, (8,), batch_size=8, micro_steps=2)
+    again = predict(few.program, few.device, 4, "o3", few.cluster, (8,), batch_size=8, micro_steps=2)
     assert twice.after.step_s == pytest.approx(again.steps[SyncPath.RDU][0].predicted_s)
 
 
@@ -146,10 +136,8 @@ def test_what_fits_is_what_does_not_fail() -> None:
     need = predicted(program, tiles=1).alone.need.size_bytes
     small = device.model_copy(update={"ddr_capacity_bytes": int(need * 0.9) * 8})
     on_tiles, smaller = what_fits(program, small, 1, "o3", BATCH, 1, None)
-    assert on_tiles.how == "--num-tiles 2"
-    assert smaller.how == f"-b {BATCH // 2}"
-    for one in (on_tiles, smaller):
-        assert one.step.need.size_bytes <= one.step.budget.capacity_bytes
+    assert (on_tiles.how, smaller.how) == ("--num-tiles 2", f"-b {BATCH // 2}")
+    assert all(one.step.need.size_bytes <= one.step.budget.capacity_bytes for one in (on_tiles, smaller))
     assert smaller.step.batch_size == BATCH // 2
     tiny = device.model_copy(update={"ddr_capacity_bytes": 8})
     assert what_fits(program, tiny, 1, "o3", BATCH, 1, program) == []

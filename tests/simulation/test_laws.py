@@ -18,7 +18,7 @@ from sambasim.ir.program import Program
 from sambasim.options.compile import CompileOptions
 from sambasim.options.training import OptimizerOptions, TrainingOptions
 from sambasim.simulation.alone import RankAlone
-from sambasim.simulation.ranks import price_ranks
+from sambasim.simulation.step import price_ranks
 from tests.support.whole import whole_case
 
 LEVELS: tuple[Level, ...] = ("o0", "o1", "o3")
@@ -77,12 +77,8 @@ def _two_layers() -> Program:
 
 
 def _compiled(make: Callable[[], nn.Module], shape: tuple[int, ...], *, inference: bool = False) -> Program:
-    options = CompileOptions(
-        optimizer=OptimizerOptions(name="adamw"),
-        training=TrainingOptions(batch_size=shape[0]),
-        pef_name="law",
-        inference=inference,
-    )
+    optimizer, training = OptimizerOptions(name="adamw"), TrainingOptions(batch_size=shape[0])
+    options = CompileOptions(optimizer=optimizer, training=training, pef_name="law", inference=inference)
     return compile_shapes(make, lambda _: Example({"x": torch.zeros(shape)}, False), options)
 
 
@@ -93,23 +89,17 @@ def _step(program: Program, level: Level = "o3", tiles: int | None = None) -> Ra
 def _on(
     device: DeviceSpec, program: Program, level: Level = "o3", tiles: int | None = None, samples: int | None = None
 ) -> RankAlone:
-    budget = budget_of(device, tiles)
-    return price_ranks(program, budget, samples, level=level)[0].alone
-
-
-@pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("model", [partial(_perceptron, 1 << 16), partial(_convolutions, 1 << 12)])
-def test_more_tiles_are_never_slower(model: Callable[[], Program], level: Level) -> None:
-    seconds = [_step(model(), level, tiles).device_s for tiles in range(1, 9)]
-    assert seconds == sorted(seconds, reverse=True)
-    assert seconds[-1] < 0.8 * seconds[0]
+    return price_ranks(program, budget_of(device, tiles), samples, level=level)[0].alone
 
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("model", [partial(_perceptron, 1 << 16), partial(_convolutions, 1 << 12), _two_layers])
-def test_no_number_of_tiles_is_a_cliff(model: Callable[[], Program], level: Level) -> None:
+def test_more_tiles_are_never_slower_and_none_is_a_cliff(model: Callable[[], Program], level: Level) -> None:
     program = model()
     seconds = [_step(program, level, tiles).device_s for tiles in range(1, 9)]
+    if model is not _two_layers:
+        assert seconds == sorted(seconds, reverse=True)
+        assert seconds[-1] < 0.8 * seconds[0]
     for tiles, (fewer, more) in enumerate(pairwise(seconds), 1):
         assert fewer / more <= 1.3 * (tiles + 1) / tiles, f"{tiles} tiles: {seconds}"
 
@@ -144,8 +134,7 @@ def test_a_larger_batch_and_a_deeper_model_are_never_quicker(level: Level) -> No
 
 @pytest.mark.parametrize("model", [_perceptron, _convolutions])
 @pytest.mark.parametrize("tiles", [1, 3, 8])
-def test_each_level_is_no_slower_than_the_one_before(model: object, tiles: int) -> None:
-    assert callable(model)
+def test_each_level_is_no_slower_than_the_one_before(model: Callable[[], Program], tiles: int) -> None:
     o0, o1, o3 = (_step(model(), level, tiles).device_s for level in LEVELS)
     assert o3 <= o1 <= o0
 

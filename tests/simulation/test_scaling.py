@@ -11,8 +11,8 @@ from sambasim.hardware.budget import Budget, budget_of
 from sambasim.hardware.placement import place
 from sambasim.hardware.spec import ClusterSpec, LinkSpec, load_cluster, load_device
 from sambasim.ir.graph import SectionKind
-from sambasim.simulation.ranks import price_ranks
 from sambasim.simulation.scaling import SyncedRank, Track, with_sync
+from sambasim.simulation.step import price_ranks
 from sambasim.simulation.sync import SyncPath
 from tests.pef.samples import sample_program
 
@@ -30,16 +30,9 @@ def _clusters(draw: st.DrawFn) -> ClusterSpec:
     cluster = load_cluster("sn30-8")
     link = cluster.peer_link.model_copy(update={"bandwidth_bytes_per_s": bandwidth, "latency_s": latency})
     network = {"bandwidth_bytes_per_s": draw(st.floats(1e8, 1e12)), "latency_s": draw(st.floats(1e-9, 1e-4))}
-    return cluster.model_copy(
-        update={
-            "rdus_per_node": draw(st.integers(1, 16)),
-            "peer_link": link,
-            "peer_links_per_rdu": 1,
-            "host_link": link,
-            "host_memory_bytes_per_s": draw(st.floats(1e9, BUDGET.memory_bytes_per_s)),
-            "network_link": cluster.network_link.model_copy(update=network),
-        }
-    )
+    rates = {"rdus_per_node": draw(st.integers(1, 16)), "peer_link": link, "peer_links_per_rdu": 1, "host_link": link}
+    memory = {"host_memory_bytes_per_s": draw(st.floats(1e9, BUDGET.memory_bytes_per_s))}
+    return cluster.model_copy(update=rates | memory | {"network_link": cluster.network_link.model_copy(update=network)})
 
 
 def _scaled(replicas: int, path: SyncPath, cluster: ClusterSpec, budget: Budget = BUDGET) -> SyncedRank:
@@ -89,22 +82,19 @@ def test_the_host_is_never_quicker_on_the_same_links(replicas: int, cluster: Clu
 @given(_REPLICAS, st.sampled_from(SyncPath), _clusters(), _FACTOR)
 def test_more_of_any_link_is_never_slower(replicas: int, path: SyncPath, cluster: ClusterSpec, factor: float) -> None:
     before = _scaled(replicas, path, cluster).predicted_s
-    more = int(factor)
-    for better in (
-        {"peer_link": _better(cluster.peer_link, factor)},
-        {"host_link": _better(cluster.host_link, factor)},
-        {"network_link": _better(cluster.network_link, factor)},
-        {"host_memory_bytes_per_s": cluster.host_memory_bytes_per_s * factor},
-        {"peer_links_per_rdu": cluster.peer_links_per_rdu * more},
-        {"host_links_per_rdu": cluster.host_links_per_rdu * more},
-        {"network_links_per_node": cluster.network_links_per_node * more},
-    ):
-        assert _scaled(replicas, path, cluster.model_copy(update=better)).predicted_s <= before * (1 + 1e-9)
+    for name in (
+        "peer_link", "host_link", "network_link", "host_memory_bytes_per_s", "peer_links_per_rdu", "host_links_per_rdu",
+        "network_links_per_node",
+    ):  # fmt: skip
+        better = cluster.model_copy(update={name: _better(getattr(cluster, name), factor)})
+        assert _scaled(replicas, path, better).predicted_s <= before * (1 + 1e-9)
 
 
-def _better(link: LinkSpec, factor: float) -> LinkSpec:
-    better = {"bandwidth_bytes_per_s": link.bandwidth_bytes_per_s * factor, "latency_s": link.latency_s / factor}
-    return link.model_copy(update=better)
+def _better(value: LinkSpec | float, factor: float) -> LinkSpec | float:
+    if not isinstance(value, LinkSpec):
+        return value * int(factor) if isinstance(value, int) else value * factor
+    better = {"bandwidth_bytes_per_s": value.bandwidth_bytes_per_s * factor, "latency_s": value.latency_s / factor}
+    return value.model_copy(update=better)
 
 
 @given(_REPLICAS, st.sampled_from(SyncPath), _clusters(), _FACTOR)

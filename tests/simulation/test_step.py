@@ -23,9 +23,8 @@ from sambasim.pef import read
 from sambasim.report.simulation import step_record
 from sambasim.simulation.alone import MODEL_KINDS
 from sambasim.simulation.planning.strategy import Strategy
-from sambasim.simulation.ranks import price_ranks
 from sambasim.simulation.scaling import with_sync
-from sambasim.simulation.step import PredictedStep, predict_step, step_of
+from sambasim.simulation.step import PredictedStep, predict_step, price_ranks, step_of
 from sambasim.simulation.sync import SyncPath, Wire
 from tests.pef.samples import sample_program
 from tests.support.examples import MICRO_BATCHES, compiled, in_stages

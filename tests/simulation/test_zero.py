@@ -25,11 +25,9 @@ PARALLEL = ("parallel.data_parallel=true", "parallel.world_size=2")
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> list[Program]:
     """By level of ZeRO."""
-    folder = tmp_path_factory.mktemp("zero")
-    return [
-        read(compiled("char_gpt", folder / str(level), *PARALLEL, f"parallel.zero={level}")).program
-        for level in range(4)
-    ]
+    folder, flag = tmp_path_factory.mktemp("zero"), "parallel.zero={}"
+    paths = [compiled("char_gpt", folder / str(level), *PARALLEL, flag.format(level)) for level in range(4)]
+    return [read(path).program for path in paths]
 
 
 def step_of(
@@ -100,11 +98,8 @@ def gathered_bytes(program: Program) -> int:
 
 
 def test_stages_gather_in_every_micro_batch(tmp_path: Path) -> None:
-    levels = [
-        read(in_stages("char_gpt", tmp_path / str(level), *PARALLEL, f"parallel.zero={level}")).program
-        for level in (2, 3)
-    ]
-    gradients, parameters = (predicted(program, 2, path=SyncPath.HOST) for program in levels)
+    paths = [in_stages("char_gpt", tmp_path / str(level), *PARALLEL, f"parallel.zero={level}") for level in (2, 3)]
+    gradients, parameters = (predicted(read(path).program, 2, path=SyncPath.HOST) for path in paths)
     for position in (0, 1):
         before, after = gradients.times_of(position), parameters.times_of(position)
         assert before.gathered.predicted_s == 0

@@ -10,8 +10,7 @@ import pytest
 from sambasim.errors import OptionError
 from sambasim.options.compile import CompileOptions, Compiling, options_and_notes
 from sambasim.options.given import given_overrides
-from sambasim.options.resolve import ResolvedRun, resolve_run, with_deepspeed
-from sambasim.options.run import run_options
+from sambasim.options.run import ResolvedRun, resolve_run, run_options, with_deepspeed
 
 TWO = {"data_parallel": True, "world_size": 2}
 
@@ -22,15 +21,18 @@ def compiled(
     flags: Mapping[str, object] = TWO,
     overrides: list[str] | None = None,
     config: Path | None = None,
+    target: str | None = None,
 ) -> Compiling:
     file = folder / "ds_config.json"
     file.write_text(text if isinstance(text, str) else json.dumps(text))
-    return options_and_notes(config, None, overrides or [], {**flags, "deepspeed": file})
+    return options_and_notes(config, target, overrides or [], {**flags, "deepspeed": file})
 
 
-def refused(text: str | Mapping[str, Any], folder: Path, flags: Mapping[str, object] = TWO) -> str:
+def refused(
+    text: str | Mapping[str, Any], folder: Path, flags: Mapping[str, object] = TWO, target: str | None = None
+) -> str:
     with pytest.raises(OptionError) as error:
-        compiled(text, folder, flags)
+        compiled(text, folder, flags, target=target)
     return str(error.value).replace(str(folder), "FOLDER")
 
 

@@ -18,8 +18,7 @@ from sambasim.data.datasets import open_source
 from sambasim.data.user_code import call_object
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
-from sambasim.options.resolve import ResolvedRun, resolve_run
-from sambasim.options.run import RunOptions
+from sambasim.options.run import ResolvedRun, RunOptions, resolve_run
 from sambasim.options.training import ModelOptions, OptimizerOptions
 from sambasim.pef import PefDocument, map_weights, read
 from sambasim.runtime.machine.pytorch import Stream, derive

@@ -19,7 +19,7 @@ from sambasim.compiler.capture.tensors import default_type, inputs_in
 from sambasim.compiler.front import build_model, example_of_one, model_of_shapes
 from sambasim.optimizers import OPTIMIZERS
 from sambasim.options.compile import CompileOptions
-from sambasim.simulation.memory_choices import DTYPES, Choice, Choices
+from sambasim.simulation.memory import DTYPES, Choice, Choices
 
 # PyTorch on a CPU keeps masks of dropout as numbers of the dtype, where a graph has one byte: none in comparisons.
 FAMILIES = {

@@ -25,7 +25,7 @@ from sambasim.compiler.front import inputs_of
 from sambasim.data.batches import collate
 from sambasim.data.datasets import Source
 from sambasim.errors import CaptureError, MachineError, SambasimError
-from sambasim.hardware.host import available_bytes
+from sambasim.hardware.budget import available_bytes
 from sambasim.ir.operator_flops import Operands
 from sambasim.ir.operators import OPERATORS
 from sambasim.ir.program import Program

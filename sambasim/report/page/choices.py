@@ -10,8 +10,8 @@ from sambasim.report.page.timeline import WAYS
 from sambasim.report.plan import BASIS, TERMS, best_rows, closest, verdict
 from sambasim.report.simulation import scaling_table
 from sambasim.report.tables import table, text_table
-from sambasim.simulation.planning.priced import Priced
 from sambasim.simulation.planning.search import Plan
+from sambasim.simulation.planning.strategy import Priced
 from sambasim.simulation.prediction import Prediction
 from sambasim.simulation.step import PredictedStep
 from sambasim.simulation.sync import SyncPath

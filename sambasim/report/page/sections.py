@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, floor, log10, sqrt
 
-from sambasim.costs.load import chip_bytes
+from sambasim.costs.price import chip_bytes
 from sambasim.ir.graph import SectionKind
 from sambasim.ir.operators import OPERATORS
 from sambasim.report.analysis import Analysis, Roof

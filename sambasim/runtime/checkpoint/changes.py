@@ -113,7 +113,7 @@ def _is_same_model(saved: Manifest, now: Manifest) -> bool:
     """Whether they have the same model, loss, optimizer, and samples of a replica in a step, whatever their mesh."""
 
     def facts(manifest: Manifest) -> list[object]:
-        options = dict(leaves(manifest.options))
+        options = leaves(manifest.options)
         loss = [value for name, value in options.items() if name.startswith("loss")]
         wholes = {name: tensor.whole for name, tensor in manifest.tensors.items()}
         return [wholes, manifest.pef.operators_sha256, loss, options.get("optimizer.name"), _samples(manifest)]
@@ -132,14 +132,14 @@ def _alters_bits(name: str, saved: Manifest, now: Manifest) -> bool:
 
 def _samples(manifest: Manifest) -> int:
     """The samples of a replica in a step."""
-    options = dict(leaves(manifest.options))
+    options = leaves(manifest.options)
     sizes = (options.get(f"training.{name}") for name in ("batch_size", "accumulation_steps"))
     return math.prod(size for size in sizes if isinstance(size, int))
 
 
 def _differing(before: Mapping[str, JsonValue], now: Mapping[str, JsonValue]) -> dict[str, tuple[str, str]]:
     """The options with other values, as text, before and now."""
-    old, new = dict(leaves(before)), dict(leaves(now))
+    old, new = leaves(before), leaves(now)
 
     def shown(value: object) -> str:
         return "none" if value is None else show(value)
@@ -150,7 +150,7 @@ def _differing(before: Mapping[str, JsonValue], now: Mapping[str, JsonValue]) ->
 
 def check_epoch(saved: Manifest, now: Manifest, differing: list[Change], where: str) -> None:
     """Raises OptionError if a change affects which samples are left of the epoch of `saved`."""
-    before, after = (PurePath(str(dict(leaves(manifest.options)).get(_SOURCE))) for manifest in (saved, now))
+    before, after = (PurePath(str(leaves(manifest.options).get(_SOURCE))) for manifest in (saved, now))
     for change in differing if saved.position.used else ():
         if change.name == _SOURCE and before.name == after.name:
             continue  # in another folder: enough to resume, not to promise bits
@@ -193,7 +193,7 @@ def _changed(pairs: list[tuple[str, ...]]) -> Iterator[Change]:
 
 
 def _options(saved: Manifest, now: Manifest) -> Iterator[Change]:
-    after = dict(leaves(now.options))
+    after = leaves(now.options)
     by_progress = after.get("training.schedule.name") in ("linear", "cosine")
     needs_length = by_progress and after.get("training.schedule.total_steps") is None
     for name, values in _differing(saved.options, now.options).items():

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from sambasim.errors import MachineError
-from sambasim.hardware.host import available_bytes
+from sambasim.hardware.budget import available_bytes
 from sambasim.hardware.spec import device_of
 from sambasim.pef import PefDocument
 from sambasim.runtime.machine.communicator import Communicator

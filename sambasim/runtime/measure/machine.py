@@ -27,7 +27,7 @@ from torch import Tensor
 
 from sambasim.data.datasets import Source, open_source
 from sambasim.errors import DataError, MachineError, SambasimError
-from sambasim.hardware.host import available_bytes
+from sambasim.hardware.budget import available_bytes
 from sambasim.ir.dataflow import pass_and_update
 from sambasim.ir.graph import Node
 from sambasim.ir.program import Program

@@ -108,7 +108,7 @@ def digested(seen: Seen, tensor: Tensor, micro_step: int | None = None) -> Value
 def _run_of(setup: Setup, team: Team, plan: Plan, asked: StepRange) -> RecordedRun:
     graph = setup.program.training
     tables = {name: table for name, table in setup.option_tables.items() if table is not None}
-    options = {name: value for name, value in leaves(tables) if value != {}}
+    options = {name: value for name, value in leaves(tables).items() if value != {}}
     if setup.options.weights is not None:
         options["weights"] = str(setup.options.weights)
     return RecordedRun(

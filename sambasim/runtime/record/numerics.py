@@ -17,7 +17,7 @@ from sambasim.ir.graph import Argument, Node, SectionKind
 from sambasim.ir.mesh import Mesh
 from sambasim.ir.program import LOSS_SCALE, Program
 from sambasim.ir.types import Symbol, SymbolKind
-from sambasim.options.schedule import LossScaleOptions
+from sambasim.options.training import LossScaleOptions
 from sambasim.runtime.run.replica import Replica
 from sambasim.runtime.values.memory import DeviceMemory
 from sambasim.runtime.watch.observer import Function, StepObserver

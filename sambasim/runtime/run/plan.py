@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pydantic import with_config
 
 from sambasim.errors import DataError
-from sambasim.options.schedule import ScheduleOptions
-from sambasim.options.training import TrainingOptions
+from sambasim.options.training import ScheduleOptions, TrainingOptions
 from sambasim.records import Count
 
 

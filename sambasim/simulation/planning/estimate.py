@@ -13,14 +13,13 @@ from functools import cached_property, reduce
 from itertools import pairwise
 from math import sqrt
 from operator import add
+from typing import Any
 
 from sambasim.hardware.placement import Placement, place
 from sambasim.hardware.spec import ClusterSpec, DeviceSpec
 from sambasim.simulation.memory import Memory
-from sambasim.simulation.planning.layers import Layer
-from sambasim.simulation.planning.one_rank import OneRank, Programs, Ranks
-from sambasim.simulation.planning.priced import Priced, Terms, path_of, rdus_of, shortage
-from sambasim.simulation.planning.strategy import BY_HOST, Strategy
+from sambasim.simulation.planning.one_rank import Layer, OneRank, Programs, Ranks
+from sambasim.simulation.planning.strategy import BY_HOST, Priced, Strategy, Terms, path_of, rdus_of, shortage
 from sambasim.simulation.scaling import spread_of
 from sambasim.simulation.sync import GATHERS_IN_PASSES, WIRE_BYTES, GroupSync, Traffic, group_sync, message
 
@@ -44,15 +43,11 @@ class Stage:
         return self.forward_s + self.backward_s + self.messages.predicted_s
 
     def __add__(self, other: "Stage") -> "Stage":
-        return Stage(
-            self.forward_s + other.forward_s,
-            self.backward_s + other.backward_s,
-            self.weights_s + other.weights_s,
-            self.messages + other.messages,
-            self.parameters + other.parameters,
-            self.kept_bytes + other.kept_bytes,
-            max(self.again_bytes, other.again_bytes),
-        )
+        sums: dict[str, Any] = {name: getattr(self, name) + getattr(other, name) for name in _SUMMED}
+        return Stage(**sums, again_bytes=max(self.again_bytes, other.again_bytes))
+
+
+_SUMMED = ("forward_s", "backward_s", "weights_s", "messages", "parameters", "kept_bytes")
 
 
 class Estimator:
@@ -86,18 +81,17 @@ class Estimator:
             ranges = rank.chain.cut(stages)
             if ranges is None:
                 self._stages[key] = f"the model can be cut into {rank.chain.most_stages} stages at most"
-            else:
-                crossing = [rank.chain.layers[stop - 1].crossing_bytes for _, stop in ranges[:-1]]
-                between = [self._between_stages(strategy, at, size) for at, size in enumerate(crossing)]
-                received = [a + b for a, b in pairwise([Traffic(), *between, Traffic()])]
-                budget = self.ranks.budget(strategy)
-                section_s = budget.launch_s + budget.load_s + budget.start_s
-                staged = [
-                    _stage(rank.chain.layers[slice(*span)], messages, rank.numel, section_s, splits=splits, again=again)
-                    for span, messages in zip(ranges, received, strict=True)
-                ]
-                of_ranks = (staged[at :: strategy.stages] for at in range(strategy.stages))
-                self._stages[key] = [reduce(add, own) for own in of_ranks]
+                return self._stages[key]
+            crossing = [rank.chain.layers[stop - 1].crossing_bytes for _, stop in ranges[:-1]]
+            between = [self._between_stages(strategy, at, size) for at, size in enumerate(crossing)]
+            received = [a + b for a, b in pairwise([Traffic(), *between, Traffic()])]
+            budget = self.ranks.budget(strategy)
+            section_s = budget.launch_s + budget.load_s + budget.start_s
+            staged = [
+                _stage(rank.chain.layers[slice(*span)], messages, rank.numel, section_s, splits=splits, again=again)
+                for span, messages in zip(ranges, received, strict=True)
+            ]
+            self._stages[key] = [reduce(add, staged[at :: strategy.stages]) for at in range(strategy.stages)]
         return self._stages[key]
 
     def _between_stages(self, strategy: Strategy, stage: int, size_bytes: int) -> Traffic:

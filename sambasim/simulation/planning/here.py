@@ -26,12 +26,10 @@ from sambasim.ir.ranks import of_ranks
 from sambasim.ir.schedule import Action, ActionKind, Schedule, in_flight, make
 from sambasim.ir.types import TensorType
 from sambasim.simulation.machine import Machine, PassTimes, Rates, between
-from sambasim.simulation.memory import Memory, memory_of, operand_bytes, pass_memory
-from sambasim.simulation.planning.priced import Priced, Terms, shortage
+from sambasim.simulation.memory import Memory, PassMemory, memory_of, operand_bytes, pass_memory
 from sambasim.simulation.planning.search import Goal, Plan, Refused, order
-from sambasim.simulation.planning.strategy import Space, Strategy
-from sambasim.simulation.ranks import Cost
-from sambasim.simulation.step import Passes
+from sambasim.simulation.planning.strategy import Priced, Space, Strategy, Terms, shortage
+from sambasim.simulation.step import Cost, Passes
 from sambasim.simulation.sync import Traffic
 from sambasim.units import counted, format_rate
 
@@ -67,8 +65,8 @@ def plan_here(
             priced[strategy] = here.price(strategy)
         except OptionError as error:
             refused.append(Refused(strategy, error.what))
+    fitting = (candidate for candidate in priced.values() if candidate.problem is None)
     best: dict[object, Priced] = {}
-    fitting = [candidate for candidate in priced.values() if candidate.problem is None]
     for candidate in sorted(fitting, key=lambda candidate: order(candidate, goal)):
         best.setdefault(candidate.strategy.shape, candidate)
     first = list(best.values())[:count]
@@ -111,18 +109,17 @@ class _Part:
 
     def size(self, node: Node) -> float:
         flops = OPERATORS[node.operator].flops
-        return float(flops(Operands(node, self.types))) if flops is not None else float(self.bytes_of(node))
+        return float(flops(Operands(node, self.types)) if flops is not None else self.bytes_of(node))
 
     def bytes_of(self, node: Node) -> int:
         """Read and written by `node`."""
-        names = [*node.reads, *(name for name in node.results if name is not None)]
+        names = [*node.reads, *filter(None, node.results)]
         return sum(self.types[name].size_bytes for name in names if name in self.types)
 
     @cached_property
-    def memory(self) -> tuple[int, int]:
-        """The bytes that a pass keeps for its backward, and what more it needs at its peak, as compiled."""
-        found = pass_memory(self.graph, self.program.symbols)
-        return found.activations, found.temporaries
+    def memory(self) -> PassMemory:
+        """As compiled."""
+        return pass_memory(self.graph, self.program.symbols)
 
 
 class Here:
@@ -180,20 +177,17 @@ class Here:
             key = replace(key, schedule="1f1b")
         if key not in self._parts:
             try:
-                self._parts[key] = self._compiled(key)
+                programs = of_ranks(self._program_of(key))
+                numels = [sum(group.numel for group in program.groups) for program in programs]
+                whole = numels[0] if key == self._alone else sum(group.numel for group in self._whole.program.groups)
+                pairs = zip(programs, numels, strict=True)
+                self._parts[key] = tuple(_Part(program, numel / whole) for program, numel in pairs)
             except OptionError as error:
                 self._parts[key] = error
         found = self._parts[key]
         if isinstance(found, OptionError):
             raise found
         return found
-
-    def _compiled(self, key: Strategy) -> tuple[_Part, ...]:
-        program = self._program_of(key)
-        programs = of_ranks(program)
-        numels = [sum(group.numel for group in program.groups) for program in programs]
-        whole = numels[0] if key == self._alone else sum(group.numel for group in self._whole.program.groups)
-        return tuple(_Part(program, numel / whole) for program, numel in zip(programs, numels, strict=True))
 
     @property
     def _whole(self) -> _Part:
@@ -214,20 +208,20 @@ class Here:
         key = id(part), number, rates.ranks, strategy.samples
         if key in self._costs:
             return self._costs[key]
-        graph, samples = part.graph, strategy.samples
+        graph, scale = part.graph, strategy.samples / part.program.batch_size
         sections, _ = pass_and_update(graph)
+
+        def cost(node: Node) -> Cost:
+            if node.operator.startswith("comm."):
+                return Cost(messages={axis_of(node) or "": Traffic(self._message_s(part, node, rates, scale))})
+            return Cost(self._operator_s(part, node, times, scale))
+
         found = {}
         for action, (start, stop) in spans_of_actions(sections).items():
-            nodes = [node for section in sections[start:stop] for node in graph.section_nodes(section)]
-            found[action] = sum((self._node_cost(part, node, rates, times, samples) for node in nodes), Cost())
+            nodes = (node for section in sections[start:stop] for node in graph.section_nodes(section))
+            found[action] = sum(map(cost, nodes), Cost())
         self._costs[key] = found
         return found
-
-    def _node_cost(self, part: _Part, node: Node, rates: Rates, times: PassTimes, samples: int) -> Cost:
-        scale = samples / part.program.batch_size
-        if node.operator.startswith("comm."):
-            return Cost(messages={axis_of(node) or "": Traffic(self._message_s(part, node, rates, scale))})
-        return Cost(self._operator_s(part, node, times, scale))
 
     def _operator_s(self, part: _Part, node: Node, times: PassTimes, scale: float) -> float:
         """`scale`: samples, relative to those of the program."""
@@ -262,7 +256,8 @@ class Here:
 
     def _update(self, strategy: Strategy, share: float, rates: Rates) -> tuple[float, float]:
         """Seconds of the update and of sync on a core of its own, by the bytes that are read and written."""
-        copies, measured, states = strategy.copies, rates.ranks, self._states
+        states = max(len(optimizer.states) for optimizer in self._whole.program.optimizers)
+        copies, measured = strategy.copies, rates.ranks
         update_s = rates.update_s * share * _update_words(copies, states) / _update_words(measured, states)
         own = _update_words(1, states) / copies / _update_words(copies, states)
         update_s, sync_s = update_s * own, update_s * (1 - own)
@@ -272,21 +267,19 @@ class Here:
             sync_s += by_host_s * (1 + gathers) / 2
         return update_s, sync_s
 
-    @property
-    def _states(self) -> int:
-        return max(len(optimizer.states) for optimizer in self._whole.program.optimizers)
-
     def _memory(self, strategy: Strategy, parts: Sequence[_Part], rates: Rates, times: PassTimes) -> Iterator[Memory]:
         by_device, copies = not strategy.by_host and strategy.copies > 1, strategy.copies
-        whole_bytes = sum(self._whole.memory) * times.samples // self._whole.program.batch_size
+        whole = self._whole
+        whole_bytes = whole.memory.total_bytes * times.samples // whole.program.batch_size
         process_bytes = rates.private_bytes + rates.shared_bytes // strategy.ranks
         process_bytes += max(times.heap_bytes - whole_bytes, 0)
         for part, flight in zip(parts, in_flight(_schedule(strategy)), strict=True):
             program = part.program
-            activations, temporaries = (size * strategy.samples // program.batch_size for size in part.memory)
+            kept_bytes = part.memory.activations * strategy.samples // program.batch_size
+            more_bytes = part.memory.temporaries * strategy.samples // program.batch_size
             found = memory_of(
                 program,
-                activations_bytes=activations,
+                activations_bytes=kept_bytes,
                 samples=strategy.samples,
                 zero=max(strategy.zero, 1) if by_device else strategy.zero,
                 replicas=copies,
@@ -296,7 +289,7 @@ class Here:
             yield replace(
                 found,
                 parameters=found.parameters // copies if by_device else found.parameters,
-                activations=found.activations + temporaries,
+                activations=found.activations + more_bytes,
                 buffers=found.buffers + process_bytes - operand_bytes(program),
             )
 
@@ -313,8 +306,7 @@ def _update_words(copies: int, states: int) -> float:
 
 def needed_bytes(program: Program) -> int:
     """Of a pass of a whole replica: its device memory, and what operators allocate."""
-    found = pass_memory(program.leading, program.symbols)
-    return program.device_bytes + found.activations + found.temporaries
+    return program.device_bytes + pass_memory(program.leading, program.symbols).total_bytes
 
 
 def spaced(samples: Iterable[int]) -> list[int]:

@@ -16,8 +16,7 @@ from sambasim.hardware.placement import place
 from sambasim.hardware.spec import ClusterSpec, DeviceSpec
 from sambasim.simulation.planning.estimate import Estimator
 from sambasim.simulation.planning.one_rank import Programs
-from sambasim.simulation.planning.priced import Priced, price
-from sambasim.simulation.planning.strategy import Space, Strategy
+from sambasim.simulation.planning.strategy import Priced, Space, Strategy, price
 
 
 class Goal(StrEnum):
@@ -80,15 +79,10 @@ class Planner:
         self, name: str, space: Space, goal: Goal, count: int = 10, on_phase: Callable[[str], None] = lambda phase: None
     ) -> Plan:
         """Estimate all strategies of `space`, then compile and price the best ones of `count` shapes of the mesh."""
-        estimated: list[Priced] = []
-        refused: list[Refused] = []
         on_phase("estimate all strategies")
-        for strategy in space.strategies():
-            found = self.estimator.estimate(strategy)
-            if isinstance(found, Priced):
-                estimated.append(found)
-            else:
-                refused.append(Refused(strategy, found))
+        found = {strategy: self.estimator.estimate(strategy) for strategy in space.strategies()}
+        estimated = [each for each in found.values() if isinstance(each, Priced)]
+        refused = tuple(Refused(strategy, each) for strategy, each in found.items() if isinstance(each, str))
         on_phase("compile and price the best")
         best, priced = self._best(estimated, goal, count)
         known = {candidate.strategy for candidate in (*best, *priced)}
@@ -96,9 +90,7 @@ class Planner:
         hardware = f"{space.rdus} {self._device.name} of {self._cluster.name}"
         error = load_calibration().fit.left_out_mean
         largest = self.estimator.ranks.largest_layer_bytes(space.dtypes[0])
-        return Plan(
-            name, hardware, space, goal, tuple(best), others, tuple(refused), error, largest_layer_bytes=largest
-        )
+        return Plan(name, hardware, space, goal, tuple(best), others, refused, error, largest_layer_bytes=largest)
 
     def _best(self, estimated: Sequence[Priced], goal: Goal, count: int) -> tuple[list[Priced], list[Priced]]:
         """The best of each shape, and what else was priced on the way. The candidate that is best by its estimate is
@@ -131,10 +123,8 @@ class Planner:
             else:
                 exact = self.exact(candidate.strategy)
                 if exact.problem is None:
-                    error_of[family(candidate)] = (
-                        exact.step_s / candidate.step_s,
-                        exact.fullest.total_bytes / candidate.fullest.total_bytes,
-                    )
+                    memory_error = exact.fullest.total_bytes / candidate.fullest.total_bytes
+                    error_of[family(candidate)] = exact.step_s / candidate.step_s, memory_error
                     put(exact)
                 else:
                     others.append(exact)
@@ -185,7 +175,6 @@ def family(candidate: Priced) -> Hashable:
 
 _NEAR_MISSES = 16
 """Strategies that are priced where nothing fits by estimate."""
-
 
 _MOST_OF_FRONTIER = 32
 

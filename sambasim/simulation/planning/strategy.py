@@ -9,25 +9,28 @@ Chips are within a node. Only a replica of one rank may have a part of an RDU.
 """
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import product
 from math import isqrt
 from typing import Literal, TypeAlias
 
+from sambasim.costs.cut import Level
+from sambasim.hardware.budget import Budget
+from sambasim.hardware.placement import Placement
+from sambasim.ir.program import Program
 from sambasim.ir.schedule import SCHEDULES
-from sambasim.units import counted
+from sambasim.simulation.memory import RECOMPUTE, Memory, memory_of
+from sambasim.simulation.step import price_ranks, step_of
+from sambasim.simulation.sync import SyncPath, Wire
+from sambasim.units import counted, format_bytes
 
 TensorParallel: TypeAlias = Literal["none", "weight", "batch"]
 """What is cut over the chips of a replica, as `--tensor-parallel` says."""
 
-RECOMPUTE = ("none", "sections", "full")
-
 VALUES: Mapping[str, Sequence[str]] = {
-    "tensor": ("none", "weight", "batch"),
-    "schedule": tuple(SCHEDULES),
-    "recompute": RECOMPUTE,
+    "tensor": ("none", "weight", "batch"), "schedule": tuple(SCHEDULES), "recompute": RECOMPUTE,
     "dtype": ("fp32", "bf16", "fp16"),
-}
+}  # fmt: skip
 """Of the fields of a strategy that are words."""
 
 BY_HOST = 2
@@ -130,15 +133,12 @@ class Space:
     only: Mapping[str, Sequence[object]] = field(default_factory=dict)
 
     def strategies(self) -> Iterator[Strategy]:
-        """All legal strategies."""
-        for shape in self._shapes():
-            for strategy in self._passes(shape):
-                yield from filter(self._is_wanted, self._variants(strategy))
-
-    def _is_wanted(self, strategy: Strategy) -> bool:
-        """A whole RDU may be named by its number of tiles."""
-        given = {"tiles": strategy.tiles or self.tiles_of_rdu}
-        return all(given.get(name, getattr(strategy, name)) in values for name, values in self.only.items())
+        """All legal strategies. A whole RDU may be named by its number of tiles."""
+        of_copies = (strategy for shape in self._shapes() for strategy in self._with_passes(shape))
+        for strategy in (variant for each in of_copies for variant in self._variants(each)):
+            given = {"tiles": strategy.tiles or self.tiles_of_rdu}
+            if all(given.get(name, getattr(strategy, name)) in values for name, values in self.only.items()):
+                yield strategy
 
     def _shapes(self) -> Iterator[Strategy]:
         """Replicas, stages, chips and tiles: those that fill at most the cluster, and can share the batch evenly."""
@@ -150,8 +150,7 @@ class Space:
             left = self.rdus // chips
             powers = {1 << power for power in range(left.bit_length())}
             for kind, stages in product(kinds, sorted({*divisors(left), *powers} if left else ())):
-                shares = chips if kind == "batch" else 1
-                for replicas in self._replicas(left // stages, shares):
+                for replicas in self._replicas(left // stages, chips if kind == "batch" else 1):
                     yield Strategy(replicas, stages, kind, chips)
 
     def _replicas(self, most: int, shares: int = 1) -> Iterator[int]:
@@ -159,28 +158,139 @@ class Space:
         whole, rest = divmod(self.global_batch, shares)
         return (count for count in divisors(whole) if count <= most) if not rest else iter(())
 
-    def _passes(self, shape: Strategy) -> Iterator[Strategy]:
+    def _with_passes(self, shape: Strategy) -> Iterator[Strategy]:
         """`shape`, with the samples and the number of passes that give the global batch."""
         of_a_copy, rest = divmod(self.global_batch, shape.copies)
-        if rest:
-            return
-        for samples in divisors(of_a_copy):
+        for samples in divisors(of_a_copy) if not rest else ():
             passes = of_a_copy // samples
             if shape.stages == 1 or passes >= shape.stages:
                 yield replace(shape, samples=samples, passes=passes)
 
     def _variants(self, strategy: Strategy) -> Iterator[Strategy]:
-        schedules = [name for name in SCHEDULES if _has_schedule(strategy, name)] if strategy.stages > 1 else ["1f1b"]
-        levels = range(4) if strategy.copies > 1 else (1,)
+        schedules, levels = ["1f1b"], range(4) if strategy.copies > 1 else (1,)
+        if strategy.stages > 1:
+            is_even = strategy.passes % strategy.stages == 0
+            schedules = [name for name in SCHEDULES if name != "interleaved-1f1b" or is_even]
         for schedule, zero, recompute, dtype in product(schedules, levels, RECOMPUTE, self.dtypes):
             yield replace(strategy, schedule=schedule, zero=zero, recompute=recompute, dtype=dtype)
-
-
-def _has_schedule(strategy: Strategy, name: str) -> bool:
-    return name != "interleaved-1f1b" or strategy.passes % strategy.stages == 0
 
 
 def divisors(number: int) -> list[int]:
     """Ascending."""
     small = [divisor for divisor in range(1, isqrt(number) + 1) if number % divisor == 0]
     return sorted({*small, *(number // divisor for divisor in small)})
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """The seconds of a step on its slowest rank: operators of passes, the host, messages within the replica, waiting
+    for other stages, the update, and sync that does not overlap with passes."""
+
+    compute_s: float
+    host_s: float
+    messages_s: float
+    bubble_s: float
+    update_s: float
+    sync_s: float
+
+    @property
+    def step_s(self) -> float:
+        return self.compute_s + self.host_s + self.messages_s + self.bubble_s + self.update_s + self.sync_s
+
+
+@dataclass(frozen=True, slots=True)
+class Priced:
+    """`memory` is that of each rank of the pipeline, of `capacity_bytes`; `received_bytes` what a rank receives in a
+    step, by link, and `idle_s` how long it waits for other stages, on average over the pipeline. With `is_exact`, the
+    program of this strategy was priced, or could not be compiled; else its time and memory are estimated from one
+    without stages. `problem` says why it cannot run."""
+
+    strategy: Strategy
+    rdus: int
+    terms: Terms
+    memory: tuple[Memory, ...]
+    capacity_bytes: int
+    received_bytes: Mapping[Wire, float]
+    is_exact: bool
+    problem: str | None = None
+    idle_s: float = 0.0
+
+    @property
+    def step_s(self) -> float:
+        return self.terms.step_s
+
+    @property
+    def samples_per_s(self) -> float:
+        return self.strategy.global_batch / self.step_s
+
+    @property
+    def fullest(self) -> Memory:
+        return max(self.memory, key=lambda memory: memory.total_bytes)
+
+    @property
+    def sharing(self) -> int:
+        """The ranks of an RDU."""
+        return -(-self.strategy.ranks // self.rdus)
+
+    @property
+    def rdu_bytes(self) -> int:
+        """Of the fullest RDU."""
+        return self.fullest.total_bytes * self.sharing
+
+    @property
+    def bubble(self) -> float:
+        """The share of the step in which ranks wait for other stages, on average."""
+        return self.idle_s / self.step_s
+
+
+def shortage(memory: Sequence[Memory], capacity_bytes: int) -> str | None:
+    """The largest part of the fullest rank, if that has too little memory."""
+    stage, fullest = max(enumerate(memory), key=lambda pair: pair[1].total_bytes)
+    if fullest.total_bytes <= capacity_bytes:
+        return None
+    parts = {part.name: getattr(fullest, part.name) for part in fields(fullest)}
+    largest = max(parts, key=lambda name: parts[name])
+    of_stage = f" of stage {stage}" if len(memory) > 1 else ""
+    whole = f"{format_bytes(fullest.total_bytes)} of {format_bytes(capacity_bytes)}"
+    return f"memory{of_stage}: {whole}, {format_bytes(parts[largest])} of it {largest}"
+
+
+def path_of(strategy: Strategy) -> SyncPath:
+    return SyncPath.HOST if strategy.by_host else SyncPath.RDU
+
+
+def rdus_of(placement: Placement) -> int:
+    return -(-placement.replicas // placement.per_rdu)
+
+
+def roomy(budget: Budget) -> Budget:
+    """`budget` without a limit: whether it fits is decided by part, with what ZeRO divides."""
+    return replace(budget, capacity_bytes=1 << 62)
+
+
+def price(strategy: Strategy, program: Program, level: Level, budget: Budget, placement: Placement) -> Priced:
+    """Price `program`, which was compiled for `strategy`, on the ranks of `placement`. Raises MachineError if an
+    operator does not fit on the chip."""
+    limitless, samples, steps = roomy(budget), strategy.samples, strategy.accumulation_steps
+    priced = price_ranks(program, limitless, samples, steps)
+    if strategy.ranks_of_replica == 1 and priced[0].alone.tiers.rest:  # other sections may be faster then
+        priced = price_ranks(program, limitless, samples, steps, level)
+    step = step_of(program, priced, placement, path_of(strategy))
+    memory = tuple(
+        memory_of(
+            rank.program,
+            activations_bytes=rank.alone.need.between_bytes,
+            samples=samples,
+            replicas=strategy.copies,
+            passes=strategy.passes,
+        )
+        for rank in priced
+    )
+    slowest = max(range(len(step.ranks)), key=lambda at: step.times_of(at).busy_s)
+    times = step.times_of(slowest)
+    received = sum(times.messages.values(), times.gathered + step.ranks[slowest].synced.moved)
+    messages_s = sum(traffic.predicted_s for traffic in times.messages.values())
+    terms = Terms(times.device_s, times.host_s, messages_s, times.idle_s, times.update_s, times.exposed_sync_s)
+    problem, idle_s = shortage(memory, budget.capacity_bytes), step.idle_share * step.passes_s
+    rdus, capacity_bytes = rdus_of(placement), budget.capacity_bytes
+    return Priced(strategy, rdus, terms, memory, capacity_bytes, received.received_bytes, True, problem, idle_s)

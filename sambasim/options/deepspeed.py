@@ -12,28 +12,42 @@ from typing import Any, NamedTuple
 from sambasim.errors import OptionError
 from sambasim.optimizers import OPTIMIZERS
 from sambasim.options.base import Given, Problem, did_you_mean, nearest, one_of, show
-from sambasim.options.deepspeed.file import DeepSpeedFile
-from sambasim.options.deepspeed.tables import (
+from sambasim.options.deepspeed_file import (
     ADAM,
+    AUTO,
     LOSS_SCALE,
     OPTIMIZERS_BY_TYPE,
     SCHEDULERS,
+    DeepSpeedFile,
     Optimizer,
     Row,
     Table,
-    World,
-    batch_of,
 )
 from sambasim.options.given import as_table, assign, leaf_paths
-from sambasim.options.schedule import LossScaleOptions, ScheduleOptions
+from sambasim.options.training import LossScaleOptions, ScheduleOptions
+
+TRAIN, MICRO, STEPS = "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
+_SIZES = {MICRO: "batch_size", STEPS: "accumulation_steps"}
 
 _FIXED = {
-    "optimizer.name": "the optimizer",
-    "compile.dtype": "the dtype",
-    "compile.master_weights": "master_weights",
+    "optimizer.name": "the optimizer", "compile.dtype": "the dtype", "compile.master_weights": "master_weights",
     "parallel.zero": "--zero",
-}
+}  # fmt: skip
 """What a PEF was compiled with, in words."""
+
+_ADAM_MODES = ("adam_w_mode", "torch_adam")
+_CYCLED_BETA2 = 0.99
+"""DeepSpeed's OneCycle sets both betas if it cycles the first."""
+
+
+class World(NamedTuple):
+    """How many replicas there are, and by what: `-ws 2`. `remedy` starts another number, which follows it. `compiled`:
+    the batch of a replica, if it cannot change any more."""
+
+    size: int
+    by: str
+    remedy: str
+    compiled: int | None = None
 
 
 class Mapped(NamedTuple):
@@ -41,6 +55,11 @@ class Mapped(NamedTuple):
 
     given: list[Given]
     notes: list[str]
+
+
+class _Size(NamedTuple):
+    value: int
+    by: str = ""
 
 
 def deepspeed_options(
@@ -74,14 +93,11 @@ def deepspeed_overrides(
 def _mapped(
     file: DeepSpeedFile, others: Mapping[str, object], typed: Sequence[Given], world: World
 ) -> tuple[Mapped, list[Problem]]:
-    reading = _Reading(file, others, {".".join(entry.path): entry.value for entry in typed})
-    reading.precision()
-    reading.optimizer()
-    reading.scheduler()
-    reading.clipping()
-    reading.zero()
-    batch, problems = batch_of(reading.top, as_table(others.get("training")), typed, world, file.origin("{}"))
-    return Mapped([*reading.given, *batch], reading.notes), [*file.refused, *reading.problems, *problems]
+    reading = _Reading(file, others, {".".join(entry.path): entry for entry in typed})
+    for read in (reading.precision, reading.optimizer, reading.scheduler, reading.clipping, reading.zero):
+        read()
+    problems = reading.batch(world)
+    return Mapped(reading.given, reading.notes), [*file.refused, *reading.top.problems, *problems]
 
 
 def _compiled_otherwise(entry: Given, stored: Mapping[str, object]) -> Problem | None:
@@ -95,23 +111,17 @@ def _compiled_otherwise(entry: Given, stored: Mapping[str, object]) -> Problem |
     return None
 
 
-_ADAM_MODES = ("adam_w_mode", "torch_adam")
-_CYCLED_BETA2 = 0.99
-"""DeepSpeed's OneCycle sets both betas if it cycles the first."""
-
-
 @dataclass
 class _Reading:
-    """One file while it is read; `others` are the tables of options without it, `typed` the options that override
-    it."""
+    """One file while it is read; `others` are the tables of options without it, `typed` the options that override it,
+    by name."""
 
     file: DeepSpeedFile
     others: Mapping[str, object]
-    typed: Mapping[str, object]
+    typed: Mapping[str, Given]
 
     def __post_init__(self) -> None:
         self.top = Table("", self.file.config)
-        self.problems = self.top.problems
         self.given: list[Given] = []
         self.notes = list(self.file.notes)
 
@@ -121,32 +131,35 @@ class _Reading:
     def note(self, text: str) -> None:
         self.notes.append(f"{self.file.path.name}: {text}")
 
-    def other(self, table: str, name: str) -> Any:
-        return as_table(self.others.get(table)).get(name)
-
-    def of_schedule(self, name: str) -> Any:
-        return as_table(as_table(self.others.get("training")).get("schedule")).get(name)
+    def other(self, name: str) -> Any:
+        """An option without the file."""
+        value: Any = self.others
+        for part in name.split("."):
+            value = as_table(value).get(part)
+        return value
 
     def of_optimizer(self, name: str) -> Any:
         """The option of the optimizer that the file sets, else that of another config."""
         values = [entry.value for entry in self.given if entry.path == ("optimizer", name)]
-        return values[-1] if values else self.other("optimizer", name)
+        return values[-1] if values else self.other(f"optimizer.{name}")
 
     def precision(self) -> None:
         half = self.top.table("fp16")
         brain = self.top.table("bf16" if "bf16" in self.top.fields else "bfloat16")
-        dtype = self.other("compile", "dtype")
-        is_half, is_brain = half.switch("enabled", False), brain.switch("enabled", False)
+        is_half, is_brain, other = half.switch("enabled"), brain.switch("enabled"), self.other("compile.dtype")
         if is_half and is_brain:
             half.wrong("enabled", f"does not go with {brain.name}.enabled", '"enabled": false for one of them')
-        elif is_brain or (is_brain is None and dtype == "bf16"):
-            self.set("compile.dtype", "bf16", f"{brain.name}.enabled")
-            if self.typed.get("compile.dtype", "bf16") == "bf16":
-                self.set("compile.master_weights", True, f"{brain.name}.enabled")
-        elif is_half or (is_half is None and dtype == "fp16"):
-            self.set("compile.dtype", "fp16", "fp16.enabled")
-            if self.typed.get("compile.dtype", "fp16") == "fp16":
-                self._loss_scale(half)
+            return
+        for table, dtype, is_on in ((brain, "bf16", is_brain), (half, "fp16", is_half)):
+            if is_on or (is_on is None and other == dtype):
+                self.set("compile.dtype", dtype, f"{table.name}.enabled")
+                if (typed := self.typed.get("compile.dtype")) is not None and typed.value != dtype:
+                    return
+                if dtype == "fp16":
+                    self._loss_scale(half)
+                else:
+                    self.set("compile.master_weights", True, f"{brain.name}.enabled")
+                return
 
     def _loss_scale(self, half: Table) -> None:
         fixed, power = half.number("loss_scale", 0.0), half.whole("initial_scale_power", 16)
@@ -157,17 +170,15 @@ class _Reading:
         fields |= {row.option: self.value(half, row) for row in LOSS_SCALE}
         if fixed:  # then the rest says nothing
             fields = {"dynamic": False, "start": fixed}
-        known = {name: value for name, value in fields.items() if value is not None}
-        self.set("training.loss_scale", _defaults(LossScaleOptions) | known, "fp16")
+        self.set("training.loss_scale", _whole(LossScaleOptions, fields), "fp16")
 
     def optimizer(self) -> None:
         table = self.top.table("optimizer")
         if "optimizer" not in self.top.fields:
             return
         kind, params = table.fields.get("type"), table.table("params")
-        optimizer = {name.casefold(): optimizer for name, optimizer in OPTIMIZERS_BY_TYPE.items()}.get(
-            str(kind).casefold()
-        )
+        by_folded = {name.casefold(): optimizer for name, optimizer in OPTIMIZERS_BY_TYPE.items()}
+        optimizer = by_folded.get(str(kind).casefold())
         if kind is None:
             table.wrong("type", "is missing", f'"type": {one_of(OPTIMIZERS_BY_TYPE)}')
         elif optimizer is None:
@@ -180,7 +191,7 @@ class _Reading:
         name, defaults = optimizer.name, {**OPTIMIZERS[optimizer.name].defaults, **optimizer.defaults}
         modes = _ADAM_MODES if optimizer is ADAM else ()
         if modes:
-            decoupled, torchs = params.switch("adam_w_mode", True) is not False, params.switch("torch_adam", False)
+            decoupled, torchs = params.switch("adam_w_mode", True) is not False, params.switch("torch_adam")
             # DeepSpeed's Adam is AdamW, unless adam_w_mode is false; torch's AdamW has a weight decay by default.
             name = "adamw" if decoupled or kind.casefold() == "adamw" else "adam"
             if torchs and name == "adamw":
@@ -224,8 +235,7 @@ class _Reading:
                 fields |= {"rate": None, "step_size": None}
             fields["momentum"] = self.cycled(params)
         fields.pop("lr", None)
-        known = {name: value for name, value in fields.items() if value is not None}
-        self.set("training.schedule", _defaults(ScheduleOptions) | known, "scheduler")
+        self.set("training.schedule", _whole(ScheduleOptions, fields), "scheduler")
 
     def value(self, table: Table, row: Row) -> object:
         """The value of an option by `row` of `table`; None if it is `auto`, and nothing else gives it."""
@@ -250,7 +260,7 @@ class _Reading:
                 return low / rate if has_rate else None
             case "warmup":
                 steps = table.whole(key, default)
-                steps = self.of_schedule(row.option) if steps is None else steps
+                steps = self.other(f"training.schedule.{row.option}") if steps is None else steps
                 return max(steps if type(steps) is int else 0, 2)  # DeepSpeed's warm-up takes two steps at least
             case "curve":
                 curve = table.fields.get(key, default)
@@ -261,7 +271,7 @@ class _Reading:
                 if key not in table.fields:
                     table.wrong(key, "is missing", f'"{key}": 1000, or "auto" for the steps of the run')
                 total = table.whole(key, None, least=1)
-                return total if total is not None else self.of_schedule(row.option)
+                return total if total is not None else self.other(f"training.schedule.{row.option}")
 
     def cycled(self, params: Table) -> object:
         """The lowest and highest beta1 of OneCycle; None if it does not change."""
@@ -288,23 +298,84 @@ class _Reading:
                 self.set("optimizer.max_grad_norm", norm or None, "gradient_clipping")
 
     def zero(self) -> None:
-        given = self.top.fields.get("zero_optimization")
-        if isinstance(given, bool):  # as before DeepSpeed had stages
-            stage, key = int(given), "zero_optimization"
+        level, key = self.top.fields.get("zero_optimization"), "zero_optimization"
+        if isinstance(level, bool):  # as before DeepSpeed had stages
+            stage: int | None = int(level)
         else:
             table, key = self.top.table("zero_optimization"), "zero_optimization.stage"
-            level = table.whole("stage", 0 if "zero_optimization" in self.top.fields else None)
-            if level is None:
-                return
-            if level > 3:
+            stage = table.whole("stage", 0 if "zero_optimization" in self.top.fields else None)
+            if stage is not None and stage > 3:
                 table.wrong("stage", "must be 0, 1, 2 or 3")
-            stage = level
-        if self.other("parallel", "data_parallel") or self.other("parallel", "tensor_parallel") == "batch":
+        if stage is None:
+            return
+        if self.other("parallel.data_parallel") or self.other("parallel.tensor_parallel") == "batch":
             self.set("parallel.zero", stage, key)
         elif stage:
             self.note(f"{key} = {stage} has no effect: nothing is cut without --data-parallel")
 
+    def batch(self, world: World) -> list[Problem]:
+        """Sets both sizes by DeepSpeed's rule, train_batch_size = train_micro_batch_size_per_gpu ×
+        gradient_accumulation_steps × world size: of what is missing, it works out the rest. Returns what is wrong."""
+        sizes = {key: self._size(key, option) for key, option in _SIZES.items()}
+        train, micro, steps = self.top.whole(TRAIN, None, least=1), sizes[MICRO], sizes[STEPS]
+        problems: list[Problem] = []
+        if world.compiled is not None:
+            if micro is not None and micro.value != world.compiled and not micro.by:
+                what = f"the PEF was compiled for batches of {world.compiled} samples"
+                problems.append(Problem(MICRO, what, given=str(micro.value)))
+            micro = micro or _Size(world.compiled, " (of the PEF)")
+        if {problem.name for problem in self.top.problems} & {TRAIN, MICRO, STEPS}:
+            return problems  # of a size that cannot be read, nothing follows
+        if train is None and micro is None:
+            other = self.other("training.batch_size")
+            if type(other) is not int:
+                if auto := [key for key in (MICRO, TRAIN) if self.top.says_auto(key)]:
+                    return [Problem(auto[0], "needs a value from elsewhere", "--batch-size 8", AUTO)]
+                what = f"is missing, and so is {MICRO}: DeepSpeed needs one of them"
+                return [Problem(TRAIN, what, f'"{MICRO}": 8, or --batch-size 8')]
+            micro = _Size(other)
+        if not {TRAIN, MICRO, STEPS} & self.top.fields.keys():
+            return problems
+        if train is not None:
+            micro, steps, problem = _worked_out(train, micro, steps, world)
+            problems += [] if problem is None else [problem]
+        for key, size in ((MICRO, micro), (STEPS, steps or _Size(1))):
+            name = f"training.{_SIZES[key]}"
+            if size is not None and name not in self.typed:
+                self.set(name, size.value, key if key in self.top.fields else TRAIN)
+        return problems
 
-def _defaults(options: type[ScheduleOptions] | type[LossScaleOptions]) -> dict[str, object]:
-    """All fields, so that none of another config stays."""
-    return {name: field.default for name, field in options.model_fields.items()}
+    def _size(self, key: str, option: str) -> _Size | None:
+        in_file, other = self.top.whole(key, None, least=1), self.other(f"training.{option}")
+        typed = self.typed.get(f"training.{option}")
+        if typed is not None and type(typed.value) is int:
+            also = f"; the file has {in_file}" if in_file not in (None, typed.value) else ""
+            return _Size(typed.value, f" (from {typed.origin}{also})")
+        if in_file is not None:
+            return _Size(in_file)
+        return _Size(other, " (auto)") if self.top.says_auto(key) and type(other) is int else None
+
+
+def _worked_out(
+    train: int, micro: _Size | None, steps: _Size | None, world: World
+) -> tuple[_Size | None, _Size | None, Problem | None]:
+    """Both sizes, and what is wrong if they do not divide `train`."""
+    if micro is None and steps is None:
+        steps = _Size(1)
+    known = (micro.value if micro else 1) * (steps.value if steps else 1)
+    rest, left = divmod(train, known * world.size)
+    if not left and rest and (micro is None or steps is None or rest == 1):
+        return micro or _Size(rest), steps or _Size(rest), None
+    parts = [f"{key} {size.value}{size.by}" for key, size in ((MICRO, micro), (STEPS, steps)) if size is not None]
+    parts.append(f"world size {world.size} ({world.by})")
+    relation = "is not" if micro and steps else "is no multiple of"
+    what = f"{relation} {' × '.join(parts)} = {known * world.size}"
+    fits = train // known if train % known == 0 and micro is not None else None
+    remedy = f'"{TRAIN}": {known * world.size}' + (f"; or {world.remedy} {fits}" if fits else "")
+    return micro, steps, Problem(TRAIN, what, remedy, str(train))
+
+
+def _whole(options: type[ScheduleOptions | LossScaleOptions], fields: Mapping[str, object]) -> dict[str, object]:
+    """`fields` with the defaults of all others, so that none of another config stays."""
+    known = {name: value for name, value in fields.items() if value is not None}
+    return {name: field.default for name, field in options.model_fields.items()} | known
