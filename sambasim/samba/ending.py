@@ -80,8 +80,7 @@ def translated(error: BaseException) -> BaseException:
     """The error of sambasim that `_ERRORS` has for `error`, with the app's line; or `error` itself."""
     for texts, (kind, what, remedy) in _ERRORS.items():
         if isinstance(error, Exception) and any(text in str(error) for text in texts):
-            ours = kind(what, where=line_of(error.__traceback__), remedy=remedy)
-            return ours.with_traceback(error.__traceback__)
+            return kind(what, where=line_of(error.__traceback__), remedy=remedy).with_traceback(error.__traceback__)
     return error
 
 
@@ -143,10 +142,8 @@ def leave(error: BaseException, script: Path | None) -> int:
 
 
 def _join(error: BaseException) -> Communicator | None:
-    """Join the job that this process has not joined yet, so that it can be ended; None if there is none.
-
-    MPI's start waits for every rank. If they do not come, SIGALRM ends this process, and the launcher the job.
-    """
+    """Join the job that this process has not joined yet, so that it can be ended; None if there is none. MPI's start
+    waits for every rank. If they do not come, SIGALRM ends this process, and the launcher the job."""
     launcher = find_launcher(os.environ)
     if launcher is None or launcher.world_size == 1 or isinstance(error, KeyboardInterrupt):
         return None

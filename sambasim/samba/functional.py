@@ -83,18 +83,15 @@ def addmm(
     out: Tensor | None = None,
     is_transposed: bool = False,
 ) -> Tensor:
-    """`beta * input + alpha * (mat1 @ mat2)`, as torch.addmm.
-
-    mat1 is [n, m], mat2 is [m, p], or with `is_transposed` [p, m]; `input` broadcasts to the result, [n, p].
-    """
+    """`beta * input + alpha * (mat1 @ mat2)`, as torch.addmm. mat1 is [n, m], mat2 is [m, p], or with `is_transposed`
+    [p, m]; `input` broadcasts to the result, [n, p]."""
     return torch.addmm(input, mat1, mat2.t() if is_transposed else mat2, beta=beta, alpha=alpha, out=out)
 
 
 @checks_keywords()
 def triu_fill(input: Tensor, value: float) -> Tensor:
     """`input`, [..., rows, columns], with `value` above the main diagonal of its last two dimensions."""
-    above = torch.ones(input.shape[-2:], dtype=torch.bool, device=input.device).triu(1)
-    return input.masked_fill(above, value)
+    return input.masked_fill(torch.ones(input.shape[-2:], dtype=torch.bool, device=input.device).triu(1), value)
 
 
 @checks_keywords()

@@ -59,11 +59,9 @@ def repeatable(inputs: Inputs) -> Inputs:
 
 
 def name_inputs(model: nn.Module, inputs: Inputs) -> tuple[dict[str, Tensor], bool]:
-    """`inputs` as plain tensors by name, and whether `forward` is called by keyword. A tensor without a name has
-    that of its argument of `forward`. An input that is None is left out, and `forward` takes its default.
-
-    Raises ModelError for more inputs than `forward` takes; DataError for two of one name, and for no tensor.
-    """
+    """`inputs` as plain tensors by name, and whether `forward` is called by keyword. A tensor without a name has that
+    of its argument of `forward`. An input that is None is left out, and `forward` takes its default. Raises ModelError
+    for more inputs than `forward` takes; DataError for two of one name, and for no tensor."""
     if isinstance(inputs, Mapping):
         return {name: _tensor(name, one) for name, one in inputs.items() if one is not None}, True
     sequence = [inputs] if isinstance(inputs, Tensor) else list(inputs)
@@ -163,10 +161,8 @@ def _fitting(name: str, wanted: Mapping[str, Symbol], given_tensor: Tensor, batc
 
 
 class SambaLoader:
-    """`SambaLoader(DataLoader(…), ["image", "label"])`: each batch is a list of SambaTensors with these names.
-
-    The loader is anything iterable. Its batches are sequences, named in order, or mappings, taken by name.
-    """
+    """`SambaLoader(DataLoader(…), ["image", "label"])`: each batch is a list of SambaTensors with these names. The
+    loader is anything iterable. Its batches are sequences, named in order, or mappings, taken by name."""
 
     @checks_keywords("samba.SambaLoader")
     def __init__(

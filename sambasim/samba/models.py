@@ -26,12 +26,10 @@ M = TypeVar("M", bound=nn.Module)
 
 @checks_keywords("samba.from_torch_model_")
 def from_torch_model_(model: M, parent_module_prefix: str | None = None) -> M:
-    """Names `model` and its parameters, in place, and returns it.
-
-    `model.name` is the lower-case name of its class (`"logreg"`), after `parent_module_prefix` and `__`; a parameter's
-    `sn_name` is its symbol in a PEF (`"logreg__lin_layer__weight"`). A model that is no part also gets `run`.
-    Raises ModelError if it is no model, or has a tensor or module `name`.
-    """
+    """Names `model` and its parameters, in place, and returns it. `model.name` is the lower-case name of its class
+    (`"logreg"`), after `parent_module_prefix` and `__`; a parameter's `sn_name` is its symbol in a PEF
+    (`"logreg__lin_layer__weight"`). A model that is no part also gets `run`. Raises ModelError if it is no model, or
+    has a tensor or module `name`."""
     if not isinstance(model, nn.Module):
         remedy = "samba.from_torch_tensor(tensor, name=…) for a tensor"
         raise type_error(ModelError, "an nn.Module is needed", model, remedy)
@@ -99,13 +97,11 @@ def lazy_param(quantized: bool = False) -> Iterator[None]:
 
 
 def materialize(lazy: Part) -> Part:
-    """Gives lazy parameters and buffers memory on the host and their initial values, in place; returns `lazy`.
-
-    Calls `reset_parameters` of each layer with lazy tensors, inner layers first; of a layer without tensors of its own
-    only if all below it is lazy. Then calls the `materializer` of each SambaParameter, or of a lazy SambaTensor. What
-    else a constructor does, by `nn.init` or `apply`, is not repeated. Raises ModelError for a layer with lazy tensors
-    that has no `reset_parameters`, and WeightsError for a lazy SambaTensor without a materializer.
-    """
+    """Gives lazy parameters and buffers memory on the host and their initial values, in place; returns `lazy`. Calls
+    `reset_parameters` of each layer with lazy tensors, inner layers first; of a layer without tensors of its own only
+    if all below it is lazy. Then calls the `materializer` of each SambaParameter, or of a lazy SambaTensor. What else a
+    constructor does, by `nn.init` or `apply`, is not repeated. Raises ModelError for a layer with lazy tensors that has
+    no `reset_parameters`, and WeightsError for a lazy SambaTensor without a materializer."""
     if isinstance(lazy, SambaTensor):
         if MATERIALIZER in vars(lazy):
             lazy.sn_data = vars(lazy).pop(MATERIALIZER)()

@@ -18,10 +18,8 @@ class _EveryParameter(type):
 
 
 class SambaParameter(metaclass=_EveryParameter):
-    """Makes an `nn.Parameter` with a name, in the memory of `data`. Every `nn.Parameter` is an instance of it.
-
-    It is no class of its own, because torch's tracing and optimizers take parameters of torch.
-    """
+    """Makes an `nn.Parameter` with a name, in the memory of `data`. Every `nn.Parameter` is an instance of it. It is no
+    class of its own, because torch's tracing and optimizers take parameters of torch."""
 
     @checks_keywords("SambaParameter")
     def __new__(  # type: ignore[misc]  # it returns no SambaParameter

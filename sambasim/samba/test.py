@@ -77,10 +77,8 @@ class TestWithGold:
 
     def test(self) -> dict[str, Tensor]:
         """Copies the weights to the host, and compares the outputs of FWD on the device with the gold file; writes it
-        from the host's outputs if there is none. Returns the gold outputs by name.
-
-        Raises AssertionError as `utils.assert_close` does, and WeightsError for a file of other outputs.
-        """
+        from the host's outputs if there is none. Returns the gold outputs by name. Raises AssertionError as
+        `utils.assert_close` does, and WeightsError for a file of other outputs."""
         batch = self._batch()
         gold = None
         if self.gold_file_path is not None and self.gold_file_path.exists():
@@ -146,11 +144,9 @@ def _made_up(program: Program) -> dict[str, Tensor]:
 
 def consistency_test(check: Check | None = None) -> Any:
     """Decorates `fn(args, model, inputs, outputs)`, which runs the session and returns a list of (name, tensor): a call
-    runs it twice from the same device state and random generator, and returns the list.
-
-    Raises AssertionError, with the name, for the first tensor whose bits differ; OptionError if the function returns
-    something else or no PEF is loaded. Used as `@consistency_test()` and as `@consistency_test`.
-    """
+    runs it twice from the same device state and random generator, and returns the list. Raises AssertionError, with the
+    name, for the first tensor whose bits differ; OptionError if the function returns something else or no PEF is
+    loaded. Used as `@consistency_test()` and as `@consistency_test`."""
     if check is None:
         return consistency_test
 
@@ -213,12 +209,10 @@ def _as_json(number: float) -> float | str:
 def assert_close(
     samba: Any, gold: Any, label: str, threshold: float = 3e-3, rtol: float = 0.0, visualize: bool = False
 ) -> None:
-    """Checks that every element of `samba` is within `threshold + rtol * |gold|` of the same element of `gold`.
-
-    Both are tensors, arrays or numbers, compared in float64. NaN is not close to anything. If one is bf16, 1/256 is
-    added to `rtol`. `visualize` has no effect. Raises AssertionError with the worst element, or with the shapes;
-    DataError for what cannot be compared, such as an sn_grad that is None.
-    """
+    """Checks that every element of `samba` is within `threshold + rtol * |gold|` of the same element of `gold`. Both
+    are tensors, arrays or numbers, compared in float64. NaN is not close to anything. If one is bf16, 1/256 is added to
+    `rtol`. `visualize` has no effect. Raises AssertionError with the worst element, or with the shapes; DataError for
+    what cannot be compared, such as an sn_grad that is None."""
     actual, expected = _float64(samba, label), _float64(gold, label)
     rounded = any(isinstance(one, Tensor) and one.dtype is torch.bfloat16 for one in (samba, gold))
     rtol += _ROUNDING * rounded

@@ -130,6 +130,5 @@ class Accumulation:
             if self._backwards != self._wanted:
                 made = counted(self._backwards, "backward")
                 what = f"--grad-accumulation-steps is {self._wanted}, but the optimizer step follows {made}"
-                remedy = 'section_types=["FWD", "BCKWD"] for each batch, then ["OPT"] once'
-                report_here("DP02", what, remedy)
+                report_here("DP02", what, 'section_types=["FWD", "BCKWD"] for each batch, then ["OPT"] once')
             self._wanted = 1

@@ -58,16 +58,13 @@ def different_steps(points: Sequence[Point], where: str | None) -> Finding | Non
     if together(points):
         return None
     rank, other = next((rank, point) for rank, point in enumerate(points) if not together([points[0], point]))
-    what = f"replica 0 {points[0].words}, and replica {rank} {other.words}"
-    return Finding("DP09", what, where, EVEN_BATCHES)
+    return Finding("DP09", f"replica 0 {points[0].words}, and replica {rank} {other.words}", where, EVEN_BATCHES)
 
 
 class StatusPages:
-    """One page of shared memory per rank of this node, with the number of steps with sync that it has started.
-
-    A replica that ends reads here whether another waits for it in a step that it will never take. Every rank makes
-    this object at the same time.
-    """
+    """One page of shared memory per rank of this node, with the number of steps with sync that it has started. A
+    replica that ends reads here whether another waits for it in a step that it will never take. Every rank makes this
+    object at the same time."""
 
     _BYTES = 4096
     _STEPS, _COMPARES, _ENDED = 0, 8, 16  # word offsets; _COMPARES: this step starts with a comparison
@@ -204,11 +201,8 @@ def current() -> Job | None:
 
 def finish() -> None:
     """Compare for the last time, report findings of other ranks, and watch no more. Collective; later calls do nothing,
-    nor does one of a job that has failed.
-
-    If another rank is still taking steps, its next comparison reports DP09. If it waits for this rank in a step without
-    comparison, this rank reports DP09 and ends the job.
-    """
+    nor does one of a job that has failed. If another rank is still taking steps, its next comparison reports DP09. If
+    it waits for this rank in a step without comparison, this rank reports DP09 and ends the job."""
     context, job = process.current(), current()
     if job is None or context.has_left:
         return
@@ -245,11 +239,9 @@ class Report:
 
 
 class Check:
-    """A check over at most `limit` steps: optimizer steps, or forwards of an inference PEF.
-
-    It reports all findings at the end and no error before, so that one check finds everything. An epoch of a
-    DistributedSampler is cut to half of the steps, so that a second epoch is seen too.
-    """
+    """A check over at most `limit` steps: optimizer steps, or forwards of an inference PEF. It reports all findings at
+    the end and no error before, so that one check finds everything. An epoch of a DistributedSampler is cut to half of
+    the steps, so that a second epoch is seen too."""
 
     def __init__(self, limit: int) -> None:
         self.steps = 0

@@ -31,10 +31,8 @@ class SNConfig(argparse.Namespace):
 
 class SambaConfig(Arguments):
     """Arguments made from keywords, `SambaConfig("compile", batch_size=32, hidden=64)`, or copied from those that
-    `parse_app_args` returned, `SambaConfig(args, SNConfig)`; an SNConfig adds settings that `args` does not have.
-
-    Flags of the library are checked, and have their defaults. Raises OptionError for an unknown command or value.
-    """
+    `parse_app_args` returned, `SambaConfig(args, SNConfig)`; an SNConfig adds settings that `args` does not have. Flags
+    of the library are checked, and have their defaults. Raises OptionError for an unknown command or value."""
 
     def __init__(self, command: str | argparse.Namespace, settings: object = None, /, **values: object) -> None:
         super().__init__()
@@ -87,8 +85,7 @@ def parse_app_args(
         sys.exit(0)
     command = _checked_command(words[0] if words else None)
     of_command = {COMPILE: compile_parser_fn, TEST: test_parser_fn, RUN: run_parser_fn}.get(command)
-    additions = [add for add in (common_parser_fn, of_command) if add is not None]
-    parser = command_parser(command, additions)
+    parser = command_parser(command, [add for add in (common_parser_fn, of_command) if add is not None])
     arguments = parse(parser, command, words[1:])
     _enter(arguments, parser.flags)
     return arguments
@@ -182,8 +179,7 @@ def _from_values(command: str, values: Mapping[str, object]) -> argparse.Namespa
             elif isinstance(value, bool):
                 words += [name] * value
             else:
-                what = f"{name} must be true or false, not {value!r}"
-                raise OptionError(what, remedy=f"{flag.destination}: true")
+                raise OptionError(f"{name} must be true or false, not {value!r}", remedy=f"{flag.destination}: true")
     namespace = parse(command_parser(command, ()), command, words)
     for name, value in spelled.items():
         if value is not None or not hasattr(namespace, name):
@@ -225,11 +221,9 @@ def _enter(arguments: Arguments, flags: Sequence[Flag]) -> None:
 
 def _connect(arguments: Arguments) -> None:
     """Connects the ranks, initializes `torch.distributed`, and sets `world_size`, the least number of replicas, to the
-    number of ranks, unless it is the app's own. Collective.
-
-    Raises LaunchError if there are fewer ranks than replicas, or if the app has initialized `torch.distributed` itself
-    with another number of ranks; and what `communicator` raises.
-    """
+    number of ranks, unless it is the app's own. Collective. Raises LaunchError if there are fewer ranks than replicas,
+    or if the app has initialized `torch.distributed` itself with another number of ranks; and what `communicator`
+    raises."""
     world = communicator()
     if "world_size" not in arguments.of_app:
         started, wanted = world.world_size, arguments.world_size

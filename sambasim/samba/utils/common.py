@@ -69,12 +69,9 @@ def get_file_dir(file: str | os.PathLike[str]) -> str:
 
 def weight_norm_(module: nn.Module) -> nn.Module:
     """Replaces each weight in `module` (a parameter `weight` of two dimensions or more), in place, by a trained
-    magnitude for each output and a trained direction. Call it before the optimizer is made. Returns `module`.
-
-    Source: Salimans & Kingma, Weight Normalization, NeurIPS 2016, arXiv:1602.07868.
-
-    Raises ModelError if `module` is no module or has no weight, or if two modules in it share one.
-    """
+    magnitude for each output and a trained direction. Call it before the optimizer is made. Returns `module`. Source:
+    Salimans & Kingma, Weight Normalization, NeurIPS 2016, arXiv:1602.07868. Raises ModelError if `module` is no module
+    or has no weight, or if two modules in it share one."""
     if not isinstance(module, nn.Module):
         raise type_error(ModelError, "weight_norm_ takes a torch.nn.Module", module, "weight_norm_(model.layer)")
     owners: dict[Tensor, str] = {}
@@ -110,9 +107,7 @@ def common_app_driver(
     get_output_grads: bool = True,
 ) -> None:
     """Does `args.command` if it is compile, measure-performance or measure-sections; run and test are left to the app.
-
-    No effect: init_output_grads, squeeze_bs_dim, get_output_grads.
-    """
+    No effect: init_output_grads, squeeze_bs_dim, get_output_grads."""
     if args.command == "compile":
         compile(args, model, inputs, None if args.inference else optim, name, app_dir)
     elif args.command in MEASURING:

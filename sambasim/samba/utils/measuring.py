@@ -132,12 +132,10 @@ def measure_sections(
     reduce_on_rdu: bool = False,
     num_sections: int | None = None,
 ) -> dict[str, JsonValue]:
-    """Runs the loaded PEF on `inputs` repeatedly, and prints how long each of its sections takes. Collective.
-
-    The arguments are those of `measure_performance`; `run_graph_only` and `num_sections` have no effect. Sections run
-    one after another, without overlap, so their sum can exceed a step; sections that run as one pass have one row. With
-    one replica, REDUCE and GATHER are not predicted; without `reduce_on_rdu`, REDUCE includes GATHER.
-    """
+    """Runs the loaded PEF on `inputs` repeatedly, and prints how long each of its sections takes. Collective. The
+    arguments are those of `measure_performance`; `run_graph_only` and `num_sections` have no effect. Sections run one
+    after another, without overlap, so their sum can exceed a step; sections that run as one pass have one row. With one
+    replica, REDUCE and GATHER are not predicted; without `reduce_on_rdu`, REDUCE includes GATHER."""
     repeated = _Repeated(model, inputs, batch_size, n_iterations, inference, data_parallel, reduce_on_rdu)
     world, step = repeated.world, repeated.predicted
     with session.timed(model) as clock:
@@ -192,8 +190,7 @@ class _Repeated:
         inventory = inventory_of(document.compile_options)
         nodes = world.node_of if data_parallel else [world.node_index]
         placement = place_replicas(inventory, nodes, document.program.ranks_of_replica)
-        path = SyncPath.RDU if reduce_on_rdu else SyncPath.HOST
-        step = predicted(document.program, inventory, placement, path)
+        step = predicted(document.program, inventory, placement, SyncPath.RDU if reduce_on_rdu else SyncPath.HOST)
         if not isinstance(step, str) and has_several_ranks(document.program):
             step = "sambasim simulate predicts a replica of several ranks"
         if isinstance(step, str):

@@ -25,11 +25,8 @@ _FOLDERS = ("data_dir", "data_folder", "data_path")
 
 def dataset_transform(args: Namespace | Mapping[str, object]) -> Callable[[Any], Tensor]:
     """A function that scales an image to 0..1 and normalizes it by MNIST's mean and deviation, to `[num_features]` if
-    `args` has that, or else to `[1, height, width]`.
-
-    The image is Pillow's, an array or a tensor: `[height, width]`, or with one channel, last in arrays and first in
-    tensors. The transform raises DataError for another shape.
-    """
+    `args` has that, or else to `[1, height, width]`. The image is Pillow's, an array or a tensor: `[height, width]`, or
+    with one channel, last in arrays and first in tensors. The transform raises DataError for another shape."""
     features = as_mapping("args", args).get("num_features")
 
     def transform(image: Any) -> Tensor:

@@ -214,11 +214,8 @@ def _add_flag(group: argparse._ArgumentGroup, flag: Flag, command: str) -> argpa
 
 def _give_way(parser: argparse.ArgumentParser, library: Sequence[argparse.Action]) -> set[str]:
     """Removes the library's flags whose name, in either spelling, or destination is also the app's. Returns the app's
-    destinations.
-
-    argparse removes only the names that the app's flag has. The library's flag would keep its others, and its default
-    would win over the app's. So its other names become names of the app's flag.
-    """
+    destinations. argparse removes only the names that the app's flag has. The library's flag would keep its others, and
+    its default would win over the app's. So its other names become names of the app's flag."""
     own = [action for action in parser._actions if action.option_strings and action not in library]
     claimed = {_with_dashes(name) for action in own for name in action.option_strings}
     successors = {action.dest: action for action in own}
