@@ -36,8 +36,7 @@ class Net(nn.Module):
         self.head = nn.Linear(FEATURES, CLASSES)
 
     def forward(self, x: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
-        hidden = self.dropout(torch.nn.functional.gelu(self.norm(self.first(x))))
-        logits = self.head(x + self.second(hidden))
+        logits = self.head(x + self.second(self.dropout(torch.nn.functional.gelu(self.norm(self.first(x))))))
         return nn.functional.cross_entropy(logits, label), logits
 
 

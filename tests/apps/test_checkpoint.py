@@ -55,15 +55,13 @@ else:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     where = tmp_path_factory.mktemp("app")
     (where / "app.py").write_text(APP)
-    argv = [*SAMBASIM, "app.py", "compile", "--data-parallel", "--pef-name", "net"]
-    run_job(argv, cwd=where, timeout=120).check()
+    run_job([*SAMBASIM, "app.py", "compile", "--data-parallel", "--pef-name", "net"], cwd=where, timeout=120).check()
     return where
 
 
 def _run(folder: Path, *flags: str) -> dict[int, dict[str, Tensor]]:
     """What was saved after each step, as flat tensors by name."""
-    argv = [*SAMBASIM, "app.py", "run", "--pef", "net", "--data-parallel", *flags]
-    run_mpi(2, argv, cwd=folder, timeout=120).check()
+    run_mpi(2, [*SAMBASIM, "app.py", "run", "--pef", "net", "--data-parallel", *flags], cwd=folder, timeout=120).check()
     kept = {}
     for step in (2, 4):
         checkpoint = torch.load(folder / f"after_{step}.pt")
@@ -85,5 +83,4 @@ def test_either_sync_saves_the_same_and_goes_on_from_it(folder: Path) -> None:
     assert all(tensor.any() for tensor in host[4].values())
     resumed = ["--resume", "after_2.pt", "--reduce-on-rdu"]
     for flags in [resumed, *([["--reduce-on-rdu"], resumed[:2]] if is_whole() else [])]:
-        saved = _run(folder, *flags)
-        _assert_equal(saved[4], host[4])
+        _assert_equal(_run(folder, *flags)[4], host[4])

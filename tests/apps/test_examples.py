@@ -171,8 +171,7 @@ class TestLeNet(ExampleTests):
 
     def test_training_resumes_from_a_checkpoint_with_the_same_bits(self, app: App, printed: list[str]) -> None:
         flags = ("--data-parallel", "--reduce-on-rdu", "--resume", "trained/epoch_1.pt", "--save-folder", "resumed")
-        result = app.call("run", *self.example.training, *flags, np=2)
-        assert result.stdout.splitlines() == printed[1:]
+        assert app.call("run", *self.example.training, *flags, np=2).stdout.splitlines() == printed[1:]
         resumed, straight = (torch.load(app.folder / name / f"epoch_{EPOCHS}.pt") for name in ("resumed", "trained"))
         assert differences(resumed["model"], straight["model"]) == []
         of_resumed, of_straight = (_momenta(checkpoint["optimizer"]) for checkpoint in (resumed, straight))
@@ -181,12 +180,10 @@ class TestLeNet(ExampleTests):
     def test_an_inference_pef_reads_what_training_learned(self, app: App, printed: list[str]) -> None:
         app.compile("--inference", pef="lenet_inference")
         flags = ("--inference", "--resume", f"trained/epoch_{EPOCHS}.pt")
-        inferred = app.call("run", *flags, pef="lenet_inference")
-        assert inferred.stdout == f"{printed[-1]}\n"
+        assert app.call("run", *flags, pef="lenet_inference").stdout == f"{printed[-1]}\n"
         first, last = (float(line.split()[-1]) for line in printed[:-1])
         assert last < first, "the loss of the epochs"
-        agreed = app.call("test", "--inference", pef="lenet_inference")
-        assert agreed.stdout == "device and host agree\n"
+        assert app.call("test", "--inference", pef="lenet_inference").stdout == "device and host agree\n"
 
 
 def _momenta(optimizer: dict[str, dict[str, dict[str, Tensor]]]) -> dict[str, Tensor]:

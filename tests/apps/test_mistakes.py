@@ -180,8 +180,7 @@ def test_replicas_that_sync_in_different_ways_are_an_error(folder: Path, passed:
 def test_replicas_with_different_weights_continue_from_replica_0(
     folder: Path, right: tuple[Result, Tensor], flags: tuple[str, ...]
 ) -> None:
-    seed = f"{RIGHT['seed']} + rank"
-    assert "notice: DP03" in _run(folder, *flags, seed=seed, saves=EACH).check().stderr
+    assert "notice: DP03" in _run(folder, *flags, seed=f"{RIGHT['seed']} + rank", saves=EACH).check().stderr
     first, second = _weights(folder)
     assert torch.equal(first, second)
     assert torch.equal(first, right[1]), "as if all replicas had started so"

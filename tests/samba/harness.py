@@ -142,8 +142,7 @@ def net_batch(samba: Any, number: int = 0, size: int = BATCH) -> tuple[Any, Any]
     """A batch of Net; another one for each number."""
     generator = torch.Generator().manual_seed(number)
     x = samba.from_torch_tensor(torch.randn(size, 5, generator=generator), name="x", batch_dim=0)
-    target = torch.randint(3, (size,), generator=generator)
-    return x, samba.from_torch_tensor(target, name="target", batch_dim=0)
+    return x, samba.from_torch_tensor(torch.randint(3, (size,), generator=generator), name="target", batch_dim=0)
 
 
 def with_sgd(make: Callable[[], nn.Module], **options: Any) -> Made:

@@ -89,10 +89,8 @@ def test_the_backward_starts_from_the_loss_wherever_it_is(
     found = session.run([_features()], section_types=["FWD", "BCKWD"])
     outputs = model(samba.to_torch(_features()))
     assert [one.shape for one in found] == [one.shape for one in outputs], "outputs keep their order"
-    losses = [outputs[index].mean() for index in starts]
-    (expected,) = torch.autograd.grad(losses, [model.linear.weight])
-    weight = sn_grad(model.linear.weight)
-    torch.testing.assert_close(weight, expected)
+    (expected,) = torch.autograd.grad([outputs[index].mean() for index in starts], [model.linear.weight])
+    torch.testing.assert_close(sn_grad(model.linear.weight), expected)
     assert reporter.findings == ()
 
 
@@ -113,8 +111,7 @@ def test_a_model_with_outputs_and_no_loss_starts_from_gradients_that_are_set(tmp
         trace_graph(model, [x], samba.optim.SGD(model.parameters(), lr=0.1), pef=str(tmp_path / "net" / "net.pef"))
         session.run([x], grad_of_outputs=given, section_types=["FWD", "BCKWD"])
         (expected,) = torch.autograd.grad(model(samba.to_torch(x))[index], [model.linear.weight], gradient)
-        weight = sn_grad(model.linear.weight)
-        torch.testing.assert_close(weight, expected)
+        torch.testing.assert_close(sn_grad(model.linear.weight), expected)
     with pytest.raises(OptionError, match="grad_of_outputs has 3 gradients for 2 outputs"):
         session.run([x], grad_of_outputs=[gradient, None, None])
 
@@ -123,8 +120,7 @@ def _starts_from(model: Returning, output: int, gradient: Tensor, **options: Any
     """Whether a backward with `options` starts from `gradient` at this output, and from nothing else."""
     session.run([_features()], section_types=["FWD", "BCKWD"], **options)
     (expected,) = torch.autograd.grad(model(samba.to_torch(_features()))[output], [model.linear.weight], gradient)
-    found = sn_grad(model.linear.weight)
-    is_so = torch.allclose(found, expected)
+    is_so = torch.allclose(sn_grad(model.linear.weight), expected)
     session.run(section_types=["OPT"], hyperparam_dict={"lr": 0.0})
     return is_so
 

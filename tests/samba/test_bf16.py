@@ -132,8 +132,7 @@ def test_gradients_that_add_up_many_samples_do_so_in_float32(pef: str) -> None:
     gold(*(samba.to_torch(tensor) for tensor in _inputs()))[0].backward()
     expected = gold.norm.weight.grad
     assert expected is not None
-    apart = (found.torch().double() - expected.double()).abs().max() / expected.double().abs().max()
-    assert float(apart) < 0.01
+    assert float((found.torch().double() - expected.double()).abs().max() / expected.double().abs().max()) < 0.01
 
 
 def test_weights_go_to_the_device_rounded_and_come_back_as_they_are(pef: str) -> None:

@@ -35,8 +35,7 @@ class Net(nn.Module):
         self.second = nn.Linear(8, 3)
 
     def forward(self, x: Tensor, target: Tensor, factor: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        h = self.drop(torch.relu(self.first(x)))
-        outputs = self.second(self.planes(h.view(-1, 2, 2, 2)).flatten(1))
+        outputs = self.second(self.planes(self.drop(torch.relu(self.first(x))).view(-1, 2, 2, 2)).flatten(1))
         if factor is not None:
             outputs = outputs * factor
         loss = nn.functional.cross_entropy(outputs, torch.autograd.Variable(target))

@@ -112,8 +112,7 @@ def everything(pef: str, kind: type[Net] = Net) -> Mapping[str, Tensor]:
 @pytest.mark.parametrize("split", SPLITS)
 def test_an_app_sees_what_it_sees_of_one_chip(split: str, pefs: Mapping[str | None, str]) -> None:
     """Outputs, also those of which each chip has a part; gradients, of inputs too; weights and states."""
-    hidden = next(one for one in read(Path(pefs["weight"])).program.symbols.values() if one.type.shape == (6, 4, 4))
-    assert hidden.cuts
+    assert next(one for one in read(Path(pefs["weight"])).program.symbols.values() if one.type.shape == (6, 4, 4)).cuts
     torch.testing.assert_close(everything(pefs[split]), everything(pefs[None]), rtol=1e-5, atol=1e-6)
 
 

@@ -162,11 +162,9 @@ def test_the_loss_is_computed_on_the_host(way: str, samba: Any, batch: list[Any]
     for number in range(2):
         image, label = batch_of(samba, number)
         labels, rest = samba.to_torch(label), {}
-        sn_output = samba.session.run([image], model.output_tensors, section_types=["fwd"])[0]
-        output = samba.to_torch(sn_output.float())
+        output = samba.to_torch(samba.session.run([image], model.output_tensors, section_types=["fwd"])[0].float())
         output.requires_grad = True
-        loss = criterion(output, labels)
-        loss.backward()
+        criterion(output, labels).backward()
         if way.startswith("output"):
             model.output_tensors[0].sn_grad = output.grad
         elif way == "ctx.set_tensors":
@@ -210,10 +208,8 @@ def test_operators_of_samba_are_mixed_with_those_of_torch(samba: Any, batch: lis
     model = _constants(samba)
     images, labels = map(samba.to_torch, batch)
     half = torch.sigmoid(images) * 0.5 + images / 2
-    square = half[:, :BATCH]
-    mixed = torch.log(torch.sigmoid(half)) + square.tril().sum()
-    out = model(images, labels)[1]
-    torch.testing.assert_close(out, torch.addmm(model.lin.bias, mixed, model.lin.weight.t()))
+    mixed = torch.log(torch.sigmoid(half)) + half[:, :BATCH].tril().sum()
+    torch.testing.assert_close(model(images, labels)[1], torch.addmm(model.lin.bias, mixed, model.lin.weight.t()))
     assert _trains_as_torch(samba, model, batch)
 
 
@@ -402,7 +398,6 @@ def test_a_whole_resets_its_parts_after_they_have_begun_unless_some_are_loaded(s
     with samba.lazy_param():
         model, loaded = Zeros(), Zeros()
     assert all(bool((parameter == 0).all()) for parameter in samba.materialize(model).parameters())
-    ones = {"weight": torch.ones(2, 2), "bias": torch.ones(2)}
-    loaded.first.load_state_dict(ones, assign=True)
+    loaded.first.load_state_dict({"weight": torch.ones(2, 2), "bias": torch.ones(2)}, assign=True)
     samba.materialize(loaded)
     assert torch.equal(loaded.first.weight, torch.ones(2, 2))

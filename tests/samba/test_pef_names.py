@@ -75,8 +75,7 @@ def test_an_app_trains_fetches_and_finds_its_tensors(make: Callable[[], Net], tm
         samba.from_torch_tensor(target, name="target", batch_dim=0),
     )
     optimizers = _optimizers(model, samba.optim.SGD)
-    pef = compiled((model, optimizers), inputs, tmp_path)
-    trace_graph(model, inputs, optimizers, pef=pef)
+    trace_graph(model, inputs, optimizers, pef=compiled((model, optimizers), inputs, tmp_path))
     for _ in range(3):
         samba.session.run(inputs, model.output_tensors)
     torch_optimizers = _optimizers(eager, torch.optim.SGD)
@@ -129,8 +128,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Program:
     images = samba.randn(SAMPLES, FEATURES, name="image", batch_dim=0)
     labels = samba.randint(CLASSES, (SAMPLES,), name="label", batch_dim=0)
     made = with_sgd(LogReg, momentum=0.9)
-    folder = tmp_path_factory.mktemp("reference")
-    pef = compiled(made, (images, labels), folder, data_parallel=True, world_size=2)
+    pef = compiled(made, (images, labels), tmp_path_factory.mktemp("reference"), data_parallel=True, world_size=2)
     return read(Path(pef)).program
 
 

@@ -90,8 +90,7 @@ def test_sn_grad_of_parameters_and_inputs(samba: Any) -> None:
     inputs = batch_of(samba)
     inputs[0].requires_grad = True
     optimizer = samba.optim.SGD(model.parameters(), lr=0.1)
-    pef = samba.session.compile(model, inputs, optimizer, name="net")
-    samba.utils.trace_graph(model, inputs, optimizer, pef=pef)
+    samba.utils.trace_graph(model, inputs, optimizer, pef=samba.session.compile(model, inputs, optimizer, name="net"))
     gold = copy.deepcopy(model)
     image = samba.to_torch(inputs[0]).detach().requires_grad_()
     gold(image, samba.to_torch(inputs[1]))[0].mean().backward()

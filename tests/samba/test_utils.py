@@ -344,8 +344,7 @@ def test_weight_norm_splits_every_weight_and_keeps_what_is_computed() -> None:
     inputs = torch.randn(3, 4, generator=torch.Generator().manual_seed(1))
 
     def outputs() -> torch.Tensor:
-        hidden = model[1](model[0](inputs))
-        return torch.Tensor(model[2](hidden.T[None]))
+        return torch.Tensor(model[2](model[1](model[0](inputs)).T[None]))
 
     before = outputs()
     assert utils.weight_norm_(model) is model

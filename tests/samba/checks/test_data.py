@@ -141,10 +141,8 @@ def test_two_equal_batches_of_two_replicas_are_found() -> None:
 
 def test_replicas_that_share_samples_are_found() -> None:
     data = list(range(64))
-    apart = [_in_batches(data[rank::2]) for rank in range(2)]
-    assert shared_samples(apart, None) is None
-    whole = [_in_batches(data), _in_batches(data[::-1])]
-    finding = shared_samples(whole, "app.py:1: run()")
+    assert shared_samples([_in_batches(data[rank::2]) for rank in range(2)], None) is None
+    finding = shared_samples([_in_batches(data), _in_batches(data[::-1])], "app.py:1: run()")
     assert finding is not None
     assert finding.words == "DP05: 64 of the 64 samples of the first 16 steps go to several replicas"
 

@@ -30,8 +30,7 @@ class App:
     reporter: Reporter
 
     def step(self, *section_types: str, **hyperparameters: float) -> None:
-        kinds = section_types or None
-        session.run(BATCH, hyperparam_dict=hyperparameters or None, section_types=kinds)
+        session.run(BATCH, hyperparam_dict=hyperparameters or None, section_types=section_types or None)
 
     @property
     def changes(self) -> list[str]:

@@ -88,8 +88,7 @@ def test_an_absent_name_can_be_imported_and_raises_at_its_use() -> None:
 
 
 def test_an_absent_name_may_be_in_annotations() -> None:
-    annotated = "from sambaflow.samba.graph import FwdGraph\ndef f(one: FwdGraph | None, two: None | FwdGraph): pass"
-    exec(annotated)
+    exec("from sambaflow.samba.graph import FwdGraph\ndef f(one: FwdGraph | None, two: None | FwdGraph): pass")
 
 
 def test_the_nearest_name_may_be_an_operator() -> None:
@@ -144,8 +143,7 @@ def test_a_set_in_order() -> None:
 def test_metadata_is_kept() -> None:
     record = ConvTilingMetadata(original_size=(3, 512, 512))
     assert (record.key, repr(record)) == ("conv_tiling", "ConvTilingMetadata(original_size=(3, 512, 512))")
-    tiling = TilingMetadata(original_size=(3, 512, 512), num_tiles=4)
-    assert (TilingMetadata.key, tiling.num_tiles) == ("tiling", 4)
+    assert (TilingMetadata.key, TilingMetadata(original_size=(3, 512, 512), num_tiles=4).num_tiles) == ("tiling", 4)
 
 
 @pytest.mark.parametrize(("env", "rank"), [whole_case({}, ""), ({"PMI_SIZE": "4", "PMI_RANK": "3"}, " rank 3")])

@@ -34,8 +34,7 @@ def run(tmp_path: Path) -> Run:
         way: str, text: str, arguments: Sequence[str] = (), *, ranks: int = 0, path: Sequence[Path] = ()
     ) -> Result:
         (tmp_path / "script.py").write_text(text, encoding="utf-8")
-        folders = [*([PATH_ENTRY] if way == "env" else []), ROOT, SITE, *path]
-        env = {"PYTHONPATH": os.pathsep.join(map(str, folders))}
+        env = {"PYTHONPATH": os.pathsep.join(map(str, [*([PATH_ENTRY] if way == "env" else []), ROOT, SITE, *path]))}
         command = [*STARTS[way], "script.py", *arguments]
         if ranks:
             return run_mpi(ranks, command, timeout=120, env=env, cwd=tmp_path)
