@@ -1,7 +1,7 @@
 """Models, optimizers and tensors of apps: named, lazy, in bfloat16, of each kind of output, and trained as by torch."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -213,27 +213,12 @@ def test_operators_of_samba_are_mixed_with_those_of_torch(samba: Any, batch: lis
     assert _trains_as_torch(samba, model, batch)
 
 
-class Lines:
-    """A loader of the app's own."""
-
-    def __init__(self, pairs: list[tuple[Tensor, Tensor]]) -> None:
-        self.pairs = pairs
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        return iter(self.pairs)
-
-    def __len__(self) -> int:
-        return len(self.pairs)
-
-
-@pytest.mark.parametrize("loader", ["DataLoader", "a custom loader object"])
-def test_samba_loader(loader: str, samba: Any, logreg: Made) -> None:
+def test_samba_loader(samba: Any, logreg: Made) -> None:
     images, labels = torch.randn(2 * BATCH, FEATURES), torch.randint(CLASSES, (2 * BATCH,))
     pairs = [(images[at : at + BATCH], labels[at : at + BATCH]) for at in (0, BATCH)]
-    torch_loader: Any = DataLoader(TensorDataset(images, labels), BATCH) if loader == "DataLoader" else Lines(pairs)
     model, _ = logreg
     plainly = Plainly(model)
-    batches = samba.sambaloader.SambaLoader(torch_loader, ["image", "label"])
+    batches = samba.sambaloader.SambaLoader(DataLoader(TensorDataset(images, labels), BATCH), ["image", "label"])
     assert len(batches) == 2
     for (image, label), pair in zip(batches, pairs, strict=True):
         _, out = samba.session.run(input_tensors=(image, label), output_tensors=model.output_tensors)
