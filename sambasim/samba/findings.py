@@ -64,17 +64,12 @@ class Reporter:
         return tuple(finding for finding, _ in self._found.values())
 
     def report(self, finding: Finding | None, *, notice_only: bool = False) -> None:
-        """Report a finding of this rank; rank 0 prints it.
-
-        notice_only: do not raise, because the run is over or can go on
-
-        Raises DataParallelError for a finding that ends the run, except during a check.
-        """
-        if finding is None:
-            return
-        if finding.code == _ENDS_RUN and not (self.on_demand or notice_only):
-            raise DataParallelError(finding.words, where=finding.where, remedy=finding.remedy)
-        self._add(finding)
+        """Report a finding of this rank; rank 0 prints it. Raises DataParallelError for one that ends the run, but not
+        during a check, and not with `notice_only`, because the run is over or can go on."""
+        if finding is not None:
+            if finding.code == _ENDS_RUN and not (self.on_demand or notice_only):
+                raise DataParallelError(finding.words, where=finding.where, remedy=finding.remedy)
+            self._add(finding)
 
     def report_from(self, rank: int, findings: Sequence[Finding]) -> None:
         """Report those findings of another rank that this rank does not have."""

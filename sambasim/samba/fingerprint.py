@@ -163,12 +163,8 @@ def _guarded(code: set[str]) -> Iterator[None]:
         """Called for each call and return. An import runs code too, but only in the first call of all."""
         nonlocal importing, asks_for_capture
         called = frame.f_code
-        if (
-            event == "call"
-            and called in _IS_CAPTURED
-            and frame.f_back
-            and is_users_file(frame.f_back.f_code.co_filename)
-        ):
+        asker = frame.f_back if event == "call" and called in _IS_CAPTURED else None
+        if asker is not None and is_users_file(asker.f_code.co_filename):
             asks_for_capture = True  # Python would ignore an exception here
         if (called.co_filename, called.co_name) == _IMPORTING:
             importing += {"call": 1, "return": -1}.get(event, 0)

@@ -207,17 +207,15 @@ class Start:
         If no gradient is given, the backward starts from the mean of the loss. Reports AP09 if there is no loss.
         """
         gradients = given if for_this_run is None else self._by_name(for_this_run)
-        if not gradients:
-            if not self.is_loss and not str(process.current().command).startswith("measure"):
-                self._report_no_loss()
-            return self._started(self._means)
-        shaped = {name: self._shaped(name, gradient) for name, gradient in gradients.items()}
-        return self._started({name: shaped.get(name, torch.zeros_like(mean)) for name, mean in self._means.items()})
-
-    def _started(self, gradients: Mapping[str, Tensor]) -> Tangent:
-        if len(gradients) > 1:
-            return {gradient_name(name): gradient for name, gradient in gradients.items()}
-        return next(iter(gradients.values()), None)
+        starts: Mapping[str, Tensor] = self._means
+        if gradients:
+            shaped = {name: self._shaped(name, gradient) for name, gradient in gradients.items()}
+            starts = {name: shaped.get(name, torch.zeros_like(mean)) for name, mean in self._means.items()}
+        elif not self.is_loss and not str(process.current().command).startswith("measure"):
+            self._report_no_loss()
+        if len(starts) > 1:
+            return {gradient_name(name): gradient for name, gradient in starts.items()}
+        return next(iter(starts.values()), None)
 
     def _by_name(self, gradients: Tensor | float | Sequence[Tensor | float | None]) -> Mapping[str, Tensor]:
         listed = list(gradients) if isinstance(gradients, list | tuple) else [gradients]

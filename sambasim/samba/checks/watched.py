@@ -66,8 +66,8 @@ def _of(modules: Iterable[nn.Module]) -> set[Watcher]:
 def _replace_functions() -> None:
     for owner, name, watched in (
         # Apps call methods of torch's class.
-        (nn.Module, "state_dict", _watched_state_dict),
-        (nn.Module, "load_state_dict", _watched_load),
+        (nn.Module, "state_dict", _watched_method),
+        (nn.Module, "load_state_dict", _watched_method),
         # `torch.save` and `torch.jit.script` call these by their names in the module, however the app imports them.
         (serialization, "_save", partial(_without_hooks, saves=True)),
         (serialization, "_legacy_save", partial(_without_hooks, saves=True)),
@@ -95,29 +95,22 @@ def _note_forward(module: nn.Module, _: object) -> None:
             watcher.note_read("computes with")
 
 
-def _watched_load(original: Callable[..., Any]) -> Callable[..., Any]:
+def _watched_method(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`state_dict` or `load_state_dict` of torch."""
+    reads = original.__name__ == "state_dict"
+
     @wraps(original)
-    def load_state_dict(module: nn.Module, *args: Any, **keywords: Any) -> Any:
+    def method(module: nn.Module, *args: Any, **keywords: Any) -> Any:
         result = original(module, *args, **keywords)
         for watcher in _of([module]):
-            if watcher.model is module:
+            if watcher.model is module and not reads:
                 watcher.note_load()
+            # Tracers read with a prefix, or keep the variables.
+            elif watcher.model is module and not (args or keywords.get("prefix") or keywords.get("keep_vars")):
+                watcher.note_read("reads")
         return result
 
-    return load_state_dict
-
-
-def _watched_state_dict(original: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(original)
-    def state_dict(module: nn.Module, *args: Any, **keywords: Any) -> Any:
-        # Tracers read with a prefix, or keep the variables.
-        of_app = not args and not keywords.get("prefix") and not keywords.get("keep_vars")
-        for watcher in _of([module]):
-            if of_app and watcher.model is module:
-                watcher.note_read("reads")
-        return original(module, *args, **keywords)
-
-    return state_dict
+    return method
 
 
 def _watched_clipping(name: str, original: Callable[..., Any]) -> Callable[..., Any]:

@@ -21,17 +21,14 @@ __version__ = f"1.19.0+sambasim.{_own_version}"
 
 
 class _No:
-    """False, as a value and as a call."""
-
     def __bool__(self) -> bool:
         return False
 
-    def __call__(self) -> bool:
-        return False
+    __call__ = __bool__
 
 
 is_demo = _No()
-"""Apps read it as a value or call it."""
+"""False, as a value and as a call."""
 
 
 samba_logger = logging.getLogger("sambaflow")
@@ -44,13 +41,8 @@ _handler = logging.StreamHandler()
 _handler.setFormatter(logging.Formatter(f"%(asctime)s{_rank} %(levelname)s: %(message)s"))
 samba_logger.addHandler(_handler)
 
-debug = samba_logger.debug
-info = samba_logger.info
-warning = samba_logger.warning
-error = samba_logger.error
-critical = samba_logger.critical
-exception = samba_logger.exception
-log = samba_logger.log
+debug, info, warning, error = samba_logger.debug, samba_logger.info, samba_logger.warning, samba_logger.error
+critical, exception, log = samba_logger.critical, samba_logger.exception, samba_logger.log
 setLevel = samba_logger.setLevel
 
 

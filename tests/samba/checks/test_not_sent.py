@@ -188,7 +188,7 @@ def test_a_rate_that_is_changed_before_sections_without_an_optimizer_is_no_findi
 @pytest.mark.parametrize(
     ("option", "value", "words", "remedy"),
     [
-        ("weight_decay", 0.2, "weight_decay of", 'hyperparam_dict={"weight_decay": …}), or change it before trace_graph'),
+        ("weight_decay", 0.2, "weight_decay of", 'hyperparam_dict={"weight_decay": …}), or change it before'),
         ("max_grad_norm", None, "from 1 to None", "set it where the optimizer is made, and compile the app again"),
         ("betas", (0.5, 0.999), "beta1 of an optimizer from 0.9 to 0.5", 'hyperparam_dict={"beta1": …})'),
         ("lr", torch.tensor(0.25), "lr of an optimizer from 0.1 to 0.25", "scheduler.get_last_lr()[0]"),
