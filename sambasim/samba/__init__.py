@@ -4,7 +4,7 @@
     models                models, optim
     compile and run       session, request, trace, fingerprint, loaded, device
     command line          flags, utils/ (argparser, measuring, checkpoints)
-    this process          process, ending, findings, notices
+    this process          process, ending, notices
     checks of the app     checks/, test, profiler
     import sambaflow      shim/
 

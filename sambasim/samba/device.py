@@ -19,9 +19,8 @@ from sambasim.ir.types import Symbol, SymbolKind, gradient_name
 from sambasim.pef import PefDocument
 from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.run.stepwise import StepwiseReplica
-from sambasim.samba.findings import app_error, type_error
 from sambasim.samba.notices import OTHER_WORDS, nearest
-from sambasim.samba.process import report_here
+from sambasim.samba.process import app_error, report_here, type_error
 from sambasim.samba.request import Optimizer
 
 _TORCH_STATES = {"momentum": "momentum_buffer"}

@@ -33,8 +33,7 @@ from sambasim.runtime.machine.launcher import find_launcher, launched_rank
 from sambasim.runtime.machine.mpi import connect
 from sambasim.runtime.run.run_observer import print_whole_lines
 from sambasim.samba.checks import job
-from sambasim.samba.findings import line_of
-from sambasim.samba.process import current, typed_command
+from sambasim.samba.process import current, line_of, typed_command
 
 if TYPE_CHECKING:
     from sambasim.runtime.watch.supervisor import Failure

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from sambasim.compiler.capture.trial import is_tracing
 from sambasim.errors import OptionError
-from sambasim.samba.findings import app_error
 from sambasim.samba.notices import KeywordError, checks_keywords, no_such_name
+from sambasim.samba.process import app_error
 from sambasim.samba.tensor import SambaTensor, from_torch_tensor
 
 __all__ = ["addmm", "randint", "randn", "sn_imm", "sn_iteridx", "sn_select", "sn_zipmapreduce", "triu_fill"]

@@ -17,8 +17,8 @@ from sambasim.errors import DataError, ModelError
 from sambasim.ir.program import Program
 from sambasim.ir.types import Symbol, SymbolKind
 from sambasim.samba import process
-from sambasim.samba.findings import app_error, type_error
 from sambasim.samba.notices import checks_keywords
+from sambasim.samba.process import app_error, type_error
 from sambasim.samba.tensor import SambaTensor, from_torch_tensor, host_values, to_torch
 from sambasim.units import counted
 

@@ -16,9 +16,9 @@ from sambasim.runtime.run.stepwise import STEP
 from sambasim.samba import ending, process
 from sambasim.samba.checks.replicas import Checks
 from sambasim.samba.device import Hyperparameters, Machine
-from sambasim.samba.findings import app_error, type_error
 from sambasim.samba.inputs import Inputs, bind, flat, inputs_of, name_of
 from sambasim.samba.notices import nearest
+from sambasim.samba.process import app_error, type_error
 from sambasim.samba.tensor import SambaTensor, host_values, to_torch
 
 _PART_OF_OPT = frozenset({SectionKind.GRADNORM, SectionKind.REDUCE, SectionKind.GATHER})

@@ -13,8 +13,8 @@ from sambasim.compiler.capture.tensors import held_by
 from sambasim.errors import ModelError
 from sambasim.ir.types import GRADIENT_SUFFIX
 from sambasim.samba import process
-from sambasim.samba.findings import type_error
 from sambasim.samba.notices import checks_keywords, say_once
+from sambasim.samba.process import type_error
 from sambasim.samba.request import unwrapped
 from sambasim.samba.session import session
 from sambasim.samba.tensor import MATERIALIZER, SambaTensor, host_values, to_torch

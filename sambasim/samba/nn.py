@@ -7,8 +7,8 @@ from torch import Tensor
 from torch.nn import *  # noqa: F403  # every name of torch.nn, whatever the release
 
 from sambasim.errors import DataError
-from sambasim.samba.findings import type_error
 from sambasim.samba.notices import checks_keywords, no_such_name
+from sambasim.samba.process import type_error
 from sambasim.samba.tensor import MATERIALIZER, SambaTensor, to_torch
 
 

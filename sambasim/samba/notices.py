@@ -12,8 +12,7 @@ from typing import Any, NoReturn, ParamSpec, TypeVar
 from sambasim.compiler.capture.trial import is_tracing
 from sambasim.errors import UserError
 from sambasim.runtime.machine.launcher import launched_rank
-from sambasim.samba.findings import app_error, app_line
-from sambasim.samba.process import current
+from sambasim.samba.process import app_error, app_line, current
 
 __all__ = [
     "create_mac_resource_report", "disable_sgd_stoc", "enable_addbias_grad_accum_stoc", "enable_conv_grad_accum_stoc",

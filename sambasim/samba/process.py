@@ -1,19 +1,182 @@
-"""What this process knows of its app: the command line, the ranks, what was reported and said. `reset` forgets all."""
+"""What this process knows of its app: its command line, ranks, findings (mistakes of the app) and notices.
+
+In a run a finding is a notice on stderr or, for DP09, an error. `sambasim app --check` collects all of them. The table
+of all codes is in `samba/README.md`; codes stay the same between releases.
+"""
 
 import atexit
+import linecache
 import os
 import shlex
 import sys
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from traceback import walk_tb
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
-from sambasim.samba.findings import Code, Finding, Reporter, app_line
+from sambasim.bounded import one_line
+from sambasim.errors import DataParallelError, SambasimError
+from sambasim.runtime.machine.launcher import launched_rank
+from sambasim.units import counted
+from sambasim.whose_code import PACKAGE, is_ours, is_users_file
 
 if TYPE_CHECKING:
     from sambasim.runtime.machine.communicator import Communicator
+
+
+Code: TypeAlias = Literal[
+    "DP01", "DP02", "DP03", "DP04", "DP05", "DP06", "DP07", "DP08", "DP09",
+    "AP01", "AP02", "AP03", "AP04", "AP05", "AP06", "AP07", "AP08", "AP09",
+]  # fmt: skip
+"""The kinds of mistakes. AP01, and AP04 and AP09 of some kinds, are errors with the code in their text."""
+
+Failure = TypeVar("Failure", bound=SambasimError)
+
+_ENDS_RUN: Code = "DP09"
+"""The code of findings that are errors in a run. All others are notices."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What is wrong, where in the app (`file:line: code`), and what to type there."""
+
+    code: Code
+    what: str
+    where: str | None
+    remedy: str
+
+    @property
+    def words(self) -> str:
+        return f"{self.code}: {self.what}"
+
+
+@dataclass(slots=True)
+class Reporter:
+    """Reports findings in this process: each once when it is found, and all again in a summary at the end.
+
+    on_demand: collect findings for a `--check`, print nothing and raise nothing
+    at_exit: the run is over, so new findings appear in the summary only
+    """
+
+    on_demand: bool = False
+    at_exit: bool = False
+    _found: dict[tuple[str, str], tuple[Finding, str]] = field(default_factory=dict)
+    _printed: set[tuple[str, str]] = field(default_factory=set)
+
+    @property
+    def findings(self) -> Sequence[Finding]:
+        """The findings of this rank so far, each once."""
+        return tuple(finding for finding, _ in self._found.values())
+
+    def report(self, finding: Finding | None, *, notice_only: bool = False) -> None:
+        """Report a finding of this rank; rank 0 prints it. Raises DataParallelError for one that ends the run, but not
+        during a check, and not with `notice_only`, because the run is over or can go on."""
+        if finding is not None:
+            if finding.code == _ENDS_RUN and not (self.on_demand or notice_only):
+                raise DataParallelError(finding.words, where=finding.where, remedy=finding.remedy)
+            self._add(finding)
+
+    def report_from(self, rank: int, findings: Sequence[Finding]) -> None:
+        """Report those findings of another rank that this rank does not have."""
+        for finding in findings:
+            if (finding.code, finding.what) not in self._found:
+                self._add(finding, f" (rank {rank})")
+
+    def has(self, code: str) -> bool:
+        """Whether a finding with this code was reported."""
+        return any(code == reported for reported, _ in self._found)
+
+    def summarize(self) -> None:
+        """Print all findings again, on rank 0: in short those that were printed before."""
+        if self._found and not self.on_demand and launched_rank(os.environ) == 0:
+            lines = [f"summary: {counted(len(self._found), 'finding')}; sambasim app --check checks every step"]
+            for key, (finding, source) in self._found.items():
+                shown = _short if key in self._printed else _full
+                lines.append(shown(f"  {finding.code}{source}", finding))
+            sys.stdout.flush()
+            sys.stderr.write("\n".join(lines) + "\n")
+            sys.stderr.flush()
+
+    def _add(self, finding: Finding, source: str = "") -> None:
+        key = finding.code, finding.what
+        is_new = key not in self._found
+        self._found[key] = finding, source
+        if is_new and not (self.on_demand or self.at_exit) and launched_rank(os.environ) == 0:
+            self._printed.add(key)
+            sys.stderr.write(_full(f"notice{source}: {finding.code}", finding) + "\n")
+            sys.stderr.flush()
+
+
+def _short(start: str, finding: Finding) -> str:
+    place = f" ({one_line(finding.where.partition(': ')[0])})" if finding.where else ""
+    return f"{start}: {one_line(finding.what)}{place}"
+
+
+def _full(start: str, finding: Finding) -> str:
+    where = f"\n  where: {one_line(finding.where)}" if finding.where else ""
+    return f"{start}: {one_line(finding.what)}{where}\n  try:   {one_line(finding.remedy)}"
+
+
+_CHECKS = (__file__, f"{PACKAGE}samba/checks/")
+_STARTERS = tuple(f"{PACKAGE}{name}" for name in ("cli/", "samba/shim/", "samba/ending.py", "__main__.py"))
+
+
+def app_line() -> str | None:
+    """`file:line: code` of the innermost frame that belongs to no library; None if there is none."""
+    for frame in _frames():
+        if is_users_file(frame.f_code.co_filename):
+            return _shown(frame, frame.f_lineno)
+    return None
+
+
+def app_error(kind: type[Failure], what: str, remedy: str) -> Failure:
+    """An error with the line of the app, to be raised."""
+    return kind(what, where=app_line(), remedy=remedy)
+
+
+def type_error(kind: type[Failure], what: str, value: object, remedy: str) -> Failure:
+    """As `app_error`, for a `value` of a wrong type: "`what`, not list"."""
+    return app_error(kind, f"{what}, not {type(value).__name__}", remedy)
+
+
+def own_line_of_app() -> str | None:
+    """As `app_line`; None if the call goes through sambasim."""
+    for frame in _frames():
+        file = frame.f_code.co_filename
+        if is_ours(file) and not file.startswith(_CHECKS):
+            return None
+        if is_users_file(file):
+            return _shown(frame, frame.f_lineno)
+    return None
+
+
+def is_called_by_app() -> bool:
+    """Whether no frame of sambasim is on the stack, apart from the checks and what started the app."""
+    files = (frame.f_code.co_filename for frame in _frames())
+    return not any(is_ours(file) and not file.startswith((*_CHECKS, *_STARTERS)) for file in files)
+
+
+def line_of(trace: TracebackType | None) -> str | None:
+    """`file:line: code` of the innermost frame of a traceback that belongs to no library."""
+    lines = [_shown(frame, number) for frame, number in walk_tb(trace) if is_users_file(frame.f_code.co_filename)]
+    return lines[-1] if lines else None
+
+
+def _frames() -> Iterator[FrameType]:
+    frame: FrameType | None = sys._getframe(1)  # the innermost
+    while frame is not None:
+        if not frame.f_code.co_filename.startswith("<"):
+            yield frame
+        frame = frame.f_back
+
+
+def _shown(frame: FrameType, number: int) -> str:
+    file = os.path.normpath(frame.f_code.co_filename)
+    return f"{file}:{number}: {linecache.getline(file, number).strip()}"
+
 
 STARTED_IN = os.getcwd()
 """The folder in which the app was started; it may change it."""

@@ -9,8 +9,8 @@ from pathlib import Path
 from statistics import fmean
 
 from sambasim.errors import OptionError
-from sambasim.samba.findings import app_error
 from sambasim.samba.notices import checks_keywords
+from sambasim.samba.process import app_error
 
 __all__ = ["Event", "Profiler"]
 

@@ -23,12 +23,12 @@ from sambasim.options.base import build
 from sambasim.options.compile import BUILD_FIELDS, CompileOptions
 from sambasim.options.training import TrainingOptions
 from sambasim.samba import process
-from sambasim.samba.findings import app_error, type_error
 from sambasim.samba.fingerprint import fingerprint
 from sambasim.samba.flags import DTYPES, TENSOR_PARALLEL
 from sambasim.samba.inputs import Inputs, check_on_host, flat, losses_of, name_inputs
 from sambasim.samba.notices import say_once
 from sambasim.samba.optim import SGD, Adam, AdamW
+from sambasim.samba.process import app_error, type_error
 from sambasim.samba.tensor import SambaTensor, host_values
 
 if TYPE_CHECKING:

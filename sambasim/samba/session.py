@@ -26,10 +26,10 @@ from sambasim.runtime.watch.observer import SectionClock
 from sambasim.samba import process
 from sambasim.samba.checks import arguments
 from sambasim.samba.device import Machine
-from sambasim.samba.findings import app_error
 from sambasim.samba.inputs import Inputs, repeatable
 from sambasim.samba.loaded import Loaded, kinds_of
 from sambasim.samba.notices import AbsentNameError, checks_keywords, no_such_name, say_once, without_effect
+from sambasim.samba.process import app_error
 from sambasim.samba.profiler import Profiler
 from sambasim.samba.request import Optimizer, as_mapping, as_sequence, build_fields, compile_request, request, unwrapped
 from sambasim.samba.tensor import SambaTensor, of_shape

@@ -15,8 +15,8 @@ from torch._C import TensorBase
 
 from sambasim.compiler.capture.trial import is_tracing
 from sambasim.errors import DataError, OptionError, WeightsError
-from sambasim.samba.findings import app_error, type_error
 from sambasim.samba.notices import AbsentNameError, checks_keywords
+from sambasim.samba.process import app_error, type_error
 
 __all__ = ["SambaTensor", "from_named_dict", "from_torch_tensor", "to_torch"]
 

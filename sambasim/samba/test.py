@@ -28,9 +28,9 @@ from sambasim.pef.archive import bytes_of
 from sambasim.runtime.values.memory import write_tensors
 from sambasim.samba import ending, process
 from sambasim.samba.device import DEVICE_STATE, rate_names
-from sambasim.samba.findings import app_error
 from sambasim.samba.inputs import Inputs, inputs_of, name_inputs
 from sambasim.samba.notices import checks_keywords
+from sambasim.samba.process import app_error
 from sambasim.samba.request import Optimizer
 from sambasim.samba.session import session
 from sambasim.samba.tensor import SambaTensor, host_values, to_torch

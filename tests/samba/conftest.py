@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from sambasim.runtime.machine.pytorch import take_down
 from sambasim.samba import process
-from sambasim.samba.findings import Reporter
+from sambasim.samba.process import Reporter
 from sambasim.samba.session import session
 from sambasim.samba.utils import trace_graph
 from tests.samba.harness import (

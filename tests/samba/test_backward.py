@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from sambasim import samba
 from sambasim.errors import DataError, OptionError
-from sambasim.samba.findings import Reporter
+from sambasim.samba.process import Reporter
 from sambasim.samba.session import session
 from sambasim.samba.utils import trace_graph
 from tests.samba.harness import sn_grad, with_sgd

@@ -12,10 +12,10 @@ import pytest
 from torch import nn
 
 from sambasim import samba
-from sambasim.samba.findings import Code
 from sambasim.samba.flags import FLAGS
 from sambasim.samba.models import add_old_methods
 from sambasim.samba.notices import AbsentNameError
+from sambasim.samba.process import Code
 from sambasim.samba.session import Session
 from sambasim.samba.shim import ABSENT, MODULES, ROOT, children, exported_names
 from sambasim.samba.trace import _trace_graph

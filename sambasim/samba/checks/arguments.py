@@ -9,9 +9,8 @@ from sambasim.ir.graph import SectionKind
 from sambasim.ir.program import Program
 from sambasim.runtime.machine.launcher import check_world_size
 from sambasim.runtime.run.stepwise import Mode
-from sambasim.samba.findings import app_error
 from sambasim.samba.flags import FLAGS, MEASURING
-from sambasim.samba.process import current, report_here, typed_command
+from sambasim.samba.process import app_error, current, report_here, typed_command
 from sambasim.units import counted
 
 _OF_THE_GRAPH = ("batch_size", "inference")

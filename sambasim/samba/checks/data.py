@@ -15,8 +15,7 @@ from torch.utils.data.distributed import DistributedSampler
 from sambasim.ir.graph import Node, SectionKind
 from sambasim.ir.program import Program
 from sambasim.runtime.values.memory import tensor_sha256
-from sambasim.samba.findings import Finding, app_line
-from sambasim.samba.process import report
+from sambasim.samba.process import Finding, app_line, report
 
 EVEN_BATCHES = "as many batches on every rank: DistributedSampler(dataset, …), and DataLoader(…, drop_last=True)"
 """Remedy for DP09."""

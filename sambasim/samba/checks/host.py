@@ -23,7 +23,7 @@ from sambasim.runtime.values.memory import tensor_sha256
 from sambasim.samba import process
 from sambasim.samba.checks.watched import BOUNDS, watch
 from sambasim.samba.device import Machine
-from sambasim.samba.findings import Code, is_called_by_app
+from sambasim.samba.process import Code, is_called_by_app
 from sambasim.samba.request import Optimizer
 from sambasim.units import counted
 

@@ -23,7 +23,7 @@ from sambasim.runtime.machine.communicator import Communicator
 from sambasim.samba import process
 from sambasim.samba.checks import data
 from sambasim.samba.checks.data import EVEN_BATCHES, Samplers
-from sambasim.samba.findings import Finding, app_line, own_line_of_app
+from sambasim.samba.process import Finding, app_line, own_line_of_app
 from sambasim.units import counted
 
 Shown = TypeVar("Shown")

@@ -15,7 +15,7 @@ from sambasim.samba.checks import arguments, data, job
 from sambasim.samba.checks.data import Division, Place
 from sambasim.samba.checks.host import Host, is_sampled
 from sambasim.samba.device import Machine
-from sambasim.samba.findings import Finding, app_line
+from sambasim.samba.process import Finding, app_line
 
 _BATCHES_COMPARED = (1, 2, 8)
 """Steps in which replicas compare their batches."""

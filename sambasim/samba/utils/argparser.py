@@ -16,10 +16,9 @@ from sambasim.errors import LaunchError, OptionError
 from sambasim.runtime.machine.launcher import find_launcher, launched_rank
 from sambasim.runtime.machine.pytorch import bring_up, bring_up_on_demand, take_down
 from sambasim.samba.ending import communicator
-from sambasim.samba.findings import type_error
 from sambasim.samba.flags import COMMANDS, COMPILE, FLAGS, RUN, TEST, WITH_PEF, Flag
 from sambasim.samba.notices import checks_keywords, say_once
-from sambasim.samba.process import current
+from sambasim.samba.process import current, type_error
 from sambasim.samba.utils.parser import AddArguments, Arguments, command_parser, overview, parse, program_name
 
 __all__ = ["SNConfig", "SambaConfig", "parse_app_args", "parse_yaml_to_args"]

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from sambasim.errors import OptionError, WeightsError
 from sambasim.runtime.values.memory import write_tensors
-from sambasim.samba.findings import app_error
+from sambasim.samba.process import app_error
 from sambasim.samba.request import Optimizer, as_sequence
 from sambasim.samba.session import session
 from sambasim.samba.tensor import host_values

@@ -12,10 +12,10 @@ from torch.nn.utils import parametrizations
 from sambasim.errors import ModelError, OptionError, UserError
 from sambasim.runtime.machine.pytorch import seed_everything
 from sambasim.samba import process
-from sambasim.samba.findings import app_error, type_error
 from sambasim.samba.flags import MEASURE_PERFORMANCE, MEASURING
 from sambasim.samba.inputs import Inputs
 from sambasim.samba.notices import checks_keywords
+from sambasim.samba.process import app_error, type_error
 from sambasim.samba.request import Optimizer
 from sambasim.samba.session import session
 from sambasim.samba.trace import trace_graph

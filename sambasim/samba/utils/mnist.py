@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset
 
 from sambasim.errors import DataError
-from sambasim.samba.findings import app_error
+from sambasim.samba.process import app_error
 from sambasim.samba.request import as_mapping
 
 __all__ = ["dataset_transform", "prepare_dataloader"]

@@ -22,8 +22,8 @@ from sambasim.ir.mesh import DATA_PARALLEL
 from sambasim.pef import PefHeader, locate, peek, read
 from sambasim.runtime.machine.launcher import launched_rank
 from sambasim.samba import process
-from sambasim.samba.findings import app_error
 from sambasim.samba.flags import COMMANDS, COMPILE, FLAGS, MEASURE_PERFORMANCE, MEASURE_SECTIONS, RUN, TEST, Flag
+from sambasim.samba.process import app_error
 from sambasim.samba.request import as_mapping
 
 __all__ = ["get_pef_info", "get_pefmeta", "get_pefmeta_dict"]

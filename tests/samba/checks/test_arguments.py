@@ -11,7 +11,7 @@ from sambasim.ir.graph import SectionKind
 from sambasim.runtime.run.stepwise import Mode
 from sambasim.samba import process
 from sambasim.samba.checks.arguments import Accumulation, likely_cause, mode_of, note_changed, note_not_passed_on
-from sambasim.samba.findings import Reporter
+from sambasim.samba.process import Reporter
 from sambasim.samba.utils.argparser import parse_app_args
 
 METADATA = {"command": "compile", "batch_size": "8", "hidden": "32", "mapping": "section", "pef_name": "net", "lr": "1"}

@@ -22,7 +22,7 @@ from sambasim.samba.checks.data import (
     shared_samples,
     wrong_division,
 )
-from sambasim.samba.findings import Reporter
+from sambasim.samba.process import Reporter
 from tests.samba.harness import compiled, with_sgd
 
 LENGTH = 8

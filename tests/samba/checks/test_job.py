@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from sambasim.errors import DataParallelError
 from sambasim.samba.checks.job import Files, Point, different_steps
-from sambasim.samba.findings import Finding, Reporter
+from sambasim.samba.process import Finding, Reporter
 
 
 @pytest.fixture

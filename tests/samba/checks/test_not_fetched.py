@@ -17,7 +17,7 @@ from torch.func import functional_call, vmap
 
 from sambasim import samba
 from sambasim.samba import process
-from sambasim.samba.findings import Reporter
+from sambasim.samba.process import Reporter
 from sambasim.samba.session import session
 from sambasim.samba.utils import trace_graph
 from tests.samba.checks.conftest import BATCH, made_linear, train_on_host

@@ -14,7 +14,7 @@ from torch.nn.utils import clip_grad_norm_ as by_another_name
 
 from sambasim import samba
 from sambasim.samba import process
-from sambasim.samba.findings import Reporter
+from sambasim.samba.process import Reporter
 from sambasim.samba.session import session
 from sambasim.samba.utils import trace_graph
 from tests.samba.checks.conftest import BATCH, train_on_host

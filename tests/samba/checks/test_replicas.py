@@ -26,7 +26,7 @@ from sambasim.samba.checks.replicas import (
     different_weights,
 )
 from sambasim.samba.ending import leave
-from sambasim.samba.findings import Finding, Reporter
+from sambasim.samba.process import Finding, Reporter
 from sambasim.samba.session import session
 from tests.samba.harness import Load, Made, with_sgd
 
