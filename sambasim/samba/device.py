@@ -138,7 +138,6 @@ ALL_DROPOUTS = "p"
 """The name of the rate of all dropouts."""
 
 _ELEMENTS, _CHANNELS = "aten.native_dropout.default", "aten.bernoulli.p"
-_BACKWARD = "aten.native_dropout_backward.default"
 
 
 class Hyperparameters:
@@ -252,7 +251,7 @@ def with_rates(graph: Graph, rates: Mapping[str, float]) -> Graph:
         if rate is not None:
             args = (first, rate if operator == _ELEMENTS else 1 - rate, *args[2:])
             kept |= dict.fromkeys(results if operator == _CHANNELS else filter(None, node.results[1:]), 1 - rate)
-        elif operator == _BACKWARD and other in kept:
+        elif operator == "aten.native_dropout_backward.default" and other in kept:
             args = (*args[:2], 1 / kept[other])
         elif operator == "comm.shard" and read in kept:
             kept |= dict.fromkeys(results, kept[read])

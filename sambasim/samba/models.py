@@ -71,15 +71,15 @@ def _run(model: nn.Module, *inputs: Any, **options: Any) -> Any:
     return session.run(inputs, **options) if one_by_one else session.run(*inputs, **options)
 
 
-def _cpu(model: M) -> M:
-    _write_host_params(model)
-    return nn.Module.cpu(model)
-
-
 def _write_host_params(model: nn.Module) -> None:
     """`session.to_cpu`, if the session has loaded `model`."""
     if session.machine is not None and session.machine.model is unwrapped(model):
         session.to_cpu(model)
+
+
+def _cpu(model: M) -> M:
+    _write_host_params(model)
+    return nn.Module.cpu(model)
 
 
 Part = TypeVar("Part", nn.Module, SambaTensor)

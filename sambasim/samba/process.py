@@ -35,9 +35,6 @@ Code: TypeAlias = Literal[
 
 Failure = TypeVar("Failure", bound=SambasimError)
 
-_ENDS_RUN: Code = "DP09"
-"""The code of findings that are errors in a run. All others are notices."""
-
 
 @dataclass(frozen=True, slots=True)
 class Finding:
@@ -75,7 +72,7 @@ class Reporter:
         """Report a finding of this rank; rank 0 prints it. Raises DataParallelError for one that ends the run, but not
         during a check, and not with `notice_only`, because the run is over or can go on."""
         if finding is not None:
-            if finding.code == _ENDS_RUN and not (self.on_demand or notice_only):
+            if finding.code == "DP09" and not (self.on_demand or notice_only):
                 raise DataParallelError(finding.words, where=finding.where, remedy=finding.remedy)
             self._add(finding)
 
@@ -94,8 +91,7 @@ class Reporter:
         if self._found and not self.on_demand and launched_rank(os.environ) == 0:
             lines = [f"summary: {counted(len(self._found), 'finding')}; sambasim app --check checks every step"]
             for key, (finding, source) in self._found.items():
-                shown = _short if key in self._printed else _full
-                lines.append(shown(f"  {finding.code}{source}", finding))
+                lines.append(_shown_as(f"  {finding.code}{source}", finding, short=key in self._printed))
             sys.stdout.flush()
             sys.stderr.write("\n".join(lines) + "\n")
             sys.stderr.flush()
@@ -106,18 +102,16 @@ class Reporter:
         self._found[key] = finding, source
         if is_new and not (self.on_demand or self.at_exit) and launched_rank(os.environ) == 0:
             self._printed.add(key)
-            sys.stderr.write(_full(f"notice{source}: {finding.code}", finding) + "\n")
+            sys.stderr.write(_shown_as(f"notice{source}: {finding.code}", finding) + "\n")
             sys.stderr.flush()
 
 
-def _short(start: str, finding: Finding) -> str:
-    place = f" ({one_line(finding.where.partition(': ')[0])})" if finding.where else ""
-    return f"{start}: {one_line(finding.what)}{place}"
-
-
-def _full(start: str, finding: Finding) -> str:
-    where = f"\n  where: {one_line(finding.where)}" if finding.where else ""
-    return f"{start}: {one_line(finding.what)}{where}\n  try:   {one_line(finding.remedy)}"
+def _shown_as(start: str, finding: Finding, *, short: bool = False) -> str:
+    where = one_line(finding.where or "")
+    if short:
+        return f"{start}: {one_line(finding.what)}" + (f" ({where.partition(': ')[0]})" if where else "")
+    place = f"\n  where: {where}" if where else ""
+    return f"{start}: {one_line(finding.what)}{place}\n  try:   {one_line(finding.remedy)}"
 
 
 _CHECKS = (__file__, f"{PACKAGE}samba/checks/")

@@ -188,9 +188,6 @@ def consistency_test(check: Check | None = None) -> Any:
 MAX_BF16_TRUNCATE_NORMAL_REL = 2.0**-7
 """The largest relative error of truncating a normal fp32 number to bf16, which has 8 significant bits."""
 
-_ROUNDING = 2.0**-8
-"""The largest relative error of rounding to bf16."""
-
 
 def write_json(path: str | os.PathLike[str], figures: Mapping[str, JsonValue]) -> None:
     """Writes `figures` as one line of JSON. Raises OptionError if the file cannot be written."""
@@ -215,7 +212,7 @@ def assert_close(
     what cannot be compared, such as an sn_grad that is None."""
     actual, expected = _float64(samba, label), _float64(gold, label)
     rounded = any(isinstance(one, Tensor) and one.dtype is torch.bfloat16 for one in (samba, gold))
-    rtol += _ROUNDING * rounded
+    rtol += 2.0**-8 * rounded  # the largest relative error of rounding to bf16
     if actual.shape != expected.shape:
         raise AssertionError(f"{label}: the shape is {tuple(actual.shape)}, and {tuple(expected.shape)} was expected")
     difference = (actual - expected).abs()

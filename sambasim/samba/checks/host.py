@@ -28,9 +28,6 @@ from sambasim.samba.request import Optimizer
 from sambasim.units import counted
 
 _OPTIONS = ("lr", "momentum", "dampening", "weight_decay", "nesterov", "betas", "eps", "max_grad_norm")
-_FLOAT32_PRECISION = 1e-6
-"""A learning rate may be a tensor of float32."""
-
 _LATE_STEPS = 3
 """An app may pass the value of an earlier step to the device, up to so many steps late."""
 
@@ -124,16 +121,12 @@ def _named(values: Iterable[object]) -> Group:
 
 def _is_same(before: object, after: object) -> bool:
     if isinstance(before, int | float) and isinstance(after, int | float):
-        return math.isclose(before, after, rel_tol=_FLOAT32_PRECISION)
+        return math.isclose(before, after, rel_tol=1e-6)  # a learning rate may be a tensor of float32
     return before == after
 
 
 def _shown(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-_MOST_ACCUMULATED = 256
-"""No app accumulates the gradients of so many batches before its first optimizer step."""
 
 
 def is_sampled(step: int) -> bool:
@@ -190,7 +183,8 @@ class Host:
             if SectionKind.BCKWD in kinds or SectionKind.OPT in kinds:
                 self._compare_requires_grad()
             self._compare_weights()
-        if self._backwards == _MOST_ACCUMULATED and not self._machine.replica.steps:
+        # No app accumulates the gradients of so many batches before its first optimizer step.
+        if self._backwards == 256 and not self._machine.replica.steps:
             self._report_backwards()
 
     def note_fetch(self) -> None:
@@ -274,8 +268,7 @@ class Host:
 
     def _note_host_step(self, optimizer: Optimizer, *_: object) -> None:
         # Without gradients on the host, its optimizer.step() changes nothing.
-        parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
-        self._host_trains |= any(parameter.grad is not None for parameter in parameters)
+        self._host_trains |= any(one.grad is not None for group in optimizer.param_groups for one in group["params"])
 
     def _note_loading(self, optimizer: Optimizer, state_dict: Mapping[str, Any]) -> None:
         # State that was just fetched is on the device already.

@@ -67,12 +67,9 @@ _SOURCES: Mapping[str, str | tuple[str, ...]] = {
 }  # fmt: skip
 """By the name that an app imports: the module of sambasim that answers, or its names in `modules.py`."""
 
-_OWN_LOOP = "write the loop of session.run calls in the app, as in examples/"
-_METER = (
-    "SambaFlow's logger of experiments",
-    "keep the figures in the app, or samba.utils.benchmark_acc.AccuracyReport",
-)
-_TRAIN = ("a training loop of SambaFlow's own", _OWN_LOOP)
+_FIGURES = "keep the figures in the app, or samba.utils.benchmark_acc.AccuracyReport"
+_METER = ("SambaFlow's logger of experiments", _FIGURES)
+_TRAIN = ("a training loop of SambaFlow's own", "write the loop of session.run calls in the app, as in examples/")
 _RANDOM = ("draws random numbers for lazy parameters", "samba.materialize(model), which draws from torch's generator")
 
 ABSENT: Mapping[str, Mapping[str, tuple[str, str]]] = {

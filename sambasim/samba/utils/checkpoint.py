@@ -24,8 +24,6 @@ from sambasim.samba.utils.common import is_main_process
 
 __all__ = ["load_checkpoint", "load_sharded_checkpoint", "save_checkpoint", "save_tensors"]
 
-_SUFFIXES = (".safetensors", ".bin", ".pt")
-
 
 def save_checkpoint(
     path: str | os.PathLike[str],
@@ -139,9 +137,10 @@ def _shards(path: Path) -> list[Path]:
             return [path / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
         except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
             raise _misfit(index, "is no index of weights", "copy the checkpoint again") from error
-    files = next((files for suffix in _SUFFIXES if (files := sorted(path.glob(f"*{suffix}")))), None)
+    suffixes = (".safetensors", ".bin", ".pt")
+    files = next((files for suffix in suffixes if (files := sorted(path.glob(f"*{suffix}")))), None)
     if files is None:
-        raise _misfit(path, f"is no file, and no folder with files of {', '.join(_SUFFIXES)}", "check the path")
+        raise _misfit(path, f"is no file, and no folder with files of {', '.join(suffixes)}", "check the path")
     return files
 
 
