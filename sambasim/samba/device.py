@@ -115,7 +115,6 @@ class Machine:
         return {name: held.tensor for held in held_by(self.model) for name in held.names}
 
     def _state_dict_symbols(self) -> list[tuple[Symbol, str]]:
-        """The parameters and buffers of the model's state_dict, with their paths."""
         kinds = (SymbolKind.PARAMETER, SymbolKind.BUFFER)
         return [(s, s.torch_names[0]) for s in self.program.symbols.values() if s.kind in kinds and s.torch_names]
 

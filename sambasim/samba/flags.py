@@ -100,7 +100,6 @@ TENSOR_PARALLEL = ("batch", "weight")
 
 
 def _choices(field: str) -> tuple[str, ...]:
-    """Those of `[compile]`."""
     return get_args(CompileOptions.model_fields[field].annotation)
 
 

@@ -166,7 +166,6 @@ def outputs_of(program: Program) -> Iterator[SambaTensor]:
 
 
 def _samba_tensors(bound: Mapping[str, Tensor], inputs: Inputs) -> Mapping[str, SambaTensor]:
-    """The SambaTensors of `inputs`, by the names that they are `bound` to."""
     return {name: tensor for name, tensor in zip(bound, flat(inputs), strict=True) if isinstance(tensor, SambaTensor)}
 
 

@@ -72,7 +72,6 @@ def _run(model: nn.Module, *inputs: Any, **options: Any) -> Any:
 
 
 def _write_host_params(model: nn.Module) -> None:
-    """`session.to_cpu`, if the session has loaded `model`."""
     if session.machine is not None and session.machine.model is unwrapped(model):
         session.to_cpu(model)
 

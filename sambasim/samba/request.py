@@ -180,7 +180,6 @@ def _as_computed(tensor: Tensor, parameters: set[torch.dtype]) -> Tensor:
 
 
 def _batch_size(inputs: Inputs, named: Mapping[str, Tensor]) -> int:
-    """The size of the first axis of all inputs."""
     if not named:
         raise DataError("the model has no inputs", remedy="pass inputs= a list of SambaTensors")
     for name, tensor in zip(named, flat(inputs), strict=True):
@@ -200,7 +199,6 @@ def _batch_size(inputs: Inputs, named: Mapping[str, Tensor]) -> int:
 
 
 def _updates(model: nn.Module, optimizers: Sequence[Optimizer]) -> Iterable[Update]:
-    """An update for each parameter group with trained parameters."""
     if not optimizers:
         remedy = "pass samba.optim.SGD(model.parameters(), …) as the third argument; or, to predict, --inference, "
         remedy += "and inference=True in config_dict"

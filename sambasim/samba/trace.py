@@ -165,7 +165,6 @@ def _request_of(
     optimizers: Sequence[Optimizer],
     loss_indices: Sequence[int] | int | None,
 ) -> Request:
-    """What would be compiled now, with the options of the PEF."""
     fields = {**request.build_fields_of(document.compile_options), "output_folder": Path("out")}
     predicts, chips = document.program.training is None, document.program.chips
     if predicts:

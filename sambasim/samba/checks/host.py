@@ -289,7 +289,6 @@ class Host:
             self._report("AP07", "AP07", what, remedy)
 
     def _report(self, code: Code, subject: str, what: str, remedy: str) -> None:
-        """Reports one finding of each subject."""
         if subject not in self._reported:
             self._reported.add(subject)
             process.report_here(code, what, remedy)
@@ -318,7 +317,6 @@ def _changed_by(machine: Machine) -> Iterator[nn.Module]:
 
 
 def _is_equal(one: object, other: object) -> bool:
-    """Whether two state_dicts are equal, tensors by value."""
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         return torch.equal(one, other)
     if isinstance(one, dict) and isinstance(other, dict):

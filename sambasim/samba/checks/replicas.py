@@ -202,7 +202,6 @@ class Checks:
             watched.files.compare([snapshot.files for snapshot in shown])
 
     def _report_cause(self, cause: Finding | None, finding: Finding | None) -> None:
-        """Report `finding`, or in its place the `cause`, if there is one."""
         if finding is None or cause is None:
             process.report(finding)
         elif not process.has_reported(cause.code):

@@ -96,7 +96,6 @@ def _note_forward(module: nn.Module, _: object) -> None:
 
 
 def _watched_method(original: Callable[..., Any]) -> Callable[..., Any]:
-    """`state_dict` or `load_state_dict` of torch."""
     reads = original.__name__ == "state_dict"
 
     @wraps(original)

@@ -147,7 +147,6 @@ class Facade(ModuleType):
 
 @cache
 def _ours(module: str) -> ModuleType:
-    """The names that a module of `sambaflow` has here, without the modules below it."""
     source = MODULES[module]
     if isinstance(source, str):
         return import_module(source)

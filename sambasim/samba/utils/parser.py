@@ -232,7 +232,6 @@ def _give_way(parser: argparse.ArgumentParser, library: Sequence[argparse.Action
 
 
 def _unknown(parser: argparse.ArgumentParser, command: str, unknown: Sequence[str]) -> OptionError:
-    """The error for arguments unknown to the parser."""
     name = unknown[0].partition("=")[0]
     spelled = _with_dashes(name)
     what = f"{command} has no flag {name}" if name.startswith("-") else f"unexpected argument {shlex.quote(name)}"
