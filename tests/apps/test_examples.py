@@ -6,7 +6,9 @@ of LeNet, three optimizers and sections run apart in GPT, and the options of the
 
 import math
 from argparse import Namespace
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,37 +19,40 @@ from tests.apps.support import DATA_PARALLEL, DEVICE, HOST, App, Example, Exampl
 from tests.support.whole import whole
 
 
+def trained(
+    app: App,
+    replicas: int,
+    make: Callable[[Any], tuple[nn.Module, Any]],
+    optimizer: plain.MakeOptimizer,
+    **options: Any,
+) -> dict[str, Tensor]:
+    """`plain.train` of the model and the data that `make` makes of the app's module."""
+    module, example = app.module(), app.example
+    torch.manual_seed(256)
+    model, data = make(module)
+    options |= {"epochs": example.rounds, "batch_size": example.batch_size, "optimizer": optimizer}
+    return plain.train(model, data, replicas, **options)
+
+
 @whole
 class TestFeedForward(ExampleTests):
     example = Example("feed_forward", r"held out: accuracy [89]\d")  # of 10 % at the start
 
     def plainly(self, app: App, replicas: int) -> dict[str, Tensor]:
-        module = app.module()
-        torch.manual_seed(256)
-        return plain.train(
-            module.FeedForward(64, 128, 10),
-            module.datasets()[0],
-            replicas,
-            epochs=app.example.rounds,
-            batch_size=app.example.batch_size,
-            optimizer=lambda flats: torch.optim.Adam(flats, lr=0.001, weight_decay=1e-4, fused=True),
-        )
+        return trained(
+            app, replicas, lambda module: (module.FeedForward(64, 128, 10), module.datasets()[0]),
+            lambda flats: torch.optim.Adam(flats, lr=0.001, weight_decay=1e-4, fused=True),
+        )  # fmt: skip
 
 
 class TestLogisticRegression(ExampleTests):
     example = Example("logistic_regression", r"held out: accuracy [89]\d")
 
     def plainly(self, app: App, replicas: int) -> dict[str, Tensor]:
-        module = app.module()
-        torch.manual_seed(256)
-        return plain.train(
-            module.LogReg(),
-            module.FlatDigits(module.digits()[0]),
-            replicas,
-            epochs=app.example.rounds,
-            batch_size=app.example.batch_size,
-            optimizer=lambda flats: torch.optim.SGD(flats, lr=0.1, momentum=0.9, fused=True),
-        )
+        return trained(
+            app, replicas, lambda module: (module.LogReg(), module.FlatDigits(module.digits()[0])),
+            lambda flats: torch.optim.SGD(flats, lr=0.1, momentum=0.9, fused=True),
+        )  # fmt: skip
 
     def plainly_in_bf16(self, app: App, replicas: int) -> dict[str, Tensor]:
         """As `plainly`, where the model and its inputs are of bfloat16, and the loss is of float32."""
@@ -65,11 +70,8 @@ class TestLogisticRegression(ExampleTests):
         return {name: tensor.float() for name, tensor in model.state_dict().items()}
 
     @whole
-    def test_one_replica_trains_as_a_plain_loop_in_bf16_does(self, in_bf16: App) -> None:
+    def test_replicas_train_as_a_plain_loop_in_bf16_does_by_either_sync(self, in_bf16: App) -> None:
         assert differences(in_bf16.weights(1), self.plainly_in_bf16(in_bf16, 1)) == []
-
-    @whole
-    def test_two_replicas_train_as_a_plain_loop_in_bf16_does_by_either_sync(self, in_bf16: App) -> None:
         host, in_fp32 = in_bf16.weights(2, *HOST), self.plainly(in_bf16, 2)
         expected = self.plainly_in_bf16(in_bf16, 2)
         assert differences(host, expected) == []
@@ -80,11 +82,9 @@ class TestLogisticRegression(ExampleTests):
         images, labels = (
             torch.stack(parts) for parts in zip(*(held_out[at] for at in range(len(held_out))), strict=True)
         )
-        losses = [
-            nn.functional.cross_entropy(nn.functional.linear(images, *weights.values()), labels)
-            for weights in (host, in_fp32)
-        ]
-        assert abs(losses[0] - losses[1]) < 0.02
+        outputs = [nn.functional.linear(images, *weights.values()) for weights in (host, in_fp32)]
+        first, second = (nn.functional.cross_entropy(output, labels) for output in outputs)
+        assert abs(first - second) < 0.02
 
     @whole
     @pytest.mark.parametrize("np", [2, 4])
@@ -123,18 +123,12 @@ class TestLstm(ExampleTests):
     example = Example("lstm", r"held out: accuracy [4-7]\d")  # of 10 % at the start
 
     def plainly(self, app: App, replicas: int) -> dict[str, Tensor]:
-        module = app.module()
-        torch.manual_seed(256)
-        return plain.train(
-            module.LSTMClassifier(hidden=64, layers=2, dropout=0.2),
-            module.datasets()[0],
-            replicas,
-            epochs=app.example.rounds,
-            batch_size=app.example.batch_size,
-            optimizer=lambda flats: torch.optim.AdamW(flats, lr=0.005, fused=True),
-            max_grad_norm=1.0,
-            begin=lambda rank: torch.manual_seed(256 + rank),
-        )
+        return trained(
+            app, replicas,
+            lambda module: (module.LSTMClassifier(hidden=64, layers=2, dropout=0.2), module.datasets()[0]),
+            lambda flats: torch.optim.AdamW(flats, lr=0.005, fused=True),
+            max_grad_norm=1.0, begin=lambda rank: torch.manual_seed(256 + rank),
+        )  # fmt: skip
 
 
 EPOCHS = 2
@@ -158,16 +152,10 @@ class TestLeNet(ExampleTests):
     )
 
     def plainly(self, app: App, replicas: int) -> dict[str, Tensor]:
-        module = app.module()
-        torch.manual_seed(256)
-        return plain.train(
-            module.LeNet(),
-            module.enlarged(module.digits()[0]),
-            replicas,
-            epochs=app.example.rounds,
-            batch_size=app.example.batch_size,
-            optimizer=lambda flats: torch.optim.SGD(flats, lr=0.05, momentum=0.9, fused=True),
-        )
+        return trained(
+            app, replicas, lambda module: (module.LeNet(), module.enlarged(module.digits()[0])),
+            lambda flats: torch.optim.SGD(flats, lr=0.05, momentum=0.9, fused=True),
+        )  # fmt: skip
 
     def test_training_resumes_from_a_checkpoint_with_the_same_bits(self, app: App, printed: list[str]) -> None:
         flags = ("--data-parallel", "--reduce-on-rdu", "--resume", "trained/epoch_1.pt", "--save-folder", "resumed")
