@@ -43,8 +43,7 @@ class Flag:
     convert: from the typed text to the value; None for a switch
     count, bare: argparse's `nargs` and `const`
     inert: why it has no effect; None for a flag that has one
-    compiled: whether `session.compile` reads it, from its `config_dict`
-    """
+    compiled: whether `session.compile` reads it, from its `config_dict`"""
 
     names: tuple[str, ...]
     meaning: str

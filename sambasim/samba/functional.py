@@ -122,8 +122,7 @@ def sn_zipmapreduce(
     reduce_dim: Sequence[int] | int | None = None,
 ) -> Tensor:
     """`func(attrs, *tensors)`, called once with whole tensors, and a reduction of its result over `reduce_dim`, or over
-    all dimensions. The shapes of `tensors` broadcast to `attrs["shape"]`. reduce_func: MIN, MAX, SUM, MEAN, or None
-    """
+    all dimensions. The shapes of `tensors` broadcast to `attrs["shape"]`. reduce_func: MIN, MAX, SUM, MEAN, or None"""
     shape = torch.broadcast_shapes(*(tensor.shape for tensor in tensors))  # type: ignore[no-untyped-call]  # torch's
     mapped = func({"shape": shape}, *tensors).expand(shape)
     if reduce_func is None:

@@ -173,8 +173,7 @@ class SambaLoader:
         return_original_batch: bool = False,
     ) -> None:
         """function_hook: called with each batch; the tensors of what it returns are named: `lambda batch: batch[0]`
-        return_original_batch: yield pairs of the SambaTensors and the batch before the hook
-        """
+        return_original_batch: yield pairs of the SambaTensors and the batch before the hook"""
         self.torch_loader = torch_loader
         self.names = (names,) if isinstance(names, str) else tuple(names)
         self.function_hook = function_hook

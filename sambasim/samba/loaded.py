@@ -203,8 +203,7 @@ class Start:
         given: the `sn_grad` of outputs, by name
         for_this_run: `grad_of_outputs`, one for each output in order, instead of `given`
 
-        If no gradient is given, the backward starts from the mean of the loss. Reports AP09 if there is no loss.
-        """
+        If no gradient is given, the backward starts from the mean of the loss. Reports AP09 if there is no loss."""
         gradients = given if for_this_run is None else self._by_name(for_this_run)
         starts: Mapping[str, Tensor] = self._means
         if gradients:

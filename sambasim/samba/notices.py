@@ -146,8 +146,7 @@ def checks_keywords(
 
     called: the name in messages; by default `session.run` for `Session.run`: apps use an instance
     passed_on: further keywords, which go to torch
-    refused_later: known keywords that no remedy proposes, because a PEF cannot contain what they ask for
-    """
+    refused_later: known keywords that no remedy proposes, because a PEF cannot contain what they ask for"""
 
     def decorate(function: Callable[Arguments, Answer]) -> Callable[Arguments, Answer]:
         owner, dot, short = function.__qualname__.rpartition(".")

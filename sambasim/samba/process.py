@@ -55,8 +55,7 @@ class Reporter:
     """Reports findings in this process: each once when it is found, and all again in a summary at the end.
 
     on_demand: collect findings for a `--check`, print nothing and raise nothing
-    at_exit: the run is over, so new findings appear in the summary only
-    """
+    at_exit: the run is over, so new findings appear in the summary only"""
 
     on_demand: bool = False
     at_exit: bool = False
@@ -183,8 +182,7 @@ class Context:
     alone: whether the command runs in a single process
     has_left: whether `ending.leave` has reported an error, so that a later sys.exit is part of the same end
     said: the names that `notices.say_once` has told of
-    parts: the job and the check of this process, by class
-    """
+    parts: the job and the check of this process, by class"""
 
     command: str | None = None
     arguments: Namespace | None = None

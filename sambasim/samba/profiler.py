@@ -80,8 +80,7 @@ class Profiler:
         """A line for each event name of `keys`, or of all: how often, milliseconds, and samples per second, without the
         first `warmup_steps` events. measurements: "latency", "throughput"; None for both, if known
 
-        Raises OptionError for other measurements, and for throughput without num_samples_per_iter.
-        """
+        Raises OptionError for other measurements, and for throughput without num_samples_per_iter."""
         known = ["latency", "throughput"] if num_samples_per_iter else ["latency"]
         wanted = known if measurements is None else [*measurements]
         unknown = [word for word in wanted if word not in known]

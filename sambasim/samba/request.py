@@ -77,8 +77,7 @@ def request(
     chips: those that share the batch; by default what `given` says
 
     Raises OptionError for options that do not fit together, DataError for inputs that have no common batch, ModelError
-    for a trained parameter that no optimizer has, and WeightsError for a SambaTensor in the model that has no data.
-    """
+    for a trained parameter that no optimizer has, and WeightsError for a SambaTensor in the model that has no data."""
     if not isinstance(model, nn.Module):
         raise type_error(ModelError, "the model must be an nn.Module", model, "give the model, and then its inputs")
     for path, module in model.named_modules():

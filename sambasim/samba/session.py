@@ -86,8 +86,7 @@ class Session:
         loss_indices: the outputs from which the backward starts; by default found by `inputs.losses_among`
 
         No effect: app_dir, squeeze_bs_dim, init_output_grads, io_host_memory, is_split_batch, graph_transform_hook.
-        Raises ModelError and CaptureError for models that cannot be compiled, OptionError for wrong options.
-        """
+        Raises ModelError and CaptureError for models that cannot be compiled, OptionError for wrong options."""
         if graph_transform_hook is not None:
             say_once("graph_transform_hook", "the graph is compiled as it was captured")
         config = self._config if config_dict is None else as_mapping("config_dict", config_dict)
@@ -103,8 +102,7 @@ class Session:
     def load(self, machine: Machine, inputs: Inputs, traced: Sequence[SambaTensor], *, loss_is_chosen: bool) -> None:
         """Makes `machine` the loaded PEF, with the batch and the outputs that `trace_graph` traced.
 
-        loss_is_chosen: whether the app gave `loss_indices`
-        """
+        loss_is_chosen: whether the app gave `loss_indices`"""
         if self._now is not None and self._now.machine.model is machine.model:
             self._now.checks.host.note_replacement()
         elif self._now is not None:
@@ -134,8 +132,7 @@ class Session:
         grad_of_outputs: for this run, the gradient of each output, or None; by default the `sn_grad` of outputs
 
         No effect: data_parallel_mode, graph_name. Raises OptionError and DataError for arguments that do not fit the
-        PEF, and for findings of the checks.
-        """
+        PEF, and for findings of the checks."""
         now = self._loaded()
         machine = now.machine
         kinds = kinds_of(machine.program, section_types)

@@ -37,8 +37,7 @@ class SambaTensor(Tensor):
     sn_name: the name by which a session binds inputs; `name` is the same attribute
     batch_dim: the dimension that counts samples, or None
 
-    The other attributes have no effect, and are kept for the app to read.
-    """
+    The other attributes have no effect, and are kept for the app to read."""
 
     sn_name: str | None = None
     batch_dim: int | None = None
@@ -74,8 +73,7 @@ class SambaTensor(Tensor):
 
         Within `lazy_param` the last two have no data until `sn_data` is assigned, or `samba.materialize` calls the
         materializer. Raises DataError for what is no tensor or complex, and for another shape or a dimension that it
-        does not have.
-        """
+        does not have."""
         given = materializer() if torch_tensor is None and materializer is not None else torch_tensor
         if isinstance(given, tuple | list):
             raise _no_tensor(given)

@@ -55,8 +55,7 @@ class TestWithGold:
     args: with `gold_file_path`, a .safetensors file; None to compute on the host each time
     inputs: one batch; None for that of `trace_graph`, or, if no PEF is loaded, for seeded numbers with `args.pef`
     optimizer: what the PEF was compiled with; None for an inference PEF
-    threshold, rtol: as for `utils.assert_close`
-    """
+    threshold, rtol: as for `utils.assert_close`"""
 
     __test__ = False  # pytest collects classes of such names
 
@@ -289,8 +288,7 @@ def dump_accuracy_debug_info(
     step: the app's number of the step, for the lines
 
     No effect: inputs, traced_outputs. Raises OptionError if no PEF is loaded for `model`, or if the file cannot be
-    written.
-    """
+    written."""
     folder = Path(args.output_folder or "out", "accuracy_debug") if isinstance(args, Namespace) else Path(args)
     path = folder / f"accuracy_debug_info.rank{process.current().rank}.jsonl"
     lines = "".join(f"{json.dumps({'step': step, **row})}\n" for row in _rows(model))

@@ -81,8 +81,7 @@ def _trace_graph(
 
     The other arguments have no effect.
     Raises PefError with the first difference if the PEF was compiled from another graph; OptionError if it was compiled
-    with another --dtype than the command line has; LaunchError for more replicas on a node than it has RDUs.
-    """
+    with another --dtype than the command line has; LaunchError for more replicas on a node than it has RDUs."""
     context = process.current()
     pef = pef or str(request.as_mapping("config_dict", config_dict).get("pef") or context.flag("pef") or "")
     if not pef:

@@ -91,8 +91,7 @@ class App:
         """One command of the app, under mpirun if `np` is above 1. Fails the test unless it exits with 0.
 
         pef: by name, another than the one that all commands share
-        check: whether it must exit with 0
-        """
+        check: whether it must exit with 0"""
         words = [command, "-b", str(self.example.batch_size), *self.example.every]
         if command != "compile":
             words += ["--pef", pef or self.example.name, "--threads", "1"]

@@ -37,8 +37,7 @@ class Division:
     """How a sampler divides a data set of `length` samples in one epoch.
 
     order: seed and epoch; None without shuffle
-    where: the line of the app that made the sampler, or, if it was made before `Samplers.start`, that iterates it
-    """
+    where: the line of the app that made the sampler, or, if it was made before `Samplers.start`, that iterates it"""
 
     num_replicas: int
     rank: int
@@ -52,8 +51,7 @@ class Division:
 class Iteration:
     """One iteration of a sampler, and how many optimizer steps have used its samples.
 
-    evaluated_after: the number of optimizer steps when a forward alone used it; None if it trains
-    """
+    evaluated_after: the number of optimizer steps when a forward alone used it; None if it trains"""
 
     sampler: Sampler
     division: Division
@@ -103,8 +101,7 @@ class Samplers:
 
         A forward alone is an evaluation, and its iteration is set aside: workers of a DataLoader may have drawn all
         samples in advance. It was training after all if a backward of the same batch follows, or if the iteration goes
-        on after the next optimizer step.
-        """
+        on after the next optimizer step."""
         backward = SectionKind.BCKWD in kinds
         if SectionKind.FWD not in kinds:
             if backward and self._undecided is not None:

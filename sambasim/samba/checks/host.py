@@ -192,10 +192,9 @@ class Host:
         if self._backwards and not self._machine.replica.steps:
             self._report_backwards()
         elif self._host_trains and self._ahead == 0:
-            self._report_untrained(
-                "to_cpu overwrites weights that the app has trained on the host, and the device has trained none",
-                "session.run(…) in place of forward, backward() and optimizer.step(); or leave to_cpu out",
-            )
+            what = "to_cpu overwrites weights that the app has trained on the host, and the device has trained none"
+            remedy = "session.run(…) in place of forward, backward() and optimizer.step(); or leave to_cpu out"
+            self._report_untrained(what, remedy)
 
     def note_replacement(self) -> None:
         """`trace_graph` is about to load another PEF for the same model, with the weights of the host."""
@@ -249,11 +248,9 @@ class Host:
 
     def _compare_requires_grad(self) -> None:
         now = {path: parameter.requires_grad for path, parameter in self._parameters()}
-        first, *others = [path for path, trains in now.items() if self._requires_grad.get(path, trains) != trains] or [
-            ""
-        ]
-        if first:
-            more = f" and {len(others)} more" if others else ""
+        changed = [path for path, trains in now.items() if self._requires_grad.get(path, trains) != trains]
+        if changed:
+            first, more = changed[0], f" and {len(changed) - 1} more" if len(changed) > 1 else ""
             what = f"requires_grad of {first}{more} is {now[first]} now, and still {not now[first]} on the device"
             remedy = "set it where the model is made, and compile the app again: a PEF contains what is trained"
             self._report("AP05", "requires_grad", what, remedy)
@@ -279,10 +276,9 @@ class Host:
         self._report("AP06", use, what, f"samba.session.to_cpu(model) {when}")
 
     def _report_backwards(self) -> None:
-        self._report_untrained(
-            f"the device has run {counted(self._backwards, 'backward')} and no optimizer step, so nothing is trained",
-            'add "OPT" to section_types, or leave section_types out: an optimizer.step() on the host has no effect',
-        )
+        what = f"the device has run {counted(self._backwards, 'backward')} and no optimizer step, so nothing is trained"
+        remedy = 'add "OPT" to section_types, or leave section_types out: an optimizer.step() on the host has no effect'
+        self._report_untrained(what, remedy)
 
     def _report_untrained(self, what: str, remedy: str) -> None:
         if process.current().trains:

@@ -213,8 +213,7 @@ def install() -> None:
 def enter(folder: Path) -> None:
     """Puts the `sambaflow` that the app gets into `sys.modules`: an installed one, or ours.
 
-    folder: the folder on `sys.path` with the package that calls this, which is replaced
-    """
+    folder: the folder on `sys.path` with the package that calls this, which is replaced"""
     others = [entry for entry in sys.path if Path(entry or os.curdir).resolve() != folder.resolve()]
     installed = PathFinder.find_spec(ROOT, others)
     del sys.modules[ROOT]

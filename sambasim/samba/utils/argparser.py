@@ -69,8 +69,7 @@ def parse_app_args(
 
     With --data-parallel, on every command but compile, it is collective: it connects the ranks, initializes
     `torch.distributed`, and sets `world_size` to the number of ranks, unless the app has a flag of that name.
-    Raises OptionError for a wrong command line; LaunchError and MachineError if the ranks cannot be connected.
-    """
+    Raises OptionError for a wrong command line; LaunchError and MachineError if the ranks cannot be connected."""
     words = sys.argv[1:]
     if argv is not None:
         if isinstance(argv, str) or not isinstance(argv, Sequence):
@@ -104,8 +103,7 @@ def parse_yaml_to_args(path: str | os.PathLike[str], args_cli: argparse.Namespac
     args_cli: what `parse_app_args` returned: its command and typed flags win over the file, and the file over
         defaults; or a command, which wins over the file's
 
-    Raises OptionError, with the file, for a wrong value; otherwise as `parse_app_args`.
-    """
+    Raises OptionError, with the file, for a wrong value; otherwise as `parse_app_args`."""
     file = os.fspath(path)
     content = _read_yaml(path)
     named = content.pop("command", None)
@@ -190,8 +188,7 @@ def _enter(arguments: Arguments, flags: Sequence[Flag]) -> None:
     """Makes `arguments` those of this process: checks them, prints a notice of flags without an effect, sets the log
     level, and connects the ranks, which is collective.
 
-    flags: the library's flags that no flag of the app replaces
-    """
+    flags: the library's flags that no flag of the app replaces"""
     command, typed = arguments.command, arguments.typed  # nothing is typed if they come from keywords
     given = {one.destination: one for one in flags if getattr(arguments, one.destination) != one.default_for(command)}
     levels = [f"--{level}" for level in ("o0", "o1", "o3") if level in given]

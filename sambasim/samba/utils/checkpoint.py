@@ -85,8 +85,7 @@ def load_sharded_checkpoint(
     strict: whether files and model must have the same tensors; a tensor tied to a loaded one may be missing
     ignore_dtype_mismatch: convert tensors of another dtype than the model's
 
-    Raises WeightsError for files that cannot be read or do not fit the model, and for another dtype.
-    """
+    Raises WeightsError for files that cannot be read or do not fit the model, and for another dtype."""
     own = model.state_dict()
     loaded: set[int] = set()  # addresses
     for file in _shards(Path(path)):

@@ -71,8 +71,7 @@ def measure_performance(
 
     No effect: n_chips (the PEF decides), world_size, use_sambaloader, set_output_grads, json_counters. Raises
     OptionError if no PEF is loaded for `model`, or for another batch size; AssertionError if --min-throughput is not
-    reached.
-    """
+    reached."""
     if json_counters is not None:
         say_once("json_counters", "there is no device that counts")
     repeated = _Repeated(model, inputs, batch_size, n_iterations, inference, data_parallel, reduce_on_rdu)
@@ -105,8 +104,7 @@ class SectionFigure:
     """One row: the section with this index, or several that run as one pass over memory.
 
     measured_s: the median over steps on this machine, of the slowest replica
-    predicted_s: on the device, by the model of `sambasim simulate`; None without a prediction
-    """
+    predicted_s: on the device, by the model of `sambasim simulate`; None without a prediction"""
 
     sections: list[int]
     kind: str

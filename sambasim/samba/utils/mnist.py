@@ -50,8 +50,7 @@ def prepare_dataloader(
         `data_folder` or `data_path` of `params`, or in MNIST/raw below it, transformed by `dataset_transform`
 
     With --data-parallel each replica has its share of the training data. Nothing is downloaded: raises DataError if the
-    files are not there, or are not MNIST's.
-    """
+    files are not there, or are not MNIST's."""
     given = as_mapping("params", params)
     batch_size = int(str(given.get("batch_size", 1)))
     if train_dataset is None or test_dataset is None:

@@ -53,8 +53,7 @@ class Arguments(Namespace):
     typed: the names of the arguments that were typed
     of_app: the names of the app's own flags
     parsed_batch_size: the batch size before the app changes it, as by `args.batch_size *= args.num_spatial_batches`;
-        None if the app has a flag of its own for it
-    """
+        None if the app has a flag of its own for it"""
 
     __slots__ = ("of_app", "parsed_batch_size", "typed")
     typed: frozenset[str]
@@ -66,8 +65,7 @@ class CommandParser(argparse.ArgumentParser):
     """An ArgumentParser that raises OptionError instead of exiting.
 
     flags: those of the library that no flag of the app replaces
-    of_app: the names of the app's own flags
-    """
+    of_app: the names of the app's own flags"""
 
     flags: tuple[Flag, ...] = ()
     of_app: frozenset[str] = frozenset()
@@ -146,8 +144,7 @@ def parse(parser: CommandParser, command: str, arguments: Sequence[str]) -> Argu
 
     Without -b the batch size is that of the compile; `trace_graph` reports a PEF that cannot be read. Compile takes
     --pef as --pef-name if that is not typed. Raises OptionError for arguments that cannot be parsed, and for unknown
-    flags, with the nearest name.
-    """
+    flags, with the nearest name."""
     # Only the intermixed kind accepts positional arguments both before and after flags.
     intermixed = any(not action.option_strings for action in parser._actions)
     known_args = parser.parse_known_intermixed_args if intermixed else parser.parse_known_args
