@@ -193,8 +193,7 @@ class Hyperparameters:
                 instead = sorted(word for word in takes if "__" not in word)  # without rates of single dropouts
                 if OTHER_WORDS.get(name) in takes - given.keys():
                     instead = [OTHER_WORDS[name]]
-                remedy = f"names that it takes: {', '.join(instead)}"
-                report_here("AP04", f"{what}: it is left out", remedy, notice_only=True)
+                report_here("AP04", f"{what}: it is left out", f"it takes {', '.join(instead)}", notice_only=True)
         return known
 
     def _take_rates(self, rates: Mapping[str, float]) -> None:

@@ -146,8 +146,7 @@ def _fitting(name: str, wanted: Mapping[str, Symbol], given_tensor: Tensor, batc
         tensor = tensor.reshape(shape)  # labels of [batch, 1] for [batch], for example
     elif shape != given:
         what = f"{name} has the shape {given}, and the PEF was compiled for {shape}"
-        remedy = "compile again with this shape (-b is the batch size), or change what the DataLoader gives"
-        raise app_error(DataError, what, remedy)
+        raise app_error(DataError, what, "compile again with this shape (-b: batch size), or change the DataLoader")
     given_dtype = str(tensor.dtype).removeprefix("torch.")
     if dtype.is_floating_point is not tensor.is_floating_point():
         what = f"{name} is {given_dtype}, and the PEF was compiled for {type_.dtype}"

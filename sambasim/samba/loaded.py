@@ -68,12 +68,10 @@ class Loaded:
         if wanted is self._accepted:
             return
         if not isinstance(wanted, Iterable):
-            remedy = "give model.output_tensors, or some of them"
-            raise type_error(DataError, "output_tensors must be tensors", wanted, remedy)
+            raise type_error(DataError, "output_tensors must be tensors", wanted, "give some of model.output_tensors")
         if any(tensor in of_other_models for tensor in flat(wanted)):
             what = f"output_tensors are of another model than the {type(self.machine.model).__name__} traced last"
-            remedy = "call trace_graph for a model before its run: a session holds one PEF at a time"
-            raise app_error(OptionError, what, remedy)
+            raise app_error(OptionError, what, "trace_graph before a model's run: a session holds one PEF at a time")
         self._accepted = wanted
 
     def answer(
@@ -219,8 +217,7 @@ class Start:
         listed = list(gradients) if isinstance(gradients, list | tuple) else [gradients]
         if len(listed) > len(self._outputs):
             what = f"grad_of_outputs has {len(listed)} gradients for {len(self._outputs)} outputs"
-            remedy = "give one for each output, and None for those that the backward does not start from"
-            raise app_error(OptionError, what, remedy)
+            raise app_error(OptionError, what, "give one for each output, None where the backward does not start")
         pairs = zip(self._outputs, listed, strict=False)
         return {name: as_gradient(gradient) for name, gradient in pairs if gradient is not None}
 
@@ -253,6 +250,5 @@ def as_gradient(value: object) -> Tensor:
     if isinstance(value, Real):
         return torch.tensor(float(value))
     if not isinstance(value, Tensor):
-        what = "a gradient must be a tensor or a number"
-        raise type_error(DataError, what, value, "give a tensor of the output's shape")
+        raise type_error(DataError, "a gradient must be a tensor or a number", value, "a tensor of the output's shape")
     return to_torch(value).detach()

@@ -31,8 +31,7 @@ def from_torch_model_(model: M, parent_module_prefix: str | None = None) -> M:
     (`"logreg__lin_layer__weight"`). A model that is no part also gets `run`. Raises ModelError if it is no model, or
     has a tensor or module `name`."""
     if not isinstance(model, nn.Module):
-        remedy = "samba.from_torch_tensor(tensor, name=…) for a tensor"
-        raise type_error(ModelError, "an nn.Module is needed", model, remedy)
+        raise type_error(ModelError, "an nn.Module is needed", model, "samba.from_torch_tensor(tensor, name=…)")
     own = type(unwrapped(model)).__name__.lower()
     prefix = own if parent_module_prefix is None else f"{parent_module_prefix}__{own}"
     try:

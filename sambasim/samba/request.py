@@ -188,8 +188,7 @@ def _batch_size(inputs: Inputs, named: Mapping[str, Tensor]) -> int:
             what = f"the batch of {name} is along axis {axis}, but a replica's batch must come first"
             raise DataError(what, remedy=f"transpose {name} in the model, and give it with batch_dim=0")
         if tensor.ndim == 0:
-            remedy = f"give {name} one value for each sample"
-            raise DataError(f"{name} is a single number, without a batch", remedy=remedy)
+            raise DataError(f"{name} is a single number, without a batch", remedy="give it one value for each sample")
     size, *others = {tensor.shape[0] for tensor in named.values()}
     if others:
         listed = ", ".join(f"{name} {tensor.shape[0]}" for name, tensor in named.items())
@@ -213,8 +212,7 @@ def _updates(model: nn.Module, optimizers: Sequence[Optimizer]) -> Iterable[Upda
                 raise ModelError(what, remedy="make the optimizer after the model is complete, from model.parameters()")
             twice = sorted(updated & names)
             if twice:
-                what = f"two optimizers, or groups, update {twice[0]}"
-                raise ModelError(what, remedy="give each parameter to one of them")
+                raise ModelError(f"two optimizers, or groups, update {twice[0]}", remedy="give it to one of them")
             updated |= names
             if names:
                 yield Update(options.name, options.hyperparameters(), names)

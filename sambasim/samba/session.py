@@ -288,8 +288,7 @@ class Session:
 
     def _loaded(self, model: nn.Module | None = None) -> Loaded:
         if self._now is None:
-            remedy = "call samba.utils.trace_graph(model, inputs, optim, pef=args.pef)"
-            raise app_error(OptionError, "no PEF is loaded", remedy)
+            raise app_error(OptionError, "no PEF is loaded", "samba.utils.trace_graph(model, inputs, optim, pef=…)")
         if model is not None and unwrapped(model) is not self._now.machine.model:
             what = f"this {type(model).__name__} is not the model that was traced"
             raise app_error(OptionError, what, "give the model that trace_graph was called with")

@@ -93,8 +93,7 @@ class SambaTensor(Tensor):
             raise DataError(what, remedy="torch.view_as_real(tensor), whose last dimension holds the two parts")
         if batch_dim is not None and not -plain.ndim <= batch_dim < plain.ndim:
             what = f"{_called(name)} has no dimension {batch_dim}: its shape is {tuple(plain.shape)}"
-            remedy = "batch_dim is the dimension that counts samples, mostly 0; leave it out where none does"
-            raise DataError(what, remedy=remedy)
+            raise DataError(what, remedy="batch_dim is the dimension of samples, mostly 0; leave it out where none is")
         tensor = plain.as_subclass(cls)
         if isinstance(given, SambaTensor):
             tensor._copy_description(given)
@@ -291,8 +290,7 @@ def _no_tensor(value: object) -> DataError:
 
 def _no_graph(name: str) -> NoReturn:
     what = f"a SambaTensor has no {name} here: it is part of SambaFlow's compiler graph"
-    remedy = "sambasim inspect lists the operators of a PEF with their operands and results"
-    raise app_error(AbsentNameError, what, remedy)
+    raise app_error(AbsentNameError, what, "sambasim inspect lists the operators of a PEF with operands and results")
 
 
 def _called(name: str | None) -> str:

@@ -85,8 +85,7 @@ def _trace_graph(
     context = process.current()
     pef = pef or str(request.as_mapping("config_dict", config_dict).get("pef") or context.flag("pef") or "")
     if not pef:
-        remedy = "samba.utils.trace_graph(model, inputs, optim, pef=args.pef)"
-        raise app_error(OptionError, "trace_graph needs a PEF", remedy)
+        raise app_error(OptionError, "trace_graph needs a PEF", "samba.utils.trace_graph(model, inputs, optim, pef=…)")
     wrapper, model, inputs = model, request.unwrapped(model), repeatable(inputs)
     path = locate(pef, compiling=process.compile_command())
     document = read(path)
@@ -243,8 +242,7 @@ def capture_and_compare(document: PefDocument, asked: Request, weights: Mapping[
             raise app_error(PefError, f"the PEF {name} is of another model: {difference}", remedy)
         cause = arguments.likely_cause(document.metadata)
         what = f"the PEF {name} was compiled from another graph: {difference}{cause}"
-        remedy = "compile the app again, and run it with the same model, batch size and optimizers"
-        raise app_error(PefError, what, remedy)
+        raise app_error(PefError, what, "compile again, and run it with the same model, batch size and optimizers")
     for constant in _names(program, SymbolKind.CONSTANT):
         if bytes_of(weights[constant]) != bytes_of(built.weights[constant]):
             graphs = [graph for graph in (program.training, program.evaluation) if graph is not None]

@@ -110,7 +110,7 @@ def test_hyperparameters_hold_from_the_step_on(loaded: Made, capsys: pytest.Capt
     assert notice == f"notice: AP04: {what}"
     assert where.startswith(f"  where: {__file__}:")
     assert where.endswith(': samba.session.run(_batch(), hyperparam_dict={"learning_rate": 0.1})')
-    assert remedy == "  try:   names that it takes: lr"
+    assert remedy == "  try:   it takes lr"
     samba.session.to_cpu(model)
     assert torch.equal(model.first.weight, before), "the rate is still zero"
 

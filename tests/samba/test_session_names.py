@@ -173,7 +173,7 @@ def test_the_names_are_those_of_the_symbols_in_the_pef() -> None:
 def test_what_is_no_model_is_refused() -> None:
     with pytest.raises(ModelError, match=r"^an nn\.Module is needed, not Tensor") as caught:
         samba.from_torch_model_(torch.ones(2))  # type: ignore[type-var]
-    assert caught.value.remedy == "samba.from_torch_tensor(tensor, name=…) for a tensor"
+    assert caught.value.remedy == "samba.from_torch_tensor(tensor, name=…)"
 
 
 def test_nn_has_what_torch_nn_has() -> None:

@@ -289,8 +289,7 @@ def lossy(program: Program, batch: Mapping[str, Tensor], where: str | None) -> I
     for name, tensor in batch.items():
         if tensor.dtype is torch.float64:
             what = f"{name} is float64: an RDU computes in bf16, and keeps 8 of its 53 bits"
-            remedy = f"{name}.float() in the dataset, so that every machine gets these numbers"
-            yield Finding("AP03", what, where, remedy)
+            yield Finding("AP03", what, where, f"{name}.float() in the dataset, so that all machines get these numbers")
         elif not tensor.is_floating_point() and tensor.numel() and name not in indices:
             least, most = int(tensor.min()), int(tensor.max())
             if least < limits.min or most > limits.max:

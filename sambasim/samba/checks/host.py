@@ -193,8 +193,7 @@ class Host:
             self._report_backwards()
         elif self._host_trains and self._ahead == 0:
             what = "to_cpu overwrites weights that the app has trained on the host, and the device has trained none"
-            remedy = "session.run(…) in place of forward, backward() and optimizer.step(); or leave to_cpu out"
-            self._report_untrained(what, remedy)
+            self._report_untrained(what, "session.run(…) for backward() and optimizer.step(); or leave to_cpu out")
 
     def note_replacement(self) -> None:
         """`trace_graph` is about to load another PEF for the same model, with the weights of the host."""

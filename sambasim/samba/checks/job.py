@@ -141,8 +141,7 @@ class Files:
             if len(writers) > 1 and where not in self._reported:
                 self._reported.add(where)
                 what = f"ranks {', '.join(map(str, sorted(writers)))} write the same file, {path}"
-                remedy = "if torch.distributed.get_rank() == 0: …, or a name with the rank in it"
-                process.report(Finding("DP08", what, where, remedy))
+                process.report(Finding("DP08", what, where, "if dist.get_rank() == 0: …, or the rank in the name"))
 
     def _note(self, path: object) -> None:
         """`path` is being opened for writing. Files of sambasim and of child processes do not count."""

@@ -57,8 +57,7 @@ def prepare_dataloader(
         folder = next((given[name] for name in _FOLDERS if given.get(name)), None)
         if folder is None:
             what = f"params has no folder of MNIST: it has none of {', '.join(_FOLDERS)}"
-            remedy = "prepare_dataloader(params, train_dataset, test_dataset), or add the flag --data-dir"
-            raise app_error(DataError, what, remedy)
+            raise app_error(DataError, what, "prepare_dataloader(params, train, test), or add the flag --data-dir")
         train_dataset = _read_mnist(Path(str(folder)), "train", given) if train_dataset is None else train_dataset
         test_dataset = _read_mnist(Path(str(folder)), "t10k", given) if test_dataset is None else test_dataset
     sampler: Any = DistributedSampler(train_dataset, drop_last=True) if dist.is_initialized() else None

@@ -266,8 +266,7 @@ def get_pefmeta_dict(
     if not isinstance(pef, Mapping):
         return dict(read(locate(os.fspath(pef))).metadata)
     if model is None:
-        remedy = "get_pefmeta_dict(vars(args), model)"
-        raise app_error(OptionError, "get_pefmeta_dict needs a model beside arguments", remedy)
+        raise app_error(OptionError, "get_pefmeta_dict needs a model, too", "get_pefmeta_dict(vars(args), model)")
     return get_pefmeta(pef, model)
 
 
