@@ -274,10 +274,5 @@ def _returned(function: ast.AST) -> Iterator[ast.expr]:
 
 
 def _is_called_loss(expression: ast.expr) -> bool:
-    parts = list(ast.walk(expression))
-    names = [
-        part.id if isinstance(part, ast.Name) else part.attr
-        for part in parts
-        if isinstance(part, ast.Name | ast.Attribute)
-    ]
+    names = [getattr(part, "id", getattr(part, "attr", "")) for part in ast.walk(expression)]
     return any(re.search(r"(^|_)loss(es)?($|_)", name, re.IGNORECASE) for name in names)

@@ -28,16 +28,14 @@ _PART_OF_OPT = frozenset({SectionKind.GRADNORM, SectionKind.REDUCE, SectionKind.
 class Loaded:
     """A loaded PEF, and the inputs and outputs of its last run."""
 
-    def __init__(
-        self, machine: Machine, inputs: Inputs, traced: Sequence[SambaTensor], *, loss_is_chosen: bool
-    ) -> None:
+    def __init__(self, machine: Machine, inputs: Inputs, traced: Sequence[SambaTensor], *, loss_chosen: bool) -> None:
         program = machine.program
         self.machine = machine
         self.traced = tuple(traced)
         self.checks = Checks(machine, ending.communicator())
         self.hyperparameters = Hyperparameters(machine)
         self.wanted: Mapping[str, Symbol] = inputs_of(program)
-        self.start = Start(program, [str(tensor.sn_name) for tensor in traced], loss_is_chosen=loss_is_chosen)
+        self.start = Start(program, [str(tensor.sn_name) for tensor in traced], loss_chosen=loss_chosen)
         self.output_gradients: dict[str, Tensor] = {}
         nodes = program.training.nodes if program.training is not None else ()
         self.differs_in_evaluation = any(
@@ -74,12 +72,10 @@ class Loaded:
             raise app_error(OptionError, what, "trace_graph before a model's run: a session holds one PEF at a time")
         self._accepted = wanted
 
-    def answer(
-        self, results: Mapping[str, Tensor], wanted: Tensor | Sequence[Tensor] | None
-    ) -> tuple[SambaTensor, ...]:
+    def answer(self, values: Mapping[str, Tensor], wanted: Tensor | Sequence[Tensor] | None) -> tuple[SambaTensor, ...]:
         """Keeps the results of a run; returns the outputs that are `wanted`, or all."""
         outputs = self.outputs
-        for name, value in results.items():
+        for name, value in values.items():
             if name in outputs:
                 outputs[name] = outputs[name].with_data(value, name)
             else:
@@ -179,8 +175,8 @@ def _output_aliases(program: Program) -> Mapping[str, str]:
 class Start:
     """The outputs of a program from which its backward starts."""
 
-    def __init__(self, program: Program, outputs: Sequence[str], *, loss_is_chosen: bool) -> None:
-        """outputs: the names of all outputs, in order; loss_is_chosen: whether the app gave `loss_indices`"""
+    def __init__(self, program: Program, outputs: Sequence[str], *, loss_chosen: bool) -> None:
+        """outputs: the names of all outputs, in order; loss_chosen: whether the app gave `loss_indices`"""
         symbols = program.symbols
         tangents = {name for name, symbol in symbols.items() if symbol.kind is SymbolKind.TANGENT}
         self._outputs = outputs
@@ -190,7 +186,7 @@ class Start:
             for name, type_ in self._types.items()
         }
         looks_like_one = (len(type_.shape) <= 1 or type_.numel == 1 for type_ in self._types.values())
-        self.is_loss = loss_is_chosen or all(looks_like_one)
+        self.is_loss = loss_chosen or all(looks_like_one)
         """Whether each output is a loss: one number, one for each sample, or one of `loss_indices`."""
 
     def tangent(

@@ -35,11 +35,9 @@ class _OnDevice(torch.optim.Optimizer):
     state_dict = inspect.unwrap(torch.optim.Optimizer.state_dict)
     load_state_dict = inspect.unwrap(torch.optim.Optimizer.load_state_dict)
 
-    def __init__(
-        self, params: Parameters, *arguments: Any, max_grad_norm: float | None = None, **torch_options: Any
-    ) -> None:
+    def __init__(self, params: Parameters, *arguments: Any, max_grad_norm: float | None = None, **others: Any) -> None:
         """Raises OptionError as `options` does; torch raises ValueError or TypeError."""
-        super().__init__(params, *arguments, **torch_options)
+        super().__init__(params, *arguments, **others)
         for group in self.param_groups:  # torch's own defaults of SGD are integers
             group.update({name: float(group[name]) for name in ("dampening", "weight_decay") if name in group})
         self._bound_gradients(max_grad_norm)

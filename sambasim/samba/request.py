@@ -100,10 +100,8 @@ def request(
 
 def fingerprint_of(asked: Request) -> dict[str, str]:
     """The fingerprint of `asked` by its key in the metadata; empty for a model that has none."""
-    updates, dtype, indices = asked.updates, asked.options.dtype, asked.loss_indices
-    digest = fingerprint(
-        asked.model, asked.inputs, updates, by_keyword=asked.by_keyword, dtype=dtype, loss_indices=indices
-    )
+    model, updates, dtype, losses = asked.model, asked.updates, asked.options.dtype, asked.loss_indices
+    digest = fingerprint(model, asked.inputs, updates, by_keyword=asked.by_keyword, dtype=dtype, loss_indices=losses)
     return {} if digest is None else {FINGERPRINT if updates else FINGERPRINT_OF_FORWARD: digest}
 
 

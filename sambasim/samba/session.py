@@ -99,15 +99,15 @@ class Session:
         asked = request(model, batch, listed, fields, inference=forward_only, loss_indices=loss_indices)
         return compile_request(asked, {**(pef_metadata or {}), **(metadata or {})})
 
-    def load(self, machine: Machine, inputs: Inputs, traced: Sequence[SambaTensor], *, loss_is_chosen: bool) -> None:
+    def load(self, machine: Machine, inputs: Inputs, traced: Sequence[SambaTensor], *, loss_chosen: bool) -> None:
         """Makes `machine` the loaded PEF, with the batch and the outputs that `trace_graph` traced.
 
-        loss_is_chosen: whether the app gave `loss_indices`"""
+        loss_chosen: whether the app gave `loss_indices`"""
         if self._now is not None and self._now.machine.model is machine.model:
             self._now.checks.host.note_replacement()
         elif self._now is not None:
             self._of_other_models.update(dict.fromkeys(self._now.traced, True))
-        self._now = Loaded(machine, inputs, traced, loss_is_chosen=loss_is_chosen)
+        self._now = Loaded(machine, inputs, traced, loss_chosen=loss_chosen)
 
     @checks_keywords()
     def run(

@@ -111,7 +111,7 @@ def _trace_graph(
     replica = _replica(document.program, asked, weights)
     machine = Machine(document, as_one_rank(document.program), model, optimizers, replica)
     outputs = tuple(outputs_of(machine.program))
-    session.load(machine, inputs, outputs, loss_is_chosen=bool(asked.loss_indices))
+    session.load(machine, inputs, outputs, loss_chosen=bool(asked.loss_indices))
     if transfer_device:
         session.to_device(model)
     for one in (model, wrapper):

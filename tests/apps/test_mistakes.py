@@ -124,9 +124,7 @@ def test_the_app_without_mistakes_has_no_finding(right: tuple[Result, Tensor]) -
     ],
     ids=["DP04", "DP07-rate", "DP07-weights"],
 )  # fmt: skip
-def test_a_mistake_is_reported_with_its_line_and_the_run_goes_on(
-    folder: Path, mistakes: dict[str, str], words: str
-) -> None:
+def test_a_mistake_is_reported_with_its_line_and_no_error(folder: Path, mistakes: dict[str, str], words: str) -> None:
     if "before step 8" in words:  # of six steps of two epochs there would be no eighth
         mistakes = {**mistakes, "passed": f"{RIGHT['passed']}), samba.session.run(batch, {RIGHT['passed']}"}
     result = _run(folder, **mistakes).check()
@@ -204,9 +202,7 @@ def test_a_replica_that_waits_for_one_that_has_ended_is_reported(folder: Path) -
 
 @pytest.mark.parametrize("flags", [whole_case(()), ("--reduce-on-rdu",)], ids=["host", "device"])
 @pytest.mark.parametrize("longer", [0, whole_case(1)])
-def test_a_replica_that_waits_in_a_step_without_comparison_is_reported(
-    folder: Path, longer: int, flags: tuple[str, ...]
-) -> None:
+def test_a_replica_that_waits_without_comparison_is_reported(folder: Path, longer: int, flags: tuple[str, ...]) -> None:
     """One replica takes 5 steps, and the other waits in the sixth."""
     run = _run(folder, *flags, batches=f"list(loader)[: 3 if rank == {longer} or not epoch else 2]")
     assert run.returncode == 2

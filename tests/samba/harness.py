@@ -132,10 +132,8 @@ def batch_of(samba: Any, number: int = 0, size: int = BATCH) -> list[Any]:
     generator = torch.Generator().manual_seed(number)
     images = torch.randn(size, FEATURES, generator=generator)
     labels = torch.randint(CLASSES, (size,), generator=generator)
-    return [
-        samba.from_torch_tensor(images, name="image", batch_dim=0),
-        samba.from_torch_tensor(labels, name="label", batch_dim=0),
-    ]
+    pairs = (("image", images), ("label", labels))
+    return [samba.from_torch_tensor(values, name=name, batch_dim=0) for name, values in pairs]
 
 
 def net_batch(samba: Any, number: int = 0, size: int = BATCH) -> tuple[Any, Any]:

@@ -52,10 +52,8 @@ def test_values_are_parsed() -> None:
 @pytest.mark.parametrize("added", ["--hidden-size", "--hidden_size"])
 def test_both_spellings_of_an_apps_flag_are_taken(added: str) -> None:
     for typed in ("--hidden-size", "--hidden_size"):
-        arguments = parse_app_args(
-            ["compile", typed, "5"], common_parser_fn=lambda parser: parser.add_argument(added, type=int)
-        )
-        assert arguments.hidden_size == 5
+        added_by_app = {"common_parser_fn": lambda parser: parser.add_argument(added, type=int)}
+        assert parse_app_args(["compile", typed, "5"], **added_by_app).hidden_size == 5
 
 
 def adding(part: str) -> Callable[[argparse.ArgumentParser], object]:
@@ -103,12 +101,7 @@ def test_a_required_flag_that_an_app_has_again_is_as_the_app_says() -> None:
 
 
 def test_the_number_of_replicas_is_for_mpirun_to_say() -> None:
-    for command, name in (
-        ("run", "-ws"),
-        ("run", "--ws"),
-        ("test", "--world-size"),
-        ("measure-sections", "--world_size"),
-    ):
+    for command, name in (("run", "-ws"), ("run", "--ws"), ("test", "--world-size"), ("run", "--world_size")):
         error = refused(command, *PEF, name, "4")
         assert f"{command} has no flag {name}: it is a flag of compile" in error.what
         assert error.remedy == f"leave {name} out"
@@ -141,9 +134,7 @@ def test_what_is_typed_wrong_is_told_with_what_to_type_instead(argv: list[str], 
 
 def test_help_of_a_command_has_the_apps_flags_and_an_example(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
-        parse_app_args(
-            ["test", "-h"], common_parser_fn=lambda parser: parser.add_argument("--rows", help="Of the table.")
-        )
+        parse_app_args(["test", "-h"], common_parser_fn=lambda one: one.add_argument("--rows", help="Of the table."))
     assert caught.value.code == 0
     text = capsys.readouterr().out
     assert text.startswith("usage: python app.py test [-h] ")

@@ -99,10 +99,8 @@ def test_a_model_with_outputs_and_no_loss_starts_from_gradients_that_are_set(tmp
     with pytest.raises(DataError) as caught:
         session.run([x])
     first, second = (one.sn_name for one in model.output_tensors)
-    assert (
-        caught.value.what
-        == f"AP09: the model returns no loss, and no gradient is set on its outputs: {first}, {second}"
-    )
+    what = f"AP09: the model returns no loss, and no gradient is set on its outputs: {first}, {second}"
+    assert caught.value.what == what
     assert "grad_of_outputs=[…]" in str(caught.value.remedy)
     assert str(caught.value.where).endswith(": session.run([x])")
     gradient = torch.randn(BATCH, 3, generator=torch.Generator().manual_seed(3))
@@ -155,8 +153,7 @@ def test_a_backward_from_an_output_that_is_no_loss_is_told_unless_its_gradient_i
     for _ in range(2):
         session.run([x])
     told = capsys.readouterr().err.splitlines()
-    assert (
-        told[0] == "notice: AP09: the backward starts from the mean of oneoutput__loss, of shape (4, 3): it is no loss"
-    )
+    what = "the backward starts from the mean of oneoutput__loss, of shape (4, 3): it is no loss"
+    assert told[0] == f"notice: AP09: {what}"
     assert told[1].endswith(": session.run([x])")
     assert told[2:] == ["  try:   return a loss, or set output.sn_grad before the backward"]

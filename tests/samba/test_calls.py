@@ -150,9 +150,7 @@ def test_a_training_pef_predicts_as_one_for_inference(pef: str, tmp_path: Path) 
         model, _ = _made_net()
         trace_graph(model, _net_inputs(), None, pef=path)
         found.append(session.run(_net_inputs(5)))
-        assert all(
-            torch.equal(one, expected) for one, expected in zip(found[-1], _eager(model, _net_inputs(5)), strict=True)
-        )
+        assert all(map(torch.equal, found[-1], _eager(model, _net_inputs(5))))
         with pytest.raises(OptionError, match="has no BCKWD"):
             session.run(_net_inputs(), section_types=["FWD", "BCKWD"])
     assert [one.sn_name for one in found[0]] == [one.sn_name for one in found[1]]
@@ -212,10 +210,9 @@ def test_what_changes_nothing_is_taken_with_one_notice(net: Net, pef: str, capsy
         assert torch.equal(found, expected)
     session.to_cpu(wrapped)
     told = capsys.readouterr().err.splitlines()
-    assert told[0] == (
-        "notice: nn.DataParallel has no effect: the model inside it is used; --data-parallel makes replicas"
-    )
-    assert told[2] == ("notice: session.run(num_copies=…) has no effect: sambasim does not know this keyword")
+    why = "the model inside it is used; --data-parallel makes replicas"
+    assert told[0] == f"notice: nn.DataParallel has no effect: {why}"
+    assert told[2] == "notice: session.run(num_copies=…) has no effect: sambasim does not know this keyword"
     assert [line.startswith(f"  where: {__file__}:") for line in told] == [False, True, False, True]
 
 
@@ -350,9 +347,7 @@ def test_a_forward_alone_changes_the_statistics_of_batch_norm() -> None:
     ],
 )  # fmt: skip
 @pytest.mark.usefixtures("normed")
-def test_a_hyperparameter_that_cannot_be_is_refused_with_its_line(
-    name: str, value: object, words: str, remedy: str
-) -> None:
+def test_a_wrong_hyperparameter_is_refused_with_its_line(name: str, value: object, words: str, remedy: str) -> None:
     with pytest.raises(OptionError) as caught:
         session.run(_normed_inputs(), hyperparam_dict={name: value})
     assert (caught.value.what, caught.value.remedy) == (words, remedy)

@@ -211,9 +211,7 @@ def _clamp(low: float, high: float) -> Function:
     ],
     ids=["an argument", "another operator", "a shape"],
 )
-def test_the_first_difference_is_told_and_nothing_else(
-    tmp_path: Path, before: Function, now: Function, words: str
-) -> None:
+def test_the_first_difference_alone_is_told(tmp_path: Path, before: Function, now: Function, words: str) -> None:
     inputs = [samba.from_torch_tensor(torch.ones(3, 3), name="x", batch_dim=0)]
     pef = compiled(with_sgd(lambda: With(before)), inputs, tmp_path)
     model, optimizer = with_sgd(lambda: With(now))
@@ -242,9 +240,7 @@ class Scaled(nn.Module):
 
 
 @pytest.mark.parametrize("change", ["SCALE", "first"])
-def test_a_tensor_that_no_module_has_is_a_constant_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
-) -> None:
+def test_a_tensor_of_no_module_is_a_constant_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str) -> None:
     monkeypatch.setattr(f"{__name__}.SCALE", SCALE.clone())
     model, optimizer = with_sgd(Scaled)
     inputs = [samba.from_torch_tensor(torch.randn(4, 5), name="x", batch_dim=0)]

@@ -89,9 +89,7 @@ def test_a_batch_size_that_was_not_typed_need_not_be_that_of_the_pef(
         samba.utils.measure_performance(net[0], inputs, args.batch_size, **SHORT)
 
 
-def test_less_than_the_throughput_that_was_asked_for_fails(
-    samba: Any, inputs: tuple[Any, Any], net: Made, net_pef: str
-) -> None:
+def test_less_than_the_least_throughput_fails(samba: Any, inputs: tuple[Any, Any], net: Made, net_pef: str) -> None:
     parse = imported("samba.utils.argparser").parse_app_args
     parse(["measure-performance", "--pef", net_pef, "--min-throughput", "0.5"])
     assert samba.utils.measure_performance(net[0], inputs, BATCH, **SHORT).throughput > 0.5

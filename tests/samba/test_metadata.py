@@ -70,9 +70,7 @@ def test_a_pef_that_is_not_there_or_damaged_is_told(tmp_path: Path) -> None:
         get_pefmeta_dict(damaged)
 
 
-def test_the_batch_size_is_that_of_the_pef_unless_something_else_is_said(
-    pef: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_batch_size_is_that_of_the_pef_unless_one_is_given(pef: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def size(*words: str, add: Callable[[ArgumentParser], object] | None = None) -> object:
         return parse_app_args(list(words), common_parser_fn=add).batch_size

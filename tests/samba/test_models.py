@@ -310,9 +310,7 @@ def test_what_a_reset_leaves_unset_is_refused(samba: Any, dtype: torch.dtype) ->
     assert torch.equal(samba.materialize(complete).mask, torch.ones(3, dtype=dtype))
 
 
-def test_a_fusion_directive_changes_nothing_and_says_so(
-    samba: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_fusion_directive_has_no_effect(samba: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     op_fusion = imported("samba.directives").op_fusion
 
     class Fused(Net):

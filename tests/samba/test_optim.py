@@ -123,9 +123,7 @@ def test_a_checkpoint_may_be_of_torchs_optimizer(kind: Any, torchs: Any, given: 
         ),
     ],
 )  # fmt: skip
-def test_what_a_pef_cannot_do_is_refused_by_name(
-    make: Callable[[list[nn.Parameter]], object], what: str, remedy: str
-) -> None:
+def test_what_no_pef_can_do_is_refused(make: Callable[[list[nn.Parameter]], object], what: str, remedy: str) -> None:
     with pytest.raises(OptionError, match=f"^{what}") as caught:
         make(parameters())
     assert str(caught.value.remedy).startswith(remedy)

@@ -203,9 +203,8 @@ def test_a_model_in_evaluation_mode_is_noticed_where_it_matters(
     for _ in range(2):
         samba.session.run(_batch())
     notice, where = capsys.readouterr().err.splitlines()
-    assert notice == (
-        "notice: model.eval() has no effect: a training PEF runs in training mode; --inference predicts with it"
-    )
+    why = "a training PEF runs in training mode; --inference predicts with it"
+    assert notice == f"notice: model.eval() has no effect: {why}"
     assert where.endswith(": samba.session.run(_batch())")
 
 

@@ -79,11 +79,8 @@ def test_autograd_runs_through_it() -> None:
 
 
 def test_a_shape_alone_has_no_data_until_some_is_written() -> None:
-    for write in (
-        lambda x: x.fill_(3),
-        lambda x: x.torch().fill_(3),
-        lambda x: setattr(x, "sn_data", torch.full((2, 3), 3)),
-    ):
+    threes = torch.full((2, 3), 3)
+    for write in (lambda x: x.fill_(3), lambda x: x.torch().fill_(3), lambda x: setattr(x, "sn_data", threes)):
         tensor = SambaTensor(shape=(2, 3), dtype=torch.int16, name="label", batch_dim=0)
         assert not tensor.has_data
         write(tensor)

@@ -120,9 +120,7 @@ def test_an_accuracy_report_is_saved(tmp_path: Path) -> None:
         report.save(tmp_path / "no" / "report.json")
 
 
-def test_training_goes_on_from_a_checkpoint(
-    samba: Any, inputs: tuple[Any, Any], net: Made, net_pef: str, tmp_path: Path
-) -> None:
+def test_a_checkpoint_resumes(samba: Any, inputs: tuple[Any, Any], net: Made, net_pef: str, tmp_path: Path) -> None:
     checkpoint = imported("samba.utils.checkpoint")
     model, optimizer = net
     file = tmp_path / "after_1.pt"
@@ -141,9 +139,7 @@ def test_training_goes_on_from_a_checkpoint(
         assert torch.equal(value, resumed.state_dict()[name])
 
 
-def test_a_checkpoint_that_does_not_fit_is_refused(
-    samba: Any, inputs: tuple[Any, Any], net: Made, tmp_path: Path
-) -> None:
+def test_another_checkpoint_is_refused(samba: Any, inputs: tuple[Any, Any], net: Made, tmp_path: Path) -> None:
     checkpoint = imported("samba.utils.checkpoint")
     model, optimizer = net
     file = tmp_path / "net.pt"
@@ -161,9 +157,7 @@ def test_a_checkpoint_that_does_not_fit_is_refused(
         checkpoint.save_checkpoint(tmp_path / "no" / "net.pt", model, optimizer)
 
 
-def test_tensors_are_saved_with_the_values_of_the_device(
-    samba: Any, inputs: tuple[Any, Any], net: Made, tmp_path: Path
-) -> None:
+def test_tensors_are_saved_as_on_the_device(samba: Any, inputs: tuple[Any, Any], net: Made, tmp_path: Path) -> None:
     from safetensors.torch import load_file
 
     model, _ = net
@@ -262,9 +256,7 @@ def test_the_device_is_held_to_a_gold_file(samba: Any, inputs: tuple[Any, Any], 
     assert not torch.equal(samba.to_torch(expected), samba.to_torch(losses))
 
 
-def test_a_gold_file_of_something_else_is_refused(
-    samba: Any, inputs: tuple[Any, Any], net: Made, tmp_path: Path
-) -> None:
+def test_another_gold_file_is_refused(samba: Any, inputs: tuple[Any, Any], net: Made, tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
     file = tmp_path / "gold.safetensors"
@@ -279,9 +271,7 @@ def test_a_gold_file_of_something_else_is_refused(
 
 
 @pytest.mark.parametrize("called", [True, False])
-def test_two_runs_from_the_same_state_are_compared(
-    samba: Any, inputs: tuple[Any, Any], net: Made, called: bool
-) -> None:
+def test_two_runs_from_one_state_are_compared(samba: Any, inputs: tuple[Any, Any], net: Made, called: bool) -> None:
     model, _ = net
     decorator = imported("samba.test").consistency_test
     calls: list[float] = []

@@ -70,10 +70,8 @@ class HostOptions:
                 is_late = name in given and self._passed[name].steps_apart < _LATE_STEPS
                 if not is_late and not _is_same(on_device, after):
                     first = _shown(on_device if _is_same(before, after) else before)
-                    what = (
-                        f"the app has changed {name} of an optimizer from {first} to {_shown(after)}, and the device "
-                    )
-                    yield name, f"{what}continues with {_shown(on_device)}", self._remedy(name, now)
+                    what = f"the app has changed {name} of an optimizer from {first} to {_shown(after)}, and the "
+                    yield name, f"{what}device continues with {_shown(on_device)}", self._remedy(name, now)
         # While the host differs, each step counts.
         self._agreed = None if any(passed.steps_apart for passed in self._passed.values()) else (plain, given)
 
@@ -113,10 +111,9 @@ class HostOptions:
 
 def _named(values: Iterable[object]) -> Group:
     named = dict(zip(_OPTIONS, values, strict=True))
-    betas = named.pop("betas")
-    return named | dict(
-        zip(("beta1", "beta2"), betas if isinstance(betas, tuple | list) else (None, None), strict=True)
-    )
+    given = named.pop("betas")
+    betas = given if isinstance(given, tuple | list) else (None, None)
+    return {**named, "beta1": betas[0], "beta2": betas[1]}
 
 
 def _is_same(before: object, after: object) -> bool:

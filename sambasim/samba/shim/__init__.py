@@ -185,9 +185,7 @@ def _instead(module: str, name: str) -> str:
 class SambaflowFinder(MetaPathFinder, Loader):
     """Finds `sambaflow` and the modules of the table, and makes their facades."""
 
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: object = None) -> ModuleSpec | None:
         """The spec of a facade; None for other packages. Raises AbsentModuleError for a module that is not there."""
         if fullname != ROOT and not fullname.startswith(f"{ROOT}."):
             return None

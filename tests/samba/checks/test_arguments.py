@@ -140,9 +140,7 @@ def test_another_number_of_backwards_than_was_typed_is_found(
         (True, "session.run has no data_parallel=", "session.run(…, data_parallel=args.data_parallel, reduce_on_rdu="),
     ],
 )
-def test_the_finding_says_which_argument_for_sync_is_missing(
-    reporter: Reporter, typed: bool, words: str, remedy: str
-) -> None:
+def test_the_finding_says_which_argument_is_missing(reporter: Reporter, typed: bool, words: str, remedy: str) -> None:
     program: Any = SimpleNamespace(data_parallel=True, world_size=2)
     _typed({"data_parallel": typed})
     reporter.on_demand = True

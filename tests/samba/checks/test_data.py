@@ -87,9 +87,7 @@ def test_samplers_that_divide_the_data_wrongly_are_found(change: dict[str, objec
 
 @pytest.mark.parametrize("first", [False, True])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_evaluation_within_an_epoch_is_no_finding(
-    watched: Samplers, reporter: Reporter, workers: int, first: bool
-) -> None:
+def test_evaluation_in_an_epoch_is_no_finding(watched: Samplers, reporter: Reporter, workers: int, first: bool) -> None:
     """Before the step of a batch, or behind it. Workers have drawn the whole epoch by then."""
     training, evaluation = _sampler(1), _sampler()
 

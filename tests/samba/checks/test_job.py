@@ -108,9 +108,7 @@ def test_dp09_ends_a_run_and_no_check(capsys: pytest.CaptureFixture[str]) -> Non
     assert capsys.readouterr().err.count("notice: DP09: other steps") == 1
 
 
-def test_a_summary_lists_all_findings_at_the_end(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_summary_lists_all_findings(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     reporter = Reporter()
     reporter.summarize()
     assert capsys.readouterr().err == "", "no findings, no summary"

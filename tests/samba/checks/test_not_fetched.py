@@ -142,9 +142,7 @@ def test_trace_graph_without_a_fetch_before_is_found(linear: Made, pef_of: PefOf
     ],
     ids=["forward", "head", "save-a-dict", "save-what-holds-it", "save-legacy"],
 )
-def test_uses_of_parts_of_the_model_are_found(
-    whole: Whole, reporter: Reporter, read: Callable[[Whole], object], use: str
-) -> None:
+def test_uses_of_parts_are_found(whole: Whole, reporter: Reporter, read: Callable[[Whole], object], use: str) -> None:
     for _ in range(2):
         read(whole)
     assert _uses(reporter) == [use]
@@ -298,9 +296,7 @@ class Attending(nn.Module):
         return value
 
 
-def test_encoder_layers_keep_their_fast_path(
-    tmp_path: Path, reporter: Reporter, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_encoder_layers_stay_fast(tmp_path: Path, reporter: Reporter, monkeypatch: pytest.MonkeyPatch) -> None:
     (model, optimizer), batch = with_sgd(Attending), [torch.ones(2, 3, 4)]
     trace_graph(model, batch, optimizer, pef=compiled((model, optimizer), batch, tmp_path))
     session.run(batch)

@@ -160,9 +160,7 @@ def test_replicas_that_train_equally_are_no_finding(compare: Callable[[int, Chan
     assert _codes(compare(2, _right)) == []
 
 
-def test_epochs_of_different_length_are_reported_in_place_of_their_effects(
-    compare: Callable[[int, Change], Reporter],
-) -> None:
+def test_epochs_of_other_length_are_reported_in_place_of_effects(compare: Callable[[int, Change], Reporter]) -> None:
     (finding,) = compare(8, _later).findings
     assert finding.words == (
         "DP09: the epochs of replicas differ in length: replica 0 takes step 3 of epoch 1, and replica 1 step 1 of "
@@ -231,9 +229,7 @@ def test_a_supposed_warm_up_is_reported_at_the_end_if_no_sampler_has_fed_a_step(
     assert _codes(reporter) == codes
 
 
-def test_findings_of_another_rank_are_in_the_summary(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_summary_is_of_all_ranks(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     both, alone = (Finding("AP06", f"the app {verb}", None, "to_cpu") for verb in ("computes", "saves"))
     reporter = Reporter()
     reporter.report(both)

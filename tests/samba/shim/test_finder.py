@@ -49,9 +49,8 @@ def test_a_module_that_is_absent() -> None:
     with pytest.raises(ImportError) as caught:
         import_module("sambaflow.logging.samba_loger")
     assert isinstance(caught.value, AbsentModuleError)
-    assert str(caught.value) == (
-        "sambasim has no sambaflow.logging.samba_loger\n  try:   sambaflow.logging.samba_logger"
-    )
+    text = "sambasim has no sambaflow.logging.samba_loger\n  try:   sambaflow.logging.samba_logger"
+    assert str(caught.value) == text
 
 
 def test_a_name_that_is_absent_by_from_import() -> None:
