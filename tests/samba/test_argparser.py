@@ -51,9 +51,11 @@ def test_values_are_parsed() -> None:
 
 @pytest.mark.parametrize("added", ["--hidden-size", "--hidden_size"])
 def test_both_spellings_of_an_apps_flag_are_taken(added: str) -> None:
+    def add(parser: ArgumentParser) -> None:
+        parser.add_argument(added, type=int)
+
     for typed in ("--hidden-size", "--hidden_size"):
-        added_by_app = {"common_parser_fn": lambda parser: parser.add_argument(added, type=int)}
-        assert parse_app_args(["compile", typed, "5"], **added_by_app).hidden_size == 5
+        assert parse_app_args(["compile", typed, "5"], common_parser_fn=add).hidden_size == 5
 
 
 def adding(part: str) -> Callable[[argparse.ArgumentParser], object]:
