@@ -79,9 +79,8 @@ class TestLogisticRegression(ExampleTests):
         assert differences(host, in_fp32) == list(host)
         module = in_bf16.module()
         held_out = module.FlatDigits(module.digits()[1])
-        images, labels = (
-            torch.stack(parts) for parts in zip(*(held_out[at] for at in range(len(held_out))), strict=True)
-        )
+        samples = [held_out[at] for at in range(len(held_out))]
+        images, labels = (torch.stack(parts) for parts in zip(*samples, strict=True))
         outputs = [nn.functional.linear(images, *weights.values()) for weights in (host, in_fp32)]
         first, second = (nn.functional.cross_entropy(output, labels) for output in outputs)
         assert abs(first - second) < 0.02

@@ -153,9 +153,7 @@ def test_a_batch_that_fails_on_a_chip_leaves_nothing_behind(split: str, pefs: Ma
 
 
 @pytest.mark.parametrize("split", SPLITS)
-def test_its_steps_and_sections_are_measured(
-    split: str, pefs: Mapping[str | None, str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_steps_are_measured(split: str, pefs: Mapping[str | None, str], capsys: pytest.CaptureFixture[str]) -> None:
     model, optimizer = made()
     trace_graph(model, inputs(), optimizer, pef=pefs[split])
     measure_performance(model, inputs(), BATCH, n_iterations=2, json="-")

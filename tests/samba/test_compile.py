@@ -142,9 +142,8 @@ INPUTS: dict[str, Callable[[tuple[Any, Any]], Any]] = {
 def test_kinds_of_inputs(kind: str, samba: Any) -> None:
     app = _app(samba, model=Masked)
     app.inputs = INPUTS[kind](app.inputs)
-    path = app.samba.session.compile(
-        app.model, app.inputs, optimizers=app.optimizer, name="logreg", config_dict=vars(app.args)
-    )
+    options = {"name": "logreg", "config_dict": vars(app.args)}
+    path = app.samba.session.compile(app.model, app.inputs, optimizers=app.optimizer, **options)
     assert path == str(PEF.absolute())
     app.trace()
     if kind == "dict":

@@ -222,9 +222,8 @@ def test_statistics_leave_the_warmup_out(timed: Profiler) -> None:
     assert timed.print_statistics(["step"], 1, num_samples_per_iter=3) == (
         "step: 2 times, mean 375.000 ms, 250.000 to 500.000 ms, 8.0 samples/s"
     )
-    assert timed.print_statistics(["data"], measurements=["latency"]) == (
-        "data: 1 times, mean 125.000 ms, 125.000 to 125.000 ms"
-    )
+    text = "data: 1 times, mean 125.000 ms, 125.000 to 125.000 ms"
+    assert timed.print_statistics(["data"], measurements=["latency"]) == text
     assert timed.print_statistics().count("\n") == 1
     assert timed.print_statistics(["nothing"]) == "nothing: 0 times"
     assert timed.get_throughputs(["data", "nothing"], 4) == {"data": 32.0, "nothing": 0.0}

@@ -110,7 +110,7 @@ def test_a_device_that_is_not_there_is_told_as_such(call: Callable[[], object], 
         (lambda: dist.init_process_group("gloo"), "calls init_process_group"),
     ],
 )
-def test_so_is_torch_distributed_where_it_is_not_up(
+def test_so_is_torch_distributed_if_not_up(
     monkeypatch: pytest.MonkeyPatch, call: Callable[[], object], what: str
 ) -> None:
     monkeypatch.delenv("RANK", raising=False)

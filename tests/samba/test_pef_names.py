@@ -70,10 +70,8 @@ def test_an_app_trains_fetches_and_finds_its_tensors(make: Callable[[], Net], tm
     model, eager = make(), make()
     samba.from_torch_model_(model)
     x, target = _batch()
-    inputs = (
-        samba.from_torch_tensor(x, name="x", batch_dim=0),
-        samba.from_torch_tensor(target, name="target", batch_dim=0),
-    )
+    pairs = (("x", x), ("target", target))
+    inputs = tuple(samba.from_torch_tensor(values, name=name, batch_dim=0) for name, values in pairs)
     optimizers = _optimizers(model, samba.optim.SGD)
     trace_graph(model, inputs, optimizers, pef=compiled((model, optimizers), inputs, tmp_path))
     for _ in range(3):

@@ -223,7 +223,7 @@ def test_a_model_that_does_what_was_compiled_is_not_captured_again(pef: str, mon
     assert len(captured) == 1
 
 
-def test_a_pef_with_a_group_for_each_parameter_is_traced_with_the_same_groups(
+def test_a_pef_with_a_group_for_each_parameter_is_traced_likewise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = _model()

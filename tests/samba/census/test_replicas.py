@@ -57,9 +57,8 @@ def _digests(pefs: Path, tmp_path: Path, *sync: str) -> Digests:
 def digests(pefs: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Digests, Digests]:
     """Of the sync by the host, and of that by the device."""
     with ThreadPoolExecutor(2) as pool:
-        jobs = [
-            pool.submit(_digests, pefs, tmp_path_factory.mktemp("job"), *sync) for sync in ((), ("--reduce-on-rdu",))
-        ]
+        syncs: list[list[str]] = [[], ["--reduce-on-rdu"]]
+        jobs = [pool.submit(_digests, pefs, tmp_path_factory.mktemp("job"), *sync) for sync in syncs]
         by_host, by_device = (job.result() for job in jobs)
     return by_host, by_device
 

@@ -119,9 +119,7 @@ def test_a_flag_of_the_app_need_not_be_passed_to_the_compiler(reporter: Reporter
 @pytest.mark.parametrize(
     ("typed", "backwards", "made"), [(1, 4, None), (4, 4, None), (4, 1, "1 backward"), (4, 5, "5 backwards")]
 )
-def test_another_number_of_backwards_than_was_typed_is_found(
-    reporter: Reporter, typed: int, backwards: int, made: str | None
-) -> None:
+def test_another_number_of_backwards_is_found(reporter: Reporter, typed: int, backwards: int, made: str | None) -> None:
     _typed({"grad_accumulation_steps": typed})
     accumulation = Accumulation()
     for _ in range(backwards):

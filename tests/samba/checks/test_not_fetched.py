@@ -224,9 +224,8 @@ def test_a_saved_module_is_read_without_sambasim(whole: Whole, tmp_path: Path) -
     files = [str(tmp_path / f"{number}.pt") for number in range(3)]
     for file, module in zip(files, modules, strict=True):
         torch.save(module, file)
-    read = subprocess.run(
-        [sys.executable, "-c", WITHOUT_SAMBASIM, *files], capture_output=True, text=True, timeout=120, check=False
-    )
+    command = [sys.executable, "-c", WITHOUT_SAMBASIM, *files]
+    read = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert (read.returncode, read.stdout.strip()) == (0, "\n".join(map(repr, modules))), read.stderr
 
 

@@ -178,7 +178,7 @@ def test_epochs_of_other_length_are_reported_in_place_of_effects(compare: Callab
     ],
     ids=["rates-in-one-epoch", "epochs-set-apart", "orders-in-two-epochs", "seeds"],
 )
-def test_mistakes_of_any_epoch_are_reported_as_such(
+def test_mistakes_of_any_epoch_are_found(
     compare: Callable[[int, Change], Reporter], change: Change, codes: str
 ) -> None:
     assert sorted(_codes(compare(8, change))) == codes.split()

@@ -152,9 +152,8 @@ def test_a_log_line_names_its_rank(env: dict[str, str], rank: str) -> None:
         "from sambasim.samba.shim import modules as samba_logger\n"
         "samba_logger.debug('too low'); samba_logger.samba_logger.warning('loss is %s', 3)\n"
     )
-    result = subprocess.run(
-        [sys.executable, "-c", body], env=env, capture_output=True, text=True, timeout=60, check=True
-    )
+    command = [sys.executable, "-c", body]
+    result = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=True)
     lines = result.stderr.splitlines()
     assert [line.partition(",")[2][3:] for line in lines] == [f"{rank} WARNING: loss is 3"]
 
