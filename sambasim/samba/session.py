@@ -35,21 +35,6 @@ from sambasim.samba.request import Optimizer, as_mapping, as_sequence, build_fie
 from sambasim.samba.tensor import SambaTensor, of_shape
 
 
-def _profiled(event: str) -> tuple[Callable[..., None], Callable[..., None]]:
-    """The two methods of a session for this event of its profiler."""
-
-    @checks_keywords(f"session.start_{event}")
-    def start(self: "Session") -> None:
-        self.profiler.start_event(event)
-
-    @checks_keywords(f"session.end_{event}")
-    def end(self: "Session", filename: str | Path | None = None) -> None:
-        """Ends it, and writes all events to `filename` as JSON."""
-        self.profiler.end_event(event, filename)
-
-    return start, end
-
-
 class Session:
     """What apps call `samba.session`."""
 
@@ -182,8 +167,25 @@ class Session:
     @tracing.setter
     def tracing(self, traces: bool) -> None: ...
 
-    start_samba_profile, end_samba_profile = _profiled("samba_profile")
-    start_runtime_profile, end_runtime_profile = _profiled("runtime_profile")
+    @checks_keywords()
+    def start_samba_profile(self) -> None:
+        """Starts the event `samba_profile` of `profiler`."""
+        self.profiler.start_event("samba_profile")
+
+    @checks_keywords()
+    def end_samba_profile(self, filename: str | Path | None = None) -> None:
+        """Ends that event, and writes all events to `filename` as JSON."""
+        self.profiler.end_event("samba_profile", filename)
+
+    @checks_keywords()
+    def start_runtime_profile(self) -> None:
+        """Starts the event `runtime_profile` of `profiler`."""
+        self.profiler.start_event("runtime_profile")
+
+    @checks_keywords()
+    def end_runtime_profile(self, filename: str | Path | None = None) -> None:
+        """Ends that event, and writes all events to `filename` as JSON."""
+        self.profiler.end_event("runtime_profile", filename)
 
     _why = "inputs are copied within the memory of the process"
     enable_pinned_memory = without_effect("session.enable_pinned_memory", _why)

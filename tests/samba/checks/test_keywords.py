@@ -68,7 +68,7 @@ def test_another_unknown_keyword_is_ignored_with_one_notice(capsys: pytest.Captu
         ),
         (lambda: function(), "function got wrong arguments: function() missing 1 required", "its arguments"),  # type: ignore[call-arg]  # the mistake
         (
-            lambda: session.start_samba_profile(1),
+            lambda: session.start_samba_profile(1),  # type: ignore[call-arg]  # the mistake
             "session.start_samba_profile got wrong arguments: Session.start_samba_profile() takes 1 ",
             "it takes no arguments",
         ),
