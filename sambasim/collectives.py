@@ -30,8 +30,7 @@ Thakur, Rabenseifner and Gropp, IJHPCA 19(1), 2005): a rank's messages follow on
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from sambasim.errors import InternalError
 
@@ -50,8 +49,7 @@ def additions(world_size: int) -> tuple[Addition, ...]:
     return tuple(steps)
 
 
-@dataclass(frozen=True, slots=True)
-class Blocks:
+class Blocks(NamedTuple):
     """How the operands of all nodes are summed. `nodes`: the ranks of each node, ascending; `summed`: whether they are
     added inside the node, and the sum stands in for the operand of the lowest."""
 
@@ -93,8 +91,7 @@ def around(node_of: Sequence[int], own: int) -> tuple[Addition, ...]:
     return tuple(addition for addition in additions(len(node_of)) if addition not in done)
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
+class Message(NamedTuple):
     """Rank `source` sends the slice of rank `owner` to rank `target`: the sum of the operands of `ranks`, or, of
     parameters, what the owner has made."""
 
@@ -104,8 +101,7 @@ class Message:
     ranks: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Messages:
+class Messages(NamedTuple):
     """What one rank sends and receives in a phase, in order. `reads` counts the slices that it reads from other ranks
     of its node."""
 
@@ -154,16 +150,14 @@ def all_gather_messages(node_of: Sequence[int], rank: int) -> Messages:
     return Messages(sent, received, len(node_of) - 1 - len(received))
 
 
-@dataclass(frozen=True, slots=True)
-class Link:
+class Link(NamedTuple):
     """A full-duplex link between two ranks."""
 
     latency_s: float  # alpha
     transfer_s_per_byte: float  # beta; the inverse of the bandwidth
 
 
-@dataclass(frozen=True, slots=True)
-class Links:
+class Links(NamedTuple):
     """What a price depends on besides the messages: the links of two ranks on one node, and on two nodes; the ranks of
     a node share one to the network."""
 

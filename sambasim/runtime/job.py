@@ -85,7 +85,8 @@ class TrainingJob:
         lines = self._settle_resume()
         setup = self._setup
         resumption = find(setup, samples)
-        steps = plan(samples, setup.replicas, training, resumption.position if resumption else BEGINNING)
+        position = resumption.checkpoint.manifest.position if resumption else BEGINNING
+        steps = plan(samples, setup.replicas, training, position)
         self._activity.does("placing the weights")
         probes = Probes(program, setup.mesh, training.loss_scale) if setup.options.debug_numerics else None
         team = assemble(setup, sources, self._observer, probes)

@@ -265,3 +265,32 @@ def test_the_lowest_rank_that_failed_by_itself_reports(way: str, exit_code: int,
     assert "Traceback" not in result.stderr
     if way == "all_raise_alike":
         assert result.stderr.count("\n") == 1, "without an abort"
+
+
+_MESH_SAMPLE = _SAMPLE.replace("> 40", "> 10")
+
+
+def run_mesh(folder: Path, compiled: Mapping[str, bytes], pef: str, action: str, *flags: str) -> Result:
+    """A run of a replica of two ranks, in whose midst rank 1 does `action`."""
+    (folder / f"{pef}.pef").write_bytes(compiled[pef])
+    (folder / "net.py").write_text(dataset(_MESH_SAMPLE.format(action=action), 64))
+    data = ("--data", "net.py:samples", "--no-evaluate", "--epochs", "1000", "--sync-timeout", str(TIMEOUT_S))
+    return run_mpi(2, [*SAMBASIM, "run", "--pef", f"{pef}.pef", *data, *flags], cwd=folder, timeout=120)
+
+
+@pytest.mark.parametrize(("pef", "axis"), [whole_case("cut", "tp"), ("stages", "pp")])
+def test_a_rank_that_hangs_is_found_by_those_that_wait_within_a_section(
+    pef: str, axis: str, tmp_path: Path, compiled: Mapping[str, bytes]
+) -> None:
+    result = run_mesh(tmp_path, compiled, pef, "time.sleep(3600)")
+    where = rf"rank 1 on \S+ \(process \d+; {axis} 1\): step \d+, reading data for .*net\.py:\d+ in __getitem__"
+    assert_error(result, rf"\[stall\] \(seen by rank 0 on \S+: {axis} 0\): rank 1 kept the", where)
+    assert not status_files(tmp_path)
+
+
+def test_the_rank_of_an_error_and_its_log_have_coordinates(tmp_path: Path, compiled: Mapping[str, bytes]) -> None:
+    result = run_mesh(tmp_path, compiled, "stages", 'raise OSError("the disk is full")', "--log-dir", "logs")
+    assert result.returncode == 2
+    assert re.search(r"^error\[data\] \(rank 1 on \S+: pp 1\): .*the disk is full", result.stderr, re.M)
+    assert "notice: rank 1 (local 1): pp 1 on" in result.stdout
+    assert "start stages: rank 1 of 2, local rank 1: pp 1; sync" in (tmp_path / "logs" / "rank1.log").read_text()

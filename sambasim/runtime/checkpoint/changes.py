@@ -3,8 +3,8 @@
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path, PurePath
+from typing import NamedTuple
 
 from pydantic import JsonValue
 
@@ -57,8 +57,7 @@ _OF_MICRO_STEPS = frozenset({"micro_batches", "training.batch_size", "training.a
 """Options that together change no bit if the micro-steps stay what they were."""
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(NamedTuple):
     """`name` was `before` and is `now`, which may change the bits of training if `alters_bits`."""
 
     name: str

@@ -1,7 +1,8 @@
 """Which checkpoint a run resumes from, that it fits the run, and how it restores the state of training."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from sambasim.errors import CheckpointError, OptionError
 from sambasim.ir.types import Symbol, SymbolKind
@@ -10,7 +11,6 @@ from sambasim.runtime.checkpoint.changes import changes, check_epoch, check_exac
 from sambasim.runtime.checkpoint.content import Checkpoint, buffer_name, check, describe
 from sambasim.runtime.checkpoint.saver import pieces_of
 from sambasim.runtime.machine.communicator import Communicator
-from sambasim.runtime.run.plan import Position
 from sambasim.runtime.run.setup import Setup, Team
 from sambasim.runtime.run.training import Totals
 from sambasim.runtime.values.memory import DeviceMemory
@@ -122,13 +122,11 @@ def _put_aside(path: Path, communicator: Communicator) -> str:
         return f"; it cannot be renamed: {failure.strerror}"
 
 
-@dataclass(frozen=True, slots=True)
-class Resumption:
+class Resumption(NamedTuple):
     """What a run resumes from, and notices for the user. `keeps_loss_scale`: its options for it are those of the
     run."""
 
     checkpoint: Checkpoint
-    position: Position
     notices: tuple[str, ...]
     keeps_loss_scale: bool
 
@@ -177,7 +175,7 @@ def find(setup: Setup, samples: int) -> Resumption | None:
     same_scaling = (
         isinstance(was, dict) and isinstance(wanted, dict) and was.get("loss_scale") == wanted.get("loss_scale")
     )
-    return Resumption(checkpoint, saved.position, tuple(notices), same_scaling)
+    return Resumption(checkpoint, tuple(notices), same_scaling)
 
 
 def restore(setup: Setup, team: Team, checkpoint: Checkpoint) -> None:

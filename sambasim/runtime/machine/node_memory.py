@@ -75,13 +75,12 @@ def freeing(parts: Iterable[ByteArray]) -> Callable[[], None]:
     return free
 
 
-@dataclass(frozen=True, slots=True)
-class SecondMapping:
+class SecondMapping(NamedTuple):
     """A second mapping of memory, `view`; `release` unmaps it."""
 
     view: ByteArray
-    _reserved: int
-    _reserved_bytes: int
+    reserved: int
+    reserved_bytes: int
 
     def collapse(self, ranges: Iterable[Range]) -> int:
         """Collapse the small pages in `ranges` of the view into huge ones. Returns the bytes of the huge pages."""
@@ -98,7 +97,7 @@ class SecondMapping:
         return asked
 
     def release(self) -> None:
-        _library().munmap(self._reserved, self._reserved_bytes)
+        _library().munmap(self.reserved, self.reserved_bytes)
 
 
 def second_mapping(part: ByteArray) -> SecondMapping | None:

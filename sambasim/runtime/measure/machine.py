@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import pairwise
 from math import inf
 from pathlib import Path
@@ -57,8 +57,7 @@ _TIMEOUT_S = 600.0
 _GEMM_SIZE, _COPY_BYTES = 1024, 64 * MIB
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
+class Work(NamedTuple):
     """What a job runs: the program of a replica for each number of samples, and its data and optimizer."""
 
     programs: tuple[Program, ...]
@@ -77,9 +76,10 @@ def measure_machine(
     for count in (*range(1, min(ranks, cores) + 1), *sorted(crowded)):
         work = work_for(count)
         on_phase(f"measure passes of {counted(count, 'rank')} at once, on {counted(cores, 'core')}")
-        others = OtherLoad()
+        began_s, before_s = _others_s()
         rates.append(_job(work, count))
-        load.append(others.cores())
+        ended_s, after_s = _others_s()
+        load.append(max(after_s - before_s, 0.0) / max(ended_s - began_s, 1e-9))
     on_phase("measure memory and products")
     source, target = torch.ones(_COPY_BYTES // 4), torch.ones(_COPY_BYTES // 4)
     copy_bytes_per_s = 2 * _COPY_BYTES / _least_s(lambda: target.copy_(source))
@@ -88,22 +88,12 @@ def measure_machine(
     return Machine(cores, available_bytes() or 0, copy_bytes_per_s, gemm_flops_per_s, max(load), tuple(rates))
 
 
-class OtherLoad:
-    """How many cores other programs have used since it was created, children that this process waited for aside."""
-
-    def __init__(self) -> None:
-        self._began = self._now()
-
-    def cores(self) -> float:
-        (now_s, busy_s, own_s), (began_s, were_busy_s, own_before_s) = self._now(), self._began
-        return max(busy_s - were_busy_s - (own_s - own_before_s), 0.0) / max(now_s - began_s, 1e-9)
-
-    @staticmethod
-    def _now() -> tuple[float, float, float]:
-        user, nice, system, _, _, irq, soft_irq, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
-        times = os.times()
-        own_s = times.user + times.system + times.children_user + times.children_system
-        return times.elapsed, (user + nice + system + irq + soft_irq + steal) / os.sysconf("SC_CLK_TCK"), own_s
+def _others_s() -> tuple[float, float]:
+    """The time, and how long other programs have used the cores, children that this process waited for aside."""
+    user, nice, system, _, _, irq, soft_irq, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
+    busy_s = (user + nice + system + irq + soft_irq + steal) / os.sysconf("SC_CLK_TCK")
+    times = os.times()
+    return times.elapsed, busy_s - (times.user + times.system + times.children_user + times.children_system)
 
 
 def _job(work: Work, ranks: int) -> Rates:
@@ -127,11 +117,11 @@ def _job(work: Work, ranks: int) -> Rates:
     return Rates(**{**rates, "passes": tuple(PassTimes(**times) for times in rates["passes"])})
 
 
-def _least_s(action: Callable[[], object], runs: int = 9) -> float:
+def _least_s(action: Callable[[], object]) -> float:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     times_s = []
-    for _ in range(runs):
+    for _ in range(9):
         began_s = perf_counter()
         action()
         times_s.append(perf_counter() - began_s)

@@ -10,6 +10,7 @@ from itertools import chain
 from operator import attrgetter
 from pathlib import Path
 from time import perf_counter_ns
+from typing import NamedTuple
 
 import numpy as np
 
@@ -162,8 +163,7 @@ class RunTrace(StepRecorder):
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Clock:
+class Clock(NamedTuple):
     """How far a rank's clock is ahead of rank 0's, and the maximum error of that."""
 
     ahead_ns: int

@@ -17,10 +17,9 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import NoReturn, Self, cast
+from typing import NamedTuple, NoReturn, Self, cast
 
 from sambasim.errors import PeerError
 from sambasim.ir.mesh import Mesh
@@ -48,8 +47,7 @@ FORWARDING_S = 0.3
 """For the launcher to forward the report: some drop unread output when a job aborts."""
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
+class Failure(NamedTuple):
     """The error, the rank on which it happened, and `who` that is. `alike`: all ranks failed with it; `doing`: the
     rank's activity."""
 

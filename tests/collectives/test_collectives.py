@@ -1,10 +1,15 @@
-"""Messages of the exchange between nodes: what one rank sends another receives, and all of it is the tree's sum."""
+"""The order of additions; messages between nodes: what a rank sends another receives, and all of it is the tree's sum;
+and how buffers are cut into slices."""
+
+from collections.abc import Iterable, Mapping
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sambasim.collectives import (
+    Addition,
     Link,
     Links,
     Message,
@@ -16,19 +21,78 @@ from sambasim.collectives import (
     predicted_s,
     reduce_scatter_messages,
 )
+from sambasim.ir.types import ALIGNMENT_ELEMENTS, cut, cut_at, pieces
+
+
+def summed(steps: Iterable[Addition], ranks: Iterable[int], terms: Mapping[int, str] | None = None) -> dict[int, str]:
+    """The operands after `steps`, as text with every addition in brackets; at first, that of a rank is its number."""
+    after = dict(terms or {rank: str(rank) for rank in ranks})
+    for into, source in steps:
+        after[into] = f"({after[into]}+{after.pop(source)})"
+    return after
+
+
+def _tree(world_size: int) -> str:
+    (term,) = summed(additions(world_size), range(world_size)).values()
+    return term
+
+
+@pytest.mark.parametrize(
+    ("world_size", "expected"),
+    [
+        (1, "0"),
+        (2, "(0+1)"),
+        (3, "((0+1)+2)"),
+        (4, "((0+1)+(2+3))"),
+        (5, "(((0+1)+(2+3))+4)"),
+        (6, "(((0+1)+(2+3))+(4+5))"),
+        (7, "(((0+1)+(2+3))+((4+5)+6))"),
+    ],
+)
+def test_the_tree_is_balanced_in_rank_order_and_skips_absent_leaves(world_size: int, expected: str) -> None:
+    assert _tree(world_size) == expected
+
+
+@given(world_size=st.integers(1, 17))
+def test_an_aligned_block_of_ranks_is_a_subtree(world_size: int) -> None:
+    """What lets a node add its own ranks first without changing a bit."""
+    whole = _tree(world_size)
+    for block in (2, 4, 8):
+        for first in range(0, world_size - block + 1, block):
+            inner = _tree(block)
+            shifted = "".join(str(int(c) + first) if c.isdigit() else c for c in inner)
+            assert shifted in whole
+
+
+@given(numel=st.integers(0, 10**7), world_size=st.integers(1, 17))
+def test_slices_are_disjoint_cover_everything_and_are_cut_at_multiples(numel: int, world_size: int) -> None:
+    slices = cut(numel, world_size)
+    assert len(slices) == world_size
+    assert slices[0][0] == 0
+    assert slices[-1][1] == numel
+    for (_, stop), (start, _) in pairwise(slices):
+        assert stop == start
+        assert start % ALIGNMENT_ELEMENTS == 0 or start == numel
+    sizes = [stop - start for start, stop in slices]
+    assert max(sizes) - min(sizes) <= 2 * ALIGNMENT_ELEMENTS
+
+
+@given(start=st.integers(0, 1000), length=st.integers(0, 1000), limit=st.integers(1, 300))
+def test_pieces_cover_a_slice_in_order(start: int, length: int, limit: int) -> None:
+    covered = [element for a, b in pieces(start, start + length, limit) for element in range(a, b)]
+    assert covered == list(range(start, start + length))
+
+
+def test_many_small_groups_are_shared_out_where_none_can_be_cut() -> None:
+    groups = cut_at([([0], 64)] * 12, 3)
+    owned = [sum(stop - start for start, stop in of_rank) for of_rank in zip(*groups, strict=True)]
+    assert owned == [256, 256, 256]
+
 
 layouts = st.lists(st.integers(0, 3), min_size=1, max_size=10).map(
     lambda nodes: [list(dict.fromkeys(nodes)).index(node) for node in nodes]  # numbered by their lowest rank
 )
 LINKS = Links(Link(1e-6, 1e-9), Link(5e-6, 1e-8), 1e-10)
-
-
-def summed(ranks: list[int], steps: tuple[tuple[int, int], ...], terms: dict[int, str]) -> dict[int, str]:
-    """The operands after `steps`, as text with every addition in brackets."""
-    terms = dict(terms)
-    for into, source in steps:
-        terms[into] = f"({terms[into]}+{terms.pop(source)})"
-    return terms
 
 
 @given(layouts)
@@ -43,15 +107,14 @@ def test_each_message_is_sent_and_received_once(node_of: list[int]) -> None:
 
 @given(layouts)
 def test_the_owner_of_a_slice_gets_the_sum_of_the_tree(node_of: list[int]) -> None:
-    everybody = {rank: str(rank) for rank in range(len(node_of))}
-    whole = summed(list(everybody), additions(len(node_of)), everybody)
+    ranks = range(len(node_of))
+    whole = summed(additions(len(node_of)), ranks)
     for owner, node in enumerate(node_of):
-        terms = {rank: str(rank) for rank in everybody if node_of[rank] == node}
+        terms = summed((), [rank for rank in ranks if node_of[rank] == node])
         for message in reduce_scatter_messages(node_of, owner).received:
             assert message.owner == message.target == owner
-            of_node = {rank: str(rank) for rank in message.ranks}
-            terms |= summed(list(of_node), inside(list(message.ranks)), of_node)
-        assert summed(list(terms), around(node_of, node), terms) == whole
+            terms |= summed(inside(message.ranks), message.ranks)
+        assert summed(around(node_of, node), terms, terms) == whole
 
 
 @given(layouts)
