@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from sambasim.api.given import data_of
 from sambasim.api.pef import Pef, opened, unwrapped
 from sambasim.api.ranks import command, connected, speaks_python, supervised
-from sambasim.bounded import MOST_REPLICAS
-from sambasim.commands.question import Question, counts, paths, predicted
+from sambasim.commands.question import predicted, question_of
 from sambasim.commands.run import checked_pef, train
 from sambasim.compiler.capture.tensors import held_by
 from sambasim.errors import DataError, LaunchError, OptionError, WeightsError
@@ -258,16 +257,13 @@ def simulate(
 
     Raises OptionError, and PefError for a PEF that is not valid.
     """
-    question = Question(
-        subject=str(pef.path if isinstance(pef, Pef) else pef),
-        output_folder=Path("out"),
-        arch=arch,
-        num_tiles=num_tiles,
-        level=level,
-        batch_sizes=counts(batch_sizes or None, "batch_sizes"),
-        replicas=counts(replicas or None, "replicas", MOST_REPLICAS),
-        sync=paths(sync if isinstance(sync, str) else ",".join(sync)),
-        cluster=cluster,
+    question = question_of(
+        str(pef.path if isinstance(pef, Pef) else pef),
+        replicas=replicas or None,
+        batch_sizes=batch_sizes or None,
+        sync=sync if isinstance(sync, str) else ",".join(sync),
+        names=("replicas", "batch_sizes"),
+        **{"arch": arch, "num_tiles": num_tiles, "level": level, "cluster": cluster},
     )
     predictions = predicted(question, lambda phase: None)
     lines = [line for prediction in predictions for line in simulation_json(prediction, question.sync)]

@@ -200,7 +200,10 @@ def report_command(
         of_a_pef |= {f"--{name.replace('_', '-')}": value for name, value in asked.items()}
         shared.write_all(measured(subject, page, [flag for flag, value in of_a_pef.items() if value is not None]))
         return
-    question = shared.question(subject=subject, output_folder=output_folder, **asked)
+
+    from sambasim.commands.question import question_of
+
+    question = question_of(subject, output_folder=output_folder, **asked)
     with phases(quiet=False) as on_phase:
         texts = predicted_texts(question, page, tables, run, on_phase)
     shared.write_all(texts)

@@ -136,13 +136,13 @@ def simulate_command(
       sambasim simulate digits --replicas 1,8,64,512 --csv scaling.csv --plot scaling.svg
     """
     from sambasim.commands.outputs import check_output_files
-    from sambasim.commands.question import predicted
+    from sambasim.commands.question import predicted, question_of
     from sambasim.report.formats import predicted_trace
     from sambasim.report.simulation import csv_rows, scaling_plot, simulation_json, simulation_report
     from sambasim.report.tables import csv_text
 
     check_output_files({"--csv": ("the CSV file", csv), "--plot": ("the plot", plot), "--trace": ("the trace", trace)})
-    question = shared.question(**asked)
+    question = question_of(**asked)
     sync = question.sync
     with phases(quiet=as_json) as on_phase:
         predictions = predicted(question, on_phase)
@@ -179,11 +179,11 @@ def tilestat_command(as_json: bool, **asked: Any) -> None:
       sambasim tilestat out/digits/digits.pef --arch sn10 --num-tiles 2
       sambasim tilestat digits --json
     """
-    from sambasim.commands.question import predicted
+    from sambasim.commands.question import predicted, question_of
     from sambasim.report.formats import tilestat, tilestat_view
     from sambasim.report.tables import json_line
 
-    question = shared.question(replicas="1", **asked)
+    question = question_of(replicas="1", **asked)
     with phases(quiet=as_json) as on_phase:
         (prediction,) = predicted(question, on_phase, one_device=True)
     answer(as_json, lambda: json_line(tilestat(prediction)), lambda: tilestat_view(prediction))

@@ -18,7 +18,6 @@ from sambasim.terminal.output import show
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from sambasim.commands.question import Question
     from sambasim.options.flag import Setting
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -144,16 +143,6 @@ output_folder = click.option("--output-folder", type=FILE, default=Path("out"), 
 arch = click.option("--arch", help="Device: sn10, sn30, sn40 or a TOML file.  [default: as compiled]")
 num_tiles = click.option("--num-tiles", type=int, help=f"{_TILES}  [default: as compiled, else all]")
 cluster = click.option("--cluster", help="Nodes and links: a name that `sambasim devices` lists, or a TOML file.")
-
-
-def question(
-    *, replicas: str | None = None, batch_sizes: str | None = None, sync: str = "host,rdu", **others: Any
-) -> "Question":
-    """What a command with these options asks. Raises OptionError."""
-    from sambasim.commands.question import Question, counts, paths
-
-    sizes, numbers = counts(batch_sizes, "--batch-size"), counts(replicas, "--replicas", MOST_REPLICAS)
-    return Question(replicas=numbers, batch_sizes=sizes, sync=paths(sync), **others)
 
 
 def answer(as_json: bool, line: Callable[[], str], parts: "Callable[[], Iterable[RenderableType]]") -> None:

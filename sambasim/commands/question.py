@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-from sambasim.bounded import LARGEST_COUNT, MOST_MICRO_STEPS, shortened
+from sambasim.bounded import LARGEST_COUNT, MOST_MICRO_STEPS, MOST_REPLICAS, shortened
 from sambasim.costs.cut import Level
 from sambasim.errors import MachineError, OptionError, PefError
 from sambasim.hardware.spec import ALIASES, arch_of, load_cluster, load_device
@@ -68,7 +68,7 @@ class Question:
     """The arguments of a command that predicts. None or empty means: as compiled, and the default replicas."""
 
     subject: str
-    output_folder: Path
+    output_folder: Path = Path("out")
     overrides: Sequence[str] = ()
     arch: str | None = None
     num_tiles: int | None = None
@@ -225,8 +225,30 @@ def _level_of(stored: object) -> Level:
             return "o3"
 
 
-def counts(asked: str | int | Sequence[int] | None, flag: str, most: int = LARGEST_COUNT) -> tuple[int, ...]:
-    """The numbers in `1,2,4`, which come from `flag`; none for None. Raises OptionError."""
+_Numbers: TypeAlias = str | int | Sequence[int] | None
+
+
+def question_of(
+    subject: str,
+    *,
+    replicas: _Numbers = None,
+    batch_sizes: _Numbers = None,
+    sync: str = "host,rdu",
+    names: Sequence[str] = ("--replicas", "--batch-size"),
+    **others: Any,
+) -> Question:
+    """What is asked about `subject`, by a user who calls the numbers `names`. Raises OptionError."""
+    sizes, numbers = _counts(batch_sizes, names[1], LARGEST_COUNT), _counts(replicas, names[0], MOST_REPLICAS)
+    known = {path.value: path for path in SyncPath}
+    asked = [part.strip() for part in sync.split(",")]
+    if unknown := [part for part in asked if part not in known]:
+        raise OptionError(f"--sync {sync}: there is no path {unknown[0]!r}", remedy="--sync host, rdu, or host,rdu")
+    paths = tuple(dict.fromkeys(known[part] for part in asked))
+    return Question(subject, replicas=numbers, batch_sizes=sizes, sync=paths, **others)
+
+
+def _counts(asked: _Numbers, name: str, most: int) -> tuple[int, ...]:
+    """The numbers in `1,2,4`; none for None. Raises OptionError."""
     if asked is None:
         return ()
     text = asked if isinstance(asked, str) else ",".join(map(str, [asked] if isinstance(asked, int) else asked))
@@ -235,13 +257,5 @@ def counts(asked: str | int | Sequence[int] | None, flag: str, most: int = LARGE
     except ValueError:
         numbers = ()
     if not numbers or min(numbers) < 1 or max(numbers) > most:
-        raise OptionError(f"{flag} {shortened(text)}: must be whole numbers from 1 to {most:,}", remedy=f"{flag} 1,2,4")
+        raise OptionError(f"{name} {shortened(text)}: must be whole numbers from 1 to {most:,}", remedy=f"{name} 1,2,4")
     return numbers
-
-
-def paths(text: str) -> tuple[SyncPath, ...]:
-    known = {path.value: path for path in SyncPath}
-    asked = [part.strip() for part in text.split(",")]
-    if unknown := [part for part in asked if part not in known]:
-        raise OptionError(f"--sync {text}: there is no path {unknown[0]!r}", remedy="--sync host, rdu, or host,rdu")
-    return tuple(dict.fromkeys(known[part] for part in asked))
