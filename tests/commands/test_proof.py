@@ -3,7 +3,7 @@
 # Calling a module gives Any.
 # mypy: no-warn-return-any
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -100,51 +100,40 @@ def test_what_a_model_does_in_16_bits_is_what_its_pef_does(tmp_path: Path) -> No
     assert checked(tmp_path, Mixed(), given=inputs(), dtype="bf16", loss=None).rounded == 0
 
 
-class OwnLoss(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = Net()
-
-    def forward(self, x: Tensor, target: Tensor) -> Any:
-        logits = self.net(x)
-        return functional.cross_entropy(logits, target), logits
-
-
-class InDict(OwnLoss):
-    def forward(self, x: Tensor, target: Tensor) -> Any:
-        loss, logits = super().forward(x, target)
-        return {"logits": logits, "loss": loss}
-
-
 @dataclass
 class Result:
     logits: Tensor
     loss: Tensor
 
 
-class InDataclass(OwnLoss):
+class OwnLoss(nn.Module):
+    def __init__(self, returned: Callable[[Tensor, Tensor], object]) -> None:
+        super().__init__()
+        self.net, self.returned = Net(), returned
+
     def forward(self, x: Tensor, target: Tensor) -> Any:
-        return Result(*reversed(super().forward(x, target)))
+        logits = self.net(x)
+        return self.returned(functional.cross_entropy(logits, target), logits)
 
 
 def squared(result: Tensor, target: Tensor) -> Tensor:
     return (result.softmax(1) - functional.one_hot(target, CLASSES)).square().sum(1).mean()
 
 
-FORMS: Mapping[str, tuple[type[nn.Module], object]] = {
+FORMS: Mapping[str, tuple[Callable[[], nn.Module], object]] = {
     "named": (Net, "cross_entropy"),
     "module": (Net, nn.CrossEntropyLoss(label_smoothing=0.1)),
     "function": (Net, squared),
-    "returned": (OwnLoss, None),
-    "in a dict": (InDict, None),
-    "in a dataclass": (InDataclass, None),
+    "returned": (lambda: OwnLoss(lambda loss, logits: (loss, logits)), None),
+    "in a dict": (lambda: OwnLoss(lambda loss, logits: {"logits": logits, "loss": loss}), None),
+    "in a dataclass": (lambda: OwnLoss(lambda loss, logits: Result(logits, loss)), None),
 }
 
 
 @pytest.mark.parametrize("form", every_second(FORMS))
 def test_each_form_of_loss_is_equal_in_python(form: str, tmp_path: Path) -> None:
-    kind, loss = FORMS[form]
-    model = kind()
+    make, loss = FORMS[form]
+    model = make()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     example = tuple(inputs().values())
     given: dict[str, Any] = {"loss": loss, "optimizer": optimizer, "check": 3, "output_folder": tmp_path}
