@@ -44,41 +44,33 @@ def _t(result: str, a: str) -> Node:
 GRADIENT = Output("grad", "w__grad")
 
 
-def test_a_gradient_is_complete_after_the_section_that_makes_it() -> None:
-    program = program_of([times("y", "x", "w"), times("grad", "x", "y"), times("z", "x", "y")], [1, 2, 3], [GRADIENT])
-    assert [len(part) for part in pass_and_update(program.step)] == [3, 1]
-    assert readiness(program) == {"group_0": Readiness(reduce=2, update=2)}
+Y, GRAD, Z = times("y", "x", "w"), times("grad", "x", "y"), times("z", "x", "y")
+T = _t("wt", "w")
+SAME = Node("same", "aten.mul.Tensor", (Ref("w"), Ref("x")), results=("same",))
+OF_SAME = [times("grad", "x", "same"), times("z", "x", "same")]
+OF_VIEW = [times("y", "x", "wt"), GRAD, _t("again", "wt"), times("z", "y", "again")]
+READINESS: dict[str, tuple[list[Node], list[int], list[Output], Readiness]] = {
+    "after the section that makes it": ([Y, GRAD, Z], [1, 2, 3], [GRADIENT], Readiness(reduce=2, update=2)),
+    "a view of a parameter counts as it": ([T, *OF_VIEW], [2, 3, 5], [GRADIENT], Readiness(reduce=2, update=3)),
+    "what is computed from it is no view": ([Y, GRAD, times("z", "y", "y")], [1, 2, 3], [GRADIENT], Readiness(2, 2)),
+    "a product that may be left out": ([SAME, *OF_SAME], [1, 2, 3], [GRADIENT], Readiness(2, 3)),
+    "a view that is an output is read after the pass": (
+        [T, times("grad", "x", "wt")], [1, 2], [GRADIENT, Output("wt", "out")], Readiness(reduce=2, update=3),
+    ),
+    "one that no node makes, after the pass": ([Y, Z], [1, 2], [Output("x", "w__grad")], Readiness(reduce=3, update=3)),
+}  # fmt: skip
 
 
-def test_a_view_of_a_parameter_counts_as_the_parameter() -> None:
-    nodes = [_t("wt", "w"), times("y", "x", "wt"), times("grad", "x", "y"), _t("again", "wt"), times("z", "y", "again")]
-    assert readiness(program_of(nodes, [2, 3, 5], [GRADIENT])) == {"group_0": Readiness(reduce=2, update=3)}
-
-
-def test_what_is_computed_from_a_parameter_is_no_view_of_it() -> None:
-    nodes = [times("y", "x", "w"), times("grad", "x", "y"), times("z", "y", "y")]
-    assert readiness(program_of(nodes, [1, 2, 3], [GRADIENT]))["group_0"].update == 2
-
-
-def test_a_product_that_a_compiler_may_leave_out_counts_as_its_operand() -> None:
-    same = Node("same", "aten.mul.Tensor", (Ref("w"), Ref("x")), results=("same",))
-    nodes = [same, times("grad", "x", "same"), times("z", "x", "same")]
-    assert readiness(program_of(nodes, [1, 2, 3], [GRADIENT]))["group_0"].update == 3
-
-
-def test_an_output_that_is_a_view_of_a_parameter_is_read_after_the_pass() -> None:
-    nodes = [_t("wt", "w"), times("grad", "x", "wt")]
-    program = program_of(nodes, [1, 2], [GRADIENT, Output("wt", "out")])
-    assert readiness(program) == {"group_0": Readiness(reduce=2, update=3)}
-
-
-def test_a_gradient_that_no_node_makes_is_there_when_the_pass_has_ended() -> None:
-    program = program_of([times("y", "x", "w"), times("z", "x", "y")], [1, 2], [Output("x", "w__grad")])
-    assert readiness(program) == {"group_0": Readiness(reduce=3, update=3)}
+@pytest.mark.parametrize("name", READINESS)
+def test_when_a_gradient_is_complete_and_a_parameter_is_read_no_more(name: str) -> None:
+    nodes, cuts, outputs, expected = READINESS[name]
+    program = program_of(nodes, cuts, outputs)
+    assert [len(part) for part in pass_and_update(program.step)] == [len(cuts), 1]
+    assert readiness(program) == {"group_0": expected}
 
 
 def test_a_section_reads_what_comes_from_outside_and_writes_what_is_used_outside() -> None:
-    program = program_of([times("y", "x", "w"), times("grad", "x", "y"), times("z", "x", "y")], [1, 3], [GRADIENT])
+    program = program_of([Y, GRAD, Z], [1, 3], [GRADIENT])
     effects = [section_effects(program, program.step, section) for section in program.step.sections]
     assert [(set(one.reads), set(one.writes)) for one in effects] == [
         ({"x", "w"}, {"y"}),

@@ -13,6 +13,8 @@ from sambasim.pef import PefDocument, write
 
 BATCH, FEATURES, CLASSES = 4, 3, 2
 GROUP_BYTES = 128 * 4
+WEIGHT, BIAS = "logreg__lin_layer__weight", "logreg__lin_layer__bias"
+WRAPPER = "$OPT_dp_accum_group_" + "a" * 40
 LINE = SourceLine("logreg.py", 7, "return self.lin_layer(x)")
 
 
@@ -24,16 +26,12 @@ def _symbols() -> tuple[Symbol, ...]:
     kind = SymbolKind
     addresses = {"": 512, "__grad": 1024, "__sgd0__momentum": 1536}
     kinds = {"": kind.PARAMETER, "__grad": kind.GRADIENT, "__sgd0__momentum": kind.OPTIMIZER_STATE}
+    types = {WEIGHT: _f32(CLASSES, FEATURES), BIAS: _f32(CLASSES)}
+    named = {WEIGHT: ("lin_layer.weight",), BIAS: ("lin_layer.bias",)}
     members = [
-        Symbol(
-            f"logreg__lin_layer__{name}{suffix}",
-            kinds[suffix],
-            type_,
-            address + 4 * start,
-            (f"lin_layer.{name}",) if not suffix else (),
-        )
+        Symbol(f"{name}{suffix}", kinds[suffix], type_, address + start, () if suffix else named[name])
         for suffix, address in addresses.items()
-        for name, type_, start in (("weight", _f32(CLASSES, FEATURES), 0), ("bias", _f32(CLASSES), 64))
+        for (name, type_), start in zip(types.items(), (0, 4 * 64), strict=True)
     ]
     return (
         Symbol("x", kind.INPUT, _f32(BATCH, FEATURES), 0),
@@ -43,7 +41,7 @@ def _symbols() -> tuple[Symbol, ...]:
         Symbol("logreg__steps", kind.BUFFER, TensorType("int64", ()), 4608, ("steps",)),
         Symbol("logreg__mask", kind.CONSTANT, TensorType("bool", (FEATURES,)), 5120),
         Symbol("logreg__nothing", kind.CONSTANT, TensorType("bfloat16", (0, 3)), 5632),
-        Symbol("$OPT_dp_accum_group_" + "a" * 40, kind.ACCUMULATION_GROUP, _f32(128), 1024),
+        Symbol(WRAPPER, kind.ACCUMULATION_GROUP, _f32(128), 1024),
         Symbol("accum_dummy_0_reduce_buf", kind.REDUCE_BUFFER, _f32(192), 2048),
         Symbol("loss", kind.OUTPUT, _f32()),
         Symbol("logits", kind.OUTPUT, _f32(BATCH, CLASSES)),
@@ -56,11 +54,10 @@ _SUM = (*_AXIS, ("op", "sum"), ("order", "tree"))
 
 
 def _training() -> Graph:
-    weight, bias = "logreg__lin_layer__weight", "logreg__lin_layer__bias"
     module, ref = "lin_layer", Ref
     nodes = (
-        Node("t", "aten.t.default", (ref(weight),), (), ("t",), module, LINE),
-        Node("addmm", "aten.addmm.default", (ref(bias), ref("x"), ref("t")), (), ("addmm",), module, LINE),
+        Node("t", "aten.t.default", (ref(WEIGHT),), (), ("t",), module, LINE),
+        Node("addmm", "aten.addmm.default", (ref(BIAS), ref("x"), ref("t")), (), ("addmm",), module, LINE),
         Node("log_softmax", "aten._log_softmax.default", (ref("addmm"), 1, False), (), ("log_softmax",)),
         Node("nll", "aten.nll_loss_forward.default",
              (ref("log_softmax"), ref("target"), None, 1, -100), (), ("nll", "n")),
@@ -92,26 +89,21 @@ def _training() -> Graph:
         "d_weight": _f32(CLASSES, FEATURES), "d_bias": _f32(CLASSES),
         "sums": TensorType("float64", (2,)), "all_sums": TensorType("float64", (2,)), "norm": TensorType("float64", ()),
     }  # fmt: skip
-    outputs = (Output("nll", "loss"), Output("d_weight", f"{weight}__grad"), Output("d_bias", f"{bias}__grad"))
-    return Graph("training", ("x", "target", "loss__grad", weight, bias), nodes, outputs, values, sections)
+    outputs = (Output("nll", "loss"), Output("d_weight", f"{WEIGHT}__grad"), Output("d_bias", f"{BIAS}__grad"))
+    return Graph("training", ("x", "target", "loss__grad", WEIGHT, BIAS), nodes, outputs, values, sections)
 
 
 def _evaluation() -> Graph:
-    weight, bias = "logreg__lin_layer__weight", "logreg__lin_layer__bias"
-    node = Node("linear", "aten.linear.default", (Ref("x"), Ref(weight), Ref(bias)), (), ("linear",), "lin_layer", LINE)
-    section = Section(0, SectionKind.FWD, "logreg__fwd_0", 0, 1)
+    inputs, section = ("x", WEIGHT, BIAS), Section(0, SectionKind.FWD, "logreg__fwd_0", 0, 1)
+    node = Node("linear", "aten.linear.default", tuple(map(Ref, inputs)), (), ("linear",), "lin_layer", LINE)
     values = {"linear": _f32(BATCH, CLASSES)}
-    return Graph("evaluation", ("x", weight, bias), (node,), (Output("linear", "logits"),), values, (section,))
+    return Graph("evaluation", inputs, (node,), (Output("linear", "logits"),), values, (section,))
 
 
 def sample_program() -> Program:
-    members = (
-        Member("logreg__lin_layer__weight", "logreg__lin_layer__weight__grad", 0, 6, 0),
-        Member("logreg__lin_layer__bias", "logreg__lin_layer__bias__grad", 64, 2, 1),
-    )
+    members = (Member(WEIGHT, f"{WEIGHT}__grad", 0, 6, 0), Member(BIAS, f"{BIAS}__grad", 64, 2, 1))
     regions = {"parameter": 512, "gradient": 1024, "momentum": 1536}
-    wrapper = "$OPT_dp_accum_group_" + "a" * 40
-    group = ParameterGroup("group0", "float32", 128, members, 0, regions, wrapper=wrapper)
+    group = ParameterGroup("group0", "float32", 128, members, 0, regions, wrapper=WRAPPER)
     return Program(
         name="logreg",
         batch_size=BATCH,
@@ -140,20 +132,9 @@ def inference_program() -> Program:
     program = sample_program()
     kinds = {SymbolKind.INPUT, SymbolKind.PARAMETER, SymbolKind.BUFFER, SymbolKind.CONSTANT, SymbolKind.OUTPUT}
     symbols = {name: symbol for name, symbol in program.symbols.items() if symbol.kind in kinds}
-    bias = symbols["logreg__lin_layer__bias"]
-    symbols[bias.name] = replace(bias, offset=1024)  # on its own, and no longer the second of a group
-    return replace(
-        program,
-        symbols=symbols,
-        training=None,
-        loss=None,
-        optimizers=(),
-        groups=(),
-        runtime_arguments=(),
-        mesh=(),
-        reduce_buffer=None,
-        zero=0,
-    )
+    symbols[BIAS] = replace(symbols[BIAS], offset=1024)  # on its own, and no longer the second of a group
+    program = replace(program, symbols=symbols, training=None, loss=None, optimizers=(), groups=())
+    return replace(program, runtime_arguments=(), mesh=(), reduce_buffer=None, zero=0)
 
 
 def sample_document() -> PefDocument:

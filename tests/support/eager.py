@@ -6,6 +6,7 @@ Of the product it uses what a PEF records, how data sources are opened, and the 
 # Calling a module gives Any.
 # mypy: no-warn-return-any
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -38,14 +39,11 @@ class EagerReplica:
         self.resolved: ResolvedRun = resolve_run(options, document.training_defaults, document.data_source)
         self.module = _module(document, path)
         self._rank = rank
-        self._world_size = world_size
-        self._batches = self._all_batches()
+        self._batches = self._all_batches(world_size)
 
     def differentiate(self, step: int, micro_steps: int = 1, through: Callable[..., object] | None = None) -> float:
         """`(loss / k).backward()` on each of the next k batches; returns the mean loss. Old gradients are dropped.
-
-        `through` is called in place of the module: one that wraps it.
-        """
+        `through` is called in place of the module: one that wraps it."""
         self.module.zero_grad(set_to_none=True)
         total = 0.0
         for micro_step in range(micro_steps):
@@ -69,13 +67,11 @@ class EagerReplica:
 
     def gradients(self) -> dict[str, Tensor]:
         """By symbol of the gradient."""
-        gradients = {}
-        for member in (member for group in self.program.groups for member in group.members):
-            gradient = self.parameter(member.parameter).grad
-            if gradient is None:
-                raise ValueError(f"{member.parameter} has a gradient in the PEF, and none here")
-            gradients[member.gradient] = gradient
-        return gradients
+        members = [member for group in self.program.groups for member in group.members]
+        gradients = {member.gradient: self.parameter(member.parameter).grad for member in members}
+        found = {name: gradient for name, gradient in gradients.items() if gradient is not None}
+        assert found.keys() == gradients.keys(), "a gradient that the PEF has, and none here"
+        return found
 
     def parameter(self, symbol: str) -> nn.Parameter:
         return self.module.get_parameter(self.program.symbols[symbol].torch_names[0])
@@ -86,18 +82,16 @@ class EagerReplica:
         kept = (SymbolKind.PARAMETER, SymbolKind.BUFFER)
         return {s.name: tensors[s.torch_names[0]] for s in symbols if s.kind in kept and s.torch_names}
 
-    def _all_batches(self) -> Iterator[list[Tensor]]:
+    def _all_batches(self, world_size: int) -> Iterator[list[Tensor]]:
         training, data = self.resolved.training, self.resolved.data
         dataset = open_source(data, tuple(input_specs(self.program))).train
         sampler: DistributedSampler[object] = DistributedSampler(
-            dataset, self._world_size, self._rank, shuffle=data.shuffle, seed=training.seed, drop_last=True
+            dataset, world_size, self._rank, shuffle=data.shuffle, seed=training.seed, drop_last=True
         )
         loader: DataLoader[object] = DataLoader(dataset, training.batch_size, sampler=sampler, drop_last=True)
-        epoch = 0
-        while True:
+        for epoch in itertools.count():
             sampler.set_epoch(epoch)
             yield from loader
-            epoch += 1
 
 
 class PaddedOptimizer:
@@ -146,22 +140,11 @@ def make_optimizer(
     options: OptimizerOptions, parameters: Sequence[nn.Parameter], *, fused: bool | None = None
 ) -> torch.optim.Optimizer:
     """The optimizer of torch.optim that the options describe; unless `fused`, torch's default implementation of it."""
-    if options.name == "sgd":
-        return torch.optim.SGD(
-            parameters,
-            lr=options.lr,
-            momentum=options.momentum or 0.0,
-            dampening=options.dampening or 0.0,
-            nesterov=options.nesterov or False,
-            weight_decay=options.weight_decay,
-            fused=fused,
-        )
-    make = torch.optim.Adam if options.name == "adam" else torch.optim.AdamW
-    if options.betas is None or options.eps is None:
-        raise ValueError(f"{options.name} without betas or eps")
-    return make(
-        parameters, lr=options.lr, betas=options.betas, eps=options.eps, weight_decay=options.weight_decay, fused=fused
-    )
+    kinds = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+    of_kind = ("momentum", "dampening", "nesterov") if options.name == "sgd" else ("betas", "eps")
+    chosen = {name: value for name in of_kind if (value := getattr(options, name)) is not None}
+    make: Callable[..., torch.optim.Optimizer] = kinds[options.name]
+    return make(parameters, lr=options.lr, weight_decay=options.weight_decay, fused=fused, **chosen)
 
 
 def _module(document: PefDocument, path: Path) -> nn.Module:

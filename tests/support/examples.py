@@ -3,6 +3,7 @@
 import fcntl
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 from sambasim.options.compile import CompileOptions, compile_options
@@ -61,11 +62,8 @@ def compiled(name: str, folder: Path, *overrides: str, batch_size: int = MICRO_B
 
 
 def in_stages(name: str, folder: Path, *overrides: str, schedule: str = "1f1b") -> Path:
-    pipeline = (
-        "parallel.pipeline_stages=2",
-        f"parallel.micro_batches={MICRO_BATCHES}",
-        f"parallel.schedule={schedule}",
-    )
+    settings = {"pipeline_stages": 2, "micro_batches": MICRO_BATCHES, "schedule": schedule}
+    pipeline = [f"parallel.{name}={value}" for name, value in settings.items()]
     return compiled(name, folder, *pipeline, *overrides, batch_size=MICRO_BATCHES * MICRO_BATCH)
 
 
@@ -85,10 +83,8 @@ def shared_examples(folder: Path) -> list[CompiledExample]:
 
 def _variants() -> Iterator[tuple[str, str, bool, str]]:
     """Example, optimizer, whether gradients are clipped, and the name of the PEF."""
-    for name in EXAMPLES:
-        for optimizer in OPTIMIZERS:
-            for clipped in _CLIPPING:
-                yield name, optimizer, clipped, f"{name}-{optimizer}{'-clipped' * clipped}"
+    for name, optimizer, clipped in product(EXAMPLES, OPTIMIZERS, _CLIPPING):
+        yield name, optimizer, clipped, f"{name}-{optimizer}{'-clipped' * clipped}"
 
 
 def _compile_all(folder: Path) -> None:

@@ -20,10 +20,8 @@ class Installation:
     checkout: Path
 
     def call(self, *command: str, folder: Path, np: int = 1, check: bool = True) -> str:
-        """Run `sambasim COMMAND` in `folder`, under mpirun if `np` is above 1. Returns its stdout.
-
-        Raises RuntimeError with all that it printed if it fails, unless `check` is False.
-        """
+        """Run `sambasim COMMAND` in `folder`, under mpirun if `np` is above 1. Returns its stdout. Raises RuntimeError
+        with all that it printed if it fails, unless `check` is False."""
         argv = self.argv(*command, np=np)
         result = subprocess.run(
             argv, cwd=folder, env=self.environ(), capture_output=True, text=True, timeout=_TIMEOUT_S, check=False

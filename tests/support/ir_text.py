@@ -44,21 +44,7 @@ def parse_program(text: str, *mesh: Axis) -> Program:
     inputs = tuple(name for name, symbol in symbols.items() if symbol.kind is SymbolKind.INPUT)
     graph = Graph("evaluation", inputs, tuple(nodes), tuple(outputs), values, sections)
     batch_size = symbols[inputs[0]].type.shape[0]
-    return Program(
-        name="by_hand",
-        batch_size=batch_size,
-        symbols=symbols,
-        training=None,
-        evaluation=graph,
-        single=None,
-        loss=None,
-        per_sample_loss=False,
-        optimizers=(),
-        groups=(),
-        runtime_arguments=(),
-        device_bytes=at,
-        mesh=mesh,
-    )
+    return Program("by_hand", batch_size, symbols, None, graph, None, None, False, (), (), (), at, mesh)
 
 
 def _node(line: str, number: int, values: dict[str, TensorType]) -> Node:

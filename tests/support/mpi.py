@@ -4,6 +4,7 @@ One body runs at several numbers of ranks, on data that depends on the rank, so 
 `SAMBASIM_TEST_RANKS` chooses the numbers: `make test-mpi-3` sets it to 3.
 """
 
+import contextlib
 import functools
 import os
 import re
@@ -104,12 +105,8 @@ def run_mpi(
     hosts: int = 1,
 ) -> Result:
     """Run `mpirun -np NP ARGV`; `env` is laid over this process's environment, with one thread a rank unless it says.
-
-    With several `hosts`, this machine plays each of them: mpirun reaches them as it would by ssh, and they bear other
-    names. NP must be a multiple of their number. It takes the privilege to give a process another host name.
-
-    Fails the test if the job does not end within `timeout` seconds, or leaves a process or shared memory behind.
-    """
+    With several `hosts`, which divide NP, this machine plays each of them, if it may give processes other host names.
+    Fails the test if the job does not end within `timeout` seconds, or leaves a process or shared memory behind."""
     played = _playing(hosts, np // hosts) if hosts > 1 else []
     command = [mpirun(), *played, "-np", str(np), *argv]
     return run_job(command, timeout=timeout, env=env, cwd=cwd, is_fresh=bool(played))
@@ -129,23 +126,12 @@ def _playing(hosts: int, ranks: int) -> list[str]:
     names = [f"played-{index}" for index in range(hosts)]
     if is_open_mpi():
         # As a list of --host they would be one: they have the same addresses.
-        listed = [
-            "--prtemca",
-            "prte_default_hostfile",
-            str(_hostfile(names, ranks)),
-            "--prtemca",
-            "plm_ssh_agent",
-            agent,
-        ]
-        return [*listed, "--map-by", f"ppr:{ranks}:node:oversubscribe"]
+        hostfile = Path(tempfile.gettempdir(), f"sambasim-test-hosts-{hosts}-{ranks}")
+        hostfile.write_text("".join(f"{name} slots={ranks}\n" for name in names))
+        settings = {"prte_default_hostfile": str(hostfile), "plm_ssh_agent": agent}
+        flags = [word for name, value in settings.items() for word in ("--prtemca", name, value)]
+        return [*flags, "--map-by", f"ppr:{ranks}:node:oversubscribe"]
     return ["-hosts", ",".join(names), "-ppn", str(ranks), "-launcher-exec", agent]
-
-
-def _hostfile(names: Sequence[str], slots: int) -> Path:
-    text = "".join(f"{name} slots={slots}\n" for name in names)
-    path = Path(tempfile.gettempdir(), f"sambasim-test-hosts-{len(names)}-{slots}")
-    path.write_text(text)
-    return path
 
 
 def run_job(
@@ -224,10 +210,8 @@ def _await_end(job: str) -> list[int]:
 
 
 def _await_unlinking(names_before: frozenset[str]) -> set[str]:
-    """The new segments that are still there after a grace period, and that no process has mapped.
-
-    Other jobs of this machine come and go meanwhile. A segment of theirs is mapped, but for moments.
-    """
+    """The new segments that are still there after a grace period, and that no process has mapped, as other jobs have
+    theirs but for moments."""
     until = time.monotonic() + _GOODBYE_S
     while forgotten := {name for name in _segment_names() - names_before if not _is_mapped(name)}:
         if time.monotonic() > until:
@@ -260,10 +244,8 @@ def _read(path: Path) -> bytes:
 
 
 def _kill_process(pid: int) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
 
 
 def _segment_names() -> frozenset[str]:

@@ -32,11 +32,11 @@ def a_run(**changed: object) -> RecordedRun:
         "steps": 40,
         "first_step": 1,
         "last_step": 40,
-        "sections": (
+        "sections": [
             SectionName(0, "FWD", "net__a"),
             SectionName(1, "FWD", "net__b"),
             SectionName(2, "BCKWD", "net__c"),
-        ),
+        ],
         "sees": "values that leave their section",
     }
     return RecordedRun.model_validate({**facts, **changed})
@@ -51,10 +51,9 @@ def a_step(
     begins: bool = False,
 ) -> StepDigests:
     """A step in which VALUES were seen; `changed` says by name what was seen instead, None for nothing."""
-    values = ((changed or {}).get(one.name, one) for one in VALUES)
-    return StepDigests(
-        step=number, begins=begins, loss=loss, values=(*(one for one in values if one is not None), *more)
-    )
+    seen = ((changed or {}).get(value.name, value) for value in VALUES)
+    values = (*(value for value in seen if value is not None), *more)
+    return StepDigests(step=number, begins=begins, loss=loss, values=values)
 
 
 def write_recording(

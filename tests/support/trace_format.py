@@ -6,12 +6,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-_METADATA = {
-    "process_name": "name",
-    "process_sort_index": "sort_index",
-    "thread_name": "name",
-    "thread_sort_index": "sort_index",
-}
+_METADATA = {f"{of}_{what}": what for of in ("process", "thread") for what in ("name", "sort_index")}
 
 
 class Seen(NamedTuple):
