@@ -170,7 +170,7 @@ def in_slices(program: Program) -> Program:
     sections, _ = pass_and_update(training)
     before: list[list[Node]] = [[] for _ in sections]
     behind: list[list[Node]] = [[] for _ in sections]
-    moved: set[str] = set()  # from the update into the pass
+    moved: set[Node] = set()  # from the update into the pass
     ready, read = readiness(program), readers(program)
 
     def release(group: str, region: str, position: int) -> Node:
@@ -182,9 +182,9 @@ def in_slices(program: Program) -> Program:
             complete = ready[name].reduce
             if complete <= len(sections):
                 behind[complete - 1] += [node, release(name, "gradient", complete)]
-                moved.add(node.name)
+                moved.add(node)
         elif node.operator == "comm.all_gather" and program.zero == 3 and groups_of(node):
-            moved.add(node.name)
+            moved.add(node)
     for group in program.groups if program.zero == 3 else ():
         for first, last in _spans(read[group.name], sections, program):
             gather = f"{group.name}__gather_{first}"
@@ -193,7 +193,7 @@ def in_slices(program: Program) -> Program:
                 behind[last].append(release(group.name, "parameter", last))
     own = [training.section_nodes(section) for section in training.sections]
     in_pass = [(*first, *nodes, *last) for first, nodes, last in zip(before, own, behind, strict=False)]
-    left = [[node for node in nodes if node.name not in moved] for nodes in own[len(sections) :]]
+    left = [[node for node in nodes if node not in moved] for nodes in own[len(sections) :]]
     nodes, in_order = _with_nodes(zip(training.sections, [*in_pass, *left], strict=True))
     return replace(program, training=replace(training, nodes=nodes, sections=in_order))
 
