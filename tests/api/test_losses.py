@@ -168,11 +168,12 @@ class Scaled(nn.Module):
 class WithLoss(nn.Module):
     """What the remedy says: the loss is a submodule of the model."""
 
-    def __init__(self, loss: nn.Module) -> None:
+    def __init__(self, net: nn.Module, loss: nn.Module | None = None) -> None:
         super().__init__()
-        self.net, self.loss = net(), loss
+        self.net, self.loss = net, loss
 
     def forward(self, x: Tensor, target: Tensor) -> Tensor:
+        assert self.loss is not None
         return torch.as_tensor(self.loss(self.net(x), target))
 
 
@@ -192,7 +193,7 @@ def test_a_loss_with_a_state_is_refused_and_trains_as_a_submodule(
     remedy = "make the loss a submodule of the model, whose forward(x, target) returns it first"
     assert remedy in str(error.value.remedy)
     if kind is not Replaced:  # the same state, by assignment: the model is refused for it, too
-        pef = pef_of(folder, WithLoss(kind()), NUMBERS, None)
+        pef = pef_of(folder, WithLoss(net(), kind()), NUMBERS, None)
         other = nn.ModuleList([net(), kind()])
         optimizer, data = sgd(other), batches(X, NUMBERS, STEPS, BATCH)
         assert losses(pef, NUMBERS) == eager(other[0], optimizer, data, other[1])
@@ -271,25 +272,21 @@ _WITHOUT[0] = -1
 @pytest.mark.parametrize(
     ("y", "loss", "width", "what", "remedy", "corrected"),
     [
-        (CLASSES.int(), "cross_entropy", 5, "target is int32, and cross_entropy needs int64", "y.long()",
-         lambda y: y.long()),
-        (CLASSES.bool(), nn.CrossEntropyLoss(), 5, "target is bool, and cross_entropy needs int64", "y.long()",
-         lambda y: y.long()),
-        (CLASSES.float(), "cross_entropy", 5, "needs int64, or probabilities of shape [8, 5]", "y.long()",
-         lambda y: y.long()),
+        (CLASSES.int(), "cross_entropy", 5, "target is int32, and cross_entropy needs int64", "y.long()", Tensor.long),
+        (CLASSES.bool(), nn.CrossEntropyLoss(), 5, "is bool, and cross_entropy needs int64", "y.long()", Tensor.long),
+        (CLASSES.float(), "cross_entropy", 5, "int64, or probabilities of shape [8, 5]", "y.long()", Tensor.long),
         (_UP_TO_FIVE, "cross_entropy", 5, "target goes from 2 to 5, and the model has 5 classes, 0 to 4",
          "y - 2, or a model with 6 outputs", lambda y: y - 2),
         (CLASSES * 2, lambda outputs, y: F.cross_entropy(outputs, y), 5, "and the model has 5 classes, 0 to 4",
          "labels from 0 to 4, or a model with", lambda y: y // 2),
         (_WITHOUT, nn.CrossEntropyLoss(), 5, "target goes from -1 to", "ignore_index=-1", lambda y: y.clamp(min=0)),
-        (CLASSES[:, None], "cross_entropy", 5, "target has shape [8, 1]; the outputs have [8, 5]", "y.reshape(-1)",
-         lambda y: y.reshape(-1)),
-        (CLASSES.int(), "nll", 5, "target is int32, and nll_loss needs int64", "y.long()", lambda y: y.long()),
+        (CLASSES[:, None], "cross_entropy", 5, "shape [8, 1]; the outputs have [8, 5]", "y.reshape(-1)", Tensor.ravel),
+        (CLASSES.int(), "nll", 5, "target is int32, and nll_loss needs int64", "y.long()", Tensor.long),
         (CLASSES[:, None], "bce_with_logits", 1, "target is int64, and binary_cross_entropy_with_logits needs float32",
-         "y.float()", lambda y: y.float()),
+         "y.float()", Tensor.float),
         (NUMBERS[:, 0], "bce_with_logits", 1, "target has shape [8], and the outputs [8, 1]", "y.reshape(-1, 1)",
          lambda y: y.reshape(-1, 1)),
-        (CLASSES[:, None], "huber", 1, "target is int64, and the loss needs float32", "y.float()", lambda y: y.float()),
+        (CLASSES[:, None], "huber", 1, "target is int64, and the loss needs float32", "y.float()", Tensor.float),
         (torch.ones(64, 3, 2), "l1", 1, "target has shape [8, 3, 2], and the outputs [8, 1]", "give both one shape",
          lambda y: y[:, :1, 0]),
     ],
@@ -315,16 +312,12 @@ def test_classes_are_the_second_axis(folder: Path) -> None:
 
 
 def test_labels_that_a_model_itself_compares_are_explained(folder: Path) -> None:
-    class Own(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = net(5)
-
+    class Own(WithLoss):
         def forward(self, x: Tensor, labels: Tensor) -> Tensor:
             return F.cross_entropy(self.net(x), labels)
 
     with pytest.raises(ss.SambasimError, match="target goes from 2 to 5, and the model has 5 classes") as error:
-        pef_of(folder, Own(), _UP_TO_FIVE, None)
+        pef_of(folder, Own(net(5)), _UP_TO_FIVE, None)
     assert "return F.cross_entropy(self.net(x), labels)" in str(error.value.where)
 
 
