@@ -36,13 +36,6 @@ def pef(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "out" / "digits" / "digits.pef"
 
 
-def _summary(pef: Path, *flags: str, np: int = 1, hosts: int = 1) -> SummaryRecord:
-    command = ["run", "--pef", str(pef), "--steps", "20", "--threads", "1", "--json", *flags]
-    alone = np == 1
-    result = sambasim(command, pef.parent) if alone else run_mpi(np, [*SAMBASIM, *command], hosts=hosts).check()
-    return SummaryRecord.model_validate_json(result.stdout.strip().splitlines()[-1])
-
-
 def test_ranks_run_on_the_mpi_that_was_chosen_and_so_does_mpirun() -> None:
     body = (
         "from sambasim.runtime.machine.mpi import connect\n"
@@ -77,6 +70,9 @@ def test_the_quick_start_ends_with_the_same_weights_by_every_sync(pef: Path) -> 
 
 @pytest.mark.skipif(not can_play_hosts(), reason="it takes the privilege to change the host name of a process")
 def test_the_quick_start_ends_with_the_same_weights_over_two_hosts(pef: Path) -> None:
-    device = _summary(pef, "--reduce-on-rdu", np=4, hosts=2)
+    command = ["run", "--pef", str(pef), "--steps", "20", "--threads", "1", "--json"]
+    far = run_mpi(4, [*SAMBASIM, *command, "--reduce-on-rdu"], hosts=2).check()
+    near = sambasim([*command, "--emulate-replicas", "4"], pef.parent)
+    device, emulated = (SummaryRecord.model_validate_json(one.stdout.strip().splitlines()[-1]) for one in (far, near))
     assert device.bytes.network > 0
-    assert device.weights_sha256 == _summary(pef, "--emulate-replicas", "4").weights_sha256
+    assert device.weights_sha256 == emulated.weights_sha256

@@ -59,31 +59,25 @@ def test_a_script_has_the_bits_of_one_process(tmp_path: Path, monkeypatch: pytes
     assert of_one[3] == pytest.approx(first[3], rel=1e-6)
 
 
+TOO_MANY = f"(points[: 400 - 64 * {RANK}], labels[: 400 - 64 * {RANK}]), replicas"
+
+
 @pytest.mark.parametrize(
-    ("change", "expected"),
+    ("before", "after", "expected"),
     [
-        whole_case(("labels[:32])", "labels[:31])"), "value 0 has 32, value 1 has 31"),
-        whole_case(("replicas=2", "replicas=3"), "replicas is 3, and mpirun started 2"),
-        (("found = []", f"{ONE_STEP}: raise ValueError(os.getpid())"), "ValueError"),
-        whole_case(
-            ("(points, labels), replicas", f"(points[: 400 - 64 * {RANK}], labels[: 400 - 64 * {RANK}]), replicas"),
-            "400 samples to train, but",
-        ),
+        whole_case("labels[:32])", "labels[:31])", "value 0 has 32, value 1 has 31"),
+        whole_case("replicas=2", "replicas=3", "replicas is 3, and mpirun started 2"),
+        whole_case("(points, labels), replicas", TOO_MANY, "400 samples to train, but"),
+        ("found = []", f"{ONE_STEP}: raise ValueError(os.getpid())", "ValueError"),
+        ("found = []", f"{ONE_STEP} and {RANK} == 1: sys.exit(7)", 7),
     ],
-)  # fmt: skip
-def test_an_error_ends_every_rank(tmp_path: Path, change: tuple[str, str], expected: str) -> None:
-    assert change[0] in SCRIPT
-    (tmp_path / "script.py").write_text(SCRIPT.replace(*change))
+)
+def test_an_error_or_an_exit_ends_every_rank(tmp_path: Path, before: str, after: str, expected: str | int) -> None:
+    assert before in SCRIPT
+    (tmp_path / "script.py").write_text(SCRIPT.replace(before, after))
     result = run_mpi(2, [sys.executable, "script.py"], cwd=tmp_path, timeout=120)
+    assert result.returncode == expected if isinstance(expected, int) else expected in result.stderr
     assert result.returncode != 0
-    assert expected in result.stderr
-
-
-def test_an_exit_of_one_rank_ends_every_rank(tmp_path: Path) -> None:
-    leaves = f"{ONE_STEP} and {RANK} == 1: sys.exit(7)"
-    (tmp_path / "script.py").write_text(SCRIPT.replace("found = []", leaves))
-    result = run_mpi(2, [sys.executable, "script.py"], cwd=tmp_path, timeout=120)
-    assert result.returncode == 7
 
 
 ONE_CYCLE = {
