@@ -293,7 +293,6 @@ class TrainingJob:
             threads=setup.threads,
             data=source.description,
             notices=tuple(lines),
-            seconds_to_start_s=time.perf_counter() - setup.began_s,
             placement=setup.placement.in_words("replica" if program.ranks_of_replica == 1 else "rank"),
             chips=program.chips,
             rank=rank,

@@ -24,7 +24,7 @@ from tests.pef.samples import sample_program
 PLAN = Plan(
     world_size=1, batch_size=4, accumulation_steps=1, samples=16, steps_per_epoch=4, first_ends=4, steps=4, left_out=0
 )
-START = Start("net", PLAN, "none", 1, "net.py:samples", (), 0.1)
+START = Start("net", PLAN, "none", 1, "net.py:samples", ())
 STEP = Step(step=1, epoch=0, loss=1.5, lr=0.1, step_s=0.01, sync_s=0.0, hidden_sync_s=0.0, samples_per_s=400.0)
 
 

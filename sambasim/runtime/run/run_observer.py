@@ -48,7 +48,6 @@ class Start:
     threads: int
     data: str
     notices: tuple[str, ...]
-    seconds_to_start_s: float
     placement: str = ""
     chips: int = 1
     rank: str = ""

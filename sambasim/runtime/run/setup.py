@@ -1,6 +1,5 @@
 """What a run decides and checks before it allocates anything, and the replicas of a process that are then made."""
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
 class Setup:
     """One process's view of a run. `mesh`: its ranks, but for parameter servers; `ranks`: those that this process runs;
     `inventory`, `placement`: the simulated machine; `threads`: intra-op threads of a rank; `notes`: on the DeepSpeed
-    config; `began_s`: by time.perf_counter."""
+    config."""
 
     path: Path
     options: RunOptions
@@ -56,7 +55,6 @@ class Setup:
     arguments: Arguments
     threads: int
     notes: tuple[str, ...]
-    began_s: float
 
     @property
     def program(self) -> Program:
@@ -105,7 +103,6 @@ class Setup:
 
 def set_up(path: Path, options: RunOptions, communicator: Communicator) -> Setup:
     """Collective. Read the PEF at `path` and decide how to run it. Raises SambasimError if the two do not fit."""
-    began_s = time.perf_counter()
     document = read(path)
     program, compiled = document.program, document.compile_options
     check_device(document)
@@ -140,7 +137,6 @@ def set_up(path: Path, options: RunOptions, communicator: Communicator) -> Setup
         arguments=arguments,
         threads=threads,
         notes=tuple(by_file.notes),
-        began_s=began_s,
     )
 
 
