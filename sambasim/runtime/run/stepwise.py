@@ -126,7 +126,7 @@ class _Memory:
             parts, cuts = [own[name] for own in of_ranks], self.program.symbols[name].cuts
             if cuts:
                 outputs[name] = joined(parts, cuts[0])
-                if name in of_inputs and self.chips > 1:
+                if name in of_inputs:
                     outputs[name] /= self.chips
             else:
                 outputs[name] = mean_of(parts) if self.chips > 1 else parts[0]
@@ -347,7 +347,13 @@ class StepwiseReplica:
         return self._memory.joined(outputs, first.input_gradients)
 
     def _begin_update(self, mode: Mode) -> None:
-        self._enter(mode)
+        if self.mode is None:
+            self._connect(mode)
+        elif mode is not self.mode:
+            raise OptionError(
+                f"gradients were synced in the mode {self.mode}, and now are to be in the mode {mode}",
+                remedy="give session.run the same data_parallel= and reduce_on_rdu= in every step",
+            )
         if self._begun:  # hyperparameters may have been changed since
             for update in self._updates:
                 update.optimizers.begin(self.steps + 1, 1.0)
@@ -371,15 +377,8 @@ class StepwiseReplica:
         if self._program.loss is not None:
             self.loss = float(outputs[self._program.loss].mean())
 
-    def _enter(self, mode: Mode) -> None:
-        """Connect the replicas by `mode`; the first call moves device memory to where it needs it."""
-        if self.mode is not None:
-            if mode is not self.mode:
-                raise OptionError(
-                    f"gradients were synced in the mode {self.mode}, and now are to be in the mode {mode}",
-                    remedy="give session.run the same data_parallel= and reduce_on_rdu= in every step",
-                )
-            return
+    def _connect(self, mode: Mode) -> None:
+        """Connect the replicas by `mode`, and move device memory to where it needs it."""
         program, memory = self._program, self._memory
         if program.training is None:
             raise InternalError("an optimizer step of a program without one")
