@@ -24,6 +24,8 @@ from sambasim.report.summaries import chips_in_words, held_bytes, parameter_byte
 from sambasim.report.tables import Row, Table, table, text_table
 from sambasim.units import format_bytes
 
+_OPTIONS = ("compile_options", "data_source", "training_defaults", "metadata")
+
 
 def contents(path: Path, header: PefHeader, document: PefDocument) -> Row:
     """`kept` is what one of the fewest replicas keeps between steps, in a host sync; a run whose gradients are clipped
@@ -66,10 +68,7 @@ def contents(path: Path, header: PefHeader, document: PefDocument) -> Row:
         symbols=list(map(_symbol, program.symbols.values())),
         groups=list(_groups(program)),
         runtime_arguments=program.runtime_arguments,
-        compile_options=dict(document.compile_options),
-        data_source=dict(document.data_source),
-        training_defaults=dict(document.training_defaults),
-        metadata=dict(document.metadata),
+        **{name: dict(getattr(document, name)) for name in _OPTIONS},
         checked=document.checked,
     )
 
@@ -109,16 +108,10 @@ def section_facts(program: Program, graph: Graph) -> Iterator[Row]:
 
     for section in graph.sections:
         effects = section_effects(program, graph, section)
-        yield Row(
-            index=section.index,
-            kind=section.kind.value,
-            name=section.name,
-            operators=section.stop - section.start,
-            in_bytes=size_bytes(effects.reads),
-            out_bytes=size_bytes(effects.writes),
-            reads=sorted(effects.reads),
-            writes=sorted(effects.writes),
-        )
+        names = {"index": section.index, "kind": section.kind.value, "name": section.name}
+        sizes = {"in_bytes": size_bytes(effects.reads), "out_bytes": size_bytes(effects.writes)}
+        values = {"reads": sorted(effects.reads), "writes": sorted(effects.writes)}
+        yield Row(**names, operators=section.stop - section.start, **sizes, **values)
 
 
 def _operators(nodes: Iterable[Node]) -> Iterator[Row]:
@@ -141,13 +134,9 @@ def _gathered(program: Program, graph: Graph) -> Iterator[Row]:
         for gather in gathers(graph, axis.name, axis.size):
             by_operator[gather.operator].append(gather)
         for operator, values in by_operator.items():
-            yield Row(
-                axis=axis.name,
-                operator=operator,
-                values=len(values),
-                received_bytes=sum(value.received_bytes for value in values),
-                modules=list(dict.fromkeys(value.module for value in values if value.module)),
-            )
+            modules = list(dict.fromkeys(value.module for value in values if value.module))
+            sizes = {"values": len(values), "received_bytes": sum(value.received_bytes for value in values)}
+            yield Row(axis=axis.name, operator=operator, **sizes, modules=modules)
 
 
 def _sizes(program: Program) -> Iterator[Row]:
@@ -159,30 +148,19 @@ def _sizes(program: Program) -> Iterator[Row]:
 
 
 def _symbol(symbol: Symbol) -> Row:
-    return Row(
-        name=symbol.name,
-        kind=symbol.kind.value,
-        dtype=symbol.type.dtype,
-        shape=symbol.type.shape,
-        whole_shape=symbol.whole.shape,
-        size_bytes=symbol.type.size_bytes,
-        offset=symbol.offset,
-        torch_names=symbol.torch_names,
-    )
+    type_, shapes = symbol.type, {"shape": symbol.type.shape, "whole_shape": symbol.whole.shape}
+    of_type = {"dtype": type_.dtype, **shapes, "size_bytes": type_.size_bytes}
+    names = {"offset": symbol.offset, "torch_names": symbol.torch_names}
+    return Row(name=symbol.name, kind=symbol.kind.value, **of_type, **names)
 
 
 def _groups(program: Program) -> Iterator[Row]:
     """The parameter groups. `gradient_symbol` holds their gradients for data parallelism; None without."""
     for group in program.groups:
-        yield Row(
-            name=group.name,
-            dtype=group.dtype,
-            parameters=len(group.members),
-            elements=group.numel,
-            size_bytes=group.numel * DTYPE_BYTES[group.dtype],
-            optimizer=program.optimizers[group.optimizer].name,
-            gradient_symbol=group.wrapper,
-        )
+        size_bytes = group.numel * DTYPE_BYTES[group.dtype]
+        sizes = {"parameters": len(group.members), "elements": group.numel, "size_bytes": size_bytes}
+        update = {"optimizer": program.optimizers[group.optimizer].name, "gradient_symbol": group.wrapper}
+        yield Row(name=group.name, dtype=group.dtype, **sizes, **update)
 
 
 _MOST_SYMBOLS = 40
@@ -219,8 +197,7 @@ def inspection(facts: Row, *, everything: bool) -> RenderableType:
     tables.append(_symbols_table(facts))
     if facts.runtime_arguments:
         tables.append(table("runtime arguments", facts.runtime_arguments, "name:argument", "default", "meaning"))
-    titles = ("compile_options", "data_source", "training_defaults", "metadata")
-    options = ((title.replace("_", " "), getattr(facts, title)) for title in titles)
+    options = ((name.replace("_", " "), getattr(facts, name)) for name in _OPTIONS)
     return Group(*tables, *(options_table(title, values) for title, values in options if values))
 
 
@@ -306,10 +283,9 @@ def _operators_table(graph: Row) -> Table:
 
 
 def _symbols_table(facts: Row) -> Table:
-    rows = [
-        symbol.model_dump() | {"type": f"{symbol.dtype}[{', '.join(map(str, symbol.shape))}]"}
-        for symbol in facts.symbols[:_MOST_SYMBOLS]
-    ]
+    types = [f"{symbol.dtype}[{', '.join(map(str, symbol.shape))}]" for symbol in facts.symbols]
+    shown = zip(facts.symbols[:_MOST_SYMBOLS], types, strict=False)
+    rows = [symbol.model_dump() | {"type": type_} for symbol, type_ in shown]
     title, hidden = f"symbols ({len(facts.symbols)})", len(facts.symbols) - _MOST_SYMBOLS
     symbols = table(title, rows, "name:symbol, kind, type", "offset, size_bytes:bytes")
     return replace(symbols, caption=f"and {hidden} more; --json lists all of them") if hidden > 0 else symbols

@@ -23,6 +23,8 @@ from sambasim.simulation.step import PredictedStep
 from sambasim.simulation.sync import SyncPath, Traffic
 from sambasim.units import format_bytes, format_rate, format_seconds
 
+_FIGURES = ("idle_share", "waited_s", "update_s", "exposed_sync_s", "hidden_sync_s")
+
 
 def step_record(step: PredictedStep) -> Row:
     """The step of one number of replicas with one way to sync; `sync` is None if there is nothing to sync. `batch_size`
@@ -44,11 +46,7 @@ def step_record(step: PredictedStep) -> Row:
         predicted_samples_per_s=step.samples_per_s,
         predicted_efficiency=step.efficiency,
         predicted_pass_s=step.passes.predicted_s,
-        predicted_idle_share=step.idle_share,
-        predicted_waited_s=dict(step.waited_s),
-        predicted_update_s=step.update_s,
-        predicted_exposed_sync_s=step.exposed_sync_s,
-        predicted_hidden_sync_s=step.hidden_sync_s,
+        **{f"predicted_{name}": getattr(step, name) for name in _FIGURES},
         predicted_sync_share=step.exposed_sync_s / step.predicted_s,
         bytes_per_rdu=fullest_bytes * step.placement.on_an_rdu,
         axes=list(_axes(step)),

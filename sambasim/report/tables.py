@@ -214,16 +214,8 @@ class Shown(ABC):
 
     def _printed(self, width: int) -> Console:
         """A console of plain text, whatever the environment says. In a notebook, rich would display and not write."""
-        nowhere = io.StringIO()
-        console = Console(
-            file=nowhere,
-            width=width,
-            record=True,
-            force_terminal=False,
-            force_jupyter=False,
-            color_system=None,
-            highlight=False,
-        )
+        how: dict[str, Any] = {"force_terminal": False, "force_jupyter": False, "color_system": None}
+        console = Console(file=io.StringIO(), width=width, record=True, highlight=False, **how)
         console.print(self, markup=False)
         return console
 

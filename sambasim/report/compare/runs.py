@@ -5,11 +5,11 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from heapq import merge
-from itertools import groupby
+from itertools import groupby, product
 from typing import NamedTuple
 
 from sambasim.records.digests import RecordedRun, Recording, StepDigests, ValueDigest
-from sambasim.records.metrics import RunRecords, SummaryRecord
+from sambasim.records.metrics import RunRecords, StepRecord, SummaryRecord
 from sambasim.report.compare import NOTHING, differing_facts, digest_difference, place, plural
 from sambasim.report.tables import Row
 from sambasim.units import counted
@@ -93,21 +93,13 @@ class _RunsComparison:
         """`replicas` are those in which the digests differ; the numbers are those of the first.
         `relative_norm_difference` is None if a norm is not finite."""
         a, b = pair.a, pair.b
-        return Row(
-            step=pair.step,
-            replicas=(pair.replica,),
-            micro_step=a.micro_step,
-            section=a.section,
-            section_title=None if a.section is None else self.titles.get(a.section, str(a.section)),
-            what=a.what,
-            name=a.name,
-            norm_a=a.norm,
-            norm_b=b.norm,
-            relative_norm_difference=_relative_difference(a.norm, b.norm),
-            not_finite_a=a.not_finite,
-            not_finite_b=b.not_finite,
-            begins=pair.begins,
-        )
+        title = None if a.section is None else self.titles.get(a.section, str(a.section))
+        where = {"micro_step": a.micro_step, "section": a.section, "section_title": title}
+        relative = _relative_difference(a.norm, b.norm)
+        norms = {"norm_a": a.norm, "norm_b": b.norm, "relative_norm_difference": relative}
+        not_finite = {"not_finite_a": a.not_finite, "not_finite_b": b.not_finite}
+        what = {**where, "what": a.what, "name": a.name, **norms, **not_finite}
+        return Row(step=pair.step, replicas=(pair.replica,), **what, begins=pair.begins)
 
     def result(self) -> Row:
         """`first` is the first tensor that differs, in the order in which a step computes them. `not_comparable` are
@@ -251,10 +243,9 @@ def compare_metrics(
 ) -> Row:
     ours, theirs = ({line.step: line for line in records.steps if wanted(line.step)} for _, records in (a, b))
     common = [step for step in ours if step in theirs]
+    names = product(common, ("loss", "lr", "grad_norm"))
     differences = (
-        _step_difference(step, name, getattr(ours[step], name), getattr(theirs[step], name))
-        for step in common
-        for name in ("loss", "lr", "grad_norm")
+        _step_difference(step, name, *(getattr(run[step], name) for run in (ours, theirs))) for step, name in names
     )
     first = next(filter(None, differences), None)
     summaries = a[1].summary, b[1].summary
@@ -269,22 +260,14 @@ def compare_metrics(
         verdict = f"equal: losses of {counted(len(common), 'step')}{far}{_facts_text(', though {}', facts)}"
     else:
         verdict = "nothing to compare: they have no step in common"
-    return Row(
-        kind="metrics",
-        a=a[0],
-        b=b[0],
-        equal=differ is None and whole and bool(ours),
-        verdict=verdict,
-        not_comparable=facts,
-        steps=len(common),
-        first=first,
-        losses=_differing_losses([(step, _finite(ours[step].loss), _finite(theirs[step].loss)) for step in common]),
-        results=results,
-        notes=list(_metrics_notes((list(ours), list(theirs)), summaries)),
-    )
+    equal, notes = differ is None and whole and bool(ours), list(_metrics_notes((list(ours), list(theirs)), summaries))
+    losses = _differing_losses([(step, _finite(ours[step].loss), _finite(theirs[step].loss)) for step in common])
+    found = {"not_comparable": facts, "steps": len(common), "first": first, "losses": losses, "results": results}
+    return Row(kind="metrics", a=a[0], b=b[0], equal=equal, verdict=verdict, **found, notes=notes)
 
 
-def _step_difference(step: int, name: str, a: float | None, b: float | None) -> str | None:
+def _step_difference(step: int, name: str, ours: StepRecord, theirs: StepRecord) -> str | None:
+    a, b = getattr(ours, name), getattr(theirs, name)
     if repr(a) == repr(b):  # NaNs are equal, and -0.0 differs from 0.0
         return None
     relative = _relative_difference(_finite(a), _finite(b))
@@ -294,14 +277,12 @@ def _step_difference(step: int, name: str, a: float | None, b: float | None) -> 
 
 def _results(a: RunRecords, b: RunRecords) -> list[dict[str, object]]:
     """What both runs have: their evaluations, and their digests after equally many steps."""
-    results = [
-        {
-            f"evaluation after step {evaluation.step}, {name}": getattr(evaluation, name)
-            for evaluation in records.evaluations
-            for name in ("loss", "accuracy", "samples")
-        }
-        for records in (a, b)
-    ]
+
+    def evaluations(records: RunRecords) -> dict[str, object]:
+        pairs = product(records.evaluations, ("loss", "accuracy", "samples"))
+        return {f"evaluation after step {line.step}, {name}": getattr(line, name) for line, name in pairs}
+
+    results = [evaluations(a), evaluations(b)]
     if a.summary is not None and b.summary is not None and a.summary.steps == b.summary.steps:
         for of_run, summary in zip(results, (a.summary, b.summary), strict=True):
             of_run |= {name: getattr(summary, name) for name in ("weights_sha256", "state_sha256")}

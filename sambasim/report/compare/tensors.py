@@ -95,14 +95,9 @@ def _compare_values(a: Tensor, b: Tensor) -> dict[str, int | float | None] | Non
             ulps = max(ulps, int((_in_order(ours) - _in_order(theirs)).abs().max()))
     if not differing:
         return None
-    return {
-        "differing": differing,
-        "elements": a.numel(),
-        "largest_absolute": absolute,
-        "largest_relative": relative,
-        "largest_ulps": None if absolute is None or a.dtype not in _WITH_ULPS else ulps,
-        "differing_not_finite": not_finite,
-    }
+    largest = {"largest_absolute": absolute, "largest_relative": relative}
+    largest["largest_ulps"] = None if absolute is None or a.dtype not in _WITH_ULPS else ulps
+    return {"differing": differing, "elements": a.numel(), **largest, "differing_not_finite": not_finite}
 
 
 def _bits(tensor: Tensor) -> Tensor:
@@ -138,18 +133,8 @@ def compare_pefs(a: tuple[str, PefDocument], b: tuple[str, PefDocument], weights
         verdict = f"equal: both are {ours.program.name}, digest {ours.digest}"
     else:
         verdict = f"they differ in {reasons[0]}" if reasons else "they differ only in layout or metadata"
-    return Row(
-        kind="pefs",
-        a=a[0],
-        b=b[0],
-        equal=equal,
-        verdict=verdict,
-        options=options,
-        symbols=symbols,
-        graphs=graphs,
-        tensors=tensors,
-        weights=differences,
-    )
+    found = {"options": options, "symbols": symbols, "graphs": graphs, "tensors": tensors, "weights": differences}
+    return Row(kind="pefs", a=a[0], b=b[0], equal=equal, verdict=verdict, **found)
 
 
 def _options(document: PefDocument) -> Mapping[str, object]:
@@ -199,14 +184,9 @@ def _graphs(a: Program, b: Program) -> Iterator[str]:
 def _difference(a: Graph, b: Graph) -> str | None:
     if nodes := node_difference(a, b):
         position, ours, theirs = nodes
-        where = next(
-            (
-                f", section {section.index} {section.kind} {section.name}"
-                for section in (*a.sections, *b.sections)
-                if section.start <= position < section.stop
-            ),
-            "",
-        )
+        sections = (*a.sections, *b.sections)
+        within = next((section for section in sections if section.start <= position < section.stop), None)
+        where = f", section {within.index} {within.kind} {within.name}" if within else ""
         return f"operator {position}{where}\n  A: {_node_text(a, ours)}\n  B: {_node_text(b, theirs)}"
     if symbol := output_difference(a, b):
         return f"{symbol} is a different value"

@@ -26,11 +26,8 @@ def facts_line(prediction: Prediction, digest: str | None, checked: Checked | No
         facts += [("each rank", step.budget.where), ("mesh", str(step.mesh)), ("schedule", schedule)]
     else:
         facts.append(("level", prediction.level))
-    facts += [
-        ("batch", f"{step.batch_size} a replica"),
-        ("cluster", prediction.cluster.name),
-        ("step", "training" if prediction.program.training else "forward only"),
-    ]
+    facts += [("batch", f"{step.batch_size} a replica"), ("cluster", prediction.cluster.name)]
+    facts.append(("step", "training" if prediction.program.training else "forward only"))
     return facts if digest is None else [*facts, ("PEF", digest[:12]), ("checked", str(checked or "no"))]
 
 

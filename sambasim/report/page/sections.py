@@ -25,10 +25,8 @@ def sections_part(analysis: Analysis) -> ui.Part:
     timed = analysis.step.sections
     prices, numbers = [section.price for section in timed], list(range(len(timed)))
     seconds = {name: [getattr(price, f"{name}_s") for price in prices] for name in _PARTS}
-    # Memory and compute overlap.
-    by_compute = [price.compute_s > price.memory_s for price in prices]
-    seconds["compute"] = [s if binds else 0.0 for s, binds in zip(seconds["compute"], by_compute, strict=True)]
-    seconds["memory"] = [0.0 if binds else s for s, binds in zip(seconds["memory"], by_compute, strict=True)]
+    for number, price in enumerate(prices):  # they overlap
+        seconds["memory" if price.compute_s > price.memory_s else "compute"][number] = 0.0
     shared: ui.Trace = {"type": "bar", "x": numbers, "customdata": numbers, "meta": ui.Hover.SECTIONS}
     line, gap = ui.bars(len(timed), gap=0.12)
     traces: list[ui.Trace] = [
@@ -83,11 +81,8 @@ def _section_row(analysis: Analysis, number: int) -> list[object]:
 def pipeline(analysis: Analysis) -> ui.Part:
     step, rows = analysis.step, analysis.stages.rows
     with_stages = [fold for fold in analysis.folds if rows[fold[0]]]
-    buttons = ui.element(
-        "span",
-        ui.element("button", "← previous", type="button", data_step=-1),
-        ui.element("button", "next →", type="button", data_step=1),
-    )
+    steps = (("← previous", -1), ("next →", 1))
+    buttons = (ui.element("button", words, type="button", data_step=step) for words, step in steps)
     picker = ui.element("label", "Section ", ui.element("select", id="pipeline-choice"))
     lead = (
         "Samples stream through the operators from top to bottom; all operators run at the same time. Arcs are "
@@ -96,7 +91,7 @@ def pipeline(analysis: Analysis) -> ui.Part:
         "stream through."
     )
     body = ui.joined(
-        ui.element("div", picker, buttons, class_="tools"),
+        ui.element("div", picker, ui.element("span", *buttons), class_="tools"),
         ui.element("div", id="pipeline-head"),
         ui.element("div", id="pipeline-stages"),
     )
@@ -119,13 +114,11 @@ def operators(analysis: Analysis) -> ui.Part:
     rows = []
     for place, node in enumerate(graph.nodes):
         types = ", ".join(str(graph.values[name]) for name in node.results if name is not None and name in graph.values)
-        file, code, line = (
-            (node.source.file, node.source.code.strip(), node.source.line) if node.source else ("", "", None)
-        )
-        kind = OPERATORS[node.operator].kind.value
-        texts = (node.operator, kind, types, node.name, node.module, file, code)
+        source, kind = node.source, OPERATORS[node.operator].kind.value
+        where = (source.file, source.code.strip()) if source else ("", "")
+        texts = (node.operator, kind, types, node.name, node.module, *where)
         indices = (strings.setdefault(ui.visible(text), len(strings)) for text in texts)
-        rows.append([place, section_of.get(place), place in working, *indices, line])
+        rows.append([place, section_of.get(place), place in working, *indices, source.line if source else None])
     lead = (
         "All operators of the graph, in order. A backward operator has the source line of its forward operator. "
         "Grey operators are views or constants and take no time on the device."

@@ -214,22 +214,12 @@ def shares(title: str, parts: Iterable[tuple[str, float, str]]) -> Html:
     """A bar of named seconds in their colours."""
     present = [(name, time_s, colour) for name, time_s, colour in parts if time_s > 0]
     total_s = sum(time_s for _, time_s, _ in present) or 1.0
-    bar = (
-        element(
-            "span", style=f"width:{time_s / total_s:.4%};background:{colour}", title=f"{name}: {format_seconds(time_s)}"
-        )
-        for name, time_s, colour in present
-    )
-    legend = (
-        element(
-            "li",
-            element("i", style=f"background:{colour}"),
-            element("b", name),
-            f" {time_s / total_s:.0%}",
-            element("small", format_seconds(time_s)),
-        )
-        for name, time_s, colour in present
-    )
+    bar, legend = [], []
+    for name, time_s, colour in present:
+        words, style = format_seconds(time_s), f"background:{colour}"
+        bar.append(element("span", style=f"width:{time_s / total_s:.4%};{style}", title=f"{name}: {words}"))
+        share, dot = f" {time_s / total_s:.0%}", element("i", style=style)
+        legend.append(element("li", dot, element("b", name), share, element("small", words)))
     bars_and_legend = element("div", *bar, class_="bar"), element("ul", *legend)
     return element("div", element("h3", title), *bars_and_legend, class_="shares")
 
