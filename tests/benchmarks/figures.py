@@ -21,7 +21,7 @@ from sambasim.records.metrics import CollectivesRecord
 from sambasim.units import KIB, MIB, format_bytes
 from tests.benchmarks import workloads
 from tests.benchmarks.measure import TIMEOUT_S, Action, Figure, in_turns, run_body, timed
-from tests.benchmarks.planning import plan_figures
+from tests.benchmarks.planning import plan
 from tests.benchmarks.workloads import GPT2_PADDED, PIPELINED_MICRO_BATCHES, WORKLOADS, ParallelWay, Way, Workload
 from tests.mpi.training import EACH_ALONE
 from tests.support.compiled import compile_from_options
@@ -86,7 +86,7 @@ def pipeline(stages: int, micro_batches: int, **more: Any) -> dict[str, Any]:
     return {"pipeline_stages": stages, "micro_batches": micro_batches, "parts": micro_batches, **more}
 
 
-def schedule_figures(folder: Path) -> Iterator[Figure]:
+def schedules(folder: Path) -> Iterator[Figure]:
     """The share of a step that rank 0 of a pipeline waits, against the idle share of its schedule for equal stages."""
     micro_batches, ours = PIPELINED_MICRO_BATCHES, ParallelWay.OURS
     for name in ("1f1b", "interleaved-1f1b", "zb-h1"):
@@ -98,7 +98,7 @@ def schedule_figures(folder: Path) -> Iterator[Figure]:
         yield Figure(f"idle share by {name}, np 2", "measured", "schedule", "difference at most 0.05", shares, unit="")
 
 
-def parallel_figures(folder: Path) -> Iterator[Figure]:
+def parallel(folder: Path) -> Iterator[Figure]:
     """Two ranks of a replica, and ZeRO 3 on two replicas, against PyTorch's own on gloo."""
     micro_batches, ours = PIPELINED_MICRO_BATCHES, ParallelWay.OURS
     whole = compile_workload(workloads.SPLIT_GPT, folder / "whole", data_parallel=False)
@@ -134,17 +134,17 @@ def parallel_figures(folder: Path) -> Iterator[Figure]:
 
 
 def _steps_s(
-    folder: Path, name: str, way: str, steps: int, checkpoints_s: list[float] | None = None
+    folder: Path, name: str, way: str, count: int, checkpoints_s: list[float] | None = None
 ) -> Sequence[float]:
     """And adds the seconds of checkpoints to `checkpoints_s`."""
-    measured = run_body("steps", str(folder), name, way, str(steps), str(CHECKPOINT_EVERY), np=REPLICAS)
+    measured = run_body("steps", str(folder), name, way, str(count), str(CHECKPOINT_EVERY), np=REPLICAS)
     if checkpoints_s is not None:
         checkpoints_s += measured["checkpoints_s"]
     steps_s: Sequence[float] = measured["steps_s"]
     return steps_s
 
 
-def step_figures(folder: Path) -> Iterator[Figure]:
+def steps(folder: Path) -> Iterator[Figure]:
     """Seconds of a step with sync between devices, against DistributedDataParallel on gloo."""
     for workload in WORKLOADS:
         compile_workload(workload, folder)
@@ -158,7 +158,7 @@ def step_figures(folder: Path) -> Iterator[Figure]:
             yield Figure(title, Way.INDUCTOR, Way.DDP_COMPILED, f"ratio at most {COMPILED_GOAL:.3f}", medians)
 
 
-def arithmetic_figures(folder: Path) -> Iterator[Figure]:
+def arithmetic(folder: Path) -> Iterator[Figure]:
     """Forward and backward of one replica by the engines, against eager PyTorch."""
     peer = "eager PyTorch"
     for workload in (workload for workload in WORKLOADS if workload.name in PASS_GOALS):
@@ -171,7 +171,7 @@ def arithmetic_figures(folder: Path) -> Iterator[Figure]:
             yield Figure(title, way, peer, goal, medians)
 
 
-def memory_figures(folder: Path) -> Iterator[Figure]:
+def memory(folder: Path) -> Iterator[Figure]:
     """GPT-2 small at four replicas with AdamW: the sum of the proportional set sizes of all ranks. Then the device
     memory of the rank with the most, against parameters, gradients and states of a whole model."""
 
@@ -194,7 +194,7 @@ def memory_figures(folder: Path) -> Iterator[Figure]:
         yield Figure(f"device memory, GPT-2 small, {name}", "rank", "whole", "ratio at most 0.40", sizes, unit="bytes")
 
 
-def overhead_figures(folder: Path) -> Iterator[Figure]:
+def overhead(folder: Path) -> Iterator[Figure]:
     """What stall detection costs in a step, and what a checkpoint every PROMISED_EVERY steps costs."""
     checkpoints_s: list[float] = []
     compile_workload(WORKLOADS[0], folder)
@@ -210,7 +210,7 @@ def overhead_figures(folder: Path) -> Iterator[Figure]:
     yield Figure(title, "with", "without", "ratio at most 1.03", shared)
 
 
-def sync_figures(folder: Path) -> Iterator[Figure]:
+def sync(folder: Path) -> Iterator[Figure]:
     """One run of `sambasim bench collectives` at np 2, against gloo, MPI and copying."""
     choices = ["--min-bytes", "64KiB", "--max-bytes", "64MiB", "--paths", "device,mpi,mpi-in-place,gloo", "--json"]
     printed = THIS.call("bench", "collectives", *choices, folder=folder, np=2)
@@ -222,7 +222,7 @@ def sync_figures(folder: Path) -> Iterator[Figure]:
         yield Figure(f"sync of {format_bytes(size_bytes)}", "device", peer, goal, medians)
 
 
-def start_figures(folder: Path) -> Iterator[Figure]:
+def start(folder: Path) -> Iterator[Figure]:
     """Help and refusal against importing torch; the first step against importing torch and MPI on two ranks; an app
     that loads its PEF and compares one step with PyTorch's, against a plain script that takes one step."""
 
@@ -262,14 +262,5 @@ def _seconds_to_first_step(folder: Path) -> Sequence[float]:
     return [elapsed_s]
 
 
-FIGURES = {
-    "parallel": parallel_figures,
-    "schedules": schedule_figures,
-    "start": start_figures,
-    "arithmetic": arithmetic_figures,
-    "steps": step_figures,
-    "memory": memory_figures,
-    "sync": sync_figures,
-    "overhead": overhead_figures,
-    "plan": plan_figures,
-}
+_ALL = (parallel, schedules, start, arithmetic, steps, memory, sync, overhead, plan)
+FIGURES = {measure.__name__: measure for measure in _ALL}

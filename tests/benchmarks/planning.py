@@ -69,7 +69,7 @@ def plans(batch: int) -> Sequence[Strategy]:
     )
 
 
-def plan_figures(folder: Path) -> Iterator[Figure]:
+def plan(folder: Path) -> Iterator[Figure]:
     errors: dict[str, list[float]] = {what: [] for what in BOUNDS}
     for subject in SUBJECTS:
         predicted = _predicted(subject, folder / "plans.csv")
