@@ -55,7 +55,10 @@ def compare_files(
 def _difference_of(name: str, a: Tensor | None, b: Tensor | None) -> Row | None:
     """A tensor that differs in `differing` of its `elements`. The largest differences are over elements that are finite
     in both; `largest_ulps` is None for integers and float64."""
-    types = {"type_a": _type_of(a), "type_b": _type_of(b)}
+    types = {  # as `TensorType` is printed: `float32[3, 8]`
+        f"type_{side}": None if tensor is None else f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+        for side, tensor in (("a", a), ("b", b))
+    }
     if a is None or b is None:
         why = "only in A" if b is None else "only in B"
     elif types["type_a"] != types["type_b"]:
@@ -65,11 +68,6 @@ def _difference_of(name: str, a: Tensor | None, b: Tensor | None) -> Row | None:
         return None if values is None else Row(name=name, why="values", **types, **values)
     largest = dict.fromkeys(("largest_absolute", "largest_relative", "largest_ulps"))
     return Row(name=name, why=why, **types, differing=0, elements=0, **largest, differing_not_finite=0)
-
-
-def _type_of(tensor: Tensor | None) -> str | None:
-    """As `TensorType` is printed: `float32[3, 8]`."""
-    return None if tensor is None else f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
 
 def _compare_values(a: Tensor, b: Tensor) -> dict[str, int | float | None] | None:

@@ -10,7 +10,7 @@ from sambasim.report.devices import figures_table, value_text
 from sambasim.report.page import ui
 from sambasim.report.simulation import bound_text
 from sambasim.report.tables import table, text_table, title_of
-from sambasim.simulation.advice import Change, on_a_node
+from sambasim.simulation.advice import on_a_node
 from sambasim.simulation.prediction import Prediction, backing_of, likely, zero_note
 from sambasim.simulation.sync import SyncPath
 from sambasim.units import GIB, KIB, MIB, TIB, format_bytes, format_rate, format_seconds, plain_rate
@@ -186,7 +186,13 @@ def advice(analysis: Analysis) -> ui.Part:
         "Each change is predicted again by itself, and compared on the same hardware. Those that gain more than 2 % "
         "are listed, best first; gains do not add up."
     )
-    listed = ui.element("ol", *map(_item, changes), class_="advice") if changes else ui.element("p", NO_CHANGE)
+    items = []
+    for change in changes:
+        gain, steps, rates, how = change_texts(change)
+        numbers = ui.element("div", ui.element("b", f"step {steps}"), rates, class_="gain")
+        words = ui.element("div", ui.element("b", change.what), how, class_="how")
+        items.append(ui.element("li", ui.element("span", gain, class_="factor"), words, numbers))
+    listed = ui.element("ol", *items, class_="advice") if changes else ui.element("p", NO_CHANGE)
     rows = []
     for device in analysis.advice.devices:
         speed = device.speed
@@ -195,10 +201,3 @@ def advice(analysis: Analysis) -> ui.Part:
     devices = ui.titled(text_table("One replica on a whole RDU", ("device",), ("step", "samples/s"), rows), "fitted")
     under = ui.element("div", devices, ui.element("p", BACKED, class_="muted"), class_="under devices")
     return ui.Part("advice", "What would make it quicker", lead, ui.joined(listed, under))
-
-
-def _item(change: Change) -> ui.Html:
-    gain, steps, rates, how = change_texts(change)
-    numbers = ui.element("div", ui.element("b", f"step {steps}"), rates, class_="gain")
-    words = ui.element("div", ui.element("b", change.what), how, class_="how")
-    return ui.element("li", ui.element("span", gain, class_="factor"), words, numbers)
