@@ -244,9 +244,7 @@ def compare_metrics(
     ours, theirs = ({line.step: line for line in records.steps if wanted(line.step)} for _, records in (a, b))
     common = [step for step in ours if step in theirs]
     names = product(common, ("loss", "lr", "grad_norm"))
-    differences = (
-        _step_difference(step, name, *(getattr(run[step], name) for run in (ours, theirs))) for step, name in names
-    )
+    differences = (_step_difference(step, name, ours[step], theirs[step]) for step, name in names)
     first = next(filter(None, differences), None)
     summaries = a[1].summary, b[1].summary
     facts = differing_facts(*map(_deciding_facts, filter(None, summaries))) if all(summaries) else []
