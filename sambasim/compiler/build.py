@@ -54,13 +54,9 @@ class _Builder:
     def __init__(
         self, name: str, model: nn.Module, inputs: Mapping[str, Tensor], captures: Captures, batch_size: int
     ) -> None:
-        self._name = name
-        self._prefix = type(model).__name__.lower()
-        self._model = model
-        self._held = held_by(model)
-        self._inputs = inputs
-        self._captures = captures
-        self._batch_size = batch_size
+        self._name, self._model, self._inputs = name, model, inputs
+        self._captures, self._batch_size = captures, batch_size
+        self._prefix, self._held = type(model).__name__.lower(), held_by(model)
         self._symbols: dict[str, Symbol] = {}
         self._weights: dict[str, Tensor] = {}
         self._symbol_of_path: dict[str, str] = {}

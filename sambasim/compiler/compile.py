@@ -16,7 +16,7 @@ from sambasim.compiler.capture import explain
 from sambasim.compiler.capture.asked_values import Asked, RandomBranch
 from sambasim.compiler.capture.explain import explained, tracer_error
 from sambasim.compiler.capture.names import forward_line, source_files
-from sambasim.compiler.capture.state import NotSound, Observed, asked_of, found_sound, observe
+from sambasim.compiler.capture.state import NotSound, Observed, Observer, found_sound
 from sambasim.compiler.capture.step import (
     TARGET,
     EvaluationStep,
@@ -297,14 +297,15 @@ def _capture(
             watch.begin("capture the evaluation graph at batch 1")
             with suppress(CaptureError, ModelError):  # not every sound model runs on one sample; a notice says so
                 ones = tuple(tensor[:1].clone() for tensor in tensors)
-                asked = asked_of(evaluation, ones) if observed.asked[evaluation].answers else None
+                asked = Observer([evaluation], ones).call(evaluation) if observed.asked[evaluation].answers else None
                 single = capture(evaluation, ones, asked, narrow=narrow)
         notices = (*observed.notices, *explain.notices({explain.EVALUATED: captured.kept_buffers}))
         return Captures(training, captured, single, per_sample, notices)
 
-    if (effects := found_sound(steps, tensors, loss)) is None:
+    observer = Observer(steps, tensors, loss)
+    if (effects := found_sound(observer)) is None:
         watch.begin("observe a step")
-        return captures(observe(steps, tensors, loss))
+        return captures(observer.run())
     found = None
     with suppress(CaptureError, ModelError):  # an observed step says it better
         found = captures(Observed({unobserved: Asked() for unobserved in steps}))

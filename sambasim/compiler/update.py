@@ -86,7 +86,13 @@ class AttachOptimizers:
         training = program.training
         if training is None:
             return program
-        _check_clipping(self.updates)
+        bounds = {update.hyperparameters.get("max_grad_norm") for update in self.updates}
+        if len(bounds) > 1:
+            listed = ", ".join("none" if bound is None else f"{bound:g}" for bound in sorted(bounds, key=str))
+            raise OptionError(
+                f"the optimizers have different max_grad_norm: {listed}; the norm is that of all gradients together",
+                remedy="give all of them the same max_grad_norm, or none of them",
+            )
         moves = _moved(program)
         groups = _groups(training, program, self.updates, self.grouping, moves)
         if self.master_weights:
@@ -220,16 +226,6 @@ class _Extended:
 
     def graph(self) -> Graph:
         return replace(self._base, nodes=tuple(self._nodes), sections=tuple(self._sections), values=self.values)
-
-
-def _check_clipping(updates: Sequence[Update]) -> None:
-    bounds = {update.hyperparameters.get("max_grad_norm") for update in updates}
-    if len(bounds) > 1:
-        listed = ", ".join("none" if bound is None else f"{bound:g}" for bound in sorted(bounds, key=str))
-        raise OptionError(
-            f"the optimizers have different max_grad_norm: {listed}; the norm is that of all gradients together",
-            remedy="give all of them the same max_grad_norm, or none of them",
-        )
 
 
 def _free_name(

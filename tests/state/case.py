@@ -129,6 +129,11 @@ def built(expected: frozenset[str], **more: Any) -> Callable[[Build], Case]:
     return lambda build: add(build.__name__, build.__module__, build, expected, **more)
 
 
+def setups(expected: frozenset[str], **more: Any) -> Callable[..., Case]:
+    """The same of builds by name. Returns the last case."""
+    return lambda **builds: [add(name, build.__module__, build, expected, **more) for name, build in builds.items()][-1]
+
+
 def given(**makers: Any) -> Callable[[Any], object]:
     """Gives a net attributes, anew for each net: of a function what it returns; a tensor is a buffer."""
 

@@ -26,12 +26,12 @@ from tests.state.case import (
     Outputs,
     Setup,
     add,
-    built,
     case,
     each,
     given,
     net_of,
     points,
+    setups,
 )
 from tests.state.generated import net_from_source, source_of
 from tests.state.ingredients import COUNTERS, IN_A_BUFFER, Ingredient, counter
@@ -180,9 +180,7 @@ def _with_loss(loss: Any) -> Setup:
     return Setup(Outputs(), points(12), loss)
 
 
-@built(EITHER, steps=10, says=("n",))
-def loss_object() -> Setup:
-    return _with_loss(CountingLoss())
+setups(EITHER, steps=10, says=("n",))(loss_object=lambda: _with_loss(CountingLoss()))
 
 
 def _counting_loss(result: Tensor, target: Tensor) -> Tensor:
@@ -190,9 +188,7 @@ def _counting_loss(result: Tensor, target: Tensor) -> Tensor:
     return functional.mse_loss(result, target) * (1.0 if STATS["n"] > 8 else 0.5)
 
 
-@built(EITHER, steps=10, says=("STATS",), whole=True)
-def loss_function_with_a_global() -> Setup:
-    return _with_loss(_counting_loss)
+setups(EITHER, steps=10, says=("STATS",), whole=True)(loss_function_with_a_global=lambda: _with_loss(_counting_loss))
 
 
 class _Warmup(nn.Module):
@@ -205,9 +201,7 @@ class _Warmup(nn.Module):
         return functional.mse_loss(result, target) * min(1.0, self.n / 10)
 
 
-@built(EITHER, steps=12, says=("n",), whole=True)
-def loss_module_that_warms_up() -> Setup:
-    return _with_loss(_Warmup())
+setups(EITHER, steps=12, says=("n",), whole=True)(loss_module_that_warms_up=lambda: _with_loss(_Warmup()))
 
 
 # Draws of Python and NumPy are state of generators.

@@ -214,9 +214,6 @@ def _table(size: int) -> Tensor:
     return torch.sin(torch.arange(size) / size)
 
 
-each(EQUAL, whole=True)(lru_cache_of_a_table=lambda net, h: h + _table(4))
-
-
 @case(EQUAL, given(kept=lambda: deque(maxlen=10)))
 def deque_that_keeps_activations(net: Any, h: Tensor) -> Tensor:
     net.kept.append(h)
@@ -259,7 +256,9 @@ def _numbers(size: int) -> tuple[float, ...]:
     return tuple(1 / (1 + i) for i in range(size))
 
 
-each(EQUAL, whole=True)(lru_cache_of_numbers=lambda net, h: h * torch.tensor(_numbers(4)))
+each(EQUAL, whole=True)(
+    lru_cache_of_a_table=lambda net, h: h + _table(4), lru_cache_of_numbers=lambda net, h: h * torch.tensor(_numbers(4))
+)
 
 
 class _Lazy(nn.Module):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint_sequential
 
-from tests.state.case import EITHER, EQUAL, RATE, REFUSED, TOLD, Net, Outputs, Setup, built, points
+from tests.state.case import EITHER, EQUAL, RATE, REFUSED, TOLD, Net, Outputs, Setup, built, points, setups
 
 
 def with_loss(loss: Any, target: Callable[[Tensor], Tensor] = lambda y: y) -> Setup:
@@ -32,19 +32,9 @@ def loss_module_with_a_forward_hook() -> Setup:
     return _hooked(lambda loss: loss.register_forward_hook(lambda module, given, result: result * 3))
 
 
-@built(EQUAL, whole=True)
-def loss_module_with_a_forward_pre_hook() -> Setup:
-    return _hooked(lambda loss: loss.register_forward_pre_hook(lambda module, given: (given[0] * 2, given[1])))
-
-
 class Scaled(nn.MSELoss):
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         return super().forward(input, target) * 3
-
-
-@built(EQUAL, whole=True)
-def loss_of_a_subclass() -> Setup:
-    return with_loss(Scaled())
 
 
 @built(EQUAL | REFUSED, where=None, whole=True)
@@ -148,26 +138,6 @@ def returns(make: Callable[[Tensor, Tensor], Any]) -> Setup:
     return Setup(Returns(make), points())
 
 
-@built(EQUAL, whole=True)
-def loss_in_a_dataclass() -> Setup:
-    return returns(Result)
-
-
-@built(EQUAL, whole=True)
-def loss_in_a_named_tuple() -> Setup:
-    return returns(Tupled)
-
-
-@built(EQUAL, whole=True)
-def loss_last_in_a_dataclass() -> Setup:
-    return returns(lambda kl, loss: Wide(kl.detach(), (kl,), loss))
-
-
-@built(EQUAL, whole=True)
-def loss_in_a_dictionary() -> Setup:
-    return returns(lambda kl, loss: {"kl": kl, "loss": loss})
-
-
 @built(REFUSED, where=None, says=("loss",))
 def two_losses_in_a_tuple() -> Setup:
     return returns(lambda kl, loss: (kl, loss))
@@ -176,9 +146,7 @@ def two_losses_in_a_tuple() -> Setup:
 two_losses_in_a_tuple.rebuilt(lambda: returns(lambda kl, loss: {"loss": kl, "other": loss.detach()}))
 
 
-@built(REFUSED, where=None, whole=True)
-def three_losses_in_a_list() -> Setup:
-    return returns(lambda kl, loss: [kl + loss, kl, loss])
+setups(REFUSED, where=None, whole=True)(three_losses_in_a_list=lambda: returns(lambda kl, loss: [kl + loss, kl, loss]))
 
 
 @dataclass
@@ -192,9 +160,17 @@ def two_losses_in_a_dataclass_without_the_name() -> Setup:
     return returns(Nameless)
 
 
-@built(EQUAL, whole=True)
-def loss_and_a_detached_number_in_a_tuple() -> Setup:
-    return returns(lambda kl, loss: (loss, kl.detach()))
+setups(EQUAL, whole=True)(
+    loss_module_with_a_forward_pre_hook=lambda: _hooked(
+        lambda loss: loss.register_forward_pre_hook(lambda module, given: (given[0] * 2, given[1]))
+    ),
+    loss_of_a_subclass=lambda: with_loss(Scaled()),
+    loss_in_a_dataclass=lambda: returns(Result),
+    loss_in_a_named_tuple=lambda: returns(Tupled),
+    loss_last_in_a_dataclass=lambda: returns(lambda kl, loss: Wide(kl.detach(), (kl,), loss)),
+    loss_in_a_dictionary=lambda: returns(lambda kl, loss: {"kl": kl, "loss": loss}),
+    loss_and_a_detached_number_in_a_tuple=lambda: returns(lambda kl, loss: (loss, kl.detach())),
+)
 
 
 # Micro-batches: the mean over them is another loss.
@@ -230,24 +206,14 @@ def _padded(result: Tensor, target: Tensor) -> Tensor:
 MICRO: Mapping[str, Any] = {"notice": "the mean over its", "steps": 2, "where": None}
 
 
-@built(TOLD | REFUSED, **MICRO)
-def micro_batches_with_batch_norm() -> Setup:
-    return _in_micro_batches(functional.mse_loss, norm=True)
+setups(TOLD | REFUSED, **MICRO)(micro_batches_with_batch_norm=lambda: _in_micro_batches(functional.mse_loss, norm=True))
 
 
-@built(TOLD | REFUSED, **MICRO, whole=True)
-def micro_batches_with_a_sum() -> Setup:
-    return _in_micro_batches(lambda result, target: (result - target).square().sum())
-
-
-@built(TOLD | REFUSED, **MICRO, whole=True)
-def micro_batches_with_a_contrastive_loss() -> Setup:
-    return _in_micro_batches(_contrastive)
-
-
-@built(TOLD | REFUSED, **MICRO, whole=True)
-def micro_batches_with_a_mean_of_tokens() -> Setup:
-    return _in_micro_batches(_padded)
+setups(TOLD | REFUSED, **MICRO, whole=True)(
+    micro_batches_with_a_sum=lambda: _in_micro_batches(lambda result, target: (result - target).square().sum()),
+    micro_batches_with_a_contrastive_loss=lambda: _in_micro_batches(_contrastive),
+    micro_batches_with_a_mean_of_tokens=lambda: _in_micro_batches(_padded),
+)
 
 
 @built(EQUAL, steps=2, tolerance=1e-5, whole=True)

@@ -208,13 +208,13 @@ def gradient_of_a_function_compiled_eight_times(net: Any, h: Tensor) -> Tensor:
     return h + gradient
 
 
-each(EQUAL, whole=True)(hessian_of_one_row=lambda net, h: h @ torch.func.hessian(lambda row: row.pow(3).sum())(h[0]))
-
-
 @case(EQUAL, whole=True)
 def jvp_of_a_function(net: Any, h: Tensor) -> Tensor:
     result: Any = torch.func.jvp(torch.tanh, (h,), (torch.ones_like(h),))
     return result[0] + 0.1 * result[1]
 
 
-each(EQUAL, whole=True)(jacfwd_of_a_function=lambda net, h: h @ torch.func.jacfwd(torch.tanh)(h[0]))
+each(EQUAL, whole=True)(
+    hessian_of_one_row=lambda net, h: h @ torch.func.hessian(lambda row: row.pow(3).sum())(h[0]),
+    jacfwd_of_a_function=lambda net, h: h @ torch.func.jacfwd(torch.tanh)(h[0]),
+)

@@ -29,6 +29,7 @@ from tests.state.case import (
     given,
     net_of,
     points,
+    setups,
 )
 
 LAST = given(last=lambda: torch.zeros(4))
@@ -148,19 +149,10 @@ def data_of_an_activation_copied_into(net: Any, h: Tensor) -> Tensor:
     return v
 
 
-each(EQUAL, whole=True)(
-    data_of_a_parameter_read=lambda net, h: h + net.b.weight.data.sum(),
-    data_of_an_activation_read=lambda net, h: h - h.data.mean(0),
-)
-
-
 @case(EQUAL)
 def straight_through_by_data(net: Any, h: Tensor) -> Tensor:
     w = net.b.weight
     return h * (w + (torch.sign(w.data) - w).detach())
-
-
-each(EQUAL, whole=True)(data_in_a_norm=lambda net, h: h / (net.a.weight.data.norm() + h.data.abs().max()))
 
 
 @case(EQUAL, given(mean=lambda: torch.zeros(4)), whole=True)
@@ -224,9 +216,7 @@ def _of_dtype(dtype: torch.dtype) -> Setup:
     return Setup(Asks(), (x.to(dtype), y))
 
 
-@built(EQUAL | TOLD, notice="float64")
-def inputs_of_float64() -> Setup:
-    return _of_dtype(torch.float64)
+setups(EQUAL | TOLD, notice="float64")(inputs_of_float64=lambda: _of_dtype(torch.float64))
 
 
 @built(EQUAL | TOLD, notice="float64", whole=True)
@@ -237,9 +227,7 @@ def labels_of_float64() -> Setup:
     return setup
 
 
-@built(EQUAL, whole=True)
-def inputs_of_float16() -> Setup:
-    return _of_dtype(torch.float16)
+setups(EQUAL, whole=True)(inputs_of_float16=lambda: _of_dtype(torch.float16))
 
 
 # A wrapped layer has other names in `named_parameters` than in `state_dict`, which is what is saved.
@@ -318,26 +306,19 @@ def parameter_that_is_not_saved() -> Setup:
     return _outputs(given(a=lambda: _Unsaved(3, 4)))
 
 
-@built(EQUAL, also=predicts, whole=True)
-def weight_with_a_parametrization() -> Setup:
-    return _outputs(given(a=lambda: parametrizations.weight_norm(nn.Linear(3, 4))))
-
-
 def _tied(net: Any) -> None:
     net.c = nn.Linear(4, 4)
     net.d = nn.Linear(4, 4)
     net.d.weight = net.c.weight
 
 
-@built(EQUAL, also=predicts, whole=True)
-def weights_that_are_tied() -> Setup:
-    return _outputs(_tied, lambda net, h: net.d(torch.tanh(net.c(h))))
-
-
 # Bits that were off.
 
 
 each(EQUAL, whole=True)(
+    data_of_a_parameter_read=lambda net, h: h + net.b.weight.data.sum(),
+    data_of_an_activation_read=lambda net, h: h - h.data.mean(0),
+    data_in_a_norm=lambda net, h: h / (net.a.weight.data.norm() + h.data.abs().max()),
     addcdiv_with_a_value=lambda net, h: torch.addcdiv(h, h * 2, h.square() + 1, value=0.3),
     addcmul_with_a_value=lambda net, h: torch.addcmul(h, h.tanh(), h.sigmoid(), value=0.3),
     lerp_by_a_number=lambda net, h: torch.lerp(h, h.tanh(), 0.3).addcdiv(h, h.square() + 1, value=-0.7),
@@ -351,9 +332,7 @@ def _bfloat16(momentum: float = 0.0) -> Setup:
     return setup
 
 
-@built(EQUAL | TOLD, notice="differs from eager PyTorch by rounding")
-def model_in_bfloat16() -> Setup:
-    return _bfloat16()
+setups(EQUAL | TOLD, notice="differs from eager PyTorch by rounding")(model_in_bfloat16=lambda: _bfloat16())
 
 
 @built(EQUAL | TOLD, notice="differs from eager PyTorch by rounding", whole=True)
@@ -382,16 +361,14 @@ def _sequence(make: Callable[[], nn.Module], width: int = 4) -> Setup:
     return Setup(_Sequence(make(), width), (x, x.mean((1, 2))), "mse")
 
 
-@built(EQUAL, also=predicts, whole=True)
-def evaluation_of_attention_with_bias_kv() -> Setup:
-    return _sequence(lambda: nn.MultiheadAttention(4, 2, add_bias_kv=True, batch_first=True))
-
-
-@built(EQUAL, also=predicts, whole=True)
-def evaluation_of_a_transformer_with_norm_first() -> Setup:
-    return _sequence(lambda: nn.TransformerEncoderLayer(4, 2, 8, 0.0, batch_first=True, norm_first=True))
-
-
-@built(EQUAL, also=predicts, whole=True)
-def evaluation_of_an_lstm_with_projection() -> Setup:
-    return _sequence(lambda: nn.LSTM(4, 8, proj_size=4, batch_first=True))
+setups(EQUAL, also=predicts, whole=True)(
+    weight_with_a_parametrization=lambda: _outputs(given(a=lambda: parametrizations.weight_norm(nn.Linear(3, 4)))),
+    weights_that_are_tied=lambda: _outputs(_tied, lambda net, h: net.d(torch.tanh(net.c(h)))),
+    evaluation_of_attention_with_bias_kv=lambda: _sequence(
+        lambda: nn.MultiheadAttention(4, 2, add_bias_kv=True, batch_first=True)
+    ),
+    evaluation_of_a_transformer_with_norm_first=lambda: _sequence(
+        lambda: nn.TransformerEncoderLayer(4, 2, 8, 0.0, batch_first=True, norm_first=True)
+    ),
+    evaluation_of_an_lstm_with_projection=lambda: _sequence(lambda: nn.LSTM(4, 8, proj_size=4, batch_first=True)),
+)

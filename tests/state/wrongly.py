@@ -15,7 +15,21 @@ from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 from sambasim.compiler.capture import asked_values
-from tests.state.case import BATCH, EITHER, EQUAL, REFUSED, TOLD, Outputs, Setup, built, case, each, given, points
+from tests.state.case import (
+    BATCH,
+    EITHER,
+    EQUAL,
+    REFUSED,
+    TOLD,
+    Outputs,
+    Setup,
+    built,
+    case,
+    each,
+    given,
+    points,
+    setups,
+)
 
 # Checks of values in code of torch.
 
@@ -32,11 +46,6 @@ def gaussian_likelihood_as_the_loss() -> Setup:
     return Setup(Outputs(), points(), lambda result, target: gaussian(result, target, result.square() + 0.1))
 
 
-each(EQUAL, whole=True)(
-    covariance=lambda net, h: h @ torch.cov(h.T), correlation=lambda net, h: h @ torch.corrcoef(h.T)
-)
-
-
 ROUNDS = "by rounding: the buffer norm.running_"
 
 
@@ -47,12 +56,6 @@ each(EQUAL | TOLD, given(norm=lambda: nn.BatchNorm1d(4, momentum=None)), notice=
 
 each(EQUAL | TOLD, given(norm=lambda: nn.BatchNorm2d(1, momentum=None)), notice=ROUNDS, whole=True)(
     batch_norm_of_pictures_without_momentum=lambda net, h: net.norm(h.view(-1, 1, 2, 2)).reshape(h.shape)
-)
-
-
-each(EQUAL, whole=True)(
-    distribution_that_validates=lambda net, h: h + Normal(h, h.square() + 1).log_prob(torch.zeros_like(h)),
-    covariance_with_weights=lambda net, h: h @ torch.cov(h.T, aweights=torch.tensor([1.0, 2.0, 1.0, 0.5])),
 )
 
 
@@ -68,6 +71,10 @@ each(EQUAL | TOLD, ORTHOGONAL, notice="contiguously", whole=True)(
 
 
 each(EQUAL, whole=True)(
+    covariance=lambda net, h: h @ torch.cov(h.T),
+    correlation=lambda net, h: h @ torch.corrcoef(h.T),
+    distribution_that_validates=lambda net, h: h + Normal(h, h.square() + 1).log_prob(torch.zeros_like(h)),
+    covariance_with_weights=lambda net, h: h @ torch.cov(h.T, aweights=torch.tensor([1.0, 2.0, 1.0, 0.5])),
     draws_of_gamma=lambda net, h: h * Gamma(functional.softplus(h) + 0.5, torch.ones(4)).rsample(),
     draws_of_beta=lambda net, h: h * Beta(functional.softplus(h) + 0.5, torch.ones(4)).rsample(),
     choice_by_a_mask_of_bytes=lambda net, h: torch.where((h > 0).to(torch.uint8).bool(), h, h * 0.1),
@@ -103,14 +110,10 @@ def gradient_penalty() -> Setup:
     return _physics(lambda u, slope, y: functional.mse_loss(u, y) + (slope.norm(dim=1) - 1).square().mean())
 
 
-@built(EQUAL, whole=True)
-def forces() -> Setup:
-    return _physics(lambda u, slope, y: (u - y).square().mean() + (-slope).square().mean())
-
-
-@built(EQUAL, whole=True)
-def residual_of_an_equation() -> Setup:
-    return _physics(lambda u, slope, y: (slope[:, 0] + slope[:, 1] * u - y).square().mean())
+setups(EQUAL, whole=True)(
+    forces=lambda: _physics(lambda u, slope, y: (u - y).square().mean() + (-slope).square().mean()),
+    residual_of_an_equation=lambda: _physics(lambda u, slope, y: (slope[:, 0] + slope[:, 1] * u - y).square().mean()),
+)
 
 
 class Energy(nn.Module):
@@ -249,14 +252,10 @@ def _adaptive(*cutoffs: int) -> Setup:
     return Setup(Adaptive([*cutoffs]), (x, torch.arange(len(y)) * 7 % 10))
 
 
-@built(EITHER, where="self.softmax(", steps=6)
-def adaptive_softmax() -> Setup:
-    return _adaptive(4)
+setups(EITHER, where="self.softmax(", steps=6)(adaptive_softmax=lambda: _adaptive(4))
 
 
-@built(EITHER, where="self.softmax(", steps=6, whole=True)
-def adaptive_softmax_of_three_clusters() -> Setup:
-    return _adaptive(2, 6)
+setups(EITHER, where="self.softmax(", steps=6, whole=True)(adaptive_softmax_of_three_clusters=lambda: _adaptive(2, 6))
 
 
 @case(EITHER, given(layers=_layers), steps=10, whole=True)

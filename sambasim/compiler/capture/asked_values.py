@@ -5,7 +5,7 @@ import ast
 import contextlib
 import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from enum import Enum, auto
 from functools import cache
 from operator import attrgetter
@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from sambasim.compiler.capture.explain import UNREGISTERED, Obstacle, Occurrence, all_occurrences
 from sambasim.compiler.capture.recording import Recording, frames, line_of, mark_line, running_line
-from sambasim.compiler.capture.trial import Attributes, replaced
+from sambasim.compiler.capture.trial import Attributes, with_values
 from sambasim.errors import CaptureError
 from sambasim.whose_code import is_library_file, is_package_file, is_users_file, torch_folder
 
@@ -385,15 +385,10 @@ def _has_own(*values: object) -> bool:
     )
 
 
-@contextlib.contextmanager
-def modes_reach_inside() -> Iterator[None]:
+def modes_reach_inside() -> contextlib.AbstractContextManager[None]:
     """Functions of torch that are written in Python, such as `torch.nn.functional.gaussian_nll_loss`, call torch's
     operators one by one, where a mode would otherwise see only the function, and nothing inside of it."""
     asking = (torch.overrides, torch.functional, torch.nn.functional, torch._tensor, torch._lowrank)
     names = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(replaced(FunctionalTensor, "tolist", Tensor.tolist))
-        for module, name in itertools.product(asking, names):
-            if hasattr(module, name):
-                stack.enter_context(replaced(module, name, _has_own))
-        yield
+    places = [(module, name) for module, name in itertools.product(asking, names) if hasattr(module, name)]
+    return with_values([(FunctionalTensor, "tolist", Tensor.tolist), *((*place, _has_own) for place in places)])

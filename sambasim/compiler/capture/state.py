@@ -77,34 +77,14 @@ def _carries(fork: Fork[Any] | None) -> bool:
     return fork is not None and fork.ask(("carried", True)) not in (None, fork.ask(("carried", False)))
 
 
-def observe(steps: Sequence[nn.Module], inputs: Sequence[Tensor], loss: str | None = None) -> Observed:
-    """Call each of `steps`, which have one model, and again as far as they change anything. Caches are filled
-    afterwards, and tensors have their values again. `loss`: the name of the loss. Raises CaptureError for state that a
-    graph would lose, and ModelError if PyTorch cannot run a step."""
-    return _Observer(steps, inputs, loss).run()
-
-
 class NotSound(CaptureError):
     """A large model was captured before it was observed, and has to be. This process is no longer as it was."""
 
 
-_may_begin_again = False
-
-
-def begin_again() -> None:
-    """From now on NotSound may be raised in this process: another one will observe the model first."""
-    global _may_begin_again
-    _may_begin_again = True
-
-
-def found_sound(
-    steps: Sequence[nn.Module], inputs: Sequence[Tensor], loss: str | None
-) -> Callable[[], Told | None] | None:
+def found_sound(observer: "Observer") -> Callable[[], Told | None] | None:
     """Starts a copy of this process that calls the steps on fake tensors. Returns a function that waits for what the
     calls do outside of Python, None if they affect later ones. For a small model, and in a last try: None."""
-    observer = _Observer(steps, inputs, loss)
-    count = sum(parameter.numel() for parameter in steps[0].parameters())
-    if not _may_begin_again or observer.is_fake or count <= _MOST_PARAMETERS:
+    if not Observer.may_begin_again or observer.is_fake or observer.parameters <= _MOST_PARAMETERS:
         return None
     fork: Fork[Told | None] = observer.fork()
     fork.begin(("effects_on_fakes",))
@@ -116,13 +96,13 @@ def found_sound(
     return effects
 
 
-def asked_of(step: nn.Module, inputs: Sequence[Tensor]) -> Asked:
-    """What one call of `step` asks of values. Raises ModelError if it fails."""
-    return _Observer([step], inputs, None).call(step)
+class Observer:
+    """Calls each of `steps`, which have one model. `loss`: the name of the loss."""
 
+    may_begin_again = False
+    """Whether NotSound may be raised in this process: another one will then observe the model first."""
 
-class _Observer:
-    def __init__(self, steps: Sequence[nn.Module], inputs: Sequence[Tensor], loss: str | None) -> None:
+    def __init__(self, steps: Sequence[nn.Module], inputs: Sequence[Tensor], loss: str | None = None) -> None:
         self._steps = steps
         self._inputs = inputs
         self._loss = loss
@@ -134,6 +114,7 @@ class _Observer:
             _OF_PYTHON: vars(random)["_inst"],
             _OF_NUMPY: vars(np.random.mtrand)["_rand"],
         }
+        self.parameters = sum(parameter.numel() for parameter in steps[0].parameters())
         self.is_fake = any(isinstance(one, FakeTensor) for one in (*inputs, *steps[0].parameters()))
         self._named: dict[str, Tensor] = {f"parameter {name}": tensor for name, tensor in steps[0].named_parameters()}
         self._named |= {f"buffer {name}": buffer for name, buffer in steps[0].named_buffers()}
@@ -148,6 +129,9 @@ class _Observer:
         self.outside: Told = {}
 
     def run(self) -> Observed:
+        """Calls the steps again as far as they change anything. Caches are filled afterwards, and tensors have their
+        values again. Raises CaptureError for state that a graph would lose, and ModelError if PyTorch cannot run a
+        step."""
         with contextlib.ExitStack() as stack:
             if self.is_fake:  # as in a capture
                 stack.enter_context(kernels_of_eager())
@@ -204,7 +188,7 @@ class _Observer:
                     if tensor is not None:
                         held[name] = fakes.setdefault(id(tensor), mode.from_tensor(tensor))
         with mode:
-            observer = _Observer(self._steps, [mode.from_tensor(tensor) for tensor in self._inputs], self._loss)
+            observer = Observer(self._steps, [mode.from_tensor(tensor) for tensor in self._inputs], self._loss)
             asks = any(op.asks for op in _ops([*observer.run().asked.values()]))
         has_state = observer.changed or any(slot.kind != "value" for slot in observer.first_changed)
         return None if asks or has_state or not observer.repeats else observer.outside

@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from sambasim.compiler.capture.names import user_line
+from sambasim.compiler.capture.trial import with_values
 from sambasim.data.user_code import summary
 from sambasim.errors import CaptureError, ModelError
 from sambasim.ir.operators import OPERATORS, OperatorKind
@@ -151,17 +152,9 @@ def sparse_embeddings(model: nn.Module) -> Mapping[str, nn.Embedding | nn.Embedd
     return {name: module for name, module in modules if module.sparse}
 
 
-@contextlib.contextmanager
-def dense_gradients(model: nn.Module) -> Iterator[None]:
+def dense_gradients(model: nn.Module) -> contextlib.AbstractContextManager[None]:
     """Embeddings have dense gradients, which hold zeros for the rows that no sample reads."""
-    sparse = sparse_embeddings(model).values()
-    for module in sparse:
-        module.sparse = False
-    try:
-        yield
-    finally:
-        for module in sparse:
-            module.sparse = True
+    return with_values((module, "sparse", False) for module in sparse_embeddings(model).values())
 
 
 @contextlib.contextmanager
@@ -298,17 +291,11 @@ def stored_in(dtype: torch.dtype | None, model: nn.Module) -> Iterator[None]:
     if dtype is None:
         yield
         return
-    own = {id(tensor): (tensor, tensor.data) for tensor in (*model.parameters(), *model.buffers())}
     rounded: dict[tuple[int, torch.dtype], Tensor] = {}
-    try:
-        for tensor, data in own.values():
-            if data.is_floating_point():
-                tensor.data = _rounded(data, dtype, rounded)
-        with default_type(dtype):
-            yield
-    finally:
-        for tensor, data in own.values():
-            tensor.data = data
+    wide = [tensor for tensor in (*model.parameters(), *model.buffers()) if tensor.is_floating_point()]
+    narrowed = with_values((tensor, "data", _rounded(tensor.data, dtype, rounded)) for tensor in wide)
+    with narrowed, default_type(dtype):
+        yield
 
 
 class Widened(TorchFunctionMode):

@@ -31,7 +31,7 @@ from sambasim.compiler.capture.asked_values import Asked, Followed, modes_reach_
 from sambasim.compiler.capture.explain import SHAPE, tracer_error
 from sambasim.compiler.capture.names import source_line
 from sambasim.compiler.capture.tensors import Widened, memory_order
-from sambasim.compiler.capture.trial import logs_disabled, nothing_lost, replaced, tied_once, tracing, trial
+from sambasim.compiler.capture.trial import logs_disabled, nothing_lost, tied_once, tracing, trial, with_values
 from sambasim.errors import CaptureError
 
 
@@ -143,7 +143,7 @@ def capture(
     with _tracing("training step" if step.training else "evaluation graph"), contextlib.ExitStack() as stack:
         if "torch._dynamo" in sys.modules:  # what torch.compile has compiled is traced as it was written
             stack.enter_context(torch._dynamo.config.patch(error_on_nested_fx_trace=False))
-        for context in (answers_of_eager(), modes_reach_inside(), torch.enable_grad(), kernels_of_eager()):
+        for context in (_answers_of_eager(), modes_reach_inside(), torch.enable_grad(), kernels_of_eager()):
             stack.enter_context(context)
         attributes = stack.enter_context(trial(step))
         for context in (tied_once(step), _modules_marked(step), nothing_lost(training=step.training)):
@@ -193,18 +193,11 @@ def _described(module: fx.GraphModule, names: Mapping[int, str]) -> CapturedGrap
     return complex_constants(restore_strides(CapturedGraph(graph, roles, outputs, constants)))
 
 
-@contextlib.contextmanager
-def _buffers_without_bases(step: nn.Module) -> Iterator[None]:
+def _buffers_without_bases(step: nn.Module) -> contextlib.AbstractContextManager[None]:
     """A view that was rounded is of another type than its base, which torch's export does not expect."""
-    places = [(module._buffers, name, buffer) for module in step.modules() for name, buffer in module._buffers.items()]
-    views = [(held, name, buffer) for held, name, buffer in places if buffer is not None and buffer._is_view()]
-    try:
-        for held, name, view in views:
-            held[name] = view.clone()
-        yield
-    finally:
-        for held, name, view in views:
-            held[name] = view
+    places = [(module, name, buffer) for module in step.modules() for name, buffer in module._buffers.items()]
+    views = [(module, name, one.clone()) for module, name, one in places if one is not None and one._is_view()]
+    return with_values(views)
 
 
 def _role(description: object) -> Role:
@@ -257,13 +250,10 @@ def _modules_marked(step: nn.Module) -> Iterator[None]:
             hook.remove()
 
 
-@contextlib.contextmanager
-def answers_of_eager() -> Iterator[None]:
-    """Within this context a model that asks whether it is compiled or exported hears that it is not."""
-    with contextlib.ExitStack() as stack:
-        for name in ("is_exporting", "is_compiling", "is_dynamo_compiling"):
-            stack.enter_context(replaced(torch.compiler, name, lambda: False))
-        yield
+def _answers_of_eager() -> contextlib.AbstractContextManager[None]:
+    """A model that asks whether it is compiled or exported hears that it is not."""
+    names = ("is_exporting", "is_compiling", "is_dynamo_compiling")
+    return with_values((torch.compiler, name, lambda: False) for name in names)
 
 
 @contextlib.contextmanager

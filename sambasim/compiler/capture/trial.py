@@ -14,7 +14,7 @@ import sys
 import threading
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache, partial
 from itertools import takewhile
 from types import FrameType
@@ -57,16 +57,22 @@ def quiet() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def no_gradients_kept(step: nn.Module) -> Iterator[None]:
-    """Parameters begin without gradients, and end with those that they have now."""
-    kept = [(parameter, parameter.grad) for parameter in step.parameters()]
+def with_values(changes: Iterable[tuple[Any, str, object]]) -> Iterator[None]:
+    """Attributes, by owner and name, have other values."""
+    before = []
     try:
-        for parameter, _ in kept:
-            parameter.grad = None
+        for owner, name, value in changes:
+            before.append((owner, name, getattr(owner, name)))
+            setattr(owner, name, value)
         yield
     finally:
-        for parameter, gradient in kept:
-            parameter.grad = gradient
+        for owner, name, value in reversed(before):
+            setattr(owner, name, value)
+
+
+def no_gradients_kept(step: nn.Module) -> contextlib.AbstractContextManager[None]:
+    """Parameters begin without gradients, and end with those that they have now."""
+    return with_values((parameter, "grad", None) for parameter in step.parameters())
 
 
 class Attributes:
@@ -190,19 +196,17 @@ PLAIN = "_sambasim_plain"
 def buffers_of_plain_tensors(model: nn.Module) -> Iterator[None]:
     """Tensors that are plain attributes of modules are buffers, in no state_dict: export would otherwise refuse them,
     or take their values as constants."""
-    promoted = []
-    for module in model.modules():
-        for name, value in list(vars(module).items()):
-            if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
-                delattr(module, name)
-                buffer = value.detach()
-                setattr(buffer, PLAIN, True)
-                module.register_buffer(name, buffer, persistent=False)
-                promoted.append((module, name, value))
+    attributes = [(module, *pair) for module in model.modules() for pair in vars(module).items()]
+    plain = [one for one in attributes if isinstance(one[2], Tensor) and not isinstance(one[2], nn.Parameter)]
+    for module, name, value in plain:
+        delattr(module, name)
+        buffer = value.detach()
+        setattr(buffer, PLAIN, True)
+        module.register_buffer(name, buffer, persistent=False)
     try:
         yield
     finally:
-        for module, name, value in promoted:
+        for module, name, value in plain:
             delattr(module, name)
             setattr(module, name, value)
 
@@ -216,7 +220,7 @@ def tracing() -> contextlib.AbstractContextManager[None]:
 
 def is_tracing() -> bool:
     """Whether a capture, or the user's own torch.compile, traces a model. During a capture torch.compiler says what
-    models are to believe: see `answers_of_eager`."""
+    models are to believe."""
     return _is_tracing or torch.compiler.is_compiling()
 
 
@@ -224,8 +228,7 @@ def is_tracing() -> bool:
 def rare_collections() -> Iterator[None]:
     """Garbage collections are rare and skip what exists already: a trace makes a million objects that live until its
     end."""
-    thresholds = gc.get_threshold()
-    is_thawed = gc.get_freeze_count() == 0
+    thresholds, is_thawed = gc.get_threshold(), gc.get_freeze_count() == 0
     if is_thawed:
         gc.freeze()
     gc.set_threshold(50_000, 20, 100)

@@ -99,7 +99,7 @@ def _sum_and_bias(s: Sharder, node: Node, args: list[Argument], at: int, after: 
         args, operator = args[1:], "aten.mm.default"
     elif args[-1] is None:
         args = args[:-1]
-    term = s.new(node, "term", operator, args, type_, PARTIAL, node.kwargs)
+    term = s.new(node, "term", operator, args, type_, PARTIAL, **dict(node.kwargs))
     if after:
         shape = (*s.shape(bias), *[1] * len(after))
         bias = s.new(node, "bias", "aten.reshape.default", [bias, shape], s.type_like(bias, shape))

@@ -39,7 +39,7 @@ def _own(s: Sharder, node: Node, ids: Argument, size: int) -> tuple[Ref, Ref]:
     table of zeros."""
     part, bools, index = size // s.ranks, s.type_like(ids, dtype="bool"), TensorType("int64", ())
     row = TensorType("float32", (*bools.shape, 1))
-    position = s.new(node, "position", "comm.index", (), index, kwargs=(("axis", s.axis),))
+    position = s.new(node, "position", "comm.index", (), index, axis=s.axis)
     first = s.new(node, "first", "aten.mul.Scalar", (position, part))
     local = s.new(node, "local", "aten.sub.Tensor", (s.whole(ids), first))
     below = s.new(node, "below", "aten.lt.Scalar", (local, 0), bools)
@@ -88,8 +88,8 @@ def log_softmax(s: Sharder, node: Node) -> bool:
         return follow(s, node, f"{letters(shape)}->{letters(shape)}")
     own = s.as_is(x)
     largest = _over_ranks(s, node, "largest", "aten.amax.default", own, layout, "max")
-    shifted = s.new(node, "shifted", "aten.sub.Tensor", (own, largest), layout=layout)
-    powers = s.new(node, "powers", "aten.exp.default", (shifted,), layout=layout)
+    shifted = s.new(node, "shifted", "aten.sub.Tensor", (own, largest), at=layout)
+    powers = s.new(node, "powers", "aten.exp.default", (shifted,), at=layout)
     log = s.new(node, "log", "aten.log.default", (_over_ranks(s, node, "total", _ADDED, powers, layout),))
     s.emit(node, [shifted, log], [layout], operator="aten.sub.Tensor", kwargs=())
     return True
@@ -113,8 +113,8 @@ def log_softmax_backward(s: Sharder, node: Node) -> bool:
         return follow(s, node, f"{letters(shape)},...->{letters(shape)}")
     own, powers_of = s.to(gradient, layout), s.to(result, layout)
     total = _over_ranks(s, node, "total", _ADDED, own, layout)
-    powers = s.new(node, "powers", "aten.exp.default", (powers_of,), layout=layout)
-    share = s.new(node, "share", "aten.mul.Tensor", (powers, total), layout=layout)
+    powers = s.new(node, "powers", "aten.exp.default", (powers_of,), at=layout)
+    share = s.new(node, "share", "aten.mul.Tensor", (powers, total), at=layout)
     s.emit(node, [own, share], [layout], operator="aten.sub.Tensor", kwargs=())
     return True
 
@@ -129,8 +129,8 @@ def nll_loss(s: Sharder, node: Node) -> bool:
     args, names = (s.as_is(x), own, None, _SUM, _NEVER), ("own_sum", "own_count")
     sums, _ = s.new_values(node, names, node.operator, args, (type_, type_), PARTIAL)
     counted = s.new(node, "counted", "aten.ne.Scalar", (s.whole(target), ignored), s.type_like(target, dtype="bool"))
-    dtype = ("dtype", TorchConstant("dtype", type_.dtype))
-    number_of = s.new(node, "count", "aten.sum.default", (counted,), type_, kwargs=(dtype,))
+    dtype = TorchConstant("dtype", type_.dtype)
+    number_of = s.new(node, "count", "aten.sum.default", (counted,), type_, dtype=dtype)
     s.emit_result(node, loss, "aten.div.Tensor", (s.whole(sums), number_of), WHOLE)
     s.emit_result(node, count, "aten.clone.default", (number_of,), WHOLE)
     return True
@@ -341,8 +341,8 @@ def dropout(s: Sharder, node: Node) -> bool:
     if not isinstance(x, Ref) or first is None or second is None:
         return False
     whole, mask_type = s.type(x.name), s.type(second)
-    dtype = ("dtype", TorchConstant("dtype", whole.dtype))
-    like = s.new(node, "like", "aten.zeros.default", (whole.shape,), whole, kwargs=(dtype,))
+    dtype = TorchConstant("dtype", whole.dtype)
+    like = s.new(node, "like", "aten.zeros.default", (whole.shape,), whole, dtype=dtype)
     _, mask = s.new_values(node, ("drawn", "mask"), "aten.native_dropout.default", (like, p, True), (whole, mask_type))
     how = (("axis", s.axis), ("dim", layout.dim), ("outer", layout.outer))
     s.emit_result(node, second, "comm.shard", (mask,), layout, how)

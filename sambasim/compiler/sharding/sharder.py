@@ -80,6 +80,7 @@ Rule: TypeAlias = Callable[["Sharder", Node], bool]
 finds no way."""
 
 Args: TypeAlias = Sequence[Argument]
+Typed: TypeAlias = TensorType | None
 Keywords: TypeAlias = Sequence[tuple[str, Argument]]
 
 
@@ -195,35 +196,22 @@ class Sharder:
             self.emit(made, args, [layout], operator=operator, kwargs=kwargs)
 
     def new(
-        self,
-        node: Node,
-        what: str,
-        operator: str,
-        args: Sequence[Argument],
-        type_: TensorType | None = None,
-        layout: Layout = WHOLE,
-        kwargs: Keywords = (),
+        self, node: Node, what: str, operator: str, args: Args, type_: Typed = None, at: Layout = WHOLE, **how: Argument
     ) -> Ref:
         """Add a node that belongs to `node` and has a value of its own, of the whole type `type_`: by default, that of
-        the first argument."""
-        (value,) = self.new_values(node, (what,), operator, args, (type_ or self.type_like(args[0]),), layout, kwargs)
-        return value
+        the first argument. `how`: its keywords."""
+        name = self._free(f"{node.name}__{what}")
+        self._types[name] = type_ or self.type_like(args[0])
+        self.emit(replace(node, name=name, results=(name,)), args, [at], operator, tuple(how.items()))
+        return Ref(name)
 
     def new_values(
-        self,
-        node: Node,
-        what: Sequence[str],
-        operator: str,
-        args: Sequence[Argument],
-        types: Sequence[TensorType],
-        layout: Layout = WHOLE,
-        kwargs: Keywords = (),
+        self, node: Node, of: Sequence[str], operator: str, args: Args, types: Sequence[TensorType], at: Layout = WHOLE
     ) -> tuple[Ref, ...]:
         """As `new`, for an operator with several results."""
-        names = tuple(self._free(f"{node.name}__{one}") for one in what)
+        names = tuple(self._free(f"{node.name}__{what}") for what in of)
         self._types |= dict(zip(names, types, strict=True))
-        added = replace(node, name=names[0], results=names)
-        self.emit(added, args, [layout] * len(names), operator=operator, kwargs=kwargs)
+        self.emit(replace(node, name=names[0], results=names), args, [at] * len(names), operator, ())
         return tuple(map(Ref, names))
 
     def reduced(self, value: Ref, op: str = "sum") -> Ref:
