@@ -214,7 +214,7 @@ class PipelineParallel:
     def __call__(self, program: Program) -> Program:
         training, schedule, symbols = program.step, self.schedule, program.symbols
         values = values_of(training, program)
-        assignment = assign(program, training, values, schedule, self.budget, self.samples)
+        assignment = assign(program, values, schedule, self.budget, self.samples)
         owner = assignment.owner
         if (state_bytes := self.state_bytes) is not None:
             states = {name: state_bytes(gradient_name(name), program) / self.shards for name in owner}

@@ -86,11 +86,10 @@ class Assignment:
     buffers: Mapping[str, int]
 
 
-def assign(
-    program: Program, graph: Graph, values: Values, schedule: Schedule, budget: Budget, samples: int | None = None
-) -> Assignment:
+def assign(program: Program, values: Values, schedule: Schedule, budget: Budget, samples: int | None) -> Assignment:
     """The stages of a training step, for passes of `samples`. Raises OptionError if it cannot be cut into as many as
     `schedule` has."""
+    graph = program.step
     forward = graph.nodes_of(SectionKind.FWD)
     backward = graph.nodes[len(forward) :]
     work = at_batch_size(work_of(graph, program.symbols), program.batch_size, samples or program.batch_size)

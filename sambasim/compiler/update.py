@@ -83,8 +83,7 @@ class AttachOptimizers:
     master_weights: bool = False
 
     def __call__(self, program: Program) -> Program:
-        training = program.training
-        if training is None:
+        if program.training is None:
             return program
         bounds = {update.hyperparameters.get("max_grad_norm") for update in self.updates}
         if len(bounds) > 1:
@@ -94,7 +93,7 @@ class AttachOptimizers:
                 remedy="give all of them the same max_grad_norm, or none of them",
             )
         moves = _moved(program)
-        groups = _groups(training, program, self.updates, self.grouping, moves)
+        groups = _groups(program, self.updates, self.grouping, moves)
         if self.master_weights:
             groups = tuple(replace(group, state_dtype="float32") for group in groups)
         optimizers: list[Optimizer] = []
@@ -115,7 +114,7 @@ class AttachOptimizers:
             symbols=symbols,
             optimizers=tuple(optimizers),
             groups=groups,
-            training=self._with_update(training, groups, program, moves),
+            training=self._with_update(groups, program, moves),
             runtime_arguments=(*program.runtime_arguments, *self._arguments(optimizers)),
         )
 
@@ -140,15 +139,13 @@ class AttachOptimizers:
             arguments.append(RuntimeArgument(LOSS_SCALE, 1.0, "by which the loss is multiplied before the backward"))
         return arguments
 
-    def _with_update(
-        self, training: Graph, groups: tuple[ParameterGroup, ...], program: Program, moves: Mapping[str, Move]
-    ) -> Graph:
-        """`training` with an OPT section for each group, behind a GRADNORM section if gradients are clipped or may
-        overflow. Before it, gradients of `moves` are copied to the rank that updates them; after it, the parameters are
-        copied back."""
-        extended, prefix = _Extended(training, training.sections), prefix_of(program.loss or "")
+    def _with_update(self, groups: tuple[ParameterGroup, ...], program: Program, moves: Mapping[str, Move]) -> Graph:
+        """The training step with an OPT section for each group, behind a GRADNORM section if gradients are clipped or
+        may overflow. Before it, gradients of `moves` are copied to the rank that updates them; after it, the parameters
+        are copied back."""
+        extended, prefix = _Extended(program.step, program.step.sections), prefix_of(program.loss or "")
         values = extended.values
-        there, back = _copies(training, groups, moves)
+        there, back = _copies(program.step, groups, moves)
         if there:
             extended.add(SectionKind.REDUCE, f"{prefix}__copy_gradients", there)
         norm: tuple[Ref, ...] = ()
@@ -239,23 +236,21 @@ def _free_name(
 
 
 def _groups(
-    training: Graph, program: Program, updates: Sequence[Update], grouping: Grouping, apart: Collection[str]
+    program: Program, updates: Sequence[Update], grouping: Grouping, apart: Collection[str]
 ) -> tuple[ParameterGroup, ...]:
-    section_of = {
-        result: section.index
-        for section in training.sections
-        for node in training.section_nodes(section)
-        for result in node.results
-    }
+    training, section_of = program.step, dict[str | None, int]()
+    for section in training.sections:
+        for node in training.section_nodes(section):
+            section_of |= dict.fromkeys(node.results, section.index)
     completed: dict[tuple[int, str, int, bool, int], list[str]] = defaultdict(list)
     for position, output in enumerate(training.outputs):
         symbol = program.symbols[output.symbol]
         if symbol.kind is SymbolKind.GRADIENT:
             # A gradient that is an input itself (the tangent, say) is there before any section has run.
-            section = section_of.get(output.value, training.sections[0].index)
+            index = section_of.get(output.value, training.sections[0].index)
             alone = position if grouping == "parameter" or parameter_of(symbol.name) in apart else -1
             optimizer = _optimizer_of(symbol.name, program, updates)
-            completed[section, symbol.type.dtype, optimizer, bool(symbol.cuts), alone].append(symbol.name)
+            completed[index, symbol.type.dtype, optimizer, bool(symbol.cuts), alone].append(symbol.name)
     first_block = _first_blocks({name for names in completed.values() for name in names}, program)
     groups = []
     for number, ((_, dtype, optimizer, _, _), gradients) in enumerate(sorted(completed.items())):
@@ -308,8 +303,7 @@ class AddDataParallel:
     several: bool = True
 
     def __call__(self, program: Program) -> Program:
-        training = program.training
-        if training is None:
+        if program.training is None:
             return program
         groups = tuple(replace(group, wrapper=_wrapper_name(group)) for group in program.groups)
         symbols = dict(program.symbols)
@@ -326,7 +320,7 @@ class AddDataParallel:
             program,
             symbols={**symbols, buffer.name: buffer},
             groups=groups,
-            training=_with_communication(training, program),
+            training=_with_communication(program),
             reduce_buffer=buffer.name,
             zero=self.zero,
             mesh=(Axis(DATA_PARALLEL, self.world_size * self.chips, self.several, self.chips), *program.mesh),
@@ -343,8 +337,9 @@ _AXIS = ("axis", DATA_PARALLEL)
 _MEAN = (_AXIS, ("op", "mean"), ("order", "tree"))
 
 
-def _with_communication(training: Graph, program: Program) -> Graph:
-    prefix, groups = prefix_of(program.loss or ""), [group.name for group in program.groups]
+def _with_communication(program: Program) -> Graph:
+    training, prefix = program.step, prefix_of(program.loss or "")
+    groups = [group.name for group in program.groups]
     in_pass, update = pass_and_update(training)
     extended = _Extended(training, in_pass)
     for section in update:  # copies of gradients come first

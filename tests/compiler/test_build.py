@@ -80,8 +80,7 @@ class Counting(Net):
 
 def test_what_training_changes_is_a_buffer_also_if_it_is_not_saved() -> None:
     program = built(Counting()).program
-    assert program.training is not None
-    kept = {output.symbol for output in program.training.outputs}
+    kept = {output.symbol for output in program.step.outputs}
     for name in ("counting__hidden", "counting__plain"):
         symbol = program.symbols[name]
         assert (symbol.kind, symbol.torch_names) == (SymbolKind.BUFFER, ())
@@ -268,8 +267,7 @@ def test_a_loss_that_is_a_parameter_is_refused() -> None:
 def test_a_backward_without_operators_compiles(form: str, trained: int, tmp_path: Path) -> None:
     program = _assembled(Bare(form), tmp_path, data_parallel=True)
     assert sum(len(group.members) for group in program.groups) == trained
-    assert program.training is not None
-    assert [section.kind.value for section in program.training.sections] == ["FWD", "REDUCE", "OPT", "GATHER"]
+    assert [section.kind.value for section in program.step.sections] == ["FWD", "REDUCE", "OPT", "GATHER"]
 
 
 class CutOff(Net):

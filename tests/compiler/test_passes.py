@@ -61,8 +61,7 @@ def test_data_parallelism_adds_groups_a_buffer_sections_and_arguments() -> None:
     clipped = OptimizerOptions(name="sgd", max_grad_norm=1.0)
     options = _options(optimizer=clipped, data_parallel=True, world_size=2)
     program = compile_shapes(LogReg, lambda model: Example(INPUTS, False), options)
-    assert program.training is not None
-    kinds = list(dict.fromkeys(section.kind.value for section in program.training.sections))
+    kinds = list(dict.fromkeys(section.kind.value for section in program.step.sections))
     assert kinds == ["FWD", "BCKWD", "REDUCE", "GRADNORM", "OPT", "GATHER"]
     assert (program.mesh, program.world_size) == ((Axis("dp", 2, at_run_time=True),), 2)
     (group,) = program.groups
@@ -146,8 +145,7 @@ def test_any_partition_covers_each_node_once_and_in_order(
     graph = Graph("training", ("value_0",), nodes, (), values, whole)
     empty = replace(graph, nodes=(), sections=())
     program = Program("p", 1, symbols, graph, empty, None, None, False, (), (), (), 0)
-    partitioned = Partition(level, BUDGET)(program).training
-    assert partitioned is not None
+    partitioned = Partition(level, BUDGET)(program).step
     sections = partitioned.sections
     covered = [node for section in sections for node in partitioned.section_nodes(section)]
     assert covered == list(nodes)

@@ -20,17 +20,20 @@ from sambasim.ir.schedule import ActionKind, in_flight, make
 from sambasim.ir.verify import Progress, verify
 from sambasim.runtime.engine.executor import Executor, tangent_of
 from sambasim.runtime.transports.in_process import finished
-from sambasim.runtime.values.memory import DeviceMemory, place_weights
+from sambasim.runtime.values.memory import DeviceMemory, place_inputs, place_weights
 from tests.compiler.pipeline.test_pipeline_parallel import (
     BUDGET,
     MICRO_BATCHES,
     Batch,
     accumulated,
+    check_equal,
     pipelined,
     placed,
+    rolled,
     shared,
+    with_batches,
 )
-from tests.compiler.sharding.test_plan import built_from, example
+from tests.compiler.sharding.test_plan import built_from
 from tests.support.compiled import outputs_of
 from tests.support.examples import example_options
 from tests.support.whole import whole_case
@@ -71,8 +74,7 @@ def recomputed(program: Program, between: Between) -> Program:
 
 def kept_bytes(program: Program) -> int:
     """Of the values of the forward that the backward reads, or reads views of."""
-    training = program.training
-    assert training is not None
+    training = program.step
     stop = max(one.stop for one in training.sections if one.kind is SectionKind.FWD)
     viewed: dict[str | None, str | None] = {}
     for node in training.nodes[:stop]:
@@ -83,18 +85,15 @@ def kept_bytes(program: Program) -> int:
 
 
 def same_bits(built: Built, batches: list[Batch], between: Between) -> None:
-    again = recomputed(built.program, between)
-    expected = accumulated(built, batches)
-    found = accumulated(Built(again, built.weights), batches)
-    for name, right in expected.items():
-        assert torch.equal(found[name], right), name
+    again = Built(recomputed(built.program, between), built.weights)
+    check_equal(accumulated(again, batches), accumulated(built, batches))
 
 
 @pytest.mark.parametrize("between", ["sections", "full"])
 @pytest.mark.parametrize("name", ["char_gpt", whole_case("resnet"), "digits", "lstm_classifier"])
 def test_an_example_keeps_less_and_has_the_same_bits(name: str, between: Between) -> None:
-    built, inputs = example(name)
-    same_bits(built, [inputs, {key: one.roll(1, 0) for key, one in inputs.items()}], between)
+    built, batches = rolled(name)
+    same_bits(built, batches[:2], between)
     assert kept_bytes(recomputed(built.program, between)) <= kept_bytes(built.program)
 
 
@@ -134,17 +133,14 @@ class Averaged(nn.Module):
 @pytest.mark.parametrize("between", ["sections", "full"])
 def test_an_app_that_runs_the_backward_apart_has_the_same_gradients(between: Between) -> None:
     """There, a buffer has its new value before the backward repeats operators that have read the old one."""
-    torch.manual_seed(0)
-    built, inputs = built_from(Averaged(), x=torch.randn(16, 8), target=torch.randn(16, 8))
+    built, (inputs, *_) = with_batches(Averaged(), 16, 8)
     program = placed(recomputed(built.program, between))
-    training = program.training
-    assert training is not None
+    training = program.step
     found = []
     for apart in (False, True):
         memory = DeviceMemory.private(program)
         place_weights(program, memory, built.weights)
-        for name, tensor in inputs.items():
-            memory.tensor(name).copy_(tensor)
+        place_inputs(memory, inputs)
         executor, tangent = Executor(training, program, memory.tensor), tangent_of(program, 1.0)
         if apart:
             finished(executor.run(only=ActionKind.FORWARD))
@@ -156,13 +152,6 @@ def test_an_app_that_runs_the_backward_apart_has_the_same_gradients(between: Bet
 
 
 RANKS = 2
-
-
-def micro_batches(name: str) -> tuple[Built, list[Batch]]:
-    if name == "shared":
-        return shared()
-    built, inputs = example(name)
-    return built, [{key: one.roll(number, 0) for key, one in inputs.items()} for number in range(MICRO_BATCHES)]
 
 
 @pytest.mark.parametrize(
@@ -178,12 +167,10 @@ def micro_batches(name: str) -> tuple[Built, list[Batch]]:
     ],
 )
 def test_stages_recompute_too(name: str, schedule: str, between: Between) -> None:
-    built, batches = micro_batches(name)
+    built, batches = shared() if name == "shared" else rolled(name)
     program = recomputed(PipelineParallel(make(schedule, RANKS, MICRO_BATCHES), BUDGET)(built.program), between)
     assert_repeats(program)
-    expected, found = accumulated(built, batches), pipelined(built, batches, program)
-    for name_of, right in expected.items():
-        assert torch.equal(found[name_of], right), name_of
+    check_equal(pipelined(built, batches, program), accumulated(built, batches))
 
 
 def assert_repeats(program: Program) -> None:
@@ -217,8 +204,7 @@ def held_bytes(built: Built, schedule: str, recompute: str) -> list[int]:
 @pytest.mark.parametrize("name", ["char_gpt", "mlp", "resnet"])
 def test_no_rank_of_a_pipeline_holds_more(name: str, schedule: str) -> None:
     """A stage that gains nothing does not recompute: all of resnet, by `sections`."""
-    inputs = {"x": torch.randn(4, 64), "target": torch.randn(4, 64)}
-    built, _ = built_from(Mlp(), **inputs) if name == "mlp" else example(name)
+    built, _ = with_batches(Mlp(), 4, 64) if name == "mlp" else rolled(name)
     without, sections, full = (held_bytes(built, schedule, one) for one in ("none", "sections", "full"))
     for found in (sections, full):
         assert all(now <= before for now, before in zip(found, without, strict=True))
@@ -237,6 +223,5 @@ def test_dropout_that_is_off_stays_off() -> None:
                 x = torch.native_dropout(layer(x).tanh(), 0.5, False)[0].sin()
             return F.mse_loss(x, target)
 
-    torch.manual_seed(0)
-    built, inputs = built_from(Off(), x=torch.randn(16, 8), target=torch.randn(16, 8))
-    same_bits(built, [inputs], "full")
+    built, batches = with_batches(Off(), 16, 8)
+    same_bits(built, batches[:1], "full")

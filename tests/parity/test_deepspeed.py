@@ -26,105 +26,52 @@ SOURCE = ["data.source=tests.support.deepspeed:samples", "data.shuffle=false"]
 HALF = {"enabled": True, "initial_scale_power": 19, "loss_scale_window": 3, "hysteresis": 2}
 ADAM: dict[str, Any] = {"type": "Adam", "params": {"lr": 0.02, "betas": [0.8, 0.99], "weight_decay": 0.1}}
 SGD = {"type": "SGD", "params": {"lr": 0.2, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01}}
-WARMUP: dict[str, Any] = {
-    "type": "WarmupLR",
-    "params": {"warmup_min_lr": 0.001, "warmup_max_lr": 0.03, "warmup_num_steps": 4},
-}
+
+
+def scheduler(kind: str, **params: object) -> dict[str, Any]:
+    return {"scheduler": {"type": kind, "params": params}}
+
+
+WARMUP = {"warmup_min_lr": 0.001, "warmup_max_lr": 0.03, "warmup_num_steps": 4}
+RANGE = {"lr_range_test_min_lr": 0.02, "lr_range_test_step_size": 3}
+CYCLE = {
+    "cycle_min_lr": 0.002, "cycle_max_lr": 0.05, "cycle_first_step_size": 3, "cycle_second_step_size": 2,
+    "decay_step_size": 2, "decay_lr_rate": 0.5, "cycle_min_mom": 0.7, "cycle_max_mom": 0.95,
+}  # fmt: skip
+COSINE = {"warmup_min_ratio": 0.0, "warmup_num_steps": 3, "cos_min_ratio": 0.1, "warmup_type": "linear"}
+BATCH, MICRO, ACCUMULATED = "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
+PLAIN_ADAM = {"type": "Adam", "params": {**ADAM["params"], "adam_w_mode": False}}
+TORCH_ADAM = {"type": "AdamW", "params": {"lr": 0.05, "torch_adam": True}}
+FALLING = {**HALF, "initial_scale_power": 18, "consecutive_hysteresis": True, "loss_scale_window": 2}
 
 CASES: Mapping[str, tuple[int, dict[str, Any]]] = {
-    "Adam is AdamW": (1, {"train_batch_size": 16, "optimizer": ADAM, "gradient_clipping": 0.05}),
+    "Adam is AdamW": (1, {BATCH: 16, "optimizer": ADAM, "gradient_clipping": 0.05}),
     "Adam without AdamW": (
-        1,
-        {
-            "train_micro_batch_size_per_gpu": 4,
-            "gradient_accumulation_steps": 3,
-            "optimizer": {"type": "Adam", "params": {**ADAM["params"], "adam_w_mode": False}},
-            "scheduler": WARMUP,
-        },
+        1, {MICRO: 4, ACCUMULATED: 3, "optimizer": PLAIN_ADAM, **scheduler("WarmupLR", **WARMUP)},
     ),
     "torch's AdamW decays by default": (
-        2,
-        {
-            "train_batch_size": 16,
-            "optimizer": {"type": "AdamW", "params": {"lr": 0.05, "torch_adam": True}},
-            "scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": 8, **WARMUP["params"]}},
-        },
+        2, {BATCH: 16, "optimizer": TORCH_ADAM, **scheduler("WarmupDecayLR", total_num_steps=8, **WARMUP)},
     ),
     "SGD, accumulated": (
-        2,
-        {
-            "train_batch_size": 32,
-            "train_micro_batch_size_per_gpu": 4,
-            "optimizer": SGD,
-            "gradient_clipping": 0.1,
-            "scheduler": {
-                "type": "LRRangeTest",
-                "params": {"lr_range_test_min_lr": 0.02, "lr_range_test_step_size": 3, "lr_range_test_step_rate": 2},
-            },
-        },
+        2, {BATCH: 32, MICRO: 4, "optimizer": SGD, "gradient_clipping": 0.1,
+            **scheduler("LRRangeTest", lr_range_test_step_rate=2, **RANGE)},
     ),
     "range test in stairs": (
-        1,
-        {
-            "train_batch_size": 8,
-            "optimizer": SGD,
-            "scheduler": {
-                "type": "LRRangeTest",
-                "params": {
-                    "lr_range_test_min_lr": 0.02, "lr_range_test_step_size": 3, "lr_range_test_staircase": True,
-                },
-            },
-        },
+        1, {BATCH: 8, "optimizer": SGD, **scheduler("LRRangeTest", lr_range_test_staircase=True, **RANGE)},
     ),
-    "OneCycle": (
-        2,
-        {
-            "train_batch_size": 16,
-            "optimizer": ADAM,
-            "scheduler": {
-                "type": "OneCycle",
-                "params": {
-                    "cycle_min_lr": 0.002, "cycle_max_lr": 0.05, "cycle_first_step_size": 3,
-                    "cycle_second_step_size": 2, "decay_step_size": 2, "decay_lr_rate": 0.5, "cycle_min_mom": 0.7,
-                    "cycle_max_mom": 0.95,
-                },
-            },
-        },
-    ),
+    "OneCycle": (2, {BATCH: 16, "optimizer": ADAM, **scheduler("OneCycle", **CYCLE)}),
     "WarmupCosineLR in bf16": (
-        1,
-        {
-            "train_batch_size": 16,
-            "optimizer": ADAM,
-            "bf16": {"enabled": True},
-            "scheduler": {
-                "type": "WarmupCosineLR",
-                "params": {
-                    "total_num_steps": STEPS, "warmup_min_ratio": 0.0, "warmup_num_steps": 3, "cos_min_ratio": 0.1,
-                    "warmup_type": "linear",
-                },
-            },
-        },
+        1, {BATCH: 16, "optimizer": ADAM, "bf16": {"enabled": True},
+            **scheduler("WarmupCosineLR", total_num_steps=STEPS, **COSINE)},
     ),
     "fp16 whose scale falls": (
-        1,
-        {"train_batch_size": 16, "optimizer": ADAM, "fp16": HALF, "gradient_clipping": 0.2, "scheduler": WARMUP},
+        1, {BATCH: 16, "optimizer": ADAM, "fp16": HALF, "gradient_clipping": 0.2, **scheduler("WarmupLR", **WARMUP)},
     ),
     "fp16, ZeRO-2, consecutive hysteresis": (
-        2,
-        {
-            "train_batch_size": 32,
-            "gradient_accumulation_steps": 2,
-            "optimizer": SGD,
-            "fp16": {**HALF, "initial_scale_power": 18, "consecutive_hysteresis": True, "loss_scale_window": 2},
-            "zero_optimization": {"stage": 2},
-            "scheduler": WARMUP,
-        },
+        2, {BATCH: 32, ACCUMULATED: 2, "optimizer": SGD, "fp16": FALLING, "zero_optimization": {"stage": 2},
+            **scheduler("WarmupLR", **WARMUP)},
     ),
-    "fp16 with a static scale": (
-        1,
-        {"train_batch_size": 8, "optimizer": ADAM, "fp16": {"enabled": True, "loss_scale": 256}},
-    ),
+    "fp16 with a static scale": (1, {BATCH: 8, "optimizer": ADAM, "fp16": {"enabled": True, "loss_scale": 256}}),
 }  # fmt: skip
 
 

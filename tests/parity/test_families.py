@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
 
 from sambasim.compiler.capture.step import TARGET, Example, forward_parameters
 from sambasim.compiler.compile import compile_model
@@ -19,10 +20,10 @@ from sambasim.ir.types import SymbolKind
 from sambasim.options.compile import CompileOptions
 from sambasim.options.training import LossOptions, ModelOptions, OptimizerOptions, TrainingOptions
 from sambasim.pef import read
-from sambasim.runtime.engine.executor import Executor, outputs_in_order, tangent_of
+from sambasim.runtime.engine.executor import Executor, outputs_in_order
 from sambasim.runtime.values.memory import DeviceMemory
 from tests.models import CASES, CLASSES, FEATURES, Batch, Case, case, evaluate_loss
-from tests.support.compiled import loaded, outputs_of
+from tests.support.compiled import loaded, outputs_of, step_of
 from tests.support.whole import whole_case
 
 BATCH_SIZE = 4
@@ -44,20 +45,6 @@ class Compiled:
 
     def memory(self) -> DeviceMemory:
         return loaded(self.path, self.inputs)[1]
-
-    def train(self, memory: DeviceMemory, seed: int = SEED) -> float:
-        """Forward and backward on `memory`; returns the loss."""
-        assert self.program.training is not None
-        assert self.program.loss is not None
-        executable = Executor(self.program.training, self.program, memory.tensor)
-        torch.manual_seed(seed)
-        return float(outputs_of(executable, tangent_of(self.program, 1.0))[self.program.loss])
-
-    def gradients(self, memory: DeviceMemory) -> dict[str, Tensor]:
-        """By the parameter's name in the model; a tied one has its first name."""
-        members = [member for group in self.program.groups for member in group.members]
-        names = self.program.symbols
-        return {names[member.parameter].torch_names[0]: memory.tensor(member.gradient) for member in members}
 
     def evaluate(self, graph: Graph, memory: DeviceMemory, inputs: Mapping[str, Tensor] | None = None) -> list[Tensor]:
         given = inputs or {}
@@ -112,9 +99,7 @@ def _eager(one: Case, seed: int = SEED) -> tuple[nn.Module, Tensor]:
 
 
 def _in_float64(batch: Batch) -> Batch:
-    if isinstance(batch, dict):
-        return {name: t.double() if t.is_floating_point() else t for name, t in batch.items()}
-    return tuple(t.double() if t.is_floating_point() else t for t in batch)
+    return tree_map(lambda tensor: tensor.double() if tensor.is_floating_point() else tensor, batch)
 
 
 @pytest.mark.parametrize("one", FAMILIES, ids=lambda one: one.name)
@@ -134,16 +119,15 @@ def test_claims_about_gradients_hold(one: Case) -> None:
 @EVERY_FAMILY
 def test_loss_gradients_and_buffers_of_one_step_are_those_of_eager(compiled: Compiled) -> None:
     memory = compiled.memory()
-    loss = compiled.train(memory)
+    loss, gradients = step_of(compiled.program, memory, SEED)
     model, their_loss = _eager(compiled.case)
-    gradients = compiled.gradients(memory)
     theirs = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     assert gradients.keys() == theirs.keys()
     if compiled.case.expected == "exact":
-        assert loss == their_loss.item()
+        assert torch.equal(loss, their_loss)
         assert [name for name in theirs if not torch.equal(gradients[name], theirs[name])] == []
     else:
-        assert loss == pytest.approx(their_loss.item(), rel=INEXACT_BOUND)
+        assert float(loss) == pytest.approx(their_loss.item(), rel=INEXACT_BOUND)
         assert max(_apart(gradients[name], theirs[name]) for name in theirs) <= INEXACT_BOUND
     unused = ", ".join(sorted(compiled.case.unused))
     expected = [f"parameters without a gradient, which training leaves as they are: {unused}"] if unused else []
@@ -218,12 +202,5 @@ def _check_single_samples(compiled: Compiled, model: nn.Module) -> None:
 def _outputs(one: Case, model: nn.Module) -> list[Tensor]:
     batch = one.batch(BATCH_SIZE, seed=1)
     if isinstance(batch, dict):
-        return _tensors(model(**batch))[1:]
-    return _tensors(model(*batch))[1:] if one.loss is None else _tensors(model(*batch[:-1]))
-
-
-def _tensors(result: object) -> list[Tensor]:
-    if isinstance(result, Tensor):
-        return [result]
-    items = result.values() if isinstance(result, Mapping) else result if isinstance(result, tuple) else ()
-    return [tensor for item in items for tensor in _tensors(item)]
+        return tree_leaves(model(**batch))[1:]
+    return tree_leaves(model(*batch))[1:] if one.loss is None else tree_leaves(model(*batch[:-1]))

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from sambasim.commands.compile import named_in
@@ -15,7 +16,7 @@ from sambasim.compiler.compile import Compiled, Stopwatch, assemble, capture_mod
 from sambasim.ir.program import Program
 from sambasim.options.compile import CompileOptions
 from sambasim.pef import map_weights, read
-from sambasim.runtime.engine.executor import Executor, Tangent
+from sambasim.runtime.engine.executor import Executor, Tangent, tangent_of
 from sambasim.runtime.transports.in_process import finished
 from sambasim.runtime.values.memory import DeviceMemory, place_inputs, place_weights
 
@@ -79,3 +80,11 @@ def outputs_of(executor: Executor, tangent: Tangent = None, *, accumulate: bool 
     """What one pass returns, of a rank that is alone in its process."""
     (outputs,) = finished(executor.run(tangent, accumulate=accumulate))
     return outputs
+
+
+def step_of(program: Program, memory: DeviceMemory, seed: int = 1) -> tuple[Tensor, dict[str, Tensor]]:
+    """The loss of one step on `memory`, and the gradients by the first names of their parameters in the model."""
+    torch.manual_seed(seed)
+    loss = outputs_of(Executor(program.step, program, memory.tensor), tangent_of(program, 1.0))[program.loss or ""]
+    members = [member for group in program.groups for member in group.members]
+    return loss, {program.symbols[m.parameter].torch_names[0]: memory.tensor(m.gradient) for m in members}

@@ -18,6 +18,7 @@ from sambasim.compiler.sharding.rules import EVEN_IF_WHOLE, RULES
 from sambasim.compiler.sharding.sharder import WHOLE, Layout, Sharder, cut, fits
 from sambasim.ir.dataflow import gathers
 from sambasim.ir.graph import Graph, Node, Ref, SectionKind
+from sambasim.ir.mesh import TENSOR
 from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
@@ -57,19 +58,19 @@ class Plan:
     whole: Mapping[str, str] = field(default_factory=dict)
 
 
-def propagate(program: Program, graph: Graph, axis: str, ranks: int, at_rest: Mapping[str, Layout]) -> Sharder:
-    return Sharder(graph, program.symbols, axis, ranks, at_rest, RULES, EVEN_IF_WHOLE).run()
+def propagate(program: Program, graph: Graph, ranks: int, at_rest: Mapping[str, Layout]) -> Sharder:
+    return Sharder(graph, program.symbols, ranks, at_rest, RULES, EVEN_IF_WHOLE).run()
 
 
 _ENOUGH = 2
 """After so many layers that were refused alone, those of the same kind between them and the last one are not tried."""
 
 
-def find_plan(program: Program, graph: Graph, axis: str, ranks: int, start: Plan | None = None) -> Plan:
+def find_plan(program: Program, ranks: int, start: Plan | None = None) -> Plan:
     """`start`, or nothing, with all trials that gather no more than it."""
     plan, whole = start or Plan(), dict[str, str]()
     by_operand: dict[str, list[Product]] = {}  # those of one activation are cut together
-    for product in products(graph, program):
+    for product in products(program):
         by_operand.setdefault(product.operand, []).append(product)
     groups = [(group, _layer(group, program)) for group in by_operand.values()]
     alike: dict[Hashable, list[Sequence[Product]]] = defaultdict(list)
@@ -86,22 +87,20 @@ def find_plan(program: Program, graph: Graph, axis: str, ranks: int, start: Plan
             before = refused[layer, frozenset(re.sub(r"\d+", "*", name) for name in plan.layouts), len(tried)]
             why = before[-1] if before else None
             if len(before) < _ENOUGH or group is layers[-1]:
-                plan, why = _tried(program, graph, axis, ranks, plan, cutting)
+                plan, why = _tried(program, ranks, plan, cutting)
             if why is not None:
                 before.append(why)
                 whole |= {product.weight: why for product in cutting}
     return replace(plan, whole={name: why for name, why in whole.items() if name not in plan.layouts})
 
 
-def _tried(
-    program: Program, graph: Graph, axis: str, ranks: int, plan: Plan, cutting: Sequence[Product]
-) -> tuple[Plan, str | None]:
+def _tried(program: Program, ranks: int, plan: Plan, cutting: Sequence[Product]) -> tuple[Plan, str | None]:
     """`plan` with the weights of `cutting` cut; or `plan` itself, and why not."""
     gathered: list[int] = []
     for outer in JOINED:
         columns = {use.weight: cut(use.rows if use.is_table else use.columns, outer) for use in cutting}
         if all(fits(program.symbols[name].whole.shape, layout, ranks) for name, layout in columns.items()):
-            trial = settled(program, graph, axis, ranks, {**plan.layouts, **columns})
+            trial = settled(program, ranks, {**plan.layouts, **columns})
             if trial.gathered_bytes <= plan.gathered_bytes:
                 return trial, None
             gathered.append(trial.gathered_bytes - plan.gathered_bytes)
@@ -121,31 +120,25 @@ def general(module: str) -> str:
     return ".".join(["*" if part.isdigit() else part for part in outer] + [own])
 
 
-def settled(
-    program: Program,
-    graph: Graph,
-    axis: str,
-    ranks: int,
-    layouts: Mapping[str, Layout],
-    kept_whole: Set[str] = frozenset(),
-) -> Plan:
+def settled(program: Program, ranks: int, layouts: Mapping[str, Layout], kept_whole: Set[str] = frozenset()) -> Plan:
     """`layouts` with all that is cut wherever it is read, but for what is `kept_whole`."""
     while True:
-        found = propagate(program, graph, axis, ranks, layouts)
+        done = propagate(program, program.leading, ranks, layouts)
         added = {
             name: layout
-            for name in graph.inputs
+            for name in program.leading.inputs
             if name not in layouts and name not in kept_whole and program.symbols[name].kind in _CUT_KINDS
-            if len(found.wanted[name]) == 1
-            for layout in found.wanted[name] - {WHOLE}
+            if len(done.wanted[name]) == 1
+            for layout in done.wanted[name] - {WHOLE}
         }
         if not added:
-            return Plan(layouts, sum(gather.received_bytes for gather in gathers(found.graph, axis, ranks)))
+            return Plan(layouts, sum(gather.received_bytes for gather in gathers(done.graph, TENSOR, ranks)))
         layouts = {**layouts, **added}
 
 
-def products(graph: Graph, program: Program) -> Iterator[Product]:
+def products(program: Program) -> Iterator[Product]:
     """The forward products with a parameter, in the order of execution."""
+    graph = program.leading
     made = {name: node for node in graph.nodes for name in node.results if name is not None}
     for node in graph.nodes_of(SectionKind.FWD):
         columns, rows, is_table = 1, 0, node.operator == "aten.embedding.default"
@@ -195,9 +188,9 @@ def tp_plan_of(model: nn.Module) -> Mapping[str, str]:
     return {f"{prefix}{name}": str(style) for prefix, plan in plans.items() for name, style in plan.items()}
 
 
-def read_names(program: Program, graph: Graph, ranks: int, styles: Mapping[str, str]) -> Named:
+def read_names(program: Program, ranks: int, styles: Mapping[str, str]) -> Named:
     """What `styles`, by pattern, say of the parameters of `program`."""
-    result, uses = Named(), list(products(graph, program))
+    result, uses = Named(), list(products(program))
     parameters = [symbol for symbol in program.symbols.values() if symbol.kind is SymbolKind.PARAMETER]
     paths = {path: symbol.name for symbol in parameters for path in symbol.torch_names}
     holds: dict[str, tuple[str, str]] = {}  # by symbol: the pattern that matches, and the name that it matches
@@ -247,18 +240,18 @@ def _cut_by_name(
     return columns, "", ""
 
 
-def plan_by_name(program: Program, graph: Graph, axis: str, ranks: int, names: Named) -> Plan:
+def plan_by_name(program: Program, ranks: int, names: Named) -> Plan:
     """The plan that `names` give, with all that follows. The columns of a pattern are taken as those of several joined
     tensors, if that gathers less."""
     layouts = names.layouts
-    plan = settled(program, graph, axis, ranks, layouts, names.whole)
+    plan = settled(program, ranks, layouts, names.whole)
     for columns in names.columns:
         for outer in JOINED[1:]:
             trial = {name: cut(dim, outer) for name, dim in columns.items()}
             if plan.gathered_bytes == 0:
                 return plan
             if all(fits(program.symbols[name].whole.shape, one, ranks) for name, one in trial.items()):
-                joined = settled(program, graph, axis, ranks, {**layouts, **trial}, names.whole)
+                joined = settled(program, ranks, {**layouts, **trial}, names.whole)
                 if joined.gathered_bytes < plan.gathered_bytes:
                     plan, layouts = joined, {**layouts, **trial}
     return plan

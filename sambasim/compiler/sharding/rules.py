@@ -12,6 +12,7 @@ from functools import cache
 from sambasim.compiler.sharding.maps import broadcast, by_first, by_map, follow, inserted, letters, whole, without
 from sambasim.compiler.sharding.sharder import PARTIAL, WHOLE, Layout, Rule, Sharder, cut, number, refs, through_view
 from sambasim.ir.graph import Argument, Node, Ref, TorchConstant
+from sambasim.ir.mesh import TENSOR
 from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.types import TensorType
 
@@ -39,7 +40,7 @@ def _own(s: Sharder, node: Node, ids: Argument, size: int) -> tuple[Ref, Ref]:
     table of zeros."""
     part, bools, index = size // s.ranks, s.type_like(ids, dtype="bool"), TensorType("int64", ())
     row = TensorType("float32", (*bools.shape, 1))
-    position = s.new(node, "position", "comm.index", (), index, axis=s.axis)
+    position = s.new(node, "position", "comm.index", (), index, axis=TENSOR)
     first = s.new(node, "first", "aten.mul.Scalar", (position, part))
     local = s.new(node, "local", "aten.sub.Tensor", (s.whole(ids), first))
     below = s.new(node, "below", "aten.lt.Scalar", (local, 0), bools)
@@ -344,7 +345,7 @@ def dropout(s: Sharder, node: Node) -> bool:
     dtype = TorchConstant("dtype", whole.dtype)
     like = s.new(node, "like", "aten.zeros.default", (whole.shape,), whole, dtype=dtype)
     _, mask = s.new_values(node, ("drawn", "mask"), "aten.native_dropout.default", (like, p, True), (whole, mask_type))
-    how = (("axis", s.axis), ("dim", layout.dim), ("outer", layout.outer))
+    how = (("axis", TENSOR), ("dim", layout.dim), ("outer", layout.outer))
     s.emit_result(node, second, "comm.shard", (mask,), layout, how)
     kept = s.new(node, "kept", "aten.mul.Tensor", (s.as_is(x), Ref(second)), whole, layout)
     s.emit_result(node, first, "aten.mul.Scalar", (kept, 1 / (1 - p)), layout)

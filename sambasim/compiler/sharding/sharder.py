@@ -1,4 +1,4 @@
-"""How values lie over the ranks of one axis, and how that propagates through a graph: each node by the rule of its
+"""How values lie over the ranks of the axis tp, and how that propagates through a graph: each node by the rule of its
 operator, with communication where layouts differ.
 
 A node without a rule, and one whose rule finds no way, is computed whole on every rank.
@@ -14,6 +14,7 @@ from typing import TypeAlias
 
 from sambasim.errors import InternalError
 from sambasim.ir.graph import Argument, Graph, Node, Output, Ref, Section, SectionKind
+from sambasim.ir.mesh import TENSOR
 from sambasim.ir.types import Cut, Symbol, SymbolKind, TensorType, parameter_of
 
 
@@ -56,8 +57,8 @@ def part_type(whole: TensorType, layout: Layout, ranks: int) -> TensorType:
     return TensorType(whole.dtype, tuple(sizes))
 
 
-def cut_of(layout: Layout, axis: str, ranks: int) -> tuple[Cut, ...]:
-    return (Cut(axis, layout.dim, ranks, layout.outer),) if layout.kind == "cut" else ()
+def cut_of(layout: Layout, ranks: int) -> tuple[Cut, ...]:
+    return (Cut(TENSOR, layout.dim, ranks, layout.outer),) if layout.kind == "cut" else ()
 
 
 def through_view(before: tuple[int, ...], after: tuple[int, ...], layout: Layout, ranks: int) -> Layout | None:
@@ -86,7 +87,7 @@ Keywords: TypeAlias = Sequence[tuple[str, Argument]]
 
 @dataclass(slots=True)
 class Sharder:
-    """One propagation through `graph`, and what became of it, over the `ranks` ranks of `axis`. `at_rest`: the layouts
+    """One propagation through `graph`, and what became of it, over `ranks` ranks. `at_rest`: the layouts
     of inputs that are not whole, by symbol; `even_if_whole`: operators whose rule is asked even if all operands are;
     `layouts`: of each value of the whole program, as its node computes it; `notes`: names of values, which a forward
     rule leaves for the backward's; `wanted`: for each input, the layouts in which forward nodes read it; `replicated`:
@@ -94,7 +95,6 @@ class Sharder:
 
     graph: Graph
     symbols: Mapping[str, Symbol]
-    axis: str
     ranks: int
     at_rest: Mapping[str, Layout]
     rules: Mapping[str, Rule]
@@ -216,7 +216,7 @@ class Sharder:
 
     def reduced(self, value: Ref, op: str = "sum") -> Ref:
         """The sum, or the maximum, of what the ranks have in `value`, on all of them."""
-        name, how = f"{value.name}__{op}_{self.axis}", (("op", op), ("order", "tree"))
+        name, how = f"{value.name}__{op}_{TENSOR}", (("op", op), ("order", "tree"))
         return Ref(self._communicate(name, value.name, "all_reduce", how, self._values[value.name], WHOLE))
 
     def _shard(self, node: Node) -> None:
@@ -263,7 +263,7 @@ class Sharder:
         how: Keywords = () if operator == "all_reduce" else (("dim", which.dim), ("outer", which.outer))
         if own == PARTIAL:
             how = (*how, ("op", "sum"), ("order", "tree"))
-        return self._communicate(f"{name}__{operator}_{self.axis}", name, operator, how, self._types[name], layout)
+        return self._communicate(f"{name}__{operator}_{TENSOR}", name, operator, how, self._types[name], layout)
 
     def _communicate(
         self, name: str, value: str, operator: str, how: Keywords, type_: TensorType, layout: Layout
@@ -271,7 +271,7 @@ class Sharder:
         name = self._free(name)
         self._types[name], self.layouts[name] = type_, layout
         self._values[name] = part_type(type_, layout, self.ranks)
-        self._nodes.append(Node(name, f"comm.{operator}", (Ref(value),), (("axis", self.axis), *how), (name,)))
+        self._nodes.append(Node(name, f"comm.{operator}", (Ref(value),), (("axis", TENSOR), *how), (name,)))
         return name
 
     def _given_out(self, name: str) -> str:

@@ -37,24 +37,23 @@ class TensorParallel:
     compiled: Program | None = None
 
     def __call__(self, program: Program) -> Program:
-        leading = program.leading
         if self.compiled is not None:
             plan = self._as_in(self.compiled, program)
         else:
-            plan = self._by_name(program, leading) if self.styles else self._by_trial(program, leading)
-        if left := ", ".join(_left_whole(program, leading, plan)):
+            plan = self._by_name(program) if self.styles else self._by_trial(program)
+        if left := ", ".join(_left_whole(program, plan)):
             self.tell(f"whole on every rank: {left}")
         symbols = dict(program.symbols)
 
         def divide(name: str, layout: Layout) -> None:
             type_ = part_type(symbols[name].type, layout, self.ranks)
-            symbols[name] = replace(symbols[name], type=type_, cuts=cut_of(layout, TENSOR, self.ranks))
+            symbols[name] = replace(symbols[name], type=type_, cuts=cut_of(layout, self.ranks))
 
         for name, layout in plan.layouts.items():
             divide(name, layout)
 
         def sharded(graph: Graph) -> Graph:
-            done = propagate(program, graph, TENSOR, self.ranks, plan.layouts)
+            done = propagate(program, graph, self.ranks, plan.layouts)
             for output in done.graph.outputs:
                 kind = symbols[output.symbol].kind
                 if kind is SymbolKind.GRADIENT:
@@ -74,27 +73,27 @@ class TensorParallel:
         shapes = {name: program.symbols[name].type.shape for name in layouts}
         return Plan({name: at for name, at in layouts.items() if fits(shapes[name], at, self.ranks)})
 
-    def _by_name(self, program: Program, graph: Graph) -> Plan:
-        names = read_names(program, graph, self.ranks, self.styles)
+    def _by_name(self, program: Program) -> Plan:
+        names = read_names(program, self.ranks, self.styles)
         if names.problems:
             raise refusal(names.problems)
         if not names.layouts:
             what = "parallel.tensor_plan cuts no tensor"
             raise OptionError(what, remedy='give weights the style "colwise", or leave the table out')
-        return plan_by_name(program, graph, TENSOR, self.ranks, names)
+        return plan_by_name(program, self.ranks, names)
 
-    def _by_trial(self, program: Program, graph: Graph) -> Plan:
-        plan = find_plan(program, graph, TENSOR, self.ranks)
-        names = read_names(program, graph, self.ranks, self.styles_of_model)
+    def _by_trial(self, program: Program) -> Plan:
+        plan = find_plan(program, self.ranks)
+        names = read_names(program, self.ranks, self.styles_of_model)
         missed = [name for name in names.layouts if name not in plan.layouts]
         if missed:
-            start = plan_by_name(program, graph, TENSOR, self.ranks, names)
-            plan = find_plan(program, graph, TENSOR, self.ranks, start)
+            start = plan_by_name(program, self.ranks, names)
+            plan = find_plan(program, self.ranks, start)
         if self.styles_of_model:
             self.tell(_about_model(program, names, missed))
-        undivided = _undivided_heads(program, graph, self.ranks)
+        undivided = _undivided_heads(program, self.ranks)
         if not plan.layouts:
-            raise _nothing_cut(program, graph, self.ranks, undivided)
+            raise _nothing_cut(program, self.ranks, undivided)
         for query, key in undivided:
             heads = _heads(query, key)
             self.tell(f"whole on every rank: {heads}, which cannot be divided over {self.ranks} ranks")
@@ -108,8 +107,9 @@ def _heads(query: int, key: int) -> str:
     return f"{counted(query, 'query head')} and {counted(key, 'key head')}"
 
 
-def _undivided_heads(program: Program, graph: Graph, ranks: int) -> Mapping[tuple[int, int], Node]:
+def _undivided_heads(program: Program, ranks: int) -> Mapping[tuple[int, int], Node]:
     undivided: dict[tuple[int, int], Node] = {}
+    graph = program.leading
     for node in graph.nodes:
         if OPERATORS[node.operator].kind is OperatorKind.ATTENTION:
             names = [argument.name for argument in node.args[:3] if isinstance(argument, Ref)]
@@ -120,7 +120,7 @@ def _undivided_heads(program: Program, graph: Graph, ranks: int) -> Mapping[tupl
     return undivided
 
 
-def _nothing_cut(program: Program, graph: Graph, ranks: int, undivided: Mapping[tuple[int, int], Node]) -> OptionError:
+def _nothing_cut(program: Program, ranks: int, undivided: Mapping[tuple[int, int], Node]) -> OptionError:
     what = (
         f"no tensor of {program.name} can be cut over {ranks} ranks: no two products with only operators between them "
         "that work on parts, in sizes that divide evenly"
@@ -131,7 +131,7 @@ def _nothing_cut(program: Program, graph: Graph, ranks: int, undivided: Mapping[
         what = f"{heads} cannot be divided over {ranks} ranks, and no other tensor of {program.name} can be cut"
         where = None if node.source is None else str(node.source)
         tried |= {number for number in range(2, key + 1) if gcd(query, key) % number == 0}
-    possible = [str(number) for number in sorted(tried) if find_plan(program, graph, TENSOR, number).layouts]
+    possible = [str(number) for number in sorted(tried) if find_plan(program, number).layouts]
     remedy = f"{f'--n-chips {one_of(possible)}, or ' if possible else ''}leave out --tensor-parallel"
     return OptionError(what, where=where, remedy=remedy)
 
@@ -150,9 +150,9 @@ def _about_model(program: Program, names: Named, missed: list[str]) -> str:
     return f"tp_plan of the model {said}{without}"
 
 
-def _left_whole(program: Program, graph: Graph, plan: Plan) -> Iterator[str]:
+def _left_whole(program: Program, plan: Plan) -> Iterator[str]:
     """The weights of several dimensions that are not cut, the largest first, and why."""
-    whole: dict[str, list[Symbol]] = {}
+    graph, whole = program.leading, dict[str, list[Symbol]]()
     for symbol in map(program.symbols.__getitem__, graph.inputs):
         if symbol.kind is SymbolKind.PARAMETER and len(symbol.type.shape) > 1 and symbol.name not in plan.layouts:
             whole.setdefault(_general_name(symbol), []).append(symbol)

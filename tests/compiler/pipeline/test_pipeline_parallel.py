@@ -1,6 +1,6 @@
 """Where a model is cut into stages, and that the stages compute what one rank computes that accumulates."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 
@@ -57,12 +57,23 @@ class Shared(nn.Module):
         return F.mse_loss(self.tied((hidden + first) * self.frozen), target)
 
 
+def with_batches(model: nn.Module, *shape: int) -> tuple[Built, list[Batch]]:
+    """`model`, captured, and micro-batches with two tensors of `shape`."""
+    torch.manual_seed(0)
+    batches = [{"x": torch.randn(shape), "target": torch.randn(shape)} for _ in range(MICRO_BATCHES)]
+    return built_from(model, **batches[0])[0], batches
+
+
 @cache
 def shared() -> tuple[Built, list[Batch]]:
-    """`Shared`, captured, and its micro-batches."""
-    torch.manual_seed(0)
-    batches = [{"x": torch.randn(3, 8), "target": torch.randn(3, 8)} for _ in range(MICRO_BATCHES)]
-    return built_from(Shared(), **batches[0])[0], batches
+    return with_batches(Shared(), 3, 8)
+
+
+@cache
+def rolled(name: str) -> tuple[Built, list[Batch]]:
+    """An example, and micro-batches of its samples in other orders."""
+    built, inputs = example(name)
+    return built, [{key: one.roll(number, 0) for key, one in inputs.items()} for number in range(MICRO_BATCHES)]
 
 
 class Turned(nn.Module):
@@ -96,8 +107,7 @@ def accumulated(built: Built, batches: Sequence[Batch]) -> dict[str, Tensor]:
     program = placed(built.program)
     memory = DeviceMemory.private(program)
     place_weights(program, memory, built.weights)
-    assert program.training is not None
-    executor = Executor(program.training, program, memory.tensor, wanted=program.loss)
+    executor = Executor(program.step, program, memory.tensor, wanted=program.loss)
     losses = []
     for number, batch in enumerate(batches):
         place_inputs(memory, batch)
@@ -118,8 +128,7 @@ def pipelined(built: Built, batches: Sequence[Batch], program: Program) -> dict[
     transports = connect_here(memories, mesh)
     for transport, memory, own in zip(transports, memories, programs, strict=True):
         place_weights(own, memory, built.weights)
-        assert own.training is not None
-        executor = Executor(own.training, own, memory.tensor, wanted=own.loss, transport=transport)
+        executor = Executor(own.step, own, memory.tensor, wanted=own.loss, transport=transport)
         tangent = tangent_of(own, 1 / len(batches))
         passes.append(executor.run(tangent, batches, seed))
     outputs = run_together(passes, transports[0].hub)[-1]
@@ -134,11 +143,13 @@ def kept_in(memory: DeviceMemory) -> dict[str, Tensor]:
     return {name: memory.tensor(name).clone() for name, one in memory.program.symbols.items() if one.kind in kinds}
 
 
-def check_bits(built: Built, batches: Sequence[Batch], ranks: int, schedule: str) -> None:
-    expected, found = accumulated(built, batches), pipelined(built, batches, cut(built, ranks, schedule))
+def check_equal(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
     assert found.keys() == expected.keys()
-    for name, right in expected.items():
-        assert torch.equal(found[name], right), name
+    assert [name for name in expected if not torch.equal(found[name], expected[name])] == []
+
+
+def check_bits(built: Built, batches: Sequence[Batch], ranks: int, schedule: str) -> None:
+    check_equal(pipelined(built, batches, cut(built, ranks, schedule)), accumulated(built, batches))
 
 
 @pytest.mark.parametrize(
@@ -150,10 +161,7 @@ def test_a_model_that_shares_layers_and_draws_has_the_bits_of_accumulation(ranks
 
 
 def test_a_message_keeps_its_strides() -> None:
-    torch.manual_seed(0)
-    batches = [{"x": torch.randn(4, 5, 6), "target": torch.randn(4, 5, 6)} for _ in range(MICRO_BATCHES)]
-    built, _ = built_from(Turned(), **batches[0])
-    check_bits(built, batches, 2, "1f1b")
+    check_bits(*with_batches(Turned(), 4, 5, 6), 2, "1f1b")
 
 
 @pytest.mark.parametrize(
@@ -161,19 +169,16 @@ def test_a_message_keeps_its_strides() -> None:
     [("char_gpt", 2), whole_case("char_gpt", 4), whole_case("resnet", 2), ("resnet", 4), whole_case("digits", 2)],
 )
 def test_an_example_has_the_bits_of_accumulation(name: str, ranks: int) -> None:
-    built, inputs = example(name)
-    batches = [{key: one.roll(number, 0) for key, one in inputs.items()} for number in range(MICRO_BATCHES)]
-    check_bits(built, batches, ranks, "1f1b")
+    check_bits(*rolled(name), ranks, "1f1b")
 
 
 def crossing(program: Program, chosen: Callable[[SectionKind], bool] = lambda kind: True) -> list[Node]:
     """The messages between stages of the training step."""
-    assert program.training is not None
     return [
         node
-        for section in program.training.sections
+        for section in program.step.sections
         if chosen(section.kind)
-        for node in program.training.section_nodes(section)
+        for node in program.step.section_nodes(section)
         if axis_of(node) == PIPELINE and node.operator == "comm.send"
     ]
 
@@ -200,8 +205,7 @@ def test_each_rank_holds_its_own_parameters_only() -> None:
 
 def test_a_gradient_is_complete_where_it_is_computed() -> None:
     """A view of a product too, at which its group would else wait for the end of the stage."""
-    training = cut(example("char_gpt")[0], 2).training
-    assert training is not None
+    training = cut(example("char_gpt")[0], 2).step
     place_of = {name: at for at, node in enumerate(training.nodes) for name in node.results}
     for output in training.outputs:
         if output.symbol.endswith(GRADIENT_SUFFIX):
@@ -214,8 +218,7 @@ def test_a_gradient_is_complete_where_it_is_computed() -> None:
 
 def test_a_split_backward_computes_gradients_of_weights_apart() -> None:
     built, _ = example("char_gpt")
-    training = cut(built, 2, "zb-h1").training
-    assert training is not None
+    training = cut(built, 2, "zb-h1").step
     later = [node for one in training.sections if one.weights_only for node in training.section_nodes(one)]
     assert sum(node.operator == "aten.mm.default" for node in later) >= 8, "a product for each linear layer"
     assert not any(node.operator == "comm.send" for node in later), "no other stage waits for them"
@@ -239,9 +242,7 @@ class Fixed(nn.Module):
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
 def test_evaluation_reads_statistics_where_training_changes_them(schedule: str) -> None:
-    torch.manual_seed(0)
-    batches = [{"x": torch.randn(3, 8), "target": torch.randn(3, 8)} for _ in range(MICRO_BATCHES)]
-    built, _ = built_from(Fixed(), **batches[0])
+    built, batches = with_batches(Fixed(), 3, 8)
     check_bits(built, batches, 2, schedule)
     program = placed(cut(built, 2, schedule))
     holders = [
@@ -263,9 +264,7 @@ def test_what_is_computed_from_inputs_alone_is_sent_if_it_is_long() -> None:
                 hidden = hidden.sin()
             return F.mse_loss(self.second(self.first(hidden).relu() + hidden), target)
 
-    batches = [{"x": torch.randn(3, 4), "target": torch.randn(3, 4)} for _ in range(MICRO_BATCHES)]
-    built, _ = built_from(Long(), **batches[0])
-    check_bits(built, batches, 2, "1f1b")
+    check_bits(*with_batches(Long(), 3, 4), 2, "1f1b")
 
 
 def test_a_gradient_that_no_operator_computes_is_refused() -> None:
@@ -278,13 +277,13 @@ def test_a_gradient_that_no_operator_computes_is_refused() -> None:
         def forward(self, x: Tensor, target: Tensor) -> Tensor:
             return F.mse_loss(self.layers(x), target) + self.offset
 
-    built, _ = built_from(Bare(), x=torch.randn(3, 4), target=torch.randn(3, 4))
+    built, _ = with_batches(Bare(), 3, 4)
     with pytest.raises(OptionError, match="no operator computes the gradient of offset"):
         cut(built, 2)
 
 
 def test_more_stages_than_layers_are_refused() -> None:
-    built, _ = built_from(Turned(), x=torch.randn(4, 5, 6), target=torch.randn(4, 5, 6))
+    built, _ = with_batches(Turned(), 4, 5, 6)
     with pytest.raises(OptionError, match="cannot be cut into 5 stages with parameters of their own") as raised:
         cut(built, 5)
     assert raised.value.remedy == "use fewer --pipeline-stages: at most 2"
@@ -303,7 +302,7 @@ def test_each_rank_updates_parameters_where_a_view_of_them_is_in_the_stage_befor
             hidden = second(self.norm(first(x)).relu()).relu()
             return F.mse_loss(last(self.norm(third(hidden)).relu()), target)
 
-    built, _ = built_from(Net(), x=torch.randn(3, 8), target=torch.randn(3, 8))
+    built, _ = with_batches(Net(), 3, 8)
     program = placed(cut(built, 3))
     assert all(of_ranks(program)[rank].groups for rank in range(3))
     with pytest.raises(OptionError, match="share the buffer"):
@@ -311,8 +310,7 @@ def test_each_rank_updates_parameters_where_a_view_of_them_is_in_the_stage_befor
 
 
 def damaged(program: Program, change: Callable[[tuple[Node, ...]], tuple[Node, ...]]) -> Program:
-    training = program.training
-    assert training is not None
+    training = program.step
     first, *rest = training.sections
     nodes = change(training.section_nodes(first))
     moved = len(nodes) - first.stop
@@ -336,15 +334,13 @@ def with_tag(tag: Argument) -> Callable[[tuple[Node, ...]], tuple[Node, ...]]:
     ],
 )
 def test_a_damaged_message_is_refused(change: Callable[[tuple[Node, ...]], tuple[Node, ...]], said: str) -> None:
-    built, _ = built_from(Turned(), x=torch.randn(4, 5, 6), target=torch.randn(4, 5, 6))
-    program = cut(built, 2)
+    program = cut(with_batches(Turned(), 4, 5, 6)[0], 2)
     with pytest.raises(InvariantError, match=said):
         verify(damaged(program, change), Progress.CAPTURED)
 
 
 def test_a_schedule_of_other_micro_batches_is_refused() -> None:
-    built, _ = built_from(Turned(), x=torch.randn(4, 5, 6), target=torch.randn(4, 5, 6))
-    program = cut(built, 2)
+    program = cut(with_batches(Turned(), 4, 5, 6)[0], 2)
     schedule = program.schedule
     assert schedule is not None
     with pytest.raises(InvariantError, match="none of 2 stages and 3 micro-batches"):

@@ -66,8 +66,7 @@ def placed(update: Update = ADAMW, replicas: int = 0) -> Program:
 
 
 def moves(program: Program) -> list[tuple[str, tuple[int, int]]]:
-    assert program.training is not None
-    return [(name, ends_of(node)) for node in program.training.nodes if (name := copied(node))]
+    return [(name, ends_of(node)) for node in program.step.nodes if (name := copied(node))]
 
 
 def held_bytes(program: Program) -> int:
@@ -96,12 +95,9 @@ def test_the_last_stage_reads_its_own_copy() -> None:
 
 def test_a_group_of_its_own_is_reduced_behind_the_copy_of_its_gradient() -> None:
     program = placed(replicas=2)
-    assert program.training is not None
     (group,) = [one for one in program.groups if one.members[0].parameter == TIED]
     assert len(group.members) == 1
-    kinds = [
-        one.kind.value for one in program.training.sections if one.kind not in (SectionKind.FWD, SectionKind.BCKWD)
-    ]
+    kinds = [one.kind.value for one in program.step.sections if one.kind not in (SectionKind.FWD, SectionKind.BCKWD)]
     optimizers = ["OPT"] * len(program.groups)
     assert kinds == ["REDUCE", "REDUCE", "GRADNORM", *optimizers, "GATHER", "GATHER"]
     on_first, on_last = (of_ranks(program)[rank] for rank in (0, 3))
@@ -143,8 +139,7 @@ def test_less_than_a_clear_gain_adds_no_messages() -> None:
 
 
 def changed(program: Program, change: Callable[[Node], Node]) -> Program:
-    training = program.training
-    assert training is not None
+    training = program.step
     nodes = tuple(change(node) if copied(node) else node for node in training.nodes)
     return replace(program, training=replace(training, nodes=nodes))
 
@@ -174,8 +169,7 @@ def test_a_damaged_copy_is_refused(change: Callable[[Node], Node], said: str) ->
 
 def test_a_parameter_that_is_not_brought_back_is_refused() -> None:
     program = placed()
-    training = program.training
-    assert training is not None
+    training = program.step
     last = training.sections[-1]
     kept = replace(training, nodes=training.nodes[: last.start], sections=training.sections[:-1])
     with pytest.raises(InvariantError, match="weight is not copied from rank 3 to rank 0"):

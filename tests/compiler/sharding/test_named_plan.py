@@ -41,9 +41,8 @@ def layouts_of(program: Program) -> dict[str, Layout]:
 
 def gathered(program: Program) -> dict[str, int]:
     """The bytes that a rank gathers in the training step, by operator."""
-    assert program.training is not None
     found: dict[str, int] = {}
-    for one in gathers(program.training, TENSOR, 2):
+    for one in gathers(program.step, TENSOR, 2):
         found[one.operator] = found.get(one.operator, 0) + one.received_bytes
     return found
 

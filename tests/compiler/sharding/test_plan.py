@@ -1,6 +1,7 @@
 """Which parameters are cut, and that a cut program computes the gradients of the whole one."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from sambasim.compiler.sharding.sharder import Layout, Sharder, cut
 from sambasim.compiler.sharding.tensor_parallel import TensorParallel
 from sambasim.compiler.update import AttachOptimizers, Update
 from sambasim.errors import DataError, OptionError
-from sambasim.ir.mesh import TENSOR, replica_mesh
+from sambasim.ir.mesh import replica_mesh
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
 from sambasim.options.compile import CompileOptions, compile_options
@@ -151,15 +152,14 @@ def built_from(model: nn.Module, **inputs: Tensor) -> tuple[Built, dict[str, Ten
 def gradients(program: Program, built: Built, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     """The whole gradients of one pass, which every rank of a replica computes in this process."""
     mesh = replica_mesh(program.mesh)
-    placed = _placed(program)
+    placed = Place()(AttachOptimizers((Update("sgd", {"lr": 0.1}),))(program))
     memories = [DeviceMemory.private(placed) for _ in range(mesh.world_size)]
     executors = []
     transports = connect_here(memories, mesh)
     for rank, (memory, transport) in enumerate(zip(memories, transports, strict=True)):
         place_weights(placed, memory, built.weights, mesh.coordinates(rank))
         place_inputs(memory, inputs)
-        assert placed.training is not None
-        executors.append(Executor(placed.training, placed, memory.tensor, transport=transport))
+        executors.append(Executor(placed.step, placed, memory.tensor, transport=transport))
 
     def passed(executor: Executor):  # type: ignore[no-untyped-def]  # a generator
         torch.manual_seed(7)  # every rank draws the same
@@ -177,8 +177,9 @@ def gradients(program: Program, built: Built, inputs: dict[str, Tensor]) -> dict
     return found
 
 
-def _placed(program: Program) -> Program:
-    return Place()(AttachOptimizers((Update("sgd", {"lr": 0.1}),))(program))
+def activations(model: nn.Module) -> tuple[Built, dict[str, Tensor]]:
+    torch.manual_seed(0)
+    return built_from(model, x=torch.randn(4, 6, 16), target=torch.randn(4, 6, 16))
 
 
 def check_gradients(built: Built, inputs: dict[str, Tensor], ranks: int) -> None:
@@ -215,10 +216,8 @@ def test_a_cut_example_computes_the_gradients_of_the_whole_one(name: str) -> Non
 
 @pytest.mark.parametrize("ranks", [whole_case(2), 4])
 def test_separate_queries_and_gates_are_cut_together(ranks: int) -> None:
-    torch.manual_seed(0)
-    built, inputs = built_from(Attention(), x=torch.randn(4, 6, 16), target=torch.randn(4, 6, 16))
-    plan = plan_of(built, ranks)
-    assert plan == {
+    built, inputs = activations(Attention())
+    assert plan_of(built, ranks) == {
         **dict.fromkeys(("q__weight", "k__weight", "v__weight"), cut(0)),
         **dict.fromkeys(("gate__weight", "up__weight", "gate__bias", "up__bias"), cut(0)),
         **dict.fromkeys(("o__weight", "down__weight"), cut(1)),
@@ -231,7 +230,7 @@ def test_separate_queries_and_gates_are_cut_together(ranks: int) -> None:
 )
 def test_attention_with_a_mask_is_cut_by_heads(shape: tuple[int, ...], dropout: float) -> None:
     torch.manual_seed(0)
-    built, inputs = built_from(Masked(shape, dropout), x=torch.randn(4, 6, 16), target=torch.randn(4, 6, 16))
+    built, inputs = activations(Masked(shape, dropout))
     assert plan_of(built, 2) == {"qkv__weight": cut(0, 3), "qkv__bias": cut(0, 3), "o__weight": cut(1)}
     check_gradients(built, inputs, 2)
 
@@ -256,8 +255,7 @@ def test_a_word_or_a_class_of_no_rank_is_an_error_of_the_data(name: str) -> None
 
 
 def plan_of(built: Built, ranks: int) -> dict[str, Layout]:
-    assert built.program.training is not None
-    plan = find_plan(built.program, built.program.training, TENSOR, ranks)
+    plan = find_plan(built.program, ranks)
     return {name.partition("__")[2]: layout for name, layout in plan.layouts.items()}
 
 
@@ -273,7 +271,7 @@ def test_a_gpt_is_cut_as_in_megatron() -> None:
     }
     blocks = {f"blocks__{block}__{name}": layout for block in range(2) for name, layout in of_block.items()}
     assert plan_of(built, 2) == {"tokens__weight": cut(0), "positions__weight": cut(0), **blocks}
-    of_forward = find_plan(built.program, built.program.evaluation, TENSOR, 2)  # as for inference
+    of_forward = find_plan(replace(built.program, training=None), 2)  # as for inference
     assert {name.partition("__")[2]: layout for name, layout in of_forward.layouts.items()}.items() >= blocks.items()
 
 
@@ -281,8 +279,7 @@ def test_a_gpt_is_cut_as_in_megatron() -> None:
     ("heads", "ranks", "told"), [((3, 3), 2, "3 attention heads"), ((8, 2), 4, "8 query heads and 2 key heads")]
 )
 def test_heads_that_ranks_do_not_divide_stay_whole(heads: tuple[int, int], ranks: int, told: str) -> None:
-    torch.manual_seed(0)
-    built, inputs = built_from(Grouped(*heads), x=torch.randn(4, 6, 16), target=torch.randn(4, 6, 16))
+    built, inputs = activations(Grouped(*heads))
     notices: list[str] = []
     program = TensorParallel(ranks, tell=notices.append)(built.program)
     assert plan_of(built, ranks) == {"up__weight": cut(0), "up__bias": cut(0), "down__weight": cut(1)}
@@ -302,14 +299,14 @@ def test_the_search_does_not_try_more_for_more_layers(monkeypatch: pytest.Monkey
     counts, cut_in_each = [], ("up__weight", "up__bias", "down__weight")
     for layers in (4, 6):
         trials.clear()
-        built, _ = built_from(Layers(layers), x=torch.randn(4, 6, 16), target=torch.randn(4, 6, 16))
+        built, _ = activations(Layers(layers))
         assert set(plan_of(built, 2)) == {f"layers__{at}__{name}" for at in range(layers) for name in cut_in_each}
         counts.append(len(trials))
     assert counts[0] == counts[1]
 
 
 def test_heads_that_ranks_do_not_divide_are_refused_if_nothing_else_can_be_cut() -> None:
-    built, _ = built_from(Masked((6, 6)), x=torch.randn(4, 6, 16), target=torch.randn(4, 6, 16))
+    built, _ = activations(Masked((6, 6)))
     with pytest.raises(OptionError, match="4 attention heads cannot be divided over 8 ranks, and no other") as raised:
         TensorParallel(8)(built.program)
     assert raised.value.remedy == "--n-chips 2 or 4, or leave out --tensor-parallel"

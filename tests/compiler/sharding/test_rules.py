@@ -162,7 +162,7 @@ def outputs_of(
     for name, layout in at_rest.items():
         symbol = symbols[name]
         type_ = part_type(symbol.type, layout, ranks)
-        symbols[name] = replace(symbol, type=type_, cuts=cut_of(layout, TENSOR, ranks))
+        symbols[name] = replace(symbol, type=type_, cuts=cut_of(layout, ranks))
     placed = replace(program, symbols=symbols, evaluation=graph)
     memories = [DeviceMemory.private(placed) for _ in range(ranks)]
     executors = []
@@ -184,7 +184,7 @@ def outputs_of(
 
 
 def found_of(program: Program, at_rest: Mapping[str, Layout]) -> Sharder:
-    return propagate(program, program.evaluation, TENSOR, RANKS, at_rest)
+    return propagate(program, program.evaluation, RANKS, at_rest)
 
 
 @pytest.mark.parametrize("operator", CASES)
