@@ -29,7 +29,7 @@ from sambasim.units import counted
 def shapes_from_options(options: CompileOptions, on_phase: Callable[[str], None] = lambda phase: None) -> Program:
     """Compile what `options` name on fake tensors, and write no file: see `compile_shapes`. One sample of the data is
     read, whatever the batch size."""
-    return _with_passes(*captured_from_options(options, on_phase), options, on_phase)
+    return _with_passes(*captured_from_options(options, on_phase), options, Stopwatch(on_phase))
 
 
 def captured_from_options(
@@ -44,23 +44,18 @@ def captured_from_options(
 
 
 def compile_shapes(
-    make: Callable[[], nn.Module],
-    example: Callable[[nn.Module], Example],
-    options: CompileOptions,
-    on_phase: Callable[[str], None] = lambda phase: None,
+    make: Callable[[], nn.Module], example: Callable[[nn.Module], Example], options: CompileOptions
 ) -> Program:
     """The program of the model that `make` returns, for the batch of `example`; `make` runs on fake tensors, so any
     size is possible: whether it fits is not checked. Raises ModelError and CaptureError."""
     model, shapes = model_of_shapes(make, example, None)
-    captured = capture_model(model, shapes, options, Stopwatch(on_phase)).program
-    return _with_passes(captured, model, options, on_phase)
+    watch = Stopwatch(lambda phase: None)
+    return _with_passes(capture_model(model, shapes, options, watch).program, model, options, watch)
 
 
-def _with_passes(
-    captured: Program, model: nn.Module, options: CompileOptions, on_phase: Callable[[str], None]
-) -> Program:
+def _with_passes(captured: Program, model: nn.Module, options: CompileOptions, watch: Stopwatch) -> Program:
     passes = [step for step in pipeline(options, model=model) if not isinstance(step, Fits)]
-    return run_pipeline(captured, passes, Stopwatch(on_phase).begin)
+    return run_pipeline(captured, passes, watch.begin)
 
 
 def model_of_shapes(
