@@ -202,5 +202,8 @@ def _check_single_samples(compiled: Compiled, model: nn.Module) -> None:
 def _outputs(one: Case, model: nn.Module) -> list[Tensor]:
     batch = one.batch(BATCH_SIZE, seed=1)
     if isinstance(batch, dict):
-        return tree_leaves(model(**batch))[1:]
-    return tree_leaves(model(*batch))[1:] if one.loss is None else tree_leaves(model(*batch[:-1]))
+        result = model(**batch)
+    else:
+        result = model(*batch) if one.loss is None else model(*batch[:-1])
+    tensors = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+    return tensors if one.loss else tensors[1:]
