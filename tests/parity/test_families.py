@@ -201,9 +201,7 @@ def _check_single_samples(compiled: Compiled, model: nn.Module) -> None:
 
 def _outputs(one: Case, model: nn.Module) -> list[Tensor]:
     batch = one.batch(BATCH_SIZE, seed=1)
-    if isinstance(batch, dict):
-        result = model(**batch)
-    else:
-        result = model(*batch) if one.loss is None else model(*batch[:-1])
+    inputs = batch if one.loss is None or isinstance(batch, dict) else batch[:-1]
+    result = model(**inputs) if isinstance(inputs, dict) else model(*inputs)
     tensors = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
     return tensors if one.loss else tensors[1:]
