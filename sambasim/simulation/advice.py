@@ -17,9 +17,9 @@ from sambasim.ir.graph import Graph, Node, SectionKind
 from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
-from sambasim.simulation.alone import RankAlone
+from sambasim.simulation.alone import PricedRank, RankAlone, price_ranks
 from sambasim.simulation.prediction import Prediction
-from sambasim.simulation.step import PredictedStep, PricedRank, price_ranks, step_of
+from sambasim.simulation.step import PredictedStep, step_of
 from sambasim.simulation.sync import SyncPath
 from sambasim.units import counted, format_bytes
 

@@ -8,15 +8,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from sambasim.costs.fit import Need, check_memory
+from sambasim.costs.cut import Level, cut
+from sambasim.costs.fit import Need, check_chip, check_memory
 from sambasim.costs.price import Bound, Load, SectionPrice, chip_bytes, load_of, price_of
-from sambasim.costs.work import Work, device_bytes_of, stage_ranges
+from sambasim.costs.work import Work, at_batch_size, device_bytes_of, stage_ranges, works_of_ranks
 from sambasim.hardware.budget import Budget
+from sambasim.ir.dataflow import pass_and_update
 from sambasim.ir.graph import Graph, Section, SectionKind
 from sambasim.ir.program import MASTER, Program
 from sambasim.ir.schedule import Action
 from sambasim.ir.types import DTYPE_BYTES, SymbolKind
-from sambasim.simulation.memory import need_of
+from sambasim.simulation.memory import need_of, rows_of
 
 _NOTHING = Load(0, 0, 0, 0, 0, 0, 1, 1, ())
 _WIDE_BYTES, _NARROW_BYTES = DTYPE_BYTES["float32"], DTYPE_BYTES["bfloat16"]
@@ -199,3 +201,42 @@ def _exchanged_bytes(graph: Graph, program: Program) -> int:
 def _timed(kind: SectionKind, name: str, read_bytes: int, written_bytes: int, budget: Budget) -> TimedSection:
     load = Load(read_bytes, written_bytes, 0, read_bytes, 0, 0, 1, 1, ())
     return TimedSection(kind, name, load, price_of(load, replace(budget, load_s=0.0)), budget)  # all run one program
+
+
+@dataclass(frozen=True, slots=True)
+class PricedRank:
+    """One rank along pp, wherever the ranks are: its program, what it runs for one pass and the update, and the values
+    that are the same for each sample."""
+
+    program: Program
+    alone: RankAlone
+    resident: frozenset[str]
+
+
+def price_ranks(
+    program: Program, budget: Budget, samples: int | None = None, micro_steps: int = 1, level: Level | None = None
+) -> tuple[PricedRank, ...]:
+    """Each rank along pp, in order, for passes of `samples`, by default those of the program. With a `level`, sections
+    are cut again; else they are as compiled. Raises MachineError if a rank does not fit, PefError for invalid
+    arguments."""
+    samples = samples or program.batch_size
+
+    def priced(own: Program, work: Work, row: Sequence[Action] | None, cutting: Budget) -> PricedRank:
+        if level is not None:
+            graph = own.leading
+            graph = replace(graph, sections=(*cut(graph, work, cutting, level), *pass_and_update(graph)[1]))
+            own = replace(own, evaluation=graph) if own.training is None else replace(own, training=graph)
+        return PricedRank(own, price_alone(own, work, budget, samples, micro_steps, row), work.resident)
+
+    def fastest(own: Program, compiled: Work, row: Sequence[Action] | None) -> PricedRank:
+        work = at_batch_size(compiled, own.batch_size, samples)
+        check_chip(own.leading, work, budget)
+        rank = priced(own, work, row, budget)
+        if level is None or not rank.alone.tiers.rest:
+            return rank
+        # Another cut may be faster if not everything fits into HBM.
+        other = priced(own, work, row, slowed(budget, rank.alone.tiers.rest))
+        return min(rank, other, key=lambda each: each.alone.predicted_s)
+
+    ranks = zip(works_of_ranks(program), rows_of(program), strict=True)
+    return tuple(fastest(own, compiled, row) for (own, compiled), row in ranks)

@@ -15,8 +15,8 @@ from sambasim.hardware.spec import ClusterSpec, DeviceSpec, load_device
 from sambasim.ir.graph import Graph
 from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.program import Program
-from sambasim.simulation.alone import RankAlone
-from sambasim.simulation.step import PredictedStep, price_ranks, step_of
+from sambasim.simulation.alone import RankAlone, price_ranks
+from sambasim.simulation.step import PredictedStep, step_of
 from sambasim.simulation.sync import SyncPath
 
 REPLICAS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)

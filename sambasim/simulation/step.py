@@ -9,20 +9,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from sambasim.costs.cut import Level, cut
-from sambasim.costs.fit import check_chip
-from sambasim.costs.work import Work, at_batch_size, works_of_ranks
+from sambasim.costs.cut import Level
 from sambasim.hardware.budget import Budget
 from sambasim.hardware.placement import Placement
-from sambasim.ir.dataflow import pass_and_update, spans_of_actions
+from sambasim.ir.dataflow import spans_of_actions
 from sambasim.ir.graph import Section, SectionKind
 from sambasim.ir.mesh import DATA_PARALLEL, PIPELINE, Mesh, copy_mesh, mesh_of
 from sambasim.ir.program import Program
 from sambasim.ir.schedule import Action, ActionKind, Schedule, make, timeline
 from sambasim.ir.schedule import Span as ActionSpan
 from sambasim.ir.types import SymbolKind
-from sambasim.simulation.alone import MODEL_KINDS, RankAlone, price_alone, sections_of_pass, slowed
-from sambasim.simulation.memory import rows_of
+from sambasim.simulation.alone import MODEL_KINDS, PricedRank, RankAlone, price_ranks, sections_of_pass
 from sambasim.simulation.scaling import Span, SyncedRank, Track, syncs_of, with_sync
 from sambasim.simulation.sync import (
     GATHERS_IN_PASSES,
@@ -33,45 +30,6 @@ from sambasim.simulation.sync import (
     traffic_of,
     zero_of,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class PricedRank:
-    """One rank along pp, wherever the ranks are: its program, what it runs for one pass and the update, and the values
-    that are the same for each sample."""
-
-    program: Program
-    alone: RankAlone
-    resident: frozenset[str]
-
-
-def price_ranks(
-    program: Program, budget: Budget, samples: int | None = None, micro_steps: int = 1, level: Level | None = None
-) -> tuple[PricedRank, ...]:
-    """Each rank along pp, in order, for passes of `samples`, by default those of the program. With a `level`, sections
-    are cut again; else they are as compiled. Raises MachineError if a rank does not fit, PefError for invalid
-    arguments."""
-    samples = samples or program.batch_size
-
-    def priced(own: Program, work: Work, row: Sequence[Action] | None, cutting: Budget) -> PricedRank:
-        if level is not None:
-            graph = own.leading
-            graph = replace(graph, sections=(*cut(graph, work, cutting, level), *pass_and_update(graph)[1]))
-            own = replace(own, evaluation=graph) if own.training is None else replace(own, training=graph)
-        return PricedRank(own, price_alone(own, work, budget, samples, micro_steps, row), work.resident)
-
-    def fastest(own: Program, compiled: Work, row: Sequence[Action] | None) -> PricedRank:
-        work = at_batch_size(compiled, own.batch_size, samples)
-        check_chip(own.leading, work, budget)
-        rank = priced(own, work, row, budget)
-        if level is None or not rank.alone.tiers.rest:
-            return rank
-        # Another cut may be faster if not everything fits into HBM.
-        other = priced(own, work, row, slowed(budget, rank.alone.tiers.rest))
-        return min(rank, other, key=lambda each: each.alone.predicted_s)
-
-    ranks = zip(works_of_ranks(program), rows_of(program), strict=True)
-    return tuple(fastest(own, compiled, row) for (own, compiled), row in ranks)
 
 
 @dataclass(frozen=True, slots=True)

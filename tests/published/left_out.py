@@ -12,7 +12,7 @@ from sambasim.hardware.budget import budget_of, load_calibration
 from sambasim.hardware.spec import load_device
 from sambasim.ir.program import Program
 from sambasim.published.rows import Row, published_rows
-from sambasim.simulation.step import price_ranks
+from sambasim.simulation.alone import price_ranks
 
 FITTED = {"columns_per_unit": (64, 80, 96), "ddr_efficiency": (0.72, 0.76, 0.80), "load_s": (1.8e-3, 2.3e-3, 2.8e-3)}
 UNIT_EFFICIENCIES = (0.26, 0.28, 0.30, 0.32, 0.34, 0.36)

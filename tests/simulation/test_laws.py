@@ -17,8 +17,7 @@ from sambasim.hardware.spec import DeviceSpec, load_device
 from sambasim.ir.program import Program
 from sambasim.options.compile import CompileOptions
 from sambasim.options.training import OptimizerOptions, TrainingOptions
-from sambasim.simulation.alone import RankAlone
-from sambasim.simulation.step import price_ranks
+from sambasim.simulation.alone import RankAlone, price_ranks
 from tests.support.whole import whole_case
 
 LEVELS: tuple[Level, ...] = ("o0", "o1", "o3")

@@ -11,8 +11,8 @@ from sambasim.hardware.budget import Budget, budget_of
 from sambasim.hardware.placement import place
 from sambasim.hardware.spec import ClusterSpec, LinkSpec, load_cluster, load_device
 from sambasim.ir.graph import SectionKind
+from sambasim.simulation.alone import price_ranks
 from sambasim.simulation.scaling import SyncedRank, Track, with_sync
-from sambasim.simulation.step import price_ranks
 from sambasim.simulation.sync import SyncPath
 from tests.pef.samples import sample_program
 

@@ -21,10 +21,10 @@ from sambasim.ir.schedule import ActionKind, bubble
 from sambasim.options.compile import compile_options
 from sambasim.pef import read
 from sambasim.report.simulation import step_record
-from sambasim.simulation.alone import MODEL_KINDS
+from sambasim.simulation.alone import MODEL_KINDS, price_ranks
 from sambasim.simulation.planning.strategy import Strategy
 from sambasim.simulation.scaling import with_sync
-from sambasim.simulation.step import PredictedStep, predict_step, price_ranks, step_of
+from sambasim.simulation.step import PredictedStep, predict_step, step_of
 from sambasim.simulation.sync import SyncPath, Wire
 from tests.pef.samples import sample_program
 from tests.support.examples import MICRO_BATCHES, compiled, in_stages

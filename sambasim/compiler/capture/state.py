@@ -23,7 +23,8 @@ from sambasim.compiler.capture.recording import Op, Recording, changing_line, di
 from sambasim.compiler.capture.slots import FEW, MISSING, NUMBERS, Slot, fill, perturbed, vary
 from sambasim.compiler.capture.snapshot import Snapshot
 from sambasim.compiler.capture.step import EvaluationStep, TrainingStep, check_loss, eagerly, loss_in
-from sambasim.compiler.capture.trial import PLAIN, Told, generators_kept, no_gradients_kept, quiet, watched
+from sambasim.compiler.capture.told import Told, watched
+from sambasim.compiler.capture.trial import PLAIN, generators_kept, no_gradients_kept, quiet
 from sambasim.errors import CaptureError, InternalError
 from sambasim.forks import Fork
 

@@ -18,7 +18,8 @@ from typing import Any
 from sambasim.hardware.placement import Placement, place
 from sambasim.hardware.spec import ClusterSpec, DeviceSpec
 from sambasim.simulation.memory import Memory
-from sambasim.simulation.planning.one_rank import Layer, OneRank, Programs, Ranks
+from sambasim.simulation.planning.chain import Layer
+from sambasim.simulation.planning.one_rank import OneRank, Programs, Ranks
 from sambasim.simulation.planning.strategy import BY_HOST, Priced, Strategy, Terms, path_of, rdus_of, shortage
 from sambasim.simulation.scaling import spread_of
 from sambasim.simulation.sync import GATHERS_IN_PASSES, WIRE_BYTES, GroupSync, Traffic, group_sync, message

@@ -19,8 +19,9 @@ from sambasim.hardware.budget import Budget
 from sambasim.hardware.placement import Placement
 from sambasim.ir.program import Program
 from sambasim.ir.schedule import SCHEDULES
+from sambasim.simulation.alone import price_ranks
 from sambasim.simulation.memory import RECOMPUTE, Memory, memory_of
-from sambasim.simulation.step import price_ranks, step_of
+from sambasim.simulation.step import step_of
 from sambasim.simulation.sync import SyncPath, Wire
 from sambasim.units import counted, format_bytes
 
