@@ -1,5 +1,7 @@
-"""The table of optimizers: everything that is known of each, in one entry. The order of a slice's arithmetic must be
-the same wherever the slice begins, at multiples of 64 elements: then any number of replicas gives the same bits."""
+"""The table of optimizers: what is known of each, in one entry. A hyperparameter that no other has is also a field of
+`OptimizerOptions` (`options/training.py`). What an update is given: `Scalars` in `runtime/values/optimizers.py`.
+The order of a slice's arithmetic must be the same wherever the slice begins, at multiples of 64 elements: then any
+number of replicas gives the same bits."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -30,7 +32,7 @@ Written: TypeAlias = Callable[[Tensor, Tensor, Mapping[str, Tensor], Numbers], o
 @dataclass(frozen=True, slots=True)
 class OptimizerEntry:
     """One optimizer: the default options, its states and what torch.optim calls them. `needs` is the hyperparameter
-    without which it keeps no state; `torch_name` is its class in torch.optim and samba.optim."""
+    without which it keeps no state; `torch_name` is its class in torch.optim."""
 
     defaults: Mapping[str, object]
     states: Mapping[str, str]

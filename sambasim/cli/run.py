@@ -1,4 +1,5 @@
-"""`sambasim run`: train the model of a PEF, or predict with it, as one process or as a rank under mpirun."""
+"""`sambasim run`: train the model of a PEF, or predict with it, as one process or as a rank under mpirun. Its flags are
+fields of `options/run.py` and `options/training.py`."""
 
 import os
 import sys

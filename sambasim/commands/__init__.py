@@ -1,5 +1,6 @@
 """What a command does, for the shell and for Python alike: no click here, and nothing is printed.
 
-A command is about a `question` on a subject; `plan` checks and `variants` prices strategies; `memory`, `devices` and
-`results` are their commands. `compile` makes a PEF in a `child` process, and has its `proof`. `run` trains.
-"""
+question                what is asked, about which PEF or config
+compile, child, proof   makes a PEF in a child process, then compares it with its model
+plan, variants          checks and prices strategies
+memory, devices, results, run   the commands of these names"""

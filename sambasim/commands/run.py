@@ -102,15 +102,16 @@ def _check_features(options: RunOptions, header: PefHeader, in_slices: bool) -> 
 
 
 def _check_ranks(options: RunOptions, header: PefHeader, ranks: int, command: Sequence[str]) -> None:
-    """Whether `ranks` ranks are whole replicas, enough of them, and synced if they are several."""
+    """Raises OptionError or LaunchError unless `ranks` ranks make whole replicas, at least as many as the PEF needs,
+    and can sync if they are several. Remedies repeat `command`."""
     servers, minimum, whole = options.parameter_servers or 0, header.world_size, options.one_process_per_replica
     chips, remaining = header.replica.size(DATA_PARALLEL), ranks - servers
     if whole and chips > 1 and ranks > 1:
         replicas = max(ranks, minimum) if header.data_parallel else 1
         left = [word for word in command if word.replace("_", "-") != launcher.WHOLE_REPLICAS]
         raise OptionError(
-            f"{launcher.WHOLE_REPLICAS} runs stages and parts of weights, and a replica of the PEF {header.name} has "
-            f"{chips} chips that share its batch ({header.replica})",
+            f"{launcher.WHOLE_REPLICAS} allows only stages and cut weights, and a replica of the PEF {header.name} "
+            f"splits its batch over {chips} chips ({header.replica})",
             remedy=f"mpirun -np {replicas * header.ranks_of_replica} {shlex.join(left)}",
         )
     if servers and remaining < minimum:

@@ -1,4 +1,5 @@
-"""The first program: captured graphs and symbols, one FWD and one BCKWD section, no optimizer, no addresses yet."""
+"""The first program: captured graphs and symbols (parameters, buffers, and the constants that a trace found), one FWD
+and one BCKWD section, no optimizer, no addresses yet."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -56,7 +56,7 @@ class Recompute:
         ends = [section.stop for section in training.sections if section.kind is SectionKind.FWD]
         if self.mode == "full":
             ends = [end for section in forward for end in _segments(training, section, values)]
-        kept = _kept(training, ends, passes, values)
+        kept = _never_repeated(training, ends, passes, values)
         before, after = _held(training), _held(_Repeated(training, kept).graph())
         for section in forward:
             if after[section.stage] >= before[section.stage]:
@@ -83,9 +83,10 @@ def _segments(graph: Graph, stage: Section, values: Values) -> list[int]:
     return [*sorted(ends), stage.stop]
 
 
-def _kept(graph: Graph, ends: list[int], passes: Sequence[Section], values: Values) -> frozenset[str]:
-    """The values of the forward that the backward may read: what crosses `ends`, what another stage reads, and what
-    cannot be made again."""
+def _never_repeated(graph: Graph, ends: list[int], passes: Sequence[Section], values: Values) -> frozenset[str]:
+    """Results of the forward that stay in memory; the backward may compute all others again. They are: outputs of the
+    graph, what a later segment of the forward reads (`ends`: where segments end), what another stage reads, and what
+    cannot be computed again, such as random numbers, collectives, and reads of buffers that change."""
     kept = {output.value for output in graph.outputs}
     made_in: dict[str, tuple[int, int]] = {}  # by value of the forward: its segment and stage
     for section in passes:
@@ -96,11 +97,11 @@ def _kept(graph: Graph, ends: list[int], passes: Sequence[Section], values: Valu
                     kept.add(name)
             if is_forward:
                 made_in |= {name: (segment, section.stage) for name in node.results if name is not None}
-                kept.update(_made_once(node, values))
+                kept.update(_not_repeatable(node, values))
     return frozenset(kept)
 
 
-def _made_once(node: Node, values: Values) -> Sequence[str]:
+def _not_repeatable(node: Node, values: Values) -> Sequence[str]:
     operator = OPERATORS[node.operator]
     # In an app, buffers have changed before the backward.
     if not (operator.draws_random_numbers or operator.kind in _MADE_ONCE or values.buffers_read_by(node)):

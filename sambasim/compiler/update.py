@@ -338,6 +338,10 @@ _MEAN = (_AXIS, ("op", "mean"), ("order", "tree"))
 
 
 def _with_communication(program: Program) -> Graph:
+    """The step with data parallelism: a reduce-scatter of every group before the optimizers, an all-gather after them,
+    and where gradients are clipped, the sum of the norm along dp. A tied parameter of a pipeline already has a REDUCE
+    section that copies its gradient to the rank that updates it, and a GATHER section that copies the result back: they
+    stay first and last."""
     training, prefix = program.step, prefix_of(program.loss or "")
     groups = [group.name for group in program.groups]
     in_pass, update = pass_and_update(training)
@@ -355,8 +359,9 @@ def _with_communication(program: Program) -> Graph:
         for node in training.section_nodes(section):
             if node.operator == "opt.total_norm":
                 (own,) = node.reads
-                members.append(_sum_along(DATA_PARALLEL, own, extended.values))
-                node = replace(node, args=(Ref(members[-1].name),))
+                total = _sum_along(DATA_PARALLEL, own, extended.values)
+                members.append(total)
+                node = replace(node, args=(Ref(total.name),))
             members.append(node)
         extended.add(section.kind, section.name, members)
     name = f"{prefix}__gather"

@@ -1,1 +1,2 @@
-"""THE GRAPH: pure data. No torch, no files, no MPI."""
+"""The program as plain data: graphs, symbols, sections, mesh, and the invariants that they keep. Imports no torch, and
+reads no files."""

@@ -1,4 +1,4 @@
-"""What a DeepSpeed config says, as options of `compile` and `run`.
+"""What the values of a DeepSpeed config mean, as options of `compile` and `run`: a method of `_Reading` for each table.
 
 Its values lie between flags with `--set`, which override them, and the TOML config or the PEF, whose values fill in
 where the file says `auto`, or nothing. An optimizer, a scheduler or a loss scale in the file is complete: what it

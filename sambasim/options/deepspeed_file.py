@@ -1,7 +1,8 @@
 """Reads a DeepSpeed config: JSON, also with comments and commas before a closing bracket, as DeepSpeed reads it.
 
-The table of names says what becomes of each: it sets options (`deepspeed.py`), changes nothing here, is explained by a
-note, or is an error. Any other name is noted with the nearest known one.
+Tables of names say what becomes of each: it sets options, changes nothing here, is explained by a note, or is an error.
+Any other name is noted with the nearest known one. Other tables have the optimizers, schedulers and loss scales, with
+their fields and defaults. What a value means is in `deepspeed.py`.
 """
 
 import json

@@ -1,7 +1,7 @@
 """Everything that is printed or written for people.
 
-`tables` (terminal, HTML, CSV, JSON, charts) is what all outputs are made of; `analysis` (of one replica: sections,
-stages, lines, roofs) and `advice` say what there is to say of a prediction. A command has a file of its name:
-`simulation`, `inspect`, `plan`, `memory`, `devices` (with validate); `summaries` is for compile, run and bench,
-`formats` for traces and SambaTune's files. `compare` and `page` (the page of `report`) stand above.
-"""
+`tables` (terminal, HTML, CSV, JSON, charts) is what all outputs are made of; `analysis` explains a prediction of one
+replica, by section, pipeline stage, source line and roofline, and `advice` says what would make it quicker. Other files
+are named after their command: `simulation`, `inspect`, `plan`, `memory`, `devices` (also validate); `summaries` is for
+compile, run and bench, `formats` for traces and SambaTune's files. `compare` and `page` (of `report`) use all of
+these."""

@@ -1,4 +1,5 @@
-"""What `sambasim compile`, `run` and `bench collectives` print at the end."""
+"""What `sambasim compile`, `run` and `bench collectives` print at the end; and the bytes that a rank holds and
+receives, as `simulate` and `inspect` show them."""
 
 import json
 from collections import Counter, defaultdict

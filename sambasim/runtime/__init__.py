@@ -1,4 +1,4 @@
-"""Running a PEF. Imports neither torch nor MPI. Each line imports only from itself and from the lines above:
+"""Running a PEF. Imports neither torch nor MPI. Packages import only from their own line and those above:
 
 machine     processes, MPI, shared memory, CPU cores, C kernels
 values      device memory and weights, means of gradients, optimizers
@@ -9,5 +9,7 @@ run         the parts of a run: plan, data shards, replicas, training
 checkpoint  writing, choosing and reading checkpoints
 record      traces, digests and numerics of a run
 measure     what `sambasim bench` and `plan --here` measure
-job, inference, outcome   whole jobs; evaluation; the summary at their end
+job         a whole run
+inference   evaluation and predictions
+outcome     the summary of a run
 """

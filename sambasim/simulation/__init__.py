@@ -1,7 +1,11 @@
-"""What a training step is predicted to take on devices; nothing here is measured or run.
+"""What a training step is predicted to take on devices. Nothing here runs a model.
 
-alone, memory, sync, scaling   one rank: its sections, its memory, what it sends, and its step with the sync of replicas
-step                           the cost of its actions in a pipeline, and the step of all ranks
-prediction, advice             the steps of a program by number of replicas, and what would make them quicker
-machine, planning              rates of this machine, and the search for a strategy
-"""
+alone       one rank without sync
+memory      what it needs
+sync        what it sends
+scaling     its step with several replicas
+step        the step of all ranks, also of a pipeline
+prediction  the steps of a program by number of replicas
+advice      what would make them quicker
+machine     rates of this machine, as `runtime/measure` measured them
+planning    the search for a strategy"""

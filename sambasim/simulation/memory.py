@@ -1,5 +1,6 @@
 """The memory of one rank of a training step, by part, also for other dtypes, optimizers, levels of ZeRO and
-recomputation than its program has.
+recomputation than its program has. `need_of` is what `simulate` prints and a compile checks: what is kept is added up
+here, tensors between sections in `costs/fit.py`.
 
     part          ZeRO keeps a slice from   what it holds
     parameters    3                         frozen ones are whole

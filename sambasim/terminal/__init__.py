@@ -1,1 +1,1 @@
-"""What both surfaces, `cli` and `api`, print: streams, tables, phases and errors (`output`), the progress of a run."""
+"""What `cli` and `api` both print: streams, tables, phases and errors (`output`), the progress of a run."""

@@ -1,4 +1,11 @@
-"""The training step and the evaluation of a model as functional graphs. `step` makes one callable of model and loss,
-`state` calls it and sees what it changes and asks (`recording`, `snapshot`, `slots`, `asked_values`), `explain` says
-what cannot be captured, `told` notes what a call does outside of Python, and `trace` captures. `as_eager`, `tensors`,
-`trial` and `names` are what these need of torch and of the model."""
+"""The training step and the evaluation of a model as functional graphs.
+
+step       one callable of model and loss
+state      calls it and records what it changes, and which values Python decides by (`recording`, `snapshot`, `slots`,
+           `asked_values`)
+explain    what cannot be captured, in words; `told` notes what a call does outside of Python
+trace      captures
+as_eager   the operators of eager PyTorch
+tensors    the model's tensors, and which constants are refused
+trial      undoes what a call changes
+names      names, and the user's lines"""

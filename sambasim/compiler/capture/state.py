@@ -130,9 +130,13 @@ class Observer:
         self.outside: Told = {}
 
     def run(self) -> Observed:
-        """Calls the steps again as far as they change anything. Caches are filled afterwards, and tensors have their
-        values again. Raises CaptureError for state that a graph would lose, and ModelError if PyTorch cannot run a
-        step."""
+        """Round 1 shows what a call changes. Round 2, with another seed, shows what it changes again. If neither
+        changes anything, both must have the same operators. What round 1 alone changes is a cache: it must not depend
+        on the inputs, and a third round must have the results of the first. What round 2 changes too is a counter or
+        the like, which no call may read. Of a large model, or on fake tensors, round 1 is enough if it changes nothing.
+
+        Caches are filled afterwards, and tensors have their values again. Raises CaptureError for state that a graph
+        would lose, and ModelError if PyTorch cannot run a step."""
         with contextlib.ExitStack() as stack:
             if self.is_fake:  # as in a capture
                 stack.enter_context(kernels_of_eager())

@@ -1,4 +1,4 @@
-"""Tensors of a model: their names, which of them a PEF can hold, which share memory, constants that no module has, and
+"""Tensors of a model: their names, which of them a PEF can hold, which share memory, which constants are refused, and
 the dtypes that a model is captured in: its own, or a narrow one for `--dtype bf16` and `fp16`. Losses then take widened
 operands and give float32; functions of `ADDING` are widened and their results rounded, because their kernels round
 after each addition."""

@@ -1,5 +1,5 @@
-"""Captures a module as a functional FX graph, as Python runs it; the one file that uses torch's export machinery, of
-which AOTAutograd's joint trace is private and tested with `TESTED_TORCH`."""
+"""Captures a module as a functional FX graph, as Python runs it, with the constants that it reads; the one file that
+uses torch's export machinery, of which AOTAutograd's joint trace is private and tested with `TESTED_TORCH`."""
 
 import contextlib
 import io

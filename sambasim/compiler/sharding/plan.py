@@ -121,7 +121,8 @@ def general(module: str) -> str:
 
 
 def settled(program: Program, ranks: int, layouts: Mapping[str, Layout], kept_whole: Set[str] = frozenset()) -> Plan:
-    """`layouts` with all that is cut wherever it is read, but for what is `kept_whole`."""
+    """A plan with `layouts`, to which parameters and buffers are added that all their readers want in one cut layout,
+    but for those `kept_whole`: until there are no more, because each cut may lead to others."""
     while True:
         done = propagate(program, program.leading, ranks, layouts)
         added = {

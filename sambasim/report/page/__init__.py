@@ -1,9 +1,9 @@
 """The page of `sambasim report` and `plan --html`: one HTML file; its security policy forbids network access. Each part
 is either predicted or measured, and says which.
 
-`ui` has the building blocks. Predicted parts are in `overview`, `timeline` (and of several ranks), `sections` and
-`choices` (scaling and `plan`), measured ones in `run`. `page.js` draws the figures and fills the live tables.
-"""
+`ui` has the building blocks. Predicted parts, each with its heading, are in `overview`, `timeline` (also the schedule
+of several ranks), `sections` and `choices` (scaling, and the page of `plan`), measured ones in `run`; the title and the
+order of parts are here. `page.js` draws the figures and fills the live tables."""
 
 import base64
 import hashlib

@@ -143,7 +143,7 @@ def _time(run: RunRecords) -> ui.Part:
     drawn = ui.figure(
         traces,
         barmode="stack",
-        bargap=ui.bars(len(x), gap=0.1)[1],
+        bargap=ui.outline_and_gap(len(x), gap=0.1)[1],
         xaxis=_steps_axis(),
         yaxis=ui.axis("measured", fixedrange=True, **ui.SECONDS),
         legend={**ui.LEGEND, "traceorder": "normal"},

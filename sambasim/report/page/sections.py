@@ -28,7 +28,7 @@ def sections_part(analysis: Analysis) -> ui.Part:
     for number, price in enumerate(prices):  # they overlap
         seconds["memory" if price.compute_s > price.memory_s else "compute"][number] = 0.0
     shared: ui.Trace = {"type": "bar", "x": numbers, "customdata": numbers, "meta": ui.Hover.SECTIONS}
-    line, gap = ui.bars(len(timed), gap=0.12)
+    line, gap = ui.outline_and_gap(len(timed), gap=0.12)
     traces: list[ui.Trace] = [
         {**shared, "name": name, "y": seconds[name], "marker": {"color": colour, "line": line}}
         for name, colour in _PARTS.items()

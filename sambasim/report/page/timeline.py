@@ -191,10 +191,11 @@ _COLOURS: Mapping[str, str] = {
 
 
 def _figure(bars: Sequence[ui.Bar], rows: Sequence[str], last_s: float, **layout: object) -> ui.Figure:
-    line, _ = ui.bars(len(bars) // len(rows), gap=0.0)
+    """A row for each rank, and bars coloured by kind of work."""
+    outline, _ = ui.outline_and_gap(len(bars) // len(rows), gap=0.0)
     by_name = {name: [bar for bar in bars if bar.name == name] for name in _COLOURS}
     return ui.figure(
-        [ui.bars_of(name, _COLOURS[name], mine, line) for name, mine in by_name.items() if mine],
+        [ui.bars_of(name, _COLOURS[name], mine, outline) for name, mine in by_name.items() if mine],
         barmode="overlay",
         bargap=0.18,
         xaxis=ui.axis("predicted time since the step began", range=[0, last_s * 1.01], **ui.SECONDS),

@@ -105,7 +105,8 @@ _MOST_APART = 150
 """With more bars on the width of the page there are no gaps between them."""
 
 
-def bars(count: int, gap: float) -> tuple[dict[str, object], float]:
+def outline_and_gap(count: int, gap: float) -> tuple[dict[str, object], float]:
+    """Of `count` bars; none where they are too many to be seen apart."""
     return ({"color": "white", "width": 0.5}, gap) if count <= _MOST_APART else ({"width": 0}, 0.0)
 
 

@@ -1,4 +1,5 @@
-"""Which checkpoint a run resumes from, that it fits the run, and how it restores the state of training."""
+"""Which checkpoint a run resumes from, whether it fits the run, and what each rank takes of it (`restore`), also if the
+number of replicas or the mesh has changed."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,5 +1,5 @@
 """What a checkpoint holds: `checkpoint.json`, which describes the run and the tensors, and pieces of the tensors in
-shards, which are read back for any mesh."""
+shards, of which any range can be read, and any part of a tensor that was cut otherwise."""
 
 import hashlib
 import math

@@ -1,7 +1,8 @@
-"""A program as Python functions, and their execution. Each line imports only from itself and from the lines above:
+"""A program as Python functions, and their execution. Files import only from their own line and those above:
 
 instructions, handlers  what executes each node: instructions over registers
-code, pass_code         instructions as one generated function; gradients that kernels write in place
+code                    instructions as one generated function
+pass_code               the same for a pass, whose kernels write gradients where they belong
 inductor                sections that torch's inductor compiles
-executor, update        passes; updates, and the end of a step
-"""
+executor                runs passes
+update                  runs the update, and ends a step"""

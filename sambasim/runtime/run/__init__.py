@@ -1,2 +1,7 @@
-"""The parts of a run, each from those above: plan and run_observer (steps, and what is told of them), replica (with its
-shard of the data), setup (options, and the team of replicas), training; and stepwise, which an app drives."""
+"""The parts of a run. Files import only from those above:
+
+plan, run_observer  which steps there are, and who is told of them
+replica             a replica with its shard of the data
+setup               options, and the team of replicas
+training            the loop
+stepwise            the same, driven step by step by a SambaFlow app"""

@@ -106,13 +106,13 @@ def _beyond(training: TrainingOptions, start: Position) -> str | None:
 
 
 def learning_rate_factor(schedule: ScheduleOptions, step: int, run_steps: int) -> float:
-    """The factor of the learning rate at optimizer step `step`, counted from 0, of a run of `run_steps` steps. For
-    schedules that count updates, `step` is the number of updates before it."""
+    """The factor of the learning rate at optimizer step `step`, counted from 0, of a run of `run_steps` steps.
+    Skipped steps count, but for DeepSpeed's schedules (`counts_updates`), for which `step` is the number of updates."""
     if schedule.counts_updates:
         return _factor_of_update(schedule, step, schedule.total_steps or run_steps)
     if step < schedule.warmup_steps:
-        start = schedule.start_factor
-        return (step + 1 if start is None else start * (schedule.warmup_steps - step) + step) / schedule.warmup_steps
+        start, steps = schedule.start_factor, schedule.warmup_steps
+        return (step + 1) / steps if start is None else (start * (steps - step) + step) / steps
     if schedule.name == "constant":
         return 1.0
     past = step - schedule.warmup_steps

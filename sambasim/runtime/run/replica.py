@@ -59,7 +59,7 @@ class Shard:
             self.dataset, num_replicas=1, rank=0, shuffle=self.options.shuffle, seed=self.seed
         )
         self._own: Sequence[int] = ()  # positions of this replica's samples in this epoch
-        self._next_step = 0
+        self._next_step = 0  # of the first batch of this epoch
         # The loader seeds its workers from a generator; without one of its own it would draw from the global one.
         self._generator = Generator()
         self._loader: DataLoader[object] = DataLoader(
@@ -71,10 +71,11 @@ class Shard:
             persistent_workers=self.options.persistent_workers,
             generator=self._generator,
         )
+        # A TensorDataset is cut without the loader; None if it is none.
         self._tensors = None if self.options.workers else tensor_batches(self.dataset)
         self._iterator: Iterator[batches.Batch] = iter(())
-        self._checked = False
-        self._batches = 0
+        self._all_fit = False  # a batch of _tensors fits the inputs, so the others do too
+        self._batches = 0  # read in this epoch
 
     def begin_epoch(self, epoch: int, step: int, used: int = 0) -> None:
         """Distribute the samples after the first `used` of the epoch's order. `step` is the next optimizer step."""
@@ -101,14 +102,14 @@ class Shard:
         """The next batch of this epoch. Raises DataError if the data does not fit the graph or cannot be read."""
         self._batches += 1
         batch = next(self._iterator)
-        if self._tensors is not None and self._checked:
+        if self._tensors is not None and self._all_fit:
             if not isinstance(batch, list):
                 raise InternalError(f"a batch of tensors is a {type(batch).__name__}")
             return dict(zip(self._names, batch, strict=True))
         tensors = batches.bind(batch, self._names)
         checked = batches.check(tensors, self.inputs, self.batch_size)
         # All batches of plain tensors have the same types: if one passes unchanged, all do.
-        self._checked = all(checked[name] is tensors[name] for name in self._names)
+        self._all_fit = all(checked[name] is tensors[name] for name in self._names)
         return checked
 
     def samples_of_last_batch(self) -> Sequence[int]:

@@ -1,7 +1,7 @@
 """How ranks exchange data: each transport carries out a program's communication nodes. By line, from low to high:
 
 communication, shared_flags  interfaces; counters by which the ranks of a node wait
-in_process, messages         values within a process, and between processes
+in_process, messages         between ranks of one process; between processes
 exchange, host               sync through the host: MPI, gloo, parameter servers
 network, window, small_window  device sync: between nodes, and within one
 connect                      a rank with its transports

@@ -1,5 +1,5 @@
 """Opens the ranks of a process: their device memories, with weights, and their transports. For runs, SambaFlow apps and
-benchmarks."""
+benchmarks. `Way` lists the sync paths; `runtime/run/setup.py` chooses one by the options."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -135,7 +135,9 @@ def groups_of(communicator: Communicator, ranks: Sequence[int], mesh: Mesh | Non
 def connect(
     communicator: Communicator, way: Way, allocated: Allocated, roles: Roles | None = None, mesh: Mesh | None = None
 ) -> Sequence[Transport]:
-    """Collective. A transport for each rank of this process, whose weights must be in device memory."""
+    """Collective. A transport for each rank of this process, whose weights must be in device memory already: of all
+    ranks of the job; of one rank that is a whole replica; of one rank of a mesh; or of all ranks of one replica
+    (`--one-process-per-replica`)."""
     memories = allocated.memories
     if way is Way.IN_PROCESS and communicator.world_size == 1:
         return connect_here(memories, mesh)
@@ -146,9 +148,8 @@ def connect(
         return [Transport(memory, sync, mesh, sync.replica, by_messages, sync.end_of_step(), sync.title)]
     if len(syncs) == 1:
         return [_by_messages(memories[0], syncs[0], mesh, communicator)]
-    # Several ranks of a replica run here. No deadlock: all processes resume these ranks in the same order, and a rank
-    # yields only where it waits for another one of its process, so all come to those along dp in one order.
-    # The rank that gives the loss has received those of all replicas along dp.
+    # All ranks of one replica take turns in this process. They yield only to each other, and every process resumes its
+    # ranks in the same order: so all processes meet along dp in the same order, and cannot deadlock.
     hub, transports = Hub(len(syncs)), []
     for rank, (memory, sync) in enumerate(zip(memories, syncs, strict=True), communicator.rank * len(syncs)):
         title = _title(f"mesh {mesh}, one process for each replica", sync)
@@ -173,7 +174,8 @@ def connect_here(memories: Sequence[DeviceMemory], mesh: Mesh | None = None) -> 
 def _in_hub(
     memory: DeviceMemory, sync: GradientSync, mesh: Mesh, rank: int, hub: Hub, ranks: Sequence[int], title: str
 ) -> Transport:
-    """One of `ranks`, which all run in this process, connected by `hub`. A step ends along dp, and then for `ranks`."""
+    """One of `ranks`, which all run in this process, connected by `hub`. A step ends along dp, and then for `ranks`;
+    the rank that gives the loss has received those of all replicas along dp."""
     along_dp = end = sync.end_of_step()
 
     def own(_: object) -> Shared:
@@ -206,13 +208,15 @@ def _by_messages(memory: DeviceMemory, sync: GradientSync, mesh: Mesh, communica
     def connection(ranks: Sequence[int]) -> AxisGroup:
         return along_tp if tuple(ranks) == along_tp.ranks else MessageGroup(communicator, ranks)
 
-    def end() -> Shared:
+    def end_step() -> Shared:
+        """Along dp first, which makes all updates visible. What that returns is of this group only; so losses are
+        gathered again, from the ranks of the mesh that have one."""
         along_dp.begin()
         along_dp.finish()
         losses, request = sync.offered
         return gather_losses(losses if mesh.gives_loss(rank) else (), request)
 
-    return Transport(memory, sync, mesh, rank, connection, Finishing(end), _title(title, sync))
+    return Transport(memory, sync, mesh, rank, connection, Finishing(end_step), _title(title, sync))
 
 
 def _title(title: str, sync: GradientSync) -> str:

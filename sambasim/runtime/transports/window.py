@@ -1,10 +1,10 @@
 """Device sync, `--reduce-on-rdu`: the replicas of a node read each other's device memory, a shared memory window.
 
-Parameters exist once per node. Between nodes, slices are sent by MPI: see `network`. Once all replicas have completed a
-group, the owner of a slice reads it from all of them, in pieces that fit a core's cache, adds them in the order of the
-tree and divides. Without clipping, REDUCE, OPT and GATHER are one pass over memory: the owner updates the parameters
-and its own states in the same piece. No replica waits for another before its own pass has ended.
-"""
+Parameters exist once per node, unless gradients are small: see `small_window`. Between nodes, slices are sent by MPI:
+see `network`. Once all replicas have completed a group, the owner of a slice reads it from all of them, in pieces that
+fit a core's cache, adds them in the order of the tree and divides. Without clipping, REDUCE, OPT and GATHER are one
+pass over memory: the owner updates the parameters and its own states in the same piece. No replica waits for another
+before its own pass has ended."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -61,15 +61,17 @@ def is_small(program: Program, communicator: Communicator) -> bool:
 
 
 def allocate_devices(program: Program, communicator: Communicator) -> Devices:
-    """Collective. Device memory for every rank of the node. Raises MachineError if the node lacks shared memory."""
+    """Collective. One shared window with the device memory of every rank of the node. Parameters are in the part of the
+    first rank only; where gradients are small, each rank has its own, because it updates them all itself. Raises
+    MachineError if the node lacks shared memory."""
     small = is_small(program, communicator)
-    window = communicator.allocate_shared(program.device_bytes, None if small else _touched(program, communicator))
+    window = communicator.allocate_shared(program.device_bytes, None if small else _used_ranges(program, communicator))
     shared = None if small else window.parts[0]
     memories = [DeviceMemory(program, storage, shared) for storage in window.parts]
     return Devices(window, dict(zip(communicator.local_ranks, memories, strict=True)), shares_parameters=not small)
 
 
-def _touched(program: Program, communicator: Communicator) -> Sequence[Range]:
+def _used_ranges(program: Program, communicator: Communicator) -> Sequence[Range]:
     """The used byte ranges of this rank's part: own slices of states, parameters only on the node's first rank."""
     unused = {SymbolKind.OPTIMIZER_STATE, *(SHARED_KINDS if communicator.local_rank > 0 else ())}
     if communicator.node_count == 1:  # no operands are received

@@ -72,29 +72,30 @@ class Samplers:
         self._trained: Iteration | None = None  # the one that the last optimizer step used
         self._undecided: Iteration | None = None  # used by a forward so far: training only if a backward follows
         self._undecided_batch: Sequence[Tensor] = ()  # its batch, kept alive so that no other batch gets its addresses
-        self._passes = self._steps = 0
+        self._passes = 0  # over a sampler, that have fed an optimizer step
+        self._steps = 0  # of optimizers
+        # Seed and epoch of each shuffle that a sampler has trained with, to see one again.
         self._orders: WeakKeyDictionary[Sampler, set[tuple[int, int]]] = WeakKeyDictionary()
-        self._made: WeakKeyDictionary[Sampler, str | None] = WeakKeyDictionary()
+        self._line_of: WeakKeyDictionary[Sampler, str | None] = WeakKeyDictionary()
 
     def start(self) -> None:
         """Watch samplers that are made or iterated from now on. Called once in a process."""
         iterate, make = DistributedSampler.__iter__, DistributedSampler.__init__
 
-        def iterated(sampler: Sampler) -> Iterator[Any]:
-            indices, where = self.shorten(iterate(sampler)), app_line()
-            order = (sampler.seed, sampler.epoch) if sampler.shuffle else None
-            length = len(sampler.dataset)  # type: ignore[arg-type]  # this sampler needs a length; not every Dataset has one
-            made_at = self._made.get(sampler) or where
-            division = Division(sampler.num_replicas, sampler.rank, length, order, sampler.drop_last, made_at)
-            return self._drawn(Iteration(sampler, division, where), indices)
+            def iterated(sampler: Sampler) -> Iterator[Any]: indices, where = self.shorten(iterate(sampler)), app_line()
+            order = (sampler.seed, sampler.epoch) if sampler.shuffle else None length = len(sampler.dataset)  # type:
+            ignore[arg-type]  # this sampler needs a length; not every Dataset has one made_at =
+            self._line_of.get(sampler) or where division = Division(sampler.num_replicas, sampler.rank, length, order,
+            sampler.drop_last, made_at) return self._drawn(Iteration(sampler, division, where), indices)
 
         @wraps(make)
         def made(sampler: Sampler, *arguments: Any, **keywords: Any) -> None:
             make(sampler, *arguments, **keywords)
-            self._made[sampler] = app_line()
+            self._line_of[sampler] = app_line()
 
-        DistributedSampler.__iter__ = iterated  # type: ignore[method-assign]  # replaced on purpose: apps make samplers, not we
-        DistributedSampler.__init__ = made  # type: ignore[method-assign, assignment]  # replaced on purpose, for any arguments
+        DistributedSampler.__iter__ = iterated  # type: ignore[method-assign]  # replaced on purpose: apps make
+        samplers, not we DistributedSampler.__init__ = made  # type: ignore[method-assign, assignment]  # replaced on
+        purpose, for any arguments
 
     def note_run(self, kinds: Collection[SectionKind], batch: Mapping[str, Tensor]) -> None:
         """Sections of `kinds` are about to run on `batch`, which was drawn last.
@@ -256,10 +257,11 @@ class EqualBatches:
 
 
 def shared_samples(replicas: Sequence[Sequence[tuple[str, ...]]], where: str | None) -> Finding | None:
-    """DP05 from the sample digests of each replica, step by step."""
+    """DP05: several replicas got the same samples. `replicas` are the digests of samples by rank and step. Only the
+    first epoch counts, because later ones may give a sample to another replica: up to where some replica sees a sample
+    again, without the step before, which may be padded with samples of other replicas."""
     owners: dict[str, set[int]] = defaultdict(set)
     steps = min(len(fed) for fed in replicas)
-    # Until some replica sees a sample again. In later epochs replicas may swap samples.
     for fed in replicas:
         seen: set[str] = set()
         for step, batch in enumerate(fed[:steps]):

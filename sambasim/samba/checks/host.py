@@ -205,6 +205,8 @@ class Host:
             self._report_behind(f"the app {use} the weights on", "before it")
 
     def note_clipping(self, function: str, parameters: list[Tensor], arguments: Mapping[str, Any]) -> None:
+        """The app calls torch's `function` to clip gradients of `parameters` on the host: AP05 if the PEF does not
+        clip."""
         bound = float(arguments[BOUNDS[function]])
         if not (math.isfinite(bound) and process.current().trains):  # with an infinite bound, it only reads the norm
             return
@@ -212,10 +214,12 @@ class Host:
         clips = training is None or any(section.kind is SectionKind.GRADNORM for section in training.sections)
         clipped = {id(parameter) for parameter in parameters}
         trained = {id(parameter) for parameter in self.model.parameters() if parameter.requires_grad}
+        # No mistake: the device clips too, or these are not of the model, or the host has gradients of its own.
         if clips or clipped.isdisjoint(trained) or any(parameter.grad is not None for parameter in parameters):
             return
-        is_same = function == "clip_grad_norm_" and arguments.get("norm_type", 2.0) == 2 and trained <= clipped
-        call = f"samba.optim.{type(self._machine.optimizers[0]).__name__}(…, max_grad_norm={bound if is_same else '…'})"
+        has_equivalent = function == "clip_grad_norm_" and arguments.get("norm_type", 2.0) == 2 and trained <= clipped
+        norm = bound if has_equivalent else "…"
+        call = f"samba.optim.{type(self._machine.optimizers[0]).__name__}(…, max_grad_norm={norm})"
         remedy = f"{call}, a bound of the 2-norm of all gradients together; then compile the app again"
         self._report("AP05", "clipping", "the app clips gradients on the host, and the device does not", remedy)
 

@@ -1,6 +1,6 @@
 """How to train a model on many ranks: a search over strategies.
 
-strategy                   what a strategy is, all that are legal, and the price of a compiled program
+strategy                   a strategy, all that are possible, and the predicted step of a compiled one
 one_rank, chain, estimate  estimates of any strategy, from the program of a replica of one rank and its layers
 search                     the best strategies
 here                       strategies on this machine, from measured rates

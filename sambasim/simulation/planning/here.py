@@ -245,8 +245,9 @@ class Here:
         return flops / seconds if seconds else self._machine.gemm_flops_per_s
 
     def _message_s(self, part: _Part, node: Node, rates: Rates, scale: float) -> float:
-        """A message between stages; or a collective of chips, each of which copies its tensor to where all read it."""
-        if node.operator == "comm.recv":  # it is counted where it is sent
+        """Seconds of a message between stages; or of a collective along tp, for which all ranks copy their tensors to
+        shared memory at once, and share its speed. `scale` as in `_operator_s`."""
+        if node.operator == "comm.recv":  # comm.send has the time of both
             return 0.0
         size_bytes = part.bytes_of(node) * scale
         if axis_of(node) == TENSOR:
