@@ -4,4 +4,5 @@ it imports at need.
 shared                                            options of several commands
 compile, run, app, slurm, doctor, bench           the commands of these names
 inspect                                           results: inspect, compare, verify, tilestat
-predict                                           devices: simulate, plan, report, estimate-memory, devices, validate"""
+predict                                           devices: simulate, plan, report, estimate-memory, devices, validate
+"""

@@ -3,4 +3,5 @@ takes one batch; `compile` goes from model and batch to a PEF.
 
 capture    captures a model's graphs in eager PyTorch, or says why it cannot; `translate` and `build` make a program
 passes     all passes in their order: `sharding` cuts tensors over chips, `stages` finds where a pipeline is cut and
-           `pipeline` cuts it, `update` adds optimizers and data parallelism"""
+           `pipeline` cuts it, `update` adds optimizers and data parallelism
+"""

@@ -3,4 +3,5 @@
 work   the operators of a graph as stages, and the tensors between them
 price  what a section transfers and computes, and the seconds that it takes
 cut    the sections that take the least predicted time
-fit    whether a program fits into memory, and each operator onto the chip"""
+fit    whether a program fits into memory, and each operator onto the chip
+"""

@@ -2,4 +2,5 @@
 
 spec       devices, links and clusters, from TOML files with sources
 budget     what one rank may use of a device, at calibrated rates; and what this machine has
-placement  where ranks are on a cluster"""
+placement  where ranks are on a cluster
+"""

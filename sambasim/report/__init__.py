@@ -4,4 +4,5 @@
 replica, by section, pipeline stage, source line and roofline, and `advice` says what would make it quicker. Other files
 are named after their command: `simulation`, `inspect`, `plan`, `memory`, `devices` (also validate); `summaries` is for
 compile, run and bench, `formats` for traces and SambaTune's files. `compare` and `page` (of `report`) use all of
-these."""
+these.
+"""

@@ -8,4 +8,5 @@ step        the step of all ranks, also of a pipeline
 prediction  the steps of a program by number of replicas
 advice      what would make them quicker
 machine     rates of this machine, as `runtime/measure` measured them
-planning    the search for a strategy"""
+planning    the search for a strategy
+"""

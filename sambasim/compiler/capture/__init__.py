@@ -8,4 +8,5 @@ trace      captures
 as_eager   the operators of eager PyTorch
 tensors    the model's tensors, and which constants are refused
 trial      undoes what a call changes
-names      names, and the user's lines"""
+names      names, and the user's lines
+"""

@@ -3,7 +3,8 @@ is either predicted or measured, and says which.
 
 `ui` has the building blocks. Predicted parts, each with its heading, are in `overview`, `timeline` (also the schedule
 of several ranks), `sections` and `choices` (scaling, and the page of `plan`), measured ones in `run`; the title and the
-order of parts are here. `page.js` draws the figures and fills the live tables."""
+order of parts are here. `page.js` draws the figures and fills the live tables.
+"""
 
 import base64
 import hashlib

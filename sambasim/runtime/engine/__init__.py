@@ -5,4 +5,5 @@ code                    instructions as one generated function
 pass_code               the same for a pass, whose kernels write gradients where they belong
 inductor                sections that torch's inductor compiles
 executor                runs passes
-update                  runs the update, and ends a step"""
+update                  runs the update, and ends a step
+"""

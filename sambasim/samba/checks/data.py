@@ -82,20 +82,21 @@ class Samplers:
         """Watch samplers that are made or iterated from now on. Called once in a process."""
         iterate, make = DistributedSampler.__iter__, DistributedSampler.__init__
 
-            def iterated(sampler: Sampler) -> Iterator[Any]: indices, where = self.shorten(iterate(sampler)), app_line()
-            order = (sampler.seed, sampler.epoch) if sampler.shuffle else None length = len(sampler.dataset)  # type:
-            ignore[arg-type]  # this sampler needs a length; not every Dataset has one made_at =
-            self._line_of.get(sampler) or where division = Division(sampler.num_replicas, sampler.rank, length, order,
-            sampler.drop_last, made_at) return self._drawn(Iteration(sampler, division, where), indices)
+        def iterated(sampler: Sampler) -> Iterator[Any]:
+            indices, where = self.shorten(iterate(sampler)), app_line()
+            order = (sampler.seed, sampler.epoch) if sampler.shuffle else None
+            length = len(sampler.dataset)  # type: ignore[arg-type]  # this sampler needs a length; not every Dataset has one
+            made_at = self._line_of.get(sampler) or where
+            division = Division(sampler.num_replicas, sampler.rank, length, order, sampler.drop_last, made_at)
+            return self._drawn(Iteration(sampler, division, where), indices)
 
         @wraps(make)
         def made(sampler: Sampler, *arguments: Any, **keywords: Any) -> None:
             make(sampler, *arguments, **keywords)
             self._line_of[sampler] = app_line()
 
-        DistributedSampler.__iter__ = iterated  # type: ignore[method-assign]  # replaced on purpose: apps make
-        samplers, not we DistributedSampler.__init__ = made  # type: ignore[method-assign, assignment]  # replaced on
-        purpose, for any arguments
+        DistributedSampler.__iter__ = iterated  # type: ignore[method-assign]  # replaced on purpose: apps make samplers, not we
+        DistributedSampler.__init__ = made  # type: ignore[method-assign, assignment]  # replaced on purpose, for any arguments
 
     def note_run(self, kinds: Collection[SectionKind], batch: Mapping[str, Tensor]) -> None:
         """Sections of `kinds` are about to run on `batch`, which was drawn last.
