@@ -10,7 +10,7 @@ from pathlib import Path
 PACKAGE = f"{Path(__file__).parent}{os.sep}"
 _QUICK_START = f"{PACKAGE}quickstart{os.sep}"
 _PYTHON = (*(f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "platstdlib")), "<")
-_COMMANDS = f"{Path(sys.executable).parent}{os.sep}"
+_LAUNCHER = str(Path(sys.executable).with_name("sambasim"))
 
 
 @cache
@@ -27,7 +27,7 @@ def is_ours(file: str) -> bool:
 
 
 def is_package_file(file: str) -> bool:
-    return f"-packages{os.sep}" in file
+    return not {"site-packages", "dist-packages"}.isdisjoint(Path(file).parts)
 
 
 @cache
@@ -40,4 +40,4 @@ def is_library_file(file: str) -> bool:
 @cache
 def is_users_file(file: str) -> bool:
     """Whether `file` is neither installed nor one of sambasim's."""
-    return not (is_library_file(file) or is_package_file(file) or file.startswith(_COMMANDS))
+    return not (is_library_file(file) or is_package_file(file) or file == _LAUNCHER)

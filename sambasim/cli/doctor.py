@@ -172,7 +172,7 @@ def kernels() -> Check:
 
 
 def _run(*command: str) -> tuple[str, str]:
-    """What a command prints, and its last line, or why it could not start or has not ended."""
+    """What a command prints, nothing if it fails, and its last line, or why it could not start or has not ended."""
     try:
         done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", timeout=_TIMEOUT_S)
     except subprocess.TimeoutExpired:
@@ -180,7 +180,8 @@ def _run(*command: str) -> tuple[str, str]:
     except OSError as error:
         return "", str(error)
     lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
-    return done.stdout, lines[-1].strip() if lines else f"it ended with exit code {done.returncode}"
+    last = lines[-1].strip() if lines else f"it ended with exit code {done.returncode}"
+    return "" if done.returncode else done.stdout, last
 
 
 @click.command("doctor")

@@ -22,15 +22,19 @@ def check_output_file(path: Path, what: str, remedy: str) -> None:
         raise OptionError(f"{what} cannot be written to {path}", where=why, remedy=remedy)
 
 
+_SUFFIXES = {"--html": ".html", "--csv": ".csv", "--all": ".csv", "--plot": ".svg", "--trace": ".json"}
+
+
 def check_output_files(files: Mapping[str, tuple[str, Path | None]], *inputs: Path | None) -> None:
     """Check the files that flags name, each with what it is. None may be one of the others, or of `inputs`."""
     named = {flag: (what, path) for flag, (what, path) in files.items() if path is not None}
     for flag, (what, path) in named.items():
-        remedy = f"another place: {flag} FILE{path.suffix}"
+        remedy = f"another place: {flag} FILE{_SUFFIXES.get(flag, path.suffix)}"
         check_output_file(path, what, remedy)
-        others = [*filter(None, inputs), *(other for name, (_, other) in named.items() if name != flag)]
-        if path.resolve() in [other.resolve() for other in others] and not _is_device(path):
-            raise OptionError(f"{flag} {path} would overwrite another file of this command", remedy=remedy)
+        others = (other for name, (_, other) in named.items() if name != flag)
+        for which, paths in (("its own input", filter(None, inputs)), ("another file of this command", others)):
+            if path.resolve() in [other.resolve() for other in paths] and not _is_device(path):
+                raise OptionError(f"{flag} {path} would overwrite {which}", remedy=remedy)
 
 
 def check_output_folder(path: Path, what: str, remedy: str) -> None:

@@ -65,6 +65,9 @@ def plan_task(asked: PlanRequest) -> PlanTask:
     only = _only(asked.only)
     _check_place(asked)
     arch = next((alias for alias, name in ALIASES.items() if name == asked.arch), asked.arch)
+    for load, name in ((load_device, arch), (load_cluster, asked.cluster)):
+        if name is not None:
+            load(name)  # a wrong name is the first error
     options, program = _options(asked)
     options = options.model_copy(update={"arch": arch or options.arch})
     dtypes = tuple(map(str, only.get("dtype", (options.dtype,))))

@@ -86,7 +86,7 @@ def _notices_of(built: Built, program: Program, model: nn.Module) -> Iterator[st
     if built.cast_twice:
         yield (
             f"read several times under torch.autocast: {', '.join(built.cast_twice)}; PyTorch adds up their gradients "
-            "in 16 bits, and here they are added in the type of the parameter"
+            "in 16 bits, and here they are added in the type of the parameter: results may differ in the last bits"
         )
     if others := sorted(entries_of(model).keys() - {name for tensor in held for name in tensor.names}):
         yield (

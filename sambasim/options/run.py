@@ -29,7 +29,7 @@ from sambasim.options.base import (
 from sambasim.options.deepspeed import Mapped, World, deepspeed_overrides
 from sambasim.options.deepspeed_file import read_deepspeed
 from sambasim.options.flag import CHECKPOINTS, DATA, INFERENCE, NUMERICS, OUTPUT, PARALLEL, TRAINING, Flag, flags_in
-from sambasim.options.given import as_table, assign, given_flags, leaf_paths, leaves
+from sambasim.options.given import as_table, assign, given_flags, leaves
 from sambasim.options.grammar import Cadence, absolute_names, parse_cadence, step_range
 from sambasim.options.training import (
     DataOptions,
@@ -312,8 +312,7 @@ def resolve_run(
     if problems := _compiled_in(options.overrides, leaves(before)):
         raise refusal(problems)
     kept = without_replaced(before, leaves(options.overrides))
-    overrides = [Given(path, value, "set") for path, value in leaf_paths(options.overrides) if value != {}]
-    merged = build(StoredOptions, assign(kept, overrides), given=given)
+    merged = build(StoredOptions, _merge(kept, options.overrides), given=given)
     if problems := _switched(stored.optimizer, merged.optimizer):
         raise refusal(problems)
     was, now = leaves(before), leaves(merged.model_dump(mode="json"))
@@ -323,6 +322,14 @@ def resolve_run(
         if value not in (None, {}) and value != was.get(name)
     )
     return ResolvedRun(merged.data, merged.loss, merged.optimizer, merged.training, changed)
+
+
+def _merge(under: Mapping[str, object], over: Mapping[str, object]) -> dict[str, object]:
+    merged = dict(under)
+    for name, value in over.items():
+        below = merged.get(name)
+        merged[name] = _merge(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
+    return merged
 
 
 def _compiled_in(overrides: Mapping[str, object], was: Mapping[str, object]) -> list[Problem]:

@@ -114,6 +114,14 @@ def test_a_wrong_override_is_named(flags: Mapping[str, object], overrides: Seque
     assert text in str(caught.value)
 
 
+def test_a_table_may_be_empty_or_replace_a_value() -> None:
+    compiled = ["data.source=m:f", "data.args.n=1"]
+    assert run({}, ["data.args.q={}"], compiled).data.args == {"n": 1, "q": {}}
+    assert run({}, ["data.args.n.z=1"], compiled).data.args == {"n": {"z": 1}}
+    with pytest.raises(OptionError, match=r"optimizer.lr = .*: must be a number"):
+        run({}, ["optimizer.lr.x=3"])
+
+
 def test_a_checkpoint_is_no_file_of_weights_and_saves_one(tmp_path: Path) -> None:
     (tmp_path / "step-20").mkdir()
     (tmp_path / "step-20" / "checkpoint.json").touch()

@@ -253,10 +253,11 @@ def _text(value: object) -> str:
 _PLAIN = (bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
 _TORCH = Path(torch_folder())
 _CHECKPOINT = str(_TORCH / "utils" / "checkpoint.py")
+_OWN_FORWARDING = ("recording", "asked_values", "told", "trial", "as_eager")
 _FORWARDING = ("_tensor.py", "_ops.py", "_compile.py", "_dynamo/eval_frame.py", "utils/_stats.py")
 _TRANSPARENT = (
     *(str(_TORCH / name) for name in _FORWARDING),
-    *(str(Path(__file__).with_name(f"{name}.py")) for name in ("recording", "asked_values", "trial", "as_eager")),
+    *(str(Path(__file__).with_name(f"{name}.py")) for name in _OWN_FORWARDING),
 )
 """Files that only forward a call, between the line that uses a tensor and `__torch_dispatch__`."""
 

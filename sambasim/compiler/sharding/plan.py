@@ -207,7 +207,8 @@ def read_names(program: Program, ranks: int, styles: Mapping[str, str]) -> Named
             result.whole |= own.keys()
         elif own:
             columns, what, remedy = _cut_by_name(result, program, ranks, style, own, uses)
-            result.columns.append(columns)
+            if columns:
+                result.columns.append(columns)
             if what:
                 result.problems.append(_problem(pattern, style, what, remedy))
     return result

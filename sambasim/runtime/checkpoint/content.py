@@ -268,7 +268,8 @@ class Checkpoint:
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         for name, model in self.manifest.all_tensors():
             parts = [self._data(place) for place in self._places[name]]
-            yield name, torch.cat(parts) if parts else torch.empty(0, dtype=getattr(torch, model.dtype))
+            empty = torch.empty(0, dtype=getattr(torch, model.dtype))
+            yield name, parts[0] if len(parts) == 1 else torch.cat([empty, *parts])
 
     def _data(self, place: _Place) -> Tensor:
         data: Tensor = self._files[place.shard].get_tensor(place.key)

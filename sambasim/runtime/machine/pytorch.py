@@ -132,12 +132,13 @@ def _not_connected(why: str, where: str) -> MachineError:
 
 
 @contextmanager
-def gloo_errors() -> Iterator[None]:
-    """Raises PeerError for what gloo raises if a rank dies or is late; other errors pass."""
+def gloo_errors(*, all_errors: bool = True) -> Iterator[None]:
+    """Raises PeerError for what torch.distributed raises if a rank dies or is late; without `all_errors`, for what gloo
+    raises only."""
     try:
         yield
     except RuntimeError as error:
-        if "/gloo/" not in str(error):
+        if not (all_errors or "/gloo/" in str(error)):
             raise
         raise PeerError(
             f"a collective of torch.distributed failed: {_reason(error)}",

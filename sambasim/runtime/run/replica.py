@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 _SeededBatch = list[int]
 
 
-@dataclass
+@dataclass(eq=False)
 class Shard:
     """The batches of replica `rank` of `world_size`, by input name, checked; `accumulation_steps` in each step."""
 

@@ -29,7 +29,7 @@ MOST_NOTES = 5
 MOST_IN_A_ROW = 20
 
 
-@dataclass
+@dataclass(eq=False)
 class LossWatch:
     """Checks the losses of each step, on all ranks alike. `command` started the job on `ranks` ranks; `newest`: the
     name of the newest checkpoint; `goes_on`: whether `command` itself resumes from it."""

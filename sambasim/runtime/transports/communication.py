@@ -62,7 +62,7 @@ class Communication(ABC, Generic[R]):
 
 
 @final
-@dataclass
+@dataclass(eq=False)
 class Finishing(Communication[R]):
     """All of it happens in `finish`."""
 
@@ -73,7 +73,7 @@ class Finishing(Communication[R]):
 
 
 @final
-@dataclass
+@dataclass(eq=False)
 class Sending(Communication[None]):
     """A tensor that leaves in `begin`."""
 
@@ -87,7 +87,7 @@ class Sending(Communication[None]):
 
 
 @final
-@dataclass
+@dataclass(eq=False)
 class Receiving(Communication[R]):
     """A value that another rank of this process may still have to send."""
 

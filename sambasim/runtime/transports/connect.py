@@ -27,7 +27,7 @@ Connect: TypeAlias = Callable[[Sequence[int]], AxisGroup]
 
 
 @final
-@dataclass
+@dataclass(eq=False)
 class Transport:
     """Rank `rank` of `mesh`, with device memory `memory`. Along dp it is connected by `sync`, along other axes by
     `connect`; `end` is the end of each step. `hub` connects the ranks of this process; None if there is only one."""
@@ -61,7 +61,10 @@ class Transport:
             report_spans(part, observer, self.rank)
 
     def group(self, name: str) -> ParameterGroup:
-        return next(group for group in self.program.groups if group.name == name)
+        group = next((group for group in self.program.groups if group.name == name), None)
+        if group is None:
+            raise InternalError(f"the program has no group {name}")
+        return group
 
 
 class Way(StrEnum):

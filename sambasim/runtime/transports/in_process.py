@@ -144,7 +144,7 @@ def _copy_of(operands: Sequence[object]) -> Tensor:
 
 
 @final
-@dataclass
+@dataclass(eq=False)
 class Together(Communication[R]):
     """A communication that all ranks of `group` must begin before any can finish. `value_of`: what this rank gives,
     from its operands; `result_of`: the result, from the values of all."""

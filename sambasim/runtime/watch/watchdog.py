@@ -236,7 +236,7 @@ class OtherNodes:
         return [self._answers[rank] for rank in others]
 
 
-@dataclass
+@dataclass(eq=False)
 class Watchdog:
     """Observes the node from `start` until `stop`. `others`: None on a single node; `end_job` is called in its thread,
     and does not return."""

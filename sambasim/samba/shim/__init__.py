@@ -34,9 +34,7 @@ ROOT = "sambaflow"
 
 _SOURCES: Mapping[str, str | tuple[str, ...]] = {
     "sambaflow": ("__version__", "is_demo"),
-    "sambaflow.logging.samba_logger": (
-        "critical", "debug", "error", "exception", "info", "log", "samba_logger", "setLevel", "warning",
-    ),
+    "sambaflow.logging.samba_logger": "sambasim.samba.shim.samba_logger",
     "sambaflow.mac.metadata": ("ConvTilingMetadata", "TilingMetadata"),
     "sambaflow.samba": "sambasim.samba",
     "sambaflow.samba.directives": "sambasim.samba.notices",
