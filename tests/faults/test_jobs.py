@@ -61,7 +61,7 @@ run --pef pair --host-sync parameter-server --parameter-servers 1
             (3, "shared", "3 ranks were started, and a replica of this PEF has 2 (dp 2) ... mpirun -np 2 "),
             (2, "slices --host-sync gloo", "the replicas of the PEF slices keep slices ... leave out --host-sync"),
             (2, "cut --emulate-replicas 2", "--emulate-replicas 2 plays all replicas ... without mpirun: "),
-            (2, f"shared {_WHOLE}", "shared has 2 chips that share its batch (dp 2) ... mpirun -np 4 "),
+            (2, f"shared {_WHOLE}", "shared splits its batch over 2 chips (dp 2) ... mpirun -np 4 "),
             (2, f"pairs {_WHOLE} --host-sync gloo", "gloo syncs replicas of one rank ... leave out --host-sync"),
         )
     ),
