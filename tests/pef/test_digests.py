@@ -146,7 +146,7 @@ def unedited(batch_size: int = 4) -> dict[str, str]:
 
 @pytest.mark.parametrize("edit", [{"kernel": 5}, {"factor": 3}, {"factor": 2.5}, {"power": 3}, {"scale": 1.25}])
 def test_a_factor_a_size_or_a_constant_is_seen_at_every_batch_size(edit: dict[str, float]) -> None:
-    assert digests(Edited(**edit), batch_size=6)[OPERATORS] != unedited()[OPERATORS]  # type: ignore[arg-type]
+    assert digests(Edited(**edit), batch_size=6)[OPERATORS] != unedited()[OPERATORS]  # type: ignore[arg-type]  # fields by name
 
 
 def test_a_size_of_a_shape_is_seen_at_one_batch_size() -> None:

@@ -120,7 +120,7 @@ def test_so_is_torch_distributed_if_not_up(
 
 
 def _told(call: Callable[[], object]) -> object:
-    with pytest.raises(Exception) as caught:  # noqa: PT011  # of torch, which has a type for each
+    with pytest.raises(Exception) as caught:  # noqa: PT011  # each is an error of torch, of a type of its own
         call()
     told = translated(caught.value)
     assert str(getattr(told, "where", None)).startswith(f"{__file__}:")

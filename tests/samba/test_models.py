@@ -323,7 +323,7 @@ def test_a_fusion_directive_has_no_effect(samba: Any, tmp_path: Path, capsys: py
         def doubled(self, losses: Tensor) -> Tensor:
             return losses * 2
 
-        @op_fusion  # type: ignore[untyped-decorator]  # as above
+        @op_fusion  # type: ignore[untyped-decorator]  # apps give it to any function
         def same(self, losses: Tensor) -> Tensor:
             return losses
 

@@ -153,7 +153,7 @@ class Colliding(nn.Module):
 
 
 def names_in(model: nn.Module) -> dict[str, str]:
-    return {path: parameter.sn_name for path, parameter in model.named_parameters()}  # type: ignore[attr-defined]
+    return {path: parameter.sn_name for path, parameter in model.named_parameters()}  # type: ignore[attr-defined]  # samba sets it
 
 
 def test_the_names_are_those_of_the_symbols_in_the_pef() -> None:
@@ -172,7 +172,7 @@ def test_the_names_are_those_of_the_symbols_in_the_pef() -> None:
 
 def test_what_is_no_model_is_refused() -> None:
     with pytest.raises(ModelError, match=r"^an nn\.Module is needed, not Tensor") as caught:
-        samba.from_torch_model_(torch.ones(2))  # type: ignore[type-var]
+        samba.from_torch_model_(torch.ones(2))  # type: ignore[type-var]  # the mistake
     assert caught.value.remedy == "samba.from_torch_tensor(tensor, name=…)"
 
 
@@ -180,7 +180,7 @@ def test_nn_has_what_torch_nn_has() -> None:
     for name in ("Module", "functional", "init", "Parameter"):
         assert getattr(samba.nn, name) is getattr(nn, name)
     with pytest.raises(AttributeError, match=r"^sambasim\.samba\.nn has no Linaer; similar names: Linear, "):
-        samba.nn.Linaer  # noqa: B018
+        samba.nn.Linaer  # noqa: B018  # the mistake
 
 
 def test_a_samba_parameter_is_made_from_a_shape_or_by_a_function() -> None:

@@ -55,7 +55,7 @@ def late(first: int, prepare: Callable[[Any], object] | None = None, **more: Any
             return h * (1.0 if count(net) >= first else 0.5)
 
         steps, expected = (first + 2, EITHER) if first < 100 else (4, REFUSED)
-        build = lambda: net_of(then, prepare, steps)  # noqa: E731 (a def would need a name of its own)
+        build = partial(net_of, then, prepare, steps)
         found = add(count.__name__, count.__module__, build, expected, steps=steps, **more)
         found.rewrite(given(steps=lambda: torch.zeros(())))(_in_a_buffer(first))
         return found

@@ -83,9 +83,12 @@ def source_of(
     body: Sequence[Ingredient],
     loss: Ingredient = LOSSES[0],
     optimizer: Ingredient = OPTIMIZERS[0],
-    random: Random = Random(0),  # noqa: B008 (of the numbers K)
+    random: Random | None = None,
     samples: int = STEPS * BATCH,
 ) -> str:
+    """`random` draws the numbers K; by default they depend on nothing else."""
+    random = random or Random(0)
+
     def numbered(text: str, number: int) -> str:
         own = re.sub(r"@(?!dataclass|functools|torch)", str(number), text)
         return own.replace("K", str(random.choice((2, 8))))

@@ -150,7 +150,8 @@ def find(setup: Setup, samples: int) -> Resumption | None:
                 f"{options.dir} holds checkpoints of an earlier run, the newest {earlier[0].name}",
                 remedy="add --resume to continue that run, or name another --checkpoint-dir",
             )
-        communicator.barrier()  # no rank writes before all have checked
+        if options.dir is not None:
+            communicator.barrier()  # no rank writes before all have checked
         return None
     checkpoint, notices = choose(options.resume, options.dir, communicator)
     saved, where = checkpoint.manifest, str(checkpoint.path)
@@ -162,7 +163,8 @@ def find(setup: Setup, samples: int) -> Resumption | None:
             f"{options.dir} holds {len(later)} later checkpoints than that of step {step}, the last {later[0].name}",
             remedy="name another --checkpoint-dir for the new course of the run, or move the later ones away",
         )
-    communicator.barrier()
+    if options.dir is not None:
+        communicator.barrier()
     now = describe(setup, samples)
     differing = [*check_pef(saved, now, setup.path, where), *changes(saved, now)]
     check_epoch(saved, now, differing, where)

@@ -143,10 +143,11 @@ class Saver:
         finally:
             self._last_s = time.monotonic()
         self._saved_step, self._failure, self.last = position.step, None, path
-        with suppress(OSError):  # what cannot be deleted stays, without harm
-            older = [kept for kept in folder.checkpoints_in(self._folder) if folder.step_of(kept) < position.step]
-            for checkpoint in older[options.kept - 1 :] if setup.is_first else ():
-                folder.remove(checkpoint)
+        if setup.is_first:
+            with suppress(OSError):  # what cannot be deleted stays, without harm
+                older = [kept for kept in folder.checkpoints_in(self._folder) if folder.step_of(kept) < position.step]
+                for checkpoint in older[options.kept - 1 :]:
+                    folder.remove(checkpoint)
         self._observer.saved(
             CheckpointRecord(
                 step=position.step,
