@@ -26,6 +26,7 @@ def is_ours(file: str) -> bool:
     return file.startswith(PACKAGE) and not file.startswith(_QUICK_START)
 
 
+@cache
 def is_package_file(file: str) -> bool:
     return not {"site-packages", "dist-packages"}.isdisjoint(Path(file).parts)
 
