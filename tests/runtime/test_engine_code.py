@@ -50,9 +50,7 @@ def test_a_list_of_another_length_than_stated_is_refused() -> None:
 def test_a_gradient_that_its_operator_masks_is_refused() -> None:
     mask = node("aten.native_layer_norm_backward.default", (), results=(None, "y"))
     place = torch.ones(2)
-    masked = Instruction(
-        mask, lambda: (torch.zeros(2), None), (), single=False, results=(None, 0), stores=((0, place),)
-    )
+    masked = Instruction(mask, lambda: (torch.zeros(2), None), (), returned=2, results=(None, 0), stores=((0, place),))
     with pytest.raises(PefError, match="does not return the 2 tensors that the PEF states"):
         list(generate([Unit((), (masked,))], {}, reports=False).run([None], None))
     assert place.tolist() == [1.0, 1.0]

@@ -89,20 +89,28 @@ class Code:
     yields: bool
     _instructions: Sequence[Instruction | None]  # by line
 
-    def run(self, registers: Registers, ended: Ended | None, held: Callable[[], Held] = list) -> Iterator[None]:
-        """Run it, and yield where it must wait for another rank of this process. `held`: the inputs, for errors."""
+    def run(self, registers: Registers, ended: Ended | None, held: Callable[[], Held] = list) -> Iterable[None]:
+        """Run it. What it returns is to be iterated over: it yields where it must wait for another rank of this
+        process. `held`: the inputs, for errors."""
+        if self.yields:
+            return self._run_waiting(registers, ended, held)
         try:
-            if self.yields:
-                yield from self.function(registers, ended)
-            else:
-                self.function(registers, ended)
-        except SambasimError:
+            self.function(registers, ended)
+        except Exception as error:
+            self._raise_for(error, held)
             raise
+        return ()
+
+    def _run_waiting(self, registers: Registers, ended: Ended | None, held: Callable[[], Held]) -> Iterator[None]:
+        try:
+            yield from self.function(registers, ended)
         except Exception as error:
             self._raise_for(error, held)
             raise
 
     def _raise_for(self, error: Exception, held: Callable[[], Held]) -> None:
+        if isinstance(error, SambasimError):
+            return
         line, traceback = 0, error.__traceback__
         while traceback is not None:
             if traceback.tb_frame.f_code is self.function.__code__:
@@ -210,11 +218,13 @@ class _Writer:
     def _result(self, number: int, instruction: Instruction, operands: str) -> list[str]:
         results, stores = instruction.results, instruction.stores
         statement = f"f{number}({operands})"
-        if results and not instruction.single:
+        is_as_stated = len(results) == instruction.returned
+        if results and (not is_as_stated or (stores and len(results) > 1)):
             self.names[f"t{number}"], self.names[f"s{number}"] = results, [register for register, _ in stores]
             statement = f"unpack({statement}, t{number}, r, s{number})"
-        elif results and results[0] is not None:
-            statement = f"r[{results[0]}] = {statement}"
+        elif any(register is not None for register in results):
+            targets = ("_" if register is None else f"r[{register}]" for register in results)
+            statement = f"{', '.join(targets)} = {statement}"
         statements = [statement]
         for index, (register, destination) in enumerate(stores):
             self.names[f"d{number}_{index}"] = destination
@@ -239,5 +249,6 @@ def _unpack(value: object, results: Sequence[int | None], registers: Registers, 
     for number, tensor in zip(results, value, strict=True):
         if number is not None:
             registers[number] = tensor
-    if not all(isinstance(registers[number], Tensor) for number in stored):
-        raise Misfit
+    for number in stored:
+        if not isinstance(registers[number], Tensor):
+            raise Misfit

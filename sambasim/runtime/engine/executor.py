@@ -220,18 +220,23 @@ class Executor:
         what the backward starts from; `seed` sets the generator of random numbers for a micro-batch; `accumulate`: add
         to the gradients; `last`: the update comes next, with communication that is `overlapping` with this pass. Raises
         DataError for values of the data."""
-        outputs: dict[int, dict[str, Tensor]] = {}
-        registers = self._registers
+        outputs: list[dict[str, Tensor]] = [{} for _ in batches]
+        started = self._of_micro_batch
         for span in self._spans[only]:
             number = span.micro_batch
             if span.begins:
-                live = self._of_micro_batch[number] = registers.initial.copy()
-                for name, tensor in batches[number].items():
-                    if name in registers:
-                        live[registers.value(name)] = tensor
-            elif number not in self._of_micro_batch:
+                live = self._registers.initial.copy()
+                if self._takes_batches:
+                    for name, tensor in batches[number].items():
+                        if name in self._registers:
+                            live[self._registers.value(name)] = tensor
+                if not span.ends:
+                    started[number] = live
+            elif number in started:
+                live = started[number]
+            else:
                 raise InternalError("a backward without a forward before it")
-            live = self._live = self._of_micro_batch[number]
+            self._live = live
             for name, register in self._tangents.items():
                 live[register] = tangent[name] if type(tangent) is dict else tangent
             if self._takes_batches:
@@ -243,19 +248,20 @@ class Executor:
             self._overlapping = overlapping if ends_step and self._keeps_order else ()
             reports = self.observer is not None or bool(self._overlapping)
             code = self._code[span.start, span.stop, adds, ends_step, reports]
-            self._began_ns = perf_counter_ns() if reports else 0
+            if reports:
+                self._began_ns = perf_counter_ns()
             yield from code.run(live, self._ended, self._held_inputs)
-            self._take(span.outputs, live, outputs.setdefault(number, {}))
+            self._take(span.outputs, live, outputs[number])
             for buffer, _, after in span.changed:
                 buffer.copy_(live[after])
             if span.ends:
+                started.pop(number, None)
                 for register, gradient in self._given_gradients:
                     (gradient.add_ if adds else gradient.copy_)(live[register])
                 if self._code.is_watching and not adds:
                     self._code.end_watching()
-                del self._of_micro_batch[number]
         self._live = []
-        return [*outputs.values()]
+        return outputs
 
     def present(self, value: str) -> Tensor | None:
         """The tensor of the graph's `value` during a pass; None before it is computed and after it is freed."""

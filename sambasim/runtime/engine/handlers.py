@@ -76,7 +76,7 @@ def lower(nodes: Sequence[Node], binding: Binding, keep: Collection[str]) -> lis
 
 def _evaluate_view(instruction: Instruction, registers: RegisterFile) -> bool:
     """Evaluate `instruction` once if it is a view of symbols only, and keep the view in its register."""
-    is_view = kind_of(instruction.node) is OperatorKind.VIEW and instruction.single and not instruction.stores
+    is_view = kind_of(instruction.node) is OperatorKind.VIEW and instruction.returned == 1 and not instruction.stores
     result = next(iter(instruction.results), None)
     if not is_view or result is None:
         return False
@@ -110,7 +110,7 @@ def executed_by(work: Work, node: Node, binding: Binding) -> Instruction:
     if node.operator in UPDATES:
         operands = []  # `opt.total_norm`, which runs before, has called `clip`
     function, begun = (work.finish, work) if isinstance(work, Communication) else (work or nothing, None)
-    return instructions.instruction_for(node, function, operands, registers, single=True, communication=begun)
+    return instructions.instruction_for(node, function, operands, registers, returned=1, communication=begun)
 
 
 def nothing(*operands: object) -> None:

@@ -216,7 +216,7 @@ def rebuild(nodes: Iterable[Node], inputs: Sequence[str], outputs: Sequence[str]
         if call is None:
             operator = find_operator(node.operator)
             call = graph.call_function(operator, *_arguments(node, values))
-            is_one = instructions.returns_one_tensor(operator._schema)
+            is_one = instructions.tensors_returned(operator._schema) == 1
         for index, name in enumerate(node.results):
             if name is not None:
                 values[name] = call if is_one else graph.call_function(getitem, (call, index))
@@ -293,7 +293,7 @@ class Inductor:
             refs = tuple(Ref(name) for name in step.inputs)
             node = Node(nodes[step.nodes[0]].name, "sambasim.compiled", refs, (), step.outputs)
             operands = map(registers.value, step.inputs)
-            lowered.append(instructions.instruction_for(node, compiled[step], operands, registers, single=False))
+            lowered.append(instructions.instruction_for(node, compiled[step], operands, registers, returned=0))
         freeing = iter(instructions.free_after_use(lowered, keep, registers))
         of_units = [tuple(filter(None, islice(freeing, len(steps)))) for steps in planned]
         return [Unit(unit, own) for unit, own in zip(units, of_units, strict=True)]

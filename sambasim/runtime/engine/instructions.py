@@ -27,13 +27,13 @@ Operand: TypeAlias = "int | tuple[Operand, ...]"
 @dataclass(frozen=True, slots=True)
 class Instruction:
     """Call `function` with the registers `operands`, put its results into the registers `results` (None: never read)
-    and into the device memory of `stores`, and clear `frees`. `single`: one tensor. A `communication` begins with the
-    operands, and ends in `function`."""
+    and into the device memory of `stores`, and clear `frees`. `returned`: how many tensors each call returns, as a
+    tuple if several; 0 for a list of them. A `communication` begins with the operands, and ends in `function`."""
 
     node: Node
     function: Function
     operands: tuple[Operand, ...]
-    single: bool
+    returned: int
     results: tuple[int | None, ...]
     stores: tuple[tuple[int, Tensor], ...]
     frees: tuple[int, ...] = ()
@@ -104,13 +104,13 @@ def instruction_for(
     operands: Iterable[Operand],
     registers: RegisterFile,
     *,
-    single: bool,
+    returned: int,
     communication: Communication | None = None,
 ) -> Instruction:
     results = tuple(None if name is None else registers.value(name) for name in node.results)
     stores = registers.stores
     kept = ((registers.value(name), tensor) for name in node.results if name for tensor in stores.get(name, ()))
-    return Instruction(node, function, tuple(operands), single, results, tuple(kept), communication=communication)
+    return Instruction(node, function, tuple(operands), returned, results, tuple(kept), communication=communication)
 
 
 def aten_instruction(node: Node, registers: RegisterFile) -> Instruction:
@@ -124,7 +124,7 @@ def aten_instruction(node: Node, registers: RegisterFile) -> Instruction:
     if varying:
         function = partial(_call_with_keywords, function, tuple(varying))
     operands = [_operand(argument, registers) for argument in (*node.args, *varying.values())]
-    return instruction_for(node, function, operands, registers, single=returns_one_tensor(operator._schema))
+    return instruction_for(node, function, operands, registers, returned=tensors_returned(operator._schema))
 
 
 def _call_with_keywords(function: Function, names: tuple[str, ...], *operands: object) -> object:
@@ -144,8 +144,9 @@ def _refers(argument: Argument) -> bool:
     return isinstance(argument, Ref) or (isinstance(argument, tuple) and any(map(_refers, argument)))
 
 
-def returns_one_tensor(schema: FunctionSchema) -> bool:
-    return [str(value.type) for value in schema.returns] == ["Tensor"]
+def tensors_returned(schema: FunctionSchema) -> int:
+    """0 for a list of them."""
+    return len(schema.returns) if all(str(value.type) == "Tensor" for value in schema.returns) else 0
 
 
 def find_operator(name: str) -> OpOverload:

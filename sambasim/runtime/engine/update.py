@@ -112,7 +112,7 @@ class Update:
         self._norm = registers.value(norms[0]) if norms and norms[0] else None
         self._shared, end = registers.constant(None), transport.end
         node = Node("end_of_step", "comm.end_of_step")
-        exchange = Instruction(node, end.finish, (), single=True, results=(self._shared,), stores=(), communication=end)
+        exchange = Instruction(node, end.finish, (), returned=1, results=(self._shared,), stores=(), communication=end)
         self._end = Unit((), (exchange,))
         self._initial = registers.initial
         self._codes: dict[tuple[bool, bool], Code] = {}
@@ -158,15 +158,14 @@ class Update:
             args = {name: now - before for name, now, before in counts if now != before}
             detailed.span_ends(transport.rank, Track.HOST, "sync and update", began_ns, args)
         losses, request = live[self._shared]
+        applied = norm is None or not self.optimizers.skips(norm)
         exposed_s = sum(self._waited_s.values())
         self._waited_s.clear()
-        updated = Updated(losses, request, norm, exposed_s, hidden_s, began_ns)
-        if norm is not None and self.optimizers.skips(norm):
-            updated = updated._replace(applied=False)
+        waited_s: Mapping[str, float] = {}
         if self._waited_in_passes_s:
-            updated = updated._replace(waited_s=self._waited_in_passes_s.copy())
+            waited_s = self._waited_in_passes_s.copy()
             self._waited_in_passes_s.clear()
-        return updated
+        return Updated(losses, request, norm, exposed_s, hidden_s, began_ns, waited_s, applied)
 
     def _ended(self, unit: Unit) -> None:
         if self._detailed is not None:

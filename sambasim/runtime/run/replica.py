@@ -29,7 +29,6 @@ from sambasim.runtime.engine.executor import IN_MEMORY, Batch, Executor, Steps, 
 from sambasim.runtime.engine.update import Update, Updated
 from sambasim.runtime.machine.pytorch import Stream, derive, seed_everything, seed_torch
 from sambasim.runtime.transports.connect import Transport
-from sambasim.runtime.values.memory import place_inputs
 from sambasim.runtime.values.optimizers import Optimizers
 from sambasim.runtime.watch.observer import StepObserver, report_spans, span
 
@@ -178,6 +177,8 @@ class Replica:
         self._program, self._loss = program, program.loss
         self.loss_dtype = program.symbols[program.loss].type.dtype
         self._batches = program.micro_batches  # of a pass
+        is_placed = program.schedule is None  # otherwise each micro-batch brings its inputs
+        self._inputs = {spec.name: memory.tensor(spec.name) for spec in input_specs(program)} if is_placed else None
         self.executor = Executor(
             program.training, program, memory.tensor, engine, program.loss, transport=transport, observer=observer
         )
@@ -249,8 +250,8 @@ class Replica:
         if self.observer is not None:
             self.observer.batch_begins(self.rank, micro_step)
         read = self._read(micro_step)
-        if self._program.schedule is None:
-            self._place(read[0])
+        if self._inputs is not None:
+            self._place(self._inputs, read[0])
             read = IN_MEMORY
         if self.observer is not None:
             self.observer.pass_begins(self.rank, micro_step)
@@ -260,9 +261,14 @@ class Replica:
     def _read(self, micro_step: int) -> Sequence[Batch]:
         return list(islice(self._reader, self._batches))
 
-    @span(Track.COPIES, "batch to device", lambda self, batch: {"bytes": sum(part.nbytes for part in batch.values())})
-    def _place(self, batch: Batch) -> None:
-        place_inputs(self.memory, batch)
+    @span(
+        Track.COPIES,
+        "batch to device",
+        lambda self, inputs, batch: {"bytes": sum(part.nbytes for part in batch.values())},
+    )
+    def _place(self, inputs: Batch, batch: Batch) -> None:
+        for name, tensor in batch.items():
+            inputs[name].copy_(tensor)
 
     def _seed_pass(self, step: int, first: int, number: int) -> None:
         """Seed the generator for micro-batch `first` + `number` of a step: the same for all ranks of a replica."""
