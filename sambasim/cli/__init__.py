@@ -1,8 +1,11 @@
 """The shell commands. Only here do commands print results and set exit codes. `main` has the table of commands, which
 it imports at need.
 
-shared                                            options of several commands
-compile, run, app, slurm, doctor, bench           the commands of these names
-inspect                                           results: inspect, compare, verify, tilestat
-predict                                           devices: simulate, plan, report, estimate-memory, devices, validate
+shared    options of several commands
+compile   compile, demo
+run       run
+apps      app, env, stand-in
+inspect   inspect, verify, compare, report
+predict   plan, simulate, tilestat, devices, estimate-memory, validate
+machine   doctor, bench
 """

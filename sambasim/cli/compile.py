@@ -5,13 +5,13 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from sambasim.cli.shared import FILE, PanelCommand, PanelOption, answer, as_json, field_options, kept_imports
+from sambasim.cli import shared
 from sambasim.errors import InternalError, LaunchError, MachineError
 from sambasim.options.compile import COMPILE_FLAGS, options_and_notes
 from sambasim.options.flag import MODEL
@@ -26,16 +26,15 @@ if TYPE_CHECKING:
 
 _FIRST = ("--config", "--data", "--loss", "--optimizer", "--batch-size", "--data-parallel")
 _CONFIG = "A TOML file with the model, data, loss, optimizer and training."
-_SET = "Set any field of the config, such as optimizer.lr=1e-3."
 
 
-@click.command("compile", cls=PanelCommand, first=_FIRST)
+@click.command("compile", cls=shared.PanelCommand, first=_FIRST)
 @click.argument("model", required=False)
-@click.option("--config", type=FILE, cls=PanelOption, panel=MODEL, help=_CONFIG)
-@click.option("--set", "overrides", multiple=True, metavar="NAME=VALUE", cls=PanelOption, panel=MODEL, help=_SET)
-@field_options(COMPILE_FLAGS)
+@click.option("--config", type=shared.FILE, cls=shared.PanelOption, panel=MODEL, help=_CONFIG)
+@shared.overrides("Set any field of the config, such as optimizer.lr=1e-3.", MODEL)
+@shared.field_options(COMPILE_FLAGS)
 @click.option("-v", "--verbose", is_flag=True, help="Print a table too, with the times of all phases.")
-@as_json("Print one JSON line instead.")
+@shared.as_json("Print one JSON line instead.")
 def compile_command(
     model: str | None, config: Path | None, overrides: tuple[str, ...], verbose: bool, as_json: bool, **flags: object
 ) -> None:
@@ -57,27 +56,25 @@ def compile_command(
             remedy="sambasim compile … without mpirun; -ws says the smallest number of replicas",
         )
     options, notes = options_and_notes(config, model, overrides, flags)
-    with kept_imports():
+    with shared.kept_imports():
         from sambasim.commands.compile import compile_named
         from sambasim.report.summaries import Compilation
 
     with phases(quiet=as_json) as on_phase:
         compiled, checked = compile_named(options, on_phase)
-    notices = [*compiled.notices, *notes]
-    facts = compiled.program, compiled.path, compiled.digest, notices, compiled.phases_s, checked
+    facts = compiled.program, compiled.path, compiled.digest, [*compiled.notices, *notes], compiled.phases_s, checked
     compilation = Compilation(*facts)
-    answer(as_json, compilation.json, lambda: compilation.report(details=verbose))
+    shared.answer(as_json, compilation.json, lambda: compilation.report(details=verbose))
 
 
 _LEAST_ACCURACY = 0.97
 """The quick start reaches this on held-out digits after its default training."""
 
 _NAME, _REPLICAS, _TIMEOUT_S = "digits-demo", "2", 900.0
-_OUT = "Folder for the PEF and the metrics."
 
 
 @click.command("demo")
-@click.option("--output-folder", type=FILE, default=Path("out"), show_default=True, help=_OUT)
+@shared.output_folder("Folder for the PEF and the metrics.")
 @click.option("--smoke", is_flag=True, help="Train only three steps, and check the bits but not the accuracy.")
 @click.pass_context
 def demo_command(context: click.Context, output_folder: Path, smoke: bool) -> None:
@@ -94,14 +91,13 @@ def demo_command(context: click.Context, output_folder: Path, smoke: bool) -> No
     from sambasim.records.metrics import SummaryRecord
 
     folder, summaries = output_folder / _NAME, {}
-    compile_line = ["sambasim", "compile", "--data-parallel", "-ws", _REPLICAS]
-    _run([*compile_line, "--pef-name", _NAME, "--output-folder", str(output_folder)])
+    named = "--pef-name", _NAME, "--output-folder", str(output_folder)
+    _run("sambasim", "compile", "--data-parallel", "-ws", _REPLICAS, *named)
     for sync, flags in {"device": ["--reduce-on-rdu"], "host": []}.items():
         metrics = folder / f"{sync}.jsonl"
         metrics.unlink(missing_ok=True)
-        run_line = ["mpirun", "-np", _REPLICAS, "sambasim", "run", "--data-parallel", *flags]
-        files = ["--pef", str(folder / f"{_NAME}.pef"), "--metrics", str(metrics)]
-        _run([*run_line, *files, *(("--steps", "3") if smoke else ())])
+        files = "--pef", str(folder / f"{_NAME}.pef"), "--metrics", str(metrics), *(("--steps", "3") if smoke else ())
+        _run("mpirun", "-np", _REPLICAS, "sambasim", "run", "--data-parallel", *flags, *files)
         if not metrics.exists():
             raise InternalError(f"the run wrote no metrics to {metrics}")
         last = metrics.read_text(encoding="utf-8").splitlines()[-1]
@@ -115,7 +111,7 @@ def demo_command(context: click.Context, output_folder: Path, smoke: bool) -> No
     show(Text.assemble(("PASSED", "green"), " device sync and host sync gave the same weights, bit for bit."))
 
 
-def _run(command: Sequence[str]) -> None:
+def _run(*command: str) -> None:
     """Raises MachineError if the command fails."""
     print(f"\n$ {shlex.join(command)}")
     environ = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"}
@@ -134,10 +130,9 @@ def _run(command: Sequence[str]) -> None:
 
 def _failures(summaries: "Mapping[str, SummaryRecord]", *, least_accuracy: float) -> list[str]:
     failures, both = [], " and ".join(f"{sync} sync" for sync in summaries)
-    if len({summary.weights_sha256 for summary in summaries.values()}) > 1:
-        failures.append(f"the weights differ between {both}")
-    if len({summary.state_sha256 for summary in summaries.values()}) > 1:
-        failures.append(f"buffers or optimizer state differ between {both}")
+    for what, digest in (("the weights", "weights_sha256"), ("buffers or optimizer state", "state_sha256")):
+        if len({getattr(summary, digest) for summary in summaries.values()}) > 1:
+            failures.append(f"{what} differ between {both}")
     for sync, summary in summaries.items():
         if ((summary.evaluation and summary.evaluation.accuracy) or 0.0) < least_accuracy:
             reached = _accuracy_text(summary)

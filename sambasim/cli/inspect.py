@@ -9,7 +9,7 @@ import click
 from sambasim.bounded import printable
 from sambasim.cli import shared
 from sambasim.errors import OptionError
-from sambasim.terminal.output import phases, show
+from sambasim.terminal.output import phases
 
 
 @click.command("inspect")
@@ -18,16 +18,10 @@ from sambasim.terminal.output import phases, show
 @click.option("--section", type=int, metavar="N", help="Show only section N, with all its operators.")
 @click.option("--graph", "as_graph", is_flag=True, help="Print the graphs, one operator per line.")
 @click.option("--schedule", "as_schedule", is_flag=True, help="Draw the schedule of a pipeline, one line per rank.")
-@shared.output_folder
-@click.option("--all", "everything", is_flag=True, help="Also show symbols, runtime arguments and options.")
+@shared.output_folder()
+@click.option("--all", "whole", is_flag=True, help="Also show symbols, runtime arguments and options.")
 def inspect_command(
-    pef: str,
-    as_json: bool,
-    section: int | None,
-    as_graph: bool,
-    as_schedule: bool,
-    everything: bool,
-    output_folder: Path,
+    pef: str, as_json: bool, section: int | None, as_graph: bool, as_schedule: bool, whole: bool, output_folder: Path
 ) -> None:
     """Show what is in a PEF: sections, operators, symbols, sizes, options.
 
@@ -55,18 +49,15 @@ def inspect_command(
     document = read(path)
     program = document.program
     if as_graph:
-        print(printable("\n".join(format_graph(graph, program.symbols) for graph in program.graphs)), end="")
-        return
-    if as_schedule:
-        if program.schedule is None:
-            what = f"{program.name} is no pipeline, so it has no schedule"
-            raise OptionError(what, remedy="sambasim compile --pipeline-stages 2 …")
-        print(draw(program.schedule))
-        return
+        return print(printable("\n".join(format_graph(graph, program.symbols) for graph in program.graphs)), end="")
+    if as_schedule and program.schedule is None:
+        what = f"{program.name} is no pipeline, so it has no schedule"
+        raise OptionError(what, remedy="sambasim compile --pipeline-stages 2 …")
+    if as_schedule and program.schedule is not None:
+        return print(draw(program.schedule))
     facts = contents(path, peek(path), document)
     if section is None:
-        shared.answer(as_json, facts.model_dump_json, lambda: [inspection(facts, everything=everything)])
-        return
+        return shared.answer(as_json, facts.model_dump_json, lambda: [inspection(facts, everything=whole)])
     graph, graph_facts = program.graphs[0], facts.graphs[0]  # the training step, if there is one
     if not 0 <= section < len(graph.sections):
         having = f"the graph {graph.name} of {facts.name} has {len(graph.sections)} sections"
@@ -74,11 +65,8 @@ def inspect_command(
         raise OptionError(what, where=facts.pef, remedy=f"sambasim inspect {facts.pef}")
     _, *lines = format_section(graph, graph.sections[section])
     own = graph_facts.sections[section]
-    if as_json:
-        print(json.dumps(own.model_dump() | {"graph": graph.name, "nodes": [line.strip() for line in lines]}))
-        return
-    show(section_detail(graph_facts, own))
-    print(printable("\n".join(lines)))
+    record = own.model_dump() | {"graph": graph.name, "nodes": [line.strip() for line in lines]}
+    shared.answer(as_json, lambda: json.dumps(record), lambda: [section_detail(graph_facts, own), "\n".join(lines)])
 
 
 _AGAINST = "Also compare it with this model, package.module:Name or file.py:Name, in eager PyTorch."
@@ -87,7 +75,7 @@ _CHECK = "Steps of that comparison.  [default: as by compile]"
 
 @click.command("verify")
 @shared.pef()
-@shared.output_folder
+@shared.output_folder()
 @click.option("--against", metavar="MODEL", help=_AGAINST)
 @click.option("--check", type=click.IntRange(1), metavar="N", help=_CHECK)
 def verify_command(pef: str, output_folder: Path, against: str | None, check: int | None) -> None:
@@ -131,7 +119,7 @@ def verify_command(pef: str, output_folder: Path, against: str | None, check: in
 @click.argument("b")
 @click.option("--steps", metavar="FIRST-LAST", help="For runs and metrics: only these steps, such as 17, 1-40 or 100-.")
 @shared.as_json("Print one JSON line with all differences.")
-@shared.output_folder
+@shared.output_folder()
 def compare_command(as_json: bool, **asked: Any) -> None:
     """Find the first difference between two runs, PEFs, checkpoints or weights.
 
@@ -173,7 +161,7 @@ _TABLES = "Write section_report.csv and summary.json here, as SambaTune names th
 @shared.num_tiles
 @shared.cluster
 @click.option("--replicas", metavar="N,N,...", help="Replicas of the scaling curves.  [default: 1,2,4,...,1024]")
-@shared.output_folder
+@shared.output_folder()
 def report_command(
     subject: str, page: Path | None, tables: Path | None, run: Path | None, output_folder: Path, **asked: Any
 ) -> None:
@@ -196,10 +184,9 @@ def report_command(
     from sambasim.commands.results import measured, predicted_texts
 
     if subject.endswith(".jsonl"):
-        of_a_pef = {"--tables": tables, "--run": run}
-        of_a_pef |= {f"--{name.replace('_', '-')}": value for name, value in asked.items()}
-        shared.write_all(measured(subject, page, [flag for flag, value in of_a_pef.items() if value is not None]))
-        return
+        of_a_pef = {"tables": tables, "run": run, **asked}
+        flags = [f"--{name.replace('_', '-')}" for name, value in of_a_pef.items() if value is not None]
+        return shared.write_all(measured(subject, page, flags))
 
     from sambasim.commands.question import question_of
 

@@ -17,8 +17,8 @@ _PANELS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "Compile and run": {
         "compile": ("compile", "Compile a PyTorch model into a PEF."),
         "run": ("run", _RUN),
-        "app": ("app", "Run a SambaFlow app with sambasim in place of sambaflow."),
-        "env": ("slurm", "Print shell lines that let launch scripts for the hardware work as they are."),
+        "app": ("apps", "Run a SambaFlow app with sambasim in place of sambaflow."),
+        "env": ("apps", "Print shell lines that let launch scripts for the hardware work as they are."),
         "demo": ("compile", "Compile the quick start, train it with both kinds of sync, and compare the two."),
     },
     "Inspect results": {
@@ -36,14 +36,14 @@ _PANELS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "validate": ("predict", "Compare predictions with published measurements."),
     },
     "This machine": {
-        "doctor": ("doctor", "Check MPI, torch, cores, shared memory and compiler."),
-        "bench": ("bench", "Measure gradient sync on this machine."),
+        "doctor": ("machine", "Check MPI, torch, cores, shared memory and compiler."),
+        "bench": ("machine", "Measure gradient sync on this machine."),
     },
 }
 """By heading of `--help` and name: the module of the command, and its help."""
 
 _COMMANDS = {name: entry for panel in _PANELS.values() for name, entry in panel.items()}
-_MODULES = {name: module for name, (module, _) in _COMMANDS.items()} | {"stand-in": "slurm"}
+_MODULES = {name: module for name, (module, _) in _COMMANDS.items()} | {"stand-in": "apps"}
 
 
 class _LazyGroup(click.Group):
@@ -82,7 +82,7 @@ def _print_versions(ctx: click.Context, parameter: click.Parameter, asked: bool)
     """What a report of a bug needs: sambasim, Python, torch, MPI and CPU."""
     if not asked:
         return
-    from sambasim.cli.doctor import versions
+    from sambasim.cli.machine import versions
 
     for name, value in versions().items():
         print(f"{name:<9}{value}")

@@ -38,7 +38,7 @@ _EMIT = "Write the best one as a config for `sambasim compile --config`, or, as 
 @click.option("--html", "html_file", type=FILE, help="Write a page with the plot of time and memory.")
 @click.option("--emit", type=FILE, help=_EMIT)
 @shared.as_json("Print one JSON line.")
-@shared.output_folder
+@shared.output_folder()
 def plan_command(
     explain: bool, all_file: Path | None, html_file: Path | None, emit: Path | None, as_json: bool, **asked: Any
 ) -> None:
@@ -77,11 +77,7 @@ def plan_command(
     with phases(quiet=as_json) as on_phase:
         chosen = plan(task, on_phase, with_frontier=html_file is not None)
     answer(as_json, lambda: plan_json(chosen), lambda: plan_report(chosen, explain=explain))
-    texts: dict[Path, str] = {}
-    if all_file is not None:
-        texts[all_file] = plan_csv(chosen)
-    if html_file is not None:
-        texts[html_file] = plan_page(chosen)
+    texts = {file: text(chosen) for file, text in ((all_file, plan_csv), (html_file, plan_page)) if file is not None}
     if emit is not None and chosen.best:
         options = task.options.model_copy(update=changes_of(chosen.best[0].strategy, task.options))
         texts[emit], left_out = emitted(chosen, options, emit, request)
@@ -116,7 +112,7 @@ _TRACE = "Write one step as a trace for Perfetto: the most replicas, the last sy
 @click.option("--plot", type=FILE, help="Draw samples/s over replicas as SVG.")
 @click.option("--trace", type=FILE, help=_TRACE)
 @shared.as_json("Print one JSON line for each batch size, with every section.")
-@shared.output_folder
+@shared.output_folder()
 def simulate_command(
     sections: int, csv: Path | None, plot: Path | None, trace: Path | None, as_json: bool, **asked: Any
 ) -> None:
@@ -166,7 +162,7 @@ def simulate_command(
 @shared.arch
 @shared.num_tiles
 @shared.as_json("Print one JSON line.")
-@shared.output_folder
+@shared.output_folder()
 def tilestat_command(as_json: bool, **asked: Any) -> None:
     """Predict how busy each tile is, in the columns of sntilestat.
 
@@ -200,7 +196,7 @@ _REPLICAS = "Number of replicas.  [default: as many as fit on one node]"
 @click.option("--num-tiles", type=int, help=_TILES)
 @click.option("--replicas", type=REPLICAS, help=_REPLICAS)
 @shared.as_json("Print one JSON line, in SI base units.")
-@shared.output_folder
+@shared.output_folder()
 def devices_command(pef: str | None, as_json: bool, output_folder: Path, **asked: Any) -> None:
     """List devices and clusters, and the placement of replicas on RDUs, or of the ranks of a PEF's replicas.
 
@@ -213,7 +209,7 @@ def devices_command(pef: str | None, as_json: bool, output_folder: Path, **asked
       sambasim devices --arch sn30 --num-tiles 4 --replicas 20
       sambasim devices --pef digits --cluster farm.toml --json
     """
-    from sambasim.commands.devices import placed
+    from sambasim.commands.question import placed
     from sambasim.pef import locate
     from sambasim.report.devices import inventory_json, inventory_report
 
@@ -273,7 +269,7 @@ def validate_command(words: str | None, only: str | None, as_json: bool) -> None
       sambasim validate
       sambasim validate --only "1 layer"
     """
-    from sambasim.commands.devices import validated
+    from sambasim.commands.question import validated
     from sambasim.report.devices import validation_table
 
     with phases(quiet=as_json) as on_phase:

@@ -4,13 +4,13 @@ fields of `options/run.py` and `options/training.py`."""
 import os
 import sys
 import tempfile
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from sambasim.cli.shared import FILE, PanelCommand, PanelOption, field_options, kept_imports, pef
+from sambasim.cli.shared import PanelCommand, field_options, kept_imports, output_folder, overrides, pef
 from sambasim.errors import OptionError
 from sambasim.options.flag import DATA, TRAINING
 from sambasim.options.run import RUN_FLAGS, run_options
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 _FIRST = ("--pef", "--reduce-on-rdu", "--epochs", "--lr", "--save", "--metrics")
 _SET = "Change any field of the config that is not compiled in, such as optimizer.lr=1e-3."
-_OUT = "Folder in which a PEF is found by name."
 
 
 class _RunCommand(PanelCommand):
@@ -45,19 +44,15 @@ class _RunCommand(PanelCommand):
 
 def _no_world_size(ctx: click.Context, parameter: click.Parameter, value: int | None) -> None:
     if value is not None:
-        raise OptionError(
-            "-ws is for compile, as the smallest number of replicas; a run has as many as mpirun starts",
-            remedy=f"mpirun -np {value} sambasim run … without -ws",
-        )
+        what = "-ws is for compile, as the smallest number of replicas; a run has as many as mpirun starts"
+        raise OptionError(what, remedy=f"mpirun -np {value} sambasim run … without -ws")
 
 
 @click.command("run", cls=_RunCommand, first=_FIRST)
 @pef()
 @field_options(RUN_FLAGS)
-@click.option(
-    "--output-folder", type=FILE, default=Path("out"), cls=PanelOption, panel=DATA, help=_OUT, show_default=True
-)
-@click.option("--set", "overrides", multiple=True, metavar="NAME=VALUE", cls=PanelOption, panel=TRAINING, help=_SET)
+@output_folder(panel=DATA)
+@overrides(_SET, TRAINING)
 @click.option("-ws", "--world-size", type=int, hidden=True, expose_value=False, callback=_no_world_size)
 def run_command(overrides: tuple[str, ...], output_folder: Path, **flags: object) -> None:
     """Train the model of a PEF with as many replicas as mpirun starts, or predict with it.
@@ -86,13 +81,12 @@ def run_command(overrides: tuple[str, ...], output_folder: Path, **flags: object
     from sambasim.runtime.watch.supervisor import Supervisor, limit_time
     from sambasim.terminal.progress import RunProgress
 
-    launcher, command = find_launcher(os.environ), ["sambasim", *sys.argv[1:]]
+    launcher, command, screen = find_launcher(os.environ), ["sambasim", *sys.argv[1:]], ExitStack()
     if launcher is not None and launcher.world_size != 1:
         limit_time(options.sync_timeout, launcher.rank)
     communicator = connect(command)
     if communicator.world_size > 1:
         print_whole_lines()
-    screen = ExitStack()
 
     def report(failure: "Failure") -> None:
         screen.close()  # the watchdog reports while progress is shown
@@ -102,7 +96,7 @@ def run_command(overrides: tuple[str, ...], output_folder: Path, **flags: object
         path, mesh = checked_pef(options, output_folder, communicator, command)
         folders = [options.log_dir or path.resolve().parent, Path(tempfile.gettempdir())]
         supervisor.start(folders, path.stem, options.sync_timeout, mesh)
-        prints, printed = communicator.rank == 0 and not options.json_output, ""
+        prints = communicator.rank == 0 and not options.json_output
         # Nothing else is left if every rank is killed.
         if supervisor.path is not None and prints:
             print(f"status file: {supervisor.path} says what each rank does, and stays if one dies")
@@ -113,12 +107,9 @@ def run_command(overrides: tuple[str, ...], output_folder: Path, **flags: object
             printed = prediction.model_dump_json() if options.json_output else _in_words(prediction)
         else:
             with screen:
-                observers = [RunProgress(predicts=options.predict)] if prints else []
-                for observer in observers:
-                    screen.callback(observer.close)
+                observers = [screen.enter_context(closing(RunProgress(predicts=options.predict)))] if prints else []
                 summary, _ = train(path, options, communicator, supervisor.activity, command, observers)
-            if options.json_output:
-                printed = summary.model_dump_json()
+            printed = summary.model_dump_json() if options.json_output else ""
         if communicator.rank == 0 and printed:
             print(printed)
         supervisor.finish()

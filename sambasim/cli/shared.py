@@ -3,7 +3,7 @@
 import gc
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial, wraps
+from functools import partial, reduce, wraps
 from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
@@ -30,7 +30,7 @@ _PEF = "The PEF: a path, or NAME for OUT/NAME/NAME.pef."
 class PanelOption(click.Option):
     """An option in a `panel` of the help, which may come from `text`, when it is needed."""
 
-    def __init__(self, *args: Any, panel: str, text: Callable[[], str] | None = None, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, panel: str = OTHER, text: Callable[[], str] | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.panel, self._text = panel, text
 
@@ -62,13 +62,8 @@ class PanelCommand(click.Command):
 def field_options(flags: "Mapping[str, Setting]") -> Callable[[F], F]:
     """A decorator that gives a command one option for each of these flags, but for `--pef`, which `pef` makes."""
     options = [option for setting in flags.values() if setting.name != "pef" for option in _options(setting)]
-
-    def decorated(function: F) -> F:
-        for option in reversed(options):  # the order in which decorators are applied
-            function = option(function)
-        return function
-
-    return decorated
+    # Reversed, as decorators are applied.
+    return lambda function: reduce(lambda command, option: option(command), reversed(options), function)
 
 
 def _options(setting: "Setting") -> Iterator[Callable[[Any], Any]]:
@@ -80,10 +75,8 @@ def _options(setting: "Setting") -> Iterator[Callable[[Any], Any]]:
         yield option(f"--{choice}", setting.keyword, flag_value=choice, help=shown)
     if flag.choices:
         return
-    extra: dict[str, Any] = {"type": FILE if kind is Path else kind}
-    if kind is bool:
-        extra = {"is_flag": True}
-    elif get_origin(kind) is Literal:
+    extra: dict[str, Any] = {"is_flag": True} if kind is bool else {"type": FILE if kind is Path else kind}
+    if get_origin(kind) is Literal:
         extra = {"type": click.Choice(get_args(kind), case_sensitive=False)}
     if flag.bare is not None:
         extra |= {"is_flag": False, "flag_value": flag.bare}
@@ -122,26 +115,30 @@ def pef(
                 raise click.UsageError(what, click.get_current_context())
             return function(**{**options, keyword: named[0] if named else None})
 
-        option = partial(click.option, "-p", "--pef", keyword, cls=PanelOption, panel=DATA, metavar="PEF", help=text)
-        argument = click.argument("argument", metavar=metavar, required=False, shell_complete=pef_names)
-        decorated: Callable[..., Any] = argument(option(shell_complete=pef_names)(command))
-        return decorated
+        shown: dict[str, Any] = {"cls": PanelOption, "panel": DATA, "metavar": "PEF", "shell_complete": pef_names}
+        with_flag = click.option("-p", "--pef", keyword, help=text, **shown)(command)
+        return click.argument("argument", metavar=metavar, required=False, shell_complete=pef_names)(with_flag)
 
     return decorator
 
 
-def overrides(text: str) -> Callable[[F], F]:
-    return click.option("--set", "overrides", multiple=True, metavar="NAME=VALUE", help=text)
+def overrides(text: str, panel: str = OTHER) -> Callable[[F], F]:
+    option = partial(click.option, "--set", "overrides", multiple=True, metavar="NAME=VALUE")
+    return option(help=text, cls=PanelOption, panel=panel)
+
+
+def output_folder(text: str = "Folder in which a PEF is found by name.", panel: str = OTHER) -> Callable[[F], F]:
+    option = partial(click.option, "--output-folder", type=FILE, default=Path("out"), show_default=True)
+    return option(help=text, cls=PanelOption, panel=panel)
 
 
 def as_json(text: str) -> Callable[[F], F]:
     return click.option("--json", "as_json", is_flag=True, help=text)
 
 
-_OUT, _TILES = "Folder in which a PEF is found by name.", "Tiles of the device that one replica has."
-output_folder = click.option("--output-folder", type=FILE, default=Path("out"), show_default=True, help=_OUT)
+_TILES = "Tiles of the device that one replica has.  [default: as compiled, else all]"
 arch = click.option("--arch", help="Device: sn10, sn30, sn40 or a TOML file.  [default: as compiled]")
-num_tiles = click.option("--num-tiles", type=int, help=f"{_TILES}  [default: as compiled, else all]")
+num_tiles = click.option("--num-tiles", type=int, help=_TILES)
 cluster = click.option("--cluster", help="Nodes and links: a name that `sambasim devices` lists, or a TOML file.")
 
 

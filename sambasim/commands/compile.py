@@ -29,8 +29,9 @@ from sambasim.errors import CaptureError, MachineError, ModelError, OptionError,
 from sambasim.hardware.budget import available_bytes
 from sambasim.options.base import build
 from sambasim.options.compile import BUILD_FIELDS, CompileOptions
+from sambasim.options.given import as_table
 from sambasim.options.grammar import SYNTHETIC
-from sambasim.options.training import DataOptions, LossOptions, ModelOptions, OptimizerOptions, TrainingOptions
+from sambasim.options.training import ModelOptions, Sections
 from sambasim.pef import Checked, PefDocument, peek, read, seal
 from sambasim.runtime.run.replica import input_specs
 from sambasim.units import format_bytes
@@ -60,11 +61,8 @@ def weights_fit() -> Iterator[None]:
                 remedy="a machine with more memory; `sambasim simulate` and `plan` take a model of any size",
             )
 
-    hook = register_module_parameter_registration_hook(count)
-    try:
+    with register_module_parameter_registration_hook(count):
         yield
-    finally:
-        hook.remove()
 
 
 class Proved(NamedTuple):
@@ -161,9 +159,8 @@ def compile_proved(
         hidden.unlink(missing_ok=True)
     by_line: dict[str, list[str]] = {}
     for exception in checked.exceptions if checked is not None else ():
-        by_line.setdefault(exception.source, []).append(str(exception))
-    for line, names in by_line.items():
-        notices.append(f"differs from eager PyTorch by rounding: {', '.join(names)}{f', at {line}' * bool(line)}")
+        by_line.setdefault(exception.source and f", at {exception.source}", []).append(str(exception))
+    notices += [f"differs from eager PyTorch by rounding: {', '.join(names)}{at}" for at, names in by_line.items()]
     notices += [*recorded(digest), *_replaced(before, path)]
     return Proved(replace(done, path=path, digest=digest, notices=tuple(notices), phases_s=phases_s), checked)
 
@@ -243,18 +240,11 @@ def _options_of(document: PefDocument, target: str) -> CompileOptions:
         return (Path(module).name if module.endswith(".py") else module), name
 
     given, defaults = document.compile_options, document.training_defaults
-    model = given.get("model")
-    is_same = isinstance(model, dict) and place(str(model.get("target") or target)) == place(target)
-    args = model.get("args") if isinstance(model, dict) and is_same else None
-    data = dict(document.data_source)
-    if data.get("source") is None:
-        data["source"] = SYNTHETIC
-    parts: dict[str, object] = {name: value for name, value in given.items() if name in BUILD_FIELDS}
-    parts |= {
-        "model": build(ModelOptions, {"target": target, "args": args or {}}, where=f"--against {target}"),
-        "data": DataOptions.model_validate(data),
-        "training": TrainingOptions.model_validate(defaults["training"]),
-    }
-    for name, kind in (("loss", LossOptions), ("optimizer", OptimizerOptions)):
-        parts[name] = None if defaults.get(name) is None else kind.model_validate(defaults[name])
-    return build(CompileOptions, parts)
+    model = as_table(given.get("model"))
+    is_same = place(str(model.get("target") or target)) == place(target)
+    args = model.get("args") if is_same else None
+    tables: dict[str, object] = {name: defaults[name] for name in Sections.model_fields if name in defaults}
+    tables["data"] = {**document.data_source, "source": document.data_source.get("source") or SYNTHETIC}
+    stored = dict(Sections.model_validate(tables))
+    stored["model"] = build(ModelOptions, {"target": target, "args": args or {}}, where=f"--against {target}")
+    return build(CompileOptions, stored | {name: value for name, value in given.items() if name in BUILD_FIELDS})

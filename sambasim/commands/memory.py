@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import nn
 
-from sambasim.commands.question import DEFAULT_OPTIMIZER, OnPhase
+from sambasim.commands.question import OnPhase
 from sambasim.compiler.capture.tensors import default_type, inputs_in
 from sambasim.compiler.compile import Stopwatch, capture_model
 from sambasim.compiler.front import build_model, example_of_one, model_of_shapes
@@ -17,20 +17,19 @@ from sambasim.ir.graph import Graph
 from sambasim.ir.program import Program
 from sambasim.optimizers import OPTIMIZERS
 from sambasim.options.compile import CompileOptions
-from sambasim.simulation.memory import DTYPES, RECOMPUTE, Choice, Choices
+from sambasim.options.training import OptimizerOptions
+from sambasim.simulation.memory import DTYPES, Choice, Choices
 
 
 def memory_choices(options: CompileOptions, replicas: int, on_phase: OnPhase) -> tuple[Choices, Choice]:
     """All choices, and the one that `options` make."""
-    shapes, optimizer = training_shapes(options, on_phase), options.optimizer
-    passes = options.training.accumulation_steps
+    shapes, passes = training_shapes(options, on_phase), options.training.accumulation_steps
     choices = Choices(shapes.program, shapes.graphs, shapes.dtype, replicas=replicas, passes=passes)
     asked = options.dtype, options.keeps_master_weights
     dtype = next(dtype for dtype in DTYPES if (dtype.name, dtype.master) == asked)
-    recompute = next(name for name in RECOMPUTE if name == options.recompute)
-    name = DEFAULT_OPTIMIZER if optimizer is None else optimizer.name
-    states = OPTIMIZERS[name].kept_states({} if optimizer is None else optimizer.hyperparameters())
-    return choices, Choice(dtype, recompute, name, states, options.zero)
+    optimizer = options.optimizer or OptimizerOptions(name="adamw")
+    states = OPTIMIZERS[optimizer.name].kept_states(optimizer.hyperparameters())
+    return choices, Choice(dtype, options.recompute, optimizer.name, states, options.zero)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +59,10 @@ def training_shapes(options: CompileOptions, on_phase: OnPhase = lambda phase: N
     watch.begin("recompute activations")
     first, *others = pipeline(options, model=model)
     cut = first(program)
-    graphs = {
-        "none": program.step,
-        "sections": Recompute("sections")(cut).step,
-        "full": Recompute("full")(program).step,
-    }
+    recomputed = {"sections": Recompute("sections")(cut).step, "full": Recompute("full")(program).step}
+    graphs = {"none": program.step, **recomputed}
     for change in others:
-        if not isinstance(change, Place | Fits):
-            cut = change(cut)
+        cut = cut if isinstance(change, Place | Fits) else change(cut)
     return TrainingShapes(cut, graphs, dtype)
 
 

@@ -1,29 +1,34 @@
-"""What `sambasim plan` is asked, checked before anything is captured; and the config of the best strategy."""
+"""What `sambasim plan` is asked, checked before any capture; and the best strategy as a config, also for DeepSpeed."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
+
+import tomli_w
 
 from sambasim.bounded import shortened
 from sambasim.commands.question import is_model, options_of_model
 from sambasim.errors import OptionError
 from sambasim.hardware.spec import ALIASES, ClusterSpec, DeviceSpec, load_cluster, load_device
 from sambasim.ir.program import Program
-from sambasim.options.base import did_you_mean, nearest
+from sambasim.options.base import nearest, suggested
 from sambasim.options.compile import BuildOptions, CompileOptions, ParallelOptions, options_in_python
-from sambasim.options.emit import as_deepspeed, beyond_deepspeed, config_text
+from sambasim.options.deepspeed import MICRO, STEPS, TRAIN
+from sambasim.options.deepspeed_file import AUTO, LOSS_SCALE, OPTIMIZERS_BY_TYPE, SCHEDULERS
+from sambasim.options.training import LossScaleOptions, OptimizerOptions, ScheduleOptions, Sections
 from sambasim.pef import locate, read
 from sambasim.report.plan import headline
 from sambasim.simulation.planning.search import Plan
 from sambasim.simulation.planning.strategy import VALUES, Space, Strategy, divisors
 from sambasim.units import counted
 
-_DIGITS = 12
+_MOST_DIGITS = 12
 """Of a number in `--only`: longer ones name no strategy."""
 
 _MOST_RANKS = 4
+_TABLES = {"compile": BuildOptions.model_fields, "parallel": ParallelOptions.model_fields}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +68,16 @@ def plan_task(asked: PlanRequest) -> PlanTask:
         what = f"--emit {emit}: a config ends in .toml, or, for DeepSpeed, in .json"
         raise OptionError(what, remedy=f"--emit {emit.with_suffix('.toml')}")
     only = _only(asked.only)
-    _check_place(asked)
+    if asked.here:
+        for flag, value in (("--cluster", asked.cluster), ("--nodes", asked.nodes), ("--arch", asked.arch)):
+            if value is not None:
+                what = f"{flag} is for devices, and --here plans for this machine"
+                raise OptionError(what, remedy=f"leave out {flag}")
+        if not is_model(asked.subject):
+            what = f"--here measures passes of several batch sizes, and a PEF as {asked.subject} has one"
+            raise OptionError(what, remedy="plan the config or the model that it was compiled from")
+    elif asked.ranks is not None:
+        raise OptionError("--ranks is for this machine", remedy="add --here, or give --nodes instead")
     arch = next((alias for alias, name in ALIASES.items() if name == asked.arch), asked.arch)
     for load, name in ((load_device, arch), (load_cluster, asked.cluster)):
         if name is not None:
@@ -104,23 +118,8 @@ def _options(asked: PlanRequest) -> tuple[CompileOptions, Program | None]:
         raise OptionError(f"{program.name} recomputes activations", remedy=remedy)
     tables: dict[str, object] = {"data": document.data_source, "model": compiled.get("model")}
     tables |= {name: value for name, value in document.training_defaults.items() if value is not None}
-    for table, kind in (("compile", BuildOptions), ("parallel", ParallelOptions)):
-        tables[table] = {name: compiled[name] for name in kind.model_fields if name in compiled}
+    tables |= {table: {name: compiled[name] for name in names if name in compiled} for table, names in _TABLES.items()}
     return options_in_python(tables, {}).options, program
-
-
-def _check_place(asked: PlanRequest) -> None:
-    """Raises OptionError for flags that do not go together, and for what --here cannot measure."""
-    if not asked.here:
-        if asked.ranks is not None:
-            raise OptionError("--ranks is for this machine", remedy="add --here, or give --nodes instead")
-        return
-    for flag, value in (("--cluster", asked.cluster), ("--nodes", asked.nodes), ("--arch", asked.arch)):
-        if value is not None:
-            raise OptionError(f"{flag} is for devices, and --here plans for this machine", remedy=f"leave out {flag}")
-    if not is_model(asked.subject):
-        what = f"--here measures passes of several batch sizes, and a PEF as {asked.subject} has one"
-        raise OptionError(what, remedy="plan the config or the model that it was compiled from")
 
 
 def _spaces(
@@ -170,7 +169,7 @@ def _only(allowed: Sequence[str]) -> Mapping[str, Sequence[object]]:
     for text in allowed:
         name, _, values = text.partition("=")
         if name not in kinds:
-            remedy = did_you_mean(nearest(name, kinds)) or f"one of {', '.join(kinds)}"
+            remedy = suggested(name, kinds) or f"one of {', '.join(kinds)}"
             raise OptionError(f"--only {text}: a strategy has no {name!r}", remedy=remedy)
         parts = [part.strip() for part in values.split(",")]
         known = VALUES.get(name)
@@ -181,7 +180,7 @@ def _only(allowed: Sequence[str]) -> Mapping[str, Sequence[object]]:
         elif "=" in values:
             each = shortened(text.replace(",", " --only "))
             raise OptionError(f"--only {shortened(text)} names several fields", remedy=f"--only {each}")
-        elif not all(part.isdecimal() and len(part) < _DIGITS for part in parts):
+        elif not all(part.isdecimal() and len(part) < _MOST_DIGITS for part in parts):
             raise OptionError(f"--only {shortened(text)}: {name} takes whole numbers", remedy=f"--only {name}=1,2")
         chosen = parts if known is not None else [int(part) for part in parts]
         values_of[name] = list(dict.fromkeys([*values_of.get(name, ()), *chosen]))
@@ -202,3 +201,86 @@ def emitted(plan: Plan, chosen: CompileOptions, file: Path, asked: PlanRequest) 
         commands.append(f"sambasim simulate {file}{flags}{f' --cluster {asked.cluster}' if asked.cluster else ''}")
     heading = [f"Planned from {asked.subject}: {headline(plan)}", "", *(f"  {command}" for command in commands)]
     return config_text(chosen, "\n".join(heading)), []
+
+
+def config_text(options: CompileOptions, heading: str) -> str:
+    """`heading` becomes the comment on top. What has its default value is left out. Raises OptionError for options that
+    do not go together."""
+    given = options.model_dump(mode="json", exclude_defaults=True, exclude_none=True)
+    tables: dict[str, object] = {name: given[name] for name in Sections.model_fields if name in given}
+    of_parts = ((table, {name: given[name] for name in names if name in given}) for table, names in _TABLES.items())
+    tables |= {table: values for table, values in of_parts if values}
+    options_in_python(tables, {})
+    comment = "".join(f"# {line}".rstrip() + "\n" for line in heading.splitlines())
+    return f"{comment}\n{tomli_w.dumps(tables)}"
+
+
+def as_deepspeed(options: CompileOptions) -> dict[str, object]:
+    """The content of a ds_config.json for these options of training. `beyond_deepspeed` lists what it lacks."""
+    training, optimizer = options.training, options.optimizer
+    config: dict[str, object] = {
+        TRAIN: training.batch_size * training.accumulation_steps * options.world_size,
+        MICRO: training.batch_size // options.micro_batches,
+        STEPS: training.accumulation_steps * options.micro_batches,  # DeepSpeed's pipelines have no other micro-batches
+    }
+    if optimizer is not None:
+        kinds = {known.name: kind for kind, known in OPTIMIZERS_BY_TYPE.items()} | {"adam": "Adam"}
+        params = optimizer.model_dump(mode="json", exclude={"name", "max_grad_norm"}, exclude_none=True)
+        params |= {"adam_w_mode": False} if optimizer.name == "adam" else {}
+        config["optimizer"] = {"type": kinds[optimizer.name], "params": params}
+        if optimizer.max_grad_norm is not None:
+            config["gradient_clipping"] = optimizer.max_grad_norm
+        if training.schedule.counts_updates:
+            config["scheduler"] = _scheduler(training.schedule, optimizer, training.steps)
+    if options.dtype == "fp16":
+        config["fp16"] = _fp16(training.loss_scale)
+    if options.dtype == "bf16":
+        config["bf16"] = {"enabled": True}
+    if options.data_parallel:
+        config["zero_optimization"] = {"stage": options.zero}
+    return config
+
+
+def beyond_deepspeed(options: CompileOptions) -> Iterator[str]:
+    """What options of training say that a DeepSpeed config cannot."""
+    schedule, stages = options.training.schedule, options.pipeline_stages
+    is_plain = schedule.counts_updates or schedule == ScheduleOptions(total_steps=schedule.total_steps)
+    lacks = {
+        f"the schedule {schedule.name} with {schedule.warmup_steps} steps of warm-up, which the script must make":
+            not is_plain,
+        "bf16 without master weights: DeepSpeed keeps float32 copies of parameters":
+            options.dtype == "bf16" and not options.keeps_master_weights,
+        f"tensor parallelism over {options.n_chips} chips": options.tensor_parallel is not None,
+        f"a pipeline of {stages} stages, which the script must make": stages > 1,
+        f"recomputation ({options.recompute}), which the model must ask for": options.recompute != "none",
+    }  # fmt: skip
+    return (what for what, is_lacking in lacks.items() if is_lacking)
+
+
+def _scheduler(schedule: ScheduleOptions, optimizer: OptimizerOptions, steps: int | None) -> dict[str, object]:
+    kind, scheduler = next(item for item in SCHEDULERS.items() if item[1].name == schedule.name)
+    params: dict[str, Any] = {}
+    for row in scheduler.rows:
+        value = getattr(schedule, row.option, None)
+        match row.kind:
+            case "rate":
+                params[row.key] = optimizer.lr
+            case "share":
+                params[row.key] = (value or 0.0) * optimizer.lr
+            case "total":
+                params[row.key] = value or steps or AUTO
+            case _ if value is not None or row.default is not None:
+                params[row.key] = row.default if value is None else value
+    if kind == "OneCycle":
+        params["cycle_momentum"] = schedule.momentum is not None
+        if schedule.momentum is not None:
+            params["cycle_min_mom"], params["cycle_max_mom"] = schedule.momentum
+    return {"type": kind, "params": params}
+
+
+def _fp16(scale: LossScaleOptions) -> dict[str, object]:
+    if not scale.dynamic:
+        return {"enabled": True, "loss_scale": scale.start}
+    power = round(scale.start).bit_length() - 1
+    rows = {row.key: getattr(scale, row.option) for row in LOSS_SCALE}
+    return {"enabled": True, "loss_scale": 0, "initial_scale_power": power, **rows}

@@ -1,31 +1,34 @@
-"""What a command is about, a PEF or a model, and what is predicted for it. A model is captured without memory."""
+"""What a command is about, a PEF or a model, and what is predicted for it, also beside published measurements. A model
+is captured without memory."""
 
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from sambasim.bounded import LARGEST_COUNT, MOST_MICRO_STEPS, MOST_REPLICAS, shortened
 from sambasim.costs.cut import Level
 from sambasim.errors import MachineError, OptionError, PefError
-from sambasim.hardware.spec import ALIASES, arch_of, load_cluster, load_device
-from sambasim.ir.mesh import copy_mesh
+from sambasim.hardware.placement import inventory_of, place
+from sambasim.hardware.spec import ALIASES, arch_of, cluster_names, device_names, load_cluster, load_device
+from sambasim.ir.mesh import copy_mesh, mesh_of
 from sambasim.ir.program import Program
 from sambasim.options.compile import CompileOptions, compile_options
 from sambasim.options.given import read_toml
 from sambasim.pef import locate, read
 from sambasim.pef.archive import COMPILE_AGAIN
+from sambasim.published.rows import Row, published_rows
+from sambasim.report.devices import Placed, row_record, validation
+from sambasim.report.tables import Row as Record
 from sambasim.simulation.advice import what_fits
 from sambasim.simulation.prediction import Prediction, predict
 from sambasim.simulation.step import has_several_ranks
 from sambasim.simulation.sync import SyncPath
 
 OnPhase: TypeAlias = Callable[[str], None]
-
-DEFAULT_OPTIMIZER = "adamw"
-"""That of an estimate of memory."""
 
 
 def is_model(name: str) -> bool:
@@ -48,10 +51,9 @@ def options_of_estimate(subject: str, overrides: Sequence[str], batch_size: int 
     if not is_model(subject):
         remedy = f"file.py:NAME, module:NAME or FILE.toml; for a PEF: sambasim inspect {subject}"
         raise OptionError(f"{subject} is neither a model nor a config", remedy=remedy)
-    flags: dict[str, object] = {"batch_size": batch_size}
     in_config = subject.endswith(".toml") and "optimizer" in read_toml(Path(subject))
-    if not in_config and not any(override.startswith("optimizer.name") for override in overrides):
-        flags["optimizer"] = DEFAULT_OPTIMIZER
+    is_named = in_config or any(override.startswith("optimizer.name") for override in overrides)
+    flags = {"batch_size": batch_size, "optimizer": None if is_named else "adamw"}
     if options_of_model(subject, [*overrides, "parallel.zero=1"], **flags).inference:
         what = "the estimate is for training, and compile.inference is true"
         raise OptionError(what, remedy="--set compile.inference=false")
@@ -98,7 +100,7 @@ def predicted(question: Question, on_phase: OnPhase, *, one_device: bool = False
     for arguments that its operators do not take: reading a PEF checks only their form, as rule 25 needs PyTorch."""
     device = load_device(question.arch) if question.arch else None
     cluster = load_cluster(question.cluster) if question.cluster else None
-    name = question.subject
+    name, predictions = question.subject, list[Prediction]()
     if is_model(name):
         subject = _of_model(question, on_phase)
     elif question.overrides:
@@ -110,19 +112,14 @@ def predicted(question: Question, on_phase: OnPhase, *, one_device: bool = False
     for _, program in subject.programs:
         if one_device and has_several_ranks(program):
             mesh = copy_mesh(program.mesh)
-            raise OptionError(
-                f"this is a prediction for one device, and a replica of {program.name} has {mesh.world_size} ranks "
-                f"({mesh})",
-                remedy=f"sambasim simulate {shlex.quote(name)} predicts all of its ranks",
-            )
+            ranks = f"a replica of {program.name} has {mesh.world_size} ranks ({mesh})"
+            remedy = f"sambasim simulate {shlex.quote(name)} predicts all of its ranks"
+            raise OptionError(f"this is a prediction for one device, and {ranks}", remedy=remedy)
         if not one_device and program.ranks_of_replica > 1:
             _check_as_compiled(question, program)
     asked, own = (ALIASES.get(arch, arch) for arch in (question.arch or subject.arch, subject.arch))
-    tiles = question.num_tiles
-    if tiles is None and asked == own:
-        tiles = subject.tiles
+    tiles = subject.tiles if question.num_tiles is None and asked == own else question.num_tiles
     level, steps = _level_of(question.level or subject.level), subject.micro_steps
-    predictions = []
     with _pef_errors(name):
         for size, program in subject.programs:
             replicas, samples = question.replicas, size
@@ -130,9 +127,8 @@ def predicted(question: Question, on_phase: OnPhase, *, one_device: bool = False
                 samples = program.batch_size
                 replicas = replicas if several_replicas(program, replicas) else (1,)
             try:
-                predictions.append(
-                    predict(program, device, tiles, level, cluster, replicas, batch_size=samples, micro_steps=steps)
-                )
+                of_size = partial(predict, program, device, tiles, level, cluster, replicas)
+                predictions.append(of_size(batch_size=samples, micro_steps=steps))
             except MachineError as error:
                 if program.ranks_of_replica > 1:
                     raise
@@ -188,12 +184,10 @@ def _of_pef(question: Question) -> _Subject:
     programs = [(size, program) for size in question.batch_sizes or (program.batch_size,)]
     tiles, level = compiled.get("num_tiles"), _level_of(compiled.get("opt_level"))
     training = document.training_defaults.get("training")
-    steps = training.get("accumulation_steps") if program.training and isinstance(training, dict) else None
-    if steps is None:
-        steps = 1
+    stored = training.get("accumulation_steps") if program.training and isinstance(training, dict) else None
+    steps = 1 if stored is None else stored
     if type(steps) is not int or not 1 <= steps <= MOST_MICRO_STEPS:
-        quoted = shortened(ascii(steps))
-        what = f"the PEF accumulates {quoted} micro-steps in a step; the most is {MOST_MICRO_STEPS:,}"
+        what = f"the PEF accumulates {shortened(ascii(steps))} micro-steps in a step; the most is {MOST_MICRO_STEPS:,}"
         raise PefError(what, where="training.accumulation_steps of the PEF", remedy=COMPILE_AGAIN)
     return _Subject(programs, arch_of(compiled), tiles if isinstance(tiles, int) else None, level, steps)
 
@@ -221,8 +215,7 @@ def _level_of(stored: object) -> Level:
     match stored:
         case "o0" | "o1":
             return stored
-        case _:
-            return "o3"
+    return "o3"
 
 
 _Numbers: TypeAlias = str | int | Sequence[int] | None
@@ -259,3 +252,60 @@ def _counts(asked: _Numbers, name: str, most: int) -> tuple[int, ...]:
     if not numbers or min(numbers) < 1 or max(numbers) > most:
         raise OptionError(f"{name} {shortened(text)}: must be whole numbers from 1 to {most:,}", remedy=f"{name} 1,2,4")
     return numbers
+
+
+def placed(
+    pef: Path | None, arch: str | None, num_tiles: int | None, cluster: str | None, replicas: int | None
+) -> Placed:
+    """By default as many replicas as fit on one node. Raises OptionError for those that do not fit."""
+    document = None if pef is None else read(pef)
+    compiled, program = ({}, None) if document is None else (document.compile_options, document.program)
+    inventory = inventory_of(compiled, arch=arch, tiles=num_tiles, cluster=cluster)
+    place_all = partial(place, device=inventory.device, tiles=inventory.tiles, cluster=inventory.cluster)
+    of_a_node, mesh = place_all(1).per_full_node, None
+    if program is None or program.ranks_of_replica == 1:
+        placement = place_all(replicas or of_a_node)
+    else:
+        ranks = program.ranks_of_replica
+        several = several_replicas(program, [replicas] if replicas else [])
+        count = ranks * (replicas or (max(1, of_a_node // ranks) if several else 1))
+        placement, mesh = place_all(count, noun="rank"), mesh_of(program.mesh, count)
+    devices, clusters = [inventory.device], [inventory.cluster]
+    if arch is None and pef is None:
+        devices = [load_device(name) for name in device_names()]
+        clusters = clusters if cluster else [load_cluster(name) for name in cluster_names()]
+    return Placed(devices, clusters, inventory, placement, mesh)
+
+
+def validated(words: str | None, on_phase: OnPhase) -> Record:
+    """Predictions for all published rows, or those with `words` in their name. Raises OptionError if there are none."""
+    rows = [row for row in published_rows() if words is None or words.lower() in row.name.lower()]
+    if not rows:
+        names = ", ".join(dict.fromkeys(f'"{row.name}"' for row in published_rows()))
+        raise OptionError(f"no published row has {words!r} in its name", remedy=f"one of {names}")
+    programs: dict[tuple[str, str, int], Program] = {}
+    records = []
+    for row in rows:
+        key = (row.model, repr(sorted(row.args.items())), row.batch_size)
+        if key not in programs:
+            on_phase(f"capture {row.name}")
+            programs[key] = capture_row(row)
+        on_phase(f"predict {row.name}, {row.level}")
+        device = load_device(row.device)
+        cluster = load_cluster(device.cluster)
+        of_row = predict(programs[key], device, row.tiles, row.level, cluster, (row.replicas,), mapped_by=row.mapped_by)
+        (step,) = of_row.steps[SyncPath.RDU]
+        records.append(row_record(row, row.figure_of(of_row.alone.device_s, step.predicted_s), of_row.alone))
+    return validation(records)
+
+
+def capture_row(row: Row) -> Program:
+    """The model of `row`, on tensors without memory."""
+    from sambasim.compiler.capture.step import Example
+    from sambasim.compiler.front import compile_shapes  # torch, which `devices` does without
+    from sambasim.published.models import MODELS
+
+    (make, batch), args = MODELS[row.model], row.args
+    fields = {"pef_name": row.model, "arch": row.device, "num_tiles": row.tiles, "optimizer": {"name": "adamw"}}
+    options = CompileOptions.model_validate({**fields, "training": {"batch_size": row.batch_size}})
+    return compile_shapes(lambda: make(**args), lambda model: Example(batch(row.batch_size, **args), True), options)

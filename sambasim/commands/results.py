@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from sambasim.commands.outputs import check_output_files, check_output_folder
 from sambasim.errors import OptionError, WeightsError
-from sambasim.options.base import Refused
+from sambasim.options.base import Refused, show
 from sambasim.options.grammar import step_range
 from sambasim.pef import check as check_pef
 from sambasim.pef import locate, map_weights, peek
@@ -70,19 +70,16 @@ def predicted_texts(
     records = None if run is None else (read_run(run), run.name)
     summary = records and records[0].summary
     if digest and summary and summary.pef_digest != digest:
-        raise OptionError(
-            f"{run} is a run of another PEF, {summary.pef_digest[:12]}; this one is {digest[:12]}",
-            remedy=f"give the PEF that was run, or a page of the run alone: sambasim report {run} --html FILE",
-        )
-    name = subject if pef is None else str(pef)
+        what = f"{run} is a run of another PEF, {summary.pef_digest[:12]}; this one is {digest[:12]}"
+        remedy = f"give the PEF that was run, or a page of the run alone: sambasim report {run} --html FILE"
+        raise OptionError(what, remedy=remedy)
+    name = str(pef or subject)
     (prediction,) = predicted(replace(question, subject=name, replicas=sorted(question.replicas)), on_phase)
     step = prediction.steps[SyncPath.RDU][0]
     if tables is not None and step.several_ranks:
         what = f"--tables is for replicas of one rank, and those of {name} have several"
         raise OptionError(what, remedy=f"sambasim report {name} --html FILE.html")
-    texts: dict[Path, str] = {}
-    if page is not None:
-        texts[page] = predicted_page(prediction, digest, records, checked)
+    texts = {} if page is None else {page: predicted_page(prediction, digest, records, checked)}
     if tables is not None:
         texts[tables / "section_report.csv"] = section_report_csv(prediction.alone)
         texts[tables / "summary.json"] = summary_json(step.synced, prediction.program.name)
@@ -103,13 +100,11 @@ def compare(a: str, b: str, steps: str | None, output_folder: Path) -> Row:
         wanted = step_range(steps).__contains__
     except Refused as error:
         (problem,) = error.problems
-        raise OptionError(f"--steps {problem.given}: {problem.what}", remedy=f"--steps {problem.remedy}") from None
+        raise OptionError(f"--steps {show(steps)}: {problem.what}", remedy=f"--steps {problem.remedy}") from None
     kind, other = _kind(a, output_folder), _kind(b, output_folder)
     if kind != other:
-        raise OptionError(
-            f"{a} is {kind}, and {b} is {other}: only two of one kind can be compared",
-            remedy=f"sambasim compare {a} OTHER, where OTHER is {kind} too",
-        )
+        what = f"{a} is {kind}, and {b} is {other}: only two of one kind can be compared"
+        raise OptionError(what, remedy=f"sambasim compare {a} OTHER, where OTHER is {kind} too")
     if steps is not None and kind not in (_Kind.RUN, _Kind.METRICS):
         raise OptionError(f"--steps is for runs, and {a} is {kind}", remedy=f"sambasim compare {a} {b}")
     if kind is _Kind.RUN:

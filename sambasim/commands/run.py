@@ -33,10 +33,8 @@ def checked_pef(
     header = peek(path)
     digests = communicator.all_gather_object(header.digest)
     if apart := [rank for rank, digest in enumerate(digests) if digest != digests[0]]:
-        raise PeerError(
-            f"rank {apart[0]} reads another PEF than rank 0: {digests[apart[0]][:12]} and {digests[0][:12]}",
-            remedy="copy the same PEF to every host, or keep it in a shared folder",
-        )
+        what = f"rank {apart[0]} reads another PEF than rank 0: {digests[apart[0]][:12]} and {digests[0][:12]}"
+        raise PeerError(what, remedy="copy the same PEF to every host, or keep it in a shared folder")
     whole = options.one_process_per_replica
     if not options.inference:
         launcher.check_emulation(ranks, options.emulate_replicas or 1, command=command)
@@ -50,23 +48,18 @@ def checked_pef(
         command=shlex.join(command),
         or_else="name a cluster with more RDUs a node: --cluster FILE.toml",
     )
-    files = {
-        "--metrics FILE": ("the metrics file", options.metrics),
-        "--trace FILE": ("the trace", options.trace),
-        "--save FILE.safetensors": ("the trained weights", options.save),
-        "--predictions FILE.safetensors": ("the predictions", options.predictions),
-    }
-    folders = {
-        "--checkpoint-dir DIR": ("the checkpoints", options.checkpoint.dir),
-        "--log-dir FOLDER": ("the logs", options.log_dir),
-        "--record-digests FOLDER": ("the digests", options.record_digests),
-    }
-    for flag, (what, output) in (files if communicator.rank == 0 else {}).items():
-        if output is not None:
-            check_output_file(output, what, f"another place: {flag}")
-    for flag, (what, output) in folders.items():
-        if output is not None:
-            check_output_folder(output, what, f"another place: {flag}")
+    outputs = (
+        (check_output_file, "--metrics FILE", "the metrics file", options.metrics),
+        (check_output_file, "--trace FILE", "the trace", options.trace),
+        (check_output_file, "--save FILE.safetensors", "the trained weights", options.save),
+        (check_output_file, "--predictions FILE.safetensors", "the predictions", options.predictions),
+        (check_output_folder, "--checkpoint-dir DIR", "the checkpoints", options.checkpoint.dir),
+        (check_output_folder, "--log-dir FOLDER", "the logs", options.log_dir),
+        (check_output_folder, "--record-digests FOLDER", "the digests", options.record_digests),
+    )
+    for check, flag, what, output in outputs:
+        if output is not None and (check is check_output_folder or communicator.rank == 0):  # rank 0 writes the files
+            check(output, what, f"another place: {flag}")
     return path, Mesh({}) if options.inference or whole else header.mesh(ranks)
 
 
@@ -78,10 +71,8 @@ def _check_features(options: RunOptions, header: PefHeader, in_slices: bool) -> 
         if ranks > 1:
             what = f"syncs replicas of one rank, and a replica of the PEF {name} has {ranks} ({replica})"
         servers = "" if options.parameter_servers is None else " and --parameter-servers"
-        raise OptionError(
-            f"--host-sync {options.host_sync} {what}",
-            remedy=f"leave out --host-sync{servers}: MPI through the host; or sync between devices: --reduce-on-rdu",
-        )
+        remedy = f"leave out --host-sync{servers}: MPI through the host; or sync between devices: --reduce-on-rdu"
+        raise OptionError(f"--host-sync {options.host_sync} {what}", remedy=remedy)
     within_replica = ranks > replica.size(DATA_PARALLEL)
     if options.engine != "plain" and (within_replica or in_slices):
         why = f"between the {ranks} ranks of a replica" if within_replica else f"with --zero {header.zero}"
@@ -90,15 +81,12 @@ def _check_features(options: RunOptions, header: PefHeader, in_slices: bool) -> 
     given = {"--record-digests": options.record_digests is not None, "--debug-numerics": options.debug_numerics}
     flag = next((flag for flag, is_given in given.items() if is_given), None)
     if flag is not None and replica.size(PIPELINE) > 1:
-        raise OptionError(
-            f"{flag} cannot watch a pipeline yet, and the PEF {name} is one ({replica})",
-            remedy=f"leave out {flag}, or compile without --pipeline-stages and use --grad-accumulation-steps",
-        )
+        what = f"{flag} cannot watch a pipeline yet, and the PEF {name} is one ({replica})"
+        remedy = f"leave out {flag}, or compile without --pipeline-stages and use --grad-accumulation-steps"
+        raise OptionError(what, remedy=remedy)
     if flag is not None and in_slices:
-        raise OptionError(
-            f"{flag} needs whole gradients, and the replicas of the PEF {name} keep slices (--zero {header.zero})",
-            remedy=f"add --reduce-on-rdu, which keeps them whole, or leave out {flag}",
-        )
+        what = f"{flag} needs whole gradients, and the replicas of the PEF {name} keep slices (--zero {header.zero})"
+        raise OptionError(what, remedy=f"add --reduce-on-rdu, which keeps them whole, or leave out {flag}")
 
 
 def _check_ranks(options: RunOptions, header: PefHeader, ranks: int, command: Sequence[str]) -> None:
@@ -109,18 +97,15 @@ def _check_ranks(options: RunOptions, header: PefHeader, ranks: int, command: Se
     if whole and chips > 1 and ranks > 1:
         replicas = max(ranks, minimum) if header.data_parallel else 1
         left = [word for word in command if word.replace("_", "-") != launcher.WHOLE_REPLICAS]
-        raise OptionError(
-            f"{launcher.WHOLE_REPLICAS} allows only stages and cut weights, and a replica of the PEF {header.name} "
-            f"splits its batch over {chips} chips ({header.replica})",
-            remedy=f"mpirun -np {replicas * header.ranks_of_replica} {shlex.join(left)}",
-        )
+        splits = f"a replica of the PEF {header.name} splits its batch over {chips} chips ({header.replica})"
+        what = f"{launcher.WHOLE_REPLICAS} allows only stages and cut weights, and {splits}"
+        raise OptionError(what, remedy=f"mpirun -np {replicas * header.ranks_of_replica} {shlex.join(left)}")
     if servers and remaining < minimum:
         started = "1 rank was started" if ranks == 1 else f"{ranks} ranks were started"
-        raise LaunchError(
-            f"{started}, and --parameter-servers {servers} leaves {max(remaining, 0) or 'none'} for replicas, "
-            f"of which this PEF needs at least {minimum} (-ws {minimum})",
-            remedy=f"mpirun -np {minimum + servers} {shlex.join(command)}",
-        )
+        left_over = f"leaves {max(remaining, 0) or 'none'} for replicas"
+        needs = f"of which this PEF needs at least {minimum} (-ws {minimum})"
+        what = f"{started}, and --parameter-servers {servers} {left_over}, {needs}"
+        raise LaunchError(what, remedy=f"mpirun -np {minimum + servers} {shlex.join(command)}")
     replicas = launcher.replicas_of(remaining, header.replica, minimum, command=command, whole=whole)
     launcher.check_world_size(
         options.emulate_replicas or replicas,

@@ -17,8 +17,8 @@ from types import ModuleType
 from typing import TypeVar
 
 from sambasim.errors import DataError, ModelError, SambasimError, UserError
-from sambasim.options.base import nearest
-from sambasim.options.grammar import missing_file, missing_module, split_target, target_problem
+from sambasim.options.base import nearest, show
+from sambasim.options.grammar import missing_file, missing_module, split_target, target_problems
 from sambasim.whose_code import is_users_file
 
 _ERRORS: Mapping[str, type[UserError]] = {"model": ModelError, "loss": ModelError}
@@ -48,8 +48,8 @@ def load_object(target: str, what: str) -> object:
     """The object that a target names; a file is loaded once. `what` is its purpose: "model", "loss" or "data source".
     Raises ModelError for a model or a loss, else DataError, with the user's file and line if the module raises."""
     error = _ERRORS.get(what, DataError)
-    if problem := target_problem(target):
-        raise error(f"the {what} {problem.given} {problem.what}", remedy=problem.remedy)
+    for problem in target_problems(target):
+        raise error(f"the {what} {show(target)} {problem.what}", remedy=problem.remedy)
     module_name, name = split_target(target)
     load = _load_file if module_name.endswith(".py") else _load_module
     return _attribute(load(module_name, target, what, error), name, target, what, error)

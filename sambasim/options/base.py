@@ -7,9 +7,10 @@ import math
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import UnionType
+from types import MappingProxyType, UnionType
 from typing import Annotated, Any, ClassVar, NamedTuple, Self, TypeAlias, TypeVar, Union, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -34,7 +35,7 @@ class Problem:
     name: str
     what: str
     remedy: str | None = None
-    given: str | None = None
+    given: object = None
 
 
 class Given(NamedTuple):
@@ -49,7 +50,7 @@ class Refused(ValueError):
     """Raised by validators; pydantic collects it, and `build` lists its problems."""
 
     def __init__(self, *problems: Problem) -> None:
-        super().__init__("; ".join(f"{p.name}: {p.what}" if p.name else p.what for p in problems))
+        super().__init__("; ".join(": ".join(filter(None, (p.name, p.what))) for p in problems))
         self.problems = problems
 
 
@@ -87,38 +88,33 @@ def parsable(parse: Callable[[Any], object]) -> AfterValidator:
     return AfterValidator(check)
 
 
-def checked(problem_of: Callable[[Any], Problem | None]) -> AfterValidator:
-    """A validator of values, except None, that have a problem."""
+def checked(problems_of: Callable[[Any], Iterator[Problem]]) -> AfterValidator:
+    """A validator of values, except None, that have problems."""
 
     def parse(value: Any) -> None:
-        if problem := problem_of(value):
-            raise Refused(problem)
+        if problems := tuple(problems_of(value)):
+            raise Refused(*problems)
 
     return parsable(parse)
 
 
-def _json_problems(value: object, name: str) -> Iterator[Problem]:
+def _json_problems(value: object, name: str = "") -> Iterator[Problem]:
     if isinstance(value, dict):
         for key, inner in value.items():
             if isinstance(key, str):
                 yield from _json_problems(inner, f"{name}.{key}" if name else key)
             else:
-                yield Problem(name, "must have names that are text", given=show(key))
+                yield Problem(name, "must have names that are text", given=key)
     elif isinstance(value, list | tuple):
         for inner in value:
             yield from _json_problems(inner, name)
     elif isinstance(value, float) and not math.isfinite(value):
-        yield Problem(name, "must be a finite number", given=str(value))
+        yield Problem(name, "must be a finite number", given=value)
     elif value is not None and not isinstance(value, str | int | float):
-        yield Problem(name, "must be text, a number, true or false, a list or a table", given=show(value))
+        yield Problem(name, "must be text, a number, true or false, a list or a table", given=value)
 
 
-def _check_json(value: object) -> None:
-    if problems := tuple(_json_problems(value, "")):
-        raise Refused(*problems)
-
-
-JsonTable = Annotated[dict[str, object], parsable(_check_json)]
+JsonTable = Annotated[dict[str, object], checked(_json_problems)]
 """Keyword arguments for code of the user: anything that JSON can hold, as a PEF stores them as JSON."""
 
 
@@ -135,14 +131,19 @@ def nearest(word: str, choices: Iterable[str]) -> str | None:
 
 
 def near_file(path: Path, suffix: str = "") -> str | None:
-    """A file beside `path` with a similar name, and its ending, or `suffix` if it has none."""
+    """The remedy if a file beside `path` has a similar name, and its ending, or `suffix` if it has none."""
     ending = path.suffix or suffix
     guess = nearest(path.stem, [file.stem for file in path.parent.glob(f"*{ending}") if file.is_file()])
-    return None if guess is None else str(path.with_name(f"{guess}{ending}"))
+    return did_you_mean(None if guess is None else str(path.with_name(f"{guess}{ending}")))
 
 
 def did_you_mean(guess: str | None) -> str | None:
     return f"did you mean {guess}?" if guess else None
+
+
+def suggested(word: str, choices: Iterable[str]) -> str | None:
+    """The remedy for `word`, which is none of `choices`, if one of them is similar."""
+    return did_you_mean(nearest(word, choices))
 
 
 def one_of(choices: Iterable[str]) -> str:
@@ -156,40 +157,38 @@ def build(
 ) -> M:
     """An instance of an options class from plain data; `where` is the config file, `given` what came from the command
     line. Raises one OptionError for all problems."""
+    origins = {".".join(path): origin for path, _, origin in given}
     try:
         return model_class.model_validate(mapping)
     except ValidationError as error:
-        raise refusal(_explain(error, model_class, _origins(given)), where=where, given=given) from None
+        raise refusal(_explain(error, model_class, origins), where=where, origins=origins) from None
 
 
-def refusal(problems: Sequence[Problem], *, where: str | None = None, given: Sequence[Given] = ()) -> OptionError:
-    """One error for all problems. It names the file `where`, unless all of them come from the command line."""
-    origins = [_origin(problem.name, _origins(given)) for problem in problems]
-    lines = [_line(problem, origin) for problem, origin in zip(problems, origins, strict=True)]
-    where = None if all(origins) else where
+def refusal(
+    problems: Sequence[Problem], *, where: str | None = None, origins: Mapping[str, str] = MappingProxyType({})
+) -> OptionError:
+    """One error for all problems. It names the file `where`, unless all of them come from the command line. `origins`:
+    where options were given, by dotted name."""
+    lines, where_else = [], None
+    for problem in problems:
+        origin = _origin(problem.name, origins)
+        where_else = where_else if origin else where
+        given = f" = {show(problem.given)}" if problem.given is not None else ""
+        name = problem.name.removeprefix("overrides.")  # the overrides of a run have the names of a config
+        lines.append(f"{name}{given}{origin and f' (from {origin})'}: {problem.what}" if name else problem.what)
     if len(problems) == 1:
-        return OptionError(lines[0], where=where, remedy=problems[0].remedy)
+        return OptionError(lines[0], where=where_else, remedy=problems[0].remedy)
     each = [f"{line} ({p.remedy})" if p.remedy else line for p, line in zip(problems, lines, strict=True)]
     what = "\n    ".join((f"{len(problems)} options are wrong:", *each))
-    return OptionError(what, where=where, remedy="correct each of them; --set NAME=VALUE overrides the config")
+    return OptionError(what, where=where_else, remedy="correct each of them; --set NAME=VALUE overrides the config")
 
 
-def _origins(given: Sequence[Given]) -> dict[str, str]:
-    return {".".join(path): origin for path, _, origin in given}
-
-
-def _origin(name: str, origins: Mapping[str, str]) -> str | None:
-    """Where `name` comes from, or a table that it is in, or, if it is a table, the first option in it."""
+def _origin(name: str, origins: Mapping[str, str]) -> str:
+    """Where `name` comes from, or a table that it is in, or, if it is a table, the first option in it; else empty."""
     parts = name.replace('"', "").split(".")
     prefixes = [".".join(parts[:length]) for length in range(len(parts), 0, -1)]
     inside = [option for option in origins if option.startswith(f"{name}.")]
-    return next((origins[option] for option in (*prefixes, *inside) if option in origins), None)
-
-
-def _line(problem: Problem, origin: str | None) -> str:
-    given = f" = {problem.given}" if problem.given is not None else ""
-    name = problem.name.removeprefix("overrides.")  # the overrides of a run have the names of a config
-    return f"{name}{given}{f' (from {origin})' if origin else ''}: {problem.what}" if name else problem.what
+    return next((origins[option] for option in (*prefixes, *inside) if option in origins), "")
 
 
 def _explain(error: ValidationError, model_class: type[BaseModel], origins: Mapping[str, str]) -> list[Problem]:
@@ -213,7 +212,7 @@ def _explain(error: ValidationError, model_class: type[BaseModel], origins: Mapp
         elif kind == "literal_error":
             choices = re.findall(r"'([^']*)'", context["expected"])
             what = f"must be {one_of(choices)}"
-            remedy = did_you_mean(nearest(value, choices) if isinstance(value, str) else None)
+            remedy = suggested(value, choices) if isinstance(value, str) else None
         elif kind in _LIMITS:
             words, limit = _LIMITS[kind][0], context[_LIMITS[kind][1]]
             what = f"must be {words} {f'{limit:,}' if isinstance(limit, int) else f'{limit:,.10g}'}"
@@ -222,7 +221,7 @@ def _explain(error: ValidationError, model_class: type[BaseModel], origins: Mapp
             kind = "finite_number" if kind == "float_type" and type(value) is int else kind  # too large for a float
             what = f"must be {_KINDS[kind]}" if kind in _KINDS else item["msg"][:1].lower() + item["msg"][1:]
             remedy = _without_quotes(location, kind, value)
-        problems.append(Problem(name, what, remedy, show(value)))
+        problems.append(Problem(name, what, remedy, value))
     return problems
 
 
@@ -241,22 +240,20 @@ _LIMITS = {
 
 def _at_limit(name: str, kind: str, limit: float, origins: Mapping[str, str]) -> str | None:
     """The remedy for a whole number beyond `limit`, as it is typed."""
-    if not kind.endswith("_equal") or not isinstance(limit, int):
+    if not (kind.endswith("_equal") and isinstance(limit, int)):
         return None
     flag = origins.get(name, "--set")
-    return f"{flag} {limit}" if flag != "--set" else f"--set {name.removeprefix('overrides.')}={limit}"
+    return f"--set {name.removeprefix('overrides.')}={limit}" if flag == "--set" else f"{flag} {limit}"
 
 
 def _without_quotes(location: Sequence[str], kind: str, given: object) -> str | None:
     """The remedy for a number, or for true or false, that was given as text."""
     kinds = {"float_type": (float, int), "int_type": (int,), "bool_type": (bool,)}.get(kind, ())
-    if not isinstance(given, str) or len(given) > LONGEST_VALUE:
-        return None
-    try:
-        value = tomllib.loads(f"value = {given}")["value"]
-    except ValueError:
-        return None
-    return f"write it without quotes: {location[-1]} = {given}" if type(value) in kinds else None
+    if isinstance(given, str) and len(given) <= LONGEST_VALUE:
+        with suppress(ValueError):
+            if type(tomllib.loads(f"value = {given}")["value"]) in kinds:
+                return f"write it without quotes: {location[-1]} = {given}"
+    return None
 
 
 def _unknown(location: list[str], model_class: type[BaseModel]) -> Problem:
@@ -267,10 +264,10 @@ def _unknown(location: list[str], model_class: type[BaseModel]) -> Problem:
         inside = _nested(inside, part) if inside else None
     siblings = list(inside.model_fields) if inside else []
     # A similar name in this table, or the same one in another: `training.lr`, or `lr` alone.
-    guesses = [".".join((*parents, guess)) for guess in [nearest(word, siblings)] if guess]
-    guesses += [full for full in dotted_names(model_class) if full.rpartition(".")[2] == word.replace("-", "_")]
-    if guesses:
-        return Problem(name, "is not an option", did_you_mean(guesses[0]))
+    same = (full for full in dotted_names(model_class) if full.rpartition(".")[2] == word.replace("-", "_"))
+    near = nearest(word, siblings)
+    if guess := ".".join((*parents, near)) if near else next(same, None):
+        return Problem(name, "is not an option", did_you_mean(guess))
     known = f"[{table}] takes" if table else "the tables and names are"
     return Problem(name, f"is not an option; {known} {', '.join(siblings)}")
 

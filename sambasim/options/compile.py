@@ -9,35 +9,13 @@ from pydantic import AfterValidator, Field, JsonValue
 
 from sambasim.bounded import LARGEST_COUNT
 from sambasim.errors import ModelError, OptionError
-from sambasim.options.base import (
-    Count,
-    FilePath,
-    Given,
-    Options,
-    Problem,
-    Replicas,
-    broken,
-    build,
-    checked,
-    did_you_mean,
-    nearest,
-    show,
-)  # fmt: skip
+from sambasim.options.base import Count, FilePath, Given, Options, Problem, Replicas, broken, build, checked, suggested
 from sambasim.options.deepspeed import World, deepspeed_options
 from sambasim.options.deepspeed_file import read_deepspeed
 from sambasim.options.flag import DEVICE, MODEL, NUMERICS, PARALLEL, TRAINING, Flag, flags_in
 from sambasim.options.given import as_table, assign, changes_of, given_flags, given_overrides, given_settings, read_toml
 from sambasim.options.grammar import absolute_names, missing, split_target
-from sambasim.options.training import (
-    DataOptions,
-    LossOptions,
-    LossScaleOptions,
-    ModelOptions,
-    OptimizerOptions,
-    TrainingOptions,
-    cycled_problem,
-    without_replaced,
-)  # fmt: skip
+from sambasim.options.training import DataOptions, LossOptions, OptimizerOptions, Sections, TrainingOptions, unreplaced
 
 QUICK_START = Path(__file__).parent.parent / "quickstart" / "digits.toml"
 
@@ -47,29 +25,17 @@ OPT_LEVELS = {
     "o3": "The grouping with the shortest predicted step.",
 }
 
-_FILE_NAME = re.compile(r"\w[\w.+-]*")
-
-
-class Sections(Options):
-    """What is compiled: every table of a config except `[compile]` and `[parallel]`."""
-
-    model: ModelOptions = Field(default_factory=ModelOptions)
-    data: DataOptions = Field(default_factory=DataOptions)
-    loss: LossOptions | None = None
-    optimizer: OptimizerOptions | None = None
-    training: TrainingOptions = Field(default_factory=TrainingOptions)
-
 
 def _arch(name: str) -> str:
     return "sn40" if name == "sn40l" else name  # as the file of the device is called
 
 
-def _pef_name(name: str) -> Problem | None:
-    if not _FILE_NAME.fullmatch(name):
+def _pef_name(name: str) -> Iterator[Problem]:
+    if not re.fullmatch(r"\w[\w.+-]*", name):
         what = "must be a plain file name: letters, digits and . _ + -, without a folder"
-        return Problem("", what, "--output-folder sets the folder", show(name))
-    without = Problem("", "must be given without .pef", f"--pef-name {name[:-4] or 'NAME'}", show(name))
-    return without if name.endswith(".pef") else None
+        yield Problem("", what, "--output-folder sets the folder", name)
+    elif name.endswith(".pef"):
+        yield Problem("", "must be given without .pef", f"--pef-name {name[:-4] or 'NAME'}", name)
 
 
 class BuildOptions(Options):
@@ -169,27 +135,27 @@ class ParallelOptions(Options):
     def problems(self) -> Iterator[Problem]:
         for pattern, style in (self.tensor_plan or {}).items():
             if style not in TENSOR_STYLES:
-                remedy = did_you_mean(nearest(style, TENSOR_STYLES))
-                yield Problem(plan_entry(pattern), "must be colwise, rowwise or replicate", remedy, show(style))
+                remedy = suggested(style, TENSOR_STYLES)
+                yield Problem(plan_entry(pattern), "must be colwise, rowwise or replicate", remedy, style)
         stages, parts, cut, chips = self.pipeline_stages, self.micro_batches, self.tensor_parallel, self.n_chips
         add_stages = "add --pipeline-stages 2"
         yield from broken(
             (self.tensor_plan and cut != "weight", "tensor_plan",
              "needs weights to be cut", "add --tensor-parallel weight --n-chips 2"),
             (self.world_size > 1 and not self.data_parallel, "world_size",
-             "needs data parallelism", "add --data-parallel", str(self.world_size)),
+             "needs data parallelism", "add --data-parallel", self.world_size),
             (cut is not None and chips == 1, "tensor_parallel", "needs several chips", "add --n-chips 2", cut),
             (cut is None and chips > 1, "n_chips", "does nothing: no tensor is cut over the chips of a replica",
-             "add --tensor-parallel weight, or batch", str(chips)),
+             "add --tensor-parallel weight, or batch", chips),
             (stages == 1 and parts > 1, "micro_batches",
              "needs a pipeline; without one, batches are taken one after another by --grad-accumulation-steps",
-             add_stages, str(parts)),
-            (stages == 1 and self.schedule != "1f1b", "schedule", "needs a pipeline", add_stages, show(self.schedule)),
+             add_stages, parts),
+            (stages == 1 and self.schedule != "1f1b", "schedule", "needs a pipeline", add_stages, self.schedule),
             (1 < parts < stages and not self.schedule.endswith(".csv"), "micro_batches",
              f"cannot keep {stages} stages busy",
-             f"--micro-batches N of at least {stages}; 1 is plain model parallelism", str(parts)),
+             f"--micro-batches N of at least {stages}; 1 is plain model parallelism", parts),
             (self.zero != 1 and not (self.data_parallel or self.chips > 1), "zero",
-             "needs data parallelism", "add --data-parallel", str(self.zero)),
+             "needs data parallelism", "add --data-parallel", self.zero),
         )  # fmt: skip
 
     @property
@@ -214,8 +180,8 @@ class CompileOptions(Sections, ParallelOptions, BuildOptions):
     model that returns its loss."""
 
     def problems(self) -> Iterator[Problem]:
-        yield from BuildOptions.problems(self)
-        yield from ParallelOptions.problems(self)
+        for part in (BuildOptions, ParallelOptions, Sections):
+            yield from part.problems(self)
         if self.inference:
             without = "does not go with inference, which has no"
             yield from broken(
@@ -237,11 +203,10 @@ class CompileOptions(Sections, ParallelOptions, BuildOptions):
             divided = f"{batch_size // self.chips} samples of a chip"
         remedy = f"another number of them, or --batch-size {-(-batch_size // passes) * passes}"
         yield from broken(
-            (batch_size % passes, f"parallel.{name}", f"does not divide the {divided}", remedy, str(parts)),
-            (self.training.loss_scale != LossScaleOptions() and self.dtype != "fp16", "training.loss_scale",
+            (batch_size % passes, f"parallel.{name}", f"does not divide the {divided}", remedy, parts),
+            (self.training.loss_scale != TrainingOptions().loss_scale and self.dtype != "fp16", "training.loss_scale",
              f"is for fp16; with {self.dtype} the loss is not scaled", "add --dtype fp16, or leave it out"),
         )  # fmt: skip
-        yield from cycled_problem(self.optimizer, self.training)
         if self.optimizer is None and not self.inference:
             remedy = "--set optimizer.name=adamw (for inference: --set compile.inference=true)"
             yield Problem("optimizer.name", "is missing, and training needs one", remedy)
@@ -300,6 +265,7 @@ class Compiling(NamedTuple):
 def compile_options(
     config: Path | None, target: str | None, overrides: Sequence[str], flags: Mapping[str, object]
 ) -> CompileOptions:
+    """The options of `options_and_notes` alone."""
     return options_and_notes(config, target, overrides, flags).options
 
 
@@ -316,14 +282,14 @@ def options_and_notes(
         config = QUICK_START
     written = {} if config is None else absolute_names(read_toml(config), config.parent)
     where = None if config is None else str(config)
-    file, all_given, notes = _built(written, given, where)
+    file, given, notes = _built(written, given, where)
     if file.model.target is None:
         remedy = "sambasim compile path/file.py:NAME, or model.target in the config"
         raise OptionError("no model is named", where=where, remedy=remedy)
     lacks_optimizer = file.optimizer is None and not file.compile.inference
     if lacks_optimizer and (problem := missing(file.model.target)):  # else found only after an optimizer was given
         raise ModelError(f"the model {file.model.target}: {problem.what}", remedy=problem.remedy)
-    return Compiling(_whole(file, where, all_given), notes)
+    return Compiling(_whole(file, where, given), notes)
 
 
 def options_in_python(tables: Mapping[str, object], flags: Mapping[str, object]) -> Compiling:
@@ -331,26 +297,25 @@ def options_in_python(tables: Mapping[str, object], flags: Mapping[str, object])
     config. Raises OptionError, which lists all mistakes."""
     others = {name: value for name, value in flags.items() if name != "set"}
     given = [*given_settings(flags.get("set") or {}), *given_flags(others, COMPILE_FLAGS)]
-    file, all_given, notes = _built(tables, given, None)
-    return Compiling(_whole(file, None, all_given), notes)
+    file, given, notes = _built(tables, given, None)
+    return Compiling(_whole(file, None, given), notes)
 
 
 def _built(
     tables: Mapping[str, object], given: Sequence[Given], where: str | None
-) -> tuple[CompileFile, Sequence[Given], Sequence[str]]:
+) -> tuple[CompileFile, list[Given], Sequence[str]]:
     """`tables` with what is given, also in a DeepSpeed config; all that is given; and notes on that config."""
-    deepspeed = next((value for path, value, _ in given if list(path) == ["deepspeed"]), None)
-    given = [entry for entry in given if list(entry.path) != ["deepspeed"]]
-    notes: Sequence[str] = ()
-    if deepspeed is not None:
+    files = [value for path, value, _ in given if list(path) == ["deepspeed"]]
+    given, notes = [entry for entry in given if list(entry.path) != ["deepspeed"]], list[str]()
+    for file in files:
         if any(list(path) == ["compile", "inference"] and value for path, value, _ in given):
             raise OptionError("a DeepSpeed config is for training", remedy="leave out --deepspeed or --inference")
         others = assign(tables, given)
         size = as_table(others.get("parallel")).get("world_size", 1)
         world = World(size if type(size) is int else 1, f"-ws {size}", "--data-parallel -ws")
-        mapped = deepspeed_options(read_deepspeed(Path(str(deepspeed))), others, given, world)
+        mapped = deepspeed_options(read_deepspeed(Path(str(file))), others, given, world)
         given, notes = [*mapped.given, *given], mapped.notes
-    tables = without_replaced(tables, changes_of(given))
+    tables = unreplaced(tables, changes_of(given))
     return build(CompileFile, absolute_names(assign(tables, given), Path.cwd()), where=where, given=given), given, notes
 
 

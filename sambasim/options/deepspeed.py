@@ -11,18 +11,8 @@ from typing import Any, NamedTuple
 
 from sambasim.errors import OptionError
 from sambasim.optimizers import OPTIMIZERS
-from sambasim.options.base import Given, Problem, did_you_mean, nearest, one_of, show
-from sambasim.options.deepspeed_file import (
-    ADAM,
-    AUTO,
-    LOSS_SCALE,
-    OPTIMIZERS_BY_TYPE,
-    SCHEDULERS,
-    DeepSpeedFile,
-    Optimizer,
-    Row,
-    Table,
-)
+from sambasim.options.base import Given, Problem, one_of, show, suggested
+from sambasim.options.deepspeed_file import AUTO, LOSS_SCALE, OPTIMIZERS_BY_TYPE, SCHEDULERS, DeepSpeedFile, Row, Table
 from sambasim.options.given import as_table, assign, leaf_paths
 from sambasim.options.training import LossScaleOptions, ScheduleOptions
 
@@ -107,7 +97,7 @@ def _compiled_otherwise(entry: Given, stored: Mapping[str, object]) -> Problem |
     if name in _FIXED and entry.value != was:
         return Problem(key, f"the PEF was compiled {compiled}, and not {show(entry.value)}, for {_FIXED[name]}")
     if name in ("optimizer.max_grad_norm", "optimizer.momentum") and bool(entry.value) != bool(was):
-        return Problem(key, f"the PEF was compiled {compiled}", None, show(entry.value or 0))
+        return Problem(key, f"the PEF was compiled {compiled}", None, entry.value or 0)
     return None
 
 
@@ -179,21 +169,20 @@ class _Reading:
         kind, params = table.fields.get("type"), table.table("params")
         by_folded = {name.casefold(): optimizer for name, optimizer in OPTIMIZERS_BY_TYPE.items()}
         optimizer = by_folded.get(str(kind).casefold())
-        if kind is None:
-            table.wrong("type", "is missing", f'"type": {one_of(OPTIMIZERS_BY_TYPE)}')
-        elif optimizer is None:
-            guess = did_you_mean(nearest(str(kind), OPTIMIZERS_BY_TYPE))
-            table.wrong("type", f"must be {one_of(OPTIMIZERS_BY_TYPE)}: sambasim has no other of DeepSpeed's", guess)
-        else:
-            self._optimizer(optimizer, str(kind), params)
-
-    def _optimizer(self, optimizer: Optimizer, kind: str, params: Table) -> None:
+        if optimizer is None:
+            names = one_of(OPTIMIZERS_BY_TYPE)
+            what, guess = (
+                f"must be {names}: sambasim has no other of DeepSpeed's",
+                suggested(str(kind), OPTIMIZERS_BY_TYPE),
+            )
+            table.wrong("type", *(("is missing", f'"type": {names}') if kind is None else (what, guess)))
+            return
         name, defaults = optimizer.name, {**OPTIMIZERS[optimizer.name].defaults, **optimizer.defaults}
-        modes = _ADAM_MODES if optimizer is ADAM else ()
+        modes = _ADAM_MODES if name == "adamw" else ()
         if modes:
             decoupled, torchs = params.switch("adam_w_mode", True) is not False, params.switch("torch_adam")
             # DeepSpeed's Adam is AdamW, unless adam_w_mode is false; torch's AdamW has a weight decay by default.
-            name = "adamw" if decoupled or kind.casefold() == "adamw" else "adam"
+            name = "adamw" if decoupled or str(kind).casefold() == "adamw" else "adam"
             if torchs and name == "adamw":
                 defaults["weight_decay"] = OPTIMIZERS["adamw"].defaults["weight_decay"]
         self.set("optimizer.name", name, "optimizer.type")
@@ -205,7 +194,7 @@ class _Reading:
                 if params.switch(key, optimizer.switches[key]) is (not optimizer.switches[key]):
                     params.wrong(key, "cannot be imitated", f'"{key}": {show(optimizer.switches[key])}')
             elif key not in (*defaults, *modes):
-                guess = did_you_mean(nearest(key, defaults))
+                guess = suggested(key, defaults)
                 params.wrong(key, f"is not for {kind}, which takes {', '.join(defaults)}", guess)
         for field, default in defaults.items():
             if not params.says_auto(field):
@@ -217,14 +206,14 @@ class _Reading:
             return
         kind, params = str(table.fields.get("type", "")), table.table("params")
         if kind not in SCHEDULERS:
-            guess = did_you_mean(nearest(kind, SCHEDULERS))
+            guess = suggested(kind, SCHEDULERS)
             remedy = guess or "leave it out, and use --set training.schedule.name=cosine, linear or step"
             table.wrong("type", f"must be {one_of(SCHEDULERS)}", remedy)
             return
         scheduler = SCHEDULERS[kind]
         for key in params.fields:
             if key not in (*scheduler.keys, "last_batch_iteration"):
-                guess = did_you_mean(nearest(key, scheduler.keys))
+                guess = suggested(key, scheduler.keys)
                 params.wrong(key, f"is not for {kind}, which takes {', '.join(scheduler.keys)}", guess)
         if params.fields.get("last_batch_iteration", -1) != -1:
             params.wrong("last_batch_iteration", "must be -1: a run resumes from a checkpoint", "--resume")
@@ -322,7 +311,7 @@ class _Reading:
         if world.compiled is not None:
             if micro is not None and micro.value != world.compiled and not micro.by:
                 what = f"the PEF was compiled for batches of {world.compiled} samples"
-                problems.append(Problem(MICRO, what, given=str(micro.value)))
+                problems.append(Problem(MICRO, what, given=micro.value))
             micro = micro or _Size(world.compiled, " (of the PEF)")
         if {problem.name for problem in self.top.problems} & {TRAIN, MICRO, STEPS}:
             return problems  # of a size that cannot be read, nothing follows
@@ -360,8 +349,7 @@ def _worked_out(
     train: int, micro: _Size | None, steps: _Size | None, world: World
 ) -> tuple[_Size | None, _Size | None, Problem | None]:
     """Both sizes, and what is wrong if they do not divide `train`."""
-    if micro is None and steps is None:
-        steps = _Size(1)
+    steps = steps or (None if micro else _Size(1))
     known = (micro.value if micro else 1) * (steps.value if steps else 1)
     rest, left = divmod(train, known * world.size)
     if not left and rest and (micro is None or steps is None or rest == 1):
@@ -372,7 +360,7 @@ def _worked_out(
     what = f"{relation} {' × '.join(parts)} = {known * world.size}"
     fits = train // known if train % known == 0 and micro is not None else None
     remedy = f'"{TRAIN}": {known * world.size}' + (f"; or {world.remedy} {fits}" if fits else "")
-    return micro, steps, Problem(TRAIN, what, remedy, str(train))
+    return micro, steps, Problem(TRAIN, what, remedy, train)
 
 
 def _whole(options: type[ScheduleOptions | LossScaleOptions], fields: Mapping[str, object]) -> dict[str, object]:

@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from sambasim.bounded import LARGEST_COUNT, nests_too_deeply, shortened
 from sambasim.errors import OptionError
-from sambasim.options.base import Problem, did_you_mean, nearest, one_of, refusal, show
+from sambasim.options.base import Problem, one_of, refusal, show, suggested
 from sambasim.options.given import as_table, config_text
 
 _SET_OPTIONS: Mapping[str, tuple[str, ...]] = {
@@ -125,8 +125,8 @@ class DeepSpeedFile:
     def error(self, problems: Sequence[Problem]) -> OptionError:
         """One error for all problems."""
         error = refusal(problems, where=str(self.path))
-        each = "correct each of them"
-        return error if len(problems) == 1 else OptionError(error.what, where=error.where, remedy=each)
+        remedy = error.remedy if len(problems) == 1 else "correct each of them"
+        return OptionError(error.what, where=error.where, remedy=remedy)
 
 
 def read_deepspeed(path: Path) -> DeepSpeedFile:
@@ -135,19 +135,17 @@ def read_deepspeed(path: Path) -> DeepSpeedFile:
     silent: dict[str, list[str]] = {}
     noted, unknown, refused = list[str](), list[str](), list[Problem]()
     for table, options in _SET_OPTIONS.items():
-        silenced, notes = _CHANGES_NOTHING.get(table, ()), _NOTED.get(table, {})
-        errors = _REFUSED.get(table, {})
+        silenced, notes, errors = _CHANGES_NOTHING.get(table, ()), _NOTED.get(table, {}), _REFUSED.get(table, {})
         typed = "bfloat16" if table == "bf16" and "bf16" not in config else table
         for key, value in (as_table(config.get(typed)) if table else config).items():
             name = f"{table}.{key}" if table else key
             if key in silenced:
                 silent.setdefault(f"in {table}: " if table else "", []).append(key)
-            elif key in notes:
-                noted += [f"{name}: {notes[key]}"] if _is_on(value) else []
-            elif key in errors:
-                refused += [Problem(name, *errors[key], show(value))] if _is_on(value) else []
+            elif key in notes or key in errors:
+                noted += [f"{name}: {notes[key]}"] if key in notes and _is_on(value) else []
+                refused += [Problem(name, *errors[key], value)] if key in errors and _is_on(value) else []
             elif key not in options and not key.startswith(("_", "//", "#", "comment")):
-                guess = did_you_mean(nearest(key, (*options, *silenced, *notes, *errors)))
+                guess = suggested(key, (*options, *silenced, *notes, *errors))
                 unknown.append(f"{shortened(name)} is not known, and changes nothing{f'; {guess}' if guess else ''}")
     parts = "; ".join(f"{table}{', '.join(keys)}" for table, keys in silent.items())
     all_notes = [*([f"these change nothing here: {parts}"] if silent else []), *noted, *unknown]
@@ -167,6 +165,8 @@ def _parsed(path: Path) -> dict[str, object]:
     text = _LAST_COMMA.sub(lambda found: found[0] if found[0][0] == '"' else " ", text)
     try:
         config = json.loads(text, object_pairs_hook=_once, parse_float=_number)
+        if nests_too_deeply(config):
+            raise RecursionError
     except json.JSONDecodeError as error:
         line = text.split("\n")[error.lineno - 1].strip()
         what = f"the DeepSpeed config is not valid JSON: {error.msg[:1].lower()}{error.msg[1:]}"
@@ -179,8 +179,6 @@ def _parsed(path: Path) -> dict[str, object]:
     if not isinstance(config, dict):
         what = f"the DeepSpeed config is {show(config)}, not a table"
         raise OptionError(what, where=str(path), remedy='{"train_batch_size": 32, …}')
-    if nests_too_deeply(config):
-        raise OptionError(f"the DeepSpeed config {path} is nested too deeply", remedy="correct it there")
     return config
 
 
@@ -304,9 +302,8 @@ class Table:
         return Table(name, value, self.problems)
 
     def wrong(self, key: str, what: str, remedy: str | None = None) -> None:
-        value = show(self.fields[key]) if key in self.fields else None
         name = shortened(f"{self.name}.{key}" if self.name else key)
-        self.problems.append(Problem(name, what, remedy, value))
+        self.problems.append(Problem(name, what, remedy, self.fields.get(key)))
 
     def says_auto(self, key: str) -> bool:
         return self.fields.get(key) == AUTO

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sambasim.bounded import LARGEST_TOML_BYTES, nests_too_deeply, read_text, shortened
 from sambasim.errors import OptionError
-from sambasim.options.base import Given, Problem, did_you_mean, near_file, nearest, refusal, show
+from sambasim.options.base import Given, Problem, near_file, refusal, show, suggested
 from sambasim.options.flag import Setting
 
 
@@ -17,7 +17,7 @@ def config_text(path: Path, kind: str, if_missing: str, if_no_text: str) -> str:
     try:
         return read_text(path, LARGEST_TOML_BYTES)
     except FileNotFoundError:
-        remedy = did_you_mean(near_file(path, ".toml")) or if_missing
+        remedy = near_file(path, ".toml") or if_missing
         raise OptionError(f"there is no {kind} {path}", remedy=remedy) from None
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
@@ -69,7 +69,7 @@ def given_flags(flags: Mapping[str, object], known: Mapping[str, Setting]) -> li
     `known`."""
     for keyword in flags:
         if keyword not in known:
-            guess = did_you_mean(nearest(keyword, known))
+            guess = suggested(keyword, known)
             what = "is not a flag" if guess else f"is not a flag; they are {', '.join(known)}"
             raise refusal([Problem(keyword, what, guess)])
     settings = [(known[keyword], value) for keyword, value in flags.items() if value is not None]

@@ -4,7 +4,7 @@ anything is imported."""
 import importlib.util
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from enum import StrEnum
@@ -14,7 +14,7 @@ from pathlib import Path
 from pkgutil import iter_modules
 from typing import Annotated
 
-from sambasim.options.base import Problem, Refused, checked, did_you_mean, near_file, nearest, one_of, parsable, show
+from sambasim.options.base import Problem, Refused, checked, near_file, nearest, one_of, parsable, suggested
 
 BUILTIN_SOURCES = {"digits": "sambasim.quickstart.digits:digits"}
 SYNTHETIC = "synthetic"
@@ -34,8 +34,12 @@ def split_target(target: str) -> tuple[str, str]:
     return module, name
 
 
-def target_problem(target: str) -> Problem | None:
-    """Why `target` is not a target, with the most likely correction; None if it is one."""
+def _is_dotted(text: str) -> bool:
+    return all(part.isidentifier() for part in text.split("."))
+
+
+def target_problems(target: str) -> Iterator[Problem]:
+    """Why `target` is not a target, with the most likely correction."""
     module, name = split_target(target)
     parent, _, last = target.rpartition(".")
     remedy = None
@@ -43,13 +47,13 @@ def target_problem(target: str) -> Problem | None:
         remedy = f"a config is given by --config {target}"
     elif ":" not in target and target.endswith(".py"):
         remedy = f"add the name: {target}:NAME"
-    elif ":" not in target and parent and all(part.isidentifier() for part in target.split(".")):
+    elif ":" not in target and parent and _is_dotted(target):
         remedy = f"put a colon before the name: {parent}:{last}"
-    elif name and all(part.isidentifier() for part in name.split(".")):
-        if (module.endswith(".py") and Path(module).stem) or all(part.isidentifier() for part in module.split(".")):
-            return None
+    elif _is_dotted(name):
+        if (module.endswith(".py") and Path(module).stem) or _is_dotted(module):
+            return
         remedy = f"a file's name ends in .py: {module}.py:{name}" if os.sep in module else None
-    return Problem("", "must be package.module:name or path/file.py:name", remedy, show(target))
+    yield Problem("", "must be package.module:name or path/file.py:name", remedy, target)
 
 
 def source_kind(source: str) -> SourceKind | None:
@@ -62,17 +66,17 @@ def source_kind(source: str) -> SourceKind | None:
     return SourceKind.FUNCTION if ":" in source else None
 
 
-def source_problem(source: str) -> Problem | None:
-    kind = source_kind(source)
-    if kind is not None:
-        return target_problem(source) if kind is SourceKind.FUNCTION else None
-    names = [*BUILTIN_SOURCES, SYNTHETIC]
-    choices = [*names, "module:function", *(f"FILE{suffix}" for suffix in DATA_SUFFIXES)]
-    return Problem("", f"must be {one_of(choices)}", did_you_mean(nearest(source, names)), show(source))
+def _source_problems(source: str) -> Iterator[Problem]:
+    kind, names = source_kind(source), [*BUILTIN_SOURCES, SYNTHETIC]
+    if kind is SourceKind.FUNCTION:
+        yield from target_problems(source)
+    elif kind is None:
+        choices = [*names, "module:function", *(f"FILE{suffix}" for suffix in DATA_SUFFIXES)]
+        yield Problem("", f"must be {one_of(choices)}", suggested(source, names), source)
 
 
-Target = Annotated[str, checked(target_problem)]
-Source = Annotated[str, checked(source_problem)]
+Target = Annotated[str, checked(target_problems)]
+Source = Annotated[str, checked(_source_problems)]
 
 
 def absolute_path(path: str | Path, folder: Path) -> Path:
@@ -133,7 +137,7 @@ def parse_input(name: str, text: str) -> InputSpec:
     if match is None:
         what = "must be a dtype and the shape of one sample: float32[784], or int64[] < 10 for a class index"
     elif dtype not in DTYPES:
-        what, remedy = f"has the dtype {dtype}; it must be {one_of(DTYPES)}", did_you_mean(nearest(dtype, DTYPES))
+        what, remedy = f"has the dtype {dtype}; it must be {one_of(DTYPES)}", suggested(dtype, DTYPES)
     elif 0 in shape:
         what = "must have at least one element along each dimension"
     elif bound is not None and largest is None:
@@ -141,7 +145,7 @@ def parse_input(name: str, text: str) -> InputSpec:
     elif bound is not None and largest is not None and not 1 <= bound <= largest:
         what = f"must have a bound from 1 to {largest}"
     if what:
-        raise Refused(Problem(name, what, remedy, show(text)))
+        raise Refused(Problem(name, what, remedy, text))
     return InputSpec(name, dtype, shape, bound)
 
 
@@ -171,19 +175,14 @@ def step_range(text: str | None) -> StepRange:
     if text is None:
         return StepRange()
     match = _RANGE.fullmatch(text.strip())
-    what, first, last = "", 1, None
-    if match is None or not (match["first"] or match["last"]):
-        what = "must be a step, or a range of them"
-    else:
+    what = "must be a step, or a range of them"
+    if match is not None and (match["first"] or match["last"]):
         first = int(match["first"] or 1)
         last = int(match["last"]) if match["last"] else None if match["dash"] else first
-        if first < 1:
-            what = "steps count from 1"
-        elif last is not None and last < first:
-            what = "the last step is before the first"
-    if what:
-        raise Refused(Problem("", what, "17, 100-120 or 100-", show(text)))
-    return StepRange(first, last)
+        if first >= 1 and (last is None or last >= first):
+            return StepRange(first, last)
+        what = "steps count from 1" if first < 1 else "the last step is before the first"
+    raise Refused(Problem("", what, "17, 100-120 or 100-", text))
 
 
 class Unit(StrEnum):
@@ -210,7 +209,7 @@ def parse_cadence(text: str) -> Cadence:
     match = _CADENCE.fullmatch(text.strip())
     if match is None or int(match[1]) == 0:
         what = "must be a number of steps, or one of epochs, s, min or h, and at least 1"
-        raise Refused(Problem("", what, "--checkpoint-every 100, 1epoch, 30s or 10min", show(text)))
+        raise Refused(Problem("", what, "--checkpoint-every 100, 1epoch, 30s or 10min", text))
     factor, unit = _UNITS[match[2]]
     return Cadence(int(match[1]) * factor, unit)
 
@@ -241,44 +240,44 @@ def missing(target: str) -> Problem | None:
     folders = spec.submodule_search_locations or ()
     files = (file for folder in folders for file in Path(folder).glob("models/*/modeling_*.py"))
     classes = {name for file in files for name in _CLASS.findall(file.read_text(encoding="utf-8"))}
-    remedy = did_you_mean(nearest(first, sorted(classes))) or f"check the name, or pip install -U {TRANSFORMERS}"
+    remedy = suggested(first, sorted(classes)) or f"check the name, or pip install -U {TRANSFORMERS}"
     return None if first in classes else Problem("", f"{TRANSFORMERS} has no model {first}", remedy)
 
 
 def missing_file(path: Path, another: str) -> Problem | None:
     """`another`: the form of another name."""
-    remedy = did_you_mean(near_file(path)) or f"check the path, or name another: {another}"
+    remedy = near_file(path) or f"check the path, or name another: {another}"
     return None if path.is_file() else Problem("", f"there is no file {path}", remedy)
 
 
 def _missing_in_file(path: Path, name: str) -> Problem | None:
     text = path.read_text(encoding="utf-8", errors="replace")
-    if re.search(rf"\b{name}\b|import \*|__getattr__", text):
-        return None
     defined = _DEFINED.findall(text)
-    remedy = did_you_mean(nearest(name, defined)) or f"it has {', '.join(defined) or 'nothing of its own'}"
-    return Problem("", f"{path} has no {name}", remedy)
+    remedy = suggested(name, defined) or f"it has {', '.join(defined) or 'nothing of its own'}"
+    may_be_there = re.search(rf"\b{name}\b|import \*|__getattr__", text)
+    return None if may_be_there else Problem("", f"{path} has no {name}", remedy)
 
 
 def missing_module(module: str, target: str) -> Problem:
     """The problem of a `target` whose module, or `module` above it, cannot be imported."""
-    package, (own, name) = module.partition(".")[0], split_target(target)
+    package, (own, name), here = module.partition(".")[0], split_target(target), Path.cwd()
     what, spec = f"there is no module {module}", _spec(package)
     if spec is not None:
         parent, _, last = module.rpartition(".")
         inside = [info.name for info in iter_modules(spec.submodule_search_locations or [])]
         guess = nearest(last, inside) if parent == package else None
-        remedy = did_you_mean(f"{parent}.{guess}:{name}") if guess else f"check the name, or the version of {package}"
+        remedy = f"did you mean {parent}.{guess}:{name}?" if guess else f"check the name, or the version of {package}"
         return Problem("", what, remedy)
     what = f"there is no module {package}"
     if package == TRANSFORMERS:
         return Problem("", what, f"pip install {TRANSFORMERS}")
     slips = get_close_matches(package, _PACKAGES, n=1, cutoff=_OF_A_SLIP)
-    guess = slips[0] if slips else nearest(package, [info.name for info in iter_modules([os.getcwd()])])
+    guess = slips[0] if slips else nearest(package, [info.name for info in iter_modules([str(here)])])
     if guess not in (None, package):
-        return Problem("", what, did_you_mean(f"{guess}{own.removeprefix(package)}:{name}"))
-    if folder := _holder_near(package):
-        return Problem("", what, f"run it from the folder that holds {package}: cd {folder}")
+        return Problem("", what, f"did you mean {guess}{own.removeprefix(package)}:{name}?")
+    for folder in (here.parent, *sorted(folder for folder in here.iterdir() if folder.is_dir())):
+        if (folder / package).is_dir() or (folder / f"{package}.py").is_file():
+            return Problem("", what, f"run it from the folder that holds {package}: cd {os.path.relpath(folder)}")
     install = f"pip install {package}, or for a file of yours path/file.py:{name}"
     return Problem("", f"{what}: no such package is installed, and no such folder or file is near", install)
 
@@ -286,11 +285,3 @@ def missing_module(module: str, target: str) -> Problem:
 def _spec(package: str) -> ModuleSpec | None:
     """Of a package or module without dots, in this folder or installed."""
     return PathFinder.find_spec(package, [os.getcwd()]) or importlib.util.find_spec(package)
-
-
-def _holder_near(package: str) -> str | None:
-    """The folder above this one, or in it, that holds `package`, relative to this one."""
-    here = Path.cwd()
-    near = [here.parent, *sorted(folder for folder in here.iterdir() if folder.is_dir())]
-    holders = (folder for folder in near if (folder / package).is_dir() or (folder / f"{package}.py").is_file())
-    return next((os.path.relpath(folder) for folder in holders), None)

@@ -31,14 +31,7 @@ from sambasim.options.deepspeed_file import read_deepspeed
 from sambasim.options.flag import CHECKPOINTS, DATA, INFERENCE, NUMERICS, OUTPUT, PARALLEL, TRAINING, Flag, flags_in
 from sambasim.options.given import as_table, assign, given_flags, leaves
 from sambasim.options.grammar import Cadence, absolute_names, parse_cadence, step_range
-from sambasim.options.training import (
-    DataOptions,
-    LossOptions,
-    OptimizerOptions,
-    TrainingOptions,
-    cycled_problem,
-    without_replaced,
-)
+from sambasim.options.training import DataOptions, LossOptions, OptimizerOptions, Sections, TrainingOptions, unreplaced
 from sambasim.units import counted
 
 HostSyncName: TypeAlias = Literal["mpi", "gloo", "parameter-server"]
@@ -176,7 +169,7 @@ class RunOptions(Options):
         for field in ("weights", "save", "predictions"):
             path = getattr(self, field)
             if path is not None and path.suffix != SAVE_SUFFIX:
-                yield Problem(field, f"must be a {SAVE_SUFFIX} file", _other_name(field, path), show(str(path)))
+                yield Problem(field, f"must be a {SAVE_SUFFIX} file", _other_name(field, path), str(path))
         emulated, servers, one_of_two = self.emulate_replicas, self.parameter_servers, "leave out one of the two"
         is_recorded, is_traced = self.record_digests is not None, self.trace is not None
         yield from broken(
@@ -184,9 +177,9 @@ class RunOptions(Options):
             (self.debug_numerics and self.engine != "plain", "engine",
              "fuses operators, and --debug-numerics checks each of them", one_of_two, self.engine),
             (self.trace_steps is not None and not is_traced, "trace_steps",
-             "needs a trace", "add --trace FILE", str(self.trace_steps)),
+             "needs a trace", "add --trace FILE", self.trace_steps),
             (self.record_steps is not None and not is_recorded, "record_steps",
-             "needs a folder for the digests", "add --record-digests FOLDER", show(self.record_steps)),
+             "needs a folder for the digests", "add --record-digests FOLDER", self.record_steps),
             (is_recorded and is_traced, "record_digests",
              "takes most of the time of a step, so a trace would show wrong times",
              "leave out --record-digests or --trace"),
@@ -197,16 +190,16 @@ class RunOptions(Options):
         by_server = f"leave out --reduce-on-rdu, and {by_server}" if self.reduce_on_rdu else by_server
         yield from broken(
             ((emulated or 0) > 1 and self.data_parallel is False, "emulate_replicas",
-             "needs data parallelism, which is turned off", None, str(emulated)),
+             "needs data parallelism, which is turned off", None, emulated),
             (self.one_process_per_replica and emulated is not None, "one_process_per_replica",
              "is for replicas that mpirun starts, and --emulate-replicas runs all in one process", one_of_two),
             (self.host_sync is not None and self.reduce_on_rdu, "host_sync",
-             "is sync through the host, and --reduce-on-rdu is sync between devices", one_of_two, show(self.host_sync)),
+             "is sync through the host, and --reduce-on-rdu is sync between devices", one_of_two, self.host_sync),
             (servers is not None and self.host_sync != "parameter-server", "parameter_servers",
-             "needs sync through a parameter server", by_server, str(servers)),
+             "needs sync through a parameter server", by_server, servers),
             (servers is not None and emulated is not None, "parameter_servers",
              "needs ranks of its own, and an emulation has one process",
-             "leave out --parameter-servers or --emulate-replicas", str(servers)),
+             "leave out --parameter-servers or --emulate-replicas", servers),
         )  # fmt: skip
 
     def _inference_problems(self) -> Iterator[Problem]:
@@ -256,19 +249,9 @@ def run_options(flags: Mapping[str, object], settings: Sequence[Given] = ()) -> 
     return build(RunOptions, mapping, given=given)
 
 
-class StoredOptions(Options):
-    """What a PEF stores, as it was compiled or with `RunOptions.overrides`. An inference PEF has no optimizer."""
-
-    loss: LossOptions | None = None
-    optimizer: OptimizerOptions | None = None
-    training: TrainingOptions = Field(default_factory=TrainingOptions)
-    data: DataOptions = Field(default_factory=DataOptions)
-
-    def problems(self) -> Iterator[Problem]:
-        yield from cycled_problem(self.optimizer, self.training)
-
-
 class ResolvedRun(NamedTuple):
+    """What a run trains, and in words what `changed` since the PEF was compiled."""
+
     data: DataOptions
     loss: LossOptions | None
     optimizer: OptimizerOptions | None
@@ -301,7 +284,7 @@ def resolve_run(
     resets its arguments; `epochs` replaces stored `steps`, and `steps` stored `epochs`. Raises PefError for invalid
     stored options, OptionError for invalid overrides."""
     try:
-        stored = build(StoredOptions, {**training_defaults, "data": dict(data_source)})
+        stored = build(Sections, {**training_defaults, "data": dict(data_source)})
     except OptionError as error:
         heading, *each = (line.strip() for line in error.what.split("\n"))
         what = f"the PEF stores invalid options for its runs: {heading} {'; '.join(each)}".rstrip()
@@ -311,8 +294,8 @@ def resolve_run(
     before = stored.model_dump(mode="json")
     if problems := _compiled_in(options.overrides, leaves(before)):
         raise refusal(problems)
-    kept = without_replaced(before, leaves(options.overrides))
-    merged = build(StoredOptions, _merge(kept, options.overrides), given=given)
+    kept = unreplaced(before, leaves(options.overrides))
+    merged = build(Sections, _merge(kept, options.overrides), given=given)
     if problems := _switched(stored.optimizer, merged.optimizer):
         raise refusal(problems)
     was, now = leaves(before), leaves(merged.model_dump(mode="json"))
@@ -360,4 +343,4 @@ def _switched(before: OptimizerOptions | None, after: OptimizerOptions | None) -
 
 
 def _compile_again(name: str, what: str, value: object) -> Problem:
-    return Problem(name, what, f"compile again: sambasim compile … --set {name}={show(value)}", show(value))
+    return Problem(name, what, f"compile again: sambasim compile … --set {name}={show(value)}", value)

@@ -10,35 +10,11 @@ from pydantic import Field, model_validator
 
 from sambasim.bounded import LARGEST_COUNT, MOST_MICRO_STEPS
 from sambasim.optimizers import OPTIMIZERS
-from sambasim.options.base import (
-    Count,
-    JsonTable,
-    Options,
-    Problem,
-    broken,
-    checked,
-    did_you_mean,
-    nearest,
-    one_of,
-    show,
-)
+from sambasim.options import grammar
+from sambasim.options.base import Count, JsonTable, Options, Problem, broken, checked, one_of, suggested
 from sambasim.options.flag import DATA, MODEL, TRAINING, Flag
-from sambasim.options.grammar import (
-    SYNTHETIC,
-    Inputs,
-    InputSpec,
-    Source,
-    SourceKind,
-    Target,
-    absolute_names,
-    parse_inputs,
-    source_kind,
-    target_problem,
-)
 
 Share: TypeAlias = Annotated[float, Field(ge=0, lt=1)]
-
-
 ScheduleName: TypeAlias = Literal[
     "constant", "linear", "cosine", "step", "warmup", "warmup_decay", "warmup_cosine", "one_cycle", "range_test"
 ]
@@ -96,18 +72,18 @@ class ScheduleOptions(Options):
         for field, names in _SCHEDULES_WITH.items():
             value = getattr(self, field)
             if self.name not in names and value is not None:
-                yield Problem(field, f"is not for {self.name}", f"--set training.schedule.name={names[0]}", show(value))
+                yield Problem(field, f"is not for {self.name}", f"--set training.schedule.name={names[0]}", value)
         yield from broken(
             (self.name in _WITHOUT_WARMUP and self.warmup_steps, "warmup_steps",
              f"is not for {self.name}, which has no warm-up", "--set training.schedule.warmup_steps=0",
-             str(self.warmup_steps)),
+             self.warmup_steps),
             (self.rate and self.name == "one_cycle" and self.step_size is None, "rate",
              "needs step_size, the steps in which the learning rate falls by it after the cycle",
-             "--set training.schedule.step_size=…", str(self.rate)),
+             "--set training.schedule.step_size=…", self.rate),
             (self.momentum is not None and self.momentum[0] > self.momentum[1], "momentum",
-             "must be the lower value, then the higher one", None, show(self.momentum)),
+             "must be the lower value, then the higher one", None, self.momentum),
             (self.total_steps is not None and self.warmup_steps >= self.total_steps, "warmup_steps",
-             f"must be below total_steps, {self.total_steps}", None, str(self.warmup_steps)),
+             f"must be below total_steps, {self.total_steps}", None, self.warmup_steps),
         )  # fmt: skip
 
 
@@ -139,12 +115,12 @@ class LossScaleOptions(Options):
 
     def problems(self) -> Iterator[Problem]:
         if self.start < self.minimum:
-            yield Problem("start", f"must be at least the minimum, {self.minimum:g}", given=f"{self.start:g}")
+            yield Problem("start", f"must be at least the minimum, {self.minimum:g}", given=self.start)
         for name in ("start", "minimum"):
             value = getattr(self, name)
             if math.frexp(value)[0] != 0.5:
                 remedy = f"--set training.loss_scale.{name}={2.0 ** round(math.log2(value))}"
-                yield Problem(name, "must be a power of two, so that scaling is exact", remedy, str(value))
+                yield Problem(name, "must be a power of two, so that scaling is exact", remedy, value)
 
 
 MOST_WORKERS = 256
@@ -154,7 +130,7 @@ MOST_WORKERS = 256
 class ModelOptions(Options):
     """The `[model]` table: an `nn.Module` class, or a function that returns a module, and its arguments."""
 
-    target: Target | None = None
+    target: grammar.Target | None = None
     args: JsonTable = Field(default_factory=dict)
 
 
@@ -165,32 +141,32 @@ class DataOptions(Options):
 
     panel = DATA
 
-    source: Annotated[Source | None, Flag("--data")] = None
+    source: Annotated[grammar.Source | None, Flag("--data")] = None
     """The data source: module:function, file.py:NAME, FILE.npz, FILE.safetensors or synthetic."""
     workers: Annotated[int, Field(ge=0, le=MOST_WORKERS), Flag("--workers")] = 0
     """Worker processes of each rank that read data."""
     args: JsonTable = Field(default_factory=dict)
     evaluation_fraction: float = Field(default=0.0, ge=0, lt=1)
-    inputs: Inputs | None = None
+    inputs: grammar.Inputs | None = None
     samples: Count | None = None
     shuffle: bool = True
     prefetch_factor: Count | None = None
     persistent_workers: bool = False
 
     @property
-    def kind(self) -> SourceKind | None:
-        return None if self.source is None else source_kind(self.source)
+    def kind(self) -> grammar.SourceKind | None:
+        return None if self.source is None else grammar.source_kind(self.source)
 
-    def input_specs(self) -> tuple[InputSpec, ...] | None:
-        return None if self.inputs is None else parse_inputs(self.inputs)
+    def input_specs(self) -> tuple[grammar.InputSpec, ...] | None:
+        return None if self.inputs is None else grammar.parse_inputs(self.inputs)
 
     def problems(self) -> Iterator[Problem]:
-        is_synthetic, needs_workers = self.source == SYNTHETIC, ("needs workers", "--set data.workers=1")
+        is_synthetic, needs_workers = self.source == grammar.SYNTHETIC, ("needs workers", "--set data.workers=1")
         for field in ("inputs", "samples"):
             if getattr(self, field) is not None and not is_synthetic:
                 yield Problem(field, "is for synthetic data only", '--set data.source="synthetic"')
         unknown = [name for name in self.args if name != "seed"]
-        if self.args and self.kind is SourceKind.FILE:
+        if self.args and self.kind is grammar.SourceKind.FILE:
             yield Problem("args", "are for a data function, and a file takes none", "leave out data.args")
         elif is_synthetic and unknown:
             yield Problem(f"args.{unknown[0]}", "is not an argument of synthetic data, which takes seed only")
@@ -209,11 +185,12 @@ LOSS_ARGUMENTS: Mapping[str, tuple[str, ...]] = {
 """The losses of `torch.nn.functional` that have a name here, and the arguments that each takes."""
 
 
-def _loss_problem(name: str) -> Problem | None:
-    if ":" in name or name in LOSS_ARGUMENTS:
-        return target_problem(name) if ":" in name else None
-    guess = nearest(name.removesuffix("_loss").removesuffix("loss"), LOSS_ARGUMENTS)
-    return Problem("", f"must be {one_of([*LOSS_ARGUMENTS, 'module:function'])}", did_you_mean(guess), show(name))
+def _loss_problems(name: str) -> Iterator[Problem]:
+    if ":" in name:
+        yield from grammar.target_problems(name)
+    elif name not in LOSS_ARGUMENTS:
+        remedy = suggested(name.removesuffix("_loss").removesuffix("loss"), LOSS_ARGUMENTS)
+        yield Problem("", f"must be {one_of([*LOSS_ARGUMENTS, 'module:function'])}", remedy, name)
 
 
 class LossOptions(Options):
@@ -223,7 +200,7 @@ class LossOptions(Options):
     panel = TRAINING
 
     name: Annotated[
-        str, checked(_loss_problem), Flag("--loss", only="compile", values=(*LOSS_ARGUMENTS, "module:function"))
+        str, checked(_loss_problems), Flag("--loss", only="compile", values=(*LOSS_ARGUMENTS, "module:function"))
     ]
     """Loss of outputs and target: {values}."""
     args: JsonTable = Field(default_factory=dict)
@@ -236,12 +213,9 @@ class LossOptions(Options):
                 yield Problem(f"args.{name}", f"is not an argument of {self.name}; {takes}")
 
 
-_OF_TORCH = "that of the optimizer in torch"
-
-
-def _optimizer_problem(name: str) -> Problem | None:
-    guess = did_you_mean(nearest(name, OPTIMIZERS))
-    return None if name in OPTIMIZERS else Problem("", f"must be {one_of(OPTIMIZERS)}", guess, show(name))
+def _optimizer_problems(name: str) -> Iterator[Problem]:
+    if name not in OPTIMIZERS:
+        yield Problem("", f"must be {one_of(OPTIMIZERS)}", suggested(name, OPTIMIZERS), name)
 
 
 _OF_TORCH = "that of the optimizer in torch"
@@ -252,7 +226,7 @@ class OptimizerOptions(Options):
 
     panel = TRAINING
 
-    name: Annotated[str, checked(_optimizer_problem), Flag("--optimizer", only="compile", values=tuple(OPTIMIZERS))]
+    name: Annotated[str, checked(_optimizer_problems), Flag("--optimizer", only="compile", values=tuple(OPTIMIZERS))]
     """Optimizer: {values}."""
     lr: Annotated[float, Field(ge=0), Flag("--lr", default=_OF_TORCH)] = 1e-3
     """Learning rate."""
@@ -271,9 +245,8 @@ class OptimizerOptions(Options):
     def hyperparameters(self) -> dict[str, float | bool]:
         """Every number that the optimizer's update takes, by the name of its runtime argument: `betas` as `beta1` and
         `beta2`, and with clipping also `max_grad_norm`."""
-        names = (*OPTIMIZERS[self.name].defaults, *(() if self.max_grad_norm is None else ("max_grad_norm",)))
         numbers: dict[str, float | bool] = {}
-        for name in names:
+        for name in (*OPTIMIZERS[self.name].defaults, *(() if self.max_grad_norm is None else ("max_grad_norm",))):
             value: Any = getattr(self, name)
             numbers |= {"beta1": value[0], "beta2": value[1]} if name == "betas" else {name: value}
         return numbers
@@ -281,10 +254,10 @@ class OptimizerOptions(Options):
     @model_validator(mode="before")
     @classmethod
     def _fill_in_defaults(cls, given: object) -> object:
-        name = given.get("name") if isinstance(given, Mapping) else None
-        if isinstance(given, Mapping) and isinstance(name, str):
-            return {**(OPTIMIZERS[name].defaults if name in OPTIMIZERS else {}), **given}
-        return given
+        if not isinstance(given, Mapping):
+            return given
+        entry = OPTIMIZERS.get(str(given.get("name")))
+        return {**(entry.defaults if entry else {}), **given}
 
     def problems(self) -> Iterator[Problem]:
         defaults = OPTIMIZERS[self.name].defaults
@@ -325,14 +298,24 @@ class TrainingOptions(Options):
     def problems(self) -> Iterator[Problem]:
         remedy = "leave out one: --epochs or --steps, training.epochs or training.steps"
         what, both = f"cannot be given together with epochs, {self.epochs}", None not in (self.epochs, self.steps)
-        yield from broken((both, "steps", what, remedy, str(self.steps)))
+        yield from broken((both, "steps", what, remedy, self.steps))
 
 
-def cycled_problem(optimizer: OptimizerOptions | None, training: TrainingOptions) -> Iterator[Problem]:
-    """Whether a schedule that changes beta1 has an optimizer with one."""
-    if training.schedule.momentum is not None and optimizer is not None and optimizer.betas is None:
-        what = f"changes beta1, which {optimizer.name} does not have"
-        yield Problem("training.schedule.momentum", what, "--set training.schedule.momentum=, or another optimizer")
+class Sections(Options):
+    """What is compiled: every table of a config except `[compile]` and `[parallel]`. An inference PEF has no
+    optimizer."""
+
+    model: ModelOptions = Field(default_factory=ModelOptions)
+    data: DataOptions = Field(default_factory=DataOptions)
+    loss: LossOptions | None = None
+    optimizer: OptimizerOptions | None = None
+    training: TrainingOptions = Field(default_factory=TrainingOptions)
+
+    def problems(self) -> Iterator[Problem]:
+        optimizer = self.optimizer
+        if self.training.schedule.momentum is not None and optimizer is not None and optimizer.betas is None:
+            what = f"changes beta1, which {optimizer.name} does not have"
+            yield Problem("training.schedule.momentum", what, "--set training.schedule.momentum=, or another optimizer")
 
 
 _OF_ANY_SCHEDULE = ("name", "warmup_steps", "total_steps")
@@ -349,18 +332,16 @@ _REPLACED: Mapping[str, Sequence[str]] = {
 """What does not go with another value of a field, in the same table; for workers, with none."""
 
 
-def without_replaced(tables: Mapping[str, object], changes: Mapping[str, object]) -> dict[str, object]:
+def unreplaced(tables: Mapping[str, object], changes: Mapping[str, object]) -> dict[str, object]:
     """The tables of options without what does not go with `changes`, values by dotted name."""
     result = copy.deepcopy(dict(tables))
-    for name, dropped in _REPLACED.items():
+    for name in filter(changes.__contains__, _REPLACED):
         *path, field = name.split(".")
         table: Any = result
         for part in path:
             table = table.get(part) if isinstance(table, dict) else None
-        if name not in changes or not isinstance(table, dict):
-            continue
-        new = absolute_names({path[0]: {field: changes[name]}}, Path.cwd())[path[0]]
-        if new != {field: table.get(field)} and not (field == "workers" and changes[name]):
-            for key in dropped:
+        if isinstance(table, dict) and not (field == "workers" and changes[name]):
+            new = grammar.absolute_names({path[0]: {field: changes[name]}}, Path.cwd())[path[0]]
+            for key in _REPLACED[name] if new != {field: table.get(field)} else ():
                 table.pop(key, None)
     return result

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from sambasim.cli import doctor
-from sambasim.cli.doctor import Check
+from sambasim.cli import machine
+from sambasim.cli.machine import Check
 from sambasim.units import GIB, MIB
 from tests.cli.typed import invoked
 
@@ -31,7 +31,7 @@ def test_this_machine_can_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("others", "exit_code"), [([], 0), ([STOP], 2)])
 def test_the_table_and_the_exit_code(monkeypatch: pytest.MonkeyPatch, others: list[Check], exit_code: int) -> None:
-    monkeypatch.setattr(doctor, "examine", lambda: [Check("torch", "2.13.0 (tested)"), NOTE, *others])
+    monkeypatch.setattr(machine, "examine", lambda: [Check("torch", "2.13.0 (tested)"), NOTE, *others])
     result = invoked("doctor")
     assert result.exit_code == exit_code
     lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
@@ -44,15 +44,15 @@ def test_the_table_and_the_exit_code(monkeypatch: pytest.MonkeyPatch, others: li
 def test_no_mpirun_beside_a_python_that_has_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    assert doctor.mpirun().remedy == "python -m pip install mpich   (or load your cluster's MPI)"
+    assert machine.mpirun().remedy == "python -m pip install mpich   (or load your cluster's MPI)"
     (tmp_path / "mpirun").touch()
     trouble, remedy = "no mpirun on PATH: only one replica can run", f"export PATH={tmp_path}:$PATH"
-    assert doctor.mpirun() == Check("mpirun found", "none", trouble, remedy, stops_a_run=True)
+    assert machine.mpirun() == Check("mpirun found", "none", trouble, remedy, stops_a_run=True)
 
 
 def test_no_mpi_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MPI4PY_LIBMPI", "/nonexistent/libmpi.so")
-    _, *facts, _, stops = doctor.mpi_library()
+    _, *facts, _, stops = machine.mpi_library()
     assert (facts, stops) == (["none", "mpi4py finds no MPI library: cannot load MPI library"], True)
 
 
@@ -62,7 +62,7 @@ def test_an_mpirun_of_another_mpi(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     launcher.write_text('#!/bin/sh\nshift 2\nPMI_SIZE=2 PMI_RANK=0 exec "$@"\n')
     launcher.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    check = doctor.launch("MPICH 5.0.2")
+    check = machine.launch("MPICH 5.0.2")
     assert (check.value, check.stops_a_run) == ("fails", True)
     assert "started 2 ranks, but" in str(check.trouble)
     assert str(check.remedy).endswith("-np 2 sambasim run ...")
@@ -73,13 +73,13 @@ def test_torch_by_version(monkeypatch: pytest.MonkeyPatch) -> None:
         raise metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(metadata, "version", lambda _: "2.13.0+cpu")
-    assert doctor.torch().trouble is None
+    assert machine.torch().trouble is None
     monkeypatch.setattr(metadata, "version", lambda _: "2.14.1")
-    other = doctor.torch()
+    other = machine.torch()
     assert other.trouble == "not a tested version (2.13.0): compile may fail, and bits may differ"
     assert not other.stops_a_run
     monkeypatch.setattr(metadata, "version", missing)
-    none = doctor.torch()
+    none = machine.torch()
     assert (none.stops_a_run, none.remedy) == (True, "python -m pip install torch==2.13.0")
 
 
@@ -88,19 +88,19 @@ def test_torch_by_version(monkeypatch: pytest.MonkeyPatch) -> None:
     [(2 * GIB, False, False), (64 * MIB, True, False), (MIB, True, True), (None, True, False)],
 )
 def test_shared_memory_by_free_space(free_bytes: int | None, has_trouble: bool, stops: bool) -> None:
-    check = doctor.shared_memory_space(free_bytes)
+    check = machine.shared_memory_space(free_bytes)
     assert (check.trouble is not None, check.stops_a_run) == (has_trouble, stops)
     assert (check.value == "unknown") is (free_bytes is None)
 
 
 def test_cores_and_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    assert doctor.threads().value == "3 a rank (OMP_NUM_THREADS)"
+    assert machine.threads().value == "3 a rank (OMP_NUM_THREADS)"
     monkeypatch.delenv("OMP_NUM_THREADS")
-    assert doctor.threads().value.endswith(" divided by the replicas of the node")
+    assert machine.threads().value.endswith(" divided by the replicas of the node")
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
-    monkeypatch.setattr(doctor, "cores_of_this_process", lambda: frozenset({0}))
-    cores = doctor.cores()
+    monkeypatch.setattr(machine, "cores_of_this_process", lambda: frozenset({0}))
+    cores = machine.cores()
     assert (cores.value, cores.stops_a_run) == ("1 of 64", False)
     assert cores.remedy == "taskset -c 0-63 ...   (or ask the scheduler for more cores)"
 
@@ -108,10 +108,10 @@ def test_cores_and_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_compiler_that_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("CXX", "no-such-compiler")
-    check = doctor.compiler()
+    check = machine.compiler()
     assert (check.value, check.stops_a_run) == ("none", False)
     assert check.trouble == "--engine inductor cannot compile its kernels; everything else works"
     (tmp_path / "g++").write_text("#!/bin/sh\necho 13.2.0\n")
     (tmp_path / "g++").chmod(0o755)
     monkeypatch.setenv("CXX", "")
-    assert doctor.compiler().value == f"g++ 13.2.0 ({tmp_path}/g++)"
+    assert machine.compiler().value == f"g++ 13.2.0 ({tmp_path}/g++)"

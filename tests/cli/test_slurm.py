@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from sambasim.cli import slurm
+from sambasim.cli import apps
 from sambasim.cli.main import sambasim
 from tests.cli.typed import invoked, refused
 
@@ -28,7 +28,7 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
         raise Started(argv, environ)
 
     monkeypatch.setattr(os, "execvpe", start)
-    monkeypatch.setattr(slurm, "mpirun_here", lambda: MPIRUN)
+    monkeypatch.setattr(apps, "mpirun_here", lambda: MPIRUN)
     monkeypatch.delenv("SLURM_NTASKS", raising=False)
 
 

@@ -11,11 +11,11 @@ from click.testing import CliRunner
 
 from sambasim.cli.main import sambasim
 from sambasim.commands.memory import TrainingShapes, training_shapes
+from sambasim.commands.plan import config_text
 from sambasim.commands.variants import changes_of
 from sambasim.compiler.front import build_model, example_of_one, model_of_shapes, shapes_from_options
 from sambasim.errors import DataError, ModelError
 from sambasim.options.compile import CompileOptions, compile_options
-from sambasim.options.emit import config_text
 from sambasim.simulation.planning.strategy import Strategy
 from tests.support.compiled import compile_from_options
 from tests.support.torch_memory import FAMILIES, parts_of

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from sambasim.commands.plan import as_deepspeed, beyond_deepspeed
 from sambasim.errors import OptionError
 from sambasim.options.compile import CompileOptions, compile_options
-from sambasim.options.emit import as_deepspeed, beyond_deepspeed
 from sambasim.options.given import leaves
 from sambasim.options.training import LossScaleOptions
 from tests.support.deepspeed_configs import CONFIGS

@@ -74,7 +74,7 @@ def _scheduler(kind: str, **params: object) -> dict[str, object]:
         ('{"gradient_clipping": Infinity}', "gradient_clipping = Infinity: must be a finite number"),
         ('{"train_batch_size": 8, "optimizer": {"type": "Adam", "params": {"lr": NaN}}}', "must be a finite number"),
         ("[1]", "the DeepSpeed config is [1], not a table"),
-        ("[" * 40 + "]" * 40, "not a table"),
+        ("[" * 40 + "]" * 40, "is nested too deeply"),
         ('{"wandb": ' + "[" * 40 + "]" * 40 + "}", "is nested too deeply"),
         ({"train_batch_size": "8"}, 'train_batch_size = "8": must be a whole number, or auto'),
         ({"train_batch_size": 10**12}, "must be at most 1,000,000,000"),
@@ -146,7 +146,7 @@ def test_a_batch_size_is_needed_and_one_that_is_auto_is_not_called_missing(tmp_p
     for sizes in ("train_batch_size",), ("train_batch_size", _MICRO):
         text = dict.fromkeys(sizes, "auto")
         told = refused(text, tmp_path, {}, "net:Net")
-        assert f"{sizes[-1]} = auto: needs a value from elsewhere" in told
+        assert f'{sizes[-1]} = "auto": needs a value from elsewhere' in told
         assert "missing" not in told
         remedied = compiled(text, tmp_path, {"batch_size": 8}, ["optimizer.name=sgd"], target="net:Net")
         assert remedied.options.training.batch_size == 8

@@ -49,7 +49,7 @@ REFUSED = [
     (["model.target=package.net.Net"], "put a colon before the name: package.net:Net"),
     (["model.target='dir/net:Net'"], "a file's name ends in .py: dir/net.py:Net"),
     (["model.args.day=2024-01-01"], 'model.args.day = "2024-01-01" (from --set): must be text, a number'),
-    (["model.args.scales=[1.0, inf]"], "model.args.scales = inf (from --set): must be a finite number"),
+    (["model.args.scales=[1.0, inf]"], "model.args.scales = Infinity (from --set): must be a finite number"),
     (["data.source=digts"], "did you mean digits?"),
     (["data.source=images.csv"], "must be digits, synthetic, module:function, FILE.npz or FILE.safetensors"),
     (["data.evaluation_fraction=1"], "data.evaluation_fraction = 1 (from --set): must be below 1"),

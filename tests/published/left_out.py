@@ -7,7 +7,7 @@ from collections import defaultdict
 from itertools import product
 from statistics import mean
 
-from sambasim.commands.devices import capture_row
+from sambasim.commands.question import capture_row
 from sambasim.hardware.budget import budget_of, load_calibration
 from sambasim.hardware.spec import load_device
 from sambasim.ir.program import Program

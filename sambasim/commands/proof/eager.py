@@ -63,9 +63,9 @@ class Eager:
 
     def __init__(self, live: LiveModel, options: CompileOptions, program: Program) -> None:
         model, named = live.model, options.loss
+        mean = by_sample = live.loss
         if not (model.training or options.inference):
             model.train()
-        mean, by_sample = live.loss, live.loss
         if named is not None and not options.inference and mean is None:
             mean, by_sample = training_loss(named.name, named.args), per_sample_loss(named.name, named.args)
         self._step = TrainingStep(model, live.example, mean, live.losses)
@@ -144,11 +144,11 @@ class Eager:
             entry, name = OPTIMIZERS[optimizer.kind], optimizer.name
             if entry.torch_name is None:
                 return []
-            members = [m for group in self._program.groups if group.optimizer == number for m in group.members]
+            groups = (group for group in self._program.groups if group.optimizer == number)
+            parameters = [tensors[member.parameter] for group in groups for member in group.members]
             options: dict[str, Any] = {key: defaults[f"{name}__{key}"] for key in entry.defaults if key != "betas"}
             if "betas" in entry.defaults:
                 options["betas"] = tuple(defaults[f"{name}__beta{index}"] for index in (1, 2))
-            parameters = [tensors[member.parameter] for member in members]
             made.append(getattr(torch.optim, entry.torch_name)(parameters, **options))
         return made
 

@@ -43,14 +43,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """By `size`, relative to the largest number. `position` of the node that gives `value`, and its `source`."""
+    """A difference of `size`, relative to the largest number, in `value`, which is computed at `source`."""
 
     name: str
     size: float
-    value: str
-    position: int
+    is_rounding: bool
+    value: str = ""
     source: SourceLine | None = None
-    is_rounding: bool = False
 
 
 def _is_close(before: Tensor, ours: Tensor, theirs: Tensor, bound: float) -> bool:
@@ -103,10 +102,10 @@ def called(program: Program, symbol: str) -> str:
     kind, names = program.symbols[symbol].kind, program.symbols[symbol].torch_names
     if symbol == program.loss:
         return "the loss"
-    if kind is SymbolKind.GRADIENT:
-        parameter = next((m.parameter for group in program.groups for m in group.members if m.gradient == symbol), "")
-        return f"the gradient of {called(program, parameter).removeprefix('the parameter ')}" if parameter else symbol
-    return f"the {kind} {(*names, symbol)[0]}"
+    if kind is not SymbolKind.GRADIENT:
+        return f"the {kind} {(*names, symbol)[0]}"
+    parameter = next((m.parameter for group in program.groups for m in group.members if m.gradient == symbol), "")
+    return f"the gradient of {called(program, parameter).removeprefix('the parameter ')}" if parameter else symbol
 
 
 class Steps:
@@ -119,7 +118,8 @@ class Steps:
         for output in graph.outputs:
             self._of_kind[program.symbols[output.symbol].kind].append((output.symbol, output.value))
         self._members = [member for group in program.groups for member in group.members]
-        self._positions = {name: at for at, node in enumerate(graph.nodes) for name in node.results if name}
+        self._sources = {name: node.source for node in graph.nodes for name in node.results if name}
+        """Of each value, in the order of the graph."""
         own = [symbol.type for symbol in program.symbols.values()] + list(graph.values.values())
         types = {getattr(torch, type_.dtype, torch.float32) for type_ in own}
         epsilon = max((torch.finfo(dtype).eps for dtype in types if dtype.is_floating_point), default=_EPSILON)
@@ -208,13 +208,10 @@ class Steps:
         if ours.shape == theirs.shape and torch.equal(ours, theirs):
             return
         size, whole = _apart(ours, theirs)
-        if not size:
-            return
-        position = self._positions.get(value, -1)
-        source = self._graph.nodes[position].source if position >= 0 else None
-        is_rounding = size <= self._bound * whole or size <= self._bound * scale()
-        relative = size / whole if whole else size
-        self._differences.append(Difference(name, relative, value, position, source, is_rounding))
+        if size:
+            source = self._sources.get(value)
+            is_rounding = size <= self._bound * whole or size <= self._bound * scale()
+            self._differences.append(Difference(name, size / (whole or 1), is_rounding, value, source))
 
     def _add_update(self, name: str, before: Tensor, ours: Tensor, theirs: Tensor) -> None:
         """Compare a parameter that both sides have updated, each with its own kernel. In 16 bits rounding is told."""
@@ -226,31 +223,27 @@ class Steps:
         if is_rounding and (torch.finfo(ours.dtype).bits > 16 or torch.equal(ours, theirs)):
             return
         size, whole = _apart(ours, theirs)
-        relative = size / whole if whole else size
-        self._differences.append(Difference(name, relative, "", len(self._graph.nodes), is_rounding=is_rounding))
+        self._differences.append(Difference(name, size / (whole or 1), is_rounding))
 
     def _raise(self, number: int, batch: Batch | None) -> None:
         """Raises CaptureError if a step has differed by more than rounding, on `batch`."""
         differences, self._differences = self._differences, []
         for difference in differences:
-            if difference.name not in self.largest or difference.size > self.largest[difference.name].size:
-                self.largest[difference.name] = difference
+            known = self.largest.setdefault(difference.name, difference)
+            self.largest[difference.name] = max(known, difference, key=lambda either: either.size)
         larger = [difference for difference in differences if not difference.is_rounding]
         if not larger:
             return
-        first = min(larger, key=lambda difference: difference.position)
+        order = {value: at for at, value in enumerate(self._sources)}
+        first = min(larger, key=lambda difference: order.get(difference.value, -1))
         what = f"in step {number + 1} {first.name} differs from eager PyTorch by {first.size:.1e} of its largest number"
         line = first.source
-        if batch is not None and self._program.ranks_of_replica == 1:
-            wrong = self._first_wrong(first.value, batch)
-            if wrong is not None:
-                what += f": {wrong.operator} gives a result that eager PyTorch has nowhere"
-                line = wrong.source or line
-        raise CaptureError(
-            f"the graph does not compute what the model does: {what}",
-            where=_found(line) if line else None,
-            remedy=_KEEP if number else _REPORT,
-        )
+        is_alone = self._program.ranks_of_replica == 1
+        if batch is not None and is_alone and (wrong := self._first_wrong(first.value, batch)):
+            what += f": {wrong.operator} gives a result that eager PyTorch has nowhere"
+            line = wrong.source or line
+        what, where = f"the graph does not compute what the model does: {what}", _found(line) if line else None
+        raise CaptureError(what, where=where, remedy=_KEEP if number else _REPORT)
 
     def _first_wrong(self, value: str, batch: Batch) -> Node | None:
         """The first node below `value` whose results in another step on `batch` eager PyTorch has nowhere."""

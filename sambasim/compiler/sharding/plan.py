@@ -22,7 +22,7 @@ from sambasim.ir.mesh import TENSOR
 from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
-from sambasim.options.base import Problem, did_you_mean, nearest, show
+from sambasim.options.base import Problem, did_you_mean, nearest
 from sambasim.options.compile import TENSOR_STYLES, plan_entry
 from sambasim.units import format_bytes
 
@@ -272,4 +272,4 @@ def _nearest_pattern(pattern: str, paths: Iterable[str]) -> str | None:
 
 
 def _problem(pattern: str, style: str, what: str, remedy: str) -> Problem:
-    return Problem(f"parallel.{plan_entry(pattern)}", what, remedy, show(style))
+    return Problem(f"parallel.{plan_entry(pattern)}", what, remedy, style)

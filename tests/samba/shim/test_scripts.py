@@ -11,8 +11,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from sambasim.cli.app import PATH_ENTRY
-from sambasim.cli.slurm import COMMANDS, env_command, shell_lines
+from sambasim.cli.apps import COMMANDS, PATH_ENTRY, env_command, shell_lines
 from tests.support.mpi import ROOT, SITE, Result, run_job, run_mpi
 from tests.support.whole import whole_case
 
