@@ -1,8 +1,9 @@
 """From captures to symbols: kinds, names, constants, and tensors that a PEF cannot hold."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,26 +12,20 @@ from torch import Tensor, nn
 from sambasim.compiler.build import Built
 from sambasim.compiler.capture.names import prefix_of
 from sambasim.compiler.capture.step import Example
-from sambasim.compiler.compile import Stopwatch, assemble, capture_model
+from sambasim.compiler.compile import Compiled, Stopwatch, assemble, capture_model
 from sambasim.errors import InvariantError, ModelError
 from sambasim.ir.graph import Output
-from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
 from sambasim.ir.verify import Progress, verify
 from sambasim.options.compile import CompileOptions
-from sambasim.options.training import ModelOptions, OptimizerOptions, TrainingOptions
+from tests.support.compiled import net_options
 
 INPUTS = {"x": torch.randn(4, 3)}
 
 
 def _options(folder: Path = Path("out"), **changes: object) -> CompileOptions:
-    plain: dict[str, object] = {
-        "model": ModelOptions(target="tests.compiler.test_build:Net"),
-        "optimizer": OptimizerOptions(name="sgd", momentum=0.9),
-        "training": TrainingOptions(batch_size=4),
-        "output_folder": folder,
-    }
-    return CompileOptions.model_validate({**plain, **changes})
+    sgd = {"optimizer": {"name": "sgd", "momentum": 0.9}, "training": {"batch_size": 4}}
+    return net_options(folder, **(sgd | changes))
 
 
 def built(model: nn.Module, inputs: Mapping[str, Tensor] = INPUTS, options: CompileOptions | None = None) -> Built:
@@ -42,9 +37,9 @@ def constants(built: Built) -> dict[str, list[float]]:
     return {s.name: built.weights[s.name].tolist() for s in symbols if s.kind is SymbolKind.CONSTANT}
 
 
-def _assembled(model: nn.Module, folder: Path, inputs: Mapping[str, Tensor] = INPUTS, **changes: object) -> Program:
+def _assembled(model: nn.Module, folder: Path, inputs: Mapping[str, Tensor] = INPUTS, **changes: object) -> Compiled:
     options = _options(folder, **changes)
-    return assemble(built(model, inputs, options), model, options, Stopwatch(print)).program
+    return assemble(built(model, inputs, options), model, options, Stopwatch(print))
 
 
 class Net(nn.Module):
@@ -78,19 +73,14 @@ class Counting(Net):
         return (y * self.mask).square().mean() + self.hidden.sum() + self.plain
 
 
-def test_what_training_changes_is_a_buffer_also_if_it_is_not_saved() -> None:
+def test_what_training_changes_is_a_buffer_and_outputs_are_kept_where_they_may_be() -> None:
     program = built(Counting()).program
     kept = {output.symbol for output in program.step.outputs}
     for name in ("counting__hidden", "counting__plain"):
-        symbol = program.symbols[name]
-        assert (symbol.kind, symbol.torch_names) == (SymbolKind.BUFFER, ())
+        assert (program.symbols[name].kind, program.symbols[name].torch_names) == (SymbolKind.BUFFER, ())
         assert name in kept
         assert name in program.evaluation.inputs
     assert program.symbols["counting__mask"].kind is SymbolKind.CONSTANT
-
-
-def test_an_output_is_kept_where_outputs_may_be_kept() -> None:
-    program = built(Counting()).program
     for name in ("x", "counting__lin__weight", "counting__mask"):
         evaluation = replace(program.evaluation, outputs=(Output(program.evaluation.outputs[0].value, name),))
         with pytest.raises(InvariantError, match=rf"keeps .* in {name}, a (input|parameter|constant)") as refused:
@@ -116,83 +106,74 @@ def test_equal_constants_share_a_symbol_and_different_ones_do_not() -> None:
 
 
 class Two(Net):
-    def __init__(self) -> None:
+    """Of its two layers, only the first gets a gradient if `cut`: a Variable is cut off from what computed it."""
+
+    def __init__(self, *, cut: bool = False) -> None:
         super().__init__()
-        self.other = nn.Linear(3, 3)
+        self.other, self.cut = nn.Linear(3, 3), cut
 
     def loss_of(self, y: Tensor) -> Tensor:
-        result: Tensor = self.other(y).square().mean()
-        return result
+        other: Tensor = self.other(y)
+        return (y + torch.autograd.Variable(other)).mean() if self.cut else other.square().mean()
 
 
-def test_parameters_in_the_same_memory_are_refused_by_name() -> None:
+def _in_one_memory(net: Any) -> None:
+    net.other.weight.data = net.lin.weight.data
+
+
+def _overlapping(net: Any, start: int = 7) -> None:
+    flat = torch.randn(start + 9)
+    net.lin.weight.data, net.other.weight.data = flat[:9].view(3, 3), flat[start:].view(3, 3)
+
+
+def _with_a_view(net: Any) -> None:
+    net.view = net.lin.weight.detach()
+
+
+@pytest.mark.parametrize(
+    ("change", "second"),
+    [
+        (_in_one_memory, "the parameter other.weight"), (_overlapping, "the parameter other.weight"),
+        (_with_a_view, "the buffer view"),
+    ],
+)  # fmt: skip
+def test_tensors_in_the_same_memory_are_refused_by_name(change: Callable[[Two], None], second: str) -> None:
     model = Two()
-    model.other.weight.data = model.lin.weight.data
+    change(model)
     with pytest.raises(ModelError) as refused:
         built(model)
-    assert "the parameter lin.weight and the parameter other.weight are two tensors in the same" in str(refused.value)
-    assert "model.other.weight = model.lin.weight" in str(refused.value)
+    assert f"the parameter lin.weight and {second} are two tensors in the same" in refused.value.what
+    assert f"model.{second.rpartition(' ')[2]} = model.lin.weight" in str(refused.value.remedy)
 
 
-def test_parameters_that_overlap_are_refused_and_neighbours_are_not() -> None:
-    flat = torch.randn(16)
+def test_neighbours_in_memory_are_two_and_weights_tied_as_one_are_one_symbol() -> None:
     model = Two()
-    model.lin.weight.data, model.other.weight.data = flat[:9].view(3, 3), flat[7:].view(3, 3)
-    with pytest.raises(ModelError, match=r"parameter lin\.weight and the parameter other\.weight"):
-        built(model)
-    flat = torch.randn(18)
-    model.lin.weight.data, model.other.weight.data = flat[:9].view(3, 3), flat[9:].view(3, 3)
+    _overlapping(model, start=9)
     assert "two__other__weight" in built(model).program.symbols
-
-
-def test_a_plain_view_of_a_parameter_is_refused() -> None:
-    model = Net()
-    model.view = model.lin.weight.detach()
-    with pytest.raises(ModelError, match=r"the parameter lin\.weight and the buffer view are two tensors"):
-        built(model)
-
-
-def test_weights_tied_as_one_are_one_symbol() -> None:
-    model = Two()
     model.other.weight = model.lin.weight
-    symbol = built(model).program.symbols["two__lin__weight"]
-    assert symbol.torch_names == ("lin.weight", "other.weight")
+    assert built(model).program.symbols["two__lin__weight"].torch_names == ("lin.weight", "other.weight")
 
 
-def _strided(parameter: bool = True) -> Net:
-    """Net with a parameter, or a buffer, that is not contiguous."""
+@pytest.mark.parametrize(("name", "dtype"), [("weight", "fp32"), ("weird", "bf16")])
+def test_tensors_that_are_not_contiguous_are_stored_contiguously(name: str, dtype: str, tmp_path: Path) -> None:
+    """And strides are no part of the program: a model that is contiguous when it is traced is the same one."""
     model = Net()
-    if parameter:
-        model.lin.weight = nn.Parameter(torch.randn(3, 3).t())
+    strided = torch.randn(3, 3).t()
+    if name == "weight":
+        model.lin.weight = nn.Parameter(strided)
     else:
-        model.lin.register_buffer("weird", torch.randn(3, 3).t())
-    return model
-
-
-@pytest.mark.parametrize("parameter", [True, False], ids=["parameter", "buffer"])
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_tensors_that_are_not_contiguous_are_stored_contiguously(parameter: bool, dtype: str, tmp_path: Path) -> None:
-    model = _strided(parameter)
-    tensor = model.lin.weight if parameter else model.lin.get_buffer("weird")
+        model.lin.register_buffer("weird", strided)
+    tensor = getattr(model.lin, name)
     address = tensor.data_ptr()
-    built = capture_model(model, Example(INPUTS), _options(dtype=dtype), Stopwatch(print))
-    stored = built.weights["net__lin__weight" if parameter else "net__lin__weird"]
+    captured = built(model, options=_options(dtype=dtype))
+    stored = captured.weights[f"net__lin__{name}"]
     assert stored.is_contiguous()
     assert torch.equal(stored, tensor.to(stored.dtype))
     assert (tensor.stride(), tensor.data_ptr(), tensor.dtype) == ((1, 3), address, torch.float32), "the model's own"
-    (notice,) = assemble(built, model, _options(tmp_path, dtype=dtype), Stopwatch(print)).notices
-    assert f"stored contiguously in the PEF: lin.{'weight' if parameter else 'weird'};" in notice
-
-
-def test_strides_are_no_part_of_the_program() -> None:
-    """So a model that is contiguous when it is compiled, and not when it is traced, is the same one."""
-    assert built(_strided()).program == built(Net()).program
-
-
-class Lower(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.x = nn.Parameter(torch.ones(3))
+    (notice,) = assemble(captured, model, _options(tmp_path, dtype=dtype), Stopwatch(print)).notices
+    assert f"stored contiguously in the PEF: lin.{name};" in notice
+    if name == "weight":
+        assert captured.program == built(Net()).program
 
 
 class Colliding(nn.Module):
@@ -203,7 +184,8 @@ class Colliding(nn.Module):
         self.lin = nn.Linear(3, 3)
         self.parts = nn.ModuleDict({"a-b": nn.Linear(3, 3), "a_b": nn.Linear(3, 3)})
         self.w = nn.Parameter(torch.ones(3))
-        self.lower = Lower()
+        self.lower = nn.Module()
+        self.lower.x = nn.Parameter(torch.ones(3))
         for name in ("loss", "loss__grad", "outputs__0", "w__grad", "w__sgd0__momentum"):
             self.register_buffer(name, torch.full((3,), 0.5))
 
@@ -220,14 +202,14 @@ class Colliding(nn.Module):
 def test_names_that_collide_get_numbers(tmp_path: Path) -> None:
     inputs = {name: torch.randn(4, 3) for name in ("x", "colliding__lower__x", "accum_dummy_0_reduce_buf")}
     model = Colliding()
-    program = _assembled(model, tmp_path, inputs, data_parallel=True)
+    program = _assembled(model, tmp_path, inputs, data_parallel=True).program
     by_torch_name = {torch_name: s for s in program.symbols.values() for torch_name in s.torch_names}
     assert set(by_torch_name) == set(model.state_dict())
     assert len({symbol.name for symbol in by_torch_name.values()}) == len(model.state_dict())
     assert [s.name for s in program.symbols.values() if s.kind is SymbolKind.INPUT] == list(inputs)
-    parameters = {name for name, _ in model.named_parameters()}
     members = [member for group in program.groups for member in group.members]
-    assert {program.symbols[m.parameter].torch_names[0] for m in members} == parameters
+    trained = {program.symbols[m.parameter].torch_names[0] for m in members}
+    assert trained == {name for name, _ in model.named_parameters()}
     assert {program.symbols[m.gradient].kind for m in members} == {SymbolKind.GRADIENT}
     assert program.loss is not None
     assert program.symbols[program.loss].kind is SymbolKind.OUTPUT
@@ -239,53 +221,39 @@ def test_names_that_collide_get_numbers(tmp_path: Path) -> None:
 
 
 class Bare(nn.Module):
-    """Its loss is a parameter, or hardly more: `form` says which."""
+    """Its loss is a parameter, or hardly more."""
 
-    def __init__(self, form: str) -> None:
+    def __init__(self, loss: Callable[[Any, Tensor], Tensor]) -> None:
         super().__init__()
-        self.w = nn.Parameter(torch.ones(()))
-        self.one = nn.Parameter(torch.ones(1))
-        self.v = nn.Parameter(torch.ones(()))
-        self.form = form
+        self.w, self.v = nn.Parameter(torch.ones(())), nn.Parameter(torch.ones(()))
+        self.one, self.loss = nn.Parameter(torch.ones(1)), loss
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.form == "bare":
-            return self.w
-        if self.form == "view":
-            return self.one.reshape(())
-        return self.w + x.mean() if self.form == "input" else self.w + self.v
+        return self.loss(self, x)
 
 
-def test_a_loss_that_is_a_parameter_is_refused() -> None:
-    for form, message in (("bare", "the parameter w itself"), ("view", "a view of a parameter")):
-        with pytest.raises(ModelError, match=f"the loss is {message}") as refused:
-            built(Bare(form))
-        assert "computed from the inputs and the parameters" in str(refused.value)
+@pytest.mark.parametrize(
+    ("loss", "what"),
+    [(lambda net, x: net.w, "the parameter w itself"), (lambda net, x: net.one.reshape(()), "a view of a parameter")],
+)
+def test_a_loss_that_is_a_parameter_is_refused(loss: Callable[[Any, Tensor], Tensor], what: str) -> None:
+    with pytest.raises(ModelError, match=f"the loss is {what}") as refused:
+        built(Bare(loss))
+    assert "computed from the inputs and the parameters" in str(refused.value)
 
 
-@pytest.mark.parametrize(("form", "trained"), [("input", 1), ("sum", 2)])
-def test_a_backward_without_operators_compiles(form: str, trained: int, tmp_path: Path) -> None:
-    program = _assembled(Bare(form), tmp_path, data_parallel=True)
+@pytest.mark.parametrize(("loss", "trained"), [(lambda net, x: net.w + x.mean(), 1), (lambda net, x: net.w + net.v, 2)])
+def test_a_backward_without_operators_compiles(
+    loss: Callable[[Any, Tensor], Tensor], trained: int, tmp_path: Path
+) -> None:
+    program = _assembled(Bare(loss), tmp_path, data_parallel=True).program
     assert sum(len(group.members) for group in program.groups) == trained
     assert [section.kind.value for section in program.step.sections] == ["FWD", "REDUCE", "OPT", "GATHER"]
 
 
-class CutOff(Net):
-    """Of its two layers, only `lin` gets a gradient: in PyTorch, a Variable is cut off from what computed it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.other = nn.Linear(3, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        loss: Tensor = (self.lin(x) + torch.autograd.Variable(self.other(x))).mean()
-        return loss
-
-
 def test_a_variable_is_cut_off_from_what_computed_it() -> None:
-    model = CutOff()
+    model = Two(cut=True)
     model(INPUTS["x"]).backward()
     assert model.other.weight.grad is None
     gradients = [s.name for s in built(model).program.symbols.values() if s.kind is SymbolKind.GRADIENT]
-    assert len(gradients) == 2
-    assert all("lin" in name for name in gradients)
+    assert gradients == ["two__lin__weight__grad", "two__lin__bias__grad"]

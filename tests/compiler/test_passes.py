@@ -25,42 +25,29 @@ from sambasim.ir.graph import Graph, Node, Ref, Section, SectionKind
 from sambasim.ir.mesh import Axis
 from sambasim.ir.program import Program
 from sambasim.ir.types import Symbol, SymbolKind, TensorType
-from sambasim.options.compile import CompileOptions
-from sambasim.options.training import LossOptions, ModelOptions, OptimizerOptions, TrainingOptions
+from sambasim.options.compile import CompileOptions, compile_options
 from sambasim.published.models import MODELS
+from tests.support.compiled import compile_from_options, net_options
+from tests.support.mpi import ROOT
+
+INPUTS = {"input": torch.zeros(4, 784), "target": torch.zeros(4, dtype=torch.int64)}
 
 
-class LogReg(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lin_layer = nn.Linear(784, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.lin_layer(x)
-        return result
-
-
-INPUTS = {"x": torch.zeros(4, 784), "target": torch.zeros(4, dtype=torch.int64)}
+def _logistic() -> nn.Module:
+    return nn.Linear(784, 10)
 
 
 def _options(folder: Path = Path("out"), **changes: object) -> CompileOptions:
-    plain: dict[str, object] = {
-        "model": ModelOptions(target="tests.compiler.test_passes:LogReg"),
-        "loss": LossOptions(name="cross_entropy"),
-        "optimizer": OptimizerOptions(name="sgd", momentum=0.9),
-        "training": TrainingOptions(batch_size=4),
-        "output_folder": folder,
-    }
-    return CompileOptions.model_validate({**plain, **changes})
+    sgd = {"optimizer": {"name": "sgd", "momentum": 0.9}, "training": {"batch_size": 4}}
+    return net_options(folder, **{"loss": {"name": "cross_entropy"}, **sgd, **changes})
 
 
 BUDGET = budget_of(load_device("sn30"))
 
 
 def test_data_parallelism_adds_groups_a_buffer_sections_and_arguments() -> None:
-    clipped = OptimizerOptions(name="sgd", max_grad_norm=1.0)
-    options = _options(optimizer=clipped, data_parallel=True, world_size=2)
-    program = compile_shapes(LogReg, lambda model: Example(INPUTS, False), options)
+    options = _options(optimizer={"name": "sgd", "max_grad_norm": 1.0}, data_parallel=True, world_size=2)
+    program = compile_shapes(_logistic, lambda model: Example(INPUTS, False), options)
     kinds = list(dict.fromkeys(section.kind.value for section in program.step.sections))
     assert kinds == ["FWD", "BCKWD", "REDUCE", "GRADNORM", "OPT", "GATHER"]
     assert (program.mesh, program.world_size) == ((Axis("dp", 2, at_run_time=True),), 2)
@@ -96,13 +83,9 @@ def test_a_gradient_group_for_each_parameter_as_in_a_public_pef_of_an_lstm() -> 
 
 
 def test_the_same_model_compiles_to_the_same_bytes(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    model = LogReg()
-    files = [
-        compile_model(model, Example(INPUTS), _options(tmp_path / name, data_parallel=True)).path
-        for name in ("first", "second")
-    ]
-    assert files[0].read_bytes() == files[1].read_bytes()
+    model, folders = _logistic(), (tmp_path / "first", tmp_path / "second")
+    first, second = (compile_model(model, Example(INPUTS), _options(one, data_parallel=True)).path for one in folders)
+    assert first.read_bytes() == second.read_bytes()
 
 
 def test_the_model_is_left_as_it_was(tmp_path: Path) -> None:
@@ -112,7 +95,7 @@ def test_the_model_is_left_as_it_was(tmp_path: Path) -> None:
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     inputs = {"input": torch.randn(4, 4), "target": torch.randn(4, 4)}
     generator = torch.get_rng_state()
-    compile_model(model, Example(inputs), _options(tmp_path, loss=LossOptions(name="mse")))
+    compile_model(model, Example(inputs), _options(tmp_path, loss={"name": "mse"}))
     assert not model.training
     assert "plain" in vars(model)
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
@@ -149,8 +132,7 @@ def test_any_partition_covers_each_node_once_and_in_order(
     sections = partitioned.sections
     covered = [node for section in sections for node in partitioned.section_nodes(section)]
     assert covered == list(nodes)
-    for before, after in pairwise(sections):
-        assert before.stop == after.start
+    assert all(before.stop == after.start for before, after in pairwise(sections))
     for section in sections:
         assert 1 <= section.stop - section.start <= MOST_OF_A_SECTION[level]
         assert (section.kind is SectionKind.FWD) == (section.stop <= split)
@@ -180,8 +162,7 @@ class Wide(nn.Module):
 
 
 def _compiled(model: type[nn.Module], rows: int, *args: int, tiles: int | None = None) -> Program:
-    training = TrainingOptions(batch_size=rows)
-    options = _options(optimizer=OptimizerOptions(name="adamw"), training=training, loss=None, num_tiles=tiles)
+    options = _options(optimizer={"name": "adamw"}, training={"batch_size": rows}, loss=None, num_tiles=tiles)
     inputs = {"x": torch.zeros(1, args[0]).expand(rows, args[0])}
     program = compile_shapes(lambda: model(*args), lambda _: Example(inputs, False), options)
     return Fits(budget_of(load_device("sn30"), tiles))(program)
@@ -203,14 +184,11 @@ def test_what_a_program_keeps_needs_room_in_ddr() -> None:
     """17 billion parameters with two states, 256 GiB."""
     with pytest.raises(MachineError, match=r"256\.\d GiB is for what the program keeps"):
         _compiled(Deep, 1, 1 << 17, 1, tiles=1)
-    assert _compiled(Deep, 1, 1 << 17, 1, tiles=4).training is not None
-
-
-def test_a_device_that_is_too_small_says_nothing_of_tiles() -> None:
+    compiled = _compiled(Deep, 1, 1 << 17, 1, tiles=4)
     tiny = load_device("sn30").model_copy(update={"ddr_capacity_bytes": 1024})
     with pytest.raises(MachineError, match=r"of DDR, and SN30 has 1\.0 KiB") as refused:
-        Fits(budget_of(tiny))(_compiled(Deep, 4, 8, 1))
-    assert "--num-tiles" not in str(refused.value.remedy)
+        Fits(budget_of(tiny))(compiled)
+    assert "--num-tiles" not in str(refused.value.remedy), "a device that is too small has no tiles to add"
 
 
 def test_a_row_needs_room_on_the_chip() -> None:
@@ -221,29 +199,33 @@ def test_a_row_needs_room_on_the_chip() -> None:
     assert _compiled(Wide, 1, 20_000_000, tiles=8).training is not None
 
 
-OPTIONS = _options(optimizer=OptimizerOptions(name="adamw"), loss=None)
-GPT = {"heads": 2, "layers": 2, "length": 16, "vocabulary": 100}
+OPTIONS = _options(optimizer={"name": "adamw"}, loss=None)
+GPT = {"heads": 2, "layers": 1, "length": 16, "vocabulary": 100}
+MAKE, BATCH = MODELS["gpt2"]
 
 
 def _fake(width: int) -> Program:
-    make, batch = MODELS["gpt2"]
-    return compile_shapes(
-        lambda: make(width=width, **GPT), lambda _: Example(batch(4, width=width, **GPT), True), OPTIONS
-    )
+    example = Example(BATCH(4, width=width, **GPT), by_keyword=True)
+    return compile_shapes(lambda: MAKE(width=width, **GPT), lambda model: example, OPTIONS)
 
 
 def test_the_program_is_that_of_real_tensors() -> None:
-    make, batch = MODELS["gpt2"]
-    model, inputs = make(width=32, **GPT), batch(4, **GPT)
-    built = capture_model(model, Example(inputs, by_keyword=True), OPTIONS, Stopwatch(print))
-    real = run_pipeline(built.program, pipeline(OPTIONS), print)
-    fake = _fake(32)
-    assert fake.training == real.training
-    assert fake.groups == real.groups
-    assert fake.device_bytes == real.device_bytes
+    example = Example(BATCH(4, **GPT), by_keyword=True)
+    built = capture_model(MAKE(width=32, **GPT), example, OPTIONS, Stopwatch(print))
+    real, fake = run_pipeline(built.program, pipeline(OPTIONS), print), _fake(32)
+    assert (fake.training, fake.groups, fake.device_bytes) == (real.training, real.groups, real.device_bytes)
 
 
 def test_a_model_that_no_machine_holds_takes_no_memory() -> None:
     before = torch.get_default_dtype()
-    assert _fake(2**15).device_bytes > 3 * 10**11
+    assert _fake(2**16).device_bytes > 3 * 10**11
     assert torch.get_default_dtype() is before
+
+
+@pytest.mark.parametrize("target", ["examples.char_gpt:CharGPT", "transformers:GPT2LMHeadModel"])
+def test_weights_that_do_not_fit_into_this_machine_are_refused(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr("sambasim.commands.compile.available_bytes", lambda: 1 << 16)
+    options = compile_options(None, target, ["optimizer.name=sgd"], {})
+    with pytest.raises(MachineError, match=r"weights of this model need more than the 64.0 KiB of memory"):
+        compile_from_options(options)

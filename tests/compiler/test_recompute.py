@@ -2,7 +2,7 @@
 
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -27,6 +27,7 @@ from tests.compiler.pipeline.test_pipeline_parallel import (
     Batch,
     accumulated,
     check_equal,
+    layers,
     pipelined,
     placed,
     rolled,
@@ -41,27 +42,23 @@ from tests.support.whole import whole_case
 Between = Literal["sections", "full"]
 
 
-class Dropped(nn.Module):
+def dropping(net: Any, x: Tensor, target: Tensor) -> Tensor:
     """Each layer drops another share: the last bit of the scale depends on it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(6))
-        self.norm = nn.BatchNorm1d(8)
-
-    def forward(self, x: Tensor, target: Tensor) -> Tensor:
-        for layer, share in zip(self.layers, (0.3, 0.15, 0.45, 0.1, 0.04, 0.52), strict=True):
-            x = F.dropout(self.norm(layer(x)).tanh(), share, training=self.training)
-        return F.mse_loss(x, target)
+    for layer, share in zip(net.layers, (0.3, 0.15, 0.45, 0.1, 0.04, 0.52), strict=True):
+        x = F.dropout(net.norm(layer(x)).tanh(), share, training=net.training)
+    return F.mse_loss(x, target)
 
 
-class Mlp(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(6)))
+def in_a_row(net: Any, x: Tensor, target: Tensor) -> Tensor:
+    for layer in net.layers:
+        x = F.gelu(layer(x))
+    return F.mse_loss(x, target)
 
-    def forward(self, x: Tensor, target: Tensor) -> Tensor:
-        return F.mse_loss(self.layers(x), target)
+
+def not_dropping(net: Any, x: Tensor, target: Tensor) -> Tensor:
+    for layer in net.layers:
+        x = torch.native_dropout(layer(x).tanh(), 0.5, False)[0].sin()
+    return F.mse_loss(x, target)
 
 
 def recomputed(program: Program, between: Between) -> Program:
@@ -101,7 +98,8 @@ def test_an_example_keeps_less_and_has_the_same_bits(name: str, between: Between
 def dropped(dtype: torch.dtype) -> tuple[Built, Batch]:
     torch.manual_seed(0)
     x, target = torch.randn(16, 8), torch.randn(16, 8)
-    return built_from(Dropped().to(dtype), x=x.to(dtype), target=target.to(dtype))
+    model = layers(8, 6, dropping, norm=nn.BatchNorm1d(8)).to(dtype)
+    return built_from(model, x=x.to(dtype), target=target.to(dtype))
 
 
 @pytest.mark.parametrize("between", ["sections", "full"])
@@ -112,28 +110,19 @@ def test_dropout_is_made_again_by_its_mask(dtype: torch.dtype, between: Between)
     assert kept_bytes(recomputed(built.program, "full")) < 0.6 * kept_bytes(built.program)
 
 
-class Averaged(nn.Module):
+def averaging(net: Any, x: Tensor, target: Tensor) -> Tensor:
     """Scales by a buffer that it changes afterwards."""
-
-    average: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
-        self.register_buffer("average", torch.ones(8))
-
-    def forward(self, x: Tensor, target: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = torch.tanh(layer(x) * self.average.clone())
-        with torch.no_grad():
-            self.average.mul_(0.9).add_(0.1 * x.abs().mean(0))
-        return F.mse_loss(x, target)
+    for layer in net.layers:
+        x = torch.tanh(layer(x) * net.norm.running_mean.clone())
+    with torch.no_grad():
+        net.norm.running_mean.mul_(0.9).add_(0.1 * x.abs().mean(0))
+    return F.mse_loss(x, target)
 
 
 @pytest.mark.parametrize("between", ["sections", "full"])
 def test_an_app_that_runs_the_backward_apart_has_the_same_gradients(between: Between) -> None:
     """There, a buffer has its new value before the backward repeats operators that have read the old one."""
-    built, (inputs, *_) = with_batches(Averaged(), 16, 8)
+    built, (inputs, *_) = with_batches(layers(8, 4, averaging, norm=nn.BatchNorm1d(8)), 16, 8)
     program = placed(recomputed(built.program, between))
     training = program.step
     found = []
@@ -204,7 +193,7 @@ def held_bytes(built: Built, schedule: str, recompute: str) -> list[int]:
 @pytest.mark.parametrize("name", ["char_gpt", "mlp", "resnet"])
 def test_no_rank_of_a_pipeline_holds_more(name: str, schedule: str) -> None:
     """A stage that gains nothing does not recompute: all of resnet, by `sections`."""
-    built, _ = with_batches(Mlp(), 4, 64) if name == "mlp" else rolled(name)
+    built, _ = with_batches(layers(64, 6, in_a_row), 4, 64) if name == "mlp" else rolled(name)
     without, sections, full = (held_bytes(built, schedule, one) for one in ("none", "sections", "full"))
     for found in (sections, full):
         assert all(now <= before for now, before in zip(found, without, strict=True))
@@ -213,15 +202,5 @@ def test_no_rank_of_a_pipeline_holds_more(name: str, schedule: str) -> None:
 
 
 def test_dropout_that_is_off_stays_off() -> None:
-    class Off(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(6))
-
-        def forward(self, x: Tensor, target: Tensor) -> Tensor:
-            for layer in self.layers:
-                x = torch.native_dropout(layer(x).tanh(), 0.5, False)[0].sin()
-            return F.mse_loss(x, target)
-
-    built, batches = with_batches(Off(), 16, 8)
+    built, batches = with_batches(layers(8, 6, not_dropping), 16, 8)
     same_bits(built, batches[:1], "full")

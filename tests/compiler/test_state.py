@@ -1,9 +1,8 @@
-"""What a step does beside its tensors is refused with its line, or told, or compiles: the capture holds it."""
+"""What a step does beside its tensors is refused with its line, or told, or compiles. Most of it is in tests/state."""
 
 # Calling a module gives Any, and parts of autograd have no types.
 # mypy: no-warn-return-any, allow-untyped-calls
 
-import contextlib
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,33 +11,13 @@ from typing import Any, TypeAlias
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from sambasim.compiler.capture.step import Example
 from sambasim.compiler.compile import Compiled, compile_model
 from sambasim.errors import CaptureError, ModelError
-from sambasim.options.compile import CompileOptions
-
-
-def counter() -> Callable[[], int]:
-    count = 0
-
-    def counted() -> int:
-        nonlocal count
-        count += 1  # here
-        return count
-
-    return counted
-
-
-CLOSURE = counter().__code__.co_firstlineno
-
+from tests.support.compiled import net_options
 
 Then: TypeAlias = Callable[[Any, Tensor], Tensor]
-
-
-class Keeper:
-    tensor = torch.zeros(3)
 
 
 class Faded(torch.autograd.Function):
@@ -57,17 +36,9 @@ class Net(nn.Module):
 
     def __init__(self, then: Then = lambda net, h: h) -> None:
         super().__init__()
-        self.linear = nn.Linear(4, 3)
-        self.dropout = nn.Dropout()
-        self.norm = nn.BatchNorm1d(3)
-        self.then = then
-        self.register_buffer("ema", torch.zeros(()))
-        self.register_buffer("scratch", torch.zeros(()), persistent=False)
-        self.plain = torch.zeros(())
-        self.calls = 0
+        self.linear, self.norm, self.then = nn.Linear(4, 3), nn.BatchNorm1d(3), then
+        self.plain, self.calls = torch.zeros(()), 0
         self.hidden: Tensor | None = None
-        self.keeper = Keeper()
-        self.counted = counter()
 
     def forward(self, x: Tensor) -> Tensor:
         return self.then(self, self.linear(x)).square().mean()
@@ -76,37 +47,24 @@ class Net(nn.Module):
 NAMES = {**globals(), "checkpoint": torch.utils.checkpoint.checkpoint, "calls": 0, "of_python": random.Random(0)}
 """What the bodies below may name."""
 
-READ, REPLACED = "which each call changes, and on which later calls depend", "which forward() replaces"
-INFERENCE = "torch.inference_mode()"
-CHECKPOINTED = "activation checkpointing that changes results"
+READ = "which each call changes, and on which later calls depend"
 REFUSED = {
     # what is said, the body
-    "a parameter replaced": (REPLACED, "net.linear.bias = nn.Parameter(net.linear.bias * 0.5)  # here", "return h"),
+    "a parameter replaced": ("which forward() replaces",
+        "net.linear.bias = nn.Parameter(net.linear.bias * 0.5)  # here", "return h"),
     "a hidden state": (f"model.hidden, {READ}",
         "h, net.hidden = h + (0 if net.hidden is None else net.hidden), h.detach()  # here", "return h"),
     "a tensor for evaluation": (f"model.plain, {READ}",
         "if net.training: net.plain = h.detach().mean()  # here", "return h - net.plain"),
-    "a global": (f"global calls, {READ}", "global calls", "calls += 1  # here", "return h / calls"),
     "a counter of the backward": (f"global calls, {READ}",
         "global calls", "calls += 1  # here", "return Faded.apply(h, 1 / calls)"),
-    "a tensor in an object": (f"model.keeper.tensor, {READ}",
-        "h, net.keeper.tensor = h + net.keeper.tensor, h.detach()  # here", "return h"),
-    "a closure": (f"count of counted at test_state.py:{CLOSURE}, {READ}", "return h / net.counted()"),
     "its own numbers of Python": (f"global of_python, {READ}", "return h * of_python.random()  # here"),
-    "a function in it": (INFERENCE, "return h + torch.inference_mode()(torch.ones)(3)  # here"),
-    "a checkpoint without a gradient": (CHECKPOINTED,
+    "a function in it": ("torch.inference_mode()", "return h + torch.inference_mode()(torch.ones)(3)  # here"),
+    "a checkpoint without a gradient": ("activation checkpointing that changes results",
         "return h + checkpoint(net.linear, torch.ones(2, 4), use_reentrant=True)  # here"),
     "torch.cond": ("torch.cond, which a PEF cannot hold",
         "return torch.cond(h.sum() > 0, lambda a: a * 2, lambda a: a.sin(), (h,))  # here"),
 }  # fmt: skip
-COMPILES = {
-    # a slot that a notice names, the body
-    "a backward of its own": ("", "return Faded.apply(h)"),
-    "a hook of a gradient": ("", "if h.requires_grad: h.register_hook(lambda gradient: gradient * 0)", "return h"),
-    "a buffer in place": ("", "net.ema += 1", "net.ema.mul_(0.9).add_(h.detach().mean())", "return h + net.ema"),
-    "tensors made anew": ("model.extra", "net.plain, net.extra = h.detach(), h.mean()", "return h + net.extra"),
-    "draws": ("", "return net.dropout(net.norm(h)) * torch.tensor([1.0, 2.0, 3.0]) + torch.rand(3)"),
-}
 
 
 def function_of(body: Sequence[str], folder: Path) -> Then:
@@ -118,12 +76,10 @@ def function_of(body: Sequence[str], folder: Path) -> Then:
     return then
 
 
-def compiled(model: nn.Module | Then, folder: Path, batch: int = 2, **options: object) -> Compiled:
+def compiled(model: nn.Module | Then, folder: Path, **options: object) -> Compiled:
     model = model if isinstance(model, nn.Module) else Net(model)
-    settings = {"pef_name": "net", "output_folder": folder, "optimizer": {"name": "sgd"}, **options}
-    named = {"model": {"target": "net:Net"}, "data": {"source": "net:data"}}
-    resolved = CompileOptions.model_validate({**named, **settings})
-    return compile_model(model, Example({"x": torch.randn(batch, 4)}), resolved)
+    options = {"data": {"source": "net:data"}, **options}
+    return compile_model(model, Example({"x": torch.randn(2, 4)}), net_options(folder, **options))
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -135,15 +91,11 @@ def test_what_a_graph_would_lose_is_refused_with_its_line(name: str, tmp_path: P
     assert str(caught.value.where).endswith("# here")
 
 
-@pytest.mark.parametrize("name", COMPILES)
-def test_what_is_sound_compiles(name: str, tmp_path: Path) -> None:
-    slot, *body = COMPILES[name]
+def test_a_tensor_that_each_call_makes_anew_is_told(tmp_path: Path) -> None:
+    body = ("net.plain, net.extra = h.detach(), h.mean()", "return h + net.extra")
     notices = compiled(function_of(body, tmp_path), tmp_path).notices
-    told = [notice for notice in notices if "changed by each call" in notice]
-    assert (len(told), slot in "".join(told)) == (bool(slot), True), told
-
-
-# What the bodies above do in evaluation and inference alone, and what a model is beside its forward.
+    (told,) = [notice for notice in notices if "changed by each call" in notice]
+    assert "model.extra" in told
 
 
 def test_evaluation_and_inference_refuse_state_too(tmp_path: Path) -> None:
@@ -159,54 +111,31 @@ def test_a_backward_of_the_users_own_is_captured_in_a_narrow_type(body: str, tmp
     assert compiled(function_of((body,), tmp_path), tmp_path, dtype="bf16").program.training is not None
 
 
-def test_hooks_of_modules_are_captured_and_those_of_parameters_refused(tmp_path: Path) -> None:
-    net = Net()
+class Wrapped(nn.parallel.DistributedDataParallel):
+    def __init__(self, module: nn.Module) -> None:  # without a process group
+        nn.Module.__init__(self)
+        self.module = module
+
+
+def test_what_several_replicas_or_a_graph_cannot_have_is_one_error(tmp_path: Path) -> None:
+    net: Any = Net()
     net.linear.register_full_backward_hook(lambda module, given, gradient: None)
-    compiled(net, tmp_path)
+    net.norm = nn.SyncBatchNorm(3)
+    assert compiled(nn.DataParallel(net), tmp_path).program.training is not None
+    on_chips = {"tensor_parallel": "batch", "n_chips": 2, "training": {"batch_size": 4}}
+    with pytest.raises(
+        ModelError, match="the module norm is SyncBatchNorm, whose statistics are those of all replicas"
+    ):
+        compiled(net, tmp_path, **on_chips)
     net.linear.weight.register_hook(lambda gradient: None)
     net.linear.bias.register_post_accumulate_grad_hook(lambda parameter: None)
     with pytest.raises(ModelError) as caught:
-        compiled(net, tmp_path)
-    for what in ("the parameter linear.weight has a gradient hook", "the parameter linear.bias has"):
+        compiled(Wrapped(net), tmp_path, data_parallel=True)
+    hooked = [f"the parameter module.linear.{name} has a gradient hook" for name in ("weight", "bias")]
+    for what in (*hooked, "the model is wrapped in Wrapped", "the module module.norm is SyncBatchNorm"):
         assert what in caught.value.what
-
-
-def test_a_wrapped_model_is_refused_with_what_syncs_here(tmp_path: Path) -> None:
-    class Wrapped(nn.parallel.DistributedDataParallel):
-        def __init__(self, module: nn.Module) -> None:  # without a process group
-            nn.Module.__init__(self)
-            self.module = module
-
-    with pytest.raises(ModelError, match="the model is wrapped in Wrapped") as caught:
-        compiled(Wrapped(Net()), tmp_path)
     assert "--data-parallel" in str(caught.value.remedy)
-    assert compiled(nn.DataParallel(Net()), tmp_path).program.training is not None
-
-
-@pytest.mark.parametrize(
-    ("options", "is_refused"),
-    [
-        ({}, False),
-        ({"data_parallel": True}, True),
-        ({"tensor_parallel": "batch", "n_chips": 2, "training": {"batch_size": 4}}, True),
-        ({"inference": True}, False),
-    ],
-)
-def test_statistics_over_all_replicas_are_refused_on_several(
-    options: dict[str, Any], is_refused: bool, tmp_path: Path
-) -> None:
-    net: Any = Net()
-    net.norm = nn.SyncBatchNorm(3)
-    what = "the module norm is SyncBatchNorm, whose statistics are those of all replicas"
-    with pytest.raises(ModelError, match=what) if is_refused else contextlib.nullcontext():
-        compiled(net, tmp_path, **options)
-
-
-def test_a_model_that_cannot_run_one_sample_compiles_and_says_so(tmp_path: Path) -> None:
-    made = compiled(lambda net, h: functional.batch_norm(h, None, None, training=True), tmp_path, batch=4)
-    assert made.program.single is None
-    assert any("at batch 1: the last samples" in notice and "batch of 4" in notice for notice in made.notices)
-    assert compiled(Net(), tmp_path).program.single is not None
+    assert compiled(net, tmp_path, inference=True).program.training is None
 
 
 @pytest.mark.parametrize("whole", [True, False], ids=["in training mode", "in evaluation mode as a whole"])
@@ -215,8 +144,8 @@ def test_modes_are_respected_and_restored(whole: bool, tmp_path: Path) -> None:
     net.frozen = nn.BatchNorm1d(3).eval()
     net.training = whole
     modes = [module.training for module in net.modules()]
-    training = compiled(net, tmp_path).program.training
+    made = compiled(net, tmp_path).program
     assert [module.training for module in net.modules()] == modes
-    assert training is not None
-    updated = {output.symbol for output in training.outputs if "running_mean" in str(output.symbol)}
+    assert made.single is not None
+    updated = {output.symbol for output in made.step.outputs if "running_mean" in str(output.symbol)}
     assert len(updated) == (1 if whole else 2)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import wraps
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,28 +12,7 @@ from torch import Tensor, fx, nn
 from sambasim.compiler.capture.step import Example, TrainingStep, eagerly
 from sambasim.errors import ModelError
 from sambasim.samba.inputs import losses_among, losses_of, named_loss
-
-
-class Doubled(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x * 2
-
-
-def test_what_is_given_to_torch_compile_runs_as_it_is_written() -> None:
-    compiled: list[fx.GraphModule] = []
-
-    def backend(graph: fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[..., object]:
-        compiled.append(graph)
-        return graph.forward
-
-    model = Doubled()
-    model.compile(backend=backend)
-    x = torch.ones(2, 3)
-    with eagerly(model, [x]):
-        model(x)
-    assert compiled == []
-    model(x)
-    assert len(compiled) == 1
+from tests.support.compiled import compile_net
 
 
 def _as_it_is(forward: Callable[..., Any]) -> Callable[..., Any]:
@@ -50,7 +30,7 @@ def _numbers(y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Returning(nn.Module):
-    """Its subclasses return various things; `y` has one element for each sample."""
+    """`y` has one element for each sample."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -112,16 +92,10 @@ class Detached(Returning):
 @pytest.mark.parametrize(
     ("kind", "by_name", "start"),
     [
-        (Number, None, 1),
-        (NumbersByName, (1, 2), 1),
-        (Nested, (1, 2), 2),
-        (Starred, None, 2),
-        (Decorated, (1, 2), 1),
-        (Inner, (1, 2), 1),
-        (Lossless, None, 0),
-        (Detached, (1, 2), 0),
+        (Number, None, 1), (NumbersByName, (1, 2), 1), (Nested, (1, 2), 2), (Starred, None, 2),
+        (Decorated, (1, 2), 1), (Inner, (1, 2), 1), (Lossless, None, 0), (Detached, (1, 2), 0),
     ],
-)
+)  # fmt: skip
 def test_the_output_that_a_step_differentiates(
     kind: type[Returning], by_name: tuple[int, int] | None, start: int
 ) -> None:
@@ -133,6 +107,23 @@ def test_the_output_that_a_step_differentiates(
         assert [index for index, one in enumerate(outputs) if one.requires_grad] == [start]
 
 
+def test_what_is_given_to_torch_compile_runs_as_it_is_written() -> None:
+    compiled: list[fx.GraphModule] = []
+
+    def backend(graph: fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[..., object]:
+        compiled.append(graph)
+        return graph.forward
+
+    model = Number()
+    model.compile(backend=backend)
+    x = torch.ones(2, 4)
+    with eagerly(model, [x]):
+        model(x)
+    assert compiled == []
+    model(x)
+    assert len(compiled) == 1
+
+
 def test_outputs_that_the_app_calls_losses() -> None:
     outputs = [torch.ones(shape, requires_grad=True) for shape in ((), (3,), (3, 2))]
     assert losses_among(outputs, (-1,), (0, 3)) == (2,)
@@ -142,3 +133,10 @@ def test_outputs_that_the_app_calls_losses() -> None:
             losses_among(outputs, (0, index), None)
         assert caught.value.what == f"loss_indices is [0, {index}], and the model returns 3 outputs"
         assert caught.value.remedy == "give indices from 0 to 2"
+
+
+def test_classes_that_the_model_does_not_have_are_refused(tmp_path: Path) -> None:
+    inputs = {"input": torch.zeros(4, 3), "target": torch.tensor([1, 2, 1, 2])}
+    with pytest.raises(ModelError, match="target goes from 1 to 2, and the model has 2 classes, 0 to 1") as caught:
+        compile_net(nn.Linear(3, 2), inputs, tmp_path)
+    assert caught.value.remedy == "y - 1, or a model with 3 outputs"

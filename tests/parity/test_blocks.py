@@ -1,7 +1,7 @@
 """What a forward may hold beside operators: each is captured, and a step of it has the bits of eager PyTorch."""
 
-# Calling a module gives Any.
-# mypy: no-warn-return-any
+# Calling a module gives Any, and parts of torch have no types.
+# mypy: no-warn-return-any, allow-untyped-calls
 
 import logging
 from collections.abc import Callable
@@ -9,16 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributions import MultivariateNormal
 from torch.nn import functional
 from torch.utils import checkpoint
 
 from sambasim.compiler.capture.step import Example
 from sambasim.compiler.compile import compile_model
-from sambasim.options.compile import CompileOptions
-from tests.support.compiled import loaded, step_of
+from sambasim.runtime.engine.executor import Executor, outputs_in_order
+from tests.support.compiled import loaded, net_options, outputs_of, step_of
 
 CHECKPOINTING = "torch.utils.checkpoint in the model saves no memory here, and --recompute full does"
 
@@ -65,61 +67,51 @@ class Scaled(torch.autograd.Function):
         return scaled * weight + shifted, of_weight, None
 
 
-def straight_through(net: "Net", h: Tensor) -> Tensor:
-    return Rounded.apply(h)  # type: ignore[no-untyped-call]  # torch's, untyped
+def with_backwards_of_their_own(net: "Net", h: Tensor) -> Tensor:
+    scaled, shifted = Scaled.apply(h, net.first.bias, 0.5)
+    return Rounded.apply(h) + Clipped.apply(h) + scaled + shifted
 
 
-def with_a_context(net: "Net", h: Tensor) -> Tensor:
-    return Clipped.apply(h)  # type: ignore[no-untyped-call]  # torch's, untyped
-
-
-def of_two_outputs(net: "Net", h: Tensor) -> Tensor:
-    scaled, shifted = Scaled.apply(h, net.first.bias, 0.5)  # type: ignore[no-untyped-call]  # torch's, untyped
-    return scaled + shifted
-
-
-def in_bfloat16(net: "Net", h: Tensor) -> Tensor:
+def under_autocast(net: "Net", h: Tensor) -> Tensor:
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        return net.middle(h).float() + h
-
-
-def dropped_in_bfloat16(net: "Net", h: Tensor) -> Tensor:
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        return functional.dropout(net.middle(h), 0.3).float() + h
-
-
-def without_autocast(net: "Net", h: Tensor) -> Tensor:
+        narrow = net.middle(h)
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=False):
-        return net.middle(h)
+        wide = net.last(h).sum(1, keepdim=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return functional.dropout(narrow, 0.3).float() + narrow.float() + wide
 
 
 def checkpointed(net: "Net", h: Tensor) -> Tensor:
-    return checkpoint.checkpoint(lambda a: functional.dropout(net.middle(a).relu()), h, use_reentrant=False)
+    h = checkpoint.checkpoint(lambda a: functional.dropout(net.middle(a).relu()), h, use_reentrant=False)
+    return checkpoint.checkpoint(lambda a: net.last(a).relu().sum(1, keepdim=True) + a, h, use_reentrant=True)
 
 
-def checkpointed_by_an_older_way(net: "Net", h: Tensor) -> Tensor:
-    return checkpoint.checkpoint(lambda a: net.middle(a).relu(), h, use_reentrant=True)
-
-
-def pooled_after_a_transpose(net: "Net", h: Tensor) -> Tensor:
-    return nn.AdaptiveAvgPool1d(1)(h.view(-1, 2, 4).transpose(1, 2)).flatten(1).repeat(1, 2)
-
-
-def pooled_in_channels_last(net: "Net", h: Tensor) -> Tensor:
+def pooled(net: "Net", h: Tensor) -> Tensor:
+    """After a transpose, and in channels_last."""
+    transposed = nn.AdaptiveAvgPool1d(1)(h.view(-1, 2, 4).transpose(1, 2)).flatten(1).repeat(1, 2)
     pictures = h.view(-1, 8, 1, 1).expand(-1, 8, 3, 3).contiguous(memory_format=torch.channels_last)
-    return nn.AdaptiveAvgPool2d((1, 1))(pictures).flatten(1) + nn.AdaptiveAvgPool2d((2, 1))(pictures).mean((2, 3))
+    of_pictures = nn.AdaptiveAvgPool2d((1, 1))(pictures).flatten(1) + nn.AdaptiveAvgPool2d((2, 1))(pictures).mean(
+        (2, 3)
+    )
+    return transposed + of_pictures
 
 
-def raises_where_values_are_large(net: "Net", h: Tensor) -> Tensor:
+@dataclass
+class Pair:
+    first: Tensor
+    second: Tensor
+
+
+def with_python_around(net: "Net", h: Tensor) -> Tensor:
+    """It raises or warns where values are large, asks whether it is compiled, has a dataclass and a NumPy constant."""
     if not torch.isfinite(h).all() or (h.abs() > 1e3).any():
         raise ValueError("too large")
-    return h
-
-
-def warns_where_values_are_large(net: "Net", h: Tensor) -> Tensor:
     if h.abs().max() > 1e3:
         logging.getLogger(__name__).warning("%s", h.abs().max().item())
-    return net.middle(h)
+    if torch.compiler.is_compiling() or torch.compiler.is_exporting() or torch.compiler.is_dynamo_compiling():
+        return h * 2
+    pair = Pair(h.tanh(), h.relu())
+    return pair.first + torch.sin(pair.second * torch.from_numpy(np.exp(np.arange(8, dtype=np.float32) / 7)))
 
 
 def masked_as_torch_detects(net: "Net", h: Tensor) -> Tensor:
@@ -138,52 +130,53 @@ def factorized(net: "Net", h: Tensor) -> Tensor:
 
 
 def decomposed(net: "Net", h: Tensor) -> Tensor:
+    """With vectors, and without, which PyTorch then does not compute."""
     u, s, v = torch.linalg.svd(h, full_matrices=False)
-    return (u * s) @ v + torch.linalg.eigvalsh(h.T @ h + torch.diag(torch.arange(1.0, 9.0)))
+    values = torch.linalg.eigvalsh(h.T @ h + torch.diag(torch.arange(1.0, 9.0)))
+    return (u * s) @ v + values + torch.linalg.svdvals(h).sum()
 
 
-def of_frequencies(net: "Net", h: Tensor) -> Tensor:
+def of_frequencies_and_windows(net: "Net", h: Tensor) -> Tensor:
     spectrum = torch.fft.rfft(h, dim=1) * torch.view_as_complex(torch.stack((net.first.bias[:5], net.last.bias), 1))
-    return torch.fft.irfft(spectrum, n=8, dim=1) + torch.fft.fft(h).abs() + torch.fft.fft2(h).imag
-
-
-def of_overlapping_windows(net: "Net", h: Tensor) -> Tensor:
+    result = torch.fft.irfft(spectrum, n=8, dim=1) + torch.fft.fft(h).abs() + torch.fft.fft2(h).imag
+    short = torch.stft(h, n_fft=4, window=torch.ones(4), return_complex=True) * torch.exp(2j * h[:, :3, None])
     windows = h.contiguous().as_strided((len(h), 3, 4), (8, 2, 1))
-    return torch.cat((windows.mean(1), windows.amax(1)), 1)
+    parts = torch.cat((windows.mean(1), windows.amax(1)), 1)
+    return result + parts + torch.view_as_real(short * (1 + 0.5j)).flatten(1)[:, :8]
 
 
 def aligned(net: "Net", h: Tensor) -> Tensor:
     """CTC, with lengths in tensors."""
-    scores = h.view(-1, 4, 2).log_softmax(-1).transpose(0, 1)
-    count = len(h)
+    scores, count = h.view(-1, 4, 2).log_softmax(-1).transpose(0, 1), len(h)
     words = torch.ones(count, 2, dtype=torch.long)
     return h + functional.ctc_loss(scores, words, torch.full((count,), 4), torch.full((count,), 2))
 
 
-def told_that_it_is_not_compiled(net: "Net", h: Tensor) -> Tensor:
-    asked = torch.compiler.is_compiling(), torch.compiler.is_exporting(), torch.compiler.is_dynamo_compiling()
-    return h * 2 if any(asked) else h.tanh()
+def differentiated(net: "Net", h: Tensor) -> Tensor:
+    """A derivative by its inputs, as in physics-informed networks, also where gradients are off."""
+    with torch.set_grad_enabled(True):
+        x = h.detach().requires_grad_(True)
+        (slope,) = torch.autograd.grad(net.middle(x).tanh().sum(), x, create_graph=True)
+    return slope + h
 
 
-@dataclass
-class Pair:
-    first: Tensor
-    second: Tensor
+def mapped(net: "Net", h: Tensor) -> Tensor:
+    """A weight for each sample, made by the model."""
+    weights = net.middle(h).view(-1, 2, 4)
+    return torch.vmap(lambda weight, row: weight @ row)(weights, torch.vmap(torch.relu)(h[:, :4])).repeat(1, 4)
 
 
-def in_a_dataclass(net: "Net", h: Tensor) -> Tensor:
-    pair = Pair(h.tanh(), h.relu())
-    return pair.first + pair.second
+def of_distributions(net: "Net", h: Tensor) -> Tensor:
+    """One keeps a matrix that lies in memory by columns, and one checks its values."""
+    return h + sum(prior.log_prob(h[:, :3]).mean() for prior in net.priors)
 
 
-BLOCKS: tuple[tuple[Callable[["Net", Tensor], Tensor], tuple[str, ...]], ...] = (
-    *((block, ()) for block in (
-        straight_through, with_a_context, of_two_outputs, in_bfloat16, dropped_in_bfloat16, without_autocast,
-        pooled_after_a_transpose, pooled_in_channels_last, raises_where_values_are_large,
-        warns_where_values_are_large, masked_as_torch_detects, factorized, decomposed, of_frequencies,
-        of_overlapping_windows, aligned, told_that_it_is_not_compiled, in_a_dataclass,
+BLOCKS: tuple[tuple[Callable[["Net", Tensor], Tensor], bool], ...] = (
+    *((block, False) for block in (
+        with_backwards_of_their_own, under_autocast, pooled, with_python_around, masked_as_torch_detects, factorized,
+        decomposed, of_frequencies_and_windows, aligned, differentiated, mapped, of_distributions,
     )),
-    (checkpointed, (CHECKPOINTING,)), (checkpointed_by_an_older_way, (CHECKPOINTING,)),
+    (checkpointed, True),
 )  # fmt: skip
 
 
@@ -191,23 +184,25 @@ class Net(nn.Module):
     def __init__(self, block: Callable[["Net", Tensor], Tensor]) -> None:
         super().__init__()
         self.first, self.middle, self.last = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 5)
-        self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), 1)
+        if block is masked_as_torch_detects:
+            self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), 1)
+        matrix = torch.zeros(3), torch.eye(3) + 0.5
+        self.priors = [MultivariateNormal(*matrix, validate_args=validates) for validates in (False, True)]
         self.block = block
 
     def forward(self, x: Tensor) -> Tensor:
         return functional.cross_entropy(self.last(self.block(self, self.first(x))), torch.arange(len(x)))
 
 
-@pytest.mark.parametrize(("block", "notices"), BLOCKS, ids=[block.__name__ for block, _ in BLOCKS])
+@pytest.mark.parametrize(("block", "is_checkpointed"), BLOCKS, ids=[block.__name__ for block, _ in BLOCKS])
 def test_a_step_has_the_bits_of_eager_pytorch(
-    block: Callable[[Net, Tensor], Tensor], notices: tuple[str, ...], tmp_path: Path
+    block: Callable[[Net, Tensor], Tensor], is_checkpointed: bool, tmp_path: Path
 ) -> None:
     torch.manual_seed(0)
     net, x = Net(block), torch.randn(4, 8)
-    options = {"model": {"target": "net:Net"}, "optimizer": {"name": "sgd"}, "output_folder": tmp_path}
-    chosen = CompileOptions.model_validate(options | {"training": {"batch_size": 4}})
-    compiled = compile_model(net, Example({"x": x}), chosen)
-    assert [one for one in compiled.notices if "without a gradient" not in one] == list(notices)
+    compiled = compile_model(net, Example({"x": x}), net_options(tmp_path, training={"batch_size": 4}))
+    expected = [CHECKPOINTING] * is_checkpointed
+    assert [one for one in compiled.notices if "without a gradient" not in one and "autocast" not in one] == expected
     program, memory = loaded(compiled.path, {"x": x})
     loss, gradients = step_of(program, memory)
     torch.manual_seed(1)
@@ -217,3 +212,9 @@ def test_a_step_has_the_bits_of_eager_pytorch(
     theirs = {name: parameter.grad for name, parameter in net.named_parameters() if parameter.grad is not None}
     assert gradients.keys() == theirs.keys()
     assert [name for name in theirs if not torch.equal(gradients[name], theirs[name])] == []
+    evaluation = Executor(program.evaluation, program, memory.tensor)
+    torch.manual_seed(2)
+    (evaluated,) = outputs_in_order(program.evaluation, outputs_of(evaluation))
+    torch.manual_seed(2)
+    with torch.no_grad():
+        torch.testing.assert_close(evaluated, net.eval()(x), rtol=1e-5, atol=1e-5)

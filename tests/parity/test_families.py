@@ -17,13 +17,11 @@ from sambasim.compiler.compile import compile_model
 from sambasim.ir.graph import Graph
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
-from sambasim.options.compile import CompileOptions
-from sambasim.options.training import LossOptions, ModelOptions, OptimizerOptions, TrainingOptions
 from sambasim.pef import read
 from sambasim.runtime.engine.executor import Executor, outputs_in_order
 from sambasim.runtime.values.memory import DeviceMemory
 from tests.models import CASES, CLASSES, FEATURES, Batch, Case, case, evaluate_loss
-from tests.support.compiled import loaded, outputs_of, step_of
+from tests.support.compiled import loaded, net_options, outputs_of, step_of
 from tests.support.whole import whole_case
 
 BATCH_SIZE = 4
@@ -48,7 +46,7 @@ class Compiled:
 
     def evaluate(self, graph: Graph, memory: DeviceMemory, inputs: Mapping[str, Tensor] | None = None) -> list[Tensor]:
         given = inputs or {}
-        executable = Executor(graph, self.program, lambda name: given[name] if name in given else memory.tensor(name))
+        executable = Executor(graph, self.program, lambda name: given.get(name, memory.tensor(name)))
         return outputs_in_order(graph, outputs_of(executable))
 
 
@@ -60,29 +58,17 @@ def _inputs(one: Case, model: nn.Module) -> dict[str, Tensor]:
     return dict(zip((*names, TARGET) if one.loss else names, batch, strict=True))
 
 
-def _compile(one: Case, folder: Path) -> Compiled:
-    model = one.module()
-    inputs = _inputs(one, model)
-    options = CompileOptions(
-        model=ModelOptions(target=one.target),
-        loss=LossOptions(name=one.loss) if one.loss else None,
-        optimizer=OptimizerOptions(name="adamw"),
-        training=TrainingOptions(batch_size=BATCH_SIZE),
-        pef_name=one.name,
-        output_folder=folder,
-        data_parallel=True,
-        world_size=2,
-    )
-    by_keyword = isinstance(one.batch(BATCH_SIZE), dict)
-    compiled = compile_model(model, Example(inputs, by_keyword), options)
-    return Compiled(one, inputs, compiled.notices, compiled.path, read(compiled.path).program)
-
-
 @pytest.fixture(scope="module")
 def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Compiled:
     """Compiled once for all tests of one case, which run one after another."""
-    one = request.param if isinstance(request.param, Case) else case(request.param)
-    return _compile(one, tmp_path_factory.mktemp(one.name))
+    one: Case = request.param
+    model = one.module()
+    inputs, loss = _inputs(one, model), {"name": one.loss} if one.loss else None
+    changes = {"optimizer": {"name": "adamw"}, "training": {"batch_size": BATCH_SIZE}, "model": {"target": one.target}}
+    parallel = {"data_parallel": True, "world_size": 2}
+    options = net_options(tmp_path_factory.mktemp(one.name), loss=loss, pef_name=one.name, **changes, **parallel)
+    made = compile_model(model, Example(inputs, isinstance(one.batch(BATCH_SIZE), dict)), options)
+    return Compiled(one, inputs, made.notices, made.path, read(made.path).program)
 
 
 FAMILIES = [one if index % 3 == 0 else whole_case(one) for index, one in enumerate(CASES)]
@@ -152,12 +138,10 @@ class WideGRU(nn.Module):
         return self.head(self.gru(x)[0][:, -1])
 
 
-@pytest.mark.parametrize(
-    "compiled",
-    [replace(case("gru"), name="wide_gru", build=WideGRU, expected="exact")],
-    indirect=True,
-    ids=["wide_gru"],
-)
+WIDE_GRU = replace(case("gru"), name="wide_gru", build=WideGRU, expected="exact")
+
+
+@pytest.mark.parametrize("compiled", [whole_case(WIDE_GRU)], indirect=True, ids=["wide_gru"])
 def test_a_gru_is_exact_where_its_hidden_size_fills_whole_vectors(compiled: Compiled) -> None:
     """Eager adds and squashes the gates in place, in rows as long as the hidden size; the functional graph does it in
     one long row. They round alike except at the end of a row, what is left over after pairs of whole vectors."""

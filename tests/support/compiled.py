@@ -1,10 +1,10 @@
 """PEFs of models for tests, compiled in this process and without a comparison; and a PEF in device memory."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -54,17 +54,32 @@ def _captured(options: CompileOptions, watch: Stopwatch) -> _Captured:
     return _CAPTURES[key]
 
 
+class Made(nn.Module):
+    """A module with `parts`, of which tensors are buffers; its forward is `then` of itself and the inputs."""
+
+    def __init__(self, then: Callable[..., Any], **parts: Any) -> None:
+        super().__init__()
+        self.then = then
+        for name, part in parts.items():
+            if type(part) is Tensor:
+                self.register_buffer(name, part)
+            else:
+                setattr(self, name, part)
+
+    def forward(self, *args: Tensor, **kwargs: Tensor) -> Any:
+        return self.then(self, *args, **kwargs)
+
+
+def net_options(folder: Path, **changes: object) -> CompileOptions:
+    """Of a model in this process, with SGD unless `changes` say otherwise."""
+    plain = {"model": {"target": "net:Net"}, "optimizer": {"name": "sgd"}, "pef_name": "net", "output_folder": folder}
+    return CompileOptions.model_validate(plain | changes)
+
+
 def compile_net(model: nn.Module, inputs: Mapping[str, Tensor], folder: Path, **changes: object) -> Path:
     """The PEF of `model` with cross_entropy, SGD and the batch size of `inputs`, unless `changes` say otherwise."""
-    options: dict[str, object] = {
-        "model": {"target": "net:Net"},
-        "loss": {"name": "cross_entropy"},
-        "optimizer": {"name": "sgd"},
-        "training": {"batch_size": len(next(iter(inputs.values())))},
-        "pef_name": "net",
-        "output_folder": folder,
-    }
-    return compile_model(model, Example(inputs), CompileOptions.model_validate(options | changes)).path
+    plain = {"loss": {"name": "cross_entropy"}, "training": {"batch_size": len(next(iter(inputs.values())))}}
+    return compile_model(model, Example(inputs), net_options(folder, **(plain | changes))).path
 
 
 def loaded(path: Path, inputs: Mapping[str, Tensor]) -> tuple[Program, DeviceMemory]:

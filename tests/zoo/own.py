@@ -7,8 +7,7 @@ from tests.models.case import Case, Make, Outcome, by_name, integers, numbers, s
 from tests.zoo import own_data as data
 from tests.zoo import own_others as others
 from tests.zoo import own_sequences as sequences
-
-FEATURES, CLASSES, ITEMS, LENGTH = 12, 5, 40, 8
+from tests.zoo.own_data import CLASSES, FEATURES, ITEMS, LENGTH
 
 
 def _entry(kind: type[nn.Module], loss: str | None = None, expected: Outcome = "exact", **inputs: Make) -> Case:

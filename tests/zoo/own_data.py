@@ -14,9 +14,19 @@ from torch.nn.utils.parametrizations import spectral_norm
 FEATURES, CLASSES, ITEMS, LENGTH, WIDTH = 12, 5, 40, 8, 16
 
 
-class WideAndDeep(nn.Module):
+class Model(nn.Module):
+    """`make` gives it its layers."""
+
     def __init__(self) -> None:
         super().__init__()
+        self.make()
+
+    def make(self) -> None:
+        """Nothing, of a model without layers."""
+
+
+class WideAndDeep(Model):
+    def make(self) -> None:
         self.wide = nn.Embedding(ITEMS, 1)
         self.deep = nn.Embedding(ITEMS, 8)
         self.mlp = nn.Sequential(nn.Linear(8 * LENGTH, 16), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, 1))
@@ -25,11 +35,10 @@ class WideAndDeep(nn.Module):
         return (self.wide(items).sum(dim=1) + self.mlp(self.deep(items).flatten(1))).squeeze(1)
 
 
-class DLRM(nn.Module):
+class DLRM(Model):
     """Dense features and sparse ones, and the products of all pairs of their embeddings."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def make(self) -> None:
         self.bottom = nn.Sequential(nn.Linear(FEATURES, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 8), nn.ReLU())
         self.tables = nn.ModuleList(nn.EmbeddingBag(ITEMS, 8, mode="sum") for _ in range(3))
         self.top = nn.Linear(8 + 6, 1)
@@ -43,9 +52,8 @@ class DLRM(nn.Module):
         return self.top(torch.cat((bottom, pairs), dim=1)).squeeze(1)
 
 
-class FactorizationMachine(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
+class FactorizationMachine(Model):
+    def make(self) -> None:
         self.first, self.factors = nn.Embedding(ITEMS, 1), nn.Embedding(ITEMS, 8)
 
     def forward(self, items: Tensor) -> Tensor:
@@ -53,11 +61,10 @@ class FactorizationMachine(nn.Module):
         return self.first(items).sum((1, 2)) + 0.5 * (v.sum(1).pow(2) - v.pow(2).sum(1)).sum(1)
 
 
-class TwoTowers(nn.Module):
+class TwoTowers(Model):
     """Users and items, trained to find each other among the batch."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def make(self) -> None:
         self.user, self.item = nn.EmbeddingBag(ITEMS, WIDTH), nn.Embedding(ITEMS, WIDTH)
         self.temperature = nn.Parameter(torch.tensor(0.07).log())
 
@@ -66,22 +73,20 @@ class TwoTowers(nn.Module):
         return F.cross_entropy(users @ items.T / self.temperature.exp(), torch.arange(len(users)))
 
 
-class SparseTable(nn.Module):
+class SparseTable(Model):
     """An embedding with sparse gradients, which PyTorch adds up in another order."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def make(self) -> None:
         self.table, self.head = nn.Embedding(ITEMS, 8, sparse=True), nn.Linear(8, CLASSES)
 
     def forward(self, items: Tensor) -> Tensor:
         return self.head(self.table(items).mean(1))
 
 
-class TwoLayers(nn.Module):
+class TwoLayers(Model):
     """What several models here have."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def make(self) -> None:
         self.first, self.second = nn.Linear(FEATURES, WIDTH), nn.Linear(WIDTH, CLASSES)
 
 
@@ -96,8 +101,8 @@ class GraphConvolution(TwoLayers):
 
 
 class GraphAttention(GraphConvolution):
-    def __init__(self) -> None:
-        super().__init__()
+    def make(self) -> None:
+        super().make()
         self.sender, self.receiver = nn.Linear(WIDTH, 1), nn.Linear(WIDTH, 1)
 
     def forward(self, nodes: Tensor, edges: Tensor) -> Tensor:
@@ -107,11 +112,10 @@ class GraphAttention(GraphConvolution):
         return self.second(F.elu(scores.softmax(-1) @ hidden)).mean(1)
 
 
-class MessagePassing(nn.Module):
+class MessagePassing(Model):
     """Edges as a list of indices: gather, message, scatter."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def make(self) -> None:
         self.message, self.head = nn.Linear(FEATURES, WIDTH), nn.Linear(WIDTH, CLASSES)
 
     def forward(self, nodes: Tensor, pairs: Tensor) -> Tensor:
@@ -122,11 +126,10 @@ class MessagePassing(nn.Module):
         return self.head(total.relu().amax(1))
 
 
-class Diffusion(nn.Module):
+class Diffusion(Model):
     """Noise is drawn in forward, and predicted."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def make(self) -> None:
         self.register_buffer("kept", torch.cumprod(1 - torch.linspace(1e-4, 0.02, 20), dim=0))
         self.time = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.SiLU(), nn.Linear(WIDTH, 8))
         self.down, self.up = nn.Conv2d(1, 8, 3, padding=1), nn.Conv2d(8, 1, 3, padding=1)
@@ -144,9 +147,8 @@ class Diffusion(nn.Module):
         return F.mse_loss(self.up(hidden), noise)
 
 
-class VariationalAutoencoder(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
+class VariationalAutoencoder(Model):
+    def make(self) -> None:
         self.encoder, self.decoder = nn.Linear(FEATURES, 8), nn.Linear(4, FEATURES)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -157,11 +159,10 @@ class VariationalAutoencoder(nn.Module):
         return F.mse_loss(rebuilt, x) + divergence, rebuilt
 
 
-class VectorQuantizer(nn.Module):
+class VectorQuantizer(Model):
     """The nearest code, straight through."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def make(self) -> None:
         self.encoder, self.codes, self.decoder = nn.Linear(FEATURES, 4), nn.Embedding(8, 4), nn.Linear(4, FEATURES)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -190,11 +191,10 @@ class BinaryNetwork(TwoLayers):
         return self.second(torch.tanh(F.linear(x, _Sign.apply(self.first.weight), self.first.bias)))
 
 
-class LoRA(nn.Module):
+class LoRA(Model):
     """Frozen weights with a low-rank update that is trained."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def make(self) -> None:
         self.base = nn.Sequential(nn.Linear(FEATURES, WIDTH), nn.ReLU(), nn.Linear(WIDTH, CLASSES))
         self.base.requires_grad_(False)
         self.down, self.up = nn.Linear(FEATURES, 2, bias=False), nn.Linear(2, WIDTH, bias=False)
@@ -204,11 +204,10 @@ class LoRA(nn.Module):
         return self.base[2](self.base[1](self.base[0](x) + 2.0 * self.up(self.down(self.dropout(x)))))
 
 
-class GeneratorLoss(nn.Module):
+class GeneratorLoss(Model):
     """The generator's half of a GAN: its critic is frozen."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def make(self) -> None:
         slope, norm = nn.LeakyReLU(0.2), nn.BatchNorm1d(WIDTH)
         self.generator = nn.Sequential(nn.Linear(4, WIDTH), norm, slope, nn.Linear(WIDTH, 8))
         self.critic = nn.Sequential(nn.Linear(8, WIDTH), nn.LeakyReLU(0.2), nn.Linear(WIDTH, 1)).requires_grad_(False)
@@ -217,11 +216,10 @@ class GeneratorLoss(nn.Module):
         return F.softplus(-self.critic(self.generator(noise))).mean()
 
 
-class CriticLoss(nn.Module):
+class CriticLoss(Model):
     """The critic's half, with spectral normalization and a hinge."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def make(self) -> None:
         first, last = spectral_norm(nn.Linear(8, WIDTH)), spectral_norm(nn.Linear(WIDTH, 1))
         self.critic = nn.Sequential(first, nn.LeakyReLU(0.2), last)
 
@@ -229,11 +227,10 @@ class CriticLoss(nn.Module):
         return F.relu(1 - self.critic(real)).mean() + F.relu(1 + self.critic(fake)).mean()
 
 
-class GradientPenalty(nn.Module):
+class GradientPenalty(Model):
     """WGAN-GP: a gradient of the gradient."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def make(self) -> None:
         self.critic = nn.Sequential(nn.Linear(8, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 1))
 
     def forward(self, real: Tensor, fake: Tensor) -> Tensor:

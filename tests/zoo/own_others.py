@@ -10,14 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tests.zoo.own_data import CLASSES, FEATURES, LENGTH, WIDTH, TwoLayers
+from tests.zoo.own_data import CLASSES, FEATURES, LENGTH, WIDTH, Model, TwoLayers
 
 
-class Capsules(nn.Module):
+class Capsules(Model):
     """Dynamic routing: einsum, and a loop without gradients."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def make(self) -> None:
         self.weight = nn.Parameter(torch.randn(6, CLASSES, 4, 2) * 0.1)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -32,9 +31,8 @@ class Capsules(nn.Module):
         return squashed.norm(dim=-1)
 
 
-class SpatialTransformer(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
+class SpatialTransformer(Model):
+    def make(self) -> None:
         self.locate, self.features = nn.Linear(64, 6), nn.Conv2d(1, 4, 3)
         self.head = nn.Linear(4, CLASSES)
         nn.init.zeros_(self.locate.weight)
@@ -45,11 +43,10 @@ class SpatialTransformer(nn.Module):
         return self.head(self.features(F.grid_sample(image, grid, align_corners=False)).amax((2, 3)))
 
 
-class SelfSupervised(nn.Module):
+class SelfSupervised(Model):
     """SimCLR: two views that a dropout makes, and a contrastive loss."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def make(self) -> None:
         self.encoder = nn.Sequential(nn.Linear(FEATURES, WIDTH), nn.BatchNorm1d(WIDTH), nn.ReLU(), nn.Linear(WIDTH, 8))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -59,11 +56,10 @@ class SelfSupervised(nn.Module):
         return F.cross_entropy(scores, torch.arange(len(z)).roll(len(x)))
 
 
-class StochasticDepth(nn.Module):
+class StochasticDepth(Model):
     """Layers that Python's own random numbers drop; a factor drawn by torch would be captured."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def make(self) -> None:
         self.layers = nn.ModuleList(nn.Linear(FEATURES, FEATURES) for _ in range(3))
         self.head = nn.Linear(FEATURES, CLASSES)
 
@@ -74,11 +70,10 @@ class StochasticDepth(nn.Module):
         return self.head(x)
 
 
-class PolicyGradient(nn.Module):
+class PolicyGradient(Model):
     """PPO's clipped objective with a value head and an entropy bonus, by torch.distributions."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def make(self) -> None:
         self.body = nn.Sequential(nn.Linear(FEATURES, WIDTH), nn.Tanh())
         self.policy, self.value = nn.Linear(WIDTH, CLASSES), nn.Linear(WIDTH, 1)
 
@@ -90,11 +85,10 @@ class PolicyGradient(nn.Module):
         return F.mse_loss(self.value(hidden).squeeze(1), advantage) - clipped - 0.01 * chances.entropy().mean()
 
 
-class NeuralField(nn.Module):
+class NeuralField(Model):
     """Sine layers on Fourier features of coordinates."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def make(self) -> None:
         self.register_buffer("frequencies", torch.randn(2, 8) * 3)
         self.first, self.second = nn.Linear(16, WIDTH), nn.Linear(WIDTH, 3)
 
@@ -103,11 +97,10 @@ class NeuralField(nn.Module):
         return self.second(torch.sin(30 * self.first(torch.cat((angles.sin(), angles.cos()), 1)))).sigmoid()
 
 
-class OrdinaryDifferentialEquation(nn.Module):
+class OrdinaryDifferentialEquation(Model):
     """Four steps of Runge and Kutta."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def make(self) -> None:
         self.slope = nn.Sequential(nn.Linear(FEATURES, WIDTH), nn.Softplus(), nn.Linear(WIDTH, FEATURES))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -119,11 +112,10 @@ class OrdinaryDifferentialEquation(nn.Module):
         return x
 
 
-class StateSpace(nn.Module):
+class StateSpace(Model):
     """A diagonal linear recurrence by cumulative sums, as S4D's real part."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def make(self) -> None:
         self.decay = nn.Parameter(torch.rand(WIDTH))
         self.into, self.out = nn.Linear(FEATURES, WIDTH), nn.Linear(WIDTH, CLASSES)
 
@@ -141,9 +133,8 @@ class Result:
     logits: Tensor
 
 
-class DataclassResult(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
+class DataclassResult(Model):
+    def make(self) -> None:
         self.head = nn.Linear(FEATURES, CLASSES)
 
     def forward(self, x: Tensor, label: Tensor) -> Result:

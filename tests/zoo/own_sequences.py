@@ -8,12 +8,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.parametrizations import weight_norm
 
-FEATURES, CLASSES, ITEMS, LENGTH, WIDTH = 12, 5, 40, 8, 16
+from tests.zoo.own_data import CLASSES, FEATURES, ITEMS, LENGTH, WIDTH, Model
 
 
-class LSTMTagger(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
+class LSTMTagger(Model):
+    def make(self) -> None:
         self.words = nn.Embedding(ITEMS, WIDTH)
         self.lstm = nn.LSTM(WIDTH, 8, num_layers=2, bidirectional=True, dropout=0.2, batch_first=True)
         self.tags = weight_norm(nn.Linear(16, CLASSES))
@@ -22,11 +21,10 @@ class LSTMTagger(nn.Module):
         return F.cross_entropy(self.tags(self.lstm(self.words(words))[0]).transpose(1, 2), tags)
 
 
-class UnrolledCell(nn.Module):
+class UnrolledCell(Model):
     """A loop over time in Python, with an LSTMCell."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def make(self) -> None:
         self.cell, self.head = nn.LSTMCell(FEATURES, WIDTH), nn.Linear(WIDTH, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -36,9 +34,8 @@ class UnrolledCell(nn.Module):
         return self.head(state[0])
 
 
-class TemporalConvolution(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
+class TemporalConvolution(Model):
+    def make(self) -> None:
         self.layers = nn.ModuleList(nn.Conv1d(FEATURES, FEATURES, 3, dilation=2**i) for i in range(3))
         self.head = nn.Linear(FEATURES, CLASSES)
 
@@ -49,11 +46,10 @@ class TemporalConvolution(nn.Module):
         return self.head(x.mean(2))
 
 
-class SpeechCTC(nn.Module):
+class SpeechCTC(Model):
     """Connectionist temporal classification; the lengths are constants."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def make(self) -> None:
         self.rnn, self.head = nn.LSTM(FEATURES, WIDTH, batch_first=True), nn.Linear(WIDTH, CLASSES)
 
     def forward(self, x: Tensor, words: Tensor) -> Tensor:
@@ -62,11 +58,10 @@ class SpeechCTC(nn.Module):
         return F.ctc_loss(scores, words, torch.full((count,), x.shape[1]), torch.full((count,), words.shape[1]))
 
 
-class FourierMixer(nn.Module):
+class FourierMixer(Model):
     """FNet's mixing, and a spectral filter with complex weights."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def make(self) -> None:
         self.embedding, self.head = nn.Linear(FEATURES, WIDTH), nn.Linear(WIDTH, CLASSES)
         self.filter = nn.Parameter(torch.randn(LENGTH // 2 + 1, WIDTH, 2) * 0.02)
 
@@ -77,11 +72,10 @@ class FourierMixer(nn.Module):
         return self.head(torch.fft.irfft(spectrum, n=LENGTH, dim=1, norm="ortho").mean(1))
 
 
-class GaussianProcess(nn.Module):
+class GaussianProcess(Model):
     """The negative log likelihood of a kernel's regression: Cholesky, a solve, a log determinant."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def make(self) -> None:
         self.log_scale, self.log_noise = nn.Parameter(torch.zeros(())), nn.Parameter(torch.tensor(-1.0))
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
@@ -92,11 +86,10 @@ class GaussianProcess(nn.Module):
         return (0.5 * y @ alpha).squeeze() + factor.diagonal().log().sum()
 
 
-class OrthogonalLayer(nn.Module):
+class OrthogonalLayer(Model):
     """Cayley's map: an inverse, and a determinant as a penalty."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def make(self) -> None:
         self.weight, self.head = nn.Parameter(torch.randn(FEATURES, FEATURES) * 0.1), nn.Linear(FEATURES, CLASSES)
 
     def forward(self, x: Tensor, target: Tensor) -> Tensor:
@@ -106,11 +99,10 @@ class OrthogonalLayer(nn.Module):
         return F.cross_entropy(self.head(x @ rotation), target) + 0.01 * volume
 
 
-class MixtureOfExperts(nn.Module):
+class MixtureOfExperts(Model):
     """Every expert sees every sample, and the gate weighs the best two."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def make(self) -> None:
         self.gate = nn.Linear(FEATURES, 4)
         self.experts = nn.ModuleList(nn.Linear(FEATURES, CLASSES) for _ in range(4))
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
+from typing import Any, TypeAlias
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from torch.nn import functional as F
 from sambasim.compiler.build import Built
 from sambasim.compiler.passes import Place
 from sambasim.compiler.pipeline import PipelineParallel
-from sambasim.compiler.stages import is_view
+from sambasim.compiler.stages import _DEEPEST, is_view
 from sambasim.compiler.update import AttachOptimizers, Update
 from sambasim.errors import InvariantError, OptionError
 from sambasim.hardware.budget import budget_of
@@ -30,7 +31,7 @@ from sambasim.runtime.transports.connect import connect_here
 from sambasim.runtime.transports.in_process import run_together
 from sambasim.runtime.values.memory import DeviceMemory, place_inputs, place_weights
 from tests.compiler.sharding.test_plan import built_from, example
-from tests.support.compiled import outputs_of
+from tests.support.compiled import Made, outputs_of
 from tests.support.whole import whole_case
 
 MICRO_BATCHES = 4
@@ -39,22 +40,28 @@ BUDGET = budget_of(load_device("sn30"))
 Batch = dict[str, Tensor]
 
 
-class Shared(nn.Module):
+def layers(width: int, count: int, then: Callable[[Any, Tensor, Tensor], Any], **parts: Any) -> Made:
+    return Made(then, layers=nn.ModuleList(nn.Linear(width, width) for _ in range(count)), **parts)
+
+
+def norms(*, affine: bool = True) -> nn.ModuleList:
+    return nn.ModuleList(nn.BatchNorm1d(8, affine=affine) for _ in range(4))
+
+
+def sharing(net: Any, x: Tensor, target: Tensor) -> Tensor:
     """One layer used in the first and the last stage, a mask, dropout, running statistics and a skip."""
+    first = hidden = net.tied(x) * net.frozen
+    mask = torch.arange(8).lt(6).to(x.dtype)
+    for layer, norm in zip(net.layers, net.norms, strict=True):
+        hidden = F.dropout(norm(layer(hidden)).relu(), 0.25, training=net.training) * mask
+    return F.mse_loss(net.tied((hidden + first) * net.frozen), target)
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.tied = nn.Linear(8, 8)
-        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
-        self.norms = nn.ModuleList(nn.BatchNorm1d(8) for _ in range(4))
-        self.frozen = nn.Parameter(torch.ones(8), requires_grad=False)
 
-    def forward(self, x: Tensor, target: Tensor) -> Tensor:
-        first = hidden = self.tied(x) * self.frozen
-        mask = torch.arange(8).lt(6).to(x.dtype)
-        for layer, norm in zip(self.layers, self.norms, strict=True):
-            hidden = F.dropout(norm(layer(hidden)).relu(), 0.25, training=self.training) * mask
-        return F.mse_loss(self.tied((hidden + first) * self.frozen), target)
+def turning(net: Any, x: Tensor, target: Tensor) -> Tensor:
+    """What crosses is transposed and then viewed, as its strides allow."""
+    first, second = net.layers
+    turned = first(x).transpose(0, 1).relu()  # keeps the strides of the transposed view
+    return F.mse_loss(second(turned.transpose(0, 1).view(-1, 6)), target.view(-1, 6))
 
 
 def with_batches(model: nn.Module, *shape: int) -> tuple[Built, list[Batch]]:
@@ -66,7 +73,13 @@ def with_batches(model: nn.Module, *shape: int) -> tuple[Built, list[Batch]]:
 
 @cache
 def shared() -> tuple[Built, list[Batch]]:
-    return with_batches(Shared(), 3, 8)
+    frozen = nn.Parameter(torch.ones(8), requires_grad=False)
+    return with_batches(layers(8, 4, sharing, tied=nn.Linear(8, 8), norms=norms(), frozen=frozen), 3, 8)
+
+
+@cache
+def turned() -> tuple[Built, list[Batch]]:
+    return with_batches(layers(6, 2, turning), 4, 5, 6)
 
 
 @cache
@@ -76,26 +89,14 @@ def rolled(name: str) -> tuple[Built, list[Batch]]:
     return built, [{key: one.roll(number, 0) for key, one in inputs.items()} for number in range(MICRO_BATCHES)]
 
 
-class Turned(nn.Module):
-    """What crosses is transposed and then viewed, as its strides allow."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 6)
-
-    def forward(self, x: Tensor, target: Tensor) -> Tensor:
-        turned = self.first(x).transpose(0, 1).relu()  # keeps the strides of the transposed view
-        return F.mse_loss(self.second(turned.transpose(0, 1).view(-1, 6)), target.view(-1, 6))
-
-
 def cut(built: Built, ranks: int, schedule: str = "1f1b") -> Program:
     return PipelineParallel(make(schedule, ranks, MICRO_BATCHES), BUDGET)(built.program)
 
 
 def placed(program: Program) -> Program:
-    found = Place()(AttachOptimizers((Update("sgd", {"lr": 0.1}),))(program))
-    verify(found)
-    return found
+    optimized = Place()(AttachOptimizers((Update("sgd", {"lr": 0.1}),))(program))
+    verify(optimized)
+    return optimized
 
 
 def seed(number: int) -> None:
@@ -161,7 +162,7 @@ def test_a_model_that_shares_layers_and_draws_has_the_bits_of_accumulation(ranks
 
 
 def test_a_message_keeps_its_strides() -> None:
-    check_bits(*with_batches(Turned(), 4, 5, 6), 2, "1f1b")
+    check_bits(*turned(), 2, "1f1b")
 
 
 @pytest.mark.parametrize(
@@ -183,29 +184,15 @@ def crossing(program: Program, chosen: Callable[[SectionKind], bool] = lambda ki
     ]
 
 
-def test_one_activation_and_one_gradient_cross_beside_those_of_tied_weights() -> None:
+def test_a_gpt_in_two_stages() -> None:
+    """Beside tied weights one activation and one gradient cross, and each rank holds its own parameters only. Gradients
+    are complete where they are computed: a view of a product too, at which its group would else wait for the stage."""
     built, _ = example("char_gpt")
     program = cut(built, 2)
-    forward = crossing(program, lambda kind: kind is SectionKind.FWD)
-    backward = crossing(program, lambda kind: kind is SectionKind.BCKWD)
+    forward, backward = (crossing(program, lambda kind, of=one: kind is of) for one in PASSES)
     assert len(forward) == len(backward) == 2
     assert any(node.name.startswith("chargpt__tokens__weight") for node in forward)
-
-
-def test_each_rank_holds_its_own_parameters_only() -> None:
-    built, _ = example("char_gpt")
-    program = placed(cut(built, 2))
-    whole = placed(built.program)
-    parts = of_ranks(program)
-    names = [{name for name, one in part.symbols.items() if one.kind is SymbolKind.PARAMETER} for part in parts]
-    assert names[0].isdisjoint(names[1])
-    assert names[0] | names[1] == {name for name, one in whole.symbols.items() if one.kind is SymbolKind.PARAMETER}
-    assert program.device_bytes < 0.75 * whole.device_bytes
-
-
-def test_a_gradient_is_complete_where_it_is_computed() -> None:
-    """A view of a product too, at which its group would else wait for the end of the stage."""
-    training = cut(example("char_gpt")[0], 2).step
+    training = program.step
     place_of = {name: at for at, node in enumerate(training.nodes) for name in node.results}
     for output in training.outputs:
         if output.symbol.endswith(GRADIENT_SUFFIX):
@@ -214,102 +201,87 @@ def test_a_gradient_is_complete_where_it_is_computed() -> None:
                 (operand,) = product.reads
                 product = training.nodes[place_of[operand]]
             assert training.nodes.index(node) - training.nodes.index(product) < 8
+    in_stages, whole = placed(program), placed(built.program)
+    first, second = (names_of(part, SymbolKind.PARAMETER) for part in of_ranks(in_stages))
+    assert first.isdisjoint(second)
+    assert first | second == names_of(whole, SymbolKind.PARAMETER)
+    assert in_stages.device_bytes < 0.75 * whole.device_bytes
+
+
+PASSES = SectionKind.FWD, SectionKind.BCKWD
+
+
+def names_of(program: Program, kind: SymbolKind) -> set[str]:
+    return {name for name, symbol in program.symbols.items() if symbol.kind is kind}
 
 
 def test_a_split_backward_computes_gradients_of_weights_apart() -> None:
-    built, _ = example("char_gpt")
-    training = cut(built, 2, "zb-h1").step
+    training = cut(example("char_gpt")[0], 2, "zb-h1").step
     later = [node for one in training.sections if one.weights_only for node in training.section_nodes(one)]
     assert sum(node.operator == "aten.mm.default" for node in later) >= 8, "a product for each linear layer"
     assert not any(node.operator == "comm.send" for node in later), "no other stage waits for them"
 
 
-class Fixed(nn.Module):
+def fixed(net: Any, x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     """Statistics without weights, a frozen layer, an input that is given out, and a weight that two stages read."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
-        self.norms = nn.ModuleList(nn.BatchNorm1d(8, affine=False) for _ in range(4))
-        self.frozen = nn.Linear(8, 8).requires_grad_(False)
-
-    def forward(self, x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        hidden = self.frozen(x)
-        for layer, norm in zip(self.layers, self.norms, strict=True):
-            hidden = norm(layer(hidden)).relu()
-        return F.mse_loss(hidden @ self.layers[0].weight, target), x
+    hidden = net.frozen(x)
+    for layer, norm in zip(net.layers, net.norms, strict=True):
+        hidden = norm(layer(hidden)).relu()
+    return F.mse_loss(hidden @ net.layers[0].weight, target), x
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
 def test_evaluation_reads_statistics_where_training_changes_them(schedule: str) -> None:
-    built, batches = with_batches(Fixed(), 3, 8)
+    frozen = nn.Linear(8, 8).requires_grad_(False)
+    built, batches = with_batches(layers(8, 4, fixed, norms=norms(affine=False), frozen=frozen), 3, 8)
     check_bits(built, batches, 2, schedule)
-    program = placed(cut(built, 2, schedule))
-    holders = [
-        {name for name, one in of_ranks(program)[rank].symbols.items() if one.kind is SymbolKind.BUFFER}
-        for rank in range(2)
-    ]
-    assert holders[0].isdisjoint(holders[1])
+    first, second = (names_of(part, SymbolKind.BUFFER) for part in of_ranks(placed(cut(built, 2, schedule))))
+    assert first.isdisjoint(second)
+
+
+def long_of_inputs(net: Any, x: Tensor, target: Tensor) -> Tensor:
+    hidden = x
+    for _ in range(2 * _DEEPEST):
+        hidden = hidden.sin()
+    first, second = net.layers
+    return F.mse_loss(second(first(hidden).relu() + hidden), target)
 
 
 def test_what_is_computed_from_inputs_alone_is_sent_if_it_is_long() -> None:
-    class Long(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
-
-        def forward(self, x: Tensor, target: Tensor) -> Tensor:
-            hidden = x
-            for _ in range(400):
-                hidden = hidden.sin()
-            return F.mse_loss(self.second(self.first(hidden).relu() + hidden), target)
-
-    check_bits(*with_batches(Long(), 3, 4), 2, "1f1b")
+    check_bits(*with_batches(layers(4, 2, long_of_inputs), 3, 4), 2, "1f1b")
 
 
-def test_a_gradient_that_no_operator_computes_is_refused() -> None:
-    class Bare(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-            self.offset = nn.Parameter(torch.zeros(()))
+def bare(net: Any, x: Tensor, target: Tensor) -> Tensor:
+    first, second = net.layers
+    return F.mse_loss(second(first(x)), target) + net.offset
 
-        def forward(self, x: Tensor, target: Tensor) -> Tensor:
-            return F.mse_loss(self.layers(x), target) + self.offset
 
-    built, _ = with_batches(Bare(), 3, 4)
+def test_what_cannot_be_cut_is_refused() -> None:
+    built, _ = with_batches(layers(4, 2, bare, offset=nn.Parameter(torch.zeros(()))), 3, 4)
     with pytest.raises(OptionError, match="no operator computes the gradient of offset"):
         cut(built, 2)
-
-
-def test_more_stages_than_layers_are_refused() -> None:
-    built, _ = with_batches(Turned(), 4, 5, 6)
     with pytest.raises(OptionError, match="cannot be cut into 5 stages with parameters of their own") as raised:
-        cut(built, 5)
+        cut(turned()[0], 5)
     assert raised.value.remedy == "use fewer --pipeline-stages: at most 2"
-    cut(built, 2)
+
+
+def normed_twice(net: Any, x: Tensor, target: Tensor) -> Tensor:
+    first, second, third, last = net.layers
+    hidden = second(net.norm(first(x)).relu()).relu()
+    return F.mse_loss(last(net.norm(third(hidden)).relu()), target)
 
 
 def test_each_rank_updates_parameters_where_a_view_of_them_is_in_the_stage_before() -> None:
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
-            self.norm = nn.BatchNorm1d(8, affine=False)
-
-        def forward(self, x: Tensor, target: Tensor) -> Tensor:
-            first, second, third, last = self.layers
-            hidden = second(self.norm(first(x)).relu()).relu()
-            return F.mse_loss(last(self.norm(third(hidden)).relu()), target)
-
-    built, _ = with_batches(Net(), 3, 8)
-    program = placed(cut(built, 3))
-    assert all(of_ranks(program)[rank].groups for rank in range(3))
+    built, _ = with_batches(layers(8, 4, normed_twice, norm=nn.BatchNorm1d(8, affine=False)), 3, 8)
+    assert all(part.groups for part in of_ranks(placed(cut(built, 3))))
     with pytest.raises(OptionError, match="share the buffer"):
         cut(built, 4)
 
 
-def damaged(program: Program, change: Callable[[tuple[Node, ...]], tuple[Node, ...]]) -> Program:
+Change: TypeAlias = Callable[[tuple[Node, ...]], tuple[Node, ...]]
+
+
+def damaged(program: Program, change: Change) -> Program:
     training = program.step
     first, *rest = training.sections
     nodes = change(training.section_nodes(first))
@@ -319,7 +291,7 @@ def damaged(program: Program, change: Callable[[tuple[Node, ...]], tuple[Node, .
     return replace(program, training=replace(training, nodes=whole, sections=(replace(first, stop=len(nodes)), *later)))
 
 
-def with_tag(tag: Argument) -> Callable[[tuple[Node, ...]], tuple[Node, ...]]:
+def with_tag(tag: Argument) -> Change:
     return lambda nodes: (*nodes[:-1], replace(nodes[-1], kwargs=(*nodes[-1].kwargs[:-1], ("tag", tag))))
 
 
@@ -333,15 +305,13 @@ def with_tag(tag: Argument) -> Callable[[tuple[Node, ...]], tuple[Node, ...]]:
         (with_tag("x"), "a message with the shift or tag 'x'"),
     ],
 )
-def test_a_damaged_message_is_refused(change: Callable[[tuple[Node, ...]], tuple[Node, ...]], said: str) -> None:
-    program = cut(with_batches(Turned(), 4, 5, 6)[0], 2)
+def test_a_damaged_message_is_refused(change: Change, said: str) -> None:
     with pytest.raises(InvariantError, match=said):
-        verify(damaged(program, change), Progress.CAPTURED)
+        verify(damaged(cut(turned()[0], 2), change), Progress.CAPTURED)
 
 
 def test_a_schedule_of_other_micro_batches_is_refused() -> None:
-    program = cut(with_batches(Turned(), 4, 5, 6)[0], 2)
-    schedule = program.schedule
-    assert schedule is not None
+    program = cut(turned()[0], 2)
+    assert program.schedule is not None
     with pytest.raises(InvariantError, match="none of 2 stages and 3 micro-batches"):
-        verify(replace(program, schedule=replace(schedule, micro_batches=3)), Progress.CAPTURED)
+        verify(replace(program, schedule=replace(program.schedule, micro_batches=3)), Progress.CAPTURED)

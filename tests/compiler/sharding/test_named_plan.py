@@ -1,9 +1,9 @@
 """Weights that are cut by name: of a config, and of `tp_plan` of Hugging Face models."""
 
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any
 
 import pytest
 import torch
@@ -19,8 +19,8 @@ from sambasim.ir.dataflow import gathers
 from sambasim.ir.mesh import TENSOR
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
-from tests.compiler.sharding.test_plan import built_from, check_gradients_of, example
-from tests.support.compiled import compile_from_options
+from tests.compiler.sharding.test_plan import built_from, check_gradients_of, example, linears
+from tests.support.compiled import Made, compile_from_options
 from tests.support.examples import example_options
 from tests.support.whole import whole_case
 
@@ -39,12 +39,12 @@ def layouts_of(program: Program) -> dict[str, Layout]:
     }
 
 
-def gathered(program: Program) -> dict[str, int]:
+def gathered(program: Program) -> Mapping[str, int]:
     """The bytes that a rank gathers in the training step, by operator."""
-    found: dict[str, int] = {}
-    for one in gathers(program.step, TENSOR, 2):
-        found[one.operator] = found.get(one.operator, 0) + one.received_bytes
-    return found
+    received: Counter[str] = Counter()
+    for gather in gathers(program.step, TENSOR, 2):
+        received[gather.operator.removeprefix("aten.native_").removesuffix(".default")] += gather.received_bytes
+    return received
 
 
 _TABLES = {"tokens": "embedding_rowwise", "positions": "rowwise"}
@@ -97,10 +97,7 @@ def test_what_a_plan_gathers_is_counted_and_gradients_are_those_of_the_whole(
     built, inputs = gpt
     program = TensorParallel(2, names)(built.program)
     assert layouts_of(program) == layouts
-    plain = {
-        name.removeprefix("aten.native_").removesuffix(".default"): size for name, size in gathered(program).items()
-    }
-    assert plain == bytes_gathered
+    assert gathered(program) == bytes_gathered
     check_gradients_of(program, built, inputs)
 
 
@@ -137,39 +134,26 @@ def test_the_compile_says_what_stays_whole_and_what_is_gathered(tmp_path: Path) 
     assert parts.startswith("gathered along tp, 48.0 KiB a pass, to compute whole: aten.native_layer_norm.default of ")
 
 
-class Gated(nn.Module):
-    """Its plan cuts what the search leaves whole, since `glu` mixes the parts; and it names what no plan can cut."""
-
-    tp_plan: ClassVar = {"gate": "colwise", "odd": "colwise", "norm": "sequence_parallel", "experts": "moe_tp_experts"}
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gate, self.up, self.down = nn.Linear(8, 16), nn.Linear(8, 16), nn.Linear(16, 8)
-        self.odd, self.norm = nn.Linear(8, 5), nn.LayerNorm(8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.norm(x + self.down(self.up(x).relu()))
-        loss: Tensor = F.glu(self.gate(x)).square().mean() + self.odd(x).square().mean()
-        return loss
-
-
+STYLES = {"gate": "colwise", "odd": "colwise", "norm": "sequence_parallel", "experts": "moe_tp_experts"}
 ODD_IS_WHOLE = 'of it, these have no effect: "odd" odd.weight has 5 columns, which 2 chips do not divide'
 
 
-class Wrapped(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = Gated()
+def gated() -> nn.Module:
+    """Its plan cuts what the search leaves whole, since `glu` mixes the parts; and it names what no plan can cut."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        loss: Tensor = self.inner(x)
+    def then(net: Any, x: Tensor) -> Tensor:
+        x = net.norm(x + net.down(net.up(x).relu()))
+        loss: Tensor = F.glu(net.gate(x)).square().mean() + net.odd(x).square().mean()
         return loss
+
+    layers = linears("gate", "up", size=(8, 16)) | linears("down", size=(16, 8)) | linears("odd", size=(8, 5))
+    return Made(then, **layers, norm=nn.LayerNorm(8), tp_plan=STYLES)
 
 
 def test_the_plan_of_a_model_adds_to_what_the_search_cuts() -> None:
     torch.manual_seed(0)
-    model = Wrapped()
-    assert tp_plan_of(model) == {f"inner.{name}": style for name, style in Gated.tp_plan.items()}
+    model = Made(lambda net, x: net.inner(x), inner=gated())
+    assert tp_plan_of(model) == {f"inner.{name}": style for name, style in STYLES.items()}
     built, inputs = built_from(model, x=torch.randn(4, 8))
     notices: list[str] = []
     assert layouts_of(TensorParallel(2)(built.program)) == {"inner.up": cut(0), "inner.down": cut(1)}
@@ -194,7 +178,7 @@ def test_the_plan_of_a_model_adds_to_what_the_search_cuts() -> None:
     ],
 )
 def test_a_plan_that_is_not_used_is_not_said_to_cut_more_than_it_can(styles: Mapping[str, str], said: str) -> None:
-    built, _ = built_from(Gated(), x=torch.randn(4, 8))
+    built, _ = built_from(gated(), x=torch.randn(4, 8))
     notices: list[str] = []
     program = TensorParallel(2, {}, styles, notices.append)(built.program)
     assert layouts_of(program) == {"up": cut(0), "down": cut(1)}
@@ -222,9 +206,3 @@ def test_tp_plan_of_a_llama_is_used_where_the_search_cuts_less(ranks: int, key_h
     assert notices[0].startswith("tp_plan of the model is used") is used
     assert [notice.startswith("whole on every rank") for notice in notices[1:]] == [True] * used
     check_gradients_of(program, built, inputs)
-
-
-def test_layers_of_an_inference_program_are_cut(gpt: tuple[Built, dict[str, Tensor]]) -> None:
-    program = replace(gpt[0].program, training=None)
-    found = layouts_of(TensorParallel(2)(program))
-    assert {"blocks.0.attention.qkv": cut(0, 3), "blocks.0.mlp.2": cut(1)}.items() <= found.items()
