@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from sambasim.compiler.capture.names import UniqueNames, forward_line, loss_name, read_by, symbol_name
 from sambasim.compiler.capture.tensors import check_constant, check_memory, held_by, itself, memory_order
 from sambasim.compiler.capture.trace import CapturedGraph, Role
-from sambasim.compiler.translate import Translation, tensor_type, translate
+from sambasim.compiler.translate import Translation, tensor_type
 from sambasim.errors import CaptureError, ModelError
 from sambasim.ir.graph import Graph, Output, Section, SectionKind
 from sambasim.ir.program import Program
@@ -48,15 +48,12 @@ class Built:
 def build(name: str, model: nn.Module, inputs: Mapping[str, Tensor], captures: Captures, batch_size: int) -> Built:
     """The first program of `model`, captured on `inputs`. Raises ModelError for tensors that share memory and for a
     loss that is a parameter; OperatorError for what a PEF cannot hold."""
-    return _Builder(name, model, inputs, captures, batch_size).run()
+    return _Builder(model, inputs, captures).built(name, batch_size)
 
 
 class _Builder:
-    def __init__(
-        self, name: str, model: nn.Module, inputs: Mapping[str, Tensor], captures: Captures, batch_size: int
-    ) -> None:
-        self._name, self._model, self._inputs = name, model, inputs
-        self._captures, self._batch_size = captures, batch_size
+    def __init__(self, model: nn.Module, inputs: Mapping[str, Tensor], captures: Captures) -> None:
+        self._model, self._inputs, self._captures = model, inputs, captures
         self._prefix, self._held = type(model).__name__.lower(), held_by(model)
         self._symbols: dict[str, Symbol] = {}
         self._weights: dict[str, Tensor] = {}
@@ -69,18 +66,18 @@ class _Builder:
         # Then the loss and its tangent, so that their names rarely get a number.
         self._loss = self._names.take(loss_name(self._prefix), GRADIENT_SUFFIX)
 
-    def run(self) -> Built:
+    def built(self, name: str, batch_size: int) -> Built:
         self._add_model_tensors()
-        for name, tensor in self._inputs.items():
+        for input_name, tensor in self._inputs.items():
             # A fake tensor has no values.
             is_bounded = not (tensor.is_floating_point() or isinstance(tensor, FakeTensor)) and tensor.numel() > 0
             bound = int(tensor.max()) + 1 if is_bounded else None
-            self._add(Symbol(name, SymbolKind.INPUT, tensor_type(tensor), exclusive_bound=bound))
+            self._add(Symbol(input_name, SymbolKind.INPUT, tensor_type(tensor), exclusive_bound=bound))
         captures = self._captures
         training = self._training(captures.training) if captures.training else None
         program = Program(
-            name=self._name,
-            batch_size=self._batch_size,
+            name=name,
+            batch_size=batch_size,
             symbols=self._symbols,
             training=training,
             evaluation=self._forward("evaluation", captures.evaluation),
@@ -165,7 +162,7 @@ class _Builder:
         for number, index in enumerate(index for index in indices if index != first):
             self._outputs[index] = self._names.take(f"{self._prefix}__outputs__{number}", GRADIENT_SUFFIX)
         symbol_of = self._symbols_of(captured)
-        translation = translate(captured, self._prefix, symbol_of)
+        translation = Translation(captured, self._prefix, symbol_of)
         given_out = list(zip((role for _, role in captured.outputs), translation.outputs, strict=True))
         for role, value in given_out:
             if role.kind == "output" and int(role.name) in captured.losses:
@@ -219,7 +216,7 @@ class _Builder:
 
     def _forward(self, graph_name: str, captured: CapturedGraph) -> Graph:
         symbol_of = self._symbols_of(captured)
-        translation = translate(captured, self._prefix, symbol_of)
+        translation = Translation(captured, self._prefix, symbol_of)
         outputs = []
         for index, value in enumerate(translation.outputs):
             name = self._names.take(f"{self._prefix}__{graph_name}__outputs__{index}")

@@ -59,28 +59,18 @@ _GRU_EXACT_MULTIPLE = 32
 """Hidden sizes of a GRU that are multiples of this give the bits of eager PyTorch: see docs/concepts.md."""
 
 
-def _notice_of_shapes(program: Program, loss: str | None) -> Iterator[str]:
-    """Where the first output and the target of a loss differ in shape, PyTorch only warns: the loss is then over all
-    pairs, and mostly a mistake."""
-    outputs = [output.symbol for output in program.evaluation.outputs[1:]]
-    if program.training is None or loss not in ("mse", "l1", "smooth_l1", "huber") or not outputs:
-        return
-    if TARGET in program.symbols and (given := _shape(program, outputs[0])) != (wanted := _shape(program, TARGET)):
-        yield (
-            f"the output of the model has shape {given} and the target {wanted}: {loss} broadcasts them, "
-            "over pairs of samples that do not belong together; give both one shape"
-        )
-
-
-def _shape(program: Program, name: str) -> list[int]:
-    return list(program.symbols[name].whole.shape)
-
-
-def _notices_of(built: Built, program: Program, model: nn.Module) -> Iterator[str]:
+def _notices_of(built: Built, program: Program, model: nn.Module, loss: str | None) -> Iterator[str]:
     """`program`: what became of `built`, the graphs of `model`."""
     held = held_by(model)
     yield from built.notices
-    yield from _gathered(program)
+    received: Counter[str] = Counter()
+    for gather in gathers(program.leading, TENSOR, next((one.size for one in program.mesh if one.name == TENSOR), 1)):
+        reader = f"{gather.operator} of {general(gather.module)}" if gather.module else gather.operator
+        received[reader] += gather.received_bytes
+    if received:
+        each = ", ".join(f"{reader} ({format_bytes(size_bytes)})" for reader, size_bytes in received.most_common())
+        one_pass = "pass" if program.schedule is None else "micro-batch"
+        yield f"gathered along tp, {format_bytes(received.total())} a {one_pass}, to compute whole: {each}"
     if built.checkpointed:
         yield "torch.utils.checkpoint in the model saves no memory here, and --recompute full does"
     if built.cast_twice:
@@ -113,30 +103,19 @@ def _notices_of(built: Built, program: Program, model: nn.Module) -> Iterator[st
             "the evaluation graph cannot be captured at batch 1: the last samples, where they do not fill a batch "
             f"of {program.batch_size}, are left out of evaluation"
         )
-    members = (member for group in program.groups for member in group.members)
-    trained = {path for member in members for path in program.symbols[member.parameter].torch_names}
+    symbols, members = program.symbols, (member for group in program.groups for member in group.members)
+    trained = {path for member in members for path in symbols[member.parameter].torch_names}
     needing = {tensor.name for tensor in held if tensor.is_parameter and tensor.tensor.requires_grad}
     if unused := sorted(needing - trained):
         yield f"parameters without a gradient, which training leaves as they are: {', '.join(unused)}"
-
-
-def _gathered(program: Program) -> Iterator[str]:
-    ranks = next((axis.size for axis in program.mesh if axis.name == TENSOR), 1)
-    received: Counter[str] = Counter()
-    for gather in gathers(program.leading, TENSOR, ranks):
-        reader = f"{gather.operator} of {general(gather.module)}" if gather.module else gather.operator
-        received[reader] += gather.received_bytes
-    if received:
-        each = ", ".join(f"{reader} ({format_bytes(size_bytes)})" for reader, size_bytes in received.most_common())
-        one_pass = "pass" if program.schedule is None else "micro-batch"
-        yield f"gathered along tp, {format_bytes(received.total())} a {one_pass}, to compute whole: {each}"
-
-
-def _exemptions(model: nn.Module) -> dict[str, str]:
-    sizes = {module.hidden_size for module in model.modules() if isinstance(module, nn.GRU)}
-    inexact = ", ".join(str(size) for size in sorted(sizes) if size % _GRU_EXACT_MULTIPLE)
-    said = f"GRU of hidden size {inexact}: gradients may differ from eager in the last bits"
-    return {"exempt_from_exactness": said} if inexact else {}
+    outputs = program.evaluation.outputs[1:]
+    if loss in ("mse", "l1", "smooth_l1", "huber") and outputs and TARGET in symbols:
+        shape, wanted = (list(symbols[name].whole.shape) for name in (outputs[0].symbol, TARGET))
+        if shape != wanted:  # PyTorch only warns: the loss is then over all pairs, and mostly a mistake
+            yield (
+                f"the output of the model has shape {shape} and the target {wanted}: {loss} broadcasts them, "
+                "over pairs of samples that do not belong together; give both one shape"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,14 +189,14 @@ def capture_model(
             check_model(model, training=not options.inference, replicas=several)
             with rare_collections(), stored_in(dtype, model), made_contiguous(model), dense_gradients(model):
                 mean = training_loss(named.name, named.args) if named else loss
-                step, tensors = TrainingStep(model, example, mean, losses), tuple(inputs.values())
+                by_sample = per_sample_loss(named.name, named.args) if named else None
+                steps = TrainingStep(model, example, mean, losses), EvaluationStep(model, example, by_sample or mean)
+                tensors = tuple(inputs.values())
                 if quick:
-                    captures = _training_alone(step, tensors)
+                    captures = _training_alone(steps[0], tensors)
                 else:
-                    by_sample = per_sample_loss(named.name, named.args) if named else None
-                    evaluation = EvaluationStep(model, example, by_sample or mean)
                     says = "function" if loss is not None else named.name if named else None
-                    captures = _capture(step, evaluation, tensors, options, watch, says, by_sample is not None)
+                    captures = _capture(*steps, tensors, options, watch, says)
                 watch.begin("translate to the graph")
                 return build(options.name, model, inputs, captures, tensors[0].shape[0])
     except Exception as error:
@@ -246,19 +225,18 @@ def assemble(
     watch.begin("write the PEF")
     facts = {**(metadata or {}), **digests_of_model(built.program, built.weights)}
     facts[SOURCES] = record(program, source_files(model), options.model.target or "")
-    facts |= {"sambasim": __version__, "torch": torch.__version__, "model": repr(model), **_exemptions(model)}
+    facts |= {"sambasim": __version__, "torch": torch.__version__, "model": repr(model)}
+    sizes = sorted({module.hidden_size for module in model.modules() if isinstance(module, nn.GRU)})
+    if inexact := ", ".join(str(size) for size in sizes if size % _GRU_EXACT_MULTIPLE):
+        facts["exempt_from_exactness"] = (
+            f"GRU of hidden size {inexact}: gradients may differ from eager in the last bits"
+        )
     how = options.model_dump(mode="json", include=set(BUILD_FIELDS) - {"output_folder", "check"})
-    document = PefDocument(
-        program=program,
-        data_source=options.data_source(),
-        compile_options={"model": options.model.model_dump(mode="json"), **how},
-        training_defaults=options.training_defaults(),
-        metadata=facts,
-    )
+    how = {"model": options.model.model_dump(mode="json"), **how}
+    document = PefDocument(program, options.data_source(), how, options.training_defaults(), facts)
     written = write(path or options.pef_path, document, built.weights)
     watch.end()
-    notices += _notices_of(built, program, model)
-    notices += _notice_of_shapes(program, options.loss.name if options.loss else None)
+    notices += _notices_of(built, program, model, options.loss.name if options.loss else None)
     if path is None:
         notices += recorded(written.digest)
     return Compiled(path or options.pef_path, program, written.digest, tuple(notices), watch.phases_s)
@@ -278,12 +256,11 @@ def _capture(
     options: CompileOptions,
     watch: Stopwatch,
     loss: str | None,
-    per_sample: bool,
 ) -> Captures:
     steps: list[TrainingStep | EvaluationStep] = [evaluation] if options.inference else [step, evaluation]
     if not (options.inference or step.model.training):
         step.model.train()
-    narrow = options.dtype != "fp32"
+    narrow, per_sample = options.dtype != "fp32", evaluation.loss is not step.loss
 
     def captures(observed: Observed) -> Captures:
         training = single = None

@@ -1,10 +1,16 @@
-"""From options to a PEF or a program: find the model and the data, take one batch, compile."""
+"""From options to a PEF or a program: find the model and the data, take one batch, compile.
+
+A model may be a class of the package `transformers`, or one that is made likewise: `model.args` are then fields of its
+config, and no weights are read or downloaded."""
 
 import inspect
 import random
+import shlex
+import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 import torch
@@ -15,15 +21,29 @@ from sambasim.compiler.capture.names import forward_line, user_line
 from sambasim.compiler.capture.step import TARGET, Example, forward_parameters
 from sambasim.compiler.capture.trial import replaced
 from sambasim.compiler.compile import Stopwatch, capture_model
-from sambasim.compiler.configured import example_of, is_configured, make_configured
 from sambasim.compiler.passes import Fits, pipeline, run_pipeline
 from sambasim.data.batches import Batch, bind, collate, flat, in_place_of_values
-from sambasim.data.datasets import Failure, Source, open_source
+from sambasim.data.datasets import DEFAULT_SAMPLES, Failure, Source, open_source
 from sambasim.data.user_code import check_arguments, load_object, summary
 from sambasim.errors import DataError, ModelError, OptionError, SambasimError
 from sambasim.ir.program import Program
+from sambasim.options.base import did_you_mean, nearest
 from sambasim.options.compile import CompileOptions
+from sambasim.options.grammar import SYNTHETIC, InputSpec
 from sambasim.units import counted
+
+_LONGEST_TEXT = 2048
+"""The most tokens of a text that nobody gave: some models take a million, and few are trained on that."""
+
+_OF_EVERY_CONFIG = frozenset({
+    "attn_implementation", "experts_implementation", "num_labels", "output_attentions", "per_layer_config",
+    "rope_scaling", "rope_theta", "torch_dtype", "bos_token_id", "decoder_start_token_id", "eos_token_id",
+    "pad_token_id", "tie_word_embeddings", "use_cache", "head_dim",
+})  # fmt: skip
+"""What configs take beside the fields of their classes, or models read where a config has it."""
+
+_EXAMPLE_SHAPES: Mapping[str, tuple[int, ...]] = {"input_values": (16000,), "input_features": (80, 3000)}
+"""Of sound, where an error shows how inputs are given: a second at 16 kHz, and the spectrum of half a minute."""
 
 
 def shapes_from_options(options: CompileOptions, on_phase: Callable[[str], None] = lambda phase: None) -> Program:
@@ -82,7 +102,12 @@ def example_of_one(model: nn.Module, options: CompileOptions) -> Example:
     """As `example_batch`, of one sample. Where no data source is named, it follows from the config of the model, if it
     has one: only shapes are wanted."""
     if options.data.source is None and is_configured(type(model)):
-        return Example(example_of(model), by_keyword=True)
+        inputs, tokens = _sample_of(type(model), model.config)
+        for token, number in tokens.items():  # which they are changes no shape
+            setattr(model.config, token, number)
+        shapes = {name: (spec.shape, getattr(torch, spec.dtype)) for name, spec in inputs.items()}
+        zeros = {name: torch.zeros(1, *shape, dtype=dtype) for name, (shape, dtype) in shapes.items()}
+        return Example(zeros, by_keyword=True)
     training = options.training.model_copy(update={"batch_size": 1})
     return example_batch(model, options.model_copy(update={"training": training, "micro_batches": 1, "n_chips": 1}))
 
@@ -101,24 +126,24 @@ def build_model(options: CompileOptions) -> nn.Module:
         kind = type(factory).__name__
         what = f"{target} is of type {kind}, neither an nn.Module class nor a function that returns one"
         raise ModelError(what, remedy=remedy)
-    configured = is_configured(factory)
-    if not configured:
+    if not is_configured(factory):
         check_arguments(factory, args, target, "model")
     torch.manual_seed(seed)
     np.random.seed(seed % 2**32)
     random.seed(seed)
-    if configured:
-        return make_configured(factory, args, target)
+    failed, mend = f"the model {target} cannot be built", "correct that line, or build it otherwise"
+    given: Mapping[str, object] = args
+    if is_configured(factory):
+        config = _config(factory, args, target)
+        failed, mend = f"{failed} from this {type(config).__name__}", "give fields that fit together"
+        given = {"config": config}
     try:
-        model = factory(**args)
+        model = factory(**given)
     except SambasimError:
         raise
     except (Exception, SystemExit) as error:
-        raise ModelError(
-            f"the model {target} cannot be built: {summary(error)}",
-            where=user_line(error),
-            remedy="correct that line, or build it otherwise: --set model.args.NAME=VALUE",
-        ) from error
+        what, mend = f"{failed}: {summary(error)}", f"{mend}: --set model.args.NAME=VALUE"
+        raise ModelError(what, where=user_line(error), remedy=mend) from error
     if not isinstance(model, nn.Module):
         raise ModelError(f"{target} gives a {type(model).__name__}, not a torch.nn.Module", remedy=remedy)
     refuse_torchscript(model)
@@ -131,22 +156,125 @@ def refuse_torchscript(model: nn.Module) -> None:
         raise ModelError("the model is, or contains, one of TorchScript", remedy=remedy)
 
 
+def is_configured(factory: object) -> TypeGuard[type[nn.Module]]:
+    """Whether it is a class of models that take a config object of its `config_class`, and nothing else."""
+    if not (isinstance(factory, type) and issubclass(factory, nn.Module)):
+        return False
+    takes_config = next(iter(inspect.signature(factory).parameters), None) == "config"
+    return takes_config and isinstance(getattr(factory, "config_class", None), type)
+
+
+def _config(factory: Any, args: Mapping[str, object], target: str) -> Any:
+    """The config with the fields `args`. Raises ModelError for a field that it does not have, or that it refuses."""
+    kind = factory.config_class
+    # By keyword it takes its own fields, and other names of them.
+    makers = [vars(owner)["__init__"] for owner in kind.__mro__[:-1] if "__init__" in vars(owner)]
+    fields = [field for maker in makers for field in inspect.signature(maker).parameters.values()]
+    known = {field.name for field in fields if field.kind in (field.POSITIONAL_OR_KEYWORD, field.KEYWORD_ONLY)}
+    known = (known | set(getattr(kind, "attribute_map", {})) | _OF_EVERY_CONFIG) - {"self"}
+    if unknown := next((name for name in args if name not in known), None):
+        guess = nearest(unknown, known)
+        raise ModelError(
+            f"{kind.__name__}, the config of {target}, has no field {unknown}",
+            remedy=did_you_mean(f"model.args.{guess}" if guess else None) or f"it has {', '.join(sorted(known))}",
+        )
+    try:
+        return kind(**args)
+    except Exception as error:
+        values = ", ".join(f"{name} = {value!r}" for name, value in args.items())
+        said = str(error).strip().rpartition("\n")[2].strip() or repr(error)
+        what = f"{kind.__name__}({values}), the config of {target}, cannot be made: {said}"
+        raise ModelError(what, remedy="correct it: --set model.args.NAME=VALUE") from error
+
+
+class _Sample(NamedTuple):
+    """One sample of a model that is made from a config: its inputs by name, and the special tokens that the model reads
+    and its config lacks."""
+
+    inputs: Mapping[str, InputSpec]
+    tokens: Mapping[str, int]
+
+
+def inferred_options(options: CompileOptions) -> Mapping[str, object]:
+    """`data` and `model` of `options` as they follow from the config of the model, if it has one and no data source is
+    named: synthetic samples, enough for one step. They compile what is captured otherwise on tensors without memory."""
+    target = options.model.target
+    if options.data.source is not None or target is None or not is_configured(factory := load_object(target, "model")):
+        return {}
+    sample = _sample_of(factory, _config(factory, options.model.args, target))
+    step = options.training.batch_size * options.training.accumulation_steps * options.world_size
+    inputs = {name: str(spec) for name, spec in sample.inputs.items()}
+    data = {"source": SYNTHETIC, "inputs": inputs, "samples": step if step > DEFAULT_SAMPLES else None}
+    return {
+        "data": options.data.model_copy(update=data),
+        "model": options.model.model_copy(update={"args": {**options.model.args, **sample.tokens}}),
+    }
+
+
+def _sample_of(kind: type[nn.Module], config: Any) -> _Sample:
+    """A sample of the length, or with the picture, that `config` is for, and its labels. Raises DataError if models of
+    `kind` do not take such inputs."""
+    name, main = kind.__name__, str(getattr(kind, "main_input_name", "x"))
+    if not _takes_labels(kind):
+        raise DataError(
+            f"{name} takes no labels, so it returns no loss, and no data source is named",
+            remedy=_class_with_a_loss(kind)
+            or "name a class, or a function that returns a model, with a loss: path/file.py:NAME",
+        )
+    is_text, has_classes = main == "input_ids", "Classification" in name and "Token" not in name
+    picture = getattr(config, "vision_config", config)
+    size = getattr(picture, "image_size", None)
+    sides = (size, size) if isinstance(size, int) else tuple(size or ())
+    words = getattr(config.get_text_config(), "vocab_size", None)
+    first = InputSpec(main, "float32", _EXAMPLE_SHAPES.get(main, (16,)))
+    if is_text:
+        # The most tokens that it takes, rounded down to a power of two: positions may begin at 2.
+        longest = getattr(config, "max_position_embeddings", None)
+        longest = longest if isinstance(longest, int) and longest > 0 else 512
+        first = InputSpec(main, "int64", (min(_LONGEST_TEXT, 1 << (longest.bit_length() - 1)),), words)
+    elif main == "pixel_values":
+        first = InputSpec(main, "float32", (getattr(picture, "num_channels", 3), *(sides or (224, 224))))
+    of_labels = first.shape if is_text else (16,)
+    if has_classes or "Segmentation" in name:
+        of_labels = () if has_classes else first.shape[1:]
+    are_words = words is not None and "Classification" not in name and main != "pixel_values"
+    inputs = {main: first, "labels": InputSpec("labels", "int64", of_labels, words if are_words else config.num_labels)}
+    if not (is_text or (main == "pixel_values" and has_classes and sides)):
+        table = ", ".join(f'{name} = "{spec}"' for name, spec in inputs.items())
+        typed = f"--set data.source=synthetic --set {shlex.quote(f'data.inputs={{{table}}}')}"
+        raise DataError(
+            f"no data source is named, and the inputs of {name} do not follow from its config: it takes {main}",
+            remedy=f"say what one sample is: {typed}",
+        )
+    # Not every config has the tokens that its model reads.
+    reads = {"pad_token_id": has_classes, "decoder_start_token_id": config.is_encoder_decoder}
+    return _Sample(inputs, {token: 0 for token, read in reads.items() if read and getattr(config, token, None) is None})
+
+
+def _takes_labels(kind: type[nn.Module]) -> bool:
+    return "labels" in inspect.signature(kind.forward).parameters
+
+
+def _class_with_a_loss(kind: type[nn.Module]) -> str | None:
+    beside = vars(sys.modules[kind.__module__]).items()
+    losing = [name for name, other in beside if is_configured(other) and _takes_labels(other)]
+    usual = f"{kind.__name__.removesuffix('Model')}ForSequenceClassification"
+    return f"name a class with a loss, such as {usual if usual in losing else losing[0]}" if losing else None
+
+
 def example_batch(
     model: nn.Module,
     options: CompileOptions,
     notice: Callable[[str], None] = lambda text: None,
     source: Source | None = None,
 ) -> Example:
-    """The first batch of the training data, which is `source` if it is open already, by input name, and whether the
-    model takes its inputs by name. Raises DataError if samples are too few, or do not fit together, or model and
-    loss."""
+    """The first batch of the training data, which is `source` if it is open already. Raises DataError if samples are
+    too few, or do not fit together, or model and loss."""
     source = source or open_source(options.data, None)
     batch_size = options.training.batch_size
     if len(source.train) < batch_size:
-        raise DataError(
-            f"the training data has {len(source.train)} samples, fewer than one batch of {batch_size}",
-            remedy=f"--batch-size {len(source.train)} or less",
-        )
+        what = f"the training data has {len(source.train)} samples, fewer than one batch of {batch_size}"
+        raise DataError(what, remedy=f"--batch-size {len(source.train)} or less")
     batch = collate(source.train.__getitems__(range(options.micro_batch_size)))
     loss = options.loss.name if options.loss else None
     return inputs_of(batch, model, loss, inference=options.inference, notice=notice)
@@ -177,7 +305,12 @@ def inputs_of(
     names = [name for top, value in values.items() for name, _ in flat(value, top)]
     if twice := [name for name, count in Counter(names).items() if count > 1]:
         raise DataError(f"two values of a sample are both called {twice[0]}", remedy="give them keys without dots")
-    inputs = _narrowed(bind(batch, names), model, notice)
+    inputs = bind(batch, names)
+    # NumPy makes float64 of everything; a model without float64 parameters takes it as float32, as a run will.
+    wide = [name for name, tensor in inputs.items() if tensor.dtype is torch.float64]
+    if wide and all(parameter.dtype is not torch.float64 for parameter in model.parameters()):
+        notice(f"float64 samples become float32, as the model is: {', '.join(wide)}")
+        inputs |= {name: inputs[name].float() for name in wide}
     if loss and names[-1] != TARGET:
         raise DataError("the target of a loss is one tensor, and a sample gives several", remedy="give one, or no loss")
     if inference and loss:
@@ -185,15 +318,6 @@ def inputs_of(
     arguments = {top: in_place_of_values(value, top) for top, value in values.items() if not loss or top != TARGET}
     is_flat = all(top == name for top, name in arguments.items())
     return Example(inputs, by_keyword, None if is_flat else arguments)
-
-
-def _narrowed(inputs: dict[str, Tensor], model: nn.Module, notice: Callable[[str], None]) -> dict[str, Tensor]:
-    """NumPy makes float64 of everything; a model without float64 parameters takes it as float32, as a run will."""
-    wide = [name for name, tensor in inputs.items() if tensor.dtype is torch.float64]
-    if not wide or any(parameter.dtype is torch.float64 for parameter in model.parameters()):
-        return inputs
-    notice(f"float64 samples become float32, as the model is: {', '.join(wide)}")
-    return inputs | {name: inputs[name].float() for name in wide}
 
 
 def _check_inputs(model: nn.Module, names: Sequence[str], loss: str | None, *, by_keyword: bool) -> None:
@@ -211,11 +335,8 @@ def _check_inputs(model: nn.Module, names: Sequence[str], loss: str | None, *, b
     if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters.values()):
         return
     takes = list(parameters)
-    needed = [
-        name
-        for name in takes[0 if by_keyword else len(called) :]
-        if parameters[name].default is inspect.Parameter.empty
-    ]
+    begin = 0 if by_keyword else len(called)
+    needed = [name for name in takes[begin:] if parameters[name].default is inspect.Parameter.empty]
     missing = [name for name in needed if name not in called]
     extra = [name for name in called if name not in takes] if by_keyword else called[len(takes) :]
     if not missing and not extra:
@@ -231,8 +352,5 @@ def _check_inputs(model: nn.Module, names: Sequence[str], loss: str | None, *, b
     if not missing and loss is None:
         remedy = "name the loss that takes the last value as its target: --loss cross_entropy"
     target = " and the target of the loss" if loss is not None else ""
-    raise DataError(
-        f"forward({', '.join(takes)}) {problem}, and a sample gives {gives}{target}",
-        where=forward_line(model),
-        remedy=remedy,
-    )
+    what = f"forward({', '.join(takes)}) {problem}, and a sample gives {gives}{target}"
+    raise DataError(what, where=forward_line(model), remedy=remedy)

@@ -1,7 +1,7 @@
 """From torch's FX graphs to ours: nodes with SambaFlow-style names, the user's source lines and recorded types."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from operator import getitem
 from types import BuiltinFunctionType, FunctionType
 from typing import Any, cast
@@ -24,56 +24,38 @@ _ALIASES = {"aten.detach.default", "aten.alias.default", "aten.lift_fresh_copy.d
 """Operators that only autograd needs, and that are left out."""
 
 
-@dataclass(slots=True)
-class Translation:
-    """A translated graph: its nodes, the type of every value, which nodes are backward, and the outputs' values."""
-
-    nodes: list[Node] = field(default_factory=list)
-    values: dict[str, TensorType] = field(default_factory=dict)
-    backward: set[str] = field(default_factory=set)
-    outputs: list[str] = field(default_factory=list)
-
-
-def translate(captured: CapturedGraph, prefix: str, symbol_of: Mapping[str, str]) -> Translation:
-    """Our nodes for a captured graph. `symbol_of` gives the symbol of each placeholder and lifted constant. Raises one
-    OperatorError for all operators that a PEF may not hold."""
-    return _Translator(captured, prefix, symbol_of).run()
-
-
 def tensor_type(tensor: Tensor) -> TensorType:
     """The recorded type of a real or fake tensor. Raises OperatorError for a dtype that a PEF cannot hold."""
     dtype = dtype_name(tensor)
     if dtype not in VALUE_BYTES:
-        raise OperatorError(
-            f"a tensor of dtype {dtype} cannot be in a PEF", remedy=f"use one of {', '.join(VALUE_BYTES)}"
-        )
+        what, remedy = f"a tensor of dtype {dtype} cannot be in a PEF", f"use one of {', '.join(VALUE_BYTES)}"
+        raise OperatorError(what, remedy=remedy)
     return TensorType(dtype, tuple(int(extent) for extent in tensor.shape))
 
 
-class _Translator:
+class Translation:
+    """Our nodes for a captured graph, of whose placeholders and constants `symbol_of` gives the symbols; the type of
+    every value, which nodes are `backward`, and the outputs' values. Raises one OperatorError for all operators that
+    a PEF may not hold."""
+
     def __init__(self, captured: CapturedGraph, prefix: str, symbol_of: Mapping[str, str]) -> None:
-        self._captured = captured
-        self._prefix = prefix
-        self._names = UniqueNames()
+        self.nodes: list[Node] = []
+        self.values: dict[str, TensorType] = {}
+        self.backward: set[str] = set()
+        self._prefix, self._names = prefix, UniqueNames()
         self._value_of: dict[fx.Node, str] = {}
         self._result_of: dict[tuple[fx.Node, int], str] = {}
-        self._done = Translation()
         self._refused: dict[str, SourceLine | None] = {}
         self._backward: set[fx.Node] = set()
         for node in captured.graph.nodes:
-            if node.op == "placeholder":
-                self._value_of[node] = symbol_of[node.name]
-            elif node.op == "get_attr":
-                self._value_of[node] = symbol_of[str(node.target)]
-
-    def run(self) -> Translation:
-        for node in self._captured.graph.nodes:
-            if node.op == "call_function":
+            if node.op in ("placeholder", "get_attr"):
+                self._value_of[node] = symbol_of[node.name if node.op == "placeholder" else str(node.target)]
+            elif node.op == "call_function":
                 self._call(node)
         if self._refused:
             self._refuse()
-        self._done.outputs = [self._value_of[value] for value, _ in self._captured.outputs]
-        return self._drop_dead_code()
+        self.outputs = [self._value_of[value] for value, _ in captured.outputs]
+        self._drop_dead_code()
 
     def _call(self, node: fx.Node) -> None:
         is_function = isinstance(node.target, FunctionType | BuiltinFunctionType)
@@ -98,10 +80,10 @@ class _Translator:
             return  # of the trace's own, on a number
         name = self._take_name(module_path(node), "assert")
         if self._is_backward(node):
-            self._done.backward.add(name)
+            self.backward.add(name)
         kwargs = (("message", str(message[0])),) if message else ()
         args = (self._argument(condition),)
-        self._done.nodes.append(Node(name, ASSERTION, args, kwargs, (), module_path(node), source_line(node)))
+        self.nodes.append(Node(name, ASSERTION, args, kwargs, (), module_path(node), source_line(node)))
 
     def _take_name(self, module: str, short: str) -> str:
         return self._names.take(symbol_name(self._prefix, f"{module}.{short}" if module else short))
@@ -117,7 +99,7 @@ class _Translator:
         name = self._take_name(module, f"{short}_bwd" if backward and "backward" not in short else short)
         if backward:
             self._backward.add(node)
-            self._done.backward.add(name)
+            self.backward.add(name)
         try:
             args = tuple(self._argument(argument) for argument in self._relative(node, operator))
             kwargs = tuple((key, self._argument(value)) for key, value in node.kwargs.items())
@@ -129,7 +111,7 @@ class _Translator:
             for argument in (*args, *(value for _, value in kwargs)):
                 if isinstance(argument, TorchConstant) and argument.name not in TORCH_CONSTANTS[argument.kind]:
                     self._refused.setdefault(f"{operator} with the {argument.kind} {argument.name}", line)
-        self._done.nodes.append(Node(name, operator, args, kwargs, results, module, line))
+        self.nodes.append(Node(name, operator, args, kwargs, results, module, line))
 
     def _relative(self, node: fx.Node, operator: str) -> Sequence[object]:
         """The arguments of `node`, without a storage offset: memory of a device may begin elsewhere. Refuses
@@ -154,12 +136,12 @@ class _Translator:
                 return ()
         if isinstance(value, Tensor):
             result = self._value_of[node] = f"{name}__outputs__0"
-            self._done.values[result] = tensor_type(value)
+            self.values[result] = tensor_type(value)
             return (result,)
         read = {_item(user)[1] for user in node.users if user.target is getitem}
         results = {index: f"{name}__outputs__{index}" for index in range(len(value)) if index in read}
         self._result_of |= {(node, index): result for index, result in results.items()}
-        self._done.values |= {result: tensor_type(value[index]) for index, result in results.items()}
+        self.values |= {result: tensor_type(value[index]) for index, result in results.items()}
         return tuple(map(results.get, range(len(value))))
 
     def _argument(self, argument: object) -> Argument:
@@ -187,20 +169,18 @@ class _Translator:
         what = "\n    ".join((f"the model uses {len(lines)} things that a PEF cannot hold:", *lines))
         raise OperatorError(what, remedy=remedy)
 
-    def _drop_dead_code(self) -> Translation:
+    def _drop_dead_code(self) -> None:
         """Drops nodes that nothing reads, except assertions, and what draws random numbers: eager PyTorch draws them
-        too. Changes and returns `self._done`."""
-        done = self._done
-        needed, kept = set(done.outputs), []
-        for node in reversed(done.nodes):
+        too."""
+        needed, kept = set(self.outputs), []
+        for node in reversed(self.nodes):
             has_effect = node.operator == ASSERTION or OPERATORS[node.operator].draws_random_numbers
             if has_effect or not needed.isdisjoint(node.results):
-                kept.append(replace(node, results=tuple(one if one in needed else None for one in node.results)))
+                kept.append(replace(node, results=tuple(name if name in needed else None for name in node.results)))
                 needed |= set(node.reads)
-        done.nodes = kept[::-1]
-        live = {result for node in done.nodes for result in node.results}
-        done.values = {name: type_ for name, type_ in done.values.items() if name in live}
-        return done
+        self.nodes = kept[::-1]
+        live = {result for node in self.nodes for result in node.results}
+        self.values = {name: type_ for name, type_ in self.values.items() if name in live}
 
 
 _EXPERTS = (

@@ -184,7 +184,7 @@ class Colliding(nn.Module):
         self.lin = nn.Linear(3, 3)
         self.parts = nn.ModuleDict({"a-b": nn.Linear(3, 3), "a_b": nn.Linear(3, 3)})
         self.w = nn.Parameter(torch.ones(3))
-        self.lower = nn.Module()
+        self.lower: Any = nn.Module()
         self.lower.x = nn.Parameter(torch.ones(3))
         for name in ("loss", "loss__grad", "outputs__0", "w__grad", "w__sgd0__momentum"):
             self.register_buffer(name, torch.full((3,), 0.5))

@@ -173,15 +173,10 @@ def test_an_example_has_the_bits_of_accumulation(name: str, ranks: int) -> None:
     check_bits(*rolled(name), ranks, "1f1b")
 
 
-def crossing(program: Program, chosen: Callable[[SectionKind], bool] = lambda kind: True) -> list[Node]:
-    """The messages between stages of the training step."""
-    return [
-        node
-        for section in program.step.sections
-        if chosen(section.kind)
-        for node in program.step.section_nodes(section)
-        if axis_of(node) == PIPELINE and node.operator == "comm.send"
-    ]
+def crossing(program: Program, kind: SectionKind) -> list[Node]:
+    """The messages between stages of one pass of the training step."""
+    nodes = [node for one in program.step.sections if one.kind is kind for node in program.step.section_nodes(one)]
+    return [node for node in nodes if axis_of(node) == PIPELINE and node.operator == "comm.send"]
 
 
 def test_a_gpt_in_two_stages() -> None:
@@ -189,7 +184,7 @@ def test_a_gpt_in_two_stages() -> None:
     are complete where they are computed: a view of a product too, at which its group would else wait for the stage."""
     built, _ = example("char_gpt")
     program = cut(built, 2)
-    forward, backward = (crossing(program, lambda kind, of=one: kind is of) for one in PASSES)
+    forward, backward = crossing(program, SectionKind.FWD), crossing(program, SectionKind.BCKWD)
     assert len(forward) == len(backward) == 2
     assert any(node.name.startswith("chargpt__tokens__weight") for node in forward)
     training = program.step
@@ -206,9 +201,6 @@ def test_a_gpt_in_two_stages() -> None:
     assert first.isdisjoint(second)
     assert first | second == names_of(whole, SymbolKind.PARAMETER)
     assert in_stages.device_bytes < 0.75 * whole.device_bytes
-
-
-PASSES = SectionKind.FWD, SectionKind.BCKWD
 
 
 def names_of(program: Program, kind: SymbolKind) -> set[str]:
@@ -253,7 +245,8 @@ def test_what_is_computed_from_inputs_alone_is_sent_if_it_is_long() -> None:
 
 def bare(net: Any, x: Tensor, target: Tensor) -> Tensor:
     first, second = net.layers
-    return F.mse_loss(second(first(x)), target) + net.offset
+    loss: Tensor = F.mse_loss(second(first(x)), target) + net.offset
+    return loss
 
 
 def test_what_cannot_be_cut_is_refused() -> None:

@@ -96,7 +96,7 @@ def test_no_rank_of_four_holds_more_than_two_fifths_of_a_tied_gpt() -> None:
 
 def test_a_group_of_its_own_is_reduced_behind_the_copy_of_its_gradient() -> None:
     program = placed(replicas=2)
-    forward = crossing(program, lambda kind: kind is SectionKind.FWD)
+    forward = crossing(program, SectionKind.FWD)
     assert not any(node.name.startswith(TIED) for node in forward), "the last stage reads its own copy"
     (group,) = [one for one in program.groups if one.members[0].parameter == TIED]
     assert len(group.members) == 1
@@ -119,7 +119,7 @@ def test_a_group_of_its_own_is_reduced_behind_the_copy_of_its_gradient() -> None
 def test_where_nothing_is_gained_the_first_stage_updates_it(how: dict[str, int | Update], why: str) -> None:
     program = placed(**how)  # type: ignore[arg-type]
     assert moves(program) == [], why
-    assert sum(node.name.startswith(TIED) for node in crossing(program, lambda kind: kind is SectionKind.FWD)) == 1
+    assert sum(node.name.startswith(TIED) for node in crossing(program, SectionKind.FWD)) == 1
 
 
 def test_of_the_readers_the_one_with_least_updates_it() -> None:
