@@ -20,7 +20,7 @@ from sambasim.cli.shared import COUNT, FILE, answer, as_json, kept_imports, writ
 from sambasim.errors import LaunchError, MachineError, OptionError, SambasimError
 from sambasim.runtime.machine import node_memory
 from sambasim.runtime.machine.launcher import fitting_mpirun
-from sambasim.runtime.machine.resources import cores_of_this_process
+from sambasim.runtime.machine.process import cores_of_this_process
 from sambasim.terminal.output import exit_code_of, report_error
 from sambasim.units import GIB, TIB, format_bytes, parse_bytes
 

@@ -28,7 +28,7 @@ from sambasim.compiler.capture.names import is_bug, user_line
 from sambasim.data.user_code import summary
 from sambasim.errors import CaptureError, InternalError, MachineError, SambasimError
 from sambasim.forks import Idle, forked, receive, send
-from sambasim.runtime.machine.resources import use_small_pages
+from sambasim.runtime.machine.process import use_small_pages
 from sambasim.whose_code import is_library_file
 
 T = TypeVar("T")

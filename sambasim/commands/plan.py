@@ -134,7 +134,7 @@ def _spaces(
     of_a_rank = options.training.batch_size * options.training.accumulation_steps
     if asked.here:
         from sambasim.runtime.machine.launcher import mpirun_here
-        from sambasim.runtime.machine.resources import cores_of_this_process  # torch
+        from sambasim.runtime.machine.process import cores_of_this_process  # torch
 
         if options.optimizer is None:
             raise OptionError("a plan of steps needs an optimizer", remedy="--set optimizer.name=adamw")

@@ -28,8 +28,14 @@ from sambasim.pef.digests import changed
 from sambasim.records.metrics import EvaluationRecord, InferenceRecord
 from sambasim.runtime.engine.executor import Batch, Executor, Steps, outputs_in_order
 from sambasim.runtime.machine.communicator import Communicator, single_rank
-from sambasim.runtime.machine.pytorch import Stream, derive, repeatable, seed_everything
-from sambasim.runtime.machine.resources import check_node_memory, default_threads
+from sambasim.runtime.machine.process import (
+    Stream,
+    check_node_memory,
+    default_threads,
+    derive,
+    repeatable,
+    seed_everything,
+)
 from sambasim.runtime.run.replica import input_specs
 from sambasim.runtime.run.setup import check_sources, check_trusted
 from sambasim.runtime.transports.connect import Transport, Way, open_ranks

@@ -17,9 +17,8 @@ from sambasim.runtime.checkpoint.choose import AUTO, IF_ANY, NEWEST, find, nothi
 from sambasim.runtime.checkpoint.folder import claim
 from sambasim.runtime.checkpoint.saver import Saver
 from sambasim.runtime.inference import Evaluator, Sums, buffers_of
-from sambasim.runtime.machine import pytorch
-from sambasim.runtime.machine.pytorch import Stream, derive, repeatable, seed_everything
-from sambasim.runtime.machine.resources import keep_freed_memory
+from sambasim.runtime.machine import process
+from sambasim.runtime.machine.process import Stream, derive, keep_freed_memory, repeatable, seed_everything
 from sambasim.runtime.outcome import notices, summarize, trained_state
 from sambasim.runtime.record.digests import RunDigests
 from sambasim.runtime.record.numerics import Probes
@@ -70,8 +69,8 @@ class TrainingJob:
             stack.enter_context(repeatable(self._setup.threads))
             if self._communicator.world_size > 1:
                 self._activity.waits("connecting the ranks")
-                pytorch.bring_up(self._communicator, self._setup.options.sync_timeout + WATCHDOG_FIRST_S)
-                stack.callback(pytorch.take_down)
+                process.bring_up(self._communicator, self._setup.options.sync_timeout + WATCHDOG_FIRST_S)
+                stack.callback(process.take_down)
             return self._train(stack)
 
     def _train(self, stack: ExitStack) -> SummaryRecord:

@@ -31,8 +31,7 @@ from sambasim.pef import PefDocument, locate, map_weights, read
 from sambasim.pef.archive import bytes_of
 from sambasim.pef.files import is_compiled_here
 from sambasim.runtime.engine.instructions import find_operator
-from sambasim.runtime.machine.pytorch import make_repeatable
-from sambasim.runtime.machine.resources import check_device, default_threads, keep_freed_memory
+from sambasim.runtime.machine.process import check_device, default_threads, keep_freed_memory, make_repeatable
 from sambasim.runtime.run.stepwise import StepwiseReplica
 from sambasim.samba import ending, process, request
 from sambasim.samba.checks import arguments

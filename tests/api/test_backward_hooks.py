@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sambasim.errors import CaptureError, ModelError
-from sambasim.runtime.machine.pytorch import Stream, derive
+from sambasim.runtime.machine.process import Stream, derive
 from tests.api.live import IN_ORDER, compiled, eager, sgd, trained
 from tests.support.whole import every_second
 

@@ -113,7 +113,7 @@ from sambasim.cli.shared import kept_imports
 from sambasim.errors import SambasimError
 with kept_imports():
     import torch, torch.distributed as dist
-    from sambasim.runtime.machine import pytorch as group
+    from sambasim.runtime.machine import process as group
     from sambasim.runtime.machine.mpi import connect
 c = connect(["body"])
 try:

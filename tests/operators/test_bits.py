@@ -15,7 +15,7 @@ from torch.distributions import Beta, Dirichlet, Gamma, Pareto
 from torch.nn import functional
 
 import sambasim as ss
-from sambasim.runtime.machine.pytorch import Stream, derive
+from sambasim.runtime.machine.process import Stream, derive
 from tests.support.whole import every_second
 
 X = torch.randn(8, 4, generator=torch.Generator().manual_seed(3))

@@ -15,9 +15,9 @@ from sambasim.ir.program import Member, ParameterGroup
 from sambasim.ir.types import ALIGNMENT_ELEMENTS, NORM_BLOCK_ELEMENTS, Slice, align, cut_at
 from sambasim.options.grammar import parse_input
 from sambasim.options.training import DataOptions, TrainingOptions
-from sambasim.runtime.machine import resources
+from sambasim.runtime.machine import process
 from sambasim.runtime.machine.communicator import single_rank
-from sambasim.runtime.machine.pytorch import Stream, derive, seed_everything
+from sambasim.runtime.machine.process import Stream, derive, seed_everything
 from sambasim.runtime.run.plan import plan
 from sambasim.runtime.run.replica import Shard
 from sambasim.runtime.values.mean import SquareSums, parts_of, total_norm
@@ -161,7 +161,7 @@ def test_every_argument_of_a_seed_matters(keys: list[tuple[int, int, int, int, S
 
 
 def test_an_emulation_takes_the_threads_that_as_many_ranks_would_get(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resources, "cores_of_this_process", lambda: frozenset(range(8)))
+    monkeypatch.setattr(process, "cores_of_this_process", lambda: frozenset(range(8)))
     alone = single_rank("host", "no library")
-    assert [resources.default_threads(alone, replicas, {}) for replicas in (1, 2, 3, 8, 9)] == [8, 4, 2, 1, 1]
-    assert resources.default_threads(alone, 2, {"OMP_NUM_THREADS": "3"}) == 3
+    assert [process.default_threads(alone, replicas, {}) for replicas in (1, 2, 3, 8, 9)] == [8, 4, 2, 1, 1]
+    assert process.default_threads(alone, 2, {"OMP_NUM_THREADS": "3"}) == 3

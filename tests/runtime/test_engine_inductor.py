@@ -18,7 +18,7 @@ from sambasim.ir.types import TensorType
 from sambasim.runtime.engine import inductor as module
 from sambasim.runtime.engine.executor import Executor, tangent_of
 from sambasim.runtime.engine.inductor import Inductor, fake_values, rebuild
-from sambasim.runtime.machine.kernels.build import INDUCTOR_CACHE_VARIABLE, find_cpp_compiler, use_inductor_cache
+from sambasim.runtime.machine.kernels import INDUCTOR_CACHE_VARIABLE, find_cpp_compiler, use_inductor_cache
 from sambasim.runtime.watch.observer import StepObserver
 from tests.support.compiled import compile_net, loaded, outputs_of
 from tests.support.whole import whole

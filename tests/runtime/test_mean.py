@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sambasim.collectives import additions
 from sambasim.errors import MachineError
-from sambasim.runtime.machine.kernels.build import build, find_c_compiler
+from sambasim.runtime.machine.kernels import build, find_c_compiler
 from sambasim.runtime.values.mean import (
     CHUNK_ELEMENTS,
     Finish,

@@ -27,7 +27,7 @@ from sambasim.runtime.machine.node_memory import (
     private_pages,
     second_mapping,
 )
-from sambasim.runtime.machine.resources import check_device, check_node_memory
+from sambasim.runtime.machine.process import check_device, check_node_memory
 from sambasim.units import GIB, MIB
 from tests.pef.samples import sample_program
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from sambasim.errors import NumericsError
 from sambasim.options.run import RunOptions
 from sambasim.records.metrics import SummaryRecord
-from sambasim.runtime.machine.pytorch import repeatable
+from sambasim.runtime.machine.process import repeatable
 from sambasim.runtime.run.run_observer import MetricsFile, RunObserver
 from tests.support.damaged import BATCH, OVERFLOWS, SAMPLES, compiled
 from tests.support.eager import EagerReplica, PaddedOptimizer

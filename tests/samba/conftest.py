@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from sambasim.runtime.machine.pytorch import take_down
+from sambasim.runtime.machine.process import take_down
 from sambasim.samba import process
 from sambasim.samba.process import Reporter
 from sambasim.samba.session import session

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sambasim.runtime.machine.pytorch import Stream, derive
+from sambasim.runtime.machine.process import Stream, derive
 
 Verdict = Literal["equal", "told", "refused", "other", "damaged", "ended", "traceback", "crashed"]
 """`equal`: losses, parameters and buffers of eager PyTorch. `told`: a notice has the words that the case asks for.

@@ -22,7 +22,7 @@ from sambasim.ir.types import SymbolKind
 from sambasim.options.run import ResolvedRun, RunOptions, resolve_run
 from sambasim.options.training import ModelOptions, OptimizerOptions
 from sambasim.pef import PefDocument, map_weights, read
-from sambasim.runtime.machine.pytorch import Stream, derive
+from sambasim.runtime.machine.process import Stream, derive
 from sambasim.runtime.run.replica import input_specs
 from tests.models.case import NAMED_LOSSES
 

@@ -37,7 +37,7 @@ from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
 from sambasim.optimizers import OPTIMIZERS
 from sambasim.options.compile import CompileOptions
-from sambasim.runtime.machine.pytorch import seed_everything
+from sambasim.runtime.machine.process import seed_everything
 from sambasim.whose_code import is_library_file
 
 _ALIGNED = 64

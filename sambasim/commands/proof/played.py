@@ -14,7 +14,7 @@ from sambasim.ir.types import SymbolKind
 from sambasim.runtime.engine.executor import IN_MEMORY, Executor, Steps
 from sambasim.runtime.engine.update import Update
 from sambasim.runtime.machine.communicator import single_rank
-from sambasim.runtime.machine.pytorch import Stream, derive, seed_torch
+from sambasim.runtime.machine.process import Stream, derive, seed_torch
 from sambasim.runtime.transports.connect import Way, open_ranks
 from sambasim.runtime.transports.in_process import run_together
 from sambasim.runtime.values.memory import DeviceMemory, joined, place_inputs, place_weights

@@ -32,8 +32,7 @@ from sambasim.ir.program import Program
 from sambasim.options.compile import CompileOptions
 from sambasim.pef import map_weights, read
 from sambasim.pef.document import Checked, Rounded
-from sambasim.runtime.machine.pytorch import repeatable
-from sambasim.runtime.machine.resources import keep_freed_memory
+from sambasim.runtime.machine.process import keep_freed_memory, repeatable
 from sambasim.units import format_bytes
 
 FEWEST_STEPS, MOST_STEPS = 2, 8

@@ -37,7 +37,7 @@ from sambasim.ir.types import TensorType
 from sambasim.runtime.engine import instructions
 from sambasim.runtime.engine.instructions import Function, Instruction, RegisterFile, Unit, find_operator
 from sambasim.runtime.engine.pass_code import Route, find_routes, is_plain_view
-from sambasim.runtime.machine.kernels.build import find_cpp_compiler, use_inductor_cache
+from sambasim.runtime.machine.kernels import find_cpp_compiler, use_inductor_cache
 
 T = TypeVar("T")
 Fakes: TypeAlias = Mapping[str, Tensor]

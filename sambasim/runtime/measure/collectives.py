@@ -15,9 +15,9 @@ import torch
 from sambasim.errors import MachineError
 from sambasim.ir.program import Program
 from sambasim.records.metrics import CollectivesRecord, LeftOutRecord, PathRecord, SizeRecord
-from sambasim.runtime.machine import pytorch
+from sambasim.runtime.machine import process
 from sambasim.runtime.machine.communicator import Communicator, SharedWindow
-from sambasim.runtime.machine.resources import default_threads
+from sambasim.runtime.machine.process import default_threads
 from sambasim.runtime.measure.paths import (
     ELEMENT_BYTES,
     GRANULE_BYTES,
@@ -77,15 +77,15 @@ def measure(communicator: Communicator, request: Request, report: Callable[[str]
     listed as left out. Raises MachineError if all are, and an error for a wrong result."""
     threads = default_threads(communicator, 1)
     with ExitStack() as stack:
-        stack.enter_context(pytorch.repeatable(threads))
+        stack.enter_context(process.repeatable(threads))
         if not THROUGH_GLOO.isdisjoint(request.paths):
-            pytorch.bring_up(communicator)
-            stack.callback(pytorch.take_down)
+            process.bring_up(communicator)
+            stack.callback(process.take_down)
         sizes, left_out, window = _fitting(communicator, request)
         if left_out:
             report(f"sizes up to {format_bytes(sizes[-1])}, because larger ones do not fit into memory")
         records = []
-        stack.enter_context(pytorch.gloo_errors(all_errors=False))
+        stack.enter_context(process.gloo_errors(all_errors=False))
         for size_bytes in sizes:
             runs = request.runs or min(max(_BYTES_OF_ALL_RUNS // size_bytes, _LEAST_RUNS), _MOST_RUNS)
             report(f"{format_bytes(size_bytes)}: {counted(runs, 'run')} of {', '.join(request.paths)} and of a copy")

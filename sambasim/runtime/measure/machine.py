@@ -35,11 +35,11 @@ from sambasim.ir.types import SymbolKind, TensorType
 from sambasim.options.training import DataOptions, OptimizerOptions
 from sambasim.runtime.engine.executor import Executor, tangent_of
 from sambasim.runtime.engine.update import Update
-from sambasim.runtime.machine import pytorch
+from sambasim.runtime.machine import process
 from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.machine.launcher import mpirun_here
 from sambasim.runtime.machine.mpi import connect as connect_ranks
-from sambasim.runtime.machine.resources import cores_of_this_process, default_threads, keep_freed_memory
+from sambasim.runtime.machine.process import cores_of_this_process, default_threads, keep_freed_memory
 from sambasim.runtime.run.replica import Shard, input_specs
 from sambasim.runtime.transports.connect import Way, open_ranks
 from sambasim.runtime.transports.in_process import finished
@@ -272,11 +272,11 @@ def _measure(work: Work, communicator: Communicator) -> Rates:
     """Collective."""
     keep_freed_memory()
     threads, ranks = default_threads(communicator, 1), communicator.world_size
-    with pytorch.repeatable(threads):
+    with process.repeatable(threads):
         if ranks > 1:
-            pytorch.bring_up(communicator)
+            process.bring_up(communicator)
         importlib.import_module("sambasim.runtime.job")  # what a rank of a run has in memory
-        pytorch.seed_everything(0)
+        process.seed_everything(0)
         source = open_source(work.data, tuple(input_specs(work.programs[0])))
         private_bytes, _, shared_bytes = _resident_bytes()
         passes, update_s, host_update_s = [], 0.0, 0.0
@@ -296,7 +296,7 @@ def _measure(work: Work, communicator: Communicator) -> Rates:
         latency_s, link_bytes_per_s = _link(communicator)
         _, file_bytes, _ = _resident_bytes()  # with the kernels of all operators
         if ranks > 1:
-            pytorch.take_down()
+            process.take_down()
     return Rates(
         ranks=ranks,
         threads=threads,

@@ -14,13 +14,12 @@ from sambasim.ir.graph import Graph
 from sambasim.ir.mesh import DATA_PARALLEL, Axis
 from sambasim.ir.program import Optimizer, ParameterGroup, Program, RuntimeArgument
 from sambasim.ir.types import ALIGNMENT_BYTES, ALIGNMENT_ELEMENTS, Symbol, SymbolKind, TensorType, align
-from sambasim.runtime.machine import resources
+from sambasim.runtime.machine import process
 from sambasim.runtime.machine.communicator import Communicator, SharedWindow
 from sambasim.runtime.machine.mpi import MpiCommunicator
 from sambasim.runtime.transports.connect import Allocated, Way, connect
 from sambasim.runtime.transports.host import roles_of
-from sambasim.runtime.transports.small_window import SmallWindow
-from sambasim.runtime.transports.window import Devices, Window, WindowReduce, is_small
+from sambasim.runtime.transports.window import Devices, SmallWindow, Window, WindowReduce, is_small
 from sambasim.runtime.values.mean import tree_mean
 from sambasim.runtime.values.memory import DeviceMemory, private_storage
 
@@ -263,7 +262,7 @@ def check_host_memory(communicator: Communicator, size_bytes: int, paths: Collec
     buffers += "host-gloo" in chosen  # the same on the host
     buffers += "host-parameter-server" in chosen and communicator.rank == 0  # what it serves
     buffers += bool(chosen & {"mpi", "mpi-in-place"})  # MPI's own, in which it receives what it adds
-    resources.check_node_memory(
+    process.check_node_memory(
         communicator,
         buffers * size_bytes,
         what="the memory for the buffers of this node's ranks",

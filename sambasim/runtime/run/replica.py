@@ -27,7 +27,7 @@ from sambasim.options.training import DataOptions, TrainingOptions
 from sambasim.records.trace import Track
 from sambasim.runtime.engine.executor import IN_MEMORY, Batch, Executor, Steps, tangent_of
 from sambasim.runtime.engine.update import Update, Updated
-from sambasim.runtime.machine.pytorch import Stream, derive, seed_everything, seed_torch
+from sambasim.runtime.machine.process import Stream, derive, seed_everything, seed_torch
 from sambasim.runtime.transports.connect import Transport
 from sambasim.runtime.values.optimizers import Optimizers
 from sambasim.runtime.watch.observer import StepObserver, report_spans, span

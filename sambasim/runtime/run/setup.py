@@ -20,9 +20,9 @@ from sambasim.options.training import LossScaleOptions, TrainingOptions
 from sambasim.pef import PefDocument, map_weights, read
 from sambasim.pef.files import is_compiled_here
 from sambasim.runtime.machine.communicator import Communicator
-from sambasim.runtime.machine.kernels.build import find_cpp_compiler
+from sambasim.runtime.machine.kernels import find_cpp_compiler
 from sambasim.runtime.machine.launcher import ranks_of_process
-from sambasim.runtime.machine.resources import check_device, default_threads
+from sambasim.runtime.machine.process import check_device, default_threads
 from sambasim.runtime.run.replica import Replica, Shard, input_specs
 from sambasim.runtime.run.run_observer import RunObserver
 from sambasim.runtime.transports.connect import Transport, Way, open_ranks

@@ -24,7 +24,7 @@ from sambasim.ir.types import Symbol, SymbolKind
 from sambasim.runtime.engine.executor import Executor, Steps, Tangent
 from sambasim.runtime.engine.update import Update
 from sambasim.runtime.machine.communicator import Communicator
-from sambasim.runtime.machine.resources import check_node_memory
+from sambasim.runtime.machine.process import check_node_memory
 from sambasim.runtime.transports.communication import BytesMoved, mean_of
 from sambasim.runtime.transports.connect import Allocated, Transport, Way, allocate, connect, connect_here, groups_of
 from sambasim.runtime.transports.in_process import run_together

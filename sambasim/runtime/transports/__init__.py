@@ -3,6 +3,6 @@
 communication, shared_flags  interfaces; counters by which the ranks of a node wait
 in_process, messages         between ranks of one process; between processes
 exchange, host               sync through the host: MPI, gloo, parameter servers
-network, window, small_window  device sync: between nodes, and within one
+network, window               device sync: between nodes, and within one
 connect                      a rank with its transports
 """

@@ -12,13 +12,12 @@ from sambasim.ir.mesh import DATA_PARALLEL, PIPELINE, TENSOR, Mesh, mesh_of
 from sambasim.ir.program import ParameterGroup, Program
 from sambasim.ir.ranks import kept, of_ranks
 from sambasim.runtime.machine.communicator import Communicator
-from sambasim.runtime.machine.resources import check_node_memory
+from sambasim.runtime.machine.process import check_node_memory
 from sambasim.runtime.transports.communication import AxisGroup, Communication, Finishing, Fusion, GradientSync, Shared
 from sambasim.runtime.transports.host import Gloo, Host, Roles, among_equals, parameter_server
 from sambasim.runtime.transports.in_process import Hub, HubGroup, InProcess, Together
 from sambasim.runtime.transports.messages import Boxes, GatherLosses, MessageGroup, box_bytes
-from sambasim.runtime.transports.small_window import SmallWindow
-from sambasim.runtime.transports.window import Devices, Window, allocate_devices
+from sambasim.runtime.transports.window import Devices, SmallWindow, Window, allocate_devices
 from sambasim.runtime.values.memory import DeviceMemory, slices_of
 from sambasim.runtime.watch.observer import StepObserver, report_spans
 

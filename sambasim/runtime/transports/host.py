@@ -21,7 +21,7 @@ from torch import Tensor
 from sambasim.ir.program import Member, ParameterGroup
 from sambasim.records.trace import Track
 from sambasim.runtime.machine.communicator import Communicator
-from sambasim.runtime.machine.pytorch import gloo_errors
+from sambasim.runtime.machine.process import gloo_errors
 from sambasim.runtime.transports.communication import Communication, Finishing, GradientSync, Shared
 from sambasim.runtime.transports.exchange import Exchange, Places, all_gather, reduce_scatter
 from sambasim.runtime.transports.messages import GatherLosses, MessageGroup, collect

@@ -17,7 +17,7 @@ from torch import Tensor
 from sambasim.collectives import Addition, additions
 from sambasim.ir.program import Member, ParameterGroup
 from sambasim.ir.types import NORM_BLOCK_ELEMENTS, Slice, pieces
-from sambasim.runtime.machine.kernels.build import Build, build
+from sambasim.runtime.machine.kernels import Build, build
 
 CHUNK_ELEMENTS = 131_072
 """Elements that are summed at a time: few enough for a core's cache, enough to outweigh the calls."""

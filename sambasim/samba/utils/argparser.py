@@ -14,7 +14,7 @@ import yaml
 
 from sambasim.errors import LaunchError, OptionError
 from sambasim.runtime.machine.launcher import find_launcher, launched_rank
-from sambasim.runtime.machine.pytorch import bring_up, bring_up_on_demand, take_down
+from sambasim.runtime.machine.process import bring_up, bring_up_on_demand, take_down
 from sambasim.samba.ending import communicator
 from sambasim.samba.flags import COMMANDS, COMPILE, FLAGS, RUN, TEST, WITH_PEF, Flag
 from sambasim.samba.notices import checks_keywords, say_once

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 from sambasim.errors import ModelError, OptionError, UserError
-from sambasim.runtime.machine.pytorch import seed_everything
+from sambasim.runtime.machine.process import seed_everything
 from sambasim.samba import process
 from sambasim.samba.flags import MEASURE_PERFORMANCE, MEASURING
 from sambasim.samba.inputs import Inputs

@@ -18,7 +18,7 @@ from torch.utils.data.distributed import DistributedSampler
 from sambasim.options.run import RunOptions
 from sambasim.records.metrics import CheckpointRecord, SummaryRecord
 from sambasim.runtime.job import TrainingJob
-from sambasim.runtime.machine import pytorch
+from sambasim.runtime.machine import process
 from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.machine.mpi import connect
 from sambasim.runtime.run.run_observer import RunObserver, Step
@@ -85,11 +85,11 @@ def train(
 @contextmanager
 def gloo(communicator: Communicator) -> Iterator[None]:
     """Within it, torch.distributed has the ranks."""
-    pytorch.bring_up(communicator)
+    process.bring_up(communicator)
     torch.manual_seed(0)
     yield
     gc.collect()  # DDP lies in a cycle. If it outlives its group, gloo's threads may abort as Python ends.
-    pytorch.take_down()
+    process.take_down()
 
 
 def train_eagerly(

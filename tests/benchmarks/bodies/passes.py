@@ -17,7 +17,7 @@ import torch
 
 from sambasim.runtime.engine.executor import Executor, tangent_of
 from sambasim.runtime.engine.inductor import Inductor
-from sambasim.runtime.machine.resources import keep_freed_memory
+from sambasim.runtime.machine.process import keep_freed_memory
 from sambasim.runtime.transports.in_process import finished
 from tests.benchmarks.bodies.common import workload_called
 from tests.benchmarks.workloads import Workload

@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 from sambasim.ir.mesh import Mesh
 from sambasim.options.run import CheckpointOptions
 from sambasim.runtime.machine.communicator import Communicator
-from sambasim.runtime.machine.resources import keep_freed_memory
+from sambasim.runtime.machine.process import keep_freed_memory
 from sambasim.runtime.watch.supervisor import Failure, Supervisor
 from tests.benchmarks.bodies.common import (
     WARM_UP_STEPS,

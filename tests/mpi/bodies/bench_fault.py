@@ -9,12 +9,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sambasim.cli.main import main
-from sambasim.runtime.machine import node_memory, resources
+from sambasim.runtime.machine import node_memory, process
 from sambasim.runtime.machine.mpi import MpiCommunicator
 from sambasim.runtime.machine.node_memory import Demand
 from sambasim.runtime.transports.host import _GlooAllReduce
-from sambasim.runtime.transports.small_window import SmallWindow
-from sambasim.runtime.transports.window import WindowReduce
+from sambasim.runtime.transports.window import SmallWindow, WindowReduce
 from sambasim.units import KIB
 
 
@@ -58,7 +57,7 @@ def little_shared_memory() -> None:
 
 def little_memory() -> None:
     """600 KiB for all buffers of two ranks."""
-    vars(resources)["available_bytes"] = lambda: 600 * KIB
+    vars(process)["available_bytes"] = lambda: 600 * KIB
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from sambasim.options.run import RunOptions
 from sambasim.pef import map_weights
 from sambasim.runtime.job import TrainingJob
-from sambasim.runtime.machine import pytorch
+from sambasim.runtime.machine import process
 from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.machine.mpi import connect
 from sambasim.runtime.run.run_observer import RunObservers
@@ -37,9 +37,9 @@ def main() -> None:
         options = RunOptions(pef=str(path), threads=1, reduce_on_rdu=True, save=saved, overrides={"training": training})
         TrainingJob(set_up(path, options, communicator), RunObservers([])).run()
         torch.set_num_threads(1)
-        pytorch.bring_up(communicator)
+        process.bring_up(communicator)
         replica = _train_by_ddp(path, options, steps, communicator)
-        pytorch.take_down()
+        process.take_down()
         if communicator.rank == 0:
             parameters = {member.parameter for group in replica.program.groups for member in group.members}
             weights = {name: tensor for name, tensor in map_weights(path).items() if name in parameters}

@@ -14,7 +14,7 @@ from sambasim.errors import InternalError
 from sambasim.runtime.machine.communicator import WINDOW_ALIGNMENT_BYTES, Communicator
 from sambasim.runtime.machine.mpi import connect
 from sambasim.runtime.machine.node_memory import ByteArray
-from sambasim.runtime.machine.pytorch import bring_up, take_down
+from sambasim.runtime.machine.process import bring_up, take_down
 from sambasim.runtime.record.trace import compare_clocks
 from sambasim.runtime.transports.communication import sum_of
 from sambasim.runtime.transports.messages import Boxes, MessageGroup

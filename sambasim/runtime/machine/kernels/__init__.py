@@ -1,1 +1,0 @@
-"""C kernels, compiled at first use."""
