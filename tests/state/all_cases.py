@@ -1,20 +1,6 @@
 """All cases: a module of cases adds them as it is imported."""
 
-from tests.state import (
-    counters,
-    far,
-    first_calls,
-    fitting,
-    losses,
-    messages,
-    optimizers,
-    process,
-    remedies,
-    tensors,
-    wrongly,
-)
+from tests.state import counters, far, first_calls, fitting, handed_over, process, remedies, tensors, wrongly  # noqa: F401
 from tests.state.case import CASES
 
-MODULES = (counters, far, first_calls, fitting, losses, messages, optimizers, process, remedies, tensors, wrongly)
-
-__all__ = ["CASES", "MODULES"]
+__all__ = ["CASES"]

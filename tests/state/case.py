@@ -3,9 +3,14 @@
 # Calling a module gives Any.
 # mypy: no-warn-return-any
 
+import importlib.util
+import re
+import sys
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -77,20 +82,6 @@ class Case:
     also: Callable[..., str] | None = None
     whole: bool = False
 
-    def rewrite(self, prepare: Callable[[Any], object] | None = None) -> Callable[[Then], Then]:
-        """Decorates what the remedy makes of the case's function."""
-
-        def decorated(then: Then) -> Then:
-            self.rewritten = lambda: net_of(then, prepare, self.steps)
-            return then
-
-        return decorated
-
-    def rebuilt(self, build: Build) -> Build:
-        """Decorates a function that builds what the remedy makes of the case."""
-        self.rewritten = build
-        return build
-
 
 CASES: dict[str, Case] = {}
 
@@ -105,21 +96,16 @@ def case(
     expected: frozenset[str], prepare: Callable[[Any], object] | None = None, **more: Any
 ) -> Callable[[Then], Case]:
     """Decorates what a `Net` does in its forward; `prepare` is called on the net once."""
-
-    def decorated(then: Then) -> Case:
-        build = lambda: net_of(then, prepare, more.get("steps", 4))  # noqa: E731 (a def would need a name of its own)
-        return add(then.__name__, then.__module__, build, expected, **more)
-
-    return decorated
+    steps = more.get("steps", 4)
+    return lambda then: add(then.__name__, then.__module__, partial(net_of, then, prepare, steps), expected, **more)
 
 
-def each(expected: frozenset[str], prepare: Callable[[Any], object] | None = None, **more: Any) -> Callable[..., Case]:
-    """Adds a case for what a `Net` does by each name, if that is one expression. Returns the last one."""
+def each(expected: frozenset[str], prepare: Callable[[Any], object] | None = None, **more: Any) -> Callable[..., None]:
+    """Adds a case for what a `Net` does by each name, if that is one expression."""
 
-    def added(**thens: Then) -> Case:
-        steps = more.get("steps", 4)
-        builds = {name: (then.__module__, partial(net_of, then, prepare, steps)) for name, then in thens.items()}
-        return [add(name, *build, expected, **more) for name, build in builds.items()][-1]
+    def added(**thens: Then) -> None:
+        for name, then in thens.items():
+            add(name, then.__module__, partial(net_of, then, prepare), expected, **more)
 
     return added
 
@@ -129,9 +115,84 @@ def built(expected: frozenset[str], **more: Any) -> Callable[[Build], Case]:
     return lambda build: add(build.__name__, build.__module__, build, expected, **more)
 
 
-def setups(expected: frozenset[str], **more: Any) -> Callable[..., Case]:
-    """The same of builds by name. Returns the last case."""
-    return lambda **builds: [add(name, build.__module__, build, expected, **more) for name, build in builds.items()][-1]
+def setups(expected: frozenset[str], **more: Any) -> Callable[..., None]:
+    """Adds a case for each name of what builds its setup."""
+
+    def added(**builds: Build) -> None:
+        for name, build in builds.items():
+            add(name, build.__module__, build, expected, **more)
+
+    return added
+
+
+def late(first: int, prepare: Callable[[Any], object] | None = None, **more: Any) -> Callable[[Any], Case]:
+    """Decorates a function of a net that counts: it returns how many calls there were before. The net changes in call
+    `first`, counted from 0. The remedy is a buffer."""
+    steps, expected = (first + 2, EITHER) if first < 100 else (4, REFUSED)
+
+    def in_a_buffer(net: Any, h: Tensor) -> Tensor:
+        return h * torch.where(net.steps.add_(1) > first, 1.0, 0.5)
+
+    more = {"steps": steps, "rewritten": partial(net_of, in_a_buffer, given(steps=zero), steps), **more}
+
+    def decorated(count: Callable[[Any], int]) -> Case:
+        def then(net: Any, h: Tensor) -> Tensor:
+            return h * (1.0 if count(net) >= first else 0.5)
+
+        return add(count.__name__, count.__module__, partial(net_of, then, prepare, steps), expected, **more)
+
+    return decorated
+
+
+def rewrite(prepare: Callable[[Any], object] | None = None) -> Callable[[Then], Then]:
+    """Decorates what the remedy makes of the function of the last case."""
+
+    def decorated(then: Then) -> Then:
+        last = [*CASES.values()][-1]
+        last.rewritten = partial(net_of, then, prepare, last.steps)
+        return then
+
+    return decorated
+
+
+def rebuilt() -> Callable[[Build], None]:
+    """Decorates what builds the setup that the remedy makes of the last case."""
+    return lambda build: setattr([*CASES.values()][-1], "rewritten", build)
+
+
+_HEADER = re.compile(r"^(case|late|built|rewrite|rebuilt)\b ?(\w*):(.*)$", re.MULTILINE)
+_PARAMETERS = {"case": "net, h", "rewrite": "net, h", "late": "net", "built": "", "rebuilt": ""}
+_FOLDER = tempfile.TemporaryDirectory()
+
+
+def cases(module: str) -> Callable[[str], None]:
+    """Adds the cases of a text of Python, in which a line DECORATOR NAME: ARGUMENTS begins a function: of `net` and `h`
+    for `case` and `rewrite`, of `net` for `late`, else of nothing. It has the names of this module and of its own."""
+
+    def function(header: re.Match[str]) -> str:
+        decorator, name, arguments = header.groups()
+        return f"@{decorator}({arguments})\ndef {name or 'rewritten'}({_PARAMETERS[decorator]}):"
+
+    def added(text: str) -> None:
+        file = Path(_FOLDER.name, f"{module}.py")
+        file.write_text(f"from tests.state.case import *\n{_HEADER.sub(function, text)}", encoding="utf-8")
+        exec(compile(file.read_bytes(), file, "exec"), vars(sys.modules[module]))
+
+    return added
+
+
+def net_from_source(name: str, source: str) -> Setup:
+    """What `make` of a module with this text returns."""
+    path = Path(_FOLDER.name, re.sub(r"\W", "_", name)).with_suffix(".py")
+    path.write_text(source, encoding="utf-8")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    setup = module.make()
+    assert isinstance(setup, Setup)
+    return setup
 
 
 def given(**makers: Any) -> Callable[[Any], object]:
@@ -172,12 +233,34 @@ class Outputs(Net):
         return self.b(self.then(self, self.a(x))).squeeze(1)
 
 
+class Made(nn.Module):
+    """Has the given attributes; `function` of it and of the inputs is its forward."""
+
+    def __init__(self, function: Callable[..., Any], **attributes: Any) -> None:
+        super().__init__()
+        self.function = function
+        given(**attributes)(self)
+
+    def forward(self, *inputs: Tensor) -> Any:
+        return self.function(self, *inputs)
+
+
+def made(function: Callable[..., Any], loss: Any = None, **attributes: Any) -> Setup:
+    torch.manual_seed(0)
+    return Setup(Made(function, **attributes), points(), loss)
+
+
 def net_of(then: Then, prepare: Callable[[Any], object] | None = None, steps: int = 4) -> Setup:
     torch.manual_seed(0)
     model = Net(then)
     if prepare is not None:
         prepare(model)
     return Setup(model, points(steps))
+
+
+def with_loss(loss: Any) -> Setup:
+    torch.manual_seed(0)
+    return Setup(Outputs(), points(), loss)
 
 
 def points(steps: int = 12) -> tuple[Tensor, Tensor]:

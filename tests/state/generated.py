@@ -2,19 +2,16 @@
 prints the verdicts, and each net with a wrong one. The exit code is 1 if there is one."""
 
 import argparse
-import importlib.util
 import re
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from random import Random
 from textwrap import indent
 
-from tests.state.case import BATCH, EITHER, EQUAL, REFUSED, Case, Setup
+from tests.state.case import BATCH, EITHER, EQUAL, REFUSED, Case, net_from_source
 from tests.state.ingredients import COUNTERS, HOOK, LOSSES, OPTIMIZERS, OTHERS, SOUND, Ingredient, counter
 from tests.state.play import Found, complaints, play
 
@@ -37,23 +34,6 @@ class Generated:
         tolerance = 1e-4 if rounds else 0.0
         build = partial(net_from_source, f"net_{self.seed}", self.source)
         return Case(f"net_{self.seed}", build, expected, where=None, steps=STEPS, tolerance=tolerance)
-
-
-_FOLDER = tempfile.TemporaryDirectory()
-
-
-def net_from_source(name: str, source: str) -> Setup:
-    """What `make` of a module with this text returns."""
-    path = Path(_FOLDER.name, re.sub(r"\W", "_", name)).with_suffix(".py")
-    path.write_text(source, encoding="utf-8")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    setup = module.make()
-    assert isinstance(setup, Setup)
-    return setup
 
 
 def generate(seed: int) -> Generated:

@@ -1,219 +1,328 @@
-"""Remedies that no other module applies: each obstacle of the compiler has a case that it refuses in these words, and
-the rewrite is equal."""
+"""Each obstacle of the compiler is refused at its line, in words that fit it, and the remedy, applied, is equal."""
 
-# Calling a module gives Any, and parts of autograd have no types.
+# Calling a module gives Any, and some functions of torch have no types.
 # mypy: no-warn-return-any, allow-untyped-calls
-
 import itertools
-import time
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
-from torch.utils.checkpoint import checkpoint
 
-from sambasim.compiler.capture import explain, trial
-from tests.state.case import REFUSED, Net, Setup, built, case, each, given, net_of, points, zero
-
-each(REFUSED, says=(explain._INDEX.rewrite,), whole=True)(
-    row_of_the_largest=lambda net, h: h + h[h[:, 0].argmax()]  # here
-).rewrite()(lambda net, h: h + h.index_select(0, h[:, 0].argmax().view(1))[0])
+from sambasim.compiler.capture import explain
+from tests.state.case import REFUSED, Setup, add, cases, given, points
 
 
+# Labels that the loss does not take. Eager PyTorch raises too: what is run is the remedy.
+def labels(change: Callable[[Tensor], Tensor], loss: Any) -> Setup:
+    """Five classes."""
+    torch.manual_seed(0)
+    x, y = points()
+    model = nn.Sequential(nn.Linear(3, 5), *([nn.LogSoftmax(1)] if loss == "nll" else []))
+    return Setup(model, (x, change(-torch.arange(len(y)) % 5)), loss)
+
+
+def _is_class(y: Tensor) -> Tensor:
+    return y[:, None] == torch.arange(5)
+
+
+_LABELS: dict[str, tuple[Callable[[Tensor], Tensor], Any, tuple[str, ...]]] = {
+    "labels_of_int32": (lambda y: y.int(), "cross_entropy", ("int32", ".long()")),
+    "labels_that_are_bool": (lambda y: y > 2, "cross_entropy", ("bool", ".long()")),
+    "labels_from_one_on": (lambda y: y + 1, "cross_entropy", ("5 classes",)),
+    "labels_of_int8_for_nll": (lambda y: y.to(torch.int8), "nll", ("int8", ".long()")),
+    "labels_below_zero": (lambda y: y - 1, "cross_entropy", ("-1", "5 classes")),
+    "labels_that_are_bool_for_a_binary_loss": (_is_class, "bce_with_logits", (".float()",)),
+    "labels_of_int32_for_a_weighted_loss": (lambda y: y.int(), nn.CrossEntropyLoss(torch.ones(5)), (".long()",)),
+}
+for _name, (_change, _loss, _says) in _LABELS.items():
+    _right: Callable[[Tensor], Tensor] = (lambda y: _is_class(y).float()) if _change is _is_class else lambda y: y
+    _remedy, _whole = partial(labels, _right, _loss), _name != "labels_of_int32"
+    _more: dict[str, Any] = {"oracle": _remedy, "rewritten": _remedy, "says": _says, "whole": _whole, "where": None}
+    add(_name, __name__, partial(labels, _change, _loss), REFUSED, never_says=("enlarge the model",), **_more)
+
+
+def says(obstacle: explain.Obstacle, **more: Any) -> Mapping[str, Any]:
+    return {"says": (obstacle.rewrite,), "never_says": (".item()", ".tolist()"), **more}
+
+
+QUEUE = given(queue=lambda: torch.ones(8, 4), ptr=lambda: torch.zeros(1, dtype=torch.long))
 LSTM = given(lstm=lambda: nn.LSTM(4, 4, batch_first=True), lengths=lambda: torch.tensor([1, 4, 2, 3]))
 
-
-@case(REFUSED, LSTM, says=(explain._PACKED.rewrite,), own_losses=True)
-def packed_sequence(net: Any, h: Tensor) -> Tensor:
-    packed = pack_padded_sequence(h.expand(4, 4, 4), net.lengths, True, False)  # here
-    return pad_packed_sequence(net.lstm(packed)[0], True, 0.0, 4)[0].sum(1)
-
-
-@packed_sequence.rewrite(LSTM)
-def padded_sequence(net: Any, h: Tensor) -> Tensor:
-    outputs = net.lstm(h.expand(4, 4, 4))[0]
-    return (outputs * (torch.arange(4) < net.lengths[:, None]).unsqueeze(-1)).sum(1)
-
-
-each(REFUSED, says=(explain._NUMPY.rewrite,), own_losses=True)(
-    tanh_of_numpy=lambda net, h: h + torch.from_numpy(np.tanh(h.detach().numpy()))  # here
-).rewrite()(lambda net, h: h + torch.tanh(h.detach()))
-
-
-each(REFUSED, given(mix=lambda: [torch.eye(4).to_sparse()]), says=(explain._SPARSE.rewrite,), whole=True)(
-    sparse_constant=lambda net, h: h + torch.sparse.mm(net.mix[0], h)  # here
-).rewrite(given(mix=lambda: torch.eye(4)))(lambda net, h: h + net.mix @ h)
-
-
-def _ctc(h: Tensor, lengths: Any, targets: Any) -> Tensor:
-    return functional.ctc_loss(h.log_softmax(1)[:, None], torch.tensor([[1, 2]]), lengths, targets)
-
-
-each(REFUSED, says=(explain._LENGTHS.rewrite,), where="functional.ctc_loss", whole=True)(
-    lengths_that_are_numbers=lambda net, h: h + _ctc(h, (4,), (2,))
-).rewrite()(lambda net, h: h + _ctc(h, torch.full((1,), 4), torch.full((1,), 2)))
-
-
-class Doubling(Net):
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        x *= 2  # here
-        return super().forward(x, y)
-
-
-class Doubled(Net):
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        return super().forward(x * 2, y)
-
-
-def _of(model: type[Net]) -> Setup:
-    torch.manual_seed(0)
-    return Setup(model(), points())
-
-
-@built(REFUSED, says=(explain._INPUT.rewrite,))
-def input_changed_in_place() -> Setup:
-    return _of(Doubling)
-
-
-input_changed_in_place.rebuilt(lambda: _of(Doubled))
 
 TOTAL = [torch.zeros(4)]
 
 
-each(REFUSED, lambda net: TOTAL[0].zero_(), says=(explain._CONSTANT.rewrite,), whole=True)(
-    total_in_a_global=lambda net, h: h + TOTAL[0].add_(h.detach().mean(0)).clone()  # here
-).rewrite(given(total=lambda: torch.zeros(4)))(lambda net, h: h + net.total.add_(h.detach().mean(0)).clone())
+NO_STEPS = {"never_says": ("steps",)}
+MAX_NORM = given(table=lambda: nn.Embedding(3, 4, max_norm=1.0))
+CARRIED = given(lstm=lambda: nn.LSTM(4, 4), state=None)
+SPARSE = given(mix=lambda: [torch.eye(4).to_sparse()])
+RATES = given(rates=lambda: itertools.count(1))
+GENERATOR = given(own=lambda: torch.Generator().manual_seed(1))
 
+
+cases(__name__)("""
+import copy
+import numpy as np
+import time
+from sambasim.compiler.capture import trial
+from torch.nn.utils import parametrizations, spectral_norm
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+from torch.utils.checkpoint import checkpoint
+
+# Shapes that depend on values.
+def _classes(h):
+    return torch.arange(len(h)) % 2 + (h[:, 0] > 0)
+case one_hot: REFUSED, **says(explain._CLASSES, whole=True)
+    return h + functional.one_hot(_classes(h))[:, :1]  # here
+rewrite:
+    return h + functional.one_hot(_classes(h), num_classes=3)[:, :1]
+case cut_at_the_longest: REFUSED, **says(explain._SIZE, whole=True)
+    n = _classes(h) + 1
+    return h + h[:, : n.max()].amax(1, keepdim=True)  # here
+rewrite mask_behind_the_longest:
+    n = _classes(h) + 1
+    return h + h.masked_fill(torch.arange(4) >= n.max(), -torch.inf).amax(1, keepdim=True)
+case counts_of_nine_classes: REFUSED, **says(explain._COUNTS, whole=True)
+    return h + torch.bincount(_classes(h), minlength=9)[:4] * 0.1  # here
+rewrite:
+    return h + functional.one_hot(_classes(h), 9).sum(0)[:4] * 0.1
+case samples_repeated: REFUSED, **says(explain._REPEATS, whole=True)
+    counts = torch.where(h[:, 0] > h[:, 0].mean(), 2, 1)
+    return torch.repeat_interleave(h, counts, dim=0)[:4]  # here
+rewrite samples_taken_by_index:
+    counts = torch.where(h[:, 0] > h[:, 0].mean(), 2, 1)
+    return h.index_select(0, (torch.arange(4)[:, None] >= counts.cumsum(0)).sum(1))
+case samples_found_by_nonzero: REFUSED, **says(explain.SHAPE, whole=True)
+    found = (h[:, 0] >= h[:, 0].mean()).nonzero().squeeze(1)  # here
+    return h + h[found].amax(0)  # here
+rewrite samples_found_by_a_mask:
+    mask = h[:, :1] >= h[:, 0].mean()
+    return h + torch.where(mask, h, -torch.inf).amax(0)
+case elements_assigned_by_a_mask: EITHER, whole=True
+    h = h.clone()
+    m = h > 0
+    h[m] = h[m] * 2  # here
+    return h
+rewrite:
+    return torch.where(h > 0, h * 2, h)
+case branch_on_a_value: REFUSED, **says(explain._BRANCH)
+    if h.mean() > 0:  # here
+        return h * 2
+    return h.tanh()
+rewrite:
+    return torch.where(h.mean() > 0, h * 2, h.tanh())
+
+# Parameters and modules.
+case embedding_with_max_norm: REFUSED, MAX_NORM, **says(explain._MAX_NORM), own_losses=True
+    return h + net.table(_classes(h))  # here
+rewrite: given(table=lambda: nn.Embedding(3, 4))
+    return h + functional.embedding(_classes(h), torch.renorm(net.table.weight, 2, 0, 1.0))
+case layer_frozen_in_forward: REFUSED, **says(explain._FROZEN)
+    net.b.requires_grad_(False)  # here
+    critic = net.b(h)
+    net.b.requires_grad_(True)  # here
+    return h + critic
+rewrite layer_with_detached_weights:
+    return h + functional.linear(h, net.b.weight.detach(), net.b.bias.detach())
+case parameters_frozen_one_by_one: EITHER, whole=True, says=("detach()",)
+    for one in net.b.parameters():
+        one.requires_grad = False  # here
+    critic = net.b(h)
+    for one in net.b.parameters():
+        one.requires_grad = True  # here
+    return h + critic
+rewrite:
+    return layer_with_detached_weights(net, h)
+def _norm():
+    return nn.BatchNorm1d(4, affine=False)
+case batch_norm_in_a_list: REFUSED, given(norms=lambda: [_norm()]), says=(explain.UNREGISTERED.rewrite,), **NO_STEPS
+    return net.norms[0](h)  # here
+rewrite: given(norms=lambda: nn.ModuleList([_norm()]))
+    return net.norms[0](h)
+case batch_norm_in_a_dict: EITHER, given(norms=lambda: {"first": _norm()}), says=("ModuleDict",), **NO_STEPS, whole=True
+    return net.norms["first"](h)  # here
+rewrite: given(norms=lambda: nn.ModuleDict({"first": _norm()}))
+    return net.norms["first"](h)
+def _zeros():
+    return torch.zeros(1, 4, 4)
+case state_of_an_lstm_carried: REFUSED, CARRIED, says=(explain.REWRITES["tensor"],), whole=True
+    result, (hidden, cell) = net.lstm(h.unsqueeze(0), net.state)
+    net.state = (hidden.detach(), cell.detach())  # here
+    return result[0]
+rewrite state_of_an_lstm_in_buffers: given(lstm=lambda: nn.LSTM(4, 4), hidden=_zeros, cell=_zeros)
+    result, (hidden, cell) = net.lstm(h.unsqueeze(0), (net.hidden.clone(), net.cell.clone()))
+    net.hidden.copy_(hidden.detach())
+    net.cell.copy_(cell.detach())
+    return result[0]
+def _spectral(net):
+    spectral_norm(net.b)
+case spectral_norm_of_old: EITHER, _spectral, says=("parametrizations",), where=None, own_losses=True, whole=True
+    return h
+rewrite: lambda net: parametrizations.spectral_norm(net.b)
+    return h
+case queue_with_a_pointer: EITHER, QUEUE, whole=True
+    ptr = int(net.ptr)  # here
+    logits = h @ net.queue.clone().T
+    net.queue[ptr : ptr + 4] = h.detach()
+    net.ptr[0] = (ptr + 4) % 8
+    return h + logits.logsumexp(1, keepdim=True)
+rewrite queue_with_an_index: QUEUE
+    logits = h @ net.queue.clone().T
+    net.queue.index_copy_(0, net.ptr + torch.arange(4), h.detach())
+    net.ptr.copy_((net.ptr + 4) % 8)
+    return h + logits.logsumexp(1, keepdim=True)
+def _with_teacher(net):
+    net.teacher = [copy.deepcopy(net.b).requires_grad_(False)]
+def _teacher_in_buffers(net):
+    net.register_buffer("weight", net.b.weight.detach().clone())
+    net.register_buffer("bias", net.b.bias.detach().clone())
+case teacher_that_follows: REFUSED, _with_teacher, says=(explain._PARAMETER.rewrite,), whole=True
+    for one, other in zip(net.teacher[0].parameters(), net.b.parameters(), strict=True):
+        one.data.mul_(0.9).add_(other.data, alpha=0.1)  # here
+    return h + net.teacher[0](h)
+rewrite teacher_in_buffers: _teacher_in_buffers
+    net.weight.mul_(0.9).add_(net.b.weight.detach(), alpha=0.1)
+    net.bias.mul_(0.9).add_(net.b.bias.detach(), alpha=0.1)
+    return h + functional.linear(h, net.weight, net.bias)
+
+# What is no reason is not listed, and a generator that is torch's own is not called the model's.
+case draw_from_the_default_generator: EQUAL, never_says=("of its own",), whole=True
+    return h + torch.randn(4, generator=torch.default_generator)
+def _divided(h):
+    return h / h.detach().abs().max()
+case one_reason_beside_what_is_none: EITHER, never_says=("one_hot",)
+    h = h + functional.one_hot(_classes(h), 4)
+    return h / h.detach().abs().max().item()  # here
+rewrite:
+    return _divided(h + functional.one_hot(_classes(h), 4))
+case one_reason_beside_an_assertion: EITHER, never_says=("manual_check",), whole=True
+    assert bool(h.isfinite().all()), "manual_check"
+    return h / float(h.detach().abs().max())  # here
+case number_of_a_tensor: REFUSED, says=(explain._NUMBER.rewrite,), whole=True
+    return h / h.detach().abs().max().item()  # here
+rewrite:
+    return h / h.detach().abs().max()
+built number_in_a_loss_function: EITHER, where="scale.item()", whole=True
+    def loss(result, target):
+        scale = target.abs().max()
+        return functional.mse_loss(result / scale.item(), target / scale.item())
+    return with_loss(loss)
+rebuilt:
+    def loss(result, target):
+        scale = target.abs().max()
+        return functional.mse_loss(result / scale, target / scale)
+    return with_loss(loss)
+
+# What a trace would lose, state, draws and seeds.
+case row_of_the_largest: REFUSED, says=(explain._INDEX.rewrite,), whole=True
+    return h + h[h[:, 0].argmax()]  # here
+rewrite:
+    return h + h.index_select(0, h[:, 0].argmax().view(1))[0]
+case packed_sequence: REFUSED, LSTM, says=(explain._PACKED.rewrite,), own_losses=True
+    packed = pack_padded_sequence(h.expand(4, 4, 4), net.lengths, True, False)  # here
+    return pad_packed_sequence(net.lstm(packed)[0], True, 0.0, 4)[0].sum(1)
+rewrite padded_sequence: LSTM
+    outputs = net.lstm(h.expand(4, 4, 4))[0]
+    return (outputs * (torch.arange(4) < net.lengths[:, None]).unsqueeze(-1)).sum(1)
+case tanh_of_numpy: REFUSED, says=(explain._NUMPY.rewrite,), own_losses=True
+    return h + torch.from_numpy(np.tanh(h.detach().numpy()))  # here
+rewrite:
+    return h + torch.tanh(h.detach())
+case sparse_constant: REFUSED, SPARSE, says=(explain._SPARSE.rewrite,), whole=True
+    return h + torch.sparse.mm(net.mix[0], h)  # here
+rewrite: given(mix=lambda: torch.eye(4))
+    return h + net.mix @ h
+def _ctc(h, lengths, targets):
+    return functional.ctc_loss(h.log_softmax(1)[:, None], torch.tensor([[1, 2]]), lengths, targets)
+case lengths_that_are_numbers: REFUSED, says=(explain._LENGTHS.rewrite,), where="functional.ctc_loss", whole=True
+    return h + _ctc(h, (4,), (2,))
+rewrite:
+    return h + _ctc(h, torch.full((1,), 4), torch.full((1,), 2))
+built input_changed_in_place: REFUSED, says=(explain._INPUT.rewrite,)
+    def forward(net, x, y):
+        x *= 2  # here
+        return functional.mse_loss(net.layer(x).squeeze(1), y)
+    return made(forward, layer=lambda: nn.Linear(3, 1))
+rebuilt:
+    return made(lambda net, x, y: functional.mse_loss(net.layer(x * 2).squeeze(1), y), layer=lambda: nn.Linear(3, 1))
+case total_in_a_global: REFUSED, lambda net: TOTAL[0].zero_(), says=(explain._CONSTANT.rewrite,), whole=True
+    return h + TOTAL[0].add_(h.detach().mean(0)).clone()  # here
+rewrite: given(total=lambda: torch.zeros(4))
+    return h + net.total.add_(h.detach().mean(0)).clone()
 
 # What a trace would lose.
-
-
 class WithoutZeros(torch.autograd.Function):
     zeros = False
-
     @classmethod
-    def forward(cls, context: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(cls, context, x):
         if not cls.zeros:
             context.set_materialize_grads(False)  # here
         return x.clone(), x.clone()
-
     @staticmethod
-    def backward(context: Any, one: Tensor, other: Tensor | None) -> Tensor:
-        return one if other is None else one + other
-
-
+    def backward(context, first, second):
+        return first if second is None else first + second
 class WithZeros(WithoutZeros):
     zeros = True
-
-
-each(REFUSED, says=(trial._NO_ZEROS.rewrite,), whole=True)(
-    gradients_that_are_none=lambda net, h: WithoutZeros.apply(h)[0]
-).rewrite()(lambda net, h: WithZeros.apply(h)[0])
-
-
-@case(REFUSED, says=(trial._SAVED.rewrite,), own_losses=True)
-def saved_tensors_changed(net: Any, h: Tensor) -> Tensor:
+case gradients_that_are_none: REFUSED, says=(trial._NO_ZEROS.rewrite,), whole=True
+    return WithoutZeros.apply(h)[0]
+rewrite:
+    return WithZeros.apply(h)[0]
+case saved_tensors_changed: REFUSED, says=(trial._SAVED.rewrite,), own_losses=True
     with torch.autograd.graph.saved_tensors_hooks(lambda saved: saved * 2, lambda saved: saved):  # here
         return h.sigmoid()
-
-
-saved_tensors_changed.rewrite()(lambda net, h: h.sigmoid())
-
-
-each(REFUSED, says=(trial._CHECKPOINTED.rewrite,), own_losses=True, whole=True)(
-    checkpoint_that_draws_again=lambda net, h: checkpoint(  # here
-        functional.dropout, h, use_reentrant=False, preserve_rng_state=False
-    )
-).rewrite()(lambda net, h: checkpoint(functional.dropout, h, use_reentrant=False))
-
-
-@case(REFUSED, says=(trial._VERSION.rewrite,), own_losses=True, whole=True)
-def steps_by_version(net: Any, h: Tensor) -> Tensor:
+rewrite:
+    return h.sigmoid()
+case checkpoint_that_draws_again: REFUSED, says=(trial._CHECKPOINTED.rewrite,), own_losses=True, whole=True
+    return checkpoint(functional.dropout, h, use_reentrant=False, preserve_rng_state=False)  # here
+rewrite:
+    return checkpoint(functional.dropout, h, use_reentrant=False)
+case steps_by_version: REFUSED, says=(trial._VERSION.rewrite,), own_losses=True, whole=True
     return h / (1 + net.b.weight._version)  # here
-
-
-@steps_by_version.rewrite(given(steps=zero))
-def steps_in_a_buffer(net: Any, h: Tensor) -> Tensor:
+rewrite steps_in_a_buffer: given(steps=zero)
     return h / net.steps.add_(1).clone()
-
-
-@case(REFUSED, says=(trial._INFERENCE_MODE.rewrite,), whole=True)
-def inference_mode(net: Any, h: Tensor) -> Tensor:
+case inference_mode: REFUSED, says=(trial._INFERENCE_MODE.rewrite,), whole=True
     with torch.inference_mode():  # here
         scale = net.b.weight.square().mean()
     return h + scale
-
-
-@inference_mode.rewrite()
-def no_gradients(net: Any, h: Tensor) -> Tensor:
+rewrite no_gradients:
     with torch.no_grad():
         scale = net.b.weight.square().mean()
     return h + scale
 
-
 # State, draws and seeds.
-
-
-@case(REFUSED, given(n=0), says=(explain.REWRITES["value"],), whole=True)
-def steps_in_an_attribute(net: Any, h: Tensor) -> Tensor:
+case steps_in_an_attribute: REFUSED, given(n=0), says=(explain.REWRITES["value"],), whole=True
     net.n += 1  # here
     return h / net.n
-
-
-steps_in_an_attribute.rewrite(given(steps=zero))(steps_in_a_buffer)
-
-
-each(REFUSED, given(rates=lambda: itertools.count(1)), says=(explain.REWRITES["position"],), whole=True)(
-    rates_of_an_iterator=lambda net, h: h / next(net.rates)  # here
-).rewrite(given(steps=zero))(steps_in_a_buffer)
-
-
-@case(REFUSED, given(first=None), says=(explain.FIRST_CALL,))
-def first_batch_kept(net: Any, h: Tensor) -> Tensor:
+rewrite: given(steps=zero)
+    return steps_in_a_buffer(net, h)
+case rates_of_an_iterator: REFUSED, RATES, says=(explain.REWRITES["position"],), whole=True
+    return h / next(net.rates)  # here
+rewrite: given(steps=zero)
+    return steps_in_a_buffer(net, h)
+case first_batch_kept: REFUSED, given(first=None), says=(explain.FIRST_CALL,)
     if net.first is None:
         net.first = h.detach().mean(0)  # here
     return h - net.first
-
-
-@first_batch_kept.rewrite(given(is_set=lambda: torch.zeros((), dtype=torch.bool), value=lambda: torch.zeros(4)))
-def first_batch_in_a_buffer(net: Any, h: Tensor) -> Tensor:
+rewrite first_batch_in_a_buffer: given(is_set=lambda: torch.zeros((), dtype=torch.bool), value=lambda: torch.zeros(4))
     net.value.copy_(torch.where(net.is_set, net.value, h.detach().mean(0)))
     net.is_set.fill_(True)
     return h - net.value.clone()
-
-
-def _timed_before() -> Setup:
+def _timed_before():
     return net_of(lambda net, h: h * (1 + net.scale), given(scale=0.25))
-
-
-each(REFUSED, says=(explain.DIFFERS.rewrite,), oracle=_timed_before, rewritten=_timed_before)(
-    time_of_a_call=lambda net, h: h * (1 + time.perf_counter() % 1)  # here
-)
-
-
-each(
-    REFUSED,
-    given(own=lambda: torch.Generator().manual_seed(1)),
-    says=(explain.GENERATOR.rewrite,),
-    own_losses=True,
-    whole=True,
-)(
-    generator_of_its_own=lambda net, h: h + torch.randn(4, generator=net.own)  # here
-).rewrite()(lambda net, h: h + torch.randn(4))
-
-
-@case(REFUSED, says=(explain.SEEDED.rewrite,), whole=True)
-def seed_in_forward(net: Any, h: Tensor) -> Tensor:
-    torch.manual_seed(3)  # here
+case time_of_a_call: REFUSED, says=(explain.DIFFERS.rewrite,), oracle=_timed_before, rewritten=_timed_before
+    return h * (1 + time.perf_counter() % 1)  # here
+case generator_of_its_own: REFUSED, GENERATOR, says=(explain.GENERATOR.rewrite,), own_losses=True
+    return h + torch.randn(4, generator=net.own)  # here
+rewrite:
     return h + torch.randn(4)
-
-
-def _with_noise(net: Any) -> None:
+def _with_noise(net):
     torch.manual_seed(3)
     net.register_buffer("noise", torch.randn(4))
-
-
-seed_in_forward.rewrite(_with_noise)(lambda net, h: h + net.noise)
+case seed_in_forward: REFUSED, says=(explain.SEEDED.rewrite,), whole=True
+    torch.manual_seed(3)  # here
+    return h + torch.randn(4)
+rewrite: _with_noise
+    return h + net.noise
+""")

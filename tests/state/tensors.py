@@ -2,48 +2,25 @@
 
 # Calling a module gives Any, and some functions of torch have no types.
 # mypy: no-warn-return-any, allow-untyped-calls
-
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.nn.utils import parametrizations
 
 import sambasim as ss
-from sambasim.compiler.capture import trial
-from tests.state.case import (
-    BATCH,
-    EITHER,
-    EQUAL,
-    RATE,
-    TOLD,
-    Outputs,
-    Setup,
-    Then,
-    built,
-    case,
-    each,
-    given,
-    net_of,
-    points,
-    setups,
-)
+from tests.state.case import BATCH, EQUAL, RATE, Outputs, Setup, Then, cases, each, given, made, net_of, points, setups
 
 LAST = given(last=lambda: torch.zeros(4))
 
 
-def copies_into_it(net: Any, h: Tensor) -> Tensor:
+def _copied(net: Any, h: Tensor) -> Tensor:
     net.last.copy_(h.detach().mean(0))
     return h
 
 
-@case(EQUAL, given(steps=lambda: torch.zeros(())), also=lambda *found: kept_in_evaluation(*found))
-def buffer_that_counts_in_evaluation_too(net: Any, h: Tensor) -> Tensor:
-    net.steps.add_(1)
-    return h * torch.where(net.steps > 2, 1.0, 0.5)
+COPIED: dict[str, Any] = {"says": ("last", "copy_"), "rewritten": lambda: net_of(_copied, LAST)}
 
 
 def kept_in_evaluation(setup: Setup, state: Any, pef: Any, run: Any) -> str:
@@ -51,186 +28,14 @@ def kept_in_evaluation(setup: Setup, state: Any, pef: Any, run: Any) -> str:
     return "" if any(one.endswith(": steps") for one in told) else "the buffer is not told"
 
 
-@case(EITHER, LAST, says=("last", "copy_"))
-def buffer_replaced_in_the_dict(net: Any, h: Tensor) -> Tensor:
-    net._buffers["last"] = h.detach().mean(0)  # here
-    return h
-
-
-@case(EITHER, LAST, says=("last", "copy_"), whole=True)
-def buffer_replaced_by_data(net: Any, h: Tensor) -> Tensor:
-    net.last.data = h.detach().mean(0)  # here
-    return h
-
-
-@case(EITHER, LAST, says=("last", "copy_"), whole=True)
-def buffer_assigned(net: Any, h: Tensor) -> Tensor:
-    net.last = h.detach().mean(0)  # here
-    return h
-
-
-@case(EITHER, LAST, says=("last", "copy_"), whole=True)
-def buffers_updated(net: Any, h: Tensor) -> Tensor:
-    net._buffers.update(last=h.detach().mean(0))  # here
-    return h
-
-
-@case(EITHER, LAST, says=("last", "copy_"), whole=True)
-def buffer_set(net: Any, h: Tensor) -> Tensor:
-    with torch.no_grad():
-        net.last.set_(h.detach().mean(0))  # here
-    return h
-
-
-@case(EITHER, LAST, says=("last", "copy_"), whole=True)
-def buffer_registered_again(net: Any, h: Tensor) -> Tensor:
-    net.register_buffer("last", h.detach().mean(0))  # here
-    return h
-
-
-for replaced in (buffer_replaced_in_the_dict, buffer_replaced_by_data, buffer_assigned, buffers_updated, buffer_set):
-    replaced.rewrite(LAST)(copies_into_it)
-
-
-@case(EITHER, LAST, whole=True)
-def moving_mean_replaced_and_read(net: Any, h: Tensor) -> Tensor:
-    shifted: Tensor = h - net.last
-    net._buffers["last"] = 0.9 * net.last + 0.1 * h.detach().mean(0)  # here
-    return shifted
-
-
-@case(EITHER, whole=True)
-def parameter_replaced_by_data(net: Any, h: Tensor) -> Tensor:
-    net.b.weight.data = net.b.weight.data.clamp(-0.3, 0.3)  # here
-    return h
-
-
-@case(EITHER, whole=True)
-def parameter_clamped_by_data(net: Any, h: Tensor) -> Tensor:
-    net.b.weight.data.clamp_(-0.3, 0.3)  # here
-    return h
-
-
-# `.data` is a detached tensor of the same memory.
-
-
-@case(EITHER)
-def data_of_an_activation_assigned(net: Any, h: Tensor) -> Tensor:
-    v = h * 1
-    v.data = v.data * 3  # here
-    return v
-
-
-@case(EITHER, whole=True)
-def data_of_an_activation_changed(net: Any, h: Tensor) -> Tensor:
-    v = h * 1
-    v.data.mul_(2)  # here
-    return v
-
-
-@case(EITHER, says=(trial._DATA.rewrite,), own_losses=True)
-def data_of_an_activation_filled(net: Any, h: Tensor) -> Tensor:
-    v = h.tanh()
-    v.data[:, 0] = 0.5  # here
-    return v
-
-
-@data_of_an_activation_filled.rewrite()
-def data_of_a_copy_filled(net: Any, h: Tensor) -> Tensor:
-    v = h.tanh().clone()
-    v.data[:, 0] = 0.5
-    return v
-
-
-@case(EITHER, whole=True)
-def data_of_an_activation_copied_into(net: Any, h: Tensor) -> Tensor:
-    v = h + 0
-    v.data.copy_(h.detach().sign())  # here
-    return v
-
-
-@case(EQUAL)
-def straight_through_by_data(net: Any, h: Tensor) -> Tensor:
-    w = net.b.weight
-    return h * (w + (torch.sign(w.data) - w).detach())
-
-
-@case(EQUAL, given(mean=lambda: torch.zeros(4)), whole=True)
-def data_of_a_buffer_changed(net: Any, h: Tensor) -> Tensor:
-    net.mean.data.mul_(0.9).add_(h.data.mean(0), alpha=0.1)
-    return h - net.mean
-
-
-# The default dtype, and inputs that are not float32.
-
-
-@case(EQUAL, whole=True)
-def constant_in_float64(net: Any, h: Tensor) -> Tensor:
-    old = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    c = torch.full((4,), 1e-3) + 1e7
-    torch.set_default_dtype(old)
-    return h + (c - 1e7).float()
-
-
-@case(EQUAL, whole=True)
-def positions_in_float64(net: Any, h: Tensor) -> Tensor:
-    torch.set_default_dtype(torch.float64)
-    try:
-        positions = torch.linspace(0, 1, 4) + 1e8
-    finally:
-        torch.set_default_dtype(torch.float32)
-    return h + (positions - 1e8).to(h.dtype)
-
-
-@contextmanager
-def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    old = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(old)
-
-
-@case(EQUAL, whole=True)
-def draws_in_float64(net: Any, h: Tensor) -> Tensor:
-    with _default_dtype(torch.float64):
-        noise = torch.rand(4) * 1e-9 + torch.tensor(1 / 3)
-    return h * noise.float()
-
-
 def _of_dtype(dtype: torch.dtype) -> Setup:
-    class Asks(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = nn.Linear(3, 1)
+    def forward(net: Any, x: Tensor, y: Tensor) -> Tensor:
+        factor = 1.0 if x.dtype == torch.float32 else 3.0
+        return (net.layer(x.float()).squeeze(1) * factor - y.float()).square().mean()
 
-        def forward(self, x: Tensor, y: Tensor) -> Tensor:
-            factor = 1.0 if x.dtype == torch.float32 else 3.0
-            loss: Tensor = (self.net(x.float()).squeeze(1) * factor - y.float()).square().mean()
-            return loss
-
-    torch.manual_seed(0)
-    x, y = points()
-    return Setup(Asks(), (x.to(dtype), y))
-
-
-setups(EQUAL | TOLD, notice="float64")(inputs_of_float64=lambda: _of_dtype(torch.float64))
-
-
-@built(EQUAL | TOLD, notice="float64", whole=True)
-def labels_of_float64() -> Setup:
-    setup = net_of(lambda net, h: h.double().float())
-    x, y = setup.data
-    setup.data = (x, y.double())
+    setup = made(forward, layer=lambda: nn.Linear(3, 1))
+    setup.data = (setup.data[0].to(dtype), setup.data[1])
     return setup
-
-
-setups(EQUAL, whole=True)(inputs_of_float16=lambda: _of_dtype(torch.float16))
-
-
-# A wrapped layer has other names in `named_parameters` than in `state_dict`, which is what is saved.
 
 
 def predicts(fresh: Setup, state: Mapping[str, Tensor], pef: ss.Pef, run: ss.Run) -> str:
@@ -254,56 +59,29 @@ def _outputs(prepare: Callable[[Any], object], then: Then = lambda net, h: h) ->
     return Setup(model, points(), "mse")
 
 
-@built(EQUAL, also=predicts)
-def layer_in_a_checkpoint_wrapper() -> Setup:
-    return _outputs(given(a=lambda: checkpoint_wrapper(nn.Linear(3, 4))))
-
-
-@built(EQUAL, also=predicts, whole=True)
-def layer_in_two_wrappers() -> Setup:
-    def wrapped() -> nn.Module:
-        inner = checkpoint_wrapper(nn.Sequential(nn.Tanh(), nn.Linear(5, 4)))
-        return checkpoint_wrapper(nn.Sequential(nn.Linear(3, 5), inner))
-
-    return _outputs(given(a=wrapped))
-
-
-class _Renamed(nn.Linear):
+def _renamed() -> nn.Module:
     """Is saved as `kernel`, as models are that keep the names of another framework."""
 
-    def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__(inputs, outputs)
-        self.register_state_dict_post_hook(_saves)
-        self.register_load_state_dict_pre_hook(_loads)
+    def renames(old: str, new: str) -> Callable[..., None]:
+        def hook(module: nn.Module, state: dict[str, Tensor], prefix: str, *others: object) -> None:
+            if f"{prefix}{old}" in state:
+                state[f"{prefix}{new}"] = state.pop(f"{prefix}{old}")
+
+        return hook
+
+    layer = nn.Linear(3, 4)
+    layer.register_state_dict_post_hook(renames("weight", "kernel"))
+    layer.register_load_state_dict_pre_hook(renames("kernel", "weight"))
+    return layer
 
 
-def _saves(module: nn.Module, state: dict[str, Tensor], prefix: str, metadata: object) -> None:
-    state[f"{prefix}kernel"] = state.pop(f"{prefix}weight")
+def _unsaved() -> nn.Module:
+    def drops(module: nn.Module, state: dict[str, Tensor], prefix: str, *others: object) -> None:
+        del state[f"{prefix}bias"]
 
-
-def _loads(module: nn.Module, state: dict[str, Tensor], prefix: str, *others: object) -> None:
-    if f"{prefix}kernel" in state:
-        state[f"{prefix}weight"] = state.pop(f"{prefix}kernel")
-
-
-@built(EITHER, also=predicts, where=None, whole=True)
-def weight_renamed_by_hooks() -> Setup:
-    return _outputs(given(a=lambda: _Renamed(3, 4)))
-
-
-class _Unsaved(nn.Linear):
-    def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__(inputs, outputs)
-        self.register_state_dict_post_hook(_drops)
-
-
-def _drops(module: nn.Module, state: dict[str, Tensor], prefix: str, metadata: object) -> None:
-    del state[f"{prefix}bias"]
-
-
-@built(frozenset({"refused"}), where=None, says=("a.bias",), whole=True)
-def parameter_that_is_not_saved() -> Setup:
-    return _outputs(given(a=lambda: _Unsaved(3, 4)))
+    layer = nn.Linear(3, 4)
+    layer.register_state_dict_post_hook(drops)
+    return layer
 
 
 def _tied(net: Any) -> None:
@@ -312,12 +90,7 @@ def _tied(net: Any) -> None:
     net.d.weight = net.c.weight
 
 
-# Bits that were off.
-
-
 each(EQUAL, whole=True)(
-    data_of_a_parameter_read=lambda net, h: h + net.b.weight.data.sum(),
-    data_of_an_activation_read=lambda net, h: h - h.data.mean(0),
     data_in_a_norm=lambda net, h: h / (net.a.weight.data.norm() + h.data.abs().max()),
     addcdiv_with_a_value=lambda net, h: torch.addcdiv(h, h * 2, h.square() + 1, value=0.3),
     addcmul_with_a_value=lambda net, h: torch.addcmul(h, h.tanh(), h.sigmoid(), value=0.3),
@@ -332,33 +105,17 @@ def _bfloat16(momentum: float = 0.0) -> Setup:
     return setup
 
 
-setups(EQUAL | TOLD, notice="differs from eager PyTorch by rounding")(model_in_bfloat16=lambda: _bfloat16())
+def _sequence(make: Callable[[], nn.Module]) -> Setup:
+    """What `make` makes reads [batch, 6, 4], and gives as much, or a tuple with that."""
 
+    def forward(net: Any, x: Tensor) -> Tensor:
+        result = net.layer(*((x, x, x) if isinstance(net.layer, nn.MultiheadAttention) else (x,)))
+        return net.last((result[0] if isinstance(result, tuple) else result).mean(1)).squeeze(1)
 
-@built(EQUAL | TOLD, notice="differs from eager PyTorch by rounding", whole=True)
-def model_in_bfloat16_with_momentum() -> Setup:
-    return _bfloat16(0.9)
-
-
-class _Sequence(nn.Module):
-    """`layer` reads [batch, 6, 4], and gives as much, or a tuple with that."""
-
-    def __init__(self, layer: nn.Module, width: int = 4) -> None:
-        super().__init__()
-        self.layer = layer
-        self.last = nn.Linear(width, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        arguments = (x, x, x) if isinstance(self.layer, nn.MultiheadAttention) else (x,)
-        result = self.layer(*arguments)
-        result = result[0] if isinstance(result, tuple) else result
-        return self.last(result.mean(1)).squeeze(1)
-
-
-def _sequence(make: Callable[[], nn.Module], width: int = 4) -> Setup:
-    torch.manual_seed(0)
+    setup = made(forward, "mse", layer=make, last=lambda: nn.Linear(4, 1))
     x = torch.randn(8 * BATCH, 6, 4, generator=torch.Generator().manual_seed(1))
-    return Setup(_Sequence(make(), width), (x, x.mean((1, 2))), "mse")
+    setup.data = (x, x.mean((1, 2)))
+    return setup
 
 
 setups(EQUAL, also=predicts, whole=True)(
@@ -372,3 +129,114 @@ setups(EQUAL, also=predicts, whole=True)(
     ),
     evaluation_of_an_lstm_with_projection=lambda: _sequence(lambda: nn.LSTM(4, 8, proj_size=4, batch_first=True)),
 )
+
+
+cases(__name__)("""
+from contextlib import contextmanager
+from sambasim.compiler.capture import trial
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+case buffer_that_counts_in_evaluation_too: EQUAL, given(steps=zero), also=kept_in_evaluation
+    net.steps.add_(1)
+    return h * torch.where(net.steps > 2, 1.0, 0.5)
+case buffer_replaced_in_the_dict: EITHER, LAST, **COPIED
+    net._buffers["last"] = h.detach().mean(0)  # here
+    return h
+case buffer_replaced_by_data: EITHER, LAST, **COPIED, whole=True
+    net.last.data = h.detach().mean(0)  # here
+    return h
+case buffer_assigned: EITHER, LAST, **COPIED, whole=True
+    net.last = h.detach().mean(0)  # here
+    return h
+case buffers_updated: EITHER, LAST, **COPIED, whole=True
+    net._buffers.update(last=h.detach().mean(0))  # here
+    return h
+case buffer_set: EITHER, LAST, **COPIED, whole=True
+    with torch.no_grad():
+        net.last.set_(h.detach().mean(0))  # here
+    return h
+case buffer_registered_again: EITHER, LAST, **COPIED, whole=True
+    net.register_buffer("last", h.detach().mean(0))  # here
+    return h
+case parameter_replaced_by_data: EITHER, whole=True
+    net.b.weight.data = net.b.weight.data.clamp(-0.3, 0.3)  # here
+    return h
+
+# `.data` is a detached tensor of the same memory.
+case data_of_an_activation_assigned: EITHER
+    v = h * 1
+    v.data = v.data * 3  # here
+    return v
+case data_of_an_activation_filled: EITHER, says=(trial._DATA.rewrite,), own_losses=True
+    v = h.tanh()
+    v.data[:, 0] = 0.5  # here
+    return v
+rewrite data_of_a_copy_filled:
+    v = h.tanh().clone()
+    v.data[:, 0] = 0.5
+    return v
+case data_of_an_activation_copied_into: EITHER, whole=True
+    v = h + 0
+    v.data.copy_(h.detach().sign())  # here
+    return v
+case straight_through_by_data: EQUAL
+    w = net.b.weight
+    return h * (w + (torch.sign(w.data) - w).detach())
+case data_of_a_buffer_changed: EQUAL, given(mean=lambda: torch.zeros(4)), whole=True
+    net.mean.data.mul_(0.9).add_(h.data.mean(0), alpha=0.1)
+    return h - net.mean
+
+# The default dtype, and inputs that are not float32.
+case constant_in_float64: EQUAL, whole=True
+    old = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    c = torch.full((4,), 1e-3) + 1e7
+    torch.set_default_dtype(old)
+    return h + (c - 1e7).float()
+case positions_in_float64: EQUAL, whole=True
+    torch.set_default_dtype(torch.float64)
+    try:
+        positions = torch.linspace(0, 1, 4) + 1e8
+    finally:
+        torch.set_default_dtype(torch.float32)
+    return h + (positions - 1e8).to(h.dtype)
+@contextmanager
+def _default_dtype(dtype):
+    old = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(old)
+case draws_in_float64: EQUAL, whole=True
+    with _default_dtype(torch.float64):
+        noise = torch.rand(4) * 1e-9 + torch.tensor(1 / 3)
+    return h * noise.float()
+built inputs_of_float64: EQUAL | TOLD, notice="float64"
+    return _of_dtype(torch.float64)
+built labels_of_float64: EQUAL | TOLD, notice="float64", whole=True
+    setup = net_of(lambda net, h: h.double().float())
+    x, y = setup.data
+    setup.data = (x, y.double())
+    return setup
+built inputs_of_float16: EQUAL, whole=True
+    return _of_dtype(torch.float16)
+
+# A wrapped layer has other names in `named_parameters` than in `state_dict`, which is what is saved.
+built layer_in_a_checkpoint_wrapper: EQUAL, also=predicts
+    return _outputs(given(a=lambda: checkpoint_wrapper(nn.Linear(3, 4))))
+built layer_in_two_wrappers: EQUAL, also=predicts, whole=True
+    def wrapped():
+        inner = checkpoint_wrapper(nn.Sequential(nn.Tanh(), nn.Linear(5, 4)))
+        return checkpoint_wrapper(nn.Sequential(nn.Linear(3, 5), inner))
+    return _outputs(given(a=wrapped))
+built weight_renamed_by_hooks: EITHER, also=predicts, where=None, whole=True
+    return _outputs(given(a=_renamed))
+built parameter_that_is_not_saved: REFUSED, where=None, says=("a.bias",), whole=True
+    return _outputs(given(a=_unsaved))
+
+# Bits that were off.
+built model_in_bfloat16: EQUAL | TOLD, notice="differs from eager PyTorch by rounding"
+    return _bfloat16()
+built model_in_bfloat16_with_momentum: EQUAL | TOLD, notice="differs from eager PyTorch by rounding", whole=True
+    return _bfloat16(0.9)
+""")
