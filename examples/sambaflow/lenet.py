@@ -32,7 +32,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
-from sambasim.quickstart.digits import DigitImages, digits
+from sambasim.quickstart.digits import digits
 
 SIZE, CLASSES = 32, 10
 
@@ -70,9 +70,10 @@ def add_run_args(parser: ArgumentParser) -> None:
     parser.add_argument("--resume", type=Path, help="The checkpoint to resume from, or to predict with.")
 
 
-def enlarged(images: DigitImages) -> TensorDataset:
+def enlarged(samples: TensorDataset) -> TensorDataset:
     """Samples are `(image, label)`: float32 `[1, 32, 32]`, int64 `[]`."""
-    return TensorDataset(F.interpolate(images.images, (SIZE, SIZE), mode="bilinear"), images.labels)
+    images, labels = samples.tensors
+    return TensorDataset(F.interpolate(images, (SIZE, SIZE), mode="bilinear"), labels)
 
 
 def get_inputs(args: Namespace) -> tuple[samba.SambaTensor, ...]:

@@ -23,9 +23,8 @@ from typing import TYPE_CHECKING
 import click
 
 import sambasim
-from sambasim.bounded import one_line
 from sambasim.cli.shared import COUNT, as_json
-from sambasim.errors import LaunchError, OptionError, SambasimError
+from sambasim.errors import LaunchError, OptionError, SambasimError, one_line
 from sambasim.runtime.machine.launcher import mpirun_here
 from sambasim.terminal.output import survive_closed_stdout
 from sambasim.units import counted

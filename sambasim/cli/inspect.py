@@ -6,9 +6,8 @@ from typing import Any
 
 import click
 
-from sambasim.bounded import printable
 from sambasim.cli import shared
-from sambasim.errors import OptionError
+from sambasim.errors import OptionError, printable
 from sambasim.terminal.output import phases
 
 

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from sambasim import __version__
-from sambasim.bounded import shortened
 from sambasim.cli.shared import COUNT, FILE, answer, as_json, kept_imports, write_all
-from sambasim.errors import LaunchError, MachineError, OptionError, SambasimError
+from sambasim.errors import LaunchError, MachineError, OptionError, SambasimError, shortened
 from sambasim.runtime.machine import node_memory
 from sambasim.runtime.machine.launcher import fitting_mpirun
 from sambasim.runtime.machine.process import cores_of_this_process
@@ -38,7 +37,6 @@ _MPI_INSTALL = "python -m pip install mpich   (or load your cluster's MPI)"
 
 _PROBE = """
 import sys
-from sambasim.errors import SambasimError
 from sambasim.runtime.machine.mpi import connect, linked_library
 try:
     sys.stdout.write({} + "\\n")  # in one piece: two ranks write

@@ -8,8 +8,7 @@ from typing import cast
 import click
 from click.shell_completion import CompletionItem
 
-from sambasim.bounded import shortened
-from sambasim.errors import UserError
+from sambasim.errors import UserError, shortened
 from sambasim.terminal.output import exit_code_of, report_error, set_up_streams
 
 _RUN = "Train the model of a PEF with as many replicas as mpirun starts, or predict with it."

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
 import click
 from click.shell_completion import CompletionItem
 
-from sambasim.bounded import LARGEST_COUNT, MOST_REPLICAS
+from sambasim.errors import LARGEST_COUNT, MOST_REPLICAS
 from sambasim.options.flag import DATA, OTHER, PANELS
 from sambasim.terminal.output import show
 

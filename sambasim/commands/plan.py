@@ -8,9 +8,8 @@ from typing import Any, get_args
 
 import tomli_w
 
-from sambasim.bounded import shortened
 from sambasim.commands.question import is_model, options_of_model
-from sambasim.errors import OptionError
+from sambasim.errors import OptionError, shortened
 from sambasim.hardware.spec import ALIASES, ClusterSpec, DeviceSpec, load_cluster, load_device
 from sambasim.ir.program import Program
 from sambasim.options.base import nearest, suggested

@@ -9,9 +9,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from sambasim.bounded import LARGEST_COUNT, MOST_MICRO_STEPS, MOST_REPLICAS, shortened
 from sambasim.costs.cut import Level
-from sambasim.errors import MachineError, OptionError, PefError
+from sambasim.errors import (
+    LARGEST_COUNT,
+    MOST_MICRO_STEPS,
+    MOST_REPLICAS,
+    MachineError,
+    OptionError,
+    PefError,
+    shortened,
+)
 from sambasim.hardware.placement import inventory_of, place
 from sambasim.hardware.spec import ALIASES, arch_of, cluster_names, device_names, load_cluster, load_device
 from sambasim.ir.mesh import copy_mesh, mesh_of
@@ -20,7 +27,7 @@ from sambasim.options.compile import CompileOptions, compile_options
 from sambasim.options.given import read_toml
 from sambasim.pef import locate, read
 from sambasim.pef.archive import COMPILE_AGAIN
-from sambasim.published.rows import Row, published_rows
+from sambasim.published import Row, published_rows
 from sambasim.report.devices import Placed, row_record, validation
 from sambasim.report.tables import Row as Record
 from sambasim.simulation.advice import what_fits

@@ -23,7 +23,7 @@ from sambasim.compiler.capture.trial import replaced
 from sambasim.compiler.compile import Stopwatch, capture_model
 from sambasim.compiler.passes import Fits, pipeline, run_pipeline
 from sambasim.data.batches import Batch, bind, collate, flat, in_place_of_values
-from sambasim.data.datasets import DEFAULT_SAMPLES, Failure, Source, open_source
+from sambasim.data.datasets import DEFAULT_SAMPLES, Source, open_source
 from sambasim.data.user_code import check_arguments, load_object, summary
 from sambasim.errors import DataError, ModelError, OptionError, SambasimError
 from sambasim.ir.program import Program
@@ -289,8 +289,8 @@ def inputs_of(
     notice: Callable[[str], None] = lambda text: None,
 ) -> Example:
     """The inputs of a batch by name, the target last if there is a `loss`. Raises DataError if they do not fit."""
-    if isinstance(batch, Failure):
-        raise batch.error()
+    if isinstance(batch, DataError):
+        raise batch
     by_keyword = isinstance(batch, Mapping)
     if isinstance(batch, Mapping):
         values = {str(name): value for name, value in batch.items()}

@@ -11,46 +11,37 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, default_collate
 
-from sambasim.data.datasets import Failure, Samples
+from sambasim.data.datasets import Samples
 from sambasim.data.user_code import summary
 from sambasim.errors import DataError
 from sambasim.options.grammar import InputSpec
 from sambasim.units import counted
 
-Batch: TypeAlias = "Tensor | Sequence[object] | Mapping[str, object] | Failure"
+Batch: TypeAlias = "Tensor | Sequence[object] | Mapping[str, object] | DataError"
 
-_NARROWED: Mapping[str, tuple[torch.dtype, ...]] = {
-    "float32": (torch.float64,),
-    "bfloat16": (torch.float64, torch.float32),
-    "float16": (torch.float64, torch.float32),
-}
+_WIDER = (torch.float64, torch.float32)
+_NARROWED: Mapping[str, tuple[torch.dtype, ...]] = {"float32": _WIDER[:1], "bfloat16": _WIDER, "float16": _WIDER}
 
-_SAME = "give every sample the same values, shapes and dtypes: pad, crop or convert them in the dataset"
 _TENSORS = "give tensors and numbers, side by side in one tuple or dict"
 
 
 def collate(samples: Sequence[object]) -> Batch:
-    """One batch of samples, by torch's default_collate; Python floats become float32. Returns a Failure, which `bind`
-    raises, if samples do not fit together without widening a dtype."""
-    if failure := next((sample for sample in samples if isinstance(sample, Failure)), None):
+    """One batch of samples, by torch's default_collate; Python floats become float32. Returns a DataError, which
+    `bind` raises, if samples do not fit together without widening a dtype."""
+    if failure := next((sample for sample in samples if isinstance(sample, DataError)), None):
         return failure
     try:
         joined = default_collate(list(samples))
     except Exception as raised:
-        return _disagreement(samples) or Failure(
-            f"the samples of a batch cannot be put together: {summary(raised)}",
-            remedy="give tensors and numbers, of one shape for each input: pad or crop them in the dataset",
-        )
+        what = f"the samples of a batch cannot be put together: {summary(raised)}"
+        remedy = "give tensors and numbers, of one shape for each input: pad or crop them in the dataset"
+        return _disagreement(samples) or DataError(what, remedy=remedy)
     batch = _narrowed(joined, samples[0])
-    pairs = zip(values_of(batch), values_of(samples[0]), strict=False)
-    widened = any(
-        isinstance(value, Tensor) and value.is_floating_point() and _is_integer(of) for (_, value), (_, of) in pairs
-    )
-    return (_disagreement(samples) or batch) if widened else batch
-
-
-def _is_integer(value: object) -> bool:
-    return not value.is_floating_point() if isinstance(value, Tensor) else isinstance(value, int | np.integer)
+    for (_, value), (_, of) in zip(values_of(batch), values_of(samples[0]), strict=False):
+        of_integers = not of.is_floating_point() if isinstance(of, Tensor) else isinstance(of, int | np.integer)
+        if isinstance(value, Tensor) and value.is_floating_point() and of_integers:  # it was widened
+            return _disagreement(samples) or batch
+    return batch
 
 
 def _narrowed(batch: object, sample: object) -> Batch:
@@ -97,8 +88,8 @@ def bind(batch: Batch, names: Sequence[str], *, ignore_rest: bool = False) -> di
     """The tensors of a batch by input name, in the order of `names`: a sequence by position, a mapping by name, dicts
     and lists inside of them as `flat` has them. Raises DataError if they do not fit. `ignore_rest`: a sample may hold
     further values, such as labels."""
-    if isinstance(batch, Failure):
-        raise batch.error()
+    if isinstance(batch, DataError):
+        raise batch
     if isinstance(batch, Mapping):
         batch = dict(values_of(batch))
         if not batch.keys() >= set(names) or (len(batch) > len(names) and not ignore_rest):
@@ -119,21 +110,16 @@ def bind(batch: Batch, names: Sequence[str], *, ignore_rest: bool = False) -> di
     return bound
 
 
-def _in_range(tensor: Tensor, spec: InputSpec) -> Tensor:
-    narrow = tensor.to(getattr(torch, spec.dtype))
-    if spec.dtype == "float16" and bool((narrow.isinf() & tensor.isfinite()).any()):
-        what = f"input {spec.name} holds {float(tensor.abs().max()):g}, and float16 ends at 65504"
-        raise DataError(what, remedy="scale the samples, or compile with --dtype bf16 or fp32")
-    return narrow
-
-
 def check(batch: Mapping[str, Tensor], inputs: Sequence[InputSpec], batch_size: int) -> dict[str, Tensor]:
     """The batch, checked; only wider floats are converted. Raises DataError."""
     checked: dict[str, Tensor] = {}
     for spec in inputs:
         tensor = batch[spec.name]
         if tensor.dtype in _NARROWED.get(spec.dtype, ()):
-            tensor = _in_range(tensor, spec)
+            wide, tensor = tensor, tensor.to(getattr(torch, spec.dtype))
+            if spec.dtype == "float16" and bool((tensor.isinf() & wide.isfinite()).any()):
+                what = f"input {spec.name} holds {float(wide.abs().max()):g}, and float16 ends at 65504"
+                raise DataError(what, remedy="scale the samples, or compile with --dtype bf16 or fp32")
         dtype = str(tensor.dtype).removeprefix("torch.")
         if dtype != spec.dtype or tuple(tensor.shape) != (batch_size, *spec.shape):
             takes = InputSpec(spec.name, spec.dtype, (batch_size, *spec.shape))
@@ -144,20 +130,21 @@ def check(batch: Mapping[str, Tensor], inputs: Sequence[InputSpec], batch_size: 
     return checked
 
 
-def _disagreement(samples: Sequence[object]) -> Failure | None:
+def _disagreement(samples: Sequence[object]) -> DataError | None:
     """Which sample differs from the first one, and how; None if all agree."""
     first = dict(values_of(samples[0]))
     for name, value in first.items():
         if not isinstance(value, Tensor | np.ndarray | np.generic | int | float | str | bytes):
             what = f"{_called(samples, 0)} gives {_kind(value)} for {name}, which is no tensor or number"
-            return Failure(what, remedy=_TENSORS)
+            return DataError(what, remedy=_TENSORS)
     for position, sample in enumerate(samples):
         values = dict(values_of(sample))
         for name in {**first, **values}:
             now, was = (_kind(of[name]) if name in of else "nothing" for of in (values, first))
             if now != was:
                 what = f"{_called(samples, position)} gives {now} for {name}, and {_called(samples, 0)} gives {was}"
-                return Failure(what, remedy=_SAME)
+                remedy = "give all samples the same values, shapes and dtypes: pad, crop or convert them in the dataset"
+                return DataError(what, remedy=remedy)
     return None
 
 
@@ -203,7 +190,5 @@ def _of_workers(batches: Iterator[Batch], name: str) -> Iterator[Batch]:
     except (RuntimeError, ConnectionError, EOFError) as raised:  # the last two if it died while it sent a batch
         if isinstance(raised, RuntimeError) and "DataLoader worker (pid" not in str(raised):
             raise
-        raise DataError(
-            f"a worker process that reads {name} died: {summary(raised)}",
-            remedy="--workers 0 reads in the main process; check the free memory and the size of /dev/shm",
-        ) from None
+        remedy = "--workers 0 reads in the main process; check the free memory and the size of /dev/shm"
+        raise DataError(f"a worker process that reads {name} died: {summary(raised)}", remedy=remedy) from None

@@ -10,7 +10,7 @@ from typing import Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
@@ -21,8 +21,6 @@ from sambasim.options.training import DataOptions
 from sambasim.units import format_bytes
 
 DEFAULT_SAMPLES = 1024
-_DEFAULT_BOUND = 2
-_MASK = 2**64 - 1
 _AHEAD_BYTES = 256 * 1024
 """TensorBatches selects at least this much at a time: a selection of few rows is mostly overhead."""
 
@@ -36,18 +34,6 @@ class MapStyle(Protocol):
     def __getitem__(self, index: int, /) -> object: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """An error while a sample or a batch was read, as a value; `error` makes a DataError of it."""
-
-    what: str
-    where: str | None = None
-    remedy: str | None = None
-
-    def error(self) -> DataError:
-        return DataError(self.what, where=self.where, remedy=self.remedy)
-
-
 class Samples(list[object]):
     """The samples of one batch, with the `name` of the data source and their `indices` in its dataset."""
 
@@ -59,7 +45,7 @@ class Samples(list[object]):
 
 class WatchedDataset(Dataset[object]):
     """The samples of `dataset`, or those that `chosen` lists; `name` is the data source's, for messages. `__getitem__`
-    raises a failure as DataError; `__getitems__` returns it as a Failure among the samples."""
+    raises DataError for a failure; `__getitems__` returns that as one of the samples."""
 
     def __init__(self, dataset: MapStyle, name: str, chosen: Sequence[int] | None = None) -> None:
         self.dataset = dataset
@@ -71,8 +57,8 @@ class WatchedDataset(Dataset[object]):
 
     def __getitem__(self, index: int) -> object:
         sample = self._read(self.chosen[index])
-        if isinstance(sample, Failure):
-            raise sample.error()
+        if isinstance(sample, DataError):
+            raise sample
         return sample
 
     def __getitems__(self, indices: Sequence[int]) -> Samples:
@@ -83,9 +69,9 @@ class WatchedDataset(Dataset[object]):
         try:
             return Samples(many(chosen), self.name, chosen)
         except (Exception, SystemExit) as raised:
-            whole = Failure(f"__getitems__ of {self.name} raised {summary(raised)}", where=user_line(raised))
+            whole = DataError(f"__getitems__ of {self.name} raised {summary(raised)}", where=user_line(raised))
             alone = map(self._read, chosen)
-            failure = next((sample for sample in alone if isinstance(sample, Failure)), whole)
+            failure = next((sample for sample in alone if isinstance(sample, DataError)), whole)
             return Samples([failure], self.name, chosen)
 
     def _read(self, index: int) -> object:
@@ -93,24 +79,25 @@ class WatchedDataset(Dataset[object]):
             return self.dataset[index]
         except (Exception, SystemExit) as raised:  # SystemExit would end the run with exit code 0
             what = f"sample {index} of {self.name} raised {summary(raised)}"
-            return Failure(what, where=user_line(raised), remedy=f"read it alone in Python: dataset[{index}]")
+            return DataError(what, where=user_line(raised), remedy=f"read it alone in Python: dataset[{index}]")
 
 
+@dataclass(frozen=True)
 class TensorBatches:
-    """Batches of a TensorDataset, by one selection of rows from each tensor: the same bits in a tenth of the time."""
+    """Batches of a TensorDataset, by one selection of rows from each tensor: the same bits in a tenth of the time.
+    `chosen`: the rows to read, int64."""
 
-    def __init__(self, tensors: Sequence[Tensor], chosen: Sequence[int]) -> None:
-        self._tensors = tuple(tensors)
-        self._chosen = torch.as_tensor(chosen, dtype=torch.int64)
+    tensors: Sequence[Tensor]
+    chosen: Tensor
 
     def batches(self, order: Sequence[int], batch_size: int) -> Iterator[list[Tensor]]:
         """One tensor `[batch_size, …]` for each value of a sample; only whole batches. `order`: positions in
         `chosen`."""
-        rows = self._chosen[torch.as_tensor(order, dtype=torch.int64)]
-        row_bytes = sum(tensor[:1].nbytes for tensor in self._tensors)
+        rows = self.chosen[torch.as_tensor(order, dtype=torch.int64)]
+        row_bytes = sum(tensor[:1].nbytes for tensor in self.tensors)
         ahead = max(1, _AHEAD_BYTES // max(1, row_bytes * batch_size))
         for index in torch.split(rows[: len(rows) // batch_size * batch_size], ahead * batch_size):
-            read = (torch.split(tensor.index_select(0, index), batch_size) for tensor in self._tensors)
+            read = (torch.split(tensor.index_select(0, index), batch_size) for tensor in self.tensors)
             yield from map(list, zip(*read, strict=True))
 
 
@@ -120,16 +107,16 @@ def tensor_batches(dataset: object) -> TensorBatches | None:
         return None
     tensors = dataset.dataset.tensors
     plain = all(type(t) is Tensor and t.layout is torch.strided and not t.requires_grad for t in tensors)
-    return TensorBatches(tensors, dataset.chosen) if plain else None
+    return TensorBatches(tensors, torch.as_tensor(dataset.chosen, dtype=torch.int64)) if plain else None
 
 
+@dataclass(frozen=True)
 class SyntheticDataset(Dataset[dict[str, Tensor]]):
     """Random samples, a function of (seed, i) only. Floats are standard normal; integers and booleans are uniform."""
 
-    def __init__(self, inputs: Sequence[InputSpec], samples: int = DEFAULT_SAMPLES, seed: int = 0) -> None:
-        self.inputs = tuple(inputs)
-        self.samples = samples
-        self.seed = seed
+    inputs: Sequence[InputSpec]
+    samples: int = DEFAULT_SAMPLES
+    seed: int = 0
 
     def __len__(self) -> int:
         return self.samples
@@ -137,43 +124,40 @@ class SyntheticDataset(Dataset[dict[str, Tensor]]):
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         if not 0 <= index < self.samples:
             raise IndexError(f"sample {index} of {self.samples}")
-        generator = torch.Generator().manual_seed(_mix(self.seed, index))
-        return {spec.name: _random(spec, generator) for spec in self.inputs}
-
-
-def _random(spec: InputSpec, generator: torch.Generator) -> Tensor:
-    if spec.dtype in FLOAT_DTYPES:
-        drawn = torch.randn(spec.shape, generator=generator)
-    else:  # without a bound, integers are valid indices in every model
-        bound = _DEFAULT_BOUND if spec.exclusive_bound is None else spec.exclusive_bound
-        drawn = torch.randint(bound, spec.shape, generator=generator)
-    return drawn.to(getattr(torch, spec.dtype))
+        generator, sample = torch.Generator().manual_seed(_mix(self.seed, index)), {}
+        for spec in self.inputs:
+            if spec.dtype in FLOAT_DTYPES:
+                drawn = torch.randn(spec.shape, generator=generator)
+            else:  # without a bound, 0 and 1, which are valid indices in every model
+                bound = 2 if spec.exclusive_bound is None else spec.exclusive_bound
+                drawn = torch.randint(bound, spec.shape, generator=generator)
+            sample[spec.name] = drawn.to(getattr(torch, spec.dtype))
+        return sample
 
 
 def _mix(seed: int, index: int) -> int:
     """One 64-bit seed from two, independent for neighbouring indices (splitmix64; Steele et al., OOPSLA 2014)."""
-    state = (seed * 0x9E3779B97F4A7C15 + (index + 1) * 0xBF58476D1CE4E5B9) & _MASK
-    state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
+    mask = 2**64 - 1
+    state = (seed * 0x9E3779B97F4A7C15 + (index + 1) * 0xBF58476D1CE4E5B9) & mask
+    state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & mask
+    state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & mask
     return state ^ (state >> 31)
 
 
+@dataclass(frozen=True)
 class ArraysDataset(Dataset[dict[str, Tensor]]):
     """Sample i is `{name: array[i]}`. All arrays have the same first axis."""
 
-    def __init__(self, arrays: Mapping[str, Tensor]) -> None:
-        self.arrays = dict(arrays)
-        self.length = min(len(array) for array in self.arrays.values())
+    arrays: Mapping[str, Tensor]
 
     def __len__(self) -> int:
-        return self.length
+        return min(map(len, self.arrays.values()))
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         return {name: array[index] for name, array in self.arrays.items()}
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Tensor]]:
-        # one indexing operation for each array, whatever the batch size
-        chosen = torch.tensor(indices)
+        chosen = torch.tensor(indices)  # one indexing operation for each array, whatever the batch size
         columns = [array[chosen].unbind(0) for array in self.arrays.values()]
         return [dict(zip(self.arrays, row, strict=True)) for row in zip(*columns, strict=True)]
 
@@ -183,8 +167,14 @@ def open_file(path: Path, inputs: Sequence[InputSpec] | None, optional: Collecti
     if not path.is_file():
         raise DataError(f"there is no data file {path}", remedy="check the path, or name another: --set data.source=…")
     wanted = None if inputs is None else [spec.name for spec in inputs]
-    read = _open_npz if path.suffix == ".npz" else _open_safetensors
-    arrays = read(path, wanted, optional)
+    try:
+        arrays = (_read_npz if path.suffix == ".npz" else _read_safetensors)(path, wanted, optional)
+    except DataError:
+        raise
+    except Exception as raised:
+        writer = "numpy.savez, arrays of numbers only" if path.suffix == ".npz" else "safetensors.torch.save_file"
+        what = f"the data file cannot be read: {summary(raised)}"
+        raise DataError(what, where=str(path), remedy=f"write it with {writer}") from raised
     numbers = [name for name, array in arrays.items() if array.dim() == 0]
     lengths = {} if numbers else {name: len(array) for name, array in arrays.items()}
     if not arrays:
@@ -211,36 +201,25 @@ def _choose(held: Sequence[str], wanted: Sequence[str] | None, optional: Collect
     return wanted
 
 
-def _open_npz(path: Path, wanted: Sequence[str] | None, optional: Collection[str]) -> dict[str, Tensor]:
-    try:
-        with zipfile.ZipFile(path) as archive:
-            members = archive.infolist()
-        sizes = {member.filename.removesuffix(".npy"): member.file_size for member in members}
-        if len(sizes) < len(members):
-            raise ValueError("it holds two arrays of one name")
-        if sum(member.compress_size for member in members) > path.stat().st_size:
-            raise ValueError("its members overlap")
-        names = _choose(list(sizes), wanted, optional, path)
-        needed = sum(sizes[name] for name in names)
-        if needed > (memory := os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")):
-            raise ValueError(f"its arrays take {format_bytes(needed)}, and the machine has {format_bytes(memory)}")
-        with np.load(path, allow_pickle=False) as arrays:
-            return {name: torch.from_numpy(arrays[name]) for name in names}
-    except DataError:
-        raise
-    except Exception as raised:
-        remedy = "write it with numpy.savez, arrays of numbers only"
-        raise DataError(f"the data file cannot be read: {summary(raised)}", where=str(path), remedy=remedy) from raised
+def _read_npz(path: Path, wanted: Sequence[str] | None, optional: Collection[str]) -> dict[str, Tensor]:
+    with zipfile.ZipFile(path) as archive:
+        members = archive.infolist()
+    sizes = {member.filename.removesuffix(".npy"): member.file_size for member in members}
+    if len(sizes) < len(members):
+        raise ValueError("it holds two arrays of one name")
+    if sum(member.compress_size for member in members) > path.stat().st_size:
+        raise ValueError("its members overlap")
+    names = _choose(list(sizes), wanted, optional, path)
+    needed = sum(sizes[name] for name in names)
+    if needed > (memory := os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")):
+        raise ValueError(f"its arrays take {format_bytes(needed)}, and the machine has {format_bytes(memory)}")
+    with np.load(path, allow_pickle=False) as arrays:
+        return {name: torch.from_numpy(arrays[name]) for name in names}
 
 
-def _open_safetensors(path: Path, wanted: Sequence[str] | None, optional: Collection[str]) -> dict[str, Tensor]:
-    try:
-        with safe_open(path, framework="pt") as held:
-            names = _choose(list(held.keys()), wanted, optional, path)
-            return {name: held.get_tensor(name) for name in names}
-    except (SafetensorError, OSError) as raised:
-        remedy = "write it with safetensors.torch.save_file"
-        raise DataError(f"the data file cannot be read: {summary(raised)}", where=str(path), remedy=remedy) from raised
+def _read_safetensors(path: Path, wanted: Sequence[str] | None, optional: Collection[str]) -> dict[str, Tensor]:
+    with safe_open(path, framework="pt") as held:
+        return {name: held.get_tensor(name) for name in _choose(list(held.keys()), wanted, optional, path)}
 
 
 InputSpecs: TypeAlias = tuple[InputSpec, ...]
@@ -274,7 +253,7 @@ def open_source(
         asked = f"data.evaluation_fraction = {options.evaluation_fraction} asks for another"
         raise DataError(f"{name} gives an evaluation set, and {asked}", remedy="--set data.evaluation_fraction=0")
     count = _length(train, name, "training")
-    kept, held_out = None, None
+    kept = held_out = None
     if evaluation is not None:
         _length(evaluation, name, "evaluation")
         held_out = WatchedDataset(evaluation, name)

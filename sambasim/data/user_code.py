@@ -22,9 +22,7 @@ from sambasim.options.grammar import missing_file, missing_module, split_target,
 from sambasim.whose_code import is_users_file
 
 _ERRORS: Mapping[str, type[UserError]] = {"model": ModelError, "loss": ModelError}
-
-_MODULE_PREFIX = "sambasim_file_"
-"""Prefix of the names in `sys.modules`, so that a file `random.py` does not replace Python's `random`."""
+_TABLES = {"model": "model", "loss": "loss", "data source": "data"}
 
 T = TypeVar("T")
 
@@ -52,7 +50,16 @@ def load_object(target: str, what: str) -> object:
         raise error(f"the {what} {show(target)} {problem.what}", remedy=problem.remedy)
     module_name, name = split_target(target)
     load = _load_file if module_name.endswith(".py") else _load_module
-    return _attribute(load(module_name, target, what, error), name, target, what, error)
+    try:
+        module = load(module_name, target, what, error)
+    except SambasimError:
+        raise
+    except (Exception, SystemExit) as raised:
+        lacking = raised.name if isinstance(raised, ModuleNotFoundError) else None
+        remedy = f"install {lacking}, or run where it can be imported" if lacking else "correct that line"
+        what = f"the {what} {target}: its module raised {summary(raised)}"
+        raise error(what, where=user_line(raised), remedy=remedy) from raised
+    return _attribute(module, name, target, what, error)
 
 
 def call_object(target: str, args: Mapping[str, object], what: str) -> object:
@@ -62,7 +69,7 @@ def call_object(target: str, args: Mapping[str, object], what: str) -> object:
     if not callable(function):
         raise error(f"the {what} {target} is of type {type(function).__name__}, which cannot be called")
     check_arguments(function, args, target, what)
-    remedy = f"correct that line, or call it with other arguments: --set {_table(error, what)}.args.NAME=VALUE"
+    remedy = f"correct that line, or call it with other arguments: --set {_TABLES[what]}.args.NAME=VALUE"
     return guarded(lambda: function(**args), f"the {what} {target}", error, remedy)
 
 
@@ -95,11 +102,9 @@ def _load_module(name: str, target: str, what: str, error: type[UserError]) -> M
             return importlib.import_module(name)
         except ModuleNotFoundError as raised:
             if raised.name is None or not f"{name}.".startswith(f"{raised.name}."):
-                raise _failed(raised, target, what, error) from raised
+                raise
             problem = missing_module(raised.name, target)
             raise error(f"the {what} {target}: {problem.what}", remedy=problem.remedy) from None
-        except (Exception, SystemExit) as raised:
-            raise _failed(raised, target, what, error) from raised
 
 
 def _load_file(path_text: str, target: str, what: str, error: type[UserError]) -> ModuleType:
@@ -107,7 +112,7 @@ def _load_file(path_text: str, target: str, what: str, error: type[UserError]) -
     names = {"model": "path/file.py:NAME", "loss": "--set loss.name=path/file.py:NAME"}
     if problem := missing_file(path, names.get(what, "--set data.source=…")):
         raise error(f"the {what} {target}: {problem.what}", remedy=problem.remedy)
-    name = _MODULE_PREFIX + path.stem
+    name = f"sambasim_file_{path.stem}"  # so that a file `random.py` does not replace Python's `random`
     if getattr(sys.modules.get(name), "__file__", str(path)) != str(path):
         name += f"_{zlib.crc32(str(path).encode()):08x}"  # another file of the same name was loaded before
     if name in sys.modules:
@@ -120,20 +125,10 @@ def _load_file(path_text: str, target: str, what: str, error: type[UserError]) -
     with _importable(str(path.parent)):
         try:
             spec.loader.exec_module(module)
-        except (Exception, SystemExit) as raised:
+        except BaseException:
             del sys.modules[name]
-            raise _failed(raised, target, what, error) from raised
+            raise
     return module
-
-
-def _failed(raised: BaseException, target: str, what: str, error: type[UserError]) -> SambasimError:
-    """The error for a user's module that raised while it was loaded."""
-    if isinstance(raised, SambasimError):
-        return raised
-    remedy = "correct that line"
-    if isinstance(raised, ModuleNotFoundError):
-        remedy = f"install {raised.name}, or run where it can be imported"
-    return error(f"the {what} {target}: its module raised {summary(raised)}", where=user_line(raised), remedy=remedy)
 
 
 def _attribute(module: ModuleType, name: str, target: str, what: str, error: type[UserError]) -> object:
@@ -164,15 +159,9 @@ def check_arguments(function: Callable[..., object], args: Mapping[str, object],
     try:
         signature.bind(**args)
     except TypeError as raised:
-        table = _table(error, what)
+        table = _TABLES[what]
         unknown = [name for name in args if name not in signature.parameters]
         guess = nearest(unknown[0], signature.parameters) if unknown else None
         remedy = f"leave out {table}.args.{unknown[0]}" if unknown else f"--set {table}.args.NAME=VALUE"
-        raise error(
-            f"the {what} {target}{signature} cannot be called with {table}.args {dict(args)}: {raised}",
-            remedy=f"did you mean {table}.args.{guess}?" if guess else remedy,
-        ) from None
-
-
-def _table(error: type[UserError], what: str) -> str:
-    return "data" if error is DataError else what
+        message = f"the {what} {target}{signature} cannot be called with {table}.args {dict(args)}: {raised}"
+        raise error(message, remedy=f"did you mean {table}.args.{guess}?" if guess else remedy) from None

@@ -137,19 +137,22 @@ def budget_of(
     placed operators on units; the vendor, by hand, keeps all of them busy. `calibration`: by default the shipped one.
     Raises OptionError for more tiles than there are, and where their number is not published."""
     calibration = calibration or load_calibration()
-    if tiles is not None and device.tiles is None:
-        what = f"the number of tiles of an {device.name} is not published, so it cannot be divided"
-        raise OptionError(what, remedy="leave out --num-tiles")
-    if tiles is not None and device.tiles is not None and not 1 <= tiles <= device.tiles:
-        remedy = f"give 1 to {device.tiles}, or another --arch"
-        raise OptionError(f"--num-tiles {tiles} of an {device.name}, which has {device.tiles}", remedy=remedy)
-    share = tiles / device.tiles if tiles is not None and device.tiles is not None else 1.0
+    share = 1.0
+    if tiles is not None:
+        if device.tiles is None:
+            what = f"the number of tiles of an {device.name} is not published, so it cannot be divided"
+            raise OptionError(what, remedy="leave out --num-tiles")
+        if not 1 <= tiles <= device.tiles:
+            remedy = f"give 1 to {device.tiles}, or another --arch"
+            raise OptionError(f"--num-tiles {tiles} of an {device.name}, which has {device.tiles}", remedy=remedy)
+        share = tiles / device.tiles
     units = int(device.pcus * share)
     placed = 1.0 if mapped_by == "vendor" else calibration.placed_share.value
     ddr_bytes_per_s = device.ddr_bandwidth_bytes_per_s * share * calibration.ddr_efficiency.value
     hbm_bytes = int((device.hbm_capacity_bytes or 0) * share)
     hbm_bytes_per_s = (device.hbm_bandwidth_bytes_per_s or 0) * share * calibration.hbm_efficiency.value
-    as_calibrated: dict[str, Any] = {name: getattr(calibration, name).value for name in _AS_CALIBRATED}
+    as_is = ("columns_per_unit", "launch_s", "load_s", "host_bytes_per_s", "tile_rows", "spread")
+    as_calibrated: dict[str, Any] = {name: getattr(calibration, name).value for name in as_is}
     return Budget(
         where=device.part(tiles),
         units=units,
@@ -165,9 +168,6 @@ def budget_of(
         start_s=calibration.host_s_per_section.value,
         **as_calibrated,
     )
-
-
-_AS_CALIBRATED = ("columns_per_unit", "launch_s", "load_s", "host_bytes_per_s", "tile_rows", "spread")
 
 
 def available_bytes(root: Path = Path("/")) -> int | None:

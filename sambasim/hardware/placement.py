@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from sambasim.errors import LaunchError, OptionError, PefError
-from sambasim.hardware.spec import ClusterSpec, DeviceSpec, device_of, load_cluster, load_device
+from sambasim.hardware.spec import ClusterSpec, DeviceSpec, arch_of, load_cluster, load_device
 from sambasim.units import counted
 
 
@@ -31,7 +31,7 @@ def inventory_of(
 ) -> Inventory:
     """The hardware that a PEF was compiled for; `arch`, `tiles` and `cluster` replace parts of it. The tiles of the PEF
     apply to its own device only. Raises OptionError for unknown names, PefError for impossible tiles."""
-    device = load_device(arch) if arch else device_of(compile_options)
+    device = load_device(arch or arch_of(compile_options))
     of_pef = compile_options.get("num_tiles") if arch is None else None
     if tiles is None and isinstance(of_pef, int):
         if device.tiles is None or not 1 <= of_pef <= device.tiles:
@@ -151,13 +151,11 @@ def place_replicas(
         started = fit // each
         mpirun = f": mpirun -np {started} {command}" if placement.nodes == 1 else ""
         fewer = f"start {counted(started, 'replica')} a node{', or fewer' if started > 1 else ''}{mpirun}"
-        remedies = [fewer] if started else []
-        counts = range(device.tiles or 0, 0, -1)
-        smaller = next((few for few in counts if _per_rdu(device, few) * cluster.rdus_per_node >= most), None)
-        if smaller is not None:
-            remedies.append(f"compile with --num-tiles {smaller}, so that {_per_rdu(device, smaller)} share an RDU")
+        sharing = ((tiles, _per_rdu(device, tiles)) for tiles in range(device.tiles or 0, 0, -1))
+        smaller = next(((tiles, by) for tiles, by in sharing if by * cluster.rdus_per_node >= most), None)
+        recompile = smaller and f"compile with --num-tiles {smaller[0]}, so that {smaller[1]} share an RDU"
         what = f"{most} {'replicas' if each == 1 else 'ranks'} on node {node}, and a node of {cluster.name} holds"
-        remedy = "; or ".join(filter(None, [*remedies, or_else]))
+        remedy = "; or ".join(filter(None, [fewer if started else None, recompile, or_else]))
         raise LaunchError(f"{what} at most {fit}: {_limits(placement)}", remedy=remedy)
     return placement
 
@@ -167,8 +165,8 @@ def _per_rdu(device: DeviceSpec, tiles: int | None) -> int:
 
 
 def _limits(placement: Placement) -> str:
-    per_rdu = "one for each RDU" if placement.per_rdu == 1 else f"{placement.per_rdu} for each RDU"
-    return f"{per_rdu}, {counted(placement.cluster.rdus_per_node, 'RDU')} a node"
+    per_rdu = "one" if placement.per_rdu == 1 else placement.per_rdu
+    return f"{per_rdu} for each RDU, {counted(placement.cluster.rdus_per_node, 'RDU')} a node"
 
 
 def _ranges(noun: str, numbers: Sequence[int]) -> str:

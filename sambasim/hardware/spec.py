@@ -20,11 +20,15 @@ from pydantic import (
     model_validator,
 )
 
-from sambasim.bounded import LARGEST_TOML_BYTES, nests_too_deeply, read_text, shortened
-from sambasim.errors import OptionError, PefError
-
-DEFAULT_ARCH = "sn30"
-"""The device of a PEF whose compile options name none."""
+from sambasim.errors import (
+    LARGEST_TOML_BYTES,
+    OptionError,
+    PefError,
+    nests_too_deeply,
+    read_text,
+    shortened,
+    unreadable,
+)
 
 ALIASES = {"sn40": "sn40l"}
 """`--arch` values of SambaFlow, and the device file that each means."""
@@ -127,15 +131,10 @@ def load_cluster(name: str) -> ClusterSpec:
     return _load(ClusterSpec, "cluster", "--cluster", name)
 
 
-def device_of(compile_options: Mapping[str, object]) -> DeviceSpec:
-    """The device that a PEF with these options was compiled for. Raises PefError as `arch_of` does."""
-    return load_device(arch_of(compile_options))
-
-
 def arch_of(compile_options: Mapping[str, object]) -> str:
-    """The name of that device. Raises PefError if it does not ship with sambasim: a PEF must not make us open a
-    file."""
-    name = compile_options.get("arch", DEFAULT_ARCH)
+    """The name of the device that a PEF with these options was compiled for, by default sn30. Raises PefError if that
+    does not ship with sambasim: a PEF must not make us open a file."""
+    name = compile_options.get("arch", "sn30")
     if not isinstance(name, str) or ALIASES.get(name, name) not in device_names():
         what = f"the PEF was compiled for the device {str(name)[:40]!r}, which does not ship with sambasim"
         raise PefError(what, where="compile_options.arch", remedy=f"compile it for one of {', '.join(device_names())}")
@@ -171,8 +170,7 @@ def _load(model: type[_Table], kind: str, flag: str, name: str) -> _Table:
         try:
             text, where = read_text(Path(name), LARGEST_TOML_BYTES), name
         except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-            raise OptionError(f"{flag} {name} cannot be read: {reason}", remedy="name a TOML file") from error
+            raise unreadable(f"{flag} {name}", error, "name a TOML file") from error
     elif name in (shipped := _shipped(f"{kind}s")):
         text, where = shipped_text(f"{kind}s/{name}.toml"), f"the {kind} file {name}.toml"
     else:
@@ -196,9 +194,6 @@ def _load(model: type[_Table], kind: str, flag: str, name: str) -> _Table:
 
 def _problem(place: tuple[int | str, ...], message: str, kind: str) -> str:
     name = ".".join(map(str, place))
-    if kind == "missing":
-        return f"{name} is missing"
-    if kind == "extra_forbidden":
-        return f"{name} is unknown"
-    message = message.removeprefix("Value error, ")
-    return f"{name}: {message}" if name else message
+    if kind in ("missing", "extra_forbidden"):
+        return f"{name} is {'missing' if kind == 'missing' else 'unknown'}"
+    return ": ".join(filter(None, [name, message.removeprefix("Value error, ")]))

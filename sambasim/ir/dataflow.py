@@ -23,8 +23,6 @@ from sambasim.ir.program import ParameterGroup, Program
 from sambasim.ir.schedule import ActionKind
 from sambasim.ir.types import SymbolKind
 
-_NOTHING: frozenset[str] = frozenset()
-
 
 def groups_of(node: Node) -> tuple[str, ...]:
     """The parameter groups that `node` works on, by name; none for an ATen operator, or for communication of values."""
@@ -53,19 +51,17 @@ class Gather:
 def gathers(graph: Graph, axis: str, ranks: int) -> Sequence[Gather]:
     """What is gathered along `axis`, in the order of execution."""
     first_readers = {name: node for node in reversed(graph.nodes) for name in node.reads}
+    given_out = Node("", "gradients" if graph.name == "training" else "outputs")
     gathers = []
     for node in graph.nodes:
-        if node.operator != "comm.all_gather" or axis_of(node) != axis or groups_of(node):
-            continue
-        name = node.results[0] or ""
-        size_bytes = graph.values[name].size_bytes // ranks * (ranks - 1)
-        reader = first_readers.get(name)
-        while reader is not None and reader.operator == "comm.shard":
-            reader = first_readers.get(reader.results[0] or "")
-        if reader is not None:
+        if node.operator == "comm.all_gather" and axis_of(node) == axis and not groups_of(node):
+            name = node.results[0] or ""
+            size_bytes = graph.values[name].size_bytes // ranks * (ranks - 1)
+            reader = first_readers.get(name)
+            while reader is not None and reader.operator == "comm.shard":
+                reader = first_readers.get(reader.results[0] or "")
+            reader = reader or given_out
             gathers.append(Gather(reader.operator, reader.module, size_bytes))
-        else:
-            gathers.append(Gather("gradients" if graph.name == "training" else "outputs", "", size_bytes))
     return gathers
 
 
@@ -140,10 +136,12 @@ def is_clipped(program: Program) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """After how many sections of a pass a group's gradients are complete, and its parameters read no more."""
+    """After how many sections of a pass a group's gradients are complete, and its parameters read no more; and which
+    sections read them, ascending. Their number stands for the time after the pass."""
 
     reduce: int
     update: int
+    readers: tuple[int, ...] = ()
 
 
 def readiness(program: Program) -> Mapping[str, Readiness]:
@@ -159,20 +157,9 @@ def readiness(program: Program) -> Mapping[str, Readiness]:
         names = {member.gradient for member in group.members}
         values = [output.value for output in training.outputs if output.symbol in names]
         complete = max((made.get(value, end) for value in values), default=end)
-        unread = max((read[member.parameter][-1] for member in group.members if member.parameter in read), default=0)
-        ready[group.name] = Readiness(reduce=complete, update=max(complete, unread))
+        after = sorted({at for member in group.members for at in read.get(member.parameter, ())})
+        ready[group.name] = Readiness(complete, max(complete, *after[-1:]), tuple(at - 1 for at in after))
     return ready
-
-
-def readers(program: Program) -> Mapping[str, Sequence[int]]:
-    """By group: which sections of a pass read its parameters, ascending; their number stands for the time after it."""
-    if program.training is None:
-        return {group.name: () for group in program.groups}
-    _, read = _made_and_read(program.training, pass_and_update(program.training)[0], program)
-    return {
-        group.name: sorted({at - 1 for member in group.members for at in read.get(member.parameter, ())})
-        for group in program.groups
-    }
 
 
 def _made_and_read(
@@ -180,30 +167,24 @@ def _made_and_read(
 ) -> tuple[dict[str, int], dict[str, list[int]]]:
     """After how many sections each value is made, and each input has been read, by a view of it too."""
     types = {name: symbol.type for name, symbol in program.symbols.items()} | dict(graph.values)
-    aliases: dict[str, frozenset[str]] = {name: frozenset((name,)) for name in graph.inputs}
+    aliases = {name: {name} for name in graph.inputs}  # by value, the inputs whose memory it may share
     made: dict[str, int] = {}
     read: dict[str, list[int]] = defaultdict(list)
     for position, section in enumerate(sections, start=1):
         for node in graph.section_nodes(section):
-            operands = node.reads
-            of_inputs = _NOTHING.union(*(aliases.get(name, _NOTHING) for name in operands))
-            for name in of_inputs:
+            for name in set().union(*(aliases.get(operand, ()) for operand in node.reads)):
                 read[name].append(position)
             for result in filter(None, node.results):
                 made[result] = position
+                shared = node.reads if may_alias(node) else ()
                 if node.operator in _MAY_BE_LEFT_OUT:
-                    alike = [name for name in operands if types[name] == types[result]]
-                    aliases[result] = _NOTHING.union(*(aliases.get(name, _NOTHING) for name in alike))
-                else:
-                    aliases[result] = of_inputs if may_alias(node) else _NOTHING
+                    shared = tuple(name for name in node.reads if types[name] == types[result])
+                aliases[result] = set().union(*(aliases.get(name, ()) for name in shared))
     for output in graph.outputs:  # outputs are read after the pass
-        for name in aliases.get(output.value, _NOTHING):
+        for name in aliases.get(output.value, ()):
             read[name].append(len(sections) + 1)
     return made, read
 
-
-_MAY_ALIAS = (OperatorKind.VIEW, OperatorKind.COPY, OperatorKind.RANDOM, OperatorKind.RESIZE)
-"""Operators that may return their operand's memory: a copy that changes nothing does, and so does dropout at 0."""
 
 _MAY_BE_LEFT_OUT = ("aten.positive.default", "aten.add.Tensor", "aten.sub.Tensor", "aten.mul.Tensor", "aten.div.Tensor")
 """A compiler may find that they change nothing (a product with ones), and return their operand."""
@@ -215,8 +196,9 @@ def kind_of(node: Node) -> OperatorKind | None:
 
 
 def may_alias(node: Node) -> bool:
-    """Whether a result of `node` may share memory with an operand."""
-    return kind_of(node) in _MAY_ALIAS
+    """Whether a result of `node` may share memory with an operand, as of a copy that changes nothing, or of dropout at
+    0."""
+    return kind_of(node) in (OperatorKind.VIEW, OperatorKind.COPY, OperatorKind.RANDOM, OperatorKind.RESIZE)
 
 
 def readers_of(nodes: Sequence[Node]) -> Mapping[str, Sequence[int]]:

@@ -21,14 +21,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from sambasim.errors import InvariantError, OptionError
-from sambasim.ir.dataflow import groups_of, pass_and_update, readers, readiness
+from sambasim.ir.dataflow import groups_of, pass_and_update, readiness
 from sambasim.ir.graph import Graph, Node, Section
 from sambasim.ir.mesh import DATA_PARALLEL, PIPELINE
 from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.program import Program
 from sambasim.ir.types import DTYPE_BYTES, Cut, SymbolKind
 
-_EVERYWHERE = (SymbolKind.INPUT, SymbolKind.OUTPUT, SymbolKind.TANGENT, SymbolKind.REDUCE_BUFFER)
+_OF_A_BATCH = (SymbolKind.INPUT, SymbolKind.TANGENT, SymbolKind.OUTPUT)
 
 
 def pipeline_ranks(program: Program) -> int:
@@ -95,22 +95,20 @@ def of_ranks(program: Program) -> tuple[Program, ...]:
         names = {group.name for group in groups}
         part = program.map_graphs(partial(_own, groups=names, rank=rank, ranks=ranks))
         parts.append(replace(part, groups=groups))
-    held = [_symbols_of(part) for part in parts]
+    held = []
+    for part in parts:
+        everywhere = (*_OF_A_BATCH, SymbolKind.REDUCE_BUFFER)
+        names = {name for name, symbol in program.symbols.items() if symbol.kind in everywhere}
+        for graph in part.graphs:
+            names.update(graph.inputs, (output.symbol for output in graph.outputs))
+        for group in part.groups:
+            names.update(part.symbols_of(group), filter(None, [group.wrapper]))
+        held.append(names)
     held[0] |= program.symbols.keys() - set().union(*held)
     return tuple(
         replace(part, symbols={name: symbol for name, symbol in program.symbols.items() if name in names})
         for part, names in zip(parts, held, strict=True)
     )
-
-
-def _symbols_of(part: Program) -> set[str]:
-    """The symbols that a rank works on."""
-    names = {name for name, symbol in part.symbols.items() if symbol.kind in _EVERYWHERE}
-    for graph in part.graphs:
-        names.update(graph.inputs, (output.symbol for output in graph.outputs))
-    for group in part.groups:
-        names.update(part.symbols_of(group), filter(None, [group.wrapper]))
-    return names
 
 
 def _with_nodes(sections: Iterable[tuple[Section, Iterable[Node]]]) -> tuple[tuple[Node, ...], tuple[Section, ...]]:
@@ -128,9 +126,9 @@ def _with_nodes(sections: Iterable[tuple[Section, Iterable[Node]]]) -> tuple[tup
 def _own(graph: Graph, groups: Set[str], rank: int, ranks: int) -> Graph:
     """The sections and nodes of one rank, which has `groups`."""
     in_pass, update = pass_and_update(graph)
-    own = [(section, graph.section_nodes(section)) for section in in_pass if section.stage % ranks == rank]
-    of_update = [(section, tuple(_of_groups(graph.section_nodes(section), groups, rank))) for section in update]
-    nodes, sections = _with_nodes([*own, *of_update])
+    of_pass = [(section, graph.section_nodes(section)) for section in in_pass if section.stage % ranks == rank]
+    of_update = [(section, _of_groups(graph.section_nodes(section), groups, rank)) for section in update]
+    nodes, sections = _with_nodes([*of_pass, *of_update])
     made = {result for node in nodes for result in node.results}
     made.update(graph.inputs if rank == ranks - 1 else ())
     outputs = tuple(output for output in graph.outputs if output.value in made)
@@ -143,14 +141,11 @@ def _of_groups(nodes: Iterable[Node], groups: Set[str], rank: int) -> Iterator[N
     """Of nodes of the update, those that `rank`, which has `groups`, runs."""
     for node in nodes:
         named = groups_of(node)
-        if copied(node) is not None:
-            runs = rank in ends_of(node)
-        else:
-            runs = groups >= set(named)
-            if not runs and node.operator == "opt.square_sums":
-                yield replace(node, args=(tuple(name for name in named if name in groups),))
+        runs = groups >= set(named) if copied(node) is None else rank in ends_of(node)
         if runs:
             yield node
+        elif node.operator == "opt.square_sums":
+            yield replace(node, args=(tuple(name for name in named if name in groups),))
 
 
 _RELEASE = "memory.release"
@@ -171,7 +166,7 @@ def in_slices(program: Program) -> Program:
     before: list[list[Node]] = [[] for _ in sections]
     behind: list[list[Node]] = [[] for _ in sections]
     moved: set[Node] = set()  # from the update into the pass
-    ready, read = readiness(program), readers(program)
+    ready = readiness(program)
 
     def release(group: str, region: str, position: int) -> Node:
         return Node(f"{group}__release_{region}_{position}", _RELEASE, (group, region))
@@ -186,10 +181,11 @@ def in_slices(program: Program) -> Program:
         elif node.operator == "comm.all_gather" and program.zero == 3 and groups_of(node):
             moved.add(node)
     for group in program.groups if program.zero == 3 else ():
-        for first, last in _spans(read[group.name], sections, program):
+        read = ready[group.name].readers
+        for first, last in _spans(read, sections, program):
             gather = f"{group.name}__gather_{first}"
             before[first].append(Node(gather, "comm.all_gather", (group.name,), (("axis", DATA_PARALLEL),)))
-            if read[group.name][-1] < len(sections):  # not if an output of the pass shares its memory
+            if read[-1] < len(sections):  # not if an output of the pass shares its memory
                 behind[last].append(release(group.name, "parameter", last))
     own = [training.section_nodes(section) for section in training.sections]
     in_pass = [(*first, *nodes, *last) for first, nodes, last in zip(before, own, behind, strict=False)]
@@ -296,9 +292,6 @@ def _effects(nodes: Sequence[Node], left_out: Sequence[str]) -> set[str] | None:
         elif operator.draws_random_numbers or operator.kind in (OperatorKind.CHECK, OperatorKind.GENERATOR):
             effects.add(node.name)
     return effects
-
-
-_OF_A_BATCH = (SymbolKind.INPUT, SymbolKind.TANGENT, SymbolKind.OUTPUT)
 
 
 def with_cut_batch(program: Program, chips: int) -> Program:

@@ -25,8 +25,7 @@ from enum import StrEnum
 from itertools import accumulate, chain
 from pathlib import Path
 
-from sambasim.bounded import read_text, shortened
-from sambasim.errors import OptionError
+from sambasim.errors import OptionError, read_text, shortened, unreadable
 from sambasim.units import MIB, counted
 
 
@@ -193,8 +192,7 @@ def read_csv(path: Path) -> Schedule:
     try:
         text = read_text(path, _MOST_BYTES).removeprefix("\ufeff")  # with which spreadsheets begin a file
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise OptionError(f"the schedule {path} cannot be read: {reason}", remedy=_CHOICES) from None
+        raise unreadable(f"the schedule {path}", error, _CHOICES) from None
     rows: list[list[Action]] = []
     for number, line in enumerate(text.rstrip().split("\n"), 1):
         rows.append([])

@@ -15,8 +15,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple, Self, TypeAlias, TypeVa
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from sambasim.bounded import LARGEST_COUNT, MOST_REPLICAS
-from sambasim.errors import OptionError
+from sambasim.errors import LARGEST_COUNT, MOST_REPLICAS, OptionError
 
 M = TypeVar("M", bound=BaseModel)
 

@@ -7,8 +7,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic import AfterValidator, Field, JsonValue
 
-from sambasim.bounded import LARGEST_COUNT
-from sambasim.errors import ModelError, OptionError
+from sambasim.errors import LARGEST_COUNT, ModelError, OptionError
 from sambasim.options.base import Count, FilePath, Given, Options, Problem, Replicas, broken, build, checked, suggested
 from sambasim.options.deepspeed import World, deepspeed_options
 from sambasim.options.deepspeed_file import read_deepspeed

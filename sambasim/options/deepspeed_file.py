@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from sambasim.bounded import LARGEST_COUNT, nests_too_deeply, shortened
-from sambasim.errors import OptionError
+from sambasim.errors import LARGEST_COUNT, OptionError, nests_too_deeply, shortened
 from sambasim.options.base import Problem, one_of, refusal, show, suggested
 from sambasim.options.given import as_table, config_text
 

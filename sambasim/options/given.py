@@ -6,8 +6,7 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from sambasim.bounded import LARGEST_TOML_BYTES, nests_too_deeply, read_text, shortened
-from sambasim.errors import OptionError
+from sambasim.errors import LARGEST_TOML_BYTES, OptionError, nests_too_deeply, read_text, shortened, unreadable
 from sambasim.options.base import Given, Problem, near_file, refusal, show, suggested
 from sambasim.options.flag import Setting
 
@@ -20,8 +19,7 @@ def config_text(path: Path, kind: str, if_missing: str, if_no_text: str) -> str:
         remedy = near_file(path, ".toml") or if_missing
         raise OptionError(f"there is no {kind} {path}", remedy=remedy) from None
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise OptionError(f"the {kind} {path} cannot be read: {reason}", remedy=if_no_text) from None
+        raise unreadable(f"the {kind} {path}", error, if_no_text) from None
 
 
 def read_toml(path: Path) -> dict[str, object]:

@@ -9,8 +9,7 @@ from typing import Annotated, Literal, NamedTuple, TypeAlias
 
 from pydantic import Field
 
-from sambasim.bounded import MOST_REPLICAS
-from sambasim.errors import OptionError, PefError
+from sambasim.errors import MOST_REPLICAS, OptionError, PefError
 from sambasim.options.base import (
     Count,
     FilePath,

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, model_validator
 
-from sambasim.bounded import LARGEST_COUNT, MOST_MICRO_STEPS
+from sambasim.errors import LARGEST_COUNT, MOST_MICRO_STEPS
 from sambasim.optimizers import OPTIMIZERS
 from sambasim.options import grammar
 from sambasim.options.base import Count, JsonTable, Options, Problem, broken, checked, one_of, suggested

@@ -18,8 +18,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from sambasim.bounded import shortened
-from sambasim.errors import InternalError, MachineError, PefError
+from sambasim.errors import InternalError, MachineError, PefError, shortened
 from sambasim.ir.types import DTYPE_BYTES, Symbol, SymbolKind, align
 from sambasim.units import MIB, format_bytes
 
@@ -74,11 +73,8 @@ class Rule(IntEnum):
 
 
 def refusal(path: Path, rule: Rule, what: str, *, remedy: str = COMPILE_AGAIN) -> PefError:
-    return PefError(
-        f"{path.name} breaks rule {rule:d} of the PEF format ({rule.name.lower()}): {shortened(what)}",
-        where=f"{rule.part}, {path}",
-        remedy=remedy,
-    )
+    what = f"{path.name} breaks rule {rule:d} of the PEF format ({rule.name.lower()}): {shortened(what)}"
+    return PefError(what, where=f"{rule.part}, {path}", remedy=remedy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +207,6 @@ def _entry(name: str) -> zipfile.ZipInfo:
     return entry
 
 
-_WEIGHT_KINDS = (SymbolKind.PARAMETER, SymbolKind.BUFFER, SymbolKind.CONSTANT)
 _LENGTH_BYTES = 8
 _SAFETENSORS_DTYPES = {
     "bool": "BOOL", "uint8": "U8", "int8": "I8", "int16": "I16", "int32": "I32", "int64": "I64",
@@ -237,7 +232,8 @@ def weights_layout(symbols: Iterable[Symbol]) -> Layout:
     """The layout of the parameters, buffers and constants among `symbols`: the widest elements first, then by name."""
     places, stop = list[tuple[Symbol, slice]](), 0
     entries: dict[str, object] = {"__metadata__": {"format": "pt"}}  # tells other libraries whose tensors these are
-    weights = [symbol for symbol in symbols if symbol.kind in _WEIGHT_KINDS]
+    kinds = (SymbolKind.PARAMETER, SymbolKind.BUFFER, SymbolKind.CONSTANT)
+    weights = [symbol for symbol in symbols if symbol.kind in kinds]
     for symbol in sorted(weights, key=lambda symbol: (-DTYPE_BYTES[symbol.type.dtype], symbol.name)):
         start, stop = stop, stop + symbol.whole.size_bytes
         places.append((symbol, slice(start, stop)))
@@ -256,7 +252,7 @@ def check_tensors(layout: Layout, tensors: "Mapping[str, torch.Tensor]") -> None
         raise InternalError(f"{min(unequal)} has no tensor, or is no parameter, buffer or constant of the program")
     for symbol, _ in layout.places:
         tensor = tensors[symbol.name]
-        fits = tensor.dtype is _dtype(symbol) and tuple(tensor.shape) == symbol.whole.shape
+        fits = tensor.dtype is getattr(torch, symbol.type.dtype) and tuple(tensor.shape) == symbol.whole.shape
         if not (fits and tensor.layout is torch.strided and tensor.device.type == "cpu"):
             found = f"{tensor.dtype}{list(tensor.shape)}, {tensor.layout}, on {tensor.device}"
             raise InternalError(f"{symbol.name} must be a dense {symbol.whole} on the CPU, and is {found}")
@@ -281,11 +277,7 @@ def map_tensors(file: BinaryIO, data_offset: int, layout: Layout) -> "dict[str, 
         data = torch.frombuffer(mapped, dtype=torch.uint8, count=layout.data_bytes, offset=data_offset)
     else:
         data = torch.empty(0, dtype=torch.uint8)  # torch takes no view of nothing
-    return {symbol.name: data[place].view(_dtype(symbol)).view(symbol.whole.shape) for symbol, place in layout.places}
-
-
-def _dtype(symbol: Symbol) -> "torch.dtype":
-    import torch
-
-    dtype: torch.dtype = getattr(torch, symbol.type.dtype)
-    return dtype
+    return {
+        symbol.name: data[place].view(getattr(torch, symbol.type.dtype)).view(symbol.whole.shape)
+        for symbol, place in layout.places
+    }

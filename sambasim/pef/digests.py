@@ -7,6 +7,7 @@ import os
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from types import CodeType
 from typing import TYPE_CHECKING
@@ -85,18 +86,16 @@ def record(program: Program, more: Iterable[str], target: str) -> str:
 
 def changed(document: PefDocument) -> Iterator[str]:
     """A notice for each file here that is not what it was at compile time; none for a PEF of another Python."""
-    try:
+    digests: object = None
+    with suppress(ValueError):
         digests = json.loads(document.metadata.get(SOURCES, "{}"))
-    except ValueError:
-        return
     if not isinstance(digests, dict) or digests.pop("python", None) != _PYTHON:
         return
     model = document.compile_options.get("model")
     target = str(model.get("target")) if isinstance(model, dict) else ""
     for file, digest in digests.items():
         path = _find(file, target)
-        now = None if path is None else _digest(path)
-        if now is not None and now != digest:
+        if path is not None and _digest(path) not in (None, digest):
             yield f"{path} has changed since the PEF was compiled: compile it again to run the model as it is now"
 
 
@@ -106,11 +105,8 @@ def _find(file: str, target: str) -> Path | None:
     beside = [str(Path(module).expanduser().parent)] if module.endswith(".py") else []
     if PurePosixPath(file).is_absolute() or ".." in PurePosixPath(file).parts:
         return None  # a PEF may come from anyone: no path outside of these folders
-    for folder in (*beside, os.getcwd(), *sys.path):
-        path = Path(folder or ".", file)
-        if path.is_file():
-            return path
-    return None
+    paths = (Path(folder or ".", file) for folder in (*beside, os.getcwd(), *sys.path))
+    return next((path for path in paths if path.is_file()), None)
 
 
 def _digest(path: Path) -> str | None:
@@ -131,17 +127,17 @@ def code_digest(code: CodeType) -> str:
     constants = [_constant_text(constant) for constant in code.co_consts]
     taken = code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags
     arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    facts = code.co_name, code.co_code, constants, code.co_names, taken, arguments
-    return _sha256(repr(facts))
+    return _sha256(repr((code.co_name, code.co_code, constants, code.co_names, taken, arguments)))
 
 
 def _constant_text(constant: object) -> str:
-    if isinstance(constant, CodeType):
-        return code_digest(constant)
-    if isinstance(constant, frozenset):
-        return f"{sorted(map(repr, constant))}"
-    if isinstance(constant, tuple):
-        return f"{list(map(_constant_text, constant))}"
+    match constant:
+        case CodeType():
+            return code_digest(constant)
+        case frozenset():
+            return f"{sorted(map(repr, constant))}"
+        case tuple():
+            return f"{list(map(_constant_text, constant))}"
     return repr(constant)
 
 
@@ -157,13 +153,14 @@ def digests_of_model(captured: Program, weights: "Mapping[str, Tensor]") -> dict
     """`operators_sha256`: the operators of the forward, with their modules, all arguments but integers that may be
     sizes of the batch, and the constants; equal for every batch size. `integers_sha256`: the integers that are left
     out, which are equal for one batch size."""
-    graph = captured.leading
-    forward = graph.nodes_of(SectionKind.FWD)
-    read = [name for name in graph.inputs if captured.symbols[name].kind is SymbolKind.CONSTANT]
-    hashes = {name: hashlib.sha256(bytes_of(weights[name])).hexdigest() for name in read}
-    constants = [(name, str(captured.symbols[name].type), hashes[name]) for name in read]
+    symbols = [captured.symbols[name] for name in captured.leading.inputs]
+    constants = [
+        (symbol.name, str(symbol.type), hashlib.sha256(bytes_of(weights[symbol.name])).hexdigest())
+        for symbol in symbols
+        if symbol.kind is SymbolKind.CONSTANT
+    ]
     operators, integers = [], []
-    for node in forward:
+    for node in captured.leading.nodes_of(SectionKind.FWD):
         arguments = (*node.args, *(value for _, value in node.kwargs))
         has_sizes = OPERATORS[node.operator].kind in _OF_SHAPES or node.operator in _OF_COUNTS
         operators.append((node.operator, node.module, [*_settings(arguments, has_sizes)]))

@@ -16,8 +16,17 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, JsonValue
 from pydantic_core import PydanticSerializationError
 
-from sambasim.bounded import Misfit, OtherFormat, OtherVersion, parse_versioned
-from sambasim.errors import InternalError, InvariantError, MachineError, OptionError, UserError
+from sambasim.errors import (
+    InternalError,
+    InvariantError,
+    MachineError,
+    Misfit,
+    OptionError,
+    OtherFormat,
+    OtherVersion,
+    UserError,
+    parse_versioned,
+)
 from sambasim.ir.mesh import Axis, least_replicas, replica_mesh
 from sambasim.ir.verify import verify
 from sambasim.pef.archive import (
@@ -166,7 +175,7 @@ def _parse(parse: Callable[[bytes], _Parsed], archive: Archive, path: Path) -> _
 
 
 def _check_content(archive: Archive, document: PefDocument, path: Path) -> None:
-    """Reads every byte of the weights: about a second for each gigabyte."""
+    """Takes about a second for each gigabyte."""
     if (sha256 := archive.weights_sha256()) != document.weights_sha256:
         raise refusal(path, Rule.CONTENT, f"its sha256 is {sha256}, and {document.weights_sha256} was written")
 
@@ -184,9 +193,6 @@ def write(path: Path, document: PefDocument, weights: "Mapping[str, torch.Tensor
         what = f"the program takes {format_bytes(size_bytes)} of JSON, and a PEF holds at most {limit}"
         raise UserError(what, remedy="compile a smaller model, or one with fewer unrolled steps")
 
-    def with_digest(weights_sha256: str) -> bytes:
-        return manifest_json(replace(document, weights_sha256=weights_sha256))
-
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -195,7 +201,12 @@ def write(path: Path, document: PefDocument, weights: "Mapping[str, torch.Tensor
             with temporary.open("xb") as file:
                 tensors = (bytes_of(weights[symbol.name]) for symbol, _ in layout.places)
                 pieces = chain([memoryview(layout.header)], tensors)
-                digest, weights_sha256 = write_archive(file, pieces, layout.size_bytes, with_digest)
+                digest, weights_sha256 = write_archive(
+                    file,
+                    pieces,
+                    layout.size_bytes,
+                    lambda sha256: manifest_json(replace(document, weights_sha256=sha256)),
+                )
                 file.flush()
                 os.fsync(file.fileno())
             temporary.replace(path)
@@ -204,10 +215,8 @@ def write(path: Path, document: PefDocument, weights: "Mapping[str, torch.Tensor
             raise
         _sync_folder(path.parent)
     except OSError as error:
-        what = f"cannot write {path}: {error.strerror or error}"
-        needed = format_bytes(layout.size_bytes + size_bytes)
-        remedy = f"free {needed}, or choose another folder with --output-folder"
-        raise MachineError(what, where=str(path.parent), remedy=remedy) from error
+        remedy = f"free {format_bytes(layout.size_bytes + size_bytes)}, or choose another folder with --output-folder"
+        raise _unwritable(path, error, remedy) from error
     return replace(document, digest=digest, weights_sha256=weights_sha256)
 
 
@@ -224,9 +233,12 @@ def seal(path: Path, to: Path, checked: Checked | None) -> str:
         path.replace(to)
         _sync_folder(to.parent)
     except OSError as error:
-        what = f"cannot write {to}: {error.strerror or error}"
-        raise MachineError(what, where=str(to.parent), remedy="free space there, or --output-folder FOLDER") from error
+        raise _unwritable(to, error, "free space there, or --output-folder FOLDER") from error
     return digest
+
+
+def _unwritable(path: Path, error: OSError, remedy: str) -> MachineError:
+    return MachineError(f"cannot write {path}: {error.strerror or error}", where=str(path.parent), remedy=remedy)
 
 
 def _sync_folder(path: Path) -> None:
@@ -260,32 +272,24 @@ def locate(pef: str, output_folder: Path = Path("out"), *, compiling: str | None
     """The file that `--pef PEF` means: a path, or NAME for OUTPUT_FOLDER/NAME/NAME.pef. `compiling` is the command that
     makes it, if the caller knows. Raises OptionError, which lists the places searched, and the PEFs that exist."""
     candidates = [Path(pef)]
-    name = pef.removesuffix(".pef")
-    if name and name == Path(name).name:
+    if (name := pef.removesuffix(".pef")) and name == Path(name).name:
         candidates.append(output_folder / name / f"{name}.pef")
     for candidate in candidates:
         if candidate.is_file():
             return candidate
     if os.path.isfile(candidates[0] / "checkpoint.json"):  # Path.is_file raises in a closed folder
-        raise OptionError(
-            f"{pef} is a checkpoint, and no PEF",
-            remedy=f"--pef NAME --resume {pef} to train on from it; sambasim compare {pef} OTHER tells two apart",
-        )
+        remedy = f"--pef NAME --resume {pef} to train on from it; sambasim compare {pef} OTHER tells two apart"
+        raise OptionError(f"{pef} is a checkpoint, and no PEF", remedy=remedy)
+    names = sorted(path.stem for path in output_folder.glob("*/*.pef") if path.stem == path.parent.name)
+    more = f" and {len(names) - _MOST_SUGGESTIONS} more" if len(names) > _MOST_SUGGESTIONS else ""
+    or_compile = f"; or compile it: {compiling}" if compiling is not None else ""
+    remedy = f"one of those in {output_folder}: {', '.join(names[:_MOST_SUGGESTIONS])}{more}{or_compile}"
     missing = [f"{path} ({'a folder' if path.is_dir() else 'not there'})" for path in candidates]
     raise OptionError(
         f"there is no PEF {pef!r}",
         where=f"searched {', then '.join(missing)}, from {Path.cwd()}",
-        remedy=_suggestion(output_folder, compiling),
+        remedy=remedy if names else f"compile it first: {compiling or 'sambasim compile'}",
     )
-
-
-def _suggestion(output_folder: Path, compiling: str | None) -> str:
-    names = sorted(path.stem for path in output_folder.glob("*/*.pef") if path.stem == path.parent.name)
-    if not names:
-        return f"compile it first: {compiling or 'sambasim compile'}"
-    more = f" and {len(names) - _MOST_SUGGESTIONS} more" if len(names) > _MOST_SUGGESTIONS else ""
-    or_compile = f"; or compile it: {compiling}" if compiling is not None else ""
-    return f"one of those in {output_folder}: {', '.join(names[:_MOST_SUGGESTIONS])}{more}{or_compile}"
 
 
 def record_compiled(digest: str) -> str | None:

@@ -3,13 +3,12 @@
 The data are 1,797 images of a UCI data set; see the README of this folder.
 """
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset
+from torch.utils.data import TensorDataset
 
 IMAGES = Path(__file__).with_name("optical_digits.npz")
 CLASSES = 10
@@ -24,49 +23,26 @@ class DigitsClassifier(nn.Module):
 
     def __init__(self, width: int = 32, dropout: float = 0.25) -> None:
         super().__init__()
-        self.features = nn.Sequential(
-            nn.Conv2d(1, width, kernel_size=3, padding=1),
-            nn.BatchNorm2d(width),
-            nn.ReLU(),
-            nn.Conv2d(width, 2 * width, kernel_size=3, padding=1),
-            nn.BatchNorm2d(2 * width),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
+        first, second = (
+            [nn.Conv2d(inputs, outputs, kernel_size=3, padding=1), nn.BatchNorm2d(outputs), nn.ReLU()]
+            for inputs, outputs in ((1, width), (width, 2 * width))
         )
+        self.features = nn.Sequential(*first, *second, nn.MaxPool2d(2))
         self.dropout = nn.Dropout(dropout)
         self.classifier = nn.Linear(2 * width * 4 * 4, CLASSES)
 
     def forward(self, image: Tensor) -> Tensor:
-        features = self.features(image).flatten(1)
-        logits: Tensor = self.classifier(self.dropout(features))
+        logits: Tensor = self.classifier(self.dropout(self.features(image).flatten(1)))
         return logits
 
 
-class DigitImages(Dataset[tuple[Tensor, Tensor]]):
-    """Sample i is `(image, label)`: float32 `[1, 8, 8]` in 0..1, and int64 `[]` in 0..9."""
-
-    def __init__(self, images: Tensor, labels: Tensor) -> None:
-        self.images = images
-        self.labels = labels
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        return self.images[index], self.labels[index]
-
-    def __getitems__(self, indices: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
-        # One indexing operation for the whole batch instead of one per sample.
-        chosen = torch.tensor(indices)
-        return list(zip(self.images[chosen].unbind(0), self.labels[chosen].unbind(0), strict=True))
-
-
-def digits() -> tuple[DigitImages, DigitImages]:
-    """The 1,437 training images and the 360 held-out images. The split is constant; both have all classes."""
+def digits() -> tuple[TensorDataset, TensorDataset]:
+    """1,437 training images and 360 held-out ones, float32 `[1, 8, 8]` in 0..1, with labels, int64 `[]` in 0..9.
+    The split is constant, and both have all classes."""
     with np.load(IMAGES, allow_pickle=False) as held:
         pixels, classes = held["images"], held["labels"]
     # Shuffled, because the set is sorted by writer. NumPy guarantees that the stream of RandomState never changes.
     order = np.random.RandomState(SPLIT_SEED).permutation(len(classes))
     images = torch.from_numpy(pixels[order].astype(np.float32) / LARGEST_PIXEL).unsqueeze(1)
     labels = torch.from_numpy(classes[order].astype(np.int64))
-    return DigitImages(images[HELD_OUT:], labels[HELD_OUT:]), DigitImages(images[:HELD_OUT], labels[:HELD_OUT])
+    return TensorDataset(images[HELD_OUT:], labels[HELD_OUT:]), TensorDataset(images[:HELD_OUT], labels[:HELD_OUT])

@@ -12,8 +12,8 @@ from typing import Literal, NamedTuple, TypeVar
 
 from pydantic import ValidationError
 
-from sambasim.errors import ArtifactError
-from sambasim.records import Count, Record, unreadable
+from sambasim.errors import ArtifactError, first_fault, unreadable
+from sambasim.records import Count, Record
 
 RUN_FILE = "run.json"
 REPLICA_FILES = "replica-*.jsonl"
@@ -124,11 +124,9 @@ def read_recording(folder: Path) -> Recording:
     names = (re.fullmatch(r"replica-([0-9]{1,9})\.jsonl", file.name) for file in folder.glob(REPLICA_FILES))
     replicas = tuple(sorted(int(name[1]) for name in names if name))
     if not replicas:
-        raise ArtifactError(
-            f"{folder} has no file of a replica",
-            where=str(folder / replica_file(0)),
-            remedy="record the run again, or wait for its first step; ranks of other hosts write to their own disks",
-        )
+        remedy = "record the run again, or wait for its first step; ranks of other hosts write to their own disks"
+        where = str(folder / replica_file(0))
+        raise ArtifactError(f"{folder} has no file of a replica", where=where, remedy=remedy)
     return Recording(folder, run, replicas)
 
 
@@ -136,7 +134,5 @@ def _read(model: type[_Model], text: str, where: str, what: str) -> _Model:
     try:
         return model.model_validate_json(text)
     except ValidationError as error:
-        fault = error.errors(include_url=False, include_input=False)[0]
-        first = f"{'.'.join(map(str, fault['loc'])) or 'the whole'}: {fault['msg']}"
-        what = f"{what} is not what sambasim run --record-digests writes: {first}"
+        what = f"{what} is not what sambasim run --record-digests writes: {first_fault(error)}"
         raise ArtifactError(what, where=where, remedy=_WRITTEN_BY) from error

@@ -9,9 +9,8 @@ from typing import Literal, NamedTuple, get_args
 
 from pydantic import Field, ValidationError
 
-from sambasim.bounded import LARGEST_RECORDS_BYTES, read_text
-from sambasim.errors import ArtifactError
-from sambasim.records import Count, Record, unreadable
+from sambasim.errors import LARGEST_RECORDS_BYTES, ArtifactError, read_text, unreadable
+from sambasim.records import Count, Record
 
 
 class StepRecord(Record):
@@ -179,6 +178,7 @@ class InferenceRecord(Record):
     notices: list[str]
 
 
+_WRITTEN_BY = "a file of sambasim run --metrics FILE"
 _KINDS: Mapping[str, type[Line]] = {line.model_fields["kind"].default: line for line in get_args(Line)}
 
 
@@ -196,16 +196,17 @@ def read_run(path: Path) -> RunRecords:
     try:
         text = read_text(path, LARGEST_RECORDS_BYTES)
     except (OSError, UnicodeDecodeError) as error:
-        raise unreadable(path, error, "a file of sambasim run --metrics FILE") from error
+        raise unreadable(path, error, _WRITTEN_BY) from error
     *lines, _ = text.split("\n")
     records = [_record(line, f"{path}:{number}") for number, line in enumerate(lines, 1)]
     if not records:
         remedy = "write one with sambasim run --metrics FILE, or wait for the first step"
         raise ArtifactError(f"{path} has no records", remedy=remedy)
-    steps = tuple(record for record in records if isinstance(record, StepRecord))
-    evaluations = tuple(record for record in records if isinstance(record, EvaluationRecord))
-    summary = next((record for record in reversed(records) if isinstance(record, SummaryRecord)), None)
-    return RunRecords(steps, evaluations, summary)
+    return RunRecords(
+        tuple(record for record in records if isinstance(record, StepRecord)),
+        tuple(record for record in records if isinstance(record, EvaluationRecord)),
+        next((record for record in reversed(records) if isinstance(record, SummaryRecord)), None),
+    )
 
 
 def _record(line: str, where: str) -> Line:
@@ -216,10 +217,9 @@ def _record(line: str, where: str) -> Line:
         required = {name for name, field in model.model_fields.items() if field.annotation is float}
         return model.model_validate({k: math.nan if v is None and k in required else v for k, v in fields.items()})
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        what = f"{error.error_count()} invalid fields" if isinstance(error, ValidationError) else "not a record"
-        what = f"a line is not what sambasim run --metrics writes: {what}"
-        remedy = "a file of sambasim run --metrics FILE, of this version"
-        raise ArtifactError(what, where=where, remedy=remedy) from error
+        fault = f"{error.error_count()} invalid fields" if isinstance(error, ValidationError) else "not a record"
+        what = f"a line is not what sambasim run --metrics writes: {fault}"
+        raise ArtifactError(what, where=where, remedy=f"{_WRITTEN_BY}, of this version") from error
 
 
 DEFINITIONS = (

@@ -43,13 +43,13 @@ class TraceProcess(NamedTuple):
 
 def trace_json(processes: Sequence[TraceProcess], facts: Mapping[str, object]) -> str:
     """One JSON object, one event a line. The earliest span begins at 0. `facts` are written as `otherData`."""
-    zero_ns = min((span.start_ns for process in processes for span in process.spans), default=0)
     names = [event for process in processes for event in _names(process)]
     # Of two spans that begin together the longer one comes first: the other may be nested in it.
     spans = sorted(
         ((span, process.number) for process in processes for span in process.spans),
         key=lambda pair: (pair[0].start_ns, -pair[0].stop_ns, pair[1], _THREADS[pair[0].track], pair[0].name),
     )
+    zero_ns = spans[0][0].start_ns if spans else 0
     events = [
         {
             "ph": "X",

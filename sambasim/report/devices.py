@@ -15,7 +15,7 @@ from sambasim.hardware.budget import budget_of, load_calibration
 from sambasim.hardware.placement import Inventory, Location, Placement
 from sambasim.hardware.spec import ClusterSpec, DeviceSpec, LinkSpec, Spec
 from sambasim.ir.mesh import Mesh
-from sambasim.published.rows import Row as PublishedRow
+from sambasim.published import Row as PublishedRow
 from sambasim.report.tables import Row, Table, json_line, table, text_of, text_table, title_of
 from sambasim.simulation.alone import MODEL_KINDS, RankAlone
 from sambasim.units import format_bytes

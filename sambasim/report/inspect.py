@@ -11,7 +11,7 @@ from pydantic import JsonValue
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from sambasim.bounded import printable
+from sambasim.errors import printable
 from sambasim.ir.dataflow import Gather, gathers, section_effects
 from sambasim.ir.graph import Graph, Node
 from sambasim.ir.mesh import DATA_PARALLEL, TENSOR

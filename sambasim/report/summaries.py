@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from sambasim.bounded import printable
+from sambasim.errors import printable
 from sambasim.ir.dataflow import axis_of, pass_and_update
 from sambasim.ir.mesh import DATA_PARALLEL
 from sambasim.ir.program import Program

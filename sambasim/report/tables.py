@@ -24,7 +24,7 @@ from rich.console import Console, ConsoleOptions, JustifyMethod, RenderableType,
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from sambasim.bounded import printable
+from sambasim.errors import printable
 from sambasim.units import format_bytes, format_count, format_rate, format_seconds
 
 _FORMATS: Mapping[str, Callable[[float], str]] = {

@@ -17,8 +17,7 @@ from traceback import walk_tb
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
-from sambasim.bounded import one_line
-from sambasim.errors import DataParallelError, SambasimError
+from sambasim.errors import DataParallelError, SambasimError, one_line
 from sambasim.runtime.machine.launcher import launched_rank
 from sambasim.units import counted
 from sambasim.whose_code import PACKAGE, is_ours, is_users_file

@@ -21,8 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple, TextIO
 
-from sambasim.bounded import one_line, printable
-from sambasim.errors import Interrupted, MachineError, SambasimError, exit_code
+from sambasim.errors import Interrupted, MachineError, SambasimError, exit_code, one_line, printable
 from sambasim.runtime.machine.launcher import find_launcher
 
 if TYPE_CHECKING:

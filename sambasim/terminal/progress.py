@@ -4,7 +4,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from sambasim.bounded import one_line
+from sambasim.errors import one_line
 from sambasim.records.metrics import CheckpointRecord, EvaluationRecord, SummaryRecord
 from sambasim.runtime.run.run_observer import RunObserver, Start, Step
 from sambasim.terminal.output import console_of, is_terminal, scores, show

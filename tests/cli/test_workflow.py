@@ -106,7 +106,7 @@ def test_weights_are_saved_loaded_and_predicted_with(folder: Path) -> None:
 
 
 def test_a_training_pef_predicts_samples_without_labels(folder: Path) -> None:
-    images = digits()[1].images[:40]
+    images = digits()[1].tensors[0][:40]
     np.savez(folder / "images.npz", image=images.numpy())
     predict = ["run", "digits", "--inference", "--data", "images.npz", "--predictions", "images.safetensors"]
     printed = _done(sambasim(predict, folder)).stdout

@@ -11,7 +11,7 @@ from sambasim.commands.question import capture_row
 from sambasim.hardware.budget import budget_of, load_calibration
 from sambasim.hardware.spec import load_device
 from sambasim.ir.program import Program
-from sambasim.published.rows import Row, published_rows
+from sambasim.published import Row, published_rows
 from sambasim.simulation.alone import price_ranks
 
 FITTED = {"columns_per_unit": (64, 80, 96), "ddr_efficiency": (0.72, 0.76, 0.80), "load_s": (1.8e-3, 2.3e-3, 2.8e-3)}

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from sambasim.bounded import printable
+from sambasim.errors import printable
 from sambasim.report.tables import Row, Table, table, text_table
 from sambasim.units import counted
 

@@ -16,8 +16,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from sambasim import __version__
-from sambasim.bounded import Misfit, OtherFormat, OtherVersion, parse_versioned
-from sambasim.errors import CheckpointError
+from sambasim.errors import CheckpointError, Misfit, OtherFormat, OtherVersion, parse_versioned
 from sambasim.ir.types import DTYPE_BYTES, Cut, SymbolKind
 from sambasim.pef.digests import PartDigests, StrictModel, part_digests
 from sambasim.pef.document import WRITER, Sha256

@@ -24,7 +24,7 @@ from torch.distributed import distributed_c10d
 
 from sambasim.errors import MachineError, PeerError
 from sambasim.hardware.budget import available_bytes
-from sambasim.hardware.spec import device_of
+from sambasim.hardware.spec import arch_of, load_device
 from sambasim.pef import PefDocument
 from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.machine.node_memory import Demand, check_demands
@@ -220,7 +220,7 @@ def check_device(document: PefDocument) -> None:
     """Raises MachineError if the device that the PEF names has less memory than one replica needs."""
     if document.compile_options.get("arch") is None:
         return
-    device, needed = device_of(document.compile_options), document.program.device_bytes
+    device, needed = load_device(arch_of(document.compile_options)), document.program.device_bytes
     if needed > device.ddr_capacity_bytes:
         raise MachineError(
             f"one replica of this PEF needs {format_bytes(needed)} of device memory, "

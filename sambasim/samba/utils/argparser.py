@@ -12,7 +12,7 @@ from pathlib import Path
 import torch.distributed as dist
 import yaml
 
-from sambasim.errors import LaunchError, OptionError
+from sambasim.errors import LaunchError, OptionError, unreadable
 from sambasim.runtime.machine.launcher import find_launcher, launched_rank
 from sambasim.runtime.machine.process import bring_up, bring_up_on_demand, take_down
 from sambasim.samba.ending import communicator
@@ -138,8 +138,7 @@ def _read_yaml(path: str | os.PathLike[str]) -> dict[str, object]:
     try:
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise OptionError(f"the file {file} cannot be read: {reason}", remedy="check the path") from None
+        raise unreadable(f"the file {file}", error, "check the path") from None
     except yaml.YAMLError as error:
         mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
         what = getattr(error, "problem", None) or "it holds a character that is not allowed"

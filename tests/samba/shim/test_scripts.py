@@ -238,7 +238,6 @@ def test_lines_for_a_shell(tmp_path: Path) -> None:
 JOB = """
 import os, sys, time
 import sambaflow.samba
-from sambasim.errors import DataError
 from sambasim.runtime.machine.launcher import launched_rank
 from sambasim.samba.ending import communicator
 
