@@ -3,6 +3,7 @@ once for all."""
 
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -91,8 +92,7 @@ def batch(samba: Any) -> list[Any]:
     return batch_of(samba)
 
 
-def make_logreg() -> Made:
-    return with_sgd(LogReg, momentum=MOMENTUM)
+make_logreg, make_net = (partial(with_sgd, kind, momentum=MOMENTUM) for kind in (LogReg, Net))
 
 
 @pytest.fixture
@@ -110,10 +110,6 @@ def logreg_pef(batch: list[Any], pef_of: PefOf) -> str:
 def inputs(samba: Any) -> tuple[Any, Any]:
     """A batch of Net."""
     return net_batch(samba)
-
-
-def make_net() -> Made:
-    return with_sgd(Net, momentum=MOMENTUM)
 
 
 @pytest.fixture

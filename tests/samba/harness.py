@@ -54,9 +54,9 @@ class LogReg(nn.Module):
     output_tensors: Any
     run: Any
 
-    def __init__(self, reduction: str = "mean") -> None:
+    def __init__(self, reduction: str = "mean", features: int = FEATURES, classes: int = CLASSES) -> None:
         super().__init__()
-        self.lin_layer = nn.Linear(FEATURES, CLASSES)
+        self.lin_layer = nn.Linear(features, classes)
         self.criterion = nn.CrossEntropyLoss(reduction=reduction)
 
     def forward(self, inputs: Tensor, targets: Tensor) -> Any:
@@ -75,6 +75,26 @@ class OnlyOut(nn.Module):
 
     def forward(self, inputs: Tensor) -> Any:
         return self.lin_layer(inputs)
+
+
+class Layer(nn.Module):
+    """Features [batch, 6] to what `then` makes of the outputs [batch, 3] of a linear layer."""
+
+    output_tensors: Any
+
+    def __init__(self, then: Callable[[Tensor], Any] = lambda outputs: outputs) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 3)
+        self.then = then
+
+    def forward(self, x: Tensor) -> Any:
+        return self.then(self.linear(x))
+
+
+def layer_batch(**options: Any) -> list[Any]:
+    """The input of Layer."""
+    values = torch.randn(BATCH, 6, generator=torch.Generator().manual_seed(0))
+    return [samba.from_torch_tensor(values, **{"name": "x", "batch_dim": 0, **options})]
 
 
 class Plainly:
@@ -110,12 +130,6 @@ def equal(tensor: Tensor, expected: Tensor) -> bool:
     return torch.equal(plain(tensor), plain(expected))
 
 
-def sn_grad(tensor: Any) -> Tensor:
-    """The gradient on the device."""
-    gradient: Tensor = tensor.sn_grad
-    return gradient
-
-
 def same_weights(model: nn.Module, other: nn.Module) -> bool:
     """Whether the bits of all parameters on the host are the same."""
     return all(map(equal, model.parameters(), other.parameters()))
@@ -127,20 +141,24 @@ def seeded(model: type[nn.Module], *settings: Any, **options: Any) -> Any:
     return model(*settings, **options)
 
 
+def _named_batch(number: int, size: int, **widths: int) -> list[Any]:
+    """Features and classes by the names of `widths`; another batch for each number."""
+    generator = torch.Generator().manual_seed(number)
+    (features, width), (label, classes) = widths.items()
+    values = {features: torch.randn(size, width, generator=generator)}
+    values[label] = torch.randint(classes, (size,), generator=generator)
+    return [samba.from_torch_tensor(tensor, name=name, batch_dim=0) for name, tensor in values.items()]
+
+
 def batch_of(samba: Any, number: int = 0, size: int = BATCH) -> list[Any]:
     """A batch of LogReg, named as apps name it; another one for each number."""
-    generator = torch.Generator().manual_seed(number)
-    images = torch.randn(size, FEATURES, generator=generator)
-    labels = torch.randint(CLASSES, (size,), generator=generator)
-    pairs = (("image", images), ("label", labels))
-    return [samba.from_torch_tensor(values, name=name, batch_dim=0) for name, values in pairs]
+    return _named_batch(number, size, image=FEATURES, label=CLASSES)
 
 
 def net_batch(samba: Any, number: int = 0, size: int = BATCH) -> tuple[Any, Any]:
     """A batch of Net; another one for each number."""
-    generator = torch.Generator().manual_seed(number)
-    x = samba.from_torch_tensor(torch.randn(size, 5, generator=generator), name="x", batch_dim=0)
-    return x, samba.from_torch_tensor(torch.randint(3, (size,), generator=generator), name="target", batch_dim=0)
+    x, target = _named_batch(number, size, x=5, target=3)
+    return x, target
 
 
 def with_sgd(make: Callable[[], nn.Module], **options: Any) -> Made:
@@ -150,10 +168,10 @@ def with_sgd(make: Callable[[], nn.Module], **options: Any) -> Made:
     return model, samba.optim.SGD(model.parameters(), **{"lr": 0.1, **options})
 
 
-def compiled(made: Made, inputs: Any, folder: Path, name: str = "net", **config: Any) -> str:
+def compiled(made: Made, inputs: Any, folder: Path, name: str = "net", loss_indices: Any = None, **config: Any) -> str:
     """The path of the PEF."""
-    model, optimizers = made
-    return session.compile(model, inputs, optimizers, name, config_dict={"output_folder": str(folder), **config})
+    (model, optimizers), config = made, {"output_folder": str(folder), **config}
+    return session.compile(model, inputs, optimizers, name, config_dict=config, loss_indices=loss_indices)
 
 
 def imported(module: str) -> Any:

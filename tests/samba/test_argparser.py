@@ -2,6 +2,7 @@
 
 import argparse
 import logging
+import shutil
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator
@@ -9,12 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from sambasim.errors import OptionError
+from sambasim import __version__, samba
+from sambasim.errors import OptionError, PefError
 from sambasim.samba import process
 from sambasim.samba.flags import COMMANDS, FLAGS
 from sambasim.samba.utils.argparser import SambaConfig, SNConfig, parse_app_args, parse_yaml_to_args
-from sambasim.samba.utils.parser import command_parser
+from sambasim.samba.utils.common import get_pef_info, get_pefmeta, get_pefmeta_dict
+from tests.samba.harness import Layer, Made, PefOf, layer_batch
 
 PEF = ["--pef", "net.pef"]
 
@@ -27,39 +31,76 @@ def _app(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     logging.getLogger("sambaflow").setLevel(level)
 
 
-def refused(*argv: str, **functions: Any) -> OptionError:
-    with pytest.raises(OptionError) as caught:
-        parse_app_args(argv, **functions)
-    return caught.value
+def adding(*names: str, **options: Any) -> Callable[[ArgumentParser], object]:
+    return lambda parser: parser.add_argument(*names, **options)
 
 
 def test_every_flag_of_the_library_has_a_value_on_every_command() -> None:
     compiled, run = parse_app_args(["compile"]), parse_app_args(["run", *PEF])
-    destinations = {flag.destination for flag in FLAGS}
-    assert set(vars(compiled)) == set(vars(run)) == destinations | {"command"}
+    assert set(vars(compiled)) == set(vars(run)) == {*(flag.destination for flag in FLAGS), "command"}
     assert (compiled.command, compiled.pef) == ("compile", None)
     assert (run.command, run.pef, run.pef_name) == ("run", "net.pef", None)
 
 
-def test_values_are_parsed() -> None:
-    words = "compile --pef-name net -b 32 --data-parallel -ws 2 --o0 --num-tiles 4 --resources-scaling-factors 0.5 2"
-    arguments = parse_app_args(words.split())
-    assert (arguments.pef_name, arguments.batch_size, arguments.world_size) == ("net", 32, 2)
-    assert (arguments.data_parallel, arguments.o0, arguments.o1, arguments.num_tiles) == (True, True, False, 4)
-    assert arguments.resources_scaling_factors == [0.5, 2.0]
+LINES: dict[str, dict[str, object]] = {
+    "compile --pef-name net -b 32 -ws 2 --data-parallel": {"pef_name": "net", "batch_size": 32, "world_size": 2},
+    "compile --o0 --num-tiles 4 --dtype bf16": {"o0": True, "o1": False, "num_tiles": 4, "data_parallel": False},
+    "compile --resources-scaling-factors 0.5 2 -b=1": {"resources_scaling_factors": [0.5, 2.0], "batch_size": 1},
+    "compile --pef-name myapp.pef -mb 16 --mapping spatial --num-spatial-batches 16": {"pef_name": "myapp"},
+    "compile --mac-v1 --weight-sharing --enable-conv-tiling --mac-v2 --enable-tiling --output-folder .": {},
+    "compile --compiler-configs-file b.json --use-sambaloader": {},
+    "compile --enable-stoc-rounding --dtype bf16": {"enable_stoc_rounding": True},
+    "compile --enable-stochastic-rounding --dtype=bf16 --inference": {"enable_stoc_rounding": False},
+    "compile --inference --log-level error -v --debug": {"inference": True},
+    "compile -p net --pef-name other": {"pef_name": "other"},
+    "run --pef out/net/net.pef --reduce-on-rdu --num-iterations 3": {"reduce_on_rdu": True, "num_iterations": 3},
+    "run -p out/net/net.pef -n 3": {"num_iterations": 3},
+    "run --inference --pef=net.pef": {"inference": True},
+    "measure-performance --pef=net.pef --ws 8": {},
+    "measure-performance --pef=net.pef -ws 8 --inference": {"inference": True},
+}
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_a_command_line_is_taken(line: str) -> None:
+    arguments = parse_app_args(line.split())
+    assert {name: getattr(arguments, name) for name in LINES[line]} == LINES[line]
+    assert "--log-level" not in line or logging.getLogger("sambaflow").level == logging.ERROR
+
+
+@pytest.mark.parametrize(
+    ("line", "notice"),
+    [
+        (
+            "--mac-human-decision x.json --num-spatial-batches=2 --own -b 4",
+            "accepted, without an effect here:\n  --num-spatial-batches: batches run one after another\n"
+            "  --mac-human-decision: sambasim cuts and places sections by its own rules\n",
+        ),
+        ("--visualize --debug --dtype fp32", "accepted, without an effect here:\n  --visualize: "),
+        ("--pef out/net/net.pef", "--pef is for the other commands; compile writes the PEF net\n"),
+        ("--enable-stochastic-rounding", "--enable-stoc-rounding has no effect: only optimizer steps with --dtype "),
+        ("--enable-stochastic-rounding --dtype bf16", ""),
+    ],
+)
+def test_flags_that_change_nothing_are_told_once(line: str, notice: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def add(parser: ArgumentParser) -> None:
+        parser.add_argument("--own", action="store_true")
+        if "--debug" in line:  # the app's own, then
+            parser.add_argument("--debug", action="store_true")
+
+    arguments = parse_app_args(["compile", *line.split()], common_parser_fn=add)
+    assert (arguments.debug, arguments.enable_stoc_rounding) == ("--debug" in line, "bf16" in line)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"notice: {notice}") if notice else err == ""
+    assert "--debug" not in err
+    assert arguments.pef_name == "net" or "--pef" not in line
 
 
 @pytest.mark.parametrize("added", ["--hidden-size", "--hidden_size"])
 def test_both_spellings_of_an_apps_flag_are_taken(added: str) -> None:
-    def add(parser: ArgumentParser) -> None:
-        parser.add_argument(added, type=int)
-
     for typed in ("--hidden-size", "--hidden_size"):
-        assert parse_app_args(["compile", typed, "5"], common_parser_fn=add).hidden_size == 5
-
-
-def adding(part: str) -> Callable[[argparse.ArgumentParser], object]:
-    return lambda parser: parser.add_argument(f"--of-{part}", default=part)
+        assert parse_app_args(["compile", typed, "5"], common_parser_fn=adding(added, type=int)).hidden_size == 5
 
 
 def test_an_action_of_the_app_runs_once_for_each_time_it_is_typed() -> None:
@@ -70,43 +111,35 @@ def test_an_action_of_the_app_runs_once_for_each_time_it_is_typed() -> None:
             ran.append(values)
             setattr(namespace, self.dest, values)
 
-    def add(parser: ArgumentParser) -> None:
-        parser.add_argument("--note", action=Note, default="none")
-
+    add = adding("--note", action=Note, default="none")
     arguments = parse_app_args(["compile", "--note", "a", "-b", "8"], common_parser_fn=add)
     assert (arguments.note, arguments.batch_size, ran) == ("a", 8, ["a"])
 
 
 def test_each_function_adds_its_flags_to_its_command() -> None:
+    functions = [adding(f"--of-{part}", default=part) for part in ("common", "compile", "test", "run")]
     for command in COMMANDS:
-        argv = [command, *PEF]
-        arguments = parse_app_args(argv, False, adding("common"), adding("compile"), adding("test"), adding("run"))
+        arguments = parse_app_args([command, *PEF], False, *functions)
         added = {"of_common", f"of_{command}"} if command in ("compile", "test", "run") else {"of_common"}
         assert {name for name in vars(arguments) if name.startswith("of_")} == added
 
 
 @pytest.mark.parametrize("added", ["--batch-size", "--batch_size"])
 def test_an_apps_flag_of_the_same_name_wins_with_its_default(added: str) -> None:
-    def add(parser: argparse.ArgumentParser) -> None:
+    def add(parser: ArgumentParser) -> None:
         parser.add_argument_group("data").add_argument(added, type=int, default=64)
 
     for typed, value in (([], 64), (["-b", "8"], 8), (["--batch-size", "8"], 8), (["--batch_size=8"], 8)):
         assert parse_app_args(["compile", *typed], common_parser_fn=add).batch_size == value
-
-
-def test_a_required_flag_that_an_app_has_again_is_as_the_app_says() -> None:
-    def add(parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("--pef", default="own.pef")
-
     for typed, pef in (([], "own.pef"), (["-p", "x.pef"], "x.pef"), (["--pef", "x.pef"], "x.pef")):
-        assert parse_app_args(["run", *typed], run_parser_fn=add).pef == pef
+        add_pef = adding("--pef", default="own.pef")  # which the library requires
+        assert parse_app_args(["run", *typed], run_parser_fn=add_pef).pef == pef
 
 
-def test_the_number_of_replicas_is_for_mpirun_to_say() -> None:
-    for command, name in (("run", "-ws"), ("run", "--ws"), ("test", "--world-size"), ("run", "--world_size")):
-        error = refused(command, *PEF, name, "4")
-        assert f"{command} has no flag {name}: it is a flag of compile" in error.what
-        assert error.remedy == f"leave {name} out"
+def exclusive(parser: Any) -> None:
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument("--rate", type=float, default=0.5)
+    group.add_argument("--schedule")
 
 
 @pytest.mark.parametrize(
@@ -126,173 +159,70 @@ def test_the_number_of_replicas_is_for_mpirun_to_say() -> None:
         (["compile", "--log-level", "loud"], "'loud' is no logging level", "python app.py compile --help"),
         (["compile", "--o0", "--o1"], "--o0 and --o1 exclude each other", "leave out all but --o1"),
         (["compile", "--dtype", "bf8"], "invalid choice: 'bf8'", "python app.py compile --help"),
+        (["compile", "--rate=1", "--schedule=cosine"], "not allowed with argument", "python app.py compile --help"),
     ],
-)  # fmt: skip
+)
 def test_what_is_typed_wrong_is_told_with_what_to_type_instead(argv: list[str], what: str, remedy: str) -> None:
-    error = refused(*argv)
-    assert what in error.what
-    assert remedy in (error.remedy or "")
+    with pytest.raises(OptionError) as caught:
+        parse_app_args(argv, common_parser_fn=exclusive)
+    assert what in caught.value.what
+    assert remedy in str(caught.value.remedy)
 
 
-def test_help_of_a_command_has_the_apps_flags_and_an_example(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        parse_app_args(["test", "-h"], common_parser_fn=lambda one: one.add_argument("--rows", help="Of the table."))
-    assert caught.value.code == 0
-    text = capsys.readouterr().out
-    assert text.startswith("usage: python app.py test [-h] ")
-    assert "Of the table." in text
-    assert text.endswith("examples:\n  python app.py test --pef out/net/net.pef -b 32\n")
-
-
-def test_examples_in_help_can_be_parsed(capsys: pytest.CaptureFixture[str]) -> None:
-    for command in ("compile", "run", "test", "measure-performance", "measure-sections"):
-        with pytest.raises(SystemExit):
-            parse_app_args([command, "-h"])
-        lines = capsys.readouterr().out.rpartition("examples:\n")[2].splitlines()
-        assert lines
-        for line in lines:
-            words = line.partition("app.py ")[2].replace("--data-parallel", "").split()
-            assert parse_app_args(words).command == command
-
-
-def test_flags_that_change_nothing_are_told_once(capsys: pytest.CaptureFixture[str]) -> None:
-    parse_app_args(["compile", "--mac-human-decision", "x.json", "--num-spatial-batches=2", "-b", "4"])
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err == (
-        "notice: accepted, without an effect here:\n"
-        "  --num-spatial-batches: batches run one after another\n"
-        "  --mac-human-decision: sambasim cuts and places sections by its own rules\n"
-    )
-
-
-def test_the_notice_of_flags_without_effect_leaves_the_apps_own_out(capsys: pytest.CaptureFixture[str]) -> None:
-    def add(parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("--debug", action="store_true")
-        parser.add_argument("--dtype", default="bf16")
-
-    arguments = parse_app_args(["compile", "--debug", "--visualize"], common_parser_fn=add)
-    assert (arguments.debug, arguments.dtype) == (True, "bf16")
-    err = capsys.readouterr().err
-    assert "--visualize" in err
-    assert "--debug" not in err
-
-
-def test_the_level_of_the_log_is_set() -> None:
-    parse_app_args(["compile", "--log-level", "error"])
-    assert logging.getLogger("sambaflow").level == logging.ERROR
-
-
-def test_a_config_made_from_keywords_is_what_the_command_line_gives() -> None:
-    typed = parse_app_args(["run", *PEF, "-b", "8", "--inference"])
-    assert vars(SambaConfig("run", pef="net.pef", batch_size=8, inference=True)) == vars(typed)
-
-
-def test_a_config_holds_an_apps_own_values_and_checks_the_librarys() -> None:
-    assert SambaConfig("compile", hidden={"sizes": [1, 2]}, pef_name="net").hidden == {"sizes": [1, 2]}
-    with pytest.raises(OptionError, match="'0' is not a whole number"):
-        SambaConfig("compile", batch_size=0)
-    with pytest.raises(OptionError, match="--inference must be true or false, not 'yes'"):
-        SambaConfig("compile", inference="yes")
+def test_the_number_of_replicas_is_for_mpirun_to_say() -> None:
+    for command, name in (("run", "-ws"), ("run", "--ws"), ("test", "--world-size"), ("run", "--world_size")):
+        with pytest.raises(OptionError, match=f"{command} has no flag {name}: it is a flag of compile") as caught:
+            parse_app_args([command, *PEF, name, "4"])
+        assert caught.value.remedy == f"leave {name} out"
 
 
 def test_argv_that_is_no_list_of_words_is_refused_with_the_line_of_the_app() -> None:
-    for wrong in (argparse.Namespace(batch_size=1), "compile -b 1"):
+    for wrong in (Namespace(batch_size=1), "compile -b 1"):
         with pytest.raises(OptionError, match=f"must be a list of words, not {type(wrong).__name__}") as caught:
             parse_app_args(argv=wrong)  # type: ignore[arg-type]  # the mistake
-        assert "parse_app_args(argv=wrong)" in (caught.value.where or "")
+        assert "parse_app_args(argv=wrong)" in str(caught.value.where)
         assert caught.value.remedy == "parse_app_args(argv=sys.argv[1:], …)"
 
 
-def test_rounding_at_random_without_bf16_has_no_effect(capsys: pytest.CaptureFixture[str]) -> None:
-    typed = ["compile", "--enable-stochastic-rounding"]
-    assert parse_app_args([*typed, "--dtype", "bf16"]).enable_stoc_rounding is True
-    assert capsys.readouterr().err == ""
-    assert parse_app_args(typed).enable_stoc_rounding is False
-    assert "notice: --enable-stoc-rounding has no effect: " in capsys.readouterr().err
-    assert parse_app_args([*typed, "--dtype=bf16", "--inference"]).enable_stoc_rounding is False
-
-
-def test_compile_takes_the_name_of_pef(capsys: pytest.CaptureFixture[str]) -> None:
-    assert parse_app_args(["compile", "--pef", "out/net/net.pef"]).pef_name == "net"
-    assert capsys.readouterr().err == "notice: --pef is for the other commands; compile writes the PEF net\n"
-    assert parse_app_args(["compile", "-p", "net", "--pef-name", "other"]).pef_name == "other"
-
-
-def test_a_config_is_made_from_what_was_parsed() -> None:
-    arguments = parse_app_args(["compile", "-b", "8"])
-    config = SambaConfig(arguments, SNConfig)
-    assert config.get_all_params() == vars(config) == vars(arguments)
-    assert SambaConfig(arguments, SNConfig(batch_size=1, hidden=4), epochs=2).get_all_params() == {
-        **vars(arguments), "hidden": 4, "epochs": 2,
-    }  # fmt: skip
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_has_the_flags_of_the_command_and_of_the_app_and_examples(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parse_app_args([command, "-h"], common_parser_fn=adding("--rows", help="Of the table."))
+    assert caught.value.code == 0
+    text, _, examples = capsys.readouterr().out.partition("examples:\n")
+    assert text.startswith(f"usage: python app.py {command} [-h] ")
+    effective, _, inert = (" ".join(part.split()) for part in text.partition("have no effect here:"))
+    assert "Of the table." in effective + inert
+    for flag in FLAGS:
+        shown, other = (inert, effective) if flag.inert else (effective, inert)
+        assert (flag.meaning in shown) is (command in flag.commands)
+        assert flag.meaning not in other
+    assert examples
+    for line in examples.splitlines():
+        words = line.partition("app.py ")[2].replace("--data-parallel", "").split()
+        assert parse_app_args(words).command == command
 
 
 def test_a_pef_that_is_not_named_is_named_by_time_and_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("time.strftime", lambda _: "20240131_235959")
     monkeypatch.setattr("os.getpid", lambda: 4711)
-    (flag,) = [flag for flag in FLAGS if flag.names == ("--pef-name",)]
-    assert flag.default_for("compile") == "20240131_235959_4711"
-    assert flag.default_for("run") is None
+    assert parse_app_args(["compile"]).pef_name == "20240131_235959_4711"
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_help_tells_each_flag_of_a_command_what_it_means_and_no_other(command: str) -> None:
-    text = " ".join(command_parser(command, ()).format_help().split())
-    for flag in FLAGS:
-        if command in flag.commands:
-            assert flag.meaning in text
-        else:
-            assert f" {flag.names[0]} " not in text
-
-
-def test_help_puts_flags_that_change_nothing_apart() -> None:
-    text = command_parser("compile", ()).format_help()
-    effective, _, inert = text.partition("flags that are accepted, and have no effect here:")
-    assert "\n  --data-parallel  " in effective
-    assert "\n  --optim-level LEVEL" in inert
-    assert "\n  --optim-level LEVEL" not in effective
-
-
-def test_a_mutually_exclusive_group_and_a_function_that_reads_yaml(tmp_path: Path) -> None:
-    path = tmp_path / "defaults.yaml"
-    path.write_text("rate: 0.5\n")
-
-    def add_args(args: Any, file: str = str(path)) -> None:
-        rate = float(Path(file).read_text().split()[1])
-        group: Any = args.add_mutually_exclusive_group()
-        group.add_argument("--rate", type=float, default=rate)
-        group.add_argument("--schedule")
-
-    assert parse_app_args(["compile"], common_parser_fn=add_args).rate == 0.5
-    error = refused("compile", "--rate=1", "--schedule=cosine", common_parser_fn=add_args)
-    assert "not allowed with argument" in error.what
-
-
-LINES: dict[str, dict[str, object]] = {
-    'compile -b=1 --pef-name="lenet" --output-folder="pef"': {"pef_name": "lenet", "output_folder": "pef"},
-    "compile --pef-name myapp.pef -mb 16 --mapping spatial --num-spatial-batches 16": {"pef_name": "myapp"},
-    "compile --pef net --data-parallel -ws 2": {"world_size": 2, "pef_name": "net"},
-    "compile --mac-v1 --weight-sharing --enable-conv-tiling --mac-v2 --enable-tiling --output-folder .": {},
-    "compile --mac-human-decision a.json --compiler-configs-file b.json --num-tiles 4 --use-sambaloader": {},
-    "compile --enable-stoc-rounding --dtype bf16": {"enable_stoc_rounding": True},
-    "compile --enable-stochastic-rounding --dtype bf16": {"enable_stoc_rounding": True},
-    "compile --inference --log-level error -v --debug": {"inference": True},
-    "run --pef out/net/net.pef --data-parallel --reduce-on-rdu --num-iterations 3": {"reduce_on_rdu": True},
-    "run -p out/net/net.pef -n 3": {"num_iterations": 3},
-    "run --inference --pef=net.pef": {"inference": True},
-    "measure-performance --pef=net.pef --ws 8": {},
-    "measure-performance --pef=net.pef -ws 8 --inference": {"inference": True},
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("line", LINES)
-def test_a_command_line_is_taken(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    words = line.replace('"', "").split()
-    if words[0] != "compile":
-        words = [word for word in words if word != "--data-parallel"]  # it needs ranks: see replicas.py
-    args = parse_app_args(words)
-    assert {name: getattr(args, name) for name in LINES[line]} == LINES[line]
+def test_a_config_is_made_from_keywords_or_from_what_was_parsed() -> None:
+    typed = parse_app_args(["run", *PEF, "-b", "8", "--inference"])
+    assert vars(SambaConfig("run", pef="net.pef", batch_size=8, inference=True)) == vars(typed)
+    assert SambaConfig("compile", hidden={"sizes": [1, 2]}, pef_name="net").hidden == {"sizes": [1, 2]}
+    with pytest.raises(OptionError, match="'0' is not a whole number"):
+        SambaConfig("compile", batch_size=0)
+    with pytest.raises(OptionError, match="--inference must be true or false, not 'yes'"):
+        SambaConfig("compile", inference="yes")
+    config = SambaConfig(typed, SNConfig)
+    assert config.get_all_params() == vars(config) == vars(typed)
+    config = SambaConfig(typed, SNConfig(batch_size=1, hidden=4), epochs=2)
+    assert config.get_all_params() == {**vars(typed), "hidden": 4, "epochs": 2}
 
 
 SHARED = """\
@@ -312,23 +242,21 @@ run:
 
 
 def written(folder: Path, text: str) -> Path:
-    path = folder / "app.yaml"
-    path.write_text(text, encoding="utf-8")
-    return path
+    (folder / "app.yaml").write_text(text, encoding="utf-8")
+    return folder / "app.yaml"
 
 
 def test_a_file_gives_what_the_command_line_would(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config = parse_yaml_to_args(written(tmp_path, SHARED))
-    expected = SambaConfig(
-        "compile", batch_size=32, pef_name="net", resources_scaling_factors=[0.5, 2.0], hidden=64, optimizer={"lr": 0.5}
+    path = written(tmp_path, SHARED)
+    config = parse_yaml_to_args(path)
+    own = {"hidden": 64, "optimizer": {"lr": 0.5}}
+    factors = [0.5, 2.0]
+    assert vars(config) == vars(
+        SambaConfig("compile", batch_size=32, pef_name="net", resources_scaling_factors=factors, **own)
     )
-    assert vars(config) == vars(expected)
     assert process.current().arguments is config
     assert "--resources-scaling-factors" in capsys.readouterr().err
-
-
-def test_what_is_under_a_command_holds_for_it_alone(tmp_path: Path) -> None:
-    config = parse_yaml_to_args(str(written(tmp_path, SHARED)), "run")
+    config = parse_yaml_to_args(str(path), "run")
     assert (config.command, config.pef, config.batch_size, config.epochs) == ("run", "out/net/net.pef", 16, 3)
     assert (config.hidden, config.pef_name) == (64, None)
 
@@ -355,7 +283,7 @@ def test_a_mistake_is_told_with_its_place(tmp_path: Path, text: str, where: str 
 
 
 def test_what_was_typed_counts_before_the_file_and_the_file_before_defaults(tmp_path: Path) -> None:
-    def add(parser: argparse.ArgumentParser) -> None:
+    def add(parser: ArgumentParser) -> None:
         parser.add_argument("--lr", type=float, default=0.1)
         parser.add_argument("--hidden", type=int, default=4)
         parser.add_argument("-e", "--epochs", type=int, default=1)
@@ -370,3 +298,79 @@ def test_what_was_typed_counts_before_the_file_and_the_file_before_defaults(tmp_
     assert process.current().arguments is config
     with pytest.raises(OptionError, match="'many' is not a whole number"):
         parse_yaml_to_args(written(tmp_path, "batch_size: many\n"), typed)
+
+
+def predicting() -> Made:
+    return samba.from_torch_model_(Layer()), None
+
+
+@pytest.fixture
+def pef(pef_of: PefOf) -> str:
+    """Of a batch of 4, and without metadata."""
+    return pef_of(predicting, layer_batch(), inference=True)
+
+
+def test_metadata_has_every_argument_the_model_and_the_versions() -> None:
+    arguments, model = SambaConfig("compile", pef_name="net", batch_size=2, hidden=64), Layer()
+    versions = {"sambasim_version": __version__, "torch_version": str(torch.__version__)}
+    given = {name: str(value) for name, value in vars(arguments).items()}
+    assert get_pefmeta(arguments, model) == {**given, "hidden": "64", "model_repr": repr(model), **versions}
+
+
+def test_a_pef_tells_what_is_in_it(pef: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    metadata, information = get_pefmeta_dict(Path(pef)), get_pef_info(pef)
+    assert metadata["sambasim"] == __version__
+    assert "(linear): Linear(in_features=6, out_features=3, bias=True)" in metadata["model"]
+    assert (information["name"], information["batch_size"], information["training"]) == ("net", 4, False)
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(Path(pef).parents[1], "out")
+    assert get_pef_info("net")["digest"] == information["digest"]
+    with pytest.raises(OptionError, match="there is no PEF 'absent'"):
+        get_pef_info("absent")
+    Path("damaged.pef").write_bytes(b"no zip")
+    with pytest.raises(PefError):
+        get_pefmeta_dict("damaged.pef")
+
+
+def test_the_batch_size_is_that_of_the_pef_unless_one_is_given(pef: str) -> None:
+    def size(*words: str, add: Callable[[ArgumentParser], object] | None = None) -> object:
+        return parse_app_args(list(words), common_parser_fn=add).batch_size
+
+    for command in ("run", "test", "measure-performance"):
+        assert size(command, "--pef", pef) == 4
+    assert size("run", "--pef", pef, "-b", "1") == 1
+    assert size("run", "--pef", pef, "-b5") == 5
+    assert size("run", "--pef", pef, add=lambda parser: parser.set_defaults(batch_size=8)) == 8
+    assert size("run", "--pef", pef, add=adding("-b", "--batch-size", default=1)) == 1
+    assert size("run", "--pef", str(Path(pef).parent)) == 1
+    assert size("compile", "--pef", pef) == 1
+
+
+def spatial(*words: str) -> Namespace:
+    """As in apps that place batches side by side."""
+    args = parse_app_args(list(words))
+    if args.mapping == "spatial":
+        args.batch_size *= args.num_spatial_batches
+    return args
+
+
+def test_a_batch_size_that_the_app_computes_is_computed_again_by_a_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--mapping", "spatial", "--num-spatial-batches", "4"]
+    args = spatial("compile", "-b", "3", *flags, "--inference", "--output-folder", str(tmp_path))
+    model, x = predicting()[0], samba.randn(args.batch_size, 6, name="x", batch_dim=0)
+    metadata = get_pefmeta(args, model)
+    assert (metadata["batch_size"], metadata["parsed_batch_size"]) == ("12", "3")
+    pef = samba.session.compile(model, [x], name="net", config_dict=vars(args), pef_metadata=metadata)
+    assert get_pef_info(pef)["batch_size"] == 12
+    capsys.readouterr()
+    assert spatial("run", "--pef", pef).batch_size == 12
+    assert capsys.readouterr().err == "", "nothing was typed that has no effect"
+    assert spatial("test", "--pef", pef, *flags).batch_size == 12
+    assert spatial("run", "--pef", pef, "-b", "3", *flags).batch_size == 12
+    assert spatial("run", "--pef", pef, "-b", "12").batch_size == 12
+    unusable = {"parsed_batch_size": "many", "mapping": "x"}
+    pef = samba.session.compile(model, [x], name="net", config_dict=vars(args), pef_metadata=unusable)
+    args = parse_app_args(["run", "--pef", pef])
+    assert (args.batch_size, args.mapping) == (12, "section")

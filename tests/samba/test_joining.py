@@ -2,14 +2,16 @@
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import pytest
 
 from tests.support.mpi import Result, run_job, run_mpi
 
 APP = """\
+import gc
 import json
+import os
 import sys
 
 import torch.distributed as dist
@@ -19,76 +21,65 @@ from sambasim.samba import ending, process, utils
 from sambasim.samba.utils.argparser import parse_app_args
 
 
-def tell(told):
-    sys.stdout.write(json.dumps(told) + "\\n")  # one write: mpirun mixes what the ranks print
-    sys.stdout.flush()
+def told(words):
+    if "--alone" in words:
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 
-
-assert "mpi4py" not in sys.modules
-if "--alone" in sys.argv:
-    store = dist.HashStore()
-    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-try:
     def flags(parser):
         parser.add_argument("--alone", action="store_true")
         parser.add_argument("--asks", action="store_true")
-        if "--own" in sys.argv:
+        if "--own" in words:
             parser.add_argument("--own", action="store_true")
             parser.add_argument("--world-size", type=int)
 
-    arguments = parse_app_args(common_parser_fn=flags)
-except SambasimError as error:
-    tell([type(error).__name__, error.what, error.remedy])
-    sys.exit(0)
-rank = dist.get_rank() if arguments.asks or dist.is_initialized() else -1
-world = process.current().communicator
-connected = world is not None and ending.communicator() is world
-told = [rank, utils.get_rank(), utils.get_world_size(), utils.is_main_process(), arguments.world_size, connected]
-tell(told)
-"""
+    try:
+        arguments = parse_app_args(words, common_parser_fn=flags)
+    except SambasimError as error:
+        if "--alone" in words:
+            dist.destroy_process_group()
+        return [type(error).__name__, error.what, error.remedy]
+    rank = dist.get_rank() if arguments.asks or dist.is_initialized() else -1
+    world = process.current().communicator
+    connected = world is not None and ending.communicator() is world
+    return [rank, utils.get_rank(), utils.get_world_size(), utils.is_main_process(), arguments.world_size, connected]
 
 
-EACH_FORKED = """\
-import gc
-import json
-import os
-import runpy
-import sys
-
-import torch.distributed
-
-from sambasim.samba.utils import argparser
-
+assert "mpi4py" not in sys.modules
 gc.freeze()  # else each process would go through all of it as it ends
-_, app, commands = sys.argv
-for arguments in json.loads(commands):
-    if os.fork() == 0:
-        sys.argv[:] = [app, *arguments]
-        runpy.run_path(app, run_name="__main__")
+how, jobs = sys.argv[1:]
+for words in json.loads(jobs):
+    if how == "forked" and os.fork():
+        _, status = os.wait()
+        assert status == 0, words
+        continue
+    sys.stdout.write(json.dumps(told(words)) + "\\n")  # one write: mpirun mixes what the ranks print
+    sys.stdout.flush()
+    if how == "forked":
         sys.exit()
-    _, status = os.wait()
-    assert status == 0, arguments
 """
-"""Runs the app once for each list of arguments, in a process that has imported torch before."""
-
 
 DATA_PARALLEL = ("--pef", "net", "--data-parallel")
-JOBS: Mapping[str, tuple[int, tuple[str, ...]]] = {
-    "two ranks": (2, ("run", *DATA_PARALLEL)),
-    "one rank": (1, ("test", *DATA_PARALLEL)),
-    "alone": (1, ("run", "--pef", "net")),  # it asks is_initialized first
-    "alone, asks": (1, ("run", "--pef", "net", "--asks")),
-    "compile": (1, ("compile", "--data-parallel", "-ws", "3")),
-    "too few": (2, ("measure-performance", *DATA_PARALLEL, "-ws", "3")),
-    "own process group": (2, ("run", *DATA_PARALLEL, "--alone")),
-    "own world size": (1, ("run", *DATA_PARALLEL, "--own")),
-    "own world size, typed": (1, ("run", *DATA_PARALLEL, "--own", "--world-size", "7")),
+ONE_RANK: Mapping[str, Sequence[str]] = {
+    "one rank": ("test", *DATA_PARALLEL),
+    "alone": ("run", "--pef", "net"),  # it asks is_initialized first
+    "alone, asks": ("run", "--pef", "net", "--asks"),
+    "compile": ("compile", "--data-parallel", "-ws", "3"),
+    "own world size": ("run", *DATA_PARALLEL, "--own"),
+    "own world size, typed": ("run", *DATA_PARALLEL, "--own", "--world-size", "7"),
 }
+TWO_RANKS: Mapping[str, Sequence[str]] = {
+    "own process group": ("run", *DATA_PARALLEL, "--alone"),
+    "too few": ("measure-performance", *DATA_PARALLEL, "-ws", "3"),
+    "two ranks": ("run", *DATA_PARALLEL),
+}
+
+Told = Mapping[str, list[list[object]]]
+"""By command line what the ranks print, sorted."""
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, list[list[object]]]:
-    """What the ranks of each job print, sorted. Those of one rank are in one process."""
+def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
+    """Each command line of one rank has a process of its own; those of two ranks are parsed one after another."""
     app = tmp_path_factory.mktemp("context") / "app.py"
     app.write_text(APP, encoding="utf-8")
 
@@ -96,17 +87,16 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, list[list[obj
         assert result.check().stderr == ""
         return [json.loads(line) for line in result.stdout.splitlines()]
 
-    told = {
-        name: sorted(printed(run_mpi(np, [sys.executable, str(app), *arguments], timeout=90)), key=str)
-        for name, (np, arguments) in JOBS.items()
-        if np > 1
+    def command(how: str, jobs: Mapping[str, Sequence[str]]) -> list[str]:
+        return [sys.executable, str(app), how, json.dumps([*jobs.values()])]
+
+    alone = printed(run_job(command("forked", ONE_RANK), timeout=90))
+    together = printed(run_mpi(2, command("in turn", TWO_RANKS), timeout=90))
+    return {name: [line] for name, line in zip(ONE_RANK, alone, strict=True)} | {
+        "own process group": sorted((line for line in together if "says rank" in str(line)), key=str),
+        "too few": [line for line in together if "at least 3" in str(line)],
+        "two ranks": sorted(line for line in together if line[0] != "LaunchError"),
     }
-    alone = {name: arguments for name, (np, arguments) in JOBS.items() if np == 1}
-    in_turn = run_job([sys.executable, "-c", EACH_FORKED, str(app), json.dumps([*alone.values()])], timeout=90)
-    return told | {name: [line] for name, line in zip(alone, printed(in_turn), strict=True)}
-
-
-Told = Mapping[str, list[list[object]]]
 
 
 def test_two_ranks_find_each_other_where_the_run_is_data_parallel(told: Told) -> None:
@@ -114,6 +104,9 @@ def test_two_ranks_find_each_other_where_the_run_is_data_parallel(told: Told) ->
     assert told["one rank"] == told["alone, asks"] == [[0, 0, 1, True, 1, True]]
     assert told["alone"] == [[-1, 0, 1, True, 1, False]]
     assert told["compile"] == [[-1, 0, 1, True, 3, False]]
+    # A world size that the app declares is neither checked nor changed.
+    assert told["own world size"] == [[0, 0, 1, True, None, True]]
+    assert told["own world size, typed"] == [[0, 0, 1, True, 7, True]]
 
 
 def test_fewer_ranks_than_were_asked_for_are_refused(told: Told) -> None:
@@ -123,15 +116,9 @@ def test_fewer_ranks_than_were_asked_for_are_refused(told: Told) -> None:
     assert str(first[2]).startswith("mpirun -np 3 ")
 
 
-def test_a_world_size_that_the_app_declares_is_neither_checked_nor_changed(told: Told) -> None:
-    assert told["own world size"] == [[0, 0, 1, True, None, True]]
-    assert told["own world size, typed"] == [[0, 0, 1, True, 7, True]]
-
-
 def test_an_app_that_starts_torch_distributed_itself_is_refused(told: Told) -> None:
-    first, second = told["own process group"]
-    assert {first[1], second[1]} == {
+    assert [line[1] for line in told["own process group"]] == [
         f"torch.distributed says rank 0 of 1, and MPI says rank {rank} of 2: "
         "the app has started torch.distributed by itself"
         for rank in (0, 1)
-    }
+    ]

@@ -17,7 +17,7 @@ from sambasim.hardware.spec import load_device
 from sambasim.samba.profiler import Event, Profiler
 from sambasim.simulation.prediction import backing_of
 from sambasim.units import format_seconds
-from tests.samba.harness import BATCH, Made, imported
+from tests.samba.harness import BATCH, Made, imported, parsed
 from tests.support.mpi import run_job, run_mpi
 from tests.support.whole import whole, whole_case
 
@@ -44,14 +44,12 @@ SHORT = {"n_iterations": 4, "min_duration": 0.0}
 def test_a_step_is_measured(
     samba: Any, inputs: tuple[Any, Any], net: Made, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model, _ = net
     measure = samba.utils.measure_performance
     capsys.readouterr()
-    throughput, latency = measure(
-        model, inputs, BATCH, 1, False, run_graph_only=False, json=str(tmp_path / "a.json"),
-        bench_report_json=str(tmp_path / "b.json"), data_parallel=False, reduce_on_rdu=False, world_size=1,
-        use_sambaloader=True, set_output_grads=False, json_counters=None, **SHORT,
-    )  # fmt: skip
+    without_effect: dict[str, Any] = {"world_size": 1, "use_sambaloader": True, "set_output_grads": False}
+    without_effect |= {"json_counters": None, "data_parallel": False, "reduce_on_rdu": False, "run_graph_only": False}
+    files = {"json": str(tmp_path / "a.json"), "bench_report_json": str(tmp_path / "b.json")}
+    throughput, latency = measure(net[0], inputs, BATCH, 1, False, **files, **without_effect, **SHORT)
     figures = json.loads((tmp_path / "a.json").read_text())
     assert json.loads((tmp_path / "b.json").read_text()) == figures
     assert (throughput, latency) == (figures["samples_per_s"], figures["step_s"])
@@ -63,7 +61,7 @@ def test_a_step_is_measured(
     assert (figures["predicted_for"], figures["predicted_backed_by"]) == ("SN30", backing_of(load_device("sn30")))
 
     def measured(**options: Any) -> dict[str, Any]:
-        measure(model, inputs, BATCH, json=str(tmp_path / "c.json"), **options)
+        measure(net[0], inputs, BATCH, json=str(tmp_path / "c.json"), **options)
         found: dict[str, Any] = json.loads((tmp_path / "c.json").read_text())
         return found
 
@@ -71,31 +69,25 @@ def test_a_step_is_measured(
     assert graph_alone["step_s"] > 0
     assert 0 < measured(inference=True, **SHORT)["predicted_step_s"] < figures["predicted_step_s"]
     assert 0 < graph_alone["predicted_step_s"] < figures["predicted_step_s"], "without the host"
-    assert measured(inference=True, n_iterations=2, min_duration=0.5)["steps"] > 2
+    assert measured(inference=True, n_iterations=2, min_duration=0.1)["steps"] > 2
     with pytest.raises(OptionError, match="the batch size is 8, and the PEF was compiled for 4"):
-        measure(model, inputs, 8)
+        measure(net[0], inputs, 8)
 
 
-def test_a_batch_size_that_was_not_typed_need_not_be_that_of_the_pef(
-    samba: Any, inputs: tuple[Any, Any], net: Made, net_pef: str
-) -> None:
-    parse = imported("samba.utils.argparser").parse_app_args
-    args = parse(["measure-performance", "--pef", net_pef])
-    args.batch_size = 1
-    found = samba.utils.measure_performance(net[0], inputs, args.batch_size, **SHORT)
-    assert found.throughput == pytest.approx(BATCH / found.latency)
-    args = parse(["measure-performance", "--pef", net_pef, "-b", "1"])
+def test_flags_bound_what_is_measured(samba: Any, inputs: tuple[Any, Any], net: Made, net_pef: str) -> None:
+    """A batch size that was not typed need not be that of the PEF; and the throughput may have a least one."""
+
+    def measured(*flags: str, batch_size: int = 1) -> Any:
+        args = parsed("measure-performance", "--pef", net_pef, *flags)
+        args.batch_size = batch_size
+        return samba.utils.measure_performance(net[0], inputs, batch_size, **SHORT)
+
+    throughput, latency = measured("--min-throughput", "0.5")
+    assert throughput == pytest.approx(BATCH / latency)
     with pytest.raises(OptionError, match="the batch size is 1, and the PEF was compiled for 4"):
-        samba.utils.measure_performance(net[0], inputs, args.batch_size, **SHORT)
-
-
-def test_less_than_the_least_throughput_fails(samba: Any, inputs: tuple[Any, Any], net: Made, net_pef: str) -> None:
-    parse = imported("samba.utils.argparser").parse_app_args
-    parse(["measure-performance", "--pef", net_pef, "--min-throughput", "0.5"])
-    assert samba.utils.measure_performance(net[0], inputs, BATCH, **SHORT).throughput > 0.5
-    parse(["measure-performance", "--pef", net_pef, "--min-throughput", "1e12"])
+        measured("-b", "1")
     with pytest.raises(AssertionError, match=r"[\d.]+ samples/s were measured, and --min-throughput is 1e\+12"):
-        samba.utils.measure_performance(net[0], inputs, BATCH, **SHORT)
+        measured("--min-throughput", "1e12", batch_size=BATCH)
 
 
 def test_every_section_is_measured(
@@ -114,16 +106,14 @@ def test_every_section_is_measured(
     assert all(row["measured_s"] > 0 for row in rows)
     assert figures["predicted_sections_s"] == pytest.approx(sum(row["predicted_s"] for row in rows))
     assert figures["sections_s"] == pytest.approx(sum(row["measured_s"] for row in rows))
-    forward = samba.utils.measure_sections(model, inputs, inference=True, **SHORT)
-    assert {row["kind"] for row in forward["sections"]} == {"FWD"}
-    table = capsys.readouterr().out.splitlines()
-    assert table[0] == "measured on this machine, 1 replica, 4 steps"
-    assert table[1].split() == ["section", "kind", "name", "measured", "predicted"]
-    (row,) = forward["sections"]
-    assert (
-        " ".join(table[2].split()[-4:]) == f"{format_seconds(row['measured_s'])} {format_seconds(row['predicted_s'])}"
-    )
-    assert table[-1] == f"predicted: for SN30; {backing_of(load_device('sn30'))}"
+    (row,) = samba.utils.measure_sections(model, inputs, inference=True, **SHORT)["sections"]
+    assert row["kind"] == "FWD"
+    title, head, line, *_, source = capsys.readouterr().out.splitlines()
+    assert title == "measured on this machine, 1 replica, 4 steps"
+    assert head.split() == ["section", "kind", "name", "measured", "predicted"]
+    times = f"{format_seconds(row['measured_s'])} {format_seconds(row['predicted_s'])}"
+    assert " ".join(line.split()[-4:]) == times
+    assert source == f"predicted: for SN30; {backing_of(load_device('sn30'))}"
     samba.session.run(inputs)
 
 
@@ -157,22 +147,6 @@ def test_the_driver_compiles_and_measures(folder: Path) -> None:
     assert [row["kind"] for row in rows if row["predicted_s"] is None] == ["REDUCE", "GATHER"], "one replica"
 
 
-def test_the_driver_leaves_run_and_test_to_the_app(samba: Any, tmp_path: Path) -> None:
-    driver = imported("samba.utils.common").common_app_driver
-    for command in ("run", "test"):
-        assert driver(Namespace(command=command), None, None, None, name="net", app_dir=None) is None
-    args = imported("samba.utils.argparser").parse_app_args(
-        ["compile", "--inference", "--output-folder", str(tmp_path), "--pef-name", "net"]
-    )
-    model = samba.from_torch_model_(torch.nn.Linear(3, 2))
-    options = {"init_output_grads": False, "squeeze_bs_dim": True, "get_output_grads": False}
-    driver(args=args, model=model, inputs=(samba.randn(2, 3, name="x"),), optim=None, name="net", **options)
-    assert imported("samba.utils.pef_utils").get_pefmeta_dict(tmp_path / "net" / "net.pef")["inference"] == "True"
-    args.pef_name = "older"
-    path = samba.utils.compile(args, model, (samba.randn(2, 3, name="x"),), None, name="net", app_dir=".")
-    assert path == str(tmp_path / "older" / "older.pef")
-
-
 @pytest.mark.parametrize("flags", [whole_case([]), ["--reduce-on-rdu"]], ids=["host", "device"])
 def test_sections_of_two_replicas(folder: Path, flags: list[str]) -> None:
     figures = _measured(folder, "measure-sections", "--data-parallel", *flags, np=2)
@@ -183,11 +157,15 @@ def test_sections_of_two_replicas(folder: Path, flags: list[str]) -> None:
     assert not_predicted == ([] if flags else ["GATHER"]), "through the host, REDUCE is the way there and back"
 
 
-@pytest.fixture
-def timed() -> Profiler:
-    profiler = Profiler()
-    profiler.events += [Event("step", seconds) for seconds in (9.0, 0.25, 0.5)] + [Event("data", 0.125)]
-    return profiler
+def test_the_driver_leaves_run_and_test_to_the_app(samba: Any, tmp_path: Path) -> None:
+    driver = imported("samba.utils.common").common_app_driver
+    for command in ("run", "test"):
+        assert driver(Namespace(command=command), None, None, None, name="net", app_dir=None) is None
+    args = parsed("compile", "--inference", "--output-folder", str(tmp_path), "--pef-name", "net")
+    model, inputs = samba.from_torch_model_(torch.nn.Linear(3, 2)), (samba.randn(2, 3, name="x"),)
+    options = {"init_output_grads": False, "squeeze_bs_dim": True, "get_output_grads": False}
+    driver(args=args, model=model, inputs=inputs, optim=None, name="net", **options)
+    assert imported("samba.utils.pef_utils").get_pefmeta_dict(tmp_path / "net" / "net.pef")["inference"] == "True"
 
 
 def test_an_event_ends_by_its_handle_or_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,7 +183,7 @@ def test_an_event_ends_by_its_handle_or_its_name(monkeypatch: pytest.MonkeyPatch
         assert str(caught.value.where).startswith(f"{__file__}:")
 
 
-def test_an_event_is_a_block_and_a_decorator() -> None:
+def test_an_event_is_a_block_and_a_decorator_and_is_written(tmp_path: Path) -> None:
     class App:
         @samba.session.profiler.event("decorated")
         def step(self, value: int) -> int:
@@ -215,30 +193,30 @@ def test_an_event_is_a_block_and_a_decorator() -> None:
     assert (App().step(1), App().step(2)) == (2, 3)
     with pytest.raises(ZeroDivisionError), samba.session.profiler.event("block"):
         _ = 1 / 0
-    assert [event.name for event in samba.session.profiler.events[before:]] == ["decorated", "decorated", "block"]
+    samba.session.start_samba_profile()
+    samba.session.start_runtime_profile()
+    samba.session.end_samba_profile()
+    samba.session.end_runtime_profile(tmp_path / "file.log")
+    events = json.loads((tmp_path / "file.log").read_text(encoding="utf-8"))[before:]
+    names = ["decorated", "decorated", "block", "samba_profile", "runtime_profile"]
+    assert [event["name"] for event in events] == names
+    assert all(event["elapsed_s"] > 0 for event in events)
+    samba.session.start_samba_profile()
+    samba.session.end_samba_profile(filename=tmp_path / "file.log")
+    assert len(json.loads((tmp_path / "file.log").read_text(encoding="utf-8"))) == before + 6
 
 
-def test_statistics_leave_the_warmup_out(timed: Profiler) -> None:
-    assert timed.print_statistics(["step"], 1, num_samples_per_iter=3) == (
-        "step: 2 times, mean 375.000 ms, 250.000 to 500.000 ms, 8.0 samples/s"
-    )
-    text = "data: 1 times, mean 125.000 ms, 125.000 to 125.000 ms"
-    assert timed.print_statistics(["data"], measurements=["latency"]) == text
+def test_statistics_leave_the_warmup_out() -> None:
+    timed = Profiler()
+    timed.events += [Event("step", seconds) for seconds in (9.0, 0.25, 0.5)] + [Event("data", 0.125)]
+    steps = "step: 2 times, mean 375.000 ms, 250.000 to 500.000 ms, 8.0 samples/s"
+    assert timed.print_statistics(["step"], 1, num_samples_per_iter=3) == steps
+    data = "data: 1 times, mean 125.000 ms, 125.000 to 125.000 ms"
+    assert timed.print_statistics(["data"], measurements=["latency"]) == data
     assert timed.print_statistics().count("\n") == 1
     assert timed.print_statistics(["nothing"]) == "nothing: 0 times"
     assert timed.get_throughputs(["data", "nothing"], 4) == {"data": 32.0, "nothing": 0.0}
-
-
-def test_a_measurement_that_is_not_there_is_refused(timed: Profiler) -> None:
-    cases = {"power": "the profiler has no measurement power", "throughput": "throughput needs a number of samples"}
-    for measurement, what in cases.items():
-        with pytest.raises(OptionError, match=what):
-            timed.print_statistics(["step"], measurements=[measurement])
-
-
-def test_it_writes_its_events(timed: Profiler, tmp_path: Path) -> None:
-    timed.start_event("data")
-    timed.end_event("data", tmp_path / "profile.json")
-    events = json.loads((tmp_path / "profile.json").read_text(encoding="utf-8"))
-    assert events[3] == {"name": "data", "elapsed_s": 0.125}
-    assert len(events) == 5
+    with pytest.raises(OptionError, match="the profiler has no measurement power"):
+        timed.print_statistics(["step"], measurements=["power"])
+    with pytest.raises(OptionError, match="throughput needs a number of samples"):
+        timed.print_statistics(["step"], measurements=["throughput"])

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from sambasim import samba as ours
+from sambasim.errors import DataError, ModelError
+from sambasim.ir.types import SymbolKind
+from sambasim.pef import read
+from sambasim.samba.nn import SambaParameter
+from sambasim.samba.session import session
 from tests.samba.harness import (
     BATCH,
     CLASSES,
@@ -25,26 +32,25 @@ from tests.samba.harness import (
     compiled,
     equal,
     imported,
+    layer_batch,
     net_batch,
-    refused,
     same_weights,
     seeded,
     with_sgd,
 )
 
 
-@pytest.mark.parametrize("order", ["from_torch_model_(model.bfloat16())", "from_torch_(model); model.bfloat16()"])
-def test_a_model_in_bfloat16(order: str, samba: Any, batch: list[Any]) -> None:
-    model = seeded(LogReg)
-    if order.startswith("from_torch_model_"):
-        samba.from_torch_model_(model.bfloat16())
-    else:
-        samba.from_torch_(model)
-        model.bfloat16()
-    gold = copy.deepcopy(model)(samba.to_torch(batch[0]).bfloat16(), samba.to_torch(batch[1]))
-    optimizer = samba.optim.SGD(model.parameters(), lr=0.1)
+def _traced(samba: Any, made: Made, batch: Any) -> Any:
+    model, optimizer = made
     samba.utils.trace_graph(model, batch, optimizer, pef=samba.session.compile(model, batch, optimizer, name="net"))
-    before = copy.deepcopy(model)
+    return model
+
+
+def test_a_model_in_bfloat16(samba: Any, batch: list[Any]) -> None:
+    model, optimizer = with_sgd(LogReg)
+    model.bfloat16()
+    gold = copy.deepcopy(model)(samba.to_torch(batch[0]).bfloat16(), samba.to_torch(batch[1]))
+    before = copy.deepcopy(_traced(samba, (model, optimizer), batch))
     loss, outputs = samba.session.run(batch, model.output_tensors)
     samba.session.to_cpu(model)
     assert outputs.dtype is torch.bfloat16
@@ -74,38 +80,14 @@ def test_methods_of_optimizers_around_a_run(samba: Any, batch: list[Any], logreg
 
 def _trains_as_torch(samba: Any, model: Any, batch: list[Any]) -> bool:
     plainly = Plainly(model)
-    optimizer = samba.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    samba.utils.trace_graph(model, batch, optimizer, pef=samba.session.compile(model, batch, optimizer, name="net"))
+    _traced(samba, (model, samba.optim.SGD(model.parameters(), lr=0.1, momentum=MOMENTUM)), batch)
     outputs = samba.session.run(input_tensors=batch, output_tensors=model.output_tensors)
     expected = plainly.step(batch)
     samba.session.to_cpu(model)
     return same_weights(model, plainly.model) and all(map(equal, outputs, expected))
 
 
-class Three(LogReg):
-    """(loss, out, third)."""
-
-    def forward(self, inputs: Tensor, targets: Tensor) -> Any:
-        loss, out = super().forward(inputs, targets)
-        return loss, out, out.softmax(1)
-
-
-class HostMemory(LogReg):
-    """It assigns an attribute of SambaFlow's in its forward."""
-
-    def forward(self, inputs: Tensor, targets: Tensor) -> Any:
-        loss, out = super().forward(inputs, targets)
-        out.host_memory = True
-        return loss, out
-
-
-@pytest.mark.parametrize("model", [Three, HostMemory])
-def test_a_model_trains_as_in_torch(model: type[Any], samba: Any, batch: list[Any]) -> None:
-    batch[0].host_memory = False
-    assert _trains_as_torch(samba, samba.from_torch_model_(seeded(model)), batch)
-
-
-def test_a_subclass_of_samba_nn_without_a_conversion(samba: Any, batch: list[Any]) -> None:
+def test_a_subclass_of_samba_nn_trains_without_a_conversion(samba: Any, batch: list[Any]) -> None:
     sn = samba.nn
 
     class Old(sn.Module):  # type: ignore[misc, name-defined]  # it is Any here
@@ -114,11 +96,17 @@ def test_a_subclass_of_samba_nn_without_a_conversion(samba: Any, batch: list[Any
             self.layers = sn.Sequential(sn.Linear(FEATURES, CLASSES), sn.ReLU(inplace=True))
             self.criterion = sn.CrossEntropyLoss()
 
-        def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             out = self.layers(x)
-            return self.criterion(out, y), out
+            out.host_memory = True  # an attribute of SambaFlow's
+            return self.criterion(out, y), out, out.softmax(1)
 
+    batch[0].host_memory = False
     assert _trains_as_torch(samba, seeded(Old), batch)
+    for name in ("functional", "init", "Parameter"):
+        assert getattr(ours.nn, name) is getattr(nn, name)
+    with pytest.raises(AttributeError, match=r"^sambasim\.samba\.nn has no Linaer; similar names: Linear, "):
+        ours.nn.Linaer  # noqa: B018  # the mistake
 
 
 class Tuple1(OnlyOut):
@@ -128,56 +116,32 @@ class Tuple1(OnlyOut):
         return (super().forward(inputs),)
 
 
-@pytest.mark.parametrize("model", [OnlyOut, Tuple1], ids=["out", "(out,)"])
-def test_a_model_that_returns_out_alone(model: type[Any], samba: Any, batch: list[Any]) -> None:
-    made = samba.from_torch_model_(seeded(model))
-    plainly = Plainly(made)
-    optimizer = samba.optim.SGD(made.parameters(), lr=0.1, momentum=0.9)
-    pef = samba.session.compile(made, batch[:1], optimizer, name="net")
-    samba.utils.trace_graph(made, batch[:1], optimizer, pef=pef)
-    (out,) = samba.session.run(batch[:1], made.output_tensors, section_types=["fwd"])
-    gradient = torch.ones(out.shape) / out.numel()
-    samba.session.run(batch[:1], made.output_tensors, section_types=["bckwd", "opt"], grad_of_outputs=[gradient])
-    samba.session.to_cpu(made)
-    assert equal(out, plainly.step(batch[:1], gradient)[0])
-    assert same_weights(made, plainly.model)
+_only_out, _tuple1 = (partial(with_sgd, kind, momentum=MOMENTUM) for kind in (OnlyOut, Tuple1))
 
 
-def test_a_criterion_on_the_wrong_shape_is_refused(samba: Any, batch: list[Any]) -> None:
-    model = seeded(LogReg)
-    images = samba.randn(4, FEATURES + 1, name="image", batch_dim=0)
-    with refused("mat1 and mat2", "self.lin_layer(inputs)"):
-        samba.session.compile(model, [images, batch[1]], samba.optim.SGD(model.parameters(), lr=0.1), name="net")
-
-
-def _only_out() -> Made:
-    return with_sgd(OnlyOut, momentum=MOMENTUM)
-
-
-@pytest.mark.parametrize("way", ["output.sn_grad = output.grad", "ctx.set_tensors", "grad_of_outputs"])
-def test_the_loss_is_computed_on_the_host(way: str, samba: Any, batch: list[Any], load: Load) -> None:
-    model, _ = load(_only_out, batch[:1])
+@pytest.mark.parametrize(
+    ("make", "way"),
+    [(_only_out, "output.sn_grad = output.grad"), (_only_out, "ctx.set_tensors"), (_tuple1, "grad_of_outputs")],
+)
+def test_the_loss_is_computed_on_the_host(make: Any, way: str, samba: Any, batch: list[Any], load: Load) -> None:
+    model, _ = load(make, batch[:1])
     plainly = Plainly(model)
     criterion = nn.CrossEntropyLoss()
     for number in range(2):
         image, label = batch_of(samba, number)
-        labels, rest = samba.to_torch(label), {}
+        labels = samba.to_torch(label)
+        options: dict[str, Any] = {"hyperparam_dict": {"lr": 0.1}}
         output = samba.to_torch(samba.session.run([image], model.output_tensors, section_types=["fwd"])[0].float())
         output.requires_grad = True
         criterion(output, labels).backward()
         if way.startswith("output"):
             model.output_tensors[0].sn_grad = output.grad
         elif way == "ctx.set_tensors":
-            name = f"{model.output_tensors[0].sn_name}__grad"
-            samba.session.ctx.set_tensors({name: output.grad.numpy()})
+            samba.session.ctx.set_tensors({f"{model.output_tensors[0].sn_name}__grad": output.grad.numpy()})
         else:
-            rest["grad_of_outputs"] = [samba.from_torch_tensor(output.grad)]
-        samba.session.run(
-            [image], model.output_tensors, section_types=["bckwd", "opt"], hyperparam_dict={"lr": 0.1}, **rest
-        )
-        gold = plainly.model(samba.to_torch(image))
-        assert equal(output, gold)
-        plainly.step([image], torch.autograd.grad(criterion(leaf := gold.detach().requires_grad_(), labels), leaf)[0])
+            options["grad_of_outputs"] = [samba.from_torch_tensor(output.grad)]
+        samba.session.run([image], model.output_tensors, section_types=["bckwd", "opt"], **options)
+        assert equal(output, plainly.step([image], output.grad)[0])
     samba.session.to_cpu(model)
     assert same_weights(model, plainly.model)
 
@@ -224,100 +188,21 @@ def test_samba_loader(samba: Any, logreg: Made) -> None:
         _, out = samba.session.run(input_tensors=(image, label), output_tensors=model.output_tensors)
         assert equal(out, plainly.step(pair)[1])
         predicted = torch.max(out.data, 1)[1]
-        assert label.size(0) == BATCH
         assert (predicted == label).sum() == (samba.to_torch(predicted) == pair[1]).sum()
         assert label.reshape(-1, 1).shape == (BATCH, 1)
     samba.session.to_cpu(model)
     assert same_weights(model, plainly.model)
 
 
-def test_a_model_is_named_in_place(samba: Any) -> None:
-    for name_it in (samba.from_torch_model_, samba.from_torch_model, samba.from_torch_):
-        linear = nn.Linear(3, 2)
-        assert name_it(linear) is linear
-        assert (linear.name, linear.weight.sn_name) == ("linear", "linear__weight")
-    part = samba.from_torch_model_(nn.Linear(3, 2), parent_module_prefix="net")
-    assert (part.name, part.bias.sn_name) == ("net__linear", "net__linear__bias")
-    assert not hasattr(part, "run")
-
-
-def test_a_lazy_model_gets_its_parameters_when_it_is_materialized(samba: Any) -> None:
-    before = torch.random.get_rng_state()
-    with samba.lazy_param():
-        model = nn.Sequential(nn.Linear(4, 4096), nn.BatchNorm1d(4096), nn.Linear(4096, 4, bias=False))
-    assert torch.equal(torch.random.get_rng_state(), before), "nothing was drawn"
-    assert all(parameter.is_meta for parameter in model.parameters())
-    samba.from_torch_model_(model)
-    torch.manual_seed(5)
-    assert imported("samba.materialize").materialize(model) is model
-    torch.manual_seed(5)
-    gold = nn.Sequential(nn.Linear(4, 4096), nn.BatchNorm1d(4096), nn.Linear(4096, 4, bias=False))
-    assert all(torch.equal(value, gold.state_dict()[name]) for name, value in model.state_dict().items())
-    assert model[0].weight.sn_name == "sequential__0__weight"
-    assert model[0].weight.requires_grad
-
-
-def test_shared_parameters_stay_shared_and_loaded_ones_stay(samba: Any) -> None:
-    with samba.lazy_param():
-        table, shared, last = nn.Embedding(5, 4), nn.Linear(4, 5, bias=False), nn.Linear(5, 2)
-        shared.weight = table.weight
-    last.load_state_dict({"weight": torch.ones(2, 5), "bias": torch.zeros(2)}, assign=True)
-    samba.materialize(nn.Sequential(table, shared, last))
-    assert table.weight is shared.weight
-    assert not table.weight.is_meta
-    assert torch.equal(torch.ones(2, 5), last.weight)
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: nn.MultiheadAttention(4, 2),
-        lambda: nn.TransformerEncoderLayer(4, 2, 8),
-        lambda: nn.LSTM(3, 4, num_layers=2),
-        lambda: nn.Embedding(5, 3, padding_idx=1),
-    ],
-    ids=["attention", "encoder", "lstm", "embedding"],
-)
-def test_a_layer_of_torch_begins_as_when_it_is_made(samba: Any, make: Callable[[], nn.Module]) -> None:
-    torch.manual_seed(5)
-    gold = make()
-    with samba.lazy_param():
-        model = make()
-    torch.manual_seed(5)
-    samba.materialize(model)
-    assert all(torch.equal(value, gold.state_dict()[name]) for name, value in model.state_dict().items())
-    if isinstance(model, nn.LSTM):
-        assert torch.equal(model(torch.ones(2, 3))[0], gold(torch.ones(2, 3))[0])
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool])
-def test_what_a_reset_leaves_unset_is_refused(samba: Any, dtype: torch.dtype) -> None:
-    class Masked(nn.Linear):
-        mask: Tensor
-
-        def __init__(self) -> None:
-            super().__init__(2, 3)
-            self.register_buffer("mask", torch.ones(3, dtype=dtype))
-
-    class Reset(Masked):
-        def reset_parameters(self) -> None:
-            super().reset_parameters()
-            if hasattr(self, "mask"):
-                self.mask.fill_(1)
-
-    with samba.lazy_param():
-        complete = Reset()
-    assert torch.equal(samba.materialize(complete).mask, torch.ones(3, dtype=dtype))
-
-
 def test_a_fusion_directive_has_no_effect(samba: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """And a model can ask whether it is traced."""
     op_fusion = imported("samba.directives").op_fusion
 
     class Fused(Net):
         def forward(self, x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
             with op_fusion("block", heuristic="any"):
                 losses, outputs = super().forward(x, target)
-            return self.doubled(self.same(losses)), outputs
+            return self.doubled(self.same(losses)) * (2 if session.tracing else 1), outputs
 
         @op_fusion("block")  # type: ignore[untyped-decorator]  # apps give it to any function
         def doubled(self, losses: Tensor) -> Tensor:
@@ -327,10 +212,11 @@ def test_a_fusion_directive_has_no_effect(samba: Any, tmp_path: Path, capsys: py
         def same(self, losses: Tensor) -> Tensor:
             return losses
 
-    (model, optimizer), inputs = with_sgd(Fused), net_batch(samba)
-    samba.utils.trace_graph(model, inputs, optimizer, pef=compiled((model, optimizer), inputs, tmp_path))
+    made, inputs = with_sgd(Fused), net_batch(samba)
+    samba.utils.trace_graph(made[0], inputs, made[1], pef=compiled(made, inputs, tmp_path))
     losses, _ = samba.session.run(inputs, section_types=["FWD"])
-    assert torch.equal(losses.torch(), seeded(Net)(*inputs)[0].torch() * 2)
+    assert not session.tracing
+    assert torch.equal(losses.torch(), seeded(Net)(*inputs)[0].torch() * 4)
     assert capsys.readouterr().err.count("notice: op_fusion has no effect: ") == 1
 
 
@@ -349,22 +235,144 @@ def test_an_optimizer_steps_on_the_device_as_torchs_does_on_the_host(
     parts = (model.first, model.second)  # a list of optimizers, as apps of several have it
     optimizers = [getattr(samba.optim, name)(part.parameters(), max_grad_norm=0.05, **options) for part in parts]
     samba.utils.trace_graph(model, inputs, optimizers, pef=compiled((model, optimizers), inputs, tmp_path))
-    for _ in range(3):
-        samba.session.run(inputs)
-    samba.session.to_cpu(model)
     gold = seeded(Net)
     gold_optimizer = getattr(torch.optim, name)(gold.parameters(), **options)
     for _ in range(3):
+        samba.session.run(inputs)
         gold_optimizer.zero_grad()
         gold(*(tensor.torch() for tensor in inputs))[0].mean().backward()
         torch.nn.utils.clip_grad_norm_(gold.parameters(), 0.05)
         gold_optimizer.step()
-    for found, expected in zip(model.parameters(), gold.parameters(), strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    samba.session.to_cpu(model)
+    torch.testing.assert_close(model.state_dict(), gold.state_dict(), rtol=1e-5, atol=1e-6)
     first, second = optimizers
     second.load_state_dict(copy.deepcopy(second.state_dict()))
     first.zero_grad()
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_a_model_is_named_in_place(samba: Any) -> None:
+    for name_it in (samba.from_torch_model_, samba.from_torch_model, samba.from_torch_):
+        linear = nn.Linear(3, 2)
+        assert name_it(linear) is linear
+        assert (linear.name, linear.weight.sn_name) == ("linear", "linear__weight")
+    part = samba.from_torch_model_(nn.Linear(3, 2), parent_module_prefix="net")
+    assert (part.name, part.bias.sn_name) == ("net__linear", "net__linear__bias")
+    assert not hasattr(part, "run")
+    with pytest.raises(ModelError, match=r"^an nn\.Module is needed, not Tensor") as caught:
+        samba.from_torch_model_(torch.ones(2))
+    assert caught.value.remedy == "samba.from_torch_tensor(tensor, name=…)"
+
+
+class Colliding(nn.Module):
+    """Names that collide: with the loss, with a gradient, and by the way dots are written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin_layer = nn.Linear(6, 3)
+        self.tied = self.lin_layer
+        self.loss, self.a, self.a__grad, self.lin_layer__bias = (nn.Parameter(torch.ones(3)) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.tied(x)
+        return (y * self.loss * self.a * self.a__grad * self.lin_layer__bias).square().mean()
+
+
+def names_in(model: nn.Module) -> dict[str, str]:
+    return {path: parameter.sn_name for path, parameter in model.named_parameters()}  # type: ignore[attr-defined]  # samba sets it
+
+
+def test_names_of_parameters_are_those_of_the_symbols_in_the_pef(tmp_path: Path) -> None:
+    made = with_sgd(Colliding)
+    symbols = read(Path(compiled(made, layer_batch(), tmp_path))).program.symbols.values()
+    names = {symbol.torch_names[0]: symbol.name for symbol in symbols if symbol.kind is SymbolKind.PARAMETER}
+    assert names_in(made[0]) == names
+    assert len(names) == 6
+    ours.utils.weight_norm_(made[0].lin_layer)
+    names = names_in(ours.from_torch_model_(made[0]))
+    assert names["lin_layer.parametrizations.weight.original0"] == "colliding__lin_layer__weight_magnitude"
+    assert names["lin_layer.parametrizations.weight.original1"] == "colliding__lin_layer__weight_direction"
+    normed = names_in(ours.from_torch_model_(ours.utils.weight_norm_(nn.Linear(2, 2))))
+    assert "parametrizedlinear__weight_magnitude" in normed.values()
+
+
+def test_a_samba_parameter_is_made_from_a_shape_or_by_a_function() -> None:
+    scale = SambaParameter(shape=(2, 3), dtype=torch.bfloat16, requires_grad=False)
+    assert (scale.tolist(), scale.dtype, scale.requires_grad) == ([[0] * 3] * 2, torch.bfloat16, False)
+    made = SambaParameter(shape=(2,), dtype=torch.float64, materializer=lambda: torch.full((2,), 3.0))
+    assert (made.tolist(), made.dtype, type(made)) == ([3, 3], torch.float64, nn.Parameter)
+    with pytest.raises(DataError, match=r"the tensor has the shape \(3,\), and shape= is \(2,\)"):
+        SambaParameter(shape=(2,), materializer=lambda: torch.ones(3))
+    with pytest.raises(DataError, match="needs a tensor or a shape"):
+        SambaParameter(requires_grad=True)
+    values = torch.tensor([3.0, 4.0])
+    model = nn.Module()
+    with ours.lazy_param(quantized=True):
+        model.table = SambaParameter(shape=(2,), materializer=lambda: values)
+    assert ours.from_torch_model_(model).table.is_meta
+    with ours.materialize(model) as same:  # type: ignore[attr-defined]  # every model has it then
+        assert same is model
+    assert torch.equal(model.table, values)
+    assert names_in(model) == {"table": "module__table"}
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.Sequential(nn.Linear(4, 64), nn.BatchNorm1d(64), nn.Linear(64, 4, bias=False)),
+        lambda: nn.MultiheadAttention(4, 2),
+        lambda: nn.TransformerEncoderLayer(4, 2, 8),
+        lambda: nn.LSTM(3, 4, num_layers=2),
+        lambda: nn.Embedding(5, 3, padding_idx=1),
+    ],
+    ids=["layers", "attention", "encoder", "lstm", "embedding"],
+)
+def test_a_lazy_model_begins_as_when_it_is_made(samba: Any, make: Callable[[], nn.Module]) -> None:
+    torch.manual_seed(5)
+    gold = make()
+    before = torch.random.get_rng_state()
+    with samba.lazy_param():
+        model = make()
+    assert torch.equal(torch.random.get_rng_state(), before), "nothing was drawn"
+    assert all(parameter.is_meta for parameter in model.parameters())
+    names = names_in(samba.from_torch_model_(model))
+    torch.manual_seed(5)
+    assert imported("samba.materialize").materialize(model) is model
+    assert all(torch.equal(value, gold.state_dict()[name]) for name, value in model.state_dict().items())
+    assert all(parameter.requires_grad for parameter in model.parameters())
+    assert names_in(model) == names
+    if isinstance(model, nn.LSTM):
+        assert torch.equal(model(torch.ones(2, 3))[0], gold(torch.ones(2, 3))[0])
+
+
+def test_shared_parameters_stay_shared_and_loaded_ones_stay(samba: Any) -> None:
+    with samba.lazy_param():
+        table, shared, last = nn.Embedding(5, 4), nn.Linear(4, 5, bias=False), nn.Linear(5, 2)
+        shared.weight = table.weight
+    last.load_state_dict({"weight": torch.ones(2, 5), "bias": torch.zeros(2)}, assign=True)
+    samba.materialize(nn.Sequential(table, shared, last))
+    assert table.weight is shared.weight
+    assert not table.weight.is_meta
+    assert torch.equal(torch.ones(2, 5), last.weight)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool])
+def test_what_a_reset_fills_has_memory_of_its_type(samba: Any, dtype: torch.dtype) -> None:
+    class Masked(nn.Linear):
+        mask: Tensor
+
+        def __init__(self) -> None:
+            super().__init__(2, 3)
+            self.register_buffer("mask", torch.ones(3, dtype=dtype))
+
+        def reset_parameters(self) -> None:
+            super().reset_parameters()
+            if hasattr(self, "mask"):
+                self.mask.fill_(1)
+
+    with samba.lazy_param():
+        model = Masked()
+    assert torch.equal(samba.materialize(model).mask, torch.ones(3, dtype=dtype))
 
 
 def test_a_whole_resets_its_parts_after_they_have_begun_unless_some_are_loaded(samba: Any) -> None:

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from sambasim.errors import DataError, ModelError, OptionError, UserError, WeightsError
 from sambasim.samba import utils
 from sambasim.samba.utils.common import seed_from_environment
-from tests.samba.harness import BATCH, Made, Net, imported, seeded
+from tests.samba.harness import BATCH, Made, Net, imported, same_weights, seeded
 
 pytestmark = pytest.mark.usefixtures("app")
 
@@ -72,17 +73,16 @@ def test_loaders_of_mnist(tmp_path: Path) -> None:
 
 
 def test_replicas_have_their_shares_of_the_training_data(monkeypatch: pytest.MonkeyPatch) -> None:
-    prepare = imported("samba.utils.dataset.mnist").prepare_dataloader
     data = torch.utils.data.TensorDataset(torch.arange(8))
-    for name, value in (("is_initialized", True), ("get_world_size", 2), ("get_rank", 0)):
-        monkeypatch.setattr(torch.distributed, name, lambda *_, value=value: value)
-    train, test = prepare({"batch_size": 2}, data, data)
-    first = {int(one) for (batch,) in train for one in batch}
-    monkeypatch.setattr(torch.distributed, "get_rank", lambda *_: 1)
-    train, _ = prepare({"batch_size": 2}, data, data)
-    second = {int(one) for (batch,) in train for one in batch}
-    assert (len(first), len(second), first | second) == (4, 4, set(range(8)))
-    assert len(test) == 4
+    shares = []
+    for rank in (0, 1):
+        for name, value in (("is_initialized", True), ("get_world_size", 2), ("get_rank", rank)):
+            monkeypatch.setattr(torch.distributed, name, lambda *_, value=value: value)
+        train, test = imported("samba.utils.dataset.mnist").prepare_dataloader({"batch_size": 2}, data, data)
+        shares.append({int(sample) for (batch,) in train for sample in batch})
+        assert len(test) == 4
+    assert [len(share) for share in shares] == [4, 4]
+    assert shares[0] | shares[1] == set(range(8))
 
 
 def test_mnist_that_is_not_there_or_damaged_is_refused(tmp_path: Path) -> None:
@@ -99,21 +99,18 @@ def test_mnist_that_is_not_there_or_damaged_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_accuracy_report_is_saved(tmp_path: Path) -> None:
-    report_of = imported("samba.utils.benchmark_acc").AccuracyReport
-    report = report_of(val_accuracy=torch.tensor(97.5), batch_size=32, num_iterations=1000)
-    report.save(tmp_path / "report.json")
-    written = json.loads((tmp_path / "report.json").read_text())
-    assert written == {"val_accuracy": 97.5, "batch_size": 32, "num_iterations": 1000}
-    assert report.val_accuracy == 97.5
+    report_of, path = imported("samba.utils.benchmark_acc").AccuracyReport, tmp_path / "report.json"
+    report = report_of(
+        val_accuracy=torch.tensor(97.5), val_metrics={"acc": torch.tensor(0.5), "loss": 0.25}, batch_size=8
+    )
+    report.save(path)
+    figures = {"val_accuracy": 97.5, "val_metrics": {"acc": 0.5, "loss": 0.25}, "batch_size": 8}
+    assert json.loads(path.read_text()) == figures
+    assert (report.val_accuracy, report.val_metrics["loss"]) == (97.5, 0.25)
+    report.save(None)
     assert report_of(loss=torch.tensor(torch.nan)).loss == "nan", "JSON has no number for it"
-    with pytest.raises(AttributeError, match="this report has no loss; it has val_accuracy, batch_size"):
+    with pytest.raises(AttributeError, match="this report has no loss; it has val_accuracy, val_metrics, batch_size"):
         _ = report.loss
-    nested = report_of(train_metrics={"acc": 1}, val_metrics={"acc": torch.tensor(0.5), "loss": 0.25}, batch_size=8)
-    nested.save(tmp_path / "nested.json")
-    written = json.loads((tmp_path / "nested.json").read_text())
-    assert written == {"train_metrics": {"acc": 1}, "val_metrics": {"acc": 0.5, "loss": 0.25}, "batch_size": 8}
-    assert nested.val_metrics["loss"] == 0.25
-    nested.save(None)
     with pytest.raises(OptionError, match="losses is list"):
         report_of(losses=[1, 2])
     with pytest.raises(OptionError, match=r"cannot be written: No such file"):
@@ -121,9 +118,8 @@ def test_an_accuracy_report_is_saved(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_resumes(samba: Any, inputs: tuple[Any, Any], net: Made, net_pef: str, tmp_path: Path) -> None:
-    checkpoint = imported("samba.utils.checkpoint")
+    checkpoint, file = imported("samba.utils.checkpoint"), tmp_path / "after_1.pt"
     model, optimizer = net
-    file = tmp_path / "after_1.pt"
     samba.session.run(inputs)
     checkpoint.save_checkpoint(file, model, optimizer, epoch=1)
     assert not list(tmp_path.glob(".*")), "nothing is left beside it"
@@ -135,31 +131,21 @@ def test_a_checkpoint_resumes(samba: Any, inputs: tuple[Any, Any], net: Made, ne
     samba.utils.trace_graph(resumed, inputs, optimizer, pef=net_pef)
     samba.session.run(inputs)
     samba.session.to_cpu(resumed)
-    for name, value in model.state_dict().items():
-        assert torch.equal(value, resumed.state_dict()[name])
-
-
-def test_another_checkpoint_is_refused(samba: Any, inputs: tuple[Any, Any], net: Made, tmp_path: Path) -> None:
-    checkpoint = imported("samba.utils.checkpoint")
-    model, optimizer = net
-    file = tmp_path / "net.pt"
-    checkpoint.save_checkpoint(file, model, optimizer)
-    with pytest.raises(WeightsError, match="has the state of 1 optimizers, and 0 are given"):
-        checkpoint.load_checkpoint(file, model)
-    with pytest.raises(WeightsError, match="is of another model"):
-        checkpoint.load_checkpoint(file, Net(width=16), optimizer)
-    with pytest.raises(WeightsError, match="cannot be read as a checkpoint"):
-        checkpoint.load_checkpoint(tmp_path / "absent.pt", model, optimizer)
-    torch.save(model.state_dict(), file)
-    with pytest.raises(WeightsError, match="was not written by save_checkpoint"):
-        checkpoint.load_checkpoint(file, model, optimizer)
+    assert same_weights(model, resumed)
     with pytest.raises(OptionError, match="the checkpoint cannot be written"):
-        checkpoint.save_checkpoint(tmp_path / "no" / "net.pt", model, optimizer)
+        checkpoint.save_checkpoint(tmp_path / "no" / "net.pt", resumed, optimizer)
+    torch.save(model.state_dict(), tmp_path / "other.pt")
+    for words, path, *given in (
+        ("has the state of 1 optimizers, and 0 are given", file, resumed),
+        ("is of another model", file, Net(width=16), optimizer),
+        ("cannot be read as a checkpoint", tmp_path / "absent.pt", resumed, optimizer),
+        ("was not written by save_checkpoint", tmp_path / "other.pt", resumed, optimizer),
+    ):
+        with pytest.raises(WeightsError, match=words):
+            checkpoint.load_checkpoint(path, *given)
 
 
 def test_tensors_are_saved_as_on_the_device(samba: Any, inputs: tuple[Any, Any], net: Made, tmp_path: Path) -> None:
-    from safetensors.torch import load_file
-
     model, _ = net
     samba.session.run(inputs)
     saved = samba.utils.checkpoint.save_tensors([model.first.weight, inputs[0]], tmp_path / "some.safetensors")
@@ -172,8 +158,6 @@ def test_tensors_are_saved_as_on_the_device(samba: Any, inputs: tuple[Any, Any],
 
 
 def test_weights_in_several_files_are_loaded(samba: Any, tmp_path: Path) -> None:
-    from safetensors.torch import save_file
-
     load = imported("samba.utils.checkpoint").load_sharded_checkpoint
     weights = {name: torch.full_like(value, 2.5) for name, value in Net().state_dict().items()}
     first = {name: value for name, value in weights.items() if name.startswith("first")}
@@ -231,8 +215,6 @@ def test_figures_of_every_tensor_are_dumped(samba: Any, inputs: tuple[Any, Any],
 
 
 def test_the_device_is_held_to_a_gold_file(samba: Any, inputs: tuple[Any, Any], net: Made, tmp_path: Path) -> None:
-    from safetensors.torch import load_file
-
     model, optimizer = net
     test_with_gold = imported("samba.test").TestWithGold
     file = tmp_path / "gold.safetensors"
@@ -253,20 +235,13 @@ def test_the_device_is_held_to_a_gold_file(samba: Any, inputs: tuple[Any, Any], 
     expected, _ = model(*inputs)
     assert torch.equal(again[str(model.output_tensors[0].sn_name)], samba.to_torch(expected))
     assert not torch.equal(samba.to_torch(expected), samba.to_torch(losses))
-
-
-def test_another_gold_file_is_refused(samba: Any, inputs: tuple[Any, Any], net: Made, tmp_path: Path) -> None:
-    from safetensors.torch import save_file
-
-    file = tmp_path / "gold.safetensors"
-    test = imported("samba.test").TestWithGold(Namespace(gold_file_path=file), "net", net[0], inputs).test
-    batch = {"input.x": samba.to_torch(inputs[0]), "input.target": samba.to_torch(inputs[1])}
-    save_file({**batch, "output.other": torch.ones(BATCH)}, file)
+    refused = test_with_gold(Namespace(gold_file_path=file), "net", model, inputs).test
+    save_file({**{name: kept[name] for name in ("input.x", "input.target")}, "output.other": torch.ones(BATCH)}, file)
     with pytest.raises(WeightsError, match="holds other, and the PEF's outputs are net__"):
-        test()
+        refused()
     file.write_text("no tensors")
     with pytest.raises(WeightsError, match="is no safetensors file"):
-        test()
+        refused()
 
 
 @pytest.mark.parametrize("called", [True, False])
@@ -296,36 +271,27 @@ def drawn() -> tuple[float, float, float]:
     return torch.rand(()).item(), float(np.random.rand()), random.random()
 
 
-def test_a_seed_sets_every_generator() -> None:
+def test_a_seed_sets_every_generator(monkeypatch: pytest.MonkeyPatch) -> None:
     utils.set_seed(256)
-    first = drawn()
-    again = drawn()
+    first, again = drawn(), drawn()
+    assert all(before != after for before, after in zip(first, again, strict=True))
     utils.set_seed(256)
     assert drawn() == first
-    assert all(before != after for before, after in zip(first, again, strict=True))
-
-
-def test_the_environment_may_have_a_seed(monkeypatch: pytest.MonkeyPatch) -> None:
-    utils.set_seed(256)
-    expected = drawn()
+    for seed in (-1, "256"):
+        with pytest.raises(UserError, match=f"not {seed!r}") as caught:
+            utils.set_seed(seed)  # type: ignore[arg-type]  # the mistake
+        assert str(caught.value.where).startswith(__file__)
     monkeypatch.setenv("SAMBA_SEED", "256")
     seed_from_environment()
-    assert drawn() == expected
+    assert drawn() == first
     monkeypatch.setenv("SAMBA_SEED", "")
     seed_from_environment()
-    assert drawn() != expected
+    assert drawn() == again
     for wrong in ("-1", "many"):
         monkeypatch.setenv("SAMBA_SEED", wrong)
-        with pytest.raises(OptionError, match=f"SAMBA_SEED is '{wrong}'") as caught:
+        with pytest.raises(OptionError, match=f"SAMBA_SEED is '{wrong}'") as refusal:
             seed_from_environment()
-        assert "export SAMBA_SEED=256" in (caught.value.remedy or "")
-
-
-@pytest.mark.parametrize("seed", [-1, "256"])
-def test_what_is_no_seed_is_refused(seed: Any) -> None:
-    with pytest.raises(UserError, match=f"not {seed!r}") as caught:
-        utils.set_seed(seed)
-    assert str(caught.value.where).startswith(__file__)
+        assert "export SAMBA_SEED=256" in str(refusal.value.remedy)
 
 
 def test_weight_norm_splits_every_weight_and_keeps_what_is_computed() -> None:
@@ -339,19 +305,11 @@ def test_weight_norm_splits_every_weight_and_keeps_what_is_computed() -> None:
     assert utils.weight_norm_(model) is model
     torch.testing.assert_close(outputs(), before)
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-    assert shapes == {
-        "0.bias": (3,),
-        "0.parametrizations.weight.original0": (3, 1),
-        "0.parametrizations.weight.original1": (3, 4),
-        "1.weight": (3,),
-        "1.bias": (3,),
-        "2.bias": (2,),
-        "2.parametrizations.weight.original0": (2, 1, 1),
-        "2.parametrizations.weight.original1": (2, 3, 1),
-    }
-
-
-def test_weight_norm_does_not_part_what_is_shared() -> None:
+    unchanged = {"0.bias": (3,), "1.weight": (3,), "1.bias": (3,), "2.bias": (2,)}
+    magnitude, direction = (f"parametrizations.weight.original{number}" for number in (0, 1))
+    first, last = {magnitude: (3, 1), direction: (3, 4)}, {magnitude: (2, 1, 1), direction: (2, 3, 1)}
+    split = {f"{layer}.{name}": shape for layer, parts in ((0, first), (2, last)) for name, shape in parts.items()}
+    assert shapes == unchanged | split
     model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 5, bias=False))
     model[1].weight = model[0].weight
     with pytest.raises(ModelError, match="0 and 1 share one weight"):
