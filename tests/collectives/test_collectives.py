@@ -37,39 +37,24 @@ def _tree(world_size: int) -> str:
     return term
 
 
-@pytest.mark.parametrize(
-    ("world_size", "expected"),
-    [
-        (1, "0"),
-        (2, "(0+1)"),
-        (3, "((0+1)+2)"),
-        (4, "((0+1)+(2+3))"),
-        (5, "(((0+1)+(2+3))+4)"),
-        (6, "(((0+1)+(2+3))+(4+5))"),
-        (7, "(((0+1)+(2+3))+((4+5)+6))"),
-    ],
-)
-def test_the_tree_is_balanced_in_rank_order_and_skips_absent_leaves(world_size: int, expected: str) -> None:
-    assert _tree(world_size) == expected
+def test_the_tree_is_balanced_in_rank_order_and_skips_absent_leaves() -> None:
+    assert [_tree(world_size) for world_size in range(1, 5)] == ["0", "(0+1)", "((0+1)+2)", "((0+1)+(2+3))"]
+    assert [_tree(5), _tree(6)] == ["(((0+1)+(2+3))+4)", "(((0+1)+(2+3))+(4+5))"]
+    assert _tree(7) == "(((0+1)+(2+3))+((4+5)+6))"
 
 
 @given(world_size=st.integers(1, 17))
 def test_an_aligned_block_of_ranks_is_a_subtree(world_size: int) -> None:
     """What lets a node add its own ranks first without changing a bit."""
-    whole = _tree(world_size)
     for block in (2, 4, 8):
         for first in range(0, world_size - block + 1, block):
-            inner = _tree(block)
-            shifted = "".join(str(int(c) + first) if c.isdigit() else c for c in inner)
-            assert shifted in whole
+            assert "".join(str(int(c) + first) if c.isdigit() else c for c in _tree(block)) in _tree(world_size)
 
 
 @given(numel=st.integers(0, 10**7), world_size=st.integers(1, 17))
 def test_slices_are_disjoint_cover_everything_and_are_cut_at_multiples(numel: int, world_size: int) -> None:
     slices = cut(numel, world_size)
-    assert len(slices) == world_size
-    assert slices[0][0] == 0
-    assert slices[-1][1] == numel
+    assert (len(slices), slices[0][0], slices[-1][1]) == (world_size, 0, numel)
     for (_, stop), (start, _) in pairwise(slices):
         assert stop == start
         assert start % ALIGNMENT_ELEMENTS == 0 or start == numel
@@ -84,9 +69,8 @@ def test_pieces_cover_a_slice_in_order(start: int, length: int, limit: int) -> N
 
 
 def test_many_small_groups_are_shared_out_where_none_can_be_cut() -> None:
-    groups = cut_at([([0], 64)] * 12, 3)
-    owned = [sum(stop - start for start, stop in of_rank) for of_rank in zip(*groups, strict=True)]
-    assert owned == [256, 256, 256]
+    by_rank = zip(*cut_at([([0], 64)] * 12, 3), strict=True)
+    assert [sum(stop - start for start, stop in slices) for slices in by_rank] == [256, 256, 256]
 
 
 layouts = st.lists(st.integers(0, 3), min_size=1, max_size=10).map(
@@ -118,24 +102,15 @@ def test_the_owner_of_a_slice_gets_the_sum_of_the_tree(node_of: list[int]) -> No
 
 
 @given(layouts)
-def test_every_node_gets_every_slice_once(node_of: list[int]) -> None:
-    for node in set(node_of):
-        ranks = [rank for rank, own in enumerate(node_of) if own == node]
-        arrived = [message.owner for rank in ranks for message in all_gather_messages(node_of, rank).received]
-        assert sorted([*ranks, *arrived]) == list(range(len(node_of)))
-        for rank in ranks:  # what it has itself, what it receives, and what it reads of others
-            messages = all_gather_messages(node_of, rank)
-            assert 1 + len(messages.received) + messages.reads == len(node_of)
-
-
-@given(layouts)
-def test_what_a_rank_does_not_receive_it_reads_on_its_node(node_of: list[int]) -> None:
+def test_every_node_gets_every_slice_once_and_a_rank_reads_what_it_does_not_receive(node_of: list[int]) -> None:
     """Of parameters all other slices. Of gradients, where a node is summed, each slice of each other rank of it."""
     layout = blocks(node_of)
-    for rank in range(len(node_of)):
-        gathered = all_gather_messages(node_of, rank)
-        assert gathered.reads + len(gathered.received) == len(node_of) - 1
     for node, ranks in enumerate(layout.nodes):
+        gathered = [all_gather_messages(node_of, rank) for rank in ranks]
+        arrived = [message.owner for messages in gathered for message in messages.received]
+        assert sorted([*ranks, *arrived]) == list(range(len(node_of)))
+        for messages in gathered:  # what it has itself, what it receives, and what it reads of others
+            assert 1 + len(messages.received) + messages.reads == len(node_of)
         reads = sum(reduce_scatter_messages(node_of, rank).reads for rank in ranks)
         assert reads == (len(ranks) - 1) * (len(node_of) if layout.summed[node] else len(ranks))
 

@@ -1,8 +1,10 @@
-"""What a compiled model draws and loses in one step, next to eager PyTorch."""
+"""A compiled step draws and loses what eager PyTorch does; with inductor, it is close to that of the plain engine."""
 
-# Calling a module gives Any.
-# mypy: no-warn-return-any
+# Calling a module gives Any; torch.backends is untyped.
+# mypy: no-warn-return-any, no-disallow-untyped-calls
 
+import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -11,60 +13,61 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sambasim.compiler.capture.step import per_sample_loss, training_loss
-from sambasim.ir.graph import Graph
+from sambasim.errors import MachineError
+from sambasim.ir.graph import Node, Ref, Section
 from sambasim.ir.program import Program
+from sambasim.ir.types import TensorType
+from sambasim.runtime.engine import inductor as module
 from sambasim.runtime.engine.executor import Executor, outputs_in_order, tangent_of
+from sambasim.runtime.engine.inductor import Inductor, fake_values, rebuild
+from sambasim.runtime.machine.kernels import INDUCTOR_CACHE_VARIABLE, find_cpp_compiler, use_inductor_cache
 from sambasim.runtime.values.memory import DeviceMemory
+from sambasim.runtime.watch.observer import StepObserver
 from tests.support.compiled import compile_net, loaded, outputs_of
+from tests.support.whole import whole, whole_case
 
-BATCH = 3
-IGNORED = -100
-SEED = 11
+BATCH, SEED, IGNORED = 3, 11, -100
 
 
-class Unread(nn.Module):
-    def __init__(self) -> None:
+class Net(nn.Module):
+    """`compute` is called with a layer, the input, and whether it trains."""
+
+    def __init__(self, compute: Callable[[nn.Module, Tensor, bool], Tensor]) -> None:
         super().__init__()
         self.linear = nn.Linear(4, 5)
+        self.compute = compute
 
     def forward(self, x: Tensor) -> Tensor:
-        torch.randn_like(x)
-        functional.dropout(x, 0.5, self.training)
-        noise = torch.randn_like(x)
-        return self.linear(functional.dropout(x + noise, 0.5, self.training))
+        return self.compute(self.linear, x, self.training)
 
 
-class Tokens(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(4, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.linear(x).transpose(1, 2)
+def with_unread_draws(linear: nn.Module, x: Tensor, trains: bool) -> Tensor:
+    torch.randn_like(x)
+    functional.dropout(x, 0.5, trains)
+    return linear(functional.dropout(x + torch.randn_like(x), 0.5, trains))
 
 
-def evaluated(graph: Graph, program: Program, memory: DeviceMemory) -> list[Tensor]:
+def evaluated(program: Program, memory: DeviceMemory) -> list[Tensor]:
     torch.manual_seed(SEED)
-    return outputs_in_order(graph, outputs_of(Executor(graph, program, memory.tensor)))
+    return outputs_in_order(program.evaluation, outputs_of(Executor(program.evaluation, program, memory.tensor)))
 
 
-@pytest.mark.parametrize("level", ["o0", "o1", "o3"])
+@pytest.mark.parametrize("level", ["o0", whole_case("o1"), "o3"])
 def test_what_nobody_reads_is_drawn_as_in_eager(level: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
-    model, x, target = Unread(), torch.randn(BATCH, 4), torch.tensor([0, 4, 2])
+    model, x, target = Net(with_unread_draws), torch.randn(BATCH, 4), torch.tensor([0, 4, 2])
     inputs = {"x": x, "target": target}
     program, memory = loaded(compile_net(model, inputs, tmp_path, opt_level=level), inputs)
-    assert program.training is not None
-    assert program.loss is not None
 
     torch.manual_seed(SEED)
-    ours = outputs_of(Executor(program.training, program, memory.tensor), tangent_of(program, 1.0))[program.loss]
+    executor = Executor(program.step, program, memory.tensor)
+    ours = outputs_of(executor, tangent_of(program, 1.0))[program.loss or ""]
     ours_then = torch.get_rng_state()
     torch.manual_seed(SEED)
     assert ours.equal(functional.cross_entropy(model.train()(x), target))
     assert ours_then.equal(torch.get_rng_state())
 
-    per_sample, outputs = evaluated(program.evaluation, program, memory)
+    per_sample, outputs = evaluated(program, memory)
     torch.manual_seed(SEED)
     eager = model.eval()(x)
     assert outputs.equal(eager)
@@ -73,13 +76,11 @@ def test_what_nobody_reads_is_drawn_as_in_eager(level: str, tmp_path: Path) -> N
 
 def test_the_loss_of_a_sample_is_the_mean_of_its_counted_elements(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    model, x = Tokens(), torch.randn(BATCH, 6, 4)
+    model, x = Net(lambda linear, x, _: linear(x).transpose(1, 2)), torch.randn(BATCH, 6, 4)
     target = torch.randint(0, 5, (BATCH, 6))
-    target[0, 1:] = IGNORED
-    target[1] = IGNORED
+    target[0, 1:] = target[1] = IGNORED
     inputs = {"x": x, "target": target}
-    program, memory = loaded(compile_net(model, inputs, tmp_path), inputs)
-    per_sample = evaluated(program.evaluation, program, memory)[0]
+    per_sample = evaluated(*loaded(compile_net(model, inputs, tmp_path), inputs))[0]
     scores = model(x)
     expected = [functional.cross_entropy(scores[i : i + 1], target[i : i + 1]) for i in (0, 2)]
     assert per_sample.shape == (BATCH,)
@@ -94,8 +95,8 @@ def test_another_ignore_index_is_followed(name: str) -> None:
     torch.manual_seed(0)
     scores = torch.randn(2, 4, 3, 2).log_softmax(1)
     target = torch.tensor([[[2, 2], [2, 1], [2, 0]], [[3, 0], [1, 1], [0, 2]]])
-    found = by_sample(scores, target)
-    torch.testing.assert_close(found, torch.stack([mean(scores[i : i + 1], target[i : i + 1]) for i in range(2)]))
+    expected = torch.stack([mean(scores[i : i + 1], target[i : i + 1]) for i in range(2)])
+    torch.testing.assert_close(by_sample(scores, target), expected)
 
 
 def test_probabilities_as_target_have_nothing_to_ignore() -> None:
@@ -104,3 +105,100 @@ def test_probabilities_as_target_have_nothing_to_ignore() -> None:
     scores, target = torch.randn(2, 4, 3), torch.rand(2, 4, 3).softmax(1)
     elements = functional.cross_entropy(scores, target, reduction="none")
     assert by_sample(scores, target).equal(elements.mean(1))
+
+
+class Recurrent(nn.Module):
+    """Has a recurrent layer, which is not compiled, drops out twice, and draws in between what nobody reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.recurrent = nn.LSTM(6, 5)
+        self.last = nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = functional.dropout(self.recurrent(x.transpose(0, 1))[0].sum(0), 0.2, self.training)
+        torch.randn_like(x)
+        return self.last(functional.dropout(functional.gelu(x), 0.5, self.training))
+
+
+class Sections(StepObserver):
+    ended = 0
+
+    def sections_end(self, replica: int, sections: Sequence[Section], began_ns: int) -> None:
+        self.ended += len(sections)
+
+
+@whole
+def test_gradients_and_draws_are_those_of_the_plain_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(INDUCTOR_CACHE_VARIABLE, str(tmp_path / "cache"))
+    try:
+        find_cpp_compiler()
+    except MachineError:
+        pytest.skip("there is no C++ compiler here")
+    torch.manual_seed(0)
+    model = Recurrent()
+    inputs = {"x": torch.randn(4, 7, 6), "target": torch.tensor([0, 2, 1, 1])}
+    program, memory = loaded(compile_net(model, inputs, tmp_path), inputs)
+    names = [member.gradient for group in program.groups for member in group.members]
+    progress: list[tuple[int, int]] = []
+    plain = Executor(program.step, program, memory.tensor)
+    inductor = Inductor(lambda done, parts, elapsed_s: progress.append((done, parts)))
+    compiled = Executor(program.step, program, memory.tensor, inductor)
+    assert [done for done, _ in progress] == list(range(progress[0][1] + 1))
+    written = "".join(path.read_text() for path in (tmp_path / "cache").rglob("*.py"))
+    assert "torch.ops.aten.gelu.default(" in written
+    assert "torch.ops.aten.gelu_backward.default(" in written
+
+    def differentiate(executable: Executor, *, accumulate: bool = False) -> tuple[float, list[Tensor], Tensor, int]:
+        torch.manual_seed(SEED)
+        executable.observer = sections = Sections()
+        outputs = outputs_of(executable, tangent_of(program, 1.0), accumulate=accumulate)
+        gradients = [memory.tensor(name).clone() for name in names]
+        return float(outputs[program.loss or ""]), gradients, torch.get_rng_state(), sections.ended
+
+    loss, gradients, drawn, sections = differentiate(plain)
+    first = differentiate(compiled)
+    assert first[0] == pytest.approx(loss, rel=1e-5)
+    torch.testing.assert_close(first[1], gradients)
+    assert first[2].equal(drawn)
+    assert first[3] == sections
+    second = differentiate(compiled)
+    assert second[0] == first[0]
+    assert all(map(torch.equal, second[1], first[1]))
+    added = differentiate(compiled, accumulate=True)
+    assert all(torch.equal(both, 2 * one) for both, one in zip(added[1], first[1], strict=True))
+
+
+def test_a_missing_compiler_is_named_with_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(MachineError, match=r"needs a C\+\+ compiler, and there is no g\+\+ in PATH") as caught:
+        find_cpp_compiler()
+    assert "apt install g++" in (caught.value.remedy or "")
+
+
+def test_compiled_code_is_kept_in_the_users_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(INDUCTOR_CACHE_VARIABLE, "")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    use_inductor_cache()
+    folder = Path(os.environ[INDUCTOR_CACHE_VARIABLE])
+    assert folder.parent == tmp_path / "sambasim" / "inductor"
+    assert folder.is_dir()
+
+
+SIDE = 256
+
+
+@pytest.mark.parametrize("onednn", [True, False])
+def test_a_product_with_a_bias_keeps_its_value(monkeypatch: pytest.MonkeyPatch, onednn: bool) -> None:
+    monkeypatch.setattr(module, "by_onednn", lambda x, weight: onednn)
+    torch.manual_seed(0)
+    symbols = {"bias": torch.randn(SIDE), "x": torch.randn(SIDE, SIDE), "weight": torch.randn(SIDE, SIDE)}
+    types = {name: TensorType("float32", tuple(tensor.shape)) for name, tensor in symbols.items()}
+    node = Node("linear", "aten.addmm.default", tuple(Ref(name) for name in symbols), (), ("y",))
+    built = rebuild([node], list(symbols), ["y"], fake_values([node], types))
+    called = [str(call.target) for call in built.graph.nodes if call.op == "call_function"]
+    apart = ["aten.t.default", "sambasim.linear.default", "aten.add.Tensor"]
+    assert called == (apart if onednn else ["aten.addmm.default"])
+    # Two libraries add 256 products of standard normal numbers in two orders.
+    torch.testing.assert_close(built(*symbols.values())[0], torch.addmm(*symbols.values()), rtol=1e-5, atol=1e-4)

@@ -1,11 +1,18 @@
-"""Instructions of a pass: invalid nodes are rejected, a pass is one generated function, failures name their cause."""
+"""A pass is one generated function: invalid nodes are rejected, failures name their cause, kernels write gradients in
+place, and torch's Python functions stand for operators."""
+
+# torch.utils._python_dispatch is untyped.
+# mypy: no-disallow-untyped-calls
 
 import re
 from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import pytest
 import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from sambasim.errors import DataError, InternalError, MachineError, PefError, SambasimError
 from sambasim.ir.graph import Argument, Graph, Node, Output, Ref, Section, SectionKind, SourceLine, TorchConstant
@@ -14,43 +21,60 @@ from sambasim.ir.program import Program
 from sambasim.ir.types import Symbol, SymbolKind, TensorType
 from sambasim.runtime.engine.code import generate, operator_error
 from sambasim.runtime.engine.executor import Executor
-from sambasim.runtime.engine.instructions import Instruction, RegisterFile, Unit, aten_instruction, find_operator
+from sambasim.runtime.engine.instructions import (
+    BUILTINS,
+    WRITES_OUT,
+    Instruction,
+    RegisterFile,
+    Unit,
+    aten_instruction,
+    builtin,
+    find_operator,
+)
+from sambasim.runtime.engine.pass_code import find_routes
 from sambasim.runtime.transports.communication import Communication
 from tests.support.compiled import outputs_of
 
-X = Ref("x")
-TYPE = TensorType("float32", (2,))
-Keywords = tuple[tuple[str, Argument], ...]
+X = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+LINE = SourceLine("net.py", 7, "return self.table(x)")
+FORWARD = Section(0, SectionKind.FWD, "fwd", 0, 6)
 
 
-def node(
-    operator: str, args: tuple[Argument, ...], kwargs: Keywords = (), results: tuple[str | None, ...] = ("y",)
-) -> Node:
-    return Node("n", operator, args, kwargs, results, "", SourceLine("net.py", 7, "return x"))
+def node(operator: str, reads: str = "x", results: str | tuple[str | None, ...] = "y", *more: Argument) -> Node:
+    """A node that reads these values; `operator` is its default overload, unless it says another."""
+    name = f"aten.{operator}" if "." in operator else f"aten.{operator}.default"
+    made = (results,) if isinstance(results, str) else results
+    return Node("n", name, (*map(Ref, reads.split()), *more), (), made, "", LINE)
 
 
-def executable(*nodes: Node) -> Executor:
-    """A graph of these nodes, from x = [1, 2] to y."""
-    symbols = {"x": Symbol("x", SymbolKind.INPUT, TYPE, 0), "out": Symbol("out", SymbolKind.OUTPUT, TYPE)}
-    values = {name: TYPE for one in nodes for name in one.results if name is not None}
-    section = Section(0, SectionKind.FWD, "fwd", 0, len(nodes))
-    graph = Graph("evaluation", ("x",), nodes, (Output("y", "out"),), values, (section,))
-    program = Program("net", 2, symbols, None, graph, None, None, False, (), (), (), 512)
-    return Executor(graph, program, lambda name: torch.tensor([1.0, 2.0]))
+def executor_of(nodes: Sequence[Node], places: Mapping[str, Tensor] | None = None) -> Executor:
+    """Of a graph from `x`, which is X. It returns y, or writes gradients, by value, to `places`."""
+    square, kind = TensorType("float32", (2, 2)), SymbolKind.GRADIENT if places else SymbolKind.OUTPUT
+    outputs = [Output(value, f"{value}__out") for value in places or ["y"]]
+    symbols = {output.symbol: Symbol(output.symbol, kind, square, 0) for output in outputs}
+    symbols["x"] = Symbol("x", SymbolKind.INPUT, square, 0)
+    values = {name: square for one in nodes for name in one.results if name is not None}
+    section = replace(FORWARD, kind=SectionKind.BCKWD if places else SectionKind.FWD, stop=len(nodes))
+    graph = Graph("training", ("x",), tuple(nodes), tuple(outputs), values, (section,))
+    program = Program("net", 2, symbols, graph, graph, None, None, False, (), (), (), 512)
+    tensors = {f"{value}__out": place for value, place in (places or {}).items()}
+    return Executor(graph, program, lambda name: tensors.get(name, X))
+
+
+def y_of(*nodes: Node) -> Tensor:
+    return outputs_of(executor_of(nodes))["y__out"]
 
 
 def test_a_list_of_another_length_than_stated_is_refused() -> None:
-    fits = node("aten.split.Tensor", (X, 1), (), ("y", None))
-    assert outputs_of(executable(fits))["out"].tolist() == [1.0]
-    fault = re.escape("node n: aten.split.Tensor does not return the 3 tensors that the PEF states")
-    with pytest.raises(PefError, match=fault):
-        outputs_of(executable(node("aten.split.Tensor", (X, 1), (), ("y", None, None))))
+    assert y_of(node("split.Tensor", "x", ("y", None), 1)).tolist() == [[1.0, 2.0]]
+    with pytest.raises(PefError, match=r"node n: aten\.split\.Tensor does not return the 3 tensors that the PEF"):
+        y_of(node("split.Tensor", "x", ("y", None, None), 1))
 
 
 def test_a_gradient_that_its_operator_masks_is_refused() -> None:
-    mask = node("aten.native_layer_norm_backward.default", (), results=(None, "y"))
-    place = torch.ones(2)
-    masked = Instruction(mask, lambda: (torch.zeros(2), None), (), returned=2, results=(None, 0), stores=((0, place),))
+    mask, place = node("native_layer_norm_backward", "", (None, "y")), torch.ones(2)
+    results, stores = (None, 0), ((0, place),)
+    masked = Instruction(mask, lambda: (torch.zeros(2), None), (), returned=2, results=results, stores=stores)
     with pytest.raises(PefError, match="does not return the 2 tensors that the PEF states"):
         list(generate([Unit((), (masked,))], {}, reports=False).run([None], None))
     assert place.tolist() == [1.0, 1.0]
@@ -60,7 +84,7 @@ def test_a_gradient_that_its_operator_masks_is_refused() -> None:
 def test_a_constant_that_torch_has_as_something_else_is_refused(constant: TorchConstant) -> None:
     fault = re.escape(f"the PEF uses '{constant.name}' as a {constant.kind}, which torch {torch.__version__} does not")
     with pytest.raises(PefError, match=fault) as caught:
-        aten_instruction(node("aten.sum.default", (X,), (("dtype", constant),), ("z",)), RegisterFile())
+        aten_instruction(replace(node("sum"), kwargs=(("dtype", constant),)), RegisterFile())
     assert caught.value.remedy == "compile the model again: sambasim compile"
 
 
@@ -73,41 +97,34 @@ def test_no_operator_takes_a_list_of_tensors_by_keyword_only() -> None:
 
 def test_an_unread_random_operator_draws_all_the_same() -> None:
     """In between two that are read: the second of them must see what eager PyTorch would."""
-    nodes = (
-        node("aten.rand_like.default", (X,), (), (None,)),
-        node("aten.native_dropout.default", (X, 0.5, True), (), (None, None)),
-        node("aten.rand_like.default", (X,)),
-    )
     torch.manual_seed(3)
-    found = outputs_of(executable(*nodes))["out"]
+    dropout = node("native_dropout", "x", (None, None), 0.5, True)
+    drawn = y_of(node("rand_like", "x", (None,)), dropout, node("rand_like"))
     torch.manual_seed(3)
-    x = torch.tensor([1.0, 2.0])
-    torch.rand_like(x)
-    torch.native_dropout(x, 0.5, True)
-    assert found.equal(torch.rand_like(x))
+    torch.rand_like(X)
+    torch.native_dropout(X, 0.5, True)
+    assert drawn.equal(torch.rand_like(X))
 
 
 def test_what_a_pef_calls_its_values_is_not_run() -> None:
     hostile = "y = __import__('os').abort()  #"
     source = SourceLine("abort()", 1, "abort()")
-    first = Node("abort()", "aten.relu.default", (X,), (), (hostile,), "os.abort()", source)
-    runs = executable(first, node("aten.relu.default", (Ref(hostile),)))
-    assert outputs_of(runs)["out"].tolist() == [1.0, 2.0]
+    first = Node("abort()", "aten.relu.default", (Ref("x"),), (), (hostile,), "os.abort()", source)
+    second = Node("n", "aten.relu.default", (Ref(hostile),), (), ("y",))
+    assert y_of(first, second).equal(X)
 
 
 def test_an_operator_that_fails_names_its_own_line() -> None:
-    fails = Node("n", "aten.mm.default", (X, X), (), ("y",), "", SourceLine("net.py", 9, "return x @ x"))
-    with pytest.raises(InternalError, match=r"the operator aten\.mm\.default failed") as caught:
-        outputs_of(executable(node("aten.relu.default", (X,), (), ("z",)), fails))
+    fails = replace(node("mv", "x x"), source=SourceLine("net.py", 9, "return x @ x"))
+    with pytest.raises(InternalError, match=r"the operator aten\.mv\.default failed") as caught:
+        y_of(node("relu", "x", "z"), fails)
     assert caught.value.where == "net.py:9: return x @ x"
 
 
-NODE = Node("n", "aten.embedding.default", source=SourceLine("net.py", 7, "return self.table(x)"))
-INPUT = Symbol("x", SymbolKind.INPUT, TensorType("int64", (2,)), exclusive_bound=10)
-
-
 def fail(raised: Exception, least: int, largest: int) -> SambasimError:
-    return operator_error(NODE, raised, [(INPUT, torch.tensor([least, largest]))])
+    """The error of an embedding of these numbers, of which it has 10."""
+    inputs = Symbol("x", SymbolKind.INPUT, TensorType("int64", (2,)), exclusive_bound=10)
+    return operator_error(node("embedding"), raised, [(inputs, torch.tensor([least, largest]))])
 
 
 @pytest.mark.parametrize(("least", "largest"), [(0, 10), (-1, 9)])
@@ -161,7 +178,7 @@ def logged(name: str, log: list[str], operand: int, result: int, frees: tuple[in
         log.append(name)
         return [operand, name]
 
-    of = Node(name, "comm.all_reduce" if communication else "aten.add.Tensor", (X,), (("axis", "tp"),), ("y",))
+    of = Node(name, "comm.all_reduce" if communication else "aten.add.Tensor", (Ref("x"),), (("axis", "tp"),), ("y",))
     function = communication.finish if communication else plain
     return Instruction(of, function, (operand,), True, (result,), (), frees, communication)
 
@@ -171,15 +188,10 @@ def test_a_communication_finishes_where_its_result_is_read() -> None:
     log: list[str] = []
     waited: dict[str, float] = defaultdict(float)
     first = (
-        logged("sum_a", log, 0, 1, (0,)),
-        logged("independent", log, 7, 2),
-        logged("reader", log, 1, 3),
-        logged("sum_b", log, 3, 4),
-        logged("other", log, 7, 5),
-        logged("sum_c", log, 5, 6),
+        *(logged("sum_a", log, 0, 1, (0,)), logged("independent", log, 7, 2), logged("reader", log, 1, 3)),
+        *(logged("sum_b", log, 3, 4), logged("other", log, 7, 5), logged("sum_c", log, 5, 6)),
     )
-    section = Section(0, SectionKind.FWD, "fwd", 0, 6)
-    units = [Unit((section,), first), Unit((replace(section, index=1),), (logged("last", log, 7, 8),))]
+    units = [Unit((FORWARD,), first), Unit((replace(FORWARD, index=1),), (logged("last", log, 7, 8),))]
     code = generate(units, waited, reports=True)
     registers: list[object] = [0, *[None] * 6, 7, None]
     assert code.yields
@@ -202,8 +214,168 @@ def test_what_fails_in_a_communication_or_a_report_is_told_apart() -> None:
         raise MemoryError("broken")
 
     communication = replace(logged("sum", log, 0, 1), function=fails)
-    section = Section(0, SectionKind.FWD, "fwd", 0, 2)
     for instructions, error in (((communication, logged("next", log, 2, 3)), MachineError), ((), MemoryError)):
-        code = generate([Unit((section,), instructions)], defaultdict(float), reports=True)
+        code = generate([Unit((FORWARD,), instructions)], defaultdict(float), reports=True)
         with pytest.raises(error, match="broken"):
             list(code.run([None] * 4, fails))
+
+
+PRODUCT = node("mm", "x x", "product")
+TWICE = (PRODUCT, node("t", "product", "turned"), node("t", "turned", "value"))
+UNREAD: dict[str, tuple[int, ...]] = {"product": (2, 1), "turned": (2,), "value": ()}
+"""By value that another node reads: the views that are not needed all the same."""
+
+
+def also_read(value: str) -> Node:
+    return node("relu", value, "other")
+
+
+@pytest.mark.parametrize(
+    ("nodes", "sections", "others", "expected"),
+    [
+        pytest.param(TWICE, (0, 0, 0), {}, [(0, 2, (2, 1))], id="seen through views, which are not needed"),
+        pytest.param((*TWICE, also_read("turned")), (0,) * 4, {}, [(0, 2, (2,))], id="a view that others read stays"),
+        pytest.param((node("mm", "x x", "value"), also_read("x")), (0, 1), {}, [(0, 0, ())], id="nobody reads it"),
+        # torch.ops.aten.mul.Tensor takes no tensor to write to.
+        pytest.param([node("mul.Tensor", "x", "value", 0.5)], (0,), {}, [], id="a product with a number"),
+        pytest.param([node("mul.Tensor", "x x", "value")], (0,), {}, [(0, 0, ())], id="a product"),
+        pytest.param(TWICE, (0, 0, 0), {"keep": ["turned"]}, [], id="handed out"),
+        pytest.param(TWICE, (0, 0, 0), {"also": ["product"]}, [], id="two gradients"),
+        # A peer may write the mean over it before the later section runs; also where it is read by way of a view.
+        *(((*TWICE, also_read(value)), (0, 0, 0, 1), {}, []) for value in UNREAD),
+        *(((*TWICE, also_read(value)), (0, 0, 1, 1), {}, [(0, 2, unread)]) for value, unread in UNREAD.items()),
+    ],
+)
+def test_which_gradients_are_written_in_place(
+    nodes: Sequence[Node], sections: Sequence[int], others: Mapping[str, Sequence[str]], expected: list[object]
+) -> None:
+    """By maker, last node and unread views of each route."""
+    routes = find_routes(nodes, sections, ["value", *others.get("also", ())], others.get("keep", ()))
+    assert [(route.maker, route.last, route.unread) for route in routes] == expected
+
+
+def test_the_nodes_are_looked_through_as_often_for_many_gradients_as_for_one() -> None:
+    class Counted(list[Node]):
+        rounds = 0
+
+        def __iter__(self) -> Iterator[Node]:
+            self.rounds += 1
+            return super().__iter__()
+
+    for count in (1, 100):
+        nodes = Counted(node("mm", "x x", f"value{number}") for number in range(count))
+        values = [f"value{number}" for number in range(count)]
+        assert len(find_routes(nodes, [0] * count, values, ())) == count
+        assert nodes.rounds <= 2
+
+
+def kernels_of(executor: Executor, *, accumulate: bool = False) -> list[str]:
+    """The kernels of one pass, in order, without how the first one sees a place."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        outputs_of(executor, accumulate=accumulate)
+    events = sorted(profile.events(), key=lambda event: event.time_range.start)
+    names = [event.name for event in events if event.cpu_parent is None]
+    return [name for name in names if name.startswith("aten::") and name != "aten::as_strided"]
+
+
+@pytest.mark.parametrize("turns", [0, 2])
+def test_from_the_second_pass_on_nothing_is_copied(turns: int) -> None:
+    place = torch.full((2, 2), torch.nan)
+    executor = executor_of(TWICE[: turns + 1], {"value" if turns else "product": place})
+    assert kernels_of(executor) == ["aten::mm"] + ["aten::t"] * turns + ["aten::copy_"]
+    assert place.equal(X @ X)
+    place.fill_(torch.nan)
+    assert kernels_of(executor) == ["aten::mm"]
+    assert place.equal(X @ X)
+    assert kernels_of(executor, accumulate=True)[-1] == "aten::add_"
+    assert place.equal(2 * (X @ X))
+
+
+def test_a_gradient_that_lies_otherwise_than_its_place_goes_on_being_copied() -> None:
+    """The kernel would have to write columns where it writes rows: it might take another way, with other bits."""
+    place = torch.full((2, 2), torch.nan)
+    executor = executor_of(TWICE[:2], {"turned": place})
+    for _ in range(2):
+        assert kernels_of(executor) == ["aten::mm", "aten::t", "aten::copy_"]
+        assert place.equal((X @ X).t())
+
+
+PLAIN = torch.arange(12.0).view(3, 4) / 7 + 0.1
+ROW = torch.tensor([[0.5, -1.0, 2.0, 0.25]])
+
+OPERANDS: Mapping[str, Sequence[object]] = {
+    "aten.mm.default": (PLAIN, PLAIN.t()),
+    "aten.addmm.default": (PLAIN[:, :3], PLAIN, PLAIN.t()),
+    "aten.bmm.default": (PLAIN[None], PLAIN.t()[None]),
+    "aten.baddbmm.default": (PLAIN[None, :, :3], PLAIN[None], PLAIN.t()[None]),
+    "aten.t.default": (PLAIN,),
+    "aten.transpose.int": (PLAIN, 0, 1),
+    "aten.permute.default": (PLAIN, [1, 0]),
+    "aten.unsqueeze.default": (PLAIN, 1),
+    "aten.squeeze.dim": (ROW, 0),
+    "aten.select.int": (PLAIN, 0, 1),
+    "aten.view.default": (PLAIN, [2, 6]),
+    "aten.expand.default": (ROW, [3, 4]),
+    "aten.sum.dim_IntList": (PLAIN, [0], True),
+    "aten.mean.dim": (PLAIN, [0], True),
+    "aten._log_softmax.default": (PLAIN, 1, False),
+    "aten._softmax.default": (PLAIN, 1, False),
+    "aten._log_softmax_backward_data.default": (PLAIN, PLAIN, 1, torch.float32),
+    "aten._softmax_backward_data.default": (PLAIN, PLAIN, 1, torch.float32),
+    "aten.native_layer_norm.default": (PLAIN, [4], None, None, 1e-5),
+    "aten.embedding.default": (PLAIN, torch.tensor([0, 2]), -1, False, False),
+    "aten.native_dropout.default": (PLAIN, 0.5, True),
+}
+"""By operator: operands as the schema has them. An operator that is not here takes PLAIN, or two of it, or a row."""
+
+
+def operands(name: str) -> Sequence[object]:
+    return OPERANDS.get(name, (PLAIN, ROW) if name.split(".")[1] in ("add", "sub", "mul", "div") else (PLAIN,))
+
+
+class Recorder(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]  # torch's
+        self.seen.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def same(one: object, other: object) -> bool:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return one.equal(other) and one.stride() == other.stride()
+    return isinstance(one, tuple) and isinstance(other, tuple) and all(map(same, one, other))
+
+
+@pytest.mark.parametrize("name", BUILTINS)
+def test_a_quick_function_reaches_its_operator_and_gives_the_same(name: str) -> None:
+    torch.manual_seed(1)
+    with Recorder() as recorder:
+        quick = BUILTINS[name](*operands(name))
+    torch.manual_seed(1)
+    assert recorder.seen == [name]
+    assert same(quick, find_operator(name)(*operands(name)))
+
+
+@pytest.mark.parametrize("name", sorted(WRITES_OUT))
+def test_what_is_written_out_is_what_is_returned(name: str) -> None:
+    returned = BUILTINS[name](*operands(name))
+    assert isinstance(returned, Tensor)
+    out = torch.full_like(returned, torch.nan)
+    with Recorder() as recorder:
+        assert BUILTINS[name](*operands(name), out=out) is out
+    assert out.equal(returned)
+    assert len(recorder.seen) == 1, "no copy"
+
+
+def test_every_row_is_an_operator_of_the_table() -> None:
+    assert set(OPERATORS) > set(BUILTINS) > WRITES_OUT
+    assert set(OPERANDS) <= set(BUILTINS)
+
+
+def test_a_number_in_the_place_of_a_tensor_is_left_to_the_operator() -> None:
+    schema = find_operator("aten.mul.Tensor")._schema
+    assert builtin(node("mul.Tensor", "x x"), schema) is torch.mul
+    assert builtin(node("mul.Tensor", "x", "y", 2.0), schema) is None

@@ -3,7 +3,7 @@
 # torch.utils._python_dispatch is untyped.
 # mypy: no-disallow-untyped-calls
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import pytest
 import torch
@@ -34,8 +34,8 @@ PROJECTIONS = (r(24, 8), r(24), r(8, 8), r(8))
 ENCODER = (8, 2, *PROJECTIONS, False, False, 1e-5, r(8), r(8), r(8), r(8), r(16, 8), r(16), r(8, 16), r(8))
 ONEDNN = (r(7, 3, 5), *WEIGHTS[4], r(1, 3, 4), r(1, 3, 4))
 SETTINGS: tuple[object, ...] = (False, [], 2, 4, 1, True, False, False, True)
-*OUTPUTS, WORKSPACE = torch.ops.aten.mkldnn_rnn_layer(*(one.float() for one in ONEDNN), *SETTINGS)
-MADE = [one.half() for one in OUTPUTS]
+*OUTPUTS, WORKSPACE = torch.ops.aten.mkldnn_rnn_layer(*(operand.float() for operand in ONEDNN), *SETTINGS)
+MADE = [output.half() for output in OUTPUTS]
 BACKWARD: tuple[object, ...] = (False, 2, 4, 1, True, True, False, [], False, WORKSPACE)
 WINDOW = ([3, 3], [1, 1], [0, 0])
 
@@ -122,19 +122,21 @@ class Dtypes(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]  # torch's
         if function is not torch.ops.aten._to_copy.default:
-            self.read |= {one.dtype for one in pytree.tree_leaves((args, kwargs)) if isinstance(one, Tensor)}
+            self.read |= {tensor.dtype for tensor in tensors_of((args, kwargs))}
         return function(*args, **(kwargs or {}))
 
 
-def tensors_of(result: object) -> list[Tensor]:
-    return [one for one in pytree.tree_leaves(result) if isinstance(one, Tensor)]
+def tensors_of(tree: object) -> list[Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
-def mapped(change: Callable[[Tensor], Tensor], args: Sequence[object]) -> list[object]:
-    return list(pytree.tree_map_only(Tensor, change, tuple(args)))
+def in_float32(name: str) -> list[Tensor]:
+    """What torch's operator gives for the operands widened to float32."""
+    operands = pytree.tree_map_only(Tensor, lambda x: x.float() if x.dtype is torch.float16 else x, tuple(CALLS[name]))
+    return tensors_of(find_operator(f"aten.{name}")(*operands))
 
 
-def bound(name: str, args: Sequence[object], dtypes: Sequence[str]) -> tuple[Instruction, list[object]]:
+def bound(name: str, dtypes: Sequence[str]) -> tuple[Instruction, list[object]]:
     """The instruction of a node of the operator with results of these dtypes, and the values of its operands."""
     registers, tensors = RegisterFile(), dict[str, Tensor]()
 
@@ -148,50 +150,42 @@ def bound(name: str, args: Sequence[object], dtypes: Sequence[str]) -> tuple[Ins
         return value
 
     values = {f"y{number}": TensorType(dtype, ()) for number, dtype in enumerate(dtypes)}
-    node = Node("n", name, tuple(map(argument, args)), (), tuple(values))
+    node = Node("n", f"aten.{name}", tuple(map(argument, CALLS[name])), (), tuple(values))
     instruction = instruction_of(node, Binding(registers, values, tensors.__getitem__))
     for symbol, tensor in tensors.items():
         registers.initial[registers.value(symbol)] = tensor
     return instruction, [value_of(operand, registers.initial) for operand in instruction.operands]
 
 
-def widened(tensor: Tensor) -> Tensor:
-    return tensor.float() if tensor.dtype is torch.float16 else tensor
-
-
 def test_every_product_of_the_table_is_called_here() -> None:
     without = OperatorKind.FACTORIZATION, OperatorKind.FOURIER  # torch traces none of float16
-    products = {name for name, one in OPERATORS.items() if one.flops is not None and one.kind not in without}
+    products = {name for name, row in OPERATORS.items() if row.flops is not None and row.kind not in without}
     assert {f"aten.{name}" for name in CALLS} == products
 
 
 @pytest.mark.parametrize("name", [name for name in CALLS if name not in WITHOUT_KERNEL])
 def test_a_product_of_float16_is_that_of_float32_rounded_once(name: str) -> None:
-    operator, args = find_operator(f"aten.{name}"), CALLS[name]
-    wide = tensors_of(operator(*mapped(widened, args)))
-    expected = [one.half() if one.is_floating_point() else one for one in wide]
-    dtypes = [str(one.dtype).removeprefix("torch.") for one in expected]
-    instruction, operands = bound(f"aten.{name}", args, dtypes)
+    expected = [tensor.half() if tensor.is_floating_point() else tensor for tensor in in_float32(name)]
+    instruction, operands = bound(name, [str(tensor.dtype).removeprefix("torch.") for tensor in expected])
     with Dtypes() as kernels:
-        found = tensors_of(instruction.function(*operands))
+        results = tensors_of(instruction.function(*operands))
     assert torch.float32 in kernels.read
     assert torch.float16 not in kernels.read
-    for one, other in zip(found, expected, strict=True):
-        assert one.dtype is other.dtype
-        if one.is_floating_point():  # not so oneDNN's workspace, parts of which are never written
-            assert torch.equal(one, other)
+    assert [result.dtype for result in results] == [tensor.dtype for tensor in expected]
+    for result, tensor in zip(results, expected, strict=True):
+        # Not so oneDNN's workspace, parts of which are never written.
+        assert not result.is_floating_point() or torch.equal(result, tensor)
 
 
 def test_results_that_the_program_keeps_in_float32_are_not_rounded() -> None:
-    name = "aten._scaled_dot_product_flash_attention_for_cpu.default"
-    instruction, operands = bound(name, HEADS, ["float16", "float32"])
+    name = "_scaled_dot_product_flash_attention_for_cpu.default"
+    instruction, operands = bound(name, ["float16", "float32"])
     attended, sums = tensors_of(instruction.function(*operands))
-    expected = tensors_of(find_operator(name)(*mapped(widened, HEADS)))
+    expected = in_float32(name)
     assert torch.equal(attended, expected[0].half())
     assert torch.equal(sums, expected[1])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_other_dtypes_call_the_kernel_itself(dtype: str) -> None:
-    instruction, _ = bound("aten.mm.default", CALLS["mm.default"], [dtype])
-    assert instruction.function is torch.mm
+    assert bound("mm.default", [dtype])[0].function is torch.mm

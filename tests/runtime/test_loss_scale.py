@@ -22,15 +22,16 @@ from tests.support.deepspeed import LossScaler
 from tests.support.examples import example_options
 
 OPTIONS = LossScaleOptions(start=8.0, window=3, hysteresis=2, minimum=2.0)
+OVERFLOWING = 2.0**24
 
 
-def _scales(overflows: str, options: LossScaleOptions = OPTIONS, dtype: str = "float32") -> list[float]:
+def scales_after(overflows: str, options: LossScaleOptions = OPTIONS, dtype: str = "float32") -> list[float]:
     """The scale after each step; an `x` is a step that overflows."""
-    scale, found = LossScale.first(options, dtype), []
-    for one in overflows:
-        scale.update(options, dtype, overflowed=one == "x")
-        found.append(scale.value)
-    return found
+    scale, values = LossScale.first(options, dtype), []
+    for step in overflows:
+        scale.update(options, dtype, overflowed=step == "x")
+        values.append(scale.value)
+    return values
 
 
 @pytest.mark.parametrize(
@@ -38,14 +39,19 @@ def _scales(overflows: str, options: LossScaleOptions = OPTIONS, dtype: str = "f
     [
         ("...", [8, 8, 16]),
         ("x...", [8, 8, 8, 16]),  # the first overflow is tolerated, and the window begins again
-        ("xx", [8, 4]),
         ("xx.x", [8, 4, 4, 2]),  # a tolerance that is used up comes back with the next doubling only
         ("xx...xx", [8, 4, 4, 4, 8, 8, 4]),
         ("..x...", [8, 8, 8, 8, 8, 16]),
     ],
 )
 def test_overflows_halve_it_and_windows_without_one_double_it(overflows: str, expected: list[float]) -> None:
-    assert _scales(overflows) == expected
+    assert scales_after(overflows) == expected
+
+
+def test_a_static_one_stays_and_a_loss_of_float16_bounds_it() -> None:
+    assert scales_after("xx....", OPTIONS.model_copy(update={"dynamic": False})) == [8] * 6
+    options = OPTIONS.model_copy(update={"start": 2.0**16})
+    assert scales_after("...x..x", options, "float16") == [2.0**15] * 6 + [2.0**14]
 
 
 @pytest.mark.parametrize("overflows", ["xx.x.xx...x....x.x.x..xx", "x.x.x.xx..x...xx", "...x..xx.xx....."])
@@ -56,20 +62,20 @@ def test_it_is_that_of_deepspeed(overflows: str, consecutive: bool, hysteresis: 
         initial_scale_power=20, loss_scale_window=3, hysteresis=hysteresis, consecutive_hysteresis=consecutive
     )
     theirs = []
-    for one in overflows:
-        scaler.update(one == "x")
+    for step in overflows:
+        scaler.update(step == "x")
         theirs.append(scaler.scale)
     options = LossScaleOptions(start=2.0**20, window=3, hysteresis=hysteresis, consecutive=consecutive)
-    assert _scales(overflows, options) == theirs
+    assert scales_after(overflows, options) == theirs
 
 
-def test_a_static_one_stays() -> None:
-    assert _scales("xx....", OPTIONS.model_copy(update={"dynamic": False})) == [8] * 6
-
-
-def test_a_loss_of_float16_bounds_it() -> None:
-    options = OPTIONS.model_copy(update={"start": 2.0**16})
-    assert _scales("...x..x", options, "float16") == [2.0**15] * 6 + [2.0**14]
+@pytest.fixture(scope="module")
+def pef(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    chosen = ("optimizer.name=adamw", "optimizer.lr=0.003", "compile.dtype=fp16", "training.loss_scale.hysteresis=1")
+    cleared = ("optimizer.momentum=", "optimizer.nesterov=", "optimizer.weight_decay=")
+    return compile_from_options(
+        example_options("logistic_regression", tmp_path_factory.mktemp("fp16"), *cleared, *chosen)
+    ).path
 
 
 def run(pef: Path, *flags: object, steps: int = 2, **scale: object) -> Result:
@@ -79,16 +85,21 @@ def run(pef: Path, *flags: object, steps: int = 2, **scale: object) -> Result:
     return CliRunner().invoke(run_command, [str(word) for word in words])
 
 
-def error_of(result: Result) -> NumericsError:
-    assert isinstance(result.exception, NumericsError), result.output
-    return result.exception
+def train(pef: Path, folder: Path, *flags: object, **asked: Any) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
+    """The records of its steps, then of the summary; and the weights."""
+    metrics, weights = folder / "metrics", folder / "w.safetensors"
+    result = run(pef, "--metrics", metrics, "--save", weights, *flags, **asked)
+    assert result.exit_code == 0, result.output
+    return records(metrics), load_file(weights)
 
 
 def records(metrics: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in metrics.read_text().splitlines()]
 
 
-OVERFLOWING = 2.0**24
+def error_of(result: Result) -> NumericsError:
+    assert isinstance(result.exception, NumericsError), result.output
+    return result.exception
 
 
 def test_below_the_minimum_the_run_ends(pef: Path) -> None:
@@ -102,77 +113,50 @@ def test_below_the_minimum_the_run_ends(pef: Path) -> None:
     assert "inf" in origin.what
 
 
+def stored(pef: Path) -> dict[str, Tensor]:
+    symbols = read(pef).program.symbols
+    return {symbols[name].torch_names[0]: tensor for name, tensor in map_weights(pef).items()}
+
+
 def test_a_loss_that_is_never_finite_trains_nothing(pef: Path, tmp_path: Path) -> None:
-    weights = {name: torch.full_like(one, torch.nan) for name, one in _train(pef, tmp_path, 2.0**10, 1)[1].items()}
-    save_file(weights, tmp_path / "nan.safetensors")
-    metrics = tmp_path / "metrics"
-    flags = ("--on-nonfinite", "skip", "--metrics", metrics, "--weights", tmp_path / "nan.safetensors")
-    error = error_of(run(pef, *flags))
-    assert error.what.startswith("nothing was trained: in all 2 steps the loss or the gradients")
+    damaged, metrics = tmp_path / "nan.safetensors", tmp_path / "metrics"
+    save_file({name: torch.full_like(tensor, torch.nan) for name, tensor in stored(pef).items()}, damaged)
+    never_finite = run(pef, "--on-nonfinite", "skip", "--metrics", metrics, "--weights", damaged)
+    static = run(pef, start=OVERFLOWING, dynamic="false")
+    for result in (never_finite, static):
+        assert error_of(result).what.startswith("nothing was trained: in all 2 steps the loss or the gradients")
     scales = [record["loss_scale"] for record in records(metrics) if record["kind"] == "step"]
     assert scales == [2.0**16] * 2, "it is not the scale's fault"
 
 
-@pytest.mark.parametrize(("start", "scale"), [(512.0, 2.0**9), (256.0, 2.0**8)])
-def test_a_resumed_run_goes_on_with_the_scale_unless_it_sets_another(
-    pef: Path, tmp_path: Path, start: float, scale: float
-) -> None:
-    checkpoints, metrics = ("--checkpoint-dir", tmp_path / "checkpoints"), tmp_path / "metrics"
+def test_a_resumed_run_goes_on_with_the_scale_unless_it_sets_another(pef: Path, tmp_path: Path) -> None:
+    checkpoints = ("--checkpoint-dir", tmp_path / "checkpoints")
     assert run(pef, *checkpoints, start=512.0, window=3).exit_code == 0
-    again = run(pef, *checkpoints, "--resume", "--metrics", metrics, steps=4, start=start, window=3)
-    assert again.exit_code == 0
-    scales = [record["loss_scale"] for record in records(metrics) if record["kind"] == "step"]
-    assert scales == [scale, 1024.0 if start == 512.0 else scale]
+    for steps, start, expected in ((4, 512.0, [512, 1024]), (6, 256.0, [256, 256])):
+        metrics, _ = train(pef, tmp_path, *checkpoints, "--resume", steps=steps, start=start, window=3)
+        assert [record["loss_scale"] for record in metrics if record["kind"] == "step"][-2:] == expected
 
 
-@pytest.mark.parametrize("flag", [["--debug-numerics"], ["--on-nonfinite", "skip"]])
-def test_an_overflow_is_no_error_of_numerics(pef: Path, flag: list[str]) -> None:
-    result = run(pef, "--json", *flag, start=OVERFLOWING)
-    assert result.exit_code == 0, result.output
-    assert json.loads(result.stdout)["skipped_steps"] == 2
+@pytest.mark.parametrize("flags", [[], ["--debug-numerics"], ["--on-nonfinite", "skip"]])
+def test_a_step_that_overflows_is_skipped_and_no_error_of_numerics(pef: Path, tmp_path: Path, flags: list[str]) -> None:
+    (step, summary), weights = train(pef, tmp_path, *flags, steps=1, start=OVERFLOWING)
+    assert (step["loss_scale"], step["grad_norm"]) == (OVERFLOWING, None)
+    assert (summary["loss_scale"], summary["skipped_steps"]) == (2.0**23, 1)
+    assert weights.keys() == stored(pef).keys()
+    assert all(torch.equal(weights[name], tensor) for name, tensor in stored(pef).items())
 
 
-def test_a_static_scale_that_trains_nothing_is_an_error(pef: Path) -> None:
-    error = error_of(run(pef, start=OVERFLOWING, dynamic="false"))
-    assert error.what.startswith("nothing was trained: in all 2 steps the loss or the gradients")
-
-
-@pytest.fixture(scope="module")
-def pef(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    chosen = ("optimizer.name=adamw", "optimizer.lr=0.003", "compile.dtype=fp16", "training.loss_scale.hysteresis=1")
-    cleared = ("optimizer.momentum=", "optimizer.nesterov=", "optimizer.weight_decay=")
-    return compile_from_options(
-        example_options("logistic_regression", tmp_path_factory.mktemp("fp16"), *cleared, *chosen)
-    ).path
+def test_the_scale_changes_no_bit_of_what_does_not_overflow(pef: Path, tmp_path: Path) -> None:
+    """The loss is multiplied by a power of two, and gradients are divided by it in float32."""
+    (first, *_), weights = train(pef, tmp_path, start=2.0**10, steps=3)
+    _, others = train(pef, tmp_path, start=2.0**12, steps=3)
+    assert first["loss_scale"] == 1024
+    assert all(torch.equal(weights[name], others[name]) for name in weights)
 
 
 def test_only_master_weights_can_unscale_gradients(pef: Path) -> None:
     program = read(pef).program
     training_step(program)
-    narrow = tuple(replace(one, states=one.states[1:]) for one in program.optimizers)
+    narrow = tuple(replace(optimizer, states=optimizer.states[1:]) for optimizer in program.optimizers)
     with pytest.raises(InvariantError, match="the loss is scaled, and gradients are not all checked and unscaled"):
         training_step(replace(program, optimizers=narrow))
-
-
-def _train(pef: Path, folder: Path, start: float, steps: int) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
-    metrics, weights = folder / "metrics", folder / "w.safetensors"
-    result = run(pef, "--metrics", metrics, "--save", weights, steps=steps, start=start)
-    assert result.exit_code == 0, result.output
-    return records(metrics), load_file(weights)
-
-
-def test_a_step_that_overflows_is_skipped(pef: Path, tmp_path: Path) -> None:
-    (step, summary), weights = _train(pef, tmp_path, OVERFLOWING, steps=1)
-    assert (step["loss_scale"], step["grad_norm"]) == (OVERFLOWING, None)
-    assert (summary["loss_scale"], summary["skipped_steps"]) == (2.0**23, 1)
-    stored, symbols = map_weights(pef), read(pef).program.symbols
-    assert weights.keys() == {one.torch_names[0] for name, one in symbols.items() if name in stored}
-    assert all(torch.equal(weights[symbols[name].torch_names[0]], stored[name]) for name in stored)
-
-
-def test_the_scale_changes_no_bit_of_what_does_not_overflow(pef: Path, tmp_path: Path) -> None:
-    """The loss is multiplied by a power of two, and gradients are divided by it in float32."""
-    (first, *_), weights = _train(pef, tmp_path, 2.0**10, steps=3)
-    (_, *_), others = _train(pef, tmp_path, 2.0**12, steps=3)
-    assert first["loss_scale"] == 1024
-    assert all(torch.equal(weights[name], others[name]) for name in weights)

@@ -136,57 +136,47 @@ def test_ranges_are_merged() -> None:
     assert merged([]) == []
 
 
-def test_a_pef_for_a_larger_device_is_refused_with_both_figures() -> None:
-    def document(device_bytes: int) -> PefDocument:
-        program = replace(sample_program(), device_bytes=device_bytes)
-        return PefDocument(program, compile_options={"arch": "sn10"})
-
-    check_device(document(load_device("sn10").ddr_capacity_bytes))
-    what = r"^one replica of this PEF needs 2\.0 TiB of device memory, but a SN10 has 1\.5 TiB\n"
-    with pytest.raises(MachineError, match=what):
-        check_device(document(2 << 40))
+def refused(words: str) -> "pytest.RaisesExc[MachineError]":
+    return pytest.raises(MachineError, match=words)
 
 
-def test_more_memory_than_the_machine_has_is_refused() -> None:
-    text = (
-        r"the device memory of this node's replicas is .*, and the machine has .* of memory available\n  where: host c"
+def test_more_memory_than_the_device_or_the_machine_has_is_refused_with_both_figures() -> None:
+    fits, larger = (
+        PefDocument(replace(sample_program(), device_bytes=device_bytes), compile_options={"arch": "sn10"})
+        for device_bytes in (load_device("sn10").ddr_capacity_bytes, 2 << 40)
     )
-    with pytest.raises(MachineError, match=text):
+    check_device(fits)
+    with refused(r"^one replica of this PEF needs 2\.0 TiB of device memory, but a SN10 has 1\.5 TiB\n"):
+        check_device(larger)
+    with refused("memory of this node's replicas is .*, and the machine has .* of memory available\n  where: host c"):
         check_node_memory(single_rank("c"), 1 << 60)
 
 
-def test_available_memory_is_that_of_the_system_or_of_its_control_group(tmp_path: Path) -> None:
-    def available(file: str, text: str) -> int | None:
-        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / file).write_text(text, encoding="ascii")
-        return available_bytes(tmp_path)
-
-    assert available_bytes(tmp_path) is None
-    text = "MemTotal:  9 kB\nMemFree: 3 kB\nMemAvailable:      1048576 kB\nHugePages_Total: 0\n"
-    assert available("proc/meminfo", text) == GIB
-    assert available("proc/self/cgroup", "4:memory:/old\n0::/jobs/one\n") == GIB
-    assert available("sys/fs/cgroup/jobs/one/memory.max", "max\n") == GIB
-    assert available("sys/fs/cgroup/jobs/one/memory.current", "5000\n") == GIB
-    assert available("sys/fs/cgroup/jobs/one/memory.max", "9000\n") == 4000
-    assert available("sys/fs/cgroup/jobs/one/memory.stat", "anon 4000\ninactive_file 1000\n") == 5000
-    available("sys/fs/cgroup/jobs/memory.current", "6000\n")
-    assert available("sys/fs/cgroup/jobs/memory.max", "7000\n") == 1000
-
-
-def test_the_ranks_of_a_node_are_added_up() -> None:
+def test_more_shared_memory_than_there_is_is_refused_with_both_figures() -> None:
     fits = [Demand(node, f"host-{node}", 3 * GIB, free * GIB) for node, free in ((0, 6), (0, 6), (1, 4))]
     check_demands(fits)
     what = r"^the replicas of this node need 5\.0 GiB of shared memory, and /dev/shm has 4\.0 GiB free\n"
-    with pytest.raises(
-        MachineError, match=what + r"  where: host host-1\n  try:   make /dev/shm larger \(docker: --shm"
-    ):
+    with refused(what + r"  where: host host-1\n  try:   make /dev/shm larger \(docker: --shm"):
         check_demands([*fits, Demand(1, "host-1", 2 * GIB, 4 * GIB)])
-
-
-def test_mpi_needs_some_to_start_several_ranks() -> None:
-    check_start(1, "here", 0)
-    check_start(2, "here", None)
-    check_start(2, "here", 22 * MIB)
+    for ranks, there_bytes in ((1, 0), (2, None), (2, 22 * MIB)):
+        check_start(ranks, "here", there_bytes)
     what = r"^MPI needs about 22\.0 MiB of shared memory to start 2 ranks on one node, and .*\n  where: host here\n"
-    with pytest.raises(MachineError, match=what):
+    with refused(what):
         check_start(2, "here", 22 * MIB - 1)
+
+
+def test_available_memory_is_that_of_the_system_or_of_its_control_group(tmp_path: Path) -> None:
+    assert available_bytes(tmp_path) is None
+    for file, text, expected in (
+        ("proc/meminfo", "MemTotal:  9 kB\nMemFree: 3 kB\nMemAvailable:      1048576 kB\nHugePages_Total: 0\n", GIB),
+        ("proc/self/cgroup", "4:memory:/old\n0::/jobs/one\n", GIB),
+        ("sys/fs/cgroup/jobs/one/memory.max", "max\n", GIB),
+        ("sys/fs/cgroup/jobs/one/memory.current", "5000\n", GIB),
+        ("sys/fs/cgroup/jobs/one/memory.max", "9000\n", 4000),
+        ("sys/fs/cgroup/jobs/one/memory.stat", "anon 4000\ninactive_file 1000\n", 5000),
+        ("sys/fs/cgroup/jobs/memory.current", "6000\n", 5000),
+        ("sys/fs/cgroup/jobs/memory.max", "7000\n", 1000),
+    ):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text(text, encoding="ascii")
+        assert available_bytes(tmp_path) == expected, (file, text)

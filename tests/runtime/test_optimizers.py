@@ -15,7 +15,6 @@ from sambasim.optimizers import OPTIMIZERS
 from sambasim.runtime.values.mean import CHUNK_ELEMENTS
 from sambasim.runtime.values.optimizers import (
     PIECE_ELEMENTS,
-    Hyperparameters,
     Scalars,
     draw,
     master_update,
@@ -24,7 +23,7 @@ from sambasim.runtime.values.optimizers import (
     wide_update,
 )
 
-NUMEL = 64 * 331
+NUMEL = 2 * PIECE_ELEMENTS + 64
 
 SGD = {"lr": 0.1, "momentum": 0.9, "dampening": 0.0, "nesterov": False, "weight_decay": 0.01}
 ADAM = {"lr": 1e-3, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.01}
@@ -35,23 +34,6 @@ KINDS: dict[str, tuple[dict[str, float], tuple[str, ...]]] = {
     "adagrad": ({"lr": 0.005, "lr_decay": 0.1, "eps": 1e-10, "weight_decay": 0.01}, ("sum",)),
     "lion": ({"lr": 1e-3, "beta1": 0.9, "beta2": 0.99, "weight_decay": 0.01}, ("exp_avg",)),
 }
-
-
-def _apply(
-    kind: str, parameter: Tensor, gradient: Tensor, states: dict[str, Tensor], step: int, given: Hyperparameters
-) -> None:
-    scalars = Scalars(kind, given)
-    scalars.begin(step, 1.0)
-    slice_update(parameter, gradient, states, scalars)()
-
-
-def _start(states: tuple[str, ...], seed: int) -> tuple[Tensor, list[Tensor], dict[str, Tensor]]:
-    generator = torch.Generator().manual_seed(seed)
-    parameter = torch.randn(NUMEL, generator=generator)
-    gradients = [torch.randn(NUMEL, generator=generator) for _ in range(3)]
-    return parameter, gradients, {state: torch.zeros(NUMEL) for state in states}
-
-
 _IN_TORCH: dict[str, tuple[Callable[..., torch.optim.Optimizer], dict[str, object]]] = {
     "sgd": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}),
     "adagrad": (torch.optim.Adagrad, {"lr": 0.005, "lr_decay": 0.1}),
@@ -60,90 +42,113 @@ _IN_TORCH: dict[str, tuple[Callable[..., torch.optim.Optimizer], dict[str, objec
 }
 
 
+class Trained:
+    """A parameter and states that begin alike for equal `numel`, three gradients, and updates of them."""
+
+    def __init__(self, kind: str, dtype: torch.dtype = torch.bfloat16, numel: int = NUMEL) -> None:
+        hyperparameters, states = KINDS[kind]
+        generator = torch.Generator().manual_seed(numel)
+        self.parameter = torch.randn(numel, generator=generator).to(dtype)
+        self.gradients = [torch.randn(numel, generator=generator).to(dtype) for _ in range(3)]
+        self.states = {state: torch.zeros(numel, dtype=dtype) for state in states}
+        self.scalars = Scalars(kind, hyperparameters)
+
+    def stepper(self, seed: int | None = None, world_size: int = 1) -> Callable[[Tensor], None]:
+        """What takes the next step by a gradient, in as many slices as there are replicas."""
+        scalars, scratch, place = self.scalars, list[Tensor](), torch.empty_like(self.parameter)
+        updates = []
+        for a, b in cut(self.parameter.numel(), world_size):
+            operands = self.parameter[a:b], place[a:b], {name: state[a:b] for name, state in self.states.items()}
+            if self.parameter.dtype is torch.float32:
+                updates.append(slice_update(*operands, scalars))
+            else:
+                updates.append(wide_update(*operands, scalars, scratch, seed, [(0, 0, a)]))
+
+        def step(gradient: Tensor) -> None:
+            scalars.begin(scalars.step + 1, 1.0)
+            place.copy_(gradient)
+            for update in updates:
+                update()
+
+        return step
+
+    def train(self, seed: int | None = None, world_size: int = 1) -> Tensor:
+        """Parameter and states after three steps."""
+        step = self.stepper(seed, world_size)
+        for gradient in self.gradients:
+            step(gradient)
+        return self.values()
+
+    def values(self) -> Tensor:
+        return torch.stack([self.parameter, *self.states.values()])
+
+
 @pytest.mark.parametrize("fused", [True, False])
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if OPTIMIZERS[kind].torch_name])
+@pytest.mark.parametrize("kind", _IN_TORCH)
 def test_three_steps_agree_with_torch_optim(kind: str, fused: bool) -> None:
-    hyperparameters, states = KINDS[kind]
-    ours, gradients, state = _start(states, seed=1)
-    theirs = torch.nn.Parameter(ours.clone())
-    make, given = _IN_TORCH[kind]
-    optimizer = make([theirs], weight_decay=0.01, fused=fused, **given)
-    for step, gradient in enumerate(gradients, start=1):
-        theirs.data.copy_(ours)  # from one state each time
-        before = ours.clone()
-        _apply(kind, ours, gradient, state, step, hyperparameters)
+    ours = Trained(kind, torch.float32)
+    theirs, step = torch.nn.Parameter(ours.parameter.clone()), ours.stepper()
+    make, given_to_torch = _IN_TORCH[kind]
+    optimizer = make([theirs], weight_decay=0.01, fused=fused, **given_to_torch)
+    for gradient in ours.gradients:
+        before = ours.parameter.clone()
+        theirs.data.copy_(before)  # from one state each time
+        step(gradient)
         theirs.grad = gradient.clone()
         optimizer.step()
         if fused:
-            assert torch.equal(ours, theirs.data), "the same kernel gives the same bits"
-        scale = torch.maximum(ours.abs(), (ours - before).abs())
-        assert bool(((ours - theirs.data).abs() <= 4 * torch.finfo(torch.float32).eps * scale).all())
+            assert torch.equal(ours.parameter, theirs.data), "the same kernel gives the same bits"
+        scale = torch.maximum(ours.parameter.abs(), (ours.parameter - before).abs())
+        assert bool(((ours.parameter - theirs.data).abs() <= 4 * torch.finfo(torch.float32).eps * scale).all())
 
 
 def test_every_optimizer_of_the_table_is_tested() -> None:
-    assert set(KINDS) == set(OPTIMIZERS)
-    assert all(states == tuple(OPTIMIZERS[kind].states) for kind, (_, states) in KINDS.items())
+    assert {kind: states for kind, (_, states) in KINDS.items()} == {
+        kind: tuple(optimizer.states) for kind, optimizer in OPTIMIZERS.items()
+    }
+    assert set(_IN_TORCH) == {kind for kind, optimizer in OPTIMIZERS.items() if optimizer.torch_name}
 
 
 def test_lion_takes_the_steps_of_its_paper() -> None:
     """Program 1 of arXiv:2302.06675, in float64."""
-    given, states = KINDS["lion"]
-    ours, gradients, state = _start(states, seed=2)
-    parameter, average = ours.double(), torch.zeros(NUMEL, dtype=torch.float64)
-    for step, gradient in enumerate(gradients, start=1):
-        _apply("lion", ours, gradient, state, step, given)
-        update = torch.sign(given["beta1"] * average + (1 - given["beta1"]) * gradient)
-        average = given["beta2"] * average + (1 - given["beta2"]) * gradient
-        parameter -= given["lr"] * (update + given["weight_decay"] * parameter)
-    torch.testing.assert_close(ours, parameter.float())
-    torch.testing.assert_close(state["exp_avg"], average.float())
+    settings, ours = KINDS["lion"][0], Trained("lion", torch.float32)
+    parameter, average = ours.parameter.double(), torch.zeros(NUMEL, dtype=torch.float64)
+    for gradient in ours.gradients:
+        update = torch.sign(settings["beta1"] * average + (1 - settings["beta1"]) * gradient)
+        average = settings["beta2"] * average + (1 - settings["beta2"]) * gradient
+        parameter -= settings["lr"] * (update + settings["weight_decay"] * parameter)
+    torch.testing.assert_close(ours.train(), torch.stack([parameter, average]).float())
 
 
-@settings(max_examples=20)
-@given(world_size=st.integers(1, 9), kind=st.sampled_from(sorted(KINDS)), numel=st.integers(1, 331))
-def test_slices_that_end_at_64_elements_have_the_bits_of_the_whole(world_size: int, kind: str, numel: int) -> None:
-    hyperparameters, states = KINDS[kind]
-    numel *= 64
-    whole, gradients, whole_state = _start(states, seed=numel)
-    sliced, _, sliced_state = _start(states, seed=numel)
-    for step, gradient in enumerate(gradients, start=1):
-        states_of_whole = {name: tensor[:numel] for name, tensor in whole_state.items()}
-        _apply(kind, whole[:numel], gradient[:numel], states_of_whole, step, hyperparameters)
-        for a, b in cut(numel, world_size):
-            own = {name: tensor[a:b] for name, tensor in sliced_state.items()}
-            _apply(kind, sliced[a:b], gradient[a:b], own, step, hyperparameters)
-    assert torch.equal(whole[:numel], sliced[:numel])
-    for name in states:
-        assert torch.equal(whole_state[name], sliced_state[name])
+@pytest.mark.parametrize(("dtype", "least"), [(torch.float32, 0), (torch.bfloat16, 2 * PIECE_ELEMENTS)])
+@settings(max_examples=15)
+@given(
+    world_size=st.integers(1, 9),
+    kind=st.sampled_from(sorted(KINDS)),
+    lines=st.integers(1, 331),
+    seed=st.none() | st.integers(0, 9),
+)
+def test_slices_that_end_at_64_elements_have_the_bits_of_the_whole(
+    dtype: torch.dtype, least: int, world_size: int, kind: str, lines: int, seed: int | None
+) -> None:
+    numel = least + 64 * lines
+    sliced, whole = (Trained(kind, dtype, numel).train(seed, replicas) for replicas in (world_size, 1))
+    assert torch.equal(sliced, whole)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_clipped_update_has_the_bits_of_one_by_the_smaller_gradient(kind: str) -> None:
     """In several pieces, each of which is multiplied just before its update."""
-    hyperparameters, states = KINDS[kind]
     numel = 2 * CHUNK_ELEMENTS * torch.get_num_threads() + 64
-    gradient, found = torch.randn(numel, generator=torch.Generator().manual_seed(5)), []
+    gradient, results = torch.randn(numel, generator=torch.Generator().manual_seed(5)), []
     for clips, reduced in ((True, gradient.clone()), (False, 0.3 * gradient)):
-        scalars, parameter = Scalars(kind, hyperparameters), torch.ones(numel)
-        state = {name: torch.zeros(numel) for name in states}
-        scalars.factor = 0.3
-        update = slice_update(parameter, reduced, state, scalars, clips=clips)
-        scalars.begin(1, 1.0)
+        trained = Trained(kind, torch.float32, numel)
+        trained.scalars.factor = 0.3
+        update = slice_update(trained.parameter, reduced, trained.states, trained.scalars, clips=clips)
+        trained.scalars.begin(1, 1.0)
         update()
-        found.append(torch.stack([parameter, reduced, *state.values()]))
-    assert torch.equal(*found)
-
-
-def test_a_step_that_overflowed_changes_nothing_and_the_next_one_does() -> None:
-    parameter, gradient = torch.ones(64).bfloat16(), torch.ones(64).bfloat16()
-    states = {MASTER: torch.zeros(64), "momentum": torch.zeros(64)}
-    scalars = Scalars("sgd", SGD)
-    update = master_update(parameter, gradient, states, scalars, [])
-    for step, scalars.skips in enumerate((False, True, False), start=1):
-        before = parameter.clone()
-        scalars.begin(step, 1.0)
-        update()
-        assert torch.equal(parameter, before) is scalars.skips
+        results.append(torch.stack([*trained.values(), reduced]))
+    assert torch.equal(*results)
 
 
 DRAWS = 64 * 1024
@@ -182,90 +187,52 @@ def test_pieces_draw_what_the_whole_does(cuts: list[int], seed: int) -> None:
     assert torch.equal(torch.cat(pieces), draw(seed, 7, 3, 1, 0, DRAWS))
 
 
-TRAINED_NUMEL = 2 * PIECE_ELEMENTS + 64
-
-
-class Trained:
-    """Parameters and states that begin alike for equal `numel`, and what updates them."""
-
-    def __init__(self, kind: str, dtype: torch.dtype = torch.bfloat16, numel: int = TRAINED_NUMEL) -> None:
-        hyperparameters, self.states = KINDS[kind]
-        generator = torch.Generator().manual_seed(numel)
-        self.parameter = torch.randn(numel, generator=generator).to(dtype)
-        self.gradients = [torch.randn(numel, generator=generator).to(dtype) for _ in range(3)]
-        self.state = {state: torch.zeros(numel, dtype=dtype) for state in self.states}
-        self.scalars = Scalars(kind, hyperparameters)
-
-    def train(self, seed: int | None, world_size: int = 1) -> Tensor:
-        """Three steps, in as many slices as there are replicas; parameters and states after them."""
-        scalars, scratch, place = self.scalars, list[Tensor](), torch.empty_like(self.parameter)
-        slices = cut(self.parameter.numel(), world_size)
-        by_slice = []
-        for start, stop in slices:
-            states = {name: state[start:stop] for name, state in self.state.items()}
-            own = self.parameter[start:stop], place[start:stop]
-            by_slice.append(wide_update(*own, states, scalars, scratch, seed, [(0, 0, start)]))
-        for step, gradient in enumerate(self.gradients, start=1):
-            scalars.begin(step, 1.0)
-            place.copy_(gradient)
-            for update in by_slice:
-                update()
-        return torch.stack([self.parameter, *self.state.values()])
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_step_is_one_of_float32_rounded_once(kind: str, dtype: torch.dtype) -> None:
-    trained, expected = Trained(kind, dtype), Trained(kind, dtype)
+    expected = Trained(kind, dtype)
     for step, gradient in enumerate(expected.gradients, start=1):
-        wide = expected.parameter.float()
-        states = {name: state.float() for name, state in expected.state.items()}
+        wide, states = expected.parameter.float(), {name: state.float() for name, state in expected.states.items()}
         expected.scalars.begin(step, 1.0)
         slice_update(wide, gradient.float(), states, expected.scalars)()
         expected.parameter.copy_(wide)
         for name, state in states.items():
-            expected.state[name].copy_(state)
-    assert torch.equal(trained.train(None), torch.stack([expected.parameter, *expected.state.values()]))
+            expected.states[name].copy_(state)
+    assert torch.equal(Trained(kind, dtype).train(), expected.values())
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_master_weights_are_those_of_float32_and_parameters_their_roundings(kind: str) -> None:
-    """With scaled gradients, in slices."""
-    trained, expected = Trained(kind), Trained(kind)
-    states = {MASTER: torch.zeros(TRAINED_NUMEL), **{name: torch.zeros(TRAINED_NUMEL) for name in trained.states}}
-    wide, others = expected.parameter.float(), {name: torch.zeros(TRAINED_NUMEL) for name in trained.states}
-    scratch, place = list[Tensor](), torch.empty_like(trained.parameter)
-    updates = []
-    for a, b in cut(TRAINED_NUMEL, 3):
-        own = {name: one[a:b] for name, one in states.items()}
-        updates.append(master_update(trained.parameter[a:b], place[a:b], own, trained.scalars, scratch))
-    trained.scalars.factor = 1 / 16
-    for step, gradient in enumerate(expected.gradients, start=1):
-        expected.scalars.begin(step, 1.0)
-        slice_update(wide, gradient.float(), others, expected.scalars)()
-        trained.scalars.begin(step, 1.0)
-        place.copy_(16 * gradient)
-        for update in updates:
-            update()
-    assert torch.equal(states.pop(MASTER), wide)
-    assert all(torch.equal(states[name], others[name]) for name in states)
-    assert torch.equal(trained.parameter, wide.bfloat16())
+    """With scaled gradients, in slices. A step that overflowed changes nothing, and the next one does."""
+    narrow, wide = Trained(kind), Trained(kind, torch.float32)
+    wide.parameter.copy_(narrow.parameter)
+    states = {name: torch.zeros(NUMEL) for name in (MASTER, *narrow.states)}
+    scratch, place, updates = list[Tensor](), torch.empty_like(narrow.parameter), []
+    for a, b in cut(NUMEL, 3):
+        own = {name: state[a:b] for name, state in states.items()}
+        updates.append(master_update(narrow.parameter[a:b], place[a:b], own, narrow.scalars, scratch))
+    narrow.scalars.factor, step = 1 / 16, wide.stepper()
+    for number, gradient in enumerate(narrow.gradients, start=1):
+        step(gradient.float())
+        narrow.scalars.begin(number, 1.0)
+        for narrow.scalars.skips in (True, False) if number > 1 else (False,):
+            before = narrow.parameter.clone()
+            place.copy_(16 * gradient)
+            for update in updates:
+                update()
+            assert torch.equal(narrow.parameter, before) is narrow.scalars.skips
+    assert torch.equal(torch.stack([*states.values()]), wide.values())
+    assert torch.equal(narrow.parameter, wide.parameter.bfloat16())
 
 
 @pytest.mark.parametrize(("kind", "kernel"), [("adam", torch._fused_adam_), ("adamw", torch._fused_adamw_)])
 def test_adam_has_the_bits_of_torchs_own_kernel_for_bfloat16(kind: str, kernel: "torch._ops.OpOverload") -> None:
     theirs = Trained(kind)
-    states = [[state] for state in theirs.state.values()]
+    states = [[state] for state in theirs.states.values()]
     for step, gradient in enumerate(theirs.gradients, start=1):
         theirs.scalars.begin(step, 1.0)
         kernel([theirs.parameter], [gradient], *states, [], [theirs.scalars.number], **theirs.scalars.keywords)
-    assert torch.equal(Trained(kind).train(None), torch.stack([theirs.parameter, *theirs.state.values()]))
-
-
-@settings(max_examples=10)
-@given(world_size=st.integers(1, 9), kind=st.sampled_from(sorted(KINDS)), seed=st.none() | st.integers(0, 9))
-def test_slices_have_the_bits_of_the_whole(world_size: int, kind: str, seed: int | None) -> None:
-    assert torch.equal(Trained(kind).train(seed, world_size), Trained(kind).train(seed))
+    assert torch.equal(Trained(kind).train(), theirs.values())
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -282,11 +249,11 @@ def test_small_updates_are_kept_in_the_mean_and_lost_by_rounding_to_nearest() ->
     """A parameter of 1 and 100 steps of 1e-4, a twentieth of half the distance to the next number below."""
     means = []
     for seed in (None, 5):
-        parameter, gradient = torch.ones(4096).bfloat16(), torch.full((4096,), 0.01).bfloat16()
-        scalars = Scalars("sgd", {**SGD, "lr": 0.01, "momentum": 0.0, "weight_decay": 0.0})
-        update = wide_update(parameter, gradient, {}, scalars, [], seed, [(0, 0, 0)])
-        for step in range(1, 101):
-            scalars.begin(step, 1.0)
-            update()
-        means.append(float(parameter.double().mean()))
+        trained = Trained("sgd", numel=4096)
+        trained.parameter.fill_(1)
+        trained.scalars.hyperparameters = {**SGD, "lr": 0.01, "momentum": 0.0, "weight_decay": 0.0}
+        step = trained.stepper(seed)
+        for _ in range(100):
+            step(torch.full((4096,), 0.01))
+        means.append(float(trained.parameter.double().mean()))
     assert means == [1.0, pytest.approx(1 - 0.01, abs=5e-4)]

@@ -1,4 +1,4 @@
-"""What a run reports: the metrics file, the tensors of recorded digests, and the predicted times in the summary."""
+"""What a run reports: the metrics file, traces, tensors of recorded digests, and predicted times in the summary."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -14,12 +14,17 @@ from sambasim.ir.types import TensorType
 from sambasim.records.metrics import StepRecord
 from sambasim.runtime import outcome
 from sambasim.runtime.outcome import predicted, predicted_record
+from sambasim.runtime.record import trace as tracing
 from sambasim.runtime.record.digests import UNWRITTEN, Seen, seen_of_sections
+from sambasim.runtime.record.trace import Recorder, traced_steps
 from sambasim.runtime.run.plan import Plan, Position
 from sambasim.runtime.run.run_observer import MetricsFile, Start, Step
 from sambasim.simulation.step import PredictedStep
 from sambasim.simulation.sync import SyncPath
 from tests.pef.samples import sample_program
+from tests.support.examples import compiled
+from tests.support.runs import run_options, train_alone
+from tests.support.trace_format import read_trace
 
 PLAN = Plan(
     world_size=1, batch_size=4, accumulation_steps=1, samples=16, steps_per_epoch=4, first_ends=4, steps=4, left_out=0
@@ -28,12 +33,9 @@ START = Start("net", PLAN, "none", 1, "net.py:samples", ())
 STEP = Step(step=1, epoch=0, loss=1.5, lr=0.1, step_s=0.01, sync_s=0.0, hidden_sync_s=0.0, samples_per_s=400.0)
 
 
-def test_a_run_that_fails_before_its_first_step_leaves_no_file(tmp_path: Path) -> None:
+def test_a_metrics_file_begins_with_the_first_step_of_its_run(tmp_path: Path) -> None:
     MetricsFile(tmp_path / "deep" / "m.jsonl").started(START)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_the_summary_of_an_earlier_run_does_not_outlive_the_start_of_the_next(tmp_path: Path) -> None:
+    assert list(tmp_path.iterdir()) == [], "a run that fails before has none"
     path = tmp_path / "m.jsonl"
     path.write_text('{"kind": "summary"}\n')
     file = MetricsFile(path)
@@ -43,6 +45,7 @@ def test_the_summary_of_an_earlier_run_does_not_outlive_the_start_of_the_next(tm
     file.stepped(STEP)
     (line,) = path.read_text().splitlines()
     assert StepRecord.model_validate_json(line) == StepRecord(**STEP._asdict())
+    assert set(Step._fields) == set(StepRecord.model_fields) - {"kind"}
 
 
 def test_a_file_behind_a_link_is_written_and_not_the_link(tmp_path: Path) -> None:
@@ -55,59 +58,57 @@ def test_a_file_behind_a_link_is_written_and_not_the_link(tmp_path: Path) -> Non
         target.chmod(0o600)
         MetricsFile(link).started(replace(START, plan=replace(PLAN, start=Position(done, 0, done))))
         assert link.is_symlink()
-        assert target.read_text() == left
-        assert target.stat().st_mode & 0o777 == 0o600
+        assert (target.read_text(), target.stat().st_mode & 0o777) == (left, 0o600)
 
 
-def test_a_step_has_every_field_of_its_record() -> None:
-    assert set(Step._fields) == set(StepRecord.model_fields) - {"kind"}
-
-
-def test_what_cannot_be_written_is_told(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    file = MetricsFile(tmp_path / "file" / "m.jsonl")
+@pytest.mark.parametrize(
+    ("place", "error", "words"),
+    [
+        ("{}/m.jsonl", OptionError, r"the metrics file cannot be written to .*file/m.jsonl"),
+        ("/dev/full", MachineError, r"/dev/full cannot be written any more: No space left on device"),
+    ],
+)
+def test_what_cannot_be_written_is_told(tmp_path: Path, place: str, error: type[Exception], words: str) -> None:
+    (tmp_path / "file").touch()
+    file = MetricsFile(Path(place.format(tmp_path / "file")))
     file.started(START)
-    with pytest.raises(OptionError, match=r"the metrics file cannot be written to .*file/m.jsonl"):
+    with pytest.raises(error, match=words):
         file.stepped(STEP)
-    full = MetricsFile(Path("/dev/full"))
-    full.started(START)
-    with pytest.raises(MachineError, match=r"/dev/full cannot be written any more: No space left on device"):
-        full.stepped(STEP)
 
 
-VECTOR = TensorType("float32", (4,))
+@pytest.mark.parametrize(
+    ("asked", "steps", "traced"),
+    [
+        *((None, 100, [2, 3, 4]), (None, 5, [2, 3, 4]), (None, 4, [1, 2, 3]), (None, 1, [0])),
+        *((1, 2, [1]), (1, 100, [2]), (7, 4, [0, 1, 2, 3])),
+    ],
+)
+def test_the_first_steps_are_left_out_of_a_trace_where_there_are_enough(
+    asked: int | None, steps: int, traced: list[int]
+) -> None:
+    assert list(traced_steps(asked, steps)) == traced
 
 
-def program_of(*nodes: Node, stops: tuple[int, ...]) -> Program:
-    """The sample with another training step: a section up to each of `stops`, the last one backward."""
-    program = sample_program()
-    starts = (0, *stops)
-    sections = tuple(
-        Section(number, SectionKind.BCKWD if stop == stops[-1] else SectionKind.FWD, f"s{number}", start, stop)
-        for number, (start, stop) in enumerate(zip(starts, stops, strict=False))
-    )
-    values = {name: VECTOR for node in nodes for name in node.results if name is not None}
-    return replace(program, training=Graph("training", ("x",), nodes, (), values, sections))
-
-
-def relu(name: str, of: str) -> Node:
-    return Node(name, "aten.relu.default", (Ref(of),), (), (name,))
+def test_a_trace_that_is_full_has_its_steps_and_says_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tracing, "Recorder", lambda: Recorder(capacity=3))
+    pef = compiled("logistic_regression", tmp_path)
+    train_alone(pef, run_options(pef, training={"steps": 6}, trace=tmp_path / "trace.json"))
+    trace = read_trace((tmp_path / "trace.json").read_text(encoding="utf-8"))
+    assert len(trace.spans) == 3 + 3
+    assert [step.name for step in trace.named("step ")] == ["step 3", "step 4", "step 5"]
+    assert trace.facts["spans_left_out"] > 10
 
 
 def seen(program: Program) -> list[list[Seen]]:
-    assert program.training is not None
-    return [list(section) for section in seen_of_sections(program.training, program)]
+    return [list(section) for section in seen_of_sections(program.step, program)]
 
 
 def test_gradients_are_seen_in_memory_and_losses_and_buffers_by_their_symbols() -> None:
-    program = sample_program()
-    assert program.training is not None
-    forward, backward = seen(program)
-    assert forward == [
-        Seen("value", "log_softmax", 0, "log_softmax"),
-        Seen("loss", "loss", 0, "nll"),
-        Seen("value", "n", 0, "n"),
-    ]
+    forward, backward = seen(sample_program())
+    softmax, loss = Seen("value", "log_softmax", 0, "log_softmax"), Seen("loss", "loss", 0, "nll")
+    assert forward == [softmax, loss, Seen("value", "n", 0, "n")]
     weight, bias = "logreg__lin_layer__weight__grad", "logreg__lin_layer__bias__grad"
     assert backward == [Seen("gradient", weight, 1, None), Seen("gradient", bias, 1, None)]
 
@@ -116,13 +117,12 @@ def test_results_with_bytes_that_nobody_has_written_are_not_seen() -> None:
     empty = Node("a", "aten.empty_like.default", (Ref("x"),), (), ("a",))
     layer = Node("l", "aten.mkldnn_rnn_layer.default", (Ref("x"),), (), ("y", "h", "c", "notes"))
     after = Node("z", "aten.cat.default", ((Ref("a"), Ref("y"), Ref("notes")),), (), ("z",))
-    assert seen(program_of(empty, layer, after, stops=(2, 3)))[0] == [Seen("value", "y", 0, "y")]
-
-
-def test_every_operator_that_makes_empty_tensors_is_known() -> None:
-    """Those that have `empty` in their names."""
-    named = {name for name in OPERATORS if "empty" in name}
-    assert named == {name for name in UNWRITTEN if "empty" in name}
+    nodes = (empty, layer, after)
+    values = {name: TensorType("float32", (4,)) for node in nodes for name in node.results if name is not None}
+    sections = (Section(0, SectionKind.FWD, "s0", 0, 2), Section(1, SectionKind.BCKWD, "s1", 2, 3))
+    program = replace(sample_program(), training=Graph("training", ("x",), nodes, (), values, sections))
+    assert seen(program)[0] == [Seen("value", "y", 0, "y")]
+    assert {name for name in OPERATORS if "empty" in name} == {name for name in UNWRITTEN if "empty" in name}
 
 
 SN30 = inventory_of({})
@@ -133,15 +133,16 @@ def predict(inventory: Inventory, replicas: int = 2, micro_steps: int = 1) -> Pr
     return predicted(sample_program(), inventory, placement, SyncPath.RDU, micro_steps)
 
 
-def step_of(inventory: Inventory, replicas: int = 2, micro_steps: int = 1) -> PredictedStep:
-    step = predict(inventory, replicas, micro_steps)
+def backing(inventory: Inventory, replicas: int = 2) -> str:
+    step = predict(inventory, replicas)
     assert isinstance(step, PredictedStep)
-    return step
+    return predicted_record(step, inventory).predicted_backed_by
 
 
 @pytest.mark.parametrize("micro_steps", [1, 3])
 def test_the_fields_add_up_and_all_say_that_they_are_predicted(micro_steps: int) -> None:
-    step = step_of(SN30, micro_steps=micro_steps)
+    step = predict(SN30, micro_steps=micro_steps)
+    assert isinstance(step, PredictedStep)
     record = predicted_record(step, SN30)
     assert all(name.startswith("predicted_") for name in record.model_dump())
     by_kind = record.predicted_by_kind_s
@@ -155,10 +156,8 @@ def test_the_fields_add_up_and_all_say_that_they_are_predicted(micro_steps: int)
 
 
 def test_what_backs_it_names_the_device() -> None:
-    sn40 = inventory_of({"arch": "sn40"})
-    of_sn40 = predicted_record(step_of(sn40), sn40).predicted_backed_by
-    assert of_sn40.startswith("no published step of SN40L backs this")
-    alone, together = (predicted_record(step_of(SN30, replicas), SN30).predicted_backed_by for replicas in (1, 2))
+    assert backing(inventory_of({"arch": "sn40"})).startswith("no published step of SN40L backs this")
+    alone, together = backing(SN30, 1), backing(SN30, 2)
     assert together.startswith(alone)
     assert together.endswith("no sync of RDUs was ever published"), "of the sync"
     assert "sync" not in alone

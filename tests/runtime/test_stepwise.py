@@ -1,7 +1,10 @@
-"""A replica driven section by section, and the times of its sections."""
+"""A replica driven section by section, the times of its sections, and its parameters of which it keeps slices only."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Set
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
@@ -12,16 +15,20 @@ from sambasim.compiler.compile import compile_model
 from sambasim.compiler.update import Update
 from sambasim.errors import OptionError
 from sambasim.ir.graph import Section, SectionKind
-from sambasim.ir.program import Program
+from sambasim.ir.program import ParameterGroup
 from sambasim.ir.types import SymbolKind
 from sambasim.options.compile import CompileOptions
 from sambasim.options.training import ModelOptions, OptimizerOptions, TrainingOptions
 from sambasim.pef import map_weights, read
 from sambasim.runtime.engine.executor import tangent_of
 from sambasim.runtime.machine.communicator import single_rank
+from sambasim.runtime.run.replica import Replica
+from sambasim.runtime.run.setup import Engine, Team
 from sambasim.runtime.run.stepwise import STEP, Mode, StepwiseReplica
+from sambasim.runtime.transports.connect import Way
 from sambasim.runtime.watch import observer
 from sambasim.samba.inputs import losses_of
+from tests.pef.samples import sample_program
 
 FWD, BCKWD, OPT = SectionKind.FWD, SectionKind.BCKWD, SectionKind.OPT
 ADAM = {"lr": 1e-2, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0}
@@ -57,112 +64,98 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
         output_folder=tmp_path_factory.mktemp("out"),
     )
     updates = [Update("adam", ADAM, others), Update("sgd", SGD, second)]
-    inputs = _batch(0)
-    return compile_model(model, Example(inputs), options, updates=updates, losses=losses_of(model)).path
+    return compile_model(model, Example(batch(0)), options, updates=updates, losses=losses_of(model)).path
 
 
-def _batch(number: int) -> dict[str, Tensor]:
+def batch(number: int) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(number)
     return {"x": torch.randn(6, 5, generator=generator), "target": torch.randint(3, (6,), generator=generator)}
 
 
-def _replica(path: Path) -> tuple[Program, StepwiseReplica]:
-    program = read(path).program
-    replica = StepwiseReplica(program, single_rank("here", "no MPI"))
-    for name, tensor in map_weights(path).items():
-        replica.write(name, tensor)
-    return program, replica
+class Stepped:
+    """A replica with the initial weights."""
+
+    def __init__(self, path: Path) -> None:
+        self.program = read(path).program
+        self.replica = StepwiseReplica(self.program, single_rank("here", "no MPI"))
+        for name, tensor in map_weights(path).items():
+            self.replica.write(name, tensor)
+
+    def run(self, kinds: Set[SectionKind] = STEP, number: int | None = 0, scale: float = 1.0) -> list[Tensor]:
+        """Runs sections on the batch `number`; None: without inputs."""
+        inputs = {} if number is None else batch(number)
+        tangent = tangent_of(self.program, scale) if kinds & {BCKWD} else None
+        return [*self.replica.run(kinds, inputs, tangent, Mode.ALONE).values()]
+
+    def state(self, *kinds: SymbolKind) -> dict[str, Tensor]:
+        return {name: self.replica.read(name) for name, symbol in self.program.symbols.items() if symbol.kind in kinds}
 
 
-def _state(program: Program, replica: StepwiseReplica) -> Mapping[str, Tensor]:
-    kinds = (SymbolKind.PARAMETER, SymbolKind.BUFFER, SymbolKind.OPTIMIZER_STATE)
-    return {name: replica.read(name) for name, symbol in program.symbols.items() if symbol.kind in kinds}
+@pytest.fixture
+def stepped(compiled: Path) -> Stepped:
+    return Stepped(compiled)
 
 
-def _assert_equal(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> None:
-    assert one.keys() == other.keys()
-    assert [name for name in one if not torch.equal(one[name], other[name])] == []
-
-
-def test_parts_of_a_step_are_the_whole_step(compiled: Path) -> None:
-    program, whole = _replica(compiled)
-    _, parts = _replica(compiled)
-    tangent = tangent_of(program, 1 / 6)
-    for number in range(3):
-        together = whole.run(STEP, _batch(number), tangent, Mode.ALONE)
-        apart = parts.run({FWD}, _batch(number), None, Mode.ALONE)
-        parts.run({BCKWD}, {}, tangent, Mode.ALONE)
-        parts.run({OPT}, {}, None, Mode.ALONE)
-        _assert_equal(together, apart)
-        _assert_equal(_state(program, whole), _state(program, parts))
-
-
-def test_it_is_what_eager_pytorch_does_with_two_optimizers(compiled: Path) -> None:
-    program, replica = _replica(compiled)
+def test_parts_of_a_step_are_the_whole_step_and_what_eager_pytorch_does(compiled: Path, stepped: Stepped) -> None:
+    parts = Stepped(compiled)
     torch.manual_seed(0)
     model = Net()
     adam = torch.optim.Adam([*model.first.parameters(), *model.norm.parameters()], lr=1e-2, fused=True)
     sgd = torch.optim.SGD(model.second.parameters(), lr=0.1, momentum=0.9, fused=True)
-    tangent = tangent_of(program, 1 / 6)
+    kinds = (SymbolKind.PARAMETER, SymbolKind.BUFFER, SymbolKind.OPTIMIZER_STATE)
     for number in range(3):
-        outputs = replica.run(STEP, _batch(number), tangent, Mode.ALONE)
+        together, apart = stepped.run(STEP, number, 1 / 6), parts.run({FWD}, number)
+        parts.run({BCKWD}, None, 1 / 6)
+        parts.run({OPT}, None)
         adam.zero_grad()
         sgd.zero_grad()
-        losses, logits = model(*_batch(number).values())
-        losses.backward(tangent)
+        losses, logits = model(*batch(number).values())
+        losses.backward(tangent_of(stepped.program, 1 / 6))
         adam.step()
         sgd.step()
-        first, second = outputs.values()
-        assert torch.equal(first, losses)
-        assert torch.equal(second, logits)
+        for outputs in (together, apart):
+            assert [*map(torch.equal, outputs, (losses, logits))] == [True, True]
+        whole, by_parts = stepped.state(*kinds), parts.state(*kinds)
+        assert [name for name in whole if not torch.equal(whole[name], by_parts[name])] == []
     for name, tensor in {**dict(model.named_parameters()), **dict(model.named_buffers())}.items():
-        symbol = next(symbol.name for symbol in program.symbols.values() if name in symbol.torch_names)
-        torch.testing.assert_close(replica.read(symbol), tensor.detach(), rtol=1e-6, atol=1e-7)
+        symbol = next(symbol.name for symbol in stepped.program.symbols.values() if name in symbol.torch_names)
+        torch.testing.assert_close(stepped.replica.read(symbol), tensor.detach(), rtol=1e-6, atol=1e-7)
 
 
-def test_backwards_before_an_optimizer_step_add_up(compiled: Path) -> None:
-    program, once = _replica(compiled)
-    _, twice = _replica(compiled)
-    gradient = next(name for name, symbol in program.symbols.items() if symbol.kind is SymbolKind.GRADIENT)
-    one = tangent_of(program, 1.0)
-    once.run({FWD, BCKWD}, _batch(0), one, Mode.ALONE)
-    first = once.read(gradient)
-    twice.run({FWD, BCKWD}, _batch(1), one, Mode.ALONE)
-    second = twice.read(gradient)
-    twice.run({FWD, BCKWD}, _batch(0), one, Mode.ALONE)
+def test_backwards_before_an_optimizer_step_add_up(compiled: Path, stepped: Stepped) -> None:
+    once, (gradient, *_) = Stepped(compiled), stepped.state(SymbolKind.GRADIENT)
+    once.run({FWD, BCKWD}, 0)
+    stepped.run({FWD, BCKWD}, 1)
+    first, second = once.replica.read(gradient), stepped.replica.read(gradient)
+    stepped.run({FWD, BCKWD}, 0)
     assert first.abs().sum() > 0
-    torch.testing.assert_close(twice.read(gradient), first + second)
+    torch.testing.assert_close(stepped.replica.read(gradient), first + second)
 
 
-def test_a_hyperparameter_is_changed_from_the_next_step_on(compiled: Path) -> None:
-    program, replica = _replica(compiled)
-    before = _state(program, replica)
+def test_a_hyperparameter_is_changed_from_the_next_step_on(stepped: Stepped) -> None:
+    before = stepped.state(SymbolKind.PARAMETER)
     for index in range(2):
-        replica.change(index, {"lr": 0.0})
-    replica.run(STEP, _batch(0), tangent_of(program, 1.0), Mode.ALONE)
-    parameters = [name for name, symbol in program.symbols.items() if symbol.kind is SymbolKind.PARAMETER]
-    assert all(torch.equal(replica.read(name), before[name]) for name in parameters)
-    replica.change(1, {"lr": 1.0})
-    replica.run(STEP, _batch(0), tangent_of(program, 1.0), Mode.ALONE)
-    changed = {name for name in parameters if not torch.equal(replica.read(name), before[name])}
-    assert changed == {"net__second__weight", "net__second__bias"}
+        stepped.replica.change(index, {"lr": 0.0})
+    for rate, expected in ((0.0, set[str]()), (1.0, {"net__second__weight", "net__second__bias"})):
+        stepped.replica.change(1, {"lr": rate})
+        stepped.run()
+        after = stepped.state(SymbolKind.PARAMETER)
+        assert {name for name in before if not torch.equal(after[name], before[name])} == expected
 
 
 @pytest.mark.parametrize(
     ("kinds", "words"),
     [({BCKWD}, "there is no forward whose backward could be run"), ({OPT}, "there are no gradients")],
 )
-def test_what_is_not_there_is_refused(compiled: Path, kinds: set[SectionKind], words: str) -> None:
-    program, replica = _replica(compiled)
+def test_what_is_not_there_is_refused(stepped: Stepped, kinds: set[SectionKind], words: str) -> None:
     with pytest.raises(OptionError, match=words):
-        replica.run(kinds, {}, tangent_of(program, 1.0), Mode.ALONE)
+        stepped.run(kinds, None)
 
 
-def test_gradients_are_synced_in_one_mode(compiled: Path) -> None:
-    program, replica = _replica(compiled)
-    replica.run(STEP, _batch(0), tangent_of(program, 1.0), Mode.ALONE)
+def test_gradients_are_synced_in_one_mode(stepped: Stepped) -> None:
+    stepped.run()
     with pytest.raises(OptionError, match="were synced in the mode alone, and now are to be in the mode host"):
-        replica.run(STEP, _batch(0), tangent_of(program, 1.0), Mode.HOST)
+        stepped.replica.run(STEP, batch(0), tangent_of(stepped.program, 1.0), Mode.HOST)
 
 
 def test_ranks_that_take_turns_share_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,3 +173,23 @@ def test_ranks_that_take_turns_share_the_time(monkeypatch: pytest.MonkeyPatch) -
         ((sections[1],), 2 + 1),
         ((sections[2],), 19),
     ]
+
+
+@dataclass
+class Sync:
+    done: list[str] = field(default_factory=list)
+
+    def make_whole(self) -> None:
+        self.done.append("whole")
+
+    def releasing(self, group: ParameterGroup, region: str) -> Callable[[], None]:
+        return lambda: self.done.append(f"{region} of {group.name}")
+
+
+def test_parameters_of_which_a_rank_keeps_slices_are_released_also_if_an_evaluation_fails() -> None:
+    sync, program = Sync(), sample_program()
+    memory = SimpleNamespace(program=replace(program, zero=3))
+    replica = cast(Replica, SimpleNamespace(memory=memory, transport=SimpleNamespace(sync=sync)))
+    with pytest.raises(KeyError), Team([replica], Way.HOST, Engine("plain")).whole_parameters():
+        raise KeyError("a sample")
+    assert sync.done == ["whole", *(f"parameter of {group.name}" for group in program.groups)]

@@ -1,13 +1,19 @@
-"""Flags in a shared window, and the notice about scattered ranks."""
+"""Flags in a shared window, the notice about scattered ranks, and steps that allocate nothing."""
 
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 import numpy as np
+import pytest
+from torch.autograd.profiler import profile
 
 from sambasim.runtime.machine.communicator import Communicator, SharedWindow
+from sambasim.runtime.measure.paths import flat_program
+from sambasim.runtime.transports.connect import connect_here
 from sambasim.runtime.transports.network import scattered
 from sambasim.runtime.transports.shared_flags import Counter, NodeFlags
+from sambasim.runtime.values.memory import DeviceMemory
+from sambasim.runtime.values.optimizers import Optimizers
 
 T = TypeVar("T")
 
@@ -25,14 +31,9 @@ class OfTwo(Communicator):
         return value, value
 
 
-def both() -> tuple[NodeFlags, NodeFlags]:
+def test_counters_losses_and_requests_are_those_that_the_peer_has_published() -> None:
     window = SharedWindow(tuple(np.zeros(8192, np.uint8) for _ in range(2)))
-    first, second = (NodeFlags(OfTwo(rank=rank, node_of=(0, 0), host_name="here", window=window)) for rank in range(2))
-    return first, second
-
-
-def test_a_counter_is_reached_when_the_peer_has_published_it() -> None:
-    own, peer = both()
+    own, peer = (NodeFlags(OfTwo(rank=rank, node_of=(0, 0), host_name="here", window=window)) for rank in range(2))
     assert own.reached(Counter.PROGRESS, 0)
     assert not own.reached(Counter.PROGRESS, 1)
     peer.publish(Counter.UPDATED, 1)
@@ -40,10 +41,6 @@ def test_a_counter_is_reached_when_the_peer_has_published_it() -> None:
     peer.publish(Counter.PROGRESS, 2)
     assert own.reached(Counter.PROGRESS, 1)
     own.wait(Counter.PROGRESS, 2)
-
-
-def test_losses_are_in_rank_order_and_the_largest_request_counts() -> None:
-    own, peer = both()
     own.put(0, 0.25, 3)
     peer.put(0, -1.5, 7)
     peer.put(1, 9.0, 0)
@@ -58,3 +55,31 @@ def test_a_notice_if_the_ranks_of_a_node_are_no_block() -> None:
     assert notice.startswith("4 gradients of each slice are sent between 2 nodes; it would be 2 sums")
     (notice,) = scattered([0, 0, 0, 1, 1, 1])
     assert notice.startswith("6 gradients of each slice are sent between 2 nodes")
+
+
+@pytest.mark.parametrize("replicas", [2, 4])
+def test_a_reduction_and_an_update_allocate_nothing_after_the_first_step(replicas: int) -> None:
+    program = flat_program(200_000)
+    ranks = connect_here([DeviceMemory.private(program) for _ in range(replicas)])
+    (group,) = program.groups
+    reductions = [rank.sync.reduce_scatter(program.groups) for rank in ranks]
+    settings = {"lr": 0.1, "momentum": 0.0, "dampening": 0.0, "nesterov": False, "weight_decay": 0.0}
+    updates = []
+    for rank in ranks:
+        optimizers = Optimizers(program, rank.sync.memory, {f"sgd0__{name}": value for name, value in settings.items()})
+        optimizers.begin(1, 1.0)
+        start, stop = rank.sync.updated(group)
+        updates.append(optimizers.slice(group, start, stop, rank.sync.memory.region(group, "gradient")[start:stop]))
+
+    def step() -> None:
+        for reduction in filter(None, reductions):
+            reduction.begin()
+        for reduction, update in zip(filter(None, reductions), updates, strict=True):
+            reduction.finish()
+            update()
+
+    step()
+    with profile(profile_memory=True) as profiled:
+        step()
+    scalar_bytes = 8  # of a number as a tensor, which torch makes where it is an operand
+    assert max(event.cpu_memory_usage for event in profiled.function_events or ()) <= scalar_bytes

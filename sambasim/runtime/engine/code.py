@@ -56,13 +56,10 @@ def operator_error(node: Node, raised: Exception, held: Held) -> SambasimError:
         return MachineError(f"there is not enough memory for a step: {text}", where=where, remedy=remedy)
     if isinstance(raised, torch.linalg.LinAlgError):
         return AssertionFailedError(said, where=where, remedy="add a small number to the diagonal of the matrix")
-    suspects = [*filter(None, starmap(_unseen, held))]
-    if suspects:
-        return DataError(
-            f"the samples hold values that the model cannot take ({text}): {'; '.join(suspects)}",
-            where=where,
-            remedy="correct the samples, or enlarge the model for these values and compile it again",
-        )
+    if suspects := "; ".join(filter(None, starmap(_unseen, held))):
+        what = f"the samples hold values that the model cannot take ({text}): {suspects}"
+        remedy = "correct the samples, or enlarge the model for these values and compile it again"
+        return DataError(what, where=where, remedy=remedy)
     return InternalError(f"the operator {node.operator} failed: {text}", where=where)
 
 

@@ -123,12 +123,9 @@ class Executor:
         self._inputs = {name: program.symbols[name] for name in graph.inputs if kinds[name] is SymbolKind.INPUT}
         register, initial = self._registers.value, self._registers.initial
         self._tangents = {name: register(name) for name in graph.inputs if kinds[name] is SymbolKind.TANGENT}
-        buffers = [output for output in graph.outputs if kinds[output.symbol] is SymbolKind.BUFFER]
-        returned = [
-            output
-            for output in graph.outputs
-            if kinds[output.symbol] is SymbolKind.OUTPUT and wanted in (None, output.symbol)
-        ]
+        of_kind = {kind: [out for out in graph.outputs if kinds[out.symbol] is kind] for kind in SymbolKind}
+        buffers = of_kind[SymbolKind.BUFFER]
+        returned = [output for output in of_kind[SymbolKind.OUTPUT] if wanted in (None, output.symbol)]
         of_micro_batch = {*self._inputs, *(output.symbol for output in buffers)} if schedule else ()
         for name in graph.inputs:
             number = register(name)
@@ -150,12 +147,11 @@ class Executor:
         # A gradient may be an input itself (if the loss is a bare parameter): then no node completes it.
         self._given_gradients: list[tuple[int, Tensor]] = []
         stores = self._registers.stores
-        for output in graph.outputs:
-            if kinds[output.symbol] is SymbolKind.GRADIENT:
-                if output.value in graph.values:
-                    stores.setdefault(output.value, []).append(tensor_of(output.symbol))
-                else:
-                    self._given_gradients.append((register(output.value), tensor_of(output.symbol)))
+        for output in of_kind[SymbolKind.GRADIENT]:
+            if output.value in graph.values:
+                stores.setdefault(output.value, []).append(tensor_of(output.symbol))
+            else:
+                self._given_gradients.append((register(output.value), tensor_of(output.symbol)))
         # Gradients are stored at once; only outputs and changed buffers are needed at the end of the pass.
         keep = {output.value for output in (*returned, *buffers)}
         nodes = graph.nodes[: self.sections[-1].stop] if self.sections else ()

@@ -57,7 +57,7 @@ class Binding:
         return self.connected.axis_group(axis)
 
     def groups(self, node: Node) -> list[ParameterGroup]:
-        return [self.connected.group(name) for name in groups_of(node)]
+        return [self.connected.groups[name] for name in groups_of(node)]
 
 
 Work: TypeAlias = Communication | Function | None
@@ -171,8 +171,7 @@ _REDUCTIONS: Mapping[str, Combine] = {
 
 
 def _all_reduce(node: Node, binding: Binding) -> Work:
-    reduction = _REDUCTIONS[str(dict(node.kwargs).get("op", "sum"))]
-    return binding.axis_group(node).gather(node.name, reduction)
+    return binding.axis_group(node).gather(node.name, _REDUCTIONS[str(dict(node.kwargs).get("op", "sum"))])
 
 
 def _broadcast(node: Node, binding: Binding) -> Work:
@@ -223,21 +222,15 @@ def _number(node: Node, name: str, default: int = 0) -> int:
     return value
 
 
-_NO_MESSAGES = ("assertion error", "Assertion failed")
-"""What torch says where the user says nothing."""
-
-
 def _assertion(node: Node, binding: Binding) -> Work:
     message = dict(node.kwargs).get("message")
-    said = f": {message}" if message and message not in _NO_MESSAGES else ""
+    by_torch = ("assertion error", "Assertion failed")  # where the user says nothing
+    what = "an assertion of the model does not hold" + (f": {message}" if message and message not in by_torch else "")
+    where = str(node.source) if node.source else node.module
 
     def check(condition: Tensor) -> None:
         if not condition:
-            raise AssertionFailedError(
-                f"an assertion of the model does not hold{said}",
-                where=str(node.source) if node.source else node.module,
-                remedy="check the samples and the learning rate",
-            )
+            raise AssertionFailedError(what, where=where, remedy="check the samples and the learning rate")
 
     return check
 

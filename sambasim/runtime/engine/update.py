@@ -6,10 +6,9 @@ follow, one instruction executes them: over a shared window, the whole update is
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import groupby
 from time import perf_counter_ns
-from types import MappingProxyType
 from typing import NamedTuple
 
 from sambasim.ir.dataflow import groups_of
@@ -19,7 +18,7 @@ from sambasim.runtime.engine.code import Code, generate
 from sambasim.runtime.engine.executor import Executor, Steps
 from sambasim.runtime.engine.handlers import UPDATES, Binding, executed_by, instruction_of, nothing
 from sambasim.runtime.engine.instructions import Instruction, RegisterFile, Unit
-from sambasim.runtime.transports.communication import BYTE_COUNTS, Fusion, Overlapped
+from sambasim.runtime.transports.communication import Fusion, Overlapped
 from sambasim.runtime.transports.connect import Transport
 from sambasim.runtime.values.optimizers import Optimizers
 from sambasim.runtime.watch.observer import StepObserver, report_spans, span
@@ -42,7 +41,8 @@ def _lower_update(sections: Sequence[Section], nodes: Sequence[Node], binding: B
 
 def _update_instructions(nodes: Sequence[Node], binding: Binding) -> Iterator[tuple[Instruction, int]]:
     """Each instruction, and how many of `nodes` it executes."""
-    runs = [_Run(operator, tuple(run)) for operator, run in groupby(nodes, key=_operator)]
+    by_operator = groupby(nodes, key=lambda node: "opt" if node.operator in UPDATES else node.operator)
+    runs = [_Run(operator, tuple(run)) for operator, run in by_operator]
     fusions = sorted(binding.connected.fusions(), key=lambda fusion: -len(fusion.pattern))
     groups = [group.name for group in binding.connected.program.groups]
     while runs:
@@ -70,10 +70,6 @@ class _Run(NamedTuple):
     nodes: tuple[Node, ...]
 
 
-def _operator(node: Node) -> str:
-    return "opt" if node.operator in UPDATES else node.operator
-
-
 def _fits(fusion: Fusion, runs: Sequence[_Run], groups: Sequence[str]) -> bool:
     """Whether `runs` begin with the pattern of `fusion`, and each run that works on groups works on all of them."""
     first = runs[: len(fusion.pattern)]
@@ -92,8 +88,8 @@ class Updated(NamedTuple):
     exposed_s: float
     hidden_s: float
     began_ns: int
-    waited_s: Mapping[str, float] = MappingProxyType({})
-    applied: bool = True
+    waited_s: Mapping[str, float]
+    applied: bool
 
 
 class Update:
@@ -137,10 +133,11 @@ class Update:
     def run(self, losses: Sequence[float], request: int = 0, *, applies: bool = True) -> Steps[Updated]:
         """Run the update sections; afterwards every replica has the parameters of the next step. `losses`: of this
         rank's replica. Unless it `applies`, only losses and requests are exchanged."""
-        transport, detailed, moved = self._transport, self._detailed if applies else None, (0, 0, 0, 0)
+        transport, detailed = self._transport, self._detailed if applies else None
+        moved: dict[str, int] = {}
         self._began_ns = began_ns = perf_counter_ns()
         if detailed is not None:
-            moved = transport.sync.bytes_moved.counts()
+            moved = asdict(transport.sync.bytes_moved)
             detailed.span_begins(transport.rank, Track.HOST, "sync and update")
         transport.sync.offer(losses, request)
         hidden_s = 0.0
@@ -154,8 +151,8 @@ class Update:
         yield from self._codes[key].run(live, self._ended)
         norm = None if self._norm is None else live[self._norm]
         if detailed is not None:
-            counts = zip(BYTE_COUNTS, transport.sync.bytes_moved.counts(), moved, strict=True)
-            args = {name: now - before for name, now, before in counts if now != before}
+            now = asdict(transport.sync.bytes_moved)
+            args = {f"{name}_bytes": now[name] - before for name, before in moved.items() if now[name] != before}
             detailed.span_ends(transport.rank, Track.HOST, "sync and update", began_ns, args)
         losses, request = live[self._shared]
         applied = norm is None or not self.optimizers.skips(norm)

@@ -29,16 +29,6 @@ def as_bytes(buffer: Buffer) -> ByteArray:
     return array
 
 
-def rows(send: Buffer, receive: Buffer, world_size: int) -> tuple[ByteArray, ByteArray]:
-    """Both as arrays. Raises InternalError unless `receive` has room for the `send` of each rank, apart from it."""
-    source, target = as_bytes(send), as_bytes(receive)
-    if len(target) != world_size * len(source):
-        raise InternalError(f"{world_size} ranks gather {len(source)} bytes each into {len(target)}")
-    if np.may_share_memory(source, target):
-        raise InternalError("the bytes to gather overlap the gathered buffer")
-    return source, target
-
-
 T = TypeVar("T")
 
 Request = NewType("Request", object)
@@ -70,27 +60,19 @@ class SharedWindow(NamedTuple):
     fence. Writer: write, `sync`, `node_barrier`. Reader: `node_barrier`, `sync`, read."""
 
     parts: tuple[ByteArray, ...]
-    local_rank: int = 0
     sync: Callable[[], object] = lambda: None
-
-    @property
-    def local(self) -> ByteArray:
-        return self.parts[self.local_rank]
-
-    def of(self, local_rank: int) -> ByteArray:
-        return self.parts[local_rank]
 
 
 @dataclass(frozen=True)
 class Communicator:
-    """One rank's view of the job; this one is of a job of one rank, without messages, and `mpi.py` has that of several.
-    `node_of[r]`: the node of world rank r; `library`: name and version of the MPI in use, such as `MPICH 5.0.2`."""
+    """One rank's view of the job; this one is of a job of one rank, and `mpi.py` has that of several. `node_of[r]`: the
+    node of world rank r; `library`: name and version of the MPI in use, such as `MPICH 5.0.2`."""
 
     rank: int
     node_of: tuple[int, ...]
     host_name: str
     library: str = "none"
-    _failures: dict[int, FailureNotice] = field(default_factory=dict)
+    _failures: dict[int, FailureNotice] = field(default_factory=dict, init=False)
 
     @property
     def world_size(self) -> int:
@@ -151,8 +133,7 @@ class Communicator:
 
     def all_gather(self, send: Buffer, receive: Buffer) -> None:
         """Collective: `receive` becomes the `send` of every rank, in rank order; all have one length."""
-        source, target = rows(send, receive, self.world_size)
-        target[:] = source
+        as_bytes(receive)[:] = as_bytes(send)
 
     def isend(self, buffer: Buffer, destination: int, tag: int) -> Request:
         """Begin to send. The buffer must stay alive and unchanged until `wait_all` or `test_all` reports completion."""

@@ -1,4 +1,4 @@
-"""The C and C++ compilers of this machine, the cache of what they build, and the kernels in C of this folder."""
+"""The C and C++ compilers of this machine, the cache of what they build, and the kernel in C of this folder."""
 
 import ctypes
 import hashlib
@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -40,7 +41,7 @@ def build(name: str, *definitions: str) -> Build:
     """Build and load `name`.c with `definitions`, such as "REAL=float", once per process, or load an earlier build."""
     source = Path(__file__).with_name(f"{name}.c")
     flags = [*_FLAGS, *(f"-D{definition}" for definition in definitions)]
-    key = hashlib.blake2b("\n".join([source.read_text(encoding="utf-8"), *flags]).encode(), digest_size=8).hexdigest()
+    key = _hex_digest([source.read_text(encoding="utf-8"), *flags])
     folder = cache_folder("kernels")
     kept = None if folder is None else folder / f"{name}-{key}.so"
     with suppress(OSError):  # e.g. a noexec mount, or another C library
@@ -59,30 +60,25 @@ def build(name: str, *definitions: str) -> Build:
 
 def find_c_compiler() -> list[str]:
     """The command of the C compiler: CC, else cc, else gcc. Raises MachineError if there is none."""
-    named = shlex.split(os.environ.get("CC", ""))
-    if named:
+    if named := shlex.split(os.environ.get("CC", "")):
         if shutil.which(named[0]) is None:
             raise MachineError(f"CC names {named[0]}, which does not exist", remedy="unset CC")
         return named
-    for word in ("cc", "gcc"):
-        if shutil.which(word) is not None:
-            return [word]
+    if found := next(filter(shutil.which, ("cc", "gcc")), None):
+        return [found]
     raise MachineError("there is no C compiler", remedy="install gcc, or set CC to your C compiler")
 
 
 def find_cpp_compiler() -> str:
     """The C++ compiler that inductor will call, by path. Raises MachineError if there is none."""
     name = os.environ.get("CXX") or "g++"
-    path = shutil.which(name)
-    if path is not None:
+    if path := shutil.which(name):
         return path
-    if shutil.which("g++") is not None:
-        what = f"--engine inductor needs a C++ compiler, but CXX names {name}, which does not exist"
-        raise MachineError(what, remedy="unset CXX")
-    raise MachineError(
-        f"--engine inductor needs a C++ compiler, and there is no {name} in PATH",
-        remedy="install one, on Debian and Ubuntu: apt install g++; on Fedora: dnf install gcc-c++",
-    )
+    why, remedy = f"CXX names {name}, which does not exist", "unset CXX"
+    if shutil.which("g++") is None:
+        why = f"there is no {name} in PATH"
+        remedy = "install one, on Debian and Ubuntu: apt install g++; on Fedora: dnf install gcc-c++"
+    raise MachineError(f"--engine inductor needs a C++ compiler, and {why}", remedy=remedy)
 
 
 def _compile(source: Path, flags: list[str], path: Path) -> Path:
@@ -117,11 +113,10 @@ def _keep(built: Path, kept: Path) -> bool:
 def _is_whole(path: Path) -> bool:
     """Whether `path` is a library followed by its digest, which the loader ignores. A truncated library would crash the
     process that loads it."""
-    try:
+    with suppress(OSError):
         content = path.read_bytes()
-    except OSError:
-        return False
-    return _digest(content[:-_DIGEST_BYTES]) == content[-_DIGEST_BYTES:]
+        return _digest(content[:-_DIGEST_BYTES]) == content[-_DIGEST_BYTES:]
+    return False
 
 
 def _digest(content: bytes) -> bytes:
@@ -141,18 +136,19 @@ def cache_folder(name: str) -> Path | None:
 
 def use_inductor_cache() -> None:
     """Let inductor store compiled code in the user's cache folder, unless TORCHINDUCTOR_CACHE_DIR names another one."""
-    if os.environ.get(INDUCTOR_CACHE_VARIABLE):
-        return
-    folder = cache_folder("inductor")
-    if folder is not None and os.access(folder, os.W_OK):
-        os.environ[INDUCTOR_CACHE_VARIABLE] = str(folder)
+    if not os.environ.get(INDUCTOR_CACHE_VARIABLE):
+        folder = cache_folder("inductor")
+        if folder is not None and os.access(folder, os.W_OK):
+            os.environ[INDUCTOR_CACHE_VARIABLE] = str(folder)
 
 
 def _cpu_digest() -> str:
-    capability = torch.backends.cpu.get_cpu_capability()
-    try:
+    lines: list[str] = []
+    with suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split("\n\n")[0].splitlines()
-    except OSError:
-        lines = []
     described = sorted(line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part")))
-    return hashlib.blake2b("\n".join([capability, *described]).encode(), digest_size=8).hexdigest()
+    return _hex_digest([torch.backends.cpu.get_cpu_capability(), *described])
+
+
+def _hex_digest(lines: Iterable[str]) -> str:
+    return hashlib.blake2b("\n".join(lines).encode(), digest_size=8).hexdigest()

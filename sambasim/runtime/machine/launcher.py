@@ -95,51 +95,37 @@ def mpirun_instead(environ: Mapping[str, str], executable: Path, arguments: Sequ
             remedy=f"on the first node: mpirun -np {ranks} -hosts NODE,NODE {typed}",
         )
     if (mpirun := mpirun_here(executable)) is None:
-        raise LaunchError(
-            f"torchrun started {ranks} processes, which MPI would have to connect, and there is no mpirun",
-            remedy=f"python -m pip install mpich; mpirun -np {ranks} {typed}",
-        )
+        what = f"torchrun started {ranks} processes, which MPI would have to connect, and there is no mpirun"
+        raise LaunchError(what, remedy=f"python -m pip install mpich; mpirun -np {ranks} {typed}")
     return [mpirun, "-np", ranks, str(executable), "-m", "sambasim", *arguments] if launcher.rank == 0 else []
 
 
 def mpirun_here(executable: Path = Path(sys.executable)) -> str | None:
     """The mpirun beside the Python `executable`, or in the PATH."""
-    return _mpirun_beside(executable) or shutil.which("mpirun")
-
-
-def _mpirun_beside(executable: Path) -> str | None:
-    beside = executable.parent / "mpirun"
-    return str(beside) if beside.exists() else None
+    beside = executable.with_name("mpirun")
+    return str(beside) if beside.exists() else shutil.which("mpirun")
 
 
 def fitting_mpirun(executable: Path, library: str) -> str:
     """The command of the mpirun that belongs to `library`: an MPI from a wheel is beside the Python `executable`."""
-    beside = _mpirun_beside(executable)
-    return shlex.quote(beside) if beside else f"mpirun (of {library})"
+    beside = executable.with_name("mpirun")
+    return shlex.quote(str(beside)) if beside.exists() else f"mpirun (of {library})"
 
 
 def check_launcher(
-    environ: Mapping[str, str],
-    world_size: int | None,
-    library_version: str,
-    *,
-    command: Sequence[str],
-    executable: Path,
+    environ: Mapping[str, str], world_size: int | None, version: str, *, command: Sequence[str], executable: Path
 ) -> None:
     """Raise LaunchError if the launcher started another number of ranks than MPI sees; with None for that, before MPI
-    starts, if the MPI would end the process. `command`: what was typed, without mpirun; `executable`: the running
-    Python."""
-    launcher, library = find_launcher(environ), library_name(library_version)
+    starts, if the MPI would end the process. `version`: of the library; `command`: what was typed, without mpirun;
+    `executable`: the running Python."""
+    launcher, library = find_launcher(environ), library_name(version)
     if launcher is None or launcher.world_size == (1 if launcher.name == _TORCHRUN else world_size):
         return
     but, typed = f"{library} sees {world_size}", f"{launcher.world_size} {shlex.join(command)}"
     remedy = f"{fitting_mpirun(executable, library)} -np {typed}"
     if launcher.name == _TORCHRUN:
-        raise LaunchError(
-            f"torchrun started {launcher.world_size} processes, and MPI does not connect them: every replica would "
-            "train alone",
-            remedy=remedy,
-        )
+        started = f"torchrun started {launcher.world_size} processes"
+        raise LaunchError(f"{started}, and MPI does not connect them: every replica would train alone", remedy=remedy)
     if world_size is None:
         if launcher.name != _OPEN_MPI or not library.startswith(("MPICH", "Intel")):
             return
@@ -170,11 +156,9 @@ def replicas_of(processes: int, replica: "Mesh", minimum: int, *, command: Seque
         return processes
     replicas, left = divmod(processes, replica.world_size)
     if left or replicas == 0:
-        raise LaunchError(
-            f"{processes} ranks were started, and a replica of this PEF has {replica.world_size} ({replica})",
-            remedy=f"mpirun -np {max(replicas, minimum) * replica.world_size} {shlex.join(command)}"
-            + _or_whole(processes, replica, minimum, command),
-        )
+        what = f"{processes} ranks were started, and a replica of this PEF has {replica.world_size} ({replica})"
+        fitting = f"mpirun -np {max(replicas, minimum) * replica.world_size} {shlex.join(command)}"
+        raise LaunchError(what, remedy=fitting + _or_whole(processes, replica, minimum, command))
     return replicas
 
 
@@ -201,15 +185,13 @@ def check_world_size(
     `replica`: the mesh of one, if each of its ranks should be a process; `processes`: how many were started then."""
     ranks_of_replica = 1 if replica is None else replica.world_size
     if world_size < minimum:
-        ranks = minimum * ranks_of_replica
         of_one = "" if emulated or ranks_of_replica == 1 else f" of {ranks_of_replica} ranks"
-        raise LaunchError(
-            f"this PEF was compiled for at least {minimum} replicas{of_one} (-ws {minimum}), "
-            f"and {_started(world_size, emulated, 'replica')}",
-            remedy=_emulating(command, minimum)
-            if emulated
-            else f"mpirun -np {ranks} {shlex.join(command)}" + _or_whole(processes, replica, minimum, command),
-        )
+        compiled = f"this PEF was compiled for at least {minimum} replicas{of_one} (-ws {minimum})"
+        remedy = f"mpirun -np {minimum * ranks_of_replica} {shlex.join(command)}"
+        remedy += _or_whole(processes, replica, minimum, command)
+        if emulated:
+            remedy = _emulating(command, minimum)
+        raise LaunchError(f"{compiled}, and {_started(world_size, emulated, 'replica')}", remedy=remedy)
     if world_size > 1 and not data_parallel:
         started = _started(world_size if emulated else world_size * ranks_of_replica, emulated, "rank")
         left = [word for word in command if word.replace("_", "-") not in ("--data-parallel", "--reduce-on-rdu")]

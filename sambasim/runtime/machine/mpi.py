@@ -10,7 +10,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast, final
@@ -30,7 +30,6 @@ from sambasim.runtime.machine.communicator import (
     Request,
     SharedWindow,
     as_bytes,
-    rows,
     single_rank,
 )
 from sambasim.runtime.machine.launcher import check_launcher, find_launcher, library_name, ranks_of_node
@@ -80,15 +79,9 @@ def connect(command: Sequence[str], environ: Mapping[str, str] = os.environ) -> 
         return single_rank(host, library)
     first_rank_of_node = world.allgather(node.bcast(world.rank))
     nodes = sorted(set(first_rank_of_node))
+    node_of = tuple(nodes.index(first) for first in first_rank_of_node)
     communicator = MpiCommunicator(
-        rank=world.rank,
-        node_of=tuple(nodes.index(first) for first in first_rank_of_node),
-        host_name=host,
-        library=library,
-        _mpi=MPI,
-        _world=world,
-        _node=node,
-        _notices=world.Dup(),
+        world.rank, node_of, host, library, _mpi=MPI, _world=world, _node=node, _notices=world.Dup()
     )
     atexit.register(communicator.close)
     return communicator
@@ -109,12 +102,12 @@ class MpiCommunicator(Communicator):
     _world: "MPI.Intracomm" = field(kw_only=True)
     _node: "MPI.Intracomm" = field(kw_only=True)
     _notices: "MPI.Intracomm" = field(kw_only=True)  # its messages do not mix with those of training
-    _windows: list["MPI.Win"] = field(default_factory=list)
-    _mappings: list[SecondMapping] = field(default_factory=list)
-    _sends: list["MPI.Request"] = field(default_factory=list)
-    _sending: "deque[MPI.Request]" = field(default_factory=deque)  # each keeps its buffer
-    _persistent: list["MPI.Prequest"] = field(default_factory=list)
-    _subsets: list["MpiCommunicator"] = field(default_factory=list)
+    _windows: list["MPI.Win"] = field(default_factory=list, init=False)
+    _mappings: list[SecondMapping] = field(default_factory=list, init=False)
+    _sends: list["MPI.Request"] = field(default_factory=list, init=False)
+    _sending: "deque[MPI.Request]" = field(default_factory=deque, init=False)  # each keeps its buffer
+    _persistent: list["MPI.Prequest"] = field(default_factory=list, init=False)
+    _subsets: list["MpiCommunicator"] = field(default_factory=list, init=False)
     _promised: node_memory.Promised = field(default_factory=node_memory.Promised)
     _job: "MpiCommunicator | None" = None
 
@@ -128,20 +121,12 @@ class MpiCommunicator(Communicator):
         world = self._world.Create_group(self._world.group.Incl(list(ranks)))
         node = cast("MPI.Intracomm", world.Split(self.node_index, key=world.rank))
         nodes = sorted({self.node_of[rank] for rank in ranks}, key=[self.node_of[rank] for rank in ranks].index)
-        communicator = MpiCommunicator(
-            rank=world.rank,
-            node_of=tuple(nodes.index(self.node_of[rank]) for rank in ranks),
-            host_name=self.host_name,
-            library=self.library,
-            _mpi=self._mpi,
-            _world=world,
-            _node=node,
-            _notices=world,
-            _promised=self._promised,
-            _job=self.job,
+        node_of = tuple(nodes.index(self.node_of[rank]) for rank in ranks)
+        subset = replace(
+            self, rank=world.rank, node_of=node_of, _world=world, _node=node, _notices=world, _job=self.job
         )
-        self._subsets.append(communicator)
-        return communicator
+        self._subsets.append(subset)
+        return subset
 
     def barrier(self) -> None:
         self._world.Barrier()
@@ -160,7 +145,7 @@ class MpiCommunicator(Communicator):
         return tuple(self._world.allgather(value))
 
     def all_gather(self, send: Buffer, receive: Buffer) -> None:
-        self._world.Allgather(*rows(send, receive, self.world_size))
+        self._world.Allgather(as_bytes(send), as_bytes(receive))
 
     def isend(self, buffer: Buffer, destination: int, tag: int) -> Request:
         return Request(self._world.Isend(as_bytes(buffer), dest=destination, tag=tag))
@@ -232,7 +217,7 @@ class MpiCommunicator(Communicator):
         handle.Sync()
         self.node_barrier()
         node_memory.unlink(node_memory.mapped_names() - names_before)
-        return SharedWindow(tuple(parts), self.local_rank, handle.Sync)
+        return SharedWindow(tuple(parts), handle.Sync)
 
     def announce_failure(self, notice: FailureNotice) -> None:
         self._failures[self.rank] = notice
@@ -307,21 +292,16 @@ def _load_library() -> str:
 
 def _no_library(error: Exception) -> LaunchError:
     reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-    return LaunchError(
-        f"mpi4py finds no MPI library: {reason}",
-        remedy="python -m pip install mpich   (or load your cluster's MPI and put its lib folder in LD_LIBRARY_PATH)",
-    )
+    remedy = "python -m pip install mpich   (or load your cluster's MPI and put its lib folder in LD_LIBRARY_PATH)"
+    return LaunchError(f"mpi4py finds no MPI library: {reason}", remedy=remedy)
 
 
 def _exchange_first_messages(node: "MPI.Intracomm") -> None:
     """Exchange a message between all pairs of ranks of a node: some MPIs attach to a peer's memory at the first one."""
-    empty = np.zeros(1, dtype=np.uint8)
+    sent, came = np.zeros(1, dtype=np.uint8), np.empty(1, dtype=np.uint8)
     for distance in range(1, node.size):
-        came = np.empty(1, dtype=np.uint8)
-        node.Sendrecv(
-            empty, (node.rank + distance) % node.size, _FIRST_TAG,
-            came, (node.rank - distance) % node.size, _FIRST_TAG,
-        )  # fmt: skip
+        to, source = (node.rank + distance) % node.size, (node.rank - distance) % node.size
+        node.Sendrecv(sent, to, _FIRST_TAG, came, source, _FIRST_TAG)
     node.Barrier()
 
 

@@ -224,7 +224,10 @@ def unlink(names: Iterable[Path]) -> None:
         name.unlink(missing_ok=True)
 
 
-def check_demands(demands: Sequence[Demand], what: str = _TOO_LITTLE, remedy: str | None = None) -> None:
+_FEWER = f"{_LARGER}, or run with fewer replicas or a smaller batch"
+
+
+def check_demands(demands: Sequence[Demand], what: str = _TOO_LITTLE, remedy: str = _FEWER) -> None:
     """Raise MachineError, `what` with both figures, if the ranks of a node together need more than is free."""
     for index in sorted({demand.node_index for demand in demands}):
         of_node = [demand for demand in demands if demand.node_index == index]
@@ -232,7 +235,6 @@ def check_demands(demands: Sequence[Demand], what: str = _TOO_LITTLE, remedy: st
         there = min((demand.free_bytes for demand in of_node if demand.free_bytes is not None), default=needed)
         if needed > there:
             text, where = what.format(format_bytes(needed), format_bytes(there)), f"host {of_node[0].host_name}"
-            remedy = remedy or f"{_LARGER}, or run with fewer replicas or a smaller batch"
             raise MachineError(text, where=where, remedy=remedy)
 
 
@@ -240,12 +242,9 @@ def check_start(ranks: int, host_name: str, there_bytes: int | None) -> None:
     """Raise MachineError if so many ranks of this node cannot start MPI with `there_bytes` of shared memory."""
     needed = ranks * MPI_RESERVE_BYTES + MPI_START_BYTES
     if ranks > 1 and there_bytes is not None and there_bytes < needed:
-        raise MachineError(
-            f"MPI needs about {format_bytes(needed)} of shared memory to start {ranks} ranks on one node, "
-            f"and {FOLDER} has {format_bytes(there_bytes)} free",
-            where=f"host {host_name}",
-            remedy=_LARGER,
-        )
+        what = f"MPI needs about {format_bytes(needed)} of shared memory to start {ranks} ranks on one node"
+        has = f"{FOLDER} has {format_bytes(there_bytes)} free"
+        raise MachineError(f"{what}, and {has}", where=f"host {host_name}", remedy=_LARGER)
 
 
 def try_mapping(size_bytes: int, host_name: str, rank: int) -> MachineError | None:
@@ -264,12 +263,10 @@ def try_mapping(size_bytes: int, host_name: str, rank: int) -> MachineError | No
         elif error.errno == errno.ENOMEM and space != resource.RLIM_INFINITY:
             used = int(Path("/proc/self/statm").read_text().split()[0]) * mmap.PAGESIZE
             limit = f"its address space has {format_bytes(max(space - used, 0))} left (ulimit -v)"
-        return MachineError(
-            f"the replicas of this node need a shared window of {format_bytes(size_bytes)}, "
-            f"which rank {rank} cannot map: {error.strerror}: {limit}",
-            where=f"host {host_name}",
-            remedy="raise what limits it, or run with fewer replicas or a smaller batch",
-        )
+        need = f"the replicas of this node need a shared window of {format_bytes(size_bytes)}"
+        what = f"{need}, which rank {rank} cannot map: {error.strerror}: {limit}"
+        remedy = "raise what limits it, or run with fewer replicas or a smaller batch"
+        return MachineError(what, where=f"host {host_name}", remedy=remedy)
     return None
 
 
@@ -277,9 +274,6 @@ def window_error(needed_bytes: int, host_name: str, reason: str) -> MachineError
     """The error for a window that MPI cannot create although the system could."""
     there = free_bytes()
     has = "" if there is None else f" ({FOLDER} has {format_bytes(there)} free)"
-    return MachineError(
-        f"MPI cannot create a shared window of {format_bytes(needed_bytes)} for the replicas of this node: "
-        f"{reason}{has}",
-        where=f"host {host_name}",
-        remedy=f"run without --reduce-on-rdu, or with another MPI; or {_LARGER}",
-    )
+    what = f"MPI cannot create a shared window of {format_bytes(needed_bytes)} for the replicas of this node"
+    remedy = f"run without --reduce-on-rdu, or with another MPI; or {_LARGER}"
+    return MachineError(f"{what}: {reason}{has}", where=f"host {host_name}", remedy=remedy)

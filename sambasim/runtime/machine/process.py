@@ -49,8 +49,7 @@ def make_repeatable(threads: int) -> None:
 @contextmanager
 def repeatable(threads: int) -> Iterator[None]:
     """`make_repeatable` within a block; restores torch's settings afterwards."""
-    before = torch.get_num_threads()
-    mode = torch.get_deterministic_debug_mode()
+    before, mode = torch.get_num_threads(), torch.get_deterministic_debug_mode()
     fills = torch._C._get_deterministic_fill_uninitialized_memory()
     make_repeatable(threads)
     try:
@@ -106,9 +105,8 @@ def bring_up(communicator: Communicator, timeout_s: float = 300.0) -> None:
     hook = sys.excepthook
     try:
         store = server or dist.TCPStore(host, port, is_master=False, timeout=timeout, wait_for_workers=False)
-        dist.init_process_group(
-            "gloo", store=store, rank=communicator.rank, world_size=communicator.world_size, timeout=timeout
-        )
+        rank, world_size = communicator.rank, communicator.world_size
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timeout)
         # Torch's own hook prints only after ours returns, and ours may end the process.
         sys.excepthook = hook
     except (RuntimeError, ValueError) as error:
@@ -194,19 +192,17 @@ def _outside_address(host_name: str) -> str:
         return str(probe.getsockname()[0])
 
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # mallopt(3)
-_LARGEST_MMAP_THRESHOLD = 32 << 20  # the maximum of glibc
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD = -1, -3, 32 << 20  # mallopt(3); the maximum of glibc
 _NEVER = 2**31 - 1
 _PR_SET_THP_DISABLE = 41  # of prctl(2)
 
 
 def keep_freed_memory() -> bool:
     """Let glibc keep freed memory in this process, so that pages are not faulted in again in every step."""
-    try:
+    with suppress(OSError, AttributeError):
         mallopt = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError):
-        return False
-    return all([mallopt(_M_TRIM_THRESHOLD, _NEVER), mallopt(_M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)])
+        return all([mallopt(_M_TRIM_THRESHOLD, _NEVER), mallopt(_M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)])
+    return False
 
 
 def use_small_pages() -> None:
@@ -222,11 +218,10 @@ def check_device(document: PefDocument) -> None:
         return
     device, needed = load_device(arch_of(document.compile_options)), document.program.device_bytes
     if needed > device.ddr_capacity_bytes:
-        raise MachineError(
-            f"one replica of this PEF needs {format_bytes(needed)} of device memory, "
-            f"but a {device.name} has {format_bytes(device.ddr_capacity_bytes)}",
-            remedy="compile it again, with a smaller model or batch or another --arch",
-        )
+        what = f"one replica of this PEF needs {format_bytes(needed)} of device memory"
+        has = f"a {device.name} has {format_bytes(device.ddr_capacity_bytes)}"
+        remedy = "compile it again, with a smaller model or batch or another --arch"
+        raise MachineError(f"{what}, but {has}", remedy=remedy)
 
 
 def check_node_memory(
@@ -249,9 +244,9 @@ def default_threads(communicator: Communicator, replicas_here: int, environ: Map
     """Collective. Intra-op threads of a rank, the same on all: OMP_NUM_THREADS, or a node's cores divided by its
     replicas."""
     text = environ.get("OMP_NUM_THREADS", "")
-    wanted = int(text) if text.isdecimal() else 0
-    everybody = communicator.all_gather_object((communicator.node_index, cores_of_this_process(), wanted))
-    if chosen := [threads for _, _, threads in everybody if threads]:
-        return min(chosen)
-    of_nodes = [[cores for index, cores, _ in everybody if index == node] for node in range(communicator.node_count)]
-    return max(1, min(len(frozenset().union(*cores)) // (len(cores) * replicas_here) for cores in of_nodes))
+    wanted = communicator.all_gather_object(int(text) if text.isdecimal() else 0)
+    if any(wanted):
+        return min(filter(None, wanted))
+    cores = communicator.all_gather_object(cores_of_this_process())
+    nodes = [[cores[r] for r, index in enumerate(communicator.node_of) if index == n] for n in {*communicator.node_of}]
+    return max(1, min(len(frozenset().union(*of_ranks)) // (len(of_ranks) * replicas_here) for of_ranks in nodes))

@@ -160,7 +160,7 @@ def _device(setting: Setting) -> Measured:
         raise InternalError("the device path without device memory")
     program, communicator = setting.program, setting.communicator
     by_rank = {
-        rank: DeviceMemory(program, setting.window.of(index)[: program.device_bytes])
+        rank: DeviceMemory(program, setting.window.parts[index][: program.device_bytes])
         for index, rank in enumerate(communicator.local_ranks)
     }
     devices = Devices(setting.window, by_rank, shares_parameters=not is_small(program, communicator))

@@ -6,7 +6,7 @@ they are chips that share the batch: then all read the parameters of the first, 
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
 from enum import StrEnum
 from itertools import zip_longest
 from typing import TypeVar
@@ -229,7 +229,7 @@ class StepwiseReplica:
 
     @property
     def bytes_moved(self) -> BytesMoved:
-        counts = [transport.sync.bytes_moved.counts() for transport in self._transports]
+        counts = [astuple(transport.sync.bytes_moved) for transport in self._transports]
         return BytesMoved(*map(sum, zip(*counts, strict=True)))
 
     def run(

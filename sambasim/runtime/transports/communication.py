@@ -28,13 +28,6 @@ class BytesMoved:
     peer: int = 0
     network: int = 0
 
-    def counts(self) -> tuple[int, int, int, int]:
-        return self.device_to_host, self.host_to_device, self.peer, self.network
-
-
-BYTE_COUNTS = ("device_to_host_bytes", "host_to_device_bytes", "peer_bytes", "network_bytes")
-"""What traces call the counts of `BytesMoved`."""
-
 
 class Communication(ABC, Generic[R]):
     """One communication of a step: `begin` with this rank's operands, then `finish` once `is_ready`."""

@@ -9,7 +9,7 @@ from typing import TypeAlias, final
 
 from sambasim.errors import InternalError, MachineError
 from sambasim.ir.mesh import DATA_PARALLEL, PIPELINE, TENSOR, Mesh, mesh_of
-from sambasim.ir.program import ParameterGroup, Program
+from sambasim.ir.program import Program
 from sambasim.ir.ranks import kept, of_ranks
 from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.machine.process import check_node_memory
@@ -43,6 +43,7 @@ class Transport:
     def __post_init__(self) -> None:
         self.program, self.replica = self.memory.program, self.sync.replica
         self.gives_loss, self.is_first_copy = self.mesh.gives_loss(self.rank), self.mesh.is_first_copy(self.rank)
+        self.groups = {group.name: group for group in self.program.groups}
 
     def axis_group(self, axis: str) -> AxisGroup:
         """The group along `axis` that this rank belongs to."""
@@ -58,12 +59,6 @@ class Transport:
     def observe(self, observer: StepObserver | None) -> None:
         for part in self.sync.observed:
             report_spans(part, observer, self.rank)
-
-    def group(self, name: str) -> ParameterGroup:
-        group = next((group for group in self.program.groups if group.name == name), None)
-        if group is None:
-            raise InternalError(f"the program has no group {name}")
-        return group
 
 
 class Way(StrEnum):
@@ -233,11 +228,9 @@ def _sync(way: Way, allocated: Allocated, number: int, roles: Roles | None) -> G
         case Way.DEVICE:
             devices = allocated.devices[number]
             return (Window if devices.shares_parameters else SmallWindow)(devices, group)
-        case Way.HOST:
-            return Host(among_equals(memory, group))
-        case Way.HOST_REPLICATED:
-            sync = Host(among_equals(memory, group), replicated=True)
-            sync.title += ", every replica updating everything"
+        case Way.HOST | Way.HOST_REPLICATED:
+            sync = Host(among_equals(memory, group), replicated=way is Way.HOST_REPLICATED)
+            sync.title += ", every replica updating everything" if sync.replicated else ""
             return sync
         case Way.GLOO:
             return Gloo(among_equals(memory, group), replicated=True)

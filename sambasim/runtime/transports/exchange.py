@@ -3,7 +3,7 @@
 An exchange has several rounds, so that buffers are small: while one is sent, the previous one is added or copied.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import TypeAlias, final
@@ -67,11 +67,13 @@ class _Round:
 
 @final
 class Exchange(Communication):
-    """Rounds that all ranks execute together. `moves` counts the bytes of this rank in all of them."""
+    """Rounds that all ranks execute together."""
 
-    def __init__(self, rounds: Sequence[_Round], moves: BytesMoved, places: Places, tag: int) -> None:
-        self._rounds, self._moves, self._moved = rounds, moves, places.moved
-        self._communicator = places.communicator
+    def __init__(self, rounds: Sequence[_Round], places: Places, tag: int) -> None:
+        self._rounds, self._moved, self._communicator = rounds, places.moved, places.communicator
+        self._to_host_bytes = sum(to.nbytes for round_ in rounds for to, _ in round_.copies)
+        self._to_device_bytes = sum(to.nbytes for round_ in rounds for to, _ in round_.last_copies)
+        self._received_bytes = sum(buffer.nbytes for round_ in rounds for buffer, _ in round_.receives)
         self._sends = [self._communicator.persistent(round_.sends, (), tag) for round_ in rounds]
         self._receives = [self._communicator.persistent((), round_.receives, tag) for round_ in rounds]
 
@@ -92,9 +94,9 @@ class Exchange(Communication):
                 self._to_device(before.last_copies)
         for messages in self._sends[-2:]:
             self._wait(messages.requests)
-        self._moved.device_to_host += self._moves.device_to_host
-        self._moved.host_to_device += self._moves.host_to_device
-        self._moved.network += self._moves.network
+        self._moved.device_to_host += self._to_host_bytes
+        self._moved.host_to_device += self._to_device_bytes
+        self._moved.network += self._received_bytes
 
     def _bytes(self, copies: Sequence[_Copy]) -> SpanArgs:
         return {"bytes": sum(to.nbytes for to, _ in copies)}
@@ -123,26 +125,22 @@ def reduce_scatter(groups: Sequence[ParameterGroup], places: Places) -> Exchange
     cuts = _cuts(groups, places)
     outgoing = _buffers([(group, _lengths(slices)) for group, slices in cuts], places.outgoing)
     incoming = _buffers([(group, [_lengths(slices)[rank]] * len(others)) for group, slices in cuts], places.incoming)
-    moves, rounds = BytesMoved(), []
+    rounds = []
     for (group, slices), leaving, arriving in zip(cuts, outgoing, incoming, strict=True):
-        now = _Round()
-        operands = dict(zip(others, arriving, strict=True))
+        now, operands = _Round(), dict(zip(others, arriving, strict=True))
         now.receives.extend(_messages(operands))
-        moves.network += sum(part.nbytes for part in arriving)
         if places.device is not None:
             gradient, staged = places.device.region(group, "gradient"), dict(enumerate(leaving))
             now.copies.extend((staged[owner], gradient[a:b]) for owner, (a, b) in enumerate(slices) if a < b)
-            moves.device_to_host += sum(part.nbytes for part in leaving)
             operands[rank] = staged.pop(rank)
             now.sends.extend(_messages(staged))
         mean = kept = places.kept.region(group, "gradient")[slice(*slices[rank])]
         if places.kept is places.device:
             mean = operands[rank]  # the host adds, then the mean is copied to the device
             now.last_copies.append((kept, mean))
-            moves.host_to_device += kept.nbytes
         now.means.append(means[group.dtype].of([operands[worker] for worker in workers], mean))
         rounds.append(now)
-    return Exchange(rounds, moves, places, _REDUCE_TAG)
+    return Exchange(rounds, places, _REDUCE_TAG)
 
 
 def all_gather(groups: Sequence[ParameterGroup], places: Places, region: str = "parameter") -> Exchange:
@@ -150,36 +148,34 @@ def all_gather(groups: Sequence[ParameterGroup], places: Places, region: str = "
     rank, is_on_device = places.communicator.rank, places.kept is places.device
     cuts = _cuts(groups, places)
     buffers = _buffers([(group, _lengths(slices)) for group, slices in cuts], places.outgoing)
-    moves, rounds = BytesMoved(), []
+    rounds = []
     for (group, slices), parts in zip(cuts, buffers, strict=True):
         now, arriving = _Round(), dict(enumerate(parts))
         own, staged = places.kept.region(group, region)[slice(*slices[rank])], arriving.pop(rank)
         if is_on_device:
             now.copies.append((staged, own))
-            moves.device_to_host += own.nbytes
             own = staged
         now.sends.extend(_messages(dict.fromkeys(places.others, own)))
         if places.device is not None:
             whole = places.device.region(group, region)
             now.receives.extend(_messages(arriving))
-            moves.network += sum(part.nbytes for part in arriving.values())
             placed = arriving if is_on_device else {**arriving, rank: own}
             now.last_copies.extend((whole[slice(*slices[at])], part) for at, part in placed.items() if part.numel())
-            moves.host_to_device += sum(part.nbytes for _, part in now.last_copies)
         rounds.append(now)
-    return Exchange(rounds, moves, places, _GATHER_TAG)
+    return Exchange(rounds, places, _GATHER_TAG)
 
 
 def _cuts(groups: Sequence[ParameterGroup], places: Places) -> list[tuple[ParameterGroup, list[Slice]]]:
     """For each round, its group and a piece of each rank's slice; the piece is empty after the slice's end."""
-    return [(group, cut) for group in groups for cut in _rounds(places.slices[group.name])]
-
-
-def _rounds(slices: Sequence[Slice]) -> Iterator[list[Slice]]:
-    owners = sum(start < stop for start, stop in slices)
-    limit = max(ROUND_ELEMENTS // max(owners, 1) // ALIGNMENT_ELEMENTS, 1) * ALIGNMENT_ELEMENTS
-    for done, _ in pieces(0, max(_lengths(slices)), limit):
-        yield [(min(start + done, stop), min(start + done + limit, stop)) for start, stop in slices]
+    cuts = []
+    for group in groups:
+        slices = places.slices[group.name]
+        owners = sum(start < stop for start, stop in slices)
+        limit = max(ROUND_ELEMENTS // max(owners, 1) // ALIGNMENT_ELEMENTS, 1) * ALIGNMENT_ELEMENTS
+        for done, _ in pieces(0, max(_lengths(slices)), limit):
+            cut = [(min(start + done, stop), min(start + done + limit, stop)) for start, stop in slices]
+            cuts.append((group, cut))
+    return cuts
 
 
 def _lengths(slices: Sequence[Slice]) -> list[int]:

@@ -120,8 +120,7 @@ class Boxes:
     def __init__(self, communicator: Communicator, size_bytes: int) -> None:
         self.size_bytes, self.position, self.calls = size_bytes, communicator.local_rank, 0
         self.flags = NodeFlags(communicator)
-        window = communicator.allocate_shared(_BOXES * size_bytes)
-        parts = [torch.from_numpy(window.of(position)) for position in range(communicator.local_size)]
+        parts = [torch.from_numpy(part) for part in communicator.allocate_shared(_BOXES * size_bytes).parts]
         self.of_call = [[part[box * size_bytes :] for part in parts] for box in range(_BOXES)]
 
 

@@ -38,10 +38,10 @@ class NodeFlags:
     def __init__(self, communicator: Communicator) -> None:
         self._window = communicator.allocate_shared(_PAGE_BYTES * 2)
         self._sync = self._window.sync
-        rank, size = communicator.local_rank, communicator.local_size
+        rank = communicator.local_rank
         # Plain Python integers, read in tens of nanoseconds.
-        words = [self._window.of(index).data.cast("q") for index in range(size)]
-        self._floats = [self._window.of(index).data.cast("d") for index in range(size)]
+        words = [part.data.cast("q") for part in self._window.parts]
+        self._floats = [part.data.cast("d") for part in self._window.parts]
         self._own, self._own_floats = words[rank], self._floats[rank]
         self._peers = words[:rank] + words[rank + 1 :]
         job = communicator.job

@@ -90,24 +90,24 @@ def fitting(tensors: Mapping[str, Tensor], program: Program, source: str) -> Map
     unknown = [name for name in tensors if name not in names]
     if missing or unknown:
         raise misfit(f"missing {_some_of(missing)}; not in the model {_some_of(unknown)}")
-    loaded = {symbol: tensors[names_there[0]] for symbol, names_there in there.items()}
     for first, *tied in there.values():
         for name in tied:
             if tensors[name] is not tensors[first] and bytes_of(tensors[name]) != bytes_of(tensors[first]):
                 raise misfit(f"{first} and {name} are one tensor of the model, and differ there")
-    other = []
-    for symbol in wanted:
-        tensor = loaded[symbol.name]
-        type_ = f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"  # as `TensorType` writes it
-        if type_ != str(symbol.whole):
-            other.append(f"{symbol.torch_names[0]} is {type_} and not {symbol.whole}")
-    if other:
+    loaded = {symbol: tensors[names_there[0]] for symbol, names_there in there.items()}
+    types = [(symbol.torch_names[0], _type_of(loaded[symbol.name]), str(symbol.whole)) for symbol in wanted]
+    if other := [f"{name} is {type_} and not {expected}" for name, type_, expected in types if type_ != expected]:
         raise misfit(_some_of(other))
     return loaded
 
 
+def _type_of(tensor: Tensor) -> str:
+    """As `TensorType` writes it."""
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+
+
 def _some_of(names: list[str]) -> str:
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "") if names else "nothing"
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "") or "nothing"
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,8 +192,8 @@ def byte_array(tensor: Tensor) -> NDArray[np.uint8]:
 
 
 class DeviceMemory:
-    """Typed views of the device memory of one rank, whose program is `program`; none copies. `shared`, if given, holds
-    parameters and constants at the same offsets: the storage of another replica of the node."""
+    """Typed views of the device memory of one rank; none copies. `shared`, if given, holds parameters and constants at
+    the same offsets: the storage of another replica of the node."""
 
     def __init__(self, program: Program, storage: Storage, shared: Storage | None = None) -> None:
         self.program = program

@@ -72,7 +72,7 @@ class StatusPages:
 
     def __init__(self, communicator: Communicator) -> None:
         self._window = communicator.allocate_shared(self._BYTES)
-        pages = [self._window.of(index).data.cast("q") for index in range(communicator.local_size)]
+        pages = [part.data.cast("q") for part in self._window.parts]
         self._pages = dict(zip(communicator.local_ranks, pages, strict=True))
         self._own = pages[communicator.local_rank]
 

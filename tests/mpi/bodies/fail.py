@@ -69,7 +69,7 @@ def exit_code(error: BaseException) -> int:
 def main() -> None:
     communicator = connect(sys.argv)
     window = communicator.allocate_shared(1 << 20)
-    window.local[:] = communicator.rank
+    window.parts[communicator.local_rank][:] = communicator.rank
     with Supervisor(communicator, report=report, exit_code=exit_code):
         {way.__name__: way for way in WAYS}[sys.argv[1]](communicator)
 

@@ -50,12 +50,12 @@ def untouched(communicator: Communicator) -> None:
         window = communicator.allocate_shared(_SIZE_BYTES, touched=[(0, MIB)])
     except MachineError as error:
         return say(communicator, f"{communicator.library} refused: {error}")
-    window.local[-MIB:] = communicator.rank + 1
+    window.parts[communicator.local_rank][-MIB:] = communicator.rank + 1
     window.sync()
     communicator.node_barrier()
     window.sync()
     peer = (communicator.local_rank + 1) % communicator.local_size
-    right = bool((window.of(peer)[-MIB:] == peer + 1).all()) and not window.of(peer)[:MIB].any()
+    right = bool((window.parts[peer][-MIB:] == peer + 1).all()) and not window.parts[peer][:MIB].any()
     return say(communicator, "written and read" if right else "wrong")
 
 
