@@ -30,21 +30,27 @@ BATCH, SEED, IGNORED = 3, 11, -100
 
 
 class Net(nn.Module):
-    """`compute` is called with a layer, the input, and whether it trains."""
+    """`compute` is called with the input, whether it trains, and the layers."""
 
-    def __init__(self, compute: Callable[[nn.Module, Tensor, bool], Tensor]) -> None:
+    def __init__(self, compute: Callable[..., Tensor], *layers: nn.Module) -> None:
         super().__init__()
-        self.linear = nn.Linear(4, 5)
-        self.compute = compute
+        self.layers, self.compute = nn.ModuleList(layers or [nn.Linear(4, 5)]), compute
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.compute(self.linear, x, self.training)
+        return self.compute(x, self.training, *self.layers)
 
 
-def with_unread_draws(linear: nn.Module, x: Tensor, trains: bool) -> Tensor:
+def with_unread_draws(x: Tensor, trains: bool, linear: nn.Module) -> Tensor:
     torch.randn_like(x)
     functional.dropout(x, 0.5, trains)
     return linear(functional.dropout(x + torch.randn_like(x), 0.5, trains))
+
+
+def recurrent(x: Tensor, trains: bool, lstm: nn.Module, last: nn.Module) -> Tensor:
+    """With a layer that is not compiled, two dropouts, and a draw in between that nobody reads."""
+    x = functional.dropout(lstm(x.transpose(0, 1))[0].sum(0), 0.2, trains)
+    torch.randn_like(x)
+    return last(functional.dropout(functional.gelu(x), 0.5, trains))
 
 
 def evaluated(program: Program, memory: DeviceMemory) -> list[Tensor]:
@@ -76,7 +82,7 @@ def test_what_nobody_reads_is_drawn_as_in_eager(level: str, tmp_path: Path) -> N
 
 def test_the_loss_of_a_sample_is_the_mean_of_its_counted_elements(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    model, x = Net(lambda linear, x, _: linear(x).transpose(1, 2)), torch.randn(BATCH, 6, 4)
+    model, x = Net(lambda x, _, linear: linear(x).transpose(1, 2)), torch.randn(BATCH, 6, 4)
     target = torch.randint(0, 5, (BATCH, 6))
     target[0, 1:] = target[1] = IGNORED
     inputs = {"x": x, "target": target}
@@ -107,20 +113,6 @@ def test_probabilities_as_target_have_nothing_to_ignore() -> None:
     assert by_sample(scores, target).equal(elements.mean(1))
 
 
-class Recurrent(nn.Module):
-    """Has a recurrent layer, which is not compiled, drops out twice, and draws in between what nobody reads."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.recurrent = nn.LSTM(6, 5)
-        self.last = nn.Linear(5, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = functional.dropout(self.recurrent(x.transpose(0, 1))[0].sum(0), 0.2, self.training)
-        torch.randn_like(x)
-        return self.last(functional.dropout(functional.gelu(x), 0.5, self.training))
-
-
 class Sections(StepObserver):
     ended = 0
 
@@ -136,7 +128,7 @@ def test_gradients_and_draws_are_those_of_the_plain_engine(tmp_path: Path, monke
     except MachineError:
         pytest.skip("there is no C++ compiler here")
     torch.manual_seed(0)
-    model = Recurrent()
+    model = Net(recurrent, nn.LSTM(6, 5), nn.Linear(5, 3))
     inputs = {"x": torch.randn(4, 7, 6), "target": torch.tensor([0, 2, 1, 1])}
     program, memory = loaded(compile_net(model, inputs, tmp_path), inputs)
     names = [member.gradient for group in program.groups for member in group.members]
@@ -157,16 +149,13 @@ def test_gradients_and_draws_are_those_of_the_plain_engine(tmp_path: Path, monke
         return float(outputs[program.loss or ""]), gradients, torch.get_rng_state(), sections.ended
 
     loss, gradients, drawn, sections = differentiate(plain)
-    first = differentiate(compiled)
+    first, second, added = (differentiate(compiled, accumulate=adds) for adds in (False, False, True))
     assert first[0] == pytest.approx(loss, rel=1e-5)
     torch.testing.assert_close(first[1], gradients)
     assert first[2].equal(drawn)
-    assert first[3] == sections
-    second = differentiate(compiled)
-    assert second[0] == first[0]
+    assert (first[3], second[0]) == (sections, first[0])
     assert all(map(torch.equal, second[1], first[1]))
-    added = differentiate(compiled, accumulate=True)
-    assert all(torch.equal(both, 2 * one) for both, one in zip(added[1], first[1], strict=True))
+    assert all(torch.equal(both, 2 * once) for both, once in zip(added[1], first[1], strict=True))
 
 
 def test_a_missing_compiler_is_named_with_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

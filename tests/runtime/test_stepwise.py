@@ -143,16 +143,9 @@ def test_a_hyperparameter_is_changed_from_the_next_step_on(stepped: Stepped) -> 
         assert {name for name in before if not torch.equal(after[name], before[name])} == expected
 
 
-@pytest.mark.parametrize(
-    ("kinds", "words"),
-    [({BCKWD}, "there is no forward whose backward could be run"), ({OPT}, "there are no gradients")],
-)
-def test_what_is_not_there_is_refused(stepped: Stepped, kinds: set[SectionKind], words: str) -> None:
-    with pytest.raises(OptionError, match=words):
-        stepped.run(kinds, None)
-
-
-def test_gradients_are_synced_in_one_mode(stepped: Stepped) -> None:
+def test_an_optimizer_needs_gradients_which_are_synced_in_one_mode(stepped: Stepped) -> None:
+    with pytest.raises(OptionError, match="there are no gradients"):
+        stepped.run({OPT}, None)
     stepped.run()
     with pytest.raises(OptionError, match="were synced in the mode alone, and now are to be in the mode host"):
         stepped.replica.run(STEP, batch(0), tangent_of(stepped.program, 1.0), Mode.HOST)

@@ -46,8 +46,7 @@ Held: TypeAlias = Sequence[tuple[Symbol, Tensor]]
 
 
 def operator_error(node: Node, raised: Exception, held: Held) -> SambasimError:
-    """The error for `raised`, which `node`'s operator raised while inputs were `held`: DataError for integers out of
-    range, MachineError if memory ran out."""
+    """The error for `raised`, which `node`'s operator raised while inputs were `held`."""
     said = _REPORT.sub("", str(raised).strip().partition("\n")[0])
     text = f"{type(raised).__name__}: {said}"
     where = str(node.source) if node.source else f"the operator {node.operator}"
@@ -87,8 +86,7 @@ class Code:
     _instructions: Sequence[Instruction | None]  # by line
 
     def run(self, registers: Registers, ended: Ended | None, held: Callable[[], Held] = list) -> Iterable[None]:
-        """Run it. What it returns is to be iterated over: it yields where it must wait for another rank of this
-        process. `held`: the inputs, for errors."""
+        """Run it, while its result is iterated over: it yields to other ranks of this process. `held`: for errors."""
         if self.yields:
             return self._run_waiting(registers, ended, held)
         try:

@@ -172,8 +172,7 @@ class Executor:
     def _bound(
         self, section_of: Mapping[str, int], returned: Sequence[Output], buffers: Sequence[Output], span: _Span
     ) -> _Span:
-        """`span`, with what it makes of `returned` outputs and changed `buffers`. An input is there before section 0, a
-        tangent behind all."""
+        """`span`, with what it makes. An input is there before section 0, a tangent behind all."""
         register = self._registers.value
         made = {*range(span.start, span.stop), *(-1,) * span.begins, *(len(self.sections),) * span.ends}
         outputs = [output for output in returned if section_of.get(output.value, -1) in made]

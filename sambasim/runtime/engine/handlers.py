@@ -67,8 +67,7 @@ Handler: TypeAlias = Callable[[Node, Binding], Work]
 
 
 def lower(nodes: Sequence[Node], binding: Binding, keep: Collection[str]) -> list[Instruction | None]:
-    """The instructions of a pass; None for a view that is evaluated here, once. Values in `keep` are not freed. Raises
-    PefError."""
+    """The instructions of a pass; None for a view that is evaluated here, once. Values in `keep` are not freed."""
     lowered = [instruction_of(node, binding) for node in nodes]
     left = [None if _evaluate_view(instruction, binding.registers) else instruction for instruction in lowered]
     return instructions.free_after_use(left, keep, binding.registers)

@@ -45,8 +45,6 @@ Fakes: TypeAlias = Mapping[str, Tensor]
 BACKWARD_UNITS = 4
 """The maximum number of units of the backward. The gradients of the last one are reduced after it."""
 
-_ALONE = (OperatorKind.RECURRENT, OperatorKind.CHECK)
-
 
 @dataclass(frozen=True, slots=True)
 class Region:
@@ -81,8 +79,7 @@ def _choose_units(sections: Sequence[Section]) -> list[tuple[Section, ...]]:
 
 @dataclass(frozen=True, slots=True)
 class _Planner:
-    """Plans the steps of every unit. `nodes`: of the pass; `taken`: positions of views of symbols, which have no step;
-    `needed`: values that regions must output."""
+    """Plans steps. `taken`: positions of views of symbols, which have none; `needed`: values that regions output."""
 
     nodes: Sequence[Node]
     taken: Collection[int]
@@ -92,10 +89,11 @@ class _Planner:
     def steps(self, units: Iterable[tuple[Section, ...]]) -> list[list[Step]]:
         nodes, last, drafts = self.nodes, self._gradient_products(), list[list[Step]]()
         maker = {result: at for at, node in enumerate(nodes) for result in node.results if result is not None}
+        alone = (OperatorKind.RECURRENT, OperatorKind.CHECK)
         for unit in units:
             positions, draft = range(unit[0].start, unit[-1].stop), list[Step]()
             rest = [at for at in positions if at not in self.taken and at not in last]
-            for keeps_kernel, group in groupby(rest, lambda at: kind_of(nodes[at]) in _ALONE):
+            for keeps_kernel, group in groupby(rest, lambda at: kind_of(nodes[at]) in alone):
                 run = tuple(group)
                 draft += run if keeps_kernel else [self._region(run, maker)]
             drafts.append([*draft, *(at for at in positions if at in last)])
@@ -157,18 +155,16 @@ FEWEST_FLOPS = 1 << 23
 
 
 @cache
-def mkl_favours(processors: Path) -> bool:
-    """Whether torch has MKL and `processors`, a file like /proc/cpuinfo, describes an Intel CPU."""
-    try:
-        text = processors.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return False
+def mkl_is_faster() -> bool:
+    """Whether torch has MKL and this is an Intel CPU."""
+    processors = Path("/proc/cpuinfo")
+    text = processors.read_text(encoding="utf-8", errors="replace") if processors.exists() else ""
     return torch.backends.mkl.is_available() and "GenuineIntel" in text
 
 
 def by_onednn(x: Tensor, weight: Tensor) -> bool:
     """Whether LINEAR is faster than torch's product for `x @ weight.T`."""
-    if x.dtype is not torch.float32 or not torch.backends.mkldnn.is_available() or mkl_favours(Path("/proc/cpuinfo")):
+    if x.dtype is not torch.float32 or not torch.backends.mkldnn.is_available() or mkl_is_faster():
         return False
     return 2 * x.shape[0] * x.shape[1] * weight.shape[0] >= FEWEST_FLOPS
 
@@ -207,8 +203,7 @@ def fake_values(nodes: Sequence[Node], inputs: Mapping[str, TensorType]) -> dict
 
 
 def rebuild(nodes: Iterable[Node], inputs: Sequence[str], outputs: Sequence[str], fakes: Fakes) -> GraphModule:
-    """A module from `inputs` to a tuple of `outputs`. Names are numbered by position, so that equal layers give equal
-    code and inductor's cache finds it."""
+    """A module from `inputs` to a tuple of `outputs`. Names are numbers, so that caches find equal layers."""
     graph = Graph()
     values: dict[str, FxArgument] = {name: graph.placeholder(f"input{i}") for i, name in enumerate(inputs)}
     for node in nodes:
@@ -249,13 +244,6 @@ def _arguments(node: Node, values: Mapping[str, T]) -> tuple[tuple[T, ...], dict
         return cast(T, instructions.plain_argument(argument))
 
     return tuple(map(converted, node.args)), {name: converted(argument) for name, argument in node.kwargs}
-
-
-_SETTINGS = {
-    "deterministic": True,
-    "fallback_random": True,  # dropout draws the same numbers as the plain engine
-    "reorder_for_peak_memory": False,  # and in its order
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,7 +305,8 @@ class Inductor:
 def _compile_module(module: GraphModule, inputs: Sequence[Tensor]) -> Function:
     from torch._inductor.compile_fx import compile_fx  # takes seconds to import
 
-    settings = {**_SETTINGS, "cpp.cxx": (None, find_cpp_compiler())}  # inductor itself would call an empty CXX
+    settings = {"deterministic": True, "cpp.cxx": (None, find_cpp_compiler())}  # inductor would call an empty CXX
+    settings |= {"fallback_random": True, "reorder_for_peak_memory": False}  # draws as the plain engine, in its order
     try:
         tagged = torch.compiler.config.patch(cache_key_tag=KEPT_TAG)  # type: ignore[attr-defined]  # made at import
         with torch.no_grad(), tagged:

@@ -42,8 +42,7 @@ class Instruction:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Instructions that run together, and the sections that have run then. Communications that begin in a unit end in
-    it."""
+    """Instructions that run together, communications with their ends, and the sections that have run then."""
 
     sections: tuple[Section, ...]
     instructions: tuple[Instruction, ...]

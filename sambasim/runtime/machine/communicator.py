@@ -104,8 +104,7 @@ class Communicator:
         return self
 
     def subset(self, ranks: Sequence[int]) -> "Communicator":
-        """Collective over `ranks`, ascending, with this one: their own communicator, without failure notices and
-        letters."""
+        """Collective over `ranks`, ascending, with this one: their own communicator, without notices and posts."""
         return self
 
     def barrier(self) -> None:

@@ -111,8 +111,7 @@ def _keep(built: Path, kept: Path) -> bool:
 
 
 def _is_whole(path: Path) -> bool:
-    """Whether `path` is a library followed by its digest, which the loader ignores. A truncated library would crash the
-    process that loads it."""
+    """Whether `path` is a library and its digest, which the loader ignores. It would crash on a truncated library."""
     with suppress(OSError):
         content = path.read_bytes()
         return _digest(content[:-_DIGEST_BYTES]) == content[-_DIGEST_BYTES:]

@@ -41,8 +41,7 @@ class Launcher(NamedTuple):
 
     @property
     def wait_for_report_s(self) -> float:
-        """How long a failed rank waits for rank 0 to report (estimate): some launchers end all ranks at the first
-        exit."""
+        """How long a failed rank waits for rank 0's report (estimate): some launchers end all ranks at one exit."""
         return 2.0 if self.rank > 0 and self.is_open_mpi else 0.0
 
 
@@ -116,8 +115,7 @@ def check_launcher(
     environ: Mapping[str, str], world_size: int | None, version: str, *, command: Sequence[str], executable: Path
 ) -> None:
     """Raise LaunchError if the launcher started another number of ranks than MPI sees; with None for that, before MPI
-    starts, if the MPI would end the process. `version`: of the library; `command`: what was typed, without mpirun;
-    `executable`: the running Python."""
+    starts, if the MPI would end the process. `version`: of the library; `command`: what was typed, without mpirun."""
     launcher, library = find_launcher(environ), library_name(version)
     if launcher is None or launcher.world_size == (1 if launcher.name == _TORCHRUN else world_size):
         return

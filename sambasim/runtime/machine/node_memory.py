@@ -178,16 +178,14 @@ class Demand(NamedTuple):
 
 @dataclass(slots=True)
 class Promised:
-    """The shared memory that the windows of this process need, and what was free before: pages count as free until
-    touched."""
+    """The shared memory that this process's windows need, and what was free before: untouched pages count as free."""
 
     bytes: int = 0
     free_before: int | None = None
 
     @contextmanager
     def more(self, needed_bytes: int) -> Iterator[tuple[int, int | None]]:
-        """Promise `needed_bytes`, unless MachineError is raised within. Gives all that is promised then, and what was
-        free."""
+        """Promise `needed_bytes`, unless MachineError is raised within. Gives what is then promised, and was free."""
         if not self.bytes:
             self.free_before = free_bytes()
         self.bytes += needed_bytes
@@ -248,8 +246,7 @@ def check_start(ranks: int, host_name: str, there_bytes: int | None) -> None:
 
 
 def try_mapping(size_bytes: int, host_name: str, rank: int) -> MachineError | None:
-    """Map that much shared memory without touching it, and unmap it. Returns the error, with the limit that caused
-    it."""
+    """Map that much shared memory without touching it, and unmap it. Returns the error, with its limit."""
     if not FOLDER.is_dir():
         return None
     try:

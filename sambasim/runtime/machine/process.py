@@ -30,7 +30,6 @@ from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.machine.node_memory import Demand, check_demands
 from sambasim.units import format_bytes
 
-_CONNECT_S = 30.0
 _LOOPBACK = "127.0.0.1"
 _INTERFACE_KEY = "GLOO_SOCKET_IFNAME"
 _TRANSPORT_KEY = "GLOO_DEVICE_TRANSPORT"
@@ -94,14 +93,14 @@ def bring_up(communicator: Communicator, timeout_s: float = 300.0) -> None:
     if one_host and (loopback := [name for _, name in socket.if_nameindex() if name.startswith("lo")]):
         # Needs no network. The variable stays set: gloo reads it for each group.
         os.environ.setdefault(_INTERFACE_KEY, loopback[0])
-    server, address = None, _LOOPBACK
+    server, place = None, None
     if communicator.rank == 0:
         server = dist.TCPStore(_LOOPBACK, 0, is_master=True, timeout=timeout, wait_for_workers=False)
-        address = _LOOPBACK if one_host else _outside_address(communicator.host_name)
-    host, port = communicator.broadcast_object((address, server.port) if server else None)
+        place = _LOOPBACK if one_host else _outside_address(communicator.host_name), server.port
+    host, port = communicator.broadcast_object(place)
     where = f"rank {communicator.rank} on host {communicator.host_name}, store at {host}:{port}"
     # Before torch tries it, which prints the C++ frames of each attempt.
-    communicator.raise_first(_obstacle(host, port, min(_CONNECT_S, timeout_s), where))
+    communicator.raise_first(_obstacle(host, port, min(30.0, timeout_s), where))
     hook = sys.excepthook
     try:
         store = server or dist.TCPStore(host, port, is_master=False, timeout=timeout, wait_for_workers=False)
@@ -137,8 +136,7 @@ def _not_connected(why: str, where: str) -> MachineError:
 
 @contextmanager
 def gloo_errors(*, all_errors: bool = True) -> Iterator[None]:
-    """Raises PeerError for what torch.distributed raises if a rank dies or is late; without `all_errors`, for what gloo
-    raises only."""
+    """Raises PeerError for errors of torch.distributed; without `all_errors`, for those of gloo only."""
     try:
         yield
     except RuntimeError as error:
@@ -156,8 +154,7 @@ def _reason(error: Exception) -> str:
 
 
 def bring_up_on_demand(connect: Callable[[], Communicator | None]) -> None:
-    """Initialize the default process group when `torch.distributed` first needs it, if `connect` returns a
-    communicator."""
+    """Initialize the default process group when it is first needed, if `connect` returns a communicator."""
     ask = distributed_c10d._get_default_group
 
     def asked() -> dist.ProcessGroup:
@@ -178,8 +175,7 @@ def take_down() -> None:
 
 
 def _outside_address(host_name: str) -> str:
-    """The address by which other hosts reach this one: of the interface that the user has named, of the one to the
-    outside, or the name's."""
+    """The address by which other hosts reach this one: of the interface that the user has named, or to the outside."""
     name = os.environ.get(_INTERFACE_KEY, "").split(",")[0]
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         with suppress(OSError):  # none of this name, or with an IPv6 address only
@@ -206,8 +202,7 @@ def keep_freed_memory() -> bool:
 
 
 def use_small_pages() -> None:
-    """No huge pages in this process from now on: making room for one may take milliseconds, too much for memory that is
-    used a few times."""
+    """No huge pages in this process from now on: making room for one takes milliseconds, too much for short uses."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_THP_DISABLE, 1, 0, 0, 0)
 
@@ -241,8 +236,7 @@ def cores_of_this_process() -> frozenset[int]:
 
 
 def default_threads(communicator: Communicator, replicas_here: int, environ: Mapping[str, str] = os.environ) -> int:
-    """Collective. Intra-op threads of a rank, the same on all: OMP_NUM_THREADS, or a node's cores divided by its
-    replicas."""
+    """Collective. Intra-op threads of a rank, the same on all: OMP_NUM_THREADS, or a node's cores by replicas."""
     text = environ.get("OMP_NUM_THREADS", "")
     wanted = communicator.all_gather_object(int(text) if text.isdecimal() else 0)
     if any(wanted):

@@ -208,8 +208,7 @@ class GradientSync(ABC):
 
     @abstractmethod
     def reduce_scatter(self, groups: Sequence[ParameterGroup]) -> Communication | None:
-        """Replaces the slices of the gradients that this rank updates by means over the replicas. None if there is
-        nothing to do."""
+        """Replaces the gradients that this rank updates by means over the replicas. None if there is nothing to do."""
 
     def all_gather(self, groups: Sequence[ParameterGroup]) -> Communication | None:
         """Makes the updated parameters of all slices visible to every replica. None if there is nothing to do."""
@@ -241,8 +240,7 @@ class GradientSync(ABC):
 
     @abstractmethod
     def end_of_step(self) -> Communication[Shared]:
-        """The communication along dp that ends every step: all replicas see all updates, and all ranks receive what all
-        have offered."""
+        """What ends every step: all replicas see all updates, and all ranks along dp receive what all have offered."""
 
     def whole_state(self, group: ParameterGroup, member: Member, state: str) -> Tensor | None:
         """Collective. On rank 0, `state` of one parameter, flat, whoever updates its slices; None on other ranks."""

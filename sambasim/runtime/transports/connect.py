@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
-from typing import TypeAlias, final
+from typing import final
 
 from sambasim.errors import InternalError, MachineError
 from sambasim.ir.mesh import DATA_PARALLEL, PIPELINE, TENSOR, Mesh, mesh_of
@@ -21,21 +21,18 @@ from sambasim.runtime.transports.window import Devices, SmallWindow, Window, all
 from sambasim.runtime.values.memory import DeviceMemory, slices_of
 from sambasim.runtime.watch.observer import StepObserver, report_spans
 
-Connect: TypeAlias = Callable[[Sequence[int]], AxisGroup]
-"""Connects ranks of the job, of which the own one is one."""
-
 
 @final
 @dataclass(eq=False)
 class Transport:
-    """Rank `rank` of `mesh`, with device memory `memory`. Along dp it is connected by `sync`, along other axes by
-    `connect`; `end` is the end of each step. `hub` connects the ranks of this process; None if there is only one."""
+    """Rank `rank` of `mesh`. Along dp it is connected by `sync`, along other axes by `connect`, given the ranks of its
+    group; `end` is the end of each step. `hub` connects the ranks of this process; None if there is only one."""
 
     memory: DeviceMemory
     sync: GradientSync
     mesh: Mesh
     rank: int
-    connect: Connect
+    connect: Callable[[Sequence[int]], AxisGroup]
     end: Communication[Shared]
     title: str
     hub: Hub | None = None
@@ -122,8 +119,7 @@ def allocate(
 
 
 def groups_of(communicator: Communicator, ranks: Sequence[int], mesh: Mesh | None) -> Sequence[Communicator]:
-    """Collective. The communicator along dp of each of `ranks`: one for each, so that the messages of several ranks of
-    a process do not mix."""
+    """Collective. The communicator along dp of each of `ranks`, so that messages of a process's ranks do not mix."""
     if mesh is None or communicator.world_size == 1:
         return [communicator] * len(ranks)
     return [communicator.subset([peer // len(ranks) for peer in mesh.group(rank, DATA_PARALLEL)]) for rank in ranks]
@@ -132,9 +128,8 @@ def groups_of(communicator: Communicator, ranks: Sequence[int], mesh: Mesh | Non
 def connect(
     communicator: Communicator, way: Way, allocated: Allocated, roles: Roles | None = None, mesh: Mesh | None = None
 ) -> Sequence[Transport]:
-    """Collective. A transport for each rank of this process, whose weights must be in device memory already: of all
-    ranks of the job; of one rank that is a whole replica; of one rank of a mesh; or of all ranks of one replica
-    (`--one-process-per-replica`)."""
+    """Collective. A transport for each rank of this process, whose weights are in device memory already: for all ranks
+    of the job, a whole replica, one rank of a mesh, or all ranks of a replica (`--one-process-per-replica`)."""
     memories = allocated.memories
     if way is Way.IN_PROCESS and communicator.world_size == 1:
         return connect_here(memories, mesh)

@@ -117,8 +117,7 @@ class Exchange(Communication):
 
 
 def reduce_scatter(groups: Sequence[ParameterGroup], places: Places) -> Exchange:
-    """An exchange after which the own slices of the gradients in `places.kept` are means over the workers, added in the
-    order of the tree."""
+    """An exchange after which the own slices of the gradients in `places.kept` are means over the workers."""
     rank, others, workers = places.communicator.rank, places.others, places.workers
     steps = additions(len(workers))
     means = {group.dtype: TreeMean(steps, len(workers), getattr(torch, group.dtype)) for group in groups}

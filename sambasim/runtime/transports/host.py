@@ -126,8 +126,7 @@ def among_equals(memory: DeviceMemory, communicator: Communicator) -> Places:
 
 
 def parameter_server(memory: DeviceMemory, roles: Roles, communicator: Communicator) -> Host:
-    """Sync by parameter servers. `memory`: of this rank's replica; on a server without one, host memory with the
-    parameters."""
+    """Sync by parameter servers. `memory`: of this rank's replica, or of a server without one, with the parameters."""
     program, rank, (first, *_), last = memory.program, communicator.rank, roles.servers, roles.servers[-1]
     of_servers, nothing = slices_of(program, len(roles.servers)), [(0, 0)]
     before, after = nothing * first, nothing * (communicator.world_size - 1 - last)  # servers are neighbouring ranks

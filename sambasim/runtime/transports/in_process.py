@@ -39,7 +39,7 @@ class Hub:
     _put: dict[Hashable, dict[int, object]] = field(default_factory=lambda: defaultdict(dict))
     _taken: dict[Hashable, int] = field(default_factory=lambda: defaultdict(int))
     _calls: dict[Hashable, int] = field(default_factory=lambda: defaultdict(int))
-    _mail: dict[Hashable, deque[Tensor]] = field(default_factory=lambda: defaultdict(deque))
+    mail: dict[Hashable, deque[Tensor]] = field(default_factory=lambda: defaultdict(deque))
 
     def put(self, key: Hashable, position: int, value: object) -> Hashable:
         """Returns the number of the call, with its key."""
@@ -62,19 +62,16 @@ class Hub:
 
     def forget(self) -> None:
         """Drop what ranks have put that others have not taken, because a rank has failed."""
-        for values in (self._put, self._taken, self._calls, self._mail):
+        for values in (self._put, self._taken, self._calls, self.mail):
             values.clear()
 
     def send(self, way: Hashable, tensor: Tensor) -> None:
-        self._mail[way].append(tensor)
+        self.mail[way].append(tensor)
         self.changes += 1
-
-    def has_mail(self, way: Hashable) -> bool:
-        return bool(self._mail[way])
 
     def receive(self, way: Hashable) -> Tensor:
         self.changes += 1
-        return self._mail[way].popleft()
+        return self.mail[way].popleft()
 
 
 def run_together(
@@ -134,12 +131,11 @@ class HubGroup(AxisGroup):
 
     def recv(self, source: int, tag: int, type_: TensorType) -> Communication[Tensor]:
         way = self.ranks[source], self.ranks[self.position], tag
-        return Receiving(lambda: self.hub.has_mail(way), lambda: self.hub.receive(way))
+        return Receiving(lambda: bool(self.hub.mail[way]), lambda: self.hub.receive(way))
 
 
 def _copy_of(operands: Sequence[object]) -> Tensor:
-    """This rank may overwrite its tensor before the others read it. Contiguous, as what arrives in a message is:
-    kernels give other bits for other strides."""
+    """This rank may overwrite its tensor before others read it. Contiguous, as in a message: strides change bits."""
     return Communication.tensor(operands).clone(memory_format=torch.contiguous_format)
 
 
@@ -168,8 +164,8 @@ class Together(Communication[R]):
 
 @final
 class InProcess(GradientSync):
-    """All ranks of `group` run in this process, with `memories`. Each updates its slices in the memory of the first;
-    the others copy the parameters from there."""
+    """All ranks of `group` run in this process. Each updates its slices in the memory of the first, from which the
+    others copy the parameters."""
 
     def __init__(self, memories: Sequence[DeviceMemory], group: HubGroup) -> None:
         super().__init__(memories[0], group)
@@ -187,12 +183,7 @@ class InProcess(GradientSync):
             part = slice(*self.updated(group))
             gradients = [memory.region(group, "gradient")[part] for memory in self._memories]
             sums.append(tree_mean(gradients, gradients[0], self.replicas))
-
-        def reduce(_: object) -> None:
-            for add_up in sums:
-                add_up()
-
-        return self._on_memory("reduce", groups, reduce)
+        return self._on_memory("reduce", groups, lambda _: [add_up() for add_up in sums])
 
     def all_gather(self, groups: Sequence[ParameterGroup]) -> Communication | None:
         return self._on_memory("spread", groups, lambda _: self._copy(groups))
@@ -208,7 +199,7 @@ class InProcess(GradientSync):
             self._copy(self.program.groups)
 
     def _on_memory(
-        self, name: str, groups: Sequence[ParameterGroup], function: Callable[[object], None]
+        self, name: str, groups: Sequence[ParameterGroup], function: Callable[[object], object]
     ) -> Communication | None:
         """`function`, called once all ranks have begun: it may then read the memory of all."""
         if self.replicas == 1:

@@ -65,8 +65,7 @@ class Network:
         if buffer.numel() < needed:
             buffer = torch.empty(needed, dtype=torch.uint8)
         self.operands: dict[str, Mapping[int, Tensor]] = {}
-        """By group, the buffers for the operands of this rank's slice, by rank of `sources`: in the reduce operand
-        buffer, or else in private memory."""
+        """By group, the buffers for the operands of this rank's slice, by rank of `sources`."""
         for group in self._groups:
             size, dtype = sizes[group.name], getattr(torch, group.dtype)
             parts = [buffer[index * size : (index + 1) * size].view(dtype) for index in range(len(self.sources))]
@@ -113,8 +112,7 @@ class Network:
 
     @span(Track.COLLECTIVES, "exchange between nodes")
     def exchange(self, region: str) -> None:
-        """Collective. Send this rank's slices of `region` of every group to one rank of each other node, and receive
-        theirs."""
+        """Collective. Exchange the slices of `region` of every group with one rank of each other node."""
         communicator = self._communicator
         communicator.wait_all(self._sends)  # received slices may overwrite what is being sent
         self._sends = []

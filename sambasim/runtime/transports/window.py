@@ -179,8 +179,7 @@ class _Work:
 
 @final
 class WindowReduce(Overlapped):
-    """Reduces `groups`; with `optimizers`, also updates them. Gradients in float32 are then divided by the update, and
-    no mean is stored."""
+    """Reduces `groups`; with `optimizers`, also updates them, which divides float32 gradients: no mean is stored."""
 
     def __init__(self, window: Window, groups: Sequence[ParameterGroup], optimizers: Optimizers | None) -> None:
         self._window, self._flags, self._optimizers = window, window.flags, optimizers

@@ -62,8 +62,7 @@ class TreeMean:
 
 
 def tree_mean(operands: Sequence[Tensor], out: Tensor, divisor: int, *, near: bool = False) -> Sum:
-    """A function that writes the sum of `operands`, given in rank order, divided by `divisor`, to `out`, which may be
-    one of them."""
+    """A function that writes the sum of `operands`, in rank order, over `divisor` to `out`, perhaps one of them."""
     return _mean_of(len(operands), divisor, out.dtype).of(operands, out, near)
 
 
@@ -78,8 +77,7 @@ def tree_mean_build(dtype: torch.dtype) -> Build:
 
 
 def tree_mean_kernel(steps: Sequence[Addition], dtype: torch.dtype) -> Kernel | None:
-    """The kernel in C for operands of `dtype`; None if there is nothing to add, for other dtypes, and without a C
-    compiler."""
+    """The kernel in C; None if there is nothing to add, for other dtypes, and without a C compiler."""
     library = tree_mean_build(dtype).library if steps and dtype in _REALS else None
     if library is None:
         return None
@@ -145,8 +143,7 @@ TORCH_CLIP_EPSILON = 1e-6
 
 
 class SquareSums:
-    """The sums of squares of `count` blocks; zero for those that are not in `parts`, each the number of a block and the
-    gradients that begin there."""
+    """The sums of squares of `count` blocks. `parts`: each the number of a block and gradients that begin there."""
 
     def __init__(self, parts: Iterable[tuple[int, Tensor]], count: int) -> None:
         self._count = count

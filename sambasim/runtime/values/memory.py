@@ -38,8 +38,7 @@ def state_dict(program: Program, tensor_of: Callable[[str], Tensor]) -> Mapping[
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], what: str, remedy: str) -> None:
-    """Write a safetensors file atomically, and create its folders. Raises OptionError with `what` it holds and the
-    `remedy`; MachineError if the disk is full."""
+    """Write a safetensors file atomically, and its folders. Raises OptionError or, for a full disk, MachineError."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

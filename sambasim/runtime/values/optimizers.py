@@ -37,24 +37,20 @@ from sambasim.runtime.values.memory import DeviceMemory
 Arguments: TypeAlias = Mapping[str, float | int | bool]
 
 
-def bind_arguments(program: Program, optimizer: OptimizerOptions, world_size: int, rank: int, seed: int) -> Arguments:
+def bind_arguments(program: Program, options: OptimizerOptions, world_size: int, rank: int, seed: int) -> Arguments:
     """A value for every runtime argument: from this run, else the program's default."""
     bound: dict[str, float | int | bool] = {argument.name: argument.default for argument in program.runtime_arguments}
-    of_run: dict[str, float | int | bool] = {
-        f"{own.name}__{name}": value
-        for own in program.optimizers
-        for name, value in optimizer.hyperparameters().items()
-    }
-    if program.data_parallel:
-        of_run |= {"dp_scale_factor": world_size, "dp_replica": rank}
-    if ROUNDING_SEED in bound:
-        of_run[ROUNDING_SEED] = seed
-    if unknown := sorted(set(of_run) - set(bound)):
+    settings = options.hyperparameters().items()
+    of_run = {f"{optimizer.name}__{name}": value for optimizer in program.optimizers for name, value in settings}
+    of_run |= {"dp_scale_factor": world_size, "dp_replica": rank} if program.data_parallel else {}
+    of_run |= {ROUNDING_SEED: seed} if ROUNDING_SEED in bound else {}
+    if unknown := sorted(of_run.keys() - bound.keys()):
         raise InternalError(f"the program takes no runtime argument {unknown[0]}")
     return bound | of_run
 
 
 Hyperparameters: TypeAlias = Mapping[str, float | bool]
+States: TypeAlias = Mapping[str, Tensor]
 SliceUpdate: TypeAlias = Callable[[], None]
 """Updates one slice of a group's parameters and states in place, by the mean gradient of that slice."""
 
@@ -88,19 +84,12 @@ class Scalars:
 
 
 def divides_exactly(dtype: str) -> bool:
-    """Whether an update that divides its gradient has the bits of a division before it; narrow dtypes would not be
-    rounded."""
+    """Whether an update that divides its gradient has the bits of a division before it, which rounds narrow dtypes."""
     return dtype in ("float32", "float64")
 
 
 def slice_update(
-    parameter: Tensor,
-    gradient: Tensor,
-    states: Mapping[str, Tensor],
-    scalars: Scalars,
-    *,
-    divisor: int = 1,
-    clips: bool = False,
+    parameter: Tensor, gradient: Tensor, states: States, scalars: Scalars, *, divisor: int = 1, clips: bool = False
 ) -> SliceUpdate:
     """A function that updates `parameter` and `states` by `gradient`, all flat, with the current values of `scalars`.
     It first divides the gradient by `divisor` or, if it `clips`, multiplies it by the factor of `scalars`, in place."""
@@ -142,9 +131,6 @@ def slice_update(
     return fused
 
 
-_DRAWS_OF_A_COUNTER = 16
-"""Each counter gives four 64-bit numbers; a draw has 16 bits."""
-
 PIECE_ELEMENTS = 32_768
 """Elements that `wide_update` updates at a time, so that their float32 copies stay in a core's cache."""
 
@@ -152,8 +138,8 @@ PIECE_ELEMENTS = 32_768
 def draw(seed: int, step: int, parameter: int, tensor: int, start: int, stop: int) -> Tensor:
     """Random int32 from 0 to 65,535, one for each element from `start`, a multiple of 16, to `stop`. `step` counts from
     1; see the module's docstring for the others."""
-    # Numpy increments the counter before it draws, hence the + 1 in the module's docstring.
-    words = np.array([start // _DRAWS_OF_A_COUNTER, parameter, tensor, 0], dtype=np.uint64)
+    # A counter gives four 64-bit numbers; numpy increments it before it draws, hence the + 1 of the docstring.
+    words = np.array([start // 16, parameter, tensor, 0], dtype=np.uint64)
     generator = np.random.Philox(key=np.array([seed, step], dtype=np.uint64), counter=words)
     drawn = generator.random_raw(-(-(stop - start) // 4)).view(np.uint16)[: stop - start]
     if sys.byteorder == "big":
@@ -162,8 +148,7 @@ def draw(seed: int, step: int, parameter: int, tensor: int, start: int, stop: in
 
 
 def round_stochastically(values: Tensor, draws: Tensor, out: Tensor) -> None:
-    """Round `values` (float32, overwritten) to `out` (bfloat16). Numbers that bfloat16 can represent, infinities and
-    NaN keep their value."""
+    """Round `values` (float32, overwritten) to `out` (bfloat16). What bfloat16 can represent keeps its value."""
     lost = values.isnan()  # a carry out of the low bits would turn NaN into a number
     values.view(torch.int32).add_(draws).bitwise_and_(-(1 << 16))
     out.copy_(values.masked_fill_(lost, torch.nan))
@@ -172,7 +157,7 @@ def round_stochastically(values: Tensor, draws: Tensor, out: Tensor) -> None:
 def wide_update(
     parameter: Tensor,
     narrow_gradient: Tensor,
-    states: Mapping[str, Tensor],
+    states: States,
     scalars: Scalars,
     scratch: list[Tensor],
     seed: int | None,
@@ -214,10 +199,9 @@ def wide_update(
 
 
 def master_update(
-    parameter: Tensor, narrow_gradient: Tensor, states: Mapping[str, Tensor], scalars: Scalars, scratch: list[Tensor]
+    parameter: Tensor, narrow_gradient: Tensor, states: States, scalars: Scalars, scratch: list[Tensor]
 ) -> SliceUpdate:
-    """As `slice_update`, of the float32 parameters in `states`, which are then rounded to `parameter`. The first step
-    begins with a copy of `parameter`."""
+    """As `slice_update`, of the float32 parameters in `states`, first copies of `parameter`, then rounded to it."""
     master = states[MASTER]
     if not scratch:
         scratch.append(torch.empty(PIECE_ELEMENTS, dtype=torch.float32))
