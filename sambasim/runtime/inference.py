@@ -305,7 +305,7 @@ class InferenceJob:
             weights |= fitting(self._weights, program, "the given weights")
 
         def fill(memory: DeviceMemory, rank: int) -> None:
-            place_weights(memory.program, memory, weights, mesh.coordinates(rank))
+            place_weights(memory, weights, mesh.coordinates(rank))
 
         alone = single_rank(self._communicator.host_name)
         ranks = open_ranks(program, alone, Way.IN_PROCESS, fill, range(mesh.world_size), mesh)

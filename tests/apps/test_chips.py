@@ -111,7 +111,7 @@ def emulate(path: Path) -> Mapping[str, Tensor]:
     ranks = range(mesh.world_size)
 
     def fill(memory: DeviceMemory, rank: int) -> None:
-        place_weights(program, memory, weights, mesh.coordinates(rank))
+        place_weights(memory, weights, mesh.coordinates(rank))
 
     transports = open_ranks(program, alone, Way.IN_PROCESS, fill, ranks, mesh)
     arguments = {one.name: one.default for one in program.runtime_arguments}

@@ -128,7 +128,7 @@ def test_an_app_that_runs_the_backward_apart_has_the_same_gradients(between: Bet
     found = []
     for apart in (False, True):
         memory = DeviceMemory.private(program)
-        place_weights(program, memory, built.weights)
+        place_weights(memory, built.weights)
         place_inputs(memory, inputs)
         executor, tangent = Executor(training, program, memory.tensor), tangent_of(program, 1.0)
         if apart:

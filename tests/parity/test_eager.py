@@ -47,7 +47,7 @@ class Ours:
         document = read(path)
         self.program: Program = document.program
         self.memory = DeviceMemory.private(self.program)
-        place_weights(self.program, self.memory, map_weights(path))
+        place_weights(self.memory, map_weights(path))
         resolved = resolve_run(options, document.training_defaults, document.data_source)
         assert resolved.optimizer is not None
         source = open_source(resolved.data, tuple(input_specs(self.program)))

@@ -37,7 +37,7 @@ class Evaluation:
         program, resolved = self.eager.program, self.eager.resolved
         self.storage = private_storage(program.device_bytes)
         memory = DeviceMemory(program, self.storage)
-        place_weights(program, memory, map_weights(path))
+        place_weights(memory, map_weights(path))
         buffers = {s.name for s in program.symbols.values() if s.kind is SymbolKind.BUFFER}
         self.evaluator = Evaluator(
             program, connect_here([memory]), resolved.loss, resolved.data.model_copy(update=data)

@@ -86,7 +86,7 @@ def loaded(path: Path, inputs: Mapping[str, Tensor]) -> tuple[Program, DeviceMem
     """The program, and its memory with weights and `inputs` in place."""
     program = read(path).program
     memory = DeviceMemory.private(program)
-    place_weights(program, memory, map_weights(path))
+    place_weights(memory, map_weights(path))
     place_inputs(memory, inputs)
     return program, memory
 

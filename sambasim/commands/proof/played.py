@@ -56,7 +56,7 @@ class Played:
             weights = {name: tensor for name, tensor in weights.items() if name not in self._read_only}
 
         def fill(memory: DeviceMemory, rank: int) -> None:
-            place_weights(memory.program, memory, weights, self._mesh.coordinates(rank))
+            place_weights(memory, weights, self._mesh.coordinates(rank))
 
         self._transports = open_ranks(of_a_replica, single_rank("here"), Way.IN_PROCESS, fill, range(count), self._mesh)
         self._hub = self._transports[0].hub

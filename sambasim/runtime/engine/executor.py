@@ -63,12 +63,10 @@ class _Span:
     changed: Sequence[tuple[Tensor, int, int]] = ()
 
 
-_Ranges: TypeAlias = Mapping[tuple[ActionKind, int], tuple[int, int]]
-"""The range of sections that each kind of action runs, by stage."""
-
-
-def _spans(ranges: _Ranges, actions: Sequence[Action], only: ActionKind | None) -> list[_Span]:
-    """What the `actions` of a rank run, or those of one kind `only`."""
+def _spans(
+    ranges: Mapping[tuple[ActionKind, int], tuple[int, int]], actions: Sequence[Action], only: ActionKind | None
+) -> list[_Span]:
+    """What the `actions` of a rank run, or those of one kind `only`. `ranges`: sections, by kind and stage."""
     first = {action.micro_batch: action for action in reversed(actions)}
     last = {action.micro_batch: action for action in actions}
     spans: list[_Span] = []

@@ -18,8 +18,7 @@ from sambasim.ir.types import NORM_BLOCK_ELEMENTS, Cut, TensorType
 from sambasim.optimizers import OPTIMIZERS
 from sambasim.runtime.engine import instructions
 from sambasim.runtime.engine.instructions import Function, Instruction, RegisterFile, value_of
-from sambasim.runtime.transports import communication
-from sambasim.runtime.transports.communication import AxisGroup, Combine, Communication, Finishing, Receiving
+from sambasim.runtime.transports.communication import AxisGroup, Communication, Finishing, Receiving, mean_of, sum_of
 from sambasim.runtime.transports.connect import Transport
 from sambasim.runtime.values.mean import SquareSums, parts_of, total_norm
 from sambasim.runtime.values.memory import SHARED_KINDS, joined, part
@@ -148,7 +147,7 @@ def _reduce_scatter(node: Node, binding: Binding) -> Work:
     if groups_of(node):
         return binding.connected.sync.reduce_scatter(binding.groups(node))
     group, cut = binding.axis_group(node), _cut(node, binding)
-    return group.gather(node.name, lambda tensors: _part(cut, group.position, communication.sum_of(tensors)))
+    return group.gather(node.name, lambda tensors: _part(cut, group.position, sum_of(tensors)))
 
 
 def _part(cut: Cut, position: int, whole: Tensor) -> Tensor:
@@ -162,11 +161,7 @@ def _all_gather(node: Node, binding: Binding) -> Work:
     return binding.axis_group(node).gather(node.name, lambda tensors: joined(tensors, cut))
 
 
-_REDUCTIONS: Mapping[str, Combine] = {
-    "sum": communication.sum_of,
-    "mean": communication.mean_of,
-    "max": lambda tensors: torch.stack(list(tensors)).amax(0),
-}
+_REDUCTIONS = {"sum": sum_of, "mean": mean_of, "max": lambda tensors: torch.stack([*tensors]).amax(0)}
 
 
 def _all_reduce(node: Node, binding: Binding) -> Work:

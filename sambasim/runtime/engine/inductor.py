@@ -18,7 +18,7 @@ from functools import cache
 from itertools import chain, groupby, islice, zip_longest
 from operator import getitem
 from pathlib import Path
-from typing import TypeAlias, TypeVar, cast
+from typing import NamedTuple, TypeAlias, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -46,8 +46,7 @@ BACKWARD_UNITS = 4
 """The maximum number of units of the backward. The gradients of the last one are reduced after it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Region:
+class Region(NamedTuple):
     """Nodes that are compiled together, by position, with the values they read and return. `views`: nodes of other
     regions that are evaluated again here, which costs nothing."""
 
@@ -100,15 +99,14 @@ class _Planner:
         outside = {*self.needed}
         for step in chain(*drafts):
             outside.update(step.inputs if isinstance(step, Region) else nodes[step].reads)
-        results = {
-            step: tuple(name for at in step.nodes for name in nodes[at].results if name in outside and name)
-            for step in chain(*drafts)
-            if isinstance(step, Region)
-        }
-        return [
-            [replace(step, outputs=results[step]) if isinstance(step, Region) else step for step in draft]
-            for draft in drafts
-        ]
+
+        def with_outputs(step: Step) -> Step:
+            if not isinstance(step, Region):
+                return step
+            results = (name for at in step.nodes for name in nodes[at].results if name in outside)
+            return step._replace(outputs=tuple(filter(None, results)))
+
+        return [[*map(with_outputs, draft)] for draft in drafts]
 
     def _region(self, nodes: tuple[int, ...], maker: Mapping[str, int]) -> Region:
         """`nodes`, the views to evaluate again for them, and the values that are then read from outside."""

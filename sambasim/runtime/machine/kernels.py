@@ -10,9 +10,9 @@ import subprocess
 import tempfile
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -28,8 +28,7 @@ _DIGEST_BYTES = 16
 INDUCTOR_CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 
 
-@dataclass(frozen=True, slots=True)
-class Build:
+class Build(NamedTuple):
     """A loaded library, or the reason why there is none."""
 
     library: ctypes.CDLL | None

@@ -89,10 +89,8 @@ def mpirun_instead(environ: Mapping[str, str], executable: Path, arguments: Sequ
         return None
     ranks, typed = str(launcher.world_size), shlex.join(["sambasim", *arguments])
     if _number(environ, "LOCAL_WORLD_SIZE") != launcher.world_size:
-        raise LaunchError(
-            f"torchrun started {ranks} processes on several nodes, and MPI does not connect them",
-            remedy=f"on the first node: mpirun -np {ranks} -hosts NODE,NODE {typed}",
-        )
+        what = f"torchrun started {ranks} processes on several nodes, and MPI does not connect them"
+        raise LaunchError(what, remedy=f"on the first node: mpirun -np {ranks} -hosts NODE,NODE {typed}")
     if (mpirun := mpirun_here(executable)) is None:
         what = f"torchrun started {ranks} processes, which MPI would have to connect, and there is no mpirun"
         raise LaunchError(what, remedy=f"python -m pip install mpich; mpirun -np {ranks} {typed}")
@@ -132,11 +130,9 @@ def check_launcher(
         # Open MPI 5 has PMIx only; the MPICH of the wheels has PMI-1 and PMI-2.
         interface = "pmix" if library.startswith("Open MPI") else "pmi2"
         remedy = f"srun --mpi={interface} -n {typed}   (srun --mpi=list shows what it supports)"
-    raise LaunchError(
-        f"{launcher.name} started {counted(launcher.world_size, 'rank')}, but {but}: mpi4py is linked to another MPI "
-        "than the launcher's, and every replica would train alone",
-        remedy=remedy,
-    )
+    started = f"{launcher.name} started {counted(launcher.world_size, 'rank')}, but {but}"
+    why = "mpi4py is linked to another MPI than the launcher's, and every replica would train alone"
+    raise LaunchError(f"{started}: {why}", remedy=remedy)
 
 
 WHOLE_REPLICAS = "--one-process-per-replica"
@@ -194,18 +190,16 @@ def check_world_size(
         started = _started(world_size if emulated else world_size * ranks_of_replica, emulated, "rank")
         left = [word for word in command if word.replace("_", "-") not in ("--data-parallel", "--reduce-on-rdu")]
         alone = f"{f'mpirun -np {ranks_of_replica} ' if ranks_of_replica > 1 else ''}{_emulating(left, None)}"
-        raise LaunchError(
-            f"{started}, but this PEF has no REDUCE and GATHER sections between replicas: they would train apart",
-            remedy=f"compile it with --data-parallel -ws {world_size}, or run one replica: {alone}",
-        )
+        what = f"{started}, but this PEF has no REDUCE and GATHER sections between replicas: they would train apart"
+        remedy = f"compile it with --data-parallel -ws {world_size}, or run one replica: {alone}"
+        raise LaunchError(what, remedy=remedy)
 
 
 def check_emulation(world_size: int, emulated: int, *, command: Sequence[str]) -> None:
     if world_size > 1 and emulated > 1:
-        raise LaunchError(
-            f"--emulate-replicas {emulated} plays all replicas in one process, and {world_size} processes were started",
-            remedy=f"without mpirun: {shlex.join(command)}",
-        )
+        plays = f"--emulate-replicas {emulated} plays all replicas in one process"
+        what = f"{plays}, and {world_size} processes were started"
+        raise LaunchError(what, remedy=f"without mpirun: {shlex.join(command)}")
 
 
 def _emulating(command: Sequence[str], replicas: int | None) -> str:

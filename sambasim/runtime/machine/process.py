@@ -142,10 +142,8 @@ def gloo_errors(*, all_errors: bool = True) -> Iterator[None]:
     except RuntimeError as error:
         if not (all_errors or "/gloo/" in str(error)):
             raise
-        raise PeerError(
-            f"a collective of torch.distributed failed: {_reason(error)}",
-            remedy="read what the other ranks printed last; if they run on, check the network between the hosts",
-        ) from error
+        remedy = "read what the other ranks printed last; if they run on, check the network between the hosts"
+        raise PeerError(f"a collective of torch.distributed failed: {_reason(error)}", remedy=remedy) from error
 
 
 def _reason(error: Exception) -> str:

@@ -336,6 +336,6 @@ def _with_weights(setup: Setup, *, sliced: bool) -> Callable[[DeviceMemory, int]
     def fill(memory: DeviceMemory, rank: int) -> None:
         at, slices = setup.mesh.coordinates(rank), slices_of(memory.program, setup.shards) if sliced else {}
         keep = {name: of_ranks[at[DATA_PARALLEL]] for name, of_ranks in slices.items()}
-        place_weights(memory.program, memory, weights, at, keep)
+        place_weights(memory, weights, at, keep)
 
     return fill

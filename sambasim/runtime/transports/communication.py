@@ -164,27 +164,21 @@ class Fusion:
     bind: Callable[[Optimizers], Communication]
 
 
+Slices: TypeAlias = Mapping[str, Sequence[Slice]]
+"""By parameter group, the slice of each rank."""
+
+
 class GradientSync(ABC):
     """Syncs gradients among `group`. `memory` holds the parameters and optimizer states that this rank updates;
-    `slices`: for each parameter group, the slice of each rank; `replicated`: every rank updates all parameters."""
+    `replicated`: every rank updates all parameters."""
 
     title: str
     """The name of the sync path in messages."""
 
-    def __init__(
-        self,
-        memory: DeviceMemory,
-        group: AxisGroup,
-        slices: Mapping[str, Sequence[Slice]] | None = None,
-        *,
-        replicas: int | None = None,
-        replicated: bool = False,
-    ) -> None:
-        self.program, self.memory, self.group = memory.program, memory, group
-        self.slices = slices_of(self.program, group.size) if slices is None else slices
-        self.replicas = group.size if replicas is None else replicas
-        self.replica = group.position
-        self.replicated = replicated
+    def __init__(self, memory: DeviceMemory, group: AxisGroup, *, replicated: bool = False) -> None:
+        self.program, self.memory, self.group, self.replicated = memory.program, memory, group, replicated
+        self.slices: Slices = slices_of(self.program, group.size)
+        self.replicas, self.replica = group.size, group.position
         self.bytes_moved = BytesMoved()
         self.offered = Shared((), 0)
         self.observed: list[object] = [self]

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
-from typing import final
+from typing import NamedTuple, final
 
 from sambasim.errors import InternalError, MachineError
 from sambasim.ir.mesh import DATA_PARALLEL, PIPELINE, TENSOR, Mesh, mesh_of
@@ -69,8 +69,7 @@ class Way(StrEnum):
     PARAMETER_SERVER = "parameter-server"
 
 
-@dataclass(frozen=True, slots=True)
-class Allocated:
+class Allocated(NamedTuple):
     """For each rank of this process: its device memory; the communicator of its group along dp; the memories of that
     group on this node, if the node shares them."""
 

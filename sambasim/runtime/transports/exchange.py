@@ -16,7 +16,7 @@ from sambasim.ir.program import ParameterGroup
 from sambasim.ir.types import ALIGNMENT_ELEMENTS, DTYPE_BYTES, Slice, pieces
 from sambasim.records.trace import Track
 from sambasim.runtime.machine.communicator import Communicator, Message, Request
-from sambasim.runtime.transports.communication import BytesMoved, Communication
+from sambasim.runtime.transports.communication import BytesMoved, Communication, Slices
 from sambasim.runtime.values.mean import Sum, TreeMean
 from sambasim.runtime.values.memory import DeviceMemory, byte_array
 from sambasim.runtime.watch.observer import SpanArgs, span
@@ -42,7 +42,7 @@ class Places:
 
     communicator: Communicator
     workers: Sequence[int]
-    slices: Mapping[str, Sequence[Slice]]
+    slices: Slices
     device: DeviceMemory | None
     kept: DeviceMemory
     outgoing: list[Tensor] = field(default_factory=_halves)
@@ -190,9 +190,8 @@ def _buffers(rounds: Sequence[tuple[ParameterGroup, Sequence[int]]], halves: lis
     sizes = [sum(lengths) * DTYPE_BYTES[group.dtype] for group, lengths in rounds]
     if max(sizes, default=0) > halves[0].nbytes:
         halves[:] = [torch.empty(max(sizes), dtype=torch.uint8) for _ in range(2)]
-    flat = [
-        halves[number % 2][:size].view(getattr(torch, group.dtype))
-        for number, (size, (group, _)) in enumerate(zip(sizes, rounds, strict=True))
-    ]
-    ends = [pairwise(accumulate(lengths, initial=0)) for _, lengths in rounds]
-    return [[whole[a:b] for a, b in of_round] for whole, of_round in zip(flat, ends, strict=True)]
+    buffers = []
+    for number, (size, (group, lengths)) in enumerate(zip(sizes, rounds, strict=True)):
+        flat = halves[number % 2][:size].view(getattr(torch, group.dtype))
+        buffers.append([flat[a:b] for a, b in pairwise(accumulate(lengths, initial=0))])
+    return buffers

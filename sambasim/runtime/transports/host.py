@@ -10,9 +10,8 @@ With `replicated` or gloo, every rank updates everything, and GATHER is empty. W
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
-from typing import final
+from typing import NamedTuple, final
 
 import torch
 import torch.distributed as dist
@@ -31,8 +30,7 @@ from sambasim.runtime.watch.observer import span
 GLOO_EXEMPT = "gloo adds gradients in an order of its own, so the bits may differ from those of other sync paths"
 
 
-@dataclass(frozen=True, slots=True)
-class Roles:
+class Roles(NamedTuple):
     """What the ranks of a job do: train a replica, serve parameters, or both. Ascending."""
 
     workers: tuple[int, ...]
@@ -51,8 +49,8 @@ class _Staged(GradientSync):
 
     def __init__(self, places: Places, *, replicated: bool = False) -> None:
         group = MessageGroup(places.communicator)  # also of servers: they update slices, so the norm is theirs too
-        replicas = len(places.workers)
-        super().__init__(places.kept, group, places.slices, replicas=replicas, replicated=replicated)
+        super().__init__(places.kept, group, replicated=replicated)
+        self.slices, self.replicas = places.slices, len(places.workers)
         self.bytes_moved, self.places = places.moved, places
         self._exchange_losses = GatherLosses(places.communicator, places.workers)
 

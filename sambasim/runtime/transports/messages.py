@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from sambasim.ir.dataflow import axis_of
-from sambasim.ir.graph import Ref
 from sambasim.ir.program import Member, Program
 from sambasim.ir.types import ALIGNMENT_BYTES, Slice, TensorType, align
 from sambasim.runtime.machine.communicator import Communicator, Request
@@ -102,14 +101,8 @@ class _GatherMessages(Communication):
 
 def box_bytes(program: Program, axis: str) -> int:
     """The size of the largest tensor that a rank gives to a collective along `axis` and that goes into a box."""
-    sizes = [
-        graph.values[operand.name].size_bytes
-        for graph in program.graphs
-        for node in graph.nodes
-        if axis_of(node) == axis
-        for operand in node.args
-        if isinstance(operand, Ref) and operand.name in graph.values
-    ]
+    along = [(graph, node) for graph in program.graphs for node in graph.nodes if axis_of(node) == axis]
+    sizes = [graph.values[name].size_bytes for graph, node in along for name in node.reads if name in graph.values]
     return align(max((size for size in sizes if size <= LARGEST_BYTES), default=0), ALIGNMENT_BYTES)
 
 

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from sambasim.collectives import all_gather_messages, blocks, port_of, reduce_scatter_messages
 from sambasim.ir.program import ParameterGroup
-from sambasim.ir.types import DTYPE_BYTES, Slice
+from sambasim.ir.types import DTYPE_BYTES
 from sambasim.records.trace import Track
 from sambasim.runtime.machine.communicator import Communicator, Request
-from sambasim.runtime.transports.communication import BytesMoved
+from sambasim.runtime.transports.communication import BytesMoved, Slices
 from sambasim.runtime.values.mean import tree_mean
 from sambasim.runtime.values.memory import DeviceMemory, byte_array
 from sambasim.runtime.watch.observer import span
@@ -41,11 +41,7 @@ class Network:
     group, what each rank updates; `moved` counts the bytes."""
 
     def __init__(
-        self,
-        communicator: Communicator,
-        memories: Mapping[int, DeviceMemory],
-        slices: Mapping[str, Sequence[Slice]],
-        moved: BytesMoved,
+        self, communicator: Communicator, memories: Mapping[int, DeviceMemory], slices: Slices, moved: BytesMoved
     ) -> None:
         self._communicator, self._memories, self._slices, self._moved = communicator, memories, slices, moved
         rank, node_of = communicator.rank, communicator.node_of
@@ -54,10 +50,8 @@ class Network:
         self._reduce, self._gather = reduce_scatter_messages(node_of, rank), all_gather_messages(node_of, rank)
         self.sources = tuple(message.ranks[0] for message in self._reduce.received)
         """The ranks of other nodes that send operands to this rank; the lowest rank stands for a node's sum."""
-        sizes = {
-            group.name: (slices[group.name][rank][1] - slices[group.name][rank][0]) * DTYPE_BYTES[group.dtype]
-            for group in self._groups
-        }
+        lengths = {name: of_ranks[rank][1] - of_ranks[rank][0] for name, of_ranks in slices.items()}
+        sizes = {group.name: lengths[group.name] * DTYPE_BYTES[group.dtype] for group in self._groups}
         self.incoming_bytes = {name: size * len(self.sources) for name, size in sizes.items()}
         """By group, the bytes that this rank receives."""
         needed = max(self.incoming_bytes.values(), default=0)

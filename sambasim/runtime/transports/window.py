@@ -11,9 +11,8 @@ instead of two: when all gradients are complete."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import final
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -49,8 +48,7 @@ _CACHED_ELEMENTS = 4 << 20
 """Longer slices come from memory, not from the shared cache; shorter pieces then leave cache for prefetching."""
 
 
-@dataclass(frozen=True, slots=True)
-class Devices:
+class Devices(NamedTuple):
     """The device memories of a node's replicas, by rank; `shares_parameters`: all use the parameters of the first."""
 
     window: SharedWindow
@@ -166,8 +164,7 @@ class Window(GradientSync):
         return collect(self.communicator, readable, self.slices[group.name], member)
 
 
-@dataclass(frozen=True, slots=True)
-class _Work:
+class _Work(NamedTuple):
     """Of this rank for one group: compute the mean of its slice, or update it in `pieces`, each a sum and an update."""
 
     group: ParameterGroup

@@ -5,11 +5,10 @@ import hashlib
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -109,8 +108,7 @@ def _some_of(names: list[str]) -> str:
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "") or "nothing"
 
 
-@dataclass(frozen=True, slots=True)
-class State:
+class State(NamedTuple):
     """What a run has trained: digests of the parameters and of the whole state; and copies of parameters and buffers,
     by their names in the module's `state_dict`, if they are wanted."""
 
@@ -256,7 +254,6 @@ _EMPTY: Mapping[str, Any] = MappingProxyType({})
 
 
 def place_weights(
-    program: Program,
     memory: DeviceMemory,
     weights: Mapping[str, Tensor],
     at: Mapping[str, int] = _EMPTY,
@@ -264,8 +261,8 @@ def place_weights(
 ) -> None:
     """Copy weights into device memory, of what is cut the part of the rank with the coordinates `at`. What another
     replica or rank of a pipeline holds is skipped. Of each group in `keep`, only that slice is kept."""
-    group_of = {member.parameter: group for group in program.groups for member in group.members}
-    for name, symbol in program.symbols.items():
+    group_of = {member.parameter: group for group in memory.program.groups for member in group.members}
+    for name, symbol in memory.program.symbols.items():
         tensor = weights.get(name)
         if tensor is not None and (memory.has_own_parameters or symbol.kind not in SHARED_KINDS):
             memory.tensor(name).copy_(part_of(tensor, symbol.cuts, at))

@@ -107,7 +107,7 @@ def accumulated(built: Built, batches: Sequence[Batch]) -> dict[str, Tensor]:
     """By symbol: gradients and buffers of one rank after all micro-batches; and the losses."""
     program = placed(built.program)
     memory = DeviceMemory.private(program)
-    place_weights(program, memory, built.weights)
+    place_weights(memory, built.weights)
     executor = Executor(program.step, program, memory.tensor, wanted=program.loss)
     losses = []
     for number, batch in enumerate(batches):
@@ -128,7 +128,7 @@ def pipelined(built: Built, batches: Sequence[Batch], program: Program) -> dict[
     passes = []
     transports = connect_here(memories, mesh)
     for transport, memory, own in zip(transports, memories, programs, strict=True):
-        place_weights(own, memory, built.weights)
+        place_weights(memory, built.weights)
         executor = Executor(own.step, own, memory.tensor, wanted=own.loss, transport=transport)
         tangent = tangent_of(own, 1 / len(batches))
         passes.append(executor.run(tangent, batches, seed))

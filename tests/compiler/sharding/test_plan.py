@@ -122,7 +122,7 @@ def gradients(program: Program, built: Built, inputs: dict[str, Tensor]) -> dict
     executors = []
     transports = connect_here(memories, mesh)
     for rank, (memory, transport) in enumerate(zip(memories, transports, strict=True)):
-        place_weights(placed, memory, built.weights, mesh.coordinates(rank))
+        place_weights(memory, built.weights, mesh.coordinates(rank))
         place_inputs(memory, inputs)
         executors.append(Executor(placed.step, placed, memory.tensor, transport=transport))
 
