@@ -120,14 +120,12 @@ def test_lion_takes_the_steps_of_its_paper() -> None:
     torch.testing.assert_close(ours.train(), torch.stack([parameter, average]).float())
 
 
+_ANY = {"world_size": st.integers(1, 9), "kind": st.sampled_from(sorted(KINDS)), "lines": st.integers(1, 331)}
+
+
 @pytest.mark.parametrize(("dtype", "least"), [(torch.float32, 0), (torch.bfloat16, 2 * PIECE_ELEMENTS)])
 @settings(max_examples=15)
-@given(
-    world_size=st.integers(1, 9),
-    kind=st.sampled_from(sorted(KINDS)),
-    lines=st.integers(1, 331),
-    seed=st.none() | st.integers(0, 9),
-)
+@given(**_ANY, seed=st.none() | st.integers(0, 9))
 def test_slices_that_end_at_64_elements_have_the_bits_of_the_whole(
     dtype: torch.dtype, least: int, world_size: int, kind: str, lines: int, seed: int | None
 ) -> None:

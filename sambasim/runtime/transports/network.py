@@ -55,7 +55,8 @@ class Network:
         self.incoming_bytes = {name: size * len(self.sources) for name, size in sizes.items()}
         """By group, the bytes that this rank receives."""
         needed = max(self.incoming_bytes.values(), default=0)
-        buffer = self._own.reduce_buffer if needed else torch.empty(0, dtype=torch.uint8)
+        name = self._own.program.reduce_buffer
+        buffer = self._own.tensor(name).view(torch.uint8) if needed and name else torch.empty(0, dtype=torch.uint8)
         if buffer.numel() < needed:
             buffer = torch.empty(needed, dtype=torch.uint8)
         self.operands: dict[str, Mapping[int, Tensor]] = {}

@@ -5,10 +5,9 @@ import hashlib
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -25,18 +24,20 @@ from sambasim.pef.archive import bytes_of
 from sambasim.runtime.machine.node_memory import freeing, private_pages
 from sambasim.units import format_bytes
 
+Tensors: TypeAlias = Mapping[str, Tensor]
+
 _SAVED = (SymbolKind.PARAMETER, SymbolKind.BUFFER)
 _STATE = (*_SAVED, SymbolKind.OPTIMIZER_STATE)
 
 
-def state_dict(program: Program, tensor_of: Callable[[str], Tensor]) -> Mapping[str, Tensor]:
+def state_dict(program: Program, tensor_of: Callable[[str], Tensor]) -> Tensors:
     """Copies of parameters and buffers, by their names in the module's `state_dict`."""
     saved = [symbol for symbol in program.symbols.values() if symbol.kind in _SAVED and symbol.torch_names]
     tensors = ((symbol, tensor_of(symbol.name)) for symbol in saved)
     return {name: tensor.clone() for symbol, tensor in tensors for name in symbol.torch_names}
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], what: str, remedy: str) -> None:
+def write_tensors(path: Path, tensors: Tensors, what: str, remedy: str) -> None:
     """Write a safetensors file atomically, and its folders. Raises OptionError or, for a full disk, MachineError."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -53,14 +54,14 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], what: str, remedy: 
             temporary.unlink(missing_ok=True)
 
 
-def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+def save_tensors(path: Path, tensors: Tensors) -> None:
     path.touch()  # gives it the permissions of the user's other files; safetensors' own are for the owner alone
     permissions = path.stat().st_mode
     save_file(dict(tensors), path)
     path.chmod(permissions)
 
 
-def load_weights(path: Path, program: Program) -> Mapping[str, Tensor]:
+def load_weights(path: Path, program: Program) -> Tensors:
     """The parameters and buffers of `program`, by symbol, from a weights file. Raises WeightsError if unfit."""
     if not path.is_file():
         there = "a folder" if path.is_dir() else "not there"
@@ -73,7 +74,7 @@ def load_weights(path: Path, program: Program) -> Mapping[str, Tensor]:
     return fitting(tensors, program, f"the weights in {path}")
 
 
-def fitting(tensors: Mapping[str, Tensor], program: Program, source: str) -> Mapping[str, Tensor]:
+def fitting(tensors: Tensors, program: Program, source: str) -> Tensors:
     """The parameters and buffers of `program`, by symbol, from `tensors` by the names of a state_dict; of tied names,
     one is enough. Raises WeightsError, which names their `source`, if unfit."""
 
@@ -114,7 +115,7 @@ class State(NamedTuple):
 
     weights_sha256: str
     state_sha256: str
-    tensors: Mapping[str, Tensor]
+    tensors: Tensors
 
 
 def state_of(
@@ -128,14 +129,13 @@ def state_of(
     """The state after `steps` optimizer steps: symbols of `kinds`, in name order. Calls `tensor_of` once for each."""
     weights, state, kept = hashlib.sha256(), hashlib.sha256(), {}
     for name, symbol in sorted(program.symbols.items()):
-        if symbol.kind not in kinds:
-            continue
-        tensor = tensor_of(name)
-        state.update(bytes_of(tensor))
-        if symbol.kind is SymbolKind.PARAMETER:
-            weights.update(bytes_of(tensor))
-        if keeps_tensors and symbol.kind in _SAVED:
-            kept[name] = tensor
+        if symbol.kind in kinds:
+            tensor = tensor_of(name)
+            state.update(bytes_of(tensor))
+            if symbol.kind is SymbolKind.PARAMETER:
+                weights.update(bytes_of(tensor))
+            if keeps_tensors and symbol.kind in _SAVED:
+                kept[name] = tensor
     state.update(steps.to_bytes(8, "little"))
     tensors = state_dict(program, kept.pop) if keeps_tensors else {}
     return State(weights.hexdigest(), state.hexdigest(), tensors)
@@ -230,14 +230,6 @@ class DeviceMemory:
         """The same memory, with the parameters and constants of `other`."""
         return DeviceMemory(self.program, self._bytes.numpy(), other._shared.numpy())
 
-    @cached_property
-    def reduce_buffer(self) -> Tensor:
-        """The reduce operand buffer as bytes. Raises InternalError without data parallelism."""
-        name = self.program.reduce_buffer
-        if name is None:
-            raise InternalError("a program without data parallelism has no reduce buffer")
-        return self.tensor(name).view(torch.uint8)
-
 
 def _view(place: Tensor, offset: int, type_: TensorType) -> Tensor:
     stop = offset + type_.numel * DTYPE_BYTES[type_.dtype]
@@ -245,7 +237,7 @@ def _view(place: Tensor, offset: int, type_: TensorType) -> Tensor:
     return flat.view(type_.shape)
 
 
-def place_inputs(memory: DeviceMemory, batch: Mapping[str, Tensor]) -> None:
+def place_inputs(memory: DeviceMemory, batch: Tensors) -> None:
     for name, tensor in batch.items():
         memory.tensor(name).copy_(tensor)
 
@@ -254,10 +246,7 @@ _EMPTY: Mapping[str, Any] = MappingProxyType({})
 
 
 def place_weights(
-    memory: DeviceMemory,
-    weights: Mapping[str, Tensor],
-    at: Mapping[str, int] = _EMPTY,
-    keep: Mapping[str, Slice] = _EMPTY,
+    memory: DeviceMemory, weights: Tensors, at: Mapping[str, int] = _EMPTY, keep: Mapping[str, Slice] = _EMPTY
 ) -> None:
     """Copy weights into device memory, of what is cut the part of the rank with the coordinates `at`. What another
     replica or rank of a pipeline holds is skipped. Of each group in `keep`, only that slice is kept."""
