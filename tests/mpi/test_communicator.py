@@ -110,6 +110,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from sambasim.cli.shared import kept_imports
+from sambasim.errors import SambasimError
 with kept_imports():
     import torch, torch.distributed as dist
     from sambasim.runtime.machine import process as group
