@@ -3,7 +3,6 @@
 import ctypes
 import os
 import pickle
-import selectors
 import signal
 import struct
 import sys
@@ -12,6 +11,8 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -21,10 +22,8 @@ T = TypeVar("T")
 
 _HEAD = struct.Struct("<Q")
 _PR_SET_PDEATHSIG = 1  # of prctl(2)
-_LONGEST_S = 120
-"""A fresh copy that needs longer, as in a loop that never ends, has no result."""
-_LONGEST_WAIT_S = 10.0
-"""A copy that does nothing for so long waits for a thread that is not in it, and has no result."""
+_LONGEST_S = 120  # A fresh copy that needs longer, as in a loop that never ends, has no result
+_LONGEST_WAIT_S = 10.0  # A copy that does nothing for so long waits for a thread that is not in it, and has no result
 _POLL_S, _TRIFLE_S = 0.5, 0.05
 
 
@@ -62,75 +61,68 @@ class Fork(Generic[T]):
     else with what earlier answers have left. `prepare` is called in it first. It prints nothing."""
 
     def __init__(self, work: Callable[[Any], T], prepare: Callable[[], object], *, fresh: bool = True) -> None:
-        requests, self._requests = os.pipe()
-        self._answers, answers = os.pipe()
+        self._pipe, pipe = Pipe()
         self._is_fresh = fresh
-        self.is_gone = False
-        """It has ended, and answers nothing."""
+        self.is_gone = False  # it has ended, and answers nothing
 
         def live() -> None:
-            os.close(self._requests)
-            os.close(self._answers)
+            self._pipe.close()
             silent = os.open(os.devnull, os.O_WRONLY)
             for stream in (1, 2):
                 os.dup2(silent, stream)
             sys.stdout = sys.stderr = os.fdopen(silent, "w")
             prepare()
-            while data := receive(requests):
-                if fresh:
-                    pid = forked(partial(_answer, work, data, answers, _LONGEST_S))
-                    if os.waitpid(pid, 0)[1] != 0:
-                        send(answers, b"")
-                else:
-                    _answer(work, data, answers)
+            with suppress(EOFError):
+                while True:
+                    request = pipe.recv_bytes()
+                    if not fresh:
+                        _answer(work, request, pipe)
+                    elif os.waitpid(forked(partial(_answer, work, request, pipe, _LONGEST_S)), 0)[1] != 0:
+                        pipe.send_bytes(b"")
 
         try:
             self._pid = forked(live)
         except MachineError:
-            os.close(self._requests)
-            os.close(self._answers)
+            self._pipe.close()
             raise
         finally:
-            os.close(requests)
-            os.close(answers)
+            pipe.close()
 
     def begin(self, request: object) -> None:
         """Have it work on `request`, beside this process, until `end`."""
         with suppress(BrokenPipeError):  # it is gone, as `end` finds
-            send(self._requests, pickle.dumps(request))
+            self._pipe.send_bytes(pickle.dumps(request))
 
     def end(self) -> T | None:
         """What `work` has returned; None if it has raised, ended the process, or taken too long. Raises its
         InternalError."""
         idle = Idle(self._pid)
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._answers, selectors.EVENT_READ)
-            while not selector.select(_POLL_S) and not self._has_ended():
-                if idle.seconds() > _LONGEST_WAIT_S:
-                    for pid in children_of(self._pid) if self._is_fresh else (self._pid,):
-                        with suppress(ProcessLookupError):
-                            os.kill(pid, signal.SIGKILL)
-            if not selector.select(0):
-                return None
-        data = receive(self._answers)
-        self.is_gone = data is None
+        while not self._pipe.poll(_POLL_S):
+            self.is_gone = self.is_gone or os.waitpid(self._pid, os.WNOHANG)[0] != 0
+            if self.is_gone:  # and something that it has started holds its pipe open
+                break
+            if idle.seconds() > _LONGEST_WAIT_S:
+                for pid in children_of(self._pid) if self._is_fresh else (self._pid,):
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+        if not self._pipe.poll():
+            return None
+        try:
+            data = self._pipe.recv_bytes()
+        except (EOFError, ConnectionResetError):
+            self.is_gone = True
+            return None
         answer: T | InternalError | None = pickle.loads(data) if data else None
         if isinstance(answer, InternalError):
             raise answer
         return answer
-
-    def _has_ended(self) -> bool:
-        """Something that it has started may hold its pipe open."""
-        self.is_gone = self.is_gone or os.waitpid(self._pid, os.WNOHANG)[0] != 0
-        return self.is_gone
 
     def ask(self, request: object = None) -> T | None:
         self.begin(request)
         return self.end()
 
     def close(self) -> None:
-        os.close(self._requests)
-        os.close(self._answers)
+        self._pipe.close()
         with suppress(ChildProcessError):
             os.waitpid(self._pid, 0)
 
@@ -176,16 +168,16 @@ def children_of(pid: int) -> Iterator[int]:
             yield from map(int, file.read_text().split())
 
 
-def _answer(work: Callable[[Any], object], data: bytes, answers: int, longest_s: int = 0) -> None:
+def _answer(work: Callable[[Any], object], request: bytes, pipe: "Connection[Any, Any]", longest_s: int = 0) -> None:
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(longest_s)
     try:
-        answer = pickle.dumps(work(pickle.loads(data)))
+        answer = pickle.dumps(work(pickle.loads(request)))
     except InternalError as error:
         answer = pickle.dumps(InternalError(error.what, where=error.where, remedy=error.remedy))
     except BaseException:  # of the user's code, which may end the process
         answer = b""
-    send(answers, answer)
+    pipe.send_bytes(answer)
 
 
 def send(pipe: int, data: bytes) -> None:

@@ -24,7 +24,7 @@ from typing import IO, Any, TypeAlias, TypeVar
 
 import torch
 
-from sambasim.compiler.capture.names import is_bug, user_line
+from sambasim.compiler.capture.recording import is_bug, user_line
 from sambasim.data.user_code import summary
 from sambasim.errors import CaptureError, InternalError, MachineError, SambasimError
 from sambasim.forks import Idle, forked, receive, send

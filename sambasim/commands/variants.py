@@ -17,7 +17,7 @@ from torch import nn
 
 from sambasim.commands.plan import PlanTask
 from sambasim.commands.question import OnPhase
-from sambasim.compiler.capture.trial import rare_collections
+from sambasim.compiler.compile import rare_collections
 from sambasim.compiler.front import captured_from_options, inferred_options
 from sambasim.compiler.passes import Fits, Pass, Place, Recompute, pipeline
 from sambasim.compiler.sharding.tensor_parallel import TensorParallel

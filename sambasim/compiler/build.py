@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from sambasim.compiler.capture.names import UniqueNames, forward_line, loss_name, read_by, symbol_name
+from sambasim.compiler.capture.recording import forward_line, read_by
 from sambasim.compiler.capture.tensors import check_constant, check_memory, held_by, itself, memory_order
 from sambasim.compiler.capture.trace import CapturedGraph, Role
-from sambasim.compiler.translate import Translation, tensor_type
+from sambasim.compiler.translate import Translation, UniqueNames, loss_name, symbol_name, tensor_type
 from sambasim.errors import CaptureError, ModelError
 from sambasim.ir.graph import Graph, Output, Section, SectionKind
 from sambasim.ir.program import Program
@@ -34,14 +34,10 @@ class Captures:
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A program, and the tensors of the model by symbol: parameters, buffers and constants. `checkpointed`: the model
-    asks for activation checkpointing somewhere; `cast_twice`: parameters that PyTorch casts once: see `captured`;
-    `notices`: of what calls do beside tensors."""
+    """A program, the tensors of the model by symbol (parameters, buffers and constants), and notices of the model."""
 
     program: Program
     weights: Mapping[str, Tensor]
-    checkpointed: bool = False
-    cast_twice: tuple[str, ...] = ()
     notices: tuple[str, ...] = ()
 
 
@@ -90,11 +86,16 @@ class _Builder:
             device_bytes=0,
         )
         verify(program, Progress.CAPTURED)
-        if captures.training is None:
-            return Built(program, self._weights, notices=captures.notices)
-        casts = dict.fromkeys(self._symbol_of_path[path] for path in captures.training.cast_twice)
-        cast_twice = tuple(self._symbols[name].torch_names[0] for name in casts)
-        return Built(program, self._weights, captures.training.is_checkpointed, cast_twice, captures.notices)
+        notices, cast_twice = list(captures.notices), captures.training.cast_twice if captures.training else ()
+        if captures.training and captures.training.is_checkpointed:
+            notices.append("torch.utils.checkpoint in the model saves no memory here, and --recompute full does")
+        if cast_twice:
+            names = dict.fromkeys(self._symbols[self._symbol_of_path[path]].torch_names[0] for path in cast_twice)
+            notices.append(
+                f"read several times under torch.autocast: {', '.join(names)}; PyTorch adds up their gradients in 16 "
+                "bits, and here they are added in the type of the parameter: results may differ in the last bits"
+            )
+        return Built(program, self._weights, tuple(notices))
 
     def _add(self, symbol: Symbol) -> None:
         self._symbols[symbol.name] = symbol
@@ -143,7 +144,7 @@ class _Builder:
         if held is not None and self._changed.isdisjoint(held.paths):
             return self._symbol_of_path[held.paths[0]]
         check_constant(path, tensor, self._held, where)
-        value = tensor.detach().permute(memory_order(tensor))  # see `trace.restore_strides`
+        value = tensor.detach().permute(memory_order(tensor))  # see `trace.plain_constants`
         type_ = tensor_type(value)
         for name in self._lifted:
             if self._symbols[name].type == type_ and torch.equal(_bytes(self._weights[name]), _bytes(value)):

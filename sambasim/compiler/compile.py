@@ -1,9 +1,10 @@
 """Model, example batch, loss, optimizer and options in; one PEF out, and the notices about it."""
 
+import gc
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,8 +16,8 @@ from sambasim.compiler.build import Built, Captures, build
 from sambasim.compiler.capture import explain
 from sambasim.compiler.capture.asked_values import Asked, RandomBranch
 from sambasim.compiler.capture.explain import explained, tracer_error
-from sambasim.compiler.capture.names import forward_line, source_files
-from sambasim.compiler.capture.state import NotSound, Observed, Observer, found_sound
+from sambasim.compiler.capture.recording import forward_line, source_files
+from sambasim.compiler.capture.state import NotSound, Observer, found_sound
 from sambasim.compiler.capture.step import (
     TARGET,
     EvaluationStep,
@@ -41,7 +42,7 @@ from sambasim.compiler.capture.tensors import (
     stored_in,
 )
 from sambasim.compiler.capture.trace import TESTED_TORCH, CapturedGraph, capture
-from sambasim.compiler.capture.trial import buffers_of_plain_tensors, rare_collections
+from sambasim.compiler.capture.trial import buffers_of_plain_tensors
 from sambasim.compiler.passes import pipeline, run_pipeline
 from sambasim.compiler.sharding.plan import general
 from sambasim.compiler.update import Update
@@ -71,13 +72,6 @@ def _notices_of(built: Built, program: Program, model: nn.Module, loss: str | No
         each = ", ".join(f"{reader} ({format_bytes(size_bytes)})" for reader, size_bytes in received.most_common())
         one_pass = "pass" if program.schedule is None else "micro-batch"
         yield f"gathered along tp, {format_bytes(received.total())} a {one_pass}, to compute whole: {each}"
-    if built.checkpointed:
-        yield "torch.utils.checkpoint in the model saves no memory here, and --recompute full does"
-    if built.cast_twice:
-        yield (
-            f"read several times under torch.autocast: {', '.join(built.cast_twice)}; PyTorch adds up their gradients "
-            "in 16 bits, and here they are added in the type of the parameter: results may differ in the last bits"
-        )
     if others := sorted(entries_of(model).keys() - {name for tensor in held for name in tensor.names}):
         yield (
             f"in state_dict(), and no parameter or buffer: {', '.join(others)}; neither the PEF nor a file of --save "
@@ -262,33 +256,49 @@ def _capture(
         step.model.train()
     narrow, per_sample = options.dtype != "fp32", evaluation.loss is not step.loss
 
-    def captures(observed: Observed) -> Captures:
+    def captures(observed: Mapping[nn.Module, Asked], told: tuple[str, ...] = ()) -> Captures:
         training = single = None
         if not options.inference:
             watch.begin("capture the training step")
-            training = _captured(step, tensors, narrow, observed)
+            training = _captured(step, tensors, narrow, observed[step])
         watch.begin("capture the evaluation graph")
         evaluation.eval()
-        captured = _captured(evaluation, tensors, narrow, observed)
+        captured = _captured(evaluation, tensors, narrow, observed[evaluation])
         if not (options.inference or per_sample) and tensors[0].shape[0] > 1:
             watch.begin("capture the evaluation graph at batch 1")
             with suppress(CaptureError, ModelError):  # not every sound model runs on one sample; a notice says so
                 ones = tuple(tensor[:1].clone() for tensor in tensors)
-                asked = Observer([evaluation], ones).call(evaluation) if observed.asked[evaluation].answers else None
+                asked = Observer([evaluation], ones).call(evaluation) if observed[evaluation].answers else None
                 single = capture(evaluation, ones, asked, narrow=narrow)
-        notices = (*observed.notices, *explain.notices({explain.EVALUATED: captured.kept_buffers}))
+        notices = (*told, *explain.notices({explain.EVALUATED: captured.kept_buffers}))
         return Captures(training, captured, single, per_sample, notices)
 
     observer = Observer(steps, tensors, loss)
     if (effects := found_sound(observer)) is None:
         watch.begin("observe a step")
-        return captures(observer.run())
-    found = None
+        return captures(*observer.run())
+    made = None
     with suppress(CaptureError, ModelError):  # an observed step says it better
-        found = captures(Observed({unobserved: Asked() for unobserved in steps}))
-    if found is None or (told := effects()) is None:
+        made = captures({unobserved: Asked() for unobserved in steps})
+    if made is None or (outside := effects()) is None:
         raise NotSound("the model has to be observed first")
-    return replace(found, notices=(*explain.notices(told), *found.notices))
+    return replace(made, notices=(*explain.notices(outside), *made.notices))
+
+
+@contextmanager
+def rare_collections() -> Iterator[None]:
+    """Garbage collections are rare and skip what exists already: a trace makes a million objects that live until its
+    end."""
+    thresholds, is_thawed = gc.get_threshold(), gc.get_freeze_count() == 0
+    if is_thawed:
+        gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*thresholds)
+        if is_thawed:
+            gc.unfreeze()
 
 
 def _training_alone(step: TrainingStep, tensors: Sequence[Tensor]) -> Captures:
@@ -301,14 +311,12 @@ def _training_alone(step: TrainingStep, tensors: Sequence[Tensor]) -> Captures:
     return Captures(captured, replace(captured, outputs=()))
 
 
-def _captured(step: nn.Module, tensors: Sequence[Tensor], narrow: bool, observed: Observed) -> CapturedGraph:
+def _captured(step: nn.Module, tensors: Sequence[Tensor], narrow: bool, asked: Asked) -> CapturedGraph:
     try:
-        return capture(step, tensors, observed.asked[step], narrow=narrow)
-    except RandomBranch:
-        raise
+        return capture(step, tensors, asked, narrow=narrow)
     except CaptureError as error:
-        call = observed.asked[step].recording
-        if not call.ops:  # it was not observed
+        call = asked.recording
+        if isinstance(error, RandomBranch) or not call.ops:  # it was not observed
             raise
         changed = {label.removeprefix("buffer model.") for op in call.ops for label in op.writes}
         check_memory(held_by(step.get_submodule("model")), changed)

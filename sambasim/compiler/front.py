@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from sambasim.compiler.capture.names import forward_line, user_line
+from sambasim.compiler.capture.recording import forward_line, user_line
 from sambasim.compiler.capture.step import TARGET, Example, forward_parameters
 from sambasim.compiler.capture.trial import replaced
 from sambasim.compiler.compile import Stopwatch, capture_model

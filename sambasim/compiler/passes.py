@@ -59,7 +59,7 @@ class Recompute:
         kept = _never_repeated(training, ends, passes, values)
         before, after = _held(training), _held(_Repeated(training, kept).graph())
         for section in forward:
-            if after[section.stage] >= before[section.stage]:
+            if after[section.stage] >= before[section.stage]:  # it gains nothing
                 kept |= {name for node in training.section_nodes(section) for name in node.results if name is not None}
         return replace(program, training=_Repeated(training, kept).graph())
 
@@ -97,16 +97,11 @@ def _never_repeated(graph: Graph, ends: list[int], passes: Sequence[Section], va
                     kept.add(name)
             if is_forward:
                 made_in |= {name: (segment, section.stage) for name in node.results if name is not None}
-                kept.update(_not_repeatable(node, values))
+                operator = OPERATORS[node.operator]
+                is_made_once = operator.draws_random_numbers or operator.kind in _MADE_ONCE
+                if is_made_once or values.buffers_read_by(node):  # in an app, buffers have changed before the backward
+                    kept.update(name for name in node.results[_dropout_of(node) is not None :] if name is not None)
     return frozenset(kept)
-
-
-def _not_repeatable(node: Node, values: Values) -> Sequence[str]:
-    operator = OPERATORS[node.operator]
-    # In an app, buffers have changed before the backward.
-    if not (operator.draws_random_numbers or operator.kind in _MADE_ONCE or values.buffers_read_by(node)):
-        return ()
-    return [name for name in node.results[_dropout_of(node) is not None :] if name is not None]
 
 
 def _held(graph: Graph) -> Counter[int]:
@@ -130,11 +125,9 @@ def _held(graph: Graph) -> Counter[int]:
 
 class _Repeated:
     def __init__(self, graph: Graph, kept: frozenset[str]) -> None:
-        self._graph = graph
-        self._kept = kept
         forward = graph.nodes_of(SectionKind.FWD)
-        self._maker = {name: node for node in forward for name in node.results if name is not None}
-        self._types = dict(graph.values)
+        self._graph, self._types = graph, dict(graph.values)
+        self._maker = {name: node for node in forward for name in node.results if name is not None and name not in kept}
         self._again: dict[str, str] = {}
         self._nodes: list[Node] = []
 
@@ -143,14 +136,13 @@ class _Repeated:
         for section in _passes(graph.sections):
             start = len(self._nodes)
             for node in graph.section_nodes(section):
-                # This also appends the nodes that are repeated for it.
                 placed = node if section.kind is SectionKind.FWD else self._with_repeated_operands(node)
-                self._nodes.append(placed)
+                self._nodes.append(placed)  # behind the nodes that are repeated for it
             sections.append(replace(section, start=start, stop=len(self._nodes)))
         return replace(graph, nodes=tuple(self._nodes), values=self._types, sections=tuple(sections))
 
     def _with_repeated_operands(self, node: Node) -> Node:
-        again = [name for name in node.reads if name in self._maker and name not in self._kept]
+        again = [name for name in node.reads if name in self._maker]
         for name in again:
             if name not in self._again:
                 self._repeat(self._maker[name])
@@ -216,9 +208,9 @@ class Partition:
 
     def __call__(self, program: Program) -> Program:
         def divided(graph: Graph) -> Graph:
-            work = work_of(graph, program.symbols)
-            scaled = at_batch_size(work, program.batch_size, self.samples or program.batch_size)
-            return replace(graph, sections=cut(graph, scaled, self.budget, self.level))
+            size, work = program.batch_size, work_of(graph, program.symbols)
+            sections = cut(graph, at_batch_size(work, size, self.samples or size), self.budget, self.level)
+            return replace(graph, sections=sections)
 
         return program.map_graphs(divided)
 
@@ -308,22 +300,19 @@ def pipeline(
         updates = [Update(options.optimizer.name, options.optimizer.hyperparameters())]
     of_tied = None
     if updates and not options.inference:
+        scales, masters = options.dtype == "fp16", options.keeps_master_weights
         optimizers = AttachOptimizers(
-            tuple(updates),
-            options.stochastic_rounding,
-            options.gradient_groups,
-            scales_loss=options.dtype == "fp16",
-            master_weights=options.keeps_master_weights,
+            tuple(updates), options.stochastic_rounding, options.gradient_groups, scales, masters
         )
         passes.append(optimizers)
         if options.zero < 2:  # from then on replicas keep gradients in slices, which need no balance
             of_tied = optimizers.state_bytes
     if (schedule := schedule_of(options)) is not None:
         shards = options.world_size * options.chips if options.zero else 1
-        passes.insert(0, PipelineParallel(schedule, budget, of_tied, shards, samples))
+        passes = [PipelineParallel(schedule, budget, of_tied, shards, samples), *passes]
     if options.tensor_parallel == "weight":
         of_model = {} if model is None else tp_plan_of(model)
-        passes.insert(0, TensorParallel(options.n_chips, options.tensor_plan or {}, of_model, tell))
+        passes = [TensorParallel(options.n_chips, options.tensor_plan or {}, of_model, tell), *passes]
     if options.data_parallel or options.chips > 1:
         passes.append(AddDataParallel(options.world_size, options.chips, options.zero, several=options.data_parallel))
     return [*passes, Place(), Fits(budget)]
@@ -338,10 +327,8 @@ def schedule_of(options: CompileOptions) -> Schedule | None:
         return make(options.schedule, ranks, micro_batches)
     schedule = read_csv(Path(options.schedule))
     if (schedule.ranks, schedule.micro_batches) != (ranks, micro_batches):
+        has = f"{counted(schedule.ranks, 'rank')} and {schedule.micro_batches} micro-batches"
         fitting = f"--pipeline-stages {schedule.ranks} --micro-batches {schedule.micro_batches}"
-        raise OptionError(
-            f"{options.schedule} has {counted(schedule.ranks, 'rank')} and {schedule.micro_batches} micro-batches, not "
-            f"{ranks} and {micro_batches}",
-            remedy=fitting if schedule.ranks > 1 else f"write a row for each of the {ranks} ranks",
-        )
+        remedy = fitting if schedule.ranks > 1 else f"write a row for each of the {ranks} ranks"
+        raise OptionError(f"{options.schedule} has {has}, not {ranks} and {micro_batches}", remedy=remedy)
     return schedule

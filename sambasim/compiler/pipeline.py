@@ -34,8 +34,7 @@ class _Segment(NamedTuple):
         return is_backward, -self.stage if is_backward else self.stage, self.later
 
 
-GENERATOR = TensorType("uint8", (5056,))
-"""The state of torch's generator of random numbers on the CPU."""
+GENERATOR = TensorType("uint8", (5056,))  # the state of torch's generator of random numbers on the CPU
 
 
 class Connected:
@@ -139,10 +138,9 @@ class Connected:
 
     def _thread_generator(self) -> None:
         """Hand the state of the random number generator from each segment that draws to the next."""
-        drawing = {
-            self._segment[node.name] for node in self._graph.nodes if OPERATORS[node.operator].draws_random_numbers
-        }
-        for before, after in pairwise(sorted(drawing, key=lambda segment: segment.place)):
+        drawing = [node for node in self._graph.nodes if OPERATORS[node.operator].draws_random_numbers]
+        segments = {self._segment[node.name] for node in drawing}
+        for before, after in pairwise(sorted(segments, key=lambda segment: segment.place)):
             state = here = f"$generator_{next(self._tags)}"
             self._types[state] = GENERATOR
             self._nodes[before].append(Node(state, "random.state", (), (), (state,)))
@@ -158,8 +156,7 @@ class Connected:
         nodes: list[Node] = []
         sections: list[Section] = []
         for segment in sorted({*self._nodes, *self._first}, key=lambda segment: segment.place):
-            kind, stage, later = segment
-            start = len(nodes)
+            (kind, stage, later), start = segment, len(nodes)
             for node in (*self._first[segment], *self._nodes[segment]):
                 nodes += (node, *self._behind.get(node.name, ()))
             name = f"stage {stage} {'forward' if kind is SectionKind.FWD else 'backward'}"
@@ -189,11 +186,11 @@ def _weight_gradients(graph: Graph, assignment: Assignment) -> frozenset[str]:
     for node in backward:
         for name in node.reads:
             read_at[name].add(stage_of[node.name])
-    to_one = only_output(graph, backward)
-    read_here = (
-        node for node in backward if all(read_at[name] <= {stage_of[node.name]} for name in node.results if name)
+    outputs = only_output(graph, backward)
+    to_one = [node for node in backward if node.name in outputs]
+    return frozenset(
+        node.name for node in to_one if all(read_at[name] <= {stage_of[node.name]} for name in node.results if name)
     )
-    return frozenset(node.name for node in read_here if node.name in to_one)
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,15 +209,14 @@ class PipelineParallel:
     samples: int | None = None
 
     def __call__(self, program: Program) -> Program:
-        training, schedule, symbols = program.step, self.schedule, program.symbols
+        training, schedule, last = program.step, self.schedule, self.schedule.stages - 1
         values = values_of(training, program)
         assignment = assign(program, values, schedule, self.budget, self.samples)
         owner = assignment.owner
         if (state_bytes := self.state_bytes) is not None:
             states = {name: state_bytes(gradient_name(name), program) / self.shards for name in owner}
-            sizes = {name: (symbols[name].type.size_bytes, size) for name, size in states.items()}
+            sizes = {name: (program.symbols[name].type.size_bytes, size) for name, size in states.items()}
             assignment = replace(assignment, updater=updaters(assignment, sizes, schedule.ranks))
-        last = schedule.stages - 1
 
         def stage_of(output: Output) -> int | None:
             return last if output.symbol == program.loss else owner.get(parameter_of(output.symbol))
@@ -233,6 +229,5 @@ class PipelineParallel:
             at = assign_forward(graph, own, assignment)
             return Connected(program, graph, own, at, schedule, False).graph(lambda output: last)
 
-        return replace(
-            program.map_graphs(divided), mesh=(Axis(PIPELINE, schedule.ranks), *program.mesh), schedule=schedule
-        )
+        mesh = (Axis(PIPELINE, schedule.ranks), *program.mesh)
+        return replace(program.map_graphs(divided), mesh=mesh, schedule=schedule)

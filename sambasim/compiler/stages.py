@@ -9,7 +9,6 @@ stage than a gradient that it reads. An operator that reads only one gradient ru
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
-from typing import TypeAlias
 
 from sambasim.costs.price import alone_s
 from sambasim.costs.work import at_batch_size, work_of
@@ -69,15 +68,14 @@ def values_of(graph: Graph, program: Program) -> Values:
     return Values(maker, frozenset(depth.keys() & maker.keys()), trained, changed)
 
 
-_DEEPEST = 32
-"""Operators in a row that are computed again where their result is read, instead of sent."""
+_DEEPEST = 32  # operators in a row that are computed again where their result is read, instead of sent
 
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """`stage_of`: by node, its stage. By trained parameter, `owner`: the stage that completes its gradient; `updater`:
-    the one that updates it; `readers`: those whose forward reads it, ascending. `buffers`: by buffer that training
-    changes, the stage that does."""
+    """By node, `stage_of`. By trained parameter, `owner`: the stage that completes its gradient; `updater`: the one
+    that updates it; `readers`: those whose forward reads it, ascending. By buffer, `buffers`: the stage that changes
+    it."""
 
     stage_of: Mapping[str, int]
     owner: Mapping[str, int]
@@ -94,9 +92,8 @@ def assign(program: Program, values: Values, schedule: Schedule, budget: Budget,
     backward = graph.nodes[len(forward) :]
     work = at_batch_size(work_of(graph, program.symbols), program.batch_size, samples or program.batch_size)
     seconds = [0.0] * len(forward)  # without the start of a section
-    for stage in work.stages:
-        if stage.node < len(forward):
-            seconds[stage.node] += alone_s(stage, work, budget)
+    for stage in (one for one in work.stages if one.node < len(forward)):
+        seconds[stage.node] += alone_s(stage, work, budget)
     ends = _cut(program, forward, values, schedule, seconds)
     stage_of = {node.name: stage for stage, span in enumerate(pairwise([0, *ends])) for node in forward[slice(*span)]}
     held = {name: {stage_of[node.name]} for node in forward for name in node.results if name is not None}
@@ -160,11 +157,9 @@ def _cut(
         if possible // each > 1:
             of_rank = f" of {each} stages each" if each > 1 else ""
             remedy = f"use fewer --pipeline-stages: at most {possible // each}{of_rank}"
-        raise OptionError(
-            f"{program.name} cannot be cut into {stages} stages with parameters of their own: its forward has "
-            f"{len(forward)} operators, which read {len(seen)} trained parameters",
-            remedy=remedy,
-        )
+        why = f"its forward has {len(forward)} operators, which read {len(seen)} trained parameters"
+        what = f"{program.name} cannot be cut into {stages} stages with parameters of their own: {why}"
+        raise OptionError(what, remedy=remedy)
     attempts = (_balanced(places(most), total_s, owned, stages) for most in range(1, largest + 1))
     return next(ends for ends in attempts if ends is not None)
 
@@ -215,14 +210,11 @@ def only_output(graph: Graph, backward: Sequence[Node]) -> Mapping[str, str]:
         symbol_of[output.value] = output.symbol if output.value not in symbol_of else None
     leads_to = {}
     for node in reversed(backward):
-        reached = {symbol_of[name] for name in node.results if name in symbol_of}
-        if not reached:
-            continue
-        symbol = reached.pop() if len(reached) == 1 else None
-        for name in node.reads:
-            symbol_of[name] = symbol if symbol_of.get(name, symbol) == symbol else None
-        if symbol is not None:
-            leads_to[node.name] = symbol
+        if reached := {symbol_of[name] for name in node.results if name in symbol_of}:
+            symbol = reached.pop() if len(reached) == 1 else None
+            symbol_of |= {name: symbol if symbol_of.get(name, symbol) == symbol else None for name in node.reads}
+            if symbol is not None:
+                leads_to[node.name] = symbol
     return leads_to
 
 
@@ -248,10 +240,9 @@ def _backward(
         bound[node.name] = own if own in everywhere else max(everywhere or map(min, saved))
         if saved or len(needed & names) > 1:  # the sum of gradients crosses, not each
             fixed.add(node.name)
-    read: dict[str, int] = {}  # by value: the highest stage that reads it, or owns what it is the gradient of
-    for output in graph.outputs:
-        if (stage := owner.get(parameter_of(output.symbol))) is not None:
-            read[output.value] = stage
+    # By value: the highest stage that reads it, or owns what it is the gradient of.
+    owned = ((output.value, owner.get(parameter_of(output.symbol))) for output in graph.outputs)
+    read = {value: stage for value, stage in owned if stage is not None}
     stage_of: dict[str, int] = {}
     for node in reversed(backward):
         stage = bound[node.name]
@@ -263,16 +254,13 @@ def _backward(
     return stage_of
 
 
-_LEAST_GAIN = 0.05
-"""Of the memory of the fullest rank: for less, no messages are added."""
-
-Sizes: TypeAlias = tuple[float, float]
-"""The bytes of a parameter, which are those of its gradient, and of its optimizer states on one rank."""
+_LEAST_GAIN = 0.05  # of the memory of the fullest rank: for less, no messages are added
 
 
-def updaters(assignment: Assignment, sizes: Mapping[str, Sizes], ranks: int) -> Mapping[str, int]:
+def updaters(assignment: Assignment, sizes: Mapping[str, tuple[float, float]], ranks: int) -> Mapping[str, int]:
     """By trained parameter, the stage that updates it: the one that completes its gradient, or another that reads it,
-    if the fullest of `ranks` then holds clearly less."""
+    if the fullest of `ranks` then holds clearly less. `sizes`: the bytes of a parameter, which are those of its
+    gradient, and of its optimizer states on one rank."""
     owner = assignment.owner
 
     def fullest(updater: Mapping[str, int]) -> float:

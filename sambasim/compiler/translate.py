@@ -1,5 +1,7 @@
-"""From torch's FX graphs to ours: nodes with SambaFlow-style names, the user's source lines and recorded types."""
+"""From torch's FX graphs to ours: nodes with SambaFlow's names (`logreg__lin_layer__weight`), the user's source lines
+and recorded types."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from operator import getitem
@@ -9,16 +11,71 @@ from typing import Any, cast
 import torch
 from torch import Tensor, fx
 
-from sambasim.compiler.capture.names import UniqueNames, layer_name, module_path, source_line, symbol_name
+from sambasim.compiler.capture.recording import source_line
 from sambasim.compiler.capture.tensors import dtype_name
 from sambasim.compiler.capture.trace import CapturedGraph
 from sambasim.errors import OperatorError
 from sambasim.ir.graph import TORCH_CONSTANTS, Argument, ComplexNumber, Node, Ref, SourceLine, TorchConstant
-from sambasim.ir.operators import ASSERTION, OPERATORS
+from sambasim.ir.operators import ASSERTION, OPERATORS, OperatorKind
 from sambasim.ir.types import VALUE_BYTES, TensorType
 
-_REFUSED = "refused"
-"""Stands for the results of a refused operator, so that the rest of the graph can be checked too."""
+_WEIGHT_NORM = re.compile(r"(^|\.)parametrizations\.weight\.original([01])$")
+
+
+def symbol_name(prefix: str, path: str) -> str:
+    """`("logreg", "lin_layer.weight")` -> `"logreg__lin_layer__weight"`; under weight_norm `…weight_magnitude` and
+    `…weight_direction`, as in SambaFlow."""
+    path = _WEIGHT_NORM.sub(lambda found: f"{found[1]}weight_{('magnitude', 'direction')[int(found[2])]}", path)
+    return "__".join((prefix, *(re.sub(r"\W", "_", part) for part in path.split(".") if part)))
+
+
+def loss_name(prefix: str) -> str:
+    """The symbol of the training step's loss, unless something else has that name."""
+    return f"{prefix}__loss"
+
+
+def prefix_of(loss: str) -> str:
+    """The model's prefix, from the symbol of its loss: `"logreg__loss"` or `"logreg__loss_1"` -> `"logreg"`."""
+    return loss.rpartition("__loss")[0]
+
+
+class UniqueNames:
+    def __init__(self) -> None:
+        self._counts: dict[str, int] = {}
+
+    def take(self, name: str, *suffixes: str) -> str:
+        """`name`, or `name` with the first free number behind it. Takes that name with each of `suffixes` too."""
+        count = self._counts.get(name, 0)
+        self._counts[name] = count + 1
+        if count == 0 and not any(f"{name}{suffix}" in self._counts for suffix in suffixes):
+            self._counts |= {f"{name}{suffix}": 1 for suffix in suffixes}
+            return name
+        return self.take(f"{name}_{max(count, 1)}", *suffixes)
+
+
+_NAMED_BY_LAYER = {
+    OperatorKind.MATMUL, OperatorKind.CONVOLUTION, OperatorKind.RECURRENT, OperatorKind.NORMALIZATION,
+    OperatorKind.POOLING, OperatorKind.RESIZE, OperatorKind.LOSS,
+}  # fmt: skip
+
+
+def layer_name(node: fx.Node, operator: str) -> str | None:
+    """`linear` for the matrix product of an nn.Linear, as SambaFlow names it; None for an operator that is no layer of
+    torch.nn, or only prepares or finishes the work of one."""
+    _, layer = module_of(node)
+    if layer is None or OPERATORS[operator].kind not in _NAMED_BY_LAYER or layer.__name__ == "MultiheadAttention":
+        return None
+    return layer.__name__.lower() if layer.__module__.startswith("torch.nn.modules.") else None
+
+
+def module_of(node: fx.Node) -> tuple[str, type | None]:
+    """The path and the class of the module that made `node`, as the trace has noted them."""
+    noted = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
+    module: tuple[str, type | None] = next(iter(noted.values()), ("", None))
+    return module
+
+
+_REFUSED = "refused"  # stands for the results of a refused operator, so that the rest of the graph can be checked too
 
 _ALIASES = {"aten.detach.default", "aten.alias.default", "aten.lift_fresh_copy.default"}
 """Operators that only autograd needs, and that are left out."""
@@ -78,12 +135,13 @@ class Translation:
         condition, *message = node.args
         if not isinstance(condition, fx.Node) or condition not in self._value_of:
             return  # of the trace's own, on a number
-        name = self._take_name(module_path(node), "assert")
+        module, _ = module_of(node)
+        name = self._take_name(module, "assert")
         if self._is_backward(node):
             self.backward.add(name)
         kwargs = (("message", str(message[0])),) if message else ()
         args = (self._argument(condition),)
-        self.nodes.append(Node(name, ASSERTION, args, kwargs, (), module_path(node), source_line(node)))
+        self.nodes.append(Node(name, ASSERTION, args, kwargs, (), module, source_line(node)))
 
     def _take_name(self, module: str, short: str) -> str:
         return self._names.take(symbol_name(self._prefix, f"{module}.{short}" if module else short))
@@ -94,7 +152,7 @@ class Translation:
         return has_tag or not self._backward.isdisjoint(node.all_input_nodes)
 
     def _emit(self, node: fx.Node, operator: str) -> None:
-        backward, module, line = self._is_backward(node), module_path(node), source_line(node)
+        backward, (module, _), line = self._is_backward(node), module_of(node), source_line(node)
         short = layer_name(node, operator) or operator.split(".")[1].lstrip("_")
         name = self._take_name(module, f"{short}_bwd" if backward and "backward" not in short else short)
         if backward:
@@ -138,8 +196,8 @@ class Translation:
             result = self._value_of[node] = f"{name}__outputs__0"
             self.values[result] = tensor_type(value)
             return (result,)
-        read = {_item(user)[1] for user in node.users if user.target is getitem}
-        results = {index: f"{name}__outputs__{index}" for index in range(len(value)) if index in read}
+        read = sorted({_item(user)[1] for user in node.users if user.target is getitem})
+        results = {index: f"{name}__outputs__{index}" for index in read}
         self._result_of |= {(node, index): result for index, result in results.items()}
         self.values |= {result: tensor_type(value[index]) for index, result in results.items()}
         return tuple(map(results.get, range(len(value))))
@@ -183,13 +241,10 @@ class Translation:
         self.values = {name: type_ for name, type_ in self.values.items() if name in live}
 
 
-_EXPERTS = (
-    "--set model.args.experts_implementation=batched_mm; "
-    'for a config of transformers in your code, experts_implementation="batched_mm"'
-)
 _INSTEAD = {
     "as_strided": "x.contiguous().as_strided(…), without a storage_offset",
-    "grouped_mm": _EXPERTS,
+    "grouped_mm": "--set model.args.experts_implementation=batched_mm; "
+    'for a config of transformers in your code, experts_implementation="batched_mm"',
     "sparse": "leave out sparse=True: a PEF holds dense gradients only",
 }
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, count, product
 from typing import ClassVar, Literal, TypeAlias
 
-from sambasim.compiler.capture.names import UniqueNames, prefix_of
+from sambasim.compiler.translate import UniqueNames, prefix_of
 from sambasim.errors import OptionError
 from sambasim.ir.dataflow import pass_and_update
 from sambasim.ir.graph import Graph, Node, Ref, Section, SectionKind
@@ -47,8 +47,7 @@ from sambasim.optimizers import OPTIMIZERS
 Grouping: TypeAlias = Literal["section", "parameter"]
 """What one group holds: all gradients that a backward section completes, or, as in SambaFlow, that of one parameter."""
 
-Move: TypeAlias = tuple[int, int]
-"""The ranks that complete the gradient of a parameter, and that update it."""
+Move: TypeAlias = tuple[int, int]  # the ranks that complete the gradient of a parameter, and that update it
 
 REDUCE_BUFFER = "accum_dummy_0_reduce_buf"
 
@@ -69,10 +68,10 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class AttachOptimizers:
-    """Attach `updates`; every parameter with a gradient must belong to one of them. With `stochastic_rounding`, steps
-    round by draws that depend on a run's seed; with `scales_loss`, they are skipped if gradients are not finite; with
-    `master_weights`, states are float32, and a copy of the parameters is one of them. Raises OptionError if updates
-    clip differently."""
+    """Attach `updates`, which clip alike; every parameter with a gradient must belong to one. With
+    `stochastic_rounding` steps round by draws that depend on a run's seed; with `scales_loss` they are skipped if
+    gradients are not finite; with `master_weights` states are float32, and a copy of the parameters is one of them.
+    Raises OptionError."""
 
     title: ClassVar[str] = "attach the optimizer"
     reaches: ClassVar[Progress] = Progress.OPTIMIZED
@@ -99,9 +98,13 @@ class AttachOptimizers:
         optimizers: list[Optimizer] = []
         for index, update in enumerate(self.updates):
             updated = [m.parameter for group in groups if group.optimizer == index for m in group.members]
-            taken = {optimizer.name for optimizer in optimizers}
-            states = self._states(update)
-            optimizers.append(Optimizer(_free_name(update, updated, program, taken, states), update.kind, states))
+            states, taken = self._states(update), {optimizer.name for optimizer in optimizers}
+            for number in count():  # the next that is free, and with which no state has the name of another symbol
+                name = f"{update.kind}{number}"
+                named = {state_name(parameter, name, state) for parameter, state in product(updated, states)}
+                if name not in taken and named.isdisjoint(program.symbols):
+                    break
+            optimizers.append(Optimizer(name, update.kind, states))
         symbols = dict(program.symbols)
         for group in groups:
             optimizer = optimizers[group.optimizer]
@@ -190,16 +193,19 @@ def _copies(
     Each of `moves` has a group of its own."""
     tags = [tag for node in training.nodes for key, tag in node.kwargs if key == "tag" and isinstance(tag, int)]
     tag = count(max(tags, default=-1) + 1)
-    there: list[Node] = []
-    back: list[Node] = []
-    for group in groups:
-        member = group.members[0]
-        if (move := moves.get(member.parameter)) is None:
-            continue
-        for nodes, symbol, (source, target) in ((there, member.gradient, move), (back, member.parameter, move[::-1])):
-            how = (("axis", PIPELINE), ("source", source), ("target", target), ("tag", next(tag)))
-            nodes.append(Node(f"{symbol}__copy", "comm.copy", (group.name, symbol), how))
-    return there, back
+
+    def copied(group: ParameterGroup, symbol: str, source: int, target: int) -> Node:
+        how = (("axis", PIPELINE), ("source", source), ("target", target), ("tag", next(tag)))
+        return Node(f"{symbol}__copy", "comm.copy", (group.name, symbol), how)
+
+    nodes = [
+        (copied(group, member.gradient, source, target), copied(group, member.parameter, target, source))
+        for group in groups
+        for member in group.members[:1]
+        if member.parameter in moves
+        for source, target in [moves[member.parameter]]
+    ]
+    return [there for there, _ in nodes], [back for _, back in nodes]
 
 
 def _sum_along(axis: str, value: str, values: dict[str, TensorType]) -> Node:
@@ -225,16 +231,6 @@ class _Extended:
         return replace(self._base, nodes=tuple(self._nodes), sections=tuple(self._sections), values=self.values)
 
 
-def _free_name(
-    update: Update, parameters: Sequence[str], program: Program, taken: Collection[str], states: Sequence[str]
-) -> str:
-    """`sgd0`, or the next number that no other optimizer has, and with which no state has the name of a symbol of the
-    model."""
-    symbols, of_states = program.symbols.keys(), list(product(parameters, states))
-    names = (name for number in count() if (name := f"{update.kind}{number}") not in taken)
-    return next(name for name in names if symbols.isdisjoint(state_name(one, name, state) for one, state in of_states))
-
-
 def _groups(
     program: Program, updates: Sequence[Update], grouping: Grouping, apart: Collection[str]
 ) -> tuple[ParameterGroup, ...]:
@@ -251,7 +247,11 @@ def _groups(
             alone = position if grouping == "parameter" or parameter_of(symbol.name) in apart else -1
             optimizer = _optimizer_of(symbol.name, program, updates)
             completed[index, symbol.type.dtype, optimizer, bool(symbol.cuts), alone].append(symbol.name)
-    first_block = _first_blocks({name for names in completed.values() for name in names}, program)
+    # Blocks of the norm are counted by parameters in the order of symbols, which no partition changes.
+    of_parameter = {parameter_of(gradient): gradient for gradients in completed.values() for gradient in gradients}
+    in_order = [of_parameter[name] for name in program.symbols if name in of_parameter]
+    blocks = (-(-program.symbols[name].type.numel // NORM_BLOCK_ELEMENTS) for name in in_order)
+    first_block = dict(zip(in_order, accumulate(blocks, initial=0), strict=False))
     groups = []
     for number, ((_, dtype, optimizer, _, _), gradients) in enumerate(sorted(completed.items())):
         members, start = [], 0
@@ -263,15 +263,6 @@ def _groups(
     return tuple(groups)
 
 
-def _first_blocks(gradients: Collection[str], program: Program) -> Mapping[str, int]:
-    """By gradient, the number of its first block of the norm. Parameters count in the order of symbols, which no
-    partition changes."""
-    of_parameter = {parameter_of(gradient): gradient for gradient in gradients}
-    in_order = [of_parameter[name] for name in program.symbols if name in of_parameter]
-    blocks = (-(-program.symbols[name].type.numel // NORM_BLOCK_ELEMENTS) for name in in_order)
-    return dict(zip(in_order, accumulate(blocks, initial=0), strict=False))
-
-
 def _optimizer_of(gradient: str, program: Program, updates: Sequence[Update]) -> int:
     paths = program.symbols[parameter_of(gradient)].torch_names
     for index, update in enumerate(updates):
@@ -281,12 +272,6 @@ def _optimizer_of(gradient: str, program: Program, updates: Sequence[Update]) ->
         f"the parameter {paths[0] if paths else parameter_of(gradient)} has a gradient, but no optimizer updates it",
         remedy="give it to an optimizer, or set requires_grad_(False)",
     )
-
-
-_ARGUMENTS = (
-    RuntimeArgument("dp_scale_factor", 1, "replicas that take part: sums of gradients are divided by it"),
-    RuntimeArgument("dp_replica", 0, "which replica this is, and so which slice of every group it owns"),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,69 +290,65 @@ class AddDataParallel:
     def __call__(self, program: Program) -> Program:
         if program.training is None:
             return program
-        groups = tuple(replace(group, wrapper=_wrapper_name(group)) for group in program.groups)
-        symbols = dict(program.symbols)
-        for group in groups:
-            name = _wrapper_name(group)
+        groups, symbols, names = [], dict(program.symbols), UniqueNames()
+        for group in program.groups:
+            members = "\n".join(f"{member.gradient} {member.start}" for member in group.members)
+            name = f"$OPT_dp_accum_group_{hashlib.sha1(members.encode(), usedforsecurity=False).hexdigest()}"
             symbols[name] = Symbol(name, SymbolKind.ACCUMULATION_GROUP, TensorType(group.dtype, (group.numel,)))
+            groups.append(replace(group, wrapper=name))
         largest = max(program.groups, key=lambda group: group.region_type("parameter").size_bytes)
-        buffer_type = TensorType(largest.dtype, (largest.numel + ALIGNMENT_ELEMENTS,))
-        names = UniqueNames()
         for name in symbols:
             names.take(name)
-        buffer = Symbol(names.take(REDUCE_BUFFER), SymbolKind.REDUCE_BUFFER, buffer_type)
+        buffer = names.take(REDUCE_BUFFER)
+        type_ = TensorType(largest.dtype, (largest.numel + ALIGNMENT_ELEMENTS,))
+        symbols[buffer] = Symbol(buffer, SymbolKind.REDUCE_BUFFER, type_)
+        replicas = "replicas that take part: sums of gradients are divided by it"
+        replica = "which replica this is, and so which slice of every group it owns"
+        arguments = RuntimeArgument("dp_scale_factor", 1, replicas), RuntimeArgument("dp_replica", 0, replica)
         return replace(
             program,
-            symbols={**symbols, buffer.name: buffer},
-            groups=groups,
+            symbols=symbols,
+            groups=tuple(groups),
             training=_with_communication(program),
-            reduce_buffer=buffer.name,
+            reduce_buffer=buffer,
             zero=self.zero,
             mesh=(Axis(DATA_PARALLEL, self.world_size * self.chips, self.several, self.chips), *program.mesh),
-            runtime_arguments=(*program.runtime_arguments, *_ARGUMENTS),
+            runtime_arguments=(*program.runtime_arguments, *arguments),
         )
-
-
-def _wrapper_name(group: ParameterGroup) -> str:
-    members = "\n".join(f"{member.gradient} {member.start}" for member in group.members)
-    return f"$OPT_dp_accum_group_{hashlib.sha1(members.encode(), usedforsecurity=False).hexdigest()}"
-
-
-_AXIS = ("axis", DATA_PARALLEL)
-_MEAN = (_AXIS, ("op", "mean"), ("order", "tree"))
 
 
 def _with_communication(program: Program) -> Graph:
     """The step with data parallelism: a reduce-scatter of every group before the optimizers, an all-gather after them,
-    and where gradients are clipped, the sum of the norm along dp. A tied parameter of a pipeline already has a REDUCE
-    section that copies its gradient to the rank that updates it, and a GATHER section that copies the result back: they
-    stay first and last."""
+    and where gradients are clipped, the sum of the norm along dp. The sections that copy the gradient of a tied
+    parameter to the rank that updates it, and the result back, stay first and last."""
     training, prefix = program.step, prefix_of(program.loss or "")
     groups = [group.name for group in program.groups]
     in_pass, update = pass_and_update(training)
     extended = _Extended(training, in_pass)
-    for section in update:  # copies of gradients come first
-        if section.kind is SectionKind.REDUCE:
-            extended.add(section.kind, section.name, training.section_nodes(section))
-    name = f"{prefix}__reduce"
-    reductions = [Node(f"{name}_{group}", "comm.reduce_scatter", (group,), _MEAN) for group in groups]
+
+    def keep(kind: SectionKind) -> None:
+        for section in update:
+            if section.kind is kind:
+                extended.add(kind, section.name, training.section_nodes(section))
+
+    keep(SectionKind.REDUCE)  # copies of gradients come first
+    name, axis = f"{prefix}__reduce", ("axis", DATA_PARALLEL)
+    mean = (axis, ("op", "mean"), ("order", "tree"))
+    reductions = [Node(f"{name}_{group}", "comm.reduce_scatter", (group,), mean) for group in groups]
     extended.add(SectionKind.REDUCE, name, reductions)
     for section in update:
         if section.kind in (SectionKind.REDUCE, SectionKind.GATHER):
             continue
-        members: list[Node] = []
-        for node in training.section_nodes(section):
+        members = list(training.section_nodes(section))
+        for at, node in enumerate(members):
             if node.operator == "opt.total_norm":
-                (own,) = node.reads
-                total = _sum_along(DATA_PARALLEL, own, extended.values)
-                members.append(total)
-                node = replace(node, args=(Ref(total.name),))
-            members.append(node)
+                (norm,) = node.reads
+                total = _sum_along(DATA_PARALLEL, norm, extended.values)
+                members[at:] = [total, replace(node, args=(Ref(total.name),)), *members[at + 1 :]]
+                break
         extended.add(section.kind, section.name, members)
     name = f"{prefix}__gather"
-    gathers = [Node(f"{name}_{group}", "comm.all_gather", (group,), (_AXIS,)) for group in groups]
+    gathers = [Node(f"{name}_{group}", "comm.all_gather", (group,), (axis,)) for group in groups]
     extended.add(SectionKind.GATHER, name, gathers)
-    for section in update:  # copies of parameters last
-        if section.kind is SectionKind.GATHER:
-            extended.add(section.kind, section.name, training.section_nodes(section))
+    keep(SectionKind.GATHER)  # copies of parameters last
     return extended.graph()

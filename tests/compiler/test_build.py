@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from sambasim.compiler.build import Built
-from sambasim.compiler.capture.names import prefix_of
 from sambasim.compiler.capture.step import Example
 from sambasim.compiler.compile import Compiled, Stopwatch, assemble, capture_model
+from sambasim.compiler.translate import prefix_of
 from sambasim.errors import InvariantError, ModelError
 from sambasim.ir.graph import Output
 from sambasim.ir.types import SymbolKind
@@ -74,7 +74,9 @@ class Counting(Net):
 
 
 def test_what_training_changes_is_a_buffer_and_outputs_are_kept_where_they_may_be() -> None:
-    program = built(Counting()).program
+    model = Counting()
+    program = built(model).program
+    assert "plain" in vars(model), "the model is as it was"
     kept = {output.symbol for output in program.step.outputs}
     for name in ("counting__hidden", "counting__plain"):
         assert (program.symbols[name].kind, program.symbols[name].torch_names) == (SymbolKind.BUFFER, ())

@@ -97,7 +97,7 @@ def test_code_of_a_library_is_named_beside_the_users_line_that_calls_it(
             return scaled(super().forward(x)).mean()  # here
 
     step = TrainingStep(Scaled(4, 1), X, None)
-    error = explained(CaptureError("first"), step, Observer([step], [torch.ones(2, 4)]).run().asked[step].recording)
+    error = explained(CaptureError("first"), step, Observer([step], [torch.ones(2, 4)]).run()[0][step].recording)
     assert str(error.where).endswith("# here")
     assert str(error.remedy).startswith(
         f"{folder}/scaling.py:2: return x / x.max().item() is code of a library: choose settings that do not run it; "
@@ -129,7 +129,7 @@ class Obstinate(nn.Module):
 
 def test_all_obstacles_are_found_in_order_each_with_its_line() -> None:
     step, x = TrainingStep(Obstinate(), X, None), torch.randn(2, 4)
-    call = Observer([step], [x]).run().asked[step].recording
+    call = Observer([step], [x]).run()[0][step].recording
     assert [(occurrence.where.rpartition("# ")[2], occurrence.obstacle.what) for occurrence in obstacles(call)] == [
         ("1", "a parameter that is changed in place"),
         ("2", "a parameter that is changed in place"),
@@ -149,7 +149,7 @@ def test_all_obstacles_are_found_in_order_each_with_its_line() -> None:
 def test_a_sound_model_has_no_obstacles() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.TransformerEncoderLayer(4, 2, 8), nn.BatchNorm1d(4), nn.Dropout(0.5))
     step = TrainingStep(nn.Sequential(model, Mean()), X, None)
-    assert obstacles(Observer([step], [torch.randn(2, 4)]).run().asked[step].recording) == []
+    assert obstacles(Observer([step], [torch.randn(2, 4)]).run()[0][step].recording) == []
 
 
 class Mean(nn.Module):

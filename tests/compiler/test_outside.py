@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sambasim.compiler.capture import explain
-from sambasim.compiler.capture.told import Told, watched
+from sambasim.compiler.capture.trial import Told, watched
 
 
 def test_files_and_acts_are_told_with_their_lines(tmp_path: Path) -> None:

@@ -11,29 +11,16 @@ from torch.nn import functional as F
 
 from sambasim.compiler.build import Built
 from sambasim.compiler.passes import Partition, Recompute, pipeline, run_pipeline
-from sambasim.compiler.pipeline import PipelineParallel
 from sambasim.compiler.stages import is_view
 from sambasim.ir.graph import SectionKind
 from sambasim.ir.program import Program
 from sambasim.ir.ranks import of_ranks, pipeline_ranks
-from sambasim.ir.schedule import ActionKind, in_flight, make
+from sambasim.ir.schedule import ActionKind, in_flight
 from sambasim.ir.verify import Progress, verify
 from sambasim.runtime.engine.executor import Executor, tangent_of
 from sambasim.runtime.transports.in_process import finished
 from sambasim.runtime.values.memory import DeviceMemory, place_inputs, place_weights
-from tests.compiler.pipeline.test_pipeline_parallel import (
-    BUDGET,
-    MICRO_BATCHES,
-    Batch,
-    accumulated,
-    check_equal,
-    layers,
-    pipelined,
-    placed,
-    rolled,
-    shared,
-    with_batches,
-)
+from tests.compiler.pipeline import test_pipeline_parallel as pipe
 from tests.compiler.sharding.test_plan import built_from
 from tests.support.compiled import outputs_of
 from tests.support.examples import example_options
@@ -63,7 +50,7 @@ def not_dropping(net: Any, x: Tensor, target: Tensor) -> Tensor:
 
 def recomputed(program: Program, between: Between) -> Program:
     if between == "sections":
-        program = Partition("o1", BUDGET)(program)
+        program = Partition("o1", pipe.BUDGET)(program)
     found = Recompute(between)(program)
     verify(found, Progress.CAPTURED)
     return found
@@ -81,24 +68,24 @@ def kept_bytes(program: Program) -> int:
     return sum(training.values[name].size_bytes for name in read if name is not None)
 
 
-def same_bits(built: Built, batches: list[Batch], between: Between) -> None:
+def same_bits(built: Built, batches: list[pipe.Batch], between: Between) -> None:
     again = Built(recomputed(built.program, between), built.weights)
-    check_equal(accumulated(again, batches), accumulated(built, batches))
+    pipe.check_equal(pipe.accumulated(again, batches), pipe.accumulated(built, batches))
 
 
 @pytest.mark.parametrize("between", ["sections", "full"])
 @pytest.mark.parametrize("name", ["char_gpt", whole_case("resnet"), "digits", "lstm_classifier"])
 def test_an_example_keeps_less_and_has_the_same_bits(name: str, between: Between) -> None:
-    built, batches = rolled(name)
+    built, batches = pipe.rolled(name)
     same_bits(built, batches[:2], between)
     assert kept_bytes(recomputed(built.program, between)) <= kept_bytes(built.program)
 
 
 @cache
-def dropped(dtype: torch.dtype) -> tuple[Built, Batch]:
+def dropped(dtype: torch.dtype) -> tuple[Built, pipe.Batch]:
     torch.manual_seed(0)
     x, target = torch.randn(16, 8), torch.randn(16, 8)
-    model = layers(8, 6, dropping, norm=nn.BatchNorm1d(8)).to(dtype)
+    model = pipe.layers(8, 6, dropping, norm=nn.BatchNorm1d(8)).to(dtype)
     return built_from(model, x=x.to(dtype), target=target.to(dtype))
 
 
@@ -122,8 +109,8 @@ def averaging(net: Any, x: Tensor, target: Tensor) -> Tensor:
 @pytest.mark.parametrize("between", ["sections", "full"])
 def test_an_app_that_runs_the_backward_apart_has_the_same_gradients(between: Between) -> None:
     """There, a buffer has its new value before the backward repeats operators that have read the old one."""
-    built, (inputs, *_) = with_batches(layers(8, 4, averaging, norm=nn.BatchNorm1d(8)), 16, 8)
-    program = placed(recomputed(built.program, between))
+    built, (inputs, *_) = pipe.with_batches(pipe.layers(8, 4, averaging, norm=nn.BatchNorm1d(8)), 16, 8)
+    program = pipe.placed(recomputed(built.program, between))
     training = program.step
     found = []
     for apart in (False, True):
@@ -156,10 +143,10 @@ RANKS = 2
     ],
 )
 def test_stages_recompute_too(name: str, schedule: str, between: Between) -> None:
-    built, batches = shared() if name == "shared" else rolled(name)
-    program = recomputed(PipelineParallel(make(schedule, RANKS, MICRO_BATCHES), BUDGET)(built.program), between)
+    built, batches = pipe.shared() if name == "shared" else pipe.rolled(name)
+    program = recomputed(pipe.cut(built, RANKS, schedule), between)
     assert_repeats(program)
-    check_equal(pipelined(built, batches, program), accumulated(built, batches))
+    pipe.check_equal(pipe.pipelined(built, batches, program), pipe.accumulated(built, batches))
 
 
 def assert_repeats(program: Program) -> None:
@@ -177,9 +164,9 @@ def assert_repeats(program: Program) -> None:
 
 def held_bytes(built: Built, schedule: str, recompute: str) -> list[int]:
     """By rank: what it holds between passes, and for the micro-batches in flight."""
-    parallel = (f"pipeline_stages={RANKS}", f"micro_batches={MICRO_BATCHES}", f'schedule="{schedule}"')
+    parallel = (f"pipeline_stages={RANKS}", f"micro_batches={pipe.MICRO_BATCHES}", f'schedule="{schedule}"')
     flags = (f"parallel.{flag}" for flag in (*parallel, f'recompute="{recompute}"'))
-    options = example_options("char_gpt", Path(), *flags, data_parallel=False, batch_size=4 * MICRO_BATCHES)
+    options = example_options("char_gpt", Path(), *flags, data_parallel=False, batch_size=4 * pipe.MICRO_BATCHES)
     program, found = run_pipeline(built.program, pipeline(options), lambda title: None), []
     assert program.schedule is not None
     for rank, count in enumerate(in_flight(program.schedule)):
@@ -189,11 +176,17 @@ def held_bytes(built: Built, schedule: str, recompute: str) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1", "interleaved-1f1b"])
-@pytest.mark.parametrize("name", ["char_gpt", "mlp", "resnet"])
+@pytest.mark.parametrize(
+    ("name", "schedule"),
+    [
+        ("char_gpt", "1f1b"), ("char_gpt", "zb-h1"), ("mlp", "interleaved-1f1b"), ("resnet", "1f1b"),
+        whole_case("char_gpt", "interleaved-1f1b"), whole_case("mlp", "1f1b"), whole_case("mlp", "zb-h1"),
+        whole_case("resnet", "zb-h1"), whole_case("resnet", "interleaved-1f1b"),
+    ],
+)  # fmt: skip
 def test_no_rank_of_a_pipeline_holds_more(name: str, schedule: str) -> None:
     """A stage that gains nothing does not recompute: all of resnet, by `sections`."""
-    built, _ = with_batches(layers(64, 6, in_a_row), 4, 64) if name == "mlp" else rolled(name)
+    built, _ = pipe.with_batches(pipe.layers(64, 6, in_a_row), 4, 64) if name == "mlp" else pipe.rolled(name)
     without, sections, full = (held_bytes(built, schedule, one) for one in ("none", "sections", "full"))
     for found in (sections, full):
         assert all(now <= before for now, before in zip(found, without, strict=True))
@@ -202,5 +195,5 @@ def test_no_rank_of_a_pipeline_holds_more(name: str, schedule: str) -> None:
 
 
 def test_dropout_that_is_off_stays_off() -> None:
-    built, batches = with_batches(layers(8, 6, not_dropping), 16, 8)
+    built, batches = pipe.with_batches(pipe.layers(8, 6, not_dropping), 16, 8)
     same_bits(built, batches[:1], "full")

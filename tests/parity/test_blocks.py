@@ -145,13 +145,6 @@ def of_frequencies_and_windows(net: "Net", h: Tensor) -> Tensor:
     return result + parts + torch.view_as_real(short * (1 + 0.5j)).flatten(1)[:, :8]
 
 
-def aligned(net: "Net", h: Tensor) -> Tensor:
-    """CTC, with lengths in tensors."""
-    scores, count = h.view(-1, 4, 2).log_softmax(-1).transpose(0, 1), len(h)
-    words = torch.ones(count, 2, dtype=torch.long)
-    return h + functional.ctc_loss(scores, words, torch.full((count,), 4), torch.full((count,), 2))
-
-
 def differentiated(net: "Net", h: Tensor) -> Tensor:
     """A derivative by its inputs, as in physics-informed networks, also where gradients are off."""
     with torch.set_grad_enabled(True):
@@ -174,7 +167,7 @@ def of_distributions(net: "Net", h: Tensor) -> Tensor:
 BLOCKS: tuple[tuple[Callable[["Net", Tensor], Tensor], bool], ...] = (
     *((block, False) for block in (
         with_backwards_of_their_own, under_autocast, pooled, with_python_around, masked_as_torch_detects, factorized,
-        decomposed, of_frequencies_and_windows, aligned, differentiated, mapped, of_distributions,
+        decomposed, of_frequencies_and_windows, differentiated, mapped, of_distributions,
     )),
     (checkpointed, True),
 )  # fmt: skip

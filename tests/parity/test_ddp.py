@@ -50,19 +50,12 @@ def test_the_list_of_zero_gradients_is_right(example: str, pefs: Mapping[Variant
     path = pefs[example, "sgd", False]
     replica = EagerReplica(path, RunOptions(pef=str(path)))
     replica.module.double()
-    loss = replica.loss(replica.module, [_in_float64(tensor) for tensor in replica.next_batch()])
-    torch.autograd.backward(loss)
-    norms = {name: float(gradient.norm()) for name, gradient in _parts(_by_parameter(replica))}
-    largest = max(norms.values())
-    assert {name for name, norm in norms.items() if norm < 1e-12 * largest} == ZERO_GRADIENTS.get(example, frozenset())
-
-
-def _in_float64(tensor: Tensor) -> Tensor:
-    return tensor.double() if tensor.is_floating_point() else tensor
-
-
-def _by_parameter(replica: EagerReplica) -> dict[str, Tensor]:
-    return {name.removesuffix("__grad"): gradient for name, gradient in replica.gradients().items()}
+    batch = [tensor.double() if tensor.is_floating_point() else tensor for tensor in replica.next_batch()]
+    torch.autograd.backward(replica.loss(replica.module, batch))
+    gradients = {name.removesuffix("__grad"): gradient for name, gradient in replica.gradients().items()}
+    norms = {name: float(gradient.norm()) for name, gradient in _parts(gradients)}
+    zero = {name for name, norm in norms.items() if norm < 1e-12 * max(norms.values())}
+    assert zero == ZERO_GRADIENTS.get(example, frozenset())
 
 
 @pytest.mark.parametrize("np", [whole_case(np) if np == 4 else np for np in RANKS if np > 1])
@@ -82,17 +75,9 @@ def test_parameters_are_those_of_ddp(np: int, pefs: Mapping[Variant, Path], tmp_
         if np == 2:
             assert [name for name in ours if not torch.equal(ours[name], ddp[name])] == [], stem
         else:
-            apart = _apart(ours, ddp, before)
-            assert {n: d for n, d in apart.items() if d >= BOUND and n not in ZERO_GRADIENTS.get(example, ())} == {}, (
-                stem
-            )
+            theirs = dict(_parts({name: ddp[name].double() for name in before}))
+            pairs = {name: (one.double(), theirs[name]) for name, one in _parts({name: ours[name] for name in before})}
+            apart = {name: float((one - other).norm() / other.norm()) for name, (one, other) in pairs.items()}
+            zero = ZERO_GRADIENTS.get(example, frozenset())
+            assert {name: far for name, far in apart.items() if far >= BOUND and name not in zero} == {}, stem
             assert max(apart.values()) > 0, "in another order, something must round otherwise"
-
-
-def _apart(ours: Mapping[str, Tensor], ddp: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> dict[str, float]:
-    """By parameter: the norm of the difference, relative to the norm of DDP's."""
-    theirs = dict(_parts({name: ddp[name].double() for name in parameters}))
-    return {
-        name: float((tensor.double() - theirs[name]).norm() / theirs[name].norm())
-        for name, tensor in _parts({name: ours[name] for name in parameters})
-    }

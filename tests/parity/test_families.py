@@ -95,10 +95,10 @@ def test_claims_about_gradients_hold(one: Case) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         torch.autograd.backward(evaluate_loss(one, module, _in_float64(one.batch(4))))
-    norms = {name: None if p.grad is None else float(p.grad.norm()) for name, p in module.named_parameters()}
-    largest = max(norm for norm in norms.values() if norm is not None)
-    assert tuple(name for name, norm in norms.items() if norm is None) == one.unused
-    zero = tuple(name for name, norm in norms.items() if norm is not None and norm < 1e-12 * largest)
+    gradients = {name: parameter.grad for name, parameter in module.named_parameters()}
+    assert tuple(name for name, gradient in gradients.items() if gradient is None) == one.unused
+    norms = {name: float(gradient.norm()) for name, gradient in gradients.items() if gradient is not None}
+    zero = tuple(name for name, norm in norms.items() if norm < 1e-12 * max(norms.values()))
     assert zero == one.zero_gradients
 
 

@@ -40,7 +40,7 @@ _SWIN = {
     "num_labels": CLASSES,
 }  # fmt: skip
 _SPEECH = {
-    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4,
     "conv_dim": [16, 16, 16], "conv_kernel": [10, 3, 3], "conv_stride": [5, 2, 2], "num_feat_extract_layers": 3,
     "num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 4, "num_labels": CLASSES,
     "classifier_proj_size": 16, "layerdrop": 0.0, "apply_spec_augment": False,
@@ -73,20 +73,13 @@ def _sentences(samples: int, generator: torch.Generator) -> Batch:
     return {**_padded(samples, generator), "labels": _labels(samples, generator)}
 
 
-_images = by_name(pixel_values=numbers(3, PIXELS, PIXELS), labels=_labels)
-
-
-def _segmented(samples: int, generator: torch.Generator) -> Batch:
-    maps = torch.randint(CLASSES, (samples, PIXELS, PIXELS), generator=generator)
-    return {"pixel_values": numbers(3, PIXELS, PIXELS)(samples, generator), "labels": maps}
-
-
+_pixels = numbers(3, PIXELS, PIXELS)
+_images, _captions = by_name(pixel_values=_pixels, labels=_labels), by_name(input_ids=_words, pixel_values=_pixels)
+_segmented = by_name(pixel_values=_pixels, labels=integers(CLASSES, PIXELS, PIXELS))
 _sounds = by_name(input_values=numbers(FRAMES), labels=_labels)
 _spoken = by_name(input_features=numbers(16, 32), labels=_words)
 _spectrograms = by_name(input_values=numbers(32, 16), labels=_labels)
 
-
-_captions = by_name(input_ids=_words, pixel_values=numbers(3, PIXELS, PIXELS))
 _series = by_name(
     past_values=numbers(15),
     past_time_features=numbers(15, 1),
@@ -123,38 +116,37 @@ def _entry(class_name: str, batch: MakeBatch, config: dict[str, Any], **changed:
     return Case(name, partial(_family, class_name, {**config, **changed}), batch, package="transformers")
 
 
+def _alike(class_names: str, batch: MakeBatch, config: dict[str, Any], **changed: Any) -> tuple[Case, ...]:
+    return tuple(_entry(class_name, batch, config, **changed) for class_name in class_names.split())
+
+
 HUGGINGFACE = (
     # Encoders of text.
-    _entry("BertForMaskedLM", _masked_words, _TEXT),
+    *_alike("BertForMaskedLM MPNetForMaskedLM ModernBertForMaskedLM", _masked_words, _TEXT),
+    *_alike("AlbertForMaskedLM ElectraForMaskedLM", _masked_words, _TEXT, embedding_size=16),
+    *_alike("ConvBertForMaskedLM SqueezeBertForMaskedLM RoFormerForMaskedLM", _masked_words, _TEXT, embedding_size=32),
     _entry("RobertaForSequenceClassification", _sentences, _TEXT, num_labels=CLASSES),
     _entry("XLMRobertaForTokenClassification", _masked_words, _TEXT, num_labels=WORDS),
     _entry("DistilBertForSequenceClassification", _sentences, {
         "vocab_size": WORDS, "dim": 32, "hidden_dim": 48, "n_layers": 2, "n_heads": 4, "max_position_embeddings": 32,
         "num_labels": CLASSES,
     }),
-    _entry("AlbertForMaskedLM", _masked_words, _TEXT, embedding_size=16),
-    _entry("ElectraForMaskedLM", _masked_words, _TEXT, embedding_size=16),
     _entry("DebertaForSequenceClassification", _sentences, _TEXT, num_labels=CLASSES, relative_attention=True),
     _entry("DebertaV2ForSequenceClassification", _sentences, _TEXT, num_labels=CLASSES, relative_attention=True,
            pos_att_type=["p2c", "c2p"]),
     _entry("XLNetForSequenceClassification", _sentences, {
         "vocab_size": WORDS, "d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 48, "num_labels": CLASSES,
     }),
-    _entry("MPNetForMaskedLM", _masked_words, _TEXT),
     _entry("FunnelForSequenceClassification", _sentences, {
         "vocab_size": WORDS, "block_sizes": [1, 1], "d_model": 32, "n_head": 4, "d_head": 8, "d_inner": 48,
         "num_labels": CLASSES,
     }),
     _entry("LongformerForSequenceClassification", _sentences, _TEXT, num_labels=CLASSES, attention_window=4),
     _entry("BigBirdForMaskedLM", _masked_words, _TEXT, attention_type="original_full"),
-    _entry("ConvBertForMaskedLM", _masked_words, _TEXT, embedding_size=32),
-    _entry("SqueezeBertForMaskedLM", _masked_words, _TEXT, embedding_size=32),
     _entry("MobileBertForMaskedLM", _masked_words, _TEXT, embedding_size=32, intra_bottleneck_size=32,
            true_hidden_size=32),
     _entry("FNetForMaskedLM", _next_words, _TEXT),
-    _entry("ModernBertForMaskedLM", _masked_words, _TEXT),
     _entry("EsmForMaskedLM", _masked_words, _TEXT, mask_token_id=3),
-    _entry("RoFormerForMaskedLM", _masked_words, _TEXT, embedding_size=32),
     _entry("NystromformerForMaskedLM", _masked_words, _TEXT, num_landmarks=8, segment_means_seq_len=8),
     # Decoders of text.
     _entry("GPT2LMHeadModel", _next_words, _GPT2),
@@ -163,49 +155,34 @@ HUGGINGFACE = (
         "attention_types": [[["global", "local"], 1]], "window_size": 4, **_SPECIAL,
     }),
     _entry("GPTNeoXForCausalLM", _next_words, _TEXT),
-    _entry("GPTJForCausalLM", _next_words, _GPT2, rotary_dim=4),
-    _entry("CodeGenForCausalLM", _next_words, _GPT2, rotary_dim=4),
+    *_alike("GPTJForCausalLM CodeGenForCausalLM", _next_words, _GPT2, rotary_dim=4),
     _entry("OPTForCausalLM", _next_words, _TEXT, ffn_dim=48, word_embed_proj_dim=32),
     _entry("BloomForCausalLM", _next_words, _TEXT, n_layer=2, n_head=4),
-    _entry("LlamaForCausalLM", _next_words, _GROUPED),
+    *_alike("LlamaForCausalLM Qwen2ForCausalLM PhiForCausalLM Phi3ForCausalLM StableLmForCausalLM Olmo2ForCausalLM "
+            "CohereForCausalLM GraniteForCausalLM Starcoder2ForCausalLM", _next_words, _GROUPED),
     _entry("MistralForCausalLM", _next_words, _GROUPED, sliding_window=4),
-    _entry("Qwen2ForCausalLM", _next_words, _GROUPED),
-    _entry("Qwen3ForCausalLM", _next_words, _GROUPED, head_dim=8),
-    _entry("GemmaForCausalLM", _next_words, _GROUPED, head_dim=8),
+    *_alike("Qwen3ForCausalLM GemmaForCausalLM", _next_words, _GROUPED, head_dim=8),
     _entry("Gemma2ForCausalLM", _next_words, _GROUPED, head_dim=8, sliding_window=4),
-    _entry("PhiForCausalLM", _next_words, _GROUPED),
-    _entry("Phi3ForCausalLM", _next_words, _GROUPED),
     _entry("FalconForCausalLM", _next_words, _TEXT, new_decoder_architecture=False),
     _entry("MptForCausalLM", _next_words, {
         "vocab_size": WORDS, "d_model": 32, "n_layers": 2, "n_heads": 4, "max_seq_len": 32, "expansion_ratio": 2,
     }),
-    _entry("StableLmForCausalLM", _next_words, _GROUPED),
-    _entry("Olmo2ForCausalLM", _next_words, _GROUPED),
-    _entry("CohereForCausalLM", _next_words, _GROUPED),
     _entry("MixtralForCausalLM", _next_words, _GROUPED, num_local_experts=4, num_experts_per_tok=2,
            experts_implementation="batched_mm"),
     _entry("Qwen2MoeForCausalLM", _next_words, _GROUPED, **_EXPERTS, shared_expert_intermediate_size=24),
     _entry("Qwen3MoeForCausalLM", _next_words, _GROUPED, **_EXPERTS, head_dim=8),
-    _entry("GraniteForCausalLM", _next_words, _GROUPED),
-    _entry("Starcoder2ForCausalLM", _next_words, _GROUPED),
     _entry("MambaForCausalLM", _next_words, {
         "vocab_size": WORDS, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 8, "time_step_rank": 4,
     }),
     # Encoders with decoders.
-    _entry("T5ForConditionalGeneration", _masked_words, _T5),
-    _entry("MT5ForConditionalGeneration", _masked_words, _T5),
-    _entry("BartForConditionalGeneration", _masked_words, _BOTH_SIDES),
-    _entry("PegasusForConditionalGeneration", _masked_words, _BOTH_SIDES),
-    _entry("MarianMTModel", _masked_words, _BOTH_SIDES),
+    *_alike("T5ForConditionalGeneration MT5ForConditionalGeneration", _masked_words, _T5),
+    *_alike("BartForConditionalGeneration PegasusForConditionalGeneration MarianMTModel", _masked_words, _BOTH_SIDES),
     _entry("LEDForConditionalGeneration", _masked_words, _BOTH_SIDES, attention_window=4,
            max_encoder_position_embeddings=32, max_decoder_position_embeddings=32),
     # Images.
-    _entry("ViTForImageClassification", _images, _VISION),
-    _entry("DeiTForImageClassification", _images, _VISION),
-    _entry("BeitForImageClassification", _images, _VISION),
-    _entry("Dinov2ForImageClassification", _images, _VISION),
-    _entry("SwinForImageClassification", _images, _SWIN),
-    _entry("Swinv2ForImageClassification", _images, _SWIN),
+    *_alike("ViTForImageClassification DeiTForImageClassification BeitForImageClassification "
+            "Dinov2ForImageClassification", _images, _VISION),
+    *_alike("SwinForImageClassification Swinv2ForImageClassification", _images, _SWIN),
     _entry("ConvNextForImageClassification", _images, {
         "depths": [1, 1], "hidden_sizes": [16, 32], "num_stages": 2, "num_labels": CLASSES,
     }),
@@ -221,9 +198,8 @@ HUGGINGFACE = (
         "text_config": _TEXT, "vision_config": _VISION, "projection_dim": 16,
     }), _captions, package="transformers"),
     # Sound and time series.
-    _entry("Wav2Vec2ForSequenceClassification", _sounds, _SPEECH),
-    _entry("HubertForSequenceClassification", _sounds, _SPEECH),
-    _entry("WavLMForSequenceClassification", _sounds, _SPEECH),
+    *_alike("Wav2Vec2ForSequenceClassification HubertForSequenceClassification WavLMForSequenceClassification",
+            _sounds, _SPEECH),
     _entry("WhisperForConditionalGeneration", _spoken, _BOTH_SIDES, num_mel_bins=16, max_source_positions=16,
            max_target_positions=32),
     _entry("ASTForAudioClassification", _spectrograms, _VISION, num_mel_bins=16, max_length=32, patch_size=8,

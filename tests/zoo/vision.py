@@ -62,39 +62,27 @@ def _of_another(name: str, size: int = 64, **config: Any) -> Case:
     return Case(f"timm_{name}", build, _pictures(size), "cross_entropy", package="timm")
 
 
+_PLAIN = (
+    "resnet18", "resnet50", "resnext50_32x4d", "densenet121", "mobilenet_v2", "mobilenet_v3_small",
+    "shufflenet_v2_x0_5", "squeezenet1_1", "efficientnet_b0", "mnasnet0_5", "regnet_y_400mf", "convnext_tiny", "swin_t",
+    "swin_v2_t",
+)  # fmt: skip
+_OF_TIMM = (
+    "resnet10t", "convnext_atto", "ghostnet_050", "repvgg_a0", "mobilevit_xxs", "edgenext_xx_small",
+    "efficientnet_lite0",
+)  # fmt: skip
+_SIZED = ("vit_tiny_patch16_224", "mixer_s32_224", "xcit_nano_12_p16_224", "gmlp_ti16_224")
+
 VISION = (
-    _classifier("resnet18"),
-    _classifier("resnet50"),
-    _classifier("resnext50_32x4d"),
-    _classifier("densenet121"),
+    *map(_classifier, _PLAIN),
     _classifier("googlenet", init_weights=False),
     _classifier("inception_v3", 96, init_weights=False, aux_logits=False),
-    _classifier("mobilenet_v2"),
-    _classifier("mobilenet_v3_small"),
-    _classifier("shufflenet_v2_x0_5"),
-    _classifier("squeezenet1_1"),
-    _classifier("efficientnet_b0"),
-    _classifier("mnasnet0_5"),
-    _classifier("regnet_y_400mf"),
-    _classifier("convnext_tiny"),
-    _classifier("swin_t"),
-    _classifier("swin_v2_t"),
     _classifier("VisionTransformer", 32, image_size=32, patch_size=8, num_layers=2, num_heads=4, hidden_dim=32,
                 mlp_dim=64),
     _classifier("MaxVit", 64, input_size=(64, 64), stem_channels=16, partition_size=2, block_channels=[16, 32],
                 block_layers=[1, 1], head_dim=8, stochastic_depth_prob=0.2),
-    _segmenter("lraspp_mobilenet_v3_large"),
-    _segmenter("deeplabv3_mobilenet_v3_large"),
-    _of_another("resnet10t"),
-    _of_another("vit_tiny_patch16_224", img_size=64),
-    _of_another("mixer_s32_224", img_size=64),
-    _of_another("convnext_atto"),
-    _of_another("ghostnet_050"),
-    _of_another("repvgg_a0"),
+    *map(_segmenter, ("lraspp_mobilenet_v3_large", "deeplabv3_mobilenet_v3_large")),
+    *map(_of_another, _OF_TIMM),
+    *(_of_another(name, img_size=64) for name in _SIZED),
     _of_another("levit_128s", img_size=128, size=128),
-    _of_another("xcit_nano_12_p16_224", img_size=64),
-    _of_another("gmlp_ti16_224", img_size=64),
-    _of_another("mobilevit_xxs"),
-    _of_another("edgenext_xx_small"),
-    _of_another("efficientnet_lite0"),
 )  # fmt: skip

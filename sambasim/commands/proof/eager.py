@@ -18,7 +18,6 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from sambasim.commands.proof.played import Batch, Played, seed_of
 from sambasim.compiler.capture.asked_values import modes_reach_inside
-from sambasim.compiler.capture.names import symbol_name
 from sambasim.compiler.capture.recording import Recording, digest_of, line_of
 from sambasim.compiler.capture.step import (
     EvaluationStep,
@@ -31,6 +30,7 @@ from sambasim.compiler.capture.step import (
 )
 from sambasim.compiler.capture.tensors import Widened, held_by
 from sambasim.compiler.capture.trial import quiet
+from sambasim.compiler.translate import symbol_name
 from sambasim.errors import CaptureError, MachineError, ModelError
 from sambasim.forks import Fork
 from sambasim.ir.program import Program

@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import prod
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTenso
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from sambasim.compiler.capture.asked_values import refuse_tried
-from sambasim.compiler.capture.trial import replaced
+from sambasim.compiler.capture.trial import with_values
 
 _UPSAMPLINGS = (
     *(f"upsample_{mode}" for mode in ("linear1d", "bilinear2d", "bicubic2d", "trilinear3d")),
@@ -73,21 +74,14 @@ def _check_matrix(info: Tensor, api_name: str, *, is_matrix: bool) -> None:
 
 
 def _ctc_loss(
-    mode: FakeTensorMode,
-    operator: OpOverload,
-    scores: Tensor,
-    targets: Tensor,
-    of_scores: object,
-    of_targets: Tensor | Sequence[int],
-    *options: object,
-    **more: object,
+    mode: Any, operator: Any, scores: Tensor, targets: Tensor, _: object, lengths: Any, *more: object, **how: object
 ) -> tuple[Tensor, Tensor]:
     """The shapes of the results. The second depends on the longest target; where lengths are a tensor, and targets are
     padded, it is the most that it can be."""
     steps, samples, _ = scores.shape
-    if isinstance(of_targets, Tensor) and targets.dim() != 2:
+    if isinstance(lengths, Tensor) and targets.dim() != 2:
         raise DynamicOutputShapeException(operator)
-    longest = targets.shape[1] if isinstance(of_targets, Tensor) else max(of_targets, default=0)
+    longest = targets.shape[1] if isinstance(lengths, Tensor) else max(lengths, default=0)
     with mode:
         return scores.new_empty(samples), scores.new_empty(samples, steps, 2 * longest + 1)
 
@@ -131,8 +125,7 @@ _KEYWORD = getattr(torch.ops.aten.random, "from")
 def _batch_norm(layer: Any, x: Tensor) -> Tensor:
     """BatchNorm without a momentum has 1 / number of batches for one, which is a Python number in PyTorch."""
     if layer.momentum is not None or not (layer.training and layer.track_running_stats):
-        plain: Tensor = _FORWARD(layer, x)
-        return plain
+        return _FORWARD(layer, x)
     layer._check_input_dim(x)
     layer.num_batches_tracked.add_(1)
     momentum = layer.num_batches_tracked.double().reciprocal()
@@ -146,31 +139,27 @@ def _batch_norm(layer: Any, x: Tensor) -> Tensor:
     return result
 
 
-_FORWARD = _BatchNorm.forward
+_FORWARD: Callable[[Any, Tensor], Tensor] = _BatchNorm.forward
 
 
 @contextlib.contextmanager
 def kernels_of_eager() -> Iterator[None]:
     """While this is open, AOTAutograd traces with the kernels above."""
     composite, autograd = torch._C.DispatchKey.CompositeImplicitAutograd, torch._C.DispatchKey.Autograd
-    without = [_overload(*name.split(".")) for name in _DECOMPOSED_IN_PYTHON]
+    without = [attrgetter(name)(torch.ops.aten) for name in _DECOMPOSED_IN_PYTHON]
     kernels: list[tuple[Any, Any, Callable[..., object] | None]]
     kernels = [(operator, key, None) for operator in without for key in (composite, autograd)]
     kernels += [(operator, composite, kernel) for operator, kernel in _COMPOSITES.items()]
     kernels.append((torch.ops.aten._linalg_check_errors.default, torch._C.DispatchKey.AutogradCPU, _check_matrix))
     own = [(operator, key, operator.py_kernels.get(key)) for operator, key, _ in kernels]
     is_from_torch = fx.graph._is_from_torch
-    known = replaced(fx.graph, "_is_from_torch", lambda target: target is not _KEYWORD and is_from_torch(target))
+    known = (fx.graph, "_is_from_torch", lambda target: target is not _KEYWORD and is_from_torch(target))
     try:
         _register(kernels)
-        with known, replaced(_BatchNorm, "forward", _batch_norm):
+        with with_values([known, (_BatchNorm, "forward", _batch_norm)]):
             yield
     finally:
         _register(own)
-
-
-def _overload(packet: str, overload: str) -> Any:
-    return getattr(getattr(torch.ops.aten, packet), overload)
 
 
 def _register(kernels: Iterable[tuple[Any, Any, Callable[..., object] | None]]) -> None:

@@ -6,12 +6,11 @@ import contextlib
 import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from enum import Enum, auto
 from functools import cache
 from operator import attrgetter
 from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -31,8 +30,7 @@ _OTHER_WAY = "a branch of forward() goes another way than for the example batch"
 _OTHER_VALUE = "forward() computes with a number, or a count of elements, that is another than for the example batch"
 _ADAPTIVE = f"{_TORCH}nn/modules/adaptive.py"
 _UNTRACED = (Tensor, nn.Parameter)
-_DRAWS = 1000
-"""So often is a comparison with a random number repeated, to see whether it always has one result."""
+_DRAWS = 1000  # so often is a comparison with a random number repeated, to see whether it always has one result
 
 _TRIED = Obstacle(
     "an error that values cause, and after which forward() goes on",
@@ -44,13 +42,8 @@ class RandomBranch(CaptureError):
     """A branch on random numbers."""
 
 
-class Asks(Enum):
-    """What a call asks of the values of a tensor."""
-
-    BRANCH = auto()
-    NUMBER = auto()
-    PLACES = auto()  # of the elements that are not zero
-    SELECTION = auto()  # of elements, by a mask
+Asks: TypeAlias = Literal["branch", "number", "places", "selection"]
+"""What a call asks of the values of a tensor; the last two: which elements are not zero, and those of a mask."""
 
 
 class _Answer(NamedTuple):
@@ -68,19 +61,18 @@ class Asked(TorchFunctionMode):
 
     def __init__(self, recording: Recording | None = None) -> None:
         super().__init__()
+        self.recording, self.result = recording or Recording({}), ""
         self.answers: list[_Answer] = []
-        self.recording = recording or Recording({})
         self.changed: Set[str] = frozenset()
-        self.result = ""
-        self._refused: list[tuple[frozenset[str] | None, CaptureError]] = []
         self.names: Mapping[int, str] = {}
+        self._refused: list[tuple[frozenset[str] | None, CaptureError]] = []
         self._drawn: dict[int, tuple[Tensor, Callable[[], Any]]] = {}  # what depends on random numbers alone
 
     def __torch_function__(
         self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         args, kwargs = _as_traced(func, args, kwargs or {})
-        is_known = [self._answer(Asks.NUMBER, size, int(size)) for size in _sizes(func, args)]
+        is_known = [self._answer("number", size, int(size)) for size in _sizes(func, args)]
         begin = len(self.recording.ops)
         self.recording.function = f"{_name(func)}/{len(args) + len(kwargs)}"
         result = func(*args, **kwargs)
@@ -88,10 +80,10 @@ class Asked(TorchFunctionMode):
         asks = _asked(func, args)
         if asks is None:
             self._remember(func, args, kwargs, result)
-        elif asks in (Asks.BRANCH, Asks.NUMBER):
+        elif asks in ("branch", "number"):
             is_known.append(self._answer(asks, args[0], result if isinstance(result, list) else int(result)))
         else:
-            mask = args[asks is Asks.SELECTION]
+            mask = args[asks == "selection"]
             is_known.append(self._answer(asks, mask, int(mask.count_nonzero())))
         if is_known and all(is_known):
             self.recording.know(begin)
@@ -119,8 +111,7 @@ class Asked(TorchFunctionMode):
     @property
     def refused(self) -> CaptureError | None:
         """Values of buffers that no call changes may be asked for."""
-        decides = (error for of, error in self._refused if of is None or not of.isdisjoint(self.changed))
-        return next(decides, None)
+        return next((error for of, error in self._refused if of is None or not of.isdisjoint(self.changed)), None)
 
     def _is_constant(self, drawn: Tensor) -> bool:
         _, again = self._drawn[id(drawn)]
@@ -145,16 +136,13 @@ class Followed(TorchFunctionMode):
 
     def __init__(self, asked: Asked, step: nn.Module, attributes: Attributes) -> None:
         super().__init__()
-        self._answers = asked.answers
-        self._next = 0
-        self._step = step
+        self._answers, self._next = asked.answers, 0
+        self._step, self._attributes, self._is_running = step, attributes, False
         self._paths = {id(tensor): path for path, tensor in (*step.named_parameters(), *step.named_buffers())}
-        self._is_running = False
         self._hooks = (
             step.register_forward_pre_hook(lambda *given: self._begin()),
-            step.register_forward_hook(lambda *given: self._end(), always_call=True),
+            step.register_forward_hook(lambda *given: setattr(self, "_is_running", False), always_call=True),
         )
-        self._attributes = attributes
 
     def __torch_function__(
         self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -169,16 +157,16 @@ class Followed(TorchFunctionMode):
         if sizes := {id(size): self._number(size) for size in _sizes(func, args)}:
             args = tree_map(lambda leaf: sizes.get(id(leaf), leaf), args, is_leaf=_is_size)
         match _asked(func, args):
-            case Asks.BRANCH:
+            case "branch":
                 way, said, _ = self._answer()
                 if said is not None:
                     torch._assert_async(args[0] if way else args[0].logical_not(), said)
                 return bool(way)
-            case Asks.NUMBER:
+            case "number":
                 return self._number(args[0])
-            case Asks.SELECTION:
+            case "selection":
                 return args[0][self._places(args[1]).unbind(1)]
-            case Asks.PLACES:
+            case "places":
                 places = self._places(args[0])
                 return places.unbind(1) if func is torch.where or kwargs.get("as_tuple") else places
         return func(*args, **kwargs)
@@ -191,9 +179,6 @@ class Followed(TorchFunctionMode):
         """The trace runs the step more than once: each time it begins with what the model had."""
         self._attributes.begin()
         self._is_running = True
-
-    def _end(self) -> None:
-        self._is_running = False
 
     def _as_constant(self, value: Any) -> Any:
         """`value`, or the traced constant for a tensor that the trace knows nothing of, such as a global. Raises
@@ -261,14 +246,13 @@ def _asked(func: Callable[..., Any], args: tuple[Any, ...]) -> Asks | None:
     if name not in _NAMES or not args or not isinstance(args[0], Tensor):
         return None
     if name in ("nonzero", "where"):
-        return Asks.PLACES if len(args) == 1 else None
+        return "places" if len(args) == 1 else None
     if name == "__getitem__":
-        is_mask = isinstance(args[1], Tensor) and args[1].dtype is torch.bool
-        return Asks.SELECTION if is_mask else None
+        return "selection" if isinstance(args[1], Tensor) and args[1].dtype is torch.bool else None
     if args[0].dtype is torch.bool:
-        return Asks.BRANCH if name in ("__bool__", "item") else None
+        return "branch" if name in ("__bool__", "item") else None
     is_integer = not args[0].is_floating_point() and not args[0].is_complex()
-    return Asks.NUMBER if is_integer and name != "__bool__" else None
+    return "number" if is_integer and name != "__bool__" else None
 
 
 def _sizes(func: Callable[..., Any], args: tuple[Any, ...]) -> Sequence[Tensor]:
@@ -277,14 +261,13 @@ def _sizes(func: Callable[..., Any], args: tuple[Any, ...]) -> Sequence[Tensor]:
     return [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim() == 0 and not leaf.is_floating_point()]
 
 
+_VIEWS = ("view", "reshape", "expand", "repeat", "narrow", "as_strided")
 _SIZES = {
     **dict.fromkeys(("arange", "zeros", "ones"), slice(None)),
-    **dict.fromkeys(("view", "reshape", "expand", "repeat", "narrow", "as_strided"), slice(1, None)),
-    **dict.fromkeys(("new_zeros", "new_ones", "new_empty"), slice(1, None)),
+    **dict.fromkeys((*_VIEWS, "new_zeros", "new_ones", "new_empty"), slice(1, None)),
     **{"full": slice(1), "new_full": slice(1, 2)},
 }
 """By function, which of its arguments are sizes."""
-
 
 _NAMES = ("__bool__", "item", "__int__", "__index__", "tolist", "nonzero", "where", "__getitem__")
 
@@ -314,7 +297,7 @@ def _said(frame: FrameType | None, asks: Asks) -> str | None:
             where=str(running_line() or ""),
             remedy="the loss over all classes: functional.nll_loss(self.softmax.log_prob(x), target)",
         )
-    for node in _syntax_nodes(file) if asks is Asks.BRANCH else ():
+    for node in _syntax_nodes(file) if asks == "branch" else ():
         if isinstance(node, ast.Assert) and node.lineno <= line <= (node.end_lineno or line):
             refuse_tried(AssertionError)
             return str(node.msg.value) if isinstance(node.msg, ast.Constant) else ast.unparse(node)

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from sambasim.compiler.capture.names import forward_line, is_bug, user_line
-from sambasim.compiler.capture.recording import Op, Recording
+from sambasim.compiler.capture.recording import Op, Recording, forward_line, is_bug, user_line
 from sambasim.errors import CaptureError, SambasimError
 
 
@@ -27,64 +26,43 @@ class Occurrence:
     inside: str = ""
 
 
+# fmt: off
 _BRANCH = Obstacle("a branch on the value of a tensor", "compute both sides, and choose: torch.where(condition, a, b)")
-_NUMBER = Obstacle(
-    "the value of a tensor as a Python number",
-    "keep it a tensor: leave out .item(), float(), int(), .tolist(); where it decides, torch.where(condition, a, b)",
-)
+_NUMBER = Obstacle("the value of a tensor as a Python number",
+    "keep it a tensor: leave out .item(), float(), int(), .tolist(); where it decides, torch.where(condition, a, b)")
 _INDEX = Obstacle("an index that is the value of a tensor", "select by the tensor: a.index_select(0, t.view(1))[0]")
-_SIZE = Obstacle(
-    "a size that is the value of a tensor",
-    "take the largest size that it may have, and a mask: torch.where(torch.arange(size) < n, a, b)",
-)
+_SIZE = Obstacle("a size that is the value of a tensor",
+    "take the largest size that it may have, and a mask: torch.where(torch.arange(size) < n, a, b)")
 _CLASSES = Obstacle("one_hot() without a number of classes", "give it: F.one_hot(i, num_classes=…)")
 _COUNTS = Obstacle("bincount(), whose size depends on values", "count by a sum: F.one_hot(i, num_classes=…).sum(0)")
-_REPEATS = Obstacle(
-    "repeat_interleave() by counts that are values of a tensor",
-    "take a fixed number of rows: x.index_select(0, (torch.arange(n)[:, None] >= counts.cumsum(0)).sum(1))",
-)
-SHAPE = Obstacle(
-    "a shape that depends on the values of a tensor",
-    "keep every element: torch.where(mask, a, b), or a mask to multiply by, instead of a selection",
-)
-_PACKED = Obstacle(
-    "a packed sequence, whose shape depends on lengths",
-    "run the recurrent layer on the padded batch, and mask its outputs: outputs * mask.unsqueeze(-1)",
-)
+_REPEATS = Obstacle("repeat_interleave() by counts that are values of a tensor",
+    "take a fixed number of rows: x.index_select(0, (torch.arange(n)[:, None] >= counts.cumsum(0)).sum(1))")
+SHAPE = Obstacle("a shape that depends on the values of a tensor",
+    "keep every element: torch.where(mask, a, b), or a mask to multiply by, instead of a selection")
+_PACKED = Obstacle("a packed sequence, whose shape depends on lengths",
+    "run the recurrent layer on the padded batch, and mask its outputs: outputs * mask.unsqueeze(-1)")
 _NUMPY = Obstacle("NumPy, which a graph does not call", "write it with PyTorch: torch.tanh(x), not np.tanh(x.numpy())")
 _SPARSE = Obstacle("a sparse tensor, where a PEF has dense ones", "make it dense: .to_dense()")
 _LENGTHS = Obstacle("ctc_loss() with lengths that are numbers", "give both as tensors: torch.full((batch,), n)")
 _INPUT = Obstacle("an input that is changed in place", "make a new tensor: x = x * 2 instead of x.mul_(2) or x *= 2")
-_CONSTANT = Obstacle(
-    "a tensor that is changed in place, and is no buffer of the model",
-    "register it: self.register_buffer(name, tensor)",
-)
-UNREGISTERED = Obstacle(
-    "a parameter or buffer that is none of the model's",
-    "give its module to the model: as an attribute, in an nn.ModuleList for a list, in an nn.ModuleDict for a dict",
-)
-_PARAMETER = Obstacle(
-    "a parameter that is changed in place",
+_CONSTANT = Obstacle("a tensor that is changed in place, and is no buffer of the model",
+    "register it: self.register_buffer(name, tensor)")
+UNREGISTERED = Obstacle("a parameter or buffer that is none of the model's",
+    "give its module to the model: as an attribute, in an nn.ModuleList for a list, in an nn.ModuleDict for a dict")
+_PARAMETER = Obstacle("a parameter that is changed in place",
     'change a buffer instead: self.register_buffer("weight", weight.detach().clone()); of a weight that is trained '
-    "take a changed copy, w = self.weight.clamp(-1, 1), which trains other numbers",
-)
-_MAX_NORM = Obstacle(
-    "max_norm of an embedding, which changes its weight in place",
+    "take a changed copy, w = self.weight.clamp(-1, 1), which trains other numbers")
+_MAX_NORM = Obstacle("max_norm of an embedding, which changes its weight in place",
     "leave out max_norm, and renorm a copy of the weight, which trains other numbers: "
-    "F.embedding(i, torch.renorm(self.embedding.weight, 2, 0, max_norm))",
-)
+    "F.embedding(i, torch.renorm(self.embedding.weight, 2, 0, max_norm))")
 _TWICE = Obstacle(
     "a buffer that is changed twice a step: in the forward, and as torch.utils.checkpoint computes it again",
-    "call the block without torch.utils.checkpoint, which changes it once; the option recompute saves the memory",
-)
-_LATE = Obstacle(
-    "a tensor that a hook or another function of the backward changes in place",
-    "compute with the gradient alone, which trains other numbers: return g / (1 + g.norm())",
-)
-_FROZEN = Obstacle(
-    "requires_grad that is changed in forward()",
-    "detach the weights: F.linear(x, layer.weight.detach(), layer.bias.detach())",
-)
+    "call the block without torch.utils.checkpoint, which changes it once; the option recompute saves the memory")
+_LATE = Obstacle("a tensor that a hook or another function of the backward changes in place",
+    "compute with the gradient alone, which trains other numbers: return g / (1 + g.norm())")
+_FROZEN = Obstacle("requires_grad that is changed in forward()",
+    "detach the weights: F.linear(x, layer.weight.detach(), layer.bias.detach())")
+# fmt: on
 
 COUNTED = (
     'count in a buffer, self.register_buffer("steps", torch.zeros(())), by self.steps.add_(1), and choose by tensors: '
@@ -109,13 +87,12 @@ DONE = "done by forward(), and not by a run: {}"
 EVALUATED = "changed by forward() in evaluation too, and not by the evaluations of a run: {}"
 
 RATES = "give a schedule, training.schedule; or train in several runs, each with its own rate, and resume"
-DIFFERS = Obstacle(
-    "a value that differs from call to call, though nothing that the model can reach has changed",
-    "give it to the model as an input, or compute it before",
-)
-GENERATOR = Obstacle(
-    "a torch.Generator of its own, whose state a graph does not keep", "leave out generator=, which draws from torch's"
-)
+# fmt: off
+DIFFERS = Obstacle("a value that differs from call to call, though nothing that the model can reach has changed",
+    "give it to the model as an input, or compute it before")
+GENERATOR = Obstacle("a torch.Generator of its own, whose state a graph does not keep",
+    "leave out generator=, which draws from torch's")
+# fmt: on
 _DRAWN = "draw the numbers once, and keep them in a buffer: self.register_buffer(name, torch.randn(…))"
 SEEDED = Obstacle("a seed or a state of the generator of random numbers, which a graph does not set", _DRAWN)
 MADE = Obstacle("a torch.Generator that forward() makes", _DRAWN)
@@ -169,12 +146,14 @@ def tracer_error(what: str, error: BaseException) -> CaptureError | None:
     errors and bugs of sambasim, and where memory ends."""
     if isinstance(error, (SambasimError, MemoryError)) or is_bug(error):
         return None
-    known = _first(_RAISED, f"{type(error).__name__}: {error}")
-    remedy = known.rewrite if known else "rewrite the line with PyTorch's own operators on tensors"
     sentences = re.split(r"(?<=[.!?])\s+", str(error).strip().partition("\n")[0])
     said = " ".join(sentence for sentence in sentences if sentence and not _ADVICE.search(sentence))[:160]
-    why = known.what if known else said or f"PyTorch raises {type(error).__name__}"
-    return CaptureError(f"the {what} cannot be captured: {why}", where=user_line(error), remedy=remedy)
+    unknown = (
+        said or f"PyTorch raises {type(error).__name__}",
+        "rewrite the line with PyTorch's own operators on tensors",
+    )
+    why = _first(_RAISED, f"{type(error).__name__}: {error}") or Obstacle(*unknown)
+    return CaptureError(f"the {what} cannot be captured: {why.what}", where=user_line(error), remedy=why.rewrite)
 
 
 def explained(error: CaptureError, step: nn.Module, call: Recording) -> CaptureError:
@@ -220,9 +199,9 @@ def _rewrite(occurrence: Occurrence) -> str:
 def all_occurrences(occurrences: Sequence[Occurrence], training: bool) -> CaptureError:
     what = f"the {'training step' if training else 'evaluation graph'} cannot be captured"
     rewrites = "\n         ".join(dict.fromkeys(map(_rewrite, occurrences)))
-    lines = [f"{occurrence.where}   ({occurrence.obstacle.what})" for occurrence in occurrences[:_MOST]]
     if len(occurrences) == 1:
         return CaptureError(f"{what}: {occurrences[0].obstacle.what}", where=occurrences[0].where, remedy=rewrites)
+    lines = [f"{occurrence.where}   ({occurrence.obstacle.what})" for occurrence in occurrences[:_MOST]]
     if len(occurrences) > _MOST:
         lines.append(f"and {len(occurrences) - _MOST} more lines")
     return CaptureError("\n    ".join((f"{what}, for {len(occurrences)} reasons:", *lines)), remedy=rewrites)

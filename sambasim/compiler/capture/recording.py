@@ -1,17 +1,21 @@
 """Records one call: its operators, with what each reads, writes and makes, and the user's line. State, obstacles and
-fingerprints are functions of such a list."""
+fingerprints are functions of such a list. Finds lines of the user's program in calls, stacks and errors."""
 
 import hashlib
+import inspect
 import linecache
+import os
+import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from traceback import extract_tb
 from types import FrameType
 from typing import Any, NamedTuple, TypeGuard
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import traceback
@@ -20,12 +24,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from sambasim.errors import CaptureError
+from sambasim.ir.graph import SourceLine
 from sambasim.pef.archive import bytes_of
-from sambasim.whose_code import is_library_file, is_package_file, torch_folder
+from sambasim.whose_code import is_library_file, is_ours, is_package_file, torch_folder
 
-RUNNING = ("running_mean", "running_var")
-"""Arguments that batch_norm writes to, though its schema does not say so."""
-
+RUNNING = ("running_mean", "running_var")  # arguments that batch_norm writes to, though its schema does not say so
 
 _LIFTED = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default)
 """Of torch.tensor(), which makes its tensor by no operator."""
@@ -72,17 +75,14 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
     def __init__(self, named: Mapping[str, Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's, untyped
         self.ops: list[Op] = []
-        self.function = ""
-        self.made_elements = 0
-        self.made_bytes = 0
-        self.seeded = False
+        self.function, self.seeded = "", False
+        self.made_elements = self.made_bytes = 0
         self._labels = {_storage(tensor): label for label, tensor in named.items() if is_dense(tensor)}
         self._known = len(self._labels)
         self._alive: list[object] = list(named.values())  # so that nothing else gets a storage that is gone
         self._saved: dict[int, tuple[Tensor, Tensor]] = {}
-        self._made_of = {
-            _storage(one): frozenset({label}) for label, one in named.items() if label.startswith("buffer ")
-        }
+        buffers = {label: tensor for label, tensor in named.items() if label.startswith("buffer ")}
+        self._made_of = {_storage(tensor): frozenset({label}) for label, tensor in buffers.items()}
         self._generator = _random_state()
         self._states: set[bytes] = set()
         self._draws_again = False
@@ -253,7 +253,7 @@ def _text(value: object) -> str:
 _PLAIN = (bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
 _TORCH = Path(torch_folder())
 _CHECKPOINT = str(_TORCH / "utils" / "checkpoint.py")
-_OWN_FORWARDING = ("recording", "asked_values", "told", "trial", "as_eager")
+_OWN_FORWARDING = ("recording", "asked_values", "trial", "as_eager")
 _FORWARDING = ("_tensor.py", "_ops.py", "_compile.py", "_dynamo/eval_frame.py", "utils/_stats.py")
 _TRANSPARENT = (
     *(str(_TORCH / name) for name in _FORWARDING),
@@ -284,12 +284,11 @@ def _users() -> Iterator[FrameType]:
 def running_line(*, is_obstacle: bool = True) -> Line | None:
     """`is_obstacle`: an error may name it, which points at no line of a library that a line of the user's calls."""
     users = _users()
-    inner = outer = next(users, None)
-    while outer is not None and is_obstacle and is_package_file(outer.f_code.co_filename):
-        outer = next(users, None)
-    if inner is None:
+    if (inner := next(users, None)) is None:
         return None
-    outer = outer or inner
+    outer = inner
+    if is_obstacle and is_package_file(inner.f_code.co_filename):
+        outer = next((frame for frame in users if not is_package_file(frame.f_code.co_filename)), inner)
     inside = "" if outer is inner else line_of(inner.f_code.co_filename, inner.f_lineno)
     return Line(outer.f_code.co_filename, outer.f_lineno, inside)
 
@@ -322,10 +321,10 @@ def changing_line(
             return None
         count += 1
         if count >= seen + stride:
-            if watched() != before:
-                found.append(None if last is None else line_of(*last))
-            else:
+            if watched() == before:
                 seen = count
+            else:
+                found.append(None if last is None else line_of(*last))
         if last is None or not is_package_file(frame.f_code.co_filename) or is_package_file(last[0]):
             last = frame.f_code.co_filename, frame.f_lineno
         return look
@@ -338,3 +337,59 @@ def changing_line(
     finally:
         sys.settrace(None)
     return seen, found[0] if found else None
+
+
+_FRAME = re.compile(r'File "([^"]+)", line (\d+), in [^\n]*\n\s*([^\n]*)')
+
+
+def source_line(node: fx.Node) -> SourceLine | None:
+    """The innermost line of the user's program that made `node`, its file relative to the folder from which Python
+    imported it."""
+    frames = _FRAME.findall(node.meta.get("stack_trace") or "")
+    last = next((frame for frame in reversed(frames) if not is_library_file(frame[0])), None)
+    return SourceLine(_imported_as(last[0]), int(last[1]), last[2].strip()) if last else None
+
+
+def _imported_as(path: str) -> str:
+    folders = [entry for entry in (*sys.path, os.getcwd()) if entry and path.startswith(f"{entry.rstrip('/')}/")]
+    return os.path.relpath(path, max(folders, key=len)) if folders else os.path.basename(path)
+
+
+def source_files(model: nn.Module) -> set[str]:
+    """The files of the user's classes in `model`, named as in `source_line`, and not those of a prompt or of code."""
+    classes = {type(module) for module in model.modules()}
+    written = {cls for cls in classes if hasattr(sys.modules.get(cls.__module__), "__file__")}
+    files = map(inspect.getsourcefile, written)
+    return {_imported_as(file) for file in files if file is not None and not is_library_file(file)}
+
+
+def read_by(node: fx.Node) -> str | None:
+    return next((str(line) for line in map(source_line, node.users) if line), None)
+
+
+def user_line(error: BaseException) -> str | None:
+    """The innermost line of the user's program that `error` went through; else one of an installed library."""
+    frames = [frame for frame in extract_tb(error.__traceback__) if not is_library_file(frame.filename)]
+    users = [frame for frame in frames if not is_package_file(frame.filename)]
+    last = next(reversed(users or frames), None)
+    return f"{last.filename}:{last.lineno}: {last.line}" if last else None
+
+
+def is_bug(error: BaseException) -> bool:
+    """Whether code of sambasim raised `error`, itself or by Python's own library."""
+    for frame in reversed(extract_tb(error.__traceback__)):
+        is_forwarding = frame.name in ("__torch_function__", "__torch_dispatch__", "set_data")
+        if is_ours(frame.filename) and not is_forwarding:
+            return True
+        if frame.filename.startswith(torch_folder()) or not is_library_file(frame.filename):
+            return False
+    return True
+
+
+def forward_line(model: nn.Module) -> str | None:
+    """The first line of its `forward`; None if that is a library's."""
+    try:
+        file, (lines, number) = inspect.getsourcefile(model.forward), inspect.getsourcelines(model.forward)
+    except (OSError, TypeError):
+        return None
+    return None if file is None or is_library_file(file) else f"{file}:{number}: {lines[0].strip()}"

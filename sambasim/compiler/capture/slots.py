@@ -20,25 +20,19 @@ from sambasim.compiler.capture.recording import is_dense
 
 MISSING = object()
 
-
 LEAVES = (int, float, complex, str, bytes, type(None), type(...), range, slice, torch.dtype, torch.device, np.dtype)
 
+_HELD = (*LEAVES, Tensor, np.generic, numbers.Number, types.MethodType, type)  # what a slot may hold
 
-_HELD = (*LEAVES, Tensor, np.generic, numbers.Number, types.MethodType, type)
-"""What a slot may hold."""
+LARGEST = 4096  # the largest container whose items are slots. Larger ones are one
 
-LARGEST = 4096
-"""The largest container whose items are slots. Larger ones are one."""
-
-
-_DIGESTED_BYTES = 1 << 26
-"""The largest array of NumPy that is looked at: it may be a data set in a file."""
+_DIGESTED_BYTES = 1 << 26  # the largest array of NumPy that is looked at: it may be a data set in a file
 
 
 class Slot(NamedTuple):
-    """`kind`: a "value", a "tensor", the "content" of a container (its length or its keys), the "position" of an
-    iterator or a generator, or of the "process"; `is_registered`: it is a parameter or buffer; `before`: what an
-    earlier snapshot has."""
+    """`kind`: a "value", a "tensor", the "content" of a container (its length or keys), the "position" of an iterator
+    or a generator, or of the "process"; `is_registered`: a parameter or buffer; `before`: what an earlier snapshot
+    has."""
 
     name: str
     kind: str
@@ -60,13 +54,14 @@ def held_slot(name: str, owner: object, key: object, value: Any, is_registered: 
     """Of a value that is reached by an owner and a key; None if it is no value of its own."""
     if owner is None or not (isinstance(value, _HELD) or _is_plain_tuple(value)):
         return None
-    if isinstance(value, Tensor):
-        memory = value.untyped_storage()._cdata if is_dense(value) else 0
-        is_made = value.requires_grad and not isinstance(value, nn.Parameter)
-        mark = (id(value), memory, value.shape, value.dtype, is_made)
-        return Slot(name, "tensor", owner, key, value, mark, is_registered)
-    plain = repr(value) if isinstance(value, (float, complex, tuple)) else value
-    return Slot(name, "value", owner, key, value, (type(value), plain), is_registered)
+    if not isinstance(value, Tensor):
+        plain = repr(value) if isinstance(value, (float, complex, tuple)) else value
+        return Slot(name, "value", owner, key, value, (type(value), plain), is_registered)
+    memory = value.untyped_storage()._cdata if is_dense(value) else 0
+    is_made = value.requires_grad and not isinstance(value, nn.Parameter)
+    return Slot(
+        name, "tensor", owner, key, value, (id(value), memory, value.shape, value.dtype, is_made), is_registered
+    )
 
 
 def own_slot(name: str, thing: Any) -> Slot | None:
@@ -74,7 +69,10 @@ def own_slot(name: str, thing: Any) -> Slot | None:
     kinds = (dict, list, tuple, set, frozenset, collections.deque, np.ndarray, *_BYTES)
     if isinstance(thing, kinds) and not _is_plain_tuple(thing):
         return Slot(name, "content", thing, None, thing, _content(thing))
-    return Slot(name, "position", thing, None, thing, _position(thing)) if is_iterator(thing) else None
+    if not is_iterator(thing):
+        return None
+    position = next((position for kind, position in _POSITIONS.items() if isinstance(thing, kind)), _reduced)
+    return Slot(name, "position", thing, None, thing, position(thing))
 
 
 def _content(thing: Any) -> object:
@@ -103,10 +101,6 @@ def _of_frame(thing: Any) -> object:
     return frame and (frame.f_lasti, repr([(key, held[key]) for key in sorted(held) if isinstance(held[key], LEAVES)]))
 
 
-def _of_file(thing: Any) -> object:
-    return thing.closed or (thing.tell(), hash(thing.getvalue()))
-
-
 _POSITIONS: Mapping[type, Callable[[Any], object]] = {
     types.GeneratorType: _of_frame,
     torch.Generator: lambda thing: hash(thing.get_state().numpy().tobytes()),
@@ -114,14 +108,10 @@ _POSITIONS: Mapping[type, Callable[[Any], object]] = {
     np.random.Generator: lambda thing: repr(thing.bit_generator.state),
     np.random.RandomState: lambda thing: repr(thing.get_state(legacy=False)),
     functools._lru_cache_wrapper: lambda thing: (thing.cache_info().misses, thing.cache_info().currsize),
-    io.StringIO: _of_file,
-    io.BytesIO: _of_file,
+    io.StringIO: lambda thing: thing.closed or (thing.tell(), hash(thing.getvalue())),
+    io.BytesIO: lambda thing: thing.closed or (thing.tell(), hash(thing.getvalue())),
 }
 """Of what gives other values each time it is asked, where it stands."""
-
-
-def _position(thing: Any) -> object:
-    return next((position for kind, position in _POSITIONS.items() if isinstance(thing, kind)), _reduced)(thing)
 
 
 def _reduced(value: Any) -> object:
@@ -148,9 +138,7 @@ def _is_plain_tuple(thing: object) -> bool:
 NUMBERS = (*range(33), 49, 50, 99, 100, 199, 499, 500, 999, 1000, 1999, 4999, 9999, 99_999, 999_999, 10**6)
 """What a counter is set to, to see whether anything depends on it: the first calls, and rounds that people choose."""
 
-
-FEW = tuple(map(NUMBERS.index, (0, 1, 2, 7, 10, 50, 100, 999, 10**6)))
-"""Variations where a call takes long."""
+FEW = tuple(map(NUMBERS.index, (0, 1, 2, 7, 10, 50, 100, 999, 10**6)))  # variations where a call takes long
 
 
 def vary(slot: Slot, number: int) -> None:

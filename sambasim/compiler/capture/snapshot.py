@@ -28,16 +28,13 @@ from sambasim.whose_code import is_library_file, is_package_file
 _Child: TypeAlias = tuple[str, Any, Any, Any]
 """What a thing holds: a name, the owner and the key by which it is reached, and the value."""
 
-
 _OF_LIBRARIES = {"torch", "numpy", "sambasim", *sys.stdlib_module_names}
-
 
 _ENTERED = {
     *("types", "argparse", "collections", "functools", "itertools", "builtins", "queue", "_thread", "random"),
     *("threading", "weakref", "_weakrefset", "ctypes", "multiprocessing", "logging", "_csv"),
 }
 """Modules of Python whose objects are entered, as those of the user's own classes are."""
-
 
 _CALLABLES = (
     *(types.MethodType, staticmethod, classmethod, property),

@@ -4,8 +4,7 @@ all of that: so either nothing reads it, which is a notice, or the step is refus
 import contextlib
 import itertools
 import random
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -23,19 +22,16 @@ from sambasim.compiler.capture.recording import Op, Recording, changing_line, di
 from sambasim.compiler.capture.slots import FEW, MISSING, NUMBERS, Slot, fill, perturbed, vary
 from sambasim.compiler.capture.snapshot import Snapshot
 from sambasim.compiler.capture.step import EvaluationStep, TrainingStep, check_loss, eagerly, loss_in
-from sambasim.compiler.capture.told import Told, watched
-from sambasim.compiler.capture.trial import PLAIN, generators_kept, no_gradients_kept, quiet
+from sambasim.compiler.capture.trial import PLAIN, Told, generators_kept, no_gradients_kept, quiet, watched
 from sambasim.errors import CaptureError, InternalError
 from sambasim.forks import Fork
 
 _MOST_ELEMENTS = 20_000_000
 """Where a call makes more elements of tensors, it is repeated only if it has changed something."""
 
-_MOST_PARAMETERS = 20_000_000
-"""A model that has more is captured before it is observed."""
+_MOST_PARAMETERS = 20_000_000  # A model that has more is captured before it is observed
 
-_MOST_ALONE = 8
-"""So many changed slots are varied one by one."""
+_MOST_ALONE = 8  # so many changed slots are varied one by one
 
 _OF_PYTHON, _OF_NUMPY = "random numbers of Python", "random numbers of NumPy"
 _OF_OPTIMIZERS = ".param_groups["
@@ -44,19 +40,14 @@ _STRIDES = (4096, 256, 16, 1)
 """After how many events of Python's trace each search for a line looks, from where the last one has seen no change."""
 
 
-@dataclass(frozen=True, slots=True)
-class Observed:
-    """What the first call of each step was and asks of values. `notices`: of slots that calls change and nothing reads,
-    and of what calls do outside."""
-
-    asked: Mapping[nn.Module, Asked]
-    notices: tuple[str, ...] = ()
-
+Observed: TypeAlias = tuple[Mapping[nn.Module, Asked], tuple[str, ...]]
+"""What the first call of each step was and asks of values; notices of slots that calls change and nothing reads, and of
+what calls do outside."""
 
 _Round: TypeAlias = list[Asked]  # of one call of each step
 
 
-def _ops(done: _Round) -> list[Op]:
+def _ops(done: Iterable[Asked]) -> list[Op]:
     return [op for call in done for op in call.recording.ops]
 
 
@@ -104,9 +95,7 @@ class Observer:
     """Whether NotSound may be raised in this process: another one will then observe the model first."""
 
     def __init__(self, steps: Sequence[nn.Module], inputs: Sequence[Tensor], loss: str | None = None) -> None:
-        self._steps = steps
-        self._inputs = inputs
-        self._loss = loss
+        self._steps, self._inputs, self._loss = steps, inputs, loss
         given = getattr(steps[0], "loss", None)
         self._roots = {
             "model": steps[0].get_submodule("model"),
@@ -123,10 +112,10 @@ class Observer:
         self._fresh: Fork[Any] | None = None
         self.changed: Sequence[Slot] = ()
         self.first_changed: Sequence[Slot] = ()
+        self._rates: Sequence[Slot] = ()
         self.repeats = True  # the second round has the operators of the first
         self._recording: Recording | None = None
         self._has_seeded = False
-        self._rates: Sequence[Slot] = ()
         self.outside: Told = {}
 
     def run(self) -> Observed:
@@ -187,21 +176,19 @@ class Observer:
         mode = FakeTensorMode(allow_non_fake_inputs=True)
         fakes: dict[int, Tensor] = {}
         for module in self._steps[0].modules():
-            held: dict[str, Any]
             for held in (vars(module)["_parameters"], vars(module)["_buffers"]):
-                for name, tensor in held.items():
-                    if tensor is not None:
-                        held[name] = fakes.setdefault(id(tensor), mode.from_tensor(tensor))
+                tensors = {name: tensor for name, tensor in held.items() if tensor is not None}
+                held |= {name: fakes.setdefault(id(one), mode.from_tensor(one)) for name, one in tensors.items()}
         with mode:
             observer = Observer(self._steps, [mode.from_tensor(tensor) for tensor in self._inputs], self._loss)
-            asks = any(op.asks for op in _ops([*observer.run().asked.values()]))
+            asks = any(op.asks for op in _ops(observer.run()[0].values()))
         has_state = observer.changed or any(slot.kind != "value" for slot in observer.first_changed)
         return None if asks or has_state or not observer.repeats else observer.outside
 
     def _observed(self, first: _Round, kept: Sequence[Slot] = ()) -> Observed:
         names = dict.fromkeys(slot.name for slot in kept if slot.name not in (_OF_PYTHON, _OF_NUMPY))
         notices = explain.notices({explain.KEPT: names, **self.outside})
-        return Observed(dict(zip(self._steps, first, strict=True)), notices)
+        return dict(zip(self._steps, first, strict=True)), notices
 
     def _round(self, seed: int = 1) -> _Round:
         return [self.call(step, seed) for step in self._steps]
@@ -360,12 +347,12 @@ class Observer:
         return seen[1]
 
     def changing_line(self, name: str, kind: str, is_new: bool, begin: int, stride: int) -> tuple[int, str | None]:
-        watched = partial(self._watched, name, kind)
-        if not is_new and watched() is None:
+        mark = partial(self._mark_of, name, kind)
+        if not is_new and mark() is None:
             self._round()
-        return changing_line(self._round, watched, begin, stride)
+        return changing_line(self._round, mark, begin, stride)
 
-    def _watched(self, name: str, kind: str) -> object:
+    def _mark_of(self, name: str, kind: str) -> object:
         if kind == "seed":
             return self._has_seeded or (self._recording is not None and self._recording.is_seeded())
         slot = Snapshot(self._roots).slots.get((name, kind, 0))

@@ -14,25 +14,20 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
 
-from sambasim.compiler.capture.names import forward_line, user_line
+from sambasim.compiler.capture.recording import forward_line, user_line
+from sambasim.compiler.capture.tensors import dtype_name
 from sambasim.compiler.capture.trial import as_written
 from sambasim.data.batches import flat
 from sambasim.data.user_code import load_object, summary
 from sambasim.errors import ModelError, OptionError, SambasimError
 
-Loss = Callable[[Any, Tensor], Tensor]
-"""Of what the model returns, and the target."""
+Loss = Callable[[Any, Tensor], Tensor]  # of what the model returns, and the target
 
 NAMED_LOSSES: Mapping[str, Callable[..., Tensor]] = {
-    "cross_entropy": functional.cross_entropy,
-    "nll": functional.nll_loss,
-    "mse": functional.mse_loss,
-    "l1": functional.l1_loss,
-    "smooth_l1": functional.smooth_l1_loss,
-    "huber": functional.huber_loss,
-    "bce_with_logits": functional.binary_cross_entropy_with_logits,
-    "kl_div": functional.kl_div,
-}
+    "cross_entropy": functional.cross_entropy, "nll": functional.nll_loss, "mse": functional.mse_loss,
+    "l1": functional.l1_loss, "smooth_l1": functional.smooth_l1_loss, "huber": functional.huber_loss,
+    "bce_with_logits": functional.binary_cross_entropy_with_logits, "kl_div": functional.kl_div,
+}  # fmt: skip
 
 
 def training_loss(name: str, args: Mapping[str, object]) -> Loss:
@@ -96,30 +91,25 @@ def check_loss(value: Tensor, named: str | None, *, any_shape: bool) -> None:
     """Raises ModelError unless `value`, the loss of an eager call, can start a backward. It must be one number, unless
     `any_shape`."""
     described = "the output with the loss" if any_shape else "the model's first output"
-    described = f"the loss {named}" if named else described
+    remedy = "check requires_grad, detach() and torch.no_grad() in the model, or compile with --inference"
     if value.numel() != 1 and not any_shape:
+        what = f"has shape {tuple(value.shape)}, but a loss is one number"
         remedy = "return the loss first, or name one: --loss cross_entropy"
-        raise ModelError(
-            f"{described} has shape {tuple(value.shape)}, but a loss is one number",
-            remedy="let the function return the mean: loss.mean()" if named else remedy,
-        )
-    if not value.is_floating_point():
-        raise ModelError(
-            f"{described} is {_dtype(value)}, but a loss is a floating-point number",
-            remedy="compute it with floating-point operators: a count of mistakes has no gradient, cross_entropy has",
-        )
-    if not value.requires_grad:
-        raise ModelError(
-            f"{described} does not depend on any parameter that requires a gradient",
-            remedy="check requires_grad, detach() and torch.no_grad() in the model, or compile with --inference",
-        )
+        if named:
+            remedy = "let the function return the mean: loss.mean()"
+    elif not value.is_floating_point():
+        what = f"is {dtype_name(value)}, but a loss is a floating-point number"
+        remedy = "compute it with floating-point operators: a count of mistakes has no gradient, cross_entropy has"
+    elif not value.requires_grad:
+        what = "does not depend on any parameter that requires a gradient"
+    else:
+        return
+    raise ModelError(f"{f'the loss {named}' if named else described} {what}", remedy=remedy)
 
 
 _CASTS = {torch.float32: "float()", torch.float64: "double()", torch.float16: "half()", torch.bfloat16: "bfloat16()"}
 
-
-Misfit: TypeAlias = tuple[str, str]
-"""What does not fit, and what to type."""
+Misfit: TypeAlias = tuple[str, str]  # what does not fit, and what to type
 
 
 def _misfit(error: BaseException) -> Misfit | None:
@@ -140,7 +130,7 @@ def _of_classes(name: str, outputs: Tensor, target: Tensor, ignored: object) -> 
         if target.is_floating_point() and target.shape == outputs.shape:
             return None  # probabilities
         either = f", or probabilities of shape {list(outputs.shape)}" if target.is_floating_point() else ""
-        return f"target is {_dtype(target)}, and {name} needs int64{either}", "y.long()"
+        return f"target is {dtype_name(target)}, and {name} needs int64{either}", "y.long()"
     if target.shape != wanted:
         remedy = "give each sample one class"
         if target.numel() == prod(wanted):
@@ -165,7 +155,7 @@ def _of_classes(name: str, outputs: Tensor, target: Tensor, ignored: object) -> 
 
 def _of_numbers(name: str, outputs: Tensor, target: Tensor) -> Misfit | None:
     if outputs.dtype is not target.dtype and outputs.dtype in _CASTS:
-        return f"target is {_dtype(target)}, and {name} needs {_dtype(outputs)}", f"y.{_CASTS[outputs.dtype]}"
+        return f"target is {dtype_name(target)}, and {name} needs {dtype_name(outputs)}", f"y.{_CASTS[outputs.dtype]}"
     if outputs.shape == target.shape:
         return None
     same = outputs.numel() == target.numel()
@@ -173,25 +163,18 @@ def _of_numbers(name: str, outputs: Tensor, target: Tensor) -> Misfit | None:
     return f"target has shape {list(target.shape)}, and the outputs {list(outputs.shape)}", remedy
 
 
-def _dtype(tensor: Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
-
-
 def _as_batch(shape: tuple[int, ...]) -> str:
     return ", ".join(map(str, (-1, *shape[1:])))
 
 
-Losses = Callable[[Sequence[Tensor]], tuple[int, ...]]
-"""Which of a model's outputs are losses."""
+Losses = Callable[[Sequence[Tensor]], tuple[int, ...]]  # which of a model's outputs are losses
 
-TARGET = "target"
-"""The name of the loss's second operand, where the config names the loss."""
+TARGET = "target"  # the name of the loss's second operand, where the config names the loss
 
 
 class Example(NamedTuple):
-    """A batch of inputs by name, and whether the model takes them by name. `arguments`: the names of inputs in place of
-    the tensors of each argument of the model, for a model that takes tensors in dicts, tuples or lists; None where each
-    input is an argument."""
+    """A batch of inputs by name, and whether the model takes them by name. `arguments`: of a model that takes tensors
+    in dicts, tuples or lists, its arguments with names of inputs in place of tensors; None where each input is one."""
 
     inputs: Mapping[str, Tensor]
     by_keyword: bool = False
@@ -201,16 +184,13 @@ class Example(NamedTuple):
 class _Step(nn.Module):
     def __init__(self, model: nn.Module, example: Example, loss: Loss | None) -> None:
         super().__init__()
-        self.model = model
-        self.loss = loss
-        self._names = tuple(example.inputs)
-        self._by_keyword, self._arguments = example.by_keyword, example.arguments
+        self.model, self.loss, self._example = model, loss, example
 
     def _call(self, inputs: Sequence[Tensor]) -> tuple[object, tuple[Tensor, ...]]:
-        given: dict[str, object] = dict(zip(self._names[: len(inputs)], inputs, strict=True))
-        if self._arguments is not None:
-            given = {name: _filled(value, given) for name, value in self._arguments.items()}
-        result = self.model(**given) if self._by_keyword else self.model(*given.values())
+        given: dict[str, object] = dict(zip([*self._example.inputs][: len(inputs)], inputs, strict=True))
+        if self._example.arguments is not None:
+            given = {name: _filled(value, given) for name, value in self._example.arguments.items()}
+        result = self.model(**given) if self._example.by_keyword else self.model(*given.values())
         tensors = _tensors_in(result)
         if not tensors:
             kind = "None" if result is None else f"a {type(result).__name__} without a tensor in it"
@@ -334,14 +314,13 @@ def eagerly(step: nn.Module, inputs: Sequence[Tensor]) -> Iterator[None]:
     except SambasimError:
         raise
     except (Exception, SystemExit) as error:
-        found = _misfit(error)
-        if found is None and "Found dtype" in str(error) and isinstance(step, TrainingStep) and step.loss is not None:
-            found = _of_numbers("the loss", next(step.parameters()), inputs[-1])  # a backward has no frame of the loss
-        if found is None:
-            mode = "" if step.training else ", in evaluation mode"
-            shapes = ", ".join(f"{_dtype(tensor)}{list(tensor.shape)}" for tensor in inputs)
-            remedy = f"check the model against its inputs, which were {shapes}"
-            if "Expected more than 1 value per channel" in str(error):
-                remedy = "--set training.batch_size=2, as batch normalization cannot train on one value"
-            found = f"the model does not run on the example batch{mode}: {summary(error)}", remedy
-        raise ModelError(found[0], where=user_line(error), remedy=found[1]) from error
+        misfit = _misfit(error)
+        if misfit is None and "Found dtype" in str(error) and isinstance(step, TrainingStep) and step.loss is not None:
+            misfit = _of_numbers("the loss", next(step.parameters()), inputs[-1])  # a backward has no frame of the loss
+        shapes = ", ".join(f"{dtype_name(tensor)}{list(tensor.shape)}" for tensor in inputs)
+        remedy = f"check the model against its inputs, which were {shapes}"
+        if "Expected more than 1 value per channel" in str(error):
+            remedy = "--set training.batch_size=2, as batch normalization cannot train on one value"
+        mode = "" if step.training else ", in evaluation mode"
+        what, remedy = misfit or (f"the model does not run on the example batch{mode}: {summary(error)}", remedy)
+        raise ModelError(what, where=user_line(error), remedy=remedy) from error

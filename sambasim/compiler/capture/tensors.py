@@ -18,16 +18,12 @@ from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from sambasim.compiler.capture.names import user_line
+from sambasim.compiler.capture.recording import user_line
 from sambasim.compiler.capture.trial import with_values
 from sambasim.data.user_code import summary
 from sambasim.errors import CaptureError, ModelError
 from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.types import DTYPE_BYTES
-
-REAL_NUMBERS = "compute with the real and the imaginary part as two real tensors"
-_NO_HOOK = "write what it does to the gradient as operators of forward(), or leave it out"
-_HOOK_IN_FORWARD = "register it in forward(), on a view to compute with: w = self.weight.view_as(self.weight)"
 
 _STRIDED = "_sambasim_strided"
 """The attribute of a tensor that `made_contiguous` has replaced the data of: what it had before."""
@@ -109,7 +105,8 @@ def _storage_problems(held: Sequence[Held]) -> Iterator[tuple[str, str]]:
         elif tensor.layout is not torch.strided:
             yield f"{one} is a sparse tensor", "make it dense: .to_dense()"
         elif dtype_name(tensor) not in DTYPE_BYTES:
-            remedy = REAL_NUMBERS if tensor.is_complex() else f"use one of {', '.join(DTYPE_BYTES)}"
+            real = "compute with the real and the imaginary part as two real tensors"
+            remedy = real if tensor.is_complex() else f"use one of {', '.join(DTYPE_BYTES)}"
             yield f"{one} is {dtype_name(tensor)}, which a PEF cannot hold", remedy
         if one.is_parameter and not one.names:
             remedy = "let state_dict() and its hooks give each parameter itself under a name, not a copy"
@@ -124,26 +121,28 @@ def _training_problems(model: nn.Module, held: Sequence[Held], replicas: bool) -
     elif not trained:
         remedy = "set requires_grad on those to train, or compile with --inference"
         yield "all parameters of the model are frozen: requires_grad is False", remedy
-    own = set(map(id, model.parameters()))
-    for name in [parameter.name for parameter in trained if id(parameter.tensor) not in own]:
+    listed = set(map(id, model.parameters()))
+    for name in [parameter.name for parameter in trained if id(parameter.tensor) not in listed]:
         what = f"parameters() of the model leaves out {name}, which requires a gradient"
         yield what, "freeze it: requires_grad_(False)"
     for parameter in parameters:
         late = getattr(parameter.tensor, "_post_accumulate_grad_hooks", None)
         if late or getattr(parameter.tensor, "_backward_hooks", None):
-            what = f"{parameter} has a gradient hook, which a graph does not call"
-            yield what, _NO_HOOK if late else _HOOK_IN_FORWARD
+            remedy = "register it in forward(), on a view to compute with: w = self.weight.view_as(self.weight)"
+            if late:
+                remedy = "write what it does to the gradient as operators of forward(), or leave it out"
+            yield f"{parameter} has a gradient hook, which a graph does not call", remedy
     for name, module in model.named_modules():
         named = f"module {name}" if name else "model"
         if isinstance(module, nn.parallel.DistributedDataParallel):
             remedy = "compile the model inside of it with --data-parallel: the PEF's own sections sync its gradients"
             yield f"the {named} is wrapped in {type(module).__name__}", remedy
         if isinstance(module, nn.SyncBatchNorm) and replicas:
+            what = f"the {named} is SyncBatchNorm, whose statistics are those of all replicas together"
             remedy = (
                 "nn.BatchNorm1d, 2d or 3d, with statistics of each replica's own batch; or compile for one replica, "
-                "without --data-parallel and --tensor-parallel batch"
             )
-            yield f"the {named} is SyncBatchNorm, whose statistics are those of all replicas together", remedy
+            yield what, f"{remedy}without --data-parallel and --tensor-parallel batch"
 
 
 def sparse_embeddings(model: nn.Module) -> Mapping[str, nn.Embedding | nn.EmbeddingBag]:
@@ -161,12 +160,9 @@ def dense_gradients(model: nn.Module) -> contextlib.AbstractContextManager[None]
 def made_contiguous(model: nn.Module) -> Iterator[None]:
     """Parameters and buffers of `model` are contiguous, as in device memory, apart from those that share memory with
     another. Afterwards they have their own memory again."""
-    own = list({id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}.values())
-    strided = [
-        (tensor, tensor.data)
-        for tensor in own
-        if not tensor.is_contiguous() and not any(share_memory(tensor, other) for other in own if other is not tensor)
-    ]
+    held = list({id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}.values())
+    strided = [(tensor, tensor.data) for tensor in held if not tensor.is_contiguous()]
+    strided = [(one, data) for one, data in strided if sum(share_memory(one, other) for other in held) <= 1]
     try:
         for tensor, data in strided:
             setattr(tensor, _STRIDED, data)
@@ -188,10 +184,8 @@ def check_constant(path: str, value: Tensor, held: Sequence[Held], where: str | 
     of the model; `where` is the line that reads it."""
     form = "sparse" if value.layout is not torch.strided else dtype_name(value)
     if form not in DTYPE_BYTES:
-        what, remedy = (
-            f"is {form}, which a PEF cannot hold",
-            f"make it a dense tensor of one of {', '.join(DTYPE_BYTES)}",
-        )
+        remedy = f"make it a dense tensor of one of {', '.join(DTYPE_BYTES)}"
+        what = f"is {form}, which a PEF cannot hold"
     elif not value.permute(memory_order(value)).is_contiguous():
         what, remedy = f"is not contiguous: its strides are {value.stride()}", "make it so by .contiguous()"
     else:
@@ -232,17 +226,15 @@ def check_memory(held: Sequence[Held], changed: Set[str]) -> None:
 def share_memory(one: Tensor, other: Tensor) -> bool:
     """Whether the bytes from the first to the last element of two tensors overlap. Contiguous neighbours in one storage
     do not."""
-    if any(tensor.layout is not torch.strided or not tensor.numel() for tensor in (one, other)):
-        return False
-    (memory, start, stop), (other_memory, other_start, other_stop) = _span(one), _span(other)
+    spans = []
+    for tensor in (one, other):
+        if tensor.layout is not torch.strided or not tensor.numel():
+            return False
+        memory, start = _address(tensor)
+        last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        spans.append((memory, start, start + int(last + 1) * tensor.element_size()))
+    (memory, start, stop), (other_memory, other_start, other_stop) = spans
     return memory == other_memory and start < other_stop and other_start < stop
-
-
-def _span(tensor: Tensor) -> tuple[int, int, int]:
-    """The memory that a tensor is in, and its first byte in it and the first behind it."""
-    memory, start = _address(tensor)
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return memory, start, start + int(last + 1) * tensor.element_size()
 
 
 def _address(tensor: Tensor) -> tuple[int, int]:
@@ -277,11 +269,9 @@ ADDING = frozenset(f"aten.{name}" for name in (
 _FUNCTIONS = {name.split(".")[1] for name in ADDING} | {"fold"}  # which is col2im; unfold is im2col too
 _LOSSES = {name.split(".")[1].lstrip("_") for name, entry in OPERATORS.items() if entry.kind is OperatorKind.LOSS}
 
-_VIEWING = ("unfold", "__getitem__")
-"""Functions that may give a view, and add up in their backward alone."""
+_VIEWING = ("unfold", "__getitem__")  # functions that may give a view, and add up in their backward alone
 
-_TYPED = {"float", "double", "half", "type"}
-"""Functions whose result has the type that they say."""
+_TYPED = {"float", "double", "half", "type"}  # functions whose result has the type that they say
 
 
 @contextlib.contextmanager
@@ -347,8 +337,8 @@ def _is_typed_by_default(name: str, given: Sequence[object]) -> bool:
 
 
 def _rounded(data: Tensor, dtype: torch.dtype, rounded: dict[tuple[int, torch.dtype], Tensor]) -> Tensor:
-    storage = data.untyped_storage()
-    is_fake = isinstance(data, FakeTensor)
+    """`rounded`: the memory of tensors before, which several may share."""
+    storage, is_fake = data.untyped_storage(), isinstance(data, FakeTensor)
     key = storage._cdata if is_fake else storage.data_ptr(), data.dtype
     if key not in rounded and is_fake:
         rounded[key] = data.new_empty(storage.nbytes() // data.element_size(), dtype=dtype)

@@ -29,7 +29,7 @@ from sambasim.compiler.capture.as_eager import (
 )
 from sambasim.compiler.capture.asked_values import Asked, Followed, modes_reach_inside
 from sambasim.compiler.capture.explain import SHAPE, tracer_error
-from sambasim.compiler.capture.names import source_line
+from sambasim.compiler.capture.recording import source_line
 from sambasim.compiler.capture.tensors import Widened, memory_order
 from sambasim.compiler.capture.trial import logs_disabled, nothing_lost, tied_once, tracing, trial, with_values
 from sambasim.errors import CaptureError
@@ -76,52 +76,38 @@ class CapturedGraph:
         return tuple(sorted(int(role.name) for role in self.inputs.values() if role.kind == "tangent")) or (0,)
 
 
-def restore_strides(captured: CapturedGraph) -> CapturedGraph:
-    """Permute the axes of constants that are dense and not contiguous, as `torch.linalg.cholesky` makes them: a PEF has
-    them in the order of their memory. The graph is changed."""
-    graph, given_out = captured.graph, {node for node, _ in captured.outputs}
+def plain_constants(captured: CapturedGraph) -> CapturedGraph:
+    """Constants as a PEF can hold them: complex ones are made of two real ones, and the axes of those that are dense
+    and not contiguous, as `torch.linalg.cholesky` makes them, are in the order of memory and permuted back. The graph
+    is changed."""
+    graph, inputs, constants = captured.graph, dict(captured.inputs), dict(captured.constants)
+    given_out = {node for node, _ in captured.outputs}
     first = next(node for node in graph.nodes if node.op != "placeholder")
-    for node, _, value in _constants(captured):
-        if value.layout is not torch.strided or value.is_contiguous() or node in given_out:
-            continue
-        order = memory_order(value)
-        if not value.permute(order).is_contiguous():
-            continue  # it is refused
-        back = [order.index(axis) for axis in range(value.ndim)]
-        with graph.inserting_after(node) if node.op == "get_attr" else graph.inserting_before(first):
-            restored = graph.call_function(torch.ops.aten.permute.default, (node, back))
-        restored.meta = dict(node.meta)
-        node.replace_all_uses_with(restored, delete_user_cb=partial(ne, restored))
-        if isinstance(shape := node.meta.get("val"), Tensor):
-            node.meta["val"] = shape.permute(order)
-    return captured
-
-
-def _constants(captured: CapturedGraph) -> Iterator[tuple[fx.Node, str, Tensor]]:
-    for node in list(captured.graph.nodes):
+    for node in list(graph.nodes):
         role = captured.inputs.get(node.name)
         key = str(node.target) if node.op == "get_attr" else role.name if role is not None else ""
-        if (value := captured.constants.get(key)) is not None:
-            yield node, key, value
-
-
-def complex_constants(captured: CapturedGraph) -> CapturedGraph:
-    """Complex constants are made of two real ones, which a PEF can hold. The graph is changed."""
-    graph, inputs, constants = captured.graph, dict(captured.inputs), dict(captured.constants)
-    first = next(node for node in graph.nodes if node.op != "placeholder")
-    for node, key, value in _constants(captured):
-        if not value.is_complex():
+        if (value := captured.constants.get(key)) is None:
             continue
-        parts = {f"{key}_real": value.real.contiguous(), f"{key}_imaginary": value.imag.contiguous()}
-        constants |= parts
-        with graph.inserting_before(node if node.op == "get_attr" else first):
-            read = [graph.create_node("get_attr", part) for part in parts]
-            whole = graph.call_function(torch.ops.aten.complex.default, tuple(read))
-        for made, tensor in zip((*read, whole), (*parts.values(), node.meta["val"]), strict=True):
-            made.meta = {**node.meta, "val": tensor}
-        node.replace_all_uses_with(whole)
-        inputs.pop(node.name, None)
-        graph.erase_node(node)
+        order = memory_order(value) if value.layout is torch.strided else ()
+        if value.is_complex():
+            parts = {f"{key}_real": value.real.contiguous(), f"{key}_imaginary": value.imag.contiguous()}
+            constants |= parts
+            with graph.inserting_before(node if node.op == "get_attr" else first):
+                read = [graph.create_node("get_attr", part) for part in parts]
+                whole = graph.call_function(torch.ops.aten.complex.default, tuple(read))
+            for made, tensor in zip((*read, whole), (*parts.values(), node.meta["val"]), strict=True):
+                made.meta = {**node.meta, "val": tensor}
+            node.replace_all_uses_with(whole)
+            inputs.pop(node.name, None)
+            graph.erase_node(node)
+        elif order != tuple(range(value.ndim)) and node not in given_out and value.permute(order).is_contiguous():
+            back = [order.index(axis) for axis in range(value.ndim)]
+            with graph.inserting_after(node) if node.op == "get_attr" else graph.inserting_before(first):
+                restored = graph.call_function(torch.ops.aten.permute.default, (node, back))
+            restored.meta = dict(node.meta)
+            node.replace_all_uses_with(restored, delete_user_cb=partial(ne, restored))
+            if isinstance(shape := node.meta.get("val"), Tensor):
+                node.meta["val"] = shape.permute(order)
     return replace(captured, inputs=inputs, constants=constants)
 
 
@@ -141,18 +127,23 @@ def capture(
     if asked.refused is not None:
         raise asked.refused
     with _tracing("training step" if step.training else "evaluation graph"), contextlib.ExitStack() as stack:
+        enter = stack.enter_context
         if "torch._dynamo" in sys.modules:  # what torch.compile has compiled is traced as it was written
-            stack.enter_context(torch._dynamo.config.patch(error_on_nested_fx_trace=False))
-        for context in (_answers_of_eager(), modes_reach_inside(), torch.enable_grad(), kernels_of_eager()):
-            stack.enter_context(context)
-        attributes = stack.enter_context(trial(step))
+            enter(torch._dynamo.config.patch(error_on_nested_fx_trace=False))
+        # A model that asks whether it is compiled or exported hears that it is not.
+        asking = ("is_exporting", "is_compiling", "is_dynamo_compiling")
+        enter(with_values([(torch.compiler, name, lambda: False) for name in asking]))
+        for context in (modes_reach_inside(), torch.enable_grad(), kernels_of_eager()):
+            enter(context)
+        attributes = enter(trial(step))
         for context in (tied_once(step), _modules_marked(step), nothing_lost(training=step.training)):
-            stack.enter_context(context)
-        if narrow:
-            stack.enter_context(_buffers_without_bases(step))
-            stack.enter_context(Widened())
-        followed = stack.enter_context(contextlib.closing(Followed(asked, step, attributes)))
-        with followed:
+            enter(context)
+        if narrow:  # a view that was rounded is of another type than its base, which torch's export does not expect
+            held = ((module, name, one) for module in step.modules() for name, one in module._buffers.items())
+            views = [(module, name, one.clone()) for module, name, one in held if one is not None and one._is_view()]
+            enter(with_values(views))
+            enter(Widened())
+        with enter(contextlib.closing(Followed(asked, step, attributes))):
             joint = aot_export_joint_with_descriptors(stack, step, tuple(tensor.clone() for tensor in inputs))
     captured = _described(joint.graph_module, asked.names)
     if step.training:
@@ -162,18 +153,14 @@ def capture(
     return replace(captured, outputs=outputs, kept_buffers=buffers)
 
 
-def _check_static(graph: fx.Graph) -> None:
+def _described(module: fx.GraphModule, names: Mapping[int, str]) -> CapturedGraph:
+    graph = module.graph
     for node in graph.nodes:
         for value in tree_leaves(node.meta.get("val")):
             sizes = value.shape if isinstance(value, Tensor) else (value,)
             if any(isinstance(size, (torch.SymInt, torch.SymBool, torch.SymFloat)) for size in sizes):
                 line = source_line(node)
                 raise CaptureError(SHAPE.what, where=str(line) if line else None, remedy=SHAPE.rewrite)
-
-
-def _described(module: fx.GraphModule, names: Mapping[int, str]) -> CapturedGraph:
-    graph = module.graph
-    _check_static(graph)
     for change in (drop_as_eager, plain_operators, strided_in_order):
         change(graph)
     roles = {node.name: _role(node.meta["desc"]) for node in graph.nodes if node.op == "placeholder"}
@@ -190,14 +177,7 @@ def _described(module: fx.GraphModule, names: Mapping[int, str]) -> CapturedGrap
     if any(map(torch._C._functorch.is_functorch_wrapped_tensor, constants.values())):
         what = "torch.vmap over tensors that the model has made cannot be captured"
         raise CaptureError(what, remedy="write the operation on the whole batch, such as a product by torch.bmm")
-    return complex_constants(restore_strides(CapturedGraph(graph, roles, outputs, constants)))
-
-
-def _buffers_without_bases(step: nn.Module) -> contextlib.AbstractContextManager[None]:
-    """A view that was rounded is of another type than its base, which torch's export does not expect."""
-    places = [(module, name, buffer) for module in step.modules() for name, buffer in module._buffers.items()]
-    views = [(module, name, one.clone()) for module, name, one in places if one is not None and one._is_view()]
-    return with_values(views)
+    return plain_constants(CapturedGraph(graph, roles, outputs, constants))
 
 
 def _role(description: object) -> Role:
@@ -248,12 +228,6 @@ def _modules_marked(step: nn.Module) -> Iterator[None]:
     finally:
         for hook in hooks:
             hook.remove()
-
-
-def _answers_of_eager() -> contextlib.AbstractContextManager[None]:
-    """A model that asks whether it is compiled or exported hears that it is not."""
-    names = ("is_exporting", "is_compiling", "is_dynamo_compiling")
-    return with_values((torch.compiler, name, lambda: False) for name in names)
 
 
 @contextlib.contextmanager

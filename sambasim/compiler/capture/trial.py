@@ -1,21 +1,23 @@
 """Context managers around a capture or a call. Each restores all that it changes.
 
 What a trace would lose without a word is refused, at its line. Activation checkpointing, which changes no result, calls
-its block; `.data` is `.detach()`, and to assign to it is to copy."""
+its block; `.data` is `.detach()`, and to assign to it is to copy. What a call does outside of Python is told: a PEF has
+what a file gave for the example batch, and does nothing of it itself."""
 
 import contextlib
 import copy
-import gc
 import io
 import logging
 import random
 import sys
+import threading
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from functools import cache, partial
+from itertools import takewhile
 from types import FrameType
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -29,8 +31,8 @@ from torch.utils.checkpoint import CheckpointFunction, CheckpointPolicy
 
 from sambasim.compiler.capture import explain
 from sambasim.compiler.capture.explain import Obstacle, Occurrence, all_occurrences
-from sambasim.compiler.capture.recording import running_line
-from sambasim.whose_code import is_library_file
+from sambasim.compiler.capture.recording import frames, running_line
+from sambasim.whose_code import is_library_file, is_users_file
 
 
 @contextlib.contextmanager
@@ -59,12 +61,18 @@ def with_values(changes: Iterable[tuple[Any, str, object]]) -> Iterator[None]:
     before = []
     try:
         for owner, name, value in changes:
-            before.append((owner, name, getattr(owner, name)))
+            is_inherited = isinstance(owner, type) and name not in vars(owner)
+            original = vars(owner).get(name) if isinstance(owner, type) else getattr(owner, name)
+            before.append((owner, name, original, is_inherited))
             setattr(owner, name, value)
         yield
     finally:
-        for owner, name, value in reversed(before):
-            setattr(owner, name, value)
+        for owner, name, original, is_inherited in reversed(before):
+            delattr(owner, name) if is_inherited else setattr(owner, name, original)
+
+
+def replaced(owner: object, name: str, value: object) -> contextlib.AbstractContextManager[None]:
+    return with_values([(owner, name, value)])
 
 
 def no_gradients_kept(step: nn.Module) -> contextlib.AbstractContextManager[None]:
@@ -76,14 +84,13 @@ class Attributes:
     """What the modules of `step` have beside parameters and buffers."""
 
     def __init__(self, step: nn.Module) -> None:
-        self._kept = [(module, dict(_own(module))) for module in step.modules()]
+        self._kept = [(module, _own(module)) for module in step.modules()]
 
     def restore(self, copied: Callable[[Any], Any] = lambda value: value) -> None:
         """The modules have it again."""
         for module, attributes in self._kept:
-            for key, _ in _own(module):
-                if key not in attributes:
-                    del vars(module)[key]
+            for key in _own(module).keys() - attributes.keys():
+                del vars(module)[key]
             vars(module).update((key, copied(value)) for key, value in attributes.items())
 
     def begin(self) -> None:
@@ -91,11 +98,11 @@ class Attributes:
         self.restore(lambda value: copy.copy(value) if type(value) in (dict, OrderedDict, list, set) else value)
 
 
-def _own(module: nn.Module) -> list[tuple[str, Any]]:
-    return [(key, value) for key, value in vars(module).items() if key not in _OF_ALL_MODULES]
-
-
 _OF_ALL_MODULES = vars(nn.Module()).keys() - {"training"}
+
+
+def _own(module: nn.Module) -> dict[str, Any]:
+    return {key: value for key, value in vars(module).items() if key not in _OF_ALL_MODULES}
 
 
 @contextlib.contextmanager
@@ -140,13 +147,9 @@ def tied_once(step: nn.Module) -> Iterator[None]:
         own_class, shared = type(module), dict[str, object]()
         for kind in ("_parameters", "_buffers"):
             held = getattr(module, kind)
-            places = {
-                name: first.setdefault(id(tensor), (module, name))
-                for name, tensor in held.items()
-                if tensor is not None
-            }
-            again = {name: place for name, place in places.items() if place != (module, name)}
-            if again:
+            tensors = [(name, tensor) for name, tensor in held.items() if tensor is not None]
+            places = {name: first.setdefault(id(tensor), (module, name)) for name, tensor in tensors}
+            if again := {name: place for name, place in places.items() if place != (module, name)}:
                 changed.append((module, own_class, kind, held))
                 vars(module)[kind] = {name: tensor for name, tensor in held.items() if name not in again}
                 shared |= {name: property(partial(_read_from, *place)) for name, place in again.items()}
@@ -165,19 +168,6 @@ def _read_from(owner: nn.Module, key: str, reader: nn.Module) -> object:
     return getattr(owner, key)
 
 
-@contextlib.contextmanager
-def replaced(owner: object, name: str, value: object) -> Iterator[None]:
-    is_own, original = name in vars(owner), vars(owner).get(name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        if is_own:
-            setattr(owner, name, original)
-        else:  # it is inherited
-            delattr(owner, name)
-
-
 def as_written() -> contextlib.AbstractContextManager[None]:
     """torch.compile has no effect: a compiled function can be neither traced nor recorded. Where torch's compiler is
     not imported, which would take seconds, nothing is compiled yet."""
@@ -185,8 +175,7 @@ def as_written() -> contextlib.AbstractContextManager[None]:
     return torch.compiler.set_stance("force_eager") if is_imported else contextlib.nullcontext()
 
 
-PLAIN = "_sambasim_plain"
-"""The attribute of a buffer that is a plain attribute of its module."""
+PLAIN = "_sambasim_plain"  # the attribute of a buffer that is a plain attribute of its module
 
 
 @contextlib.contextmanager
@@ -221,41 +210,19 @@ def is_tracing() -> bool:
     return _is_tracing or torch.compiler.is_compiling()
 
 
-@contextlib.contextmanager
-def rare_collections() -> Iterator[None]:
-    """Garbage collections are rare and skip what exists already: a trace makes a million objects that live until its
-    end."""
-    thresholds, is_thawed = gc.get_threshold(), gc.get_freeze_count() == 0
-    if is_thawed:
-        gc.freeze()
-    gc.set_threshold(50_000, 20, 100)
-    try:
-        yield
-    finally:
-        gc.set_threshold(*thresholds)
-        if is_thawed:
-            gc.unfreeze()
-
-
+# fmt: off
 _SAVED = Obstacle("hooks on the tensors that are saved for the backward, which a graph does not call", "leave them out")
-_NO_ZEROS = Obstacle(
-    "set_materialize_grads(False), where a graph has zeros", "leave it out: an unused output has a gradient of zeros"
-)
-_CHECKPOINTED = Obstacle(
-    "activation checkpointing that changes results: use_reentrant=True of inputs without a gradient, or "
-    "preserve_rng_state=False",
-    "use_reentrant=False, and leave out preserve_rng_state",
-)
+_NO_ZEROS = Obstacle("set_materialize_grads(False), where a graph has zeros",
+    "leave it out: an unused output has a gradient of zeros")
+_CHECKPOINTED = Obstacle("activation checkpointing that changes results: use_reentrant=True of inputs without a "
+    "gradient, or preserve_rng_state=False", "use_reentrant=False, and leave out preserve_rng_state")
 _VERSION = Obstacle("_version, which counts the changes of a tensor, and stays as it is in a graph", explain.COUNTED)
-_GRAD = Obstacle(
-    ".grad, which a graph does not have",
-    "write what forward() does where it is None, as zero_grad() leaves it before each step",
-)
-_DATA = Obstacle(
-    "a change of .data that the backward of an earlier operator reads",
-    "change a copy: v = v.clone(), before v.data.copy_(…) or v.data[…] = …",
-)
+_GRAD = Obstacle(".grad, which a graph does not have",
+    "write what forward() does where it is None, as zero_grad() leaves it before each step")
+_DATA = Obstacle("a change of .data that the backward of an earlier operator reads",
+    "change a copy: v = v.clone(), before v.data.copy_(…) or v.data[…] = …")
 _INFERENCE_MODE = Obstacle("torch.inference_mode(), through which a graph would send gradients", "torch.no_grad()")
+# fmt: on
 
 
 @contextlib.contextmanager
@@ -285,52 +252,44 @@ def nothing_lost(*, training: bool) -> Iterator[None]:
     def set_data(tensor: Tensor, value: Tensor) -> None:
         if not _is_users(sys._getframe(1)):
             data.__set__(tensor, value)
-            return
-        with torch.no_grad():
-            tensor.copy_(value)
-
-    def reentrant(function: Callable[..., object], preserves: bool, *args: Any) -> object:
-        if training and not (preserves and any(isinstance(arg, Tensor) and arg.requires_grad for arg in args)):
-            raise _refused(_CHECKPOINTED)
-        with _marked():
-            return function(*args)
+        else:
+            with torch.no_grad():
+                tensor.copy_(value)
 
     def not_reentrant(function: Callable[..., object], preserves: bool = True, *args: Any, **kwargs: Any) -> Any:
         if not preserves:
             raise _refused(_CHECKPOINTED)
-        with _marked():
-            yield
-
-    block, hooks, zeros = torch.inference_mode, saved_tensors_hooks, "set_materialize_grads"
-    with contextlib.ExitStack() as stack:
-        for owner, name, substitute in (
-            (Tensor, "_version", property(refusing(count_of, _VERSION))),
-            (Tensor, "grad", property(refusing(grad.__get__, _GRAD), grad.__set__, grad.__delete__)),
-            (Tensor, "data", property(data_of, set_data)),
-            (block, "__enter__", refusing(block.__enter__, _INFERENCE_MODE)),
-            (hooks, "__enter__", refusing(hooks.__enter__, _SAVED, lambda hook: not isinstance(hook, save_on_cpu))),
-            (FunctionCtx, zeros, refusing(getattr(FunctionCtx, zeros), _NO_ZEROS, lambda context, value: not value)),
-            (CheckpointFunction, "apply", staticmethod(reentrant)),
-            (checkpoint, "_checkpoint_without_reentrant_generator", not_reentrant),
-            (record_function, "__enter__", lambda block: block),  # a name for the profiler
-            (record_function, "__exit__", lambda block, *of_error: None),
-        ):
-            stack.enter_context(replaced(owner, name, substitute))
+        traceback.current_meta["recompute"] = CheckpointPolicy.PREFER_RECOMPUTE
         try:
             yield
-        except RuntimeError as error:
-            if lines and "modified by an inplace operation" in str(error):
-                raise all_occurrences([Occurrence(_DATA, line) for line in dict.fromkeys(lines)], training) from error
-            raise
+        finally:
+            traceback.current_meta.pop("recompute", None)
 
+    def reentrant(function: Callable[..., object], preserves: bool, *args: Any) -> object:
+        has_gradient = any(isinstance(argument, Tensor) and argument.requires_grad for argument in args)
+        with contextlib.contextmanager(not_reentrant)(function, (preserves and has_gradient) or not training):
+            return function(*args)
 
-@contextlib.contextmanager
-def _marked() -> Iterator[None]:
-    traceback.current_meta["recompute"] = CheckpointPolicy.PREFER_RECOMPUTE
+    block, hooks, zeros = torch.inference_mode, saved_tensors_hooks, "set_materialize_grads"
+    substitutes = (
+        (Tensor, "_version", property(refusing(count_of, _VERSION))),
+        (Tensor, "grad", property(refusing(grad.__get__, _GRAD), grad.__set__, grad.__delete__)),
+        (Tensor, "data", property(data_of, set_data)),
+        (block, "__enter__", refusing(block.__enter__, _INFERENCE_MODE)),
+        (hooks, "__enter__", refusing(hooks.__enter__, _SAVED, lambda hook: not isinstance(hook, save_on_cpu))),
+        (FunctionCtx, zeros, refusing(getattr(FunctionCtx, zeros), _NO_ZEROS, lambda context, value: not value)),
+        (CheckpointFunction, "apply", staticmethod(reentrant)),
+        (checkpoint, "_checkpoint_without_reentrant_generator", not_reentrant),
+        (record_function, "__enter__", lambda block: block),  # a name for the profiler
+        (record_function, "__exit__", lambda block, *of_error: None),
+    )
     try:
-        yield
-    finally:
-        traceback.current_meta.pop("recompute", None)
+        with with_values(substitutes):
+            yield
+    except RuntimeError as error:
+        if lines and "modified by an inplace operation" in str(error):
+            raise all_occurrences([Occurrence(_DATA, line) for line in dict.fromkeys(lines)], training) from error
+        raise
 
 
 _DECORATORS = torch.utils._contextlib.__file__
@@ -346,3 +305,70 @@ def _is_users(frame: FrameType | None) -> bool:
 def _refused(obstacle: Obstacle) -> Exception:
     line = running_line()
     return all_occurrences([Occurrence(obstacle, str(line or ""), line.inside if line else "")], training=True)
+
+
+Told: TypeAlias = dict[str, dict[str, None]]
+"""By what is told of it: what the user's code opens and does, with its lines."""
+
+_ACTS = {
+    *("os.mkdir", "os.rmdir", "os.remove", "os.rename", "os.link", "os.symlink", "os.truncate", "os.kill"),
+    *("os.system", "os.exec", "os.posix_spawn", "os.fork", "subprocess.Popen"),
+    *("socket.bind", "socket.connect", "socket.sendto", "socket.sendmsg"),
+}
+"""Audit events of Python. Who writes to a file has opened it."""
+
+_told: Told | None = None
+_adding = threading.local()  # what finds a line opens its file
+
+
+@contextlib.contextmanager
+def watched(told: Told) -> Iterator[None]:
+    """What the user's code opens and does is added to `told`, and what it prints is dropped."""
+    _listen()
+    listening = (
+        (sys.modules[__name__], "_told", told),
+        (logging.Logger, "callHandlers", lambda _, record: _hear_text("a log message", record.pathname)),
+        (warnings, "showwarning", lambda message, kind, file, *more: _hear_text("a warning", file)),
+    )
+    out, errors = contextlib.redirect_stdout(_Printed()), contextlib.redirect_stderr(_Printed())
+    with logs_disabled(logging.NOTSET), out, errors, warnings.catch_warnings(), with_values(listening):
+        warnings.simplefilter("always")
+        yield
+
+
+@cache  # Python has no way to take it back
+def _listen() -> None:
+    sys.addaudithook(_hear)
+
+
+def _hear(event: str, arguments: tuple[object, ...]) -> None:
+    if event in _ACTS:
+        _tell(explain.DONE, event)
+    elif (
+        event == "open" and not isinstance(arguments[0], int) and not str(arguments[0]).endswith((".py", ".pyc", ".so"))
+    ):
+        _tell(explain.OPENED, str(arguments[0]))
+
+
+def _hear_text(what: str, file: str) -> None:
+    if is_users_file(file):
+        _tell(explain.DONE, what)
+
+
+def _tell(template: str, what: str) -> None:
+    told = _told
+    if told is None or getattr(_adding, "is_on", False):
+        return
+    _adding.is_on = True
+    try:
+        files = takewhile(is_library_file, (frame.f_code.co_filename for frame in frames()))
+        if not any(file.startswith("<frozen importlib") for file in files) and (line := running_line()) is not None:
+            told.setdefault(template, {})[f"{what}, at {line}"] = None
+    finally:
+        _adding.is_on = False
+
+
+class _Printed(io.StringIO):
+    def write(self, text: str, /) -> int:
+        _tell(explain.DONE, "output")
+        return len(text)

@@ -25,8 +25,7 @@ from sambasim.ir.graph import Argument, Node, Ref
 _LETTERS = "abcdefghjlpqrstuvwxy"
 """Of dimensions that have no other name: `i`, `k`, `m`, `n`, `o` and `z` are free for maps of a given rank."""
 
-Dims: TypeAlias = int | Sequence[int] | None
-"""A dimension, several, or all; negative ones are counted from the end."""
+Dims: TypeAlias = int | Sequence[int] | None  # A dimension, several, or all; negative ones are counted from the end
 
 
 def by_map(map_of: Callable[[Sharder, Node], str | None], order: str = "*") -> Rule:
@@ -134,21 +133,21 @@ def broadcast(shape: tuple[int, ...], axes: str) -> str:
 
 def whole(axes: str, dims: Dims) -> str:
     """`axes`, of which `dims` must be whole."""
-    return "".join(one.upper() if dim in _numbers(axes, dims) else one for dim, one in enumerate(axes))
+    return _changed(axes, dims, str.upper)
 
 
 def without(axes: str, dims: Dims, instead: str = "") -> str:
     """`axes`, with `instead` in place of `dims`."""
-    return "".join(instead if dim in _numbers(axes, dims) else one for dim, one in enumerate(axes))
+    return _changed(axes, dims, lambda letter: instead)
+
+
+def _changed(axes: str, dims: Dims, change: Callable[[str], str]) -> str:
+    chosen = range(len(axes)) if dims is None else [dims] if isinstance(dims, int) else dims
+    numbers = {dim % max(len(axes), 1) for dim in chosen}
+    return "".join(change(letter) if dim in numbers else letter for dim, letter in enumerate(axes))
 
 
 def inserted(axes: str, at: int) -> str:
     """With a dimension more, which will be number `at`."""
     at %= len(axes) + 1
     return f"{axes[:at]}1{axes[at:]}"
-
-
-def _numbers(axes: str, dims: Dims) -> Sequence[int]:
-    if dims is None:
-        return range(len(axes))
-    return [dim % max(len(axes), 1) for dim in ([dims] if isinstance(dims, int) else dims)]

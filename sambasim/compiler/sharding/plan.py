@@ -8,9 +8,10 @@ that is refused.
 
 import re
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Hashable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from itertools import chain, product
 
 from torch import nn
 
@@ -26,8 +27,7 @@ from sambasim.options.base import Problem, did_you_mean, nearest
 from sambasim.options.compile import TENSOR_STYLES, plan_entry
 from sambasim.units import format_bytes
 
-JOINED = (1, 3, 2)
-"""How many tensors the columns of a weight may join: one; query, key and value; gate and value."""
+JOINED = (1, 3, 2)  # how many tensors the columns of a weight may join: one; query, key and value; gate and value
 
 _BY_OUTPUT = frozenset(f"aten.{name}.default" for name in ("linear", "convolution", "conv1d", "conv2d"))
 """Operators whose weight has its columns, the output features, along the first dimension."""
@@ -70,19 +70,19 @@ def find_plan(program: Program, ranks: int, start: Plan | None = None) -> Plan:
     """`start`, or nothing, with all trials that gather no more than it."""
     plan, whole = start or Plan(), dict[str, str]()
     by_operand: dict[str, list[Product]] = {}  # those of one activation are cut together
-    for product in products(program):
-        by_operand.setdefault(product.operand, []).append(product)
-    groups = [(group, _layer(group, program)) for group in by_operand.values()]
-    alike: dict[Hashable, list[Sequence[Product]]] = defaultdict(list)
-    for group, layer in groups:
-        alike[layer].append(group)
+    for use in products(program):
+        by_operand.setdefault(use.operand, []).append(use)
+    alike: dict[Hashable, list[list[Product]]] = defaultdict(list)  # groups of the same products in different layers
+    layer_of: list[Hashable] = []
+    for group in by_operand.values():
+        layer_of.append(tuple((general(p.module), p.rows, p.is_table, program.symbols[p.weight].type) for p in group))
+        alike[layer_of[-1]].append(group)
     refused: dict[Hashable, list[str]] = defaultdict(list)  # why, by layer and what was cut then in any layer
-    for group, layer in groups:
+    for group, layer in zip(by_operand.values(), layer_of, strict=True):
         layers = alike[layer]
-        alone: Sequence[Sequence[Product]] = [group]
-        for tried in (layers, alone) if len(layers) > 1 and group is layers[0] else (alone,):
-            cutting = [product for products in tried for product in products]
-            if any(product.weight in plan.layouts for product in cutting):
+        for tried in (layers, [group]) if len(layers) > 1 and group is layers[0] else ([group],):
+            cutting = list(chain(*tried))
+            if any(use.weight in plan.layouts for use in cutting):
                 continue
             before = refused[layer, frozenset(re.sub(r"\d+", "*", name) for name in plan.layouts), len(tried)]
             why = before[-1] if before else None
@@ -90,7 +90,7 @@ def find_plan(program: Program, ranks: int, start: Plan | None = None) -> Plan:
                 plan, why = _tried(program, ranks, plan, cutting)
             if why is not None:
                 before.append(why)
-                whole |= {product.weight: why for product in cutting}
+                whole |= {use.weight: why for use in cutting}
     return replace(plan, whole={name: why for name, why in whole.items() if name not in plan.layouts})
 
 
@@ -107,11 +107,6 @@ def _tried(program: Program, ranks: int, plan: Plan, cutting: Sequence[Product])
     if not gathered:
         return plan, f"its size does not divide by {ranks}"
     return plan, f"if it were cut, {format_bytes(min(gathered))} would be gathered"
-
-
-def _layer(group: Sequence[Product], program: Program) -> Hashable:
-    """Equal for groups of the same products in different layers."""
-    return tuple((general(one.module), one.rows, one.is_table, program.symbols[one.weight].type) for one in group)
 
 
 def general(module: str) -> str:
@@ -199,34 +194,33 @@ def read_names(program: Program, ranks: int, styles: Mapping[str, str]) -> Named
         matching = {name: (pattern, path) for path, name in paths.items() if _matches(pattern, path)}
         holds |= matching
         if not matching:
-            remedy = did_you_mean(_nearest_pattern(pattern, paths)) or "sambasim inspect NAME --all lists names"
+            known = dict.fromkeys(general(path.rpartition(".")[0]) for path in paths)
+            longer = next((name for name in known if name.endswith(f".{general(pattern)}")), None)
+            remedy = did_you_mean(longer or nearest(pattern, known)) or "sambasim inspect NAME --all lists names"
             result.problems.append(_problem(pattern, style, "matches no parameter", remedy))
     for pattern, style in styles.items():
-        own = {name: path for name, (holding, path) in holds.items() if holding == pattern}
+        matched = {name: path for name, (holding, path) in holds.items() if holding == pattern}
         if TENSOR_STYLES.get(style) == "whole":
-            result.whole |= own.keys()
-        elif own:
-            columns, what, remedy = _cut_by_name(result, program, ranks, style, own, uses)
-            if columns:
-                result.columns.append(columns)
-            if what:
-                result.problems.append(_problem(pattern, style, what, remedy))
+            result.whole |= matched.keys()
+        elif matched and (problem := _cut_by_name(result, program, ranks, style, matched, uses)):
+            result.problems.append(_problem(pattern, style, *problem))
     return result
 
 
 def _cut_by_name(
-    result: Named, program: Program, ranks: int, style: str, own: Mapping[str, str], uses: Sequence[Product]
-) -> tuple[Mapping[str, int], str, str]:
-    """Add the layouts that `style` gives to the parameters `own`, by symbol with their names in the model. Returns
-    which are cut in columns, and along which dimension; and a problem with its remedy."""
+    result: Named, program: Program, ranks: int, style: str, matched: Mapping[str, str], uses: Sequence[Product]
+) -> tuple[str, str] | None:
+    """Add the layouts that `style` gives to the parameters `matched`, by symbol with their names in the model. Returns
+    a problem with its remedy."""
     columns: dict[str, int] = {}
     remedy, which = 'give it the style "replicate"', TENSOR_STYLES.get(style)
     if which is None:
-        return columns, "is a style for other weights than those of linear layers, convolutions and embeddings", remedy
-    if own.keys().isdisjoint(product.weight for product in uses):
-        return columns, "matches no weight of a linear layer, a convolution or an embedding", remedy
-    for name, path in own.items():
-        of_weight = [product for product in uses if product.weight == name]
+        return "is a style for other weights than those of linear layers, convolutions and embeddings", remedy
+    if matched.keys().isdisjoint(use.weight for use in uses):
+        return "matches no weight of a linear layer, a convolution or an embedding", remedy
+    result.columns.append(columns)
+    for name, path in matched.items():
+        of_weight = [use for use in uses if use.weight == name]
         if not of_weight:
             continue  # a bias lies as its product is read
         use = next((one for one in of_weight if one.module == path.rpartition(".")[0]), of_weight[0])
@@ -235,11 +229,11 @@ def _cut_by_name(
         shape = program.symbols[name].whole.shape
         if not fits(shape, layout, ranks):
             what = f"{path} has {shape[dim]} {which}, which {ranks} chips do not divide"
-            return columns, what, f"another --n-chips, or {remedy}"
+            return what, f"another --n-chips, or {remedy}"
         result.layouts[name] = layout
         if which == "columns" and layout.outer == 1:
             columns[name] = dim
-    return columns, "", ""
+    return None
 
 
 def plan_by_name(program: Program, ranks: int, names: Named) -> Plan:
@@ -247,28 +241,19 @@ def plan_by_name(program: Program, ranks: int, names: Named) -> Plan:
     tensors, if that gathers less."""
     layouts = names.layouts
     plan = settled(program, ranks, layouts, names.whole)
-    for columns in names.columns:
-        for outer in JOINED[1:]:
-            trial = {name: cut(dim, outer) for name, dim in columns.items()}
-            if plan.gathered_bytes == 0:
-                return plan
-            if all(fits(program.symbols[name].whole.shape, one, ranks) for name, one in trial.items()):
-                joined = settled(program, ranks, {**layouts, **trial}, names.whole)
-                if joined.gathered_bytes < plan.gathered_bytes:
-                    plan, layouts = joined, {**layouts, **trial}
+    for columns, outer in product(filter(None, names.columns), JOINED[1:]):
+        trial = {name: cut(dim, outer) for name, dim in columns.items()}
+        if plan.gathered_bytes and all(fits(program.symbols[name].whole.shape, trial[name], ranks) for name in trial):
+            joined = settled(program, ranks, {**layouts, **trial}, names.whole)
+            if joined.gathered_bytes < plan.gathered_bytes:
+                plan, layouts = joined, {**layouts, **trial}
     return plan
 
 
 def _matches(pattern: str, path: str) -> bool:
     wanted, parts = pattern.split("."), path.split(".")
-    candidates = [names for names in (parts, parts[:-1]) if names and len(names) == len(wanted)]
+    candidates = (names for names in (parts, parts[:-1]) if names and len(names) == len(wanted))
     return any(all(map(fnmatchcase, names, wanted)) for names in candidates)
-
-
-def _nearest_pattern(pattern: str, paths: Iterable[str]) -> str | None:
-    known = dict.fromkeys(general(path.rpartition(".")[0]) for path in paths)
-    longer = next((one for one in known if one.endswith(f".{general(pattern)}")), None)
-    return longer or nearest(pattern, known)
 
 
 def _problem(pattern: str, style: str, what: str, remedy: str) -> Problem:

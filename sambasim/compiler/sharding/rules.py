@@ -2,7 +2,7 @@
 
 Most are dimension maps (see `maps`): those `by_first` are functions of `a`, the axes of the first operand, and of the
 other arguments. The others are functions that emit nodes. Views become `reshape`, because a part need not lie in memory
-as its view would. Those of a cut vocabulary are in `vocabulary`.
+as its view would. Where classes or a vocabulary are cut: Shoeybi et al., Megatron-LM, arXiv:1909.08053.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,21 +10,18 @@ from dataclasses import replace
 from functools import cache
 
 from sambasim.compiler.sharding.maps import broadcast, by_first, by_map, follow, inserted, letters, whole, without
-from sambasim.compiler.sharding.sharder import Layout, Rule, Sharder, cut, number, refs, through_view
-from sambasim.compiler.sharding.vocabulary import (
-    embedding,
-    embedding_backward,
-    log_softmax,
-    log_softmax_backward,
-    nll_loss,
-    nll_loss_backward,
-)
+from sambasim.compiler.sharding.sharder import PARTIAL, WHOLE, Layout, Rule, Sharder, cut, number, refs, through_view
 from sambasim.ir.graph import Argument, Node, Ref, TorchConstant
 from sambasim.ir.mesh import TENSOR
 from sambasim.ir.operators import OPERATORS, OperatorKind
+from sambasim.ir.types import TensorType
 
 _NOT_BY_ELEMENT = ("glu", "glu_backward", "addr", "cross", "linalg_cross", "isin", "prelu")
 """Operators of the kind pointwise that combine elements along a dimension."""
+
+_NEVER = -100  # A class that the loss ignores: torch's default, too
+
+_MEAN, _SUM = 1, 2  # of torch's reductions
 
 _SUMS = ("aten.add.Tensor", "aten.sub.Tensor")
 _LINEAR = ("aten.neg.default", "aten.mul.Scalar", "aten.div.Scalar", "aten.mul.Tensor", "aten.div.Tensor")
@@ -73,10 +70,6 @@ def transpose(a: str, one: int = -2, other: int = -1) -> str:
 def squeeze(a: str, dims: int | Sequence[int]) -> str:
     among = [dims] if isinstance(dims, int) else dims
     return f"{a}=>{without(a, [dim for dim in among if a[dim] == '1'])}"
-
-
-def mean(a: str, dims: Sequence[int] | None, keeps: bool = False) -> str:
-    return f"{whole(a, dims or None)}->{without(a, dims or None, '1' * keeps)}"
 
 
 def softmax(a: str, *rest: object) -> str:
@@ -193,19 +186,147 @@ def dropout(s: Sharder, node: Node) -> bool:
     """Draws the mask of the whole value, so that every rank drops what an unsharded run drops."""
     x, p, training = node.args
     layout = s.layout(x)
-    if layout.kind != "cut" or training is False or not isinstance(p, float) or p >= 1 or len(node.results) != 2:
+    if layout.kind != "cut" or training is False or not isinstance(p, float) or p >= 1 or None in node.results:
         return False
-    first, second = node.results
-    if not isinstance(x, Ref) or first is None or second is None:
-        return False
-    whole, mask_type = s.type(x.name), s.type(second)
-    dtype = TorchConstant("dtype", whole.dtype)
-    like = s.new(node, "like", "aten.zeros.default", (whole.shape,), whole, dtype=dtype)
-    _, mask = s.new_values(node, ("drawn", "mask"), "aten.native_dropout.default", (like, p, True), (whole, mask_type))
+    (first, second), whole, bools = node.results, s.type_like(x), s.type_like(x, dtype="bool")
+    like = s.new(node, "like", "aten.zeros.default", (whole.shape,), whole, dtype=TorchConstant("dtype", whole.dtype))
+    _, mask = s.new_values(node, ("drawn", "mask"), node.operator, (like, p, True), (whole, bools))
     how = (("axis", TENSOR), ("dim", layout.dim), ("outer", layout.outer))
     s.emit_result(node, second, "comm.shard", (mask,), layout, how)
-    kept = s.new(node, "kept", "aten.mul.Tensor", (s.as_is(x), Ref(second)), whole, layout)
+    kept = s.new(node, "kept", "aten.mul.Tensor", (s.as_is(x), Ref(second or "")), whole, layout)
     s.emit_result(node, first, "aten.mul.Scalar", (kept, 1 / (1 - p)), layout)
+    return True
+
+
+def embedding(s: Sharder, node: Node) -> bool:
+    """Cuts the vocabulary (each rank looks up its own rows, the others add zeros), the vectors, or the batch."""
+    weight, words = node.args[:2]
+    if s.layout(weight) != cut(0):
+        batch = letters(s.shape(words))
+        return follow(s, node, f"Vz,{batch}->{batch}z", "z*")
+    own, absent = _own_words(s, node, words, s.shape(weight)[0])
+    found = s.new(node, "own", node.operator, [s.as_is(weight), own], s.type(node.results[0] or ""), PARTIAL)
+    s.emit(node, [found, absent, 0], [PARTIAL], operator="aten.masked_fill.Scalar", kwargs=())
+    return True
+
+
+def _own(s: Sharder, node: Node, ids: Argument, size: int) -> tuple[Ref, Ref]:
+    """`ids`, from 0 up to `size`, as positions in this rank's part; and which are of other ranks, with a last dimension
+    of 1. Every id is also looked up in a table of zeros, which raises at run time outside the vocabulary."""
+    part, bools, index = size // s.ranks, s.type_like(ids, dtype="bool"), TensorType("int64", ())
+    row = TensorType("float32", (*bools.shape, 1))
+    position = s.new(node, "position", "comm.index", (), index, axis=TENSOR)
+    first = s.new(node, "first", "aten.mul.Scalar", (position, part))
+    local = s.new(node, "local", "aten.sub.Tensor", (s.whole(ids), first))
+    below = s.new(node, "below", "aten.lt.Scalar", (local, 0), bools)
+    above = s.new(node, "above", "aten.ge.Scalar", (local, part), bools)
+    outside = s.new(node, "outside", "aten.logical_or.default", (below, above))
+    zeros = s.new(node, "zeros", "aten.zeros.default", ((size, 1),), TensorType("float32", (size, 1)))
+    known = s.new(node, "known", "aten.embedding.default", (zeros, s.whole(ids)), row)
+    column = s.new(node, "column", "aten.unsqueeze.default", (outside, -1), TensorType("bool", row.shape))
+    return local, s.new(node, "absent", "aten.logical_or.default", (column, known))
+
+
+def _own_words(s: Sharder, node: Node, words: Argument, size: int) -> Sequence[Ref]:
+    """As `_own`, with 0 for words of other ranks. The backward finds both by the name of `words`."""
+    key = ("words", str(words), str(size))
+    if key not in s.notes:
+        local, absent = _own(s, node, words, size)
+        others = s.new(node, "others", "aten.squeeze.dim", (absent, -1), s.type_like(words, dtype="bool"))
+        own = s.new(node, "own_words", "aten.masked_fill.Scalar", (local, others, 0))
+        s.notes[key] = (own.name, absent.name)
+    return [Ref(name) for name in s.notes[key]]
+
+
+def embedding_backward(s: Sharder, node: Node) -> bool:
+    """Of a table that is cut as in the forward."""
+    gradient, words, size, padding, scales = node.args
+    if ("words", str(words), str(size)) not in s.notes or padding != -1 or scales is not False:
+        batch = letters(s.shape(words))
+        return follow(s, node, f"{batch}z,{batch}~->Vz")
+    own, absent = _own_words(s, node, words, number(size))
+    masked = s.new(node, "own", "aten.masked_fill.Scalar", (s.whole(gradient), absent, 0))
+    s.emit(node, [masked, own, number(size) // s.ranks, padding, scales], [cut(0)])
+    return True
+
+
+def log_softmax(s: Sharder, node: Node) -> bool:
+    """Also over cut classes: the maximum and the sum of exponentials of all ranks."""
+    x, dim, widens = node.args
+    layout, shape = s.layout(x), s.shape(x)
+    if layout.kind != "cut" or widens is True:
+        return False
+    if layout.dim != number(dim) % len(shape):
+        return follow(s, node, f"{letters(shape)}->{letters(shape)}")
+    own = s.as_is(x)
+    largest = _over_ranks(s, node, "largest", own, layout, "max")
+    shifted = s.new(node, "shifted", "aten.sub.Tensor", (own, largest), at=layout)
+    powers = s.new(node, "powers", "aten.exp.default", (shifted,), at=layout)
+    log = s.new(node, "log", "aten.log.default", (_over_ranks(s, node, "total", powers, layout),))
+    s.emit(node, [shifted, log], [layout], operator="aten.sub.Tensor", kwargs=())
+    return True
+
+
+def _over_ranks(s: Sharder, node: Node, what: str, x: Argument, layout: Layout, op: str = "sum") -> Ref:
+    """The sum or the maximum of `x` along the dimension that is cut, which then has a size of 1."""
+    row = tuple(1 if dim == layout.dim else size for dim, size in enumerate(s.shape(x)))
+    operator = {"sum": "aten.sum.dim_IntList", "max": "aten.amax.default"}[op]
+    return s.reduced(s.new(node, what, operator, (x, (layout.dim,), True), s.type_like(x, row), PARTIAL), op)
+
+
+def log_softmax_backward(s: Sharder, node: Node) -> bool:
+    gradient, result, dim = node.args[:3]
+    layout = next((one for one in map(s.layout, (gradient, result)) if one.kind == "cut"), WHOLE)
+    shape = s.shape(result)
+    if layout.kind != "cut" or layout.dim != number(dim) % len(shape):
+        return follow(s, node, f"{letters(shape)},...->{letters(shape)}")
+    own, powers_of = s.to(gradient, layout), s.to(result, layout)
+    total = _over_ranks(s, node, "total", own, layout)
+    powers = s.new(node, "powers", "aten.exp.default", (powers_of,), at=layout)
+    share = s.new(node, "share", "aten.mul.Tensor", (powers, total), at=layout)
+    s.emit(node, [own, share], [layout], operator="aten.sub.Tensor", kwargs=())
+    return True
+
+
+def nll_loss(s: Sharder, node: Node) -> bool:
+    """The mean over samples, of classes that are cut: each rank adds up the samples of its classes."""
+    x, target, weight, reduction, ignored = node.args
+    if s.layout(x) != cut(1) or len(s.shape(x)) != 2 or weight is not None or reduction != _MEAN:
+        return False
+    loss, count = node.results
+    type_, own = s.type_like(x, ()), _own_classes(s, node, target, s.shape(x)[1], number(ignored))
+    args, names = (s.as_is(x), own, None, _SUM, _NEVER), ("own_sum", "own_count")
+    sums, _ = s.new_values(node, names, node.operator, args, (type_, type_), PARTIAL)
+    counted = s.new(node, "counted", "aten.ne.Scalar", (s.whole(target), ignored), s.type_like(target, dtype="bool"))
+    dtype = TorchConstant("dtype", type_.dtype)
+    number_of = s.new(node, "count", "aten.sum.default", (counted,), type_, dtype=dtype)
+    s.emit_result(node, loss, "aten.div.Tensor", (s.whole(sums), number_of), WHOLE)
+    s.emit_result(node, count, "aten.clone.default", (number_of,), WHOLE)
+    return True
+
+
+def _own_classes(s: Sharder, node: Node, target: Argument, classes: int, ignored: int) -> Ref:
+    """The targets as positions in this rank's part of the classes; those of other ranks, and ignored ones, never
+    count."""
+    key = ("classes", str(target), str(classes), str(ignored))
+    if key not in s.notes:
+        bools = s.type_like(target, dtype="bool")
+        unwanted = s.new(node, "unwanted", "aten.eq.Scalar", (s.whole(target), ignored), bools)
+        counted = s.new(node, "wanted", "aten.masked_fill.Scalar", (s.whole(target), unwanted, 0))
+        local, absent = _own(s, node, counted, classes)
+        outside = s.new(node, "others", "aten.squeeze.dim", (absent, -1), bools)
+        never = s.new(node, "never", "aten.logical_or.default", (outside, unwanted))
+        s.notes[key] = (s.new(node, "own_classes", "aten.masked_fill.Scalar", (local, never, _NEVER)).name,)
+    return Ref(s.notes[key][0])
+
+
+def nll_loss_backward(s: Sharder, node: Node) -> bool:
+    """The gradient of this rank's classes."""
+    gradient, x, target, weight, reduction, ignored, count = node.args
+    if s.layout(x) != cut(1) or len(s.shape(x)) != 2 or weight is not None or reduction != _MEAN:
+        return False
+    own = _own_classes(s, node, target, s.shape(x)[1], number(ignored))
+    s.emit(node, (s.whole(gradient), s.as_is(x), own, None, _MEAN, _NEVER, s.whole(count)), [s.layout(x)])
     return True
 
 
@@ -240,10 +361,11 @@ RULES: Mapping[str, Rule] = {
     **_aten("stack", by_first(lambda a, at=0: f"{a}->{inserted(a, at)}")),
     **_aten("sum", by_first(lambda a: f"{a}=>")),
     **_aten("sum.dim_IntList", by_first(lambda a, dims, keeps=False: f"{a}=>{without(a, dims or None, '1' * keeps)}")),
-    **_aten("mean.dim", by_first(mean)),
+    **_aten(
+        "mean.dim", by_first(lambda a, at, keep=0: f"{whole(a, at or None)}->{without(a, at or None, '1' * keep)}")
+    ),
     # Normalizations, and random numbers.
-    **_aten("softmax.int _softmax _safe_softmax", by_first(softmax)),
-    **_aten("_softmax_backward_data", by_first(softmax)),
+    **_aten("softmax.int _softmax _safe_softmax _softmax_backward_data", by_first(softmax)),
     **_aten("layer_norm native_layer_norm", by_first(layer_norm)),
     **_aten("native_layer_norm_backward", by_first(layer_norm_backward)),
     **_aten("batch_norm _native_batch_norm_legit_functional native_batch_norm_backward", by_map(batch_norm)),
@@ -266,5 +388,5 @@ RULES: Mapping[str, Rule] = {
 }
 """By operator. A test says which ATen operators have a rule."""
 
+# The rules of these are asked even if all operands are whole: the gradient of a cut table is made in parts.
 EVEN_IF_WHOLE = frozenset({"aten.embedding_dense_backward.default"})
-"""Operators whose rule is asked even if all operands are whole: the gradient of a cut table is made in parts."""

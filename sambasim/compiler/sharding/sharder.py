@@ -221,7 +221,7 @@ class Sharder:
 
     def _shard(self, node: Node) -> None:
         operands, rule = node.reads, self.rules.get(node.operator)
-        is_whole = all(self.layouts[name].kind == "whole" for name in operands)
+        is_whole = all(self.layouts[name] == WHOLE for name in operands)
         if rule is not None and (not is_whole or node.operator in self.even_if_whole) and rule(self, node):
             return
         if is_whole and node.operator == "aten.t.default" and node.results[0] is not None:
@@ -237,11 +237,9 @@ class Sharder:
         """The value `name` in `layout`, by communication if it lies otherwise."""
         own = self.layouts[name]
         self._want(name, layout)
-        if own == layout:
-            return name
-        if (name, layout) not in self._converted:
+        if own != layout and (name, layout) not in self._converted:
             self._converted[name, layout] = self._convert(name, own, layout)
-        return self._converted[name, layout]
+        return name if own == layout else self._converted[name, layout]
 
     def _want(self, name: str, layout: Layout) -> None:
         if self._counts:

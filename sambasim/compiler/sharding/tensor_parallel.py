@@ -85,18 +85,15 @@ class TensorParallel:
     def _by_trial(self, program: Program) -> Plan:
         plan = find_plan(program, self.ranks)
         names = read_names(program, self.ranks, self.styles_of_model)
-        missed = [name for name in names.layouts if name not in plan.layouts]
-        if missed:
-            start = plan_by_name(program, self.ranks, names)
-            plan = find_plan(program, self.ranks, start)
+        if missed := [name for name in names.layouts if name not in plan.layouts]:
+            plan = find_plan(program, self.ranks, plan_by_name(program, self.ranks, names))
         if self.styles_of_model:
             self.tell(_about_model(program, names, missed))
         undivided = _undivided_heads(program, self.ranks)
         if not plan.layouts:
             raise _nothing_cut(program, self.ranks, undivided)
-        for query, key in undivided:
-            heads = _heads(query, key)
-            self.tell(f"whole on every rank: {heads}, which cannot be divided over {self.ranks} ranks")
+        for heads in undivided:
+            self.tell(f"whole on every rank: {_heads(*heads)}, which cannot be divided over {self.ranks} ranks")
         return plan
 
 
@@ -108,12 +105,12 @@ def _heads(query: int, key: int) -> str:
 
 
 def _undivided_heads(program: Program, ranks: int) -> Mapping[tuple[int, int], Node]:
+    """By the numbers of query and key heads, the first attention with them."""
     undivided: dict[tuple[int, int], Node] = {}
-    graph = program.leading
-    for node in graph.nodes:
+    types = {name: symbol.type for name, symbol in program.symbols.items()} | dict(program.leading.values)
+    for node in program.leading.nodes:
         if OPERATORS[node.operator].kind is OperatorKind.ATTENTION:
-            names = [argument.name for argument in node.args[:3] if isinstance(argument, Ref)]
-            shapes = [(graph.values.get(name) or program.symbols[name].type).shape for name in names]
+            shapes = [types[argument.name].shape for argument in node.args[:3] if isinstance(argument, Ref)]
             heads = [shape[1] for shape in shapes if len(shape) == 4]
             if any(number % ranks for number in heads):
                 undivided.setdefault((max(heads), min(heads)), node)
@@ -141,10 +138,9 @@ def _about_model(program: Program, names: Named, missed: list[str]) -> str:
     if not names.layouts:
         said = "is not used: it can cut no weight"
     elif missed:
-        general_names = list(dict.fromkeys(_general_name(program.symbols[name]) for name in missed))
-        more = f" and {len(general_names) - _MOST_NAMES} more" if len(general_names) > _MOST_NAMES else ""
-        first = ", ".join(general_names[:_MOST_NAMES])
-        said = f"is used, because the search alone leaves weights whole: {first}{more}"
+        names_of_all = list(dict.fromkeys(_general_name(program.symbols[name]) for name in missed))
+        more = f" and {len(names_of_all) - _MOST_NAMES} more" if len(names_of_all) > _MOST_NAMES else ""
+        said = f"is used, because the search alone leaves weights whole: {', '.join(names_of_all[:_MOST_NAMES])}{more}"
     ignored = [f"{problem.name.removeprefix('parallel.tensor_plan.')} {problem.what}" for problem in names.problems]
     without = f"; of it, these have no effect: {'; '.join(ignored)}" if ignored else ""
     return f"tp_plan of the model {said}{without}"

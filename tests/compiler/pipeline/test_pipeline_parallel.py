@@ -68,7 +68,7 @@ def with_batches(model: nn.Module, *shape: int) -> tuple[Built, list[Batch]]:
     """`model`, captured, and micro-batches with two tensors of `shape`."""
     torch.manual_seed(0)
     batches = [{"x": torch.randn(shape), "target": torch.randn(shape)} for _ in range(MICRO_BATCHES)]
-    return built_from(model, **batches[0])[0], batches
+    return built_from(model, x=batches[0]["x"], target=batches[0]["target"])[0], batches
 
 
 @cache
@@ -167,7 +167,13 @@ def test_a_message_keeps_its_strides() -> None:
 
 @pytest.mark.parametrize(
     ("name", "ranks"),
-    [("char_gpt", 2), whole_case("char_gpt", 4), whole_case("resnet", 2), ("resnet", 4), whole_case("digits", 2)],
+    [
+        whole_case("char_gpt", 2),
+        whole_case("char_gpt", 4),
+        whole_case("resnet", 2),
+        ("resnet", 4),
+        whole_case("digits", 2),
+    ],
 )
 def test_an_example_has_the_bits_of_accumulation(name: str, ranks: int) -> None:
     check_bits(*rolled(name), ranks, "1f1b")

@@ -109,9 +109,9 @@ def example(name: str) -> tuple[Built, dict[str, Tensor]]:
     return capture_model(model, batch, options, Stopwatch(lambda phase: None)), dict(batch.inputs)
 
 
-def built_from(model: nn.Module, **inputs: Tensor) -> tuple[Built, dict[str, Tensor]]:
-    options = compile_options(None, "net:Net", ["optimizer.name=sgd"], {})
-    return capture_model(model, Example(inputs, by_keyword=True), options, Stopwatch(lambda phase: None)), dict(inputs)
+def built_from(model: nn.Module, *, quick: bool = False, **inputs: Tensor) -> tuple[Built, dict[str, Tensor]]:
+    options, watch = compile_options(None, "net:Net", ["optimizer.name=sgd"], {}), Stopwatch(lambda phase: None)
+    return capture_model(model, Example(inputs, by_keyword=True), options, watch, quick=quick), dict(inputs)
 
 
 def gradients(program: Program, built: Built, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -141,9 +141,9 @@ def gradients(program: Program, built: Built, inputs: dict[str, Tensor]) -> dict
     return of_ranks
 
 
-def activations(model: nn.Module) -> tuple[Built, dict[str, Tensor]]:
+def activations(model: nn.Module, *, quick: bool = False) -> tuple[Built, dict[str, Tensor]]:
     torch.manual_seed(0)
-    return built_from(model, x=torch.randn(4, 6, 16), target=torch.randn(4, 6, 16))
+    return built_from(model, quick=quick, x=torch.randn(4, 6, 16), target=torch.randn(4, 6, 16))
 
 
 def check_gradients(built: Built, inputs: dict[str, Tensor], ranks: int) -> None:
@@ -249,22 +249,22 @@ def test_the_search_does_not_try_more_for_more_layers(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr("sambasim.compiler.sharding.plan.propagate", counted)
     counts, cut_in_each = [], ("up__weight", "up__bias", "down__weight")
-    for layers in (3, 5):
+    for layers in (4, 5):
         trials.clear()
-        built, _ = activations(Made(in_a_row, layers=nn.ModuleList(grouped(3, 3) for _ in range(layers))))
+        built, _ = activations(Made(in_a_row, layers=nn.ModuleList(grouped(3, 3) for _ in range(layers))), quick=True)
         assert set(plan_of(built, 2)) == {f"layers__{at}__{name}" for at in range(layers) for name in cut_in_each}
         counts.append(len(trials))
     assert counts[0] == counts[1]
 
 
 def test_a_model_that_cannot_be_cut_is_refused() -> None:
-    built, _ = activations(masked((6, 6)))
+    built, _ = activations(masked((6, 6)), quick=True)
     with pytest.raises(OptionError, match="4 attention heads cannot be divided over 8 ranks, and no other") as raised:
         TensorParallel(8)(built.program)
     assert raised.value.remedy == "--n-chips 2 or 4, or leave out --tensor-parallel"
     odd = Made(lambda net, x: net.second(net.first(x).relu()).square().mean(), **ODD)
     with pytest.raises(OptionError, match=r"no tensor of .* can be cut over 2 ranks"):
-        TensorParallel(2)(built_from(odd, x=torch.randn(4, 5))[0].program)
+        TensorParallel(2)(built_from(odd, quick=True, x=torch.randn(4, 5))[0].program)
 
 
 ODD = {"first": nn.Linear(5, 7), "second": nn.Linear(7, 3)}
