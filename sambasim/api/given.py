@@ -1,5 +1,5 @@
-"""Converts what a script gives, tensors, data sets, losses and optimizers of torch, to data sets and options. An
-optimizer must do in a step what its class does; the error for a scheduler names the schedule that has its rates."""
+"""Converts tensors, data sets, losses and optimizers of torch to data sets and options. An optimizer must do in a step
+what its class does; the error for a scheduler names the schedule that has its rates."""
 
 import copy
 import gc
@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import chain, combinations
 from math import isclose
 from typing import Any
 
@@ -40,8 +40,6 @@ _MODULES: Mapping[type[nn.Module], str] = {
     nn.KLDivLoss: "kl_div",
 }
 _ARRAY = (Tensor, np.ndarray)
-_LONGEST_SCHEDULE = 20_000
-"""The most steps of a scheduler that are tried."""
 
 _version: Callable[[Tensor], int] = vars(torch._C.TensorBase)["_version"].__get__
 """How often a tensor was changed in place. A capture refuses `tensor._version`, as a model's may mean something."""
@@ -72,17 +70,13 @@ def _tensors(given: Mapping[Any, object], what: str) -> dict[str, Tensor]:
             if isinstance(value, Tensor | np.ndarray | np.generic | int | float):
                 tensors[str(name)] = torch.as_tensor(value).detach()
         if str(name) not in tensors:
-            raise DataError(
-                f"{name} of {what} is of type {type(value).__name__}, which is no tensor",
-                remedy="give tensors or arrays of numbers, side by side in one tuple or dict",
-            )
+            remedy = "give tensors or arrays of numbers, side by side in one tuple or dict"
+            raise DataError(f"{name} of {what} is of type {type(value).__name__}, which is no tensor", remedy=remedy)
     sizes = {name: len(tensor) if tensor.ndim else 0 for name, tensor in tensors.items()}
-    if not sizes or 0 in sizes.values() or len(set(sizes.values())) > 1:
+    if 0 in sizes.values() or len(set(sizes.values())) != 1:
         counts = ", ".join(f"{name} has {size or 'none'}" for name, size in sizes.items()) or "there is none"
-        raise DataError(
-            f"the first axis of every value of {what} must be the samples: {counts}",
-            remedy="give (x, target) or {name: tensor}, with as many samples in each",
-        )
+        remedy = "give (x, target) or {name: tensor}, with as many samples in each"
+        raise DataError(f"the first axis of every value of {what} must be the samples: {counts}", remedy=remedy)
     return tensors
 
 
@@ -112,22 +106,19 @@ def loss_of(loss: object) -> tuple[dict[str, object] | None, Loss | None]:
         return None, None
     if isinstance(loss, str):
         return {"name": loss}, None
+    kind = type(loss).__name__
     name = _MODULES.get(type(loss)) if isinstance(loss, nn.Module) else None
     if name is not None and getattr(loss, "reduction", "mean") == "sum":
-        raise OptionError(
-            f"{type(loss).__name__} gives a sum, and a loss is a mean: replicas average their gradients",
-            remedy=f"torch.nn.{type(loss).__name__}(), and a learning rate for the mean",
-        )
+        remedy = f"torch.nn.{kind}(), and a learning rate for the mean"
+        raise OptionError(f"{kind} gives a sum, and a loss is a mean: replicas average their gradients", remedy=remedy)
     if name is not None and _is_plain(loss, name):
         return {"name": name, "args": {argument: getattr(loss, argument) for argument in LOSS_ARGUMENTS[name]}}, None
     for name, function in NAMED_LOSSES.items():
         if loss is function and name != "kl_div":  # whose mean is that of elements
             return {"name": name}, None
     if isinstance(loss, type) or not callable(loss):
-        raise OptionError(
-            f"loss is {loss!r}, which is no loss function",
-            remedy="a name such as 'cross_entropy', torch.nn.CrossEntropyLoss(), or a function of result and target",
-        )
+        remedy = "a name such as 'cross_entropy', torch.nn.CrossEntropyLoss(), or a function of result and target"
+        raise OptionError(f"loss is {loss!r}, which is no loss function", remedy=remedy)
     called: Callable[..., Any] = _constant(loss) if isinstance(loss, nn.Module) else loss
     source = getattr(loss, "func", loss)  # of functools.partial
     takes_one = getattr(source, "__module__", "").startswith("torch.nn.")  # as losses with names do
@@ -148,21 +139,19 @@ class _UsersLoss:
 
 def _is_plain(loss: Any, name: str) -> bool:
     """Whether it is the unweighted mean called `name`, and a call does no more than its class in torch."""
-    mean = "batchmean" if name == "kl_div" else "mean"
-    weights = [getattr(loss, weight_name, None) for weight_name in ("weight", "pos_weight")]
-    hooks = [hooks for attribute, hooks in vars(loss).items() if attribute.endswith("_hooks")]
-    is_changed = any(hooks) or "forward" in vars(loss) or not is_of_a_library(type(loss).forward)
-    return loss.reduction == mean and all(weight is None for weight in weights) and not is_changed
+    is_mean = loss.reduction == ("batchmean" if name == "kl_div" else "mean")
+    is_weighted = any(getattr(loss, weight, None) is not None for weight in ("weight", "pos_weight"))
+    has_hooks = any(hooks for attribute, hooks in vars(loss).items() if attribute.endswith("_hooks"))
+    is_changed = has_hooks or "forward" in vars(loss) or not is_of_a_library(type(loss).forward)
+    return is_mean and not is_weighted and not is_changed
 
 
 def _constant(loss: nn.Module) -> Callable[..., Any]:
     """A call of `loss`. Raises ModelError for parameters to train, and in a call for a buffer that it changes."""
     into_model = "make the loss a submodule of the model, whose forward(x, target) returns it first"
     if trained := [name for name, parameter in loss.named_parameters() if parameter.requires_grad]:
-        raise ModelError(
-            f"the loss has parameters to train, {', '.join(trained)}, and a run trains those of the model",
-            remedy=f"{into_model}; or loss.requires_grad_(False)",
-        )
+        what = f"the loss has parameters to train, {', '.join(trained)}, and a run trains those of the model"
+        raise ModelError(what, remedy=f"{into_model}; or loss.requires_grad_(False)")
     # Not the parameters themselves: a capture takes none of others.
     frozen = {name: parameter.detach() for name, parameter in loss.named_parameters()}
 
@@ -193,21 +182,19 @@ def optimizer_of(optimizer: object, model: nn.Module) -> dict[str, object]:
         names = one_of(kind.__name__ for kind in kinds)
         remedy = f"one of torch.optim.{names}, or a name: {one_of(OPTIMIZERS)}"
         raise OptionError(f"a PEF has no optimizer {type(optimizer).__name__}", remedy=remedy)
-    name = torchs.__name__
-    made = f"torch.optim.{name}(model.parameters(), …)"
+    name, full_name = torchs.__name__, f"torch.optim.{torchs.__name__}"
+    made = f"{full_name}(model.parameters(), …)"
     if (count := len(optimizer.param_groups)) > 1:
         what = f"{name} has {count} parameter groups, and a run of a PEF trains one"
         raise OptionError(what, remedy=f"{made}; SambaFlow apps can have several")
     (group,) = optimizer.param_groups
     _refuse_scheduler(optimizer, group)
-    refuse_changed_step(optimizer, f"torch.optim.{name}")
+    refuse_changed_step(optimizer, full_name)
     if unknown := group.keys() - optimizer.defaults.keys() - {"params", "param_names", "name"}:
-        raise OptionError(
-            f"the parameter group of {name} has {one_of(sorted(unknown))}, which is no option of torch.optim.{name}",
-            remedy="leave it out: torch does not read it, and neither does a run",
-        )
+        what = f"the parameter group of {name} has {one_of(sorted(unknown))}, which is no option of {full_name}"
+        raise OptionError(what, remedy="leave it out: torch does not read it, and neither does a run")
     _check_parameters(type(optimizer).__name__, group["params"], model, made)
-    return options_of_group(kinds[torchs], group, f"torch.optim.{name}").model_dump(exclude_none=True)
+    return options_of_group(kinds[torchs], group, full_name).model_dump(exclude_none=True)
 
 
 def _check_parameters(name: str, parameters: Sequence[Tensor], model: nn.Module, made: str) -> None:
@@ -229,15 +216,14 @@ def _refuse_scheduler(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]
     holders = gc.get_referrers(optimizer)  # objects, or their dictionaries
     if dictionaries := [holder for holder in holders if type(holder) is dict and "last_epoch" in holder]:
         holders += gc.get_referrers(*dictionaries)
-    own = [holder for holder in holders if issubclass(type(holder), LRScheduler)]
-    of_ids = {id(scheduler): scheduler for scheduler in own if vars(scheduler).get("optimizer") is optimizer}
+    of_ids = {id(holder): holder for holder in holders if issubclass(type(holder), LRScheduler)}
     inner = {id(scheduler) for outer in of_ids.values() for scheduler in vars(outer).get("_schedulers", ())}
-    schedulers = [scheduler for number, scheduler in of_ids.items() if number not in inner]
+    listed = of_ids.values()
+    schedulers = [each for each in listed if id(each) not in inner and vars(each).get("optimizer") is optimizer]
     if not schedulers and "initial_lr" not in group:
         return
-    remedy = (
-        'make it without: no schedule of a PEF has its rates; or run in parts: lr=…, checkpoint_dir=…, resume="newest"'
-    )
+    in_parts = 'run in parts: lr=…, checkpoint_dir=…, resume="newest"'
+    remedy = f"make it without: no schedule of a PEF has its rates; or {in_parts}"
     if schedulers and (fitting := _schedule_of(schedulers, optimizer)):
         lr, schedule, steps = fitting
         settings = ", ".join(f'"training.schedule.{name}": {show(value)}' for name, value in schedule.items())
@@ -255,7 +241,7 @@ def _schedule_of(
     """Rate and schedule of a run with the rates of `schedulers`, and in how many steps; None if none has them."""
     integers = {number for scheduler in schedulers for number in _integers(vars(scheduler))}
     numbers = sorted(number for number in integers if 0 < number < 10**9)
-    rates = _rates(schedulers, optimizer, min(2 * sum(numbers) + 1000, _LONGEST_SCHEDULE))
+    rates = _rates(schedulers, optimizer, min(2 * sum(numbers) + 1000, 20_000))
     if len(rates) < 4 or max(rates) <= 0:
         return None
     highest = rates[0] if isclose(rates[0], max(rates), rel_tol=1e-4) else max(rates)  # some add up rounding errors
@@ -282,9 +268,8 @@ def _candidates(numbers: Sequence[int], factors: Sequence[float]) -> Iterator[di
             yield {"name": "constant", **warmup}
         for length in sorted({*numbers, *map(sum, combinations(numbers, 2))}):
             if steps < length < len(factors):
-                final = {"total_steps": length, "final_factor": _rounded(factors[length])}
-                yield {"name": "linear", **warmup, **final}
-                yield {"name": "cosine", **warmup, **final}
+                final = {**warmup, "total_steps": length, "final_factor": _rounded(factors[length])}
+                yield from ({"name": name, **final} for name in ("linear", "cosine"))
         for size in (1, *numbers):
             if steps + size < len(factors) and factors[steps] and factors[steps + size] > 0:
                 gamma = float(f"{factors[steps + size] / factors[steps]:.10g}")
@@ -318,9 +303,9 @@ def _integers(value: object) -> Iterator[int]:
     if type(value) is int:
         yield value
     elif isinstance(value, Mapping):
-        yield from (number for pair in value.items() if pair[0] != "optimizer" for number in _integers(pair))
+        yield from _integers([pair for pair in value.items() if pair[0] != "optimizer"])
     elif isinstance(value, list | tuple):
-        yield from (number for item in value for number in _integers(item))
+        yield from chain.from_iterable(map(_integers, value))
     elif isinstance(value, LRScheduler):
         yield from _integers(vars(value))
     else:

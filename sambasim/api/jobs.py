@@ -31,8 +31,6 @@ from sambasim.terminal.output import scores
 from sambasim.terminal.progress import RunProgress
 from sambasim.units import counted, format_seconds
 
-_SLOWEST = 10
-
 
 @dataclass(repr=False, eq=False)
 class Run(Shown):
@@ -48,8 +46,9 @@ class Run(Shown):
     def load_into(self, model: nn.Module) -> nn.Module:
         """Gives `model` the trained weights, and returns it. Raises WeightsError for another model."""
         tensors, target = _tensors_of(model), unwrapped(model)
+        common = tensors.keys() & self.weights.keys()
         wrong = sorted(tensors.keys() ^ self.weights.keys())
-        wrong += [name for name in tensors if name not in wrong and tensors[name].shape != self.weights[name].shape]
+        wrong += [name for name in tensors if name in common and tensors[name].shape != self.weights[name].shape]
         if wrong:
             what = f"the weights of {self.name} do not fit the model: {wrong[0]} is in one only, or of another shape"
             raise WeightsError(what, remedy="give the model that was compiled")
@@ -176,9 +175,9 @@ class Prediction(Shown):
         return ["\n".join([repr(self), *(f"notice: {notice}" for notice in self.record.notices)])]
 
     def __repr__(self) -> str:
-        shapes = ", ".join(f"{list(output.shape)}" for output in self.outputs)
         facts = [f"{self.record.samples} samples in {format_seconds(self.record.prediction_s)} (measured)"]
-        facts += [f"outputs {shapes}"] if shapes else []
+        if self.outputs:
+            facts.append(f"outputs {', '.join(str(list(output.shape)) for output in self.outputs)}")
         return f"Prediction({', '.join([*facts, *scores(self.loss, self.accuracy)])})"
 
 
@@ -199,17 +198,19 @@ def predict(
     Raises OptionError, DataError, and WeightsError for weights of another model.
     """
     world, given = connected(), opened(pef)
-    own = {"weights": Path(weights)} if isinstance(weights, str | Path) else {}
+    own: dict[str, Path] = {}
     held: Mapping[str, Tensor] | None = None
     match weights:
+        case None:
+            pass
+        case str() | Path():
+            own["weights"] = Path(weights)
         case Run():
             held = weights.weights
         case nn.Module():
             held = _tensors_of(weights)
         case Mapping():
             held = {name: value for name, value in weights.items() if isinstance(value, Tensor)}  # it may have more
-        case None | str() | Path():
-            pass
         case _:
             remedy = "a run, a model, a state_dict, or a file of --save"
             raise OptionError(f"weights is of type {type(weights).__name__}", remedy=remedy)
@@ -257,14 +258,10 @@ def simulate(
 
     Raises OptionError, and PefError for a PEF that is not valid.
     """
-    question = question_of(
-        str(pef.path if isinstance(pef, Pef) else pef),
-        replicas=replicas or None,
-        batch_sizes=batch_sizes or None,
-        sync=sync if isinstance(sync, str) else ",".join(sync),
-        names=("replicas", "batch_sizes"),
-        **{"arch": arch, "num_tiles": num_tiles, "level": level, "cluster": cluster},
-    )
+    subject, paths = str(pef.path if isinstance(pef, Pef) else pef), sync if isinstance(sync, str) else ",".join(sync)
+    names, counts = ("replicas", "batch_sizes"), {"replicas": replicas or None, "batch_sizes": batch_sizes or None}
+    device = {"arch": arch, "num_tiles": num_tiles, "level": level, "cluster": cluster}
+    question = question_of(subject, names=names, sync=paths, **counts, **device)
     predictions = predicted(question, lambda phase: None)
     lines = [line for prediction in predictions for line in simulation_json(prediction, question.sync)]
-    return Simulation(simulation_report(predictions, question.sync, _SLOWEST), list(map(json.loads, lines)))
+    return Simulation(simulation_report(predictions, question.sync, slowest=10), list(map(json.loads, lines)))

@@ -45,10 +45,8 @@ class Pef(Shown):
     def check(self) -> None:
         """Raises OptionError if the file holds another PEF by now."""
         if (now := peek(self.path).digest) != self.digest:
-            raise OptionError(
-                f"{self.path} was compiled again: it has the digest {now[:12]}, and was {self.digest[:12]}",
-                remedy="give each PEF a name of its own: sambasim.compile(…, name=…)",
-            )
+            what = f"{self.path} was compiled again: it has the digest {now[:12]}, and was {self.digest[:12]}"
+            raise OptionError(what, remedy="give each PEF a name of its own: sambasim.compile(…, name=…)")
 
     @property
     def checked(self) -> Checked | None:
@@ -136,23 +134,21 @@ def compile(
         chosen, notes = options_in_python(tables, {"pef_name": name or type(model).__name__.lower(), **options})
         named = None if loss is None else chosen.loss.name if chosen.loss else getattr(loss, "__name__", "given")
         if chosen.training.batch_size != size:
-            raise OptionError(
-                f"batch_size is {chosen.training.batch_size}, and the example has {size} samples",
-                remedy="leave it out: the example is one batch of a replica",
-            )
+            what = f"batch_size is {chosen.training.batch_size}, and the example has {size} samples"
+            raise OptionError(what, remedy="leave it out: the example is one batch of a replica")
         notices = [_EVALUATING] if not (model.training or chosen.inference) else []
         bound = partial(inputs_of, model=model, loss=named, inference=chosen.inference)
         micro = each_tensor(batch, lambda tensor: tensor[: chosen.micro_batch_size])
         of_pass = bound(micro, notice=notices.append)
         whole = bound(batch).inputs if chosen.micro_batch_size < size else None
-        users, given = (None, None) if chosen.inference else (optimizer, function)
-        users = users if isinstance(users, Optimizer) else None
+        users = optimizer if isinstance(optimizer, Optimizer) and not chosen.inference else None
         # Some optimizers make their states before their first step.
-        states = optimizer.state.values() if isinstance(optimizer, Optimizer) else ()
+        states = users.state.values() if users else ()
         if any(state and ("step" not in state or float(state["step"]) > 0) for state in states):
             notices.append(_STATE)
         with phases(quiet=quiet) as on_phase:
-            live = LiveModel(model, of_pass, given, optimizer=users, whole=whole)
+            users_loss = None if chosen.inference else function
+            live = LiveModel(model, of_pass, users_loss, optimizer=users, whole=whole)
             done = compile_proved(live, chosen, on_phase).compiled
         said = (in_python(notice, compiles=True) for notice in (*notices, *notes, *done.notices))
         return Pef(done.path, tuple(said))

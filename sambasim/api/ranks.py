@@ -9,11 +9,11 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import cache, wraps
+from contextlib import ExitStack, contextmanager
+from functools import cache
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn, ParamSpec, TypeVar, cast
+from typing import Any, NoReturn, TypeVar, cast
 
 import numpy as np
 import torch
@@ -30,35 +30,24 @@ from sambasim.runtime.watch.status_file import Activity
 from sambasim.runtime.watch.supervisor import FORWARDING_S, Failure, Supervisor
 from sambasim.terminal.output import exit_code_of, report_error
 
-P = ParamSpec("P")
-R = TypeVar("R")
+T = TypeVar("T")
 
 
-def speaks_python(*, compiles: bool = False) -> Callable[[Callable[P, R]], Callable[P, R]]:
+@contextmanager
+def speaks_python(*, compiles: bool = False) -> Iterator[None]:
     """A decorator of a function of the API. `compiles`: its keywords are the flags of `sambasim compile`."""
-
-    def decorator(function: Callable[P, R]) -> Callable[P, R]:
-        @wraps(function)
-        def called(*args: P.args, **kwargs: P.kwargs) -> R:
-            try:
-                return function(*args, **kwargs)
-            except SambasimError as error:
-                translate(error, compiles=compiles)
-                raise
-
-        return called
-
-    return decorator
+    try:
+        yield
+    except SambasimError as error:
+        _translate(error, compiles=compiles)
+        raise
 
 
-def translate(error: SambasimError, *, compiles: bool = False) -> None:
+def _translate(error: SambasimError, *, compiles: bool = False) -> None:
     """The parts of `error` in words of Python; not the user's line."""
     error.what = in_python(error.what, compiles=compiles, typed=sys.argv)
     error.remedy = error.remedy and in_python(error.remedy, compiles=compiles, typed=sys.argv)
     error.args = (error.what,)
-
-
-T = TypeVar("T")
 
 
 def connected() -> Communicator:
@@ -113,8 +102,8 @@ def on_first(work: Callable[[], T]) -> T:
     try:
         result = work()
     except Exception as error:
-        is_ours, what = isinstance(error, SambasimError), f"on rank 0: {type(error).__name__}: {error}"
-        world.broadcast_object((None, error if is_ours else RuntimeError(what)))
+        other = RuntimeError(f"on rank 0: {type(error).__name__}: {error}")
+        world.broadcast_object((None, error if isinstance(error, SambasimError) else other))
         raise
     world.broadcast_object((result, None))
     return result
@@ -128,7 +117,10 @@ def supervised(world: Communicator, path: Path, mesh: Mesh, options: RunOptions)
     def report(failure: Failure) -> None:
         _report(failure, failure_details(failure, options))
 
-    with _kept_random_state(), Supervisor(world, report=report, exit_code=exit_code_of) as supervisor:
+    with ExitStack() as afterwards, Supervisor(world, report=report, exit_code=exit_code_of) as supervisor:
+        afterwards.callback(torch.set_rng_state, torch.get_rng_state())
+        afterwards.callback(np.random.set_state, np.random.get_state())
+        afterwards.callback(random.setstate, random.getstate())
         if world.world_size > 1:  # it also cancels the timer of this process's faulthandler
             folders = [options.log_dir or path.resolve().parent, Path(tempfile.gettempdir())]
             supervisor.start(folders, path.stem, options.sync_timeout, mesh)
@@ -141,16 +133,5 @@ def supervised(world: Communicator, path: Path, mesh: Mesh, options: RunOptions)
 
 def _report(failure: Failure, details: Sequence[tuple[str, str]] = ()) -> None:
     if isinstance(failure.error, SambasimError):
-        translate(failure.error)
+        _translate(failure.error)
     report_error(failure.error, failure.reporter, details)
-
-
-@contextmanager
-def _kept_random_state() -> Iterator[None]:
-    states = torch.get_rng_state(), np.random.get_state(), random.getstate()
-    try:
-        yield
-    finally:
-        torch.set_rng_state(states[0])
-        np.random.set_state(states[1])
-        random.setstate(states[2])

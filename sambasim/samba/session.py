@@ -24,7 +24,7 @@ from sambasim.ir.types import SymbolKind
 from sambasim.pef import PefDocument
 from sambasim.runtime.watch.observer import SectionClock
 from sambasim.samba import process
-from sambasim.samba.checks import arguments
+from sambasim.samba.checks import replicas
 from sambasim.samba.device import Machine
 from sambasim.samba.inputs import Inputs, repeatable
 from sambasim.samba.loaded import Loaded, kinds_of
@@ -78,7 +78,7 @@ class Session:
         if config is None:
             config = as_mapping("args", process.current().arguments)
         forward_only = bool(config.get("inference")) if inference is None else inference
-        arguments.note_not_passed_on(config, inference=forward_only)
+        replicas.note_not_passed_on(config, inference=forward_only)
         model, listed, batch = unwrapped(model), as_sequence(optimizers), repeatable(inputs)
         fields = build_fields(config, name or type(model).__name__.lower())
         asked = request(model, batch, listed, fields, inference=forward_only, loss_indices=loss_indices)

@@ -34,7 +34,7 @@ from sambasim.runtime.engine.instructions import find_operator
 from sambasim.runtime.machine.process import check_device, default_threads, keep_freed_memory, make_repeatable
 from sambasim.runtime.run.stepwise import StepwiseReplica
 from sambasim.samba import ending, process, request
-from sambasim.samba.checks import arguments
+from sambasim.samba.checks import replicas
 from sambasim.samba.device import Machine
 from sambasim.samba.flags import DTYPES, TENSOR_PARALLEL
 from sambasim.samba.inputs import Inputs, repeatable
@@ -105,7 +105,7 @@ def _trace_graph(
     known = request.fingerprint_of(asked).items() if of_this_machine else ()
     if not any(document.metadata.get(name) == digest for name, digest in known):
         capture_and_compare(document, asked, weights)
-    arguments.note_changed(document.metadata, document.program.replica_batch_size)
+    replicas.note_changed(document.metadata, document.program.replica_batch_size)
     keep_freed_memory()
     replica = _replica(document.program, asked, weights)
     machine = Machine(document, as_one_rank(document.program), model, optimizers, replica)
@@ -239,7 +239,7 @@ def capture_and_compare(document: PefDocument, asked: Request, weights: Mapping[
         if (before or now) and before.isdisjoint(now):
             remedy = f"give --pef the PEF of this model, or compile one: {process.compile_command()}"
             raise app_error(PefError, f"the PEF {name} is of another model: {difference}", remedy)
-        cause = arguments.likely_cause(document.metadata)
+        cause = replicas.likely_cause(document.metadata)
         what = f"the PEF {name} was compiled from another graph: {difference}{cause}"
         raise app_error(PefError, what, "compile again, and run it with the same model, batch size and optimizers")
     for constant in _names(program, SymbolKind.CONSTANT):

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from sambasim.errors import CaptureError, ModelError
 from sambasim.runtime.machine.process import Stream, derive
-from tests.api.live import IN_ORDER, compiled, eager, sgd, trained
+from tests.api.conftest import IN_ORDER, compiled, eager, sgd, trained
 from tests.support.whole import every_second
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -35,67 +35,41 @@ class Net(nn.Module):
         return self.c(torch.tanh(self.norm(self.b(torch.tanh(self.a(x))))))
 
 
-class Viewing(Net):
-    """What the refusal of a parameter's hook asks for."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        weight = self.b.weight.view_as(self.b.weight)
-        if weight.requires_grad and torch.is_grad_enabled():
-            weight.register_hook(_clamped)  # type: ignore[no-untyped-call]  # torch's, untyped
-        hidden = functional.linear(torch.tanh(self.a(x)), weight, self.b.bias)
-        return self.c(torch.tanh(self.norm(hidden)))
-
-
 Gradients = tuple[Tensor, ...]
 
 
-def _clamped(gradient: Tensor) -> Tensor:
-    return gradient.clamp(-1e-3, 1e-3)
-
-
 def _twice(module: nn.Module, given: Gradients, _: Gradients) -> Gradients:
-    return tuple(2 * one for one in given)
-
-
-def _noisy(module: nn.Module, given: Gradients, _: Gradients) -> Gradients:
-    return tuple(one + 1e-3 * torch.randn_like(one) for one in given)
+    return tuple(2 * gradient for gradient in given)
 
 
 def _normalized(module: nn.Module, given: Gradients) -> Gradients:
-    return tuple(one / (one.norm() + 1) for one in given)
+    return tuple(gradient / (gradient.norm() + 1) for gradient in given)
 
 
-def _both(net: Net) -> None:
-    net.b.register_full_backward_hook(_twice)
-    net.b.register_full_backward_pre_hook(_normalized)
+def _noisy(module: nn.Module, given: Gradients, _: Gradients) -> Gradients:
+    return tuple(gradient + 1e-3 * torch.randn_like(gradient) for gradient in given)
 
 
-def _counting(net: Net) -> None:
-    def count(module: Any, given: Gradients, _: Gradients) -> None:
-        module.calls = getattr(module, "calls", 0) + 1
-
-    net.b.register_full_backward_hook(count)
+def _counting(module: Any, given: Gradients, _: Gradients) -> None:
+    module.calls = getattr(module, "calls", 0) + 1
 
 
 HOOKS: Mapping[str, Callable[[Net], object]] = {
     "of a layer": lambda net: net.b.register_full_backward_hook(_twice),
     "before a layer": lambda net: net.b.register_full_backward_pre_hook(_normalized),
-    "both": _both,
+    "both": lambda net: [HOOKS[name](net) for name in ("of a layer", "before a layer")],
     "before the model": lambda net: net.register_full_backward_pre_hook(_normalized),
     "of BatchNorm": lambda net: net.norm.register_full_backward_hook(_twice),
     "that draws": lambda net: net.b.register_full_backward_hook(_noisy),
     "of old": lambda net: net.norm.register_backward_hook(lambda module, given, _: None),
-    "that counts": _counting,
+    "that counts": lambda net: net.b.register_full_backward_hook(_counting),
 }
 
 
 def _eager(net: nn.Module, hook: Callable[[Any], object] = lambda net: None) -> list[float]:
     hook(net)
-    return eager(net, sgd(net), [BATCH] * STEPS, before=lambda step: torch.manual_seed(_seed(step)))
-
-
-def _seed(step: int) -> int:
-    return derive(0, 0, step, 0, Stream.GRAPH)
+    seeds = [derive(0, 0, step, 0, Stream.GRAPH) for step in range(STEPS)]
+    return eager(net, sgd(net), [BATCH] * STEPS, before=lambda step: torch.manual_seed(seeds[step]))
 
 
 def _check(model: nn.Module, other: nn.Module, losses: list[float], folder: Path) -> None:
@@ -117,7 +91,7 @@ def test_a_modules_hook_has_the_bits_of_eager_pytorch(name: str, tmp_path: Path)
 
 def test_what_a_hook_does_with_state_and_values_is_refused(tmp_path: Path) -> None:
     def warming(module: Any, given: Gradients, _: Gradients) -> Gradients:
-        module.calls = getattr(module, "calls", 0) + 1
+        _counting(module, given, _)
         return (given[0] * module.calls,)
 
     def asking(module: nn.Module, given: Gradients, _: Gradients) -> Gradients | None:
@@ -139,14 +113,24 @@ def test_a_hook_is_called_in_a_narrow_type_too(tmp_path: Path) -> None:
 
 
 def test_a_parameters_hook_is_refused_with_what_does_the_same(tmp_path: Path) -> None:
-    def hook(net: Net) -> None:
-        net.b.weight.register_hook(_clamped)  # type: ignore[no-untyped-call]  # torch's, untyped
+    def hook(weight: Any) -> None:
+        weight.register_hook(lambda gradient: gradient.clamp(-1e-3, 1e-3))
+
+    class Viewing(Net):
+        """What the refusal asks for."""
+
+        def forward(self, x: Tensor) -> Tensor:
+            weight = self.b.weight.view_as(self.b.weight)
+            if weight.requires_grad and torch.is_grad_enabled():
+                hook(weight)
+            hidden = functional.linear(torch.tanh(self.a(x)), weight, self.b.bias)
+            return self.c(torch.tanh(self.norm(hidden)))
 
     model, other = Net(), Net()
-    hook(model)
+    hook(model.b.weight)
     says = r"the parameter b.weight has a gradient hook.*w = self.weight.view_as\(self.weight\)"
     with pytest.raises(ModelError, match=f"(?s){says}"):
         compiled(tmp_path, model, BATCH, loss="cross_entropy")
-    losses = _eager(other, hook)
+    losses = _eager(other, lambda net: hook(net.b.weight))
     assert losses != _eager(Net())
     _check(Viewing(), other, losses, tmp_path)

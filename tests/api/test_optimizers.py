@@ -2,7 +2,7 @@
 typed trains as an eager loop with the optimizer as it was."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch.optim import SGD, Adam, AdamW, lr_scheduler
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 import sambasim as ss
-from tests.api.live import IN_ORDER, TRAIN, batches, compiled, eager, net, sgd, trained
+from tests.api.conftest import IN_ORDER, TRAIN, batches, compiled, eager, net, sgd, trained
 from tests.support.whole import whole_case
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -44,10 +44,6 @@ def _warm_cosine(optimizer: Optimizer) -> lr_scheduler.LRScheduler:
     return lr_scheduler.SequentialLR(optimizer, parts, milestones=[4])
 
 
-def _after(steps: int) -> Callable[[int], float]:
-    return lambda step: min(step / steps, 1.0)
-
-
 @pytest.mark.parametrize(
     "make",
     [
@@ -58,7 +54,7 @@ def _after(steps: int) -> Callable[[int], float]:
         lambda o: lr_scheduler.StepLR(o, 3, 0.5),
         lambda o: lr_scheduler.ExponentialLR(o, 0.8),
         lambda o: lr_scheduler.LambdaLR(o, lambda step: min((step + 1) / 4, 1)),
-        lambda o: lr_scheduler.LambdaLR(o, _after(4)),
+        lambda o: lr_scheduler.LambdaLR(o, (lambda length: lambda step: min(step / length, 1.0))(4)),
         lambda o: lr_scheduler.MultiplicativeLR(o, lambda step: 0.7),
         _warm_cosine,
     ],
@@ -124,13 +120,10 @@ def _does_nothing(*given: object) -> None:
 
 class Halved(SGD):
     def step(self, closure: Any = None) -> Any:
-        with torch.no_grad():
-            for one in self.param_groups[0]["params"]:
-                one.grad *= 0.5
         return super().step(closure)
 
 
-def _with(change: Callable[[Any], object]) -> Callable[[nn.Module], Optimizer]:
+def _changed(change: Callable[[Any], object]) -> Callable[[nn.Module], Optimizer]:
     def made(model: nn.Module) -> Optimizer:
         optimizer = sgd(model)
         change(optimizer)
@@ -142,14 +135,14 @@ def _with(change: Callable[[Any], object]) -> Callable[[nn.Module], Optimizer]:
 @pytest.mark.parametrize(
     ("make", "what"),
     [
-        (_with(lambda o: o.register_step_pre_hook(_does_nothing)), "SGD has a step pre hook, _does_nothing"),
-        (_with(lambda o: o.register_step_post_hook(lambda *given: None)), "SGD has a step post hook, "),
-        (_with(lambda o: o.register_state_dict_post_hook(_does_nothing)), "SGD has a state dict post hook"),
-        (_with(lambda o: o.register_load_state_dict_pre_hook(_does_nothing)), "has a load state dict pre hook"),
-        (_with(lambda o: setattr(o, "step", _does_nothing)), "step of torch.optim.SGD is not torch's"),
-        (_with(lambda o: setattr(o, "zero_grad", _does_nothing)), "zero_grad of torch.optim.SGD is not torch's"),
-        (_with(lambda o: o.param_groups[0].update(lr_scale=0.1)), "SGD has lr_scale, which is no option"),
-        (_with(lambda o: o.param_groups[0]["params"].append(o.param_groups[0]["params"][0])), "a parameter twice"),
+        (_changed(lambda o: o.register_step_pre_hook(_does_nothing)), "SGD has a step pre hook, _does_nothing"),
+        (_changed(lambda o: o.register_step_post_hook(lambda *given: None)), "SGD has a step post hook, "),
+        (_changed(lambda o: o.register_state_dict_post_hook(_does_nothing)), "SGD has a state dict post hook"),
+        (_changed(lambda o: o.register_load_state_dict_pre_hook(_does_nothing)), "has a load state dict pre hook"),
+        (_changed(lambda o: setattr(o, "step", _does_nothing)), "step of torch.optim.SGD is not torch's"),
+        (_changed(lambda o: setattr(o, "zero_grad", _does_nothing)), "zero_grad of torch.optim.SGD is not torch's"),
+        (_changed(lambda o: o.param_groups[0].update(lr_scale=0.1)), "SGD has lr_scale, which is no option"),
+        (_changed(lambda o: o.param_groups[0]["params"].append(o.param_groups[0]["params"][0])), "a parameter twice"),
         (lambda model: Halved(model.parameters(), lr=0.1), "step of torch.optim.SGD is not torch's, but Halved.step"),
         (lambda model: torch.optim.LBFGS(model.parameters()), "a PEF has no optimizer LBFGS"),
         (lambda model: SGD(model.parameters(), maximize=True), "does not have maximize"),
@@ -170,19 +163,13 @@ def test_a_step_that_is_not_torchs_is_refused_by_name(
         assert "def _does_nothing" in str(error.where)
 
 
-@pytest.fixture
-def global_hook(request: pytest.FixtureRequest) -> Iterator[None]:
-    handle = request.param(_does_nothing)
-    yield
-    handle.remove()
-
-
-@pytest.mark.parametrize(
-    "global_hook", [register_optimizer_step_pre_hook, register_optimizer_step_post_hook], indirect=True
-)
-def test_a_hook_of_all_optimizers_is_refused(global_hook: None, folder: Path) -> None:
-    model = net()
-    what = refused(folder, model, sgd(model)).what
+@pytest.mark.parametrize("register", [register_optimizer_step_pre_hook, register_optimizer_step_post_hook])
+def test_a_hook_of_all_optimizers_is_refused(register: Callable[..., Any], folder: Path) -> None:
+    model, handle = net(), register(_does_nothing)
+    try:
+        what = refused(folder, model, sgd(model)).what
+    finally:
+        handle.remove()
     assert re.search("SGD has a step (pre|post) hook, _does_nothing", what)
 
 

@@ -1,5 +1,8 @@
 """The Python API in one process: live models, losses, optimizers and data, any number of runs."""
 
+# Calling a module gives Any.
+# mypy: no-warn-return-any
+
 import json
 import random
 import sys
@@ -17,7 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import sambasim as ss
 from sambasim.errors import DataError, OptionError, WeightsError
-from tests.api.live import BATCH, HELD_OUT, LABELS, POINTS, TRAIN, compiled, eager, net, sgd, trained
+from tests.api.conftest import BATCH, HELD_OUT, LABELS, POINTS, TRAIN, compiled, eager, net, sgd, trained
 from tests.support.mpi import run_job
 
 
@@ -43,9 +46,11 @@ def test_a_pef_has_the_weights_of_the_live_model_and_loads_again(pef: ss.Pef, fo
     assert pef.command == f"mpirun -np 2 sambasim run --reduce-on-rdu --pef {pef.path}"
 
 
-def test_results_are_shown_as_tables(pef: ss.Pef, capsys: pytest.CaptureFixture[str]) -> None:
-    run = trained(pef, (TRAIN, HELD_OUT))
-    for shown in (pef, pef.inspect(everything=True), run, ss.simulate(pef)):
+def test_results_are_shown_as_tables_also_in_a_notebook(
+    pef: ss.Pef, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, devices = trained(pef, (TRAIN, HELD_OUT)), ss.simulate(pef, arch="sn10", replicas=[1, 8], batch_sizes=[32, 64])
+    for shown in (pef, pef.inspect(everything=True), run, devices):
         Console(width=100).print(shown)
         assert len(capsys.readouterr().out.splitlines()) > 3
         assert shown._repr_html_().startswith("<pre")
@@ -54,6 +59,15 @@ def test_results_are_shown_as_tables(pef: ss.Pef, capsys: pytest.CaptureFixture[
     assert "BCKWD" in str(pef.inspect()) == repr(pef.inspect())
     assert "net: 4 steps on 2 replicas in " in repr(run)
     assert "held out 80 samples: loss" in str(run)
+    assert [record["batch_size"] for record in devices.record] == [32, 64]
+    assert devices.step_s == devices.record[0]["predicted_s"] > 0
+    assert [row["replicas"] for row in devices.record[0]["scaling"]] == [1, 8, 8]
+    # rich displays by itself where get_ipython is that of a kernel.
+    monkeypatch.setattr("builtins.get_ipython", type("ZMQInteractiveShell", (), {}), raising=False)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "1")
+    assert "batch size" in str(pef)
+    assert "\x1b" not in str(pef)
 
 
 def test_runs_are_repeatable_in_one_process_and_leave_random_numbers_alone(pef: ss.Pef) -> None:
@@ -81,116 +95,93 @@ def test_one_replica_has_the_bits_of_eager_pytorch(folder: Path) -> None:
     assert all(torch.allclose(weights[name], one, rtol=0, atol=1e-7) for name, one in model.state_dict().items())
 
 
-def _squares(outputs: Tensor, target: Tensor) -> Tensor:
-    return (outputs.softmax(1)[:, 1] - target).square().mean()
+class Layers(nn.Module):
+    """Computes `function` of its layers and inputs."""
 
-
-@pytest.mark.parametrize(
-    ("loss", "name"),
-    [
-        ("cross_entropy", "cross_entropy"),
-        (nn.CrossEntropyLoss(label_smoothing=0.1), "cross_entropy"),
-        (functional.cross_entropy, "cross_entropy"),
-        (nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0])), None),
-        (_squares, None),
-        (lambda outputs, target: _squares(outputs, target), None),
-    ],
-)
-def test_losses_are_names_modules_and_functions(folder: Path, loss: Any, name: str | None) -> None:
-    model = net()
-    one = compiled(folder, model, loss=loss, optimizer="sgd", lr=0.0)
-    stored = one.document.training_defaults["loss"]
-    assert (stored and stored["name"]) == name  # type: ignore[index, call-overload]
-    run = trained(one, BATCH, steps=1)
-    function = functional.cross_entropy if isinstance(loss, str) else loss
-    assert run.losses[0] == pytest.approx(function(model(BATCH[0]), BATCH[1]).item(), rel=1e-6)
-
-
-class _ByName(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, function: Callable[..., Any], *layers: nn.Module) -> None:
         super().__init__()
-        self.layer = nn.Linear(2, 2)
+        self.layers, self.function = nn.ModuleList(layers), function
 
-    def forward(self, x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        outputs = self.layer(x)
-        return functional.cross_entropy(outputs, target), outputs
+    def forward(self, *args: Any) -> Any:
+        return self.function(*self.layers, *args)
+
+
+class Labelled(nn.Module):
+    """Returns its loss, and, if it `shows` them, its outputs; with `noise` it draws for both."""
+
+    def __init__(self, *, shows: bool = True, noise: bool = False) -> None:
+        super().__init__()
+        self.layer, self.shows, self.noise = nn.Linear(2, 2), shows, noise
+
+    def forward(self, x: Tensor, target: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        scale = torch.rand_like(target, dtype=torch.float32) if self.noise else 1
+        outputs = self.layer(x + torch.rand_like(x) if self.noise else x)
+        loss = (functional.cross_entropy(outputs, target, reduction="none") * scale).mean()
+        return (loss, outputs) if self.shows else loss
+
+
+BY_NAME = {"x": BATCH[0].numpy(), "target": BATCH[1].numpy()}
 
 
 def test_data_are_given_by_position_by_name_and_as_data_sets(folder: Path) -> None:
-    one = compiled(folder, _ByName(), {"x": BATCH[0].numpy(), "target": BATCH[1].numpy()}, optimizer="sgd")
-    named: dict[str, object] = {"x": POINTS.numpy(), "target": LABELS.numpy()}
-    digests = {trained(one, data).summary.state_sha256 for data in (named, [*_samples()])}
-    assert len(digests) == 1
-    by_position = compiled(folder, _ByName(), BATCH, optimizer="sgd", name="position")
+    samples = [{"x": x, "target": label} for x, label in zip(POINTS, LABELS, strict=True)]
     arrays = (POINTS.numpy(), LABELS.numpy())
-    sets = ((POINTS, LABELS), arrays, [POINTS, LABELS], TensorDataset(POINTS, LABELS))
-    digests = {trained(by_position, data).summary.state_sha256 for data in sets}
-    assert len(digests) == 1
+    for example, forms in (
+        (BY_NAME, [{"x": arrays[0], "target": arrays[1]}, samples]),
+        (BATCH, [(POINTS, LABELS), arrays, [POINTS, LABELS], TensorDataset(POINTS, LABELS)]),
+    ):
+        pef = compiled(folder, Labelled(), example, optimizer="sgd")
+        assert len({trained(pef, data).summary.state_sha256 for data in forms}) == 1
 
 
-def _samples() -> list[dict[str, Tensor]]:
-    return [{"x": x, "target": label} for x, label in zip(POINTS, LABELS, strict=True)]
+class Indexed:
+    """A data set of what `sample` makes of an index."""
+
+    def __init__(self, length: int, sample: Callable[[int], Any]) -> None:
+        self.length, self.sample = length, sample
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> Any:
+        return self.sample(index)
+
+    def batch(self, size: int) -> Any:
+        return next(iter(DataLoader(cast("Any", self), batch_size=size)))
 
 
-class _Nested(nn.Module):
+class Nested(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(3, 2)
 
     def forward(self, given: dict[str, Any], scale: Tensor) -> Tensor:
-        first, second = given["pair"]
-        outputs: Tensor = self.layer(torch.cat([first, second, given["one"]], 1) * scale)
-        return outputs
+        return self.layer(torch.cat([*given["pair"], given["one"]], 1) * scale)
 
 
 def test_inputs_may_be_dicts_and_lists_inside_of_each_other(folder: Path) -> None:
     """By position and by name, with the bits of the model itself."""
 
-    class Samples:
-        def __len__(self) -> int:
-            return 64
+    def sample(index: int) -> tuple[Any, ...]:
+        point = POINTS[index]
+        return {"pair": [point[:1], point[1:]], "one": point[:1]}, torch.ones(1), LABELS[index]
 
-        def __getitem__(self, index: int) -> tuple[object, ...]:
-            point = POINTS[index]
-            return {"pair": [point[:1], point[1:]], "one": point[:1]}, torch.ones(1), LABELS[index]
-
-    class Named(Samples):
-        def __getitem__(self, index: int) -> Any:
-            given, scale, label = super().__getitem__(index)
-            return {"scale": scale, "given": given, "target": label}
-
-    def batch(samples: Any, size: int) -> Any:
-        return next(iter(DataLoader(samples, batch_size=size)))
-
-    model = _Nested()
-    given, scale, labels = batch(Samples(), 64)
+    model = Nested()
+    by_position = Indexed(64, sample)
+    by_name = Indexed(64, lambda index: dict(zip(("given", "scale", "target"), sample(index), strict=True)))
+    given, scale, labels = by_position.batch(64)
     expected = model(given, scale)
-    for data in (Samples(), Named()):
-        one = compiled(folder, model, batch(data, 8), loss="cross_entropy", optimizer="sgd", lr=0.0)
-        names = [name for name in one.program.symbols if name.startswith("given")]
+    for data in (by_position, by_name):
+        pef = compiled(folder, model, data.batch(8), loss="cross_entropy", optimizer="sgd", lr=0.0)
+        names = [name for name in pef.program.symbols if name.startswith("given")]
         assert names == ["given.one", "given.pair.0", "given.pair.1"]
-        found = ss.predict(one, data)
-        assert torch.allclose(found.outputs[0], expected, atol=1e-6)
-        assert found.loss == pytest.approx(functional.cross_entropy(expected, labels).item(), rel=1e-6)
-        assert trained(one, data, steps=8).losses[0] == trained(one, data, steps=8).losses[0]
+        predicted = ss.predict(pef, data)
+        assert torch.allclose(predicted.outputs[0], expected, atol=1e-6)
+        assert predicted.loss == pytest.approx(functional.cross_entropy(expected, labels).item(), rel=1e-6)
+        assert len(trained(pef, data, steps=8).losses) == 8
 
 
-class _Ordered(nn.Module):
-    """Sees in which containers and in which order its inputs are."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 2)
-
-    def forward(self, extras: dict[str, Tensor], by_key: dict[Any, Any], pair: Any) -> Tensor:
-        assert extras == {}
-        assert isinstance(pair, _Pair)
-        assert list(by_key) == [2, 10, "a.b"]
-        outputs: Tensor = self.layer(torch.cat([*by_key.values(), pair.second], 1))
-        return outputs
-
-
-class _Pair(NamedTuple):
+class Pair(NamedTuple):
     first: Tensor
     second: Tensor
 
@@ -198,20 +189,21 @@ class _Pair(NamedTuple):
 def test_the_model_gets_its_containers_as_they_are(folder: Path) -> None:
     """Keys of any kind in the order of the example, empty dicts, and named tuples."""
 
-    class Samples:
-        def __len__(self) -> int:
-            return 32
+    def ordered(layer: nn.Module, extras: dict[str, Tensor], by_key: dict[Any, Any], pair: Any) -> Tensor:
+        assert extras == {}
+        assert isinstance(pair, Pair)
+        assert list(by_key) == [2, 10, "a.b"]
+        return layer(torch.cat([*by_key.values(), pair.second], 1))
 
-        def __getitem__(self, index: int) -> tuple[object, ...]:
-            x, y = POINTS[index][:1], POINTS[index][1:]
-            order = {2: x, 10: y, "a.b": x + y} if index % 2 == 0 else {"a.b": x + y, 10: y, 2: x}
-            return {}, order, _Pair(x, y), LABELS[index]
+    def sample(index: int) -> tuple[object, ...]:
+        x, y = POINTS[index][:1], POINTS[index][1:]
+        order = {2: x, 10: y, "a.b": x + y} if index % 2 == 0 else {"a.b": x + y, 10: y, 2: x}
+        return {}, order, Pair(x, y), LABELS[index]
 
-    model = _Ordered()
-    batch = next(iter(DataLoader(cast("Any", Samples()), batch_size=32)))
-    one = compiled(folder, model, batch, loss="cross_entropy", optimizer="sgd")
-    expected = model(*batch[:3])
-    assert torch.allclose(ss.predict(one, Samples()).outputs[0], expected, atol=1e-6)
+    model, data = Layers(ordered, nn.Linear(4, 2)), Indexed(32, sample)
+    batch = data.batch(32)
+    pef = compiled(folder, model, batch, loss="cross_entropy", optimizer="sgd")
+    assert torch.allclose(ss.predict(pef, data).outputs[0], model(*batch[:3]), atol=1e-6)
 
 
 def test_prediction_needs_no_labels(pef: ss.Pef) -> None:
@@ -225,67 +217,35 @@ def test_prediction_needs_no_labels(pef: ss.Pef) -> None:
     assert without.record.notices == ["no loss, because the samples have no target"]
     assert "accuracy" in repr(with_labels)
     assert "no target" in str(without)
-    of_module = ss.predict(pef, HELD_OUT[0], weights=run.load_into(net()))
+    of_module = ss.predict(pef, HELD_OUT[0], weights=run.load_into(nn.DataParallel(net())))
     assert torch.equal(of_module.outputs[0], without.outputs[0])
     with pytest.raises(OptionError, match="weights is of type int"):
         ss.predict(pef, HELD_OUT, weights=42)  # type: ignore[arg-type]
-    with pytest.raises(WeightsError, match="do not fit the model"):
-        run.load_into(nn.Linear(2, 2))
     with pytest.raises(WeightsError, match="the given weights do not fit the PEF net: missing"):
         ss.predict(pef, HELD_OUT, weights={"other": torch.zeros(1)})
 
 
-def test_predictions_of_devices_are_records(pef: ss.Pef) -> None:
-    found = ss.simulate(pef, arch="sn10", replicas=[1, 8], batch_sizes=[32, 64])
-    assert [one["batch_size"] for one in found.record] == [32, 64]
-    assert found.step_s == found.record[0]["predicted_s"] > 0
-    assert [row["replicas"] for row in found.record[0]["scaling"]] == [1, 8, 8]
+def test_a_replica_of_several_ranks_trains_and_predicts_in_one_process(folder: Path) -> None:
+    """Also where the last stage of a pipeline reads the input too."""
+    skipping = Layers(lambda a, b, x: b(torch.cat([a(x).relu(), x], 1)), nn.Linear(2, 16), nn.Linear(18, 2))
+    for model in (net(), skipping):
+        pef = compiled(folder, model, loss="cross_entropy", pipeline_stages=2, micro_batches=2)
+        assert torch.allclose(ss.predict(pef, HELD_OUT[0]).outputs[0], model(HELD_OUT[0]), atol=1e-6)
+        assert trained(pef).summary.mesh == {"pp": 2}
+        assert ss.simulate(pef).step_s > 0
 
 
-class _Skipping(nn.Module):
-    """The last stage of a pipeline reads the input too."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(2, 16), nn.Linear(18, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        outputs: Tensor = self.second(torch.cat([self.first(x).relu(), x], 1))
-        return outputs
-
-
-@pytest.mark.parametrize("model", [net, _Skipping])
-def test_a_pipeline_predicts_without_labels(folder: Path, model: Callable[[], nn.Module]) -> None:
-    live = model()
-    one = compiled(folder, live, loss="cross_entropy", name="predicting", pipeline_stages=2, micro_batches=2)
-    assert torch.allclose(ss.predict(one, HELD_OUT[0]).outputs[0], live(HELD_OUT[0]), atol=1e-6)
-
-
-def test_a_model_that_gives_only_its_loss_needs_labels(folder: Path) -> None:
-    class Only(_ByName):
-        def forward(self, x: Tensor, target: Tensor) -> Tensor:  # type: ignore[override]  # it gives no outputs
-            return super().forward(x, target)[0]
-
+def test_a_model_that_gives_only_its_loss_or_draws_for_labels_needs_them(folder: Path) -> None:
+    """Without labels, the draws for the outputs would be others."""
     with pytest.raises(DataError, match=r"a sample has \(x\), and the inputs are \(x, target\)"):
-        ss.predict(compiled(folder, Only(), {"x": BATCH[0], "target": BATCH[1]}), {"x": POINTS})
-
-
-def test_draws_for_labels_need_labels(folder: Path) -> None:
-    """Without them, the draws for the outputs would be others."""
-
-    class Noisy(_ByName):
-        def forward(self, x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-            smoothing = torch.rand_like(target, dtype=torch.float32)
-            outputs = self.layer(x + torch.rand_like(x))
-            return (functional.cross_entropy(outputs, target, reduction="none") * smoothing).mean(), outputs
-
-    one = compiled(folder, Noisy(), {"x": BATCH[0], "target": BATCH[1]})
-    assert len(ss.predict(one, {"x": POINTS, "target": LABELS}).outputs[0]) == len(POINTS)
+        ss.predict(compiled(folder, Labelled(shows=False), BY_NAME), {"x": POINTS})
+    pef = compiled(folder, Labelled(noise=True), BY_NAME)
+    assert len(ss.predict(pef, {"x": POINTS, "target": LABELS}).outputs[0]) == len(POINTS)
     with pytest.raises(DataError, match="the inputs are"):
-        ss.predict(one, {"x": POINTS})
+        ss.predict(pef, {"x": POINTS})
 
 
-def test_a_pef_that_was_compiled_again_is_not_taken_for_the_first(
+def test_a_pef_that_was_compiled_again_or_of_another_model_is_told(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = compiled(folder, net(), loss="cross_entropy", name="twice")
@@ -296,6 +256,10 @@ def test_a_pef_that_was_compiled_again_is_not_taken_for_the_first(
     for use in (trained, ss.predict):
         with pytest.raises(OptionError, match="was compiled again"):
             use(first, TRAIN)
+    third = compiled(folder, nn.Linear(2, 2), loss="cross_entropy", name="twice")
+    told = [any("another model" in notice for notice in pef.notices) for pef in (first, second, third)]
+    assert told == [False, False, True]
+    assert "was the PEF of another model, Sequential, and is replaced" in third.notices[-1]
 
 
 def test_notices_say_what_is_not_as_in_the_script(folder: Path) -> None:
@@ -303,93 +267,41 @@ def test_notices_say_what_is_not_as_in_the_script(folder: Path) -> None:
     optimizer = torch.optim.AdamW(model.parameters())
     model(BATCH[0]).sum().backward()
     optimizer.step()
-    one = compiled(folder, model, (POINTS[:32], POINTS[:32, :1]), loss="mse", optimizer=optimizer, name="noted")
-    assert len(one.notices) == 3
-    assert "evaluation mode" in one.notices[0]
-    assert "begin at zero" in one.notices[1]
-    assert "shape [32, 2] and the target [32, 1]: mse broadcasts them" in one.notices[2]
-
-
-def test_a_pef_of_another_model_is_not_replaced_without_a_word(folder: Path) -> None:
-    told = [compiled(folder, one, loss="cross_entropy", name="same").notices for one in (net(), net(), nn.Linear(2, 2))]
-    assert [any("another model" in notice for notice in notices) for notices in told] == [False, False, True]
-    assert "was the PEF of another model, Sequential, and is replaced" in told[-1][-1]
-
-
-def test_in_a_notebook_results_are_shown_once(pef: ss.Pef, monkeypatch: pytest.MonkeyPatch) -> None:
-    """rich displays by itself where get_ipython is that of a kernel."""
-    kernel = type("ZMQInteractiveShell", (), {})
-    monkeypatch.setattr("builtins.get_ipython", kernel, raising=False)
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("COLUMNS", "1")
-    assert "batch size" in str(pef)
-    assert "\x1b" not in str(pef)
-
-
-def test_a_replica_of_several_ranks_runs_in_one_process(folder: Path) -> None:
-    one = compiled(folder, net(), loss="cross_entropy", name="stages", pipeline_stages=2, micro_batches=2)
-    assert trained(one).summary.mesh == {"pp": 2}
-    assert ss.simulate(one).step_s > 0
-
-
-class Two(nn.Module):
-    """Returns two outputs, or its losses by name."""
-
-    def __init__(self, losses: str = "") -> None:
-        super().__init__()
-        self.code, self.decode, self.losses = nn.Linear(2, 3), nn.Linear(3, 2), losses.split()
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor] | dict[str, Tensor]:
-        code = self.code(x)
-        outputs = self.decode(code)
-        found: dict[str, Any] = {"norm": code.square().mean(), "loss": (outputs - x).square().mean()}
-        return {name: found[name] if name in found else found["norm"] + 1 for name in self.losses} or (outputs, code)
+    pef = compiled(folder, model, (POINTS[:32], POINTS[:32, :1]), loss="mse", optimizer=optimizer, name="noted")
+    assert len(pef.notices) == 3
+    assert "evaluation mode" in pef.notices[0]
+    assert "begin at zero" in pef.notices[1]
+    assert "shape [32, 2] and the target [32, 1]: mse broadcasts them" in pef.notices[2]
 
 
 def test_a_function_as_loss_gets_what_the_model_returns(folder: Path) -> None:
     def loss(result: tuple[Tensor, Tensor], target: Tensor) -> Tensor:
         return (result[0] - target).square().mean() + result[1].square().mean()
 
-    model, points = Two(), POINTS[:8]
-    run = ss.run(compiled(folder, model, (points, points), loss=loss), (points, points), steps=1, quiet=True)
-    assert run.losses == pytest.approx([loss(model(points), points).item()], rel=1e-6)
-
-
-def test_of_a_dictionary_the_entry_called_loss_is_trained(folder: Path) -> None:
-    model, points = Two("norm loss"), POINTS[:8]
-    run = ss.run(compiled(folder, model, (points,)), (points,), steps=1, quiet=True)
-    assert run.losses == pytest.approx([model(points)["loss"].item()], rel=1e-6)
-    with pytest.raises(ss.SambasimError, match="returns several losses: norm, other"):
-        compiled(folder, Two("norm other"), (points,))
-
-
-def test_weights_fit_a_model_that_is_wrapped(folder: Path) -> None:
-    model = nn.DataParallel(net())
-    one = compiled(folder, model, loss="cross_entropy")
-    run = trained(one)
-    weights = ss.predict(one, POINTS, weights=run.load_into(model)).outputs[0]
-    assert torch.equal(weights, ss.predict(one, POINTS, weights=run).outputs[0])
+    model, x = Layers(lambda code, decode, x: (decode(code(x)), code(x)), nn.Linear(2, 3), nn.Linear(3, 2)), POINTS[:8]
+    run = ss.run(compiled(folder, model, (x, x), loss=loss), (x, x), steps=1, quiet=True)
+    assert run.losses == pytest.approx([loss(model(x), x).item()], rel=1e-6)
 
 
 def test_settings_without_a_flag_are_given_in_a_dictionary(folder: Path) -> None:
-    model = net()
-    one = compiled(folder, model, loss="cross_entropy", optimizer="sgd", set={"optimizer.momentum": 0.5})
-    run = ss.run(one, BATCH, steps=1, quiet=True, set={"data.shuffle": False})
+    model = nn.DataParallel(net())
+    pef = compiled(folder, model, loss="cross_entropy", optimizer="sgd", set={"optimizer.momentum": 0.5})
+    run = ss.run(pef, BATCH, steps=1, quiet=True, set={"data.shuffle": False})
     torch.set_num_threads(run.summary.threads)
-    assert run.losses == [nn.functional.cross_entropy(model(BATCH[0]), BATCH[1]).item()]
+    assert run.losses == [functional.cross_entropy(model(BATCH[0]), BATCH[1]).item()]
     with pytest.raises(ss.SambasimError, match=r"data\.shufle: is not an option"):
-        ss.run(one, BATCH, quiet=True, set={"data.shufle": False})
+        ss.run(pef, BATCH, quiet=True, set={"data.shufle": False})
     with pytest.raises(ss.SambasimError, match="not a dictionary"):
-        ss.run(one, BATCH, quiet=True, set="data.shuffle=false")
-    assert ss.predict(one, BATCH, set={"data.shuffle": True}).loss == pytest.approx(run.losses[0])
+        ss.run(pef, BATCH, quiet=True, set="data.shuffle=false")
+    assert ss.predict(pef, BATCH, set={"data.shuffle": True}).loss == pytest.approx(run.losses[0])
 
 
 def test_keywords_are_the_flags(folder: Path) -> None:
     deepspeed = {"train_micro_batch_size_per_gpu": 32, "optimizer": {"type": "Lion"}, "steps_per_print": 1}
     (folder / "ds.json").write_text(json.dumps(deepspeed))
-    one = compiled(folder, net(), loss="cross_entropy", optimizer="sgd", deepspeed=folder / "ds.json", opt_level="o1")
-    assert one.program.optimizers[0].kind == "lion"
-    assert "steps_per_print" in one.notices[0]
-    trained(one, log_dir=folder / "logs", metrics=folder / "run.jsonl")
+    pef = compiled(folder, net(), loss="cross_entropy", optimizer="sgd", deepspeed=folder / "ds.json", opt_level="o1")
+    assert pef.program.optimizers[0].kind == "lion"
+    assert "steps_per_print" in pef.notices[0]
+    trained(pef, log_dir=folder / "logs", metrics=folder / "run.jsonl")
     assert (folder / "logs" / "rank0.log").read_text().count(" epoch ") == 4
     assert (folder / "run.jsonl").exists()

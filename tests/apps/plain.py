@@ -1,19 +1,20 @@
 """Plain PyTorch in which one process plays all replicas: what the weights of a data parallel app must be, bit for bit.
 
-Most apps train as `train` does; those with several optimizers and a schedule as `train_steps` does.
+`epochs_of` gives the gradients of most apps.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import count
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.distributed import DistributedSampler
 
+T = TypeVar("T")
 ALIGNMENT_ELEMENTS = 64
 
 MakeOptimizer: TypeAlias = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
@@ -35,28 +36,6 @@ class PaddedOptimizer:
             parameter.data.copy_(flat.detach()[: parameter.numel()].view_as(parameter))
 
 
-class WideSGD:
-    """torch's fused SGD in float32, on parameters and momenta that are rounded to bf16 after each step; padded as in
-    `PaddedOptimizer`."""
-
-    def __init__(self, parameters: Sequence[nn.Parameter], **options: Any) -> None:
-        self.parameters, self._options = parameters, options
-        self._momenta: list[Tensor | None] = [None] * len(parameters)
-
-    def step(self, gradients: Sequence[Tensor]) -> None:
-        for number, (parameter, gradient) in enumerate(zip(self.parameters, gradients, strict=True)):
-            padding = (0, -parameter.numel() % ALIGNMENT_ELEMENTS)
-            wide = nn.Parameter(nn.functional.pad(parameter.detach().flatten(), padding).float())
-            wide.grad = nn.functional.pad(gradient.flatten(), padding).float()
-            optimizer = torch.optim.SGD([wide], fused=True, **self._options)
-            momentum = self._momenta[number]
-            if momentum is not None:
-                optimizer.state[wide]["momentum_buffer"] = momentum.float()
-            optimizer.step()
-            self._momenta[number] = optimizer.state[wide]["momentum_buffer"].bfloat16()
-            parameter.data.copy_(wide.detach()[: parameter.numel()].view_as(parameter))
-
-
 def mean(of_replicas: Sequence[Sequence[Tensor]]) -> list[Tensor]:
     """Of each parameter the mean of its gradients: the sum by the balanced binary tree over ranks, divided."""
     return [_tree_sum(gradients) / len(gradients) for gradients in zip(*of_replicas, strict=True)]
@@ -73,79 +52,68 @@ def clip(gradients: Sequence[Tensor], max_norm: float) -> None:
 
 def train(
     model: nn.Module,
+    optimizers: Sequence[PaddedOptimizer],
+    gradients: Iterable[Sequence[Sequence[Tensor]]],
+    *,
+    rate: Callable[[int], float] | None = None,
+    max_grad_norm: float | None = None,
+) -> dict[str, Tensor]:
+    """The state of `model`, which is trained in place by the gradients of all replicas, step by step.
+
+    rate: of a step, for all optimizers
+    max_grad_norm: what gradients are clipped to; some steps must clip"""
+    norms = [0.0]
+    for step, of_replicas in enumerate(gradients):
+        averaged = mean(of_replicas)
+        norms.append(nn.utils.get_total_norm(averaged).item())
+        if max_grad_norm is not None:
+            clip(averaged, max_grad_norm)
+        of_parameters = dict(zip(model.parameters(), averaged, strict=True))
+        for padded in optimizers:
+            if rate is not None:
+                padded.optimizer.param_groups[0]["lr"] = rate(step)
+            padded.step([of_parameters[parameter] for parameter in padded.parameters])
+    assert max_grad_norm is None or max(norms) > max_grad_norm
+    return dict(model.state_dict())
+
+
+def epochs_of(
+    model: nn.Module,
     data: Dataset[Any],
     replicas: int,
     *,
     epochs: int,
     batch_size: int,
-    optimizer: MakeOptimizer,
-    max_grad_norm: float | None = None,
-    begin: Callable[[int], object] | None = None,
-) -> dict[str, Tensor]:
-    """The state of `model` after `epochs` epochs of `data`, sharded by a DistributedSampler. It is trained in place.
+    begin: Callable[[int], object] = lambda rank: None,
+) -> Iterator[list[tuple[Tensor, ...]]]:
+    """The gradients of each replica, step by step, with the random numbers that it would draw alone.
 
-    data: its samples are tuples, which `model` takes as its arguments; the first that it returns is the loss
-    optimizer: as for PaddedOptimizer
-    max_grad_norm: what gradients are clipped to
-    begin: called once as each replica, with its rank, before the first epoch: where an app seeds each rank for itself
-    """
-    padded = PaddedOptimizer(list(model.parameters()), optimizer)
-    states = [torch.get_rng_state()] * replicas  # each replica draws the random numbers that it would draw alone
+    data: its samples are the arguments of `model`, whose first output is the loss
+    begin: called once as each replica, with its rank: where an app seeds each rank for itself"""
+    states = [torch.get_rng_state()] * replicas
 
-    @contextmanager
-    def as_replica(rank: int) -> Iterator[None]:
+    def as_replica(rank: int, work: Callable[[], T]) -> T:
         torch.set_rng_state(states[rank])
-        yield
+        result = work()
         states[rank] = torch.get_rng_state()
+        return result
+
+    def gradients(batch: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(model(*batch)[0].mean(), list(model.parameters()))
 
     for rank in range(replicas):
-        with as_replica(rank):
-            if begin is not None:
-                begin(rank)
+        as_replica(rank, partial(begin, rank))
     for epoch in range(epochs):
-        loaders = []
-        for rank in range(replicas):
-            with as_replica(rank):
-                loaders.append(iter(_loader(data, replicas, rank, epoch, batch_size)))
-        for of_replicas in zip(*loaders, strict=True):
-            gradients = []
-            for rank, batch in enumerate(of_replicas):
-                with as_replica(rank):
-                    gradients.append(torch.autograd.grad(model(*batch)[0].mean(), padded.parameters))
-            averaged = mean(gradients)
-            if max_grad_norm is not None:
-                clip(averaged, max_grad_norm)
-            padded.step(averaged)
-    return dict(model.state_dict())
+        loaders = [_loader(data, replicas, rank, epoch, batch_size) for rank in range(replicas)]
+        shards = [as_replica(rank, partial(iter, loader)) for rank, loader in enumerate(loaders)]
+        for of_replicas in zip(*shards, strict=True):
+            yield [as_replica(rank, partial(gradients, batch)) for rank, batch in enumerate(of_replicas)]
 
 
 def batches(data: Dataset[Any], replicas: int, rank: int, batch_size: int) -> Iterator[list[Tensor]]:
     """The batches of one replica, epoch after epoch."""
     for epoch in count():
         yield from _loader(data, replicas, rank, epoch, batch_size)
-
-
-def train_steps(
-    model: nn.Module,
-    optimizers: Sequence[PaddedOptimizer],
-    steps: int,
-    *,
-    gradients: Callable[[int], Sequence[Sequence[Tensor]]],
-    rate: Callable[[int], float],
-    max_grad_norm: float,
-) -> dict[str, Tensor]:
-    """The state of `model` after so many steps with several optimizers and a schedule. Some steps must clip."""
-    norms = []
-    for step in range(steps):
-        averaged = mean(gradients(step))
-        norms.append(nn.utils.get_total_norm(averaged).item())
-        clip(averaged, max_grad_norm)
-        of_parameters = dict(zip(model.parameters(), averaged, strict=True))
-        for padded in optimizers:
-            padded.optimizer.param_groups[0]["lr"] = rate(step)
-            padded.step([of_parameters[parameter] for parameter in padded.parameters])
-    assert not norms or max(norms) > max_grad_norm
-    return dict(model.state_dict())
 
 
 def _loader(data: Dataset[Any], replicas: int, rank: int, epoch: int, batch_size: int) -> DataLoader[Any]:

@@ -14,11 +14,11 @@ import re
 import shlex
 import sys
 from abc import ABC, abstractmethod
+from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from types import ModuleType
+from runpy import run_path
 
 import pytest
 import torch
@@ -39,10 +39,8 @@ class Example:
     """`name` is that of SCRIPTS/NAME.py, and of its PEF.
 
     printed: a regular expression for what `run` prints in one line, of one rank
-    batch_size: `-b` of every command
-    every: further flags of every command
+    every, train: further flags of every command, and of `run`
     rounds: how many epochs, or steps, a `run` trains, by `rounds_flag`
-    train: further flags of `run`
     save: flags of `run` that make it write weights
     saved: the file with them: a state_dict of the model, or a dict with one as "model"
     """
@@ -88,10 +86,8 @@ class App:
     def call(
         self, command: str, *flags: str, np: int = 1, way: str = "module", pef: str | None = None, check: bool = True
     ) -> Result:
-        """One command of the app, under mpirun if `np` is above 1. Fails the test unless it exits with 0.
-
-        pef: by name, another than the one that all commands share
-        check: whether it must exit with 0"""
+        """One command of the app, under mpirun if `np` is above 1, by default with the PEF that all commands share.
+        Fails the test unless it exits with 0, if that is to be checked."""
         words = [command, "-b", str(self.example.batch_size), *self.example.every]
         if command != "compile":
             words += ["--pef", pef or self.example.name, "--threads", "1"]
@@ -101,30 +97,24 @@ class App:
         result = run_job(argv, timeout=180, cwd=self.folder)
         return result.check() if check else result
 
-    def module(self) -> ModuleType:
-        """The script as a module: the copy with the direct imports."""
+    def module(self) -> Namespace:
+        """What the copy with the direct imports defines."""
         folder = self._copies()
-        spec = spec_from_file_location(f"app_{self.example.name}", folder / f"{self.example.name}.py")
-        assert spec is not None
-        assert spec.loader is not None
-        module = module_from_spec(spec)
         with pytest.MonkeyPatch.context() as patch:
             patch.syspath_prepend(str(folder))  # a script may import others that lie beside it
-            spec.loader.exec_module(module)
-        return module
+            return Namespace(**run_path(str(folder / f"{self.example.name}.py"), run_name=self.example.name))
 
     def _start(self, way: str) -> Sequence[str]:
-        script = f"{self.example.name}.py"
-        starts = {
-            "app": [str(Path(sys.executable).parent / "sambasim"), "app", str(SCRIPTS / script)],
-            "check": [str(Path(sys.executable).parent / "sambasim"), "app", "--check", str(SCRIPTS / script)],
-            "module": [sys.executable, "-m", "sambasim", str(SCRIPTS / script)],
-            "env": ["python", str(SCRIPTS / script)],
-            "direct": [sys.executable, str(self.folder / "direct" / script)],
-        }
+        file, command = f"{self.example.name}.py", str(Path(sys.executable).parent / "sambasim")
         if way == "direct":
-            self._copies()
-        return starts[way]
+            return [sys.executable, str(self._copies() / file)]
+        starts = {
+            "app": [command, "app"],
+            "check": [command, "app", "--check"],
+            "module": [sys.executable, "-m", "sambasim"],
+            "env": ["python"],
+        }
+        return [*starts[way], str(SCRIPTS / file)]
 
     def _copies(self) -> Path:
         """The folder of scripts that import `sambasim` where the examples import `sambaflow`."""

@@ -1,7 +1,7 @@
 """Checks for mistakes of apps that the hardware does not report. Each finding has a code, and a row in `README.md`.
 
-DP01, DP02, AP02   arguments.py    the command line, the compile, and the arguments of session.run
-DP03, DP07, AP08   replicas.py     weights and hyperparameters of the replicas; the loss
+DP01..DP03, DP07   replicas.py     the command line, the compile and session.run; what replicas train
+AP02, AP08
 DP04..DP06, AP03   data.py         DistributedSamplers, and the batches
 DP08, DP09         job.py          files, and the number of steps; `sambasim app --check`
 AP05, AP06, AP07   host.py         what host and device do not exchange, by watched.py

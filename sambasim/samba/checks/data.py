@@ -4,7 +4,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import wraps
-from itertools import combinations
+from itertools import chain, combinations
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
@@ -37,7 +37,7 @@ class Division:
     """How a sampler divides a data set of `length` samples in one epoch.
 
     order: seed and epoch; None without shuffle
-    where: the line of the app that made the sampler, or, if it was made before `Samplers.start`, that iterates it"""
+    where: the line of the app that made the sampler or, if that was before `Samplers.start`, iterates it"""
 
     num_replicas: int
     rank: int
@@ -64,18 +64,15 @@ class Samplers:
     """The DistributedSamplers that feed optimizer steps. Those of an evaluation are ignored: it may use any order."""
 
     def __init__(self) -> None:
-        self.shorten: Callable[[Iterator[Any]], Iterable[Any]] = iter
-        """Shortens the indices of an epoch, during a check."""
-        self.has_fed = False
-        """Whether an optimizer step has used samples of a DistributedSampler."""
+        self.shorten: Callable[[Iterator[Any]], Iterable[Any]] = iter  # the indices of an epoch, during a check
+        self.has_fed = False  # whether an optimizer step has used samples of a DistributedSampler
         self._last: Iteration | None = None  # the latest, unless it is an evaluation
         self._trained: Iteration | None = None  # the one that the last optimizer step used
         self._undecided: Iteration | None = None  # used by a forward so far: training only if a backward follows
         self._undecided_batch: Sequence[Tensor] = ()  # its batch, kept alive so that no other batch gets its addresses
         self._passes = 0  # over a sampler, that have fed an optimizer step
         self._steps = 0  # of optimizers
-        # Seed and epoch of each shuffle that a sampler has trained with, to see one again.
-        self._orders: WeakKeyDictionary[Sampler, set[tuple[int, int]]] = WeakKeyDictionary()
+        self._orders: WeakKeyDictionary[Sampler, set[tuple[int, int]]] = WeakKeyDictionary()  # that have trained
         self._line_of: WeakKeyDictionary[Sampler, str | None] = WeakKeyDictionary()
 
     def start(self) -> None:
@@ -83,12 +80,11 @@ class Samplers:
         iterate, make = DistributedSampler.__iter__, DistributedSampler.__init__
 
         def iterated(sampler: Sampler) -> Iterator[Any]:
-            indices, where = self.shorten(iterate(sampler)), app_line()
-            order = (sampler.seed, sampler.epoch) if sampler.shuffle else None
+            where, order = app_line(), (sampler.seed, sampler.epoch) if sampler.shuffle else None
             length = len(sampler.dataset)  # type: ignore[arg-type]  # this sampler needs a length; not every Dataset has one
             made_at = self._line_of.get(sampler) or where
             division = Division(sampler.num_replicas, sampler.rank, length, order, sampler.drop_last, made_at)
-            return self._drawn(Iteration(sampler, division, where), indices)
+            return self._drawn(Iteration(sampler, division, where), self.shorten(iterate(sampler)))
 
         @wraps(make)
         def made(sampler: Sampler, *arguments: Any, **keywords: Any) -> None:
@@ -101,17 +97,17 @@ class Samplers:
     def note_run(self, kinds: Collection[SectionKind], batch: Mapping[str, Tensor]) -> None:
         """Sections of `kinds` are about to run on `batch`, which was drawn last.
 
-        A forward alone is an evaluation, and its iteration is set aside: workers of a DataLoader may have drawn all
-        samples in advance. It was training after all if a backward of the same batch follows, or if the iteration goes
-        on after the next optimizer step."""
+        A forward alone is an evaluation, and its iteration is set aside, because workers of a DataLoader may have drawn
+        all samples. It trains after all if a backward of the same batch follows, or if it goes on after the next step.
+        """
         backward = SectionKind.BCKWD in kinds
         if SectionKind.FWD not in kinds:
             if backward and self._undecided is not None:
                 self._train_on(self._undecided)
             return
         tensors = list(batch.values())
-        before = [tensor.data_ptr() for tensor in self._undecided_batch]
-        if self._undecided is not None and [tensor.data_ptr() for tensor in tensors] == before:
+        addresses, before = ([tensor.data_ptr() for tensor in listed] for listed in (tensors, self._undecided_batch))
+        if self._undecided is not None and addresses == before:
             self._train_on(self._undecided)
         self._undecided, self._undecided_batch = None, ()
         if not backward and self._last is not None and not self._last.steps:
@@ -137,22 +133,15 @@ class Samplers:
             what = f"the sampler shuffles in the same order again, because its epoch is still {order[1]}"
             report(Finding("DP06", what, last.where, "sampler.set_epoch(epoch) before each epoch"))
 
-    @property
-    def _feeding(self) -> Iteration | None:
-        return self._last if self._last is not None and self._last.steps else None
-
-    def division(self) -> Division | None:
-        """How the sampler that feeds optimizer steps divides the data; None without one, or if it does not."""
-        feeding = self._feeding
-        return None if feeding is None or feeding.division.num_replicas == 1 else feeding.division
-
-    def place(self) -> Place | None:
-        """The epoch and step of training; None where `division` is None."""
-        return None if self._last is None or self.division() is None else (self._passes, self._last.steps)
-
-    def line(self) -> str | None:
-        """The line of the sampler that feeds optimizer steps now."""
-        return self._feeding.division.where if self._feeding else None
+    def feeding(self) -> tuple[Division | None, Place | None, str | None]:
+        """How the sampler that feeds optimizer steps now divides the data, how far training is in it, and its line;
+        without the first two if it does not divide."""
+        last = self._last
+        if last is None or not last.steps:
+            return None, None, None
+        division = last.division
+        divides = division.num_replicas > 1
+        return division if divides else None, (self._passes, last.steps) if divides else None, division.where
 
     def _drawn(self, current: Iteration, indices: Iterable[Any]) -> Iterator[Any]:
         for index in indices:
@@ -171,9 +160,9 @@ def different_epochs(places: Sequence[Place | None], where: str | None) -> Findi
     rank = next((rank for rank, place in enumerate(known) if place != known[0]), None)
     if len(known) < len(places) or rank is None:
         return None
-    (epoch, step), (other_epoch, other_step) = known[0], known[rank]
-    what = f"the epochs of replicas differ in length: replica 0 takes step {step} of epoch {epoch}, and replica {rank} "
-    return Finding("DP09", f"{what}step {other_step} of epoch {other_epoch}", where, EVEN_BATCHES)
+    first, other = (f"step {step} of epoch {epoch}" for epoch, step in (known[0], known[rank]))
+    what = f"the epochs of replicas differ in length: replica 0 takes {first}, and replica {rank} {other}"
+    return Finding("DP09", what, where, EVEN_BATCHES)
 
 
 def wrong_division(divisions: Sequence[Division | None], *, compares_epochs: bool = True) -> Finding | None:
@@ -182,19 +171,20 @@ def wrong_division(divisions: Sequence[Division | None], *, compares_epochs: boo
     if len(known) < len(divisions):
         return None
     if not compares_epochs:
-        known = [replace(one, order=(one.order[0], 0)) if one.order else one for one in known]
+        known = [replace(each, order=each.order and (each.order[0], 0)) for each in known]
     first = known[0]
     for rank, division in enumerate(known):
         if division.num_replicas != len(known):
-            what = f"the sampler of replica {rank} divides the data among {division.num_replicas} replicas, "
-            return Finding("DP05", f"{what}and there are {len(known)}", division.where, _remedy(first))
+            among = f"among {division.num_replicas} replicas, and there are {len(known)}"
+            what = f"the sampler of replica {rank} divides the data {among}"
+            return Finding("DP05", what, division.where, _remedy(first))
     for rank, division in enumerate(known):
         if division in known[:rank]:
-            what = f"replicas {known.index(division)} and {rank} get the same samples: both samplers have rank "
-            return Finding("DP04", f"{what}{division.rank}", division.where, _remedy(first))
+            ranks = f"replicas {known.index(division)} and {rank}"
+            what = f"{ranks} get the same samples: both samplers have rank {division.rank}"
+            return Finding("DP04", what, division.where, _remedy(first))
     for rank, division in enumerate(known):
-        difference = _difference(first, division)
-        if difference is not None:
+        if difference := _difference(first, division):
             what = f"the samplers of replicas 0 and {rank} differ in {difference}: samples are skipped or repeated"
             return Finding("DP05", what, division.where, _remedy(first) if division.length == first.length else _WHOLE)
     return None
@@ -202,27 +192,28 @@ def wrong_division(divisions: Sequence[Division | None], *, compares_epochs: boo
 
 def _remedy(first: Division) -> str:
     """The call that makes the sampler of replica 0, for every replica."""
-    own = "DistributedSampler(dataset, num_replicas=dist.get_world_size(), rank=dist.get_rank()"
-    own += ", drop_last=True" if first.drop_last else ""
+    call = "DistributedSampler(dataset, num_replicas=dist.get_world_size(), rank=dist.get_rank()"
+    call += ", drop_last=True" if first.drop_last else ""
     if first.order is None:
-        return f"{own}, shuffle=False) on every rank"
-    return f"{own}, seed={first.order[0]}), and set_epoch(epoch) with the same epoch on every rank"
+        return f"{call}, shuffle=False) on every rank"
+    return f"{call}, seed={first.order[0]}), and set_epoch(epoch) with the same epoch on every rank"
 
 
-def _difference(first: Division, other: Division) -> str | None:
-    if first.length != other.length:
-        return f"the length of their data, {first.length} and {other.length}"
-    if (first.order is None) != (other.order is None):
-        return "shuffle="
-    if first.drop_last != other.drop_last:
-        return "drop_last="
-    pairs = zip(("seed", "epoch"), first.order or (), other.order or (), strict=False)
-    return next((f"their {word}, {mine} and {others}" for word, mine, others in pairs if mine != others), None)
+def _difference(*two: Division) -> str | None:
+    """The first argument in which the two samplers differ."""
+    facts: dict[str, list[Any]] = {
+        "the length of their data, {} and {}": [each.length for each in two],
+        "shuffle=": [each.order is not None for each in two],
+        "drop_last=": [each.drop_last for each in two],
+        "their seed, {} and {}": [each.order and each.order[0] for each in two],
+        "their epoch, {} and {}": [each.order and each.order[1] for each in two],
+    }
+    return next((words.format(*values) for words, values in facts.items() if values[0] != values[1]), None)
 
 
 def digests(batch: Mapping[str, Tensor]) -> tuple[str, ...]:
     """One digest for each tensor of a batch; none for a warm-up batch."""
-    return () if _is_constant(batch) else tuple(tensor_sha256(tensor) for tensor in batch.values())
+    return () if _is_constant(batch) else tuple(map(tensor_sha256, batch.values()))
 
 
 def sample_digests(batch: Mapping[str, Tensor]) -> tuple[str, ...]:
@@ -247,12 +238,11 @@ class EqualBatches:
 
     def note(self, batches: Sequence[tuple[str, ...]], step: int, where: str | None) -> Finding | None:
         """DP04 once two replicas got equal batches twice; once may be chance. `batches` holds digests by rank."""
-        ranked = combinations(enumerate(batches), 2)
-        pairs = [(one, other) for (one, digest), (other, others) in ranked if digest == others]
+        pairs = [(a, b) for a, b in combinations(range(len(batches)), 2) if batches[a] == batches[b]]
         self._times.update(pairs)
-        for one, other in pairs:
-            if self._times[one, other] > 1:
-                what = f"replicas {one} and {other} get the same samples, again in step {step}"
+        for first, second in pairs:
+            if self._times[first, second] > 1:
+                what = f"replicas {first} and {second} get the same samples, again in step {step}"
                 return Finding("DP04", what, where, _SHARD)
         return None
 
@@ -271,7 +261,7 @@ def shared_samples(replicas: Sequence[Sequence[tuple[str, ...]]], where: str | N
                 break
             seen.update(batch)
     for rank, fed in enumerate(replicas):
-        for sample in (sample for batch in fed[:steps] for sample in batch):
+        for sample in chain.from_iterable(fed[:steps]):
             owners[sample].add(rank)
     shared = sum(len(ranks) > 1 for ranks in owners.values())
     if shared <= _CHANCE * (len(replicas) - 1):
@@ -294,7 +284,7 @@ def lossy(program: Program, batch: Mapping[str, Tensor], where: str | None) -> I
             what = f"{name} is float64: an RDU computes in bf16, and keeps 8 of its 53 bits"
             yield Finding("AP03", what, where, f"{name}.float() in the dataset, so that all machines get these numbers")
         elif not tensor.is_floating_point() and tensor.numel() and name not in indices:
-            least, most = int(tensor.min()), int(tensor.max())
+            least, most = map(int, tensor.aminmax())
             if least < limits.min or most > limits.max:
                 value = most if most > limits.max else least
                 what = f"{name} has {value}: an RDU stores labels as int16, up to {limits.max}"

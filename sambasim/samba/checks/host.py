@@ -1,9 +1,9 @@
 """AP05, AP06, AP07: weights and optimizers that host and device do not exchange.
 
-The device has its own weights, and the hyperparameters that the optimizers had in `trace_graph`. What the app changes
-on the host does not reach it (AP05). `session.run` trains on the device alone, and the model keeps the weights of the
-last `to_cpu`: a checkpoint of them, or a prediction on the host, is out of date (AP06). And an app may train nothing at
-all on the device (AP07). If the host takes optimizer steps of its own, for comparison, its weights are not compared.
+The device has its own weights, and the hyperparameters that the optimizers had in `trace_graph`: what the app changes
+on the host does not reach it (AP05). `session.run` trains on the device alone, so a checkpoint or a prediction with the
+weights of the last `to_cpu` is out of date (AP06). And an app may train nothing at all on the device (AP07). If the
+host takes optimizer steps of its own, for comparison, its weights are not compared.
 """
 
 import math
@@ -70,8 +70,9 @@ class HostOptions:
                 is_late = name in given and self._passed[name].steps_apart < _LATE_STEPS
                 if not is_late and not _is_same(on_device, after):
                     first = _shown(on_device if _is_same(before, after) else before)
-                    what = f"the app has changed {name} of an optimizer from {first} to {_shown(after)}, and the "
-                    yield name, f"{what}device continues with {_shown(on_device)}", self._remedy(name, now)
+                    change = f"the app has changed {name} of an optimizer from {first} to {_shown(after)}"
+                    what = f"{change}, and the device continues with {_shown(on_device)}"
+                    yield name, what, self._remedy(name, now)
         # While the host differs, each step counts.
         self._agreed = None if any(passed.steps_apart for passed in self._passed.values()) else (plain, given)
 
@@ -80,8 +81,7 @@ class HostOptions:
         return [list(map(group.get, _OPTIONS)) for group in groups]
 
     def _compare_groups(self, name: str, value: float, on_host: Sequence[object]) -> Iterator[tuple[str, str, str]]:
-        """Counts for how many steps the host has had other values than when `session.run` got a new `value`, which it
-        sets for all parameter groups."""
+        """Counts for how many steps the host has had other values than when `session.run` got a new `value`."""
         passed = self._passed.get(name)
         if passed is None or passed.value != value:
             self._passed[name] = _Passed(value, on_host)
@@ -111,9 +111,10 @@ class HostOptions:
 
 def _named(values: Iterable[object]) -> Group:
     named = dict(zip(_OPTIONS, values, strict=True))
-    given = named.pop("betas")
-    betas = given if isinstance(given, tuple | list) else (None, None)
-    return {**named, "beta1": betas[0], "beta2": betas[1]}
+    match named.pop("betas"):
+        case (beta1, beta2):
+            return {**named, "beta1": beta1, "beta2": beta2}
+    return {**named, "beta1": None, "beta2": None}
 
 
 def _is_same(before: object, after: object) -> bool:
@@ -128,11 +129,7 @@ def _shown(value: object) -> str:
 
 def is_sampled(step: int) -> bool:
     """Whether `step`, which counts from 1, is 1, 2, 8, 64, 512 …: the steps in which slow checks run."""
-    if step == 2:
-        return True
-    while step and step % 8 == 0:
-        step //= 8
-    return step == 1
+    return step == 2 or 8 ** round(math.log(step, 8)) == step
 
 
 class Host:
@@ -150,12 +147,12 @@ class Host:
         self._state_is_new = False
         self._reported: set[str] = set()
         self._compared: dict[str, int] = {}  # by use, the last step in which weights were compared: it takes time
-        # The optimizers belong to the app, and may outlive this.
         for optimizer in machine.optimizers:
-            stepped = _hook(weakref.WeakMethod(self._note_host_step))
-            weakref.finalize(self, optimizer.register_step_post_hook(stepped).remove)
-            loading = _hook(weakref.WeakMethod(self._note_loading))
-            weakref.finalize(self, optimizer.register_load_state_dict_pre_hook(loading).remove)
+            for register, note in (
+                (optimizer.register_step_post_hook, self._note_host_step),
+                (optimizer.register_load_state_dict_pre_hook, self._note_loading),
+            ):
+                weakref.finalize(self, register(_hook(weakref.WeakMethod(note))).remove)
         watch(self, _changed_by(machine))
 
     def note_exchange(self) -> None:
@@ -165,8 +162,7 @@ class Host:
         self._host_trains = self._host_has_loaded = self._state_is_new = False
 
     def note_run(self, kinds: Collection[SectionKind], given: Mapping[str, float], *, thoroughly: bool) -> None:
-        """Sections of `kinds` are about to run with the hyperparameters `given`; `thoroughly` compares weights in every
-        run, not in a few."""
+        """Sections of `kinds` are about to run with the hyperparameters `given`; `thoroughly`: compares every time."""
         self._runs += 1
         self._backwards += SectionKind.BCKWD in kinds
         if SectionKind.OPT in kinds:
@@ -180,17 +176,17 @@ class Host:
             if SectionKind.BCKWD in kinds or SectionKind.OPT in kinds:
                 self._compare_requires_grad()
             self._compare_weights()
-        # No app accumulates the gradients of so many batches before its first optimizer step.
-        if self._backwards == 256 and not self._machine.replica.steps:
+        if self._backwards == 256:  # no app accumulates the gradients of so many before its first optimizer step
             self._report_backwards()
 
     def note_fetch(self) -> None:
         """The weights of the device are about to replace those of the host."""
         if self._backwards and not self._machine.replica.steps:
             self._report_backwards()
-        elif self._host_trains and self._ahead == 0:
+        elif self._host_trains and self._ahead == 0 and process.current().trains:
             what = "to_cpu overwrites weights that the app has trained on the host, and the device has trained none"
-            self._report_untrained(what, "session.run(…) for backward() and optimizer.step(); or leave to_cpu out")
+            remedy = "session.run(…) for backward() and optimizer.step(); or leave to_cpu out"
+            self._report("AP07", "AP07", what, remedy)
 
     def note_replacement(self) -> None:
         """`trace_graph` is about to load another PEF for the same model, with the weights of the host."""
@@ -205,8 +201,7 @@ class Host:
             self._report_behind(f"the app {use} the weights on", "before it")
 
     def note_clipping(self, function: str, parameters: list[Tensor], arguments: Mapping[str, Any]) -> None:
-        """The app calls torch's `function` to clip gradients of `parameters` on the host: AP05 if the PEF does not
-        clip."""
+        """AP05 if the PEF does not clip."""
         bound = float(arguments[BOUNDS[function]])
         if not (math.isfinite(bound) and process.current().trains):  # with an infinite bound, it only reads the norm
             return
@@ -230,8 +225,7 @@ class Host:
     def _is_behind(self, use: str) -> bool:
         """Whether the app uses out-of-date weights. Compares weights once a step for each kind of use, and never while
         torch transforms the model, because the comparison would become part of the result."""
-        steps = self._machine.replica.steps
-        is_reported = f"the app {use} the weights on" in self._reported
+        steps, is_reported = self._machine.replica.steps, f"the app {use} the weights on" in self._reported
         if self._ahead <= 0 or self._compared.get(use) == steps or self._host_has_loaded or is_reported:
             return False
         is_transforming = (
@@ -248,8 +242,7 @@ class Host:
 
     def _compare_requires_grad(self) -> None:
         now = {path: parameter.requires_grad for path, parameter in self._parameters()}
-        changed = [path for path, trains in now.items() if self._requires_grad.get(path, trains) != trains]
-        if changed:
+        if changed := [path for path, trains in now.items() if self._requires_grad.get(path, trains) != trains]:
             first, more = changed[0], f" and {len(changed) - 1} more" if len(changed) > 1 else ""
             what = f"requires_grad of {first}{more} is {now[first]} now, and still {not now[first]} on the device"
             remedy = "set it where the model is made, and compile the app again: a PEF contains what is trained"
@@ -258,8 +251,8 @@ class Host:
     def _compare_weights(self) -> None:
         if self._host_trains or "weights" in self._reported:
             return
-        changed = [path for path, digest in self._digests().items() if self._weights.get(path, digest) != digest]
-        if changed:
+        now = self._digests()
+        if changed := [path for path, digest in now.items() if self._weights.get(path, digest) != digest]:
             what = f"the app has changed weights of the model, first {changed[0]}, and the device keeps its own"
             self._report("AP05", "weights", what, "samba.session.to_device(model), or load weights before trace_graph")
 
@@ -278,10 +271,7 @@ class Host:
     def _report_backwards(self) -> None:
         what = f"the device has run {counted(self._backwards, 'backward')} and no optimizer step, so nothing is trained"
         remedy = 'add "OPT" to section_types, or leave section_types out: an optimizer.step() on the host has no effect'
-        self._report_untrained(what, remedy)
-
-    def _report_untrained(self, what: str, remedy: str) -> None:
-        if process.current().trains:
+        if process.current().trains and not self._machine.replica.steps:
             self._report("AP07", "AP07", what, remedy)
 
     def _report(self, code: Code, subject: str, what: str, remedy: str) -> None:
@@ -312,18 +302,20 @@ def _changed_by(machine: Machine) -> Iterator[nn.Module]:
             yield module
 
 
-def _is_equal(one: object, other: object) -> bool:
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        return torch.equal(one, other)
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_is_equal(one[key], other[key]) for key in one)
-    return type(one) is type(other) and one == other
+def _is_equal(first: object, second: object) -> bool:
+    match first, second:
+        case Tensor(), Tensor():
+            return torch.equal(first, second)
+        case dict(), dict():
+            return first.keys() == second.keys() and all(_is_equal(first[key], second[key]) for key in first)
+    return type(first) is type(second) and first == second
 
 
 def _hook(method: "weakref.WeakMethod[Callable[..., None]]") -> Callable[..., None]:
-    def hook(optimizer: Optimizer, *rest: object) -> None:
-        alive = method()
-        if alive is not None:
-            alive(optimizer, *rest)
+    """Calls `method` as long as its object exists: the optimizers belong to the app, and may outlive it."""
+
+    def hook(*arguments: object) -> None:
+        if (alive := method()) is not None:
+            alive(*arguments)
 
     return hook

@@ -9,12 +9,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from importlib import import_module
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
-from torch import Tensor
+import safetensors.torch as safetensors
+from torch import Tensor, serialization
 
 from sambasim.errors import DataParallelError
 from sambasim.ir.graph import SectionKind
@@ -62,22 +62,19 @@ def different_steps(points: Sequence[Point], where: str | None) -> Finding | Non
 
 
 class StatusPages:
-    """One page of shared memory per rank of this node, with the number of steps with sync that it has started. A
-    replica that ends reads here whether another waits for it in a step that it will never take. Every rank makes this
-    object at the same time."""
+    """One page of shared memory per rank of this node, with the number of steps with sync that it has started: there a
+    replica that ends sees whether another waits in a step that it will never take. Collective."""
 
-    _BYTES = 4096
     _STEPS, _COMPARES, _ENDED = 0, 8, 16  # word offsets; _COMPARES: this step starts with a comparison
-    _POLL_S = 0.02
 
     def __init__(self, communicator: Communicator) -> None:
-        self._window = communicator.allocate_shared(self._BYTES)
+        self._window = communicator.allocate_shared(4096)
         pages = [part.data.cast("q") for part in self._window.parts]
         self._pages = dict(zip(communicator.local_ranks, pages, strict=True))
         self._own = pages[communicator.local_rank]
 
     def begin_step(self, *, compares: bool) -> None:
-        """This replica starts a step with sync; `compares` says whether the replicas compare before it."""
+        """This replica starts a step with sync; `compares`: the replicas compare before it."""
         self._own[self._COMPARES] = compares
         self._window.sync()
         self._own[self._STEPS] += 1
@@ -94,11 +91,8 @@ class StatusPages:
                     return None if page[self._COMPARES] else (rank, page[self._STEPS])
             if all(page[self._ENDED] for page in self._pages.values()):
                 return None
-            time.sleep(self._POLL_S)
+            time.sleep(0.02)
 
-
-_WRITERS = (("torch.serialization", "_open_zipfile_writer", 0), ("safetensors.torch", "serialize_file", 1))
-"""Functions that write a file from C++ or Rust: module, name, position of the path argument."""
 
 _TOOL_FOLDERS = {"__pycache__", ".cache"}
 _SYSTEM_FOLDERS = ("/dev/", "/proc/", "/sys/")
@@ -121,9 +115,9 @@ class Files:
         """Watches from now on. Called once in a process."""
         self.active = True
         sys.addaudithook(self._on_audit)
-        for module_name, name, position in _WRITERS:
-            module = import_module(module_name)
-            setattr(module, name, self._watched(getattr(module, name), position))
+        # These write from C++ and Rust.
+        for module, name, path_at in ((serialization, "_open_zipfile_writer", 0), (safetensors, "serialize_file", 1)):
+            setattr(module, name, self._watched(getattr(module, name), path_at))
 
     def take_new(self) -> Mapping[str, str]:
         """The files that this rank has opened since the last call, each with the line of the app."""
@@ -151,8 +145,7 @@ class Files:
         ignored = file.startswith(_SYSTEM_FOLDERS) or file.endswith(".lock")
         if file in self._new or ignored or not _TOOL_FOLDERS.isdisjoint(Path(file).parts):
             return
-        where = own_line_of_app()
-        if where is not None:
+        if (where := own_line_of_app()) is not None:
             self._new[file] = where
 
     def _on_audit(self, event: str, arguments: tuple[object, ...]) -> None:
@@ -161,27 +154,26 @@ class Files:
             if "w" in mode if isinstance(mode, str) else isinstance(flags, int) and flags & os.O_TRUNC:
                 self._note(path)
 
-    def _watched(self, original: Callable[..., object], position: int) -> Callable[..., object]:
+    def _watched(self, original: Callable[..., object], path_at: int) -> Callable[..., object]:
         def watched(*arguments: object, **keywords: object) -> object:
-            if len(arguments) > position:
-                self._note(arguments[position])
+            if len(arguments) > path_at:
+                self._note(arguments[path_at])
             return original(*arguments, **keywords)
 
         return watched
 
 
 class Job:
-    """The watched samplers and files of this process. A loaded PEF sets `steps` and `compare_last`."""
+    """The watched samplers and files of this process. A loaded PEF sets `steps` and `compare_last`.
+
+    leave: reports an error, ends the job, and returns the exit code
+    compare_last: compares after the last step; a rank without a PEF only takes part"""
 
     def __init__(self, communicator: Communicator, leave: Leave) -> None:
-        """leave: reports an error, ends the job, and returns the exit code"""
-        self.communicator, self.leave = communicator, leave
-        self.samplers = Samplers()
-        self.files = Files(communicator.node_of)
+        self.communicator, self.leave, self.steps = communicator, leave, 0
+        self.samplers, self.files = Samplers(), Files(communicator.node_of)
         self.pages = StatusPages(communicator)
-        self.steps = 0
         self.compare_last: Callable[[], object] = lambda: communicator.all_gather_object(None)
-        """Compares after the last step. A rank without a PEF only takes part."""
 
 
 def begin(communicator: Communicator, leave: Leave) -> None:
@@ -199,9 +191,9 @@ def current() -> Job | None:
 
 
 def finish() -> None:
-    """Compare for the last time, report findings of other ranks, and watch no more. Collective; later calls do nothing,
-    nor does one of a job that has failed. If another rank is still taking steps, its next comparison reports DP09. If
-    it waits for this rank in a step without comparison, this rank reports DP09 and ends the job."""
+    """Compare for the last time, report findings of other ranks, and watch no more. Collective; a job that has ended or
+    failed does nothing. Another rank that still takes steps reports DP09 in its next comparison; if it waits in a step
+    without one, this rank reports it and ends the job."""
     context, job = process.current(), current()
     if job is None or context.has_left:
         return
@@ -209,8 +201,7 @@ def finish() -> None:
     del context.parts[Job]
     job.files.active = False
     end = Point(job.steps, ended=True)
-    waiting = job.pages.end()
-    if waiting is not None:
+    if waiting := job.pages.end():
         rank, step = waiting
         words = f"DP09: replica {job.communicator.rank} {end.words}, and replica {rank} waits for it in step {step}"
         os._exit(job.leave(DataParallelError(words, remedy=EVEN_BATCHES), None))
@@ -228,8 +219,7 @@ class CheckIsOver(BaseException):
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The findings of all ranks, and what they cover. If `epochs_cut`, the losses that the app prints are not those of
-    a run."""
+    """The findings of all ranks, and what they cover. If `epochs_cut`, the app prints other losses than in a run."""
 
     findings: Sequence[Finding]
     steps: int
@@ -239,16 +229,13 @@ class Report:
 
 class Check:
     """A check over at most `limit` steps: optimizer steps, or forwards of an inference PEF. It reports all findings at
-    the end and no error before, so that one check finds everything. An epoch of a DistributedSampler is cut to half of
-    the steps, so that a second epoch is seen too."""
+    the end and no error before, so that one check finds everything."""
 
     def __init__(self, limit: int) -> None:
-        self.steps = 0
-        self._limit = limit
+        self.steps, self._limit, self._epochs_cut = 0, limit, False
         self._fed: list[tuple[str, ...]] = []
         self._forward: tuple[str, ...] = ()
         self._where: str | None = None
-        self._epochs_cut = False
 
     def note(self, program: Program, kinds: Collection[SectionKind], batch: Mapping[str, Tensor]) -> None:
         """Sections of `kinds` are about to run on `batch`. Raises CheckIsOver after the last step."""
@@ -265,8 +252,8 @@ class Check:
             self._fed.append(self._forward)
 
     def short_epoch(self, batch_size: int, batches_of_a_step: int) -> Callable[[Iterator[Any]], Iterable[Any]]:
-        """Returns a function that cuts the indices of an epoch to half of the steps of a check, and keeps the remainder
-        that fills no batch."""
+        """Returns a function that cuts the indices of an epoch to half of the steps of a check, so that a second epoch
+        is seen too, and keeps the remainder that fills no batch."""
         wanted = max(self._limit // 2, 1) * batches_of_a_step * batch_size
 
         def shortened(indices: Iterator[Any]) -> Iterable[Any]:
@@ -294,14 +281,13 @@ class Check:
         while not together(meet(communicator, Point(self.steps, ended=True), None)[0]):
             pass
         # Without a DistributedSampler, only the samples themselves show who got which.
-        fed = communicator.all_gather_object(None if job.samplers.division() else self._fed)
-        known = [samples for samples in fed if samples is not None]
-        if len(known) == len(fed) > 1 and not reporter.has("DP04"):
-            process.report(data.shared_samples(known, self._where))
+        fed = communicator.all_gather_object(None if job.samplers.feeding()[0] else self._fed)
+        if None not in fed and len(fed) > 1 and not reporter.has("DP04"):
+            process.report(data.shared_samples([samples for samples in fed if samples is not None], self._where))
         finish()
         of_all_ranks = communicator.all_gather_object(reporter.findings)
         found = {(finding.code, finding.what): finding for findings in reversed(of_all_ranks) for finding in findings}
-        return Report([found[key] for key in sorted(found)], self.steps, communicator.world_size, self._epochs_cut)
+        return replace(self.own_report(), findings=[found[key] for key in sorted(found)], replicas=len(fed))
 
 
 def begin_check(steps: int) -> Check:

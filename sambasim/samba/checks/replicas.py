@@ -1,21 +1,29 @@
-"""The checks of one loaded PEF, which the session calls, and the comparison of replicas (DP03, DP07)."""
+"""The checks of one loaded PEF, which the session calls: what replicas train (DP03, DP07), and the command line against
+the compile and what the app passes to the session (DP01, DP02, AP02)."""
 
-from collections.abc import Collection, Mapping, Sequence
+import shlex
+from argparse import Namespace
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
+from sambasim.errors import DataParallelError, LaunchError
 from sambasim.ir.graph import SectionKind
+from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
 from sambasim.runtime.machine.communicator import Communicator
+from sambasim.runtime.machine.launcher import check_world_size
 from sambasim.runtime.run.stepwise import Mode
 from sambasim.runtime.values.memory import tensor_sha256
 from sambasim.samba import process
-from sambasim.samba.checks import arguments, data, job
+from sambasim.samba.checks import data, job
 from sambasim.samba.checks.data import Division, Place
 from sambasim.samba.checks.host import Host, is_sampled
 from sambasim.samba.device import Machine
-from sambasim.samba.process import Finding, app_line
+from sambasim.samba.flags import FLAGS, MEASURING
+from sambasim.samba.process import Finding, app_error, app_line, current, report_here, typed_command
+from sambasim.units import counted
 
 _BATCHES_COMPARED = (1, 2, 8)
 """Steps in which replicas compare their batches."""
@@ -46,9 +54,9 @@ def different_start(replicas: Sequence[Trained], where: str | None) -> Finding |
         if name is None and replica.steps != replicas[0].steps:
             name = "the number of optimizer steps"
         if name is not None:
-            what = f"replica {rank} starts from other weights than replica 0: {name} differs; all continue from those "
+            start = f"replica {rank} starts from other weights than replica 0: {name} differs"
             remedy = "samba.utils.set_seed(…) with one seed on all ranks before the model is made, or one checkpoint"
-            return Finding("DP03", f"{what}of replica 0", where, remedy)
+            return Finding("DP03", f"{start}; all continue from those of replica 0", where, remedy)
     return None
 
 
@@ -66,8 +74,7 @@ def different_hyperparameters(replicas: Sequence[Trained], when: str, where: str
 def different_weights(replicas: Sequence[Trained], when: str, where: str | None) -> Finding | None:
     """DP07 for weights. Weights that a replica leaves out are not compared."""
     for rank, replica in enumerate(replicas):
-        name = _different_weight(replicas[0], replica)
-        if name is not None:
+        if name := _different_weight(replicas[0], replica):
             what = f"{when} replica {rank} has other weights than replica 0: {name} differs"
             remedy = "load weights into the model on every rank before samba.session.to_device(model), or on none"
             return Finding("DP07", what, where, remedy)
@@ -94,55 +101,49 @@ class Checks:
     """The checks of one loaded PEF. Every rank makes this object, and calls its methods in the same order."""
 
     def __init__(self, machine: Machine, communicator: Communicator) -> None:
-        self._machine = machine
-        self._communicator = communicator
-        self._accumulation = arguments.Accumulation()
+        self._machine, self._communicator, self.host = machine, communicator, Host(machine)
+        self._accumulation, self._equal_batches = Accumulation(), data.EqualBatches()
         self._step = self._forwards = 0
         self._fed: tuple[str, ...] = ()
-        self._equal_batches = data.EqualBatches()
         self._withheld: Finding | None = None  # DP04 for batches that may be of a warm-up
-        self.host = Host(machine)
-        self._synced = False
-        self._replaced = False  # whether the app has replaced the weights since the last step
+        self._synced = self._replaced = False  # _replaced: the app has replaced the weights since the last step
         self._where: str | None = None
-        watched, check = job.current(), job.current_check()
-        self._samplers = watched.samplers if watched else None
-        if watched is not None:
-            watched.compare_last = self._compare_last
-            if check is not None:
-                batches = int(process.current().flag("grad_accumulation_steps") or 1)
-                watched.samplers.shorten = check.short_epoch(machine.program.batch_size, batches)
+        self._job, self._check = job.current(), job.current_check()
+        if self._job is not None:
+            self._job.compare_last = self._compare_last
+            if self._check is not None:
+                batches = int(current().flag("grad_accumulation_steps") or 1)
+                self._job.samplers.shorten = self._check.short_epoch(machine.program.batch_size, batches)
 
     def before(
         self, kinds: Collection[SectionKind], batch: Mapping[str, Tensor], given: Mapping[str, float], **sync: bool
     ) -> Mode:
         """Sections of `kinds` are about to run on `batch`, with the hyperparameters `given` so far. Returns how an
-        optimizer step is synced, by the arguments `sync` of session.run; collective with one in a mode but ALONE.
-        Raises DataParallelError and LaunchError."""
-        machine, size, mode = self._machine, self._communicator.world_size, Mode.ALONE
-        if SectionKind.OPT in kinds:
-            mode = arguments.mode_of(machine.program, size, **sync)
+        optimizer step is synced, by the arguments `sync` of session.run; collective in a mode but ALONE. Raises
+        DataParallelError and LaunchError."""
+        program, size, watched = self._machine.program, self._communicator.world_size, self._job
+        has_step, trains = SectionKind.OPT in kinds, current().trains
+        mode = mode_of(program, size, **sync) if has_step else Mode.ALONE
         self._forwards += SectionKind.FWD in kinds
-        trains, check, watched = process.current().trains, job.current_check(), job.current()
         if trains:
             self._accumulation.note(kinds)
-            self.host.note_run(kinds, given, thoroughly=check is not None)
-        if check is not None:
-            check.note(machine.program, kinds, batch)
-        if SectionKind.FWD in kinds and trains and self._step + 1 in _BATCHES_COMPARED:
-            self._fed = data.digests(batch) if size > 1 else ()
+            self.host.note_run(kinds, given, thoroughly=self._check is not None)
+        if self._check is not None:
+            self._check.note(program, kinds, batch)
+        if SectionKind.FWD in kinds and trains and size > 1 and self._step + 1 in _BATCHES_COMPARED:
+            self._fed = data.digests(batch)
         if watched is not None:
             watched.samplers.note_run(kinds, batch)
-        if SectionKind.OPT not in kinds:
+        if not has_step:
             return mode
         self._step += 1
         if watched is not None:
             watched.steps = self._step
             watched.samplers.note_step()
-        if mode is Mode.ALONE and (self._step > 1 or not machine.program.data_parallel):
+        if mode is Mode.ALONE and (self._step > 1 or not program.data_parallel):
             return mode
         self._replaced = False
-        compares = check is not None or is_sampled(self._step)
+        compares = self._check is not None or is_sampled(self._step)
         if watched is not None:
             watched.pages.begin_step(compares=compares)
         if compares:
@@ -158,25 +159,25 @@ class Checks:
             process.report_here("AP08", what, remedy)
 
     def before_new_weights(self) -> None:
-        """The app is about to replace the weights of the device, perhaps on this rank alone and at its end."""
+        """The app is about to replace the weights of the device, perhaps on this rank alone."""
         self._replaced = True
 
     def _compare(self, mode: Mode) -> None:
         """Compare all replicas before a step. In the first step compare how they sync, too."""
-        where = self._where = app_line()
-        watched = job.current()
-        division, place = (watched.samplers.division(), watched.samplers.place()) if watched else (None, None)
+        where, watched = app_line(), self._job
+        self._where = where
+        division, place, line = watched.samplers.feeding() if watched else (None, None, None)
         files = watched.files.take_new() if watched else {}
         own = Snapshot(mode, trained(self._machine), self._fed, division, place, files)
         points, shown = job.meet(self._communicator, job.Point(self._step), own)
         if not job.together(points):
             for rank, snapshot in enumerate(shown):
                 if isinstance(snapshot, tuple):  # from `job.finish` of a replica that has ended
-                    process.current().reporter.report_from(rank, snapshot[1])
+                    current().reporter.report_from(rank, snapshot[1])
             process.report(job.different_steps(points, where))
             raise job.CheckIsOver  # a check reports instead of raising, and cannot go on
         if self._step == 1:
-            arguments.check_agreement([snapshot.mode for snapshot in shown], where)
+            check_agreement([snapshot.mode for snapshot in shown], where)
         if mode is Mode.ALONE:
             return
         of_replicas = [snapshot.trained for snapshot in shown]
@@ -197,7 +198,12 @@ class Checks:
         fed = [snapshot.fed for snapshot in shown]
         self._fed = ()
         if all(fed) and not process.has_reported("DP04"):
-            self._compare_batches(fed, (watched.samplers.line() if watched else None) or where)
+            equal = self._equal_batches.note(fed, self._step, line or where)
+            # Equal random batches may be of a warm-up; no warm-up takes 8 steps, or draws from a DistributedSampler.
+            if self._step == _BATCHES_COMPARED[-1] or (watched is not None and watched.samplers.has_fed):
+                process.report(equal)
+            else:
+                self._withheld = equal
         if watched is not None:
             watched.files.compare([snapshot.files for snapshot in shown])
 
@@ -207,23 +213,129 @@ class Checks:
         elif not process.has_reported(cause.code):
             process.report(cause, notice_only=True)
 
-    def _compare_batches(self, fed: Sequence[tuple[str, ...]], where: str | None) -> None:
-        finding = self._equal_batches.note(fed, self._step, where)
-        # Equal random batches may be of a warm-up; no warm-up takes 8 steps, or draws from a DistributedSampler.
-        if self._step == _BATCHES_COMPARED[-1] or (self._samplers is not None and self._samplers.has_fed):
-            process.report(finding)
-        else:
-            self._withheld = finding
-
     def _compare_last(self) -> None:
         """Compare after the last step. Collective, also for a rank that has nothing to show."""
-        if self._samplers is not None and not self._samplers.has_fed and not process.has_reported("DP04"):
+        if self._job is not None and not self._job.samplers.has_fed and not process.has_reported("DP04"):
             process.report(self._withheld, notice_only=True)
         own = None
         if self._synced and not process.has_reported("DP03", "DP07", "DP09"):
             own = trained(self._machine, read=not self._replaced)
         of_replicas = self._communicator.all_gather_object(own)
-        known = [trains for trains in of_replicas if trains is not None]
-        if len(known) == len(of_replicas):
-            last = known, "at the end", self._where
+        if None not in of_replicas:
+            last = [replica for replica in of_replicas if replica is not None], "at the end", self._where
             process.report(different_hyperparameters(*last) or different_weights(*last), notice_only=True)
+
+
+_OF_THE_GRAPH = ("batch_size", "inference")
+_AGREEING = (*_OF_THE_GRAPH, "grad_accumulation_steps")
+"""Flags of the library that must be the same at the compile and in a run, and those of them that change the graph.
+`trace_graph` itself refuses another --dtype."""
+
+_SESSION_RUN = "session.run(…, data_parallel=args.data_parallel, reduce_on_rdu=args.reduce_on_rdu)"
+
+
+def note_not_passed_on(config: Mapping[str, object], *, inference: bool) -> None:
+    """DP02 for flags of the command line that are missing in `config`, the config_dict of session.compile."""
+    context = current()
+    if context.flag("command") != "compile":
+        return
+    passed = {**config, "inference": inference}
+    of_app = context.flag("of_app") or ()  # the app's own flags, which may have the names of ours
+    read = [flag for flag in FLAGS if flag.compiled and flag.destination not in of_app]
+    typed = [flag for flag in read if context.flag(flag.destination) not in (None, flag.default)]
+    missing = [flag.names[0] for flag in typed if passed.get(flag.destination, flag.default) == flag.default]
+    if missing:
+        what = f"{', '.join(missing)} is on the command line, but not passed to session.compile"
+        report_here("DP02", what, "session.compile(…, config_dict=vars(args))")
+
+
+def note_changed(metadata: Mapping[str, str], batch_size: int) -> None:
+    """Report flags of the library that differ from the compile (AP02). `batch_size` is that of the PEF."""
+    for name, before, now in _changed(metadata):
+        # An app may compile with batches of another size than -b; a run without -b then has the size of the PEF.
+        if name in _AGREEING and (name, now) != ("batch_size", str(batch_size)):
+            what = f"{_flag(name)} was {before} when the PEF was compiled, and is {now} now"
+            report_here("AP02", what, f"use the {_flag(name)} of the compile, or compile again")
+
+
+def likely_cause(metadata: Mapping[str, str]) -> str:
+    """The arguments that changed since the compile, to append to an error about a different graph; or ""."""
+    changed = [fact for fact in _changed(metadata) if fact[0] in _OF_THE_GRAPH or fact[0] not in _AGREEING]
+    causes = [f"{_flag(name)} was {before} at the compile, and is {now} now" for name, before, now in changed]
+    return f" (AP02: {'; '.join(causes)})" if causes else ""
+
+
+def _changed(metadata: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
+    """Yields name, value at the compile and value now of each argument that differs: of the app's, and of the library's
+    that must agree. Skips arguments that only one side has. metadata: the `pef_metadata` of the compile"""
+    typed = current().arguments or Namespace(command=None)
+    free = {"command", *(flag.destination for flag in FLAGS)}.difference(_AGREEING)
+    free |= {"inference"} if typed.command in MEASURING else set()  # where it selects what is measured
+    for name, value in sorted(vars(typed).items()):
+        before = metadata.get(name)
+        predicts = name == "inference" and value is True  # a training PEF predicts too
+        if before is not None and before != str(value) and name not in free and value is not None and not predicts:
+            yield name, before, str(value)
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def mode_of(program: Program, world_size: int, *, data_parallel: bool, reduce_on_rdu: bool) -> Mode:
+    """How an optimizer step is synced, by the arguments of session.run. Reports DP01 if replicas that could sync do
+    not: each trains alone, as on an RDU. Raises LaunchError for several replicas that cannot sync."""
+    context, command, parallel = current(), typed_command(), program.data_parallel
+    if world_size == 1 and not (data_parallel and parallel):
+        return Mode.ALONE
+    if not data_parallel and (parallel or context.flag("data_parallel")):
+        check_world_size(world_size, program.world_size, command=command, data_parallel=parallel)
+        missing, remedy = "session.run has no data_parallel=", _SESSION_RUN
+        if context.flag("data_parallel") is False:
+            missing = "--data-parallel is not on the command line"
+            remedy = f"mpirun -np {world_size} {shlex.join([*command, '--data-parallel'])}"
+        what = f"{world_size} replicas train independently: the PEF is data parallel, but {missing}"
+        report_here("DP01", what, remedy)
+        if not context.reporter.on_demand:
+            return Mode.ALONE
+        data_parallel = True  # a check continues as if the app were right
+    if not data_parallel:
+        what = f"{world_size} replicas were started, but neither the app nor its PEF is data parallel"
+        raise app_error(LaunchError, what, "compile and run it with --data-parallel, or without mpirun")
+    check_world_size(world_size, program.world_size, command=command, data_parallel=parallel)
+    if world_size == 1:
+        return Mode.ALONE
+    if context.flag("reduce_on_rdu") and not reduce_on_rdu and not context.reporter.has("DP01"):
+        what = "--reduce-on-rdu is on the command line, but not passed to session.run: gradients go through the host"
+        report_here("DP02", what, "session.run(…, reduce_on_rdu=args.reduce_on_rdu)")
+    return Mode.DEVICE if reduce_on_rdu else Mode.HOST
+
+
+def check_agreement(modes: Sequence[Mode], where: str | None) -> None:
+    """Raises DataParallelError (DP01) if replicas sync in different ways: some would wait for others forever."""
+    rank = next((rank for rank, mode in enumerate(modes) if mode is not modes[0]), None)
+    if rank is not None:
+        syncs = {Mode.ALONE: "trains without the others", Mode.HOST: "syncs through the host"}
+        first, other = (syncs.get(mode, "syncs on the device") for mode in (modes[0], modes[rank]))
+        what = f"DP01: replica 0 {first}, and replica {rank} {other}"
+        raise DataParallelError(what, where=where, remedy=f"{_SESSION_RUN} on every rank")
+
+
+class Accumulation:
+    """Compares the backwards of the first optimizer step with --grad-accumulation-steps (DP02)."""
+
+    def __init__(self) -> None:
+        self._wanted = int(current().flag("grad_accumulation_steps") or 1)
+        self._backwards = 0
+
+    def note(self, kinds: Collection[SectionKind]) -> None:
+        """Sections of `kinds` are about to run."""
+        if self._wanted == 1:
+            return
+        self._backwards += SectionKind.BCKWD in kinds
+        if SectionKind.OPT in kinds:
+            if self._backwards != self._wanted:
+                made = counted(self._backwards, "backward")
+                what = f"--grad-accumulation-steps is {self._wanted}, but the optimizer step follows {made}"
+                report_here("DP02", what, 'section_types=["FWD", "BCKWD"] for each batch, then ["OPT"] once')
+            self._wanted = 1

@@ -21,11 +21,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from sambasim.compiler.capture.trial import is_tracing
 
-BOUNDS: Mapping[str, str] = {
-    "clip_grad_norm_": "max_norm",
-    "_clip_grads_with_norm_": "max_norm",  # `torch.nn.utils.clip_grads_with_norm_`
-    "clip_grad_value_": "clip_value",
-}
+BOUNDS = {"clip_grad_norm_": "max_norm", "_clip_grads_with_norm_": "max_norm", "clip_grad_value_": "clip_value"}
 """Functions of torch that clip gradients, and the argument of each that is the bound."""
 
 
@@ -96,13 +92,11 @@ def _note_forward(module: nn.Module, _: object) -> None:
 
 
 def _watched_method(original: Callable[..., Any]) -> Callable[..., Any]:
-    reads = original.__name__ == "state_dict"
-
     @wraps(original)
     def method(module: nn.Module, *args: Any, **keywords: Any) -> Any:
         result = original(module, *args, **keywords)
         for watcher in _of([module]):
-            if watcher.model is module and not reads:
+            if watcher.model is module and original.__name__ == "load_state_dict":
                 watcher.note_load()
             # Tracers read with a prefix, or keep the variables.
             elif watcher.model is module and not (args or keywords.get("prefix") or keywords.get("keep_vars")):

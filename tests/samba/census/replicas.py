@@ -37,7 +37,7 @@ Start = Callable[[int], Tensor]
 
 
 class Row:
-    """A model that is traced, its reference, and how the row's run is told."""
+    """A model that is traced, and its reference."""
 
     def __init__(self, args: argparse.Namespace, pef: str, model: type[Any] = LogReg, *settings: Any) -> None:
         self.args, self.parallel = args, {"data_parallel": args.data_parallel, "reduce_on_rdu": args.reduce_on_rdu}
@@ -47,23 +47,22 @@ class Row:
         self.pef = f"{args.pefs}/{pef}/{pef}.pef"
         self.takes = 1 if model is OnlyOut else 2
 
-    def trace(self, inputs: Any = None, **options: Any) -> "Row":
-        self.outputs = samba.utils.trace_graph(
-            self.model, self.batch(0) if inputs is None else inputs, self.optimizers, pef=self.pef, **options
-        )
-        return self
+    def trace(self, inputs: Any = None, **options: Any) -> Any:
+        """The outputs."""
+        inputs = self.batch(0) if inputs is None else inputs
+        return samba.utils.trace_graph(self.model, inputs, self.optimizers, pef=self.pef, **options)
 
     def batch(self, step: int, rank: int | None = None) -> list[Any]:
         """The batch of a replica."""
-        return list(batch_of(samba, REPLICAS * step + (get_rank() if rank is None else rank))[: self.takes])
+        return batch_of(samba, REPLICAS * step + (get_rank() if rank is None else rank))[: self.takes]
 
     def expect(self, batches: list[list[Any]], start: Start | None = None, lr: float | None = None) -> None:
         """The step of the reference: `batches` are those of the replicas, and `start` is the gradient of each."""
         if lr is not None:
             self.plainly.optimizer.param_groups[0]["lr"] = lr
         self.plainly.optimizer.zero_grad()
-        for rank, one in enumerate(batches):
-            outputs = self.plainly.model(*map(plain, one))
+        for rank, batch in enumerate(batches):
+            outputs = self.plainly.model(*map(plain, batch))
             first = outputs[0] if isinstance(outputs, tuple) else outputs
             first.mean().backward() if start is None else first.backward(start(rank))
         for parameter in self.plainly.model.parameters():
@@ -78,40 +77,37 @@ def random(rank: int) -> Tensor:
     return torch.randn(BATCH, CLASSES, generator=torch.Generator().manual_seed(rank))
 
 
-def whole_step(row: Row) -> None:
-    """(input_tensors=[a, b], output_tensors=X, hyperparam_dict=h, data_parallel=, reduce_on_rdu=)"""
-    row.trace()
-    for step in range(2):
-        loss, _ = samba.session.run(
-            input_tensors=row.batch(step),
-            output_tensors=row.model.output_tensors,
-            hyperparam_dict={"lr": 0.5},
-            data_parallel=row.args.data_parallel,
-            reduce_on_rdu=row.args.reduce_on_rdu,
-        )
-        assert equal(loss, row.plainly.model(*map(plain, row.batch(step)))[0])
-        row.expect_step(step, lr=0.5)
-
-
-def _sections(row: Row, *kinds: list[str], **options: Any) -> None:
-    row.trace()
-    for step in range(2):
-        for kind in kinds:
-            samba.session.run(
-                input_tensors=row.batch(step), output_tensors=row.model.output_tensors, section_types=kind,
-                **options, **row.parallel,
-            )  # fmt: skip
-        row.expect_step(step, lr=options.get("hyperparam_dict", {}).get("lr"))
-
-
-def bckwd_opt(row: Row) -> None:
-    """section_types=['fwd'], then ['bckwd', 'opt'] + hyperparam_dict"""
-    _sections(row, ["fwd"], ["bckwd", "opt"], hyperparam_dict={"lr": 0.5})
-
-
 def bckwd_reduce(row: Row) -> None:
     """section_types=['fwd'], ['bckwd', 'reduce'], ['opt']"""
-    _sections(row, ["fwd"], ["bckwd", "reduce"], ["opt"])
+    outputs = row.trace()
+    for step in range(2):
+        for kinds in (["fwd"], ["bckwd", "reduce"], ["opt"]):
+            samba.session.run(row.batch(step), outputs, section_types=kinds, **row.parallel)
+        row.expect_step(step)
+
+
+def checkpoint(row: Row) -> None:
+    """(input_tensors=, output_tensors=, hyperparam_dict=h, data_parallel=, reduce_on_rdu=); to_cpu, state_dict() of
+    model and optimizer on one rank alone; both load it and go on"""
+    row.trace()
+    for part in range(2):
+        for step in (2 * part, 2 * part + 1):
+            loss, _ = samba.session.run(
+                input_tensors=row.batch(step), output_tensors=row.model.output_tensors, hyperparam_dict={"lr": 0.5},
+                **row.parallel,
+            )  # fmt: skip
+            assert equal(loss, row.plainly.model(*map(plain, row.batch(step)))[0])
+            row.expect_step(step, lr=0.5)
+        if is_main_process():
+            samba.session.to_cpu(row.model)
+            torch.save((row.model.state_dict(), row.optimizers.state_dict()), "checkpoint.pt")
+        dist.barrier()
+        model, state = torch.load("checkpoint.pt")
+        states = zip(state["state"].values(), row.plainly.optimizer.state.values(), strict=True)
+        assert all(equal(ours["momentum_buffer"], theirs["momentum_buffer"]) for ours, theirs in states)
+        row.model.load_state_dict(model)
+        row.optimizers.load_state_dict(state)
+        samba.session.to_device(row.model)
 
 
 def grad_of_outputs(row: Row) -> None:
@@ -128,7 +124,7 @@ def grad_of_outputs(row: Row) -> None:
 
 def host_loss(row: Row) -> None:
     """output.sn_grad = output.grad of a loss on the host"""
-    row.trace()
+    outputs = row.trace()
     for step in range(2):
 
         def start(rank: int, step: int = step) -> Tensor:
@@ -139,17 +135,8 @@ def host_loss(row: Row) -> None:
 
         samba.session.run(row.batch(step), row.model.output_tensors, section_types=["fwd"], **row.parallel)
         row.model.output_tensors[0].sn_grad = start(get_rank())
-        samba.session.run(row.batch(step), row.outputs, section_types=["bckwd", "opt"], **row.parallel)
+        samba.session.run(row.batch(step), outputs, section_types=["bckwd", "opt"], **row.parallel)
         row.expect_step(step, start)
-
-
-def optimizers(row: Row) -> None:
-    """a list of optimizers"""
-    row.optimizers = [samba.optim.SGD([part], lr=0.1, momentum=0.9) for part in row.model.parameters()]
-    row.trace()
-    for step in range(2):
-        samba.session.run(row.batch(step), row.outputs, **row.parallel)
-        row.expect_step(step)
 
 
 def llm(row: Row) -> None:
@@ -164,7 +151,7 @@ def llm(row: Row) -> None:
 
     own = of(get_rank())
     inputs_dict = samba.from_named_dict({"inputs": images[own], "targets": labels[own]})
-    loss_tensor = row.trace(inputs_dict, loss_indices=[0], data_parallel_mode="normal").outputs[0]
+    loss_tensor = row.trace(inputs_dict, loss_indices=[0], data_parallel_mode="normal")[0]
     loss_tensor.sn_grad = scale[own]
     (losses,) = samba.session.run(inputs_dict, loss_tensor, **row.parallel)
     step_loss = (samba.to_torch(losses.float()) * scale[own]).sum()
@@ -180,35 +167,13 @@ def llm(row: Row) -> None:
     dist.barrier()
 
 
-def _dataset() -> TensorDataset:
-    generator = torch.Generator().manual_seed(5)
-    images = torch.randn(4 * BATCH, FEATURES, generator=generator)
-    return TensorDataset(images, torch.randint(CLASSES, (4 * BATCH,), generator=generator))
-
-
-def set_epoch(row: Row) -> None:
-    """DistributedSampler, set_epoch when torch.distributed is initialised; SambaLoader"""
-    row.trace()
-
-    def loader(rank: int | None, epoch: int) -> DataLoader[Any]:
-        sampler: DistributedSampler[Any] = DistributedSampler(_dataset(), None if rank is None else REPLICAS, rank)
-        if dist.is_initialized():
-            sampler.set_epoch(epoch)
-        return DataLoader(_dataset(), BATCH, sampler=sampler, drop_last=True)
-
-    for epoch in range(2):
-        for image, label in samba.SambaLoader(loader(None, epoch), ["image", "label"]):
-            samba.session.run((image, label), row.outputs, **row.parallel)
-        for batches in zip(*(loader(rank, epoch) for rank in range(REPLICAS)), strict=True):
-            row.expect([list(one) for one in batches])
-
-
 def num_replicas_1(row: Row) -> None:
     """DistributedSampler(dataset, num_replicas=1) with no rank: nothing is sharded"""
-    row.trace()
-    sampler: DistributedSampler[Any] = DistributedSampler(_dataset(), num_replicas=1)
-    for images, labels in DataLoader(_dataset(), BATCH, sampler=sampler):
-        samba.session.run([images, labels], row.outputs, **row.parallel)
+    outputs = row.trace()
+    dataset = TensorDataset(*map(plain, batch_of(samba, 5, 4 * BATCH)))
+    sampler: DistributedSampler[Any] = DistributedSampler(dataset, num_replicas=1)
+    for images, labels in DataLoader(dataset, BATCH, sampler=sampler):
+        samba.session.run([images, labels], outputs, **row.parallel)
         row.expect([[images, labels]])
 
 
@@ -235,19 +200,17 @@ def ranks(row: Row) -> None:
 
 
 ROWS: dict[Callable[[Row], None], tuple[Any, ...]] = {
-    whole_step: ("logreg",),
-    bckwd_opt: ("logreg",),
+    checkpoint: ("logreg",),
     bckwd_reduce: ("logreg",),
     grad_of_outputs: ("onlyout", OnlyOut),
     host_loss: ("onlyout", OnlyOut),
-    optimizers: ("optimizers",),
     llm: ("llm", LogReg, "none"),
-    set_epoch: ("logreg",),
     num_replicas_1: ("logreg",),
     measuring: ("logreg",),
     ranks: ("logreg",),
 }
-"""By row: the name of its PEF, and its model, with what that is made with, if it is no LogReg."""
+"""By row: the name of its PEF, and its model, with what that is made with, if it is no LogReg. Rows of whole steps,
+of several optimizers and of samplers are in `tests/apps`."""
 
 
 def _add_args(parser: argparse.ArgumentParser) -> None:

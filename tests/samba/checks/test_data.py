@@ -8,20 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
-from torch.utils.data.dataloader import _BaseDataLoaderIter
 from torch.utils.data.distributed import DistributedSampler
 
 from sambasim.ir.graph import SectionKind
 from sambasim.pef import read
-from sambasim.samba.checks.data import (
-    Division,
-    EqualBatches,
-    Samplers,
-    different_epochs,
-    lossy,
-    shared_samples,
-    wrong_division,
-)
+from sambasim.samba.checks import data
+from sambasim.samba.checks.data import Division, Samplers
 from sambasim.samba.process import Reporter
 from tests.samba.harness import compiled, with_sgd
 
@@ -33,12 +25,8 @@ RIGHT = [Division(2, rank, LENGTH, (0, 3), False) for rank in range(2)]
 
 @pytest.fixture
 def watched(monkeypatch: pytest.MonkeyPatch) -> Samplers:
-    for owner, name in (
-        (DistributedSampler, "__iter__"),
-        (DistributedSampler, "__init__"),
-        (_BaseDataLoaderIter, "__next__"),
-    ):
-        monkeypatch.setattr(owner, name, getattr(owner, name))  # put back after the test
+    for name in ("__iter__", "__init__"):
+        monkeypatch.setattr(DistributedSampler, name, getattr(DistributedSampler, name))  # put back after the test
     samplers = Samplers()
     samplers.start()
     return samplers
@@ -75,11 +63,14 @@ def test_an_epoch_that_is_never_set_is_found(watched: Samplers, reporter: Report
         ({"rank": 0}, "DP04: replicas 0 and 1 get the same samples: both samplers have rank 0"),
         ({"num_replicas": 4}, "DP05: the sampler of replica 1 divides the data among 4 replicas, and there are 2"),
         ({"order": (1, 3)}, "DP05: the samplers of replicas 0 and 1 differ in their seed, 0 and 1: samples are"),
+        ({"order": (0, 4)}, "DP05: the samplers of replicas 0 and 1 differ in their epoch, 3 and 4: samples are"),
+        ({"order": None}, "DP05: the samplers of replicas 0 and 1 differ in shuffle=: samples are"),
+        ({"drop_last": True}, "DP05: the samplers of replicas 0 and 1 differ in drop_last=: samples are"),
         ({"length": 9}, "DP05: the samplers of replicas 0 and 1 differ in the length of their data, 8 and 9: samples"),
     ],
 )
 def test_samplers_that_divide_the_data_wrongly_are_found(change: dict[str, object], words: str) -> None:
-    finding = wrong_division([RIGHT[0], replace(RIGHT[1], where="app.py:1: DistributedSampler(…)", **change)])  # type: ignore[arg-type]  # some of its fields
+    finding = data.wrong_division([RIGHT[0], replace(RIGHT[1], where="app.py:1: DistributedSampler(…)", **change)])  # type: ignore[arg-type]  # some of its fields
     assert finding is not None
     assert finding.words.startswith(words)
     assert finding.where == "app.py:1: DistributedSampler(…)"
@@ -104,22 +95,15 @@ def test_evaluation_in_an_epoch_is_no_finding(watched: Samplers, reporter: Repor
             watched.note_step()
             if number == 1 and not first:
                 evaluate()
-            division = watched.division()
+            division, _, _ = watched.feeding()
             assert division is not None
             assert (division.rank, division.order) == (1, (0, epoch))
     assert not reporter.findings
 
 
-def test_replicas_in_different_epochs_are_found() -> None:
-    finding = different_epochs([(1, 3), (2, 1)], "app.py:1: run()")
-    assert finding is not None
-    assert finding.words == (
-        "DP09: the epochs of replicas differ in length: replica 0 takes step 3 of epoch 1, and replica 1 step 1 of "
-        "epoch 2"
-    )
-    assert finding.where == "app.py:1: run()"
-    assert different_epochs([(2, 1), (2, 1)], None) is None
-    assert different_epochs([(2, 1), None, (1, 3)], None) is None
+def test_epochs_are_compared_where_every_replica_has_one() -> None:
+    assert data.different_epochs([(2, 1), (2, 1)], None) is None
+    assert data.different_epochs([(2, 1), None, (1, 3)], None) is None
 
 
 def _in_batches(samples: list[int], batch_size: int = 4) -> list[tuple[str, ...]]:
@@ -127,7 +111,7 @@ def _in_batches(samples: list[int], batch_size: int = 4) -> list[tuple[str, ...]
 
 
 def test_two_equal_batches_of_two_replicas_are_found() -> None:
-    noted = EqualBatches()
+    noted = data.EqualBatches()
     a, b, c = (("a",), ("b",), ("c",))
     assert noted.note([a, a, b], 1, None) is None
     assert noted.note([a, b, b], 2, None) is None, "other replicas: it may be chance"
@@ -138,9 +122,9 @@ def test_two_equal_batches_of_two_replicas_are_found() -> None:
 
 
 def test_replicas_that_share_samples_are_found() -> None:
-    data = list(range(64))
-    assert shared_samples([_in_batches(data[rank::2]) for rank in range(2)], None) is None
-    finding = shared_samples([_in_batches(data), _in_batches(data[::-1])], "app.py:1: run()")
+    samples = list(range(64))
+    assert data.shared_samples([_in_batches(samples[rank::2]) for rank in range(2)], None) is None
+    finding = data.shared_samples([_in_batches(samples), _in_batches(samples[::-1])], "app.py:1: run()")
     assert finding is not None
     assert finding.words == "DP05: 64 of the 64 samples of the first 16 steps go to several replicas"
 
@@ -149,11 +133,11 @@ def test_shuffled_epochs_draws_with_replacement_and_padding_are_no_finding() -> 
     generator = torch.Generator().manual_seed(0)
     epochs = [torch.randperm(48, generator=generator).tolist() for _ in range(3)]
     fed = [_in_batches([sample for epoch in epochs for sample in epoch[rank::2]]) for rank in range(2)]
-    assert shared_samples(fed, None) is None
+    assert data.shared_samples(fed, None) is None
     for _ in range(20):
         draws = [torch.randint(500, (400,), generator=generator).tolist() for _ in range(3)]
-        assert shared_samples([_in_batches(drawn) for drawn in draws], None) is None
-    assert shared_samples([_in_batches([*range(rank, 13, 4), 0]) for rank in range(4)], None) is None
+        assert data.shared_samples([_in_batches(drawn) for drawn in draws], None) is None
+    assert data.shared_samples([_in_batches([*range(rank, 13, 4), 0]) for rank in range(4)], None) is None
 
 
 class Picker(nn.Module):
@@ -161,8 +145,7 @@ class Picker(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.rows = nn.Parameter(torch.randn(50, 4))
-        self.embedding = nn.Embedding(50, 4)
+        self.rows, self.embedding = nn.Parameter(torch.randn(50, 4)), nn.Embedding(50, 4)
 
     def forward(
         self,
@@ -174,9 +157,9 @@ class Picker(nn.Module):
         scale: Tensor,
         label: Tensor,
     ) -> Tensor:
-        one = self.embedding(token) * scale + self.rows[index] + self.rows.index_select(0, select)
-        other = self.rows.gather(0, gather.unsqueeze(1).expand(-1, 4)) + nn.functional.one_hot(one_hot, 4)
-        return nn.functional.cross_entropy(one + other, label)
+        first = self.embedding(token) * scale + self.rows[index] + self.rows.index_select(0, select)
+        second = self.rows.gather(0, gather.unsqueeze(1).expand(-1, 4)) + nn.functional.one_hot(one_hot, 4)
+        return nn.functional.cross_entropy(first + second, label)
 
 
 def test_lossy_values_are_found_and_row_numbers_are_not(tmp_path: Path) -> None:
@@ -185,17 +168,16 @@ def test_lossy_values_are_found_and_row_numbers_are_not(tmp_path: Path) -> None:
     batch |= {"scale": torch.ones(2, 1), "label": torch.zeros(2, dtype=torch.int64)}
     program = read(Path(compiled(with_sgd(Picker), list(batch.values()), tmp_path))).program
     large = torch.tensor([0, 40_000])
+    int16 = "an RDU stores labels as int16, up to 32767"
+    float64 = "scale is float64: an RDU computes in bf16, and keeps 8 of its 53 bits"
     cases: list[tuple[dict[str, Tensor], list[str]]] = [
         (dict.fromkeys(rows, large), []),
         ({"label": torch.tensor([-100, 32_767])}, []),
-        ({"label": large}, ["AP03: label has 40000: an RDU stores labels as int16, up to 32767"]),
-        ({"label": -large}, ["AP03: label has -40000: an RDU stores labels as int16, up to 32767"]),
-        (
-            {"scale": torch.ones(2, 1, dtype=torch.float64)},
-            ["AP03: scale is float64: an RDU computes in bf16, and keeps 8 of its 53 bits"],
-        ),
+        ({"label": large}, [f"label has 40000: {int16}"]),
+        ({"label": -large}, [f"label has -40000: {int16}"]),
+        ({"scale": torch.ones(2, 1, dtype=torch.float64)}, [float64]),
     ]
     for change, words in cases:
-        findings = list(lossy(program, {**batch, **change}, "app.py:1: run()"))
-        assert [finding.words for finding in findings] == words
+        findings = list(data.lossy(program, {**batch, **change}, "app.py:1: run()"))
+        assert [finding.words for finding in findings] == [f"AP03: {what}" for what in words]
         assert all(finding.where == "app.py:1: run()" for finding in findings)

@@ -1,7 +1,9 @@
 """AP04: arguments that a function of the library does not have."""
 
 import inspect
+import re
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -38,14 +40,6 @@ def test_known_keywords_are_passed_on() -> None:
         function("word")  # type: ignore[arg-type]  # the mistake
 
 
-def test_a_misspelled_keyword_is_an_error_with_the_nearest_and_the_line() -> None:
-    with pytest.raises(KeywordError, match="AP04: function takes no data_paralel") as caught:
-        function(1, data_paralel=True)  # type: ignore[call-arg]  # the mistake
-    assert caught.value.remedy == "did you mean data_parallel=?"
-    assert str(caught.value.where).startswith(f"{__file__}:")
-    assert "function(1, data_paralel=True)" in str(caught.value.where)
-
-
 def test_another_unknown_keyword_is_ignored_with_one_notice(capsys: pytest.CaptureFixture[str]) -> None:
     for _ in range(2):
         assert function(1, verbose=True, data_parallel=True) == 2  # type: ignore[call-arg]  # the mistake
@@ -58,35 +52,19 @@ def test_another_unknown_keyword_is_ignored_with_one_notice(capsys: pytest.Captu
     assert [line.split()[1] for line in notices] == ["samba.zeros(rows=…)", "samba.SambaTensor(rows=…)"]
 
 
-@pytest.mark.parametrize(
-    ("mistake", "words", "remedy"),
-    [
-        (
-            lambda: function(1, True, 3),  # type: ignore[call-arg]  # the mistake
-            r"function got wrong arguments: function() takes from 1 to 2 positional arguments but 3 were given",
-            "its arguments are first, data_parallel",
-        ),
-        (lambda: function(), "function got wrong arguments: function() missing 1 required", "its arguments"),  # type: ignore[call-arg]  # the mistake
-        (
-            lambda: session.start_samba_profile(1),  # type: ignore[call-arg]  # the mistake
-            "session.start_samba_profile got wrong arguments: Session.start_samba_profile() takes 1 ",
-            "it takes no arguments",
-        ),
-    ],
-)
-def test_wrong_positional_arguments_are_an_error(mistake: Callable[[], object], words: str, remedy: str) -> None:
-    with pytest.raises(KeywordError) as caught:
-        mistake()
-    assert caught.value.what.startswith(f"AP04: {words}")
-    assert str(caught.value.where).startswith(f"{__file__}:")
-    assert str(caught.value.remedy).startswith(remedy)
+TAKES_TWO = "function got wrong arguments: function() takes from 1 to 2 positional arguments but 3 were given"
+TAKES_ONE = "session.start_samba_profile got wrong arguments: Session.start_samba_profile() takes 1 "
 
 
 @pytest.mark.parametrize(
     ("mistake", "words", "remedy"),
     [
+        (lambda: function(1, True, 3), TAKES_TWO, "its arguments are first, data_parallel"),  # type: ignore[call-arg]  # the mistake
+        (lambda: function(), "function got wrong arguments: function() missing 1 required", "its arguments"),  # type: ignore[call-arg]
+        (lambda: session.start_samba_profile(1), TAKES_ONE, "it takes no arguments"),  # type: ignore[call-arg]
+        (lambda: function(1, data_paralel=True), "function takes no data_paralel", "did you mean data_parallel=?"),  # type: ignore[call-arg]
         (lambda: samba.randn(2, 3, batchdim=0), "samba.randn takes no batchdim", "did you mean batch_dim=?"),
-        (lambda: samba.SambaTensor(PLAIN, nam="x"), "samba.SambaTensor takes no nam", "did you mean name=?"),  # type: ignore[call-arg]  # the mistake
+        (lambda: samba.SambaTensor(PLAIN, nam="x"), "samba.SambaTensor takes no nam", "did you mean name=?"),  # type: ignore[call-arg]
         (lambda: samba.from_torch_tensor(PLAIN, nam="x"), "samba.from_torch_tensor takes no nam", "name="),  # type: ignore[call-arg]
         (lambda: samba.optim.AdamW([PLAIN], beta=1), "samba.optim.AdamW takes no beta", "did you mean betas=?"),
         (lambda: samba.optim.SGD([PLAIN], learning_rate=1), "samba.optim.SGD takes no learning_rate", "lr=?"),
@@ -99,10 +77,14 @@ def test_wrong_positional_arguments_are_an_error(mistake: Callable[[], object], 
         (lambda: takes_any(optims=1), "takes_any takes no optims", "did you mean optim=?"),
     ],
 )
-def test_the_calls_of_apps_are_checked(mistake: Callable[[], object], words: str, remedy: str) -> None:
-    with pytest.raises(KeywordError, match=f"AP04: {words}") as caught:
+def test_wrong_arguments_are_an_error_with_the_nearest_and_the_line(
+    mistake: Callable[[], object], words: str, remedy: str
+) -> None:
+    with pytest.raises(KeywordError) as caught:
         mistake()
+    assert f"AP04: {words}" in caught.value.what
     assert remedy in str(caught.value.remedy)
+    assert str(caught.value.where).startswith(f"{__file__}:")
 
 
 def test_every_maker_takes_the_keywords_of_torch() -> None:
@@ -116,16 +98,14 @@ def test_every_maker_takes_the_keywords_of_torch() -> None:
 
 
 def test_no_remedy_offers_what_a_pef_does_not_have() -> None:
-    cases: tuple[tuple[Callable[..., samba.optim.SGD | samba.optim.AdamW], str], ...] = (
+    optimizers: tuple[tuple[Callable[..., Any], str], ...] = (
         (samba.optim.SGD, "maximise"),
         (samba.optim.AdamW, "amsgrd"),
     )
-    for optimizer, mistake in cases:
+    for optimizer, mistake in optimizers:
         with pytest.raises(KeywordError) as caught:
             optimizer([PLAIN], **{mistake: True})
-        assert not {"maximize", "amsgrad", "maximize=?", "amsgrad=?"}.intersection(
-            str(caught.value.remedy).replace(",", "").split()
-        )
+        assert not re.search(r"\b(maximize|amsgrad)\b", str(caught.value.remedy))
         assert not optimizer([PLAIN], maximize=False, foreach=True).defaults["maximize"]
         with pytest.raises(OptionError, match="the optimizer of a PEF does not have maximize"):
             optimizer([PLAIN], maximize=True)

@@ -1,6 +1,5 @@
 """`sambaflow` in a process with the import shim, its modules outside `samba`, and the errors for absent names."""
 
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -16,6 +15,7 @@ from sambasim.samba.notices import AbsentNameError
 from sambasim.samba.shim import ABSENT, MODULES, ROOT, AbsentModuleError
 from sambasim.samba.shim.modules import ConvTilingMetadata, OrderedSet, TilingMetadata
 from tests.support.door import open_door
+from tests.support.mpi import run_job
 from tests.support.whole import whole_case
 
 
@@ -39,35 +39,28 @@ def test_every_row_imports_with_the_names_of_our_module() -> None:
         assert not isinstance(source, str) or ours.__name__ == source, "our module keeps its own name"
 
 
-def test_star() -> None:
-    names: dict[str, object] = {}
-    exec("from sambaflow.sambacollections import *", names)
-    assert sorted(names) == ["OrderedSet", "__builtins__"]
+ABSENT_TEXTS = [
+    ("import sambaflow.logging.samba_loger",
+     "sambasim has no sambaflow.logging.samba_loger\n  try:   sambaflow.logging.samba_logger"),
+    ("from sambaflow.sambacollections import OrdredSet",
+     "sambasim has no sambaflow.sambacollections.OrdredSet\n  try:   sambaflow.sambacollections.OrderedSet"),
+    ("import sambaflow.xyz", "what sambaflow has: __version__, is_demo, logging, mac, samba, sambacoll"),
+    ("import sambaflow.models.xyz", "what sambaflow.models has: nothing"),
+    ("import sambaflow.mac.metadata as m; m.convtilingmetadatum",
+     "sambasim has no sambaflow.mac.metadata.convtilingmetadatum\n"
+     "  try:   sambaflow.mac.metadata.ConvTilingMetadata or sambaflow.mac.metadata.TilingMetadata"),
+    ("from sambaflow import samba; samba.sigmoyd", "sambaflow.samba.sigmoid"),  # the nearest may be an operator
+]  # fmt: skip
 
 
-def test_a_module_that_is_absent() -> None:
-    with pytest.raises(ImportError) as caught:
-        import_module("sambaflow.logging.samba_loger")
-    assert isinstance(caught.value, AbsentModuleError)
-    text = "sambasim has no sambaflow.logging.samba_loger\n  try:   sambaflow.logging.samba_logger"
-    assert str(caught.value) == text
-
-
-def test_a_name_that_is_absent_by_from_import() -> None:
-    with pytest.raises(AbsentModuleError, match=r"\.OrdredSet\n.*sambacollections\.OrderedSet"):
-        exec("from sambaflow.sambacollections import OrdredSet")
-
-
-def test_a_name_that_is_absent_by_attribute() -> None:
-    metadata = import_module("sambaflow.mac.metadata")
-    with pytest.raises(AttributeError) as caught:
-        _ = metadata.convtilingmetadatum
-    assert isinstance(caught.value, AbsentNameError)
-    assert (caught.value.what, caught.value.remedy) == (
-        "sambasim has no sambaflow.mac.metadata.convtilingmetadatum",
-        "sambaflow.mac.metadata.ConvTilingMetadata or sambaflow.mac.metadata.TilingMetadata",
-    )
-    assert not hasattr(metadata, "nothing")
+@pytest.mark.parametrize(("line", "text"), ABSENT_TEXTS)
+def test_the_error_for_what_is_absent_names_the_nearest(line: str, text: str) -> None:
+    names: dict[str, Any] = {}
+    with pytest.raises((AbsentModuleError, AbsentNameError)) as caught:
+        exec(line, names)
+    assert isinstance(caught.value, AttributeError if ";" in line else ImportError)
+    assert text in str(caught.value)
+    assert "m" not in names or not hasattr(names["m"], "nothing")
 
 
 def test_an_absent_name_can_be_imported_and_raises_at_its_use() -> None:
@@ -86,24 +79,6 @@ def test_an_absent_name_can_be_imported_and_raises_at_its_use() -> None:
             assert str(caught.value.where).startswith(f"{__file__}:")
 
 
-def test_an_absent_name_may_be_in_annotations() -> None:
-    exec("from sambaflow.samba.graph import FwdGraph\ndef f(one: FwdGraph | None, two: None | FwdGraph): pass")
-
-
-def test_the_nearest_name_may_be_an_operator() -> None:
-    with pytest.raises(AbsentNameError, match=r"sambaflow\.samba\.sigmoid"):
-        _ = import_module("sambaflow.samba").sigmoyd
-
-
-def test_without_a_similar_name_the_error_lists_what_there_is() -> None:
-    with pytest.raises(
-        AbsentModuleError, match="what sambaflow has: __version__, is_demo, logging, mac, samba, sambacoll"
-    ):
-        import_module("sambaflow.xyz")
-    with pytest.raises(AbsentModuleError, match=r"what sambaflow\.models has: nothing"):
-        import_module("sambaflow.models.xyz")
-
-
 def test_a_function_and_its_module_of_the_same_name_can_both_be_called() -> None:
     samba: Any = import_module("sambaflow.samba")
     module: Any = import_module("sambaflow.samba.materialize")
@@ -114,15 +89,12 @@ def test_a_function_and_its_module_of_the_same_name_can_both_be_called() -> None
         samba.env()
 
 
-def test_other_packages_are_not_affected() -> None:
-    assert shim.SambaflowFinder().find_spec("sambaflows", None) is None
-
-
-def test_version_and_demo() -> None:
+def test_version_demo_and_other_packages() -> None:
     root: Any = import_module("sambaflow")
     assert root.__version__ == f"1.19.0+sambasim.{__version__}"
     assert not root.is_demo
     assert not root.is_demo()
+    assert shim.SambaflowFinder().find_spec("sambaflows", None) is None
 
 
 def test_a_set_in_order() -> None:
@@ -152,10 +124,8 @@ def test_a_log_line_names_its_rank(env: dict[str, str], rank: str) -> None:
         "from sambasim.samba.shim import samba_logger\n"
         "samba_logger.debug('too low'); samba_logger.samba_logger.warning('loss is %s', 3)\n"
     )
-    command = [sys.executable, "-c", body]
-    result = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=True)
-    lines = result.stderr.splitlines()
-    assert [line.partition(",")[2][3:] for line in lines] == [f"{rank} WARNING: loss is 3"]
+    result = run_job([sys.executable, "-c", body], env=env).check()
+    assert [line.partition(",")[2][3:] for line in result.stderr.splitlines()] == [f"{rank} WARNING: loss is 3"]
 
 
 IMPORTS = [  # one of each form; test_fidelity and shim/test_finder check all modules and names
@@ -177,7 +147,7 @@ IMPORTS = [  # one of each form; test_fidelity and shim/test_finder check all mo
     "from sambaflow.samba.env import use_mock_samba_runtime; assert use_mock_samba_runtime() is False",
     "from sambaflow.samba.lazy_param import lazy_param, RNGProvider, RNGProviderFactory",
     "from sambaflow.samba.materialize import materialize",
-    "from sambaflow.samba.graph import FwdGraph",
+    "from sambaflow.samba.graph import FwdGraph\ndef f(a: FwdGraph | None, b: None | FwdGraph): pass",
     "from sambaflow import __version__, is_demo; assert __version__[0].isdigit()",
     "from sambaflow.logging import samba_logger; samba_logger.info('ready')",
 ]
@@ -186,10 +156,9 @@ IMPORTS = [  # one of each form; test_fidelity and shim/test_finder check all mo
 def test_an_import_is_executed_as_it_is_typed() -> None:
     for spelling in IMPORTS:
         exec(spelling, {})
-
-
-def test_imports_in_try_except_pass() -> None:
     names: dict[str, object] = {}
+    exec("from sambaflow.sambacollections import *", names)
+    assert sorted(names) == ["OrderedSet", "__builtins__"]
     exec("try:\n    from sambaflow import samba\n    from sambaflow.samba.nothing import it\nexcept:\n    pass", names)
     assert "samba" in names
     assert "it" not in names

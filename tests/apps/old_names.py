@@ -20,29 +20,17 @@ from sambaflow.samba.utils.argparser import parse_app_args
 from sambaflow.samba.utils.common import common_app_driver
 
 
-class Features(nn.Module):
-    def __init__(self):
-        super(Features, self).__init__()
-        self.conv = nn.Conv2d(1, 6, kernel_size=3, padding=1)
-        self.pool = nn.AvgPool2d(4)
-
-    def forward(self, x):
-        return self.pool(torch.tanh(self.conv(x)))
-
-
 class OldNet(nn.Module):
     def __init__(self):
         super(OldNet, self).__init__()
-        self.features = nn.DataParallel(Features())
+        self.features = nn.DataParallel(nn.Sequential(nn.Conv2d(1, 6, kernel_size=3, padding=1), nn.Tanh(), nn.AvgPool2d(4)))
         self.classifier = nn.Linear(6 * 3 * 3, 4)
         self.loss = nn.CrossEntropyLoss()
 
     def forward(self, x, y):
         x = self.features(x)
-        x = x.view(x.size(0), -1)
-        out = self.classifier(x)
-        loss = self.loss(out, y)
-        return out, loss
+        out = self.classifier(x.view(x.size(0), -1))
+        return out, self.loss(out, y)
 
 
 def add_args(parser):
@@ -75,9 +63,9 @@ def train(args, model):
         if rank <= 0:
             print("Epoch: {} Loss: {:.4f}".format(epoch, samba.to_torch(torch.mean(loss))))
     model.cpu()
-    weights = b"".join(samba.to_torch(value).detach().numpy().tobytes() for value in model.state_dict().values())
     if rank <= 0:
-        print("weights", hashlib.sha256(weights).hexdigest())
+        weights = [samba.to_torch(value).detach().numpy().tobytes() for value in model.state_dict().values()]
+        print("weights", hashlib.sha256(b"".join(weights)).hexdigest())
 
 
 def main(argv):
@@ -90,11 +78,11 @@ def main(argv):
     optimizer = samba.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9, weight_decay=1e-4)
     inputs = (x, y)
     common_app_driver(args, model, inputs, optimizer, name="old_names", app_dir=utils.get_file_dir(__file__))
-    if args.command == "run":
+    if args.command in ("run", "test"):
         utils.trace_graph(args, model, inputs, optimizer)
+    if args.command == "run":
         train(args, model)
     elif args.command == "test":
-        utils.trace_graph(args, model, inputs, optimizer)
         out_gold, loss_gold = model(x, y)
         out, loss = model.run(x, y)
         utils.assert_close(out, out_gold, "out", threshold=1e-2)
