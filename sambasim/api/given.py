@@ -6,7 +6,6 @@ import gc
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import chain, combinations
 from math import isclose
 from typing import Any
@@ -47,9 +46,8 @@ _version: Callable[[Tensor], int] = vars(torch._C.TensorBase)["_version"].__get_
 
 def batch_of(example: object) -> tuple[Batch, int]:
     """A batch of tensors, by position or by name, and its size. Raises DataError without a common first axis."""
-    sizes = [len(tensor) for tensor in _tensors(dict(values_of(example)), "the example").values()]
-    batch: Batch = each_tensor(example, torch.as_tensor)
-    return batch, sizes[0]
+    first, *_ = _tensors(dict(values_of(example)), "the example").values()
+    return each_tensor(example, torch.as_tensor), len(first)
 
 
 def each_tensor(value: Any, change: Callable[[Any], Any]) -> Any:
@@ -122,19 +120,13 @@ def loss_of(loss: object) -> tuple[dict[str, object] | None, Loss | None]:
     called: Callable[..., Any] = _constant(loss) if isinstance(loss, nn.Module) else loss
     source = getattr(loss, "func", loss)  # of functools.partial
     takes_one = getattr(source, "__module__", "").startswith("torch.nn.")  # as losses with names do
-    return None, _UsersLoss(loss, called, takes_one)
 
+    def of_result(result: object, target: Tensor) -> Tensor:
+        value: Tensor = called(first_tensor(result) if takes_one else result, target)
+        return value
 
-@dataclass(frozen=True, slots=True)
-class _UsersLoss:
-    """`of_user`, whose state a compile looks for, as a function of what the model returns and the target."""
-
-    of_user: object
-    called: Callable[..., Tensor]
-    takes_one: bool
-
-    def __call__(self, result: object, target: Tensor) -> Tensor:
-        return self.called(first_tensor(result) if self.takes_one else result, target)
+    vars(of_result)["of_user"] = loss  # whose state a compile looks for
+    return None, of_result
 
 
 def _is_plain(loss: Any, name: str) -> bool:

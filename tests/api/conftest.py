@@ -51,7 +51,6 @@ def eager(
     clip: float | None = None,
     scheduler: Any = None,
 ) -> list[float]:
-    """The losses of a plain loop."""
     losses = []
     for step, (x, y) in enumerate(data):
         before(step)

@@ -175,7 +175,6 @@ def _made(name: str) -> nn.Module:
 
 
 def _by_path(model: nn.Module) -> dict[str, Tensor]:
-    """All parameters and buffers of `model`, whatever its class calls them."""
     return {
         f"{path}/{name}": tensor
         for path, module in model.named_modules()

@@ -96,8 +96,6 @@ def test_one_replica_has_the_bits_of_eager_pytorch(folder: Path) -> None:
 
 
 class Layers(nn.Module):
-    """Computes `function` of its layers and inputs."""
-
     def __init__(self, function: Callable[..., Any], *layers: nn.Module) -> None:
         super().__init__()
         self.layers, self.function = nn.ModuleList(layers), function

@@ -51,7 +51,6 @@ def model_and_optimizers() -> tuple[Net, list[Any]]:
 
 
 def batch_of(number: int, replica: int, replicas: int) -> list[samba.SambaTensor]:
-    """The part of one replica of a batch for all."""
     generator = torch.Generator().manual_seed(number)
     x = torch.randn(BATCH, FEATURES, generator=generator)
     label = torch.randint(CLASSES, (BATCH,), generator=generator)

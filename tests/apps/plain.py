@@ -111,7 +111,6 @@ def epochs_of(
 
 
 def batches(data: Dataset[Any], replicas: int, rank: int, batch_size: int) -> Iterator[list[Tensor]]:
-    """The batches of one replica, epoch after epoch."""
     for epoch in count():
         yield from _loader(data, replicas, rank, epoch, batch_size)
 

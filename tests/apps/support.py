@@ -149,8 +149,10 @@ class ExampleTests(ABC):
         assert differences(app.weights(np, *DEVICE, way=device_way), expected) == []
 
     @whole
-    def test_device_and_host_agree(self, app: App) -> None:
-        result = app.call("test", way="app")
+    @pytest.mark.parametrize("compiled", ["app", "in_bf16"])
+    def test_device_and_host_agree(self, compiled: str, request: pytest.FixtureRequest) -> None:
+        """The loss, the outputs and the gradients of one step, within the tolerances of the app."""
+        result = request.getfixturevalue(compiled).call("test", way="app")
         assert (result.stdout, result.stderr) == ("device and host agree\n", "")
 
     @whole
@@ -165,12 +167,6 @@ class ExampleTests(ABC):
         assert result.stdout.count("\n") == 1
         assert f'"replicas": 1, "batch_size": {app.example.batch_size}, "steps": 5' in result.stdout
         assert result.stderr == ""
-
-    @whole
-    def test_in_bf16_device_and_host_agree(self, in_bf16: App) -> None:
-        """Within the tolerances of the app: the loss, the outputs and the gradients of one step."""
-        result = in_bf16.call("test")
-        assert (result.stdout, result.stderr) == ("device and host agree\n", "")
 
 
 def differences(one: dict[str, Tensor], other: dict[str, Tensor]) -> list[str]:

@@ -27,7 +27,6 @@ SYNCS = ("", ":rdu", ":sliced")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The PEFs, and what was trained with them."""
     folder = tmp_path_factory.mktemp("chips")
     for way in ("weight", "batch"):
         chips.compiled(way, REPLICAS, folder, tensor_parallel=way, n_chips=CHIPS)

@@ -204,7 +204,6 @@ def test_each_notice_is_printed_once_with_its_line_and_again_in_the_summary(fold
 
 
 def _findings(result: Result) -> dict[str, str]:
-    """What a check has printed as JSON, each with its line, by code."""
     (line,) = result.stdout.splitlines()
     record = json.loads(line)
     assert (record["script"], record["replicas"], record["error"]) == ("app.py", 2, None)

@@ -48,12 +48,10 @@ class Row:
         self.takes = 1 if model is OnlyOut else 2
 
     def trace(self, inputs: Any = None, **options: Any) -> Any:
-        """The outputs."""
         inputs = self.batch(0) if inputs is None else inputs
         return samba.utils.trace_graph(self.model, inputs, self.optimizers, pef=self.pef, **options)
 
     def batch(self, step: int, rank: int | None = None) -> list[Any]:
-        """The batch of a replica."""
         return batch_of(samba, REPLICAS * step + (get_rank() if rank is None else rank))[: self.takes]
 
     def expect(self, batches: list[list[Any]], start: Start | None = None, lr: float | None = None) -> None:

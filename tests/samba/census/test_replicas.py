@@ -33,7 +33,6 @@ def _compile_all(folder: Path) -> None:
 
 
 def _digests(folder: Path, *sync: str) -> Mapping[str, Mapping[str, str]]:
-    """By row and rank."""
     own = folder / f"run{''.join(sync)}"
     own.mkdir()
     flags = [f"--pef={folder}/logreg/logreg.pef", f"--pefs={folder}", "--data-parallel", *sync]

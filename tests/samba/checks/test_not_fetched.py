@@ -27,13 +27,10 @@ from tests.samba.harness import Load, Made, PefOf, compiled, with_sgd
 
 
 def _uses(reporter: Reporter) -> list[str]:
-    """How the app uses the weights, by the findings."""
     return [finding.words.split(" the weights")[0].removeprefix("AP06: the app ") for finding in reporter.findings]
 
 
 class Whole(nn.Module):
-    """A model of two modules."""
-
     def __init__(self) -> None:
         super().__init__()
         self.encoder, self.head = nn.Sequential(nn.Linear(3, 4), nn.ReLU()), nn.Linear(4, 1)

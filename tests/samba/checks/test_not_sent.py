@@ -34,7 +34,6 @@ class App:
 
     @property
     def changes(self) -> list[str]:
-        """The findings about changes that do not reach the device."""
         return [finding.words for finding in self.reporter.findings if finding.code == "AP05"]
 
 

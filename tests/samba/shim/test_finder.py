@@ -21,7 +21,6 @@ from tests.support.whole import whole_case
 
 @pytest.fixture(autouse=True)
 def installed() -> Iterator[None]:
-    """It is installed in each test."""
     with open_door():
         yield
 
