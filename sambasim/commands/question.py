@@ -143,7 +143,7 @@ def predicted(question: Question, on_phase: OnPhase, *, one_device: bool = False
                 fits = what_fits(program, device, tiles, level, size, steps, recomputed)
                 if not fits:
                     raise
-                from sambasim.report.advice import fitting_text
+                from sambasim.report.analysis import fitting_text
 
                 raise MachineError(error.what, where=error.where, remedy=fitting_text(fits)) from error
     return predictions

@@ -16,7 +16,7 @@ from sambasim.pef import check as check_pef
 from sambasim.pef import locate, map_weights, peek
 from sambasim.records.digests import is_recording, read_recording
 from sambasim.records.metrics import read_run
-from sambasim.report.compare.runs import compare_metrics, compare_runs
+from sambasim.report.compare import compare_metrics, compare_runs
 from sambasim.report.tables import Row
 from sambasim.runtime.checkpoint.folder import MANIFEST_FILE, checkpoints_in
 

@@ -29,8 +29,8 @@ from sambasim.ir.types import SymbolKind, gradient_name, parameter_of
 from sambasim.options.compile import CompileOptions
 from sambasim.options.training import OptimizerOptions
 from sambasim.report.analysis import Run, runs_of
-from sambasim.simulation.planning.chain import Shorter
 from sambasim.simulation.planning.here import needed_bytes, plan_here, spaced
+from sambasim.simulation.planning.one_rank import Shorter
 from sambasim.simulation.planning.search import Goal, Plan, Planner
 from sambasim.simulation.planning.strategy import Strategy
 

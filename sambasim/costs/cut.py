@@ -24,8 +24,7 @@ MOST_STAGES = 64
 
 
 def cut(graph: Graph, work: Work, budget: Budget, level: Level) -> tuple[Section, ...]:
-    """The sections of the forward and the backward of `graph`, whose work is `work`. Of the sections that the graph
-    already has, only the boundaries between forward and backward and between pipeline stages count."""
+    """The sections of a pass, cut again within its present boundaries of forward, backward and pipeline stages."""
     kinds = (SectionKind.FWD, SectionKind.BCKWD)
     in_pass = [section for section in graph.sections if section.kind in kinds]
     runs = groupby(in_pass, key=lambda section: (section.kind, section.stage, section.weights_only))
@@ -60,8 +59,7 @@ def _within_modules(graph: Graph, work: Work, limits: Sequence[int]) -> list[int
 
 
 def best_cut(work: Work, budget: Budget, limits: Sequence[int]) -> list[int]:
-    """The ends of the sections of the fastest predicted cut, as numbers of stages. A section that begins at stage n
-    ends at `limits[n]` at the latest."""
+    """Where the sections of the fastest cut end, in stages; one that begins at n ends at `limits[n]` at the latest."""
     count = len(work.stages)
     least_s, begins = [0.0] + [float("inf")] * count, [0] * (count + 1)
     known = known_for(budget)
@@ -82,8 +80,7 @@ def best_cut(work: Work, budget: Budget, limits: Sequence[int]) -> list[int]:
 
 @dataclass(slots=True)
 class Longer:
-    """The predicted seconds of a section of some patterns, None if they cannot be one, and by the pattern of a further
-    stage, what the section is with it."""
+    """The seconds of a section, None if it cannot be one, and the sections longer by a stage, by its pattern."""
 
     seconds: float | None
     longer: "dict[int, Longer]" = field(default_factory=dict)
@@ -91,8 +88,7 @@ class Longer:
 
 @dataclass(slots=True)
 class Known:
-    """What cuts have found: a number for each pattern of a stage, and the sections that begin with it. Layers of one
-    model are much alike, and so are the many programs of a plan."""
+    """Numbers of the patterns of stages, and all sections so far: layers, and programs of a plan, are much alike."""
 
     numbers: dict[Hashable, int] = field(default_factory=dict)
     longer: dict[int, Longer] = field(default_factory=dict)
@@ -109,8 +105,7 @@ def known_for(budget: Budget) -> Known:
 
 
 def _sections_from(work: Work, budget: Budget, start: int, window: tuple[int, ...], known: Known) -> Iterator[float]:
-    """The predicted seconds of the sections that begin at stage `start`, with one stage, two and so on, up to those of
-    all patterns of `window`, as far as they can be one section. Those that are not `known` are added."""
+    """The seconds of sections from `start` with one stage, two and so on, while they can be one; extends `known`."""
     sections, found = known.longer, 0
     for pattern in window:
         section = sections.get(pattern)
@@ -148,8 +143,7 @@ def _with(growing: GrowingLoad, stage: Stage, budget: Budget) -> float | None:
 
 
 def _patterns(work: Work, numbers: dict[Hashable, int]) -> tuple[int, ...]:
-    """A number for each stage, from `numbers` or added to it. Equal sequences of at most `MOST_STAGES` numbers are
-    stages of the same costs, as those of repeated layers are: what they read and write is alike, and as far away."""
+    """A number for each stage, from `numbers` or added: equal sequences of at most `MOST_STAGES` cost the same."""
     made: dict[str, int] = {}
     read_at: dict[tuple[str, str], int] = {}
     last = work.last_reader
@@ -158,20 +152,12 @@ def _patterns(work: Work, numbers: dict[Hashable, int]) -> tuple[int, ...]:
         return None if there is None or abs(there - here) >= MOST_STAGES else there - here
 
     def pattern(here: int, stage: Stage) -> Hashable:
-        reads = [
-            (
-                work.tensors[read.value],
-                read.part,
-                away(here, made.get(read.value)),
-                away(here, read_at.get((read.value, ""))),
-                away(here, read_at.get((read.value, read.view))),
-            )
-            for read in stage.reads
-        ]
-        writes = [
-            (work.tensors[value], value in work.kept, value in last, away(here, last.get(value)))
-            for value in stage.writes
-        ]
+        reads = []
+        for read in stage.reads:
+            before = (made.get(read.value), read_at.get((read.value, "")), read_at.get((read.value, read.view)))
+            reads.append((work.tensors[read.value], read.part, *(away(here, there) for there in before)))
+        written = ((value, work.tensors[value]) for value in stage.writes)
+        writes = [(tensor, name in work.kept, name in last, away(here, last.get(name))) for name, tensor in written]
         made.update(dict.fromkeys(stage.writes, here))
         for read in stage.reads:
             read_at[read.value, ""] = read_at[read.value, read.view] = here

@@ -68,8 +68,7 @@ class Residency:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Off-chip bytes of one rank: what the program keeps, and boundary tensors of one pass, or of all that a pipeline
-    has begun."""
+    """Off-chip bytes of one rank: what the program keeps, and boundary tensors of all passes that have begun."""
 
     kept_bytes: int
     residency: Residency
@@ -81,8 +80,7 @@ class Need:
 
 
 def reside(work: Work, sections: Sequence[tuple[int, int]], excluded: frozenset[str] = frozenset()) -> Residency:
-    """The boundary tensors of `sections`, which are ranges of stages of `work`. Those in `excluded` are not counted.
-    What another stage of a pipeline sends is there from the first section that reads it."""
+    """Without `excluded`. What another stage of a pipeline sends is there from the first section that reads it."""
     section_of = [number for number, (start, stop) in enumerate(sections) for _ in range(start, stop)]
     ending: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
     free = _FreeList()
@@ -150,8 +148,7 @@ def check_memory(graph: Graph, need: Need, budget: Budget) -> None:
 
 
 def check_chip(graph: Graph, work: Work, budget: Budget) -> None:
-    """Raise MachineError for an operator that needs whole rows, if two rows of its tensors exceed the chip: the buffers
-    between stages hold two."""
+    """Raises MachineError if two rows, which buffers hold, exceed the chip for an operator that needs whole rows."""
     for stage in work.stages:
         node = graph.nodes[stage.node]
         if OPERATORS[node.operator].kind not in _WHOLE_ROWS:

@@ -19,8 +19,7 @@ TILE_UNITS = 160
 
 
 class Product(NamedTuple):
-    """Its seconds on one compute unit, and the fewest units that it needs and the most that it can use. On n times the
-    units it takes an nth: each computes other rows. Each tile holds the weight of a convolution once."""
+    """Its seconds on one compute unit, an nth on n units; the fewest units that it needs, the most that it can use."""
 
     flops: int
     unit_s: float
@@ -30,10 +29,9 @@ class Product(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What one section transfers, stores and computes. `once_bytes` is the traffic that does not stream (weights and
-    their gradients), `least_streamed_bytes` that of the smallest streamed tensor, `buffered_bytes` one tile of each
-    tensor between stages, `rows` that of the tensor with the most, `other_units` the compute units of operators without
-    a product."""
+    """What one section transfers, stores and computes. `once_bytes`: traffic that does not stream (weights and their
+    gradients); `least_streamed_bytes`: of the smallest streamed tensor; `buffered_bytes`: a tile of each tensor between
+    stages; `rows`: of the tensor with the most; `other_units`: of operators without a product."""
 
     read_bytes: int
     written_bytes: int
@@ -71,8 +69,7 @@ def alone_s(stage: Stage, work: Work, budget: Budget) -> float:
 
 
 def least_units(stage: Stage, budget: Budget) -> int:
-    """The compute units that an operator needs: by hand one, by the compiler so many that they hold a row of what it
-    writes, at most a tile's."""
+    """By hand one, by the compiler as many as hold a row of what the operator writes, at most a tile's."""
     return 1 if budget.by_hand else min(TILE_UNITS, ceil(stage.columns / budget.columns_per_unit))
 
 
@@ -109,8 +106,7 @@ class GrowingLoad:
         self.stages = self._least_units = self._other_units = 0
 
     def can_take(self, stage: Stage) -> bool:
-        """False if there are too few units, or if `stage` needs all rows of a tensor that the section computes row by
-        row."""
+        """False if there are too few units, or if `stage` needs all rows of a tensor that is computed row by row."""
         if self._least_units + least_units(stage, self._budget) > self._budget.placeable_units:
             return False
         return not (stage.needs_all and any(read.value in self._made for read in stage.reads))
@@ -168,18 +164,9 @@ class GrowingLoad:
             self._least_streamed_bytes = read_bytes if least is None else min(least, read_bytes)
 
     def load(self) -> Load:
-        return Load(
-            self._read_bytes,
-            self._written_bytes,
-            self._once_bytes,
-            self._least_streamed_bytes or 0,
-            self._resident_bytes,
-            self._buffered_bytes,
-            self._rows,
-            self.stages,
-            tuple(self._products),
-            self._other_units,
-        )
+        traffic_bytes = (self._read_bytes, self._written_bytes, self._once_bytes, self._least_streamed_bytes or 0)
+        on_chip = (self._resident_bytes, self._buffered_bytes, self._rows, self.stages)
+        return Load(*traffic_bytes, *on_chip, tuple(self._products), self._other_units)
 
 
 class Bound(StrEnum):
@@ -191,10 +178,9 @@ class Bound(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SectionPrice:
-    """Predicted seconds of one section. `compute_s` and `memory_s` overlap; `fill_s` and `launch_s` are added to the
-    longer of them. `again_s` is the part of `memory_s` for rereading, because the weights exceed the chip; `launch_s`
-    includes the load of the program as far as the section is too short to hide it. `units` are the compute units on
-    which operators are placed."""
+    """Predicted seconds of one section: `fill_s` and `launch_s` are added to the longer of `compute_s` and `memory_s`.
+    `again_s`: of `memory_s`, for rereading, because weights exceed the chip; `launch_s` includes what the section is
+    too short to hide of its program's load. `units`: on which operators are placed."""
 
     compute_s: float
     memory_s: float
@@ -229,8 +215,7 @@ def price_of(load: Load, budget: Budget) -> SectionPrice:
 
 
 def _placed(load: Load, budget: Budget, memory_s: float) -> tuple[float, float]:
-    """The seconds of the slowest product, and the units in use. Units that are free go to the slowest product until it
-    is as fast as memory: by hand in any number, by the compiler as one more copy of the product at a time."""
+    """The seconds of the slowest product and the units in use; it gets free ones until it is as fast as memory."""
     needed, there = load.least_units, budget.placeable_units
     if not load.products:
         return 0.0, min(needed, there)
@@ -246,10 +231,7 @@ def _copied(products: Sequence[Product], free: int, memory_s: float, there: int)
     # All products reach this time, each with at most one copy more than its share of the free units.
     spread_s = sum(product.unit_s for product in products) / free
     surely_s = max(memory_s, spread_s, *(product.unit_s / product.most for product in products))
-    placed = [
-        product.least * max(1, ceil(min(product.unit_s / surely_s, product.most) / product.least))
-        for product in products
-    ]
+    placed = [p.least * max(1, ceil(min(p.unit_s / surely_s, p.most) / p.least)) for p in products]
     free += sum(product.least for product in products) - sum(placed)
 
     def entry(number: int) -> tuple[float, int]:
@@ -268,16 +250,13 @@ def _copied(products: Sequence[Product], free: int, memory_s: float, there: int)
     return -slowest[0][0], there - free
 
 
-_HALVINGS = 30
-
-
 def _balanced(products: Sequence[Product], free: int, memory_s: float, placed: int) -> tuple[float, float]:
     def more(seconds: float) -> float:
         return sum(max(0.0, product.unit_s / seconds - product.least) for product in products)
 
     low = max(product.unit_s / product.most for product in products)
     high = max(low, *(product.unit_s / product.least for product in products))
-    for _ in range(_HALVINGS):
+    for _ in range(30):
         middle = (low + high) / 2
         low, high = (middle, high) if more(middle) > free else (low, middle)
     return high, placed + more(max(high, memory_s))

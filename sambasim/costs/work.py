@@ -1,14 +1,10 @@
 """The work of a graph on a device: its operators as stages of a pipeline, and the tensors between them.
 
-A device computes in bf16, whatever dtype the graph was captured in: two bytes a number. Operators of a loss and their
-tensors are float32, as in mixed precision training. Integers have four bytes, booleans one.
+A device computes in bf16, whatever dtype the graph was captured in; a loss is float32, as in mixed precision training.
 
-An operator without cost is not a stage: a view; a copy in another order, which is only an address pattern on the
-device; a scaling by a number, which the operator before it does; an operator without operands, such as one that makes
-a constant mask. Views of a value count as that value.
-
-Dropout is made again in the backward, from its input and the seed: no mask is stored, and no dropped tensor.
-"""
+An operator without cost is not a stage: a view; a copy in another order, which is only an address pattern; a scaling
+by a number, which the operator before it does; one without operands. Views of a value count as that value. Dropout is
+made again in the backward, from its input and the seed: no mask is stored, and no dropped tensor."""
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -48,7 +44,6 @@ def columns_of(node: Node, types: Mapping[str, TensorType]) -> int:
 
 _REALS = tuple(dtype for dtype in DTYPE_BYTES if dtype.startswith(("float", "bfloat")))
 _DEVICE_BYTES = {dtype: 2 if dtype in _REALS else min(size, 4) for dtype, size in VALUE_BYTES.items()}
-_FLOAT32_BYTES = 4
 _BATCH_NORM, _TRAINING_FLAG = "aten.batch_norm.default", 5
 """The operator, and the position of `training` in its arguments."""
 
@@ -79,9 +74,8 @@ class Read(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """An operator that takes time on a device: its node, the values that it reads and writes, the FLOPs of its product,
-    the `blocks` of the weight if that is a convolution, else infinity, and the columns of its widest result.
-    `needs_all`: it needs all samples before it writes a result."""
+    """An operator that takes time on a device. `blocks`: of the weight of a convolution, else infinity; `columns`: of
+    its widest result; `needs_all`: it needs all samples before it writes a result."""
 
     node: int
     reads: tuple[Read, ...]
@@ -97,8 +91,7 @@ class Stage:
 
 
 class Tensor(NamedTuple):
-    """A value on the device: `rows` of `row_bytes`; a vector has rows of one number. A `resident` tensor is the same
-    for each sample, such as a weight. Other tensors stream through, some rows at a time."""
+    """`rows` of `row_bytes`. A `resident` one is the same for each sample, such as a weight; others stream."""
 
     rows: int
     row_bytes: int
@@ -111,8 +104,7 @@ class Tensor(NamedTuple):
 
 @dataclass(frozen=True)
 class Work:
-    """The stages of a graph, in order, and the tensors by value. `kept` are the outputs of the graph, `received` what
-    another stage of a pipeline sends."""
+    """The stages and tensors of a graph. `kept`: its outputs; `received`: what another stage of a pipeline sends."""
 
     stages: tuple[Stage, ...]
     tensors: Mapping[str, Tensor]
@@ -153,15 +145,13 @@ _RECENT: deque[tuple[Graph, Mapping[str, Symbol], Work]] = deque(maxlen=8)
 
 
 def works_of_ranks(program: Program) -> Sequence[tuple[Program, Work]]:
-    """By rank along pp: its own program, and its part of the work. Only the whole program shows that what a rank sends
-    is the same for each sample, such as a gradient that another rank completes."""
+    """By rank along pp: its program and work. Only the whole shows that a sent value is the same for each sample."""
     graph, own = program.leading, of_ranks(program)
     whole = work_of(graph, program.symbols)
     return [(rank, _part(whole, graph, rank.leading)) for rank in own]
 
 
 def _part(whole: Work, graph: Graph, own: Graph) -> Work:
-    """The work of the nodes of `graph` that `own` has."""
     if own is graph:
         return whole
     place_of = {node.name: place for place, node in enumerate(own.nodes)}
@@ -184,8 +174,7 @@ def stage_ranges(work: Work, ends: Iterable[int]) -> list[tuple[int, int]]:
 
 
 def at_batch_size(work: Work, compiled: int, wanted: int) -> Work:
-    """`work` for `wanted` samples instead of `compiled`: scales the rows of streamed tensors and the FLOPs of products
-    that read one. Tensors with fewer rows than samples stay as they are."""
+    """`work` for `wanted` samples: scales rows of streamed tensors, and FLOPs of products that read one."""
 
     def rows(tensor: Tensor) -> Tensor:
         fixed = tensor.resident or tensor.rows < compiled
@@ -227,26 +216,16 @@ def _stages(graph: Graph, types: Mapping[str, TensorType], base_of: dict[str, st
         # A copy of a part is no mere address pattern: its rows must be gathered.
         numels = [types[name].numel for name in results]
         copies_all = operator.kind is OperatorKind.COPY and numels == [types[base].numel]
-        scales = (
-            node.operator in _SCALINGS
-            and len(read) == 1
-            and isinstance(node.args[1], (int, float))
-            and types[read[0]].dtype == types[results[0]].dtype
-            and results[0] not in outputs
-        )
+        by_number = node.operator in _SCALINGS and len(read) == 1 and isinstance(node.args[1], (int, float))
+        scales = by_number and types[read[0]].dtype == types[results[0]].dtype and results[0] not in outputs
         if copies_all or scales or operator.kind is OperatorKind.VIEW:
             base_of.update(dict.fromkeys(results, base))
             continue
         is_training = len(node.args) > _TRAINING_FLAG and node.args[_TRAINING_FLAG] is True
-        yield Stage(
-            node=index,
-            reads=_reads(node, read, types, base_of),
-            writes=tuple(results),
-            product_flops=operator.flops(Operands(node, types)) if operator.flops else 0,
-            blocks=blocks_of(node, types),
-            columns=columns_of(node, types),
-            needs_all=node.operator in _WHOLE_BATCH_FIRST or (node.operator == _BATCH_NORM and is_training),
-        )
+        flops = operator.flops(Operands(node, types)) if operator.flops else 0
+        needs_all = node.operator in _WHOLE_BATCH_FIRST or (node.operator == _BATCH_NORM and is_training)
+        sizes = flops, blocks_of(node, types), columns_of(node, types)
+        yield Stage(index, _reads(node, read, types, base_of), tuple(results), *sizes, needs_all)
 
 
 def _without_masks(graph: Graph, stages: Iterable[Stage]) -> Iterator[Stage]:
@@ -320,7 +299,7 @@ def _sent(graph: Graph) -> Mapping[str, str]:
 
 
 def _fixed(stages: list[Stage], symbols: Mapping[str, Symbol], sent: Mapping[str, str]) -> set[str]:
-    """Values that are the same for each sample: the model's tensors, and what is computed from them alone."""
+    """The model's tensors, and what is computed from them alone."""
     fixed = {name for name, symbol in symbols.items() if symbol.kind in _FIXED}
     fixed |= {name for name, value in sent.items() if value in fixed}
     for stage in stages:
@@ -358,8 +337,5 @@ def _gradients(
 
 def _tensor(type_: TensorType, float32: bool, resident: bool) -> Tensor:
     row = type_.shape[-1] if len(type_.shape) > 1 else 1
-    return Tensor(
-        rows=type_.numel // max(row, 1),
-        row_bytes=row * (_FLOAT32_BYTES if float32 else _DEVICE_BYTES[type_.dtype]),
-        resident=resident or type_.numel == 1,
-    )
+    row_bytes = row * (DTYPE_BYTES["float32"] if float32 else _DEVICE_BYTES[type_.dtype])
+    return Tensor(type_.numel // max(row, 1), row_bytes, resident or type_.numel == 1)

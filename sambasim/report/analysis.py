@@ -1,5 +1,5 @@
-"""What reports say about the prediction of one replica: equal sections, such as those of layers that repeat, the stages
-and costliest lines of sections, MFU and roofs. Each is computed once, when it is first needed."""
+"""What reports say about the prediction of one replica: what takes the largest part and what would make it quicker, in
+the same words everywhere; equal sections, stages and costliest lines of sections, MFU and roofs."""
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
@@ -8,22 +8,129 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+from rich.console import RenderableType
+from rich.text import Text
+
 from sambasim.costs.price import Bound
-from sambasim.costs.work import Work, at_batch_size, work_of
+from sambasim.costs.work import Work, at_batch_size, device_bytes_of, work_of
 from sambasim.ir.graph import MADE_AGAIN, Graph, SourceLine
 from sambasim.ir.operator_flops import Operands
 from sambasim.ir.operators import OPERATORS, OperatorKind
-from sambasim.report.advice import headline
-from sambasim.simulation.advice import Advice, advise
+from sambasim.ir.types import SymbolKind
+from sambasim.report.tables import labelled
+from sambasim.simulation.advice import Advice, Change, Fitting, Step, advise, fetched_outputs
 from sambasim.simulation.alone import TimedSection, slowed
 from sambasim.simulation.prediction import Prediction
-from sambasim.units import format_bytes, format_count, format_rate, format_seconds
+from sambasim.units import counted, format_bytes, format_count, format_rate, format_seconds
+
+PRICED_IN = "priced in bf16, whatever dtype the PEF has; losses and optimizer states in float32"
+BACKED = "published steps back only those of SN30; the host is taken to be as fast beside every device"
+NOT_VALIDATED = (
+    "pipeline and tensor parallelism are not validated: messages take the published bandwidths and latencies of links; "
+    "no step of several RDUs was ever published"
+)
+NO_CHANGE = "no other outputs, batch, tiles, accumulation, level, sync or clipping gains more than 2%"
+
+
+def headline(prediction: Prediction, advice: Advice) -> str:
+    """`94% of the step is the host: …; return only the loss: 1.77 s -> 265.3 ms`: what takes the largest part, and the
+    change to one replica that gains most, in samples/s where a step then has other samples, or other hardware."""
+    alone, by_bound = prediction.alone, prediction.alone.device_s_by_bound
+    launch = f"sections bound by their launch, at least {format_seconds(alone.budget.launch_s)} each"
+    words_of = {
+        f"the host: {_host(prediction)}": alone.host_s,
+        "sections bound by compute": by_bound[Bound.COMPUTE],
+        f"sections bound by {alone.budget.memory}": by_bound[Bound.MEMORY],
+        "sections whose weights exceed the chip, so that tensors are read again": by_bound[Bound.CAPACITY],
+        launch: by_bound[Bound.LAUNCH],
+    }
+    words, seconds = max(words_of.items(), key=lambda part: part[1])
+    binds = f"{seconds / alone.predicted_s:.0%} of the {step_or_forward(prediction)} is {words}"
+    best = next((change for change in advice.changes if not change.several), None)
+    if best is None:
+        return f"{binds}; no change to one replica gains more than 2%"
+    where, (_, steps, rates, _) = f" ({best.where})" if best.where else "", change_texts(best)
+    return f"{binds}; {best.what}{where}: {steps if best.before.samples == best.after.samples else rates}"
+
+
+def step_or_forward(prediction: Prediction) -> str:
+    return "step" if prediction.program.training is not None else "forward"
+
+
+def _host(prediction: Prediction) -> str:
+    step, program = prediction.alone, prediction.program
+    each = "step" if step.micro_steps == 1 else "micro-step"
+    if step.starts_s > step.sent_s:
+        return f"it starts {counted(round(step.starts_s / step.start_s), 'section')} each {each}"
+    fetched = fetched_outputs(program)
+    fetched_bytes = step.batch_size * sum(output.bytes_per_sample for output in fetched)
+    symbols = (program.symbols[name] for name in prediction.graph.inputs)
+    of_compiled = sum(device_bytes_of(symbol.type) for symbol in symbols if symbol.kind is SymbolKind.INPUT)
+    inputs_bytes = of_compiled * step.batch_size // program.batch_size
+    if fetched_bytes <= inputs_bytes:
+        return f"it sends {format_bytes(inputs_bytes)} of inputs each {each}"
+    names = " and ".join(output.name for output in fetched)
+    return f"it fetches {format_bytes(fetched_bytes)} of {names} each {each}"
+
+
+def change_texts(change: Change) -> tuple[str, str, str, str]:
+    """The gain (`x1.72`), the step before and after, the samples/s before and after and whose, and how to do it."""
+    steps = " -> ".join(format_seconds(step.predicted_s) for step in (change.before, change.after))
+    rates = " -> ".join(format_rate(step.samples_per_s) for step in (change.before, change.after))
+    how = f"{change.how} ({change.where})" if change.where else change.how
+    return f"x{change.factor:.2f}", steps, f"{rates} samples/s by {change.compared}", how
+
+
+def advice_parts(advice: Advice) -> list[RenderableType]:
+    def of_device(step: Step | None) -> str:
+        return "does not fit" if step is None else f"{format_seconds(step.predicted_s)}, {_samples(step.samples_per_s)}"
+
+    heading = "what would make it quicker, each predicted again by itself" if advice.changes else NO_CHANGE
+    rows = []
+    for change in advice.changes:
+        gain, steps, rates, how = change_texts(change)
+        rows += [(gain, f"{change.what}: a step of {steps}; {rates}"), ("", how)]
+    devices = "; ".join(f"{device.device}: {of_device(device.step)}" for device in advice.devices)
+    of_whole = f"one replica on a whole RDU: {devices}"
+    return [Text(f"\n{heading}", style="bold"), labelled(rows), Text(f"\n{of_whole}\n{BACKED}\n")]
+
+
+def _samples(samples_per_s: float) -> str:
+    return f"{format_rate(samples_per_s)} samples/s"
+
+
+def advice_fields(advice: Advice) -> Mapping[str, object]:
+    def fields_of(step: Step | None, when: str = "") -> Mapping[str, float | None]:
+        step_s, rate = (None, None) if step is None else (step.predicted_s, step.samples_per_s)
+        return {f"predicted_s{when}": step_s, f"predicted_samples_per_s{when}": rate}
+
+    changes = [
+        {
+            "change": change.what,
+            **{name: getattr(change, name) for name in ("how", "where", "compared")},
+            **fields_of(change.before, "_before"),
+            **fields_of(change.after),
+            "predicted_gain_samples_per_s": change.gain_samples_per_s,
+        }
+        for change in advice.changes
+    ]
+    devices = [{"device": device.device, **fields_of(device.step)} for device in advice.devices]
+    return {"priced_in": PRICED_IN, "advice": changes, "devices": devices}
+
+
+def fitting_text(fits: Sequence[Fitting]) -> str:
+    """What to type so that a program fits, and what is predicted then: a line for each."""
+    steps = ((fit.how, fit.step, format_seconds(fit.step.predicted_s)) for fit in fits)
+    return "\n".join(
+        f"{how}: a step of {seconds}, {_samples(step.samples_per_s)} (predicted),"
+        f" {format_bytes(step.need.size_bytes)} of {format_bytes(step.budget.capacity_bytes)}"
+        for how, step, seconds in steps
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Sections `start` up to `stop`, which are `count` times `period` sections. A section that does not repeat is a run
-    of one."""
+    """Sections `start` up to `stop`: `count` times `period` of them; a section that does not repeat is a run of one."""
 
     start: int
     period: int
@@ -59,9 +166,8 @@ def runs_of(keys: Sequence[Hashable]) -> list[Run]:
 
 
 class StageRow(NamedTuple):
-    """A stage of a section: its node, bytes streamed from memory, resident bytes read, bytes written to memory, FLOPs,
-    its reads of earlier stages (pairs of stage and bytes of one row), and the bytes of one row of all that it passes
-    on."""
+    """A stage of a section, in the order that page.js takes; `reads`: of earlier stages, with the bytes of a row;
+    `row_bytes`: of a row of all that it passes on."""
 
     node: int
     streamed_bytes: int
@@ -77,8 +183,7 @@ class StageRow(NamedTuple):
 
 
 class Stages:
-    """`rows` are by section; `tensors` are the bytes that a section reads of what an earlier one wrote, by both
-    numbers."""
+    """`rows` by section; `tensors`: the bytes that a section reads of what an earlier one wrote, by both numbers."""
 
     def __init__(self, work: Work, sections: Sequence[TimedSection]) -> None:
         self.tensors: Counter[tuple[int, int]] = Counter()
@@ -171,9 +276,6 @@ class Roof:
         return f"{format_count(self.flops_per_s)}FLOP/s, {format_bytes(self.bytes_per_s)}/s"
 
 
-_MOST_LINES = 3
-
-
 class Analysis:
     """Of one replica; a replica of several ranks has none. A fold is the numbers of equal sections, of any runs."""
 
@@ -218,17 +320,14 @@ class Analysis:
     @property
     def costliest_lines(self) -> str:
         """`models.py:26 36%, models.py:36 31%`, of the device time; empty without source lines."""
-        shown = list(self.line_s.items())[:_MOST_LINES]
-        return ", ".join(f"{line} {seconds / self.step.device_s:.0%}" for line, seconds in shown)
+        three = list(self.line_s.items())[:3]
+        return ", ".join(f"{line} {seconds / self.step.device_s:.0%}" for line, seconds in three)
 
     @cached_property
     def _keys(self) -> Sequence[Hashable]:
         """Of each section; those of equal sections are equal."""
-        nodes = [(node.operator, node.source) for node in self.prediction.graph.nodes]
-        return [
-            (section.kind, section.load, section.price, tuple(nodes[slice(*section.nodes)]))
-            for section in self.step.sections
-        ]
+        nodes, sections = [(node.operator, node.source) for node in self.prediction.graph.nodes], self.step.sections
+        return [(each.kind, each.load, each.price, tuple(nodes[slice(*each.nodes)])) for each in sections]
 
     @cached_property
     def runs(self) -> Sequence[Run]:
@@ -244,7 +343,6 @@ class Analysis:
 
     @cached_property
     def fold_of(self) -> Mapping[int, int]:
-        """The number of the fold of each section."""
         return {section: number for number, fold in enumerate(self.folds) for section in fold}
 
     def runs_in_step(self, fold: Sequence[int]) -> int:
@@ -260,11 +358,8 @@ class Analysis:
         """FLOPs of matrix products, convolutions, attention and recurrent layers in a step, without recomputation."""
         step, graph, program = self.step, self.prediction.graph, self.prediction.program
         types = {**graph.values, **{name: symbol.type for name, symbol in program.symbols.items()}}
-        made_again = 0
-        for node in graph.nodes:
-            flops = OPERATORS[node.operator].flops
-            if flops is not None and node.name.endswith(MADE_AGAIN):
-                made_again += flops(Operands(node, types))
+        again = ((OPERATORS[node.operator].flops, node) for node in graph.nodes if node.name.endswith(MADE_AGAIN))
+        made_again = sum(flops(Operands(node, types)) for flops, node in again if flops is not None)
         all_flops = sum(step.runs(section) * section.load.product_flops for section in step.sections)
         return all_flops - step.micro_steps * made_again * step.batch_size // program.batch_size
 
@@ -281,8 +376,7 @@ class Analysis:
 
     @property
     def reachable(self) -> Roof:
-        """What sections reach by the calibration: the units that operators are placed on, at the rate of the fastest
-        kind of product."""
+        """By the calibration: the units that operators are placed on, at the rate of the fastest kind of product."""
         step, budget = self.step, self.step.budget
         products = (product for section in step.sections for product in section.load.products)
         rate = max((product.flops / product.unit_s for product in products), default=budget.unit_flops_per_s)

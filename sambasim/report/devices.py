@@ -22,8 +22,7 @@ from sambasim.units import format_bytes
 
 
 class Placed(NamedTuple):
-    """Devices and clusters to list, and replicas on those of `inventory`; `mesh`: of a PEF whose replicas have several
-    ranks, each of which has a place."""
+    """What to list, and replicas on RDUs of `inventory`; `mesh`: of a PEF whose replicas have several ranks."""
 
     devices: Sequence[DeviceSpec]
     clusters: Sequence[ClusterSpec]
@@ -33,24 +32,16 @@ class Placed(NamedTuple):
 
 
 def inventory_json(placed: Placed) -> str:
-    """One line. `nodes` is null for a cluster without a limit; `placement` has the node, RDU and tiles of each
-    replica, or of each rank of `mesh`, with its coordinates. Figures are in SI base units."""
+    """In SI base units. `placement` has the node, RDU and tiles of each replica, or of each rank of `mesh`."""
     devices, clusters, inventory, placement, mesh = placed
     places = [asdict(at) for at in placement.locations()]
     if mesh is not None:
-        places = [
-            {"rank": at.pop("replica"), "coordinates": mesh.coordinates(rank), **at} for rank, at in enumerate(places)
-        ]
-    record = {
-        "devices": list(map(_record, devices)),
-        "clusters": list(map(_record, clusters)),
-        "device": inventory.device.name,
-        "cluster": inventory.cluster.name,
-        "nodes": inventory.cluster.nodes,
-        "replicas_per_node" if mesh is None else "ranks_per_node": placement.per_full_node,
-        "placement": places,
-    }
-    return json_line(record)
+        numbered = enumerate(places)
+        places = [{"rank": at.pop("replica"), "coordinates": mesh.coordinates(rank), **at} for rank, at in numbered]
+    listed = {"devices": list(map(_record, devices)), "clusters": list(map(_record, clusters))}
+    names = {"device": inventory.device.name, "cluster": inventory.cluster.name, "nodes": inventory.cluster.nodes}
+    per_node = {"replicas_per_node" if mesh is None else "ranks_per_node": placement.per_full_node}
+    return json_line({**listed, **names, **per_node, "placement": places})
 
 
 def inventory_report(placed: Placed) -> list[RenderableType]:
@@ -65,9 +56,8 @@ def inventory_report(placed: Placed) -> list[RenderableType]:
         f"{placement.in_words(noun)}\na {noun} has {share}: {budget.units:,} compute units, {memory};"
         f" {placement.per_full_node} {noun}s fit on a node"
     )
-    rows = [
-        {**asdict(at), "mesh": mesh and mesh.place(at.replica), "tiles": _tiles(at)} for at in placement.locations()
-    ]
+    places = placement.locations()
+    rows = [{**asdict(at), "mesh": mesh and mesh.place(at.replica), "tiles": _tiles(at)} for at in places]
     return [*figures, Text(head), table(f"{noun}s", rows, f"{first}, node, rdu:RDU, tiles")]
 
 
@@ -119,25 +109,20 @@ class RowRecord(Row):
 def row_record(row: PublishedRow, predicted: float, step: RankAlone) -> RowRecord:
     """`row` beside its prediction: `predicted`, in the unit of the row's figure, and `step`, of one replica."""
     model = [section for section in step.sections if section.kind in MODEL_KINDS]
+    units = max(section.price.units for section in model) / step.budget.units
     return RowRecord(
         **{name: getattr(row, name) for name in ("name", "device", "tiles", "level", "figure")},
-        published=row.value,
-        predicted=predicted,
-        error=predicted / row.value - 1,
-        published_host_s=row.host_s,
-        predicted_host_s=None if row.host_s is None else step.host_s,
-        published_sections=row.sections,
-        predicted_sections=len(model),
-        published_units_share=row.units_share,
-        predicted_units_share=max(section.price.units for section in model) / step.budget.units,
+        **{"published": row.value, "predicted": predicted, "error": predicted / row.value - 1},
+        **{"published_host_s": row.host_s, "predicted_host_s": None if row.host_s is None else step.host_s},
+        **{"published_sections": row.sections, "predicted_sections": len(model)},
+        **{"published_units_share": row.units_share, "predicted_units_share": units},
         source=row.source,
         replicas=row.replicas,
     )
 
 
 def validation(rows: Sequence[RowRecord]) -> Row:
-    """The `rows`, and the mean and worst of their errors, as fractions of the published values, by level and of host
-    times: here (`fitted`), and of widths that were left out of the calibration."""
+    """With the mean and worst errors by level and of host times: of these rows, and of widths that were left out."""
     errors: defaultdict[str, list[float]] = defaultdict(list)
     for row in rows:
         errors[row.level].append(abs(row.error))

@@ -1,11 +1,8 @@
 """Predictions in the formats of other tools: a trace for Perfetto, and SambaNova's files and columns.
 
-The trace has the format and tracks of `run --trace`: a process for each rank of the first replica, or for the first
-ranks. A replica of one rank has its sections, another one its actions with the parts of each; then update and sync.
-
-Of SambaNova's tools: SambaTune's `section_report.csv` and `summary.json`, and the columns of `sntilestat`. Not
-modelled: PMUs of a section, %chkpt, %quiesce; %pload and %aload are one number.
-"""
+The trace has the format and tracks of `run --trace`: sections of a replica of one rank, or actions with their parts,
+then update and sync. The others are SambaTune's `section_report.csv` and `summary.json`, and columns of `sntilestat`.
+Not modelled: PMUs of a section, %chkpt, %quiesce; %pload and %aload are one number."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +17,7 @@ from sambasim.ir.mesh import PIPELINE
 from sambasim.ir.schedule import Action
 from sambasim.records.trace import TraceProcess, TraceSpan, trace_json
 from sambasim.records.trace import Track as Shown
-from sambasim.report.advice import NOT_VALIDATED
+from sambasim.report.analysis import NOT_VALIDATED
 from sambasim.report.tables import csv_text, text_table
 from sambasim.simulation.alone import MODEL_KINDS, RankAlone, TimedSection
 from sambasim.simulation.prediction import Prediction
@@ -28,15 +25,12 @@ from sambasim.simulation.scaling import Span, SyncedRank, Track
 from sambasim.simulation.step import Cost, PredictedStep
 from sambasim.units import format_seconds
 
-_MOST_SHOWN = 4
-"""The most ranks in a trace, if a replica has fewer. All replicas do the same at the same time."""
-
 _TRACKS = {Track.HOST: Shown.HOST, Track.SECTIONS: Shown.SECTIONS, Track.LINKS: Shown.COLLECTIVES}
 
 
 def predicted_trace(step: PredictedStep) -> str:
     synced, world_size = step.synced, step.mesh.world_size
-    shown = min(world_size, max(_MOST_SHOWN, step.program.ranks_of_replica))
+    shown = min(world_size, max(4, step.program.ranks_of_replica))  # all replicas do the same at the same time
     processes = []
     for at in step.placement.locations()[:shown]:
         if step.several_ranks:
@@ -80,11 +74,7 @@ def _section_spans(synced: SyncedRank) -> Iterator[TraceSpan]:
 
 def _shown(span: Span, args: dict[str, int | str]) -> TraceSpan:
     title = span.name if span.track is Track.HOST else f"{span.kind} {span.name}"  # as in a measured trace
-    return TraceSpan(_TRACKS[span.track], title, _nanoseconds(span.start_s), _nanoseconds(span.stop_s), args)
-
-
-def _nanoseconds(time_s: float) -> int:
-    return round(time_s * 1e9)
+    return TraceSpan(_TRACKS[span.track], title, round(span.start_s * 1e9), round(span.stop_s * 1e9), args)
 
 
 def _action_spans(step: PredictedStep, position: int) -> Iterator[TraceSpan]:
@@ -93,7 +83,7 @@ def _action_spans(step: PredictedStep, position: int) -> Iterator[TraceSpan]:
         for action, start_s, stop_s in step.passes.timeline[position]:
             args: dict[str, int | str] = {"action": str(action), "stage": action.stage}
             args |= {"micro_batch": action.micro_batch, "micro_step": micro_step}
-            start_ns, stop_ns = _nanoseconds(began_s + start_s), _nanoseconds(began_s + stop_s)
+            start_ns, stop_ns = round((began_s + start_s) * 1e9), round((began_s + stop_s) * 1e9)
             yield TraceSpan(Shown.SECTIONS, title_of(action), start_ns, stop_ns, args)
             yield from _parts(step.passes.cost(action), began_s + start_s, stop_ns)
     for span in step.ranks[position].spans_after(step.passes_s):
@@ -109,15 +99,15 @@ def title_of(action: Action) -> str:
 
 
 def _parts(cost: Cost, start_s: float, end_ns: int) -> Iterator[TraceSpan]:
-    """The parts of an action, one after the other. In a step, messages are between its sections and operators."""
+    """The parts of an action; its messages, which are between its operators, before its sections."""
     parts: list[tuple[str, float, dict[str, int]]] = [("host", cost.host_s, {})]
     for axis, traffic in cost.messages.items():
         received = {f"{wire}_bytes": round(size_bytes) for wire, size_bytes in traffic.received_bytes.items()}
         parts.append((f"messages along {axis}", traffic.predicted_s, received))
     for name, seconds, args in [*parts, ("sections", cost.device_s, {})]:
-        start_ns, start_s = _nanoseconds(start_s), start_s + seconds
+        start_ns, start_s = round(start_s * 1e9), start_s + seconds
         if seconds:
-            yield TraceSpan(Shown.SECTIONS, name, start_ns, min(_nanoseconds(start_s), end_ns), args)
+            yield TraceSpan(Shown.SECTIONS, name, start_ns, min(round(start_s * 1e9), end_ns), args)
 
 
 def section_report_csv(step: RankAlone) -> str:
@@ -146,8 +136,7 @@ def _row(step: RankAlone, section: TimedSection) -> Mapping[str, str | int | flo
 
 
 def summary_json(scaled: SyncedRank, name: str) -> str:
-    step = scaled.step
-    host_share = step.host_s / scaled.predicted_s
+    step, host_share = scaled.step, scaled.step.host_s / scaled.predicted_s
     predicted = {
         "device": step.budget.where,
         "calibrated_on": load_calibration().fit.rows,
@@ -165,13 +154,9 @@ def summary_json(scaled: SyncedRank, name: str) -> str:
         "predicted_section_count": len(step.sections),
     }
     kind, seconds = max(step.device_s_by_kind.items(), key=lambda pair: pair[1])
-    remarks = [
-        f"Host takes {host_share:.1%} of the total latency (predicted).",
-        f"Sections wait for gradients in {scaled.sync_share:.1%} of it (predicted).",
-        f"{kind} sections take {seconds / scaled.predicted_s:.1%} of it (predicted).",
-    ]
-    if scaled.path is None:
-        del remarks[1]
+    waits = [f"Sections wait for gradients in {scaled.sync_share:.1%} of it (predicted)."] * (scaled.path is not None)
+    most = f"{kind} sections take {seconds / scaled.predicted_s:.1%} of it (predicted)."
+    remarks = [f"Host takes {host_share:.1%} of the total latency (predicted).", *waits, most]
     record = {"name": name, "remarks": remarks, "predicted": predicted}
     return json.dumps(record, indent=2, ensure_ascii=False) + "\n"
 
@@ -183,8 +168,7 @@ UNKNOWN = (
 
 
 def tilestat(prediction: Prediction) -> Mapping[str, object]:
-    """What `sambasim tilestat --json` prints: the tiles of one replica, or one row if their number is not published.
-    The shares add up to 1; None is unknown."""
+    """The tiles of one replica, one row if their number is not published. Shares add up to 1; None is unknown."""
     return {
         "kind": "predicted",
         "name": prediction.program.name,

@@ -28,9 +28,7 @@ _OPTIONS = ("compile_options", "data_source", "training_defaults", "metadata")
 
 
 def contents(path: Path, header: PefHeader, document: PefDocument) -> Row:
-    """`kept` is what one of the fewest replicas keeps between steps, in a host sync; a run whose gradients are clipped
-    cuts at blocks. Of an axis of `mesh`, `size` is the smallest if a run chooses it, and `chips` the ranks along it
-    that share the batch of a replica."""
+    """`kept`: by one of the fewest replicas between steps, in a host sync; `chips`: ranks that share its batch."""
     program = document.program
     slices = {group.name: cut(group.numel, program.world_size * program.chips)[0] for group in program.groups}
     return Row(
@@ -74,24 +72,19 @@ def contents(path: Path, header: PefHeader, document: PefDocument) -> Row:
 
 
 def _stages(program: Program) -> Iterator[Row]:
-    """What each rank of a pipeline has. `training_bytes`: its gradients and optimizer states; `sent_bytes`: to other
-    ranks, in the forward and backward of one micro-batch; `tied`: by parameter that it updates with the gradient of
-    another rank, that rank."""
+    """`sent_bytes`: of one micro-batch; `tied`: by parameter whose gradient another rank sends, that rank."""
     if program.schedule is None:
         return
     for rank, part in enumerate(of_ranks(program)):
-        graph = part.leading
-        types = {name: symbol.type for name, symbol in part.symbols.items()} | dict(graph.values)
-        sent = [name for node in graph.nodes if node.operator == "comm.send" for name in node.reads]
+        nodes, held = part.leading.nodes, held_bytes(part)
+        types = {name: symbol.type for name, symbol in part.symbols.items()} | dict(part.leading.values)
+        sent = [name for node in nodes if node.operator == "comm.send" for name in node.reads]
         parameter_of = {member.gradient: member.parameter for group in part.groups for member in group.members}
-        copies = {copied(node): node for node in graph.nodes}
-        held = held_bytes(part)
+        copies = {copied(node): node for node in nodes}
+        training_bytes = held[SymbolKind.GRADIENT] + held[SymbolKind.OPTIMIZER_STATE]
         yield Row(
-            rank=rank,
-            stages=list(program.schedule.stages_of(rank)),
-            operators=len(graph.nodes),
-            parameter_bytes=held[SymbolKind.PARAMETER],
-            training_bytes=held[SymbolKind.GRADIENT] + held[SymbolKind.OPTIMIZER_STATE],
+            **{"rank": rank, "stages": list(program.schedule.stages_of(rank)), "operators": len(nodes)},
+            **{"parameter_bytes": held[SymbolKind.PARAMETER], "training_bytes": training_bytes},
             sent_bytes=sum(types[name].size_bytes for name in sent),
             tied={parameter_of[name]: ends_of(node)[0] for name, node in copies.items() if name in parameter_of},
         )
@@ -115,7 +108,6 @@ def section_facts(program: Program, graph: Graph) -> Iterator[Row]:
 
 
 def _operators(nodes: Iterable[Node]) -> Iterator[Row]:
-    """How often each stands in a graph, and its source lines in the order of first use."""
     of_operator: defaultdict[str, list[Node]] = defaultdict(list)
     for node in nodes:
         of_operator[node.operator].append(node)
@@ -127,8 +119,7 @@ def _operators(nodes: Iterable[Node]) -> Iterator[Row]:
 
 
 def _gathered(program: Program, graph: Graph) -> Iterator[Row]:
-    """What a rank gathers along an axis in a pass, because an operator reads whole values that are cut; `operator` may
-    be `gradients` or `outputs`, which are given out whole."""
+    """Whole values that an operator reads, of parts; `operator` may be `gradients` or `outputs`, which leave whole."""
     for axis in program.mesh:
         by_operator: defaultdict[str, list[Gather]] = defaultdict(list)
         for gather in gathers(graph, axis.name, axis.size):
@@ -141,8 +132,7 @@ def _gathered(program: Program, graph: Graph) -> Iterator[Row]:
 
 def _sizes(program: Program) -> Iterator[Row]:
     for kind in SymbolKind:
-        types = [symbol.type for symbol in program.symbols.values() if symbol.kind is kind]
-        if types:
+        if types := [symbol.type for symbol in program.symbols.values() if symbol.kind is kind]:
             elements, size_bytes = sum(type_.numel for type_ in types), sum(type_.size_bytes for type_ in types)
             yield Row(kind=kind.value, symbols=len(types), elements=elements, size_bytes=size_bytes)
 
@@ -155,7 +145,7 @@ def _symbol(symbol: Symbol) -> Row:
 
 
 def _groups(program: Program) -> Iterator[Row]:
-    """The parameter groups. `gradient_symbol` holds their gradients for data parallelism; None without."""
+    """`gradient_symbol` holds their gradients for data parallelism."""
     for group in program.groups:
         size_bytes = group.numel * DTYPE_BYTES[group.dtype]
         sizes = {"parameters": len(group.members), "elements": group.numel, "size_bytes": size_bytes}
@@ -165,23 +155,18 @@ def _groups(program: Program) -> Iterator[Row]:
 
 _MOST_SYMBOLS = 40
 _MOST_NAMES = 3
-_MOST_EFFECTS = 4
-_LONGEST_SYMBOL = 32
 _DIGITS = 16
 """Of a digest; `verify` and --json have all 64, which do not fit in a table."""
 
 
 def inspection(facts: Row, *, everything: bool) -> RenderableType:
-    """The tables of `contents`."""
     tables: list[RenderableType] = [summary_table(facts)]
     if facts.stages:
         sizes = "parameter_bytes:parameters, training_bytes:gradients and states, sent_bytes:sends a micro-batch"
         tables.append(table("pipeline", facts.stages, "rank, stages", f"operators, {sizes}"))
-        tables += [
-            Text(printable(f"rank {stage.rank} updates {name}, whose gradient rank {source} sends once a step"))
-            for stage in facts.stages
-            for name, source in stage.tied.items()
-        ]
+        tied = ((stage.rank, *pair) for stage in facts.stages for pair in stage.tied.items())
+        said = "rank {} updates {}, whose gradient rank {} sends once a step"
+        tables += [Text(printable(said.format(*copy))) for copy in tied]
     for graph in facts.graphs:
         title = f"{graph.name}: sections ({len(graph.sections)})"
         tables += [_sections_table(title, graph.sections), _operators_table(graph)]
@@ -190,8 +175,7 @@ def inspection(facts: Row, *, everything: bool) -> RenderableType:
             title = f"{graph.name}: computed whole, of gathered parts"
             tables.append(table(title, rows, "operator, axis", "values, received_bytes", "modules"))
     tables.append(table("sizes", facts.sizes, "kind", "symbols, elements, size_bytes:bytes"))
-    if facts.groups:
-        tables.append(_groups_table(facts))
+    tables += [_groups_table(facts)] if facts.groups else []
     if not everything:
         return Group(*tables, Text("--all shows symbols, runtime arguments and options; --graph the operators"))
     tables.append(_symbols_table(facts))
@@ -224,18 +208,14 @@ def summary_table(facts: Row) -> Table:
 
 
 def _ranks_rows(facts: Row) -> Iterator[tuple[str, str]]:
-    """What the ranks of a replica hold and send, if it has several."""
     parameter = SymbolKind.PARAMETER.value
     of_stages = [stage.parameter_bytes for stage in facts.stages]
     of_rank = max(of_stages or [size.size_bytes for size in facts.sizes if size.kind == parameter], default=0)
     at_most, one_pass = (" at most", "micro-batch") if of_stages else ("", "pass")
-    for axis in facts.mesh:
-        if axis.name != DATA_PARALLEL:
-            yield (
-                f"axis {axis.name}",
-                f"{axis.size} ranks, each with {format_bytes(of_rank)} of {format_bytes(facts.parameter_bytes)} "
-                f"parameters{at_most}; each receives {format_bytes(axis.received_bytes)} a {one_pass}{at_most}",
-            )
+    for axis in (axis for axis in facts.mesh if axis.name != DATA_PARALLEL):
+        each = f"each with {format_bytes(of_rank)} of {format_bytes(facts.parameter_bytes)} parameters{at_most}"
+        received = f"each receives {format_bytes(axis.received_bytes)} a {one_pass}{at_most}"
+        yield f"axis {axis.name}", f"{axis.size} ranks, {each}; {received}"
     parameters = [symbol for symbol in facts.symbols if symbol.kind == parameter]
     whole = [symbol for symbol in parameters if symbol.shape == symbol.whole_shape]
     if whole and any(axis.name == TENSOR for axis in facts.mesh):
@@ -256,7 +236,7 @@ def _zero_rows(facts: Row) -> Iterator[tuple[str, str]]:
 
 
 def section_detail(graph: Row, section: Row) -> RenderableType:
-    reads, writes = (_first(names, _MOST_EFFECTS) for names in (section.reads, section.writes))
+    reads, writes = (_first(names, 4) for names in (section.reads, section.writes))
     sections = _sections_table(f"{graph.name}: section {section.index}", [section])
     return Group(sections, Text(printable(f"reads   {reads}\nwrites  {writes}")))
 
@@ -292,13 +272,10 @@ def _symbols_table(facts: Row) -> Table:
 
 
 def _groups_table(facts: Row) -> Table:
-    def buffer(symbol: str | None) -> str:
-        if symbol is None:
-            return "not reduced"
-        # it ends in a hash; --all has all of it
-        return f"{symbol[:_LONGEST_SYMBOL]}…" if len(symbol) > _LONGEST_SYMBOL else symbol
-
-    rows = [group.model_dump() | {"gradient_symbol": buffer(group.gradient_symbol)} for group in facts.groups]
+    rows = [group.model_dump() for group in facts.groups]
+    for row in rows:
+        symbol = row["gradient_symbol"] or "not reduced"
+        row["gradient_symbol"] = f"{symbol[:32]}…" if len(symbol) > 32 else symbol  # it ends in a hash; --all has it
     words, numbers = "name:group, optimizer, dtype", "parameters, elements, size_bytes:bytes"
     return table("parameter groups", rows, words, numbers, "gradient_symbol:gradients reduced as")
 

@@ -27,19 +27,15 @@ LEFT_OUT = (
 
 def memory_json(choices: Choices, asked: Choice) -> str:
     """One line. Sizes are of one rank."""
+    tables = {"dtype": choices.by_dtype, "optimizer": choices.by_optimizer, "zero": choices.by_zero}
     record = {
         "name": choices.program.name,
         "parameters": _parameters(choices),
         "inputs": _inputs(choices, asked),
         "batch_size": choices.program.batch_size,
-        "replicas": choices.replicas,
-        "passes_per_step": choices.passes,
-        "captured_in": choices.dtype,
-        "asked": _fields(choices.estimate(asked)),
-        "least": _fields(choices.least(asked)),
-        "by_dtype": list(map(_fields, choices.by_dtype(asked))),
-        "by_optimizer": list(map(_fields, choices.by_optimizer(asked))),
-        "by_zero": list(map(_fields, choices.by_zero(asked))),
+        **{"replicas": choices.replicas, "passes_per_step": choices.passes, "captured_in": choices.dtype},
+        **{"asked": _fields(choices.estimate(asked)), "least": _fields(choices.least(asked))},
+        **{f"by_{what}": list(map(_fields, by(asked))) for what, by in tables.items()},
         "left_out": LEFT_OUT,
     }
     return json_line(record)
@@ -47,16 +43,10 @@ def memory_json(choices: Choices, asked: Choice) -> str:
 
 def _fields(estimate: Estimate) -> dict[str, object]:
     choice = estimate.choice
-    return {
-        "dtype": choice.dtype.name,
-        "master_weights": choice.dtype.master,
-        "recompute": choice.recompute,
-        "optimizer": choice.optimizer,
-        "states_per_parameter": len(choice.states),
-        "zero": choice.zero,
-        "total_bytes": estimate.total_bytes,
-        **{f"{part}_bytes": size for part, size in _sizes(estimate).items()},
-    }
+    how = {"dtype": choice.dtype.name, "master_weights": choice.dtype.master, "recompute": choice.recompute}
+    states = {"optimizer": choice.optimizer, "states_per_parameter": len(choice.states), "zero": choice.zero}
+    sizes = {"total": estimate.total_bytes, **_sizes(estimate)}
+    return {**how, **states, **{f"{part}_bytes": size for part, size in sizes.items()}}
 
 
 def memory_report(choices: Choices, asked: Choice) -> list[RenderableType]:
@@ -110,8 +100,7 @@ def _in_words(estimate: Estimate) -> str:
 
 
 def _parameters(choices: Choices) -> int:
-    symbols = choices.program.symbols.values()
-    return sum(symbol.type.numel for symbol in symbols if symbol.kind is SymbolKind.PARAMETER)
+    return sum(each.type.numel for each in choices.program.symbols.values() if each.kind is SymbolKind.PARAMETER)
 
 
 def _inputs(choices: Choices, asked: Choice) -> list[str]:

@@ -1,6 +1,6 @@
 """What `sambasim plan` shows: the verdict, the best strategies, why one beats the next, and files of all of them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, fields
 
 from rich.console import RenderableType
@@ -13,13 +13,9 @@ from sambasim.simulation.sync import Wire
 from sambasim.units import counted, format_bytes, format_seconds, plain_rate
 
 TERMS = {
-    "compute_s": "operators",
-    "host_s": "host",
-    "messages_s": "messages in a replica",
-    "bubble_s": "waiting for stages",
-    "update_s": "update",
-    "sync_s": "sync",
-}
+    "compute_s": "operators", "host_s": "host", "messages_s": "messages in a replica",
+    "bubble_s": "waiting for stages", "update_s": "update", "sync_s": "sync",
+}  # fmt: skip
 """What the terms of a step are called."""
 
 BASIS = "The device model gives all times; no step of RDUs with pipelines, cut tensors, ZeRO or sync was ever published"
@@ -30,12 +26,8 @@ _BEST_FOR = {
     Goal.COST: "the fewest RDU-seconds a sample",
 }
 
-_MUCH = 0.3
-"""A share of the host in the step that is worth a word."""
-
 
 def headline(plan: Plan) -> str:
-    """The best strategy in a line."""
     best = plan.best[0]
     memory = f"{format_bytes(best.rdu_bytes)} of {format_bytes(best.capacity_bytes * best.sharing)}"
     return (
@@ -68,8 +60,7 @@ def plan_report(plan: Plan, *, explain: bool) -> Iterator[RenderableType]:
 
 
 def verdict(plan: Plan) -> list[tuple[str, str]]:
-    """The questions of the usual guides: does it fit one device, does its largest layer, is it one node? Then what to
-    know of the best strategy."""
+    """The questions of the usual guides, from one device to nodes, and what to know of the best strategy."""
     rows = [(f"one {plan.device}", _fits_one(plan))]
     if plan.largest_layer_bytes is not None and plan.everything:
         fits = plan.largest_layer_bytes <= max(priced.capacity_bytes for priced in plan.everything)
@@ -86,14 +77,16 @@ def verdict(plan: Plan) -> list[tuple[str, str]]:
 
 
 def _fits_one(plan: Plan) -> str:
+    def least_of(strategies: Sequence[Priced]) -> Priced:
+        return min(strategies, key=lambda priced: priced.fullest.total_bytes)
+
     alone = [priced for priced in plan.everything if priced.strategy.ranks == 1 and priced.strategy.tiles is None]
     if not alone:
         return "no strategy uses one alone"
-    least = min(alone, key=lambda priced: priced.fullest.total_bytes)
-    if least.problem is not None:
+    if (least := least_of(alone)).problem is not None:
         return f"the model does not fit: {least.problem} with {least.strategy}"
     plain = [priced for priced in alone if priced.problem is None and priced.strategy.recompute == "none"]
-    least = min(plain or [least], key=lambda priced: priced.fullest.total_bytes)
+    least = least_of(plain or [least])
     how = "" if plain else f" with {least.strategy}"
     whole = f"{format_bytes(least.fullest.total_bytes)} of {format_bytes(least.capacity_bytes)}"
     samples = counted(least.strategy.samples, "sample")
@@ -108,13 +101,11 @@ def _fewer(plan: Plan) -> Iterator[tuple[str, str]]:
         other = min(on_all, key=lambda priced: (not priced.is_exact, priced.step_s))
         longer_s = {name: getattr(other.terms, name) - getattr(best.terms, name) for name in TERMS}
         term = max(TERMS, key=lambda name: longer_s[name])
-        yield (
-            f"fewer {plan.device}s",
-            f"{best.rdus} of {plan.space.rdus}: on all, {other.strategy} takes {format_seconds(other.step_s)},"
-            f" with {format_seconds(longer_s[term])} more for {TERMS[term]}",
-        )
-    numbered = enumerate(plan.best, 1)
-    on_half = [(_at_worst_s(priced), number) for number, priced in numbered if 2 * priced.rdus <= best.rdus]
+        on_all_s, more_s = format_seconds(other.step_s), format_seconds(longer_s[term])
+        takes = f"on all, {other.strategy} takes {on_all_s}, with {more_s} more for {TERMS[term]}"
+        yield f"fewer {plan.device}s", f"{best.rdus} of {plan.space.rdus}: {takes}"
+    of_best = enumerate(plan.best, 1)
+    on_half = [(_at_worst_s(priced), number) for number, priced in of_best if 2 * priced.rdus <= best.rdus]
     if on_half:
         seconds, number = min(on_half)
         half, slower = plan.best[number - 1], seconds / _at_worst_s(best) - 1
@@ -135,24 +126,18 @@ def _as_good(plan: Plan) -> Iterator[tuple[str, str]]:
 
 
 def _host(plan: Plan) -> Iterator[tuple[str, str]]:
-    """Where it takes much of the best step, or is shared by replicas."""
     best = plan.best[0]
     share = best.terms.host_s / best.step_s
-    if share > _MUCH and plan.device == "RDU":
-        yield (
-            "host",
-            f"{share:.0%} of the best step is the host, which starts sections and fetches the outputs of each pass."
-            " `sambasim simulate` says what would help, such as a model that returns only its loss",
-        )
+    if share > 0.3 and plan.device == "RDU":
+        what = "the host, which starts sections and fetches the outputs of each pass"
+        helps = "`sambasim simulate` says what would help, such as a model that returns only its loss"
+        yield "host", f"{share:.0%} of the best step is {what}. {helps}"
     if best.sharing > 1:
         at_worst_s = list(map(_at_worst_s, plan.best))
         first = min(range(len(at_worst_s)), key=lambda at: at_worst_s[at])
         other = "" if first == 0 else f"; then {first + 1} is the best, with {format_seconds(at_worst_s[first])}"
-        yield (
-            "tiles",
-            f"{best.sharing} replicas share an RDU and its link to the host. Predictions do not wait for it: if they"
-            f" take turns, a step is {format_seconds(at_worst_s[0])} at worst{other}",
-        )
+        shared = f"{best.sharing} replicas share an RDU and its link to the host. Predictions do not wait for it"
+        yield "tiles", f"{shared}: if they take turns, a step is {format_seconds(at_worst_s[0])} at worst{other}"
 
 
 def _at_worst_s(priced: Priced) -> float:
@@ -161,7 +146,6 @@ def _at_worst_s(priced: Priced) -> float:
 
 
 def closest(plan: Plan) -> str:
-    """The strategy that lacks the least memory, and why it does not fit."""
     lacking = [priced for priced in plan.others if priced.problem is not None]
     if not lacking:
         return plan.refused[0].why if plan.refused else "there is no strategy with this batch"
@@ -170,7 +154,6 @@ def closest(plan: Plan) -> str:
 
 
 def best_rows(plan: Plan) -> list[dict[str, object]]:
-    """The best strategies as tables show them."""
     return [
         {
             "number": number,
@@ -228,16 +211,8 @@ def plan_csv(plan: Plan) -> str:
 
 
 def plan_json(plan: Plan) -> str:
-    record = {
-        "model": plan.name,
-        "hardware": plan.hardware,
-        "global_batch": plan.space.global_batch,
-        "goal": plan.goal.value,
-        "verdict": dict(verdict(plan)),
-        "best": list(map(record_of, plan.best)),
-        "frontier": list(map(record_of, plan.frontier)),
-        "priced": len(plan.everything),
-        "impossible": len(plan.refused),
-        "note": plan.note or BASIS,
-    }
-    return json_line(record)
+    asked = {"model": plan.name, "hardware": plan.hardware, "global_batch": plan.space.global_batch}
+    asked |= {"goal": plan.goal.value, "verdict": dict(verdict(plan))}
+    found = {name: list(map(record_of, getattr(plan, name))) for name in ("best", "frontier")}
+    counts = {"priced": len(plan.everything), "impossible": len(plan.refused)}
+    return json_line({**asked, **found, **counts, "note": plan.note or BASIS})

@@ -13,8 +13,15 @@ from sambasim.hardware.placement import Location
 from sambasim.ir.mesh import DATA_PARALLEL, PIPELINE
 from sambasim.ir.schedule import ActionKind
 from sambasim.ir.types import SymbolKind
-from sambasim.report.advice import NOT_VALIDATED, PRICED_IN, advice_fields, advice_parts, step_or_forward
-from sambasim.report.analysis import Analysis, range_text
+from sambasim.report.analysis import (
+    NOT_VALIDATED,
+    PRICED_IN,
+    Analysis,
+    advice_fields,
+    advice_parts,
+    range_text,
+    step_or_forward,
+)
 from sambasim.report.summaries import held_bytes
 from sambasim.report.tables import Curve, Row, Table, json_line, labelled, log_chart, table, text_table
 from sambasim.simulation.alone import RankAlone
@@ -24,12 +31,11 @@ from sambasim.simulation.sync import SyncPath, Traffic
 from sambasim.units import format_bytes, format_rate, format_seconds
 
 _FIGURES = ("idle_share", "waited_s", "update_s", "exposed_sync_s", "hidden_sync_s")
+_SHARES = ("busy", "messages", "idle")
 
 
 def step_record(step: PredictedStep) -> Row:
-    """The step of one number of replicas with one way to sync; `sync` is None if there is nothing to sync. `batch_size`
-    is that of a replica in a micro-step. The efficiency is relative to replicas that share the update and never wait,
-    or, if they have several ranks, to the samples/s of one replica."""
+    """`batch_size`: of a replica in a micro-step; `predicted_efficiency`: see `PredictedStep`."""
     fullest_bytes = max(rank.alone.need.size_bytes for rank in step.ranks)
     return Row(
         name=step.program.name,
@@ -56,32 +62,24 @@ def step_record(step: PredictedStep) -> Row:
 
 
 def _ranks(step: PredictedStep) -> Iterator[Row]:
-    """Each rank of the first replica: its RDU and tiles, None for a whole RDU, and what it holds, without ZeRO.
-    `needed_bytes` includes tensors between sections. The shares are of its time in passes, and add up to 1: on the
-    device or the host, in messages, and waiting for other stages."""
+    """Of the first replica, without ZeRO; `needed_bytes` with tensors between sections; shares of its passes."""
     for number, at in enumerate(step.placement.locations()[: step.program.ranks_of_replica]):
         coordinates, where = step.mesh.coordinates(number), asdict(at)
         position = coordinates.get(PIPELINE, 0)
         rank, times, held = step.ranks[position], step.times_of(position), held_bytes(step.ranks[position].program)
         yield Row(
-            rank=where.pop("replica"),
-            coordinates=dict(coordinates),
-            **where,
+            **{"rank": where.pop("replica"), "coordinates": dict(coordinates), **where},
             stages=tuple(step.schedule.stages_of(position)),
             parameter_bytes=held[SymbolKind.PARAMETER],
             gradient_bytes=held[SymbolKind.GRADIENT],
             state_bytes=held[SymbolKind.OPTIMIZER_STATE],
             needed_bytes=rank.alone.need.size_bytes,
-            predicted_busy_share=times.busy_s / step.passes_s,
-            predicted_messages_share=times.messages_s / step.passes_s,
-            predicted_idle_share=times.idle_s / step.passes_s,
+            **{f"predicted_{what}_share": getattr(times, f"{what}_s") / step.passes_s for what in _SHARES},
         )
 
 
 def _axes(step: PredictedStep) -> Iterator[Row]:
-    """Along each mesh axis, in a step: the bytes that all ranks of a replica receive, by link of the cluster, over host
-    links also what they send; how long rank 0 transfers, on dp with what overlaps, on pp with copies of tied
-    parameters in its update; and how long it waits, on pp with idle time."""
+    """By mesh axis, in a step: what all ranks of a replica receive; what rank 0 transfers, how long it waits."""
     times = [step.times_of(position) for position in range(len(step.ranks))]
     for axis in (axis for axis, size in step.mesh.sizes.items() if size > 1):
         if axis == DATA_PARALLEL:
@@ -91,39 +89,31 @@ def _axes(step: PredictedStep) -> Iterator[Row]:
         if axis == PIPELINE:
             traffic = [sum(rank.copies.values(), moved) for rank, moved in zip(step.ranks, traffic, strict=True)]
         total = sum(traffic, Traffic()) * (step.program.ranks_of_replica // len(step.ranks))
-        yield Row(
-            axis=axis,
-            received_bytes={wire.value: round(size) for wire, size in total.received_bytes.items() if size},
-            predicted_transfer_s=traffic[0].predicted_s,
-            predicted_waited_s=step.exposed_sync_s if axis == DATA_PARALLEL else step.waited_s[axis],
-        )
+        received = {wire.value: round(size) for wire, size in total.received_bytes.items() if size}
+        waited_s = step.exposed_sync_s if axis == DATA_PARALLEL else step.waited_s[axis]
+        seconds = {"predicted_transfer_s": traffic[0].predicted_s, "predicted_waited_s": waited_s}
+        yield Row(axis=axis, received_bytes=received, **seconds)
 
 
 def ranks_table(record: Row) -> Table:
-    rows = [
-        {
-            **rank.model_dump(),
-            "mesh": ", ".join(f"{axis} {position}" for axis, position in rank.coordinates.items()),
-            "where": str(Location(rank.rank, rank.node, rank.rdu, rank.first_tile, rank.tiles)),
-        }
-        for rank in record.each_rank
-    ]
+    def row(rank: Row) -> Mapping[str, object]:
+        mesh = ", ".join(f"{axis} {position}" for axis, position in rank.coordinates.items())
+        where = Location(rank.rank, rank.node, rank.rdu, rank.first_tile, rank.tiles)
+        return {**rank.model_dump(), "mesh": mesh, "where": str(where)}
+
     sizes = "parameter_bytes:parameters, gradient_bytes:gradients, state_bytes:states, needed_bytes:memory"
     shares = "predicted_busy_share:busy, predicted_messages_share:messages, predicted_idle_share:idle"
-    return table("ranks of a replica", rows, "rank, mesh, where, stages", f"{sizes}, {shares}")
+    return table("ranks of a replica", map(row, record.each_rank), "rank, mesh, where, stages", f"{sizes}, {shares}")
 
 
 def axes_table(record: Row) -> Table:
-    def links(axis: Row) -> str:
+    def row(axis: Row) -> Sequence[str]:
         received = axis.received_bytes.items()
-        return ", ".join(f"{format_bytes(size)} by {name.replace('_', ' ')}" for name, size in received)
+        links = ", ".join(f"{format_bytes(size)} by {name.replace('_', ' ')}" for name, size in received)
+        return axis.axis, links, *map(format_seconds, (axis.predicted_transfer_s, axis.predicted_waited_s))
 
-    rows = [
-        (axis.axis, links(axis), format_seconds(axis.predicted_transfer_s), format_seconds(axis.predicted_waited_s))
-        for axis in record.axes
-    ]
     words, numbers = ("axis", "bytes, all ranks of a replica"), ("transfers of rank 0", "rank 0 waits")
-    return text_table("a step, by axis", words, numbers, rows)
+    return text_table("a step, by axis", words, numbers, map(row, record.axes))
 
 
 _SCALING = (
@@ -154,8 +144,7 @@ def csv_rows(steps: Sequence[PredictedStep]) -> list[Mapping[str, object]]:
 
 
 def scaling_plot(of_sizes: Sequence[Sequence[PredictedStep]]) -> str:
-    """Samples/s over ranks as an SVG: a curve for each batch size and way to sync, from the steps without sync on, and
-    the ideal without waiting."""
+    """Samples/s over ranks as SVG: a curve for each batch size and way to sync, and the ideal without waiting."""
     return log_chart(
         f"{on_device(of_sizes[0][0])}: predicted, not measured",
         ("ranks", "samples per second"),
@@ -184,8 +173,7 @@ def _curves(steps: Sequence[PredictedStep]) -> Iterator[Curve]:
 
 
 def simulation_json(prediction: Prediction, paths: Sequence[SyncPath]) -> list[str]:
-    """The lines that `sambasim simulate --json` prints for one batch size: one, with the scaling, or, of replicas of
-    several ranks, one for each step."""
+    """The lines for one batch size: one, with the scaling; of replicas of several ranks, one for each step."""
     records = [step_record(step).model_dump() for step in prediction.along(paths)]
     if prediction.program.ranks_of_replica > 1:
         return list(map(json_line, records))
@@ -200,10 +188,7 @@ def _one_rank_fields(analysis: Analysis, scaling: Sequence[Mapping[str, object]]
         "device": facts.device.name,
         "tiles": facts.tiles,
         "level": facts.level,
-        "batch_size": alone.batch_size,
-        "predicted_s": alone.predicted_s,
-        "device_s": alone.device_s,
-        "host_s": alone.host_s,
+        **{name: getattr(alone, name) for name in ("batch_size", "predicted_s", "device_s", "host_s")},
         "predicted_samples_per_s": alone.samples_per_s,
         "needed_bytes": alone.need.size_bytes,
         "capacity_bytes": alone.budget.capacity_bytes,
@@ -246,7 +231,6 @@ def _section_fields(analysis: Analysis, number: int) -> dict[str, object]:
 def simulation_report(
     predictions: Sequence[Prediction], paths: Sequence[SyncPath], slowest: int
 ) -> list[RenderableType]:
-    """Of each batch size the step, and the scaling of all."""
     parts, steps = list[RenderableType](), [step for prediction in predictions for step in prediction.along(paths)]
     for prediction in predictions:
         if prediction.program.ranks_of_replica > 1:
@@ -276,9 +260,9 @@ def _several_ranks(step: PredictedStep) -> list[RenderableType]:
         return sum(cost.predicted_s for (action, _), cost in step.ranks[rank].costs.items() if action is kind)
 
     rows = []
-    for rank, own in enumerate(step.ranks):
-        times_s = (*(seconds(rank, kind) for kind in kinds), own.update_s)
-        rows.append((str(rank), str(len(own.alone.sections)), *map(format_seconds, times_s)))
+    for rank, of_rank in enumerate(step.ranks):
+        times_s = (*(seconds(rank, kind) for kind in kinds), of_rank.update_s)
+        rows.append((str(rank), str(len(of_rank.alone.sections)), *map(format_seconds, times_s)))
     columns = ["sections", *(kind.name.lower().replace("_", " ") for kind in kinds), "update"]
     title = "a micro-batch, by rank along pp" if len(step.ranks) > 1 else "a pass"
     stages = text_table(title, ["rank"], columns, rows)
@@ -297,17 +281,11 @@ def _one_rank(analysis: Analysis, slowest: int) -> list[RenderableType]:
     runs = {kind: sum(step.runs(each) for each in step.sections if each.kind is kind) for kind, _ in by_kind}
     kinds = [(kind, str(runs[kind]), *share(seconds)) for kind, seconds in by_kind]
     bounds = [(bound_text(step, bound), *share(seconds)) for bound, seconds in by_bound if seconds]
-    parts: list[RenderableType] = [
-        Text(title),
-        Text(f"\n{analysis.headline}\n"),
-        labelled(_head(analysis)),
-        *advice_parts(analysis.advice),
-        text_table("by kind", ["kind"], ["sections", "predicted", "share"], kinds),
-        text_table("by bound", ["bound"], ["predicted", "share"], bounds),
-    ]
-    if slowest:
-        parts.append(_slowest_table(analysis, slowest))
-    return [*parts, Text("\n".join(_notes(facts)))]
+    by_kinds = text_table("by kind", ["kind"], ["sections", "predicted", "share"], kinds)
+    by_bounds = text_table("by bound", ["bound"], ["predicted", "share"], bounds)
+    head = [Text(title), Text(f"\n{analysis.headline}\n"), labelled(_head(analysis)), *advice_parts(analysis.advice)]
+    tables = [by_kinds, by_bounds, *([_slowest_table(analysis, slowest)] if slowest else [])]
+    return [*head, *tables, Text("\n".join(_notes(facts)))]
 
 
 def _head(analysis: Analysis) -> list[tuple[str, str]]:

@@ -3,7 +3,7 @@ receives, as `simulate` and `inspect` show them."""
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import prod
 from pathlib import Path
@@ -22,20 +22,14 @@ from sambasim.records.metrics import DEFINITIONS, CollectivesRecord, PredictedRe
 from sambasim.report.tables import Column, Curve, Table, labelled, log_chart, text_table
 from sambasim.units import GIGA, counted, format_bytes, format_rate, format_seconds
 
-_LEAST_SHARE = 0.01
-"""Phases with less than this share of the time are added up."""
-
-_SLICED = 2
-"""The level of ZeRO from which a host sync keeps gradients in slices."""
-
 
 def next_command(program: Program, path: Path) -> str:
     if program.training is None:
         return f"sambasim run --inference --pef {path}"
     replicas = max(program.world_size, 2) if _chooses_replicas(program) else 1
     ranks = replicas * program.ranks_of_replica
-    whole = program.zero >= _SLICED  # which --reduce-on-rdu would turn off
-    flags = "" if whole or not program.data_parallel else "--reduce-on-rdu "
+    # --reduce-on-rdu would turn off slices of gradients, and of parameters.
+    flags = "--reduce-on-rdu " if program.data_parallel and program.zero < 2 else ""
     return f"mpirun -np {ranks} sambasim run {flags}--pef {path}" if ranks > 1 else f"sambasim run --pef {path}"
 
 
@@ -45,8 +39,6 @@ def _chooses_replicas(program: Program) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Compilation:
-    """What was compiled, how it was checked, where it is, and what runs it."""
-
     program: Program
     path: Path
     digest: str
@@ -55,21 +47,19 @@ class Compilation:
     checked: Checked | None
 
     def json(self) -> str:
-        program, graph = self.program, self.program.leading
+        program, graph, checked = (
+            self.program,
+            self.program.leading,
+            None if self.checked is None else asdict(self.checked),
+        )
         facts = {
-            "pef": str(self.path),
-            "digest": self.digest,
-            "sections": graph.section_counts,
-            "operators": len(graph.nodes),
-            "parameters": self._parameters,
+            **{"pef": str(self.path), "digest": self.digest},
+            **{"sections": graph.section_counts, "operators": len(graph.nodes), "parameters": self._parameters},
             "gradient_groups": len(program.groups) if program.data_parallel else 0,
-            "gradient_bytes": program.gradient_bytes,
-            "device_bytes": program.device_bytes,
+            **{name: getattr(program, name) for name in ("gradient_bytes", "device_bytes")},
             "pef_bytes": self.path.stat().st_size,
             **{name: getattr(program, name) for name in ("world_size", "ranks_of_replica", "chips")},
-            "phases_s": self.phases_s,
-            "checked": None if self.checked is None else asdict(self.checked),
-            "notices": list(self.notices),
+            **{"phases_s": self.phases_s, "checked": checked, "notices": list(self.notices)},
             "next": next_command(program, self.path),
         }
         return json.dumps(facts)
@@ -77,10 +67,11 @@ class Compilation:
     def report(self, *, details: bool) -> list[RenderableType]:
         """Six lines, and a line for each notice; `details`: as a table, too."""
         program, graph = self.program, self.program.leading
+        contents = f"{len(graph.nodes)} operators in {len(graph.sections)} sections ({self._kinds})"
+        compiled = f"compiled in {format_seconds(sum(self.phases_s.values()))} (measured)"
         parts: list[RenderableType] = [
             *((labelled(self._details(), indent=""), f"digest           {self.digest}") if details else ()),
-            f"{program.name}: {self._parameters:,} parameters, {len(graph.nodes)} operators in {len(graph.sections)} "
-            f"sections ({self._kinds}); compiled in {format_seconds(sum(self.phases_s.values()))} (measured)",
+            f"{program.name}: {self._parameters:,} parameters, {contents}; {compiled}",
         ]
         if program.ranks_of_replica > 1 or program.data_parallel:
             several = f"at least {counted(program.world_size, 'replica')}"
@@ -129,7 +120,7 @@ class Compilation:
         yield "device memory", f"{format_bytes(program.device_bytes)} a {holder}"
         yield "file size", format_bytes(self.path.stat().st_size)
         total_s = sum(self.phases_s.values())
-        long = {name: time_s for name, time_s in self.phases_s.items() if time_s >= _LEAST_SHARE * total_s}
+        long = {name: time_s for name, time_s in self.phases_s.items() if time_s >= 0.01 * total_s}
         if len(long) < len(self.phases_s):
             long["the other phases"] = total_s - sum(long.values())
         lines = (f"  {format_seconds(time_s):>8}  {name}" for name, time_s in long.items())
@@ -176,8 +167,7 @@ def received_bytes(program: Program, axis: str) -> int:
 
 
 def mean_step(summary: SummaryRecord, *, predicts: bool) -> tuple[Table, list[str]]:
-    """The mean step of a run, measured, and with `predicts` beside it what is predicted for devices, or why nothing is;
-    and notes."""
+    """Of a run, measured; `predicts`: with what is predicted for devices, or why nothing is. And notes."""
     predicted, notes = summary.predicted if predicts else None, []
     if summary.emulated:
         ranks = max(prod(summary.mesh.values()), summary.world_size)
@@ -213,10 +203,9 @@ def _step_rows(summary: SummaryRecord, predicted: PredictedRecord | None) -> Ite
         return
     host = ("host: sections, inputs, outputs", None, predicted.predicted_host_s)
     hidden = ("sync during the backward", summary.hidden_sync_s, predicted.predicted_hidden_sync_s)
-    for name, time_s, predicted_s in (*rows, host, hidden):
-        if time_s or predicted_s:
-            here = "-" if time_s is None else format_seconds(time_s / summary.steps_here)
-            yield name, here, format_seconds(predicted_s)
+    for name, time_s, predicted_s in (row for row in (*rows, host, hidden) if row[1] or row[2]):
+        here = "-" if time_s is None else format_seconds(time_s / summary.steps_here)
+        yield name, here, format_seconds(predicted_s)
     yield "samples/s", format_rate(summary.samples_per_s), format_rate(predicted.predicted_samples_per_s)
 
 
@@ -257,13 +246,14 @@ def collectives_plot(record: CollectivesRecord) -> str:
     for size in record.sizes:
         for path in size.paths:
             times[path.path].append((size.size_bytes, path.measured_s))
+
+    def short(form: Callable[[float], str]) -> Callable[[float], str]:
+        return lambda value: form(value).replace(".0 ", " ").replace(".00 ", " ")
+
     bound = Curve("copy bound", [(size.size_bytes, size.copy_bound_s) for size in record.sizes], is_bound=True)
-    return log_chart(
+    curves = [*(Curve(name, points) for name, points in times.items()), bound]
+    title, titles = (
         f"all-reduce, measured: {record.world_size} ranks, {record.mpi}",
         ("size of the buffer, bytes", "time, seconds"),
-        (
-            lambda size: format_bytes(size).replace(".0 ", " "),
-            lambda time_s: format_seconds(time_s).replace(".0 ", " ").replace(".00 ", " "),
-        ),
-        [*(Curve(name, points) for name, points in times.items()), bound],
     )
+    return log_chart(title, titles, (short(format_bytes), short(format_seconds)), curves)

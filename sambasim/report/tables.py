@@ -42,8 +42,7 @@ _FORMATS: Mapping[str, Callable[[float], str]] = {
 
 
 class Row(BaseModel):
-    """A record of what is reported. Its columns are attributes, and keys in JSON; the function that makes the rows
-    names them. JSON has no infinity, and "Infinity" is clearer than null."""
+    """What is reported: attributes, keys in JSON. JSON has no infinity, and "Infinity" is clearer than null."""
 
     model_config = ConfigDict(extra="allow", frozen=True, ser_json_inf_nan="strings")
 
@@ -87,9 +86,8 @@ _KEPT_NUMBERS = 3
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows of text: a cell for each column, or none for a blank line. A terminal without room for all numbers gets no
-    cut ones: the last columns of numbers are left out, and a line says so. Whole words are folded only if fewer than
-    three columns of numbers had room."""
+    """Rows of text: a cell for each column, or none for a blank line. Where numbers have no room, the last columns of
+    them are left out; whole words are folded if fewer than three would have room."""
 
     title: str
     columns: Sequence[Column]
@@ -118,23 +116,15 @@ class Table:
         total, last = 1, len(self.columns) - 1
         for number, column in enumerate(self.columns):
             texts = [column.head, *(row[number] for row in self.rows if row)]
-            width = max(cell_len(line) for text in texts for line in printable(text).split("\n"))
-            width += (number > 0) + (number < last)
+            longest = max(cell_len(line) for text in texts for line in printable(text).split("\n"))
+            width = longest + (number > 0) + (number < last)
             total += 1 + (width if column.is_number or column.is_whole else min(width, _LEAST_WORDS))
         return total
 
     def _drawn(self) -> RichTable:
-        heading = Text(printable(self.title), style="bold")
-        drawn = RichTable(
-            # rich wraps a title to the width of its table, and some tables are narrow.
-            title=heading,
-            title_justify="left",
-            min_width=len(heading),
-            show_header=any(column.head for column in self.columns),
-            caption=self.caption,
-            box=SIMPLE_HEAD,
-            pad_edge=False,
-        )
+        heading, has_heads = Text(printable(self.title), style="bold"), any(column.head for column in self.columns)
+        drawn = RichTable(title=heading, title_justify="left", show_header=has_heads, box=SIMPLE_HEAD, pad_edge=False)
+        drawn.caption, drawn.min_width = self.caption, len(heading)  # rich wraps a title to the width of its table
         for column in self.columns:
             no_wrap = column.is_number or column.is_whole
             justify: JustifyMethod = "right" if column.is_number else "left"
@@ -147,9 +137,8 @@ class Table:
 def table(
     title: str, rows: Iterable[object], words: str, numbers: str = "", more: str = "", *, whole: Sequence[str] = ()
 ) -> Table:
-    """A table of records or mappings. `words`, `numbers`, and `more` words behind them name the fields of its columns,
-    with a comma between them; a heading other than the field's own follows a colon: `kind, in_bytes:read`. Words of the
-    fields `whole` are not folded."""
+    """A table of records or mappings. `words`, `numbers`, and `more` words name the fields of its columns; a heading
+    other than the field's own follows a colon: `kind, in_bytes:read`. Fields `whole` are not folded."""
     columns: dict[str, Column] = {}
     for group, is_number in ((words, False), (numbers, True), (more, False)):
         for column in filter(None, group.split(",")):
@@ -164,7 +153,6 @@ def table(
 
 
 def text_table(title: str, words: Sequence[str], numbers: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    """A table of rows that are text already."""
     return Table(title, [*map(Column, words), *(Column(head, is_number=True) for head in numbers)], list(rows))
 
 
@@ -198,8 +186,7 @@ class Shown(ABC):
     """A result that is shown as its `parts`, text and tables."""
 
     @abstractmethod
-    def parts(self) -> Sequence[RenderableType]:
-        """Text, and tables."""
+    def parts(self) -> Sequence[RenderableType]: ...
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         for part in self.parts():
@@ -221,8 +208,6 @@ class Shown(ABC):
 
 
 class Tables(Shown):
-    """Tables, and the `record` that they show."""
-
     def __init__(self, parts: Sequence[RenderableType], record: object) -> None:
         self._parts = parts
         self.record = record
@@ -292,13 +277,10 @@ def log_chart(
     # With a single point, or a single power of ten, the axis must still have a length.
     x = _Axis(xs[0], max(xs[-1], 2 * xs[0]), _LEFT, _WIDTH - labels)
     y = _Axis(decades[0], max(decades[-1], 10 * decades[0]), _FOOT, _TOP)
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" '
-        f'height="{_HEIGHT}" font-family="sans-serif" font-size="12">',
-        f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="white"/>',
-        _svg_text(_LEFT, 25, title, "start", size=15),
-        _svg_line(x.start, _FOOT, x.stop, _FOOT),
-    ]
+    size = f'width="{_WIDTH}" height="{_HEIGHT}"'
+    view = f'xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}"'
+    parts = [f'<svg {view} {size} font-family="sans-serif" font-size="12">', f'<rect {size} fill="white"/>']
+    parts += [_svg_text(_LEFT, 25, title, "start", size=15), _svg_line(x.start, _FOOT, x.stop, _FOOT)]
     for value in xs:
         at = x.at(value)
         parts += [_svg_line(at, _FOOT, at, _FOOT + 5), _svg_text(at, _FOOT + 20, words[0](value))]

@@ -1,9 +1,7 @@
 """What a training step is predicted to take on devices. Nothing here runs a model.
 
-alone       one rank without sync
-memory      what it needs
-sync        what it sends
-scaling     its step with several replicas
+alone       one rank without sync; memory: what it needs
+sync        what it sends; scaling: its step with several replicas
 step        the step of all ranks, also of a pipeline
 prediction  the steps of a program by number of replicas
 advice      what would make them quicker

@@ -1,11 +1,10 @@
-"""What would make a predicted step quicker: each change is predicted again by the same model, by itself.
-
-Samples/s are compared on the same hardware, which `compared` names. Of larger batches, and of more micro-steps in a
-step, each must gain again over the smaller one. Changes exclude each other in part, so gains do not add up.
-"""
+"""What would make a predicted step quicker: each change is predicted again by itself, and compared in samples/s on the
+same hardware. Of larger batches, and of more micro-steps, each must gain again over the smaller one; gains do not add
+up."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from sambasim.costs.cut import Level
 from sambasim.costs.work import device_bytes_of
@@ -27,31 +26,20 @@ LEAST_GAIN = 0.02
 """Changes that gain a smaller share of the samples/s are left out."""
 
 _FACTORS = (2, 4, 8)
-_SMALLEST_BATCH = 64
-"""The largest divisor of a batch that does not fit."""
 
 
-@dataclass(frozen=True, slots=True)
-class Speed:
-    step_s: float
-    samples_per_s: float
-
-    @property
-    def samples(self) -> int:
-        """Of one step."""
-        return round(self.step_s * self.samples_per_s)
+Step: TypeAlias = RankAlone | PredictedStep
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """`how` is what to type or to change in the model, `where` the line of it; `compared` is the hardware that `before`
-    and `after` have in common, `several` whether that is several RDUs."""
+    """What to type or to change, at line `where`; `compared`: the hardware of both; `several`: RDUs or one."""
 
     what: str
     how: str
     compared: str
-    before: Speed
-    after: Speed
+    before: Step
+    after: Step
     where: str | None = None
     several: bool = False
 
@@ -66,10 +54,10 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class OnDevice:
-    """One replica on a whole RDU of `device`; without a speed, it does not fit."""
+    """One replica on a whole RDU of `device`; without a step, it does not fit."""
 
     device: str
-    speed: Speed | None
+    step: Step | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,14 +140,9 @@ def _own(prediction: Prediction) -> PricedRank:
     return prediction.steps[SyncPath.RDU][0].ranks[0]
 
 
-def _speed(step: RankAlone | PredictedStep) -> Speed:
-    return Speed(step.predicted_s, step.samples_per_s)
-
-
 def _changed(prediction: Prediction, what: str, how: str, after: RankAlone, where: str | None = None) -> Change:
-    """A change of one replica on its own tiles."""
     compared = f"one replica on {prediction.alone.budget.where}"
-    return Change(what, how, compared, _speed(prediction.alone), _speed(after), where)
+    return Change(what, how, compared, prediction.alone, after, where)
 
 
 def _only_the_loss(prediction: Prediction) -> Iterator[Change]:
@@ -169,8 +152,8 @@ def _only_the_loss(prediction: Prediction) -> Iterator[Change]:
         return
     names = {output.name for output in fetched}
     outputs = tuple(output for output in program.training.outputs if output.symbol not in names)
-    rank = _again(replace(prediction, program=replace(program, training=replace(program.training, outputs=outputs))))
-    if rank is not None:
+    training = replace(program.training, outputs=outputs)
+    if rank := _again(replace(prediction, program=replace(program, training=training))):
         largest = max(fetched, key=lambda output: output.bytes_per_sample)
         others = f" and {counted(len(fetched) - 1, 'other output')}" if len(fetched) > 1 else ""
         size = format_bytes(largest.bytes_per_sample * samples)
@@ -208,7 +191,7 @@ def _tiles(prediction: Prediction, on_all: PricedRank | None) -> Iterator[Change
         what = f"{counted(tiles, 'tile')} a replica instead of {own}"
         of_rdu = f"{counted(replicas, 'replica')} on an RDU, global batch {samples}, the host as fast for each"
         how = f"compile --num-tiles {tiles}: {of_rdu}"
-        yield Change(what, how, f"replicas on one {prediction.device.name}", _speed(before), _speed(after))
+        yield Change(what, how, f"replicas on one {prediction.device.name}", before, after)
 
 
 def _full_rdu(prediction: Prediction, tiles: int, rank: PricedRank) -> PredictedStep:
@@ -224,25 +207,23 @@ def _accumulation(prediction: Prediction) -> Iterator[Change]:
         return
     alone, index = prediction.alone, on_a_node(prediction)
     several = prediction.steps[SyncPath.RDU][index]
-    replicas = several.placement.replicas
-    where = alone.budget.where
+    replicas, where = several.placement.replicas, alone.budget.where
     compared = f"one replica on {where}" if replicas == 1 else f"{replicas} replicas on {where} each, sync by rdu"
-    first = before = _speed(several)
+    before = several
     for factor in _FACTORS:
         micro_steps = factor * alone.micro_steps
         rank = replace(_own(prediction), alone=replace(alone, micro_steps=micro_steps))
-        after = _speed(step_of(prediction.program, [rank], several.placement, SyncPath.RDU))
+        after = step_of(prediction.program, [rank], several.placement, SyncPath.RDU)
         if after.samples_per_s <= (1 + LEAST_GAIN) * before.samples_per_s:
             return
         how = f"--grad-accumulation-steps {micro_steps}: one update for {micro_steps * alone.batch_size} samples"
         what = f"{micro_steps} micro-steps an update instead of {alone.micro_steps}"
-        yield Change(what, how, compared, first, after, several=replicas > 1)
+        yield Change(what, how, compared, several, after, several=replicas > 1)
         before = after
 
 
 def _level(prediction: Prediction) -> Iterator[Change]:
-    rank = _again(replace(prediction, level="o3")) if prediction.level != "o3" else None
-    if rank is not None:
+    if prediction.level != "o3" and (rank := _again(replace(prediction, level="o3"))):
         yield _changed(prediction, f"level o3 instead of {prediction.level}", "compile --o3", rank.alone)
 
 
@@ -251,7 +232,7 @@ def _sync(prediction: Prediction) -> Iterator[Change]:
     if rdu.path is not None:
         compared = f"{host.placement.replicas} replicas on {host.budget.where} each"
         how = "run --reduce-on-rdu, not by hosts"
-        yield Change("sync between RDUs", how, compared, _speed(host), _speed(rdu), several=True)
+        yield Change("sync between RDUs", how, compared, host, rdu, several=True)
 
 
 def _clipping(prediction: Prediction) -> Iterator[Change]:
@@ -265,13 +246,11 @@ def _devices(prediction: Prediction, whole: PricedRank | None) -> Iterator[OnDev
     shipped = [load_device(name) for name in device_names()]
     for device in shipped if prediction.device in shipped else [*shipped, prediction.device]:
         rank = whole if device == prediction.device else _again(replace(prediction, device=device, tiles=None))
-        yield OnDevice(device.name, None if rank is None else _speed(rank.alone))
+        yield OnDevice(device.name, None if rank is None else rank.alone)
 
 
 @dataclass(frozen=True, slots=True)
 class Fitting:
-    """A change with which a program fits: what to type, and the step then."""
-
     how: str
     step: RankAlone
 
@@ -285,8 +264,7 @@ def what_fits(
     micro_steps: int,
     recomputed: Program | None,
 ) -> list[Fitting]:
-    """For a program that does not fit: the fewest tiles with which it does, the largest half, quarter, … of the batch,
-    and the same program `recomputed`; if none of them does, all tiles with the largest part of the batch."""
+    """The fewest tiles, the largest part of the batch, and `recomputed`, if they fit; else all tiles with a part."""
 
     def fitting(how: str, tiles: int | None, batch_size: int, program: Program = program) -> list[Fitting]:
         rank = _priced(program, device, tiles, batch_size, micro_steps, level)
@@ -295,8 +273,7 @@ def what_fits(
     more = range(tiles + 1, (device.tiles or tiles) + 1) if tiles is not None else range(0)
     counts = (count for count in more if (device.tiles or count) % count == 0)
     on_tiles = (fitting(f"--num-tiles {count}", count, batch_size) for count in counts)
-    divisors = (2**power for power in range(1, _SMALLEST_BATCH.bit_length()))
-    sizes = dict.fromkeys(batch_size // divisor for divisor in divisors if batch_size >= divisor)
+    sizes = dict.fromkeys(batch_size // divisor for divisor in (2, 4, 8, 16, 32, 64) if batch_size >= divisor)
     smaller = (fitting(f"-b {size}", tiles, size) for size in sizes)
     again = fitting("--recompute full", tiles, batch_size, recomputed) if recomputed is not None else []
     found = [*next(filter(None, on_tiles), []), *next(filter(None, smaller), []), *again]

@@ -1,8 +1,5 @@
-"""One rank by itself, section by section: without sync, messages and other stages.
-
-GRADNORM reads all gradients once, in bf16; OPT reads gradients in bf16, reads and writes weights and states in float32,
-and weights in bf16 too. Host time does not overlap with the device, as in the published rows.
-"""
+"""One rank by itself, section by section. GRADNORM reads all gradients once, in bf16; OPT reads gradients in bf16,
+reads and writes weights and states in float32, and weights in bf16 too. Host time does not overlap with the device."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,8 +25,7 @@ MODEL_KINDS = (SectionKind.FWD, SectionKind.BCKWD)
 
 @dataclass(frozen=True, slots=True)
 class Tiers:
-    """What lies in DDR where HBM is too small: the shares of the optimizer states, which go there first, and of the
-    rest, and the bytes."""
+    """What lies in DDR where HBM is too small: shares of optimizer states, which go first, and of the rest; bytes."""
 
     states: float
     rest: float
@@ -54,8 +50,7 @@ def slowed(budget: Budget, part: float) -> Budget:
 
 @dataclass(frozen=True, slots=True)
 class TimedSection:
-    """A section, its load and its predicted time on `budget`. `nodes` are the start and the stop of its nodes in the
-    graph; an update has none."""
+    """A section, its load and its time on `budget`. `nodes`: start and stop in the graph; an update has none."""
 
     kind: SectionKind
     name: str
@@ -70,7 +65,6 @@ class TimedSection:
 
     @property
     def unit_share(self) -> float:
-        """The share of the compute units on which its operators are placed."""
         return self.price.units / self.budget.units
 
     @property
@@ -81,9 +75,8 @@ class TimedSection:
 
 @dataclass(frozen=True)
 class RankAlone:
-    """The sections of a rank: a pass and the update, or the forward of a program without a training step. `start_s` and
-    `sent_s` are host time for each section of a micro-step, and for its inputs and outputs; `batch_size` is that of a
-    micro-step. In a pipeline, what is called a micro-step here is one micro-batch."""
+    """The sections of a pass and the update. `start_s`, `sent_s`: host time of each section of a micro-step, and of its
+    inputs and outputs; `batch_size`: of a micro-step, which in a pipeline is one micro-batch."""
 
     sections: tuple[TimedSection, ...]
     budget: Budget
@@ -116,28 +109,27 @@ class RankAlone:
 
     @property
     def predicted_s(self) -> float:
-        """Host and device, one after the other."""
         return self.host_s + self.device_s
+
+    @property
+    def samples(self) -> int:
+        return self.micro_steps * self.batch_size
 
     @property
     def samples_per_s(self) -> float:
         """Host time included."""
-        return self.micro_steps * self.batch_size / self.predicted_s
+        return self.samples / self.predicted_s
 
     @property
     def device_s_by_kind(self) -> Mapping[SectionKind, float]:
-        """Seconds by kind of section, in the order in which they run."""
-        seconds: dict[SectionKind, float] = {}
-        for section in self.sections:
-            seconds[section.kind] = seconds.get(section.kind, 0.0) + self.device_s_of(section)
-        return seconds
+        """In the order in which they run."""
+        kinds = dict.fromkeys(section.kind for section in self.sections)
+        return {kind: sum(self.device_s_of(each) for each in self.sections if each.kind is kind) for kind in kinds}
 
     @property
     def device_s_by_bound(self) -> Mapping[Bound, float]:
-        seconds = dict.fromkeys(Bound, 0.0)
-        for section in self.sections:
-            seconds[section.price.bound] += self.device_s_of(section)
-        return seconds
+        timed = [(section.price.bound, self.device_s_of(section)) for section in self.sections]
+        return {bound: sum((seconds for of, seconds in timed if of is bound), start=0.0) for bound in Bound}
 
 
 def sections_of_pass(graph: Graph) -> list[Section]:
@@ -152,8 +144,7 @@ def price_alone(
     micro_steps: int = 1,
     row: Sequence[Action] | None = None,
 ) -> RankAlone:
-    """The rank whose own program is `program`, and whose `work` is that of a pass of `samples`. `row` is what it does
-    in a pipeline. Raises MachineError if the memory of `budget` is too small."""
+    """`row`: what the rank does in a pipeline. Raises MachineError if the memory of `budget` is too small."""
     graph = program.leading
     model = sections_of_pass(graph)
     ranges = stage_ranges(work, [section.stop for section in model])
@@ -168,9 +159,10 @@ def price_alone(
         price = price_of(load, usual if stop > start else replace(usual, load_s=0.0))
         sections.append(TimedSection(section.kind, section.name, load, price, budget, (section.start, section.stop)))
     if not sections:
-        price = price_of(_NOTHING, replace(budget, load_s=0.0))
-        sections.append(TimedSection(SectionKind.FWD, "nothing", _NOTHING, price, budget))
-    sent_s = _exchanged_bytes(graph, program) * samples / program.batch_size / budget.host_bytes_per_s
+        sections.append(_timed(SectionKind.FWD, "nothing", _NOTHING, budget))
+    symbols = [program.symbols[name] for name in (*graph.inputs, *(output.symbol for output in graph.outputs))]
+    sent = [symbol.type for symbol in symbols if symbol.kind in (SymbolKind.INPUT, SymbolKind.OUTPUT)]
+    sent_s = sum(map(device_bytes_of, sent)) * samples / program.batch_size / budget.host_bytes_per_s
     sections += updates(program, budget, tiers, 1)
     return RankAlone(tuple(sections), budget, samples, budget.start_s, sent_s, need, tiers, micro_steps)
 
@@ -181,32 +173,26 @@ def updates(program: Program, budget: Budget, tiers: Tiers, replicas: int) -> li
     sections = []
     if any(section.kind is SectionKind.GRADNORM for section in program.training.sections):
         read_bytes = _NARROW_BYTES * sum(group.numel for group in program.groups) // replicas
-        sections.append(_timed(SectionKind.GRADNORM, "gradnorm", read_bytes, 0, slowed(budget, tiers.rest)))
+        load = Load(read_bytes, 0, 0, read_bytes, 0, 0, 1, 1, ())
+        sections.append(_timed(SectionKind.GRADNORM, "gradnorm", load, slowed(budget, tiers.rest)))
     for group in program.groups:
         states = sum(state != MASTER for state in program.optimizers[group.optimizer].states)  # priced as the weights
         numel = group.numel // replicas
         each_way_bytes = numel * (_NARROW_BYTES + (1 + states) * _WIDE_BYTES)
         of_states = states * _WIDE_BYTES * numel / each_way_bytes if numel else 0.0
         rate = slowed(budget, of_states * tiers.states + (1 - of_states) * tiers.rest)
-        sections.append(_timed(SectionKind.OPT, group.name, each_way_bytes, each_way_bytes, rate))
+        load = Load(each_way_bytes, each_way_bytes, 0, each_way_bytes, 0, 0, 1, 1, ())
+        sections.append(_timed(SectionKind.OPT, group.name, load, rate))
     return sections
 
 
-def _exchanged_bytes(graph: Graph, program: Program) -> int:
-    symbols = [program.symbols[name] for name in (*graph.inputs, *(output.symbol for output in graph.outputs))]
-    sent = [symbol.type for symbol in symbols if symbol.kind in (SymbolKind.INPUT, SymbolKind.OUTPUT)]
-    return sum(map(device_bytes_of, sent))
-
-
-def _timed(kind: SectionKind, name: str, read_bytes: int, written_bytes: int, budget: Budget) -> TimedSection:
-    load = Load(read_bytes, written_bytes, 0, read_bytes, 0, 0, 1, 1, ())
+def _timed(kind: SectionKind, name: str, load: Load, budget: Budget) -> TimedSection:
     return TimedSection(kind, name, load, price_of(load, replace(budget, load_s=0.0)), budget)  # all run one program
 
 
 @dataclass(frozen=True, slots=True)
 class PricedRank:
-    """One rank along pp, wherever the ranks are: its program, what it runs for one pass and the update, and the values
-    that are the same for each sample."""
+    """One rank along pp, its pass and update wherever it is, and the values that are the same for each sample."""
 
     program: Program
     alone: RankAlone
@@ -216,9 +202,8 @@ class PricedRank:
 def price_ranks(
     program: Program, budget: Budget, samples: int | None = None, micro_steps: int = 1, level: Level | None = None
 ) -> tuple[PricedRank, ...]:
-    """Each rank along pp, in order, for passes of `samples`, by default those of the program. With a `level`, sections
-    are cut again; else they are as compiled. Raises MachineError if a rank does not fit, PefError for invalid
-    arguments."""
+    """Each rank along pp, for passes of `samples`. With a `level`, sections are cut again; else they are as compiled.
+    Raises MachineError if a rank does not fit, PefError for invalid arguments."""
     samples = samples or program.batch_size
 
     def priced(own: Program, work: Work, row: Sequence[Action] | None, cutting: Budget) -> PricedRank:

@@ -8,9 +8,8 @@ from typing import Any, TypeVar, cast
 
 @dataclass(frozen=True, slots=True)
 class PassTimes:
-    """One pass of a whole replica with `samples`. `seconds`: by name of a node of the graph, to the next one;
-    `adding_s`: by how much a pass that adds to gradients takes longer; `batch_s`: reading a batch and placing it;
-    `heap_bytes`: of the allocations that some steps have made and not given back, without device memory."""
+    """One pass of a whole replica. `seconds`: by name of a node, to the next one; `adding_s`: what adding to gradients
+    takes longer; `batch_s`: reading and placing a batch; `heap_bytes`: what steps allocate and do not give back."""
 
     samples: int
     seconds: Mapping[str, float]
@@ -25,12 +24,9 @@ class PassTimes:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Measured while `ranks` ranks computed at the same time, with as many `threads` each as `sambasim run` gives them.
-
-    `private_bytes`, `shared_bytes`: the memory of a rank that has connected and opened its data, its own and what all
-    ranks share. `passes`: for some numbers of samples, the fewest first. `update_s`, `host_update_s`: the sync and
-    update of all parameters of a replica, by device and by host sync. `latency_s`, `link_bytes_per_s`: a message from
-    one rank to another."""
+    """Measured while `ranks` ranks computed at the same time, with `threads` each, as in `sambasim run`. `..._bytes`:
+    memory of a rank that has opened its data, its own and what all share. `passes`: the fewest samples first.
+    `update_s`, `host_update_s`: sync and update of all parameters, by device and by host. The others: a message."""
 
     ranks: int
     threads: int
@@ -45,9 +41,8 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """`copy_bytes_per_s`: read and written by a copy on one thread; `gemm_flops_per_s`: of float32, on one thread.
-    `other_cores`: how many cores other programs used meanwhile. `rates`: for 1, 2, … ranks, as far as each has a core
-    of its own; then, if there may be more, for one more and for the most, of passes of one number of samples."""
+    """Copies and float32 products on one thread; `other_cores`: used by other programs meanwhile. `rates`: for 1, 2, …
+    ranks with a core each; then, if there may be more, for one more and the most, with one number of samples."""
 
     cores: int
     memory_bytes: int
@@ -62,8 +57,7 @@ class Machine:
         return alone[min(ranks, len(alone)) - 1]
 
     def crowd(self, ranks: int) -> float:
-        """How many times as long operators take if `ranks` share the cores. What changing between ranks costs besides
-        is on the line between two numbers of ranks that were measured."""
+        """How many times as long operators take if `ranks` share the cores, on the line between measured numbers."""
         if ranks <= self.cores:
             return 1.0
         known = [(self.cores, 1.0)]

@@ -1,6 +1,5 @@
 """The memory of one rank of a training step, by part, also for other dtypes, optimizers, levels of ZeRO and
-recomputation than its program has. `need_of` is what `simulate` prints and a compile checks: what is kept is added up
-here, tensors between sections in `costs/fit.py`.
+recomputation than its program has. `need_of` adds tensors between sections, by `costs/fit.py`.
 
     part          ZeRO keeps a slice from   what it holds
     parameters    3                         frozen ones are whole
@@ -17,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from itertools import accumulate, chain
+from itertools import accumulate, chain, product
 from typing import TypeAlias
 
 from sambasim.costs.fit import Need, reside
@@ -63,9 +62,7 @@ class Memory:
 def need_of(
     program: Program, work: Work, sections: Sequence[tuple[int, int]], samples: int | None = None, row: Row = None
 ) -> Need:
-    """The off-chip memory of one rank, whose own program is `program`: of its training step, or else of its evaluation,
-    with the fewest replicas that may run it. `sections` are ranges of stages of `work`, `samples` is the batch size, if
-    it is not the compiled one."""
+    """Of the leading graph, with the fewest replicas that may run it. `sections`: ranges of stages of `work`."""
     graph, kinds = program.leading, (SymbolKind.GRADIENT, SymbolKind.BUFFER)
     excluded = frozenset(output.value for output in graph.outputs if program.symbols[output.symbol].kind in kinds)
     replicas = program.world_size * program.chips
@@ -96,10 +93,9 @@ def memory_of(
     passes: int = 1,
     whole: Iterable[Regions] | None = None,
 ) -> Memory:
-    """The memory of a rank whose own program (`ir.ranks.of_ranks`) is `program`. `activations_bytes`: what one pass of
-    `samples` keeps for its backward, and `in_flight` passes keep at once. `passes`: those of one step. `samples` and
-    `zero` are as compiled if None. Of unequal slices the largest counts. A program without data parallelism has
-    whole groups, whatever `zero` is. `whole`: what `whole_regions` gives, for who asks about several dtypes."""
+    """Of a rank whose own program is `program`; `samples` and `zero` are as compiled if None. `activations_bytes`: what
+    each of `in_flight` passes keeps for its backward; `passes`: of one step. Of unequal slices the largest counts; a
+    program without data parallelism has whole groups. `whole`: what `whole_regions` gives."""
     level = program.zero if zero is None or not program.data_parallel else zero
     in_slices_only = {region for region, first in _LEVEL.items() if level >= first}
     if passes > 1:
@@ -121,37 +117,28 @@ def memory_of(
             buffers += symbol.type.size_bytes * taken // program.batch_size
     if in_slices_only:
         # The most bytes by which groups that are whole for a while exceed their slices.
-        more = {
-            (group.name, region): _region_bytes(group, region, 1) - _region_bytes(group, region, replicas)
-            for group in program.groups
-            for region in in_slices_only
-        }
+        more = {}
+        for group, region in product(program.groups, in_slices_only):
+            more[group.name, region] = _region_bytes(group, region, 1) - _region_bytes(group, region, replicas)
         moments = whole_regions(program, level) if whole is None else whole
         buffers += max((sum(more.get(region, 0) for region in regions) for regions in moments), default=0)
-    return Memory(
-        parameters=kept("parameter") + frozen,
-        gradients=kept("gradient"),
-        states=sum(_region_bytes(group, state, sharing) for group, state in states),
-        activations=activations_bytes * in_flight,
-        buffers=buffers,
-    )
+    states_bytes = sum(_region_bytes(group, state, sharing) for group, state in states)
+    parameters, gradients = kept("parameter") + frozen, kept("gradient")
+    return Memory(parameters, gradients, states_bytes, activations_bytes * in_flight, buffers)
 
 
 def operand_bytes(program: Program) -> int:
-    """Of the reduce operand."""
     symbols = program.symbols.values()
     return sum(symbol.type.size_bytes for symbol in symbols if symbol.kind is SymbolKind.REDUCE_BUFFER)
 
 
 def _region_bytes(group: ParameterGroup, region: str, ranks: int) -> int:
-    """The largest of `ranks` slices of a region of `group`."""
     numel = max(stop - start for start, stop in cut(group.numel, ranks))
     return TensorType(group.region_type(region).dtype, (numel,)).size_bytes
 
 
 def whole_regions(program: Program, zero: int) -> set[Regions]:
-    """The regions of groups that are whole at the same moments of a pass with this level of ZeRO: parameters that are
-    gathered, and gradients that are not reduced yet."""
+    """The regions that are whole at the same moments of a pass: gathered parameters, gradients not reduced yet."""
     training = in_slices(replace(program, zero=zero)).training if program.data_parallel else None
     if training is None:
         return set()
@@ -174,8 +161,7 @@ def whole_regions(program: Program, zero: int) -> set[Regions]:
 
 @dataclass(frozen=True, slots=True)
 class PassMemory:
-    """Bytes of the values of one pass: those of the forward that the backward reads, or made again for it, at their
-    peak; and by how much the peak of all values between operators exceeds that."""
+    """Bytes of one pass: the peak of what its backward reads, and by how much the peak of all values exceeds it."""
 
     activations: int
     temporaries: int
@@ -186,8 +172,7 @@ class PassMemory:
 
 
 def pass_memory(graph: Graph, symbols: Mapping[str, Symbol]) -> PassMemory:
-    """The memory of the values of `graph`, in the order of its nodes. Views count as what they are views of, gradients
-    of parameters not at all: they have memory of their own, from the start of a step to its end."""
+    """In the order of nodes. Views count as their bases, gradients of parameters not at all: they have their own."""
     types = {name: symbol.type for name, symbol in symbols.items()} | dict(graph.values)
     base: dict[str, str] = {}
     made: dict[str, int] = {}  # by base: the position of its node
@@ -219,8 +204,7 @@ def pass_memory(graph: Graph, symbols: Mapping[str, Symbol]) -> PassMemory:
 
 
 def _is_operand(node: Node, types: Mapping[str, TensorType]) -> bool:
-    """Whether the result is the operand, or a view of it. A functional graph needs no clones, as which dropout at 0 is
-    recorded too, and no conversions to the type that a value has."""
+    """Whether the result is the operand, or a view of it: a functional graph needs no clones."""
     if node.operator in ("aten.clone.default", "aten._to_copy.default"):
         (result,), operand = node.results, node.reads[0]
         return result is not None and types[result] == types[operand] and "memory_format" not in dict(node.kwargs)
@@ -228,7 +212,6 @@ def _is_operand(node: Node, types: Mapping[str, TensorType]) -> bool:
 
 
 def _peak(lives: Iterable[tuple[int, int, int]]) -> int:
-    """The most bytes at any position: of each value the first and the last position, and its size."""
     change: defaultdict[int, int] = defaultdict(int)
     for first, last, size in lives:
         change[first] += size
@@ -238,8 +221,7 @@ def _peak(lives: Iterable[tuple[int, int, int]]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Dtype:
-    """How parameters, gradients and activations are stored, as `--dtype` and `--master-weights` say it. `stored`: their
-    type."""
+    """How parameters, gradients and activations are stored, as `--dtype` and `--master-weights` say it."""
 
     name: str
     stored: str
@@ -281,8 +263,7 @@ class Estimate:
 
 
 class Choices:
-    """The estimates of a `program` with data parallelism, whose numbers are stored in `dtype`; `graphs`: its pass by
-    recomputation. `replicas` take `passes` in a step."""
+    """Estimates of a `program` stored in `dtype`; `replicas` take `passes` in a step; `graphs`: by recomputation."""
 
     def __init__(
         self, program: Program, graphs: Mapping[str, Graph], dtype: str, *, replicas: int, passes: int
@@ -302,13 +283,10 @@ class Choices:
         return pass_memory(replace(graph, values=values), self._symbols_in(stored))
 
     def _kept_by(self, choice: Choice) -> Memory:
-        """Without activations, in another dtype, with another optimizer."""
         program, dtype, zero = self.program, choice.dtype, choice.zero
-        stored = {self.dtype: dtype.stored}
-        groups = tuple(
-            replace(group, dtype=stored.get(group.dtype, group.dtype), state_dtype="float32" if dtype.master else None)
-            for group in program.groups
-        )
+        stored, in_states = {self.dtype: dtype.stored}, "float32" if dtype.master else None
+        dtypes = ((group, stored.get(group.dtype, group.dtype)) for group in program.groups)
+        groups = tuple(replace(group, dtype=in_group, state_dtype=in_states) for group, in_group in dtypes)
         states = (MASTER, *choice.states) if dtype.master else choice.states
         optimizers = tuple(replace(optimizer, kind=choice.optimizer, states=states) for optimizer in program.optimizers)
         symbols, whole = self._symbols_in(dtype.stored), self._whole(zero)
@@ -321,7 +299,6 @@ class Choices:
         return {name: replace(symbol, type=in_dtype(symbol.type, self.dtype, stored)) for name, symbol in symbols}
 
     def by_dtype(self, asked: Choice) -> list[Estimate]:
-        """For each dtype and recomputation."""
         pairs = ((dtype, mode) for dtype in DTYPES for mode in RECOMPUTE)
         return [self.estimate(replace(asked, dtype=dtype, recompute=mode)) for dtype, mode in pairs]
 

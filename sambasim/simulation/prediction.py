@@ -62,9 +62,7 @@ def predict(
     micro_steps: int = 1,
     mapped_by: MappedBy = "compiler",
 ) -> Prediction:
-    """`batch_size`: of a pass, by default that of the program, and `micro_steps` passes before one update.
-    `mapped_by`: see `budget_of`. Raises OptionError for `replicas` that do not fit on `cluster`, and as `price_ranks`
-    does."""
+    """For passes of `batch_size`. Raises as `price_ranks`, and OptionError if `replicas` do not fit on `cluster`."""
     each = program.ranks_of_replica
     places = placements(device, tiles, cluster, replicas, each)
     budget = budget_of(device, tiles, mapped_by)
@@ -77,14 +75,14 @@ def placements(
     device: DeviceSpec, tiles: int | None, cluster: ClusterSpec, replicas: Sequence[int] | None, ranks: int = 1
 ) -> list[Placement]:
     """Places for replicas of so many `ranks`. Raises OptionError for `replicas` that do not fit on `cluster`."""
-    found: list[Placement] = []
+    places: list[Placement] = []
     for count in replicas or REPLICAS:
         try:
-            found.append(place(count * ranks, device, tiles, cluster, "replica" if ranks == 1 else "rank"))
+            places.append(place(count * ranks, device, tiles, cluster, "replica" if ranks == 1 else "rank"))
         except OptionError:
-            if replicas or not found:
+            if replicas or not places:
                 raise
-    return found
+    return places
 
 
 def backing_of(device: DeviceSpec, replicas: int = 1) -> str:
@@ -102,22 +100,18 @@ def backing_of(device: DeviceSpec, replicas: int = 1) -> str:
 
 
 def zero_note(program: Program) -> list[str]:
-    """A notice of what predictions include of ZeRO 2 and 3."""
     included = f"ZeRO {program.zero} is included in times with host sync; device sync ignores it, as in a run"
     return [f"{included}; predicted memory is that of the fewest replicas"] if program.zero > 1 else []
 
 
 class Likely(NamedTuple):
-    """The range of a step's time, and what it is based on."""
-
     least_s: float
     most_s: float
     basis: str
 
 
 def likely(prediction: Prediction) -> Likely | None:
-    """By the worst error of a width that was left out, or twice that where no such step is alike. None for another
-    device, without training, bound by launches, or recurrent."""
+    """By errors of widths that were left out. None for another device, forwards, recurrent layers, or many launches."""
     fit, step = load_calibration().fit, prediction.alone
     is_backed = prediction.device == load_device(fit.arch) and prediction.program.training is not None
     if not is_backed or is_recurrent(prediction) or step.device_s_by_bound[Bound.LAUNCH] > step.device_s / 2:
@@ -137,7 +131,7 @@ LEAST_WIDTH = 480
 
 
 def _is_alike(prediction: Prediction) -> bool:
-    """Whether most FLOPs are of products as wide as those of the published steps, and not of convolutions."""
+    """Whether most FLOPs are of products as wide as the published ones, and not of convolutions."""
     work = work_of(prediction.graph, prediction.program.symbols)
     products = [stage for stage in work.stages if stage.product_flops]
     alike = (stage.product_flops for stage in products if stage.blocks == inf and stage.columns >= LEAST_WIDTH)

@@ -1,8 +1,6 @@
-"""A step of many replicas. By rdu, a gradient group is reduced as soon as its section ends, each replica updates its
-slice, then GATHER; by host, the same after the backward, or with ZeRO 0 every replica updates everything. Transfers do
-not slow sections down. Replicas are not equally fast: each step waits for the slowest one.
-
-By host, ZeRO 2 and 3 are nodes of passes (`ir/ranks.py`), for which sections wait."""
+"""A step of many replicas, which waits for the slowest. By rdu, a gradient group is reduced as soon as its section
+ends, each replica updates its slice, then GATHER; by host, the same after the backward, or with ZeRO 0 every replica
+updates everything; ZeRO 2 and 3 are nodes of passes, for which sections wait. Transfers do not slow sections down."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -34,8 +32,7 @@ class Track(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """An interval of a predicted step, in seconds since its start; all replicas have the same. `kind` is a section kind
-    or `HOST`; `section` is the section's number in the step, if it is one."""
+    """Seconds since the step began, of all replicas. `kind`: of a section, or `HOST`; `section`: its number."""
 
     track: Track
     kind: str
@@ -51,10 +48,9 @@ class Span:
 
 @dataclass(frozen=True)
 class SyncedRank:
-    """One rank of each replica of `placement`, with their sync: its `step`, and what is `moved` for gradients and
-    parameters, which takes `exposed_sync_s` longer, in `slowest_s` of it because of the slowest replica. `path` is None
-    if nothing is synced; `way` says how gradients are sent; `ideal_s` is the step of replicas that share the update and
-    never wait."""
+    """One rank of each replica of `placement`: its `step`, and what is `moved` for sync, which takes `exposed_sync_s`
+    longer, `slowest_s` of it for the slowest replica. `path`: None without sync; `way`: how gradients are sent;
+    `ideal_s`: the step of replicas that share the update and never wait."""
 
     step: RankAlone
     placement: Placement
@@ -68,7 +64,6 @@ class SyncedRank:
 
     @property
     def sync_s(self) -> float:
-        """The time of transfers."""
         return self.moved.predicted_s
 
     @cached_property
@@ -98,9 +93,8 @@ class SyncedRank:
 def with_sync(
     program: Program, alone: RankAlone, placement: Placement, path: SyncPath, *, in_passes: bool = True
 ) -> SyncedRank:
-    """The rank whose program and step by itself are these, in each replica of `placement`. RDUs sync through the host
-    where that is quicker, with whole gradients and parameters. Without `in_passes`, groups are reduced after them, and
-    the caller counts what is gathered in them."""
+    """The rank in each replica of `placement`. RDUs sync through the host where that is quicker. Without `in_passes`,
+    groups are reduced after passes, and the caller counts what is gathered in them."""
     if placement.replicas == 1 or program.training is None:
         return _by_host(program, alone, placement, None, 0, in_passes=False)
     if path is SyncPath.HOST:
@@ -146,10 +140,8 @@ def _by_rdu(program: Program, alone: RankAlone, placement: Placement) -> SyncedR
     gathered = _on_links(SectionKind.GATHER, gathers, dict.fromkeys(gathers, spans[-1].stop_s))
     moved = sum((sync.reduce + sync.gather for sync in syncs.values()), Traffic())
     exposed_s = update_s - backward_s + sum(span.predicted_s for span in gathered)
-    spans += gathered
-    return SyncedRank(
-        step, placement, SyncPath.RDU, tuple(spans), moved, exposed_s, _ways(syncs), slowest_s, step.predicted_s
-    )
+    path, all_spans, ideal_s = SyncPath.RDU, (*spans, *gathered), step.predicted_s
+    return SyncedRank(step, placement, path, all_spans, moved, exposed_s, _ways(syncs), slowest_s, ideal_s)
 
 
 def _by_host(
@@ -192,27 +184,23 @@ def _ways(syncs: Mapping[str, GroupSync]) -> str:
 
 
 def slowest_s_of(alone: RankAlone, replicas: int) -> float:
-    """How much longer the slowest of `replicas` takes than their mean. Of several micro-steps, one counts: how their
-    times add up is not published."""
+    """How much longer the slowest replica takes than their mean; of several micro-steps, one counts."""
     model_s = sum(section.price.predicted_s for section in alone.sections if section.kind in MODEL_KINDS)
     return alone.budget.spread * model_s * spread_of(replicas)
 
 
 @cache
 def spread_of(replicas: int) -> float:
-    """By how many standard deviations the slowest of `replicas` is expected to be above their mean, if the times of a
-    pass have a normal distribution (Blom 1958)."""
+    """By how many standard deviations the slowest of `replicas` exceeds their mean, if normal (Blom 1958)."""
     return NormalDist().inv_cdf((replicas - 0.375) / (replicas + 0.25)) if replicas > 1 else 0.0
 
 
 def _sliced(program: Program, alone: RankAlone, replicas: int) -> RankAlone:
-    """The step of a replica that updates its slice."""
     model, _ = _parts(alone)
     return replace(alone, sections=(*model, *updates(program, alone.budget, alone.tiers, replicas)))
 
 
 def _parts(step: RankAlone) -> tuple[Sequence[TimedSection], Sequence[TimedSection]]:
-    """The sections of a pass, and those of the update."""
     model = [section for section in step.sections if section.kind in MODEL_KINDS]
     return model, step.sections[len(model) :]
 
@@ -244,7 +232,7 @@ def _ready_s(program: Program, model: Sequence[TimedSection], spans: Sequence[Sp
 
 
 def _on_links(kind: SectionKind, groups: Mapping[str, Traffic], ready_s: Mapping[str, float]) -> list[Span]:
-    """The transfers of `groups`, one after another in this order, each once it is ready."""
+    """One transfer after another, each once it is ready."""
     spans: list[Span] = []
     free_s = 0.0
     for name, traffic in groups.items():

@@ -1,9 +1,6 @@
-"""The predicted step of all ranks of a job: each rank, priced wherever it is, the cost of its actions, update and sync.
-A replica has one rank or several, each on a device of its own: the stages of a pipeline, by its schedule, and parts of
-tensors on several chips.
-
-Messages within a replica do not overlap with operators. Nobody has published such steps of RDUs.
-"""
+"""The predicted step of all ranks of a job, each on a device of its own: the stages of a pipeline, by its schedule, and
+parts of tensors on several chips. Messages within a replica do not overlap with operators. Nobody has published such
+steps of RDUs."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -61,8 +58,7 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class RankStep(PricedRank):
-    """One rank along pp of a job: the cost of each of its actions by kind and stage, and, in `synced`, what follows the
-    last pass. `copies` are of tied parameters, by symbol."""
+    """One rank along pp: costs of actions by kind and stage, its update and sync, copies of tied parameters."""
 
     costs: Mapping[tuple[ActionKind, int], Cost]
     synced: SyncedRank
@@ -81,8 +77,7 @@ class RankStep(PricedRank):
         return self.update_s + self.synced.exposed_sync_s
 
     def spans_after(self, end_s: float) -> list[Span]:
-        """Update and sync, if the last pass ends at `end_s`; sync that overlaps with it begins before. Gradients are
-        copied before the update, and parameters when all is done."""
+        """If the last pass ends at `end_s`. Gradients are copied before the update, parameters when all is done."""
         backward_s = max(span.stop_s for span in self.synced.spans if span.kind in MODEL_KINDS)
         spans = self._copied(SectionKind.REDUCE, SymbolKind.GRADIENT, end_s)
         started_s = max((span.stop_s for span in spans), default=end_s)
@@ -103,7 +98,6 @@ class RankStep(PricedRank):
 
 
 def part_of(placement: Placement, ranks: Sequence[int]) -> Placement:
-    """The placement of some ranks."""
     if placement.node_of is None and len(ranks) == placement.replicas:
         return placement
     locations = placement.locations()
@@ -172,9 +166,8 @@ class Passes:
 
 @dataclass(frozen=True, slots=True)
 class RankTimes:
-    """The parts of a rank's step, which add up to it. In passes: on the device, on the host, in messages within the
-    replica, in parameters that ZeRO gathers, and waiting for other stages (`idle_s`). Then the update,
-    and sync that does not overlap with passes, with waiting for the rank that ends last."""
+    """The parts of a rank's step, which add up to it: in passes, with parameters that ZeRO gathers and waiting for
+    other stages (`idle_s`); then the update and sync that does not overlap, with waiting for the last rank."""
 
     device_s: float
     host_s: float
@@ -186,12 +179,10 @@ class RankTimes:
 
     @property
     def busy_s(self) -> float:
-        """In passes, on the device and on the host."""
         return self.device_s + self.host_s
 
     @property
     def messages_s(self) -> float:
-        """In passes, of all axes."""
         return self.gathered.predicted_s + sum(traffic.predicted_s for traffic in self.messages.values())
 
     @property
@@ -201,8 +192,7 @@ class RankTimes:
 
 @dataclass(frozen=True)
 class PredictedStep:
-    """A step of all replicas. Ranks that differ along other axes than pp have the same times. Unless it says otherwise,
-    a time is that of rank 0, as in a measured step."""
+    """A step of all replicas. A time is that of rank 0, as in a measured step, unless it says otherwise."""
 
     program: Program
     mesh: Mesh
@@ -256,15 +246,10 @@ class PredictedStep:
         """Of the rank at `position` along pp."""
         rank, busy = self.ranks[position], self.passes.of_ranks[position] * self.micro_steps
         axes = [axis for axis, size in self.mesh.sizes.items() if size > 1 and axis != DATA_PARALLEL]
-        return RankTimes(
-            busy.device_s,
-            busy.host_s,
-            messages={axis: busy.messages.get(axis, Traffic()) for axis in axes},
-            gathered=busy.messages.get(DATA_PARALLEL, Traffic()),
-            idle_s=self.micro_steps * self.passes.idle_s(position),
-            update_s=rank.update_s,
-            sync_after_s=max(self._after_s - rank.update_s, 0.0),
-        )
+        messages = {axis: busy.messages.get(axis, Traffic()) for axis in axes}
+        gathered, idle_s = busy.messages.get(DATA_PARALLEL, Traffic()), self.micro_steps * self.passes.idle_s(position)
+        after = rank.update_s, max(self._after_s - rank.update_s, 0.0)
+        return RankTimes(busy.device_s, busy.host_s, messages, gathered, idle_s, *after)
 
     @cached_property
     def _first(self) -> RankTimes:
@@ -314,8 +299,12 @@ class PredictedStep:
         return self.alone.batch_size * self.program.micro_batches * self.program.chips
 
     @property
+    def samples(self) -> int:
+        return self.replicas * self.micro_steps * self.batch_size
+
+    @property
     def samples_per_s(self) -> float:
-        return self.replicas * self.micro_steps * self.batch_size / self.predicted_s
+        return self.samples / self.predicted_s
 
     @cached_property
     def of_one_replica(self) -> "PredictedStep":
@@ -351,8 +340,7 @@ class PredictedStep:
         return self.model_s + self.update_s + self.synced.sync_s
 
     def by_section_s(self, sections: Sequence[Section]) -> Mapping[int, float]:
-        """Seconds of one execution of each of `sections` of rank 0, by section index. Those without a prediction are
-        left out."""
+        """Seconds of one execution of each of `sections` of rank 0, by index, as far as they are predicted."""
         found: dict[int, float] = {}
         for kind in SectionKind:
             indices = [section.index for section in sections if section.kind is kind]

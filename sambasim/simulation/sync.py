@@ -1,7 +1,5 @@
-"""The predicted time of what ranks send each other: gradient sync, group by group, between RDUs or through hosts; what
-ZeRO 2 and 3 move within a pass; and messages within a replica.
-Gradients and parameters are sent in bf16. Nobody has published a sync of RDUs: the time follows from bandwidths
-alone."""
+"""The predicted time of what ranks send each other, in bf16: gradient sync, group by group, between RDUs or through
+hosts; what ZeRO 2 and 3 move in a pass; messages in a replica. Nobody has published it: it follows from bandwidths."""
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
@@ -42,8 +40,7 @@ class Wire(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """The seconds of a rank in messages, and the bytes that it receives, by link; over the host link, what goes both
-    ways."""
+    """A rank's seconds in messages, and the bytes that it receives, by link; over the host link, both ways."""
 
     predicted_s: float = 0.0
     received_bytes: Mapping[Wire, float] = field(default_factory=dict)
@@ -60,8 +57,7 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class GroupSync:
-    """One gradient group on one path, for one replica: `reduce` its gradients, and `gather` its parameters, nothing if
-    each replica updates all. `ways` says how, as text."""
+    """How one replica reduces the gradients of a group, and gathers parameters if replicas update slices."""
 
     reduce: Traffic
     gather: Traffic
@@ -78,8 +74,8 @@ def group_sync(path: SyncPath, size_bytes: int, placement: Placement, budget: Bu
     peer_bytes_per_s = cluster.peer_link.bandwidth_bytes_per_s * cluster.peer_links_per_rdu / placement.on_an_rdu
     within = Link(cluster.peer_link.latency_s, 1 / peer_bytes_per_s)
     links = Links(within, _between(placement), _TOUCHED / budget.memory_bytes_per_s)
-    inside = ["reads between devices"] * (placement.on_a_node > 1)
-    ways = ", ".join([*inside, *(["messages between nodes"] * (placement.nodes > 1))])
+    used = {"reads between devices": placement.on_a_node > 1, "messages between nodes": placement.nodes > 1}
+    ways = ", ".join(way for way, is_used in used.items() if is_used)
     return GroupSync(*_exchange(size_bytes, placement.nodes, placement.on_a_node, links), ways)
 
 
@@ -103,8 +99,7 @@ def _messages(nodes: int, ranks_per_node: int) -> tuple[Messages, Messages]:
 
 
 def _by_host(size_bytes: int, placement: Placement, *, sliced: bool) -> GroupSync:
-    """Gradients go to the host, and the mean of a slice comes back; then slices go there, and those of others come:
-    of parameters, or, where each replica updates all, of gradients."""
+    """Gradients go to the host, means of slices come back; then slices go, and those of others come."""
     cluster, here = placement.cluster, placement.on_a_node
     host_bytes_per_s = cluster.host_link.bandwidth_bytes_per_s * cluster.host_links_per_rdu / placement.on_an_rdu
     memory_s_per_byte = 1 / cluster.host_memory_bytes_per_s
@@ -145,8 +140,7 @@ def traffic_of(
     samples: int,
     resident: Set[str],
 ) -> Mapping[str, Traffic]:
-    """The messages of `rank` in one run of `sections`, for a pass of `samples`, by mesh axis. `resident` values are the
-    same for each sample."""
+    """By mesh axis, in one run of `sections`, a pass of `samples`. `resident` values are the same for each sample."""
     found: dict[str, Traffic] = {}
     node_of = [location.node for location in placement.locations()]
     for node in (node for section in sections for node in graph.section_nodes(section)):
@@ -168,8 +162,7 @@ def traffic_of(
 
 
 def copies_of(graph: Graph, program: Program, placement: Placement, mesh: Mesh, rank: int) -> Mapping[str, Traffic]:
-    """What goes along pp in the update for the tied parameters that `rank` updates, by symbol: the gradient comes, the
-    parameter goes back."""
+    """By tied parameter that `rank` updates: along pp the gradient comes, the parameter goes back."""
     own = {group.name for group in program.groups}
     node_of = [location.node for location in placement.locations()]
     found = {}

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
 from sambasim.compiler.capture.step import Example
@@ -21,20 +21,16 @@ from sambasim.costs.price import Bound, Load, Product, chip_bytes, load_of, pric
 from sambasim.costs.work import Work, work_of
 from sambasim.hardware.budget import Budget
 from sambasim.ir.graph import Graph, Node, Output, Ref, Section, SectionKind
-from sambasim.ir.program import Program
 from sambasim.ir.types import Symbol, SymbolKind, TensorType
 from sambasim.options.compile import CompileOptions
 from sambasim.options.training import OptimizerOptions
+from tests.support.compiled import Made
 
 ROWS = 4096
 
 
-def chain(widths: Sequence[int]) -> Work:
-    """The work of a product for each two neighbours of `widths`: [ROWS, a] by a weight [a, b]."""
-    return graph_and_work(widths)[1]
-
-
 def graph_and_work(widths: Sequence[int]) -> tuple[Graph, Work]:
+    """A product for each two neighbours of `widths`: [ROWS, a] by a weight [a, b]."""
     symbols = {"x": Symbol("x", SymbolKind.INPUT, TensorType("float32", (ROWS, widths[0])))}
     nodes, values, before = [], {}, "x"
     for number, (rows, columns) in enumerate(pairwise(widths)):
@@ -47,6 +43,10 @@ def graph_and_work(widths: Sequence[int]) -> tuple[Graph, Work]:
     sections = (Section(0, SectionKind.FWD, "forward", 0, len(nodes)),)
     graph = Graph("g", tuple(symbols), tuple(nodes), (Output(before, "out"),), values, sections)
     return graph, work_of(graph, symbols)
+
+
+def chain(widths: Sequence[int]) -> Work:
+    return graph_and_work(widths)[1]
 
 
 BUDGET = Budget(
@@ -73,26 +73,21 @@ loads = st.builds(
 )
 
 
-@given(loads, st.floats(1, 100))
-def test_more_of_anything_is_never_slower(load: Load, factor: float) -> None:
+def more_of(budget: Budget, factor: float) -> Iterator[Budget]:
+    yield replace(budget, placeable_units=int(budget.placeable_units * factor))
+    yield replace(budget, chip_bytes=int(budget.chip_bytes * factor))
+    yield replace(budget, memory_bytes_per_s=budget.memory_bytes_per_s * factor)
+    yield replace(budget, launch_s=budget.launch_s / factor)
+
+
+@given(loads, st.floats(1, 100), counts)
+def test_more_of_anything_is_never_slower_and_more_work_never_quicker(load: Load, factor: float, more: int) -> None:
     before = price_of(load, BUDGET).predicted_s
-    for better in (
-        replace(BUDGET, placeable_units=int(BUDGET.placeable_units * factor)),
-        replace(BUDGET, memory_bytes_per_s=BUDGET.memory_bytes_per_s * factor),
-        replace(BUDGET, chip_bytes=int(BUDGET.chip_bytes * factor)),
-        replace(BUDGET, launch_s=BUDGET.launch_s / factor),
-    ):
+    for better in more_of(BUDGET, factor):
         assert price_of(load, better).predicted_s <= before * (1 + 1e-12)
-
-
-@given(loads, counts)
-def test_more_bytes_and_more_work_are_never_quicker(load: Load, more: int) -> None:
-    before = price_of(load, BUDGET).predicted_s
+    sizes = ("read_bytes", "written_bytes", "resident_bytes", "least_streamed_bytes")
     for heavier in (
-        replace(load, read_bytes=load.read_bytes + more),
-        replace(load, written_bytes=load.written_bytes + more),
-        replace(load, resident_bytes=load.resident_bytes + more),
-        replace(load, least_streamed_bytes=load.least_streamed_bytes + more),
+        *(replace(load, **{name: getattr(load, name) + more}) for name in sizes),
         replace(load, stages=load.stages + more % 100),
         replace(load, products=(*load.products, product_of(more + 1, 1))),
     ):
@@ -130,7 +125,7 @@ def test_figures_by_hand() -> None:
     assert chip_bytes(load, BUDGET) == 10**8 + 2 * 256_000 / 8, "smaller tiles, because the chip is full"
 
 
-def test_copies_stop_where_memory_is_slower() -> None:
+def test_copies_stop_where_memory_is_slower_and_weights_come_once_and_fill_no_pipeline() -> None:
     load = replace(SMALL, read_bytes=10**10, products=(product_of(10**12, 100), product_of(10**11, 50)), other_units=60)
     price = price_of(load, BUDGET)
     assert price.compute_s == pytest.approx(price.memory_s)
@@ -138,6 +133,10 @@ def test_copies_stop_where_memory_is_slower() -> None:
     faster = price_of(load, replace(BUDGET, memory_bytes_per_s=1e12))
     assert faster.compute_s == pytest.approx(10 / 400)
     assert faster.units == 510, "for another copy 90 units are too few"
+    weights = replace(SMALL, read_bytes=10**9, once_bytes=10**9, stages=5)
+    assert price_of(weights, BUDGET).fill_s == pytest.approx(0.0)
+    stream_s = 10**9 / BUDGET.memory_bytes_per_s
+    assert price_of(replace(weights, once_bytes=0), BUDGET).fill_s == pytest.approx(stream_s * 4 / 5)
 
 
 @given(loads)
@@ -149,22 +148,7 @@ def test_units_are_conserved(load: Load) -> None:
         assert price.compute_s >= one_by_one * (1 - 1e-6), "not faster than all units that only compute products"
 
 
-def test_weights_come_once_and_fill_no_pipeline() -> None:
-    weights = replace(SMALL, read_bytes=10**9, once_bytes=10**9, stages=5)
-    stream = replace(weights, once_bytes=0)
-    assert price_of(weights, BUDGET).fill_s == pytest.approx(0.0)
-    assert price_of(stream, BUDGET).fill_s == pytest.approx(10**9 / BUDGET.memory_bytes_per_s * 4 / 5)
-
-
 TIGHT = replace(BUDGET, placeable_units=40, chip_bytes=200_000)
-
-
-def _all_cuts(count: int, forced: int) -> Iterator[list[int]]:
-    """Every way to end sections at numbers of stages, one of which is `forced`."""
-    inner = range(1, count)
-    for ends in joined.from_iterable(combinations(inner, size) for size in range(count)):
-        if forced in (*ends, count):
-            yield [*ends, count]
 
 
 def _seconds(work: Work, ends: Sequence[int], budget: Budget) -> float | None:
@@ -188,7 +172,8 @@ def test_no_cut_is_predicted_faster(widths: list[int], forced: int, tight: bool)
     ends = best_cut(work, budget, [forced] * forced + [count] * (count - forced))
     assert forced in ends
     assert ends[-1] == count
-    seconds = [_seconds(work, each, budget) for each in _all_cuts(count, forced)]
+    inner = joined.from_iterable(combinations(range(1, count), size) for size in range(count))
+    seconds = [_seconds(work, [*some, count], budget) for some in inner if forced in (*some, count)]
     found = _seconds(work, ends, budget)
     assert found is not None
     assert found <= min(each for each in seconds if each is not None) * (1 + 1e-9)
@@ -209,57 +194,32 @@ def test_the_work_of_a_cut_grows_with_the_operators(level: Level) -> None:
     assert most - more == pytest.approx(2 * (more - few), rel=0.01)
 
 
-BATCH, FEATURES, CLASSES = 8, 64, 10
-
-
-class Classifier(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(FEATURES, CLASSES, bias=False)
-
-    def forward(self, x: Tensor, target: Tensor) -> Tensor:
-        return F.cross_entropy(self.linear(x.view(BATCH, FEATURES)), target)
-
-
-@pytest.fixture(scope="module")
-def program() -> Program:
-    inputs = {"x": torch.zeros(BATCH, 8, 8), "target": torch.zeros(BATCH, dtype=torch.int64)}
+def test_the_work_of_a_classifier() -> None:
+    batch, features, classes = 8, 64, 10
+    inputs = {"x": torch.zeros(batch, 8, 8), "target": torch.zeros(batch, dtype=torch.int64)}
+    model = Made(
+        lambda net, x, target: F.cross_entropy(net.linear(x.view(batch, features)), target),
+        linear=nn.Linear(features, classes, bias=False),
+    )
     options = CompileOptions(optimizer=OptimizerOptions(name="sgd"))
-    return capture_model(Classifier(), Example(inputs), options, Stopwatch(print)).program
-
-
-@pytest.fixture(scope="module")
-def work(program: Program) -> Work:
-    return work_of(program.leading, program.symbols)
-
-
-def test_views_are_no_stages(program: Program, work: Work) -> None:
+    program = capture_model(model, Example(inputs), options, Stopwatch(print)).program
+    work = work_of(program.leading, program.symbols)
     names = [program.leading.nodes[stage.node].operator.split(".")[1] for stage in work.stages]
     assert names == [
         "mm", "_log_softmax", "nll_loss_forward", "nll_loss_backward", "_log_softmax_backward_data", "mm",
-    ]  # fmt: skip
-
-
-def test_products_are_counted_and_results_have_columns(work: Work) -> None:
-    forward, backward = (stage for stage in work.stages if stage.product_flops)
-    assert forward.product_flops == backward.product_flops == 2 * BATCH * FEATURES * CLASSES
-    assert forward.blocks == inf, "no convolution"
-    assert [stage.columns for stage in work.stages] == [CLASSES, CLASSES, 1, CLASSES, CLASSES, FEATURES]
-
-
-def test_the_loss_is_float32_and_the_rest_bf16(program: Program, work: Work) -> None:
-    (weight,) = (name for name, symbol in program.symbols.items() if symbol.torch_names)
-    assert work.tensors[weight].size_bytes == 2 * FEATURES * CLASSES
-    logits = work.stages[0].writes[0]
-    assert work.tensors[logits].size_bytes == 4 * BATCH * CLASSES
-    assert work.tensors["x"].size_bytes == 2 * BATCH * FEATURES
-
-
-def test_weights_and_their_gradients_are_the_same_for_each_sample(work: Work) -> None:
+    ], "views are no stages"  # fmt: skip
     forward, *_, backward = work.stages
+    assert [stage for stage in work.stages if stage.product_flops] == [forward, backward]
+    assert forward.product_flops == backward.product_flops == 2 * batch * features * classes
+    assert forward.blocks == inf, "no convolution"
+    assert [stage.columns for stage in work.stages] == [classes, classes, 1, classes, classes, features]
+    (weight,) = (name for name, symbol in program.symbols.items() if symbol.torch_names)
+    logits, gradient = work.tensors[forward.writes[0]], work.tensors[backward.writes[0]]
+    assert logits.size_bytes == 4 * batch * classes, "the loss is float32, and the rest bf16"
+    sizes_bytes = [work.tensors[name].size_bytes for name in (weight, "x")]
+    assert sizes_bytes == [2 * features * classes, 2 * batch * features]
     assert [work.tensors[read.value].resident for read in forward.reads] == [False, True]
-    assert work.tensors[backward.writes[0]].resident
-    assert not work.tensors[forward.writes[0]].resident
+    assert (gradient.resident, logits.resident) == (True, False)
 
 
 def test_what_stays_within_a_section_is_no_traffic() -> None:
@@ -275,10 +235,7 @@ def test_what_stays_within_a_section_is_no_traffic() -> None:
     assert (together.rows, together.stages, together.product_flops) == (ROWS, 2, 4 * ROWS * 32 * 64)
 
 
-_WIDTHS = st.lists(st.integers(1, 64), min_size=2, max_size=12)
-
-
-@given(_WIDTHS, st.data())
+@given(st.lists(st.integers(1, 64), min_size=2, max_size=12), st.data())
 def test_no_two_live_tensors_share_an_address(widths: list[int], data: st.DataObject) -> None:
     work = chain(widths)
     count = len(work.stages)

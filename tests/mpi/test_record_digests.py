@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from sambasim.records.digests import read_recording, replica_file
-from sambasim.report.compare import place
-from sambasim.report.compare.runs import compare_runs
+from sambasim.report.compare import compare_runs, place
 from sambasim.report.tables import Row
 from tests.faults.command import Outcome, sambasim
 from tests.mpi.training import WAYS, Trained, run_of, train

@@ -15,7 +15,7 @@ from sambasim.data.datasets import open_source
 from sambasim.options.run import RunOptions
 from sambasim.pef import peek
 from sambasim.records.digests import read_recording
-from sambasim.report.compare.runs import compare_runs
+from sambasim.report.compare import compare_runs
 from sambasim.runtime.checkpoint.choose import restore
 from sambasim.runtime.checkpoint.content import Checkpoint, check
 from sambasim.runtime.machine.communicator import single_rank

@@ -1,5 +1,5 @@
-"""What reports say of a prediction: headline and MFU, costliest lines and tensors of sections, roofs, and the
-drawing of sections: each in one box, every tensor between boxes in a curve."""
+"""What reports say of a prediction: headline and MFU, costliest lines and tensors of sections, equal sections, roofs,
+and the drawing of sections: each in one box, every tensor between boxes in a curve."""
 
 import json
 from dataclasses import replace
@@ -7,29 +7,28 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
 
-from sambasim.compiler.capture.step import Example
-from sambasim.compiler.front import compile_shapes
 from sambasim.costs.cut import Level
 from sambasim.costs.price import Bound
 from sambasim.hardware.spec import load_device
 from sambasim.ir.graph import SectionKind
-from sambasim.ir.program import Program
-from sambasim.options.compile import CompileOptions
-from sambasim.options.training import OptimizerOptions, TrainingOptions
-from sambasim.report.analysis import WHICH_FLOPS, Analysis, costliest_line, range_text, seconds_of
+from sambasim.report.analysis import WHICH_FLOPS, Analysis, Run, costliest_line, range_text, runs_of, seconds_of
 from sambasim.report.page import predicted_page
 from sambasim.report.page.sections import roofline, section_graph
-from sambasim.report.simulation import simulation_json
-from sambasim.simulation.prediction import Prediction, likely
+from sambasim.report.simulation import simulation_json, simulation_report
+from sambasim.report.tables import Tables
+from sambasim.simulation.prediction import Prediction, likely, predict
 from sambasim.simulation.sync import SyncPath
 from sambasim.units import format_seconds
 from tests.pef.samples import inference_program
 from tests.report.test_page import DIGEST, Page
 from tests.report.test_page import predicted as sample_prediction
 from tests.simulation.test_advice import BATCH, CLASSES, HEAD_LINE, WIDTH, predicted, wide
-from tests.simulation.test_laws import _convolutions, _perceptron
+from tests.simulation.test_laws import compiled, convolutions, perceptron
+from tests.support.compiled import Made
 
 FILE = "tests/simulation/test_advice.py"
 
@@ -39,7 +38,7 @@ def in_json(prediction: Prediction) -> Any:
     return json.loads(line)
 
 
-def test_the_host_is_named_with_what_it_fetches_and_the_line_to_change() -> None:
+def test_the_headline_names_the_host_or_the_bound_of_sections() -> None:
     alone = predicted(wide()).alone
     share = alone.host_s / alone.predicted_s
     assert share > 0.5
@@ -48,9 +47,6 @@ def test_the_host_is_named_with_what_it_fetches_and_the_line_to_change() -> None
         f"{share:.0%} of the step is the host: it fetches 39.1 MiB of wide__outputs__0 each step; return only the loss "
         f"({FILE}:{HEAD_LINE}): {format_seconds(alone.predicted_s)} -> {after}"
     )
-
-
-def test_sections_are_named_by_their_bound() -> None:
     short = Analysis(predicted(wide(False), batch_size=8)).headline
     assert "of the step is sections bound by their launch, at least 400.0 us each; batch 64 instead of 8: " in short
     many = Analysis(predicted(wide(False), batch_size=1 << 20))
@@ -80,31 +76,32 @@ def test_page_and_json_have_the_headline_and_the_same_figures() -> None:
     shown = (range_text(span.least_s, span.most_s), span.basis, f"{analysis.mfu:.1%}")
     assert {analysis.headline, analysis.costliest_lines, *shown} <= set(page.words)
     assert WHICH_FLOPS in "".join(page.words)
-    sections = page.data["sections"]
-    assert isinstance(sections, list)
-    assert [row[15] for row in sections] == analysis.lines
-    narrow = likely(predicted(_perceptron(1 << 20, 256), tiles=4))
+    assert [row[15] for row in page.data["sections"]] == analysis.lines
+    narrow = likely(predicted(perceptron(1 << 20, 256), tiles=4))
     assert narrow is not None
     assert "twice the worst that was left out" in narrow.basis
     assert "unknown" in Page(predicted_page(predicted(wide(False), batch_size=8), DIGEST)).words, "bound by launches"
+    assert (range_text(2.97, 3.876), range_text(0.9, 1.25)) == ("2.97 to 3.88 s", "900.0 ms to 1.25 s")
 
 
-def test_a_range_names_its_unit_once() -> None:
-    assert range_text(2.97, 3.876) == "2.97 to 3.88 s"
-    assert range_text(0.9, 1.25) == "900.0 ms to 1.25 s"
-
-
-def test_the_costliest_line_is_that_of_the_largest_product() -> None:
+def test_the_costliest_line_is_of_the_largest_product_and_tensors_go_from_writer_to_readers() -> None:
     found = Analysis(predicted(wide(), level="o0"))
-    flops = [section.load.product_flops for section in found.step.sections]
+    sections, passes_s = found.step.sections, 0.0
+    flops = [section.load.product_flops for section in sections]
     assert found.lines[flops.index(max(flops))] == f"{FILE}:{HEAD_LINE}"
-    passes_s = 0.0
-    for section, line in zip(found.step.sections, found.lines, strict=True):
+    for section, line in zip(sections, found.lines, strict=True):
         works = section.kind is not SectionKind.OPT and section.load.traffic_bytes > 0
         assert line.startswith(f"{FILE}:") == works, section.name
         passes_s += section.price.predicted_s if line else 0.0
     assert sum(found.line_s.values()) == pytest.approx(passes_s)
     assert found.costliest_lines.startswith(f"{FILE}:")
+    tensors, read_bytes = found.stages.tensors, [0] * len(sections)
+    for (writer, reader), size_bytes in tensors.items():
+        assert writer < reader
+        assert size_bytes > 0
+        read_bytes[reader] += size_bytes
+    assert all(size <= section.load.read_bytes for size, section in zip(read_bytes, sections, strict=True))
+    assert max(tensors.values()) == 2 * BATCH * CLASSES, "the logits, in bf16"
 
 
 def test_where_memory_is_slow_it_is_the_line_that_moves_most() -> None:
@@ -120,30 +117,72 @@ def test_where_memory_is_slow_it_is_the_line_that_moves_most() -> None:
         assert not rows or sum(seconds_of(rows, graph, section)) == pytest.approx(section.price.predicted_s)
 
 
-def test_tensors_go_from_the_section_that_writes_them_to_those_that_read_them() -> None:
-    found = Analysis(predicted(wide(), level="o0"))
-    sections, tensors = found.step.sections, found.stages.tensors
-    read_bytes = [0] * len(sections)
-    for (writer, reader), size_bytes in tensors.items():
-        assert writer < reader
-        assert size_bytes > 0
-        read_bytes[reader] += size_bytes
-    assert all(size <= section.load.read_bytes for size, section in zip(read_bytes, sections, strict=True))
-    assert max(tensors.values()) == 2 * BATCH * CLASSES, "the logits, in bf16"
+@given(st.text("abc", max_size=40))
+def test_runs_are_the_sections_in_order(keys: str) -> None:
+    runs = runs_of(keys)
+    assert "".join(keys[run.start : run.start + run.period] * run.count for run in runs) == keys
+    assert [run.start for run in runs[1:]] == [run.stop for run in runs[:-1]]
+    assert all(run.period == 1 for run in runs if run.count == 1)
 
 
-def traces_of(found: Analysis) -> dict[str, dict[str, Any]]:
-    (drawn,) = roofline(found).figures.values()
-    traces = drawn["data"]
-    assert isinstance(traces, list)
-    return {trace["name"]: trace for trace in traces}
+@pytest.mark.parametrize(
+    ("keys", "runs"),
+    [
+        ("", []),
+        ("abc", [(0, 1, 1), (1, 1, 1), (2, 1, 1)]),
+        ("xababaz", [(0, 1, 1), (1, 2, 2), (5, 1, 1), (6, 1, 1)]),
+        ("aabaabaab", [(0, 3, 3)]),
+        ("aaaa", [(0, 1, 4)]),
+        ("e" + "pqr" * 36 + "h" + "rqp" * 36, [(0, 1, 1), (1, 3, 36), (109, 1, 1), (110, 3, 36)]),
+    ],
+)
+def test_the_longest_run_with_the_shortest_period(keys: str, runs: list[tuple[int, int, int]]) -> None:
+    assert runs_of(keys) == [Run(*run) for run in runs]
+
+
+@pytest.mark.parametrize("level", ["o0", "o1"])
+def test_layers_are_folded_the_table_ranks_by_the_sum_and_json_keeps_every_section(
+    level: Level, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    deep = predicted(perceptron(depth=12), level=level, tiles=1)
+    prediction = predict(deep.program, deep.device, 1, level, deep.cluster, (1,), micro_steps=3)
+    found, record = Analysis(prediction), in_json(prediction)
+    sections, folds = found.step.sections, found.folds
+    assert sorted(number for fold in folds for number in fold) == list(range(len(sections)))
+    assert len(folds) < len(sections) == len(record["sections"])
+    for fold in folds:
+        assert len({(sections[number].kind, sections[number].price, sections[number].load) for number in fold}) == 1
+    sums: dict[int, float] = {}
+    for section in record["sections"]:
+        runs = 3 if section["kind"] in (SectionKind.FWD, SectionKind.BCKWD) else 1
+        sums[section["fold"]] = sums.get(section["fold"], 0.0) + runs * section["predicted_s"]
+    assert sum(sums.values()) == pytest.approx(found.step.device_s)
+    assert [found.fold_s(fold) for fold in folds] == pytest.approx([sums[number] for number in range(len(sums))])
+    largest = max(folds, key=found.fold_s)
+    count, costliest = len(largest), sections[largest[0]]
+    printed = str(Tables(simulation_report([prediction], [SyncPath.RDU], 3), None))
+    cells = printed.partition("slowest sections")[2].splitlines()[4].split()
+    assert cells[: 1 + (count > 1)] == [str(largest[0]), f"x{count}"][: 1 + (count > 1)]
+    total, each = (format_seconds(time_s) for time_s in (found.fold_s(largest), found.fold_s(largest) / 3 / count))
+    assert found.runs_in_step(largest) == 3 * count
+    assert f"{total} {3 * count} {each}" in " ".join(cells)
+    assert f" {costliest.unit_share:.0%} {costliest.chip_share:.0%} " in " ".join(cells)
+    shares = [record["sections"][largest[0]][name] for name in ("unit_share", "chip_share")]
+    assert shares == [costliest.unit_share, costliest.chip_share]
+    slower = [replace(each, price=replace(each.price, fill_s=number)) for number, each in enumerate(sections)]
+    other = Analysis(prediction)
+    other.step = replace(found.step, sections=tuple(slower))
+    assert len(other.folds) == len(slower), "of other times"
 
 
 @pytest.mark.parametrize("level", ["o0", "o3"])
-@pytest.mark.parametrize("model", [wide, _perceptron, _convolutions])
+@pytest.mark.parametrize("model", [wide, perceptron, convolutions])
 def test_no_section_is_above_its_roof_and_a_larger_point_takes_more_time(model: Any, level: Level) -> None:
     found = Analysis(predicted(model(), level=level, batch_size=16 * BATCH if model is wide else None))
-    traces, sections, roof = traces_of(found), found.step.sections, found.reachable
+    (drawn,), sections, roof = roofline(found).figures.values(), found.step.sections, found.reachable
+    data: Any = drawn["data"]
+    traces = {trace["name"]: trace for trace in data}
     assert traces.pop("published")["y"][1] == found.published.flops_per_s
     assert traces.pop("reachable")["y"][1] == pytest.approx(roof.flops_per_s)
     numbers = [number for trace in traces.values() for number in trace["customdata"]]
@@ -168,25 +207,6 @@ def test_the_roofs_are_those_of_the_tiles_in_use() -> None:
     assert roof_flops_per_s == half.reachable.flops_per_s < half.published.flops_per_s
 
 
-class Skip(nn.Module):
-    """Its first result is read again at the end."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second, self.third = nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        kept = self.first(x)
-        result: Tensor = (self.third(torch.tanh(self.second(kept))) + kept).square().mean()
-        return result
-
-
-def skip() -> Program:
-    optimizer, training = OptimizerOptions(name="sgd"), TrainingOptions(batch_size=16)
-    options = CompileOptions(optimizer=optimizer, training=training, pef_name="skip")
-    return compile_shapes(Skip, lambda _: Example({"x": torch.zeros(16, 8, 64, 64)}, False), options)
-
-
 def drawing_of(found: Analysis) -> tuple[list[list[int]], list[list[int]], list[str]]:
     """The first and last section of each box, the first and last box of each curve, and all words."""
     page = Page(section_graph(found).body)
@@ -197,33 +217,38 @@ def drawing_of(found: Analysis) -> tuple[list[list[int]], list[list[int]], list[
     return numbers("data-first", "data-last"), numbers("data-from", "data-to"), page.words
 
 
-def test_a_skip_connection_passes_other_sections() -> None:
-    found = Analysis(predicted(skip(), level="o0"))
+def test_a_skip_connection_passes_other_sections_and_too_many_boxes_are_not_drawn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def forward(net: Any, x: Any) -> Any:
+        kept = net.first(x)
+        return (net.third(torch.tanh(net.second(kept))) + kept).square().mean()
+
+    sizes = {"first": 3, "second": 1, "third": 1}
+    layers = {name: nn.Conv2d(8, 8, size, padding=size // 2) for name, size in sizes.items()}
+    found = Analysis(predicted(compiled(lambda: Made(forward, **layers), 16, 8, 64, 64), level="o0"))
     boxes, curves, words = drawing_of(found)
     names = [section.name for section in found.step.sections]
     pairs = [(number, box) for box, (first, last) in enumerate(boxes) for number in range(first, last + 1)]
     assert sorted(number for number, _ in pairs) == list(range(len(names)))
     box_of = dict(pairs)
-    start = box_of[names.index("skip__first__conv2d")]
+    start = box_of[names.index("made__first__conv2d")]
     readers = [boxes[stop][0] for begin, stop in curves if begin == start]
-    assert any(names[number].startswith("skip__add") for number in readers)
-    assert any("1.0 MiB from 0 skip__first__conv2d to " in word for word in words), "bf16[16, 8, 64, 64]"
+    assert any(names[number].startswith("made__add") for number in readers)
+    assert any("1.0 MiB from 0 made__first__conv2d to " in word for word in words), "bf16[16, 8, 64, 64]"
     assert "1.0 MiB" in words
+    monkeypatch.setattr("sambasim.report.page.sections.MOST_BOXES", 3)
+    body = section_graph(found).body
+    assert "too large to draw" in body
+    assert "<svg" not in body
 
 
-def test_repeated_layers_are_one_box() -> None:
-    found = Analysis(predicted(_perceptron(width=64, depth=30), level="o0"))
+def test_repeated_layers_are_one_box_and_a_forward_alone_is_one_column() -> None:
+    assert drawing_of(Analysis(sample_prediction(inference_program())))[0] == [[0, 0]]
+    found = Analysis(predicted(perceptron(depth=12), level="o0", tiles=1))
     boxes, curves, words = drawing_of(found)
     assert len(boxes) < len(found.step.sections) / 3
     assert any("\u00d7" in word for word in words)
     assert all(begin != stop for begin, stop in curves)
     pairs = {(tensor["from"], tensor["to"]): tensor["bytes"] for tensor in in_json(found.prediction)["tensors"]}
     assert pairs == found.stages.tensors
-
-
-def test_a_forward_alone_is_one_column_and_too_many_boxes_are_not_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert drawing_of(Analysis(sample_prediction(inference_program())))[0] == [[0, 0]]
-    monkeypatch.setattr("sambasim.report.page.sections.MOST_BOXES", 3)
-    body = section_graph(Analysis(predicted(skip(), level="o0"))).body
-    assert "too large to draw" in body
-    assert "<svg" not in body

@@ -7,16 +7,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sambasim.compiler.capture.step import Example
-from sambasim.compiler.front import compile_shapes
 from sambasim.costs.cut import Level
 from sambasim.hardware.spec import load_cluster, load_device
 from sambasim.ir.program import Program
-from sambasim.options.compile import CompileOptions
-from sambasim.options.training import OptimizerOptions, TrainingOptions
 from sambasim.simulation.advice import LEAST_GAIN, Advice, Change, advise, fetched_outputs, what_fits
 from sambasim.simulation.prediction import Prediction, predict
 from sambasim.simulation.sync import SyncPath
+from tests.simulation.test_laws import compiled
 
 BATCH, WIDTH, CLASSES = 512, 256, 40_000
 
@@ -40,11 +37,7 @@ HEAD_LINE = getsourcelines(Wide.forward)[1] + 1
 
 @cache
 def wide(gives_logits: bool = True, max_grad_norm: float | None = None, *, inference: bool = False) -> Program:
-    optimizer = OptimizerOptions(name="adamw", max_grad_norm=max_grad_norm)
-    training = TrainingOptions(batch_size=BATCH)
-    options = CompileOptions(optimizer=optimizer, training=training, pef_name="wide", inference=inference)
-    example = Example({"x": torch.zeros(BATCH, WIDTH)}, False)
-    return compile_shapes(lambda: Wide(gives_logits), lambda _: example, options)
+    return compiled(lambda: Wide(gives_logits), BATCH, WIDTH, inference=inference, max_grad_norm=max_grad_norm)
 
 
 def predicted(
@@ -60,52 +53,50 @@ def predicted(
 
 
 def change(advice: Advice, start: str) -> Change:
-    return next(one for one in advice.changes if one.what.startswith(start))
+    return next(each for each in advice.changes if each.what.startswith(start))
 
 
-def starts(advice: Advice) -> list[str]:
-    return [one.what for one in advice.changes]
+def whats(advice: Advice) -> list[str]:
+    return [each.what for each in advice.changes]
 
 
 def test_to_return_only_the_loss_gives_the_step_of_the_model_that_does() -> None:
-    first = advise(predicted(wide())).changes[0]
-    assert first.what == "return only the loss"
-    assert first.where == f"tests/simulation/test_advice.py:{HEAD_LINE}"
-    (fetched,) = fetched_outputs(wide())
+    first, (fetched,) = advise(predicted(wide())).changes[0], fetched_outputs(wide())
+    assert (first.what, first.where) == ("return only the loss", f"tests/simulation/test_advice.py:{HEAD_LINE}")
     assert fetched.bytes_per_sample == 2 * CLASSES
     assert f"do not return {fetched.name}: 39.1 MiB go to the host" in first.how
     without = predicted(wide(False)).alone
-    assert first.after.step_s == pytest.approx(without.predicted_s)
-    assert first.after.samples_per_s == pytest.approx(without.samples_per_s)
+    after = (first.after.predicted_s, first.after.samples_per_s)
+    assert after == pytest.approx((without.predicted_s, without.samples_per_s))
     assert fetched_outputs(wide(False)) == []
-    assert "return only the loss" not in starts(advise(predicted(wide(False))))
+    assert "return only the loss" not in whats(advise(predicted(wide(False))))
+    words = " ".join(whats(advise(predicted(wide(inference=True)))))
+    assert all(word not in words for word in ("loss", "micro-steps", "sync", "clipping")), "which is for training"
 
 
 def test_each_change_is_predicted_again_and_the_best_is_first() -> None:
-    prediction = predicted(wide(), level="o0", replicas=(1, 8, 32))
-    advice = advise(prediction)
-    factors = [one.factor for one in advice.changes]
+    advice = advise(predicted(wide(), level="o0", replicas=(1, 8, 32)))
+    factors = [each.factor for each in advice.changes]
     assert factors == sorted(factors, reverse=True)
     assert min(factors) > 1 + LEAST_GAIN
     larger = change(advice, f"batch {2 * BATCH} instead")
     again = predicted(wide(), level="o0", batch_size=2 * BATCH).alone
-    assert larger.after.step_s == pytest.approx(again.predicted_s)
+    assert larger.after.predicted_s == pytest.approx(again.predicted_s)
     assert larger.after.samples == 2 * BATCH
     assert larger.compared == "one replica on 4 of 8 tiles of SN30"
-    assert change(advice, "level o3").after.step_s == pytest.approx(predicted(wide()).alone.predicted_s)
-    sync = change(advice, "sync between RDUs")
-    assert sync.compared.startswith("8 replicas"), "as many as fit on a node"
+    assert change(advice, "level o3").after.predicted_s == pytest.approx(predicted(wide()).alone.predicted_s)
+    assert change(advice, "sync between RDUs").compared.startswith("8 replicas"), "as many as fit on a node"
 
 
 def test_fewer_updates_gain_where_updates_take_long() -> None:
     few = predicted(wide(False, 1.0), replicas=(8,), batch_size=8)
     advice = advise(few)
     unclipped, twice = change(advice, "no clipping"), change(advice, "2 micro-steps an update instead of 1")
-    assert unclipped.after.step_s == pytest.approx(predicted(wide(False), batch_size=8).alone.predicted_s)
+    assert unclipped.after.predicted_s == pytest.approx(predicted(wide(False), batch_size=8).alone.predicted_s)
     assert twice.after.samples == 2 * 8 * 8
     assert twice.compared.startswith("8 replicas")
     again = predict(few.program, few.device, 4, "o3", few.cluster, (8,), batch_size=8, micro_steps=2)
-    assert twice.after.step_s == pytest.approx(again.steps[SyncPath.RDU][0].predicted_s)
+    assert twice.after.predicted_s == pytest.approx(again.steps[SyncPath.RDU][0].predicted_s)
 
 
 def test_tiles_are_compared_on_a_full_rdu() -> None:
@@ -119,16 +110,11 @@ def test_tiles_are_compared_on_a_full_rdu() -> None:
 
 def test_devices_are_facts_and_not_advice() -> None:
     advice = advise(predicted(wide(), tiles=None, arch="sn40"))
-    assert [one.device for one in advice.devices] == ["SN10", "SN30", "SN40L"]
+    assert [each.device for each in advice.devices] == ["SN10", "SN30", "SN40L"]
     alone = predicted(wide(), tiles=None, arch="sn40").alone
-    assert advice.devices[2].speed is not None
-    assert advice.devices[2].speed.step_s == pytest.approx(alone.predicted_s)
-    assert not any("SN10" in one.what or "tile" in one.what for one in advice.changes), "an SN40L has no tiles"
-
-
-def test_inference_has_no_advice_about_training() -> None:
-    words = " ".join(starts(advise(predicted(wide(inference=True)))))
-    assert all(word not in words for word in ("loss", "micro-steps", "sync", "clipping"))
+    assert advice.devices[2].step is not None
+    assert advice.devices[2].step.predicted_s == pytest.approx(alone.predicted_s)
+    assert not any("SN10" in what or "tile" in what for what in whats(advice)), "an SN40L has no tiles"
 
 
 def test_what_fits_is_what_does_not_fail() -> None:
@@ -137,7 +123,7 @@ def test_what_fits_is_what_does_not_fail() -> None:
     small = device.model_copy(update={"ddr_capacity_bytes": int(need * 0.9) * 8})
     on_tiles, smaller = what_fits(program, small, 1, "o3", BATCH, 1, None)
     assert (on_tiles.how, smaller.how) == ("--num-tiles 2", f"-b {BATCH // 2}")
-    assert all(one.step.need.size_bytes <= one.step.budget.capacity_bytes for one in (on_tiles, smaller))
+    assert all(fit.step.need.size_bytes <= fit.step.budget.capacity_bytes for fit in (on_tiles, smaller))
     assert smaller.step.batch_size == BATCH // 2
     tiny = device.model_copy(update={"ddr_capacity_bytes": 8})
     assert what_fits(program, tiny, 1, "o3", BATCH, 1, program) == []

@@ -9,9 +9,9 @@ import pytest
 from sambasim.commands.variants import Variants
 from sambasim.compiler.front import captured_from_options
 from sambasim.errors import OptionError
-from sambasim.ir.graph import SectionKind
 from sambasim.ir.program import Program
 from sambasim.options.compile import CompileOptions, compile_options
+from sambasim.simulation.alone import sections_of_pass
 from sambasim.simulation.machine import Machine, PassTimes, Rates, between
 from sambasim.simulation.planning.here import Here, plan_here, spaced
 from sambasim.simulation.planning.search import Goal
@@ -36,20 +36,14 @@ class Made:
         self.options: CompileOptions = compile_options(None, f"{folder / 'net.py'}:Net", fields, {})
         captured, model = captured_from_options(self.options)
         self.variants = Variants(captured, self.options, model)
-        training = self.program(Strategy(2)).training
-        assert training is not None
-        kinds = (SectionKind.FWD, SectionKind.BCKWD)
-        self.nodes = [n.name for s in training.sections if s.kind in kinds for n in training.section_nodes(s)]
-
-    def program(self, strategy: Strategy) -> Program:
-        return self.variants.program(strategy)
+        self.program = self.variants.program
+        graph = self.program(Strategy(2)).leading
+        self.nodes = [node.name for section in sections_of_pass(graph) for node in graph.section_nodes(section)]
 
     def machine(self, cores: int, ranks: Sequence[int]) -> Machine:
         of_pass = PassTimes(8, dict.fromkeys(self.nodes, NODE_S), ADDING_S, BATCH_S, HEAP_BYTES)
-        rates = tuple(
-            Rates(one, 1, PRIVATE_BYTES, SHARED_BYTES, (of_pass,), UPDATE_S, 2 * UPDATE_S, 0.0, 1e15) for one in ranks
-        )
-        return Machine(cores, 1 << 34, 1e15, 1e15, 0.0, rates)
+        same = (1, PRIVATE_BYTES, SHARED_BYTES, (of_pass,), UPDATE_S, 2 * UPDATE_S, 0.0, 1e15)
+        return Machine(cores, 1 << 34, 1e15, 1e15, 0.0, tuple(Rates(count, *same) for count in ranks))
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +59,9 @@ def test_a_step_is_its_passes_its_batches_and_its_update(made: Made) -> None:
     assert terms.step_s == pytest.approx(terms.compute_s + terms.host_s + UPDATE_S)
     again = here.price(Strategy(1, samples=8, recompute="full")).terms
     assert again.compute_s > len(made.nodes) * NODE_S, "what is made again takes as long again"
+    crowded = Here(made.program, made.machine(1, (1,))).price(Strategy(3, samples=8))
+    assert crowded.terms.compute_s == pytest.approx(3 * len(made.nodes) * NODE_S), "three ranks share a core"
+    assert crowded.capacity_bytes == (1 << 34) // 3
 
 
 def test_the_update_goes_by_what_is_read_and_written(made: Made) -> None:
@@ -77,12 +74,6 @@ def test_the_update_goes_by_what_is_read_and_written(made: Made) -> None:
     assert four.update_s + four.sync_s == pytest.approx(2 * UPDATE_S * (10 / 4) / (8 / 2)), "and two share a core"
     by_host = two.price(Strategy(2, samples=8, zero=2)).terms
     assert by_host.step_s - terms.step_s == pytest.approx(UPDATE_S), "twice as long was measured"
-
-
-def test_more_ranks_than_cores_share_them(made: Made) -> None:
-    one = Here(made.program, made.machine(1, (1,)))
-    assert one.price(Strategy(3, samples=8)).terms.compute_s == pytest.approx(3 * len(made.nodes) * NODE_S)
-    assert one.price(Strategy(3, samples=8)).capacity_bytes == (1 << 34) // 3
 
 
 def test_a_pipeline_waits_as_its_schedule_says(made: Made) -> None:
@@ -111,19 +102,17 @@ def test_parameters_are_once_on_the_machine_and_a_process_has_memory_before_its_
     assert here.price(Strategy(1, samples=16)).fullest.activations == 2 * alone.activations
 
 
-def test_a_plan_has_all_numbers_of_ranks_and_says_what_is_measured(made: Made) -> None:
+def test_a_plan_has_all_numbers_of_ranks_says_what_is_measured_and_refuses_once(made: Made) -> None:
     spaces = [Space(count, 3, 24) for count in (1, 2, 3)]
     found = plan_here("net", made.program, made.machine(2, (1, 2)), spaces, Goal.THROUGHPUT, has_mpi=True)
-    assert {one.strategy.ranks for one in found.everything} == {1, 2, 3}
-    assert len({one.strategy for one in found.everything}) == len(found.everything)
-    assert [one.step_s for one in found.best] == sorted(one.step_s for one in found.best)
+    strategies = {priced.strategy for priced in found.everything}
+    assert {strategy.ranks for strategy in strategies} == {1, 2, 3}
+    assert len(strategies) == len(found.everything)
+    assert [priced.step_s for priced in found.best] == sorted(priced.step_s for priced in found.best)
     assert "rates of this machine were measured" in found.note
     assert found.note.endswith("all steps and their memory are predicted")
     alone = plan_here("net", made.program, made.machine(2, (1,)), spaces[:1], Goal.MEMORY, has_mpi=False)
     assert alone.note.endswith("there is no mpirun, so one rank only: python -m pip install mpich")
-
-
-def test_what_cannot_be_compiled_is_refused_once(made: Made) -> None:
     asked: list[Strategy] = []
 
     def program(strategy: Strategy) -> Program:
@@ -134,21 +123,19 @@ def test_what_cannot_be_compiled_is_refused_once(made: Made) -> None:
 
     spaces = [Space(2, 2, 8, only={"schedule": ["1f1b"], "recompute": ["none"], "tensor": ["none"]})]
     found = plan_here("net", program, made.machine(2, (1, 2)), spaces, Goal.THROUGHPUT, has_mpi=True)
-    assert {one.why for one in found.refused} == {"it has no stages"}
+    assert {refused.why for refused in found.refused} == {"it has no stages"}
     assert len(found.refused) > 1
-    assert sum(one.stages > 1 for one in asked) == 1
+    assert sum(strategy.stages > 1 for strategy in asked) == 1
 
 
 def passes(samples: int, seconds: float, heap_bytes: int = 0) -> PassTimes:
     return PassTimes(samples, {"a": seconds, "b": 2 * seconds}, seconds / 10, seconds / 100, heap_bytes)
 
 
-def rates(ranks: int, *of: PassTimes) -> Rates:
-    return Rates(ranks, 1, 100, 60, of, 0.5, 0.7, 1e-6, 1e9)
-
-
-def machine(cores: int, *of: Rates) -> Machine:
-    return Machine(cores, 1 << 30, 1e10, 1e11, 0.0, of)
+def machine(seconds: dict[int, float]) -> Machine:
+    """Of two cores, on which passes by so many ranks take so long."""
+    rates = [Rates(ranks, 1, 100, 60, (passes(4, each_s),), 0.5, 0.7, 1e-6, 1e9) for ranks, each_s in seconds.items()]
+    return Machine(2, 1 << 30, 1e10, 1e11, 0.0, tuple(rates))
 
 
 def test_a_pass_between_two_that_were_measured_is_on_the_line_between_them() -> None:
@@ -163,22 +150,17 @@ def test_a_pass_between_two_that_were_measured_is_on_the_line_between_them() -> 
 
 
 def test_ranks_that_share_cores_take_as_much_longer_and_what_changing_between_them_costs() -> None:
-    two = machine(2, rates(1, passes(4, 1.0)), rates(2, passes(4, 1.1)), rates(4, passes(4, 2.42)))
+    two = machine({1: 1.0, 2: 1.1, 4: 2.42})
     assert [two.rates_at(count).ranks for count in (1, 2, 3, 4)] == [1, 2, 2, 2]
     assert [two.crowd(count) for count in (1, 2)] == [1.0, 1.0]
     assert two.crowd(4) == pytest.approx(2 * 1.1), "2.42 of 2 × 1.1"
     assert two.crowd(3) == pytest.approx(1.5 * 1.05), "half of the 10 %"
-    alone = machine(2, rates(1, passes(4, 1.0)), rates(2, passes(4, 1.1)))
+    alone = machine({1: 1.0, 2: 1.1})
     assert (alone.crowd(2), alone.crowd(3)) == (1.0, 1.5), "nothing was measured with more"
-
-
-def test_three_ranks_on_two_cores_are_measured_too() -> None:
-    three = rates(3, passes(4, 1.5 * 1.2))
-    found = machine(2, rates(1, passes(4, 1.0)), rates(2, passes(4, 1.0)), three, rates(5, passes(4, 2.5 * 1.4)))
-    assert [found.crowd(count) for count in (2, 3, 4, 5)] == pytest.approx([1.0, 1.5 * 1.2, 2 * 1.3, 2.5 * 1.4])
+    three = machine({1: 1.0, 2: 1.0, 3: 1.5 * 1.2, 5: 2.5 * 1.4})
+    assert [three.crowd(count) for count in (2, 3, 4, 5)] == pytest.approx([1.0, 1.5 * 1.2, 2 * 1.3, 2.5 * 1.4])
 
 
 def test_the_most_samples_are_measured_with_a_half_a_quarter_and_the_fewest() -> None:
-    assert spaced({1, 2, 3, 4, 6, 8, 12, 24}) == [1, 6, 12, 24]
-    assert spaced({5}) == [5]
-    assert spaced({3, 9}) == [3, 9]
+    given = ({1, 2, 3, 4, 6, 8, 12, 24}, {5}, {3, 9})
+    assert list(map(spaced, given)) == [[1, 6, 12, 24], [5], [3, 9]]

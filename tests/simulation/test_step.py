@@ -1,40 +1,45 @@
-"""Predicted steps of replicas of one rank and of several."""
+"""Predicted steps of replicas of one rank and of several; with ZeRO 2 and 3, what a run moves, where and how often."""
 
 import json
+from itertools import pairwise, product
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sambasim.cli.main import sambasim
 from sambasim.commands.variants import Variants
 from sambasim.compiler.front import captured_from_options
 from sambasim.costs.cut import Level
 from sambasim.errors import OptionError
-from sambasim.hardware.budget import budget_of
+from sambasim.hardware.budget import Budget, budget_of
 from sambasim.hardware.placement import Inventory, place, place_replicas
-from sambasim.hardware.spec import load_cluster, load_device
-from sambasim.ir.dataflow import axis_of, pass_and_update
+from sambasim.hardware.spec import ClusterSpec, LinkSpec, load_cluster, load_device
+from sambasim.ir.dataflow import axis_of, groups_of, pass_and_update
 from sambasim.ir.graph import SectionKind
 from sambasim.ir.program import Program
+from sambasim.ir.ranks import in_slices
 from sambasim.ir.schedule import ActionKind, bubble
-from sambasim.options.compile import compile_options
 from sambasim.pef import read
 from sambasim.report.simulation import step_record
 from sambasim.simulation.alone import MODEL_KINDS, price_ranks
 from sambasim.simulation.planning.strategy import Strategy
-from sambasim.simulation.scaling import with_sync
+from sambasim.simulation.prediction import predict
+from sambasim.simulation.scaling import SyncedRank, Track, with_sync
 from sambasim.simulation.step import PredictedStep, predict_step, step_of
 from sambasim.simulation.sync import SyncPath, Wire
+from tests.costs.test_costs import more_of
 from tests.pef.samples import sample_program
-from tests.support.examples import MICRO_BATCHES, compiled, in_stages
-from tests.support.mpi import ROOT
+from tests.support.examples import MICRO_BATCHES, compiled, example_options, in_stages
 from tests.support.whole import whole_case
 
 DEVICE = load_device("sn30")
 CLUSTER = load_cluster(DEVICE.cluster)
 ON_CHIPS = ("parallel.n_chips=2", 'parallel.tensor_parallel="weight"')
 SEVERAL = ("parallel.data_parallel=true", "parallel.world_size=1")
+PARALLEL = ("parallel.data_parallel=true", "parallel.world_size=2")
 
 
 def predicted(
@@ -56,35 +61,32 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }
 
 
-@pytest.fixture(scope="module", params=range(4))
-def replicas_of_one_rank(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Program:
-    """With ZeRO 0 to 3, and gradients that are clipped."""
-    level = (f"parallel.zero={request.param}", "optimizer.max_grad_norm=0.5")
-    return read(compiled("char_gpt", tmp_path_factory.mktemp("one"), *SEVERAL, *level)).program
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> list[Program]:
+    """By level of ZeRO; gradients are clipped."""
+    folder, clipped = tmp_path_factory.mktemp("zero"), (*PARALLEL, "optimizer.max_grad_norm=0.5")
+    levels = [(f"parallel.zero={zero}", *clipped) for zero in range(4)]
+    return [read(compiled("char_gpt", folder / flags[0], *flags)).program for flags in levels]
 
 
-@pytest.mark.parametrize("path", SyncPath)
-@pytest.mark.parametrize(("replicas", "micro_steps"), [(1, 1), (2, 3), (9, 1)])
-def test_a_mesh_of_replicas_of_one_rank_has_their_times(
-    replicas_of_one_rank: Program, replicas: int, micro_steps: int, path: SyncPath
-) -> None:
-    program = replicas_of_one_rank
-    mesh = predicted(program, replicas, micro_steps, path)
-    scaled = with_sync(program, mesh.alone, mesh.placement, path)
+@pytest.mark.parametrize("zero", range(4))
+def test_a_mesh_of_replicas_of_one_rank_has_their_times(zero: int, programs: list[Program]) -> None:
+    for path, (replicas, micro_steps) in product(SyncPath, [(1, 1), (2, 3), (9, 1)]):
+        mesh = predicted(programs[zero], replicas, micro_steps, path)
+        _check_is_the_rank(mesh, with_sync(programs[zero], mesh.alone, mesh.placement, path))
+
+
+def _check_is_the_rank(mesh: PredictedStep, scaled: SyncedRank) -> None:
     by_kind_s = scaled.step.device_s_by_kind
     assert mesh.host_s == pytest.approx(scaled.step.host_s)
     assert mesh.model_s == pytest.approx(by_kind_s[SectionKind.FWD] + by_kind_s[SectionKind.BCKWD])
     assert mesh.update_s == pytest.approx(by_kind_s[SectionKind.GRADNORM] + by_kind_s[SectionKind.OPT])
-    assert mesh.exposed_sync_s == pytest.approx(scaled.exposed_sync_s)
-    assert mesh.hidden_sync_s == pytest.approx(scaled.hidden_sync_s, abs=1e-12)
-    assert mesh.predicted_s == pytest.approx(scaled.predicted_s)
-    assert mesh.samples_per_s == pytest.approx(scaled.samples_per_s)
+    for name in ("exposed_sync_s", "hidden_sync_s", "predicted_s", "samples_per_s"):
+        assert getattr(mesh, name) == pytest.approx(getattr(scaled, name), abs=1e-12), name
     for kind in SectionKind:
         assert mesh.of_kind_s(kind) == pytest.approx(by_kind_s.get(kind) or sum(scaled.times_s(kind)))
-    (axis,) = step_record(mesh).axes if replicas > 1 else [None]
-    if axis is not None:
-        received_bytes = {wire.value: round(size) for wire, size in scaled.moved.received_bytes.items() if size}
-        assert axis.received_bytes == received_bytes
+    received_bytes = {wire.value: round(size) for wire, size in scaled.moved.received_bytes.items() if size}
+    assert [axis.received_bytes for axis in step_record(mesh).axes] == [received_bytes] * (mesh.replicas > 1)
 
 
 @pytest.mark.parametrize("name", ["one", "stages", "split", "chips", "both"])
@@ -102,16 +104,14 @@ def test_the_parts_of_a_step_add_up(name: str, paths: dict[str, Path]) -> None:
 @pytest.mark.parametrize("level", ["o0", "o1", "o3"])
 def test_own_sections_give_what_cutting_again_gives(level: Level, tmp_path: Path) -> None:
     program = read(compiled("char_gpt", tmp_path, *SEVERAL, f'compile.opt_level="{level}"')).program
-    own, cut_again = (predicted(program, 9, 4, SyncPath.HOST, sections) for sections in (None, level))
-    assert own.alone == cut_again.alone
-    assert own.synced.spans == cut_again.synced.spans
-    assert own.predicted_s == cut_again.predicted_s
+    steps = (predicted(program, 9, 4, SyncPath.HOST, sections) for sections in (None, level))
+    own, cut_again = ((step.alone, step.synced.spans, step.predicted_s) for step in steps)
+    assert own == cut_again
 
 
 def test_each_section_has_its_own_time(paths: dict[str, Path]) -> None:
     program = read(paths["one"]).program
-    assert program.training is not None
-    sections, step = program.training.sections, predicted(program, 2)
+    sections, step = program.leading.sections, predicted(program, 2)
     by_section_s = step.by_section_s(sections)
     assert list(by_section_s) == [section.index for section in sections]
     assert sum(by_section_s.values()) == pytest.approx(step.graph_s)
@@ -133,13 +133,23 @@ def test_replicas_that_mpi_puts_on_two_nodes_wait_for_the_network(path: SyncPath
     assert here.predicted_s < apart.predicted_s
 
 
-def test_a_pipeline_is_idle_by_its_schedule_and_its_unequal_stages(paths: dict[str, Path]) -> None:
-    step = predicted(read(paths["stages"]).program)
+def test_a_pipeline_is_idle_by_its_schedule_and_waits_for_tied_parameters(paths: dict[str, Path]) -> None:
+    """The update of one waits for its gradient and sends it back."""
+    program = read(paths["stages"]).program
+    step = predicted(program)
     assert bubble(step.schedule) - 0.05 < step.idle_share < 0.5
     both = (ActionKind.FORWARD, ActionKind.BACKWARD)
-    slowest = max(sum(one.predicted_s for (kind, _), one in rank.costs.items() if kind in both) for rank in step.ranks)
-    assert step.passes.predicted_s >= MICRO_BATCHES * slowest
+    costs = [[cost.predicted_s for (kind, _), cost in rank.costs.items() if kind in both] for rank in step.ranks]
+    slowest_s = max(map(sum, costs))
+    assert step.passes.predicted_s >= MICRO_BATCHES * slowest_s
     assert step.waited_s["pp"] > 0
+    half_bytes = program.symbols["chargpt__tokens__weight"].type.numel * 2  # bf16
+    link = CLUSTER.peer_link
+    message_s = link.latency_s + half_bytes / (link.bandwidth_bytes_per_s * CLUSTER.peer_links_per_rdu)
+    for rank, messages in zip(step.ranks, (0, 2), strict=True):
+        updates = [section for section in rank.alone.sections if section.kind not in MODEL_KINDS]
+        update_s = sum(section.price.predicted_s for section in updates)
+        assert rank.update_s == pytest.approx(update_s + messages * message_s)
 
 
 def test_inputs_and_outputs_are_sent_once_a_pass(tmp_path: Path) -> None:
@@ -155,50 +165,41 @@ def test_inputs_and_outputs_are_sent_once_a_pass(tmp_path: Path) -> None:
 
 def test_a_gradient_that_is_sent_has_its_size_for_any_samples() -> None:
     """That of the tied embeddings, which both stages read; activations grow with the samples."""
-    received: dict[int, float] = {}
-    strategy = Strategy(1, stages=2, samples=2, passes=2)
+    received, strategy = [], Strategy(1, stages=2, samples=2, passes=2)
     for batch_size in (1, 2):
-        options = compile_options(ROOT / "configs" / "char_gpt.toml", None, [f"training.batch_size={batch_size}"], {})
-        captured, _ = captured_from_options(options)
-        program = Variants(captured, options).program(strategy)
+        options = example_options("char_gpt", Path(), batch_size=batch_size)
+        program = Variants(captured_from_options(options)[0], options).program(strategy)
         priced = price_ranks(program, budget_of(DEVICE), strategy.samples)
         step = step_of(program, priced, place(2, DEVICE, None, CLUSTER), SyncPath.RDU)
-        first = step.ranks[0].costs[ActionKind.BACKWARD, 0].messages["pp"]
-        received[batch_size] = first.received_bytes[Wire.PEER]
-    assert received[1] == received[2]
+        received.append(step.ranks[0].costs[ActionKind.BACKWARD, 0].messages["pp"].received_bytes[Wire.PEER])
+    assert received[0] == received[1]
 
 
 def test_chips_wait_for_every_communication(paths: dict[str, Path]) -> None:
     program = read(paths["chips"]).program
-    step, training = predicted(program), program.training
-    assert training is not None
+    step, graph = predicted(program), program.leading
     kinds = ("comm.all_reduce", "comm.all_gather", "comm.reduce_scatter")
-    in_pass = [node for section in pass_and_update(training)[0] for node in training.section_nodes(section)]
+    in_pass = [node for section in pass_and_update(graph)[0] for node in graph.section_nodes(section)]
     count = sum(axis_of(node) == "tp" and node.operator in kinds for node in in_pass)
     latency_s = CLUSTER.peer_link.latency_s
     assert step.waited_s["tp"] > count * latency_s > 0
     assert step.idle_share == pytest.approx(0)
 
 
-def test_the_update_of_a_tied_parameter_waits_for_its_gradient_and_sends_it_back(paths: dict[str, Path]) -> None:
-    program = read(paths["stages"]).program
-    first, last = predicted(program).ranks
-    half_bytes = program.symbols["chargpt__tokens__weight"].type.numel * 2  # bf16
-    link = CLUSTER.peer_link
-    message_s = link.latency_s + half_bytes / (link.bandwidth_bytes_per_s * CLUSTER.peer_links_per_rdu)
-    for rank, messages in ((first, 0), (last, 2)):
-        update_s = sum(one.price.predicted_s for one in rank.alone.sections if one.kind not in MODEL_KINDS)
-        assert rank.update_s == pytest.approx(update_s + messages * message_s)
-
-
-def test_another_batch_size_of_a_pef_is_refused(paths: dict[str, Path]) -> None:
-    result = CliRunner().invoke(sambasim, ["simulate", str(paths["stages"]), "-b", "8,16"])
-    assert isinstance(result.exception, OptionError)
-    assert "a replica of char_gpt has 2 ranks, and is predicted from a PEF at the batch size" in result.exception.what
-    assert "sambasim simulate CONFIG.toml -b 8,16" in str(result.exception.remedy)
-    result = CliRunner().invoke(sambasim, ["simulate", str(paths["stages"]), "--o1"])
-    assert isinstance(result.exception, OptionError)
-    assert "with its sections as compiled" in result.exception.what
+@pytest.mark.parametrize(
+    ("flags", "what", "remedy"),
+    [
+        (("-b", "8,16"), "has 2 ranks, and is predicted from a PEF at the batch size", "simulate CONFIG.toml -b 8,16"),
+        (("--o1",), "with its sections as compiled", ""),
+    ],
+)
+def test_a_pef_of_several_ranks_is_as_compiled(
+    flags: tuple[str, ...], what: str, remedy: str, paths: dict[str, Path]
+) -> None:
+    error = CliRunner().invoke(sambasim, ["simulate", str(paths["stages"]), *flags]).exception
+    assert isinstance(error, OptionError)
+    assert what in error.what
+    assert remedy in str(error.remedy)
 
 
 @pytest.mark.parametrize(("name", "ranks"), [("batch", 2), whole_case("pipeline", 2), whole_case("three_axes", 4)])
@@ -211,3 +212,144 @@ def test_a_config_is_predicted_as_its_pef(name: str, ranks: int, tmp_path: Path)
     of_config = runner.invoke(sambasim, ["simulate", config, *flags]).stdout
     assert of_config == of_pef
     assert json.loads(of_pef.splitlines()[0])["ranks"] == ranks
+
+
+def synced_of(
+    program: Program, path: SyncPath = SyncPath.HOST, *, level: Level = "o3", replicas: int = 2, micro_steps: int = 1
+) -> SyncedRank:
+    found = predict(program, DEVICE, None, level, CLUSTER, (replicas,), micro_steps=micro_steps)
+    return found.steps[path][0].synced
+
+
+def test_sections_wait_for_what_a_run_moves_between_them(programs: list[Program]) -> None:
+    """Before and behind each section, as the nodes of the program that a run executes."""
+    micro_steps = 3
+    for program in programs[2:]:
+        training = in_slices(program).leading
+        in_pass, _ = pass_and_update(training)
+        expected: list[tuple[str, str]] = []
+        for micro_step in range(micro_steps):
+            for section in in_pass:
+                nodes = [node for node in training.section_nodes(section) if groups_of(node)]
+                gathers, reduces = (
+                    [(kind, groups_of(node)[0]) for node in nodes if node.operator == operator]
+                    for operator, kind in (("comm.all_gather", "GATHER"), ("comm.reduce_scatter", "REDUCE"))
+                )
+                last = reduces if micro_step == micro_steps - 1 else []
+                expected += [*gathers, (section.kind, section.name), *last]
+        step = synced_of(program, micro_steps=micro_steps)
+        found = [(span.kind, span.name) for span in step.spans if span.track is not Track.HOST]
+        assert found[: len(expected)] == expected
+        assert ("GATHER" in {kind for kind, _ in expected}) == (program.zero == 3)
+        assert step.exposed_sync_s == pytest.approx(step.sync_s + step.slowest_s), "nothing overlaps"
+        assert step.predicted_s == pytest.approx(step.spans[-1].stop_s)
+        starts = [span.start_s for span in step.spans]
+        assert starts == sorted(starts), "nothing overlaps"
+
+
+def test_levels_move_what_they_save(programs: list[Program]) -> None:
+    by_rdu = [synced_of(program, SyncPath.RDU, replicas=16, micro_steps=2) for program in programs[1:]]
+    assert all(step.spans == by_rdu[0].spans for step in by_rdu), "which ignores the level"
+    whole, states, gradients, parameters = (synced_of(program) for program in programs)
+    assert states.predicted_s == pytest.approx(gradients.predicted_s), "the same transfers, at other times"
+    assert not whole.times_s(SectionKind.GATHER), "gradients are gathered, before the update"
+    again = {span.name for span in parameters.spans if span.kind == SectionKind.GATHER}
+    assert again == {group.name for group in programs[3].groups}
+    thrice = synced_of(programs[3], micro_steps=3)
+    assert sum(thrice.times_s(SectionKind.GATHER)) == pytest.approx(3 * sum(parameters.times_s(SectionKind.GATHER)))
+    assert sum(thrice.times_s(SectionKind.REDUCE)) == pytest.approx(sum(parameters.times_s(SectionKind.REDUCE)))
+    assert whole.step.sections[-1].load.traffic_bytes == pytest.approx(2 * states.step.sections[-1].load.traffic_bytes)
+    # A group is freed behind a section, and kept where the next one reads it too.
+    many = synced_of(programs[3], level="o0")
+    assert len(many.times_s(SectionKind.GATHER)) > len(parameters.times_s(SectionKind.GATHER))
+    assert many.moved.received_bytes[Wire.HOST] > parameters.moved.received_bytes[Wire.HOST]
+
+
+def gathered_bytes(program: Program) -> int:
+    """Over the host link, by one of two replicas in a pass: a half goes there, and a half comes back."""
+    numel = {group.name: group.numel for group in program.groups}
+    gathered = [groups_of(node) for node in in_slices(program).leading.nodes if node.operator == "comm.all_gather"]
+    return sum(2 * numel[name] for (name,) in filter(None, gathered))
+
+
+def test_stages_gather_in_every_micro_batch(tmp_path: Path) -> None:
+    paths = [in_stages("char_gpt", tmp_path / str(level), *PARALLEL, f"parallel.zero={level}") for level in (2, 3)]
+    gradients, parameters = (predicted(read(path).program, 2, path=SyncPath.HOST) for path in paths)
+    for position in (0, 1):
+        before, after = gradients.times_of(position), parameters.times_of(position)
+        assert before.gathered.predicted_s == 0
+        own = parameters.ranks[position].program
+        assert after.gathered.received_bytes[Wire.HOST] == gathered_bytes(own) * own.micro_batches
+    assert parameters.passes_s > gradients.passes_s
+    parts = parameters.model_s + parameters.host_s + parameters.update_s + parameters.exposed_sync_s
+    assert parameters.predicted_s == pytest.approx(parts + sum(parameters.waited_s.values()))
+
+
+BUDGET = budget_of(DEVICE, 4)
+
+_REPLICAS = st.integers(1, 300)
+
+
+@st.composite
+def _clusters(draw: st.DrawFn) -> ClusterSpec:
+    """Peers are joined by links like those to the host, whose memory is no faster than the devices' together."""
+    bandwidth, latency = draw(st.floats(1e8, 1e12)), draw(st.floats(1e-9, 1e-4))
+    cluster = load_cluster("sn30-8")
+    link = cluster.peer_link.model_copy(update={"bandwidth_bytes_per_s": bandwidth, "latency_s": latency})
+    network = {"bandwidth_bytes_per_s": draw(st.floats(1e8, 1e12)), "latency_s": draw(st.floats(1e-9, 1e-4))}
+    rates = {"rdus_per_node": draw(st.integers(1, 16)), "peer_link": link, "peer_links_per_rdu": 1, "host_link": link}
+    memory = {"host_memory_bytes_per_s": draw(st.floats(1e9, BUDGET.memory_bytes_per_s))}
+    return cluster.model_copy(update=rates | memory | {"network_link": cluster.network_link.model_copy(update=network)})
+
+
+def _scaled(replicas: int, path: SyncPath, cluster: ClusterSpec, budget: Budget = BUDGET) -> SyncedRank:
+    (rank,) = price_ranks(sample_program(), budget, level="o3")
+    return with_sync(rank.program, rank.alone, place(replicas, DEVICE, 4, cluster), path)
+
+
+@given(_REPLICAS, st.sampled_from(SyncPath), _clusters())
+def test_the_parts_are_the_total_and_spans_follow_each_other(
+    replicas: int, path: SyncPath, cluster: ClusterSpec
+) -> None:
+    scaled, alone = _scaled(replicas, path, cluster), _scaled(1, path, cluster)
+    assert (alone.sync_s, alone.exposed_sync_s, alone.path) == (0.0, 0.0, None)
+    assert not {span.kind for span in alone.spans} & {SectionKind.REDUCE, SectionKind.GATHER}
+    assert scaled.predicted_s == pytest.approx(max(span.stop_s for span in scaled.spans))
+    assert scaled.predicted_s == pytest.approx(scaled.step.host_s + scaled.step.device_s + scaled.exposed_sync_s)
+    assert scaled.sync_s + scaled.slowest_s == pytest.approx(scaled.exposed_sync_s + scaled.hidden_sync_s)
+    assert scaled.hidden_sync_s >= -1e-12
+    assert 0 < scaled.ideal_s <= scaled.predicted_s
+    busy_s = {Track.LINKS: scaled.sync_s, Track.SECTIONS: scaled.step.device_s, Track.HOST: scaled.step.host_s}
+    for track, seconds in busy_s.items():
+        spans = [span for span in scaled.spans if span.track is track]
+        assert sum(span.predicted_s for span in spans) == pytest.approx(seconds)
+        assert all(span.start_s <= span.stop_s for span in spans)
+        assert all(a.stop_s <= b.start_s + 1e-12 for a, b in pairwise(spans))
+
+
+@given(_REPLICAS, _clusters())
+def test_the_host_is_never_quicker_on_the_same_links(replicas: int, cluster: ClusterSpec) -> None:
+    host, device = (_scaled(replicas, path, cluster).predicted_s for path in (SyncPath.HOST, SyncPath.RDU))
+    assert device <= host * (1 + 1e-9)
+
+
+@given(_REPLICAS, st.sampled_from(SyncPath), _clusters(), st.floats(1, 100))
+def test_more_links_units_and_bandwidth_are_never_slower(
+    replicas: int, path: SyncPath, cluster: ClusterSpec, factor: float
+) -> None:
+    before = _scaled(replicas, path, cluster).predicted_s
+    for name in (
+        "peer_link", "host_link", "network_link", "host_memory_bytes_per_s", "peer_links_per_rdu", "host_links_per_rdu",
+        "network_links_per_node",
+    ):  # fmt: skip
+        better = cluster.model_copy(update={name: _better(getattr(cluster, name), factor)})
+        assert _scaled(replicas, path, better).predicted_s <= before * (1 + 1e-9)
+    for budget in more_of(BUDGET, factor):
+        assert _scaled(replicas, path, cluster, budget).predicted_s <= before * (1 + 1e-9)
+
+
+def _better(value: LinkSpec | float, factor: float) -> LinkSpec | float:
+    if not isinstance(value, LinkSpec):
+        return value * int(factor) if isinstance(value, int) else value * factor
+    better = {"bandwidth_bytes_per_s": value.bandwidth_bytes_per_s * factor, "latency_s": value.latency_s / factor}
+    return value.model_copy(update=better)

@@ -53,12 +53,13 @@ def compare_files(
 
 
 def _difference_of(name: str, a: Tensor | None, b: Tensor | None) -> Row | None:
-    """A tensor that differs in `differing` of its `elements`. The largest differences are over elements that are finite
-    in both; `largest_ulps` is None for integers and float64."""
-    types = {  # as `TensorType` is printed: `float32[3, 8]`
-        f"type_{side}": None if tensor is None else f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
-        for side, tensor in (("a", a), ("b", b))
-    }
+    """The largest differences are over elements that are finite in both; `largest_ulps` is None for float64."""
+
+    def type_of(tensor: Tensor | None) -> str | None:
+        """As `TensorType` is printed: `float32[3, 8]`."""
+        return None if tensor is None else f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+
+    types = {"type_a": type_of(a), "type_b": type_of(b)}
     if a is None or b is None:
         why = "only in A" if b is None else "only in B"
     elif types["type_a"] != types["type_b"]:
@@ -72,8 +73,7 @@ def _difference_of(name: str, a: Tensor | None, b: Tensor | None) -> Row | None:
 
 def _compare_values(a: Tensor, b: Tensor) -> dict[str, int | float | None] | None:
     differing = not_finite = ulps = 0
-    absolute: float | None = None
-    relative: float | None = None
+    absolute, relative = None, 0.0
     for ours, theirs in zip(*(torch.split(tensor, _PIECE_ELEMENTS) for tensor in (a, b)), strict=True):
         differs = _bits(ours) != _bits(theirs)
         if not bool(differs.any()):
@@ -88,14 +88,19 @@ def _compare_values(a: Tensor, b: Tensor) -> dict[str, int | float | None] | Non
         distance = (ours.double() - theirs.double()).abs()
         size = torch.maximum(ours.double().abs(), theirs.double().abs()).clamp(min=_TINY)
         absolute = max(absolute or 0.0, float(distance.max()))
-        relative = max(relative or 0.0, float((distance / size).max()))
+        relative = max(relative, float((distance / size).max()))
         if a.dtype in _WITH_ULPS:
             ulps = max(ulps, int((_in_order(ours) - _in_order(theirs)).abs().max()))
     if not differing:
         return None
-    largest = {"largest_absolute": absolute, "largest_relative": relative}
-    largest["largest_ulps"] = None if absolute is None or a.dtype not in _WITH_ULPS else ulps
-    return {"differing": differing, "elements": a.numel(), **largest, "differing_not_finite": not_finite}
+    return {
+        "differing": differing,
+        "elements": a.numel(),
+        "largest_absolute": absolute,
+        "largest_relative": None if absolute is None else relative,
+        "largest_ulps": None if absolute is None or a.dtype not in _WITH_ULPS else ulps,
+        "differing_not_finite": not_finite,
+    }
 
 
 def _bits(tensor: Tensor) -> Tensor:
@@ -119,18 +124,18 @@ def compare_pefs(a: tuple[str, PefDocument], b: tuple[str, PefDocument], weights
     tensors, differences = (0, []) if same_weights else compare_tensors(*(read() for read in weights))
     options = differing_facts(_options(ours), _options(theirs))
     symbols, graphs = list(_symbols(ours.program, theirs.program)), list(_graphs(ours.program, theirs.program))
-    rest = f", and {len(options) - 1} more" if len(options) > 1 else ""
-    reasons = [
-        *(f"the options: {option.name} {option.a} and {option.b}{rest}" for option in options[:1]),
-        *symbols,
-        *graphs,
-        *(f"the weights, first {tensor.name}: {tensor_difference(tensor)}" for tensor in differences[:1]),
-    ]
     equal = ours.digest == theirs.digest
     if equal:
         verdict = f"equal: both are {ours.program.name}, digest {ours.digest}"
+    elif options:
+        rest = f", and {len(options) - 1} more" if len(options) > 1 else ""
+        verdict = f"they differ in the options: {options[0].name} {options[0].a} and {options[0].b}{rest}"
+    elif symbols or graphs:
+        verdict = f"they differ in {[*symbols, *graphs][0]}"
+    elif differences:
+        verdict = f"they differ in the weights, first {differences[0].name}: {tensor_difference(differences[0])}"
     else:
-        verdict = f"they differ in {reasons[0]}" if reasons else "they differ only in layout or metadata"
+        verdict = "they differ only in layout or metadata"
     found = {"options": options, "symbols": symbols, "graphs": graphs, "tensors": tensors, "weights": differences}
     return Row(kind="pefs", a=a[0], b=b[0], equal=equal, verdict=verdict, **found)
 

@@ -35,8 +35,7 @@ def predicted_page(
     run: tuple[RunRecords, str] | None = None,
     checked: Checked | None = None,
 ) -> str:
-    """The page of a PEF with this digest, which was `checked` so, or of a model without a PEF. `run` adds the parts of
-    a run of the PEF, given with the name of its file. What is about sections is for replicas of one rank."""
+    """Of a PEF with this digest, or of a model; `run` adds the parts of a run of the PEF, with its file's name."""
     note = caveat(prediction)
     if prediction.program.ranks_of_replica > 1:
         parts = [*parts_of_ranks(prediction), scaling(prediction)]
@@ -102,5 +101,4 @@ def _own(name: str) -> Html:
 
 
 def _digest(script: str) -> str:
-    """The hash of an allowed script, as a Content-Security-Policy spells it."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"

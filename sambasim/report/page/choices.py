@@ -24,10 +24,8 @@ _STYLES = {SyncPath.RDU: (ui.GREEN, "solid", "circle"), SyncPath.HOST: (ui.PURPL
 def scaling(prediction: Prediction) -> ui.Part:
     steps = prediction.steps[SyncPath.RDU]
     if prediction.program.training is None:
-        note = (
-            "This PEF has no training step: replicas exchange nothing, so throughput is proportional to their number."
-        )
-        return ui.Part("scaling", "Scaling", note)
+        note = "This PEF has no training step: replicas exchange nothing"
+        return ui.Part("scaling", "Scaling", f"{note}, so throughput is proportional to their number.")
     first, placement = steps[0], steps[0].placement
     noun, nouns = ("rank", "ranks") if first.several_ranks else ("replica", "replicas")
     each = f"one {noun} an RDU" if placement.per_rdu == 1 else f"{placement.per_rdu} {nouns} an RDU"
@@ -40,10 +38,8 @@ def scaling(prediction: Prediction) -> ui.Part:
     body = ui.table(scaling_table(prediction.along(tuple(SyncPath))), "fitted")
     if len({step.replicas for step in steps}) == 1:
         return ui.Part("scaling", "Scaling", lead, body)
-    plots = (
-        ui.plot("scaling-speed", 340, f"Samples per second over {nouns}, by way to sync"),
-        ui.plot("scaling-efficiency", 340, f"Efficiency over {nouns}, by way to sync"),
-    )
+    titles = {"scaling-speed": "Samples per second", "scaling-efficiency": "Efficiency"}
+    plots = (ui.plot(id_, 340, f"{title} over {nouns}, by way to sync") for id_, title in titles.items())
     figures = _scaling_figures(prediction, nouns)
     return ui.Part("scaling", "Scaling", lead, ui.joined(ui.pair(*plots), body), figures)
 
@@ -53,10 +49,8 @@ def _scaling_figures(prediction: Prediction, nouns: str) -> Mapping[str, ui.Figu
     best = zip(*prediction.steps.values(), strict=True)
     rates, dashed = [max(step.ideal_samples_per_s for step in steps) for steps in best], {"dash": "dash", "width": 1.5}
     ideal = ui.lines("without sync", counts, rates, line={"color": ui.GREY, **dashed}, hoverinfo="skip")
-    speeds, efficiencies = (
-        {path: [getattr(step, name) for step in prediction.steps[path]] for path in SyncPath}
-        for name in ("samples_per_s", "efficiency")
-    )
+    speeds = {path: [step.samples_per_s for step in steps] for path, steps in prediction.steps.items()}
+    efficiencies = {path: [step.efficiency for step in steps] for path, steps in prediction.steps.items()}
     least, most = zoomed([value for values in efficiencies.values() for value in values])
     title = "predicted efficiency" + (f" (from {least:.0%}, not from 0)" if least else "")
     ticks = {"tickvals": counts, "ticktext": list(map(str, counts)), "fixedrange": True, "automargin": True}
@@ -69,17 +63,12 @@ def _scaling_figures(prediction: Prediction, nouns: str) -> Mapping[str, ui.Figu
     }
 
 
-_ZOOM_MARGIN = 0.12
-_LEAST_SPAN = 0.05
-_NEAR_ZERO = 0.25
-
-
 def zoomed(efficiencies: Sequence[float]) -> tuple[float, float]:
     """The ends of an axis of `efficiencies` and of 100 %, at whole per cents; from 0 if that is near."""
     least, most = min(1.0, *efficiencies), max(1.0, *efficiencies)
-    margin = max(_LEAST_SPAN, most - least) * _ZOOM_MARGIN
+    margin = max(0.05, most - least) * 0.12
     start = floor(100 * (least - margin)) / 100
-    return (0.0 if start < _NEAR_ZERO else start), ceil(100 * (most + margin)) / 100
+    return (0.0 if start < 0.25 else start), ceil(100 * (most + margin)) / 100
 
 
 def _scaling_curves(prediction: Prediction, of_paths: Mapping[SyncPath, Sequence[float]]) -> list[ui.Trace]:
@@ -107,7 +96,6 @@ _COLOURS = dict(zip(TERMS, (ui.BLUE, ui.GREY, ui.SKY, ui.HAIRLINE, ui.ORANGE, ui
 
 
 def plan_content(plan: Plan) -> tuple[list[tuple[str, str]], ui.Html, list[ui.Part]]:
-    """The facts, the note and the parts of its page."""
     facts = [("hardware", plan.hardware), ("global batch", f"{plan.space.global_batch:,}")]
     facts += [("goal", plan.goal.value), ("strategies", f"{len(plan.everything):,}")]
     note = ui.caveat("Predicted, not measured.", f"{BASIS}.")
@@ -148,14 +136,13 @@ def _frontier(plan: Plan) -> ui.Part:
 
 
 def _points(name: str, several: Sequence[Priced], marker: dict[str, object], **more: object) -> ui.Trace:
-    x = [priced.step_s for priced in several]
-    y = [priced.rdu_bytes / GIB for priced in several]
-    figures = [f"{format_seconds(priced.step_s)}, {format_bytes(priced.rdu_bytes)}" for priced in several]
-    texts = [
-        f"{priced.strategy}: {both}{'' if priced.is_exact else ', estimated'}"
-        for priced, both in zip(several, figures, strict=True)
-    ]
-    return ui.lines(name, x, y, marker=marker, hovertext=texts, line={"color": ui.BLUE, "width": 1.5}, **more)
+    def text(priced: Priced) -> str:
+        estimated = "" if priced.is_exact else ", estimated"
+        return f"{priced.strategy}: {format_seconds(priced.step_s)}, {format_bytes(priced.rdu_bytes)}{estimated}"
+
+    x, y = [priced.step_s for priced in several], [priced.rdu_bytes / GIB for priced in several]
+    line = {"color": ui.BLUE, "width": 1.5}
+    return ui.lines(name, x, y, marker=marker, hovertext=list(map(text, several)), line=line, **more)
 
 
 def _best(plan: Plan) -> ui.Part:
@@ -163,11 +150,9 @@ def _best(plan: Plan) -> ui.Part:
         parts = ((title, getattr(priced.terms, name), _COLOURS[name]) for name, title in TERMS.items())
         return ui.shares(f"{format_seconds(priced.step_s)}: {priced.strategy}", parts)
 
-    terms = ", ".join(f"{name}:{title}" for name, title in TERMS.items())
-    rows = [
-        {**row, **{name: ui.seconds_or_none(getattr(priced.terms, name)) for name in TERMS}}
-        for row, priced in zip(best_rows(plan), plan.best, strict=True)
-    ]
+    terms, rows = ", ".join(f"{name}:{title}" for name, title in TERMS.items()), best_rows(plan)
+    for row, priced in zip(rows, plan.best, strict=True):
+        row |= {name: ui.seconds_or_none(getattr(priced.terms, name)) for name in TERMS}
     numbers = f"step_s, samples/s, rdu_bytes:memory, bubble_share:bubble, {terms}, rdus:{plan.device}s"
     best = ui.table(table("", rows, "strategy", numbers), "fitted")
     lead = "The best strategy of each shape of the mesh. The bars divide the step of the first two."

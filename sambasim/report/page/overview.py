@@ -4,13 +4,12 @@ it quicker, and the figures that the prediction uses."""
 from sambasim.hardware.budget import load_calibration
 from sambasim.ir.types import SymbolKind
 from sambasim.pef import Checked
-from sambasim.report.advice import BACKED, NO_CHANGE, NOT_VALIDATED, PRICED_IN, change_texts
-from sambasim.report.analysis import Analysis, range_text
+from sambasim.report.analysis import BACKED, NO_CHANGE, NOT_VALIDATED, PRICED_IN, Analysis, change_texts, range_text
 from sambasim.report.devices import figures_table, value_text
 from sambasim.report.page import ui
 from sambasim.report.simulation import bound_text
 from sambasim.report.tables import table, text_table, title_of
-from sambasim.simulation.advice import on_a_node
+from sambasim.simulation.advice import Step, on_a_node
 from sambasim.simulation.prediction import Prediction, backing_of, likely, zero_note
 from sambasim.simulation.sync import SyncPath
 from sambasim.units import GIB, KIB, MIB, TIB, format_bytes, format_rate, format_seconds, plain_rate
@@ -67,24 +66,13 @@ def grounds(prediction: Prediction) -> ui.Part:
         (title_of(name), value_text(name, parameter.value), parameter.meaning, parameter.source)
         for name, parameter in load_calibration().parameters().items()
     ]
-    tables = (
-        figures_table(f"Device: {device.name}", device),
-        figures_table(f"Cluster: {cluster.name}", cluster),
-        text_table("Calibration", ("number", "value", "meaning", "source"), (), parameters),
-    )
-    body = [*(ui.titled(shown, "sources") for shown in tables), ui.element("p", backing_of(device))]
-    return ui.Part(
-        "grounds",
-        "Figures behind the prediction",
-        "Published figures with their sources, and the calibrated numbers that turn them into times.",
-        ui.element("details", ui.element("summary", "Show all figures and sources"), *body),
-    )
-
-
-_MOST_TENSORS = 8
-_MOST_TICKS = 6
-_NEAR = 3
-"""A limit above this multiple of the need is written in the text instead of drawn."""
+    published = [figures_table(f"Device: {device.name}", device), figures_table(f"Cluster: {cluster.name}", cluster)]
+    calibrated = text_table("Calibration", ("number", "value", "meaning", "source"), (), parameters)
+    tables = (ui.titled(shown, "sources") for shown in (*published, calibrated))
+    heading, backing = ui.element("summary", "Show all figures and sources"), ui.element("p", backing_of(device))
+    lead = "Published figures with their sources, and the calibrated numbers that turn them into times."
+    body = ui.element("details", heading, *tables, backing)
+    return ui.Part("grounds", "Figures behind the prediction", lead, body)
 
 
 def memory(analysis: Analysis) -> ui.Part:
@@ -93,7 +81,7 @@ def memory(analysis: Analysis) -> ui.Part:
     limits = [("Capacity", budget.capacity_bytes, ui.VERMILLION)]
     if budget.behind is not None:
         limits.insert(0, ("HBM", budget.behind.fast_bytes, ui.INK))
-    near = [limit for limit in limits if limit[1] <= _NEAR * most]
+    near = [limit for limit in limits if limit[1] <= 3 * most]  # others are written in the text instead of drawn
     top = max([most, *(size for _, size, _ in near)]) * 1.08
     drawn = ui.figure(
         _memory_traces(analysis),
@@ -116,15 +104,11 @@ def memory(analysis: Analysis) -> ui.Part:
         f"Use of {budget.off_chip}: what the program keeps all the time, and on top of it "
         "tensors that one section writes and a later one reads."
     )
-    for name, size, _ in limits:
-        if size > _NEAR * most:
-            lead += f" {name} is {format_bytes(size)}, far above the figure."
+    far = (limit for limit in limits if limit not in near)
+    lead += "".join(f" {name} is {format_bytes(size)}, far above the figure." for name, size, _ in far)
     tables = (ui.element("div", shown) for shown in (_kept_table(analysis), _largest_table(analysis)))
-    body = ui.joined(
-        ui.without_host("memory-figure", alone.host_s, alone.predicted_s),
-        ui.plot("memory-figure", 320, "Off-chip memory in use over the step"),
-        ui.pair(*tables),
-    )
+    button = ui.without_host("memory-figure", alone.host_s, alone.predicted_s)
+    body = ui.joined(button, ui.plot("memory-figure", 320, "Off-chip memory in use over the step"), ui.pair(*tables))
     return ui.Part("memory", "Memory over time", lead, body, {"memory-figure": drawn})
 
 
@@ -138,20 +122,17 @@ def _memory_traces(analysis: Analysis) -> list[ui.Trace]:
         at_s += [at_s[-1], at_s[-1] + section.price.predicted_s]
         heights += [size, size]
         numbers += [number, number]
-    kept_style = {"line": {"color": ui.SKY, "width": 0}, "fillcolor": ui.SKY, "hoverinfo": "skip"}
-    between_style = {"line": {"color": ui.BLUE, "width": 0}, "fillcolor": ui.BLUE}
-    hover = {"customdata": numbers, "meta": ui.Hover.MEMORY}
-    kept = [alone.need.kept_bytes] * len(at_s)
+    hovers: tuple[dict[str, object], ...] = ({"hoverinfo": "skip"}, {"customdata": numbers, "meta": ui.Hover.MEMORY})
+    layers = {"kept by the program": [alone.need.kept_bytes] * len(at_s), "between sections": heights}
     return [
-        ui.lines("kept by the program", at_s, kept, stackgroup="memory", **kept_style),
-        ui.lines("between sections", at_s, heights, stackgroup="memory", **between_style, **hover),
+        ui.lines(name, at_s, y, stackgroup="memory", line={"color": colour, "width": 0}, fillcolor=colour, **hover)
+        for (name, y), colour, hover in zip(layers.items(), (ui.SKY, ui.BLUE), hovers, strict=True)
     ]
 
 
 def _byte_ticks(top_bytes: float) -> dict[str, object]:
-    """Of an axis from 0 to `top_bytes`."""
     step = next((factor for factor in (TIB, GIB, MIB, KIB) if top_bytes >= 2 * factor), 1)
-    while top_bytes / step > _MOST_TICKS:
+    while top_bytes / step > 6:
         step *= 2
     values = [step * number for number in range(int(top_bytes / step) + 1)]
     return {"tickvals": values, "ticktext": [format_bytes(value).replace(".0 ", " ") for value in values]}
@@ -170,9 +151,9 @@ def _kept_table(analysis: Analysis) -> ui.Html:
 
 def _largest_table(analysis: Analysis) -> ui.Html:
     tensors = analysis.step.need.residency.boundaries
-    largest = sorted(tensors, key=lambda tensor: (-tensor.size_bytes, tensor.address, tensor.value))[:_MOST_TENSORS]
+    largest = sorted(tensors, key=lambda tensor: (-tensor.size_bytes, tensor.address, tensor.value))[:8]
     rows = [(tensor.value, f"{tensor.first} to {tensor.last}", format_bytes(tensor.size_bytes)) for tensor in largest]
-    several = len(tensors) > _MOST_TENSORS
+    several = len(tensors) > len(largest)
     title = f"Largest between sections, of {len(tensors)}" if several else "Tensors between sections"
     if not rows:
         none = ui.element("p", "None: all tensors stay on the chip.", class_="muted")
@@ -193,11 +174,11 @@ def advice(analysis: Analysis) -> ui.Part:
         words = ui.element("div", ui.element("b", change.what), how, class_="how")
         items.append(ui.element("li", ui.element("span", gain, class_="factor"), words, numbers))
     listed = ui.element("ol", *items, class_="advice") if changes else ui.element("p", NO_CHANGE)
-    rows = []
-    for device in analysis.advice.devices:
-        speed = device.speed
-        figures = (format_seconds(speed.step_s), format_rate(speed.samples_per_s)) if speed else ("does not fit", "")
-        rows.append((device.device, *figures))
+
+    def figures(step: Step | None) -> tuple[str, str]:
+        return (format_seconds(step.predicted_s), format_rate(step.samples_per_s)) if step else ("does not fit", "")
+
+    rows = [(device.device, *figures(device.step)) for device in analysis.advice.devices]
     devices = ui.titled(text_table("One replica on a whole RDU", ("device",), ("step", "samples/s"), rows), "fitted")
     under = ui.element("div", devices, ui.element("p", BACKED, class_="muted"), class_="under devices")
     return ui.Part("advice", "What would make it quicker", lead, ui.joined(listed, under))

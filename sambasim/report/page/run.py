@@ -13,9 +13,6 @@ from sambasim.report.summaries import mean_step
 from sambasim.report.tables import text_table
 from sambasim.units import counted, format_bytes, format_seconds
 
-_MOST_POINTS = 4000
-"""Points of a curve; of longer runs every n-th step is drawn."""
-
 
 def measured_parts(run: RunRecords, name: str, *, beside: bool = False) -> Iterator[ui.Part]:
     """`beside`: with the predictions of the run in a column of their own."""
@@ -36,9 +33,9 @@ def _glance(run: RunRecords, name: str) -> ui.Part:
     summary, steps = run.summary, run.steps
     figures = []
     if steps:
+        median_s = sorted(step.step_s for step in steps)[len(steps) // 2]
         figures.append(("loss", f"{_short(steps[0].loss)} → {_short(steps[-1].loss)}", f"{len(steps)} steps"))
-        usual = sorted(step.step_s for step in steps)[len(steps) // 2]
-        figures.append(("step", format_seconds(usual), "median, data included"))
+        figures.append(("step", format_seconds(median_s), "median, data included"))
     if run.evaluations:
         last = run.evaluations[-1]
         if last.accuracy is not None:
@@ -87,13 +84,9 @@ def _loss(run: RunRecords) -> ui.Figure:
 
 
 def _over_steps(run: RunRecords, title: str, values: Sequence[float | None], colour: str) -> ui.Figure:
-    return ui.figure(
-        [_line(run, title.removeprefix("measured "), values, colour)],
-        xaxis=_steps_axis(),
-        yaxis=ui.axis(title, fixedrange=True, rangemode="tozero"),
-        showlegend=False,
-        margin={"l": 80, "r": 16, "t": 30, "b": 44},
-    )
+    line = _line(run, title.removeprefix("measured "), values, colour)
+    axes = {"xaxis": _steps_axis(), "yaxis": ui.axis(title, fixedrange=True, rangemode="tozero")}
+    return ui.figure([line], **axes, showlegend=False, margin={"l": 80, "r": 16, "t": 30, "b": 44})
 
 
 def _steps_axis() -> dict[str, object]:
@@ -107,11 +100,11 @@ def _line(run: RunRecords, name: str, values: Sequence[float | None], colour: st
 
 
 def _stride(run: RunRecords) -> int:
-    return -(-len(run.steps) // _MOST_POINTS)
+    """Of runs with more than 4000 steps, every n-th is drawn."""
+    return -(-len(run.steps) // 4000)
 
 
 def _mean_step(summary: SummaryRecord, *, beside: bool) -> ui.Part:
-    """As a run prints it at its end."""
     predicts = beside and summary.predicted is not None
     lead = f"Of rank 0, of {counted(summary.steps_here, 'step')}; waiting along an axis is the time in messages."
     if predicts:
@@ -125,14 +118,11 @@ def _time(run: RunRecords) -> ui.Part:
     steps, axes = run.steps[:: _stride(run)], dict.fromkeys(axis for step in run.steps for axis in step.waited_s)
     x = [step.step for step in steps]
     own_s = [step.step_s - step.sync_s - sum(step.waited_s.values()) for step in steps]
-    parts = [
-        ("sections, data and update", own_s, ui.BLUE),
-        *(
-            (f"waiting along {axis}", [step.waited_s.get(axis, 0.0) for step in steps], message_colour(axis))
-            for axis in axes
-        ),
-        ("waiting for sync", [step.sync_s for step in steps], ui.GREEN if axes else ui.VERMILLION),
-    ]
+    parts = [("sections, data and update", own_s, ui.BLUE)]
+    for axis in axes:
+        waited_s = [step.waited_s.get(axis, 0.0) for step in steps]
+        parts.append((f"waiting along {axis}", waited_s, message_colour(axis)))
+    parts.append(("waiting for sync", [step.sync_s for step in steps], ui.GREEN if axes else ui.VERMILLION))
     traces: list[ui.Trace] = [
         {"type": "bar", "name": name, "x": x, "y": y, "marker": {"color": colour, "line": {"width": 0}}}
         for name, y, colour in parts
@@ -140,15 +130,9 @@ def _time(run: RunRecords) -> ui.Part:
     if any(step.hidden_sync_s for step in run.steps):
         hidden_s, line = [step.hidden_sync_s for step in steps], {"color": ui.ORANGE, "width": 2}
         traces.append(ui.lines("sync during the backward", x, hidden_s, line=line))
-    drawn = ui.figure(
-        traces,
-        barmode="stack",
-        bargap=ui.outline_and_gap(len(x), gap=0.1)[1],
-        xaxis=_steps_axis(),
-        yaxis=ui.axis("measured", fixedrange=True, **ui.SECONDS),
-        legend={**ui.LEGEND, "traceorder": "normal"},
-        showlegend=True,
-    )
+    axes_of = {"xaxis": _steps_axis(), "yaxis": ui.axis("measured", fixedrange=True, **ui.SECONDS)}
+    legend, bargap = {**ui.LEGEND, "traceorder": "normal"}, ui.outline_and_gap(len(x), gap=0.1)[1]
+    drawn = ui.figure(traces, barmode="stack", bargap=bargap, **axes_of, legend=legend, showlegend=True)
     lead = (
         "The whole step of rank 0, reading data included. Waiting for sync is the time of REDUCE and GATHER after the "
         "backward of rank 0, waiting for slower replicas included. Sync during the backward is hidden, and part of the "
@@ -158,21 +142,18 @@ def _time(run: RunRecords) -> ui.Part:
 
 
 def _run_summary(summary: SummaryRecord) -> ui.Part:
-    sync = summary.sync if summary.host_sync is None else f"{summary.sync}, by {summary.host_sync}"
-    moved = summary.bytes
+    ways = {"peer": "peer to peer", "device_to_host": "device to host", "host_to_device": "host to device"}
+    ways["network"] = "over the network"
     rows = [
         ("replicas", f"{summary.world_size}{', emulated' if summary.emulated else ''}"),
         *mesh_facts(summary),
-        ("sync", sync),
+        ("sync", summary.sync if summary.host_sync is None else f"{summary.sync}, by {summary.host_sync}"),
         ("parameter servers", str(summary.parameter_servers or "")),
         ("batch", f"{summary.batch_size} a replica, {summary.global_batch_size} in total"),
         ("micro-steps in a step", str(summary.accumulation_steps)),
         ("epochs, steps", f"{summary.epochs}, {summary.steps}"),
         ("samples", f"{summary.samples}; {summary.samples_left_out_each_epoch} left out in each epoch"),
-        ("moved, peer to peer", format_bytes(moved.peer)),
-        ("moved, device to host", format_bytes(moved.device_to_host)),
-        ("moved, host to device", format_bytes(moved.host_to_device)),
-        ("moved, over the network", format_bytes(moved.network)),
+        *((f"moved, {words}", format_bytes(getattr(summary.bytes, way))) for way, words in ways.items()),
         ("first step with a loss that is not finite", str(summary.first_nonfinite_step or "")),
         ("skipped steps", str(summary.skipped_steps or "")),
         ("engine, threads, seed", f"{summary.engine}, {summary.threads}, {summary.seed}"),

@@ -15,9 +15,6 @@ from sambasim.report.simulation import bound_text
 from sambasim.simulation.alone import MODEL_KINDS
 from sambasim.units import counted, format_bytes, format_count, format_seconds
 
-_MOST_NUMBERED = 32
-"""With more sections, not every number is written at the axis."""
-_LEAST_SHARE = 0.05
 _PARTS: Mapping[str, str] = {"compute": ui.BLUE, "memory": ui.ORANGE, "fill": ui.SKY, "launch": ui.GREY}
 
 
@@ -37,8 +34,8 @@ def sections_part(analysis: Analysis) -> ui.Part:
     marker = {"color": [ui.BOUNDS[price.bound] for price in prices], "line": line}
     second = {"name": "compute in use", "yaxis": "y2", "showlegend": False}
     traces.append({**shared, **second, "y": in_use, "marker": marker})
-    most = min(1.0, max(_LEAST_SHARE, 1.15 * max(in_use)))
-    every_number = {"dtick": 1} if len(timed) <= _MOST_NUMBERED else {}
+    most = min(1.0, max(0.05, 1.15 * max(in_use)))
+    every_number = {"dtick": 1} if len(timed) <= 32 else {}
     x_title, x_range = "section, in the order of execution", [-0.6, len(timed) - 0.4]
     drawn = ui.figure(
         traces,
@@ -56,10 +53,8 @@ def sections_part(analysis: Analysis) -> ui.Part:
         "repeated layers; PCUs are those on which operators of a section are placed, PMUs those that its weights "
         "and buffers need. A click on a bar or a row shows the section in detail further down."
     )
-    body = ui.joined(
-        ui.plot("sections-figure", 400, "Seconds and use of compute, section by section"),
-        ui.live_table("sections-rows", "Search sections: name, kind, bound"),
-    )
+    plot = ui.plot("sections-figure", 400, "Seconds and use of compute, section by section")
+    body = ui.joined(plot, ui.live_table("sections-rows", "Search sections: name, kind, bound"))
     rows = [_section_row(analysis, number) for number in numbers]
     data = {"sections": rows, "folds": analysis.folds, "parts": list(_PARTS.items())}
     return ui.Part("sections", "Sections", lead, body, {"sections-figure": drawn}, data)
@@ -90,11 +85,8 @@ def pipeline(analysis: Analysis) -> ui.Part:
         "memory. Other tensors are read from memory or written to it. Weights stay on the chip while samples "
         "stream through."
     )
-    body = ui.joined(
-        ui.element("div", picker, ui.element("span", *buttons), class_="tools"),
-        ui.element("div", id="pipeline-head"),
-        ui.element("div", id="pipeline-stages"),
-    )
+    tools = ui.element("div", picker, ui.element("span", *buttons), class_="tools")
+    body = ui.joined(tools, *(ui.element("div", id=f"pipeline-{name}") for name in ("head", "stages")))
     data = {
         "pipeline": rows,
         "first_section": max(with_stages, key=analysis.fold_s)[0] if with_stages else 0,
@@ -113,12 +105,12 @@ def operators(analysis: Analysis) -> ui.Part:
     working = {stage.node for stage in analysis.work.stages}
     rows = []
     for place, node in enumerate(graph.nodes):
-        types = ", ".join(str(graph.values[name]) for name in node.results if name is not None and name in graph.values)
-        source, kind = node.source, OPERATORS[node.operator].kind.value
-        where = (source.file, source.code.strip()) if source else ("", "")
-        texts = (node.operator, kind, types, node.name, node.module, *where)
+        types = ", ".join(str(graph.values[name]) for name in filter(None, node.results) if name in graph.values)
+        file, line, code = (node.source.file, node.source.line, node.source.code) if node.source else ("", None, "")
+        kind = OPERATORS[node.operator].kind.value
+        texts = (node.operator, kind, types, node.name, node.module, file, code.strip())
         indices = (strings.setdefault(ui.visible(text), len(strings)) for text in texts)
-        rows.append([place, section_of.get(place), place in working, *indices, source.line if source else None])
+        rows.append([place, section_of.get(place), place in working, *indices, line])
     lead = (
         "All operators of the graph, in order. A backward operator has the source line of its forward operator. "
         "Grey operators are views or constants and take no time on the device."
@@ -126,11 +118,6 @@ def operators(analysis: Analysis) -> ui.Part:
     body = ui.live_table("operators-rows", "Search: name, module, file:line, code, shape")
     data = {"operators": rows, "strings": list(strings)}
     return ui.Part("operators", "Operators and source lines", lead, body, data=data)
-
-
-_LEAST_PX, _MOST_PX = 7, 44
-_MARGIN = 2.0
-"""The axes go on by this factor beyond the points and the ridge."""
 
 
 def roofline(analysis: Analysis) -> ui.Part:
@@ -153,13 +140,11 @@ def roofline(analysis: Analysis) -> ui.Part:
     reach, peak = analysis.reachable, analysis.published
     xs = [*(x for x, _ in places.values()), reach.ridge, peak.ridge]
     ys = [*(y for _, y in places.values()), peak.flops_per_s]
-    ends = (min(xs) / _MARGIN, max(xs) * _MARGIN)
+    ends = (min(xs) / 2, max(xs) * 2)
+    published = _roof("published", peak, ends, {"color": ui.GREY, "width": 1.5, "dash": "dash"})
+    reachable = _roof("reachable", reach, ends, {"color": ui.INK, "width": 2})
     drawn = ui.figure(
-        [
-            _roof("published", peak, ends, {"color": ui.GREY, "width": 1.5, "dash": "dash"}),
-            _roof("reachable", reach, ends, {"color": ui.INK, "width": 2}),
-            *_points(analysis, places),
-        ],
+        [published, reachable, *_points(analysis, places)],
         xaxis=ui.axis("FLOPs per byte of traffic", type="log", **_ticks(ends)),
         yaxis=ui.axis("predicted FLOP/s", type="log", **_ticks((min(ys), max(ys)))),
         margin={"l": 64, "r": 16, "t": 52, "b": 48},
@@ -187,16 +172,11 @@ def _points(analysis: Analysis, places: Mapping[tuple[int, ...], tuple[float, fl
         folds.sort(key=lambda fold: -analysis.fold_s(fold))
         if folds:
             shares = [analysis.fold_s(fold) / analysis.step.device_s for fold in folds]
-            sizes = [max(_LEAST_PX, _MOST_PX * share**0.5) for share in shares]
-            yield ui.lines(
-                bound_text(analysis.step, bound),
-                [places[fold][0] for fold in folds],
-                [places[fold][1] for fold in folds],
-                mode="markers",
-                marker={"color": colour, "size": sizes, "opacity": 0.8, "line": {"color": "white", "width": 1}},
-                customdata=[fold[0] for fold in folds],
-                meta=ui.Hover.ROOFLINE,
-            )
+            sizes = [max(7, 44 * share**0.5) for share in shares]
+            marker = {"color": colour, "size": sizes, "opacity": 0.8, "line": {"color": "white", "width": 1}}
+            xs, ys = zip(*(places[fold] for fold in folds), strict=True)
+            hover = {"customdata": [fold[0] for fold in folds], "meta": ui.Hover.ROOFLINE}
+            yield ui.lines(bound_text(analysis.step, bound), xs, ys, mode="markers", marker=marker, **hover)
 
 
 MOST_BOXES = 400
@@ -211,8 +191,7 @@ _LABEL = (62, 15)
 
 @dataclass(frozen=True, slots=True)
 class _Box:
-    """A section, a run of repeated layers, or the whole update: sections `first` to `last`, at the left upper corner x,
-    y."""
+    """Sections `first` to `last`: one, a run of repeated layers, or the whole update. x, y is the left upper corner."""
 
     first: int
     last: int
@@ -230,7 +209,6 @@ class _Box:
 
 
 def section_graph(analysis: Analysis) -> ui.Part:
-    """A drawing of boxes and curves."""
     lead = (
         "The forward runs down on the left, the backward up on the right; repeated layers are one box. A curve is what "
         "a section reads of what another wrote: bytes of one pass, of all layers of a box. Parameters, and tensors "
@@ -268,8 +246,7 @@ def _boxes(analysis: Analysis) -> list[_Box]:
 def _box(analysis: Analysis, span: range, x: float, y: float) -> _Box:
     step = analysis.step
     costliest = max(span, key=lambda number: step.sections[number].price.predicted_s)
-    seconds = sum(step.runs(section) * section.price.predicted_s for section in map(step.sections.__getitem__, span))
-    shown = step.sections[costliest]
+    seconds, shown = sum(step.device_s_of(step.sections[number]) for number in span), step.sections[costliest]
     name, facts, line = shown.name, shown.kind.value, analysis.lines[costliest]
     if shown.kind not in MODEL_KINDS:
         name, facts, line = "update", counted(len(span), "section"), ""
@@ -301,21 +278,13 @@ def _drawing(analysis: Analysis, boxes: Sequence[_Box]) -> ui.Html:
             labels.append(ui.element("text", format_bytes(size), x=f"{x:.0f}", y=f"{y + 4:.0f}", class_="size"))
     width = f"{_SIDE + max(box.x + _WIDTH for box in boxes):.0f}"
     height = f"{max(box.y for box in boxes) + _PITCH:.0f}"
-    return ui.element(
-        "svg",
-        *curves,
-        *(_box_html(place, box) for place, box in enumerate(boxes)),
-        *labels,
-        viewBox=f"0 0 {width} {height}",
-        width=width,
-        height=height,
-        role="group",
-        aria_label="Sections, and the tensors between them",
-    )
+    extent = {"viewBox": f"0 0 {width} {height}", "width": width, "height": height}
+    children = (*curves, *(_box_html(place, box) for place, box in enumerate(boxes)), *labels)
+    return ui.element("svg", *children, **extent, role="group", aria_label="Sections, and the tensors between them")
 
 
 def _path(boxes: Sequence[_Box], start: int, stop: int) -> tuple[str, tuple[float, float]]:
-    """The path from box `start` to box `stop`, and the place of its label."""
+    """With the place of its label."""
     a, b = boxes[start], boxes[stop]
     if a.x == b.x and stop == start + 1:
         x = a.x + _WIDTH / 2

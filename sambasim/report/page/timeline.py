@@ -4,8 +4,7 @@ several, their schedule, and what each of them holds and waits for."""
 from collections.abc import Iterator, Mapping, Sequence
 
 from sambasim.ir.mesh import DATA_PARALLEL, PIPELINE, TENSOR
-from sambasim.report.advice import PRICED_IN
-from sambasim.report.analysis import Analysis
+from sambasim.report.analysis import PRICED_IN, Analysis
 from sambasim.report.formats import kind_of, title_of
 from sambasim.report.page import ui
 from sambasim.report.simulation import axes_table, ranks_table, step_record
@@ -18,7 +17,6 @@ from sambasim.simulation.sync import SyncPath
 from sambasim.units import counted, format_bytes, format_seconds, plain_rate
 
 WAYS: Mapping[SyncPath, str] = {SyncPath.RDU: "sync by RDUs", SyncPath.HOST: "sync by hosts"}
-_ROW_PX, _FRAME_PX = 38, 96
 
 
 def timeline(analysis: Analysis) -> ui.Part:
@@ -91,12 +89,9 @@ def parts_of_ranks(prediction: Prediction) -> list[ui.Part]:
         "Bytes are those that all ranks of a replica receive in a step; over host links, also those that they send. "
         "Rank 0 waits along dp for sync that does not overlap with its backward, and along pp also while it is idle."
     )
-    return [
-        _summary(step, record),
-        _schedule(step),
-        ui.Part("ranks", "Ranks", ranks, ui.table(ranks_table(record), "fitted")),
-        ui.Part("axes", "Bytes and time by axis", axes, ui.table(axes_table(record), "fitted")),
-    ]
+    of_ranks = ui.Part("ranks", "Ranks", ranks, ui.table(ranks_table(record), "fitted"))
+    of_axes = ui.Part("axes", "Bytes and time by axis", axes, ui.table(axes_table(record), "fitted"))
+    return [_summary(step, record), _schedule(step), of_ranks, of_axes]
 
 
 def _summary(step: PredictedStep, record: Row) -> ui.Part:
@@ -122,19 +117,17 @@ def _summary(step: PredictedStep, record: Row) -> ui.Part:
     return ui.Part("summary", "The step at a glance", lead, ui.joined(ui.keys(figures), ui.pair(*bars)))
 
 
-def _parts_of_step(step: PredictedStep, position: int) -> Iterator[tuple[str, float, str]]:
+def _parts_of_step(step: PredictedStep, position: int) -> list[tuple[str, float, str]]:
     times = step.times_of(position)
-    yield "sections", times.device_s, ui.BLUE
-    yield "host", times.host_s, ui.INK
-    for axis, traffic in times.messages.items():
-        yield f"messages along {axis}", traffic.predicted_s, message_colour(axis)
-    yield "idle", times.idle_s, ui.HAIRLINE
-    yield "update", times.update_s, ui.ORANGE
-    yield "sync, and waiting for later ranks", times.exposed_sync_s, ui.GREEN
+    return [
+        *(("sections", times.device_s, ui.BLUE), ("host", times.host_s, ui.INK)),
+        *((f"messages along {name}", each.predicted_s, message_colour(name)) for name, each in times.messages.items()),
+        *(("idle", times.idle_s, ui.HAIRLINE), ("update", times.update_s, ui.ORANGE)),
+        ("sync, and waiting for later ranks", times.exposed_sync_s, ui.GREEN),
+    ]
 
 
 def _ranks_at(step: PredictedStep, position: int) -> str:
-    """The ranks of the first replica that have this position along pp."""
     first = step.mesh.group(0, PIPELINE)[position]
     last = first + step.mesh.size(TENSOR) - 1
     return f"rank {first}" if first == last else f"ranks {first}-{last}"
@@ -181,17 +174,12 @@ def message_colour(axis: str) -> str:
 
 
 _COLOURS: Mapping[str, str] = {
-    **ui.KINDS,
-    "forward": ui.SKY,
-    "backward": ui.BLUE,
-    "input gradients": ui.BLUE,
-    "weight gradients": ui.DEEP,
+    **ui.KINDS, "forward": ui.SKY, "backward": ui.BLUE, "input gradients": ui.BLUE, "weight gradients": ui.DEEP,
     **{f"messages along {axis}": message_colour(axis) for axis in (PIPELINE, TENSOR, DATA_PARALLEL)},
-}
+}  # fmt: skip
 
 
 def _figure(bars: Sequence[ui.Bar], rows: Sequence[str], last_s: float, **layout: object) -> ui.Figure:
-    """A row for each rank, and bars coloured by kind of work."""
     outline, _ = ui.outline_and_gap(len(bars) // len(rows), gap=0.0)
     by_name = {name: [bar for bar in bars if bar.name == name] for name in _COLOURS}
     return ui.figure(
@@ -206,4 +194,4 @@ def _figure(bars: Sequence[ui.Bar], rows: Sequence[str], last_s: float, **layout
 
 
 def _plot(id_: str, rows: Sequence[str], label: str) -> ui.Html:
-    return ui.plot(id_, _ROW_PX * len(rows) + _FRAME_PX, label)
+    return ui.plot(id_, 38 * len(rows) + 96, label)

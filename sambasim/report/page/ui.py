@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import starmap
 from typing import NamedTuple, TypeAlias
 
 from sambasim.costs.price import Bound
@@ -20,20 +21,15 @@ class Html(str):
     __slots__ = ()
 
 
-_VOID = ("br", "input", "meta")
-_DIGITS = 7
-
-
 def element(name: str, /, *children: str, **attributes: str | int | bool | None) -> Html:
-    """`<name attributes>children</name>`. `class_` becomes `class`, `data_x` becomes `data-x`; attributes that are None
-    or False are left out."""
-    parts = [name]
+    """`class_` becomes `class`, `data_x` becomes `data-x`; attributes that are None or False are left out."""
+    opening = f"<{name}"
     for key, value in attributes.items():
         if value is not None and value is not False:
-            spelled = key.rstrip("_").replace("_", "-")
-            parts.append(spelled if value is True else f'{spelled}="{html.escape(visible(str(value)))}"')
-    opening = f"<{' '.join(parts)}>"
-    return Html(opening if name in _VOID else f"{opening}{joined(*children)}</{name}>")
+            opening += f" {key.rstrip('_').replace('_', '-')}"
+            opening += "" if value is True else f'="{html.escape(visible(str(value)))}"'
+    opening += ">"
+    return Html(opening if name == "input" else f"{opening}{joined(*children)}</{name}>")
 
 
 def joined(*children: str) -> Html:
@@ -42,8 +38,7 @@ def joined(*children: str) -> Html:
 
 
 def for_script(data: object) -> Html:
-    """JSON that cannot close its script element, with numbers rounded to 7 digits. Raises ValueError for numbers that
-    are not finite."""
+    """JSON that cannot close its script element, in 7 digits. Raises ValueError for numbers that are not finite."""
     text = json.dumps(_rounded(data), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return Html(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
 
@@ -51,7 +46,7 @@ def for_script(data: object) -> Html:
 def _rounded(data: object) -> object:
     match data:
         case float():
-            return float(f"{data:.{_DIGITS}g}")
+            return float(f"{data:.7g}")
         case Mapping():
             return {key: _rounded(value) for key, value in data.items()}
         case list() | tuple():
@@ -60,8 +55,7 @@ def _rounded(data: object) -> object:
 
 
 def visible(text: str) -> str:
-    """Replace control characters, marks of text direction, and surrogates, which UTF-8 cannot encode. Line breaks stay,
-    tabs become blanks."""
+    """Replaces control characters, marks of text direction, and surrogates; tabs become blanks."""
     spaced = text.replace("\t", " ")
     return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in spaced)
 
@@ -72,14 +66,9 @@ ORANGE, YELLOW, GREY, INK, HAIRLINE = "#e69f00", "#f0e442", "#9aa1a9", "#1b1f24"
 BOUNDS = {Bound.COMPUTE: BLUE, Bound.MEMORY: ORANGE, Bound.CAPACITY: VERMILLION, Bound.LAUNCH: GREY}
 
 KINDS: Mapping[str, str] = {
-    "HOST": GREY,
-    SectionKind.FWD: SKY,
-    SectionKind.BCKWD: BLUE,
-    SectionKind.GRADNORM: YELLOW,
-    SectionKind.OPT: ORANGE,
-    SectionKind.REDUCE: GREEN,
-    SectionKind.GATHER: PURPLE,
-}
+    "HOST": GREY, SectionKind.FWD: SKY, SectionKind.BCKWD: BLUE, SectionKind.GRADNORM: YELLOW,
+    SectionKind.OPT: ORANGE, SectionKind.REDUCE: GREEN, SectionKind.GATHER: PURPLE,
+}  # fmt: skip
 
 Trace: TypeAlias = Mapping[str, object]
 Figure: TypeAlias = Mapping[str, object]
@@ -89,8 +78,7 @@ _AXIS = {"gridcolor": HAIRLINE, "linecolor": "#8b949e", "zeroline": False, "tick
 
 
 class Hover(StrEnum):
-    """The kind of hover text, which the script of the page builds from the trace's `customdata`: section numbers, or
-    names. A text for each point would make most of the page's size."""
+    """The kind of hover text, which page.js makes of `customdata`: a text for each point would be most of the page."""
 
     SECTIONS = "sections"
     SPANS = "spans"
@@ -111,18 +99,10 @@ def outline_and_gap(count: int, gap: float) -> tuple[dict[str, object], float]:
 
 
 def figure(traces: Sequence[Trace], **layout: object) -> Figure:
-    """A figure in the style of the page."""
-    style = {
-        "template": {},
-        "font": _FONT,
-        "paper_bgcolor": "white",
-        "plot_bgcolor": "white",
-        "margin": {"l": 64, "r": 16, "t": 34, "b": 44},
-        "hoverlabel": {"align": "left", "bgcolor": "white", "bordercolor": "#8b949e", "font": _FONT},
-        "legend": LEGEND,
-        "dragmode": "zoom",
-    }
-    return {"data": list(map(dict, traces)), "layout": style | layout}
+    colours = {"template": {}, "font": _FONT, "paper_bgcolor": "white", "plot_bgcolor": "white"}
+    hover = {"align": "left", "bgcolor": "white", "bordercolor": "#8b949e", "font": _FONT}
+    style = {**colours, "margin": {"l": 64, "r": 16, "t": 34, "b": 44}, "hoverlabel": hover, "legend": LEGEND}
+    return {"data": list(map(dict, traces)), "layout": {**style, "dragmode": "zoom", **layout}}
 
 
 def axis(title: str, **more: object) -> dict[str, object]:
@@ -151,33 +131,24 @@ class Bar(NamedTuple):
 
 
 def bars_of(name: str, colour: str, spans: Sequence[Bar], line: Mapping[str, object]) -> Trace:
+    fields = {"y": "row", "base": "start_s", "x": "length_s", "customdata": "data"}
     labels = {"text": [bar.text for bar in spans], "textposition": "inside", "insidetextanchor": "middle"}
     return {
-        "type": "bar",
-        "orientation": "h",
-        "name": name,
-        "y": [bar.row for bar in spans],
-        "base": [bar.start_s for bar in spans],
-        "x": [bar.length_s for bar in spans],
-        "customdata": [bar.data for bar in spans],
-        "meta": Hover.SPANS,
-        "marker": {"color": colour, "line": line},
+        **{"type": "bar", "orientation": "h", "name": name},
+        **{key: [getattr(bar, field) for bar in spans] for key, field in fields.items()},
+        **{"meta": Hover.SPANS, "marker": {"color": colour, "line": line}},
         **(labels if any(bar.text for bar in spans) else {}),
     }
 
 
-_NOTHING = Html()
-
-
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One section of the page. `figures` are by the id of their element, `data` is the input of the page's script;
-    `kind` is "measured" for others than predictions."""
+    """A section of the page; `figures` by the id of their element, `data` for the page's script."""
 
     id: str
     title: str
     lead: str
-    body: Html = _NOTHING
+    body: Html = field(default_factory=Html)
     figures: Mapping[str, Figure] = field(default_factory=dict)
     data: Mapping[str, object] = field(default_factory=dict)
     kind: str = "predicted"
@@ -188,11 +159,11 @@ def caveat(heading: str, text: str) -> Html:
 
 
 def keys(figures: Iterable[tuple[str, str, str]]) -> Html:
-    cards = []
-    for name, number, note in figures:
-        of_number = element("dd", number, title=number), element("dd", note, class_="note", title=note)
-        cards.append(element("div", element("dt", name), *of_number, class_="key"))
-    return element("dl", *cards, class_="keys")
+    def card(name: str, number: str, note: str) -> Html:
+        below = element("dd", number, title=number), element("dd", note, class_="note", title=note)
+        return element("div", element("dt", name), *below, class_="key")
+
+    return element("dl", *starmap(card, figures), class_="keys")
 
 
 def plot(id_: str, height: int, label: str) -> Html:
@@ -200,7 +171,6 @@ def plot(id_: str, height: int, label: str) -> Html:
 
 
 def pair(*parts: Html) -> Html:
-    """Beside each other."""
     return element("div", *parts, class_="pair")
 
 
@@ -225,9 +195,6 @@ def shares(title: str, parts: Iterable[tuple[str, float, str]]) -> Html:
     return element("div", element("h3", title), *bars_and_legend, class_="shares")
 
 
-_COLUMN_PX = 84
-
-
 def table(table: Table, class_: str = "") -> Html:
     """A table without its title. On a narrow screen it scrolls in its own box."""
 
@@ -240,12 +207,11 @@ def table(table: Table, class_: str = "") -> Html:
 
     head = element("thead", line("th", [column.head for column in table.columns]))
     body = element("tbody", *(line("td", row) for row in table.rows))
-    narrowest = f"min-width:{_COLUMN_PX * len(table.columns)}px"
+    narrowest = f"min-width:{84 * len(table.columns)}px"
     return element("div", element("table", head, body, class_=class_ or None, style=narrowest), class_="scroll")
 
 
 def titled(shown: Table, class_: str = "") -> Html:
-    """A table below its title."""
     return joined(element("h3", shown.title), table(shown, class_))
 
 

@@ -18,8 +18,7 @@ from typing import Any
 from sambasim.hardware.placement import Placement, place
 from sambasim.hardware.spec import ClusterSpec, DeviceSpec
 from sambasim.simulation.memory import Memory
-from sambasim.simulation.planning.chain import Layer
-from sambasim.simulation.planning.one_rank import OneRank, Programs, Ranks
+from sambasim.simulation.planning.one_rank import Layer, OneRank, Programs, Ranks
 from sambasim.simulation.planning.strategy import BY_HOST, Priced, Strategy, Terms, path_of, rdus_of, shortage
 from sambasim.simulation.scaling import spread_of
 from sambasim.simulation.sync import GATHERS_IN_PASSES, WIRE_BYTES, GroupSync, Traffic, group_sync, message
@@ -27,9 +26,8 @@ from sambasim.simulation.sync import GATHERS_IN_PASSES, WIRE_BYTES, GroupSync, T
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage of the pipeline, or all those of a rank: seconds of a pass without messages between stages, and those of
-    its backward that gradients of weights take; what it receives in messages, its share of the parameters, what passes
-    keep for their backward, and what the backward of one pass computes again."""
+    """A stage of the pipeline, or all those of a rank, in a pass: `weights_s` of its backward are for gradients of
+    weights; it receives `messages`, has a share of the `parameters`, keeps and makes again bytes for its backward."""
 
     forward_s: float
     backward_s: float
@@ -74,7 +72,6 @@ class Estimator:
         return Priced(strategy, rdus, terms, memory, capacity_bytes, received.received_bytes, False, problem, idle_s)
 
     def _staged(self, strategy: Strategy, rank: OneRank) -> Sequence[Stage] | str:
-        """By rank of the pipeline: all its stages."""
         stages = strategy.stages * strategy.chunks
         splits, again = strategy.schedule == "zb-h1", strategy.recompute == "full"
         key = id(rank), stages, strategy.stages, strategy.chips, splits, again
@@ -142,8 +139,7 @@ class Estimator:
         return terms, messages + moved, idle_s
 
     def _sync(self, strategy: Strategy, rank: OneRank, numel: float, last_s: float) -> tuple[float, Traffic]:
-        """Seconds of sync after the backward, and its traffic. Between RDUs it overlaps with the backward's last
-        `last_s` seconds, apart from one group."""
+        """Seconds after the backward, and traffic; between RDUs, all but one group overlap with its last `last_s`."""
         sync, budget = self._group_sync(strategy, round(WIRE_BYTES * numel)), self.ranks.budget(strategy)
         groups = max(rank.groups // strategy.stages, 1)
         launches_s = groups * budget.launch_s * (2 if strategy.by_host else 1)
@@ -175,9 +171,8 @@ class Estimator:
 def _stage(
     layers: Sequence[Layer], messages: Traffic, numel: int, section_s: float, *, splits: bool, again: bool
 ) -> Stage:
-    """The stage of `layers` of a model with `numel` elements of parameters; `section_s`: the shortest section. With
-    `splits`, gradients of weights have sections of their own. With `again`, it recomputes about √n segments, if it has
-    n places where one tensor crosses: see `compiler/passes/recompute.py`."""
+    """`section_s`: the shortest section. With `splits`, gradients of weights have sections of their own. With `again`,
+    it recomputes about √n segments of n places where one tensor crosses: see `compiler/passes/recompute.py`."""
     forward_s, backward_s = sum(layer.forward_s for layer in layers), sum(layer.backward_s for layer in layers)
     kept_bytes, again_bytes = sum(layer.kept_bytes for layer in layers), 0
     crossing = [layer.crossing_bytes for layer in layers[:-1] if layer.crossing == 1]

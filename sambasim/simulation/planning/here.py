@@ -13,7 +13,7 @@ All times are predicted; only rates are measured.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 from sambasim.errors import OptionError
 from sambasim.ir.dataflow import axis_of, pass_and_update, spans_of_actions
@@ -38,9 +38,6 @@ NOTE = (
     " products ({}FLOP/s) on one core; all steps and their memory are predicted"
 )
 _WITHOUT_MPI = "; there is no mpirun, so one rank only: python -m pip install mpich"
-
-_QUIET_CORES = 0.15
-"""More of other programs is said (estimate)."""
 
 _COSTLESS = (OperatorKind.VIEW, OperatorKind.GENERATOR, OperatorKind.CHECK, OperatorKind.MEMORY)
 _ADDING = (ActionKind.BACKWARD, ActionKind.WEIGHT_GRADIENTS)
@@ -75,7 +72,7 @@ def plan_here(
     hardware = f"up to {counted(spaces[-1].rdus, 'rank')} on this machine, {counted(machine.cores, 'core')}"
     note = NOTE.format(format_rate(machine.copy_bytes_per_s), format_rate(machine.gemm_flops_per_s))
     note += "" if has_mpi else _WITHOUT_MPI
-    if machine.other_cores > _QUIET_CORES:
+    if machine.other_cores > 0.15:  # an estimate of a quiet machine
         note += f"; other programs used {machine.other_cores:.1f} cores meanwhile, so times are too long: measure again"
     return Plan(name, hardware, spaces[-1], goal, tuple(first), others, tuple(refused), _MEAN_ERROR, "rank", note)
 
@@ -112,13 +109,11 @@ class _Part:
         return float(flops(Operands(node, self.types)) if flops is not None else self.bytes_of(node))
 
     def bytes_of(self, node: Node) -> int:
-        """Read and written by `node`."""
         names = [*node.reads, *filter(None, node.results)]
         return sum(self.types[name].size_bytes for name in names if name in self.types)
 
     @cached_property
     def memory(self) -> PassMemory:
-        """As compiled."""
         return pass_memory(self.graph, self.program.symbols)
 
 
@@ -195,7 +190,6 @@ class Here:
         return self._parts_of(self._alone)[0]
 
     def _times_at(self, rates: Rates, samples: int) -> PassTimes:
-        """A pass of so many samples, on the line between the two that were measured around them."""
         key = rates.ranks, samples
         if key not in self._times:
             self._times[key] = between(rates.passes, samples)
@@ -204,7 +198,6 @@ class Here:
     def _cost(
         self, part: _Part, number: int, strategy: Strategy, rates: Rates, times: PassTimes
     ) -> Mapping[tuple[ActionKind, int], Cost]:
-        """By kind of action and stage."""
         key = id(part), number, rates.ranks, strategy.samples
         if key in self._costs:
             return self._costs[key]
@@ -245,8 +238,7 @@ class Here:
         return flops / seconds if seconds else self._machine.gemm_flops_per_s
 
     def _message_s(self, part: _Part, node: Node, rates: Rates, scale: float) -> float:
-        """Seconds of a message between stages; or of a collective along tp, for which all ranks copy their tensors to
-        shared memory at once, and share its speed. `scale` as in `_operator_s`."""
+        """Of a collective along tp, all ranks copy to shared memory at once, and share its speed."""
         if node.operator == "comm.recv":  # comm.send has the time of both
             return 0.0
         size_bytes = part.bytes_of(node) * scale
@@ -274,25 +266,17 @@ class Here:
         whole_bytes = whole.memory.total_bytes * times.samples // whole.program.batch_size
         process_bytes = rates.private_bytes + rates.shared_bytes // strategy.ranks
         process_bytes += max(times.heap_bytes - whole_bytes, 0)
+        zero, passes = max(strategy.zero, 1) if by_device else strategy.zero, strategy.passes
+        sized = partial(memory_of, samples=strategy.samples, zero=zero, replicas=copies, passes=passes)
         for part, flight in zip(parts, in_flight(_schedule(strategy)), strict=True):
             program = part.program
             kept_bytes = part.memory.activations * strategy.samples // program.batch_size
             more_bytes = part.memory.temporaries * strategy.samples // program.batch_size
-            found = memory_of(
-                program,
-                activations_bytes=kept_bytes,
-                samples=strategy.samples,
-                zero=max(strategy.zero, 1) if by_device else strategy.zero,
-                replicas=copies,
-                in_flight=flight,
-                passes=strategy.passes,
-            )
-            yield replace(
-                found,
-                parameters=found.parameters // copies if by_device else found.parameters,
-                activations=found.activations + more_bytes,
-                buffers=found.buffers + process_bytes - operand_bytes(program),
-            )
+            memory = sized(program, activations_bytes=kept_bytes, in_flight=flight)
+            parameters = memory.parameters // copies if by_device else memory.parameters
+            buffers = memory.buffers + process_bytes - operand_bytes(program)
+            activations = memory.activations + more_bytes
+            yield replace(memory, parameters=parameters, activations=activations, buffers=buffers)
 
 
 def _schedule(strategy: Strategy) -> Schedule:
@@ -300,8 +284,7 @@ def _schedule(strategy: Strategy) -> Schedule:
 
 
 def _update_words(copies: int, states: int) -> float:
-    """Numbers that a rank reads and writes for each parameter: gradients of all, then parameter and states of its
-    slice, both ways."""
+    """Numbers moved for each parameter: all gradients, then parameter and states of the rank's slice, both ways."""
     return (copies + 2 + 2 * states) / copies
 
 

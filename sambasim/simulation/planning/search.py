@@ -29,18 +29,15 @@ class Goal(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A strategy without a price, and why it is impossible."""
-
     strategy: Strategy
     why: str
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The plan for the model `name` on `hardware`. `best` has the best strategy of each shape of the mesh, best first;
-    each of them was compiled and priced. `others` are all other strategies, mostly as estimated, and `refused` those
-    that are impossible. `largest_layer_bytes`: parameters, gradients and states of the module that has the most of
-    them, if known. `mean_error`: of predictions of published steps, or on this machine."""
+    """`best`: the best strategy of each shape of the mesh, compiled and priced, best first; `others`: mostly estimates;
+    `mean_error`: of predictions of published steps, or on this machine; `largest_layer_bytes`: of a module's
+    parameters, gradients and states."""
 
     name: str
     hardware: str
@@ -93,9 +90,7 @@ class Planner:
         return Plan(name, hardware, space, goal, tuple(best), others, refused, error, largest_layer_bytes=largest)
 
     def _best(self, estimated: Sequence[Priced], goal: Goal, count: int) -> tuple[list[Priced], list[Priced]]:
-        """The best of each shape, and what else was priced on the way. The candidate that is best by its estimate is
-        priced, and put back with its price; if it is best again, it is chosen. The error of its estimate then corrects
-        those of its family. If nothing fits by estimate, the candidates that lack the least memory are priced."""
+        """The best of each shape, and what else was priced: the best by estimate is priced, and corrects the others."""
 
         def put(candidate: Priced) -> None:
             error = error_of.get(family(candidate), (1.0, 1.0))
@@ -103,7 +98,7 @@ class Planner:
 
         fitting = [candidate for candidate in estimated if candidate.problem is None]
         if not fitting:
-            fitting = nsmallest(_NEAR_MISSES, estimated, lambda each: each.fullest.total_bytes / each.capacity_bytes)
+            fitting = nsmallest(16, estimated, lambda each: each.fullest.total_bytes / each.capacity_bytes)
         left: defaultdict[Hashable, list[Priced]] = defaultdict(list)  # by family, the best one last
         for candidate in sorted(fitting, key=lambda candidate: order(candidate, goal), reverse=True):
             left[family(candidate)].append(candidate)
@@ -136,7 +131,7 @@ class Planner:
     def with_priced_frontier(self, plan: Plan) -> Plan:
         """`plan`, in which the strategies that estimates do not beat are compiled and priced too, at most 32."""
         others = {candidate.strategy: candidate for candidate in plan.others}
-        for _ in range(_MOST_OF_FRONTIER):
+        for _ in range(32):
             estimated = next((candidate for candidate in _unbeaten(plan.fitting) if not candidate.is_exact), None)
             if estimated is None:
                 break
@@ -145,8 +140,7 @@ class Planner:
         return plan
 
     def exact(self, strategy: Strategy) -> Priced:
-        """Compile `strategy` and price its program. What cannot be compiled keeps its estimate, with the problem.
-        Raises OptionError if it is impossible without stages too."""
+        """Compile and price `strategy`; else its estimate, with the problem. Raises OptionError if it is impossible."""
         estimator = self.estimator
         placement = place(strategy.ranks, self._device, strategy.tiles, self._cluster)
         try:
@@ -173,12 +167,6 @@ def family(candidate: Priced) -> Hashable:
     return candidate.strategy.shape, candidate.strategy.recompute
 
 
-_NEAR_MISSES = 16
-"""Strategies that are priced where nothing fits by estimate."""
-
-_MOST_OF_FRONTIER = 32
-
-
 def value_of(candidate: Priced, goal: Goal) -> float:
     """What `goal` wants least of."""
     if goal is Goal.MEMORY:
@@ -187,8 +175,7 @@ def value_of(candidate: Priced, goal: Goal) -> float:
 
 
 def order(candidate: Priced, goal: Goal, error: tuple[float, float] = (1.0, 1.0)) -> tuple[float, ...]:
-    """Less is better. Of those that are equal to four digits, the one that changes less is better. `error`: by which
-    the time and the memory of an estimate are multiplied."""
+    """Less is better; of strategies equal to four digits, the plainer one. `error`: factors of time and memory."""
     of_time, of_memory = (1.0, 1.0) if candidate.is_exact else error
     strategy, step_s = candidate.strategy, candidate.step_s * of_time
     about = float(f"{value_of(candidate, goal) * (of_memory if goal is Goal.MEMORY else of_time):.3e}")

@@ -1,15 +1,13 @@
-"""The strategies of a training run: how its ranks divide the model, the batch and the memory.
+"""The strategies of a training run: how its ranks divide the model, the batch and the memory. Legal are those with
+which ranks fill at most the cluster, and passes the global batch exactly; chips are within a node:
 
-Legal are those with which ranks fill at most the cluster, and passes the global batch exactly:
-
-    RDUs            replicas × chips × stages, or replicas × tiles / tiles of an RDU
+    RDUs            replicas × chips × stages, or, of replicas of one rank, replicas × tiles / tiles of an RDU
     global batch    replicas × chips (if they share the batch) × samples of a pass × passes of a step
-
-Chips are within a node. Only a replica of one rank may have a part of an RDU.
 """
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from itertools import product
 from math import isqrt
 from typing import Literal, TypeAlias
@@ -92,7 +90,6 @@ class Strategy:
 
     @property
     def chunks(self) -> int:
-        """The stages of each rank of the pipeline."""
         return 2 if self.schedule.startswith("interleaved") and self.stages > 1 else 1
 
     @property
@@ -122,8 +119,7 @@ class Strategy:
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """What strategies may use. `tiles` are the parts of an RDU that one replica may have, `tiles_of_rdu` all of it;
-    `only` keeps the strategies with these values, by field."""
+    """What strategies may use: of `tiles_of_rdu`, one replica may have `tiles`; `only` keeps these values, by field."""
 
     rdus: int
     rdus_per_node: int
@@ -160,7 +156,6 @@ class Space:
         return (count for count in divisors(whole) if count <= most) if not rest else iter(())
 
     def _with_passes(self, shape: Strategy) -> Iterator[Strategy]:
-        """`shape`, with the samples and the number of passes that give the global batch."""
         of_a_copy, rest = divmod(self.global_batch, shape.copies)
         for samples in divisors(of_a_copy) if not rest else ():
             passes = of_a_copy // samples
@@ -177,15 +172,13 @@ class Space:
 
 
 def divisors(number: int) -> list[int]:
-    """Ascending."""
     small = [divisor for divisor in range(1, isqrt(number) + 1) if number % divisor == 0]
     return sorted({*small, *(number // divisor for divisor in small)})
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """The seconds of a step on its slowest rank: operators of passes, the host, messages within the replica, waiting
-    for other stages, the update, and sync that does not overlap with passes."""
+    """Seconds on the slowest rank; `bubble_s`: waiting for stages; `sync_s`: what does not overlap with passes."""
 
     compute_s: float
     host_s: float
@@ -201,10 +194,9 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class Priced:
-    """`memory` is that of each rank of the pipeline, of `capacity_bytes`; `received_bytes` what a rank receives in a
-    step, by link, and `idle_s` how long it waits for other stages, on average over the pipeline. With `is_exact`, the
-    program of this strategy was priced, or could not be compiled; else its time and memory are estimated from one
-    without stages. `problem` says why it cannot run."""
+    """`memory`: of each rank of the pipeline; `received_bytes`: by link, in a step; `idle_s`: waiting for stages, on
+    average. `is_exact`: its own program was priced, or could not be compiled; else these are estimates from one
+    without stages. `problem`: why it cannot run."""
 
     strategy: Strategy
     rdus: int
@@ -270,23 +262,14 @@ def roomy(budget: Budget) -> Budget:
 
 
 def price(strategy: Strategy, program: Program, level: Level, budget: Budget, placement: Placement) -> Priced:
-    """Price `program`, which was compiled for `strategy`, on the ranks of `placement`. Raises MachineError if an
-    operator does not fit on the chip."""
+    """Price the `program` of `strategy`. Raises MachineError if an operator does not fit on the chip."""
     limitless, samples, steps = roomy(budget), strategy.samples, strategy.accumulation_steps
     priced = price_ranks(program, limitless, samples, steps)
     if strategy.ranks_of_replica == 1 and priced[0].alone.tiers.rest:  # other sections may be faster then
         priced = price_ranks(program, limitless, samples, steps, level)
     step = step_of(program, priced, placement, path_of(strategy))
-    memory = tuple(
-        memory_of(
-            rank.program,
-            activations_bytes=rank.alone.need.between_bytes,
-            samples=samples,
-            replicas=strategy.copies,
-            passes=strategy.passes,
-        )
-        for rank in priced
-    )
+    sized = partial(memory_of, samples=samples, replicas=strategy.copies, passes=strategy.passes)
+    memory = tuple(sized(rank.program, activations_bytes=rank.alone.need.between_bytes) for rank in priced)
     slowest = max(range(len(step.ranks)), key=lambda at: step.times_of(at).busy_s)
     times = step.times_of(slowest)
     received = sum(times.messages.values(), times.gathered + step.ranks[slowest].synced.moved)

@@ -1,8 +1,10 @@
-"""The predicted step of a mesh as tables, JSON, CSV, a plot, a trace and a page: everywhere the same figures."""
+"""The predicted step of a mesh as tables, JSON, CSV, a plot, a trace and a page: everywhere the same figures; and of
+one rank as SambaTune's files and a trace, whose parts add up."""
 
 import csv
+import io
 import json
-from collections import defaultdict
+from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ from sambasim.hardware.spec import load_cluster, load_device
 from sambasim.pef import peek, read
 from sambasim.records.metrics import read_run
 from sambasim.report import simulation
-from sambasim.report.formats import predicted_trace, title_of
+from sambasim.report.formats import predicted_trace, section_report_csv, summary_json, title_of
 from sambasim.report.inspect import contents
 from sambasim.report.simulation import step_record
 from sambasim.report.tables import Curve
@@ -27,14 +29,16 @@ from sambasim.simulation.step import PredictedStep, predict_step
 from sambasim.simulation.sync import SyncPath
 from sambasim.units import format_bytes, format_seconds
 from tests.faults.command import sambasim as run_command
+from tests.pef.samples import sample_program
 from tests.report.test_page import Page, check_it_asks_nobody
 from tests.support.examples import in_stages
-from tests.support.trace_format import Seen, read_trace
+from tests.support.trace_format import read_trace
 from tests.support.whole import whole
 
 ON_CHIPS = ("parallel.n_chips=2", 'parallel.tensor_parallel="weight"')
 SEVERAL = ("parallel.data_parallel=true", "parallel.world_size=1")
 PARTS = ["summary", "schedule", "ranks", "axes", "scaling", "grounds"]
+PASSES = ("forward", "backward")
 
 
 @pytest.fixture(scope="module")
@@ -69,10 +73,6 @@ def words_of(file: Path) -> list[str]:
     return [word.strip() for word in Page(file.read_text(encoding="utf-8")).words]
 
 
-def length_ns(spans: list[Seen], *kinds: str) -> int:
-    return sum(span.stop_ns - span.start_ns for span in spans if span.args.get("kind") in kinds)
-
-
 @pytest.mark.parametrize(("replicas", "sync", "micro_steps"), [(1, "rdu", 1), (2, "rdu", 3), (2, "host", 1)])
 def test_a_trace_has_every_action_of_every_rank_and_is_as_long_as_the_step(
     replicas: int, sync: str, micro_steps: int, pef: Path
@@ -93,9 +93,10 @@ def test_a_trace_has_every_action_of_every_rank_and_is_as_long_as_the_step(
         assert [span.args["action"] for span in actions] == [str(action) for action in row] * micro_steps
         assert [span.name for span in actions[: len(row)]] == [title_of(action) for action in row]
         assert all(before.stop_ns <= after.start_ns for before, after in pairwise(actions))
-        lengths_ns: defaultdict[str, int] = defaultdict(int)
+        lengths_ns: Counter[object] = Counter()
         for span in spans:
-            lengths_ns[span.name] += span.stop_ns - span.start_ns
+            for key in {span.name, span.args.get("kind")}:
+                lengths_ns[key] += span.stop_ns - span.start_ns
         rounding_ns, copies_s = len(spans), sum(copy.predicted_s for copy in own.copies.values())
         seconds = {"sections": times.device_s, "host": times.host_s}
         for axis in ("pp", "tp"):
@@ -104,7 +105,7 @@ def test_a_trace_has_every_action_of_every_rank_and_is_as_long_as_the_step(
             assert sum(received) == sum(times.messages[axis].received_bytes.values()) > 0
         for name, time_s in seconds.items():
             assert lengths_ns[name] == pytest.approx(time_s * 1e9, abs=rounding_ns)
-        of_update, synced = length_ns(spans, "GRADNORM", "OPT"), length_ns(spans, "REDUCE", "GATHER")
+        of_update, synced = (lengths_ns[a] + lengths_ns[b] for a, b in (("GRADNORM", "OPT"), ("REDUCE", "GATHER")))
         assert of_update == pytest.approx((times.update_s - copies_s) * 1e9, abs=rounding_ns)
         assert synced == pytest.approx((own.synced.sync_s + copies_s) * 1e9, abs=rounding_ns)
         assert (synced > copies_s * 1e9 + rounding_ns) == (replicas > 1)
@@ -112,15 +113,14 @@ def test_a_trace_has_every_action_of_every_rank_and_is_as_long_as_the_step(
 
 def test_no_action_begins_before_what_it_needs_and_a_tied_parameter_is_copied_around_the_update(pef: Path) -> None:
     """Its gradient before, itself when all is done."""
-    step = predicted(pef)
-    trace = read_trace(predicted_trace(step))
+    step, trace = predicted(pef), read_trace(predicted_trace(predicted(pef)))
     first = [span for span in trace.spans if step.mesh.coordinate(span.process, "tp") == 0]
     actions_ns = {span.args["action"]: (span.start_ns, span.stop_ns) for span in first if "action" in span.args}
     actions = [action for row in step.schedule.rows for action in row]
     assert len(actions) == len(actions_ns)
     for action in actions:
-        needs = step.schedule.needs(action)
-        assert all(actions_ns[str(need)][1] <= actions_ns[str(action)][0] for need in needs)
+        starts_ns, _ = actions_ns[str(action)]
+        assert all(actions_ns[str(need)][1] <= starts_ns for need in step.schedule.needs(action))
     copies = {span.name: span for span in trace.named("", 2) if " copy of " in span.name}
     (name,) = (copy.removeprefix("GATHER copy of ") for copy in copies if copy.startswith("GATHER"))
     update = [span for span in trace.named("", 2) if span.args.get("kind") in ("GRADNORM", "OPT")]
@@ -132,9 +132,8 @@ def test_no_action_begins_before_what_it_needs_and_a_tied_parameter_is_copied_ar
 def test_ranks_are_where_a_run_places_them_and_hold_what_inspect_says(pef: Path) -> None:
     record = step_record(predicted(pef, replicas=2, tiles=4))
     ranks = record.each_rank
-    assert [(rank.rank, rank.rdu, rank.first_tile, rank.tiles) for rank in ranks] == [
-        *((0, 0, 0, 4), (1, 0, 4, 4), (2, 1, 0, 4), (3, 1, 4, 4))
-    ]
+    places = [(rank.rank, rank.rdu, rank.first_tile, rank.tiles) for rank in ranks]
+    assert places == [(0, 0, 0, 4), (1, 0, 4, 4), (2, 1, 0, 4), (3, 1, 4, 4)]
     assert ranks[2].coordinates == {"dp": 0, "pp": 1, "tp": 0}
     assert [rank.stages for rank in ranks] == [(0,), (0,), (1,), (1,)]
     for rank in ranks:
@@ -181,33 +180,19 @@ def test_simulate_writes_rows_a_plot_and_a_trace(pef: Path, tmp_path: Path) -> N
         assert float(row["predicted_waited_tp_s"]) == line["predicted_waited_s"]["tp"]
     assert float(rows[0]["predicted_efficiency"]) == 1
     drawn = "".join(ElementTree.fromstring(plot.read_text(encoding="utf-8")).itertext())
-    for words in ("predicted, not measured", "sync by host", "sync by rdu", "no sync", "ranks"):
-        assert words in drawn
+    in_plot = ("predicted, not measured", "sync by host", "sync by rdu", "no sync", "ranks")
+    assert [words for words in in_plot if words not in drawn] == []
     assert read_trace(trace.read_text(encoding="utf-8")).facts["predicted_s"] == lines[2]["predicted_s"]
-    for words in (
+    in_tables = (
         *("pp 1, tp 1", "node 0 RDU 3", "not validated", "dp 2 × pp 2 × tp 2"),
         "on dp 1 × pp 2 × tp 2, each rank on SN30: predicted, not measured",
         *("along pp: rank 0 waits", "along tp: rank 0 waits"),
-    ):
-        assert words in printed
+    )
+    assert [words for words in in_tables if words not in printed] == []
     assert "input gradients" not in printed, "which this schedule does not have"
     assert [line["sync"] for line in lines] == [None, "host", "rdu"]
     assert (lines[0]["mesh"], lines[0]["schedule"]) == ({"dp": 1, "pp": 2, "tp": 2}, "1f1b")
     assert 0 < lines[0]["predicted_idle_share"] < 1
-
-
-@whole
-def test_a_config_is_captured_for_each_batch_size(tmp_path: Path) -> None:
-    config, rows_file, plot = "configs/parallelism/batch.toml", tmp_path / "rows.csv", tmp_path / "rows.svg"
-    shown = called("simulate", config, "-b", "16,64", "--sync", "rdu", "--csv", rows_file, "--plot", plot)
-    assert shown.splitlines()[-2:] == [f"{file} written" for file in (rows_file, plot)]
-    drawn, rows = plot.read_text(encoding="utf-8"), rows_of(rows_file)
-    for size in ("16", "64"):
-        assert f"batch {size} a replica" in shown
-        assert f"sync by rdu, batch {size}" in drawn
-    (alone,) = in_json(config, "-b", "64", "--sync", "rdu")
-    assert [row["batch_size"] for row in rows] == ["16", "64"]
-    assert float(rows[1]["predicted_s"]) == alone["predicted_s"]
 
 
 @pytest.fixture
@@ -240,9 +225,16 @@ def test_speed_is_relative_to_one_replica_whichever_were_asked_for(pef: Path, dr
 @whole
 def test_chips_that_share_a_batch_sync_in_one_replica_too(tmp_path: Path, drawn: list[Curve]) -> None:
     """So each path has its own base, and the straight line is that of the quicker one."""
-    files = ["--csv", tmp_path / "rows.csv", "--plot", tmp_path / "rows.svg"]
-    called("simulate", "configs/parallelism/batch.toml", "--replicas", "2,1", *files)
-    rows = rows_of(tmp_path / "rows.csv")
+    config, rows_file = "configs/parallelism/batch.toml", tmp_path / "rows.csv"
+    files = ["--csv", rows_file, "--plot", tmp_path / "rows.svg"]
+    shown = called("simulate", config, "-b", "16,64", "--sync", "rdu", *files)
+    assert [row["batch_size"] for row in rows_of(rows_file)] == ["16", "64"]
+    assert ["batch 16 a replica" in shown, "batch 64 a replica" in shown] == [True, True]
+    (alone,) = in_json(config, "-b", "64", "--sync", "rdu")
+    assert float(rows_of(rows_file)[1]["predicted_s"]) == alone["predicted_s"]
+    assert "sync by rdu, batch 64" in [curve.name for curve in drawn]
+    called("simulate", config, "--replicas", "2,1", *files)
+    rows = rows_of(rows_file)
     assert [row["sync"] for row in rows] == ["host", "rdu"] * 2
     for two, one in zip(rows[:2], rows[2:], strict=True):
         speeds = [float(row["predicted_samples_per_s"]) for row in (two, one)]
@@ -286,28 +278,23 @@ def test_a_page_has_the_figures_of_simulate(pef: Path, page: Page) -> None:
         assert all(word in terminal for word in row)
     assert page.words.count("predicted") >= 6
     assert "not validated" in "".join(page.words)
+    with pytest.raises(OptionError, match="--tables is for replicas of one rank"):
+        called("report", pef, "--tables", "tables")
 
 
 def test_the_picture_is_the_schedule(pef: Path, page: Page) -> None:
     step = predicted(pef, replicas=2)
     traces = {trace["name"]: trace for trace in page.figures["schedule-figure"]["data"]}
     messages = {"messages along pp", "messages along tp"}
-    assert traces.keys() == {"forward", "backward", *messages, "GRADNORM", "OPT", "REDUCE", "GATHER"}
+    assert traces.keys() == {*PASSES, *messages, "GRADNORM", "OPT", "REDUCE", "GATHER"}
     ends_s = [start + length for t in traces.values() for start, length in zip(t["base"], t["x"], strict=True)]
     assert max(ends_s) == pytest.approx(step.predicted_s, rel=1e-6)
     for position, name in enumerate(("ranks 0-1", "ranks 2-3")):
-        cells = [
-            (base, text)
-            for kind in ("forward", "backward")
-            for row, base, text in zip(*(traces[kind][key] for key in ("y", "base", "text")), strict=True)
-            if row == name
-        ]
-        actions = step.schedule.rows[position]
-        assert [text for _, text in sorted(cells)] == [f"{action.kind}{action.micro_batch}" for action in actions]
-        seconds = {
-            kind: sum(x for row, x in zip(trace["y"], trace["x"], strict=True) if row == name)
-            for kind, trace in traces.items()
-        }
+        bars = [zip(*(traces[kind][key] for key in ("base", "text", "y")), strict=True) for kind in PASSES]
+        texts = [text for _, text, row in sorted(bar for of_kind in bars for bar in of_kind) if row == name]
+        assert texts == [f"{action.kind}{action.micro_batch}" for action in step.schedule.rows[position]]
+        lengths_s = {kind: zip(trace["y"], trace["x"], strict=True) for kind, trace in traces.items()}
+        seconds = {kind: sum(x for row, x in of_kind if row == name) for kind, of_kind in lengths_s.items()}
         times = step.times_of(position)
         assert seconds["messages along tp"] == pytest.approx(times.messages["tp"].predicted_s, rel=1e-5)
         copies_s = sum(copy.predicted_s for copy in step.ranks[position].copies.values())
@@ -327,22 +314,70 @@ def test_what_a_run_waited_stands_beside_what_was_predicted(pef: Path, tmp_path:
     for beside, subject in ((True, [pef, "--run", metrics]), (False, [metrics])):
         called("report", *subject, "--html", file)
         cells = words_of(file)
+        assert "dp 2 × pp 2 × tp 2" in cells
         for axis in ("pp", "tp"):
             at = cells.index(f"waiting along {axis}")
             times_s = [summary.waited_s[axis] / summary.steps, summary.predicted.predicted_waited_s[axis]]
             row = [format_seconds(time_s) for time_s in times_s[: 1 + beside]]
             assert cells[at + 1 : at + 1 + len(row)] == row
-        assert ("predicted for 8 × SN30" in cells) == beside
-        assert ("host: sections, inputs, outputs" in cells) == beside
-        assert "dp 2 × pp 2 × tp 2" in cells
+        for words in ("predicted for 8 × SN30", "host: sections, inputs, outputs"):
+            assert (words in cells) == beside
 
 
-def test_a_config_of_several_ranks_has_a_page_and_no_tables(pef: Path, tmp_path: Path) -> None:
-    file = tmp_path / "page.html"
-    printed = called("report", "configs/parallelism/batch.toml", "--replicas", "2", "--html", file)
-    assert printed.startswith(f"{file} written")
-    assert Page(file.read_text(encoding="utf-8")).ids("section") == PARTS
-    assert "dp 4" in words_of(file)
-    assert "PEF" not in words_of(file)
-    with pytest.raises(OptionError, match="--tables is for replicas of one rank"):
-        called("report", pef, "--tables", tmp_path / "tables")
+def step_of(replicas: int = 1, path: SyncPath = SyncPath.RDU, micro_steps: int = 1) -> PredictedStep:
+    device = load_device("sn30")
+    placement = place(replicas, device, 4, load_cluster("sn30-8"))
+    return predict_step(sample_program(), budget_of(device, 4), placement, path, micro_steps, "o3")
+
+
+def test_a_row_for_each_section_is_within_the_device_and_their_sum_is_the_step() -> None:
+    step = step_of(micro_steps=3).alone
+    rows = list(csv.DictReader(io.StringIO(section_report_csv(step))))
+    heads = [(str(number), section.kind) for number, section in enumerate(step.sections)]
+    assert [(row["section_id"], row["section_type"]) for row in rows] == heads
+    total_s = sum(float(row["predicted_latency_s"]) * int(row["runs_per_step"]) for row in rows)
+    assert total_s == pytest.approx(step.device_s)
+    for row, section in zip(rows, step.sections, strict=True):
+        parts = [float(row[f"predicted_{part}_s"]) for part in ("compute", "memory", "fill", "launch")]
+        assert float(row["predicted_latency_s"]) == pytest.approx(max(parts[:2]) + sum(parts[2:]))
+        rates = [float(row[f"predicted_ddr_{way}_bytes_per_s"]) for way in ("read", "write")]
+        assert sum(rates) <= step.budget.memory_bytes_per_s
+        assert sum(rates) * section.price.predicted_s == pytest.approx(section.load.traffic_bytes)
+        assert all(0 <= float(row[f"predicted_{what}_utilization"]) <= 1 for what in ("pcu", "pmu"))
+        assert int(row["predicted_pcu_count"]) == round(section.price.units) <= 640
+    products = {row["section_type"] for row in rows if float(row["predicted_pcu_utilization"]) > 0}
+    assert products == {"FWD", "BCKWD"}
+
+
+def test_the_parts_of_the_summary_add_up() -> None:
+    synced = step_of(replicas=4).synced
+    record = json.loads(summary_json(synced, "digits"))
+    predicted, share = record["predicted"], f"{record['predicted']['predicted_host_share']:.1%}"
+    assert record["remarks"][0] == f"Host takes {share} of the total latency (predicted)."
+    parts_s = [predicted[f"predicted_{part}_s"] for part in ("host", "device", "exposed_sync")]
+    assert predicted["predicted_latency_s"] == pytest.approx(sum(parts_s))
+    for kind in ("type", "bound"):
+        assert sum(predicted[f"predicted_latency_s_by_{kind}"].values()) == pytest.approx(parts_s[1])
+    assert predicted["predicted_throughput_samples_per_s"] == pytest.approx(synced.samples_per_s)
+
+
+@pytest.mark.parametrize("path", SyncPath)
+@pytest.mark.parametrize("micro_steps", [1, 3])
+@pytest.mark.parametrize("replicas", [1, 2, 6, 40])
+def test_a_trace_says_that_it_is_predicted_and_of_what_and_ends_when_it_says(
+    replicas: int, micro_steps: int, path: SyncPath
+) -> None:
+    step = step_of(replicas, path, micro_steps)
+    trace, shown = read_trace(predicted_trace(step)), min(replicas, 4)
+    assert (trace.facts["kind"], trace.facts["pef"], trace.facts["pef_digest"]) == ("predicted", "logreg", None)
+    assert trace.facts["device"] == "4 of 8 tiles of SN30: predicted, never measured here"
+    assert (trace.facts["replicas"], trace.facts["replicas_shown"]) == (replicas, shown)
+    places = ("RDU 0 tiles 0-3", "RDU 0 tiles 4-7", "RDU 1 tiles 0-3", "RDU 1 tiles 4-7")[:shown]
+    titles = [f"replica {replica} of {replicas}, node 0 {place}, predicted" for replica, place in enumerate(places)]
+    assert list(trace.processes.values()) == titles
+    for replica in trace.processes:
+        spans = trace.named("", replica)
+        assert len(spans) == len(step.synced.spans)
+        assert max(span.stop_ns for span in spans) == pytest.approx(step.predicted_s * 1e9, abs=1)
+        model = [span for span in spans if span.name.startswith(("FWD", "BCKWD"))]
+        assert max(span.args.get("micro_step", 0) for span in model) == micro_steps - 1
