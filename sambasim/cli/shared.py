@@ -162,8 +162,7 @@ def write_all(texts: Mapping[Path, str], *, quiet: bool = False) -> None:
 
 @contextmanager
 def kept_imports() -> Iterator[None]:
-    """Exempt all objects that exist at the end of the block from garbage collection. Only for a command that has not
-    yet run user code: the globals of a running script would never be collected."""
+    """Exempt what exists at its end from garbage collection: not after user code, whose globals would stay for ever."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

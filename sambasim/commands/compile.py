@@ -1,6 +1,5 @@
-"""The use case of compiling: the work is done in a child of this process, and the PEF is compared with its model in a
-second one, as `sambasim verify --against` does later. The caller's model, generators, caches and process stay as they
-were."""
+"""Compiles in a child of this process, and compares the PEF with its model in a second one, as `verify --against` also
+does. The caller's model, generators, caches and process stay as they were."""
 
 import secrets
 import time
@@ -75,8 +74,7 @@ class Proved(NamedTuple):
 def named_in(
     options: CompileOptions, on_phase: OnPhase = lambda phase: None
 ) -> tuple[nn.Module, Example, Source, tuple[str, ...]]:
-    """What options name: the model, a batch of its training data, that data, and notices about the batch. Raises
-    OptionError, before anything else, if the PEF could not be written, or for a schedule that cannot be."""
+    """What options name: the model, a batch of its training data, that data, and notices about the batch."""
     check_output_file(options.pef_path, "the PEF", "--output-folder FOLDER")
     schedule_of(options)
     on_phase("build the model")
@@ -89,7 +87,7 @@ def named_in(
 
 
 def compile_named(options: CompileOptions, on_phase: OnPhase = lambda phase: None) -> Proved:
-    """Compile what `options` name, and compare it with its model. Raises as `named_in` and `compile_proved`."""
+    """Compile what `options` name, and compare it with its model. Raises as `compile_proved`."""
     model, example, source, notices = named_in(options, on_phase)
     compiled, checked = compile_proved(LiveModel(model, example), options, on_phase, source)
     return Proved(replace(compiled, notices=(*notices, *compiled.notices)), checked)

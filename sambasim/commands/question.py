@@ -90,8 +90,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class _Subject:
-    """A program for each requested batch size, and how it was compiled. If a program has another batch size, its work
-    is scaled. `recomputed` captures a model again, with recomputation."""
+    """A program for each requested batch size, and how it was compiled. `recomputed` captures a model again so."""
 
     programs: Sequence[tuple[int, Program]]
     arch: str

@@ -90,8 +90,7 @@ def _check_features(options: RunOptions, header: PefHeader, in_slices: bool) -> 
 
 
 def _check_ranks(options: RunOptions, header: PefHeader, ranks: int, command: Sequence[str]) -> None:
-    """Raises OptionError or LaunchError unless `ranks` ranks make whole replicas, at least as many as the PEF needs,
-    and can sync if they are several. Remedies repeat `command`."""
+    """Raises OptionError or LaunchError unless ranks make whole replicas, as many as the PEF needs, that can sync."""
     servers, minimum, whole = options.parameter_servers or 0, header.world_size, options.one_process_per_replica
     chips, remaining = header.replica.size(DATA_PARALLEL), ranks - servers
     if whole and chips > 1 and ranks > 1:

@@ -106,8 +106,7 @@ _KEPT = (TensorParallel, Recompute)
 
 
 class Variants:
-    """Runs the passes of a strategy, and of `options`, on a program of one rank, as captured of `model` or
-    compiled. Evaluation graphs and addresses are left out, and nothing is verified: `sambasim compile` does."""
+    """Runs the passes of strategies, and of `options`, on a program of one rank, without evaluation and addresses."""
 
     def __init__(self, program: Program, options: CompileOptions, model: nn.Module | None = None) -> None:
         self._captured = _as_captured(program)

@@ -154,8 +154,7 @@ def one_of(choices: Iterable[str]) -> str:
 def build(
     model_class: type[M], mapping: Mapping[str, object], *, where: str | None = None, given: Sequence[Given] = ()
 ) -> M:
-    """An instance of an options class from plain data; `where` is the config file, `given` what came from the command
-    line. Raises one OptionError for all problems."""
+    """An instance from plain data; `where`: its file, `given`: what was typed. Raises OptionError for all problems."""
     origins = {".".join(path): origin for path, _, origin in given}
     try:
         return model_class.model_validate(mapping)
@@ -206,8 +205,7 @@ def _explain(error: ValidationError, model_class: type[BaseModel], origins: Mapp
         if kind == "missing" and isinstance(item["loc"][-1], int):
             what = "has too few values"
         elif kind == "missing":
-            problems.append(Problem(name, "is missing", _MISSING.get(name, f"--set {name}=…")))
-            continue
+            what, remedy, value = "is missing", _MISSING.get(name, f"--set {name}=…"), None
         elif kind == "literal_error":
             choices = re.findall(r"'([^']*)'", context["expected"])
             what = f"must be {one_of(choices)}"

@@ -25,8 +25,7 @@ OPT_LEVELS = {
 }
 
 
-def _arch(name: str) -> str:
-    return "sn40" if name == "sn40l" else name  # as the file of the device is called
+_OF_FILE = AfterValidator(lambda name: "sn40" if name == "sn40l" else name)  # as the file of the device is called
 
 
 def _pef_name(name: str) -> Iterator[Problem]:
@@ -54,7 +53,7 @@ class BuildOptions(Options):
     """Compile the forward pass only: no loss, no optimizer."""
     opt_level: Annotated[Literal["o0", "o1", "o3"], Flag("--o0/--o1/--o3", choices=OPT_LEVELS)] = "o3"
     """How operators are grouped into sections."""
-    arch: Annotated[Literal["sn10", "sn30", "sn40", "sn40l"], AfterValidator(_arch), Flag("--arch")] = "sn30"
+    arch: Annotated[Literal["sn10", "sn30", "sn40", "sn40l"], _OF_FILE, Flag("--arch")] = "sn30"
     """Device to compile for."""
     dtype: Annotated[Literal["fp32", "bf16", "fp16"], Flag("--dtype", NUMERICS)] = "fp32"
     """How parameters, activations and gradients are stored; fp16 scales the loss."""
@@ -86,15 +85,12 @@ class BuildOptions(Options):
         return self.master_weights or self.dtype == "fp16"  # whose small gradients would underflow in states
 
 
+_PREFIXES = ("", "packed_", "local_", "embedding_")
 TENSOR_STYLES: Mapping[str, Literal["columns", "rows", "whole"]] = {
-    **dict.fromkeys((
-        "colwise", "colwise_rep", "colwise_gather_output", "packed_colwise", "local_colwise", "embedding_colwise",
-    ), "columns"),
-    **dict.fromkeys((
-        "rowwise", "rowwise_rep", "rowwise_split_input", "packed_rowwise", "local_rowwise", "embedding_rowwise",
-    ), "rows"),
+    **dict.fromkeys((*(f"{before}colwise" for before in _PREFIXES), "colwise_rep", "colwise_gather_output"), "columns"),
+    **dict.fromkeys((*(f"{before}rowwise" for before in _PREFIXES), "rowwise_rep", "rowwise_split_input"), "rows"),
     **dict.fromkeys(("replicate", "replicated_with_grad_allreduce"), "whole"),
-}  # fmt: skip
+}
 """Hugging Face's styles of tensor parallelism that say how a weight lies; the layouts of activations follow from it."""
 
 
@@ -175,8 +171,7 @@ class CompileFile(Sections):
 
 
 class CompileOptions(Sections, ParallelOptions, BuildOptions):
-    """Everything that `compile` needs; the fields of `[compile]` and `[parallel]` are its own. `loss` is None for a
-    model that returns its loss."""
+    """Everything that `compile` needs, flat. `loss` is None for a model that returns its loss."""
 
     def problems(self) -> Iterator[Problem]:
         for part in (BuildOptions, ParallelOptions, Sections):
@@ -230,9 +225,8 @@ class CompileOptions(Sections, ParallelOptions, BuildOptions):
 
     def training_defaults(self) -> dict[str, JsonValue]:
         """Loss, optimizer and training as the PEF stores them, in JSON. A PEF for inference has neither."""
-        both = {} if self.inference else {"loss": self.loss, "optimizer": self.optimizer}
-        tables = {"loss": None, "optimizer": None, **both, "training": self.training}
-        return {name: None if table is None else table.model_dump(mode="json") for name, table in tables.items()}
+        dumped = self.model_dump(mode="json", include={"loss", "optimizer", "training"})
+        return dumped | ({"loss": None, "optimizer": None} if self.inference else {})
 
     def data_source(self) -> dict[str, JsonValue]:
         return self.data.model_dump(mode="json")
@@ -292,8 +286,7 @@ def options_and_notes(
 
 
 def options_in_python(tables: Mapping[str, object], flags: Mapping[str, object]) -> Compiling:
-    """The options of a compile in Python: flags by keyword, and `set`, override `tables`, which have the layout of a
-    config. Raises OptionError, which lists all mistakes."""
+    """The options of a compile in Python: flags by keyword, and `set`, override `tables`. Raises OptionError."""
     others = {name: value for name, value in flags.items() if name != "set"}
     given = [*given_settings(flags.get("set") or {}), *given_flags(others, COMPILE_FLAGS)]
     file, given, notes = _built(tables, given, None)

@@ -31,8 +31,7 @@ _CYCLED_BETA2 = 0.99
 
 
 class World(NamedTuple):
-    """How many replicas there are, and by what: `-ws 2`. `remedy` starts another number, which follows it. `compiled`:
-    the batch of a replica, if it cannot change any more."""
+    """How many replicas there are, `by` what, a `remedy` for another number; `compiled`: the batch of one, if fixed."""
 
     size: int
     by: str
@@ -103,8 +102,7 @@ def _compiled_otherwise(entry: Given, stored: Mapping[str, object]) -> Problem |
 
 @dataclass
 class _Reading:
-    """One file while it is read; `others` are the tables of options without it, `typed` the options that override it,
-    by name."""
+    """One file while it is read; `others`: the tables of options without it, `typed`: options that override it."""
 
     file: DeepSpeedFile
     others: Mapping[str, object]

@@ -52,8 +52,7 @@ class Flag(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """A flag with the option that it sets: its keyword in Python, its dotted name, its type without None, its default,
-    `...` if it has none, and the class of the field."""
+    """A flag with the option that it sets; `kind` is its type without None, `default` `...` if there is none."""
 
     keyword: str
     name: str
@@ -83,16 +82,12 @@ def flags_in(tables: "Mapping[str, type[Options]]", command: Command) -> dict[st
             if flag is None or flag.only not in (None, command):
                 continue
             keyword = name if flag.choices else flag.names[-1].split("/")[0].strip("-").replace("-", "_")
-            dotted, kind = f"{table}.{name}" if table else name, _without_none(field.annotation)
+            dotted, kind = f"{table}.{name}" if table else name, field.annotation
+            while get_origin(kind) not in (None, Literal):
+                kind = next(part for part in get_args(kind) if part is not type(None))
             default = ... if field.is_required() else field.default
             settings[keyword] = Setting(keyword, dotted, flag, kind, default, options)
     return settings
-
-
-def _without_none(hint: Any) -> Any:
-    while get_origin(hint) not in (None, Literal):
-        hint = next(part for part in get_args(hint) if part is not type(None))
-    return hint
 
 
 @cache

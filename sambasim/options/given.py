@@ -4,6 +4,7 @@ import copy
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from sambasim.errors import LARGEST_TOML_BYTES, OptionError, nests_too_deeply, read_text, shortened, unreadable
@@ -44,39 +45,31 @@ def read_toml(path: Path) -> dict[str, object]:
 def given_overrides(overrides: Sequence[str]) -> list[Given]:
     """Each `NAME=VALUE` of `--set`. The value is TOML; a word that is not TOML is text; an empty value removes the
     name. Raises OptionError for an invalid name or value."""
-    given: list[Given] = []
-    for override in overrides:
-        _, equals, text = override.partition("=")
-        if not equals:
-            raise OptionError(f"--set {override} has no value", remedy=f"--set {override}=VALUE")
-        value = _value(text.strip(), override) if text.strip() else None
-        given.append(Given(_path(override), value, "--set"))
-    return given
+    if missing := [override for override in overrides if "=" not in override]:
+        raise OptionError(f"--set {missing[0]} has no value", remedy=f"--set {missing[0]}=VALUE")
+    return [Given(_path(override), _value(override), "--set") for override in overrides]
 
 
 def given_settings(settings: object) -> list[Given]:
-    """What `set=` gives in Python, `{"data.shuffle": False}`, as `given_overrides` has `--set`; None removes a name.
-    Raises OptionError."""
+    """What `set=` gives in Python, `{"data.shuffle": False}`; None removes a name. Raises OptionError."""
     if not isinstance(settings, Mapping):
         raise OptionError(f"set is {show(settings)}, not a dictionary", remedy='set={"data.shuffle": False}')
     return [Given(_path(str(name)), value, "set") for name, value in settings.items()]
 
 
 def given_flags(flags: Mapping[str, object], known: Mapping[str, Setting]) -> list[Given]:
-    """Each flag that was given, by keyword; None is one that was not. Raises OptionError for a keyword that is not in
-    `known`."""
+    """Each flag that was given, by keyword; None is one that was not. Raises OptionError for one not in `known`."""
     for keyword in flags:
         if keyword not in known:
             guess = suggested(keyword, known)
             what = "is not a flag" if guess else f"is not a flag; they are {', '.join(known)}"
             raise refusal([Problem(keyword, what, guess)])
-    settings = [(known[keyword], value) for keyword, value in flags.items() if value is not None]
+    settings = ((known[keyword], value) for keyword, value in flags.items() if value is not None)
     return [Given(setting.name.split("."), value, setting.flag.typed) for setting, value in settings]
 
 
 def assign(mapping: Mapping[str, object], given: Iterable[Given]) -> dict[str, object]:
-    """A copy of `mapping` with every value of `given` in it. Raises OptionError for a name inside of something that is
-    not a table."""
+    """A copy of `mapping` with `given` in it. Raises OptionError for a name inside of something that is no table."""
     result = copy.deepcopy(dict(mapping))
     for path, value, origin in given:
         *tables, last = path
@@ -97,10 +90,9 @@ def assign(mapping: Mapping[str, object], given: Iterable[Given]) -> dict[str, o
 def _path(override: str) -> list[str]:
     """`"model.args.depth=3"` -> `["model", "args", "depth"]`."""
     parts: list[str] = []
-    try:
-        inner: object = tomllib.loads(f"{override.partition('=')[0]} = 0")
-    except tomllib.TOMLDecodeError:
-        inner = None
+    inner: object = None
+    with suppress(tomllib.TOMLDecodeError):
+        inner = tomllib.loads(f"{override.partition('=')[0]} = 0")
     while isinstance(inner, dict) and len(inner) == 1:
         [(part, inner)] = inner.items()
         parts.append(part)
@@ -109,7 +101,10 @@ def _path(override: str) -> list[str]:
     return parts
 
 
-def _value(text: str, override: str) -> object:
+def _value(override: str) -> object:
+    text = override.partition("=")[2].strip()
+    if not text:
+        return None
     try:
         parsed = tomllib.loads(f"value = {text}")
     except ValueError as error:  # also an integer of thousands of digits

@@ -186,9 +186,7 @@ def step_range(text: str | None) -> StepRange:
 
 
 class Unit(StrEnum):
-    STEPS = "steps"
-    EPOCHS = "epochs"
-    SECONDS = "s"
+    STEPS, EPOCHS, SECONDS = "steps", "epochs", "s"
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,8 +90,7 @@ class CheckpointOptions(Options):
 
 
 class RunOptions(Options):
-    """Everything that `run` needs. `data_parallel` None means: on, if the PEF is data parallel and there are two
-    replicas or more. `resolve_run` checks `overrides`."""
+    """Everything that `run` needs; `resolve_run` checks `overrides`."""
 
     panel = OUTPUT
 
@@ -168,7 +167,10 @@ class RunOptions(Options):
         for field in ("weights", "save", "predictions"):
             path = getattr(self, field)
             if path is not None and path.suffix != SAVE_SUFFIX:
-                yield Problem(field, f"must be a {SAVE_SUFFIX} file", _other_name(field, path), str(path))
+                remedy = f"{_typed(field)} {path.parent / f'{path.stem or field}{SAVE_SUFFIX}'}"
+                if field == "weights" and os.path.isfile(path / "checkpoint.json"):  # is_file raises in a closed folder
+                    remedy = f"--resume {path} --steps N --save FILE{SAVE_SUFFIX}, with the N of its step, saves them"
+                yield Problem(field, f"must be a {SAVE_SUFFIX} file", remedy, str(path))
         emulated, servers, one_of_two = self.emulate_replicas, self.parameter_servers, "leave out one of the two"
         is_recorded, is_traced = self.record_digests is not None, self.trace is not None
         yield from broken(
@@ -223,19 +225,12 @@ _TABLES: Mapping[str, type[Options]] = {
 RUN_FLAGS = flags_in(_TABLES, "run")
 
 
-def _other_name(field: str, path: Path) -> str:
-    if field == "weights" and os.path.isfile(path / "checkpoint.json"):  # Path.is_file raises in a closed folder
-        return f"--resume {path} --steps N --save FILE{SAVE_SUFFIX}, with the N of its step, saves its weights"
-    return f"{_typed(field)} {path.parent / f'{path.stem or field}{SAVE_SUFFIX}'}"
-
-
 def _typed(name: str) -> str:
     return next(setting.flag.typed for setting in RUN_FLAGS.values() if setting.name == name)
 
 
 def run_options(flags: Mapping[str, object], settings: Sequence[Given] = ()) -> RunOptions:
-    """The options of one run: flags override `settings`, those of `--set`, or of `set` in Python. Raises OptionError,
-    which lists all mistakes; `resolve_run` checks the settings, together with the PEF."""
+    """The options of one run: flags override `settings`, of `--set` or of `set` in Python. Raises OptionError."""
     changes = [setting._replace(path=["overrides", *setting.path]) for setting in settings]
     if removed := [".".join(setting.path[1:]) for setting in changes if setting.value is None]:
         what = f"--set {removed[0]}= removes an option, which a run cannot: the PEF has it"
@@ -279,9 +274,8 @@ def resolve_run(
     data_source: Mapping[str, object],
     given: Sequence[Given] = (),
 ) -> ResolvedRun:
-    """What the PEF stores, with the overrides of the run, of which a file may have `given` some. A new data source
-    resets its arguments; `epochs` replaces stored `steps`, and `steps` stored `epochs`. Raises PefError for invalid
-    stored options, OptionError for invalid overrides."""
+    """What the PEF stores, with the overrides of the run, of which a file may have `given` some. Raises PefError for
+    invalid stored options, OptionError for invalid overrides."""
     try:
         stored = build(Sections, {**training_defaults, "data": dict(data_source)})
     except OptionError as error:
@@ -331,13 +325,13 @@ def _switched(before: OptimizerOptions | None, after: OptimizerOptions | None) -
     """Hyperparameters whose new value needs other sections or another state of the optimizer."""
     if before is None or after is None:
         return []
-    problems: list[Problem] = []
+    problems, cannot = list[Problem](), "cannot be turned"
     if before.max_grad_norm is None and after.max_grad_norm is not None:
-        what = "cannot be turned on: the PEF was compiled without clipping"
+        what = f"{cannot} on: the PEF was compiled without clipping"
         problems.append(_compile_again("optimizer.max_grad_norm", what, after.max_grad_norm))
     if bool(before.momentum) != bool(after.momentum):
         way = "off: the PEF was compiled with it" if before.momentum else "on: the PEF was compiled without it"
-        problems.append(_compile_again("optimizer.momentum", f"cannot be turned {way}", after.momentum))
+        problems.append(_compile_again("optimizer.momentum", f"{cannot} {way}", after.momentum))
     return problems
 
 

@@ -302,8 +302,7 @@ class TrainingOptions(Options):
 
 
 class Sections(Options):
-    """What is compiled: every table of a config except `[compile]` and `[parallel]`. An inference PEF has no
-    optimizer."""
+    """What is compiled: all tables of a config but `[compile]` and `[parallel]`. An inference PEF has no optimizer."""
 
     model: ModelOptions = Field(default_factory=ModelOptions)
     data: DataOptions = Field(default_factory=DataOptions)

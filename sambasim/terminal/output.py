@@ -19,6 +19,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TextIO
 
 from sambasim.errors import Interrupted, MachineError, SambasimError, exit_code, one_line, printable
@@ -155,8 +156,7 @@ def terminal_width(stream: TextIO) -> int:
 
 
 def console_of(stream: TextIO, file: TextIO | None = None) -> "Console":
-    """A console for `stream`, which has colours and cursor control if it is on a terminal, also under mpirun. With
-    `file`, that is written instead."""
+    """A console for `stream`, or for `file` in its place, with colours if it ends on a terminal, also under mpirun."""
     from rich.console import Console
 
     on_terminal, width = is_terminal(stream), terminal_width(stream)
@@ -206,8 +206,7 @@ def phases(quiet: bool) -> Iterator[Callable[[str], None]]:
         yield lambda phase: print(f"{phase} …", file=sys.stderr, flush=True)
 
 
-def exit_code_of(error: BaseException) -> int:
-    return exit_code(error, other=70)
+exit_code_of = partial(exit_code, other=70)
 
 
 def report_error(error: BaseException, reporter: str | None = None, details: Sequence[tuple[str, str]] = ()) -> None:

@@ -19,8 +19,7 @@ _LIVE_INTERVAL_S = 0.5
 
 
 class RunProgress(RunObserver):
-    """On a terminal one line with a bar, the last evaluation and the time that is left; else a line every few seconds.
-    With `predicts`, the end also shows what is predicted for the simulated device."""
+    """On a terminal one line with a bar, else a line every few seconds; with `predicts`, predictions at the end."""
 
     def __init__(self, *, predicts: bool = False) -> None:
         self._predicts = predicts

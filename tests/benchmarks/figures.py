@@ -133,29 +133,26 @@ def parallel(folder: Path) -> Iterator[Figure]:
         yield Figure(f"communication as {peer}, np 2, in a step", ours, "gloo", "ratio at most 0.5", of_both)
 
 
-def _steps_s(
-    folder: Path, name: str, way: str, count: int, checkpoints_s: list[float] | None = None
-) -> Sequence[float]:
+def _steps_s(folder: Path, name: str, way: str, count: int, checkpoints_s: list[float]) -> Any:
     """And adds the seconds of checkpoints to `checkpoints_s`."""
     measured = run_body("steps", str(folder), name, way, str(count), str(CHECKPOINT_EVERY), np=REPLICAS)
-    if checkpoints_s is not None:
-        checkpoints_s += measured["checkpoints_s"]
-    steps_s: Sequence[float] = measured["steps_s"]
-    return steps_s
+    checkpoints_s += measured["checkpoints_s"]
+    return measured["steps_s"]
 
 
 def steps(folder: Path) -> Iterator[Figure]:
     """Seconds of a step with sync between devices, against DistributedDataParallel on gloo."""
     for workload in WORKLOADS:
         compile_workload(workload, folder)
-        ways = {str(way): partial(_steps_s, folder, workload.name, way, workload.steps) for way in workload.ways}
+        ways = {str(way): partial(_steps_s, folder, workload.name, way, workload.steps, []) for way in workload.ways}
         medians = in_turns(ways, STEP_ROUNDS)
-        title = f"step of {workload.name}, np {REPLICAS}"
-        yield Figure(title, Way.PLAIN, Way.DDP, f"ratio at most {STEP_GOALS[workload.name]:.3f}", medians)
-        if Way.ALONE in workload.ways:
-            yield Figure(title, Way.ALONE, Way.DDP, "none: if sync and optimizer cost nothing", medians)
-        if Way.INDUCTOR in workload.ways:
-            yield Figure(title, Way.INDUCTOR, Way.DDP_COMPILED, f"ratio at most {COMPILED_GOAL:.3f}", medians)
+        for way, peer, goal in (
+            (Way.PLAIN, Way.DDP, f"ratio at most {STEP_GOALS[workload.name]:.3f}"),
+            (Way.ALONE, Way.DDP, "none: if sync and optimizer cost nothing"),
+            (Way.INDUCTOR, Way.DDP_COMPILED, f"ratio at most {COMPILED_GOAL:.3f}"),
+        ):
+            if way in workload.ways:
+                yield Figure(f"step of {workload.name}, np {REPLICAS}", way, peer, goal, medians)
 
 
 def arithmetic(folder: Path) -> Iterator[Figure]:
@@ -198,10 +195,8 @@ def overhead(folder: Path) -> Iterator[Figure]:
     """What stall detection costs in a step, and what a checkpoint every PROMISED_EVERY steps costs."""
     checkpoints_s: list[float] = []
     compile_workload(WORKLOADS[0], folder)
-    ways = {
-        way: partial(_steps_s, folder, "gpt", way, OVERHEAD_STEPS, checkpoints_s)
-        for way in ("bare", "watched", "checkpointed")
-    }
+    names = "bare", "watched", "checkpointed"
+    ways = {way: partial(_steps_s, folder, "gpt", way, OVERHEAD_STEPS, checkpoints_s) for way in names}
     medians = in_turns(ways, OVERHEAD_ROUNDS)
     yield Figure("step of gpt, np 2", "watched", "bare", "ratio at most 1.01", medians)
     step_s = medians["watched"]
@@ -218,7 +213,7 @@ def sync(folder: Path) -> Iterator[Figure]:
     for size_bytes, peer, goal in SYNC_GOALS:
         size = sizes[size_bytes]
         times_s = {path.path: path.measured_s for path in size.paths} | {_COPY: size.copy_bound_s}
-        medians = {"device": times_s["device"], peer: times_s[peer]}
+        medians = {name: times_s[name] for name in ("device", peer)}
         yield Figure(f"sync of {format_bytes(size_bytes)}", "device", peer, goal, medians)
 
 

@@ -43,16 +43,13 @@ class Subject:
     global_batch: int
 
 
+_WORKLOADS = "tests/benchmarks/workloads.py"
 SUBJECTS = (
     Subject("char_gpt", "configs/char_gpt.toml", ("model.args.width=256", "training.schedule.warmup_steps=1"), 24),
     Subject("resnet", "configs/resnet.toml", ("model.args.width=64", "training.schedule.warmup_steps=1"), 48),
-    Subject(
-        "split_gpt",
-        "tests/benchmarks/workloads.py:SplitGPT",
-        ("model.args.layers=2", "data.source=tests/benchmarks/workloads.py:text", "optimizer.name=adamw"),
-        12,
-    ),
-)
+    Subject("split_gpt", f"{_WORKLOADS}:SplitGPT",
+            ("model.args.layers=2", f"data.source={_WORKLOADS}:text", "optimizer.name=adamw"), 12),
+)  # fmt: skip
 
 
 def plans(batch: int) -> Sequence[Strategy]:
@@ -86,11 +83,10 @@ def plan(folder: Path) -> Iterator[Figure]:
         goal = f"ratio at most {1 + BEST}"
         yield Figure(f"rank of {subject.name}: {best}", "first of the plan", "best measured", goal, both)
     for what, of_plans in errors.items():
-        for kind, error, bound in zip(
-            ("mean", "worst"), (statistics.mean(of_plans), max(of_plans)), BOUNDS[what], strict=True
-        ):
-            title = f"{kind} error of {what}, {len(of_plans)} plans"
-            yield Figure(title, "error", "bound", "ratio at most 1", {"error": error, "bound": bound}, unit="")
+        of_all = {"mean": statistics.mean(of_plans), "worst": max(of_plans)}
+        for (kind, error), bound in zip(of_all.items(), BOUNDS[what], strict=True):
+            title, both = f"{kind} error of {what}, {len(of_plans)} plans", {"error": error, "bound": bound}
+            yield Figure(title, "error", "bound", "ratio at most 1", both, unit="")
     # Each part of the memory of a replica, as `estimate-memory` says, against what torch counts.
     for family in MEMORY_FAMILIES:
         sets = [f"model.args.{change}" for change in FAMILIES[family]]
@@ -112,12 +108,8 @@ def _predicted(subject: Subject, file: Path) -> Mapping[Strategy, tuple[float, f
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     if result.returncode:
         raise RuntimeError(result.stderr)
-    with file.open() as rows:
-        return {
-            _strategy(row): (float(row["predicted_step_s"]), float(row["memory_bytes"]))
-            for row in csv.DictReader(rows)
-            if not row["problem"]
-        }
+    fitting = (row for row in csv.DictReader(file.open()) if not row["problem"])
+    return {_strategy(row): (float(row["predicted_step_s"]), float(row["memory_bytes"])) for row in fitting}
 
 
 def _strategy(row: Mapping[str, str]) -> Strategy:

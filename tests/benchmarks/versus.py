@@ -89,6 +89,11 @@ class Candidate:
     def call(self, *command: str, np: int = 1, check: bool = True) -> str:
         return self.installation.call(*command, folder=self.folder, np=np, check=check)
 
+    def seconds(self, *command: str, np: int = 1, check: bool = True) -> float:
+        began_s = time.perf_counter()
+        self.call(*command, np=np, check=check)
+        return time.perf_counter() - began_s
+
     def train(self, workload: Workload, *flags: str, np: int) -> tuple[Figures, list[Figures]]:
         """A run of the workload: its summary, and the records of its steps and checkpoints after the warm-up."""
         metrics = self.folder / "metrics.jsonl"
@@ -157,17 +162,11 @@ def start(candidate: Candidate) -> Figures:
     run_a_step = ("run", "--pef", "digits", "--reduce-on-rdu", "--no-evaluate", "--steps", "1")
     test_app = ("app", candidate.app, "test", "-b", "32", "--pef", "app")
     return {
-        "sambasim --help, s": _seconds(candidate, "--help"),
-        "a wrong flag, s": _seconds(candidate, "run", "--pfe", "x", check=False),
-        "a run of one step, np 2, s": _seconds(candidate, *run_a_step, np=2),
-        "an app's first step, s": _seconds(candidate, *test_app),
+        "sambasim --help, s": candidate.seconds("--help"),
+        "a wrong flag, s": candidate.seconds("run", "--pfe", "x", check=False),
+        "a run of one step, np 2, s": candidate.seconds(*run_a_step, np=2),
+        "an app's first step, s": candidate.seconds(*test_app),
     }
-
-
-def _seconds(candidate: Candidate, *command: str, np: int = 1, check: bool = True) -> float:
-    began_s = time.perf_counter()
-    candidate.call(*command, np=np, check=check)
-    return time.perf_counter() - began_s
 
 
 def overhead(candidate: Candidate) -> Figures:
@@ -176,11 +175,8 @@ def overhead(candidate: Candidate) -> Figures:
     flags = ("--reduce-on-rdu", "--checkpoint-dir", str(folder), "--checkpoint-every", every, "--keep", "1")
     _, records = candidate.train(workload, *flags, np=2)
     shutil.rmtree(folder)
-    name = f"{workload.name}, np 2, checkpoint every {every}"
-    return {
-        f"step of {name}, s": _median(records, "step_s"),
-        f"checkpoint of {workload.name}, np 2, s": _median(records, "checkpoint_s"),
-    }
+    of_steps = {f"step of {workload.name}, np 2, checkpoint every {every}, s": _median(records, "step_s")}
+    return of_steps | {f"checkpoint of {workload.name}, np 2, s": _median(records, "checkpoint_s")}
 
 
 def compiling(candidate: Candidate) -> Figures:
@@ -190,7 +186,7 @@ def compiling(candidate: Candidate) -> Figures:
         sets = _sets("optimizer.name=adamw", "data.source=synthetic", f"data.inputs={LARGE_MODELS[name]}")
         command = ("compile", f"transformers:{name}", "--pef-name", "large", *sets, "-b", "2")
         for words, flags in {COMPARED: (), NOT_COMPARED: ("--check", "0") if can_compare else ()}.items():
-            figures[f"{words}, {name}, s"] = _seconds(candidate, *command, *flags)
+            figures[f"{words}, {name}, s"] = candidate.seconds(*command, *flags)
     return figures
 
 
@@ -217,14 +213,13 @@ def table(other: Mapping[str, Sequence[float]], this: Mapping[str, Sequence[floa
     machine's speed drifts, and half the distance of their quartiles. And how many ratios are above LIMIT."""
     lines, worse = [f"{'figure':<60} {'other':>10} {'this':>10} {'ratio':>6} {'noise':>6}"], 0
     for name, values in other.items():
-        one, two = statistics.median(values), statistics.median(this[name])
+        medians = f"{statistics.median(values):>10.4g} {statistics.median(this[name]):>10.4g}"
         ratios = [new / old for new, old in zip(this[name], values, strict=True)]
         ratio = statistics.median(ratios)
         low, _, high = statistics.quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else (0.0, 0.0, 0.0)
         is_worse = ratio > LIMITS.get(name.partition(",")[0], LIMIT)
         worse += is_worse
-        flag = "  WORSE" if is_worse else ""
-        lines.append(f"{name:<60} {one:>10.4g} {two:>10.4g} {ratio:>6.3f} {(high - low) / 2:>6.1%}{flag}")
+        lines.append(f"{name:<60} {medians} {ratio:>6.3f} {(high - low) / 2:>6.1%}{'  WORSE' * is_worse}")
     return lines, worse
 
 

@@ -57,17 +57,25 @@ class Workload:
         return batch
 
 
-class WideMLP(nn.Module):
-    """Four layers of 2048: 16.8 million parameters, of which a batch of 8 makes little work and much to sync."""
+class Classifier(nn.Module):
+    """Layers, and the loss of what they give."""
 
-    def __init__(self) -> None:
+    def __init__(self, *layers: nn.Module) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(2048, 2048) for _ in range(4))
+        self.layers = nn.Sequential(*layers)
 
     def forward(self, x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        for layer in self.layers:
-            x = layer(x).relu()
-        return F.cross_entropy(x, target), x
+        logits = self.layers(x)
+        return F.cross_entropy(logits, target), logits
+
+
+def wide_mlp() -> nn.Module:
+    """Four layers of 2048: 16.8 million parameters, of which a batch of 8 makes little work and much to sync."""
+    return Classifier(*(layer for _ in range(4) for layer in (nn.Linear(2048, 2048), nn.ReLU())))
+
+
+def logistic_regression() -> nn.Module:
+    return Classifier(nn.Linear(784, 10))
 
 
 class SplitBlock(nn.Module):
@@ -122,16 +130,6 @@ class SplitGPT(nn.Module):
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten()), logits
 
 
-class LogisticRegression(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(784, 10)
-
-    def forward(self, x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        logits = self.linear(x)
-        return F.cross_entropy(logits, target), logits
-
-
 class Gpt2Small(nn.Module):
     """GPT-2 small, 124 million parameters: `(input_ids, labels) -> (loss, logits)`."""
 
@@ -170,8 +168,8 @@ def text() -> Dataset[tuple[Tensor, ...]]:
 def vectors(features: int, classes: int) -> Dataset[tuple[Tensor, ...]]:
     """Random `[features]`, with a random class each."""
     generator = torch.Generator().manual_seed(2)
-    features_of = torch.randn(SAMPLES, features, generator=generator)
-    return TensorDataset(features_of, torch.randint(classes, (SAMPLES,), generator=generator))
+    x = torch.randn(SAMPLES, features, generator=generator)
+    return TensorDataset(x, torch.randint(classes, (SAMPLES,), generator=generator))
 
 
 def wide_vectors() -> Dataset[tuple[Tensor, ...]]:
@@ -190,8 +188,8 @@ def tokens() -> Dataset[tuple[Tensor, ...]]:
 
 WORKLOADS = (
     Workload("gpt", gpt, text, 2, "adamw", 1e-4, 20, tuple(Way)),
-    Workload("mlp", WideMLP, wide_vectors, 8, "adamw", 1e-4, 20),
-    Workload("logistic_regression", LogisticRegression, images, 1, "sgd", 0.01, 2000, passes=2000),
+    Workload("mlp", wide_mlp, wide_vectors, 8, "adamw", 1e-4, 20),
+    Workload("logistic_regression", logistic_regression, images, 1, "sgd", 0.01, 2000, passes=2000),
 )
 GPT2_PADDED = Workload("gpt2_padded", gpt2_of_64_words, tokens, 1, "adamw", 1e-4, 3)
 EIGHT_LAYERS = Workload("eight_layers", eight_layers, text, 2, "adamw", 1e-4, 10)

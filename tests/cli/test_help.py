@@ -42,8 +42,12 @@ def test_every_command_is_listed_and_its_help_has_an_example(name: str) -> None:
 
 
 @pytest.mark.parametrize("command", ["compile", "run"])
-def test_help_shows_every_flag_in_its_panel_with_its_default(command: str) -> None:
-    shown = help_of(command)
+def test_help_shows_every_flag_in_its_panel_with_its_default_and_six_options_first(command: str) -> None:
+    text = printed(command, "--help")
+    first = text.partition("Most used:")[2].partition("\n\n")[0]
+    assert len(re.findall(r"^  -", first, re.MULTILINE)) == 6
+    assert text.index("Example") < text.index("Most used:") < text.index("Training:")
+    shown = " ".join(text.split())
     for setting in (COMPILE_FLAGS if command == "compile" else RUN_FLAGS).values():
         typed = [f"--{choice}" for choice in setting.flag.choices] or [setting.flag.names[-1].split("/")[0]]
         assert f"{setting.panel}:" in shown
@@ -51,12 +55,14 @@ def test_help_shows_every_flag_in_its_panel_with_its_default(command: str) -> No
     assert "[default: 300]" in shown or command == "compile"
     assert "Learning rate. [default: as compiled]" in shown or command == "compile"
     assert "--o3 The grouping with the shortest predicted step. [default]" in shown or command == "run"
+    assert all(name in shown for name in SCHEDULES) or command == "run"
 
 
-def test_underscores_in_flags_are_hyphens() -> None:
-    assert (
-        "No such option '--no-such-flag'." in invoked("run", "--pef", "x", "--reduce_on_rdu", "--no_such_flag").output
-    )
+def test_underscores_in_flags_are_hyphens_and_a_typing_error_gets_the_nearest_name() -> None:
+    typed = ("run", "--pef", "x", "--reduce_on_rdu", "--no_such_flag")
+    assert "No such option '--no-such-flag'." in invoked(*typed).output
+    assert "Did you mean 'inspect'?" in invoked("inspct").output
+    assert "'--batch-size'" in invoked("compile", "--batchsize", "3").output
 
 
 @pytest.mark.parametrize("command", [compile_command, run_command], ids=["compile", "run"])
@@ -86,20 +92,14 @@ def test_words_of_published_rows_are_an_argument_or_a_flag(typed: list[str]) -> 
         (["--emulate-replicas", "0"], "--emulate-replicas 1"),
         (["--keep", "0", "--checkpoint-dir", "c"], "--keep 1"),
         (["--set", "training.epochs=0"], "--set training.epochs=1"),
-        (
-            ["-b", "16"],
-            "sambasim compile … -b 16, and then run without it; sambasim inspect PEF --all shows how it was compiled",
-        ),
+        (["-b", "16"],
+         "sambasim compile … -b 16, and then run without it; sambasim inspect PEF --all shows how it was compiled"),
     ],
-)
+)  # fmt: skip
 def test_a_wrong_flag_of_a_run_has_a_remedy(typed: list[str], remedy: str) -> None:
     with pytest.raises(OptionError) as refused:
         _resolved("--pef", "net", *typed)
     assert refused.value.remedy == remedy
-
-
-def test_help_names_all_schedules() -> None:
-    assert all(name in COMPILE_FLAGS["schedule"].help for name in SCHEDULES)
 
 
 @pytest.mark.parametrize("command", ["run", "inspect", "verify", "simulate", "tilestat", "plan", "report", "devices"])
@@ -123,19 +123,6 @@ def test_a_pef_is_an_argument_or_a_flag(command: str) -> None:
 def test_a_number_out_of_range(flag: str, number: str) -> None:
     with pytest.raises(OptionError, match="must be"):
         _resolved("--pef", "net", "--checkpoint-dir", "saved", flag, number)
-
-
-@pytest.mark.parametrize("command", ["compile", "run"])
-def test_six_options_come_first(command: str) -> None:
-    shown = printed(command, "--help")
-    first = shown.partition("Most used:")[2].partition("\n\n")[0]
-    assert len(re.findall(r"^  -", first, re.MULTILINE)) == 6
-    assert shown.index("Example") < shown.index("Most used:") < shown.index("Training:")
-
-
-def test_a_typing_error_gets_the_nearest_name() -> None:
-    assert "Did you mean 'inspect'?" in invoked("inspct").output
-    assert "'--batch-size'" in invoked("compile", "--batchsize", "3").output
 
 
 def test_the_version_names_what_a_report_of_a_bug_needs() -> None:

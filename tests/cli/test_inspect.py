@@ -39,16 +39,17 @@ def test_tables_and_json_by_name_and_by_path(path: Path) -> None:
     assert [section["kind"] for section in fields["graphs"][0]["sections"]][:2] == ["FWD", "BCKWD"]
 
 
-def test_one_section() -> None:
+def test_one_section_and_graphs() -> None:
     output = printed("inspect", "logreg", "--section", "1")
     assert "training: section 1" in output
     assert "  %d_t = aten.t.default(%d_addmm) : float32[2, 4]  # logreg.py:7\n" in output
     assert "aten.addmm" not in output
     fields = record("inspect", "logreg", "--section", "1")
     assert (fields["graph"], fields["kind"], fields["operators"]) == ("training", "BCKWD", len(fields["nodes"]))
-
-
-def test_graphs() -> None:
+    for section in ("6", "-1"):
+        error = refused("inspect", "logreg", "--section", section)
+        assert error.what == f"there is no section {section}: the graph training of logreg has 6 sections"
+        assert error.remedy == "sambasim inspect out/logreg/logreg.pef"
     output = printed("inspect", "logreg", "--graph")
     assert output.startswith("graph training(\n")
     assert "\n\ngraph evaluation(\n" in output
@@ -56,13 +57,6 @@ def test_graphs() -> None:
     for other in (("--json",), ("--section", "1")):
         what = refused("inspect", "logreg", "--graph", *other).what
         assert f"--graph and {other[0]} cannot be given together" in what
-
-
-@pytest.mark.parametrize("section", ["6", "-1"])
-def test_a_section_that_is_not_there(section: str) -> None:
-    error = refused("inspect", "logreg", "--section", section)
-    assert error.what == f"there is no section {section}: the graph training of logreg has 6 sections"
-    assert error.remedy == "sambasim inspect out/logreg/logreg.pef"
 
 
 def test_verify_reads_every_byte(path: Path) -> None:
@@ -104,7 +98,7 @@ def test_a_run_with_an_impossible_count_or_no_records(number: str | None) -> Non
         assert what in error.what
 
 
-def test_what_does_not_fit_a_page(path: Path) -> None:
+def test_what_does_not_fit_a_page_which_is_not_written_over_what_it_is_made_of(path: Path) -> None:
     error = refused("report", "logreg", "--run", "other.jsonl", "--html", "page.html")
     assert "other.jsonl is a run of another PEF, ffffffffffff; this one is " in error.what
     error = refused("report", "run.jsonl", "--html", "page.html", "--arch", "sn30", "--replicas", "2")
@@ -112,14 +106,9 @@ def test_what_does_not_fit_a_page(path: Path) -> None:
     assert error.remedy == "sambasim report NAME.pef --run run.jsonl --html page.html"
     error = refused("report", str(path))
     assert (error.what, error.remedy) == ("no output is named", f"sambasim report {path} --html FILE.html")
-
-
-def test_a_page_is_not_written_over_what_it_is_made_of(path: Path) -> None:
-    before = path.read_bytes()
-    for arguments in (["logreg"], ["run.jsonl"], ["logreg", "--run", "run.jsonl"]):
-        target = str(path) if len(arguments) == 1 and arguments[0] == "logreg" else "run.jsonl"
+    for *arguments, target in (["logreg", str(path)], ["run.jsonl"] * 2, ["logreg", "--run", "run.jsonl", "run.jsonl"]):
         assert "would overwrite" in refused("report", *arguments, "--html", target).what
-    assert path.read_bytes() == before
+    assert pef.read(path).program.name == "logreg"
 
 
 def test_tables_as_sambatune_names_them(path: Path) -> None:

@@ -57,14 +57,13 @@ def test_srun_starts_as_many_ranks_as_slurm_would(line: str, argv: str) -> None:
     assert " ".join(started.argv) == argv
 
 
-def test_srun_in_a_batch_script_takes_the_number_of_tasks_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SLURM_NTASKS", "3")
+def test_sbatch_runs_the_script_with_its_arguments_and_variables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_NTASKS", "3")  # of srun in a batch script
     started, notice = _started("srun", "--gres=rdu:1", "python", "app.py")
     assert list(started.argv) == [MPIRUN, "-np", "3", "python", "app.py"]
     assert notice == f"notice: there is no Slurm: srun runs {MPIRUN} -np 3 python app.py; ignored: --gres\n"
-
-
-def test_sbatch_runs_the_script_with_its_arguments_and_variables(tmp_path: Path) -> None:
     script = tmp_path / "job.sh"
     script.write_text("#!/bin/bash -l\n#SBATCH --ntasks 8  # ranks\n#SBATCH -J name\necho\n#SBATCH --ntasks 9\n")
     started, notice = _started("sbatch", "--export=ALL,PEF=x.pef", str(script), "--epochs", "2")
@@ -87,36 +86,37 @@ def test_sbatch_takes_a_command_or_a_script_from_stdin_too() -> None:
     assert notice == "notice: there is no Slurm: sbatch runs the script from stdin and waits for it\n"
 
 
-def test_sbatch_finds_the_script_from_where_it_was_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "job.sh").write_text("echo\n")
-    (tmp_path / "elsewhere").mkdir()
-    started, _ = _started("sbatch", "--chdir", "elsewhere", "job.sh", "x")
-    assert started.argv == ["/bin/sh", str(tmp_path / "job.sh"), "x"]
-
-
 def test_names_of_output_files_have_the_name_and_number_of_the_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    opened: list[tuple[str, int]] = []
+    opened: list[str | int] = []
 
     def record(file: str, *_: object) -> int:
-        opened.append((file, 0))
+        opened.append(file)
         return -1
 
     monkeypatch.setattr(os, "open", record)
-    monkeypatch.setattr(os, "dup2", lambda descriptor, stream: opened.append((opened[-1][0], stream)))
+    monkeypatch.setattr(os, "dup2", lambda descriptor, stream: opened.append(stream))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
     (tmp_path / "job.sh").write_text("#SBATCH --job-name net\n#SBATCH --output=%x_%j.out -e %%%t.err\n")
-    _started("sbatch", str(tmp_path / "job.sh"))
-    out = f"net_{os.getpid()}.out"
-    assert opened == [(out, 0), (out, 1), (out, 2), ("%0.err", 0), ("%0.err", 2)]
+    started, _ = _started("sbatch", "--chdir", "elsewhere", "job.sh", "x")
+    assert opened == [f"net_{os.getpid()}.out", 1, 2, "%0.err", 2]
+    assert started.argv == ["/bin/sh", str(tmp_path / "job.sh"), "x"], "from where it was called"
 
 
-@pytest.mark.parametrize("line", ["srun --version", "sbatch -h", "sbatch --test-only job.sh"])
-def test_version_help_and_test_only_run_nothing(line: str) -> None:
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        *((line, "there is no Slurm") for line in ("srun --version", "sbatch -h", "sbatch --test-only job.sh")),
+        ("snfadm -l inventory", "sambasim devices"),
+        ("sntilestat", "sambasim tilestat PEF"),
+    ],
+)
+def test_version_help_and_tools_of_the_device_run_nothing(line: str, said: str) -> None:
     result = invoked("stand-in", *line.split())
     assert result.exit_code == 0
-    assert "there is no Slurm" in result.output
+    assert said in result.output
 
 
 @pytest.mark.parametrize(
@@ -133,11 +133,3 @@ def test_version_help_and_test_only_run_nothing(line: str) -> None:
 )
 def test_a_wrong_line_is_an_error(line: str, message: str) -> None:
     assert message in refused("stand-in", *line.split()).what
-
-
-@pytest.mark.parametrize("tool", ["snfadm: sambasim devices", "sntilestat: sambasim tilestat PEF"])
-def test_tools_of_the_device_name_the_command_that_shows_it(tool: str) -> None:
-    name, _, command = tool.partition(": ")
-    result = invoked("stand-in", name, "-l", "inventory")
-    assert (result.exit_code, result.stdout) == (0, "")
-    assert command in result.stderr

@@ -17,8 +17,6 @@ from tests.faults.command import Outcome, sambasim
 from tests.support.mpi import ROOT, run_job, run_mpi
 from tests.support.whole import whole
 
-pytestmark = pytest.mark.usefixtures("fresh")
-
 SAMBASIM = [sys.executable, "-m", "sambasim"]
 
 
@@ -61,22 +59,8 @@ def test_four_replicas_train_the_quick_start(folder: Path) -> None:
     assert summary.bytes.device_to_host == summary.bytes.host_to_device == summary.bytes.network == 0
 
 
-def test_host_sync_counts_its_copies_and_every_rank_has_a_log(folder: Path) -> None:
-    command = [*SAMBASIM, "run", "--pef", "digits", "--steps", "2", "--no-evaluate", "--json", "--log-dir", "logs"]
-    result = run_mpi(2, command, cwd=folder).check()
-    summary = _summary(result.stdout)
-    group_bytes = 4 * (28928 + 512)  # the quick start's two groups
-    assert summary.bytes.device_to_host == summary.steps * (2 + 1) * group_bytes
-    assert summary.bytes.host_to_device == summary.bytes.network == summary.steps * 2 * group_bytes
-    assert summary.bytes.peer == 0
-    assert len(result.stdout.splitlines()) == 1
-    logs = sorted((folder / "logs").iterdir())
-    assert [log.name for log in logs] == ["rank0.log", "rank1.log"]
-    assert all("step 2 epoch 1 loss" in log.read_text() for log in logs)
-
-
 def test_several_ranks_are_refused_once_by_a_pef_without_data_parallelism(folder: Path) -> None:
-    _done(sambasim(["compile", "--pef-name", "alone"], folder))
+    _done(sambasim(["compile", "--pef-name", "alone", "--check", "0"], folder))
     result = run_mpi(3, [*SAMBASIM, "run", "--pef", "alone"], cwd=folder)
     assert result.returncode == 2
     assert result.stderr.count("error[launch]") == 1
@@ -92,11 +76,11 @@ def test_weights_are_saved_loaded_and_predicted_with(folder: Path) -> None:
     model.load_state_dict(load_file(folder / "digits.safetensors"))
     model.eval()
     _, held_out = digits()
-    images = torch.stack([held_out[index][0] for index in range(len(held_out))])
-    labels = torch.tensor([int(held_out[index][1]) for index in range(len(held_out))])
+    images, labels = zip(*(held_out[index] for index in range(len(held_out))), strict=True)
     with torch.no_grad():
-        logits = model(images)
-    assert float((logits.argmax(1) == labels).float().mean()) == pytest.approx(trained.evaluation.accuracy)
+        logits = model(torch.stack(images))
+    correct = logits.argmax(1) == torch.tensor([int(label) for label in labels])
+    assert float(correct.float().mean()) == pytest.approx(trained.evaluation.accuracy)
     predict = ["run", "--inference", "--pef", "digits", "--weights", "digits.safetensors", "--json"]
     predict += ["--predictions", "out.safetensors"]
     found = InferenceRecord.model_validate_json(run_mpi(2, [*SAMBASIM, *predict], cwd=folder).check().stdout)
@@ -120,7 +104,7 @@ def test_a_training_pef_predicts_samples_without_labels(folder: Path) -> None:
 
 
 def test_an_inference_pef_holds_no_training(folder: Path) -> None:
-    _done(sambasim(["compile", "--inference", "--pef-name", "forward"], folder))
+    _done(sambasim(["compile", "--inference", "--pef-name", "forward", "--check", "0"], folder))
     refused = sambasim(["run", "--pef", "forward"], folder)
     assert refused.exit_code == 2
     assert "add --inference" in refused.stderr
@@ -132,7 +116,7 @@ def test_an_inference_pef_holds_no_training(folder: Path) -> None:
 def test_a_model_with_a_loss_of_its_own_predicts_its_other_outputs(tmp_path: Path) -> None:
     small = ["--set", "model.args.layers=1", "--set", "model.args.width=16", "-b", "8"]
     config = ["--config", str(ROOT / "configs" / "char_gpt.toml")]
-    _done(sambasim(["compile", *config, *small, "--inference"], tmp_path))
+    _done(sambasim(["compile", *config, *small, "--inference", "--check", "0"], tmp_path))
     predict = ["run", "--inference", "--pef", "char_gpt", "--predictions", "p.safetensors", "--json"]
     found = InferenceRecord.model_validate_json(_done(sambasim(predict, tmp_path)).stdout)
     (logits,) = load_file(tmp_path / "p.safetensors").values()
@@ -156,19 +140,18 @@ def test_hyperparameters_and_schedule_change_without_a_compile(folder: Path) -> 
 
 
 def test_user_code_can_use_torch_distributed_and_its_printed_lines_stay_whole(folder: Path) -> None:
-    (folder / "ranked.py").write_text(
-        "import torch, torch.distributed as dist\n"
-        "from sambasim.quickstart.digits import digits\n"
-        "def samples():\n"
-        "    if dist.is_initialized():\n"
-        "        total = torch.tensor([float(dist.get_rank() + 1)])\n"
-        "        dist.all_reduce(total)\n"
-        "        dist.barrier()\n"
-        "        print('sum', total.item(), 'of', dist.get_world_size())\n"
-        "        for line in range(200):\n"
-        "            print('one', 'line', 'of', 'many', 'words', line)\n"
-        "    return digits()\n"
-    )
+    (folder / "ranked.py").write_text("""import torch, torch.distributed as dist
+from sambasim.quickstart.digits import digits
+def samples():
+    if dist.is_initialized():
+        total = torch.tensor([float(dist.get_rank() + 1)])
+        dist.all_reduce(total)
+        dist.barrier()
+        print('sum', total.item(), 'of', dist.get_world_size())
+        for line in range(200):
+            print('one', 'line', 'of', 'many', 'words', line)
+    return digits()
+""")
     command = [*SAMBASIM, "run", "--pef", "digits", "--data", "ranked.py:samples", "--steps", "1", "--no-evaluate"]
     result = run_mpi(3, command, cwd=folder, env={"PYTHONUNBUFFERED": "1"}).check()
     lines = result.stdout.splitlines()
@@ -189,3 +172,18 @@ def test_the_package_builds_as_a_wheel_and_works_from_it(tmp_path: Path) -> None
     run_job(
         [*SAMBASIM, "run", "--pef", "digits", "--emulate-replicas", "2", "--steps", "1"], cwd=tmp_path, env=environ
     ).check()
+
+
+@pytest.mark.usefixtures("fresh")  # the last one: from here on, processes start anew
+def test_host_sync_counts_its_copies_and_every_rank_has_a_log(folder: Path) -> None:
+    command = [*SAMBASIM, "run", "--pef", "digits", "--steps", "2", "--no-evaluate", "--json", "--log-dir", "logs"]
+    result = run_mpi(2, command, cwd=folder).check()
+    summary = _summary(result.stdout)
+    group_bytes = 4 * (28928 + 512)  # the quick start's two groups
+    assert summary.bytes.device_to_host == summary.steps * (2 + 1) * group_bytes
+    assert summary.bytes.host_to_device == summary.bytes.network == summary.steps * 2 * group_bytes
+    assert summary.bytes.peer == 0
+    assert len(result.stdout.splitlines()) == 1
+    logs = sorted((folder / "logs").iterdir())
+    assert [log.name for log in logs] == ["rank0.log", "rank1.log"]
+    assert all("step 2 epoch 1 loss" in log.read_text() for log in logs)

@@ -55,23 +55,19 @@ def test_phases_and_output_arrive_in_order(capsys: pytest.CaptureFixture[str]) -
     assert err == "an error\n"
 
 
-def test_what_the_parent_has_not_written_yet_is_written_once(tmp_path: Path) -> None:
-    with (tmp_path / "log").open("w") as file:
-        file.write("once")
-        in_child(lambda on_phase: None)
-    assert (tmp_path / "log").read_text() == "once"
-
-
-def test_a_child_of_a_child_works(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_child_of_a_child_works_and_what_the_parent_has_not_written_yet_is_written_once(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     def inner(on_phase: OnPhase) -> int:
         print("deep")
         on_phase("inner")
         return 5
 
     phases: list[str] = []
-    assert in_child(lambda on_phase: in_child(inner, on_phase), phases.append) == 5
-    assert phases == ["inner"]
-    assert capsys.readouterr().out == "deep\n"
+    with (tmp_path / "log").open("w") as file:
+        file.write("once")
+        assert in_child(lambda on_phase: in_child(inner, on_phase), phases.append) == 5
+    assert (phases, capsys.readouterr().out, (tmp_path / "log").read_text()) == (["inner"], "deep\n", "once")
 
 
 class _LocalError(ModelError):

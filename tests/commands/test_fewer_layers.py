@@ -39,27 +39,22 @@ def _gpt(layers: int) -> Variants:
 
 def test_it_is_the_program_of_a_model_that_has_so_few() -> None:
     for strategy in (Strategy(2, samples=8), Strategy(2, tensor="weight", chips=2, samples=8, recompute="sections")):
-        shorter, fewer = _gpt(8).shorter(strategy, 3), _gpt(3).program(strategy)
+        shorter, fewer = _gpt(5).shorter(strategy, 3), _gpt(3).program(strategy)
         assert shorter is not None
-        assert (shorter.layers, len(shorter.starts)) == (8, 3)
+        assert (shorter.layers, len(shorter.starts)) == (5, 3)
         found = shorter.program
-        assert found.training is not None
-        assert fewer.training is not None
-        for ours, other in ((found.training, fewer.training), (found.evaluation, fewer.evaluation)):
-            assert [node.operator for node in ours.nodes] == [node.operator for node in other.nodes]
-            assert _places(ours) == _places(other)
-            assert _types(ours) == _types(other)
+        assert _facts(found.step) == _facts(fewer.step)
+        assert _facts(found.evaluation) == _facts(fewer.evaluation)
         assert sum(group.numel for group in found.groups) == sum(group.numel for group in fewer.groups)
         shapes = [sorted((s.kind, s.type.shape) for s in each.symbols.values()) for each in (found, fewer)]
         assert shapes[0] == shapes[1]
 
 
-def _places(graph: Graph) -> list[object]:
-    return [(section.kind, section.start, section.stop) for section in graph.sections]
-
-
-def _types(graph: Graph) -> list[object]:
-    return [graph.values[name] for node in graph.nodes for name in node.results if name is not None]
+def _facts(graph: Graph) -> tuple[list[object], ...]:
+    """Operators, the places of sections, and the types of results."""
+    places = [(section.kind, section.start, section.stop) for section in graph.sections]
+    types = [graph.values[name] for node in graph.nodes for name in node.results if name is not None]
+    return [node.operator for node in graph.nodes], [*places], [*types]
 
 
 def test_a_model_whose_layers_cannot_go_stays_whole() -> None:

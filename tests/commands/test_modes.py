@@ -60,21 +60,17 @@ class Fuses(Layer):
 
 
 class Chooses(Layer):
-    """What the remedy makes of each."""
+    """What the remedy makes of each; a method that changes no tensor is no obstacle."""
+
+    def train(self, mode: bool = True) -> "Chooses":
+        self.switched = mode
+        super().train(mode)
+        return self
 
     def forward(self, x: Tensor) -> Tensor:
         if self.training:
             return super().forward(x)
         return functional.linear(x, self.a.weight + self.up @ self.down, self.a.bias)
-
-
-class Counts(Layer):
-    """A method that changes no tensor is no obstacle."""
-
-    def train(self, mode: bool = True) -> "Counts":
-        self.switched = mode
-        super().train(mode)
-        return self
 
 
 def _compiled(model: nn.Module, folder: Path, **more: Any) -> ss.Pef:
@@ -101,9 +97,8 @@ def test_a_method_that_changes_weights_is_named(
     assert caught.value.remedy == _REMEDY
 
 
-@pytest.mark.parametrize("make", [Chooses, Counts])
-def test_the_remedy_and_methods_that_change_no_tensor_are_equal(make: Callable[[], nn.Module], tmp_path: Path) -> None:
-    pef = _compiled(make(), tmp_path)
+def test_the_remedy_and_methods_that_change_no_tensor_are_equal(tmp_path: Path) -> None:
+    pef = _compiled(Chooses(), tmp_path)
     assert pef.checked is not None
     assert not pef.checked.rounded
 

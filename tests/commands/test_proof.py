@@ -3,6 +3,7 @@
 # Calling a module gives Any.
 # mypy: no-warn-return-any
 
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +20,6 @@ from sambasim.commands.proof.eager import LiveModel
 from sambasim.commands.proof.prove import MOST_STEPS, prove
 from sambasim.compiler.capture.step import Example
 from sambasim.errors import CaptureError, ModelError, OptionError
-from sambasim.ir.program import Program
 from sambasim.pef import map_weights, read, write
 from tests.cli.typed import invoked, printed, record, refused
 from tests.commands.proving import CLASSES, FEATURES, Net, Quarter, checked, inputs, options, proved
@@ -47,6 +47,11 @@ def test_each_layout_is_equal_bit_for_bit(layout: str, tmp_path: Path) -> None:
     assert (done.checked.steps, done.checked.rounded, done.checked.exceptions) == (MOST_STEPS, 0, ())
     assert done.checked.compared > MOST_STEPS * 8
     assert read(done.compiled.path).checked == done.checked
+
+
+@pytest.fixture(scope="module")
+def pef(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return proved(tmp_path_factory.mktemp("proved")).compiled.path
 
 
 def test_weights_that_are_cut_differ_by_rounding_which_is_told(tmp_path: Path) -> None:
@@ -144,40 +149,27 @@ def test_each_form_of_loss_is_equal_in_python(form: str, tmp_path: Path) -> None
 
 
 def test_an_evaluation_graph_alone_is_equal(tmp_path: Path) -> None:
-    model = Net()
-    pef = ss.compile(model, inputs()["x"], inference=True, output_folder=tmp_path, quiet=True, check=2)
+    pef = ss.compile(Net(), inputs()["x"], inference=True, output_folder=tmp_path, quiet=True, check=2)
     assert pef.checked is not None
     assert (pef.checked.steps, pef.checked.compared) == (2, 2)
 
 
-class WithoutDraws(Net):
-    def __init__(self) -> None:
-        super().__init__()
-        self.drop = nn.Dropout(0.0)
-
-
 def test_a_loss_that_is_no_mean_over_micro_batches_is_told(tmp_path: Path) -> None:
-    done = proved(tmp_path, WithoutDraws(), pipeline_stages=2, micro_batches=4)
+    without_draws = Net()
+    without_draws.drop.p = 0.0
+    done = proved(tmp_path, without_draws, pipeline_stages=2, micro_batches=4)
     (notice,) = done.compiled.notices
     assert notice.startswith("the loss of the example batch is ")
     assert "the mean over its 4 parts" in notice
 
 
-def _changed(program: Program) -> Program:
-    """With another constant in the node that scales."""
-    assert program.training is not None
-    nodes = [
-        replace(one, args=(one.args[0], 0.25)) if one.operator == "aten.mul.Tensor" and one.args[1] == 0.5 else one
-        for one in program.training.nodes
-    ]
-    return replace(program, training=replace(program.training, nodes=tuple(nodes)))
-
-
-def test_a_wrong_constant_is_found_with_its_line(tmp_path: Path) -> None:
-    path = proved(tmp_path).compiled.path
-    document = read(path)
-    wrong = tmp_path / "wrong.pef"
-    write(wrong, replace(document, program=_changed(document.program)), map_weights(path))
+def test_a_wrong_constant_is_found_with_its_line(pef: Path, tmp_path: Path) -> None:
+    document, wrong = read(pef), tmp_path / "wrong.pef"
+    program, training = document.program, document.program.step
+    scales = [one for one in training.nodes if one.operator == "aten.mul.Tensor" and one.args[1] == 0.5]
+    nodes = [replace(one, args=(one.args[0], 0.25)) if one in scales else one for one in training.nodes]
+    changed = replace(program, training=replace(training, nodes=tuple(nodes)))
+    write(wrong, replace(document, program=changed), map_weights(pef))
     with pytest.raises(CaptureError) as caught:
         prove(wrong, LiveModel(Net(), Example(inputs())), options(tmp_path))
     assert "in step 1 " in caught.value.what
@@ -187,22 +179,11 @@ def test_a_wrong_constant_is_found_with_its_line(tmp_path: Path) -> None:
     assert caught.value.remedy == "please report it, with the model"
 
 
-class Later(Net):
-    """What each call asks of the clock is in no buffer; a compile sees one value."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) * self.factor()
-
-    def factor(self) -> float:
-        return 1.0
-
-
-def test_a_difference_of_a_later_step_has_another_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = proved(tmp_path, Later()).compiled.path
-    calls = iter(range(1000))
-    monkeypatch.setattr(Later, "factor", lambda net: 1.0 if next(calls) < 1 else 2.0)
+def test_a_difference_of_a_later_step_has_another_remedy(pef: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, forward = iter(range(1000)), Net.forward  # as if each call asked the clock
+    monkeypatch.setattr(Net, "forward", lambda net, x: forward(net, x) * (1.0 if next(calls) < 1 else 2.0))
     with pytest.raises(CaptureError, match="in step 2 ") as caught:
-        prove(path, LiveModel(Later(), Example(inputs())), options(tmp_path))
+        prove(pef, LiveModel(Net(), Example(inputs())), options(pef.parent))
     assert "keep what changes from call to call in a buffer" in (caught.value.remedy or "")
 
 
@@ -211,19 +192,16 @@ def test_a_part_under_torch_compile_is_compared(tmp_path: Path) -> None:
     assert checked(tmp_path, nn.Sequential(nn.Linear(FEATURES, 8), part)).steps == MOST_STEPS
 
 
-def test_after_a_difference_there_is_no_pef_or_the_one_of_before(tmp_path: Path) -> None:
+def test_after_a_difference_there_is_no_pef_or_the_one_of_before(pef: Path, tmp_path: Path) -> None:
     subject, chosen = LiveModel(Net(), Example(inputs())), options(tmp_path)
-    other = replace(subject, model=Quarter())
-    for before in (None, proved(tmp_path).compiled.digest):
+    other, folder = replace(subject, model=Quarter()), chosen.pef_path.parent
+    for before in ([], [pef]):
+        folder.mkdir(exist_ok=True)
+        for path in before:
+            shutil.copy(path, folder)
         with pytest.raises(CaptureError, match="the graph does not compute what the model does"):
             compile_proved(subject, chosen, work=lambda phase, path: compile_live(other, chosen, phase, path))
-        if before is None:
-            chosen.pef_path.unlink(missing_ok=True)
-            assert list(chosen.pef_path.parent.iterdir()) == []
-            proved(tmp_path)
-        else:
-            assert [one.name for one in chosen.pef_path.parent.iterdir()] == ["net.pef"]
-            assert read(chosen.pef_path).digest == before
+        assert [path.read_bytes() for path in folder.iterdir()] == [path.read_bytes() for path in before]
 
 
 def test_a_step_of_an_optimizer_in_bfloat16_is_told_with_its_size(tmp_path: Path) -> None:
@@ -242,15 +220,12 @@ def test_a_step_of_an_optimizer_in_bfloat16_is_told_with_its_size(tmp_path: Path
 NET = f"{Path(__file__).with_name('proving.py')}:Net"
 
 
-@pytest.fixture
-def pef(tmp_path: Path) -> Path:
-    return proved(tmp_path).compiled.path
-
-
 def test_verify_compares_with_a_model_later(pef: Path) -> None:
-    output = printed("verify", str(pef), "--against", NET, "--check", "3")
-    assert f"against {NET}: 3 steps equal to eager PyTorch, bit for bit" in output
+    output, said = printed("verify", str(pef), "--against", NET, "--check", "3"), "equal to eager PyTorch, bit for bit"
+    assert f"against {NET}: 3 steps {said}" in output
     assert "checked         8 steps equal" in output
+    assert f"checked          8 steps {said} (1 thread, torch 2.13.0)" in printed("inspect", str(pef))
+    assert record("inspect", str(pef))["checked"]["steps"] == 8
     error = refused("verify", str(pef), "--against", NET.replace("Net", "Quarter"))
     assert isinstance(error, CaptureError)
     assert (error.where or "").endswith("h = h * self.scale")
@@ -275,40 +250,18 @@ def test_a_model_is_compared_with_the_arguments_of_its_compile_wherever_its_file
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written = Path(NET.partition(":")[0])
-    done = proved(tmp_path, Net(0.25), model={"target": f"{written}:Net", "args": {"scale": 0.25}})
+    done = proved(tmp_path, Net(0.25), model={"target": f"{written}:Net", "args": {"scale": 0.25}}, check=0)
     monkeypatch.chdir(written.parent)
-    verify = ["verify", str(done.compiled.path), "--against"]
+    verify = ["verify", str(done.compiled.path), "--check", "2", "--against"]
     assert "steps equal to eager PyTorch, bit for bit" in printed(*verify, f"{written.name}:Net")
     slip = refused(*verify, f"{written.name}:Nett")
     assert isinstance(slip, ModelError)
     assert slip.remedy == "did you mean Net?"
-
-
-def test_another_model_of_the_same_name_gets_no_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    done = proved(tmp_path, Net(0.25), model={"target": NET, "args": {"scale": 0.25}})
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.chdir(tmp_path)  # another model of the same name gets no arguments
     for name, parameters in (("plain", "self"), ("needs", "self, other")):
         text = f"class Net(Other):\n    def __init__({parameters}):\n        super().__init__(0.25)\n"
         Path(f"{name}.py").write_text(f"from tests.commands.proving import Net as Other\n\n{text}", encoding="utf-8")
-    verify = ["verify", str(done.compiled.path), "--against"]
     assert invoked(*verify, "plain.py:Net").exception is None
     error = refused(*verify, "needs.py:Net")
     assert isinstance(error, ModelError)
     assert "a function without arguments" in (error.remedy or "")
-
-
-def test_inspect_says_how_a_pef_was_checked(pef: Path) -> None:
-    said = "checked          8 steps equal to eager PyTorch, bit for bit (1 thread, torch 2.13.0)"
-    assert said in printed("inspect", str(pef))
-    assert record("inspect", str(pef))["checked"]["steps"] == 8
-
-
-def test_work_may_be_anything_that_compiles(tmp_path: Path) -> None:
-    subject, chosen = LiveModel(Net(), Example(inputs())), options(tmp_path)
-    phases: list[str] = []
-
-    def work(phase: Any, path: Any) -> Any:
-        return compile_live(subject, chosen, phase, path)
-
-    assert compile_proved(subject, chosen, phases.append, work=work).checked is not None
-    assert phases[-1] == "compare with eager PyTorch"

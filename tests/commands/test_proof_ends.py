@@ -8,6 +8,7 @@ import os
 import pickle
 import random
 import signal
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -29,10 +30,10 @@ def test_compiling_twice_gives_the_same_bytes_and_changes_nothing_here(tmp_path:
     torch.manual_seed(3), random.seed(3), np.random.seed(3)
     states = torch.get_rng_state(), random.getstate(), str(np.random.get_state())
     threads, dtype = torch.get_num_threads(), torch.get_default_dtype()
-    texts = []
-    for folder in (tmp_path / "a", tmp_path / "b"):
-        texts.append(proved(folder, model).compiled.path.read_bytes())
-    assert texts[0] == texts[1]
+    paths = [proved(tmp_path / folder, model).compiled.path for folder in ("a", "b")]
+    assert paths[0].read_bytes() == paths[1].read_bytes()
+    write(tmp_path / "again.pef", read(paths[0]), map_weights(paths[0]))
+    assert (tmp_path / "again.pef").read_bytes() == paths[0].read_bytes(), "as one that is written at once"
     assert all(torch.equal(one, before[name]) for name, one in model.state_dict().items())
     assert all(one.grad is None for one in model.parameters())
     assert not model.training
@@ -41,15 +42,12 @@ def test_compiling_twice_gives_the_same_bytes_and_changes_nothing_here(tmp_path:
     assert (torch.get_num_threads(), torch.get_default_dtype()) == (threads, dtype)
 
 
-def test_a_sealed_pef_has_the_bytes_of_one_that_is_written_so(tmp_path: Path) -> None:
-    path = proved(tmp_path).compiled.path
-    write(tmp_path / "again.pef", read(path), map_weights(path))
-    assert (tmp_path / "again.pef").read_bytes() == path.read_bytes()
-
-
-def test_check_says_in_how_many_steps(tmp_path: Path) -> None:
-    assert proved(tmp_path, check=0).checked is None
-    assert read(tmp_path / "net" / "net.pef").checked is None
+def test_check_says_in_how_many_steps_and_large_ones_are_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = proved(tmp_path, check=0)
+    assert done.checked is read(done.compiled.path).checked is None
+    assert steps_of(done.compiled.program) == MOST_STEPS
+    monkeypatch.setattr("sambasim.commands.proof.prove._FLOPS", 1e3)
+    assert steps_of(done.compiled.program) == FEWEST_STEPS
     assert checked(tmp_path, check=11).steps == 11
 
 
@@ -97,7 +95,7 @@ def test_a_large_model_is_observed_only_where_it_does_more_than_compute(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sambasim.compiler.capture.state._MOST_PARAMETERS", 0)
-    for model, is_observed in ((Net(), False), (Named(), False), (Cached(), True)):
+    for model, is_observed in ((Named(), False), (Cached(), True)):
         phases: list[str] = []
         done = proved(tmp_path, model, given=inputs(), on_phase=phases.append)
         assert done.checked is not None
@@ -106,13 +104,6 @@ def test_a_large_model_is_observed_only_where_it_does_more_than_compute(
         assert any("output, at" in notice for notice in done.compiled.notices) is isinstance(model, Named)
     with pytest.raises(CaptureError, match=r"FirstCall.is_first, which the first call sets"):
         proved(tmp_path, FirstCall(), given=inputs())
-
-
-def test_large_steps_are_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = proved(tmp_path, check=0).compiled.program
-    assert steps_of(program) == MOST_STEPS
-    monkeypatch.setattr("sambasim.commands.proof.prove._FLOPS", 1e3)
-    assert steps_of(program) == FEWEST_STEPS
 
 
 def test_batches_that_are_made_are_others_of_the_same_kind() -> None:
@@ -139,23 +130,27 @@ def test_of_a_large_memory_only_the_part_is_sent() -> None:
     assert torch.equal(sent["buffers"][0], part)
 
 
+class First(Net):
+    """It does something before it computes."""
+
+    def __init__(self, does: Callable[[Tensor], object]) -> None:
+        super().__init__()
+        self.does = does
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.does(x.detach())
+        return super().forward(x)
+
+
 def _refuses_others(x: Tensor) -> None:
     if not bool((x[0] >= 100).all()):
         raise ValueError("the first sample must be large")
 
 
-class Refuses(Net):
-    """It takes no batch but such as begin with large numbers."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        _refuses_others(x.detach())
-        return super().forward(x)
-
-
 def test_what_pytorch_refuses_is_no_difference(tmp_path: Path) -> None:
     given = inputs()
     given["x"][0] = 100.0
-    assert checked(tmp_path, Refuses(), given=given, check=2).steps == 2
+    assert checked(tmp_path, First(_refuses_others), given=given, check=2).steps == 2
 
 
 def test_what_pytorch_cannot_run_at_all_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,18 +163,11 @@ def test_what_pytorch_cannot_run_at_all_is_told(tmp_path: Path, monkeypatch: pyt
     assert "not compared with eager PyTorch: PyTorch takes no batch of this kind" in done.compiled.notices
 
 
-class Ends(Net):
-    """PyTorch crashes on the second batch that is made for the proof."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        _ends_in_the_copy()
-        return super().forward(x)
-
-
 _steps = [0]
 
 
-def _ends_in_the_copy() -> None:
+def _ends_in_the_copy(x: Tensor) -> None:
+    """PyTorch crashes on the second batch that is made for the proof."""
     if any(frame.function == "_train" for frame in inspect.stack()):
         _steps[0] += 1
         if _steps[0] > 1:
@@ -187,7 +175,7 @@ def _ends_in_the_copy() -> None:
 
 
 def test_a_crash_of_eager_pytorch_is_no_shorter_proof(tmp_path: Path) -> None:
-    done = proved(tmp_path, Ends(), given=inputs())
+    done = proved(tmp_path, First(_ends_in_the_copy), given=inputs())
     assert done.checked is None
     assert any("the process of eager PyTorch has ended" in one for one in done.compiled.notices)
 

@@ -1,4 +1,4 @@
-"""DeepSpeed configs as options: 31 in the shapes of public repositories, what overrides what, and what is written."""
+"""DeepSpeed configs as options: in the shapes of public repositories, what overrides what, and what is written."""
 
 import json
 from collections.abc import Mapping
@@ -11,8 +11,7 @@ from sambasim.errors import OptionError
 from sambasim.options.compile import CompileOptions, compile_options
 from sambasim.options.given import leaves
 from sambasim.options.training import LossScaleOptions
-from tests.support.deepspeed_configs import CONFIGS
-from tests.support.deepspeed_options import TWO, compiled, run
+from tests.support.deepspeed_configs import CONFIGS, TWO, compiled, run
 
 # With two replicas, on the quick start: its batch is 32, its optimizer adamw with lr 0.005 and weight decay 0.01, its
 # schedule cosine after 20 steps of warm-up. All that each config changes:
@@ -25,21 +24,6 @@ EXPECTED: Mapping[str, Mapping[str, object]] = {
         "batch_size": 8, "lr": 0.001, "betas": (0.8, 0.999), "weight_decay": 3e-7, "max_grad_norm": 1.0, "zero": 0,
         "schedule.name": "warmup", "schedule.warmup_steps": 1000, "dtype": "fp16", "loss_scale.start": 2.0**15,
         "loss_scale.window": 500,
-    },
-    "BERT pretraining": {
-        "batch_size": 8, "accumulation_steps": 4, "lr": 0.006, "betas": (0.9, 0.99), "max_grad_norm": 1.0,
-        "dtype": "fp16",
-    },
-    "SQuAD": {
-        "batch_size": 3, "accumulation_steps": 4, "lr": 3e-5, "weight_decay": 0.0, "max_grad_norm": 1.0,
-        "dtype": "fp16",
-    },
-    "Megatron, ZeRO-1": {
-        "batch_size": 4, "accumulation_steps": 4, "max_grad_norm": 1.0, "dtype": "fp16", "loss_scale.start": 2048.0,
-        "loss_scale.window": 500,
-    },
-    "Megatron, curriculum off": {
-        "batch_size": 4, "accumulation_steps": 4, "max_grad_norm": 1.0, "dtype": "fp16", "zero": 2,
     },
     "BLOOM": {
         "batch_size": 2, "accumulation_steps": 8, "max_grad_norm": 1.0, "dtype": "bf16", "master_weights": True,
@@ -60,16 +44,10 @@ EXPECTED: Mapping[str, Mapping[str, object]] = {
         "batch_size": 8, "accumulation_steps": 2, "lr": 5e-5, "dtype": "fp16", "loss_scale.dynamic": False,
         "loss_scale.start": 128.0,
     },
-    "chat, with a hybrid engine": {
-        "batch_size": 4, "accumulation_steps": 2, "zero": 3, "dtype": "fp16", "loss_scale.window": 100,
-        "max_grad_norm": 1.0,
-    },
     "instruction tuning, ZeRO-3 with offload": {
         "batch_size": 4, "accumulation_steps": 4, "zero": 3, "dtype": "bf16", "master_weights": True, "lr": 2e-5,
         "weight_decay": 0.0, "max_grad_norm": 1.0, "schedule.name": "warmup_decay", "schedule.warmup_steps": 30,
     },
-    "vision and language, ZeRO-2": {"zero": 2},
-    "Lightning": {"batch_size": 4, "zero": 2, "max_grad_norm": 0.5},
     "SGD": {
         "batch_size": 16, "name": "sgd", "lr": 0.05, "momentum": 0.9, "dampening": 0.0, "nesterov": True,
         "weight_decay": 5e-4, "betas": None, "eps": None,
@@ -84,11 +62,6 @@ EXPECTED: Mapping[str, Mapping[str, object]] = {
         "schedule.final_factor": 0.05, "schedule.warmup_curve": "linear", "dtype": "bf16", "master_weights": True,
         "zero": 2,
     },
-    "Accelerate": {
-        "batch_size": 4, "accumulation_steps": 2, "zero": 3, "max_grad_norm": 1.0, "dtype": "bf16",
-        "master_weights": True,
-    },
-    "AlexNet in a pipeline": {"batch_size": 8, "accumulation_steps": 2, "lr": 0.001, "weight_decay": 0.0},
     "bfloat16 as it was": {
         "batch_size": 4, "accumulation_steps": 4, "dtype": "bf16", "master_weights": True, "lr": 1e-4,
         "betas": (0.9, 0.95), "weight_decay": 0.1, "max_grad_norm": 1.0,
@@ -119,12 +92,20 @@ def _flat(options: CompileOptions) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_a_config_in_the_shape_of_a_public_repository(name: str, tmp_path: Path) -> None:
-    options = compiled(CONFIGS[name], tmp_path).options
+def test_a_config_in_the_shape_of_a_public_repository_sets_its_options_and_is_written_so(
+    name: str, tmp_path: Path
+) -> None:
+    options, steps = compiled(CONFIGS[name], tmp_path).options, ["training.schedule.total_steps=2000"]
     before, after = _flat(compile_options(None, None, [], TWO)), _flat(options)
     implied = _IMPLIED if str(EXPECTED[name].get("schedule.name")).startswith("warmup") else {}
     changed = {key: value for key, value in after.items() if value != before.get(key)}
     assert changed == {key: value for key, value in {**implied, **EXPECTED[name]}.items() if value != before.get(key)}
+    options = compiled(CONFIGS[name], tmp_path, overrides=steps).options
+    written, training = as_deepspeed(options), options.training
+    assert compiled(written, tmp_path, overrides=steps).options == options
+    assert written["train_batch_size"] == 2 * training.batch_size * training.accumulation_steps
+    lacking = ["the schedule cosine with 20 steps of warm-up, which the script must make"]
+    assert list(beyond_deepspeed(options)) == lacking * (training.schedule.name == "cosine")
 
 
 def test_notes_say_what_has_no_effect(tmp_path: Path) -> None:
@@ -143,6 +124,7 @@ def test_notes_say_what_has_no_effect(tmp_path: Path) -> None:
     assert notes("offload as it was", {"world_size": 1}) == [
         "these change nothing here: steps_per_print; in zero_optimization: contiguous_gradients, overlap_comm, "
         "reduce_bucket_size",
+        "pipeline: stages are made by --pipeline-stages here",
         "zero_optimization.cpu_offload: optimizer states would be in host memory, and stay in device memory here; "
         "the numbers are the same",
         "zero_optimization.stage = 2 has no effect: nothing is cut without --data-parallel",
@@ -208,8 +190,7 @@ def test_a_run_changes_what_a_run_may_change(tmp_path: Path) -> None:
     text = json.loads(CONFIGS["instruction tuning, ZeRO-3 with offload"])
     assert run(text, tmp_path, options).changed == ()
     text["optimizer"]["params"]["betas"] = [0.8, 0.9]
-    text["gradient_clipping"] = 0.25
-    text["gradient_accumulation_steps"] = 8
+    text |= {"gradient_clipping": 0.25, "gradient_accumulation_steps": 8}
     text["scheduler"] = {"type": "WarmupLR", "params": {"warmup_max_lr": 0.5, "warmup_num_steps": 3}}
     resolved = run(text, tmp_path, options, ["optimizer.eps=1e-6", "training.schedule.warmup_steps=4"])
     assert set(resolved.changed) == {
@@ -232,18 +213,6 @@ def test_the_batch_of_a_run_has_its_number_of_replicas(tmp_path: Path) -> None:
         run(wrong, tmp_path, options)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-def test_what_is_written_says_the_same(name: str, tmp_path: Path) -> None:
-    options = compiled(CONFIGS[name], tmp_path, overrides=["training.schedule.total_steps=2000"]).options
-    written = as_deepspeed(options)
-    again = compiled(written, tmp_path, overrides=["training.schedule.total_steps=2000"]).options
-    assert again == options
-    assert written["train_batch_size"] == 2 * options.training.batch_size * options.training.accumulation_steps
-    beyond = list(beyond_deepspeed(options))
-    scheduled = options.training.schedule.name != "cosine"
-    assert beyond == ([] if scheduled else ["the schedule cosine with 20 steps of warm-up, which the script must make"])
-
-
 @pytest.mark.parametrize("flags", [{**TWO, "dtype": "fp32"}, {**TWO, "dtype": "bf16"}, TWO])
 @pytest.mark.parametrize("half", [{"fp16": {"enabled": True, "initial_scale_power": 12}}, {"bf16": {"enabled": True}}])
 def test_a_dtype_that_is_given_drops_what_the_file_says_of_its_own(
@@ -256,15 +225,10 @@ def test_a_dtype_that_is_given_drops_what_the_file_says_of_its_own(
     assert options.master_weights is ("bf16" in half and options.dtype == "bf16")
 
 
-def test_micro_batches_of_a_pipeline_are_written_as_accumulation_steps() -> None:
-    flags = {"data_parallel": True, "world_size": 2, "batch_size": 32, "pipeline_stages": 2, "micro_batches": 8}
-    written = as_deepspeed(compile_options(None, None, ["training.accumulation_steps=3"], flags))
-    assert written["train_micro_batch_size_per_gpu"] == 4
-    assert written["gradient_accumulation_steps"] == 24
-    assert written["train_batch_size"] == 4 * 24 * 2
-
-
-def test_what_cannot_be_written_is_listed() -> None:
+def test_micro_batches_are_written_as_accumulation_steps_and_what_cannot_be_written_is_listed() -> None:
+    of_stages = {**TWO, "batch_size": 32, "pipeline_stages": 2, "micro_batches": 8}
+    written = as_deepspeed(compile_options(None, None, ["training.accumulation_steps=3"], of_stages))
+    assert list(written.values())[:3] == [4 * 24 * 2, 4, 24], "of all, of one micro-batch, steps"
     overrides = ["training.schedule.name=constant", "training.schedule.warmup_steps=0"]
     assert list(beyond_deepspeed(compile_options(None, None, overrides, {}))) == []
     flags = {"dtype": "bf16", "pipeline_stages": 2, "micro_batches": 2, "recompute": "full"}

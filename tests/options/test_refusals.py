@@ -27,11 +27,9 @@ _IN_STAGES = ["parallel.pipeline_stages=2", "parallel.micro_batches=4"]
 REFUSED = [
     (["optimizer.lr=-1"], "optimizer.lr = -1 (from --set): must be at least 0"),
     (["optimizer.lr='1e-3'"], "must be a number\n  try:   write it without quotes: lr = 1e-3"),
-    (["training.epochs='4'"], "write it without quotes: epochs = 4"),
     (["data.shuffle='false'"], "write it without quotes: shuffle = false"),
     (["optimizer.lr=" + "9" * 400], "999… (from --set): must be a finite number"),
     (["optimizer.lr=" + "9" * 5000], "999… (from --set): must be a number"),
-    (["training.epochs=" + "9" * 400], "999… (from --set): must be at most 1,000,000,000"),
     (["training.batch_size=-1"], "training.batch_size = -1 (from --set): must be at least 1"),
     (["training.schedule.warmup_steps=" + "9" * 400], "must be at most 1,000,000,000"),
     (["optimizer.lr=nan"], "optimizer.lr = NaN (from --set): must be a finite number"),
@@ -139,14 +137,15 @@ def test_all_problems_are_in_one_error_with_their_remedies(config: Path) -> None
 
 
 def test_a_flag_that_is_wrong_is_not_blamed_on_a_file() -> None:
-    with pytest.raises(OptionError) as caught:
-        compile_options(None, None, [], {"world_size": 2})
-    assert caught.value.what == "parallel.world_size = 2 (from --world-size): needs data parallelism"
-    assert (caught.value.remedy, caught.value.where) == ("add --data-parallel", None)
-    with pytest.raises(OptionError, match=r"(?s)worldsize: is not a flag.*did you mean world_size"):
-        compile_options(None, None, [], {"worldsize": 2})
-    with pytest.raises(OptionError, match=r"zzz: is not a flag; they are deepspeed, pef_name"):
-        compile_options(None, None, [], {"zzz": 2})
+    for flag, told in {
+        "world_size": "parallel.world_size = 2 (from --world-size): needs data parallelism\n  try:   add --data",
+        "worldsize": "worldsize: is not a flag\n  try:   did you mean world_size?",
+        "zzz": "zzz: is not a flag; they are deepspeed, pef_name",
+    }.items():
+        with pytest.raises(OptionError) as caught:
+            compile_options(None, None, [], {flag: 2})
+        assert str(caught.value).startswith(told)
+        assert caught.value.where is None
 
 
 def test_training_without_an_optimizer_is_refused_and_inference_is_not(config: Path) -> None:

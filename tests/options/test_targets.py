@@ -1,6 +1,7 @@
 """A wrong name of a model is the first error, and says what to type."""
 
 import sys
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 
 from sambasim.data.user_code import load_object
 from sambasim.errors import ModelError, OptionError
+from sambasim.options.base import Problem
 from sambasim.options.compile import compile_options
 from sambasim.options.grammar import missing
 
@@ -38,11 +40,7 @@ _OR_A_FILE = "or for a file of yours path/file.py:resnet50"
         ("nett:Net", "there is no module nett", "did you mean net:Net?"),
         ("transformer:GPT2LMHeadModel", "there is no module transformer", "did you mean transformers:GPT2LMHeadModel?"),
         ("torchvison.models:vgg", "there is no module torchvison", "did you mean torchvision.models:vgg?"),
-        (
-            "torchabc.models:resnet50",
-            f"there is no module torchabc: {_NOT_NEAR}",
-            f"pip install torchabc, {_OR_A_FILE}",
-        ),
+        ("torchxyz:resnet50", f"there is no module torchxyz: {_NOT_NEAR}", f"pip install torchxyz, {_OR_A_FILE}"),
         ("models:Net", "there is no module models", "run it from the folder that holds models: cd inner"),
         ("apart:Net", "there is no module apart", "run it from the folder that holds apart: cd .."),
         ("tomllib:Net", None, None),
@@ -52,35 +50,29 @@ _OR_A_FILE = "or for a file of yours path/file.py:resnet50"
 def test_what_a_target_lacks_is_found_without_an_import(
     folder: Path, target: str, what: str | None, remedy: str | None
 ) -> None:
-    found = missing(target)
     if what is None or remedy is None:
-        assert found is None
+        assert missing(target) is None
         return
-    assert found is not None
-    assert (found.what, found.remedy) == (what.format(folder=folder), remedy.format(folder=folder))
     with pytest.raises(ModelError) as caught:
         compile_options(None, target, [], {})  # the optimizer is missing too
-    assert caught.value.what.endswith(found.what)
+    assert caught.value.what.endswith(f": {what.format(folder=folder)}")
+    assert caught.value.remedy == remedy.format(folder=folder)
 
 
 def test_a_model_of_transformers_is_found_without_an_import() -> None:
     if find_spec("transformers") is None:
         pytest.skip("transformers is not installed")
-    found = missing("transformers:GPT2LMHedModel")
-    assert found is not None
-    assert (found.what, found.remedy) == ("transformers has no model GPT2LMHedModel", "did you mean GPT2LMHeadModel?")
-    found = missing("transformers:Qqqqq")
-    assert found is not None
-    assert found.remedy == "check the name, or pip install -U transformers"
+    what, again = "transformers has no model ", "check the name, or pip install -U transformers"
+    slip, other = (Problem("", f"{what}{name}") for name in ("GPT2LMHedModel", "Qqqqq"))
+    assert missing("transformers:GPT2LMHedModel") == replace(slip, remedy="did you mean GPT2LMHeadModel?")
+    assert missing("transformers:Qqqqq") == replace(other, remedy=again)
     assert missing("transformers:GPT2LMHeadModel") is None
 
 
 def test_a_package_that_is_not_installed_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     monkeypatch.setitem(sys.modules, "torchvision", None)
-    found = missing("torchvision.models:resnet50")
-    assert found is not None
-    assert found.what.startswith("there is no module torchvision: no such package is installed")
-    assert found.remedy == f"pip install torchvision, {_OR_A_FILE}"
+    what = f"there is no module torchvision: {_NOT_NEAR}"
+    assert missing("torchvision.models:resnet50") == Problem("", what, f"pip install torchvision, {_OR_A_FILE}")
 
 
 @pytest.mark.parametrize(

@@ -71,12 +71,13 @@ OF_DEEPSPEED: dict[str, tuple[dict[str, Any], Schedule]] = {
     "warmup of one step, which takes two": ({"warmup_steps": 1}, WarmupLR(0.0, RATE, 1)),
     "warmup_decay": (
         {"warmup_steps": 5, "total_steps": 30, "start_factor": 0.2},
-        WarmupDecayLR(30, warmup_min_lr=0.2 * RATE, warmup_max_lr=RATE, warmup_num_steps=5)),
+        WarmupDecayLR(total_num_steps=30, warmup_min_lr=0.2 * RATE, warmup_max_lr=RATE, warmup_num_steps=5)),
     "warmup_decay over the run": (
         {"warmup_steps": 5, "warmup_curve": "linear"},
-        WarmupDecayLR(STEPS, warmup_max_lr=RATE, warmup_num_steps=5, warmup_type="linear")),
+        WarmupDecayLR(total_num_steps=STEPS, warmup_max_lr=RATE, warmup_num_steps=5, warmup_type="linear")),
     "warmup_cosine": (
-        {"warmup_steps": 5, "start_factor": 0.2, "final_factor": 0.05}, WarmupCosineLR(RATE, STEPS, 0.2, 5, 0.05)),
+        {"warmup_steps": 5, "start_factor": 0.2, "final_factor": 0.05},
+        WarmupCosineLR(RATE, STEPS, 0.2, 0.05, warmup_num_steps=5)),
     "one_cycle": (
         {"up_steps": 9, "start_factor": 0.1, "momentum": (0.85, 0.95)},
         OneCycle(0.03, RATE, cycle_first_step_size=9, cycle_min_mom=0.85, cycle_max_mom=0.95)),

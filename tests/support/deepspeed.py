@@ -52,26 +52,19 @@ class WarmupLR(Schedule):
         return 1.0
 
 
+@dataclass(kw_only=True)
 class WarmupDecayLR(WarmupLR):
-    def __init__(self, total_num_steps: int, **others: Any) -> None:
-        super().__init__(**others)
-        self.total = total_num_steps
+    total_num_steps: int
 
     def after(self) -> float:
-        return max(0.0, (self.total - self.iteration) / max(1.0, self.total - self.steps))
+        return max(0.0, (self.total_num_steps - self.iteration) / max(1.0, self.total_num_steps - self.steps))
 
 
 class WarmupCosineLR(WarmupLR):
     def __init__(
-        self,
-        lr: float,
-        total_num_steps: int,
-        warmup_min_ratio: float = 0.0,
-        warmup_num_steps: int = 1000,
-        cos_min_ratio: float = 0.0001,
-        warmup_type: str = "log",
+        self, lr: float, total_num_steps: int, warmup_min_ratio: float = 0.0, cos_min_ratio: float = 1e-4, **others: Any
     ) -> None:
-        super().__init__(warmup_min_ratio * lr, lr, warmup_num_steps, warmup_type)
+        super().__init__(warmup_min_ratio * lr, lr, **others)
         self.total, self.ratio = total_num_steps, cos_min_ratio
 
     @property
@@ -135,40 +128,37 @@ SCHEDULES: Mapping[str, type[Schedule]] = {
 }
 
 
+@dataclass
 class LossScaler:
     """The fields of `fp16`. `scale` is that of the next step; `update` is called after each."""
 
-    def __init__(
-        self,
-        loss_scale: float = 0,
-        initial_scale_power: int = 16,
-        loss_scale_window: int = 1000,
-        hysteresis: int = 2,
-        consecutive_hysteresis: bool = False,
-        min_loss_scale: float = 1,
-        **unused: object,
-    ) -> None:
-        self.is_dynamic = loss_scale == 0
-        self.scale: float = 2.0**initial_scale_power if self.is_dynamic else loss_scale
-        self.window, self.shift, self.consecutive = loss_scale_window, hysteresis, consecutive_hysteresis
-        self.least, self.left, self.iteration, self.last_overflow = min_loss_scale, hysteresis, 0, -1
+    loss_scale: float = 0
+    initial_scale_power: int = 16
+    loss_scale_window: int = 1000
+    hysteresis: int = 2
+    consecutive_hysteresis: bool = False
+    min_loss_scale: float = 1
+    enabled: bool = True
+
+    def __post_init__(self) -> None:
+        self.is_dynamic = self.loss_scale == 0
+        self.scale: float = 2.0**self.initial_scale_power if self.is_dynamic else self.loss_scale
+        self.left, self.iteration, self.last_overflow = self.hysteresis, 0, -1
 
     def update(self, overflow: bool) -> None:
         if not self.is_dynamic:
             return
         if overflow:
-            if self.shift == 1 or self.left == 1:
-                self.scale = max(self.scale / 2, self.least)
+            if self.hysteresis == 1 or self.left == 1:
+                self.scale = max(self.scale / 2, self.min_loss_scale)
             else:
                 self.left -= 1
             self.last_overflow = self.iteration
         else:
-            if self.consecutive:
-                self.left = self.shift
-            if (self.iteration - self.last_overflow) % self.window == 0:
-                if not self.consecutive:
-                    self.left = self.shift
-                self.scale *= 2
+            is_window = (self.iteration - self.last_overflow) % self.loss_scale_window == 0
+            if self.consecutive_hysteresis or is_window:
+                self.left = self.hysteresis
+            self.scale *= 2 if is_window else 1
         self.iteration += 1
 
 

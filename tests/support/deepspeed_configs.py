@@ -1,4 +1,17 @@
-"""DeepSpeed configs in the shapes that public repositories use, written for these tests."""
+"""DeepSpeed configs in the shapes of public repositories, written for these tests; the options that a compile or a run
+gets from one, and the error if it is refused."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sambasim.errors import OptionError
+from sambasim.options.compile import CompileOptions, Compiling, options_and_notes
+from sambasim.options.given import given_overrides
+from sambasim.options.run import ResolvedRun, resolve_run, run_options, with_deepspeed
 
 CONFIGS: dict[str, str] = {
     "Hugging Face, ZeRO-2": """{
@@ -43,30 +56,6 @@ CONFIGS: dict[str, str] = {
         true, "allgather_bucket_size": 50000000, "reduce_bucket_size": 50000000, "overlap_comm": true,
         "contiguous_gradients": true, "cpu_offload": false}
     }""",
-    "BERT pretraining": """{
-        "train_batch_size": 64, "train_micro_batch_size_per_gpu": 8, "steps_per_print": 1000, "prescale_gradients":
-        false, "optimizer": {"type": "Adam", "params": {"lr": 6e-3, "betas": [0.9, 0.99], "weight_decay": 0.01}},
-        "gradient_clipping": 1.0, "wall_clock_breakdown": false, "fp16": {"enabled": true, "loss_scale": 0},
-        "sparse_attention": {"mode": "fixed", "block": 16}
-    }""",
-    "SQuAD": """{
-        "train_batch_size": 24, "train_micro_batch_size_per_gpu": 3, "steps_per_print": 10, "optimizer": {"type":
-        "Adam", "params": {"lr": 3e-5, "weight_decay": 0.0, "bias_correction": true}}, "gradient_clipping": 1.0, "fp16":
-        {"enabled": true}
-    }""",
-    "Megatron, ZeRO-1": """{
-        "train_batch_size": 32, "train_micro_batch_size_per_gpu": 4, "steps_per_print": 10, "zero_optimization":
-        {"stage": 1}, "gradient_clipping": 1.0, "prescale_gradients": true, "fp16": {"enabled": true, "loss_scale": 0,
-        "loss_scale_window": 500, "hysteresis": 2, "min_loss_scale": 1, "initial_scale_power": 11},
-        "wall_clock_breakdown": false
-    }""",
-    "Megatron, curriculum off": """{
-        "train_batch_size": 32, "train_micro_batch_size_per_gpu": 4, "steps_per_print": 1, "zero_optimization":
-        {"stage": 2, "elastic_checkpoint": true}, "gradient_clipping": 1.0, "fp16": {"enabled": true, "loss_scale": 0,
-        "loss_scale_window": 1000, "hysteresis": 2, "min_loss_scale": 1}, "curriculum_learning": {"enabled": false,
-        "curriculum_type": "seqlen"}, "data_efficiency": {"enabled": false}, "wall_clock_breakdown": true,
-        "zero_allow_untested_optimizer": false
-    }""",
     "BLOOM": """{
         "train_micro_batch_size_per_gpu": 2, "train_batch_size": 32, "gradient_clipping": 1.0, "zero_optimization":
         {"stage": 0}, "bf16": {"enabled": true}, "steps_per_print": 2000, "wall_clock_breakdown": false
@@ -88,15 +77,6 @@ CONFIGS: dict[str, str] = {
         {"lr": 5e-5, "weight_decay": 0.01}}, "fp16": {"enabled": true, "loss_scale": 128.0, "initial_scale_power": 32,
         "loss_scale_window": 1000}, "zero_optimization": {"stage": 1, "reduce_bucket_size": 5e8}
     }""",
-    "chat, with a hybrid engine": """{
-        "train_batch_size": 16, "train_micro_batch_size_per_gpu": 4, "steps_per_print": 10, "zero_optimization":
-        {"stage": 3, "offload_param": {"device": "none"}, "offload_optimizer": {"device": "none"},
-        "stage3_param_persistence_threshold": 1e4, "stage3_max_live_parameters": 3e7, "stage3_prefetch_bucket_size":
-        3e7, "memory_efficient_linear": false}, "fp16": {"enabled": true, "loss_scale_window": 100},
-        "gradient_clipping": 1.0, "prescale_gradients": false, "wall_clock_breakdown": false, "hybrid_engine":
-        {"enabled": false, "inference_tp_size": 1, "release_inference_cache": false}, "tensorboard": {"enabled": true,
-        "output_path": "out/", "job_name": "chat"}
-    }""",
     "instruction tuning, ZeRO-3 with offload": """{
         "bf16": {"enabled": true}, "optimizer": {"type": "AdamW", "params": {"lr": 2e-5, "betas": [0.9, 0.999], "eps":
         1e-8, "weight_decay": 0}}, "scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": "auto",
@@ -106,26 +86,15 @@ CONFIGS: dict[str, str] = {
         4, "train_micro_batch_size_per_gpu": 4, "gradient_clipping": 1.0, "steps_per_print": 5, "wall_clock_breakdown":
         false
     }""",
-    "vision and language, ZeRO-2": """{
-        "fp16": {"enabled": "auto", "loss_scale": 0, "loss_scale_window": 1000, "initial_scale_power": 16, "hysteresis":
-        2, "min_loss_scale": 1}, "bf16": {"enabled": "auto"}, "train_micro_batch_size_per_gpu": "auto",
-        "train_batch_size": "auto", "gradient_accumulation_steps": "auto", "zero_optimization": {"stage": 2,
-        "overlap_comm": true, "contiguous_gradients": true, "sub_group_size": 1e9, "reduce_bucket_size": "auto"}
-    }""",
-    "Lightning": """{
-        "zero_allow_untested_optimizer": true, "gradient_clipping": 0.5, "train_micro_batch_size_per_gpu": 4,
-        "zero_optimization": {"stage": 2, "contiguous_gradients": false, "overlap_comm": false, "allgather_bucket_size":
-        2e8, "reduce_bucket_size": 2e8, "round_robin_gradients": true}, "logging_level": 20
-    }""",
     "SGD": """{
         "train_batch_size": 32, "zero_allow_untested_optimizer": true, "optimizer": {"type": "SGD", "params": {"lr":
         0.05, "momentum": 0.9, "weight_decay": 5e-4, "nesterov": true}}, "zero_optimization": {"stage": 1}
     }""",
     "offload as it was": """{
         "train_micro_batch_size_per_gpu": 8, "gradient_accumulation_steps": 1, "steps_per_print": 100, "optimizer":
-        {"type": "Adam", "params": {"lr": 1e-4}}, "fp16": {"enabled": true, "initial_scale_power": 16},
-        "zero_optimization": {"stage": 2, "cpu_offload": true, "contiguous_gradients": true, "overlap_comm": true,
-        "reduce_bucket_size": 3000000}
+        {"type": "Adam", "params": {"lr": 1e-4, "bias_correction": true}}, "pipeline": {"seed_layers": true}, "fp16":
+        {"enabled": true, "initial_scale_power": 16}, "zero_optimization": {"stage": 2, "cpu_offload": true,
+        "contiguous_gradients": true, "overlap_comm": true, "reduce_bucket_size": 3000000}
     }""",
     "comments": """{
         # Written by hand.
@@ -155,17 +124,6 @@ CONFIGS: dict[str, str] = {
         "train_batch_size": 16, "optimizer": {"type": "AdamW", "params": {"lr": 4e-4}}, "scheduler": {"type":
         "WarmupCosineLR", "params": {"total_num_steps": 500, "warmup_min_ratio": 0.1, "warmup_num_steps": 50,
         "cos_min_ratio": 0.05, "warmup_type": "linear"}}, "bf16": {"enabled": true}, "zero_optimization": {"stage": 2}
-    }""",
-    "Accelerate": """{
-        "train_batch_size": "auto", "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2,
-        "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "none", "nvme_path": null}, "offload_param":
-        {"device": "none", "nvme_path": null}, "stage3_gather_16bit_weights_on_model_save": true}, "gradient_clipping":
-        1.0, "steps_per_print": 1e9, "bf16": {"enabled": true}, "fp16": {"enabled": false}
-    }""",
-    "AlexNet in a pipeline": """{
-        "train_batch_size": 32, "train_micro_batch_size_per_gpu": 8, "optimizer": {"type": "Adam", "params": {"lr":
-        0.001, "betas": [0.9, 0.999], "eps": 1e-8}}, "steps_per_print": 10, "wall_clock_breakdown": false, "pipeline":
-        {"seed_layers": true}
     }""",
     "bfloat16 as it was": """{
         "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 4, "bfloat16": {"enabled": true},
@@ -197,3 +155,44 @@ CONFIGS: dict[str, str] = {
         "LRRangeTest", "params": {"lr_range_test_step_size": 10, "lr_range_test_staircase": true}}
     }""",
 }
+
+TWO = {"data_parallel": True, "world_size": 2}
+
+
+def compiled(
+    text: str | Mapping[str, Any],
+    folder: Path,
+    flags: Mapping[str, object] = TWO,
+    overrides: list[str] | None = None,
+    config: Path | None = None,
+    target: str | None = None,
+) -> Compiling:
+    file = folder / "ds_config.json"
+    file.write_text(text if isinstance(text, str) else json.dumps(text))
+    return options_and_notes(config, target, overrides or [], {**flags, "deepspeed": file})
+
+
+def refused(
+    text: str | Mapping[str, Any], folder: Path, flags: Mapping[str, object] = TWO, target: str | None = None
+) -> str:
+    with pytest.raises(OptionError) as error:
+        compiled(text, folder, flags, target=target)
+    return str(error.value).replace(str(folder), "FOLDER")
+
+
+def run(
+    text: Mapping[str, Any],
+    folder: Path,
+    options: CompileOptions,
+    overrides: list[str] | None = None,
+    replicas: int = 2,
+) -> ResolvedRun:
+    """A run of what was compiled with `options`."""
+    file = folder / "run.json"
+    file.write_text(json.dumps(text))
+    training, data, how = json.loads(
+        json.dumps([options.training_defaults(), options.data_source(), options.model_dump(mode="json")])
+    )
+    chosen = run_options({"pef": "digits", "deepspeed": file}, given_overrides(overrides or []))
+    chosen, mapped = with_deepspeed(chosen, training, how, replicas)
+    return resolve_run(chosen, training, data, mapped.given)

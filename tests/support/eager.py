@@ -1,7 +1,5 @@
-"""Plain PyTorch doing what a PEF says: the user's own module, a DataLoader, autograd, and torch.optim.
-
-Of the product it uses what a PEF records, how data sources are opened, and the numbers that seed the generators.
-"""
+"""Plain PyTorch doing what a PEF says: the user's own module, a DataLoader, autograd, and torch.optim. Of the product
+it uses what a PEF records, how data sources are opened, and the numbers that seed the generators."""
 
 # Calling a module gives Any.
 # mypy: no-warn-return-any
@@ -61,8 +59,7 @@ class EagerReplica:
         named = self.resolved.loss
         result = model(*batch) if named is None else model(*batch[:-1])
         first = result[0] if isinstance(result, tuple) else result
-        if not isinstance(first, Tensor):
-            raise TypeError(f"a model returned {type(result).__name__}")
+        assert isinstance(first, Tensor)
         return first if named is None else NAMED_LOSSES[named.name](first, batch[-1])
 
     def gradients(self) -> dict[str, Tensor]:
@@ -95,14 +92,11 @@ class EagerReplica:
 
 
 class PaddedOptimizer:
-    """torch.optim's fused kernels over a module's parameters, laid out in flat tensors as the PEF's groups are.
-
-    A kernel rounds otherwise in the tail of a tensor, behind its last whole vector. Here no element is in a tail.
-    """
+    """torch.optim's fused kernels over a module's parameters, laid out in flat tensors as the PEF's groups are: a
+    kernel rounds otherwise in the tail of a tensor, behind its last whole vector, and here no element is in a tail."""
 
     def __init__(self, replica: EagerReplica) -> None:
-        if replica.resolved.optimizer is None:
-            raise ValueError("a PEF without an optimizer")
+        assert replica.resolved.optimizer is not None
         self._replica = replica
         self.flats = [nn.Parameter(torch.zeros(group.numel)) for group in replica.program.groups]
         for flat, view, parameter in self._members():
@@ -150,8 +144,7 @@ def make_optimizer(
 def _module(document: PefDocument, path: Path) -> nn.Module:
     model = ModelOptions.model_validate(document.compile_options["model"])
     module = call_object(model.target or "", model.args, "model")
-    if not isinstance(module, nn.Module):
-        raise TypeError(f"{model.target} gave {type(module).__name__}")
+    assert isinstance(module, nn.Module)
     weights = map_weights(path)
     named = [(name, s.name) for s in document.program.symbols.values() for name in s.torch_names]
     module.load_state_dict({name: weights[symbol].clone() for name, symbol in named})

@@ -15,30 +15,13 @@ VALUES = (
 
 
 def a_run(**changed: object) -> RecordedRun:
+    sections = [SectionName(0, "FWD", "net__a"), SectionName(1, "FWD", "net__b"), SectionName(2, "BCKWD", "net__c")]
     facts: dict[str, object] = {
-        "by": "sambasim 0",
-        "pef": "net",
-        "pef_digest": "f" * 64,
-        "threads": 1,
-        "engine": "plain",
-        "torch": "2.13.0",
-        "cpu": "x86_64 AVX2",
-        "exempt_from_exactness": (),
-        "world_size": 2,
-        "emulated": False,
-        "sync": "host",
-        "seed": 0,
-        "options": {"optimizer.lr": 0.1, "training.seed": 0},
-        "steps": 40,
-        "first_step": 1,
-        "last_step": 40,
-        "sections": [
-            SectionName(0, "FWD", "net__a"),
-            SectionName(1, "FWD", "net__b"),
-            SectionName(2, "BCKWD", "net__c"),
-        ],
-        "sees": "values that leave their section",
-    }
+        "by": "sambasim 0", "pef": "net", "pef_digest": "f" * 64, "threads": 1, "engine": "plain", "torch": "2.13.0",
+        "cpu": "x86_64 AVX2", "exempt_from_exactness": (), "world_size": 2, "emulated": False, "sync": "host",
+        "seed": 0, "options": {"optimizer.lr": 0.1, "training.seed": 0}, "steps": 40, "first_step": 1, "last_step": 40,
+        "sections": sections, "sees": "values that leave their section",
+    }  # fmt: skip
     return RecordedRun.model_validate({**facts, **changed})
 
 

@@ -4,7 +4,6 @@ hooks and a dispatch mode note every storage."""
 import gc
 import weakref
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -39,20 +38,10 @@ FAMILIES = {
 """Families of the package transformers: by class, the fields of its config that differ from the defaults."""
 
 
-@dataclass(frozen=True, slots=True)
-class TorchMemory:
-    """Bytes. `saved`: of the storages that the backward saves. `peak`: the most bytes of storages at a time, without
-    the model's, inputs and gradients of parameters."""
-
-    parameters: int
-    gradients: int
-    states: int
-    saved: int
-    peak: int
-
-
-def torch_memory(options: CompileOptions, dtype: torch.dtype = torch.float32) -> TorchMemory:
-    """Of the model, data, loss, optimizer and batch size that `options` name, which is built and run in `dtype`."""
+def torch_memory(options: CompileOptions, dtype: torch.dtype) -> dict[str, int]:
+    """Bytes by part, of the model, data, loss, optimizer and batch size that `options` name, which is built and run in
+    `dtype`. `activations`: of the storages that the backward saves. `peak`: the most bytes of storages at a time,
+    without the model's, inputs and gradients of parameters."""
     with default_type(dtype) if dtype is not torch.float32 else nullcontext():
         model, example = model_of_shapes(
             lambda: build_model(options), lambda model: example_of_one(model, options), options.training.batch_size
@@ -83,13 +72,10 @@ def torch_memory(options: CompileOptions, dtype: torch.dtype = torch.float32) ->
         optimizer = kind(model.parameters(), lr=1e-3, foreach=False, **momentum)
         optimizer.step()
         states = [one for state in optimizer.state.values() for one in state.values() if isinstance(one, Tensor)]
-    return TorchMemory(
-        parameters=_bytes(list(model.parameters())),
-        gradients=_bytes(gradients),
-        states=_bytes([one for one in states if one.ndim]),  # without counts of steps
-        saved=saved_bytes,
-        peak=peak,
-    )
+    held = {"parameters": model.parameters(), "gradients": gradients, "states": states}
+    # Without counts of steps, which have no dimension.
+    sizes = {part: sum(one.numel() * one.element_size() for one in held[part] if one.ndim) for part in held}
+    return sizes | {"activations": saved_bytes, "peak": peak}
 
 
 def parts_of(options: CompileOptions, dtype: torch.dtype) -> dict[str, tuple[int, int]]:
@@ -102,24 +88,15 @@ def parts_of(options: CompileOptions, dtype: torch.dtype) -> dict[str, tuple[int
     choices = Choices(shapes.program, shapes.graphs, shapes.dtype, replicas=1, passes=1)
     wanted = str(dtype).removeprefix("torch.")
     stored = next(one for one in DTYPES if one.stored == wanted and not one.master)
-    ours, torchs = choices.estimate(Choice(stored, "none", name, states, zero=1)), torch_memory(options, dtype)
-    memory = ours.memory
-    return {
-        "parameters": (memory.parameters, torchs.parameters),
-        "gradients": (memory.gradients, torchs.gradients),
-        "states": (memory.states, torchs.states),
-        "activations": (memory.activations, torchs.saved),
-        "peak": (memory.activations + ours.temporaries, torchs.peak),
-    }
+    estimate = choices.estimate(Choice(stored, "none", name, states, zero=1))
+    ours = {part: getattr(estimate.memory, part) for part in ("parameters", "gradients", "states", "activations")}
+    ours["peak"] = ours["activations"] + estimate.temporaries
+    return {part: (ours[part], counted) for part, counted in torch_memory(options, dtype).items()}
 
 
 def _storage(tensor: Tensor) -> int:
     key: int = tensor.untyped_storage()._cdata
     return key
-
-
-def _bytes(tensors: list[Any]) -> int:
-    return sum(one.numel() * one.element_size() for one in tensors)
 
 
 class _Storages(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's, untyped

@@ -47,8 +47,7 @@ _SMALL_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class LiveModel:
-    """A model, and a batch of a pass by which it is called; `whole`: that of a replica, where it is known; `optimizer`:
-    the user's own, if there is one."""
+    """A model, a batch of a pass, and `whole`, that of a replica, where it is known; `optimizer`: the user's own."""
 
     model: nn.Module
     example: Example
@@ -203,8 +202,7 @@ class Trained(NamedTuple):
 
 class Beside:
     """A copy of this process with `eager` as it is now, which takes the tensors of `played` before each request.
-    `shared`: tensors that both processes have, one for each trained parameter: its gradient; after an update its new
-    value."""
+    `shared`: tensors of both processes, for each trained parameter its gradient; after an update its new value."""
 
     def __init__(self, eager: Eager, played: Played) -> None:
         self._eager, program = eager, played.program
@@ -315,8 +313,7 @@ def check_modes(model: nn.Module, *, training: bool) -> None:
     parameter, a buffer or another tensor of `model`, whose tensors are afterwards as they were."""
     if not any(map(_methods, model.modules())):
         return
-    modes = [(module, module.training) for module in model.modules()]
-    named = _tensors(model)
+    modes, named = [(module, module.training) for module in model.modules()], _tensors(model)
     recording = Recording(named)
     try:
         for name in ("eval", "train") if training else ("eval",):
@@ -358,10 +355,8 @@ def _refused(model: nn.Module, called: str, slot: str, training: bool) -> Captur
     module = around[-1] if around else switching[-1][1]
     methods = _methods(module)
     name = called if called in methods else next(iter(methods))
-    code = methods[name].__code__
+    code, graph = methods[name].__code__, "training step" if training else "evaluation graph"
     what = f"{name}() of {type(module).__name__} changes {slot}, and a PEF has one set of weights for both modes"
-    return CaptureError(
-        f"the {'training step' if training else 'evaluation graph'} cannot be captured: {what}",
-        where=line_of(code.co_filename, code.co_firstlineno),
-        remedy=_REMEDY if training else "call model.eval() before you compile",
-    )
+    remedy = _REMEDY if training else "call model.eval() before you compile"
+    where = line_of(code.co_filename, code.co_firstlineno)
+    return CaptureError(f"the {graph} cannot be captured: {what}", where=where, remedy=remedy)

@@ -37,10 +37,8 @@ def seed_of(step: int, chip: int, micro_batch: int) -> int:
 
 class Played:
     """One replica of `program` with `weights`, whose updates do not clip. For ZeRO 2 and 3 there are two, with the same
-    batches: the mean of their gradients has the bits of each. Raises MachineError if there is too little memory.
-    `observer`: replaces the functions of instructions. `updates`: an optimizer step is played too; of many parameters
-    only where ranks exchange gradients in it, since it takes as long as the passes. Without, `weights` are read as they
-    are."""
+    batches: the mean of their gradients has the bits of each. `updates`: an optimizer step is played too; of many
+    parameters only where ranks exchange gradients in it. Raises MachineError if there is too little memory."""
 
     def __init__(self, program: Program, weights: Mapping[str, Tensor], observer: StepObserver | None = None) -> None:
         self.program = program
