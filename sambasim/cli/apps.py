@@ -103,10 +103,8 @@ def _check_script(script: Path, arguments: Sequence[str], steps: int, as_json: b
     from sambasim.samba.checks.job import CheckIsOver, begin_check
 
     if arguments and arguments[0] == "compile":
-        raise OptionError(
-            f"{script} compile takes no step, so there is nothing to check",
-            remedy=f"compile it without --check, and then sambasim app --check {script} run …",
-        )
+        what = f"{script} compile takes no step, so there is nothing to check"
+        raise OptionError(what, remedy=f"compile it without --check, and then sambasim app --check {script} run …")
     check, stdout, is_first = begin_check(steps), sys.stdout, launched_rank(os.environ) == 0
     try:
         with redirect_stdout(sys.stderr) if as_json else nullcontext():
@@ -122,10 +120,8 @@ def _check_script(script: Path, arguments: Sequence[str], steps: int, as_json: b
                     raise
         report = check.report()
         if not (report.steps or report.findings):
-            raise OptionError(
-                f"{script} took no step, so there is nothing to check",
-                remedy="check a command that trains or predicts, such as run; without OPT there is no step of training",
-            )
+            remedy = "check a command that trains or predicts, such as run; without OPT there is no step of training"
+            raise OptionError(f"{script} took no step, so there is nothing to check", remedy=remedy)
     except BaseException as error:
         if as_json and is_first:
             print(_json(script, check.own_report(), error), file=stdout, flush=True)

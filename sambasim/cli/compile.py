@@ -51,10 +51,8 @@ def compile_command(
     """
     launcher = find_launcher(os.environ)
     if launcher and launcher.world_size > 1:
-        raise LaunchError(
-            f"{launcher.name} started {launcher.world_size} ranks, but a PEF is compiled by one process",
-            remedy="sambasim compile … without mpirun; -ws says the smallest number of replicas",
-        )
+        what = f"{launcher.name} started {launcher.world_size} ranks, but a PEF is compiled by one process"
+        raise LaunchError(what, remedy="sambasim compile … without mpirun; -ws says the smallest number of replicas")
     options, notes = options_and_notes(config, model, overrides, flags)
     with shared.kept_imports():
         from sambasim.commands.compile import compile_named

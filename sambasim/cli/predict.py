@@ -142,11 +142,8 @@ def simulate_command(
     sync = question.sync
     with phases(quiet=as_json) as on_phase:
         predictions = predicted(question, on_phase)
-    answer(
-        as_json,
-        lambda: "\n".join(line for prediction in predictions for line in simulation_json(prediction, sync)),
-        lambda: simulation_report(predictions, sync, sections),
-    )
+    lines = (line for prediction in predictions for line in simulation_json(prediction, sync))
+    answer(as_json, lambda: "\n".join(lines), lambda: simulation_report(predictions, sync, sections))
     texts, of_sizes = {}, [prediction.along(sync) for prediction in predictions]
     if csv is not None:
         texts[csv] = csv_text(csv_rows([step for steps in of_sizes for step in steps]))

@@ -55,10 +55,9 @@ def weights_fit() -> Iterator[None]:
         made_bytes += parameter.nbytes - bytes_of.get(parameter.data_ptr(), 0)
         bytes_of[parameter.data_ptr()] = parameter.nbytes
         if available is not None and made_bytes > available:
-            raise MachineError(
-                f"the weights of this model need more than the {format_bytes(available)} of memory that are available",
-                remedy="a machine with more memory; `sambasim simulate` and `plan` take a model of any size",
-            )
+            room = f"the {format_bytes(available)} of memory that are available"
+            remedy = "a machine with more memory; `sambasim simulate` and `plan` take a model of any size"
+            raise MachineError(f"the weights of this model need more than {room}", remedy=remedy)
 
     with register_module_parameter_registration_hook(count):
         yield

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 import torch
@@ -69,9 +70,8 @@ def training_shapes(options: CompileOptions, on_phase: OnPhase = lambda phase: N
 def _captured(options: CompileOptions, watch: Stopwatch, dtype: torch.dtype | None = None) -> tuple[nn.Module, Program]:
     """The model and its step with inputs in `dtype`; without, captured as by `compile` if need be, to name lines."""
     watch.begin("build the model")
-    model, example = model_of_shapes(
-        lambda: build_model(options), lambda model: example_of_one(model, options), options.training.batch_size
-    )
+    size, make = options.training.batch_size, partial(build_model, options)
+    model, example = model_of_shapes(make, lambda model: example_of_one(model, options), size)
     watch.begin("capture the training step")
     example = example._replace(inputs=inputs_in(dtype, example.inputs))
     try:

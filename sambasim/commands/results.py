@@ -41,10 +41,9 @@ def measured(subject: str, page: Path | None, flags: Sequence[str]) -> dict[Path
 
     run = Path(subject)
     if flags:
-        raise OptionError(
-            f"{subject} is a run, and {', '.join(flags)} is for predictions about a PEF",
-            remedy=f"sambasim report NAME.pef --run {shlex.quote(subject)} --html {page or 'FILE.html'}",
-        )
+        what = f"{subject} is a run, and {', '.join(flags)} is for predictions about a PEF"
+        remedy = f"sambasim report NAME.pef --run {shlex.quote(subject)} --html {page or 'FILE.html'}"
+        raise OptionError(what, remedy=remedy)
     _check_outputs(subject, page, None, run)
     return {page: measured_page(read_run(run), run.name)} if page else {}
 

@@ -41,13 +41,11 @@ def checked_pef(
         in_slices = header.zero >= 2 and not options.reduce_on_rdu and max(ranks, options.emulate_replicas or 1) > 1
         _check_features(options, header, in_slices)
         _check_ranks(options, header, ranks, command)
-    place_replicas(
-        inventory_of(header.compile_options, cluster=options.cluster),
-        communicator.node_of[: ranks - (options.parameter_servers or 0)],
-        launcher.ranks_of_process(ranks, header.ranks_of_replica, options.emulate_replicas, whole=whole),
-        command=shlex.join(command),
-        or_else="name a cluster with more RDUs a node: --cluster FILE.toml",
-    )
+    inventory = inventory_of(header.compile_options, cluster=options.cluster)
+    nodes = communicator.node_of[: ranks - (options.parameter_servers or 0)]
+    own = launcher.ranks_of_process(ranks, header.ranks_of_replica, options.emulate_replicas, whole=whole)
+    or_else = "name a cluster with more RDUs a node: --cluster FILE.toml"
+    place_replicas(inventory, nodes, own, command=shlex.join(command), or_else=or_else)
     outputs = (
         (check_output_file, "--metrics FILE", "the metrics file", options.metrics),
         (check_output_file, "--trace FILE", "the trace", options.trace),

@@ -168,12 +168,9 @@ class _Reading:
         by_folded = {name.casefold(): optimizer for name, optimizer in OPTIMIZERS_BY_TYPE.items()}
         optimizer = by_folded.get(str(kind).casefold())
         if optimizer is None:
-            names = one_of(OPTIMIZERS_BY_TYPE)
-            what, guess = (
-                f"must be {names}: sambasim has no other of DeepSpeed's",
-                suggested(str(kind), OPTIMIZERS_BY_TYPE),
-            )
-            table.wrong("type", *(("is missing", f'"type": {names}') if kind is None else (what, guess)))
+            names, guess = one_of(OPTIMIZERS_BY_TYPE), suggested(str(kind), OPTIMIZERS_BY_TYPE)
+            wrong = f"must be {names}: sambasim has no other of DeepSpeed's", guess
+            table.wrong("type", *(("is missing", f'"type": {names}') if kind is None else wrong))
             return
         name, defaults = optimizer.name, {**OPTIMIZERS[optimizer.name].defaults, **optimizer.defaults}
         modes = _ADAM_MODES if name == "adamw" else ()

@@ -38,8 +38,7 @@ OnNonfinite: TypeAlias = Literal["stop", "skip", "ignore"]
 
 MOST_TRACED_STEPS = 1000  # a trace stays in memory until it is written
 MOST_THREADS = 4096  # more than any node has cores; each thread has a stack
-LONGEST_TIMEOUT_S = 31_536_000  # a year
-SYNC_TIMEOUT_S = 300.0  # longer than any step, batch or section should take, and short against a night
+LONGEST_WAIT_S = 31_536_000  # a year
 SAVE_SUFFIX = ".safetensors"
 DEFAULT_EVERY, DEFAULT_KEEP = "10min", 3
 
@@ -122,9 +121,8 @@ class RunOptions(Options):
         int | None, Field(ge=1, le=MOST_THREADS), Flag("--threads", PARALLEL, default="cores of the node / its ranks")
     ] = None
     """Intra-op threads of each rank."""
-    sync_timeout: Annotated[float, Field(gt=0, le=LONGEST_TIMEOUT_S), Flag("--sync-timeout SECONDS", PARALLEL)] = (
-        SYNC_TIMEOUT_S
-    )
+    # Longer than any step, batch or section should take, and short against a night.
+    sync_timeout: Annotated[float, Field(gt=0, le=LONGEST_WAIT_S), Flag("--sync-timeout SECONDS", PARALLEL)] = 300.0
     """Seconds that ranks wait for one that hangs."""
     engine: Annotated[Literal["plain", "inductor"], Flag("--engine", NUMERICS)] = "plain"
     """inductor: compile sections with torch's inductor, which needs g++."""
@@ -292,11 +290,9 @@ def resolve_run(
     if problems := _switched(stored.optimizer, merged.optimizer):
         raise refusal(problems)
     was, now = leaves(before), leaves(merged.model_dump(mode="json"))
-    changed = tuple(
-        f"{name} = {show(value)} (compiled: {'none' if was.get(name) is None else show(was[name])})"
-        for name, value in now.items()
-        if value not in (None, {}) and value != was.get(name)
-    )
+    new = {name: value for name, value in now.items() if value not in (None, {}) and value != was.get(name)}
+    compiled = {name: "none" if was.get(name) is None else show(was[name]) for name in new}
+    changed = tuple(f"{name} = {show(value)} (compiled: {compiled[name]})" for name, value in new.items())
     return ResolvedRun(merged.data, merged.loss, merged.optimizer, merged.training, changed)
 
 

@@ -96,13 +96,9 @@ def _replacement(stream: TextIO, output: _Output) -> TextIO:
         return stream
     with contextlib.suppress(OSError):
         stream.flush()
-    return io.TextIOWrapper(
-        output if isinstance(stream.buffer, io.RawIOBase) else io.BufferedWriter(output),
-        encoding=stream.encoding,
-        errors="backslashreplace",
-        line_buffering=stream.line_buffering,
-        write_through=stream.write_through,
-    )
+    buffer = output if isinstance(stream.buffer, io.RawIOBase) else io.BufferedWriter(output)
+    as_before = stream.line_buffering, stream.write_through
+    return io.TextIOWrapper(buffer, stream.encoding, "backslashreplace", None, *as_before)
 
 
 def _redirect_to_devnull(number: int, flags: int) -> None:

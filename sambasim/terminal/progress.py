@@ -111,11 +111,9 @@ class RunProgress(RunObserver):
 
         steps, hidden_s = summary.steps_here, summary.hidden_sync_s
         hidden = f" ({format_seconds(hidden_s)} more overlapped with the backward)" if hidden_s else ""
-        print(
-            f"{steps} step{'s' * (steps != 1)} in {format_seconds(summary.training_s)} (measured): "
-            f"{summary.samples_per_s:.0f} samples/s, {summary.sync_share:.0%} in sync{hidden}; "
-            f"loss {summary.loss_first:.4f} -> {summary.loss_last:.4f}"
-        )
+        pace = f"{summary.samples_per_s:.0f} samples/s, {summary.sync_share:.0%} in sync{hidden}"
+        loss = f"loss {summary.loss_first:.4f} -> {summary.loss_last:.4f}"
+        print(f"{steps} step{'s' * (steps != 1)} in {format_seconds(summary.training_s)} (measured): {pace}; {loss}")
         bytes_of = summary.bytes.model_dump().items()
         if moved := [f"{format_bytes(count)} {kind.replace('_', ' ')}" for kind, count in bytes_of if count]:
             print(f"sync moved {', '.join(moved)}")

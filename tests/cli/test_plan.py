@@ -96,7 +96,7 @@ def test_emitted_configs_compile_and_train_at_np_4_as_in_one_process(names: list
         assert f"#   sambasim simulate {emitted} --replicas 2 --sync rdu" in text
         options = compile_options(emitted, None, [], {})
         assert options.training.batch_size * options.training.accumulation_steps * options.world_size == 16
-        printed("compile", "--config", str(emitted), "--output-folder", str(tmp_path / name))
+        printed("compile", "--config", str(emitted), "--check", "0", "--output-folder", str(tmp_path / name))
         pef = tmp_path / name / "char_gpt" / "char_gpt.pef"
         runs += [run_of(f"{name} mpi", pef, steps=3), run_of(f"{name} alone", pef, steps=3, emulate=2)]
     found = train(4, runs)
@@ -105,7 +105,7 @@ def test_emitted_configs_compile_and_train_at_np_4_as_in_one_process(names: list
 
 
 def test_a_pef_is_planned_without_its_code(tmp_path: Path) -> None:
-    printed("compile", "-b", "4", "--data-parallel", "--output-folder", str(tmp_path))
+    printed("compile", "-b", "4", "--data-parallel", "--check", "0", "--output-folder", str(tmp_path))
     pef = str(tmp_path / "digits" / "digits.pef")
     best = record("plan", pef, "--global-batch", "16", "--only", "stages=1")["best"][0]
     assert best["samples"] * best["replicas"] * best["passes"] == 16
@@ -145,7 +145,7 @@ def test_the_device_that_is_named_cuts_the_sections_too(tmp_path: Path) -> None:
     emitted, folder = tmp_path / "x.toml", ["--output-folder", str(tmp_path)]
     only = each("--only", ["stages=1", "replicas=1", "chips=1", "recompute=none", "passes=2", "tiles=4"])
     best = record(*PLAN, *only, "--arch", "sn10", "--emit", str(emitted))["best"][0]
-    printed("compile", "--config", str(emitted), *folder)
+    printed("compile", "--config", str(emitted), "--check", "0", *folder)
     simulated = record("simulate", "char_gpt", *folder, "--replicas", "1")
     assert best["predicted_step_s"] == pytest.approx(simulated["predicted_s"])
     assert best["memory_bytes"] == simulated["needed_bytes"]

@@ -31,7 +31,8 @@ DEVICE = "\n".join(['name = "Mine"\ncluster = "sn10-8"', *_LINES[0], "[sources]"
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("out")
-    printed("compile", "--data-parallel", "-b", "32", "--num-tiles", "4", "--o1", "--output-folder", str(folder))
+    flags = ("--data-parallel", "-b", "32", "--num-tiles", "4", "--o1", "--check", "0")
+    printed("compile", *flags, "--output-folder", str(folder))
     return folder
 
 
@@ -304,7 +305,7 @@ def test_a_pef_whose_replicas_have_several_ranks(tmp_path: Path) -> None:
     assert "12 ranks on nodes 0-1 of cluster sn30-8" in text
     assert " ".join(text.splitlines()[-2].split()) == "11 dp 2, pp 1, tp 1 1 3 all"
     stages = ["--pipeline-stages", "2", "--micro-batches", "2", "--output-folder", str(tmp_path)]
-    printed("compile", "-b", "4", *stages)
+    printed("compile", "-b", "4", "--check", "0", *stages)
     alone = ("--pef", str(tmp_path / "digits" / "digits.pef"))
     assert " ".join(printed("devices", *alone).splitlines()[-2].split()) == "1 pp 1 0 1 all"
     assert "has one replica" in refused("devices", *alone, "--replicas", "2").what

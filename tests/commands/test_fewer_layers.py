@@ -39,9 +39,9 @@ def _gpt(layers: int) -> Variants:
 
 def test_it_is_the_program_of_a_model_that_has_so_few() -> None:
     for strategy in (Strategy(2, samples=8), Strategy(2, tensor="weight", chips=2, samples=8, recompute="sections")):
-        shorter, fewer = _gpt(5).shorter(strategy, 3), _gpt(3).program(strategy)
+        shorter, fewer = _gpt(4).shorter(strategy, 2), _gpt(2).program(strategy)
         assert shorter is not None
-        assert (shorter.layers, len(shorter.starts)) == (5, 3)
+        assert (shorter.layers, len(shorter.starts)) == (4, 2)
         found = shorter.program
         assert _facts(found.step) == _facts(fewer.step)
         assert _facts(found.evaluation) == _facts(fewer.evaluation)
@@ -59,8 +59,8 @@ def _facts(graph: Graph) -> tuple[list[object], ...]:
 
 def test_a_model_whose_layers_cannot_go_stays_whole() -> None:
     strategy = Strategy(2, samples=8)
-    assert _gpt(3).shorter(strategy, 3) is None  # it has no more
-    fields = ["data.source=digits", "loss.name=cross_entropy", "optimizer.name=sgd", "model.args.layers=8"]
+    assert _gpt(2).shorter(strategy, 2) is None  # it has no more
+    fields = ["data.source=digits", "loss.name=cross_entropy", "optimizer.name=sgd", "model.args.layers=4"]
     options = compile_options(None, f"{__file__}:Skips", fields, {})
     captured, model = captured_from_options(options)
-    assert Variants(captured, options, model).shorter(strategy, 3) is None
+    assert Variants(captured, options, model).shorter(strategy, 2) is None

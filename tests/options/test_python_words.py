@@ -30,7 +30,7 @@ def _given(text: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("keyword", "setting"), _SETTINGS, ids=lambda one: one if isinstance(one, str) else "")
-def test_every_flag_with_its_value_is_a_keyword_of_python(keyword: str, setting: Setting) -> None:
+def test_every_flag_with_its_value_and_in_a_sentence_is_a_keyword_of_python(keyword: str, setting: Setting) -> None:
     compiles = keyword in COMPILE_FLAGS and keyword not in _OF_RUN
     if keyword == "pef":
         assert in_python("--pef out/net.pef", compiles=False) == "the PEF out/net.pef"
@@ -43,12 +43,7 @@ def test_every_flag_with_its_value_is_a_keyword_of_python(keyword: str, setting:
             typed, value = "", not name.startswith("--no-")
         said = in_python(f"{name} {typed}".strip(), compiles=compiles or keyword == "inference")
         assert _given(said) == {_IN_PYTHON.get(keyword, keyword): value}
-    if keyword in (COMPILE_FLAGS if compiles else RUN_FLAGS):
-        given_flags({keyword: value}, (COMPILE_FLAGS if compiles else RUN_FLAGS))
-
-
-@pytest.mark.parametrize(("keyword", "setting"), _SETTINGS, ids=lambda one: one if isinstance(one, str) else "")
-def test_every_flag_in_a_sentence_is_the_name_of_a_keyword(keyword: str, setting: Setting) -> None:
+    given_flags({keyword: value}, COMPILE_FLAGS if compiles else RUN_FLAGS)
     said = in_python(f"leave out {setting.flag.typed}, or another", compiles=True)
     assert "--" not in said
     assert keyword in _IN_PYTHON or keyword in said
@@ -80,18 +75,18 @@ def test_sentences_with_flags(text: str, said: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "name", "value"),
+    ("text", "value"),
     [
-        ("--set loss.name=cross_entropy", "loss.name", "cross_entropy"),
-        ("--set training.loss_scale.dynamic=false", "training.loss_scale.dynamic", False),
-        ("--set optimizer.lr=1e-3", "optimizer.lr", 1e-3),
-        ("--set optimizer.betas=[0.9, 0.99]", "optimizer.betas", [0.9, 0.99]),
-        ('--set data.source="synthetic"', "data.source", "synthetic"),
-        ("--set optimizer.momentum=", "optimizer.momentum", None),
-        ("--set training.schedule.step_size=…", "training.schedule.step_size", ...),
+        ("loss.name=cross_entropy", "cross_entropy"),
+        ("training.loss_scale.dynamic=false", False),
+        ("optimizer.lr=1e-3", 1e-3),
+        ("optimizer.betas=[0.9, 0.99]", [0.9, 0.99]),
+        ('data.source="synthetic"', "synthetic"),
+        ("optimizer.momentum=", None),
+        ("training.schedule.step_size=…", ...),
     ],
 )
-def test_settings_are_those_of_python(text: str, name: str, value: object) -> None:
-    said = in_python(text, compiles=True).replace("…", "...")
-    assert _given(said) == {"set": {name: value}}
-    given_settings(_given(said)["set"])
+def test_settings_are_those_of_python(text: str, value: object) -> None:
+    said = _given(in_python(f"--set {text}", compiles=True).replace("…", "..."))
+    assert said == {"set": {text.partition("=")[0]: value}}
+    given_settings(said["set"])

@@ -35,9 +35,12 @@ def test_defaults_are_those_of_torch(name: str) -> None:
         assert getattr(OptimizerOptions.model_validate({"name": name}), field) == default
 
 
-@pytest.mark.parametrize("name", LOSS_ARGUMENTS)
-def test_loss_arguments_are_those_of_torch(name: str) -> None:
-    assert set(LOSS_ARGUMENTS[name]) <= set(inspect.signature(TORCH_LOSSES[name]).parameters)
+def test_loss_arguments_and_dtypes_are_those_of_torch_and_of_the_graph() -> None:
+    for name, arguments in LOSS_ARGUMENTS.items():
+        assert set(arguments) <= set(inspect.signature(TORCH_LOSSES[name]).parameters)
+    assert set(DTYPES) == set(DTYPE_BYTES)
+    for dtype, largest in INTEGER_LARGEST.items():
+        assert torch.iinfo(getattr(torch, dtype)).max == largest
 
 
 def test_hyperparameters_are_the_kernels_numbers() -> None:
@@ -46,12 +49,6 @@ def test_hyperparameters_are_the_kernels_numbers() -> None:
     assert list(sgd.hyperparameters().items()) == [*numbers.items(), ("max_grad_norm", 2.0)]
     adamw = OptimizerOptions(name="adamw", betas=(0.8, 0.95))
     assert adamw.hyperparameters() == {"lr": 1e-3, "beta1": 0.8, "beta2": 0.95, "eps": 1e-8, "weight_decay": 1e-2}
-
-
-def test_dtypes_are_those_of_the_graph() -> None:
-    assert set(DTYPES) == set(DTYPE_BYTES)
-    for dtype, largest in INTEGER_LARGEST.items():
-        assert torch.iinfo(getattr(torch, dtype)).max == largest
 
 
 @given(
