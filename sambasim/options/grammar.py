@@ -5,14 +5,14 @@ import importlib.util
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from enum import StrEnum
 from importlib.machinery import ModuleSpec, PathFinder
 from math import prod
 from pathlib import Path
 from pkgutil import iter_modules
-from typing import Annotated
+from typing import Annotated, Literal
 
 from sambasim.options.base import Problem, Refused, checked, near_file, nearest, one_of, parsable, suggested
 
@@ -156,49 +156,36 @@ def parse_inputs(texts: Mapping[str, str]) -> tuple[InputSpec, ...]:
 Inputs = Annotated[dict[str, str], parsable(parse_inputs)]
 
 
+LAST_STEP = 10**18
+"""Of a range without end."""
+
 _RANGE = re.compile(r"(?P<first>[0-9]{0,18})(?P<dash>-?)(?P<last>[0-9]{0,18})")
 
 
-@dataclass(frozen=True, slots=True)
-class StepRange:
-    """Steps `first` to `last`, counted from 1; if `last` is None, all steps from `first`."""
-
-    first: int = 1
-    last: int | None = None
-
-    def __contains__(self, step: int) -> bool:
-        return self.first <= step and (self.last is None or step <= self.last)
-
-
-def step_range(text: str | None) -> StepRange:
-    """The steps of `text`: `17`, `100-120`, `100-` or `-20`; all steps for None. Raises Refused for any other text."""
-    if text is None:
-        return StepRange()
-    match = _RANGE.fullmatch(text.strip())
+def step_range(text: str | None) -> range:
+    """The steps of `text`, counted from 1: `17`, `100-120`, `100-` or `-20`; all for None. Raises Refused."""
+    match = _RANGE.fullmatch("1-" if text is None else text.strip())
     what = "must be a step, or a range of them"
     if match is not None and (match["first"] or match["last"]):
         first = int(match["first"] or 1)
-        last = int(match["last"]) if match["last"] else None if match["dash"] else first
-        if first >= 1 and (last is None or last >= first):
-            return StepRange(first, last)
+        last = int(match["last"] or (LAST_STEP if match["dash"] else first))
+        if 1 <= first <= last:
+            return range(first, last + 1)
         what = "steps count from 1" if first < 1 else "the last step is before the first"
     raise Refused(Problem("", what, "17, 100-120 or 100-", text))
-
-
-class Unit(StrEnum):
-    STEPS, EPOCHS, SECONDS = "steps", "epochs", "s"
 
 
 @dataclass(frozen=True, slots=True)
 class Cadence:
     count: int
-    unit: Unit
+    unit: Literal["steps", "epochs", "s"]
 
 
 _CADENCE = re.compile(r"([0-9]{1,9}) ?(|steps?|epochs?|s|min|h)")
-_UNITS = {
-    **dict.fromkeys(("", "step", "steps"), (1, Unit.STEPS)), **dict.fromkeys(("epoch", "epochs"), (1, Unit.EPOCHS)),
-    "s": (1, Unit.SECONDS), "min": (60, Unit.SECONDS), "h": (3600, Unit.SECONDS),
+_UNITS: Mapping[str, Cadence] = {
+    **dict.fromkeys(("", "step", "steps"), Cadence(1, "steps")),
+    **dict.fromkeys(("epoch", "epochs"), Cadence(1, "epochs")),
+    "s": Cadence(1, "s"), "min": Cadence(60, "s"), "h": Cadence(3600, "s"),
 }  # fmt: skip
 
 
@@ -208,8 +195,8 @@ def parse_cadence(text: str) -> Cadence:
     if match is None or int(match[1]) == 0:
         what = "must be a number of steps, or one of epochs, s, min or h, and at least 1"
         raise Refused(Problem("", what, "--checkpoint-every 100, 1epoch, 30s or 10min", text))
-    factor, unit = _UNITS[match[2]]
-    return Cadence(int(match[1]) * factor, unit)
+    unit = _UNITS[match[2]]
+    return replace(unit, count=int(match[1]) * unit.count)
 
 
 TRANSFORMERS = "transformers"

@@ -106,6 +106,9 @@ def test_a_device_of_ones_own_is_read(simulate: Simulate, own_device: Callable[.
     text = simulate(*own_device(), "--replicas", "2")
     for said in ("digits on Mine", "no published step of Mine", "links are those of cluster sn10-8"):
         assert said in text
+
+
+def test_a_model_that_does_not_fit_is_refused(simulate: Simulate, own_device: Callable[..., list[str]]) -> None:
     with pytest.raises(MachineError, match=r"of DDR, and Mine has 64\.0 KiB"):
         simulate(*own_device("68719476736", "65536"))
 

@@ -14,7 +14,7 @@ from sambasim.ir.types import DTYPE_BYTES
 from sambasim.optimizers import OPTIMIZERS
 from sambasim.options.base import Refused
 from sambasim.options.compile import BuildOptions, ParallelOptions, compile_options
-from sambasim.options.grammar import DTYPES, INTEGER_LARGEST, InputSpec, parse_input, step_range
+from sambasim.options.grammar import DTYPES, INTEGER_LARGEST, LAST_STEP, InputSpec, parse_input, step_range
 from sambasim.options.training import LOSS_ARGUMENTS, OptimizerOptions
 from tests.support.mpi import ROOT
 
@@ -64,8 +64,8 @@ def test_an_input_reads_back_as_it_is_written(dtype: str, shape: list[int], boun
 def test_inputs_and_steps_are_read_as_they_are_written() -> None:
     assert parse_input("y", "int64[]<10") == InputSpec("y", "int64", (), 10)
     assert parse_input("x", "float32[1,8, 8]") == InputSpec("x", "float32", (1, 8, 8))
-    meant = {None: (1, None), "17": (17, 17), " 100-120 ": (100, 120), "100-": (100, None), "-20": (1, 20)}
-    assert {text: (step_range(text).first, step_range(text).last) for text in meant} == meant
+    meant = {None: (1, LAST_STEP), "17": (17, 17), " 100-120 ": (100, 120), "100-": (100, LAST_STEP), "-20": (1, 20)}
+    assert {text: (step_range(text)[0], step_range(text)[-1]) for text in meant} == meant
     for text in ("", "-", "0", "4-3", "1-2-3", "1.5", "٣", "9" * 19):
         with pytest.raises(Refused):
             step_range(text)

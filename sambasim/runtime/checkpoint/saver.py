@@ -20,7 +20,6 @@ from sambasim.ir.mesh import PIPELINE
 from sambasim.ir.program import ParameterGroup, Program, state_name
 from sambasim.ir.ranks import first_holders
 from sambasim.ir.types import Slice, SymbolKind
-from sambasim.options.grammar import Unit
 from sambasim.records.metrics import CheckpointRecord
 from sambasim.runtime.checkpoint import folder
 from sambasim.runtime.checkpoint.content import Manifest, ShardModel, buffer_name, describe, part_name, piece_key
@@ -91,12 +90,12 @@ class Saver:
 
     def is_time(self) -> bool:
         """Whether a checkpoint is due by time. Rank 0 decides for all, because clocks differ."""
-        return self._cadence.unit is Unit.SECONDS and time.monotonic() - self._last_s >= self._cadence.count
+        return self._cadence.unit == "s" and time.monotonic() - self._last_s >= self._cadence.count
 
     def save_if_due(self, position: Position, totals: Totals, *, due: bool) -> None:
         """Call after a step within an epoch, and after an epoch and its evaluation. `due`: by time."""
-        count = {Unit.STEPS: position.step, Unit.EPOCHS: position.epoch}.get(self._cadence.unit)
-        at_end = self._cadence.unit is Unit.STEPS or not position.used
+        count = {"steps": position.step, "epochs": position.epoch}.get(self._cadence.unit)
+        at_end = self._cadence.unit == "steps" or not position.used
         if due or (count is not None and at_end and count % self._cadence.count == 0):
             self.save(position, totals)
 

@@ -23,7 +23,7 @@ from sambasim.ir.graph import Graph, Section
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
 from sambasim.options.given import leaves
-from sambasim.options.grammar import StepRange, step_range
+from sambasim.options.grammar import step_range
 from sambasim.pef.archive import bytes_of
 from sambasim.records.digests import (
     REPLICA_FILES,
@@ -105,7 +105,7 @@ def digested(seen: Seen, tensor: Tensor, micro_step: int | None = None) -> Value
     return ValueDigest(seen.what, seen.name, micro_step, seen.section, digest.hexdigest(), norm, not_finite)
 
 
-def _run_of(setup: Setup, team: Team, plan: Plan, asked: StepRange) -> RecordedRun:
+def _run_of(setup: Setup, team: Team, plan: Plan, asked: range) -> RecordedRun:
     graph = setup.program.training
     tables = {name: table for name, table in setup.option_tables.items() if table is not None}
     options = {name: value for name, value in leaves(tables).items() if value != {}}
@@ -129,8 +129,8 @@ def _run_of(setup: Setup, team: Team, plan: Plan, asked: StepRange) -> RecordedR
             for name, value in options.items()
         },
         steps=plan.steps,
-        first_step=asked.first,
-        last_step=min(asked.last or plan.steps, plan.steps),
+        first_step=asked.start,
+        last_step=min(asked[-1], plan.steps),
         sections=tuple(SectionName(at.index, at.kind.value, at.name) for at in (graph.sections if graph else ())),
         sees=f"values that leave their {'unit of compiled sections' if team.engine.inductor else 'section'}",
     )
@@ -154,7 +154,7 @@ class RunDigests(StepRecorder):
         program = setup.program
         asked = step_range(setup.options.record_steps)
         done = plan.start.step
-        if asked.first > plan.steps or (asked.last is not None and asked.last <= done):
+        if asked.start > plan.steps or asked[-1] <= done:
             has = f"continues after step {done} of {plan.steps}" if done else f"has {plan.steps} steps"
             what = f"--record-steps {setup.options.record_steps}: the run {has}"
             raise OptionError(what, remedy=f"give --record-steps {done + 1}-{plan.steps}, or leave it out")
