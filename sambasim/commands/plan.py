@@ -16,7 +16,7 @@ from sambasim.options.base import nearest, suggested
 from sambasim.options.compile import BuildOptions, CompileOptions, ParallelOptions, options_in_python
 from sambasim.options.deepspeed import MICRO, STEPS, TRAIN
 from sambasim.options.deepspeed_file import AUTO, LOSS_SCALE, OPTIMIZERS_BY_TYPE, SCHEDULERS
-from sambasim.options.training import LossScaleOptions, OptimizerOptions, ScheduleOptions, Sections
+from sambasim.options.training import OptimizerOptions, ScheduleOptions, Sections
 from sambasim.pef import locate, read
 from sambasim.report.plan import headline
 from sambasim.simulation.planning.search import Plan
@@ -231,7 +231,10 @@ def as_deepspeed(options: CompileOptions) -> dict[str, object]:
         if training.schedule.counts_updates:
             config["scheduler"] = _scheduler(training.schedule, optimizer, training.steps)
     if options.dtype == "fp16":
-        config["fp16"] = _fp16(training.loss_scale)
+        scale = training.loss_scale
+        rows = {row.key: getattr(scale, row.option) for row in LOSS_SCALE}
+        dynamic = {"loss_scale": 0, "initial_scale_power": round(scale.start).bit_length() - 1, **rows}
+        config["fp16"] = {"enabled": True, **(dynamic if scale.dynamic else {"loss_scale": scale.start})}
     if options.dtype == "bf16":
         config["bf16"] = {"enabled": True}
     if options.data_parallel:
@@ -274,11 +277,3 @@ def _scheduler(schedule: ScheduleOptions, optimizer: OptimizerOptions, steps: in
         if schedule.momentum is not None:
             params["cycle_min_mom"], params["cycle_max_mom"] = schedule.momentum
     return {"type": kind, "params": params}
-
-
-def _fp16(scale: LossScaleOptions) -> dict[str, object]:
-    if not scale.dynamic:
-        return {"enabled": True, "loss_scale": scale.start}
-    power = round(scale.start).bit_length() - 1
-    rows = {row.key: getattr(scale, row.option) for row in LOSS_SCALE}
-    return {"enabled": True, "loss_scale": 0, "initial_scale_power": power, **rows}
