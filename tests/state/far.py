@@ -23,14 +23,12 @@ def _with_optimizer(then: Any) -> Setup:
     return setup
 
 
-def _file_is_told(setup: Setup, state: Any, pef: Any, run: Any) -> str:
-    return "" if any(one.startswith("opened by the model: ") for one in pef.notices) else "the file is not told"
-
-
-def _told_as(what: str) -> Any:
+def _told(*acts: str, file: str = "") -> Any:
     def check(setup: Setup, state: Any, pef: Any, run: Any) -> str:
-        told = [one for one in pef.notices if one.startswith("done by forward(), and not by a run: ")]
-        return "" if any(f"{what}, at " in one for one in told) else f"{what} is not told"
+        done = "".join(one for one in pef.notices if one.startswith("done by forward(), and not by a run: "))
+        lost = [act for act in acts if f"{act}, at " not in done]
+        opened = any(one.startswith("opened by the model: ") and file in one for one in pef.notices)
+        return ", ".join([*lost, *([file] if file and not opened else [])])
 
     return check
 
@@ -150,25 +148,15 @@ built rate_that_forward_sets_late: REFUSED, says=("n",), whole=True
         net.kept[0].param_groups[0]["lr"] = 0.05 / (1 + net.n // 100)
         return h
     return _with_optimizer(then)
-case print_in_forward: EQUAL, also=_told_as("output")
+case acts_in_forward: EQUAL, also=_told("output", "a log message", "a warning", file=os.devnull)
     print(h.shape)
-    return h
-case write_to_stderr_in_forward: EQUAL, also=_told_as("output"), whole=True
-    sys.stderr.write("called")
-    return h
-case log_message_in_forward: EQUAL, also=_told_as("a log message")
     LOG.warning("called")
-    return h
-case warning_in_forward: EQUAL, also=_told_as("a warning"), whole=True
     warnings.warn("old", stacklevel=1)
-    return h
-case process_that_forward_starts: EQUAL, also=_told_as("subprocess.Popen"), whole=True
-    subprocess.run([sys.executable, "-V"], check=True, capture_output=True)
-    return h
-case folder_that_forward_makes: EQUAL, also=_told_as("os.mkdir"), whole=True
-    with tempfile.TemporaryDirectory():
-        return h
-case file_that_is_read: EQUAL, also=_file_is_told
     with open(os.devnull, encoding="utf-8") as file:
         return h * (1.0 + len(file.read()))
+case acts_of_the_system_in_forward: EQUAL, also=_told("output", "subprocess.Popen", "os.mkdir"), whole=True
+    sys.stderr.write("called")
+    subprocess.run([sys.executable, "-V"], check=True, capture_output=True)
+    with tempfile.TemporaryDirectory():
+        return h
 """)

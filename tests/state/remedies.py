@@ -3,44 +3,14 @@
 # Calling a module gives Any, and some functions of torch have no types.
 # mypy: no-warn-return-any, allow-untyped-calls
 import itertools
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from sambasim.compiler.capture import explain
-from tests.state.case import REFUSED, Setup, add, cases, given, points
-
-
-# Labels that the loss does not take. Eager PyTorch raises too: what is run is the remedy.
-def labels(change: Callable[[Tensor], Tensor], loss: Any) -> Setup:
-    """Five classes."""
-    torch.manual_seed(0)
-    x, y = points()
-    model = nn.Sequential(nn.Linear(3, 5), *([nn.LogSoftmax(1)] if loss == "nll" else []))
-    return Setup(model, (x, change(-torch.arange(len(y)) % 5)), loss)
-
-
-def _is_class(y: Tensor) -> Tensor:
-    return y[:, None] == torch.arange(5)
-
-
-_LABELS: dict[str, tuple[Callable[[Tensor], Tensor], Any, tuple[str, ...]]] = {
-    "labels_of_int32": (lambda y: y.int(), "cross_entropy", ("int32", ".long()")),
-    "labels_that_are_bool": (lambda y: y > 2, "cross_entropy", ("bool", ".long()")),
-    "labels_from_one_on": (lambda y: y + 1, "cross_entropy", ("5 classes",)),
-    "labels_of_int8_for_nll": (lambda y: y.to(torch.int8), "nll", ("int8", ".long()")),
-    "labels_below_zero": (lambda y: y - 1, "cross_entropy", ("-1", "5 classes")),
-    "labels_that_are_bool_for_a_binary_loss": (_is_class, "bce_with_logits", (".float()",)),
-    "labels_of_int32_for_a_weighted_loss": (lambda y: y.int(), nn.CrossEntropyLoss(torch.ones(5)), (".long()",)),
-}
-for _name, (_change, _loss, _says) in _LABELS.items():
-    _right: Callable[[Tensor], Tensor] = (lambda y: _is_class(y).float()) if _change is _is_class else lambda y: y
-    _remedy, _whole = partial(labels, _right, _loss), _name != "labels_of_int32"
-    _more: dict[str, Any] = {"oracle": _remedy, "rewritten": _remedy, "says": _says, "whole": _whole, "where": None}
-    add(_name, __name__, partial(labels, _change, _loss), REFUSED, never_says=("enlarge the model",), **_more)
+from tests.state.case import cases, given
 
 
 def says(obstacle: explain.Obstacle, **more: Any) -> Mapping[str, Any]:

@@ -7,10 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrizations
 
 import sambasim as ss
-from tests.state.case import BATCH, EQUAL, RATE, Outputs, Setup, Then, cases, each, given, made, net_of, points, setups
+from tests.state.case import BATCH, EQUAL, RATE, Outputs, Setup, cases, each, given, made, net_of, points, setups
 
 LAST = given(last=lambda: torch.zeros(4))
 
@@ -52,44 +51,6 @@ def predicts(fresh: Setup, state: Mapping[str, Tensor], pef: ss.Pef, run: ss.Run
     return f"predictions differ by {(outputs - expected).abs().max().item():.1e}"
 
 
-def _outputs(prepare: Callable[[Any], object], then: Then = lambda net, h: h) -> Setup:
-    torch.manual_seed(0)
-    model = Outputs(then)
-    prepare(model)
-    return Setup(model, points(), "mse")
-
-
-def _renamed() -> nn.Module:
-    """Is saved as `kernel`, as models are that keep the names of another framework."""
-
-    def renames(old: str, new: str) -> Callable[..., None]:
-        def hook(module: nn.Module, state: dict[str, Tensor], prefix: str, *others: object) -> None:
-            if f"{prefix}{old}" in state:
-                state[f"{prefix}{new}"] = state.pop(f"{prefix}{old}")
-
-        return hook
-
-    layer = nn.Linear(3, 4)
-    layer.register_state_dict_post_hook(renames("weight", "kernel"))
-    layer.register_load_state_dict_pre_hook(renames("kernel", "weight"))
-    return layer
-
-
-def _unsaved() -> nn.Module:
-    def drops(module: nn.Module, state: dict[str, Tensor], prefix: str, *others: object) -> None:
-        del state[f"{prefix}bias"]
-
-    layer = nn.Linear(3, 4)
-    layer.register_state_dict_post_hook(drops)
-    return layer
-
-
-def _tied(net: Any) -> None:
-    net.c = nn.Linear(4, 4)
-    net.d = nn.Linear(4, 4)
-    net.d.weight = net.c.weight
-
-
 each(EQUAL, whole=True)(
     data_in_a_norm=lambda net, h: h / (net.a.weight.data.norm() + h.data.abs().max()),
     addcdiv_with_a_value=lambda net, h: torch.addcdiv(h, h * 2, h.square() + 1, value=0.3),
@@ -99,8 +60,9 @@ each(EQUAL, whole=True)(
 
 
 def _bfloat16(momentum: float = 0.0) -> Setup:
-    setup = _outputs(lambda net: net.bfloat16())
-    setup.data = (setup.data[0].bfloat16(), setup.data[1].bfloat16())
+    torch.manual_seed(0)
+    x, y = points()
+    setup = Setup(Outputs().bfloat16(), (x.bfloat16(), y.bfloat16()), "mse")
     setup.optimizer = torch.optim.SGD(setup.model.parameters(), lr=RATE, momentum=momentum)
     return setup
 
@@ -119,8 +81,6 @@ def _sequence(make: Callable[[], nn.Module]) -> Setup:
 
 
 setups(EQUAL, also=predicts, whole=True)(
-    weight_with_a_parametrization=lambda: _outputs(given(a=lambda: parametrizations.weight_norm(nn.Linear(3, 4)))),
-    weights_that_are_tied=lambda: _outputs(_tied, lambda net, h: net.d(torch.tanh(net.c(h)))),
     evaluation_of_attention_with_bias_kv=lambda: _sequence(
         lambda: nn.MultiheadAttention(4, 2, add_bias_kv=True, batch_first=True)
     ),
@@ -134,7 +94,6 @@ setups(EQUAL, also=predicts, whole=True)(
 cases(__name__)("""
 from contextlib import contextmanager
 from sambasim.compiler.capture import trial
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 case buffer_that_counts_in_evaluation_too: EQUAL, given(steps=zero), also=kept_in_evaluation
     net.steps.add_(1)
     return h * torch.where(net.steps > 2, 1.0, 0.5)
@@ -221,18 +180,6 @@ built labels_of_float64: EQUAL | TOLD, notice="float64", whole=True
 built inputs_of_float16: EQUAL, whole=True
     return _of_dtype(torch.float16)
 
-# A wrapped layer has other names in `named_parameters` than in `state_dict`, which is what is saved.
-built layer_in_a_checkpoint_wrapper: EQUAL, also=predicts
-    return _outputs(given(a=lambda: checkpoint_wrapper(nn.Linear(3, 4))))
-built layer_in_two_wrappers: EQUAL, also=predicts, whole=True
-    def wrapped():
-        inner = checkpoint_wrapper(nn.Sequential(nn.Tanh(), nn.Linear(5, 4)))
-        return checkpoint_wrapper(nn.Sequential(nn.Linear(3, 5), inner))
-    return _outputs(given(a=wrapped))
-built weight_renamed_by_hooks: EITHER, also=predicts, where=None, whole=True
-    return _outputs(given(a=_renamed))
-built parameter_that_is_not_saved: REFUSED, where=None, says=("a.bias",), whole=True
-    return _outputs(given(a=_unsaved))
 
 # Bits that were off.
 built model_in_bfloat16: EQUAL | TOLD, notice="differs from eager PyTorch by rounding"

@@ -1,5 +1,4 @@
-"""Messages of what is no model: samples that cannot be put together, weights that lack a parameter, calls from Python,
-and DeepSpeed configs."""
+"""Messages of what is no model: samples that do not fit together, weights that lack a parameter, calls from Python."""
 
 import json
 import re
@@ -14,8 +13,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 import sambasim as ss
-from sambasim.errors import DataError, OptionError, SambasimError
-from sambasim.options.compile import compile_options, options_and_notes
+from sambasim.errors import DataError, SambasimError
+from sambasim.options.compile import compile_options
 from tests.state.case import BATCH, Outputs, points
 from tests.support.compiled import compile_from_options
 
@@ -83,38 +82,3 @@ def test_the_python_api_speaks_python(misuse: str, pef: ss.Pef, tmp_path: Path) 
         MISUSES[misuse](pef, tmp_path)
     assert not re.findall(r"(?<!\w)--[a-z][\w-]*", str(caught.value)), str(caught.value)
     assert "sambasim/api" not in (caught.value.where or "")
-
-
-def _deepspeed(text: str, folder: Path) -> Any:
-    file = folder / "ds.json"
-    file.write_text(text, encoding="utf-8")
-    flags: dict[str, object] = {"optimizer": "sgd", "batch_size": None}
-    return options_and_notes(None, "tests.state.case:Outputs", [], {**flags, "deepspeed": file})
-
-
-def test_deepspeeds_steps_per_print_may_be_infinite(tmp_path: Path) -> None:
-    _deepspeed('{"train_batch_size": 8, "steps_per_print": Infinity}', tmp_path)
-
-
-@pytest.mark.parametrize("also", ["", ', "gradient_accumulation_steps": "auto"'])
-def test_deepspeeds_automatic_batch_sizes_are_not_called_missing(also: str, tmp_path: Path) -> None:
-    text = f'{{"train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto"{also}}}'
-    with pytest.raises(OptionError, match="auto") as caught:
-        _deepspeed(text, tmp_path)
-    assert "is missing" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        {"train_batch_size": "64", "train_micro_batch_size_per_gpu": "4", "gradient_accumulation_steps": 2},
-        {"train_batch_size": "64", "gradient_accumulation_steps": "2"},
-        {"train_batch_size": "64"},
-    ],
-)
-def test_numbers_that_are_texts_are_one_error_each(given: dict[str, object], tmp_path: Path) -> None:
-    with pytest.raises(OptionError) as caught:
-        _deepspeed(json.dumps(given), tmp_path)
-    texts = [name for name, value in given.items() if isinstance(value, str)]
-    assert str(caught.value).count("must be a whole number") == len(texts)
-    assert "is missing" not in str(caught.value)

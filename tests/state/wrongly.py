@@ -1,4 +1,5 @@
-"""What was refused although it can be captured, and what compiled and could not train."""
+"""What was refused although it can be captured; what compiled and could not train; and what trains by another mean: in
+micro-batches."""
 
 # Calling a module gives Any, and some functions of torch have no types.
 # mypy: no-warn-return-any, allow-untyped-calls
@@ -13,7 +14,7 @@ from torch.distributions import Beta, Gamma, Normal
 from torch.nn import functional
 from torch.nn.utils import parametrizations
 
-from tests.state.case import EQUAL, Setup, cases, each, given, made, setups
+from tests.state.case import EQUAL, REFUSED, TOLD, Setup, cases, each, given, made, setups
 
 # Checks of values in code of torch.
 ROUNDS: dict[str, Any] = {"notice": "by rounding: the buffer norm.running_", "whole": True}
@@ -106,6 +107,35 @@ def _adaptive(*cutoffs: int) -> Setup:
     return setup
 
 
+def _in_micro_batches(loss: Callable[[Tensor, Tensor], Tensor], norm: bool = False) -> Setup:
+    """Layers in a row, which a pipeline can cut."""
+
+    def layers() -> nn.Module:
+        middle = [nn.BatchNorm1d(4)] if norm else []
+        return nn.Sequential(nn.Linear(3, 4), *middle, nn.Tanh(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
+
+    setup = made(lambda net, x, y: loss(net.layers(x).squeeze(1), y), layers=layers)
+    setup.options = {"pipeline_stages": 2, "micro_batches": 2}
+    return setup
+
+
+def _contrastive(result: Tensor, target: Tensor) -> Tensor:
+    return functional.cross_entropy(result[:, None] * target[None], torch.arange(len(result)))
+
+
+def _padded(result: Tensor, target: Tensor) -> Tensor:
+    counted = (target > 0).float()
+    return ((result - target).square() * counted).sum() / counted.sum().clamp(min=1)
+
+
+MICRO: dict[str, Any] = {"notice": "the mean over its", "steps": 2, "where": None}
+setups(TOLD | REFUSED, **MICRO, whole=True)(
+    micro_batches_with_a_sum=lambda: _in_micro_batches(lambda result, target: (result - target).square().sum()),
+    micro_batches_with_a_contrastive_loss=lambda: _in_micro_batches(_contrastive),
+    micro_batches_with_a_mean_of_tokens=lambda: _in_micro_batches(_padded),
+)
+
+
 cases(__name__)("""
 from sambasim.compiler.capture import asked_values
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
@@ -193,4 +223,16 @@ case assertion_tried: REFUSED, steps=8, whole=True
     except AssertionError:
         h = h * 2
     return h
+
+# Micro-batches.
+built micro_batches_with_batch_norm: TOLD | REFUSED, **MICRO
+    return _in_micro_batches(functional.mse_loss, norm=True)
+built micro_batches_with_a_mean: EQUAL, steps=2, tolerance=1e-5, whole=True
+    return _in_micro_batches(functional.mse_loss)
+built momentum_of_earlier_steps: EQUAL | TOLD | REFUSED, where=None, notice="states", whole=True
+    setup = net_of(lambda net, h: h.tanh())
+    setup.optimizer = torch.optim.SGD(setup.model.parameters(), lr=RATE, momentum=0.9)
+    setup.model(*(tensor[:BATCH] for tensor in setup.data)).backward()
+    setup.optimizer.step()
+    return setup
 """)
