@@ -62,7 +62,7 @@ def test_one_section_and_graphs() -> None:
 def test_verify_reads_every_byte(path: Path) -> None:
     valid = "out/logreg/logreg.pef is valid: it follows the rules of the PEF format"
     assert printed("verify", "logreg").startswith(valid)
-    damage.change_weights(path, lambda data: data[:-1] + b"\0")
+    damage.change_members(path, weights=lambda data: data[:-1] + b"\0")
     assert "training: sections (6)" in printed("inspect", "logreg")
     result = invoked("verify", "logreg")
     assert isinstance(result.exception, PefError)

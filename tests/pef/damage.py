@@ -34,7 +34,8 @@ def put_together(fields: Fields, weights: bytes) -> bytes:
 
 
 def change_members(path: Path, manifest: Change = bytes, weights: Change = bytes) -> None:
-    """Changes bytes of the members of the PEF at `path`; the checksums of the archive are made right again."""
+    """Changes bytes of the members of the PEF at `path`; the checksums of the archive are made right again, and not the
+    digest of the weights in the manifest."""
     with zipfile.ZipFile(path) as archive:
         members = archive.read("pef.json"), archive.read("weights.safetensors")
     path.write_bytes(pack(manifest(members[0]), weights(members[1])))
@@ -51,25 +52,8 @@ def change_fields(path: Path, change: Callable[[Fields], object]) -> None:
     change_members(path, rewrite)
 
 
-def change_manifest(path: Path, change: Change) -> None:
-    change_members(path, manifest=change)
-
-
-def change_weights(path: Path, change: Change) -> None:
-    """The manifest does not know the new digest."""
-    change_members(path, weights=change)
-
-
-def replace_bytes(path: Path, old: bytes, new: bytes, count: int = 1) -> None:
-    """Replaces the first `count` occurrences of `old` in the file, and nothing else."""
+def replace_bytes(path: Path, old: bytes, new: bytes) -> None:
+    """Replaces the first occurrence of `old` in the file, and nothing else."""
     data = path.read_bytes()
     assert old in data
-    path.write_bytes(data.replace(old, new, count))
-
-
-def patch(path: Path, offset: int, new: bytes) -> None:
-    """Overwrites the bytes at `offset`; a negative offset counts from the end."""
-    data = bytearray(path.read_bytes())
-    offset %= len(data)
-    data[offset : offset + len(new)] = new
-    path.write_bytes(bytes(data))
+    path.write_bytes(data.replace(old, new, 1))

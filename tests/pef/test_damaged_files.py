@@ -7,7 +7,6 @@ import struct
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -42,11 +41,10 @@ def central(member: int, offset: int, value: bytes) -> Damage:
     """Overwrite bytes of one entry of the central directory."""
 
     def apply(path: Path) -> None:
-        data = path.read_bytes()
-        place = data.find(b"PK\1\2")
-        for _ in range(member):
-            place = data.find(b"PK\1\2", place + 1)
-        damage.patch(path, place + offset, value)
+        data = bytearray(path.read_bytes())
+        begin = [found.start() for found in re.finditer(b"PK\1\2", data)][member] + offset
+        data[begin : begin + len(value)] = value
+        path.write_bytes(data)
 
     return apply
 
@@ -56,7 +54,7 @@ def fields(change: Callable[[Fields], object]) -> Damage:
 
 
 def program(change: Callable[[Fields], object]) -> Damage:
-    return fields(lambda all_fields: change(all_fields["program"]))
+    return fields(lambda everything: change(everything["program"]))
 
 
 def node(index: int, **changed: object) -> Damage:
@@ -64,11 +62,11 @@ def node(index: int, **changed: object) -> Damage:
 
 
 def manifest(old: bytes, new: bytes) -> Damage:
-    return lambda path: damage.change_manifest(path, lambda data: data.replace(old, new, 1))
+    return lambda path: damage.change_members(path, manifest=lambda data: data.replace(old, new, 1))
 
 
 def weights(change: Callable[[bytes], bytes]) -> Damage:
-    return lambda path: damage.change_weights(path, change)
+    return lambda path: damage.change_members(path, weights=change)
 
 
 def header(change: Callable[[Fields], object]) -> Damage:
@@ -84,13 +82,6 @@ def header(change: Callable[[Fields], object]) -> Damage:
     return weights(rewrite)
 
 
-def nested(levels: int) -> list[Any]:
-    value: list[Any] = []
-    for _ in range(levels):
-        value = [value]
-    return value
-
-
 def pipe(path: Path) -> None:
     path.unlink()
     os.mkfifo(path)
@@ -104,8 +95,7 @@ def gap(path: Path) -> None:
     path.write_bytes(data[:begin] + b"whatever" + data[begin:-22] + end)
 
 
-SIZES = 20
-"""Where sizes are in an entry of the central directory."""
+SIZES = 20  # where sizes are in an entry of the central directory
 
 CASES: dict[str, tuple[Damage, int, str]] = {
     "missing": (Path.unlink, 1, "cannot be read: No such file"),
@@ -128,9 +118,11 @@ CASES: dict[str, tuple[Damage, int, str]] = {
         8, "it is a PEF of format 9, written by sambasim 3.1; sambasim 0.1.0 reads format 3",
     ),
     "a hostile version": (fields(lambda f: f.update(version="\x1b[2K" * 90)), 8, r"it is a PEF of format \x1b[2K"),
-    "not JSON": (lambda p: damage.change_manifest(p, lambda d: d[:-1]), 9, "the whole: Invalid JSON"),
+    "not JSON": (lambda p: damage.change_members(p, manifest=lambda d: d[:-1]), 9, "the whole: Invalid JSON"),
     "a number of 5,000 digits": (manifest(b'"epochs":3', b'"epochs":' + b"3" * 5000), 9, "the whole: Invalid JSON"),
-    "deeply nested": (lambda p: damage.change_manifest(p, lambda d: b"[" * 200_000), 9, "recursion limit exceeded"),
+    "deeply nested": (
+        lambda p: damage.change_members(p, manifest=lambda d: b"[" * 200_000), 9, "recursion limit exceeded",
+    ),
     "an unknown key": (fields(lambda f: f.update(hook="os.system")), 9, "hook: Unexpected keyword argument"),
     "text for a number": (program(lambda p: p.update(batch_size="4")), 9, "program.batch_size: Input should be"),
     "an unknown kind": (program(lambda p: p["symbols"]["x"].update(kind="code")), 9, "program.symbols.x.kind"),
@@ -188,7 +180,7 @@ def test_is_refused_before_any_work(name: str, tmp_path: Path) -> None:
 
 def test_a_flipped_bit_of_the_weights_is_found_where_they_are_checked_or_mapped(tmp_path: Path) -> None:
     path = write_sample(tmp_path)
-    damage.change_weights(path, lambda data: data[:-1] + b"\0")
+    damage.change_members(path, weights=lambda data: data[:-1] + b"\0")
     pef.read(path)
     for reader in (pef.check, pef.map_weights):
         with pytest.raises(PefError, match=r"breaks rule 12 .*was written") as caught:
@@ -208,7 +200,7 @@ def test_every_truncation_is_refused(tmp_path: Path) -> None:
 
 def test_a_million_bad_items_take_no_memory_for_errors(tmp_path: Path) -> None:
     path = write_sample(tmp_path)
-    damage.change_manifest(path, lambda data: data.replace(b'"args":[', b'"args":[' + b"{}," * 1_000_000, 1))
+    damage.change_members(path, manifest=lambda data: data.replace(b'"args":[', b'"args":[' + b"{}," * 1_000_000, 1))
     with pytest.raises(PefError, match=r"program\.training\.nodes\.0\.args\.0") as caught:
         pef.read(path)
     assert len(str(caught.value)) < 2000
