@@ -115,7 +115,7 @@ def one_line(text: str) -> str:
     return spelled if len(spelled) <= LONGEST_LINE else f"{spelled[:LONGEST_LINE]}…"
 
 
-def nests_too_deeply(tables: object) -> bool:
+def is_too_deep(tables: object) -> bool:
     """Whether the content of a TOML file has more than DEEPEST_TABLES levels of tables and arrays."""
     level: list[object] = [tables]
     for _ in range(DEEPEST_TABLES + 1):

@@ -94,8 +94,6 @@ OPTIMIZERS: Mapping[str, OptimizerEntry] = {
         update=Fused("_fused_adagrad_", ("sum", "step"), _keywords("lr", "lr_decay", "weight_decay", "eps")),
         torch_name="Adagrad",
     ),
-    "lion": OptimizerEntry(
-        {"lr": 1e-4, "betas": (0.9, 0.99), "weight_decay": 0.0}, {"exp_avg": "exp_avg"}, update=_lion
-    ),
+    "lion": OptimizerEntry({"lr": 1e-4, "betas": (0.9, 0.99), "weight_decay": 0.0}, {"exp_avg": "exp_avg"}, _lion),
 }
 """By kind: the name in the config, and of its operator, `opt.<kind>`."""

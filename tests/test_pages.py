@@ -38,9 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("examples", "configs"):
         (folder / name).symlink_to(ROOT / name)
     (config,) = (body for language, body in _BLOCK.findall(TEXTS[README]) if language == "toml")
-    model = next(
-        body for language, body in _BLOCK.findall(TEXTS[ROOT / "docs" / "tutorial.md"]) if language == "python"
-    )
+    model = next(body for kind, body in _BLOCK.findall(TEXTS[ROOT / "docs" / "tutorial.md"]) if kind == "python")
     (folder / "net.toml").write_text(config, encoding="utf-8")
     (folder / "net.py").write_text(model, encoding="utf-8")
     return folder

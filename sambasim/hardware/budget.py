@@ -124,14 +124,11 @@ class Budget:
         return "HBM and DDR" if self.behind else self.memory
 
 
-MappedBy: TypeAlias = Literal["compiler", "vendor"]
+Mapper: TypeAlias = Literal["compiler", "vendor"]
 
 
 def budget_of(
-    device: DeviceSpec,
-    tiles: int | None = None,
-    mapped_by: MappedBy = "compiler",
-    calibration: Calibration | None = None,
+    device: DeviceSpec, tiles: int | None = None, mapped_by: Mapper = "compiler", calibration: Calibration | None = None
 ) -> Budget:
     """The budget of `tiles` tiles of `device`; None for all. Tiles have equal shares of everything. `mapped_by`: who
     placed operators on units; the vendor, by hand, keeps all of them busy. `calibration`: by default the shipped one.

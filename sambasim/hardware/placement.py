@@ -23,16 +23,12 @@ class Inventory:
 
 
 def inventory_of(
-    compile_options: Mapping[str, object],
-    *,
-    arch: str | None = None,
-    tiles: int | None = None,
-    cluster: str | None = None,
+    options: Mapping[str, object], *, arch: str | None = None, tiles: int | None = None, cluster: str | None = None
 ) -> Inventory:
     """The hardware that a PEF was compiled for; `arch`, `tiles` and `cluster` replace parts of it. The tiles of the PEF
     apply to its own device only. Raises OptionError for unknown names, PefError for impossible tiles."""
-    device = load_device(arch or arch_of(compile_options))
-    of_pef = compile_options.get("num_tiles") if arch is None else None
+    device = load_device(arch or arch_of(options))
+    of_pef = options.get("num_tiles") if arch is None else None
     if tiles is None and isinstance(of_pef, int):
         if device.tiles is None or not 1 <= of_pef <= device.tiles:
             most = device.tiles or "an unknown number"

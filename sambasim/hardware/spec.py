@@ -20,15 +20,7 @@ from pydantic import (
     model_validator,
 )
 
-from sambasim.errors import (
-    LARGEST_TOML_BYTES,
-    OptionError,
-    PefError,
-    nests_too_deeply,
-    read_text,
-    shortened,
-    unreadable,
-)
+from sambasim.errors import LARGEST_TOML_BYTES, OptionError, PefError, is_too_deep, read_text, shortened, unreadable
 
 ALIASES = {"sn40": "sn40l"}
 """`--arch` values of SambaFlow, and the device file that each means."""
@@ -180,7 +172,7 @@ def _load(model: type[_Table], kind: str, flag: str, name: str) -> _Table:
         raise OptionError(what, remedy=remedy)
     try:
         tables = tomllib.loads(text)
-        if nests_too_deeply(tables):
+        if is_too_deep(tables):
             raise RecursionError
         return model.model_validate({key: _with_link(key, value, where) for key, value in tables.items()})
     except ValidationError as error:

@@ -150,7 +150,7 @@ def readiness(program: Program) -> Mapping[str, Readiness]:
     if training is None:
         return {group.name: Readiness(1, 1) for group in program.groups}
     sections, _ = pass_and_update(training)
-    made, read = _made_and_read(training, sections, program)
+    made, read = _usage(training, sections, program)
     end = len(sections) + 1
     ready = {}
     for group in program.groups:
@@ -162,9 +162,7 @@ def readiness(program: Program) -> Mapping[str, Readiness]:
     return ready
 
 
-def _made_and_read(
-    graph: Graph, sections: tuple[Section, ...], program: Program
-) -> tuple[dict[str, int], dict[str, list[int]]]:
+def _usage(graph: Graph, sections: Sequence[Section], program: Program) -> tuple[dict[str, int], dict[str, list[int]]]:
     """After how many sections each value is made, and each input has been read, by a view of it too."""
     types = {name: symbol.type for name, symbol in program.symbols.items()} | dict(graph.values)
     aliases = {name: {name} for name in graph.inputs}  # by value, the inputs whose memory it may share

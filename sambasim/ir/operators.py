@@ -89,9 +89,7 @@ TABLE = (
         2 * of.result * prod(of.extent(0, dimension) for dimension in of.integers(2))
     )),
     # A product as large as the forward's for each gradient.
-    _aten(OperatorKind.MATMUL, "linear_backward", lambda of: (
-        of.gradients(3) * 2 * prod(of.shape(0)) * of.extent(2, 0)
-    )),
+    _aten(OperatorKind.MATMUL, "linear_backward", lambda of: of.gradients(3) * 2 * prod(of.shape(0)) * of.extent(2, 0)),
     _aten(OperatorKind.MATMUL, "_trilinear", count.trilinear),
     # x W y, with 3 for each element of W.
     _aten(OperatorKind.MATMUL, "bilinear", lambda of: 3 * of.result * prod(of.shape(2)[1:])),

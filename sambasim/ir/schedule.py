@@ -109,11 +109,7 @@ def _schedule(name: str, rows: Rows) -> Schedule:
 
 
 def _rows(
-    ranks: int,
-    micro_batches: int,
-    chunks: int,
-    warm_up: Callable[[int], int],
-    backward: ActionKind = ActionKind.BACKWARD,
+    ranks: int, micro_batches: int, chunks: int, warm_up: Callable[[int], int], kind: ActionKind = ActionKind.BACKWARD
 ) -> list[list[Action]]:
     """Each rank runs `warm_up(rank)` forwards, then one forward and one backward in turn, then the other backwards.
     As many micro-batches as there are ranks go through all chunks, then the next ones."""
@@ -122,7 +118,7 @@ def _rows(
     for rank in range(ranks):
         stages = range(rank, ranks * chunks, ranks)
         forwards = [Action(ActionKind.FORWARD, stage, m) for part in rounds for stage in stages for m in part]
-        backwards = [Action(backward, stage, m) for part in rounds for stage in reversed(stages) for m in part]
+        backwards = [Action(kind, stage, m) for part in rounds for stage in reversed(stages) for m in part]
         first = min(warm_up(rank), len(forwards))
         in_turn = chain.from_iterable(zip(forwards[first:], backwards, strict=False))
         rows.append([*forwards[:first], *in_turn, *backwards[len(forwards) - first :]])

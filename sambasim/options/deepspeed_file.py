@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from sambasim.errors import LARGEST_COUNT, OptionError, nests_too_deeply, shortened
+from sambasim.errors import LARGEST_COUNT, OptionError, is_too_deep, shortened
 from sambasim.options.base import Problem, one_of, refusal, show, suggested
 from sambasim.options.given import as_table, config_text
 
@@ -164,7 +164,7 @@ def _parsed(path: Path) -> dict[str, object]:
     text = _LAST_COMMA.sub(lambda found: found[0] if found[0][0] == '"' else " ", text)
     try:
         config = json.loads(text, object_pairs_hook=_once, parse_float=_number)
-        if nests_too_deeply(config):
+        if is_too_deep(config):
             raise RecursionError
     except json.JSONDecodeError as error:
         line = text.split("\n")[error.lineno - 1].strip()

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from sambasim.errors import LARGEST_TOML_BYTES, OptionError, nests_too_deeply, read_text, shortened, unreadable
+from sambasim.errors import LARGEST_TOML_BYTES, OptionError, is_too_deep, read_text, shortened, unreadable
 from sambasim.options.base import Given, Problem, near_file, refusal, show, suggested
 from sambasim.options.flag import Setting
 
@@ -28,7 +28,7 @@ def read_toml(path: Path) -> dict[str, object]:
     text = config_text(path, "config file", f"check the path: {path.absolute()}", "--config FILE.toml")
     try:
         tables = tomllib.loads(text)
-        if nests_too_deeply(tables):
+        if is_too_deep(tables):
             raise RecursionError
         return tables
     except RecursionError:

@@ -9,7 +9,7 @@ from sambasim.costs.cut import Level
 from sambasim.costs.price import Bound
 from sambasim.costs.work import work_of
 from sambasim.errors import OptionError
-from sambasim.hardware.budget import MappedBy, budget_of, load_calibration
+from sambasim.hardware.budget import Mapper, budget_of, load_calibration
 from sambasim.hardware.placement import Placement, place
 from sambasim.hardware.spec import ClusterSpec, DeviceSpec, load_device
 from sambasim.ir.graph import Graph
@@ -60,7 +60,7 @@ def predict(
     *,
     batch_size: int | None = None,
     micro_steps: int = 1,
-    mapped_by: MappedBy = "compiler",
+    mapped_by: Mapper = "compiler",
 ) -> Prediction:
     """For passes of `batch_size`. Raises as `price_ranks`, and OptionError if `replicas` do not fit on `cluster`."""
     each = program.ranks_of_replica

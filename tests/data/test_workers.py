@@ -87,9 +87,7 @@ raise SystemExit(0)
 """
 
 
-def test_workers_that_are_ended_in_the_midst_of_a_sample_leave_no_folder(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> None:
+def test_workers_ended_in_the_midst_of_a_sample_leave_no_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
     folder, temporary = tmp_path_factory.mktemp("a"), tmp_path_factory.mktemp("b")  # sockets have short paths
     (folder / "slow.py").write_text(SLOW)
     run_job([sys.executable, "slow.py"], cwd=folder, env={"TMPDIR": str(temporary)}).check()

@@ -27,9 +27,7 @@ def _compare(name: str, text: str, request: pytest.FixtureRequest) -> None:
 
 @pytest.mark.parametrize("level", ["o0", "o3"])
 @pytest.mark.parametrize("data_parallel", [False, True])
-def test_graph_of_a_logistic_regression(
-    level: str, data_parallel: bool, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
+def test_graph_of_an_example(level: str, data_parallel: bool, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     override = f"compile.opt_level={level}"
     options = example_options("logistic_regression", tmp_path, override, data_parallel=data_parallel)
     compiled = compile_from_options(options)

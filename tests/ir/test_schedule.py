@@ -177,12 +177,7 @@ def test_drawing() -> None:
         ("0B0,0F0\n", "0B0 is before 0F0, which it needs", "row 1 (rank 0)", "move 0F0 to before 0B0"),
         ("0F0,0B0,1F0,1B0\n", "0B0 is before 1B0, which it needs", "row 1 (rank 0)", "move 1B0 to before 0B0"),
         (DEADLOCK, "0B0 on rank 0 waits for 1B0; 1F1 on rank 1 waits for 0F1", "rows 1, 2", MOVES),
-        (
-            IN_LAST_TWO,
-            "1B0 on rank 1 waits for 2B0; 2F1 on rank 2 waits for 1F1",
-            "rows 2, 3",
-            "move 2B0 to before 2F1",
-        ),
+        (IN_LAST_TWO, "1B0 on rank 1 waits for 2B0; 2F1 on rank 2 waits", "rows 2, 3", "move 2B0 to before 2F1"),
     ],
 )
 def test_what_cannot_run_is_refused(tmp_path: Path, text: str, what: str, where: str, remedy: str) -> None:

@@ -24,9 +24,7 @@ def fields(**changed: Any) -> Change:
 
 
 def symbol(name: str, /, **changed: Any) -> Change:
-    return lambda program: replace(
-        program, symbols={**program.symbols, name: replace(program.symbols[name], **changed)}
-    )
+    return lambda p: replace(p, symbols={**p.symbols, name: replace(p.symbols[name], **changed)})
 
 
 def group(**changed: Any) -> Change:

@@ -35,9 +35,7 @@ scalars = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.tex
 names_of_torch = [(kind, name) for kind, names in TORCH_CONSTANTS.items() for name in sorted(names)]
 constants = st.sampled_from([TorchConstant(kind, name) for kind, name in names_of_torch])
 others = st.builds(Ref, st.text(max_size=6)) | st.builds(ComplexNumber, st.floats(), st.floats())
-arguments = st.recursive(
-    scalars | others | constants, lambda inner: st.lists(inner, max_size=3).map(tuple), max_leaves=6
-)
+arguments = st.recursive(scalars | others | constants, lambda each: st.lists(each, max_size=3).map(tuple), max_leaves=6)
 
 
 @given(arguments)
