@@ -121,20 +121,16 @@ def reduce_scatter_messages(node_of: Sequence[int], rank: int) -> Messages:
     layout, own = blocks(node_of), node_of[rank]
     ranks = layout.nodes[own]
     sent, received, reads = [], [], len(ranks) - 1
-    for owner, node in enumerate(node_of):
-        if node == own:
-            continue
+    for owner in (owner for owner, node in enumerate(node_of) if node != own):
         if not layout.summed[own]:
             sent.append(Message(rank, owner, owner, (rank,)))
         elif port_of(layout, owner, own) == rank:
             sent.append(Message(rank, owner, owner, ranks))
             reads += len(ranks) - 1
     for node, others in enumerate(layout.nodes):
-        if node == own:
-            continue
-        if layout.summed[node]:
+        if node != own and layout.summed[node]:
             received.append(Message(port_of(layout, rank, node), rank, rank, others))
-        else:
+        elif node != own:
             received += [Message(other, rank, rank, (other,)) for other in others]
     return Messages(tuple(sent), tuple(received), reads)
 

@@ -64,8 +64,9 @@ def _lion(parameter: Tensor, gradient: Tensor, states: Mapping[str, Tensor], giv
 
 
 _AVERAGES = {"exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq"}
-_ADAM_OPERANDS = ("exp_avg", "exp_avg_sq", "", "step")
+_ADAM = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8}
 _ADAM_KEYWORDS = _keywords("lr", "weight_decay", "beta1", "beta2", "eps", amsgrad=False)
+_OF_ADAM = (("exp_avg", "exp_avg_sq", "", "step"), _ADAM_KEYWORDS)
 _SGD_KEYWORDS = _keywords("lr", "weight_decay", "momentum", "dampening", "nesterov", "is_first_step")
 
 OPTIMIZERS: Mapping[str, OptimizerEntry] = {
@@ -76,18 +77,8 @@ OPTIMIZERS: Mapping[str, OptimizerEntry] = {
         torch_name="SGD",
         needs="momentum",
     ),
-    "adam": OptimizerEntry(
-        {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0},
-        _AVERAGES,
-        update=Fused("_fused_adam_", _ADAM_OPERANDS, _ADAM_KEYWORDS),
-        torch_name="Adam",
-    ),
-    "adamw": OptimizerEntry(
-        {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 1e-2},
-        _AVERAGES,
-        update=Fused("_fused_adamw_", _ADAM_OPERANDS, _ADAM_KEYWORDS),
-        torch_name="AdamW",
-    ),
+    "adam": OptimizerEntry({**_ADAM, "weight_decay": 0.0}, _AVERAGES, Fused("_fused_adam_", *_OF_ADAM), "Adam"),
+    "adamw": OptimizerEntry({**_ADAM, "weight_decay": 0.01}, _AVERAGES, Fused("_fused_adamw_", *_OF_ADAM), "AdamW"),
     "adagrad": OptimizerEntry(
         {"lr": 1e-2, "lr_decay": 0.0, "eps": 1e-10, "weight_decay": 0.0},
         {"sum": "sum"},

@@ -222,20 +222,17 @@ def node_difference(before: Graph, after: Graph) -> tuple[int, Node | None, Node
 
 def output_difference(before: Graph, after: Graph) -> str | None:
     """The symbol of the first output that differs, for graphs with equal nodes."""
-    pairs = zip_longest(_numbered_outputs(before), _numbered_outputs(after))
-    return next(((output or other)[0] for output, other in pairs if output != other), None)
-
-
-def _numbered_outputs(graph: Graph) -> list[tuple[str, str]]:
-    numbers = _numbers(graph)
-    return [(output.symbol, numbers.get(output.value, output.value)) for output in graph.outputs]
+    outputs = []
+    for graph in (before, after):
+        numbers = _numbers(graph)
+        outputs.append([(output.symbol, numbers.get(output.value, output.value)) for output in graph.outputs])
+    return next(((output or other)[0] for output, other in zip_longest(*outputs) if output != other), None)
 
 
 def section_difference(before: Graph, after: Graph) -> int | None:
     """The number of the first section of another kind, or with other nodes."""
     extents = ([(section.kind, section.start, section.stop) for section in graph.sections] for graph in (before, after))
-    pairs = enumerate(zip_longest(*extents))
-    return next((number for number, (section, other) in pairs if section != other), None)
+    return next((number for number, (one, two) in enumerate(zip_longest(*extents)) if one != two), None)
 
 
 def symbol_differences(

@@ -52,11 +52,8 @@ class ParameterGroup:
     @property
     def block_starts(self) -> tuple[int, ...]:
         """Where the blocks of its members begin, ascending."""
-        return tuple(
-            start
-            for member in self.members
-            for start in range(member.start, member.start + member.numel, NORM_BLOCK_ELEMENTS)
-        )
+        spans = ((member.start, member.start + member.numel) for member in self.members)
+        return tuple(start for span in spans for start in range(*span, NORM_BLOCK_ELEMENTS))
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,9 +92,8 @@ def of_ranks(program: Program) -> tuple[Program, ...]:
     rank_of, parts = ranks_of_groups(program), []
     for rank in range(ranks):
         groups = tuple(group for group in program.groups if rank_of[group.name] == rank)
-        names = {group.name for group in groups}
-        part = program.map_graphs(partial(_own, groups=names, rank=rank, ranks=ranks))
-        parts.append(replace(part, groups=groups))
+        own = partial(_own, groups={group.name for group in groups}, rank=rank, ranks=ranks)
+        parts.append(replace(program.map_graphs(own), groups=groups))
     held = []
     for part in parts:
         everywhere = (*_OF_A_BATCH, SymbolKind.REDUCE_BUFFER)
@@ -105,10 +104,8 @@ def of_ranks(program: Program) -> tuple[Program, ...]:
             names.update(part.symbols_of(group), filter(None, [group.wrapper]))
         held.append(names)
     held[0] |= program.symbols.keys() - set().union(*held)
-    return tuple(
-        replace(part, symbols={name: symbol for name, symbol in program.symbols.items() if name in names})
-        for part, names in zip(parts, held, strict=True)
-    )
+    symbols = [{name: symbol for name, symbol in program.symbols.items() if name in names} for names in held]
+    return tuple(replace(part, symbols=of_part) for part, of_part in zip(parts, symbols, strict=True))
 
 
 def _with_nodes(sections: Iterable[tuple[Section, Iterable[Node]]]) -> tuple[tuple[Node, ...], tuple[Section, ...]]:
@@ -308,11 +305,10 @@ def with_cut_batch(program: Program, chips: int) -> Program:
         if symbol.type.shape and symbol.type.shape[0] % program.batch_size == 0:
             symbols[name] = replace(symbol, cuts=(Cut(DATA_PARALLEL, 0, chips),))
         elif symbol.kind is SymbolKind.OUTPUT and not (symbol.type.numel == 1 and "float" in symbol.type.dtype):
-            raise OptionError(
-                f"the output {name}, {symbol.type}, cannot be joined over the chips of a replica: it has neither "
-                f"the {program.batch_size} samples of a chip along its first dimension, nor is it a loss",
-                remedy="return a value for each sample, or compile without --tensor-parallel batch",
-            )
+            has = f"neither the {program.batch_size} samples of a chip along its first dimension, nor is it a loss"
+            what = f"the output {name}, {symbol.type}, cannot be joined over the chips of a replica: it has {has}"
+            remedy = "return a value for each sample, or compile without --tensor-parallel batch"
+            raise OptionError(what, remedy=remedy)
     mesh = tuple(replace(axis, size=axis.size // axis.chips, chips=1) for axis in program.mesh)
     return replace(program, symbols=symbols, mesh=mesh)
 

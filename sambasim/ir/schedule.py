@@ -127,10 +127,8 @@ def _rows(
 
 def _interleaved(ranks: int, micro_batches: int, chunks: int) -> Rows:
     if micro_batches % ranks:
-        raise OptionError(
-            f"interleaved-1f1b needs a multiple of {ranks} micro-batches on {ranks} ranks, got {micro_batches}",
-            remedy=f"--micro-batches {-(-micro_batches // ranks) * ranks}, or --schedule 1f1b",
-        )
+        what = f"interleaved-1f1b needs a multiple of {ranks} micro-batches on {ranks} ranks, got {micro_batches}"
+        raise OptionError(what, remedy=f"--micro-batches {-(-micro_batches // ranks) * ranks}, or --schedule 1f1b")
     return _rows(ranks, micro_batches, chunks, lambda rank: 2 * (ranks - 1 - rank) + (chunks - 1) * ranks)
 
 
@@ -168,11 +166,9 @@ def make(name: str, ranks: int, micro_batches: int, *, chunks: int = 2) -> Sched
     if name not in SCHEDULES:
         raise OptionError(f"there is no schedule {shortened(name)}", remedy=_CHOICES)
     if ranks * micro_batches > _MOST_CELLS:
-        raise OptionError(
-            f"a schedule of {ranks:,} ranks and {micro_batches:,} micro-batches is too long: ranks × micro-batches "
-            f"may be {_MOST_CELLS:,}",
-            remedy="use fewer --pipeline-stages or --micro-batches",
-        )
+        most = f"ranks × micro-batches may be {_MOST_CELLS:,}"
+        what = f"a schedule of {ranks:,} ranks and {micro_batches:,} micro-batches is too long: {most}"
+        raise OptionError(what, remedy="use fewer --pipeline-stages or --micro-batches")
     return _schedule(name, SCHEDULES[name](ranks, micro_batches, chunks))
 
 
@@ -196,11 +192,9 @@ def read_csv(path: Path) -> Schedule:
             if parts := _CELL.fullmatch(cell):
                 rows[-1].append(Action(ActionKind(parts[2]), int(parts[1]), int(parts[3])))
             elif cell:
-                raise OptionError(
-                    f"{shortened(cell)} is no action",
-                    where=f"{path}, row {number}, cell {column}",
-                    remedy='write stage, F, B, I or W, and micro-batch, as in 2F0: PyTorch\'s format "compute_only"',
-                )
+                where = f"{path}, row {number}, cell {column}"
+                remedy = 'write stage, F, B, I or W, and micro-batch, as in 2F0: PyTorch\'s format "compute_only"'
+                raise OptionError(f"{shortened(cell)} is no action", where=where, remedy=remedy)
     if not any(rows):
         raise OptionError("the schedule has no actions", where=str(path), remedy="write a row of actions for each rank")
     schedule = _schedule(path.stem, rows)
@@ -228,7 +222,7 @@ def _wrong(rank: int, what: str, remedy: str) -> OptionError:
 def _check_actions(schedule: Schedule) -> None:
     """Each action is there once, on its rank."""
     stages, micro_batches, ranks = schedule.stages, schedule.micro_batches, schedule.ranks
-    seen: set[Action] = set()
+    seen = set[Action]()
     for rank, row in enumerate(schedule.rows):
         for action in row:
             if not (0 <= action.stage < stages and 0 <= action.micro_batch < micro_batches):
@@ -318,11 +312,8 @@ def _deadlock(schedule: Schedule, needed: Mapping[int, Action], spans: Sequence[
     waits = "; ".join(f"{at[rank]} on rank {rank} waits for {needed[rank]}" for rank in cycle)
     there = {rank: at[schedule.rank_of(needed[rank].stage)] for rank in cycle}
     moves = (f"{needed[rank]} to before {there[rank]}" for rank in cycle if needed[rank] != there[rank])
-    return OptionError(
-        f"the schedule has a deadlock: {waits}",
-        where=f"rows {', '.join(str(rank + 1) for rank in sorted(cycle))}",
-        remedy=f"move {' or '.join(moves)}",
-    )
+    where = f"rows {', '.join(str(rank + 1) for rank in sorted(cycle))}"
+    return OptionError(f"the schedule has a deadlock: {waits}", where=where, remedy=f"move {' or '.join(moves)}")
 
 
 def bubble(schedule: Schedule, seconds: Callable[[Action], float] = unit_cost) -> float:
@@ -343,17 +334,12 @@ def draw(schedule: Schedule) -> str:
     with_stage = schedule.stages > schedule.ranks
     rows = timeline(schedule, unit_cost)
     end = max(row[-1][2] for row in rows)
-    labels = {
-        action: str(action) if with_stage else f"{action.kind}{action.micro_batch}"
-        for row in schedule.rows
-        for action in row
-    }
+    actions = [action for row in schedule.rows for action in row]
+    labels = {action: str(action) if with_stage else f"{action.kind}{action.micro_batch}" for action in actions}
     width = 1 + max(map(len, labels.values()))
     idle = ".".ljust(width)
-    lines = [
-        f"{schedule.name}: {schedule.stages} stages on {schedule.ranks} ranks, {schedule.micro_batches} micro-batches, "
-        f"{100 * bubble(schedule):.1f} % idle if F, I and W take one step and B two"
-    ]
+    counts = f"{schedule.stages} stages on {schedule.ranks} ranks, {schedule.micro_batches} micro-batches"
+    lines = [f"{schedule.name}: {counts}, {100 * bubble(schedule):.1f} % idle if F, I and W take one step and B two"]
     for rank, (row, most) in enumerate(zip(rows, in_flight(schedule), strict=True)):
         cells, now = f"rank {rank:<{len(str(schedule.ranks - 1))}}  ", 0.0
         for action, start, stop in row:

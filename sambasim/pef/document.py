@@ -122,15 +122,13 @@ class Manifest:
 
 
 _SHARED = tuple(field.name for field in fields(PefDocument) if field.name != "digest")
-_IN_ORDER = ("data_source", "compile_options", "training_defaults", "metadata")
 
 
 def manifest_of(document: PefDocument) -> Manifest:
     """Its keys are sorted: same content, same bytes. Raises TypeError or ValueError for what is not JSON."""
     parts: dict[str, Any] = {name: getattr(document, name) for name in _SHARED}
-    for name in _IN_ORDER:
-        text = json.dumps(dict(parts[name]), sort_keys=True, allow_nan=False, ensure_ascii=False)
-        parts[name] = json.loads(text)
+    for name in ("data_source", "compile_options", "training_defaults", "metadata"):
+        parts[name] = json.loads(json.dumps(dict(parts[name]), sort_keys=True, allow_nan=False, ensure_ascii=False))
     return Manifest(FORMAT_NAME, FORMAT_VERSION, WRITER, **parts)
 
 
