@@ -89,21 +89,12 @@ APPS = (
     App("feed_forward"),
     App("lenet", save=("--save-folder", "."), saved="epoch_1.pt"),
     App("lstm"),
-    App(
-        "gpt",
-        batch_size=4,
-        train=("--steps", str(STEPS), "--warmup-steps", "5"),
-        every=("--grad-accumulation-steps", "2", "--length", "32"),
-    ),
-    App(
-        "bert_mlm",
-        save=("--output_dir", "."),
-        saved="checkpoint.pt",
-        batch_size=8,
+    App("gpt", batch_size=4, train=("--steps", str(STEPS), "--warmup-steps", "5"),
+        every=("--grad-accumulation-steps", "2", "--length", "32")),
+    App("bert_mlm", ("--output_dir", "."), "checkpoint.pt", batch_size=8,
         train=("--max_steps", str(STEPS), "--warmup_steps", "5", "--overwrite_output_dir"),
-        every=("--max_seq_length", "32", "--max_predictions_per_seq", "6"),
-    ),
-)
+        every=("--max_seq_length", "32", "--max_predictions_per_seq", "6")),
+)  # fmt: skip
 
 
 def states(installation: Installation, only: str) -> Iterator[tuple[str, str]]:
@@ -193,14 +184,8 @@ def origin(installation: Installation) -> dict[str, str]:
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n")[0].splitlines()
     cpu = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
     flags = sorted(flag for flag in cpu.get("flags", "").split() if flag.startswith(("avx", "amx", "fma")))
-    return {
-        "commit": commit,
-        "torch": torch_version,
-        "python": python,
-        "torch_cpu_capability": torch_cpu,
-        "cpu": cpu.get("model name", ""),
-        "cpu_vector_flags": " ".join(flags),
-    }
+    facts = {"commit": commit, "torch": torch_version, "python": python, "torch_cpu_capability": torch_cpu}
+    return {**facts, "cpu": cpu.get("model name", ""), "cpu_vector_flags": " ".join(flags)}
 
 
 def not_comparable(golden: Mapping[str, Any], installation: Installation) -> str:

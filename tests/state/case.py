@@ -55,6 +55,7 @@ class Setup:
 
 
 Build: TypeAlias = Callable[[], Setup]
+Prepare: TypeAlias = Callable[[Any], object]
 
 
 @dataclass(slots=True)
@@ -92,15 +93,13 @@ def add(name: str, module: str, build: Build, expected: frozenset[str], **more: 
     return case
 
 
-def case(
-    expected: frozenset[str], prepare: Callable[[Any], object] | None = None, **more: Any
-) -> Callable[[Then], Case]:
+def case(expected: frozenset[str], prepare: Prepare | None = None, **more: Any) -> Callable[[Then], Case]:
     """Decorates what a `Net` does in its forward; `prepare` is called on the net once."""
     steps = more.get("steps", 4)
     return lambda then: add(then.__name__, then.__module__, partial(net_of, then, prepare, steps), expected, **more)
 
 
-def each(expected: frozenset[str], prepare: Callable[[Any], object] | None = None, **more: Any) -> Callable[..., None]:
+def each(expected: frozenset[str], prepare: Prepare | None = None, **more: Any) -> Callable[..., None]:
     """Adds a case for what a `Net` does by each name, if that is one expression."""
 
     def added(**thens: Then) -> None:
@@ -125,7 +124,7 @@ def setups(expected: frozenset[str], **more: Any) -> Callable[..., None]:
     return added
 
 
-def late(first: int, prepare: Callable[[Any], object] | None = None, **more: Any) -> Callable[[Any], Case]:
+def late(first: int, prepare: Prepare | None = None, **more: Any) -> Callable[[Any], Case]:
     """Decorates a function of a net that counts: it returns how many calls there were before. The net changes in call
     `first`, counted from 0. The remedy is a buffer."""
     steps, expected = (first + 2, EITHER) if first < 100 else (4, REFUSED)
@@ -144,7 +143,7 @@ def late(first: int, prepare: Callable[[Any], object] | None = None, **more: Any
     return decorated
 
 
-def rewrite(prepare: Callable[[Any], object] | None = None) -> Callable[[Then], Then]:
+def rewrite(prepare: Prepare | None = None) -> Callable[[Then], Then]:
     """Decorates what the remedy makes of the function of the last case."""
 
     def decorated(then: Then) -> Then:
@@ -250,7 +249,7 @@ def made(function: Callable[..., Any], loss: Any = None, **attributes: Any) -> S
     return Setup(Made(function, **attributes), points(), loss)
 
 
-def net_of(then: Then, prepare: Callable[[Any], object] | None = None, steps: int = 4) -> Setup:
+def net_of(then: Then, prepare: Prepare | None = None, steps: int = 4) -> Setup:
     torch.manual_seed(0)
     model = Net(then)
     if prepare is not None:
@@ -287,17 +286,9 @@ def eager(setup: Setup, steps: int) -> tuple[list[float], dict[str, Tensor]]:
     return losses, {name: tensor.detach().clone() for name, tensor in setup.model.state_dict().items()}
 
 
-_LOSSES: dict[str, Callable[..., Tensor]] = {
-    "mse": functional.mse_loss,
-    "cross_entropy": functional.cross_entropy,
-    "nll": functional.nll_loss,
-    "bce_with_logits": functional.binary_cross_entropy_with_logits,
-}
-
-
 def loss_of(setup: Setup, batch: list[Tensor]) -> Tensor:
     if setup.loss is not None:
-        function = _LOSSES[setup.loss] if isinstance(setup.loss, str) else setup.loss
+        function = functional.mse_loss if setup.loss == "mse" else setup.loss
         return function(setup.model(*batch[:-1]), batch[-1])
     result = setup.model(*batch)
     if isinstance(result, Mapping):

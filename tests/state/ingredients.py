@@ -184,7 +184,7 @@ SOUND: tuple[Ingredient, ...] = (
 
 OTHERS: tuple[Ingredient, ...] = (
     Ingredient(
-        "scale of the first batch",
+        "first scale",
         "if self.scale@ is None:\n    self.scale@ = h.detach().abs().max()\nh = h / self.scale@",
         "self.scale@ = None",
     ),
@@ -201,9 +201,7 @@ OTHERS: tuple[Ingredient, ...] = (
         "self.kept@ = {}",
     ),
     Ingredient(
-        "mask kept",
-        "if self.mask@ is None:\n    self.mask@ = torch.rand(6) > 0.5\nh = h * self.mask@",
-        "self.mask@ = None",
+        "mask kept", "if self.m@ is None:\n    self.m@ = torch.rand(6) > 0.5\nh = h * self.m@", "self.m@ = None"
     ),
     Ingredient(
         "lru_cache of a draw",
@@ -211,7 +209,7 @@ OTHERS: tuple[Ingredient, ...] = (
         top="@functools.lru_cache\ndef drawn@(n):\n    return torch.randn(n)",
     ),
     Ingredient(
-        "Python flag beside a buffer",
+        "flag beside a buffer",
         "if not self.ready@:\n    self.mean@.copy_(h.detach().mean(0))\n    self.ready@ = True\nh = h - self.mean@",
         'self.ready@ = False\nself.register_buffer("mean@", torch.zeros(6))',
     ),
@@ -245,13 +243,9 @@ OTHERS: tuple[Ingredient, ...] = (
     ),
     Ingredient("draw of Python", "h = h * random.random()"),
     Ingredient("draw of NumPy", "h = h + float(np.random.rand())"),
+    Ingredient("NumPy generator", "h = h * float(self.rng@.random())", "self.rng@ = np.random.default_rng(0)"),
     Ingredient(
-        "NumPy generator of its own", "h = h * float(self.rng@.random())", "self.rng@ = np.random.default_rng(0)"
-    ),
-    Ingredient(
-        "torch generator of its own",
-        "h = h + torch.randn(6, generator=self.generator@)",
-        "self.generator@ = torch.Generator().manual_seed(@)",
+        "torch generator", "h = h + torch.randn(6, generator=self.gen@)", "self.gen@ = torch.Generator().manual_seed(@)"
     ),
     Ingredient("manual_seed", "torch.manual_seed(@)\nh = h + torch.randn(6)"),
     Ingredient("seed of the default generator", "torch.default_generator.manual_seed(@)\nh = h + torch.randn(6)"),
@@ -310,9 +304,7 @@ LOSSES: tuple[Ingredient, ...] = (
     _sound("named", "return out", '"mse"'),
     _sound("module", "return out", "nn.MSELoss()"),
     _sound("function of torch", "return out", "functional.smooth_l1_loss"),
-    _sound(
-        "function", "return out", "own_loss", "def own_loss(out, y):\n    return (out - y).abs().clamp(min=0.1).mean()"
-    ),
+    _sound("function", "return out", "own", "def own(out, y):\n    return (out - y).abs().clamp(min=0.1).mean()"),
     _sound(
         "module of its own",
         "return out",

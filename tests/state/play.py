@@ -32,8 +32,7 @@ from tests.support.whole import is_whole
 
 TIMEOUT_S = 60.0
 _PACKAGE = str(Path(ss.__path__[0]))
-_FEW = 6
-"""Losses that a message shows."""
+_FEW = 6  # losses that a message shows
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +55,7 @@ class Found:
 def play(case: Case) -> Found:
     """The verdict on a case alone, not on its rewrite."""
     warm()
-    expected = in_child(lambda: eager(_oracle(case)(), case.steps))
+    expected = in_child(lambda: eager((case.oracle or case.build)(), case.steps))
     if not isinstance(expected, tuple):
         raise AssertionError(f"{case.name} does not run in eager PyTorch: {expected}")
     found = in_child(lambda: _judged(case, *expected))
@@ -72,6 +71,7 @@ def complaints(case: Case, found: Found) -> Iterator[str]:
         return
     if found.verdict != "refused":
         return
+    oracle = case.oracle or case.build
     place = found.where or found.what  # an error of several reasons lists its lines
     if case.where is not None and case.where not in place:
         yield f"the error does not point at the line with {case.where!r}"
@@ -83,12 +83,12 @@ def complaints(case: Case, found: Found) -> Iterator[str]:
     if case.rewritten is not None and is_whole():
         of_rewrite = replace(case, build=case.rewritten, rewritten=None, expected=frozenset({"equal", "told"}))
         if not case.own_losses:
-            of_rewrite = replace(of_rewrite, oracle=_oracle(case))
+            of_rewrite = replace(of_rewrite, oracle=oracle)
         again = play(of_rewrite)
         if again.verdict not in of_rewrite.expected:
             yield f"the rewrite that the remedy proposes is {again}"
     elif case.rewritten is not None and not case.own_losses:
-        losses = [in_child(partial(_losses, build, case.steps)) for build in (_oracle(case), case.rewritten)]
+        losses = [in_child(partial(_losses, build, case.steps)) for build in (oracle, case.rewritten)]
         if not all(_close(one, other, case.tolerance) for one, other in zip(*losses, strict=False)):
             yield f"the rewrite that the remedy proposes has the losses {losses[1]}, eager {losses[0]}"
 
@@ -153,15 +153,11 @@ def warm() -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(2):  # the second compile of a process makes caches for its children
-            _run(net_of(lambda net, h: h), 1, Path(folder))
+            setup = net_of(lambda net, h: h)
+            ss.run(_compiled(setup, Path(folder)), setup.data, steps=1, threads=1, quiet=True)
     gc.collect()
     gc.freeze()  # so that neither a collection nor a search for referrers visits what all children have
     torch.set_num_threads(threads)
-
-
-def _run(setup: Setup, steps: int, folder: Path) -> tuple[ss.Pef, ss.Run]:
-    pef = _compiled(setup, folder)
-    return pef, ss.run(pef, setup.data, steps=steps, threads=1, quiet=True)
 
 
 def _compiled(setup: Setup, folder: Path) -> ss.Pef:
@@ -176,10 +172,6 @@ def _losses(build: Build, steps: int) -> list[float]:
     """None of what is rewritten by options of compile."""
     setup = build()
     return [] if setup.options else eager(setup, steps)[0]
-
-
-def _oracle(case: Case) -> Build:
-    return case.oracle or case.build
 
 
 def _judged(case: Case, losses: list[float], state: Mapping[str, Tensor]) -> Found:

@@ -5,6 +5,7 @@ import pytest
 
 from tests.state.all_cases import CASES
 from tests.state.case import Case
+from tests.state.generated import generate, judge
 from tests.state.play import complaints, play
 from tests.support.whole import is_whole
 
@@ -15,3 +16,10 @@ CHOSEN = [one for one in CASES.values() if is_whole() or not one.whole]
 def test_it_is_equal_told_or_refused(case: Case) -> None:
     found = play(case)
     assert not [*complaints(case, found)], str(found)
+
+
+@pytest.mark.parametrize("seed", range(500 if is_whole() else 30))
+def test_a_net_composed_at_random_is_equal_or_refused(seed: int) -> None:
+    net = generate(seed)
+    found, wrong = judge(net)
+    assert not wrong, f"{', '.join(net.names)}\n{found}\n{net.source}"
