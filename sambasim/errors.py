@@ -69,7 +69,7 @@ class Misfit(Exception):
     """A JSON file does not have the keys and types that it should: where, and what is wrong."""
 
 
-def parse_versioned(data: bytes, parse: Callable[[bytes], T], format_name: str, version: str) -> T:
+def parse_json(data: bytes, parse: Callable[[bytes], T], format_name: str, version: str) -> T:
     """What `parse`, of pydantic, makes of JSON whose keys `format` and `version` must be these, as `parse` checks too.
     Raises OtherFormat, OtherVersion or Misfit."""
     try:

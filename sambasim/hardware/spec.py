@@ -9,16 +9,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    NonNegativeFloat,
-    PositiveFloat,
-    PositiveInt,
-    ValidationError,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+from pydantic_core import ValidationError
 
 from sambasim.errors import LARGEST_TOML_BYTES, OptionError, PefError, is_too_deep, read_text, shortened, unreadable
 

@@ -16,8 +16,8 @@ from sambasim.ir.mesh import DATA_PARALLEL, Mesh
 from sambasim.ir.program import Program
 from sambasim.units import counted
 
-FORMAT_NAME: Final = "sambasim-pef"
-FORMAT_VERSION: Final = "3"
+FORMAT: Final = "sambasim-pef"
+VERSION: Final = "3"
 WRITER = f"sambasim {__version__}"
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -129,7 +129,7 @@ def manifest_of(document: PefDocument) -> Manifest:
     parts: dict[str, Any] = {name: getattr(document, name) for name in _SHARED}
     for name in ("data_source", "compile_options", "training_defaults", "metadata"):
         parts[name] = json.loads(json.dumps(dict(parts[name]), sort_keys=True, allow_nan=False, ensure_ascii=False))
-    return Manifest(FORMAT_NAME, FORMAT_VERSION, WRITER, **parts)
+    return Manifest(FORMAT, VERSION, WRITER, **parts)
 
 
 def manifest_json(document: PefDocument) -> bytes:
@@ -137,7 +137,7 @@ def manifest_json(document: PefDocument) -> bytes:
     return serializer().to_json(manifest_of(document), warnings="error")
 
 
-def parse_manifest(data: bytes) -> PefDocument:
+def document_of(data: bytes) -> PefDocument:
     """The content that `data` spells, without its digest. Raises pydantic.ValidationError for the first fault."""
     manifest: Manifest = _validator().validate_json(data)
     return PefDocument(**{name: getattr(manifest, name) for name in _SHARED})

@@ -25,7 +25,7 @@ from sambasim.errors import (
     OtherFormat,
     OtherVersion,
     UserError,
-    parse_versioned,
+    parse_json,
 )
 from sambasim.ir.mesh import Axis, least_replicas, replica_mesh
 from sambasim.ir.verify import verify
@@ -44,16 +44,7 @@ from sambasim.pef.archive import (
     weights_layout,
     write_archive,
 )
-from sambasim.pef.document import (
-    FORMAT_NAME,
-    FORMAT_VERSION,
-    WRITER,
-    Checked,
-    PefDocument,
-    PefHeader,
-    manifest_json,
-    parse_manifest,
-)
+from sambasim.pef.document import FORMAT, VERSION, WRITER, Checked, PefDocument, PefHeader, document_of, manifest_json
 from sambasim.units import format_bytes
 
 if TYPE_CHECKING:
@@ -137,7 +128,7 @@ def check(path: Path) -> PefDocument:
 
 
 def _read(archive: Archive, path: Path) -> PefDocument:
-    document = replace(_parse(parse_manifest, archive, path), digest=archive.digest)
+    document = replace(_parse(document_of, archive, path), digest=archive.digest)
     try:
         verify(document.program)
     except InvariantError as error:
@@ -160,12 +151,12 @@ def _layout(archive: Archive, document: PefDocument, path: Path) -> Layout:
 
 def _parse(parse: Callable[[bytes], _Parsed], archive: Archive, path: Path) -> _Parsed:
     try:
-        parsed = parse_versioned(archive.manifest, parse, FORMAT_NAME, FORMAT_VERSION)
+        parsed = parse_json(archive.manifest, parse, FORMAT, VERSION)
     except OtherFormat:
-        what = f'its key "format" is not "{FORMAT_NAME}", so this is no PEF'
+        what = f'its key "format" is not "{FORMAT}", so this is no PEF'
         raise refusal(path, Rule.FORMAT, what, remedy=NOT_OURS) from None
     except OtherVersion as error:
-        what = f"it is a PEF of {error}; {WRITER} reads format {FORMAT_VERSION}"
+        what = f"it is a PEF of {error}; {WRITER} reads format {VERSION}"
         raise refusal(path, Rule.VERSION, what) from None
     except Misfit as error:
         raise refusal(path, Rule.SCHEMA, str(error)) from error

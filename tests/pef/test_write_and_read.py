@@ -21,7 +21,7 @@ from sambasim.ir.mesh import Axis
 from sambasim.ir.program import Program
 from sambasim.pef.archive import open_pef, weights_layout, write_archive
 from sambasim.pef.digests import PartDigests, part_digests
-from sambasim.pef.document import PefDocument, manifest_json, parse_manifest
+from sambasim.pef.document import PefDocument, document_of, manifest_json
 from tests.pef.samples import inference_program, sample_document, sample_program, sample_weights, write_sample
 
 
@@ -41,7 +41,7 @@ arguments = st.recursive(scalars | others | constants, lambda each: st.lists(eac
 @given(arguments)
 def test_arguments_come_back_with_their_types(argument: Argument) -> None:
     program = with_argument(argument)
-    found = parse_manifest(manifest_json(PefDocument(program, weights_sha256="0" * 64))).program
+    found = document_of(manifest_json(PefDocument(program, weights_sha256="0" * 64))).program
     assert repr(found) == repr(program), "1 is not True, -0.0 is not 0.0, nan is nan"
 
 
@@ -99,7 +99,7 @@ def test_a_document_that_was_read_is_not_read_again(tmp_path: Path, monkeypatch:
     path = write_sample(tmp_path)
     document = pef.read(path)
     with monkeypatch.context() as patched:
-        patched.setattr("sambasim.pef.files.parse_manifest", None)
+        patched.setattr("sambasim.pef.files.document_of", None)
         assert pef.map_weights(path, document).keys() == sample_weights().keys()
     pef.write(path, replace(sample_document(), metadata={"other": "1"}), sample_weights())
     with pytest.raises(PefError, match="it was replaced since it was read"):

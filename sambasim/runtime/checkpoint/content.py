@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from sambasim import __version__
-from sambasim.errors import CheckpointError, Misfit, OtherFormat, OtherVersion, parse_versioned
+from sambasim.errors import CheckpointError, Misfit, OtherFormat, OtherVersion, parse_json
 from sambasim.ir.types import DTYPE_BYTES, Cut, SymbolKind
 from sambasim.pef.digests import PartDigests, StrictModel, part_digests
 from sambasim.pef.document import WRITER, Sha256
@@ -348,7 +348,7 @@ def _read_manifest(path: Path) -> Manifest:
         raise _damaged(path, MANIFEST_FILE, f"it is larger than {MAX_MANIFEST_BYTES} bytes")
     try:
         data = (path / MANIFEST_FILE).read_bytes()
-        manifest = parse_versioned(data, Manifest.model_validate_json, FORMAT_NAME, FORMAT_VERSION)
+        manifest = parse_json(data, Manifest.model_validate_json, FORMAT_NAME, FORMAT_VERSION)
     except OSError as error:
         raise _unreadable(path, MANIFEST_FILE, error) from error
     except OtherFormat as error:
