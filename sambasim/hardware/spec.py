@@ -4,7 +4,7 @@
 import tomllib
 from collections.abc import Mapping
 from difflib import get_close_matches
-from functools import cache
+from functools import cache, partial
 from importlib.resources import files
 from pathlib import Path
 from typing import ClassVar, TypeVar
@@ -95,14 +95,6 @@ class ClusterSpec(Spec):
     choices: ClassVar[frozenset[str]] = frozenset({"nodes"})
 
 
-def device_names() -> tuple[str, ...]:
-    return _shipped("devices")
-
-
-def cluster_names() -> tuple[str, ...]:
-    return _shipped("clusters")
-
-
 @cache
 def load_device(name: str) -> DeviceSpec:
     """The shipped device `name`, or the device in the TOML file `name`. Raises OptionError if there is none."""
@@ -132,6 +124,9 @@ def shipped_text(name: str) -> str:
 def _shipped(folder: str) -> tuple[str, ...]:
     entries = (files("sambasim.hardware") / folder).iterdir()
     return tuple(sorted(entry.name.removesuffix(".toml") for entry in entries if entry.name.endswith(".toml")))
+
+
+device_names, cluster_names = partial(_shipped, "devices"), partial(_shipped, "clusters")
 
 
 def _with_link(key: str, value: object, where: str) -> object:

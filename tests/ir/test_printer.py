@@ -2,17 +2,8 @@
 
 from dataclasses import replace
 
-from sambasim.ir.graph import (
-    ComplexNumber,
-    Node,
-    Ref,
-    SourceLine,
-    TorchConstant,
-    format_argument,
-    format_graph,
-    format_node,
-)
-from tests.pef.samples import sample_program
+from sambasim.ir.graph import ComplexNumber, Node, Ref, TorchConstant, format_argument, format_graph, format_node
+from tests.pef.samples import LINE, sample_program
 
 
 def test_arguments() -> None:
@@ -31,7 +22,7 @@ def test_a_result_that_nobody_reads() -> None:
 
 def test_what_comes_from_a_file_cannot_move_the_cursor() -> None:
     program = sample_program()
-    node = Node("n", "aten.relu.default", (Ref("x\x1b[2J"),), source=SourceLine("a\rb.py", 1, ""))
+    node = Node("n", "aten.relu.default", (Ref("x\x1b[2J"),), source=replace(LINE, file="a\rb.py", line=1))
     assert format_node(program.evaluation, node) == "aten.relu.default(%x\\x1b[2J)  # a\\x0db.py:1"
     graph = replace(program.evaluation, name="evil\x1b\n")
     assert format_graph(graph, program.symbols).startswith("graph evil\\x1b\\x0a(\n")
