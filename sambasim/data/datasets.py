@@ -176,13 +176,12 @@ def open_file(path: Path, inputs: Sequence[InputSpec] | None, optional: Collecti
         what = f"the data file cannot be read: {summary(raised)}"
         raise DataError(what, where=str(path), remedy=f"write it with {writer}") from raised
     numbers = [name for name, array in arrays.items() if array.dim() == 0]
-    lengths = {} if numbers else {name: len(array) for name, array in arrays.items()}
     if not arrays:
         what = "the data file holds no arrays"
     elif numbers:
         what = f"array {numbers[0]} is a single number; its first axis must be the samples"
-    elif len(set(lengths.values())) > 1:
-        counts = ", ".join(f"{name} has {length:,}" for name, length in lengths.items())
+    elif len(set(map(len, arrays.values()))) > 1:
+        counts = ", ".join(f"{name} has {len(array):,}" for name, array in arrays.items())
         what = f"the arrays differ in their number of samples: {counts}"
     else:
         return ArraysDataset(arrays)
@@ -248,10 +247,11 @@ def open_source(
         remedy = "--set data.source=module:function, or FILE.npz, or synthetic"
         raise DataError("no data source is named", remedy=remedy)
     name = "the given data" if given is not None else options.source or ""
+    asked = f"data.evaluation_fraction = {options.evaluation_fraction}"
     train, evaluation = _datasets(options, inputs, optional) if given is None else _pair(given, name)
     if evaluation is not None and options.evaluation_fraction > 0:
-        asked = f"data.evaluation_fraction = {options.evaluation_fraction} asks for another"
-        raise DataError(f"{name} gives an evaluation set, and {asked}", remedy="--set data.evaluation_fraction=0")
+        what = f"{name} gives an evaluation set, and {asked} asks for another"
+        raise DataError(what, remedy="--set data.evaluation_fraction=0")
     count = _length(train, name, "training")
     kept = held_out = None
     if evaluation is not None:
@@ -260,8 +260,7 @@ def open_source(
     elif options.evaluation_fraction > 0:
         kept, held = split_indices(count, options.evaluation_fraction)
         if not kept or not held:
-            leaves = f"leaves {len(kept)} to train and {len(held)} to evaluate"
-            what = f"{name} has {count} samples: data.evaluation_fraction = {options.evaluation_fraction} {leaves}"
+            what = f"{name} has {count} samples: {asked} leaves {len(kept)} to train and {len(held)} to evaluate"
             raise DataError(what, remedy="give more samples, or another data.evaluation_fraction")
         held_out = WatchedDataset(train, name, held)
     watched = WatchedDataset(train, name, kept)

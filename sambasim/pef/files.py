@@ -9,6 +9,7 @@ import secrets
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
@@ -178,7 +179,7 @@ def write(path: Path, document: PefDocument, weights: "Mapping[str, torch.Tensor
     verify(document.program)
     layout = weights_layout(document.program.symbols.values())
     check_tensors(layout, weights)
-    size_bytes = len(_checked_json(document))
+    size_bytes = len(_json(document, "0" * 64))
     if size_bytes > LARGEST_MANIFEST_BYTES:
         limit = format_bytes(LARGEST_MANIFEST_BYTES)
         what = f"the program takes {format_bytes(size_bytes)} of JSON, and a PEF holds at most {limit}"
@@ -192,12 +193,8 @@ def write(path: Path, document: PefDocument, weights: "Mapping[str, torch.Tensor
             with temporary.open("xb") as file:
                 tensors = (bytes_of(weights[symbol.name]) for symbol, _ in layout.places)
                 pieces = chain([memoryview(layout.header)], tensors)
-                digest, weights_sha256 = write_archive(
-                    file,
-                    pieces,
-                    layout.size_bytes,
-                    lambda sha256: manifest_json(replace(document, weights_sha256=sha256)),
-                )
+                manifest = partial(_json, document)
+                digest, weights_sha256 = write_archive(file, pieces, layout.size_bytes, manifest)
                 file.flush()
                 os.fsync(file.fileno())
             temporary.replace(path)
@@ -241,12 +238,12 @@ def _sync_folder(path: Path) -> None:
         os.close(folder)
 
 
-def _checked_json(document: PefDocument) -> bytes:
-    """The manifest before the weights have been hashed. Checks that all of it can be written as JSON."""
+def _json(document: PefDocument, weights_sha256: str) -> bytes:
+    """The manifest. Raises UserError for what cannot be written as JSON."""
     if not _FILE_NAME.fullmatch(document.program.name):
         raise InternalError(f"{document.program.name!r} cannot be the name of a program: it is no name of a file")
     try:
-        return manifest_json(replace(document, weights_sha256="0" * 64))
+        return manifest_json(replace(document, weights_sha256=weights_sha256))
     except (PydanticSerializationError, ValueError) as error:
         if "surrogates" in str(error):
             what = f"a name or a path that goes into the PEF is not Unicode: {str(error)!a}"
