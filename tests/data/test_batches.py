@@ -1,5 +1,10 @@
-"""From samples to what the PEF takes; and how a failure gets out of a worker process."""
+"""From samples to what the PEF takes; and how a failure gets out of a worker process, which may die wherever the main
+process is."""
 
+import os
+import signal
+import sys
+import time
 from collections import namedtuple
 from collections.abc import Iterator, Sequence
 
@@ -7,12 +12,13 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, TensorDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
-from sambasim.data.batches import Batch, bind, check, collate
+from sambasim.data.batches import Batch, batches_of, bind, check, collate
 from sambasim.data.datasets import WatchedDataset, tensor_batches
 from sambasim.errors import DataError
 from sambasim.options.grammar import InputSpec
+from tests.support.mpi import run_job
 
 Sample = namedtuple("Sample", ["image", "label"])
 
@@ -170,3 +176,78 @@ def test_rows_that_are_read_ahead_come_in_the_same_batches(monkeypatch: pytest.M
 def test_a_dataset_with_code_of_its_own_is_read_by_that_code() -> None:
     assert tensor_batches(WatchedDataset(Noisy(torch.zeros(4, 2)), "here")) is None
     assert tensor_batches(WatchedDataset([torch.zeros(2)] * 4, "here")) is None
+
+
+class Deadly(Dataset[Tensor]):
+    """Of the third sample, which is asked for when the first batch is taken, the worker process dies."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> Tensor:
+        if index > 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return torch.tensor(index)
+
+
+def deadly() -> Iterator[object]:
+    watched = WatchedDataset(Deadly(), "pictures")
+    loader: DataLoader[object] = DataLoader(watched, collate_fn=collate, num_workers=1)
+    return batches_of(loader, "pictures")
+
+
+def test_when_the_next_batch_is_read() -> None:
+    reading = deadly()
+    next(reading)
+    time.sleep(1.0)  # the death comes in here, where a handler of SIGCHLD could raise
+    with pytest.raises(DataError, match=r"a worker process that reads pictures died") as caught:
+        list(reading)
+    assert str(caught.value.remedy).startswith("--workers 0 reads in the main process")
+
+
+class Raising:
+    """A loader whose batches cannot be had."""
+
+    num_workers = 1
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def __iter__(self) -> Iterator[object]:
+        raise self.error
+        yield
+
+
+@pytest.mark.parametrize("error", [ConnectionResetError(104, "Connection reset by peer"), EOFError()])
+def test_as_it_hands_a_batch_over(error: Exception) -> None:
+    with pytest.raises(DataError, match=r"a worker process that reads pictures died"):
+        list(batches_of(Raising(error), "pictures"))  # type: ignore[arg-type]  # what is used of a loader
+
+
+SLOW = """
+import time, torch
+from torch.utils.data import DataLoader
+from sambasim.data.batches import batches_of
+
+
+class Slow(torch.utils.data.Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        if index > 1:
+            time.sleep(60)
+        return torch.tensor(index)
+
+
+reading = batches_of(DataLoader(Slow(), num_workers=2), "pictures")
+print(next(reading), flush=True)
+raise SystemExit(0)
+"""
+
+
+def test_workers_ended_in_the_midst_of_a_sample_leave_no_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder, temporary = tmp_path_factory.mktemp("a"), tmp_path_factory.mktemp("b")  # sockets have short paths
+    (folder / "slow.py").write_text(SLOW)
+    run_job([sys.executable, "slow.py"], cwd=folder, env={"TMPDIR": str(temporary)}).check()
+    assert list(temporary.iterdir()) == []
