@@ -112,17 +112,15 @@ class Placement:
         return f"{replicas} of cluster {self.cluster.name}, {rdus} of {each}{tiles}"
 
 
-def place(
-    replicas: int, device: DeviceSpec, tiles: int | None, cluster: ClusterSpec, noun: str = "replica"
-) -> Placement:
-    """Where so many `replicas` lie, with `tiles` tiles each, None for whole RDUs. `noun`: what the error calls one.
+def place(count: int, device: DeviceSpec, tiles: int | None, cluster: ClusterSpec, noun: str = "replica") -> Placement:
+    """Where `count` replicas lie, with `tiles` tiles each, None for whole RDUs. `noun`: what the error calls one.
     Raises OptionError if the cluster is too small."""
-    placement = Placement(cluster, replicas, tiles, _per_rdu(device, tiles))
+    placement = Placement(cluster, count, tiles, _per_rdu(device, tiles))
     if cluster.nodes is not None and placement.nodes > cluster.nodes:
         most = cluster.nodes * placement.per_full_node
         holds = f"{cluster.name} holds at most {most}: {_limits(placement)}, {counted(cluster.nodes, 'node')}"
         remedy = f"ask for {most} or fewer, or for more nodes in the cluster"
-        raise OptionError(f"{counted(replicas, noun)}, and {holds}", remedy=remedy)
+        raise OptionError(f"{counted(count, noun)}, and {holds}", remedy=remedy)
     return placement
 
 
