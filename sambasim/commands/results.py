@@ -116,7 +116,7 @@ def compare(a: str, b: str, steps: str | None, output_folder: Path) -> Row:
     if kind is _Kind.WEIGHTS:
         return compare_files("weights", a, b, (_weights(Path(a)), _weights(Path(b))))
     if kind is _Kind.CHECKPOINT:
-        from sambasim.runtime.checkpoint.changes import differences
+        from sambasim.runtime.checkpoint.choose import differences
         from sambasim.runtime.checkpoint.content import check
 
         ours, theirs = check(Path(a)), check(Path(b))

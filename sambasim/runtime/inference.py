@@ -27,15 +27,9 @@ from sambasim.pef import map_weights, read
 from sambasim.pef.digests import changed
 from sambasim.records.metrics import EvaluationRecord, InferenceRecord
 from sambasim.runtime.engine.executor import Batch, Executor, Steps, outputs_in_order
+from sambasim.runtime.machine import process
 from sambasim.runtime.machine.communicator import Communicator, single_rank
-from sambasim.runtime.machine.process import (
-    Stream,
-    check_node_memory,
-    default_threads,
-    derive,
-    repeatable,
-    seed_everything,
-)
+from sambasim.runtime.machine.process import Stream, derive, seed_everything
 from sambasim.runtime.run.replica import input_specs
 from sambasim.runtime.run.setup import check_sources, check_trusted
 from sambasim.runtime.transports.connect import Transport, Way, open_ranks
@@ -131,8 +125,11 @@ class Evaluator:
             batch = next(read)
             count = min(size, len(indices) - start)
             tensors = batches.bind(batch, [spec.name for spec in self._inputs], ignore_rest=not self._has_loss)
-            padded = {name: _pad(tensor, size) for name, tensor in tensors.items()}
-            yield batches.check(padded, self._inputs, size), count
+            for name, tensor in tensors.items():
+                missing = size - tensor.shape[0]
+                if missing > 0:
+                    tensors[name] = torch.cat([tensor, tensor[:1].expand(missing, *tensor.shape[1:])])
+            yield batches.check(tensors, self._inputs, size), count
 
     def _run(self, batch: Mapping[str, Tensor]) -> list[Tensor]:
         for rank in self._ranks:
@@ -207,11 +204,6 @@ class _Rank:
         return self._single.run()
 
 
-def _pad(tensor: Tensor, size: int) -> Tensor:
-    missing = size - tensor.shape[0]
-    return torch.cat([tensor, tensor[:1].expand(missing, *tensor.shape[1:])]) if missing > 0 else tensor
-
-
 def buffers_of(memory: DeviceMemory) -> Mapping[str, Tensor]:
     symbols = memory.program.symbols.values()
     return {symbol.name: memory.tensor(symbol.name) for symbol in symbols if symbol.kind is SymbolKind.BUFFER}
@@ -243,7 +235,7 @@ class InferenceJob:
         check_trusted(path, self._document, options, communicator)
 
     def run(self) -> InferenceRecord:
-        with repeatable(self._options.threads or default_threads(self._communicator, 1)):
+        with process.repeatable(self._options.threads or process.default_threads(self._communicator, 1)):
             return self._infer()
 
     def _infer(self) -> InferenceRecord:
@@ -270,8 +262,7 @@ class InferenceJob:
         total, kept = Sums(), []
         for sums, outputs in self._evaluator().infer(dataset, communicator.rank, communicator.world_size):
             total += sums
-            if self._keeps_outputs:
-                kept.append(outputs)
+            kept += [outputs] if self._keeps_outputs else []
         activity.waits("waiting for peers to predict")
         of_all = sum(communicator.all_gather_object(total), Sums())
         evaluation = of_all.record(0, 0, self._program.loss is not None, began_s)
@@ -297,7 +288,7 @@ class InferenceJob:
     def _evaluator(self) -> Evaluator:
         program = self._program
         mesh = copy_mesh(program.mesh)  # this process plays all ranks that hold the model
-        check_node_memory(self._communicator, program.device_bytes * mesh.world_size)
+        process.check_node_memory(self._communicator, program.device_bytes * mesh.world_size)
         weights = dict(map_weights(self._path, self._document))
         if self._options.weights is not None:
             weights |= load_weights(self._options.weights, program)

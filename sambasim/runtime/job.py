@@ -31,7 +31,7 @@ from sambasim.runtime.run.training import LossWatch, Trainer
 from sambasim.runtime.values.memory import write_tensors
 from sambasim.runtime.watch.observer import StepObserver, StepRecorder, together
 from sambasim.runtime.watch.status_file import UNWATCHED, Activity, StepStatus
-from sambasim.runtime.watch.stop_signals import SAVE, StopSignals, interrupted, signal_of
+from sambasim.runtime.watch.supervisor import SAVE, StopSignals, interrupted, signal_of
 from sambasim.runtime.watch.watchdog import WATCHDOG_FIRST_S
 
 
@@ -172,12 +172,10 @@ class TrainingJob:
         return step
 
     def _recorder(self, team: Team, steps: Plan) -> StepRecorder | None:
-        options = self._setup.options
+        run, options = (self._setup, team, steps, self._observer), self._setup.options
         if options.trace is not None:
-            return RunTrace(self._setup, team, steps, self._observer, options.trace)
-        if options.record_digests is not None:
-            return RunDigests(self._setup, team, steps, self._observer, options.record_digests)
-        return None
+            return RunTrace(*run, options.trace)
+        return None if options.record_digests is None else RunDigests(*run, options.record_digests)
 
     def _epochs(
         self,
@@ -236,9 +234,8 @@ class TrainingJob:
 
     def _request(self) -> int:
         """This rank's request after a step: to stop, by a signal; to save a checkpoint; or 0."""
-        if stop := self._signals.request():
-            return stop
-        return SAVE if self._saver is not None and self._setup.is_first and self._saver.is_time() else 0
+        saves = self._saver is not None and self._setup.is_first and self._saver.is_time()
+        return self._signals.request() or (SAVE if saves else 0)
 
     def _evaluate(
         self, evaluator: Evaluator, sources: Sequence[Source], step: int, epoch: int, team: Team
@@ -281,10 +278,8 @@ class TrainingJob:
 
     def _start(self, steps: Plan, team: Team, source: Source, lines: Sequence[str]) -> Start:
         setup, communicator, program = self._setup, self._communicator, self._setup.program
-        label, rank = setup.mesh.label(communicator.rank), ""
-        if len(setup.ranks) == 1 and label:
-            local = f"local rank {communicator.local_rank}: {label}"
-            rank = f"rank {communicator.rank} of {setup.mesh.world_size}, {local}"
+        label, number, local = setup.mesh.label(communicator.rank), communicator.rank, communicator.local_rank
+        rank = f"rank {number} of {setup.mesh.world_size}, local rank {local}: {label}"
         return Start(
             name=program.name,
             plan=steps,
@@ -294,5 +289,5 @@ class TrainingJob:
             notices=tuple(lines),
             placement=setup.placement.in_words("replica" if program.ranks_of_replica == 1 else "rank"),
             chips=program.chips,
-            rank=rank,
+            rank=rank if len(setup.ranks) == 1 and label else "",
         )

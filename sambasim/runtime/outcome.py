@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import asdict
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -105,7 +106,8 @@ def _mesh_notices(setup: Setup) -> list[str]:
     for rank, location in enumerate(setup.placement.locations()[:_MOST_RANKS]):
         local = f" (local {nodes[:rank].count(nodes[rank])})" if len(setup.ranks) == 1 else ""
         lines.append(f"rank {rank}{local}: {mesh.place(rank)} on {location}")
-    return [*lines, *([f"{mesh.world_size - _MOST_RANKS} more ranks"] if mesh.world_size > _MOST_RANKS else [])]
+    more = mesh.world_size - _MOST_RANKS
+    return [*lines, f"{more} more ranks"] if more > 0 else lines
 
 
 def _zero_notices(setup: Setup, team: Team) -> list[str]:
@@ -188,9 +190,8 @@ def summarize(
 
 def exempt(setup: Setup, team: Team) -> list[str]:
     of_pef = setup.document.metadata.get("exempt_from_exactness")
-    of_sync = GLOO_EXEMPT if team.way is Way.GLOO else None
-    of_engine = INDUCTOR_EXEMPT if team.engine.inductor else None
-    return [reason for reason in (of_pef, of_sync, of_engine) if reason]
+    reasons = (of_pef, team.way is Way.GLOO and GLOO_EXEMPT, team.engine.inductor and INDUCTOR_EXEMPT)
+    return [reason for reason in reasons if reason]
 
 
 def trained_state(setup: Setup, team: Team, steps: int, *, keeps_tensors: bool) -> State:
@@ -207,15 +208,11 @@ def trained_state(setup: Setup, team: Team, steps: int, *, keeps_tensors: bool) 
 
 def _check_equal(setup: Setup, team: Team, own_sha256: str | None) -> None:
     """Collective. `own_sha256`: that of this rank's parameters, if it is known."""
-    whole = team.first if setup.works and not team.keeps_slices else ()
-    memories = {replica.rank: replica.memory for replica in whole if replica.memory.has_own_parameters}
-    parameters = (SymbolKind.PARAMETER,)
-    own = {
-        rank: own_sha256 or state_of(memory.program, memory.tensor, 0, parameters).weights_sha256
-        for rank, memory in memories.items()
-    }
-    everybody = setup.communicator.all_gather_object(own)
-    digests = {rank: digest for of_process in everybody for rank, digest in of_process.items()}
+    own, kinds = {}, (SymbolKind.PARAMETER,)
+    for replica in team.first if setup.works and not team.keeps_slices else ():
+        if (memory := replica.memory).has_own_parameters:
+            own[replica.rank] = own_sha256 or state_of(memory.program, memory.tensor, 0, kinds).weights_sha256
+    digests = dict(chain.from_iterable(of_process.items() for of_process in setup.communicator.all_gather_object(own)))
     for rank, digest in digests.items():
         first = setup.mesh.group(rank, DATA_PARALLEL)[0]
         if digest != digests.get(first, digest):

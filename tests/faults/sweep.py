@@ -49,9 +49,6 @@ class Injected(RuntimeError):
         return "injected by the sweep"
 
 
-RANK = os.environ.get("PMI_RANK") or os.environ.get("OMPI_COMM_WORLD_RANK")
-
-
 def _wait(main, rank):
     while not os.path.exists("fault-" + rank):
         time.sleep(0.001)
@@ -76,22 +73,18 @@ class Samples(Dataset):
 
 
 def samples():
-    if RANK:
-        threading.Thread(target=_wait, args=(threading.main_thread().ident, RANK), daemon=True).start()
+    rank = os.environ.get("PMI_RANK") or os.environ.get("OMPI_COMM_WORLD_RANK")
+    if rank:
+        threading.Thread(target=_wait, args=(threading.main_thread().ident, rank), daemon=True).start()
     return Samples()
 
 
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.inner = nn.Sequential(nn.Linear(12, 40), nn.BatchNorm1d(40), nn.ReLU(), nn.Dropout(0.2), nn.Linear(40, 5))
-
-    def forward(self, x):
-        return self.inner(x)
+def net():
+    return nn.Sequential(nn.Linear(12, 40), nn.BatchNorm1d(40), nn.ReLU(), nn.Dropout(0.2), nn.Linear(40, 5))
 '''
 
 COMPILE = (
-    "compile net.py:Net --pef-name net --data-parallel -b 4 --set data.source=net.py:samples "
+    "compile net.py:net --pef-name net --data-parallel -b 4 --set data.source=net.py:samples "
     "--set loss.name=cross_entropy --set optimizer.name=adamw"
 )
 
@@ -110,18 +103,13 @@ class Moment(StrEnum):
     END = "end"
 
 
-def command(words: str) -> list[str]:
-    return [*SAMBASIM, *shlex.split(words)]
-
-
 def wait_for(moment: Moment, folder: Path, random: float) -> bool:
     """Return at `moment` of the run in `folder`; False if it does not come. `random`, 0 to 1, chooses within it."""
-    until = time.monotonic() + 60.0
+    until, metrics = time.monotonic() + 60.0, folder / "metrics.jsonl"
     step = {Moment.STEP: 1 + int(random * (STEPS - 10)), Moment.CHECKPOINT: 1, Moment.END: STEPS}[moment]
-    metrics = folder / "metrics.jsonl"
-    is_saving = (folder / "saved").glob
-    while f'"step":{step},' not in _text(metrics) or (moment is Moment.CHECKPOINT and not any(is_saving("*.partial"))):
-        if time.monotonic() > until or (moment is Moment.CHECKPOINT and f'"step":{STEPS},' in _text(metrics)):
+    saves = moment is Moment.CHECKPOINT
+    while f'"step":{step},' not in _text(metrics) or (saves and not any((folder / "saved").glob("*.partial"))):
+        if time.monotonic() > until or (saves and f'"step":{STEPS},' in _text(metrics)):
             return False
         time.sleep(0.0005)
     time.sleep(random * {Moment.STEP: 0.05, Moment.CHECKPOINT: 0.01, Moment.END: 0.3}[moment])
@@ -134,8 +122,8 @@ BUSY_S = 10.0
 """How much longer than promised a job may take to end on a busy machine."""
 
 _OF_MPIRUN = {
-    Fault.KILL: ("KILLED BY SIGNAL: 9", "exited on signal 9", "died", "(signal 9)", "Killed (signal 9)"),
-    Fault.TERMINATE: ("SIGTERM", "(signal 15)", "signal 15", "died"),
+    Fault.KILL: ("KILLED BY SIGNAL: 9", "signal 9", "died"),
+    Fault.TERMINATE: ("SIGTERM", "signal 15", "died"),
     Fault.EXIT: ("EXIT CODE: 86", "EXIT STRING", "died", "non-zero status", "exit code 86", "Exit code:    86"),
 }
 
@@ -209,37 +197,34 @@ def _run(case: Case, more: str) -> list[str]:
         f"run --pef net {case.sync} --steps {STEPS} --threads 1 --no-evaluate --metrics metrics.jsonl "
         f"--checkpoint-dir saved --checkpoint-every {SAVE_EVERY} {more}"
     )
-    return [mpirun(), "-np", str(case.ranks), *command(words)]
+    return [mpirun(), "-np", str(case.ranks), *SAMBASIM, *shlex.split(words)]
 
 
 def _check_end(verdict: Verdict, result: Result, folder: Path, slack_s: float) -> None:
     """It ends in time, with an exit code and a root cause."""
-    case = verdict.case
-    limit_s = slack_s + DEATH_S
-    in_mpi = case.fault is Fault.STOP and case.moment is Moment.END
-    if case.fault is Fault.STOP:
-        limit_s += LEAST_LIMIT_S + case.ranks if in_mpi else SYNC_TIMEOUT_S
-    finished = '"summary"' in _text(folder / "metrics.jsonl")
-    if not verdict.hit or (finished and result.returncode == 0):
+    case, problem = verdict.case, verdict.problems.append
+    is_stop = case.fault is Fault.STOP
+    in_mpi = is_stop and case.moment is Moment.END
+    if not verdict.hit or ('"summary"' in _text(folder / "metrics.jsonl") and result.returncode == 0):
         return
-    if verdict.ended_s > limit_s:
-        verdict.problems.append(f"it took {verdict.ended_s:.1f} s to end")
+    promised_s = DEATH_S + (LEAST_LIMIT_S + case.ranks if in_mpi else SYNC_TIMEOUT_S if is_stop else 0.0)
+    if verdict.ended_s > slack_s + promised_s:
+        problem(f"it took {verdict.ended_s:.1f} s to end")
     if result.returncode == 0:
-        verdict.problems.append("the exit code is 0")
-    printed = result.stderr + result.stdout
-    rank = f"rank {case.rank}"
+        problem("the exit code is 0")
+    printed, rank = result.stderr + result.stdout, f"rank {case.rank}"
+    is_one = printed.count("error[") == 1
     if case.fault is Fault.EXCEPTION:
-        if printed.count("error[") != 1 or "injected by the sweep" not in printed or f"({rank} on " not in printed:
-            verdict.problems.append("the exception is not reported once, with its rank")
-    elif case.fault is Fault.STOP:
-        named = printed.count("error[") == 1 and rank in printed and "stopped" in printed
-        if not named and not (in_mpi and "Timeout (" in printed):
-            verdict.problems.append("the rank that was stopped is not named once")
+        if not is_one or "injected by the sweep" not in printed or f"({rank} on " not in printed:
+            problem("the exception is not reported once, with its rank")
+    elif is_stop:
+        if not (is_one and rank in printed and "stopped" in printed) and not (in_mpi and "Timeout (" in printed):
+            problem("the rank that was stopped is not named once")
     elif not any(word in printed for word in _OF_MPIRUN[case.fault]):
         # Else the status file that the run named when it started must be there, with a line for each rank.
         files = re.findall(r"^status file: (\S+) says", printed, re.MULTILINE)
         if sum(len(_text(folder / name).splitlines()[1:]) for name in files) <= 1:
-            verdict.problems.append("there is no report of what happened")
+            problem("there is no report of what happened")
 
 
 def _resume(verdict: Verdict, state_sha256: str, folder: Path) -> None:

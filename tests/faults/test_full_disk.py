@@ -33,18 +33,14 @@ def _files(folder: Path) -> set[str]:
 
 @whole
 def test_the_disk_fills_in_the_middle_of_the_metrics_or_a_log(folder: Path) -> None:
+    says = "error[machine]: the {} cannot be written any more: File too large ... {}"
     result = _limited(f"{_STEPS} --metrics m.jsonl --save w.safetensors", folder, 20_001)
-    check_message(
-        result, "error[machine]: the metrics file m.jsonl cannot be written any more: File too large ... free space"
-    )
+    check_message(result, says.format("metrics file m.jsonl", "free space"))
     lines = (folder / "m.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == list(range(1, len(lines) + 1)), "only whole lines are kept"
     assert 20 < len(lines) < 2000
     assert not (folder / "w.safetensors").exists()
-    result = _limited(f"{_STEPS} --log-dir logs", folder, 20_001)
-    check_message(
-        result, "error[machine]: the log logs/rank0.log cannot be written any more: File too large ... --log-dir"
-    )
+    check_message(_limited(f"{_STEPS} --log-dir logs", folder, 20_001), says.format("log logs/rank0.log", "--log-dir"))
     text = (folder / "logs" / "rank0.log").read_text()
     assert text.endswith("\n")
     assert len(text) > 10_000

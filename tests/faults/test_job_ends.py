@@ -14,7 +14,7 @@ import pytest
 
 from sambasim.runtime.watch.status_file import State, StatusFile
 from tests.faults.fault import dataset
-from tests.support.mpi import ROOT, SAMBASIM, Result, can_play_hosts, run_job, run_mpi
+from tests.support.mpi import SAMBASIM, Result, can_play_hosts, run_job, run_mpi
 from tests.support.warm import JOB_KEY
 from tests.support.whole import whole, whole_case
 
@@ -60,18 +60,12 @@ def folder(tmp_path: Path, compiled: Mapping[str, bytes]) -> Path:
 
 
 def run(
-    folder: Path,
-    action: str,
-    *flags: str,
-    np: int = 2,
-    around: Sequence[str] = (),
-    hosts: int = 1,
-    length: Sequence[str] = _ENDLESS,
+    folder: Path, action: str, *flags: str, around: Sequence[str] = (), length: Sequence[str] = _ENDLESS, **how: int
 ) -> Result:
-    """A run in whose midst rank 1 does `action`; mpirun starts each rank by way of `around`."""
+    """A run in whose midst rank 1 does `action`; mpirun starts each rank by way of `around`. `how`: `np`, `hosts`."""
     (folder / "net.py").write_text(_MPIRUN + dataset(_SAMPLE.format(action=action), 64))
     command = [*around, *_RUN, *length, "--sync-timeout", str(TIMEOUT_S), *flags]
-    result = run_mpi(np, command, cwd=folder, timeout=120, hosts=hosts)
+    result = run_mpi(how.get("np", 2), command, cwd=folder, timeout=120, hosts=how.get("hosts", 1))
     if length == _ENDLESS and (folder / "failed").exists():
         assert time.time() - (folder / "failed").stat().st_mtime < _END_S
     return result
@@ -93,23 +87,31 @@ def assert_stall(result: Result, where: str, seen_by: str = r"rank 0 on \S+", ra
     assert "--sync-timeout" in result.stderr
 
 
+STOPPED = r"its process is stopped; step \d+, reading"
+HANGS = r"step \d+, reading data for \S+ s, at {folder}/net.py:\d+ in __getitem__"
+
+
 def assert_death(result: Result) -> None:
     where = r"rank 1 on \S+ \(process \d+\): step \d+, reading data"
     assert_error(result, r"\[peer\] \(seen by rank 0 on \S+\): rank 1 died without an error", where)
 
 
-@pytest.mark.parametrize("sync", ["--reduce-on-rdu", whole_case("--host-sync=gloo"), whole_case("--host-sync=mpi")])
-def test_a_rank_that_hangs_in_its_data_is_named_with_its_line_of_python(folder: Path, sync: str) -> None:
-    result = run(folder, "time.sleep(3600)", sync, np=3)
-    doing = r"rank 1 on \S+ \(process \d+\): step \d+, reading data for \S+ s"
-    assert_stall(result, rf"{doing}, at {folder}/net.py:\d+ in __getitem__", r"rank [02] on \S+")
-    assert status_files(folder) == []
-
-
-@whole
-def test_a_rank_that_is_stopped_is_named_and_leaves_no_process(folder: Path) -> None:
-    result = run(folder, "os.kill(os.getpid(), signal.SIGSTOP)", "--host-sync=gloo")
-    assert_stall(result, r"rank 1 on \S+ \(process \d+\): its process is stopped; step \d+, reading")
+@pytest.mark.parametrize(
+    ("action", "sync", "says"),
+    [
+        ("time.sleep(3600)", "--reduce-on-rdu", HANGS),
+        whole_case("time.sleep(3600)", "--host-sync=gloo", HANGS),
+        whole_case("time.sleep(3600)", "--host-sync=mpi", HANGS),
+        whole_case(
+            "os.kill(os.getpid(), signal.SIGSTOP)", "--host-sync=gloo", r"its process is stopped; step \d+, reading"
+        ),
+    ],
+)
+def test_a_rank_that_hangs_or_is_stopped_is_named_with_its_line(
+    folder: Path, action: str, sync: str, says: str
+) -> None:
+    result = run(folder, action, sync, np=3)
+    assert_stall(result, rf"rank 1 on \S+ \(process \d+\): {says.format(folder=folder)}", r"rank [02] on \S+")
     assert status_files(folder) == []
 
 
@@ -148,12 +150,12 @@ def test_where_no_rank_can_report_the_status_file_says_what_each_was_doing(folde
 @pytest.mark.parametrize("action", ["os._exit(0)", "os._exit(86)"])
 def test_a_rank_that_exits_silently_ends_the_job(folder: Path, action: str) -> None:
     result = run(folder, action)
+    left = status_files(folder)
     if "error[" in result.stderr:
         assert_death(result)
-        assert status_files(folder) == []
+        assert left == []
     else:  # mpirun was faster, and killed the ranks
-        (left,) = status_files(folder)
-        assert StatusFile(left).ranks()[1].doing == "reading data"
+        assert [StatusFile(path).ranks()[1].doing for path in left] == ["reading data"]
 
 
 def test_a_death_that_mpirun_does_not_notice_is_noticed_by_the_other_ranks(folder: Path) -> None:
@@ -227,10 +229,7 @@ def test_a_rank_that_fails_while_mpi_ends_ends_the_job(
 @pytest.mark.parametrize(
     ("action", "where"),
     [
-        (
-            "time.sleep(3600)",
-            r"rank 1 on played-1 \(process \d+\): step \d+, reading data for \S+ s, at {folder}/net.py",
-        ),
+        ("time.sleep(3600)", rf"rank 1 on played-1 \(process \d+\): {HANGS}"),
         whole_case("os.kill(os.getpid(), signal.SIGSTOP)", r"rank 1 on played-1: no answer for \S+ s"),
     ],
 )
@@ -239,41 +238,56 @@ def test_a_rank_on_another_host_is_named(folder: Path, action: str, where: str) 
     assert_stall(result, where.format(folder=folder), seen_by="rank 0 on played-0")
 
 
-_BODY = ROOT / "tests" / "mpi" / "bodies" / "fail.py"
+_FAILING = """
+import sys, time
+from sambasim.errors import DataError, LaunchError, PeerError, SambasimError
+from sambasim.runtime.machine.mpi import connect
+from sambasim.runtime.watch.supervisor import Supervisor
+
+def report(failure):
+    print(f"REPORT {{failure.rank}} {{failure.alike}} {{failure.error!r}}", file=sys.stderr)
+
+def exit_code(error):
+    return error.code if isinstance(error, SystemExit) else getattr(error, "exit_code", 70)
+
+def fail(error):
+    raise error
+
+c = connect(["failing"])
+c.allocate_shared(1 << 20).parts[c.local_rank][:] = c.rank
+empty = DataError("empty")
+with Supervisor(c, report=report, exit_code=exit_code):
+    {action}
+"""
 
 
 @pytest.mark.parametrize(
-    ("way", "exit_code", "report"),
+    ("action", "code", "report"),
     [
-        ("one_raises", 2, "rank=2 alike=False DataError('the shard of this rank is empty')"),
-        whole_case("one_raises_while_others_compute", 70, "rank=1 alike=False ZeroDivisionError('division by zero')"),
-        ("all_raise_alike", 2, "rank=0 alike=True LaunchError('too few replicas')"),
-        whole_case("some_raise", 2, "rank=0 alike=False DataError('there is no file 0.npz')"),
-        whole_case(
-            "one_raises_and_the_others_blame_it", 2, "rank=1 alike=False DataError('the shard of this rank is empty')"
-        ),
-        ("one_exits_well", 1, "rank=1 alike=False SystemExit(0)"),
-        whole_case("all_exit", 3, None),
+        ("fail(empty) if c.rank == 2 else c.barrier()", 2, "2 False DataError('empty')"),
+        whole_case("1 / 0 if c.rank == 1 else time.sleep(60)", 70, "1 False ZeroDivisionError('division by zero')"),
+        ("fail(LaunchError('too few', remedy='mpirun -np 8'))", 2, "0 True LaunchError('too few')"),
+        whole_case("fail(DataError(f'no {c.rank}')) if c.rank != 1 else c.barrier()", 2, "0 False DataError('no 0')"),
+        whole_case("fail(empty if c.rank == 1 else PeerError('no answer of 1'))", 2, "1 False DataError('empty')"),
+        ("sys.exit(0) if c.rank == 1 else c.barrier()", 1, "1 False SystemExit(0)"),
+        whole_case("sys.exit(3)", 3, None),
     ],
 )
-def test_the_lowest_rank_that_failed_by_itself_reports(way: str, exit_code: int, report: str | None) -> None:
-    env = {"MPIR_CVAR_NUM_CLIQUES": "2"} if way == "one_raises" else {}  # as on two nodes
-    result = run_mpi(3, [sys.executable, str(_BODY), way], env=env, timeout=30)
+def test_the_lowest_rank_that_failed_by_itself_reports(action: str, code: int, report: str | None) -> None:
+    env = {"MPIR_CVAR_NUM_CLIQUES": "2"} if "rank == 2" in action else {}  # as on two nodes
+    result = run_mpi(3, [sys.executable, "-c", _FAILING.format(action=action)], env=env, timeout=30)
     lines = [line for line in result.stderr.splitlines() if line.startswith("REPORT")]
     assert lines == ([] if report is None else [f"REPORT {report}"])
-    assert result.returncode == exit_code
+    assert result.returncode == code
     assert "Traceback" not in result.stderr
-    if way == "all_raise_alike":
+    if "LaunchError" in action:
         assert result.stderr.count("\n") == 1, "without an abort"
-
-
-_MESH_SAMPLE = _SAMPLE.replace("> 40", "> 10")
 
 
 def run_mesh(folder: Path, compiled: Mapping[str, bytes], pef: str, action: str, *flags: str) -> Result:
     """A run of a replica of two ranks, in whose midst rank 1 does `action`."""
     (folder / f"{pef}.pef").write_bytes(compiled[pef])
-    (folder / "net.py").write_text(dataset(_MESH_SAMPLE.format(action=action), 64))
+    (folder / "net.py").write_text(dataset(_SAMPLE.replace("> 40", "> 10").format(action=action), 64))
     data = ("--data", "net.py:samples", "--no-evaluate", "--epochs", "1000", "--sync-timeout", str(TIMEOUT_S))
     return run_mpi(2, [*SAMBASIM, "run", "--pef", f"{pef}.pef", *data, *flags], cwd=folder, timeout=120)
 

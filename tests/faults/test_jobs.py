@@ -15,8 +15,6 @@ from tests.support.whole import whole_case
 _END_S = 10.0
 """How long a job may live on after one of its ranks has failed."""
 
-_WHOLE = "--one-process-per-replica"
-
 
 def _empty_pair(folder: Path) -> None:
     (folder / "out" / "pair").mkdir(parents=True)
@@ -26,20 +24,19 @@ def _empty_pair(folder: Path) -> None:
 LAUNCHES: tuple[Fault, ...] = (
     *table(
         """
-run --pef pair --reduce-on-rdus
-    error[usage]: No such option '--reduce-on-rdus' ... sambasim run --help
 run --pef pair --host-sync parameter-server --parameter-servers 1
     error[launch] (every rank): 2 ranks were started, and --parameter-servers 1 leaves 1 for replicas, ...
     of which this PEF needs at least 2 (-ws 2) ...
     mpirun -np 3 sambasim run --pef pair --host-sync parameter-server --parameter-servers 1
+run --pef shared --one-process-per-replica
+    (every rank) ... shared splits its batch over 2 chips (dp 2) ... mpirun -np 4 sambasim run
 """,
         ranks=2,
     ),
     Fault(
-        "run --pef pair --save w.safetensors",
-        "error[launch]: ... at least 2 replicas (-ws 2), and 1 replica was started ... "
-        "mpirun -np 2 sambasim run --pef pair",
-        ranks=1,
+        "run --pef cut",
+        "(every rank): 3 ranks were started, and a replica of this PEF has 2 (tp 2) ... mpirun -np 2 sambasim run",
+        ranks=3,
     ),
     Fault(
         "run --pef=pare",
@@ -52,18 +49,6 @@ run --pef pair --host-sync parameter-server --parameter-servers 1
         "error[option] (rank 0 on ... the metrics file cannot be written to net.py/m.jsonl ... --metrics FILE",
         net(),
         ranks=2,
-    ),
-    *(
-        Fault(f"run --pef {words}", f"(every rank) ... {says}", ranks=ranks)
-        for ranks, words, says in (
-            (4, "cut", "4 ranks were started, but this PEF has no REDUCE ... compile it with --data-parallel -ws 2"),
-            (3, "cut", "3 ranks were started, and a replica of this PEF has 2 (tp 2) ... mpirun -np 2 sambasim run"),
-            (3, "shared", "3 ranks were started, and a replica of this PEF has 2 (dp 2) ... mpirun -np 2 "),
-            (2, "slices --host-sync gloo", "the replicas of the PEF slices keep slices ... leave out --host-sync"),
-            (2, "cut --emulate-replicas 2", "--emulate-replicas 2 plays all replicas ... without mpirun: "),
-            (2, f"shared {_WHOLE}", "shared splits its batch over 2 chips (dp 2) ... mpirun -np 4 "),
-            (2, f"pairs {_WHOLE} --host-sync gloo", "gloo syncs replicas of one rank ... leave out --host-sync"),
-        )
     ),
 )
 

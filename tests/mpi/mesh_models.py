@@ -16,18 +16,14 @@ def gpt() -> nn.Module:
     return CharGPT(layers=4, heads=4, width=32, length=32)
 
 
-def bert() -> nn.Module:
+def bert(words: int = WORDS) -> nn.Module:
     """4 layers, with tied embeddings and a loss over masked places; no dropout, which draws by stage."""
-    return _bert(WORDS)
+    return BertForMaskedLM(BertConfig(words, 32, 4, 4, 64, "gelu", 0.0, LENGTH, 0.02, 1e-12))
 
 
 def bert_of_many_words() -> nn.Module:
     """As `bert`, but its embeddings are as large as all layers: a pipeline updates them on its last rank."""
-    return _bert(1024)
-
-
-def _bert(words: int) -> nn.Module:
-    return BertForMaskedLM(BertConfig(words, 32, 4, 4, 64, "gelu", 0.0, LENGTH, 0.02, 1e-12))
+    return bert(1024)
 
 
 def masked() -> TensorDataset:
@@ -40,18 +36,9 @@ def masked() -> TensorDataset:
     return TensorDataset(tokens, places, hidden)
 
 
-class Mlp(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(6)), nn.Linear(64, 10))
-
-    def forward(self, image: Tensor) -> Tensor:
-        logits: Tensor = self.layers(image.flatten(1))
-        return logits
-
-
 def mlp() -> nn.Module:
-    return Mlp()
+    layers = (nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(6))
+    return nn.Sequential(nn.Flatten(), nn.Sequential(*layers, nn.Linear(64, 10)))
 
 
 class Transposed(nn.Module):

@@ -51,10 +51,11 @@ def check_exact(
     env: Mapping[str, str] | None = None,
     threads: int = 1,
     accumulations: Sequence[int] = (1, 2),
+    ways: Mapping[str, Mapping[str, Any]] = WAYS,
 ) -> list[object]:
-    """Each PEF gives the same bits by all ways, with and without accumulation. Returns what each came to."""
+    """Each PEF gives the same bits by all `ways` and in one process. Returns what each came to."""
     named = {f"{path.stem} ×{count}": (path, count) for path in paths for count in accumulations}
-    ways: dict[str, Mapping[str, Any]] = {**WAYS, "emulated": {"emulate": np}}
+    ways = {**ways, "emulated": {"emulate": np}}
     runs = [
         run_of(f"{name} {way}", path, steps=2, accumulation=count, threads=threads, **how)
         for name, (path, count) in named.items()
@@ -211,17 +212,20 @@ JOBS = (
     Job("slices of a ResNet", 4, slices(Layout("resnet", dp=4, others=(UNCLIPPED,)), 1, 3), steps=3),
     Job("slices of stages", 4, slices(Layout("char_gpt", dp=2, pp=2), 1, 3)),
     Job("slices of parts", 4, slices(Layout("char_gpt", dp=2, tp=2), 1, 3)),
-    Job("chips", 2, ON_CHIPS, whole=False),
-    Job("chips in bf16", 4, (Layout("char_gpt", dp=2, chips=2, others=("compile.dtype=bf16",)),), whole=False),
+    Job("two processes", 2, (*ON_CHIPS, Layout("bert", dp=2, tp=2)), whole=False),
     *(
         Job(f"chips of {dp} replicas{on}", 2 * dp, (Layout("char_gpt", dp=dp, chips=2),), env=NODES[on])
         for dp, on in ((2, TWO), (2, APART), (3, ONE))
     ),
     Job("stages on chips", 4, (Layout("resnet", pp=2, chips=2),)),
     Job(
-        "meshes",
+        "four processes",
         4,
-        (*(one for one in meshes(4, MODELS[:1]) if one.pp > 1), Layout("char_gpt", dp=2, tp=2)),
+        (
+            *(one for one in meshes(4, MODELS[:1]) if one.pp > 1),
+            Layout("char_gpt", dp=2, tp=2),
+            Layout("char_gpt", dp=2, chips=2, others=("compile.dtype=bf16",)),
+        ),
         whole=False,
     ),
     *(
@@ -237,7 +241,6 @@ JOBS = (
     Job("moved updates of slices", 4, many_words(*(f"parallel.zero={level}" for level in range(4)), dp=2)),
     # Without a norm, no rank waits for another between its update and the message.
     Job("a late reduction", 4, many_words(UNCLIPPED, dp=2), ("device", "emulated"), body="late_train"),
-    Job("whole replicas", 2, (Layout("bert", dp=2, tp=2),), whole=False),
     *(
         Job(
             f"whole replicas at ZeRO {' '.join(map(str, levels))}",
@@ -322,7 +325,7 @@ def test_slices_travel_otherwise_and_the_run_says_what_it_keeps(trained: Results
 
 
 def test_a_run_says_whose_buffers_of_several_chips_it_keeps(trained: Results) -> None:
-    notices = trained("chips")[f"{ON_CHIPS[0]} device"].notices
+    notices = trained("two processes")[f"{ON_CHIPS[0]} device"].notices
     assert any("per chip; those of the first chip" in notice for notice in notices)
 
 
@@ -343,17 +346,16 @@ def test_where_a_tied_parameter_is_updated(folder: Path) -> None:
 
 def test_a_prediction_has_the_bytes_of_the_run(folder: Path) -> None:
     """Over host links, in bf16 instead of float32."""
-    replicas, steps, micro_steps = 2, 2, 2
-    paths = {str(layout): layout.compiled(folder) for layout in ALL_LEVELS[replicas]}
-    runs = [run_of(name, path, steps=steps, accumulation=micro_steps) for name, path in paths.items()]
+    steps, paths = 2, {str(layout): layout.compiled(folder) for layout in ALL_LEVELS[2]}
     device = load_device("sn30")
-    placement = place(replicas, device, None, load_cluster(device.cluster))
-    for name, trained in train(replicas, runs).items():
+    placement = place(2, device, None, load_cluster(device.cluster))
+    runs = [run_of(name, path, steps=steps, accumulation=ACCUMULATION) for name, path in paths.items()]
+    for name, trained in train(2, runs).items():
         program, summary = pef.read(paths[name]).program, trained.summary
         assert summary.predicted is not None
-        step = predict_step(program, budget_of(device), placement, SyncPath.HOST, micro_steps)
+        step = predict_step(program, budget_of(device), placement, SyncPath.HOST, ACCUMULATION)
         assert summary.predicted.predicted_step_s == step.predicted_s
-        predicted_bytes = 2 * replicas * steps * step_record(step).axes[0].received_bytes[Wire.HOST.value]
+        predicted_bytes = 2 * 2 * steps * step_record(step).axes[0].received_bytes[Wire.HOST.value]
         assert summary.bytes.device_to_host + summary.bytes.host_to_device == predicted_bytes
 
 

@@ -1,15 +1,13 @@
 """Promise one in bf16 and fp16: device sync, host sync and emulation give the same bits, however optimizer steps round,
 and also where steps are skipped because gradients overflow."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.mpi.test_bits import check_apart, check_exact
 from tests.mpi.test_resume import check_resumed, resumed_runs
-from tests.mpi.training import EXACT, TWO_NODES, WAYS, run_of, train
+from tests.mpi.training import EXACT, TWO_NODES, WAYS, train
 from tests.support.compiled import compile_from_options
 from tests.support.examples import ANY_OPTIMIZER, EXAMPLES, example_options
 from tests.support.whole import is_whole, whole, whole_case
@@ -49,15 +47,9 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 @pytest.mark.parametrize(("np", "nodes"), [(2, {}), whole_case(3, {}), whole_case(4, {}), whole_case(4, TWO_NODES)])
 def test_device_host_and_emulation_are_equal(np: int, nodes: dict[str, str], compiled: list[Path]) -> None:
-    check_apart(check_exact(np, compiled, nodes, accumulations=(1, 2) if is_whole() else (2,)))
-
-
-def test_parameter_servers_and_mpi_clip_as_devices_of_one_node_do(compiled: list[Path]) -> None:
-    ways: dict[str, Mapping[str, Any]] = {**{way: WAYS[way] for way in EXACT}, "emulated": {"emulate": 2}}
-    paths = [path for path in compiled if path.stem.endswith(("fp16-clipped", "master-clipped"))]
-    runs = [run_of(f"{path.stem} {way}", path, steps=3, **how) for path in paths for way, how in ways.items()]
-    found = train(2, runs)
-    assert [len({found[f"{path.stem} {way}"].outcome for way in ways}) for path in paths] == [1] * len(paths)
+    """Also if a parameter server syncs: all clip alike, each on its part of the gradients."""
+    ways = {way: WAYS[way] for way in EXACT}
+    check_apart(check_exact(np, compiled, nodes, accumulations=(1, 2) if is_whole() else (2,), ways=ways))
 
 
 @whole

@@ -8,6 +8,7 @@ import pytest
 
 from sambasim.records.metrics import PlacementRecord, PredictedRecord, SummaryRecord
 from tests.faults.command import Outcome, sambasim
+from tests.faults.fault import assert_contains
 from tests.mpi.training import TWO_NODES
 from tests.samba.test_measuring import APP
 from tests.support.cluster import write_cluster
@@ -42,16 +43,12 @@ def predicted(run: SummaryRecord) -> PredictedRecord:
     return run.predicted
 
 
-def refused(result: Result, *messages: str) -> None:
-    assert (result.returncode, result.stdout) == (2, "")
-    assert result.stderr.count("error[launch]") == 1
-    for words in messages:
-        assert words in result.stderr
-
-
 @pytest.mark.parametrize("np", [np if np == 2 else whole_case(np) for np in RANKS])
-def test_every_replica_has_an_rdu_and_a_prediction(folder: Path, np: int) -> None:
-    run = summary(run_mpi(np, [*RUN, "--reduce-on-rdu", "--json"], cwd=folder))
+def test_every_replica_has_an_rdu_and_a_prediction(folder: Path, tmp_path: Path, np: int) -> None:
+    """In the summary; the placement is printed first, and both times at the end."""
+    metrics = tmp_path / "m.jsonl"
+    ran = run_mpi(np, [*RUN, "--reduce-on-rdu", "--predict", "--metrics", str(metrics)], cwd=folder).check()
+    run = SummaryRecord.model_validate_json(metrics.read_text().splitlines()[-1])
     assert placed(run) == PlacementRecord(
         device="SN30", cluster="sn30-8", tiles=None, node_of=(0,) * np, rdu_of=tuple(range(np)), first_tile_of=None
     )
@@ -63,17 +60,18 @@ def test_every_replica_has_an_rdu_and_a_prediction(folder: Path, np: int) -> Non
     assert found.predicted_step_s == pytest.approx(parts)
     assert set(found.predicted_by_kind_s) == {"FWD", "BCKWD", "OPT"} | ({"REDUCE", "GATHER"} if np > 1 else set())
     assert 0 < run.model_s < run.training_s
-
-
-def test_the_placement_is_printed_first_and_both_times_at_the_end(folder: Path) -> None:
-    lines = run_mpi(2, [*RUN, "--predict"], cwd=folder).check().stdout.splitlines()
-    first_step = next(index for index, line in enumerate(lines) if line.startswith("step 1/"))
-    assert "simulated: 2 replicas on node 0, RDUs 0-1 of cluster sn30-8" in lines[:first_step]
-    (heading,) = [index for index, line in enumerate(lines) if "measured on this machine" in line]
-    assert lines[heading].split("  ")[-1].strip() == "predicted for SN30"
-    rows = {line[:40].split("  ")[0].strip(): line.split("  ") for line in lines[heading + 2 :] if "  " in line}
-    assert {"whole step", "forward and backward", "waiting for sync", "update", "samples/s"} <= set(rows)
-    assert "no sync of RDUs was ever published" in next(line for line in lines if line.startswith("predicted: "))
+    first, _, last = ran.stdout.partition("step 1/")
+    assert np != 2 or "simulated: 2 replicas on node 0, RDUs 0-1 of cluster sn30-8" in first.splitlines()
+    _, heading, table = last.partition("measured on this machine")
+    assert heading, last
+    assert table.split("\n")[0].strip() == "predicted for SN30"
+    rows = {line[:40].split("  ")[0].strip() for line in table.splitlines()}
+    assert {"whole step", "forward and backward", "update", "samples/s"} <= rows
+    if np > 1:
+        assert "waiting for sync" in rows
+        assert "no sync of RDUs was ever published" in next(
+            line for line in table.splitlines() if "predicted: " in line
+        )
 
 
 @pytest.mark.skipif(is_open_mpi(), reason="only MPICH makes two nodes of one machine")
@@ -85,11 +83,6 @@ def test_replicas_are_on_the_nodes_that_mpi_finds(folder: Path) -> None:
     if is_whole():
         here = summary(run_mpi(4, [*RUN, "--json"], cwd=folder))
         assert predicted(run).predicted_sync_s != predicted(here).predicted_sync_s
-    one_node = str(write_cluster(folder, rdus_per_node=4, nodes=1))
-    refused(
-        run_mpi(2, [*RUN, "--cluster", one_node], cwd=folder, env=TWO_NODES),
-        "(every rank): the replicas of this job are on 2 nodes, and farm has 1 node",
-    )
 
 
 def test_where_a_pef_needs_some_tiles_replicas_share_an_rdu(folder: Path, tmp_path: Path) -> None:
@@ -109,16 +102,17 @@ def test_a_rank_that_only_serves_takes_no_rdu(folder: Path, tmp_path: Path) -> N
 
 
 def test_more_replicas_than_rdus_are_refused_before_any_work(folder: Path, tmp_path: Path) -> None:
-    farm = str(write_cluster(tmp_path, rdus_per_node=1))
-    metrics = folder / "refused.jsonl"
-    refused(
-        run_mpi(2, [*RUN, "--cluster", farm, "--metrics", str(metrics)], cwd=folder),
-        "(every rank): 2 replicas on node 0, and a node of farm holds at most 1: one for each RDU, 1 RDU a node\n",
-        "try:   start 1 replica a node: mpirun -np 1 sambasim run --pef digits --steps 2 --no-evaluate --cluster ",
-        "; or compile with --num-tiles 4, so that 2 share an RDU; or name a cluster with more RDUs a node: "
-        "--cluster FILE.toml\n",
+    farm, metrics = str(write_cluster(tmp_path, rdus_per_node=1)), tmp_path / "refused.jsonl"
+    refused = run_mpi(2, [*RUN, "--cluster", farm, "--metrics", str(metrics)], cwd=folder)
+    assert (refused.returncode, refused.stdout, metrics.exists()) == (2, "", False)
+    assert_contains(
+        refused.stderr,
+        "error[launch] (every rank): 2 replicas on node 0, and a node of farm holds at most 1: one for each RDU, 1 RDU "
+        "a node\n ... try:   start 1 replica a node: mpirun -np 1 sambasim run --pef digits --steps 2 --no-evaluate "
+        "--cluster  ... ; or compile with --num-tiles 4, so that 2 share an RDU; or name a cluster with more RDUs a "
+        "node: --cluster FILE.toml\n",
     )
-    assert not metrics.exists()
+    assert refused.stderr.count("error[") == 1
 
 
 def test_an_emulation_fills_one_node_after_the_other(folder: Path) -> None:

@@ -80,14 +80,12 @@ def test_an_error_or_an_exit_ends_every_rank(tmp_path: Path, before: str, after:
     assert result.returncode != 0
 
 
+_CYCLE = {"cycle_min_lr": 0.01, "cycle_max_lr": 0.1, "cycle_first_step_size": 2}
 ONE_CYCLE = {
     "train_batch_size": 16,
     "gradient_accumulation_steps": 2,
     "optimizer": {"type": "Adam", "params": {}},
-    "scheduler": {
-        "type": "OneCycle",
-        "params": {"cycle_min_lr": 0.01, "cycle_max_lr": 0.1, "cycle_first_step_size": 2},
-    },
+    "scheduler": {"type": "OneCycle", "params": _CYCLE},
 }
 
 

@@ -1,26 +1,29 @@
-"""Recorded runs: every way to sync gives the same digests, and a difference is found in its tensor."""
+"""What a job does twice it does alike, also where data draw random numbers: every way to sync gives the same digests,
+and a difference is found in its tensor. Ranks that cannot agree fail."""
 
 import json
 import shlex
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sambasim.records.digests import read_recording, replica_file
+from sambasim.records.metrics import SummaryRecord
 from sambasim.report.compare import compare_runs, place
 from sambasim.report.tables import Row
 from tests.faults.command import Outcome, sambasim
-from tests.mpi.training import WAYS, Trained, run_of, train
+from tests.mpi.training import TWO_NODES, WAYS, Trained, run_of, train
 from tests.support.mpi import SAMBASIM, run_mpi
 from tests.support.whole import is_whole, whole
+
+pytestmark = pytest.mark.usefixtures("fresh")
 
 STEPS = 3
 
 # Its gradients are more than a device sync does all at once, so states are cut over replicas; BatchNorm has buffers.
-APP = """
-import torch
+APP = '''
+import numpy as np, torch, torch.distributed as dist
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
@@ -31,77 +34,100 @@ class Net(nn.Module):
         self.norm = nn.BatchNorm1d(256)
         self.dropout = nn.Dropout(0.1)
         self.two = nn.Linear(256, 8)
-
     def forward(self, x):
         return self.two(self.dropout(torch.relu(self.norm(self.one(x))) * SCALE))
 
-def samples():
-    return TensorDataset(torch.randn(96, 64), torch.arange(96) % 8)
-
-class Broken(Dataset):
+class Table(nn.Module):
+    """Its gradient is a scatter that adds: with several threads, in whatever order they arrive."""
     def __init__(self):
-        self.taken = 0
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(64, 64))
+        self.head = nn.Linear(64, 4)
+    def forward(self, index):
+        return self.head(self.table[index].mean(1))
+
+def samples(x=None, count=96):
+    return TensorDataset(torch.randn(count, 64) if x is None else x, torch.arange(count) % 8)
+
+def drawn():
+    return samples(torch.tensor(np.random.randn(96, 64), dtype=torch.float32))
+
+def by_rank():
+    return samples(count=96 // (dist.get_rank() + 1))
+
+def indices():
+    generator = torch.Generator().manual_seed(0)
+    return TensorDataset(torch.randint(0, 64, (64, 4096), generator=generator), torch.arange(64) % 4)
+
+class Own(Dataset):
+    """Noise from a generator of its own, whose state goes on from sample to sample. It breaks after `most` samples."""
+    def __init__(self, most=1000):
+        self.generator, self.left = np.random.default_rng(0), most
     def __len__(self):
         return 96
     def __getitem__(self, index):
-        self.taken += 1
-        if self.taken > 20:
+        self.left -= 1
+        if self.left < 0:
             raise RuntimeError("the disk has gone")
-        return torch.ones(64), 1
+        return torch.tensor(self.generator.standard_normal(64), dtype=torch.float32), index % 8
+'''
 
-def broken():
-    return Broken()
-"""
+
+def compile_in(folder: Path, where: Path, model: str, name: str, source: str) -> None:
+    sets = (f"data.source=app.py:{source}", "loss.name=cross_entropy", "optimizer.name=adamw", "compile.opt_level=o1")
+    flags = " ".join(f"--set {option}" for option in sets)
+    command = f"compile app.py:{model} --pef-name {name} {flags} -b 4 --data-parallel -ws 2 --output-folder"
+    outcome = sambasim([*shlex.split(command), str(folder / "out")], where)
+    assert outcome.exit_code == 0, outcome.stderr
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With two PEFs, of which the second has another constant in its forward."""
     folder = tmp_path_factory.mktemp("digests")
-    flags = (
-        "--set data.source=app.py:samples --set loss.name=cross_entropy --set optimizer.name=adamw -b 4 "
-        "--data-parallel -ws 2"
-    )
     for name, scale, where in (("net", "1.5", folder), ("edited", "2.5", folder / "edited")):
         where.mkdir(exist_ok=True)  # one process would import an app.py that is written again once
         (where / "app.py").write_text(APP.replace("SCALE", scale), encoding="utf-8")
-        command = f"compile app.py:Net --pef-name {name} {flags} --set compile.opt_level=o1 --output-folder"
-        outcome = sambasim([*shlex.split(command), str(folder / "out")], where)
-        assert outcome.exit_code == 0, outcome.stderr
+        compile_in(folder, where, "Net", name, "samples")
     return folder
 
 
-def emulate(folder: Path, name: str, flags: str = "", *, pef: str = "net", replicas: int = 2) -> Outcome:
-    """A run of STEPS steps in two micro-steps each, its digests in `folder/name`."""
-    common = f"--steps {STEPS} --grad-accumulation-steps 2 --no-evaluate --json --emulate-replicas {replicas}"
-    threads = "" if "--threads" in flags else "--threads 1"
-    return sambasim(shlex.split(f"run --pef {pef} {common} {threads} --record-digests {name} {flags}"), folder)
+def emulate(folder: Path, name: str, flags: str = "", *, pef: str = "net") -> Outcome:
+    """A run of STEPS steps in two micro-steps each by two replicas, its digests in `folder/name`."""
+    common = f"--steps {STEPS} --grad-accumulation-steps 2 --no-evaluate --json --emulate-replicas 2 --threads 1"
+    return sambasim(shlex.split(f"run --pef {pef} {common} --record-digests {name} {flags}"), folder)
 
 
 def recorded(folder: Path, name: str, flags: str = "", **chosen: Any) -> Row:
     """An emulation that ends well, compared with the run through the host."""
     outcome = emulate(folder, name, flags, **chosen)
     assert outcome.exit_code == 0, outcome.stderr
-    return compared(folder, "host", name)
+    return compared(folder, name)
 
 
-def compared(folder: Path, a: str, b: str) -> Row:
-    return compare_runs(read_recording(folder / a), read_recording(folder / b))
+def compared(folder: Path, name: str) -> Row:
+    return compare_runs(read_recording(folder / "host"), read_recording(folder / name))
 
 
-def train_in(folder: Path, np: int, **ways: Mapping[str, Any]) -> dict[str, Trained]:
-    """Two replicas by each way, with the digests in the folder of its name unless it is `plain`."""
-    path = folder / "out" / "net" / "net.pef"
-    digests = {name: None if name == "plain" else name for name in ways}
-    runs = [run_of(n, path, steps=STEPS, accumulation=2, record_digests=digests[n], **how) for n, how in ways.items()]
-    return train(np, runs, cwd=folder)
+DRAWING = {"drawn": {"source": "app.py:drawn"}, "own": {"source": "app.py:Own"}}
 
 
 @pytest.fixture(scope="module")
 def by_way(folder: Path) -> dict[str, Trained]:
-    ways = {name: WAYS[name] for name in ("device", "server")}
-    found = train_in(folder, 2, host={}, plain=WAYS["device"], **ways)
-    return found | train_in(folder, 3, servers=WAYS["servers"]) if is_whole() else found
+    """Two replicas by each way, with the digests in the folder of its name, and once without; and with data that draw
+    random numbers, which are called DATA WAY."""
+    path = folder / "out" / "net" / "net.pef"
+    asked: dict[str, Any] = {"steps": STEPS, "accumulation": 2}
+    ways: dict[str, dict[str, Any]] = {"host": {}, **{way: dict(WAYS[way]) for way in ("device", "server")}}
+    runs = [run_of(name, path, record_digests=name, **asked, **how) for name, how in ways.items()]
+    runs.append(run_of("plain", path, **asked, **ways["device"]))
+    for name, data in DRAWING.items():
+        for way, how in {"host": {}, "device": ways["device"], "emulated": {"emulate": 2}}.items():
+            runs.append(run_of(f"{name} {way}", path, data=data, **asked, **how))
+    found = train(2, runs, cwd=folder)
+    if is_whole():
+        found |= train(3, [run_of("servers", path, record_digests="servers", **asked, **WAYS["servers"])], cwd=folder)
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -110,9 +136,9 @@ def host(folder: Path, by_way: dict[str, Trained]) -> Path:
 
 
 def test_every_way_has_the_same_digests(folder: Path, host: Path, by_way: dict[str, Trained]) -> None:
-    assert recorded(folder, "emulated").equal
-    for name in ("emulated", *(way for way in by_way if way not in ("host", "plain"))):
-        found = compared(folder, "host", name)
+    recorded(folder, "emulated")
+    for name in ("emulated", "device", "server", *(["servers"] if is_whole() else [])):
+        found = compared(folder, name)
         assert found.equal, found.verdict
         assert (found.steps, found.replicas) == (STEPS, (0, 1))
         for replica in (0, 1):
@@ -122,6 +148,39 @@ def test_every_way_has_the_same_digests(folder: Path, host: Path, by_way: dict[s
 def test_a_recorded_run_has_the_bits_and_the_bytes_of_one_that_is_not(by_way: dict[str, Trained]) -> None:
     assert by_way["plain"].outcome == by_way["device"].outcome
     assert by_way["plain"].summary.bytes == by_way["device"].summary.bytes
+
+
+def test_data_that_draw_random_numbers_are_the_same_for_ranks_and_emulation(by_way: dict[str, Trained]) -> None:
+    ends = {name: {by_way[f"{name} {way}"].outcome for way in ("host", "device", "emulated")} for name in DRAWING}
+    assert {name: len(outcomes) for name, outcomes in ends.items()} == {"drawn": 1, "own": 1}
+    assert ends["drawn"] != ends["own"]
+
+
+def test_ranks_that_see_other_data_are_refused_and_do_not_wait_for_ever(folder: Path) -> None:
+    result = run_mpi(2, [*SAMBASIM, "run", "--pef", "net", "--data", "app.py:by_rank"], cwd=folder, timeout=30)
+    assert result.returncode == 2
+    assert "gives replica 0 96 samples to train, but replica 1 48 samples to train" in result.stderr
+    assert "give every rank the whole data set" in result.stderr
+
+
+def summary_of(outcome: Any) -> SummaryRecord:
+    return SummaryRecord.model_validate_json(outcome.stdout.strip().splitlines()[-1])
+
+
+@whole
+def test_a_scatter_repeats_with_two_threads(folder: Path) -> None:
+    compile_in(folder, folder, "Table", "table", "indices")
+    run = shlex.split("run --json --steps 4 --pef table --threads 2 --emulate-replicas 2")
+    assert len({summary_of(sambasim(run, folder)).state_sha256 for _ in range(3)}) == 1
+
+
+@whole
+def test_all_ranks_take_the_same_number_of_threads(folder: Path) -> None:
+    """Two nodes of unequal size would give their ranks unequal shares of the cores."""
+    run, env = [*SAMBASIM, *shlex.split("run --json --steps 4 --pef net")], {**TWO_NODES, "OMP_NUM_THREADS": ""}
+    real = summary_of(run_mpi(3, run, cwd=folder, env=env).check())
+    fixed = run_mpi(3, [*run, "--threads", str(real.threads)], cwd=folder, env=env)
+    assert real.state_sha256 == summary_of(fixed.check()).state_sha256
 
 
 def test_all_that_decides_a_step_is_recorded(host: Path) -> None:
@@ -148,18 +207,10 @@ def test_all_that_decides_a_step_is_recorded(host: Path) -> None:
     assert "parameter" not in apart
 
 
-def test_another_learning_rate_shows_in_a_parameter_of_the_first_step(folder: Path, host: Path) -> None:
-    found = recorded(folder, "lr", "--lr 0.002")
-    assert found.first is not None
-    assert (found.first.step, found.first.replicas, found.first.what) == (1, (0, 1), "parameter")
-    assert not found.not_comparable
-    assert [one.name for one in found.other_options] == ["optimizer.lr"]
-    assert found.losses[0].step == 2, "the loss of the first step is of the weights before it"
-
-
 def test_another_constant_shows_in_its_section(folder: Path, host: Path) -> None:
-    """Everything before the section that multiplies by the constant is equal."""
-    found = recorded(folder, "edited_run", pef="edited")
+    """Everything before the section that multiplies by the constant is equal, also with another learning rate."""
+    found = recorded(folder, "edited_run", "--lr 0.002", pef="edited")
+    assert "optimizer.lr" in [one.name for one in found.other_options]
     assert found.first is not None
     assert [one.name for one in found.not_comparable] == ["PEF"]
     graph = json.loads(sambasim(["inspect", "net", "--json"], folder).stdout)["graphs"][0]
@@ -184,7 +235,8 @@ def test_only_the_steps_that_are_asked_for_are_recorded(folder: Path, host: Path
 
 def test_a_run_that_dies_leaves_the_steps_that_it_did(folder: Path, host: Path) -> None:
     """Each replica takes 8 samples a step, and its data set breaks in the third."""
-    flags = f"run --pef net --steps {STEPS} --grad-accumulation-steps 2 --record-digests dead --data app.py:broken"
+    data = "--data app.py:Own --set data.args.most=20"
+    flags = f"run --pef net --steps {STEPS} --grad-accumulation-steps 2 --record-digests dead {data}"
     result = run_mpi(2, [*SAMBASIM, *shlex.split(flags)], cwd=folder, timeout=120)
     assert result.returncode == 2
     assert "the disk has gone" in result.stderr

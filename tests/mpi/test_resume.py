@@ -27,7 +27,7 @@ from tests.mpi.bodies.train import Run
 from tests.mpi.layouts import ADAMW, REPLICATED, UNCLIPPED, Layout
 from tests.mpi.training import WAYS, Trained, run_of, train, train_here
 from tests.support.examples import MICRO_BATCHES, VARIANTS, CompiledExample, compiled
-from tests.support.mpi import RANKS, SAMBASIM, run_mpi
+from tests.support.mpi import RANKS
 from tests.support.whole import is_whole, whole, whole_case
 
 EPOCH = 3
@@ -263,7 +263,7 @@ def test_with_another_number_of_data_workers_step_by_step(pefs: Mapping[str, Com
 
 @whole
 def test_by_gloo_without_a_promise_of_bits(pefs: Mapping[str, CompiledExample], tmp_path: Path) -> None:
-    """What it does promise: to say so, to refuse --exact where the bits were others', and the same end on all ranks."""
+    """What it does promise: to say so, and the same end on all ranks."""
     path, from_there = pefs["digits"].path, f"saved/{_STEP}{SAVED}"
     saves = run_of("whole", path, steps=STEPS, checkpoint={"dir": "saved", "every": str(SAVED)})
     resumes = run_of("resumed", path, steps=STEPS, checkpoint={"resume": from_there}, host_sync="gloo")
@@ -272,10 +272,6 @@ def test_by_gloo_without_a_promise_of_bits(pefs: Mapping[str, CompiledExample], 
     assert any("gloo" in reason for reason in resumed.summary.exempt_from_exactness)
     assert (resumed.summary.steps, resumed.summary.resumed_after_step) == (STEPS, SAVED)
     assert resumed.summary.loss_last == pytest.approx(whole.summary.loss_last, rel=1e-4)
-    flags = ["--pef", str(path), "--steps", str(STEPS), "--host-sync", "gloo", "--resume", from_there, "--exact"]
-    refused = run_mpi(3, [*SAMBASIM, *RUN, *flags], cwd=tmp_path)
-    assert refused.returncode == 2
-    assert "gradient sync = gloo (checkpoint: fixed order of addition)" in refused.stderr
 
 
 def test_four_replicas_become_two(pefs: Mapping[str, CompiledExample], tmp_path: Path) -> None:
@@ -286,7 +282,7 @@ def test_four_replicas_become_two(pefs: Mapping[str, CompiledExample], tmp_path:
     refused = sambasim([*again, "--emulate-replicas", "2", "--exact"], tmp_path)
     assert refused.exit_code == 2
     assert "replicas = 2 (checkpoint: 4)" in refused.stderr
-    result = run_mpi(2, [*SAMBASIM, *again], cwd=tmp_path).check()
+    result = sambasim([*again, "--emulate-replicas", "2"], tmp_path)
     assert "notice: changed since the checkpoint: replicas = 2 (checkpoint: 4)" in result.stdout
     # 437 samples: 160 by ten steps of four replicas; of the other 277, two replicas make 34 steps of 8.
     assert "step 98/98" in result.stdout

@@ -19,6 +19,7 @@ STEPS, FIRST, LAST = 6, 3, 5
 TRACED = LAST - FIRST + 1
 MICRO_STEPS = 2
 PARTS = ("mpi", "server", "servers")
+PASS = (SectionKind.FWD, SectionKind.BCKWD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +35,6 @@ class Run:
     @property
     def ranks(self) -> int:
         return self.traced.summary.world_size + self.traced.summary.parameter_servers
-
-    def of_kind(self, *kinds: SectionKind) -> list[int]:
-        training = self.document.program.training
-        return [section.index for section in (training.sections if training else ()) if section.kind in kinds]
 
 
 PEFS = {
@@ -115,7 +112,8 @@ def test_the_steps_and_no_others_are_there_with_their_sections_in_order(runs: li
         steps = [one.name for process in range(processes) for one in run.trace.named("step ", process)]
         assert steps == [f"step {number}" for number in range(FIRST, LAST + 1)] * processes
         assert {one.args["step"] for one in run.trace.spans} == set(range(FIRST, LAST + 1))
-        passes = run.of_kind(SectionKind.FWD, SectionKind.BCKWD) * MICRO_STEPS * TRACED
+        sections = [at.index for at in run.document.program.step.sections if at.kind in PASS]
+        passes = sections * MICRO_STEPS * TRACED
         for replica in range(run.traced.summary.world_size):
             own = (one for one in run.trace.spans if (one.process, one.track) == (replica, "sections"))
             numbers = [one.args["section"] for one in own if one.name.startswith(("FWD", "BCKWD"))]

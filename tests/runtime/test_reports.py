@@ -16,7 +16,7 @@ from sambasim.runtime import outcome
 from sambasim.runtime.outcome import predicted, predicted_record
 from sambasim.runtime.record import trace as tracing
 from sambasim.runtime.record.digests import UNWRITTEN, Seen, seen_of_sections
-from sambasim.runtime.record.trace import Recorder, traced_steps
+from sambasim.runtime.record.trace import traced_steps
 from sambasim.runtime.run.plan import Plan, Position
 from sambasim.runtime.run.run_observer import MetricsFile, Start, Step
 from sambasim.simulation.step import PredictedStep
@@ -92,7 +92,7 @@ def test_the_first_steps_are_left_out_of_a_trace_where_there_are_enough(
 def test_a_trace_that_is_full_has_its_steps_and_says_what_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tracing, "Recorder", lambda: Recorder(capacity=3))
+    monkeypatch.setattr(tracing, "MOST_SPANS", 3)
     pef = compiled("logistic_regression", tmp_path)
     train_alone(pef, run_options(pef, training={"steps": 6}, trace=tmp_path / "trace.json"))
     trace = read_trace((tmp_path / "trace.json").read_text(encoding="utf-8"))

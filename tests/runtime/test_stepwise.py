@@ -132,6 +132,20 @@ def test_backwards_before_an_optimizer_step_add_up(compiled: Path, stepped: Step
     torch.testing.assert_close(stepped.replica.read(gradient), first + second)
 
 
+def test_a_graph_that_is_replaced_within_a_step_changes_nothing(compiled: Path) -> None:
+    """As an app does that changes a dropout rate while it accumulates."""
+    once, replaced = Stepped(compiled), Stepped(compiled)
+    for number in range(6):
+        for stepped in (once, replaced):
+            stepped.run({FWD, BCKWD}, number)
+            if number % 2:
+                stepped.run({OPT}, None)
+        if not number % 2:
+            replaced.replica.run_graph(replaced.program.step)
+    ends = [stepped.state(SymbolKind.PARAMETER, SymbolKind.OPTIMIZER_STATE) for stepped in (once, replaced)]
+    assert [name for name in ends[0] if not torch.equal(ends[0][name], ends[1][name])] == []
+
+
 def test_a_hyperparameter_is_changed_from_the_next_step_on(stepped: Stepped) -> None:
     before = stepped.state(SymbolKind.PARAMETER)
     for index in range(2):

@@ -4,6 +4,7 @@ shards, of which any range can be read, and any part of a tensor that was cut ot
 import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -280,11 +281,10 @@ class Checkpoint:
         if (size_bytes := _size_of(self.path, shard)) != (right := self.manifest.shards[shard].size_bytes):
             raise _damaged(self.path, shard, f"it has {size_bytes} bytes instead of {right}")
         try:
-            return safe_open(self.path / shard, "pt")
+            with _reading(self.path, shard):
+                return safe_open(self.path / shard, "pt")
         except SafetensorError as error:
             raise _damaged(self.path, shard, f"it is not a safetensors file: {error}") from error
-        except OSError as error:
-            raise _unreadable(self.path, shard, error) from error
 
     def _index(self) -> None:
         for shard, file in self._files.items():
@@ -312,11 +312,8 @@ def check(path: Path, rank: int = 0, ranks: int = 1) -> Checkpoint:
     """The checkpoint, its shards compared with their digests: each of `ranks` processes compares others."""
     checkpoint = Checkpoint(path)
     for name, shard in list(checkpoint.manifest.shards.items())[rank::ranks]:
-        try:
-            with (path / name).open("rb") as file:
-                sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-        except OSError as error:
-            raise _unreadable(path, name, error) from error
+        with _reading(path, name), (path / name).open("rb") as file:
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
         if sha256 != shard.sha256:
             raise _damaged(path, name, "its content is not what was written: its SHA-256 differs")
     return checkpoint
@@ -327,30 +324,31 @@ def _damaged(path: Path, part: str, what: str) -> CheckpointError:
     return CheckpointError(f"{path.name} is damaged: {part}: {what}", where=str(path), remedy=remedy, is_damage=True)
 
 
-def _unreadable(path: Path, name: str, error: OSError) -> CheckpointError:
-    """Not damage: it may be readable later, or for another user."""
-    what = f"{name} of {path.name} cannot be read: {error.strerror or error}"
-    return CheckpointError(what, where=str(path), remedy="check the disk and the permissions")
+@contextmanager
+def _reading(path: Path, name: str) -> Iterator[None]:
+    """Raises CheckpointError for an OSError within: no damage, it may be readable later, or for another user."""
+    try:
+        yield
+    except OSError as error:
+        what = f"{name} of {path.name} cannot be read: {error.strerror or error}"
+        raise CheckpointError(what, where=str(path), remedy="check the disk and the permissions") from error
 
 
 def _size_of(path: Path, name: str) -> int:
     """Bytes of a file of the checkpoint. Raises CheckpointError if it is not a regular one; a pipe would block."""
-    try:
+    with _reading(path, name):
         if not (path / name).is_file():
             raise _damaged(path, name, "it is not there, or not a regular file")
         return (path / name).stat().st_size
-    except OSError as error:
-        raise _unreadable(path, name, error) from error
 
 
 def _read_manifest(path: Path) -> Manifest:
     if _size_of(path, MANIFEST_FILE) > MAX_MANIFEST_BYTES:
         raise _damaged(path, MANIFEST_FILE, f"it is larger than {MAX_MANIFEST_BYTES} bytes")
-    try:
+    with _reading(path, MANIFEST_FILE):
         data = (path / MANIFEST_FILE).read_bytes()
+    try:
         manifest = parse_json(data, Manifest.model_validate_json, FORMAT_NAME, FORMAT_VERSION)
-    except OSError as error:
-        raise _unreadable(path, MANIFEST_FILE, error) from error
     except OtherFormat as error:
         raise _damaged(path, MANIFEST_FILE, f'its key "format" is not "{FORMAT_NAME}"') from error
     except OtherVersion as error:

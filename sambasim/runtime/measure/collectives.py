@@ -18,32 +18,24 @@ from sambasim.records.metrics import CollectivesRecord, LeftOutRecord, PathRecor
 from sambasim.runtime.machine import process
 from sambasim.runtime.machine.communicator import Communicator, SharedWindow
 from sambasim.runtime.machine.process import default_threads
+from sambasim.runtime.measure import paths as measured_paths
 from sambasim.runtime.measure.paths import (
     ELEMENT_BYTES,
     GRANULE_BYTES,
-    PATHS,
-    THROUGH_GLOO,
     Expected,
     Measured,
     Operands,
     Setting,
-    check_host_memory,
-    copy_bound,
-    draw,
     flat_program,
-    private_buffers,
 )
 from sambasim.runtime.values.memory import DeviceMemory
 from sambasim.units import MIB, counted, format_bytes
 
 
 def order(count: int, turn: int) -> Sequence[int]:
-    """The order of `count` candidates in turn `turn`: a Williams design, since each affects the next by the caches.
-
-    In `count` turns, twice as many if that is odd, each candidate follows every other one equally often, and no turn
-    begins with the one that ended the turn before. Source: E. J. Williams, Experimental designs balanced for the
-    estimation of residual effects of treatments, 1949.
-    """
+    """The order of `count` candidates in turn `turn`, in which each follows every other one equally often in `count`
+    turns, or twice as many if that is odd: by the caches, each affects the next. Source: E. J. Williams, Experimental
+    designs balanced for the estimation of residual effects of treatments, 1949."""
     if count == 2:
         return (0, 1)  # in alternating order, each would follow itself
     zigzag = [(place + 1) // 2 if place % 2 else -(place // 2) for place in range(count)]
@@ -78,7 +70,7 @@ def measure(communicator: Communicator, request: Request, report: Callable[[str]
     threads = default_threads(communicator, 1)
     with ExitStack() as stack:
         stack.enter_context(process.repeatable(threads))
-        if not THROUGH_GLOO.isdisjoint(request.paths):
+        if not measured_paths.THROUGH_GLOO.isdisjoint(request.paths):
             process.bring_up(communicator)
             stack.callback(process.take_down)
         sizes, left_out, window = _fitting(communicator, request)
@@ -111,7 +103,7 @@ def _fitting(
     window = None
     while True:
         try:
-            check_host_memory(communicator, sizes[-1], request.paths)
+            measured_paths.check_host_memory(communicator, sizes[-1], request.paths)
             if "device" in request.paths:
                 device_bytes = flat_program(sizes[-1] // ELEMENT_BYTES).device_bytes
                 # On one node the second half, the operand buffer, stays unused.
@@ -130,9 +122,9 @@ def _measure_size(
 ) -> SizeRecord:
     numel = program.groups[0].numel
     memory = DeviceMemory.private(program)
-    setting = Setting(program, communicator, window, memory, *private_buffers(numel))
-    paths = {name: make(setting) for name, make in PATHS.items() if name in request.paths}
-    copy = copy_bound(setting)
+    setting = Setting(program, communicator, window, memory, *measured_paths.private_buffers(numel))
+    paths = {name: make(setting) for name, make in measured_paths.PATHS.items() if name in request.paths}
+    copy = measured_paths.copy_bound(setting)
     times_s = _times_s(communicator, {**paths, "copy": copy}, numel, runs)
     copy_bound_s = statistics.median(times_s["copy"])
     world_size, size_bytes = communicator.world_size, numel * ELEMENT_BYTES
@@ -167,7 +159,7 @@ def _times_s(
     own: dict[str, list[float]] = {name: [] for name in names}
     turns = min(max(4, runs // 10), runs)
     for turn in range(turns):
-        operands = draw(turn, communicator.rank, communicator.world_size, numel)
+        operands = measured_paths.draw(turn, communicator.rank, communicator.world_size, numel)
         for name in (names[number] for number in order(len(names), turn)):
             runs_here = runs // turns + (turn < runs % turns)
             own[name] += _turn_s(communicator, name, candidates[name], operands, runs_here, turn)

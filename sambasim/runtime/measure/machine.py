@@ -14,9 +14,10 @@ import pickle
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+import timeit
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from itertools import pairwise
+from itertools import count, pairwise
 from math import inf
 from pathlib import Path
 from time import perf_counter, perf_counter_ns
@@ -73,11 +74,11 @@ def measure_machine(
     cores = len(cores_of_this_process())
     rates, load = [], []
     crowded = {cores + 1, ranks} if ranks > cores else ()
-    for count in (*range(1, min(ranks, cores) + 1), *sorted(crowded)):
-        work = work_for(count)
-        on_phase(f"measure passes of {counted(count, 'rank')} at once, on {counted(cores, 'core')}")
+    for started in (*range(1, min(ranks, cores) + 1), *sorted(crowded)):
+        work = work_for(started)
+        on_phase(f"measure passes of {counted(started, 'rank')} at once, on {counted(cores, 'core')}")
         began_s, before_s = _others_s()
-        rates.append(_job(work, count))
+        rates.append(_job(work, started))
         ended_s, after_s = _others_s()
         load.append(max(after_s - before_s, 0.0) / max(ended_s - began_s, 1e-9))
     on_phase("measure memory and products")
@@ -120,13 +121,9 @@ def _job(work: Work, ranks: int) -> Rates:
 def _least_s(action: Callable[[], object]) -> float:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    times_s = []
-    for _ in range(9):
-        began_s = perf_counter()
-        action()
-        times_s.append(perf_counter() - began_s)
+    least_s = min(timeit.repeat(action, number=1, repeat=9))
     torch.set_num_threads(threads)
-    return min(times_s)
+    return least_s
 
 
 _LEAST_STEPS, _MOST_STEPS, _ENOUGH_S = 4, 20, 1.5
@@ -166,32 +163,26 @@ class _Clock(StepObserver):
         return seconds
 
 
-class _Batches:
+def _batches(
+    source: Source, program: Program, options: DataOptions, communicator: Communicator
+) -> Iterator[Mapping[str, Tensor]]:
     """Batches of `source`, epoch after epoch."""
-
-    def __init__(self, source: Source, program: Program, options: DataOptions, communicator: Communicator) -> None:
-        ranks, size = communicator.world_size, program.batch_size
-        self._each = len(source.train) // ranks // size
-        if not self._each:
-            raise DataError(
-                f"{source.name} has {len(source.train):,} samples to train on, fewer than"
-                f" {counted(ranks, 'replica')} × {counted(size, 'sample')}",
-                remedy="a smaller --global-batch",
-            )
-        cut = {"rank": communicator.rank, "world_size": ranks, "batch_size": size, "accumulation_steps": 1}
-        self._shard = Shard(source.train, **cut, options=options, inputs=input_specs(program), seed=0)
-        self._read = 0
-
-    def next(self) -> Mapping[str, Tensor]:
-        epoch, within = divmod(self._read, self._each)
-        if not within:
-            self._shard.begin_epoch(epoch, self._read)
-        self._read += 1
-        return self._shard.next_batch()
+    ranks, size = communicator.world_size, program.batch_size
+    of_epoch = len(source.train) // ranks // size
+    if not of_epoch:
+        what = f"{source.name} has {len(source.train):,} samples to train on"
+        fewer = f"fewer than {counted(ranks, 'replica')} × {counted(size, 'sample')}"
+        raise DataError(f"{what}, {fewer}", remedy="a smaller --global-batch")
+    cut = {"rank": communicator.rank, "world_size": ranks, "batch_size": size, "accumulation_steps": 1}
+    shard = Shard(source.train, **cut, options=options, inputs=input_specs(program), seed=0)
+    for number in count():
+        if number % of_epoch == 0:
+            shard.begin_epoch(number // of_epoch, number)
+        yield shard.next_batch()
 
 
 class _Step(NamedTuple):
-    """The seconds of one step: of its batch, of a pass by node, of all of a pass that adds, and of the update."""
+    """The seconds of one step: of its batch, of a pass by node, of a pass that adds, and of the update."""
 
     batch_s: float
     seconds: Mapping[str, float]
@@ -204,7 +195,7 @@ class _Rank:
 
     def __init__(self, program: Program, work: Work, source: Source, communicator: Communicator, way: Way) -> None:
         self._communicator = communicator
-        self._batches = _Batches(source, program, work.data, communicator)
+        self._batches = _batches(source, program, work.data, communicator)
         way = Way.IN_PROCESS if communicator.world_size == 1 else way
         (transport,) = open_ranks(program, communicator, way, _fill)
         self._memory = transport.memory
@@ -228,7 +219,7 @@ class _Rank:
         executor, memory = self._executor, self._memory
         self._update.begin_step(self._done, 1.0)
         began_s = perf_counter()
-        for name, tensor in self._batches.next().items():
+        for name, tensor in next(self._batches).items():
             memory.tensor(name).copy_(tensor)
         batch_s = perf_counter() - began_s
         finished(executor.run(self._tangent))

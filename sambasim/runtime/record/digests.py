@@ -8,8 +8,8 @@ after the update        parameters of every replica; optimizer states, whole, wi
 import hashlib
 import math
 import platform
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, cast
 
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from sambasim import __version__
-from sambasim.errors import MachineError, OptionError
+from sambasim.errors import OptionError
 from sambasim.ir.dataflow import pass_and_update
 from sambasim.ir.graph import Graph, Section
 from sambasim.ir.program import Program
@@ -38,7 +38,7 @@ from sambasim.records.digests import (
 )
 from sambasim.runtime.outcome import exempt
 from sambasim.runtime.run.plan import Plan
-from sambasim.runtime.run.run_observer import LineFile, RunObserver, write_whole
+from sambasim.runtime.run.run_observer import LineFile, RunObserver, write_whole, writing
 from sambasim.runtime.run.setup import Setup, Team
 from sambasim.runtime.watch.observer import StepRecorder
 
@@ -136,14 +136,7 @@ def _run_of(setup: Setup, team: Team, plan: Plan, asked: range) -> RecordedRun:
     )
 
 
-@contextmanager
-def _writes(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        what = f"digests cannot be written to {path}: {error.strerror}"
-        remedy = "free disk space there, or choose another folder: --record-digests FOLDER"
-        raise MachineError(what, remedy=remedy) from error
+_writing = partial(writing, "digests", choice="folder: --record-digests FOLDER")
 
 
 class RunDigests(StepRecorder):
@@ -165,7 +158,7 @@ class RunDigests(StepRecorder):
             )
         run = _run_of(setup, team, plan, asked)
         if setup.is_first:
-            with _writes(folder):
+            with _writing(folder):
                 folder.mkdir(parents=True, exist_ok=True)
                 (folder / RUN_FILE).unlink(missing_ok=True)
                 for old in folder.glob(REPLICA_FILES):
@@ -180,7 +173,7 @@ class RunDigests(StepRecorder):
         self._replicas = {replica.rank: replica for replica in team.replicas if replica.works}
         self._values: dict[int, list[ValueDigest]] = {rank: [] for rank in self._replicas}
         self._micro_step = dict.fromkeys(self._replicas, 0)
-        with _writes(folder):
+        with _writing(folder):
             self._files = {rank: LineFile(folder / replica_file(rank)) for rank in self._replicas}
 
     def begin(self, step: int) -> None:
@@ -225,6 +218,6 @@ class RunDigests(StepRecorder):
         for rank, replica in self._replicas.items():
             memory = [digested(seen, replica.memory.tensor(seen.name)) for seen in kept]
             values, self._values[rank] = (*self._values[rank], *memory, *(states if rank == 0 else ())), []
-            with _writes(self._folder / replica_file(rank)):
+            with _writing(self._folder / replica_file(rank)):
                 line = StepDigests(step=step, begins=begins, loss=loss, values=values)
                 self._files[rank].write(line.model_dump_json() + "\n")

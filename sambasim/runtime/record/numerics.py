@@ -63,11 +63,10 @@ def _is_infinite(argument: Argument) -> bool:
 
 
 class _Origin(NamedTuple):
-    """A non-finite result of operands between `least` and `largest`; `meant` if the node has an infinite constant."""
+    """A non-finite result, the range of its operands, and whether it is `meant`: the node has an infinite constant."""
 
     made: Count
-    least: float
-    largest: float
+    of: str
     meant: bool
 
 
@@ -118,7 +117,7 @@ class Probe:
             least = min((float(bounds.min) for bounds in ranges), default=0.0)
             largest = max((float(bounds.max) for bounds in ranges), default=0.0)
             meant = not made.nan and any(map(_is_infinite, (*node.args, *(value for _, value in node.kwargs))))
-            self._origins[name] = _Origin(made, least, largest, meant)
+            self._origins[name] = _Origin(made, f"of operands from {least:.6g} to {largest:.6g}", meant)
 
     def _first(self, bad: Mapping[str, str]) -> str | None:
         reached = self._causes(bad)
@@ -170,16 +169,14 @@ class Probe:
         node = self._graph.nodes[position]
         section = next(candidate for candidate in self._graph.sections if candidate.start <= position < candidate.stop)
         module = f" of the module {node.module}" if node.module else ""
-        return NumericsError(
-            f"{ended}: it begins in section {section.index} ({section.kind} {section.name}), where {node.operator} "
-            f"makes the tensor {first}{module}: {origin.made}, of operands from {origin.least:.6g} to "
-            f"{origin.largest:.6g}",
-            where=str(node.source) if node.source else f"the operator {node.operator}",
-            remedy="keep what goes in there in range, or train with a smaller --lr; --on-nonfinite skip leaves such "
-            "steps out"
-            if section.kind is SectionKind.FWD
-            else "train with a smaller --lr, or scale the loss down: its gradient overflows where its value does not",
-        )
+        begins = f"it begins in section {section.index} ({section.kind} {section.name})"
+        makes = f"{node.operator} makes the tensor {first}{module}: {origin.made}, {origin.of}"
+        remedy = "train with a smaller --lr, or scale the loss down: its gradient overflows where its value does not"
+        if section.kind is SectionKind.FWD:
+            remedy = "keep what goes in there in range, or train with a smaller --lr"
+            remedy += "; --on-nonfinite skip leaves such steps out"
+        where = str(node.source or f"the operator {node.operator}")
+        return NumericsError(f"{ended}: {begins}, where {makes}", where=where, remedy=remedy)
 
     def _of_symbol(self, ended: str, symbol: Symbol) -> NumericsError:
         nonfinite = self._seen[symbol.name]

@@ -5,7 +5,6 @@ The first two steps are skipped if there are enough, because they include one-ti
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from itertools import chain
 from operator import attrgetter
 from pathlib import Path
@@ -15,13 +14,12 @@ from typing import NamedTuple
 import numpy as np
 
 from sambasim import __version__
-from sambasim.errors import MachineError
 from sambasim.ir.dataflow import pass_and_update
 from sambasim.ir.graph import Section, SectionKind
 from sambasim.records.trace import TraceProcess, TraceSpan, Track, trace_json
 from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.run.plan import Plan
-from sambasim.runtime.run.run_observer import RunObserver, write_whole
+from sambasim.runtime.run.run_observer import RunObserver, write_whole, writing
 from sambasim.runtime.run.setup import Setup, Team
 from sambasim.runtime.watch.observer import SpanArgs, StepRecorder
 from sambasim.units import format_seconds
@@ -33,26 +31,6 @@ WARM_UP_STEPS = 2
 _ROUND_TRIPS = 32
 _TAG = 16
 _EXCHANGED = {SectionKind.REDUCE, SectionKind.GATHER}
-
-
-@dataclass(slots=True)
-class Recorder:
-    """Stores spans by replica, at most `capacity` more of them. The args of every span contain its step."""
-
-    capacity: int = MOST_SPANS
-    step: int = 0
-    left_out: int = 0
-    spans: dict[int, list[TraceSpan]] = field(default_factory=dict)
-
-    def add(self, replica: int, track: Track, name: str, start_ns: int, args: SpanArgs) -> None:
-        """A span that ends now."""
-        stop_ns = perf_counter_ns()
-        if self.capacity <= 0:
-            self.left_out += 1
-            return
-        self.capacity -= 1
-        span = TraceSpan(track, name, start_ns, stop_ns, {"step": self.step, **args})
-        self.spans.setdefault(replica, []).append(span)
 
 
 def traced_steps(asked: int | None, steps: int, start: int = 0) -> range:
@@ -72,17 +50,18 @@ class RunTrace(StepRecorder):
         graph = setup.program.training
         self._in_pass = len(pass_and_update(graph)[0]) if graph else 0
         self._replicas = {replica.rank for replica in team.replicas if replica.works}
-        self._recorder = Recorder()
-        self._began_ns = 0
+        self._spans: dict[int, list[TraceSpan]] = {}  # by replica
+        self._left, self._left_out = MOST_SPANS, 0
+        self._step = self._began_ns = 0
         self._micro_step: dict[int, int] = {}
 
     def begin(self, step: int) -> None:
-        self._recorder.step = step + 1
+        self._step = step + 1
         self._began_ns = perf_counter_ns()
 
     def end(self, step: int, epoch: int, loss: float) -> None:
-        self._recorder.capacity = max(self._recorder.capacity, 1)  # the span of the step is never dropped
-        self._recorder.add(self._setup.ranks[0], Track.HOST, f"step {step + 1}", self._began_ns, {"epoch": epoch + 1})
+        self._left = max(self._left, 1)  # the span of the step is never dropped
+        self.span_ends(self._setup.ranks[0], Track.HOST, f"step {step + 1}", self._began_ns, {"epoch": epoch + 1})
         if step == self.steps[-1]:
             self._end()
 
@@ -99,30 +78,33 @@ class RunTrace(StepRecorder):
             args["micro_step"] = self._micro_step.get(replica, 0)
         names = first.name if first is last else f"{first.name} … {last.name}"
         title = f"{'+'.join(dict.fromkeys(section.kind.value for section in sections))} {names}"
-        self._recorder.add(replica, track, title, began_ns, args)
+        self.span_ends(replica, track, title, began_ns, args)
 
     def span_ends(self, replica: int, track: Track, name: str, began_ns: int, args: SpanArgs) -> None:
-        self._recorder.add(replica, track, name, began_ns, args)
+        stop_ns = perf_counter_ns()
+        if self._left <= 0:
+            self._left_out += 1
+            return
+        self._left -= 1
+        span = TraceSpan(track, name, began_ns, stop_ns, {"step": self._step, **args})
+        self._spans.setdefault(replica, []).append(span)
 
     def _end(self) -> None:
         communicator = self._setup.communicator
         clocks = compare_clocks(communicator)
         ahead_ns = clocks[communicator.rank].ahead_ns
         of_rank = []
-        for number, spans in self._recorder.spans.items():
+        for number, spans in self._spans.items():
             spans = [at._replace(start_ns=at.start_ns - ahead_ns, stop_ns=at.stop_ns - ahead_ns) for at in spans]
             of_rank.append(TraceProcess(number, self._title(number), spans))
-        everybody = communicator.gather_object((of_rank, self._recorder.left_out))
+        everybody = communicator.gather_object((of_rank, self._left_out))
         if everybody is None:
             return
         processes = sorted(chain.from_iterable(there for there, _ in everybody), key=attrgetter("number"))
         left_out = sum(count for _, count in everybody)
         accuracy_ns = max(clock.accuracy_ns for clock in clocks)
-        try:
+        with writing("the trace", self._path, "file: --trace FILE"):
             write_whole(self._path, trace_json(processes, self._facts(accuracy_ns, left_out)))
-        except OSError as error:
-            what = f"the trace cannot be written to {self._path}: {error.strerror}"
-            raise MachineError(what, remedy="free disk space there, or choose another file: --trace FILE") from error
         first, last = self.steps[0] + 1, self.steps[-1] + 1
         which = f"step {first}" if first == last else f"steps {first} to {last}"
         count = sum(len(process.spans) for process in processes)

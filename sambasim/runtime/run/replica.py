@@ -63,7 +63,7 @@ class Shard:
         self._generator = Generator()
         self._loader: DataLoader[object] = DataLoader(
             _Seeded(self.dataset),
-            batch_sampler=_BatchSampler(self._seeded_batches),
+            batch_sampler=self,
             collate_fn=batches.collate,
             num_workers=self.options.workers,
             prefetch_factor=self.options.prefetch_factor,
@@ -90,7 +90,8 @@ class Shard:
         self._generator.manual_seed(derive(self.seed, self.rank, epoch, 0, Stream.WORKER))
         self._iterator = batches.batches_of(self._loader, self.options.source or "the data")
 
-    def _seeded_batches(self) -> Iterator[_SeededBatch]:
+    def __iter__(self) -> Iterator[_SeededBatch]:
+        """The batches of the current epoch, as the sampler of its loader."""
         for index in range(len(self._own) // self.batch_size):
             step, micro_step = divmod(index, self.accumulation_steps)
             seed = derive(self.seed, self.rank, self._next_step + step, micro_step, Stream.DATA)
@@ -117,32 +118,16 @@ class Shard:
         return [self.dataset.chosen[position] for position in self._own[after - self.batch_size : after]]
 
 
-@dataclass(frozen=True, slots=True)
-class _BatchSampler:
-    """The batches of the current epoch: a DataLoader keeps its sampler."""
-
-    batches: Callable[[], Iterator[_SeededBatch]]
-
-    def __iter__(self) -> Iterator[_SeededBatch]:
-        return self.batches()
-
-
 class _Seeded(Dataset[object]):
     """`dataset`, read in batches; all generators are seeded before each, in this process or a worker."""
 
     def __init__(self, dataset: WatchedDataset) -> None:
         self._dataset = dataset
 
-    def __len__(self) -> int:
-        return len(self._dataset)
-
     def __getitems__(self, draw: _SeededBatch) -> Samples:
         seed, *positions = draw
         seed_everything(seed)
         return self._dataset.__getitems__(positions)
-
-    def __getitem__(self, index: int) -> object:
-        raise InternalError(f"sample {index} is read alone, without a seed")
 
 
 class Replica:

@@ -5,8 +5,8 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -171,6 +171,16 @@ class LineFile:
 
     def close(self) -> None:
         self._file.close()
+
+
+@contextmanager
+def writing(what: str, path: Path, choice: str) -> Iterator[None]:
+    """Raises MachineError for an OSError within. `choice`: what may be given instead of `path`, and how."""
+    try:
+        yield
+    except OSError as error:
+        remedy = f"free disk space there, or choose another {choice}"
+        raise MachineError(f"{what} cannot be written to {path}: {error.strerror}", remedy=remedy) from error
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -201,9 +201,9 @@ def choose_engine(wanted: EngineName, communicator: Communicator, report: Callab
     """Collective. `report` is called with the progress of the compiler."""
     if wanted == "plain":
         return Engine("plain")
+    missing = None
     try:
         find_cpp_compiler()
-        missing = None
     except MachineError as error:
         missing = f"{error.what} ({error.remedy})"
     if why := next(filter(None, communicator.all_gather_object(missing)), None):
@@ -211,10 +211,8 @@ def choose_engine(wanted: EngineName, communicator: Communicator, report: Callab
 
     from sambasim.runtime.engine.inductor import Inductor  # takes seconds to import
 
-    def progress(done: int, parts: int, elapsed_s: float) -> None:
-        report(f"inductor: {done} of {parts} parts compiled in {elapsed_s:.0f} s (measured)")
-
-    return Engine("inductor", Inductor(progress))
+    text = "inductor: {} of {} parts compiled in {:.0f} s (measured)"
+    return Engine("inductor", Inductor(lambda *progress: report(text.format(*progress))))
 
 
 @dataclass(frozen=True, slots=True)

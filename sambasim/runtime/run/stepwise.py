@@ -124,12 +124,8 @@ class _Memory:
         outputs = {}
         for name in of_ranks[0]:
             parts, cuts = [own[name] for own in of_ranks], self.program.symbols[name].cuts
-            if cuts:
-                outputs[name] = joined(parts, cuts[0])
-                if name in of_inputs:
-                    outputs[name] /= self.chips
-            else:
-                outputs[name] = mean_of(parts) if self.chips > 1 else parts[0]
+            whole = joined(parts, cuts[0]) if cuts else mean_of(parts) if self.chips > 1 else parts[0]
+            outputs[name] = whole / self.chips if cuts and name in of_inputs else whole
         return outputs
 
     def tangents(self, tangent: Tangent) -> Sequence[Tangent]:
@@ -139,11 +135,9 @@ class _Memory:
         symbols = self.program.symbols
         only = next(name for name, symbol in symbols.items() if symbol.kind is SymbolKind.TANGENT)
         by_name = tangent if isinstance(tangent, dict) else {only: tangent}
-        of_ranks = [
-            {name: part * self.chips if symbols[name].cuts else part for name, part in parts.items()}
-            for parts in (self._parts(by_name, rank) for rank in range(self.ranks))
-        ]
-        return of_ranks if isinstance(tangent, dict) else [scaled[only] for scaled in of_ranks]
+        scaled = {name: whole * self.chips if symbols[name].cuts else whole for name, whole in by_name.items()}
+        of_ranks = [self._parts(scaled, rank) for rank in range(self.ranks)]
+        return of_ranks if isinstance(tangent, dict) else [parts[only] for parts in of_ranks]
 
     def reduce_chips(self) -> None:
         """Replace the gradients of the first chip by the means over all."""

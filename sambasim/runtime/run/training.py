@@ -56,11 +56,8 @@ class LossWatch:
         self._in_a_row += 1
         if self.choice == "stop" or self._in_a_row > MOST_IN_A_ROW:
             skipped = f", as were the {MOST_IN_A_ROW} before it" if self.choice == "skip" else ""
-            raise self._error(
-                f"the loss of step {step.step} is not finite{skipped}: {_which(losses)}",
-                f"epoch {step.epoch}, step {step.step}",
-                "" if skipped else ", or --on-nonfinite skip to go on",
-            )
+            what = f"the loss of step {step.step} is not finite{skipped}: {_which(losses)}"
+            raise self._error(what, step, "" if skipped else ", or --on-nonfinite skip to go on")
         self._notes += 1
         if self._notes <= MOST_NOTES:
             others = "; further ones are counted" if self._notes == MOST_NOTES else ""
@@ -69,32 +66,31 @@ class LossWatch:
     def check_scale(self, scale: float, least: float, step: Step) -> None:
         """Raises NumericsError if overflows have brought the loss scale below `least`."""
         if scale < least:
-            raise self._error(
-                f"the gradients of step {step.step} are not finite in float16, at the smallest loss scale, {least:g}",
-                f"epoch {step.epoch}, step {step.step}",
-                ", or a smaller learning rate, or --dtype bf16",
-                " --set training.loss_scale.dynamic=false",
-            )
+            what = f"the gradients of step {step.step} are not finite in float16, at the smallest loss scale, {least:g}"
+            otherwise = ", or a smaller learning rate, or --dtype bf16"
+            raise self._error(what, step, otherwise, " --set training.loss_scale.dynamic=false")
 
     def check_run(self, steps: int, skipped: int) -> None:
         """Check a finished run before its end is saved. Raises NumericsError if all its steps were skipped."""
         if steps and skipped == steps:
             why = f"in all {steps} steps the loss or the gradients were not finite, and they were skipped"
-            raise self._error(f"nothing was trained: {why}", "the end of the run")
+            raise self._error(f"nothing was trained: {why}")
 
     def check_parameters(self, name: str | None, position: Position) -> None:
         """Check before a checkpoint is written. Raises NumericsError if `name`, a non-finite parameter, is not None."""
         if name is not None and self.choice != "ignore":
             loss = "" if self.is_skipping else ", whose loss still was"
-            raise self._error(
-                f"the parameter {name} is not finite after step {position.step}{loss}",
-                f"epoch {position.epoch + 1}, step {position.step}",
-                ", or --on-nonfinite ignore to go on",
-            )
+            what = f"the parameter {name} is not finite after step {position.step}{loss}"
+            raise self._error(what, position, ", or --on-nonfinite ignore to go on")
 
-    def _error(self, what: str, where: str, otherwise: str = "", flags: str = "") -> NumericsError:
-        """The error, with a command that resumes from the newest checkpoint, if there is one. `flags` are added to the
-        command, and the text `otherwise` follows it. A `--resume` that is added overrides an earlier one."""
+    def _error(
+        self, what: str, at: Step | Position | None = None, otherwise: str = "", flags: str = ""
+    ) -> NumericsError:
+        """The error `at` a step, or at the end, with a command that resumes from the newest checkpoint, if there is
+        one. `flags` are added to the command, and the text `otherwise` follows it. A `--resume` that is added overrides
+        an earlier one."""
+        epoch = at.epoch + 1 if isinstance(at, Position) else at and at.epoch  # a position counts from 0
+        where = f"epoch {epoch}, step {at.step}" if at else "the end of the run"
         newest = self.newest()
         kept = f"; the last checkpoint is {newest}" if newest else ""
         resume = " --resume" if newest and not self.goes_on else ""

@@ -1,1 +1,1 @@
-"""Observers of a step; status files, and the supervisor and watchdog that end a job which stalls."""
+"""Observers of a step; status files; the watchdog and supervisor, which end a job that stalls or is signalled."""

@@ -14,16 +14,18 @@ _SIZE_BYTES = 256 * MIB
 
 def limit_space(communicator: Communicator) -> None:
     """Rank `argv[2]` may take 200 MiB more of address space."""
-    if communicator.rank == int(sys.argv[2]):
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
-        limit = pages * resource.getpagesize() + 200 * MIB
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    limit(communicator, resource.RLIMIT_AS, pages * resource.getpagesize() + 200 * MIB)
 
 
 def limit_files(communicator: Communicator) -> None:
     """Rank `argv[2]` may write files of 1 MiB."""
+    limit(communicator, resource.RLIMIT_FSIZE, MIB)
+
+
+def limit(communicator: Communicator, kind: int, value: int) -> None:
     if communicator.rank == int(sys.argv[2]):
-        resource.setrlimit(resource.RLIMIT_FSIZE, (MIB, MIB))
+        resource.setrlimit(kind, (value, value))
 
 
 def refuse_by_mpi(communicator: Communicator) -> None:
@@ -38,37 +40,37 @@ def refuse_by_mpi(communicator: Communicator) -> None:
     MPI.Win = Refusing  # type: ignore[misc]
 
 
-def say(communicator: Communicator, words: str) -> None:
-    printed = communicator.gather_object(words)
-    if printed is not None:
-        print("\n\n".join(printed))
+def allocated(communicator: Communicator) -> str:
+    try:
+        communicator.allocate_shared(_SIZE_BYTES)
+    except MachineError as error:
+        return str(error)
+    return "allocated"
 
 
-def untouched(communicator: Communicator) -> None:
+def untouched(communicator: Communicator) -> str:
     """A window that is larger than /dev/shm, of which 1 MiB a rank is touched."""
     try:
         window = communicator.allocate_shared(_SIZE_BYTES, touched=[(0, MIB)])
     except MachineError as error:
-        return say(communicator, f"{communicator.library} refused: {error}")
+        return f"{communicator.library} refused: {error}"
     window.parts[communicator.local_rank][-MIB:] = communicator.rank + 1
     window.sync()
     communicator.node_barrier()
     window.sync()
     peer = (communicator.local_rank + 1) % communicator.local_size
     right = bool((window.parts[peer][-MIB:] == peer + 1).all()) and not window.parts[peer][:MIB].any()
-    return say(communicator, "written and read" if right else "wrong")
+    return "written and read" if right else "wrong"
 
 
 def main() -> None:
     communicator = connect(sys.argv)
-    if sys.argv[1] == "untouched":
-        return untouched(communicator)
-    {"space": limit_space, "files": limit_files, "mpi": refuse_by_mpi}[sys.argv[1]](communicator)
-    try:
-        communicator.allocate_shared(_SIZE_BYTES)
-    except MachineError as error:
-        return say(communicator, str(error))
-    return say(communicator, "allocated")
+    limits = {"space": limit_space, "files": limit_files, "mpi": refuse_by_mpi}
+    if prepare := limits.get(sys.argv[1]):
+        prepare(communicator)
+    said = communicator.gather_object(allocated(communicator) if prepare else untouched(communicator))
+    if said is not None:
+        print("\n\n".join(said))
 
 
 main()

@@ -1,15 +1,19 @@
 """Every method of the communicator, on data that depends on the rank. Rank 0 prints how many ranks got through."""
 
 import os
+import re
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from time import perf_counter_ns
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
+from sambasim.errors import MachineError
+from sambasim.runtime.machine import node_memory
 from sambasim.runtime.machine.communicator import WINDOW_ALIGNMENT_BYTES, Communicator
 from sambasim.runtime.machine.mpi import connect
 from sambasim.runtime.machine.node_memory import ByteArray
@@ -120,6 +124,38 @@ def shared_window(c: Communicator) -> None:
     expect(not sparse.parts[c.local_rank].any(), "parts of which little is touched are zeros at first too")
     empty = c.allocate_shared(0)
     expect(len(empty.parts[c.local_rank]) == 0, "a part may be empty")
+    c.barrier()
+    expect(not node_memory.mapped_names(), "no name is left, so that a kill leaves nothing behind")
+
+
+def shared_memory_that_is_not_there(c: Communicator) -> None:
+    """More than any machine has: the check must come before the memory is touched."""
+    if c.world_size == 1 or c.node_count > 1:
+        return
+    error = "it was allocated"
+    try:
+        c.allocate_shared((1 << 50) if c.rank == 1 else 4096)
+    except MachineError as refused:
+        error = str(refused)
+    expect(set(c.all_gather_object(error)) == {error}, "all ranks say the same")
+    says = r"the replicas of this node need 1\d\d\d\.0 TiB of shared memory, and /dev/shm has .*--shm-size"
+    expect(re.match(says, error, re.DOTALL) is not None, error)
+    expect(f"where: host {c.host_name}" in error, error)
+
+
+def freed_pages(c: Communicator) -> None:
+    """Freeing them again and again takes no memory."""
+    memory = np.frombuffer(node_memory.private_pages(1 << 21), dtype=np.uint8)
+    free = node_memory.freeing([memory[4096:900_000]])
+    for count in (1_000, 20_000):
+        before = _resident_bytes()
+        for _ in range(count):
+            free()
+    expect(_resident_bytes() - before < 1 << 20, "freeing pages takes memory")
+
+
+def _resident_bytes() -> int:
+    return 4096 * int(Path("/proc/self/statm").read_text().split()[1])
 
 
 def large_window(c: Communicator) -> None:
@@ -187,7 +223,7 @@ def mailbox(c: Communicator) -> None:
 
 PARTS: tuple[Callable[[Communicator], None], ...] = (
     topology, objects, all_gather, messages, messages_asked_for, shared_window, large_window,
-    mailbox, clocks, process_group,
+    shared_memory_that_is_not_there, freed_pages,     mailbox, clocks, process_group,
 )  # fmt: skip
 
 

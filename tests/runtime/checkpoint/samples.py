@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +12,8 @@ from torch import Tensor
 
 from sambasim.ir.types import SymbolKind
 from sambasim.pef.digests import PartDigests
-from sambasim.runtime.checkpoint.content import (
-    Manifest,
-    PefModel,
-    ProgressModel,
-    RunModel,
-    TensorModel,
-    buffer_name,
-    piece_key,
-)
+from sambasim.runtime.checkpoint import content
+from sambasim.runtime.checkpoint.content import Manifest, TensorModel, buffer_name, piece_key
 from sambasim.runtime.checkpoint.folder import MANIFEST_FILE
 from sambasim.runtime.checkpoint.saver import write
 from sambasim.runtime.machine.communicator import single_rank
@@ -30,44 +24,27 @@ Fields = dict[str, Any]
 REPLICAS = (0, 1)
 PARTS = PartDigests(**dict.fromkeys(PartDigests.model_fields, "c" * 64))
 SHARD = "shard-00000-of-00001.safetensors"
-TRAINED = {"net__weight": (10, 10), "net__bias": (10,)}
 
 
 def manifest(step: int = 50) -> Manifest:
     """Of two replicas of a model with two trained parameters, a frozen one, and a buffer."""
+    kinds: dict[str, SymbolKind] = {"": SymbolKind.PARAMETER}
+    kinds |= dict.fromkeys(("__adamw0__exp_avg", "__adamw0__exp_avg_sq"), SymbolKind.OPTIMIZER_STATE)
     tensors = {
         name + suffix: TensorModel(kind=kind, dtype="float32", shape=shape)
-        for name, shape in TRAINED.items()
-        for suffix, kind in (
-            ("", SymbolKind.PARAMETER),
-            ("__adamw0__exp_avg", SymbolKind.OPTIMIZER_STATE),
-            ("__adamw0__exp_avg_sq", SymbolKind.OPTIMIZER_STATE),
-        )
+        for name, shape in {"net__weight": (10, 10), "net__bias": (10,)}.items()
+        for suffix, kind in kinds.items()
     }
     tensors["net__frozen"] = TensorModel(kind=SymbolKind.PARAMETER, dtype="float32", shape=(3, 2))
     tensors["net__steps"] = TensorModel(kind=SymbolKind.BUFFER, dtype="int64", shape=())
+    digests: Fields = {"digest": "a" * 64, "operators_sha256": "e" * 64, "integers_sha256": "d" * 64}
+    of_pef: Fields = {"name": "net", "batch_size": 4, "parts": PARTS, "compile_options": {"dtype": "fp32"}}
+    of_run: Fields = {"threads": 1, "engine": "plain", "torch": torch.__version__, "cpu": "any"}
     return Manifest(
-        pef=PefModel(
-            name="net",
-            digest="a" * 64,
-            batch_size=4,
-            parts=PARTS,
-            compile_options={"dtype": "fp32"},
-            operators_sha256="e" * 64,
-            integers_sha256="d" * 64,
-        ),
+        pef=content.PefModel(**of_pef, **digests),
         position=Position(step=step, epoch=1, used=16),
-        progress=ProgressModel(samples=400, loss_first=float("inf"), first_nonfinite_step=None, skipped_steps=0),
-        run=RunModel(
-            replicas=len(REPLICAS),
-            chips=1,
-            samples=384,
-            threads=1,
-            engine="plain",
-            gradient_sync="fixed order of addition",
-            torch=torch.__version__,
-            cpu="any",
-        ),
+        progress=content.ProgressModel(samples=400, loss_first=math.inf, first_nonfinite_step=None, skipped_steps=0),
+        run=content.RunModel(replicas=len(REPLICAS), chips=1, samples=384, gradient_sync=content.EXACT_SYNC, **of_run),
         options={
             "data": {"source": "synthetic", "shuffle": True},
             "optimizer": {"name": "adamw", "lr": 0.1},
@@ -105,18 +82,12 @@ def write_sample(folder: Path, step: int = 50, changed: Mapping[str, Tensor] | N
 
 
 def change_fields(path: Path, change: Callable[[Fields], object]) -> None:
-    """Change the manifest, and correct its digest where it still has one."""
+    """Change the manifest, and correct its digest where it still is one."""
     fields = json.loads((path / MANIFEST_FILE).read_bytes())
     change(fields)
-    (path / MANIFEST_FILE).write_text(json.dumps(sealed(fields)))
-
-
-def sealed(fields: Fields) -> Fields:
-    """With the right digest, if these are the fields of a manifest."""
-    try:
-        return fields | {"digest": Manifest.model_validate_json(json.dumps(fields)).right_digest()}
-    except (ValueError, TypeError, RecursionError):
-        return fields
+    with suppress(ValueError, TypeError, RecursionError):
+        fields |= {"digest": Manifest.model_validate_json(json.dumps(fields)).right_digest()}
+    (path / MANIFEST_FILE).write_text(json.dumps(fields))
 
 
 def change_bytes(path: Path, name: str, change: Callable[[bytes], bytes]) -> None:

@@ -14,16 +14,8 @@ from sambasim.errors import CheckpointError, MachineError, OptionError
 from sambasim.runtime.checkpoint.content import MAX_MANIFEST_BYTES, check
 from sambasim.runtime.checkpoint.folder import LOCK_FILE, MANIFEST_FILE, claim, partial_of
 from sambasim.runtime.machine.communicator import single_rank
-from tests.runtime.checkpoint.samples import (
-    SHARD,
-    Fields,
-    change_bytes,
-    change_fields,
-    flip_a_bit,
-    pieces,
-    tensors,
-    write_sample,
-)
+from tests.runtime.checkpoint import samples
+from tests.runtime.checkpoint.samples import SHARD, Fields, change_bytes, change_fields, flip_a_bit, write_sample
 
 ALONE = single_rank("here")
 Damage = Callable[[Path], object]
@@ -49,6 +41,10 @@ def _other_header(path: Path, before: bytes, after: bytes) -> None:
     change_fields(path, lambda found: found["shards"][SHARD].update(sha256=sha256))
 
 
+def tensor(**changed: object) -> Damage:
+    return fields(lambda found: found["tensors"]["net__bias"].update(changed))
+
+
 CASES: dict[str, tuple[Damage, str]] = {
     "no manifest": (lambda path: (path / MANIFEST_FILE).unlink(), "checkpoint.json: it is not there"),
     "no shard": (lambda path: (path / SHARD).unlink(), f"{SHARD}: it is not there"),
@@ -61,17 +57,14 @@ CASES: dict[str, tuple[Damage, str]] = {
     "an unknown key": (fields(lambda found: found.update(code="import os")), "code: Extra inputs"),
     "too many skipped steps": (fields(lambda found: found["progress"].update(skipped_steps=51)), "51 steps skipped"),
     "too many samples": (fields(lambda found: found["position"].update(used=10**6)), "1000000 samples used"),
-    "a dtype that is none": (fields(lambda found: found["tensors"]["net__bias"].update(dtype="load")), "dtype: "),
     "a shard elsewhere": (fields(lambda found: found["shards"].update({f"../{SHARD}": found["shards"][SHARD]})), ".."),
-    "a shorter tensor": (fields(lambda found: found["tensors"]["net__bias"].update(shape=[9])), "10 of 9 elements"),
     "an unknown tensor": (fields(lambda found: found["tensors"].pop("net__bias")), "net__bias[0:10] is no piece"),
     "a third replica": (fields(lambda found: found["run"].update(replicas=3)), "elements of replica 2/net__steps"),
     "too many chips": (fields(lambda found: found["run"].update(chips=1 << 20)), f"2 replicas of {1 << 20} chips"),
-    "too many parts": (
-        fields(lambda found: found["tensors"]["net__bias"].update(cuts=[{"axis": "tp", "dim": 0, "parts": 1 << 40}])),
-        f"it is cut into {1 << 40} parts",
-    ),
-    "another dtype": (fields(lambda found: found["tensors"]["net__bias"].update(dtype="int32")), "does not fit"),
+    "a dtype that is none": (tensor(dtype="load"), "dtype: "),
+    "another dtype": (tensor(dtype="int32"), "does not fit"),
+    "a shorter tensor": (tensor(shape=[9]), "10 of 9 elements"),
+    "too many parts": (tensor(cuts=[{"axis": "tp", "dim": 0, "parts": 1 << 40}]), f"it is cut into {1 << 40} parts"),
     "a gap": (lambda path: _other_header(path, b"t[64:100]", b"t[65:101]"), "element 64 is next"),
     "no piece": (lambda path: _other_header(path, b"net__bias[0:10]", b"net__bias{0:10}"), "is no piece of a tensor"),
     "a shard cut short": (in_file(SHARD, lambda data: data[:-1]), f"{SHARD}: it has "),
@@ -98,18 +91,19 @@ def test_damage_is_refused(name: str, tmp_path: Path) -> None:
 def test_what_was_written_is_read(tmp_path: Path) -> None:
     checkpoint = check(write_sample(tmp_path))
     found = dict(checkpoint.tensors())
-    assert found.keys() == tensors().keys()
-    assert all(torch.equal(found[name], tensor) for name, tensor in tensors().items())
+    right = samples.tensors()
+    assert found.keys() == right.keys()
+    assert all(torch.equal(found[name], value) for name, value in right.items())
     part = torch.empty(20)
     checkpoint.read("net__weight", 60, part)  # from both of its pieces
-    assert torch.equal(part, tensors()["net__weight"][60:80])
+    assert torch.equal(part, right["net__weight"][60:80])
     assert (checkpoint.manifest.position.step, checkpoint.manifest.progress.loss_first) == (50, float("inf"))
 
 
 def test_other_tools_read_the_shards_and_the_same_state_has_the_same_bytes(tmp_path: Path) -> None:
     first, second = (write_sample(tmp_path / name) for name in ("a", "b"))
     loaded = load_file(first / SHARD)
-    assert all(torch.equal(loaded[name], tensor) for name, tensor in pieces({}).items())
+    assert all(torch.equal(loaded[name], piece) for name, piece in samples.pieces({}).items())
     os.umask(umask := os.umask(0))
     for name in (MANIFEST_FILE, SHARD):
         assert (first / name).read_bytes() == (second / name).read_bytes()

@@ -1,6 +1,7 @@
 """Which checkpoint a run resumes from, and which changes since it are reported or refused."""
 
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,7 @@ from sambasim.errors import CheckpointError, OptionError
 from sambasim.pef import write
 from sambasim.pef.digests import PartDigests
 from sambasim.runtime.checkpoint import folder
-from sambasim.runtime.checkpoint.changes import changes, check_epoch, check_exact, check_pef
-from sambasim.runtime.checkpoint.choose import AUTO, NEWEST, choose
+from sambasim.runtime.checkpoint.choose import AUTO, NEWEST, changes, check_epoch, check_exact, check_pef, choose
 from sambasim.runtime.checkpoint.content import Manifest
 from sambasim.runtime.machine.communicator import single_rank
 from tests.pef.samples import sample_document, sample_weights
@@ -56,25 +56,20 @@ def test_a_damaged_newest_is_refused_and_auto_renames_it(three: list[Path], tmp_
 
 
 def test_auto_never_starts_from_the_beginning_silently(three: list[Path], tmp_path: Path) -> None:
+    """Not from a later version, nor if all are damaged; none is renamed where none is taken."""
+    change_fields(three[2], lambda found: found.update(version="9.0", writer="sambasim 9.9"))
+    with pytest.raises(CheckpointError, match=r"a checkpoint of format 9\.0"):
+        choose(AUTO, tmp_path, ALONE)
+    write_sample(tmp_path, 30)
     for path in three:
         flip_a_bit(path)
     with pytest.raises(CheckpointError, match=r"all 3 checkpoints in .* are damaged"):
         choose(AUTO, tmp_path, ALONE)
-    assert len(folder.checkpoints_in(tmp_path)) == 3, "none is renamed where none is taken"
-
-
-def test_a_checkpoint_of_a_later_version_is_not_renamed(three: list[Path], tmp_path: Path) -> None:
-    change_fields(three[2], lambda found: found.update(version="9.0", writer="sambasim 9.9"))
-    with pytest.raises(CheckpointError, match=r"a checkpoint of format 9\.0"):
-        choose(AUTO, tmp_path, ALONE)
-    assert three[2].exists()
-
-
-def test_nothing_to_resume_from(tmp_path: Path) -> None:
-    for resume in (AUTO, NEWEST):
-        for place in (tmp_path, tmp_path / "nowhere"):
-            with pytest.raises(OptionError, match="there is no checkpoint"):
-                choose(resume, place, ALONE)
+    assert len(folder.checkpoints_in(tmp_path)) == 3
+    for resume, place in product((AUTO, NEWEST), (tmp_path / "empty", tmp_path / "nowhere")):
+        (tmp_path / "empty").mkdir(exist_ok=True)
+        with pytest.raises(OptionError, match="there is no checkpoint"):
+            choose(resume, place, ALONE)
 
 
 def changed(before: Manifest = SAVED, run: Fields | None = None, pef: Fields | None = None, **fields: Any) -> Manifest:
@@ -87,8 +82,8 @@ def changed(before: Manifest = SAVED, run: Fields | None = None, pef: Fields | N
 
 
 def test_exact_refuses_what_would_change_bits() -> None:
-    runs = [changed(run=run) for run in ({"replicas": 4}, {"chips": 2}, {"threads": 2}, {"torch": "3.0"})]
-    for now in (*runs, changed(optimizer={"lr": 0.2})):
+    runs: list[Fields] = [{"replicas": 4}, {"chips": 2}, {"threads": 2}, {"torch": "3.0"}, {"gradient_sync": "gloo"}]
+    for now in (*(changed(run=run) for run in runs), changed(optimizer={"lr": 0.2})):
         with pytest.raises(OptionError, match="would not have the bits of an uninterrupted run"):
             check_exact(changes(SAVED, now), "here")
     for training in ({"epochs": 9}, {"epochs": None, "steps": 70}):

@@ -96,9 +96,9 @@ def test_each_phase_of_a_step_is_written_before_it_begins(tmp_path: Path) -> Non
         note()
         step.pass_begins(0, micro_step)
         note()
-        step.sections_end(0, sections[:1], 0)
-        note()
-        step.sections_end(0, sections[1:2], 0)
+        for ended in (sections[:1], sections[1:2]):
+            step.sections_end(0, ended, 0)
+            note()
         step.pass_ends(0, 0.5)
         note()
     step.span_begins(0, Track.COLLECTIVES, "REDUCE")
@@ -108,16 +108,14 @@ def test_each_phase_of_a_step_is_written_before_it_begins(tmp_path: Path) -> Non
     note()
     step.step_ends(16, None)
     note()
-    assert written == [
-        "running: step 17, reading data",
-        "running: step 17, section 1 of 3 (FWD_0)",
-        "running: step 17, section 2 of 3 (BCKWD_0)",
-        "waiting: step 17, waiting for peers",
-        "running: step 17, reading data",
-        "running: step 17, micro-step 2, section 1 of 3 (FWD_0)",
-        "running: step 17, micro-step 2, section 2 of 3 (BCKWD_0)",
-        "waiting: step 17, micro-step 2, waiting for peers",
-        "waiting: step 17, micro-step 2, sync with peers: REDUCE",
-        "waiting: step 17, micro-step 2, waiting for peers",
-        "running: step 17, reporting the step",
+    of_pass = [
+        ("running", "reading data"),
+        ("running", "section 1 of 3 (FWD_0)"),
+        ("running", "section 2 of 3 (BCKWD_0)"),
+        ("running", "section 2 of 3 (BCKWD_0)"),
+        ("waiting", "waiting for peers"),
     ]
+    synced = [("waiting", "sync with peers: REDUCE"), ("waiting", "waiting for peers")]
+    numbered = ["step 17"] * 6 + ["step 17, micro-step 2"] * 6 + ["step 17"]
+    lines = [*of_pass, *of_pass, *synced, ("running", "reporting the step")]
+    assert written == [f"{state}: {step}, {doing}" for step, (state, doing) in zip(numbered, lines, strict=True)]

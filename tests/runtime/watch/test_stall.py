@@ -4,11 +4,11 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -51,39 +51,40 @@ def numbers(ranks: Sequence[Observation]) -> list[int]:
     return [rank.status.rank for rank in ranks]
 
 
-@pytest.mark.parametrize(
-    "others",
-    [
-        pytest.param([seen(1, R)], id="running"),
-        pytest.param([seen(1, R), seen(2, idle_s=0.5)], id="one waits since now"),
-        pytest.param([seen(1, process=STOPPED), seen(2)], id="stopped"),
-        pytest.param([seen(1, step=16), seen(2)], id="behind"),
-        pytest.param([seen(1, State.ENDED), seen(2)], id="ended"),
-        pytest.param([seen(1, B, process=STOPPED)], id="busy and stopped"),
-        pytest.param([seen(1, R, 4.0, SILENT)], id="host is silent"),
-    ],
-)
+STALLED = {
+    "running": [seen(1, R)],
+    "one waits since now": [seen(1, R), seen(2, idle_s=0.5)],
+    "stopped": [seen(1, process=STOPPED), seen(2)],
+    "behind": [seen(1, step=16), seen(2)],
+    "ended": [seen(1, State.ENDED), seen(2)],
+    "busy and stopped": [seen(1, B, process=STOPPED)],
+    "host is silent": [seen(1, R, 4.0, SILENT)],
+}
+"""What rank 1, for which rank 0 waits, and others do."""
+
+
+@pytest.mark.parametrize("others", STALLED.values(), ids=STALLED)
 def test_rank_1_stalls_the_job(others: Sequence[Observation]) -> None:
     everybody = [seen(0), *others]
     assert is_stalled(everybody[0], everybody, TIMEOUT_S)
     assert numbers(missing_ranks(everybody)) == [1]
 
 
-@pytest.mark.parametrize(
-    ("own", "others"),
-    [
-        pytest.param(seen(0), [seen(1, R, 2.0)], id="slow"),
-        pytest.param(seen(0), [seen(1, R), seen(2, R, 2.0)], id="one of two is slow"),
-        pytest.param(seen(0, idle_s=2.0), [seen(1, R)], id="this rank waits since now"),
-        pytest.param(seen(0, R), [seen(1, R)], id="this rank does not wait"),
-        pytest.param(seen(0), [seen(1, idle_s=0.5)], id="all wait, one just began"),
-        pytest.param(seen(0), [seen(1, W, 2.0, STOPPED), seen(2)], id="just stopped"),
-        pytest.param(seen(0), [seen(1, State.LEAVING)], id="ends the job itself"),
-        pytest.param(seen(0), [seen(1, B)], id="busy"),
-    ],
-)
-def test_the_job_is_not_stalled(own: Observation, others: Sequence[Observation]) -> None:
-    assert not is_stalled(own, [own, *others], TIMEOUT_S)
+NOT_STALLED = {
+    "slow": [seen(0), seen(1, R, 2.0)],
+    "one of two is slow": [seen(0), seen(1, R), seen(2, R, 2.0)],
+    "this rank waits since now": [seen(0, idle_s=2.0), seen(1, R)],
+    "this rank does not wait": [seen(0, R), seen(1, R)],
+    "all wait, one just began": [seen(0), seen(1, idle_s=0.5)],
+    "just stopped": [seen(0), seen(1, W, 2.0, STOPPED), seen(2)],
+    "ends the job itself": [seen(0), seen(1, State.LEAVING)],
+    "busy": [seen(0), seen(1, B)],
+}
+
+
+@pytest.mark.parametrize("ranks", NOT_STALLED.values(), ids=NOT_STALLED)
+def test_the_job_is_not_stalled(ranks: Sequence[Observation]) -> None:
+    assert not is_stalled(ranks[0], ranks, TIMEOUT_S)
 
 
 def test_a_process_that_is_gone_before_its_end_is_dead() -> None:
@@ -174,18 +175,17 @@ def test_a_process_is_running_then_stopped_then_gone() -> None:
 
 def test_stopping_a_watchdog_waits_for_its_last_observation(two_ranks: StatusFile) -> None:
     """It may be using MPI, which is about to end."""
-    began, done = threading.Event(), threading.Event()
+    steps: list[str] = []
 
-    class Slow:
-        def answer(self, observed: Sequence[Observation]) -> None:
-            began.set()
-            time.sleep(0.3)
-            done.set()
+    def answer(observed: Sequence[Observation]) -> None:
+        steps.append("began")
+        time.sleep(0.3)
+        steps.append("done")
 
-    errors: list[PeerError] = []
-    watchdog = Watchdog(two_ranks, [None, None], 0, 60.0, cast(OtherNodes, Slow()), errors.append)
+    others = cast(OtherNodes, SimpleNamespace(answer=answer))
+    watchdog = Watchdog(two_ranks, [None, None], 0, 60.0, others, lambda error: steps.append(str(error)))
     watchdog.start()
-    assert began.wait(20)
+    while not steps:
+        time.sleep(0.01)
     watchdog.stop(wait_s=20)
-    assert done.is_set()
-    assert errors == []
+    assert steps == ["began", "done"]

@@ -6,15 +6,13 @@ import subprocess
 import sys
 import time
 
-import pytest
-
-from sambasim.runtime.watch.stop_signals import StopSignals, signal_of
+from sambasim.runtime.watch.supervisor import StopSignals, signal_of
 
 _BEGUN = "it waits"
 
 _WAITING = f"""
 import ctypes
-from sambasim.runtime.watch.stop_signals import StopSignals
+from sambasim.runtime.watch.supervisor import StopSignals
 with StopSignals(print):
     print("{_BEGUN}", flush=True)
     lock, library = ctypes.create_string_buffer(64), ctypes.CDLL(None)
@@ -50,7 +48,6 @@ def test_the_first_one_is_a_request_and_handlers_come_back() -> None:
     assert signal.set_wakeup_fd(-1) == -1
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forked processes here")
 def test_what_reaches_a_forked_process_does_not_count_here() -> None:
     with StopSignals(print) as signals:
         child = os.fork()
@@ -65,7 +62,7 @@ def test_what_reaches_a_forked_process_does_not_count_here() -> None:
 
 _SIGNAL_OF_ANOTHER = f"""
 import os, signal
-from sambasim.runtime.watch.stop_signals import StopSignals
+from sambasim.runtime.watch.supervisor import StopSignals
 with StopSignals(print) as signals:
     signals.report(signal.SIGTERM)
 os.kill(os.getpid(), signal.SIGTERM)
