@@ -144,7 +144,7 @@ class _Child:
         return self._status is None
 
     def _take(self, number: int, pipe: int) -> bool:
-        """Whether there was something to read."""
+        """Read and forward what is in `pipe`; False if it is at its end."""
         if number:
             data = os.read(pipe, _CHUNK_BYTES)
             self._print(number, data)

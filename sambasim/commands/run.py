@@ -62,7 +62,7 @@ def checked_pef(
 
 
 def _check_features(options: RunOptions, header: PefHeader, in_slices: bool) -> None:
-    """Whether host sync, engine and observers can do what the PEF needs. `in_slices`: replicas keep slices."""
+    """Raises OptionError if sync, engine or observers lack what the PEF needs. `in_slices`: replicas keep slices."""
     name, ranks, replica = header.name, header.ranks_of_replica, header.replica
     if options.host_sync in ("gloo", "parameter-server") and (ranks > 1 or in_slices):
         what = f"keeps gradients whole, and the replicas of the PEF {name} keep slices (--zero {header.zero})"

@@ -119,12 +119,12 @@ class Variants:
         """The program that is compiled for `strategy`. Raises OptionError for what is impossible."""
         options = self._options.model_copy(update=_of_strategy(strategy, self._options))
         of_all = pipeline(options, model=self._model, samples=strategy.samples)
-        passes = [one for one in of_all if not isinstance(one, Place | Fits)]
+        passes = [step for step in of_all if not isinstance(step, Place | Fits)]
         known = ((made, program) for made, program in reversed(self._made) if made == passes[: len(made)])
         made, program = next(known)
         for number, step in enumerate(passes[len(made) :], len(made) + 1):
             program = step(program)
-            if all(isinstance(one, _KEPT) for one in passes[:number]):
+            if all(isinstance(before, _KEPT) for before in passes[:number]):
                 self._made.append((passes[:number], program))
         return program
 
