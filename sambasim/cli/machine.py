@@ -37,6 +37,7 @@ _MPI_INSTALL = "python -m pip install mpich   (or load your cluster's MPI)"
 
 _PROBE = """
 import sys
+from sambasim.errors import SambasimError
 from sambasim.runtime.machine.mpi import connect, linked_library
 try:
     sys.stdout.write({} + "\\n")  # in one piece: two ranks write
