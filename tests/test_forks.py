@@ -14,10 +14,6 @@ from sambasim.errors import InternalError, InvariantError
 from sambasim.forks import Fork
 
 
-def _nothing() -> None:
-    """Prepares nothing."""
-
-
 def test_each_fresh_copy_begins_anew_and_another_goes_on() -> None:
     counts = [0]
 
@@ -26,7 +22,7 @@ def test_each_fresh_copy_begins_anew_and_another_goes_on() -> None:
         return counts[0]
 
     for fresh, expected in ((True, [2, 2]), (False, [2, 4])):
-        fork: Fork[int] = Fork(count, _nothing, fresh=fresh)
+        fork: Fork[int] = Fork(count, lambda: None, fresh=fresh)
         assert [fork.ask(2), fork.ask(2)] == expected
         fork.close()
     assert counts == [0]
@@ -39,7 +35,7 @@ def test_what_raises_has_no_answer_a_fault_of_ours_is_raised_and_the_next_reques
             raise InvariantError(3, "of a test")
         return 1 / divisor
 
-    fork: Fork[float] = Fork(work, _nothing, fresh=fresh)
+    fork: Fork[float] = Fork(work, lambda: None, fresh=fresh)
     assert fork.ask(0) is None
     with pytest.raises(InternalError, match="invariant 3: of a test"):
         fork.ask(3)
@@ -49,7 +45,7 @@ def test_what_raises_has_no_answer_a_fault_of_ours_is_raised_and_the_next_reques
 
 
 def test_a_copy_that_has_ended_is_told_from_one_that_raises() -> None:
-    fork: Fork[None] = Fork(lambda request: os.kill(os.getpid(), signal.SIGKILL), _nothing, fresh=False)
+    fork: Fork[None] = Fork(lambda request: os.kill(os.getpid(), signal.SIGKILL), lambda: None, fresh=False)
     assert fork.ask() is None
     assert fork.is_gone
     fork.close()
@@ -75,7 +71,7 @@ def test_a_helper_that_holds_the_pipe_of_a_copy_that_has_ended_keeps_nobody_wait
 @pytest.mark.parametrize("fresh", [True, False])
 def test_a_copy_that_waits_for_ever_has_no_answer(fresh: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forks, "_LONGEST_WAIT_S", 1.0)
-    fork: Fork[None] = Fork(lambda request: signal.pause(), _nothing, fresh=fresh)
+    fork: Fork[None] = Fork(lambda request: signal.pause(), lambda: None, fresh=fresh)
     assert fork.ask() is None
     fork.close()
 
@@ -89,6 +85,6 @@ def test_a_copy_that_works_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> Non
             pass
         return 7
 
-    fork: Fork[int] = Fork(work, _nothing)
+    fork: Fork[int] = Fork(work, lambda: None)
     assert fork.ask() == 7
     fork.close()

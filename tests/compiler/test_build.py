@@ -18,7 +18,7 @@ from sambasim.ir.graph import Output
 from sambasim.ir.types import SymbolKind
 from sambasim.ir.verify import Progress, verify
 from sambasim.options.compile import CompileOptions
-from tests.support.compiled import net_options
+from tests.support.compiled import Made, net_options
 
 INPUTS = {"x": torch.randn(4, 3)}
 
@@ -222,16 +222,10 @@ def test_names_that_collide_get_numbers(tmp_path: Path) -> None:
     assert program.reduce_buffer == "accum_dummy_0_reduce_buf_1"
 
 
-class Bare(nn.Module):
+def bare(loss: Callable[[Any, Tensor], Tensor]) -> nn.Module:
     """Its loss is a parameter, or hardly more."""
-
-    def __init__(self, loss: Callable[[Any, Tensor], Tensor]) -> None:
-        super().__init__()
-        self.w, self.v = nn.Parameter(torch.ones(())), nn.Parameter(torch.ones(()))
-        self.one, self.loss = nn.Parameter(torch.ones(1)), loss
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.loss(self, x)
+    w, v = nn.Parameter(torch.ones(())), nn.Parameter(torch.ones(()))
+    return Made(loss, w=w, v=v, one=nn.Parameter(torch.ones(1)))
 
 
 @pytest.mark.parametrize(
@@ -240,7 +234,7 @@ class Bare(nn.Module):
 )
 def test_a_loss_that_is_a_parameter_is_refused(loss: Callable[[Any, Tensor], Tensor], what: str) -> None:
     with pytest.raises(ModelError, match=f"the loss is {what}") as refused:
-        built(Bare(loss))
+        built(bare(loss))
     assert "computed from the inputs and the parameters" in str(refused.value)
 
 
@@ -248,7 +242,7 @@ def test_a_loss_that_is_a_parameter_is_refused(loss: Callable[[Any, Tensor], Ten
 def test_a_backward_without_operators_compiles(
     loss: Callable[[Any, Tensor], Tensor], trained: int, tmp_path: Path
 ) -> None:
-    program = _assembled(Bare(loss), tmp_path, data_parallel=True).program
+    program = _assembled(bare(loss), tmp_path, data_parallel=True).program
     assert sum(len(group.members) for group in program.groups) == trained
     assert [section.kind.value for section in program.step.sections] == ["FWD", "REDUCE", "OPT", "GATHER"]
 

@@ -11,6 +11,7 @@ from sambasim.compiler.capture.tensors import stored_in
 from sambasim.compiler.capture.trace import capture
 from sambasim.errors import CaptureError
 from tests.compiler.test_build import Net, built, constants
+from tests.support.compiled import Made
 
 SCALE = torch.tensor([1.0, 2.0, 3.0])
 LAYER = nn.Linear(3, 3)
@@ -98,13 +99,8 @@ def test_what_would_not_be_what_the_model_reads_is_refused_with_its_line(build: 
     assert "reasons" not in caught.value.what
 
 
-class Makes(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x * torch.tensor([0.5, 2.0, 1.0])
-
-
 def test_in_bf16_a_constant_that_forward_makes_is_rounded() -> None:
-    model = Makes().eval()
+    model = Made(lambda net, x: x * torch.tensor([0.5, 2.0, 1.0])).eval()
     with stored_in(torch.bfloat16, model):
         captured = capture(model, [torch.ones(2, 3, dtype=torch.bfloat16)], narrow=True)
     value, _ = captured.outputs[0]

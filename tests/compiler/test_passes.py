@@ -1,10 +1,12 @@
 """The passes: what each leaves, by law where there is one; and programs that no machine holds, from shapes alone."""
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -27,7 +29,7 @@ from sambasim.ir.program import Program
 from sambasim.ir.types import Symbol, SymbolKind, TensorType
 from sambasim.options.compile import CompileOptions, compile_options
 from sambasim.published.models import MODELS
-from tests.support.compiled import compile_from_options, net_options
+from tests.support.compiled import Made, compile_from_options, net_options
 from tests.support.mpi import ROOT
 
 INPUTS = {"input": torch.zeros(4, 784), "target": torch.zeros(4, dtype=torch.int64)}
@@ -58,23 +60,16 @@ def test_data_parallelism_adds_groups_a_buffer_sections_and_arguments() -> None:
     assert "dp_scale_factor" in {argument.name for argument in program.runtime_arguments}
 
 
-class Sequences(nn.Module):
+def _sequences() -> nn.Module:
     """An LSTM with the sizes of a public SambaFlow PEF."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lstm = nn.LSTM(28, 256, batch_first=True)
-        self.head = nn.Linear(256, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.head(self.lstm(x)[0][:, -1])
-        return result
+    lstm, head = nn.LSTM(28, 256, batch_first=True), nn.Linear(256, 10)
+    return Made(lambda net, x: net.head(net.lstm(x)[0][:, -1]), lstm=lstm, head=head)
 
 
 def test_a_gradient_group_for_each_parameter_as_in_a_public_pef_of_an_lstm() -> None:
     inputs = {"x": torch.zeros(4, 3, 28), "target": torch.zeros(4, dtype=torch.int64)}
     options = _options(data_parallel=True, gradient_groups="parameter")
-    program = compile_shapes(Sequences, lambda model: Example(inputs, False), options)
+    program = compile_shapes(_sequences, lambda model: Example(inputs, False), options)
     members = [[member.parameter for member in group.members] for group in program.groups]
     assert sorted(members) == sorted([s.name] for s in program.symbols.values() if s.kind is SymbolKind.PARAMETER)
     assert len(members) == 6
@@ -120,27 +115,21 @@ def test_any_partition_covers_each_node_once_and_in_order(
     assert len({section.name for section in sections}) == len(sections)
 
 
-class Deep(nn.Module):
-    def __init__(self, width: int, layers: int) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(layers))
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
+def deep(width: int, layers: int) -> nn.Module:
+    def then(net: Any, x: Tensor) -> Tensor:
+        for layer in net.layers:
             x = torch.softmax(layer(x), -1)
         return x.square().mean()
 
-
-class Wide(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.ones(width))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.softmax(x * self.scale, -1).square().mean()
+    return Made(then, layers=nn.ModuleList(nn.Linear(width, width) for _ in range(layers)))
 
 
-def _compiled(model: type[nn.Module], rows: int, *args: int, tiles: int | None = None) -> Program:
+def wide(width: int) -> nn.Module:
+    scale = nn.Parameter(torch.ones(width))
+    return Made(lambda net, x: torch.softmax(x * net.scale, -1).square().mean(), scale=scale)
+
+
+def _compiled(model: Callable[..., nn.Module], rows: int, *args: int, tiles: int | None = None) -> Program:
     options = _options(optimizer={"name": "adamw"}, training={"batch_size": rows}, loss=None, num_tiles=tiles)
     inputs = {"x": torch.zeros(1, args[0]).expand(rows, args[0])}
     program = compile_shapes(lambda: model(*args), lambda _: Example(inputs, False), options)
@@ -149,7 +138,7 @@ def _compiled(model: type[nn.Module], rows: int, *args: int, tiles: int | None =
 
 def test_tensors_between_sections_need_room_in_ddr() -> None:
     """4 layers of 64 GiB of softmax each: more than 1 tile's 128 GiB, less than all."""
-    compiled = partial(_compiled, Deep, 1 << 20, 1 << 15, 4)
+    compiled = partial(_compiled, deep, 1 << 20, 1 << 15, 4)
     with pytest.raises(MachineError) as refused:
         compiled(tiles=1)
     assert "of DDR, and 1 of 8 tiles of SN30 has 128.0 GiB" in refused.value.what
@@ -162,8 +151,8 @@ def test_tensors_between_sections_need_room_in_ddr() -> None:
 def test_what_a_program_keeps_needs_room_in_ddr() -> None:
     """17 billion parameters with two states, 256 GiB."""
     with pytest.raises(MachineError, match=r"256\.\d GiB is for what the program keeps"):
-        _compiled(Deep, 1, 1 << 17, 1, tiles=1)
-    compiled = _compiled(Deep, 1, 1 << 17, 1, tiles=4)
+        _compiled(deep, 1, 1 << 17, 1, tiles=1)
+    compiled = _compiled(deep, 1, 1 << 17, 1, tiles=4)
     tiny = load_device("sn30").model_copy(update={"ddr_capacity_bytes": 1024})
     with pytest.raises(MachineError, match=r"of DDR, and SN30 has 1\.0 KiB") as refused:
         Fits(budget_of(tiny))(compiled)
@@ -172,10 +161,10 @@ def test_what_a_program_keeps_needs_room_in_ddr() -> None:
 
 def test_a_row_needs_room_on_the_chip() -> None:
     with pytest.raises(MachineError) as refused:
-        _compiled(Wide, 1, 20_000_000, tiles=1)
+        _compiled(wide, 1, 20_000_000, tiles=1)
     assert "of memory on the chip, and a section on 1 of 8 tiles of SN30 has 68.0 MiB" in refused.value.what
     assert "aten._softmax.default" in refused.value.what
-    assert _compiled(Wide, 1, 20_000_000, tiles=8).training is not None
+    assert _compiled(wide, 1, 20_000_000, tiles=8).training is not None
 
 
 OPTIONS = _options(optimizer={"name": "adamw"}, loss=None)

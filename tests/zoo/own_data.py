@@ -27,8 +27,7 @@ class Model(nn.Module):
 
 class WideAndDeep(Model):
     def make(self) -> None:
-        self.wide = nn.Embedding(ITEMS, 1)
-        self.deep = nn.Embedding(ITEMS, 8)
+        self.wide, self.deep = nn.Embedding(ITEMS, 1), nn.Embedding(ITEMS, 8)
         self.mlp = nn.Sequential(nn.Linear(8 * LENGTH, 16), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, 1))
 
     def forward(self, items: Tensor) -> Tensor:
@@ -62,8 +61,6 @@ class FactorizationMachine(Model):
 
 
 class TwoTowers(Model):
-    """Users and items, trained to find each other among the batch."""
-
     def make(self) -> None:
         self.user, self.item = nn.EmbeddingBag(ITEMS, WIDTH), nn.Embedding(ITEMS, WIDTH)
         self.temperature = nn.Parameter(torch.tensor(0.07).log())
@@ -84,15 +81,11 @@ class SparseTable(Model):
 
 
 class TwoLayers(Model):
-    """What several models here have."""
-
     def make(self) -> None:
         self.first, self.second = nn.Linear(FEATURES, WIDTH), nn.Linear(WIDTH, CLASSES)
 
 
 class GraphConvolution(TwoLayers):
-    """Nodes that share a dense, normalized adjacency."""
-
     def forward(self, nodes: Tensor, edges: Tensor) -> Tensor:
         adjacency = (edges + edges.transpose(1, 2) > 0).float() + torch.eye(edges.shape[1])
         scale = adjacency.sum(-1).rsqrt()
@@ -127,8 +120,6 @@ class MessagePassing(Model):
 
 
 class Diffusion(Model):
-    """Noise is drawn in forward, and predicted."""
-
     def make(self) -> None:
         self.register_buffer("kept", torch.cumprod(1 - torch.linspace(1e-4, 0.02, 20), dim=0))
         self.time = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.SiLU(), nn.Linear(WIDTH, 8))
@@ -160,8 +151,6 @@ class VariationalAutoencoder(Model):
 
 
 class VectorQuantizer(Model):
-    """The nearest code, straight through."""
-
     def make(self) -> None:
         self.encoder, self.codes, self.decoder = nn.Linear(FEATURES, 4), nn.Embedding(8, 4), nn.Linear(4, FEATURES)
 
@@ -185,15 +174,11 @@ class _Sign(torch.autograd.Function):
 
 
 class BinaryNetwork(TwoLayers):
-    """Weights of 1 and -1 by a straight-through estimator."""
-
     def forward(self, x: Tensor) -> Tensor:
         return self.second(torch.tanh(F.linear(x, _Sign.apply(self.first.weight), self.first.bias)))
 
 
 class LoRA(Model):
-    """Frozen weights with a low-rank update that is trained."""
-
     def make(self) -> None:
         self.base = nn.Sequential(nn.Linear(FEATURES, WIDTH), nn.ReLU(), nn.Linear(WIDTH, CLASSES))
         self.base.requires_grad_(False)
@@ -205,8 +190,6 @@ class LoRA(Model):
 
 
 class GeneratorLoss(Model):
-    """The generator's half of a GAN: its critic is frozen."""
-
     def make(self) -> None:
         slope, norm = nn.LeakyReLU(0.2), nn.BatchNorm1d(WIDTH)
         self.generator = nn.Sequential(nn.Linear(4, WIDTH), norm, slope, nn.Linear(WIDTH, 8))
@@ -217,8 +200,6 @@ class GeneratorLoss(Model):
 
 
 class CriticLoss(Model):
-    """The critic's half, with spectral normalization and a hinge."""
-
     def make(self) -> None:
         first, last = spectral_norm(nn.Linear(8, WIDTH)), spectral_norm(nn.Linear(WIDTH, 1))
         self.critic = nn.Sequential(first, nn.LeakyReLU(0.2), last)
@@ -228,8 +209,6 @@ class CriticLoss(Model):
 
 
 class GradientPenalty(Model):
-    """WGAN-GP: a gradient of the gradient."""
-
     def make(self) -> None:
         self.critic = nn.Sequential(nn.Linear(8, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 1))
 

@@ -14,8 +14,6 @@ from tests.zoo.own_data import CLASSES, FEATURES, LENGTH, WIDTH, Model, TwoLayer
 
 
 class Capsules(Model):
-    """Dynamic routing: einsum, and a loop without gradients."""
-
     def make(self) -> None:
         self.weight = nn.Parameter(torch.randn(6, CLASSES, 4, 2) * 0.1)
 
@@ -44,8 +42,6 @@ class SpatialTransformer(Model):
 
 
 class SelfSupervised(Model):
-    """SimCLR: two views that a dropout makes, and a contrastive loss."""
-
     def make(self) -> None:
         self.encoder = nn.Sequential(nn.Linear(FEATURES, WIDTH), nn.BatchNorm1d(WIDTH), nn.ReLU(), nn.Linear(WIDTH, 8))
 
@@ -71,8 +67,6 @@ class StochasticDepth(Model):
 
 
 class PolicyGradient(Model):
-    """PPO's clipped objective with a value head and an entropy bonus, by torch.distributions."""
-
     def make(self) -> None:
         self.body = nn.Sequential(nn.Linear(FEATURES, WIDTH), nn.Tanh())
         self.policy, self.value = nn.Linear(WIDTH, CLASSES), nn.Linear(WIDTH, 1)
@@ -86,8 +80,6 @@ class PolicyGradient(Model):
 
 
 class NeuralField(Model):
-    """Sine layers on Fourier features of coordinates."""
-
     def make(self) -> None:
         self.register_buffer("frequencies", torch.randn(2, 8) * 3)
         self.first, self.second = nn.Linear(16, WIDTH), nn.Linear(WIDTH, 3)
@@ -98,8 +90,6 @@ class NeuralField(Model):
 
 
 class OrdinaryDifferentialEquation(Model):
-    """Four steps of Runge and Kutta."""
-
     def make(self) -> None:
         self.slope = nn.Sequential(nn.Linear(FEATURES, WIDTH), nn.Softplus(), nn.Linear(WIDTH, FEATURES))
 
@@ -143,8 +133,6 @@ class DataclassResult(Model):
 
 
 class MixedPrecision(TwoLayers):
-    """A forward under torch.autocast."""
-
     def forward(self, x: Tensor) -> Tensor:
         with torch.autocast("cpu", torch.bfloat16):
             return self.second(F.gelu(self.first(x)))

@@ -22,8 +22,6 @@ class LSTMTagger(Model):
 
 
 class UnrolledCell(Model):
-    """A loop over time in Python, with an LSTMCell."""
-
     def make(self) -> None:
         self.cell, self.head = nn.LSTMCell(FEATURES, WIDTH), nn.Linear(WIDTH, CLASSES)
 
@@ -47,8 +45,6 @@ class TemporalConvolution(Model):
 
 
 class SpeechCTC(Model):
-    """Connectionist temporal classification; the lengths are constants."""
-
     def make(self) -> None:
         self.rnn, self.head = nn.LSTM(FEATURES, WIDTH, batch_first=True), nn.Linear(WIDTH, CLASSES)
 
@@ -73,8 +69,6 @@ class FourierMixer(Model):
 
 
 class GaussianProcess(Model):
-    """The negative log likelihood of a kernel's regression: Cholesky, a solve, a log determinant."""
-
     def make(self) -> None:
         self.log_scale, self.log_noise = nn.Parameter(torch.zeros(())), nn.Parameter(torch.tensor(-1.0))
 
@@ -100,8 +94,6 @@ class OrthogonalLayer(Model):
 
 
 class MixtureOfExperts(Model):
-    """Every expert sees every sample, and the gate weighs the best two."""
-
     def make(self) -> None:
         self.gate = nn.Linear(FEATURES, 4)
         self.experts = nn.ModuleList(nn.Linear(FEATURES, CLASSES) for _ in range(4))

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sambasim.compiler.build import Built
 from sambasim.compiler.sharding.plan import tp_plan_of
 from sambasim.compiler.sharding.sharder import Layout, cut
 from sambasim.compiler.sharding.tensor_parallel import TensorParallel
@@ -23,11 +22,6 @@ from tests.compiler.sharding.test_plan import built_from, check_gradients_of, ex
 from tests.support.compiled import Made, compile_from_options
 from tests.support.examples import example_options
 from tests.support.whole import whole_case
-
-
-@pytest.fixture(scope="module")
-def gpt() -> tuple[Built, dict[str, Tensor]]:
-    return example("char_gpt")
 
 
 def layouts_of(program: Program) -> dict[str, Layout]:
@@ -53,11 +47,9 @@ _ROWS = {"blocks.*.attention.proj": "rowwise", "blocks.*.mlp.2.weight": "local_r
 
 
 @pytest.mark.parametrize("names", [_TABLES | _COLUMNS | _ROWS, {"head": "colwise", "positions": "rowwise"} | _COLUMNS])
-def test_names_of_what_the_search_cuts_give_the_same_program(
-    names: Mapping[str, str], gpt: tuple[Built, dict[str, Tensor]]
-) -> None:
+def test_names_of_what_the_search_cuts_give_the_same_program(names: Mapping[str, str]) -> None:
     """So the bits are the same. Rows follow from columns, and tied weights have two names."""
-    program = gpt[0].program
+    program = example("char_gpt")[0].program
     assert TensorParallel(2, names)(program) == TensorParallel(2)(program)
 
 
@@ -89,12 +81,9 @@ _PART = 8192
     ],
 )
 def test_what_a_plan_gathers_is_counted_and_gradients_are_those_of_the_whole(
-    names: Mapping[str, str],
-    layouts: Mapping[str, Layout],
-    bytes_gathered: Mapping[str, int],
-    gpt: tuple[Built, dict[str, Tensor]],
+    names: Mapping[str, str], layouts: Mapping[str, Layout], bytes_gathered: Mapping[str, int]
 ) -> None:
-    built, inputs = gpt
+    built, inputs = example("char_gpt")
     program = TensorParallel(2, names)(built.program)
     assert layouts_of(program) == layouts
     assert gathered(program) == bytes_gathered
@@ -113,10 +102,10 @@ def test_what_a_plan_gathers_is_counted_and_gradients_are_those_of_the_whole(
     ],
 )
 def test_a_plan_that_cannot_be_followed_is_refused(
-    names: Mapping[str, str], ranks: int, text: str, remedy: str, gpt: tuple[Built, dict[str, Tensor]]
+    names: Mapping[str, str], ranks: int, text: str, remedy: str
 ) -> None:
     with pytest.raises(OptionError) as caught:
-        TensorParallel(ranks, names)(gpt[0].program)
+        TensorParallel(ranks, names)(example("char_gpt")[0].program)
     assert text in caught.value.what
     assert remedy in (caught.value.remedy or "")
 
