@@ -22,7 +22,7 @@ from sambasim.compiler.capture.recording import Op, Recording, changing_line, di
 from sambasim.compiler.capture.slots import FEW, MISSING, NUMBERS, Slot, fill, perturbed, vary
 from sambasim.compiler.capture.snapshot import Snapshot
 from sambasim.compiler.capture.step import EvaluationStep, TrainingStep, check_loss, eagerly, loss_in
-from sambasim.compiler.capture.trial import PLAIN, Told, generators_kept, no_gradients_kept, quiet, watched
+from sambasim.compiler.capture.trial import PLAIN, Told, generators_kept, quiet, watched, with_values
 from sambasim.errors import CaptureError, InternalError
 from sambasim.forks import Fork
 
@@ -224,7 +224,8 @@ class Observer:
                 outputs = step(*given)
             if isinstance(step, TrainingStep):
                 check_loss(loss_in(outputs), self._loss, any_shape=step.losses is not None)
-                with eagerly(step, given), quiet(), no_gradients_kept(step), recording:
+                gradients = [(parameter, "grad", None) for parameter in step.parameters()]  # they have theirs again
+                with eagerly(step, given), quiet(), with_values(gradients), recording:
                     torch.autograd.backward(loss_in(outputs).sum())
             recording.check_generator()
             asked.result = next(map(digest_of, () if self.is_fake else outputs), "")

@@ -75,11 +75,6 @@ def replaced(owner: object, name: str, value: object) -> contextlib.AbstractCont
     return with_values([(owner, name, value)])
 
 
-def no_gradients_kept(step: nn.Module) -> contextlib.AbstractContextManager[None]:
-    """Parameters begin without gradients, and end with those that they have now."""
-    return with_values((parameter, "grad", None) for parameter in step.parameters())
-
-
 class Attributes:
     """What the modules of `step` have beside parameters and buffers."""
 
