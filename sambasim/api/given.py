@@ -243,7 +243,8 @@ def _schedule_of(
         ends = max(fields.get("total_steps", len(factors)), *numbers, 3)  # after a cosine torch's rises again
         wanted = factors[: ends + 1]
         ours = (learning_rate_factor(schedule, step, len(factors)) for step in range(len(wanted)))
-        if all(isclose(factor, other, rel_tol=1e-6, abs_tol=1e-9) for factor, other in zip(ours, wanted, strict=True)):
+        pairs = zip(ours, wanted, strict=True)
+        if all(isclose(factor, expected, rel_tol=1e-6, abs_tol=1e-9) for factor, expected in pairs):
             return highest, fields, len(wanted)
     return None
 
@@ -277,7 +278,7 @@ def _rates(schedulers: Sequence[LRScheduler], optimizer: torch.optim.Optimizer, 
     twin = torch.optim.SGD([torch.zeros(1)])
     (group,) = twin.param_groups
     group.update({name: copy.copy(value) for name, value in optimizer.param_groups[0].items() if name != "params"})
-    rates, others = [], {name: value for name, value in group.items() if name not in ("params", "lr")}
+    rates, fixed = [], {name: value for name, value in group.items() if name not in ("params", "lr")}
     with suppress(Exception):  # of a lambda of the user's, of a cycle that ends, or for want of a metric
         copies = copy.deepcopy(list(schedulers), {id(optimizer): twin})
         for _ in range(count):
@@ -285,7 +286,7 @@ def _rates(schedulers: Sequence[LRScheduler], optimizer: torch.optim.Optimizer, 
             with warnings.catch_warnings(action="ignore"):
                 for scheduler in copies:
                     scheduler.step()
-            if any(group[name] != value for name, value in others.items()):
+            if any(group[name] != value for name, value in fixed.items()):
                 return []
     return rates
 

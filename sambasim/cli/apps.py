@@ -30,7 +30,8 @@ from sambasim.terminal.output import survive_closed_stdout
 from sambasim.units import counted
 
 if TYPE_CHECKING:
-    from sambasim.samba.checks.job import Report
+    from sambasim.samba.checks.job import Check
+    from sambasim.samba.process import Finding
 
 PATH_ENTRY = Path(sambasim.__file__).parent / "samba" / "shim" / "path_entry"
 COMMANDS = PATH_ENTRY.parent / "commands"
@@ -101,6 +102,7 @@ def _check_script(script: Path, arguments: Sequence[str], steps: int, as_json: b
     """Run a script for so many optimizer steps, and print the report on rank 0. Returns 1 for findings, else 0."""
     from sambasim.runtime.machine.launcher import launched_rank
     from sambasim.samba.checks.job import CheckIsOver, begin_check
+    from sambasim.samba.process import current
 
     if arguments and arguments[0] == "compile":
         what = f"{script} compile takes no step, so there is nothing to check"
@@ -118,31 +120,31 @@ def _check_script(script: Path, arguments: Sequence[str], steps: int, as_json: b
             except SystemExit as leaving:
                 if leaving.code not in (0, None):
                     raise
-        report = check.report()
-        if not (report.steps or report.findings):
+        findings = check.end()
+        if not (check.steps or findings):
             remedy = "check a command that trains or predicts, such as run; without OPT there is no step of training"
             raise OptionError(f"{script} took no step, so there is nothing to check", remedy=remedy)
     except BaseException as error:
         if as_json and is_first:
-            print(_json(script, check.own_report(), error), file=stdout, flush=True)
+            print(_json(script, check, current().reporter.findings, error), file=stdout, flush=True)
         raise
     if is_first:
-        print(_json(script, report) if as_json else _in_words(script, report), file=stdout, flush=True)
-    return int(bool(report.findings))
+        print((_json if as_json else _in_words)(script, check, findings), file=stdout, flush=True)
+    return int(bool(findings))
 
 
-def _in_words(script: Path, report: "Report") -> str:
-    numbers = {"replica": report.replicas, "step": report.steps, "finding": len(report.findings)}
-    replicas, steps, findings = (counted(count, noun) if count else f"no {noun}" for noun, count in numbers.items())
-    cut = " with shortened epochs, so the scores differ from those of a run" if report.epochs_cut else ""
-    lines = [f"check of {script}, {replicas}, {steps}{cut}: {findings}"]
-    for finding in report.findings:
+def _in_words(script: Path, check: "Check", findings: "Sequence[Finding]") -> str:
+    numbers = {"replica": check.replicas, "step": check.steps, "finding": len(findings)}
+    replicas, steps, found = (counted(count, noun) if count else f"no {noun}" for noun, count in numbers.items())
+    cut = " with shortened epochs, so the scores differ from those of a run" if check.epochs_cut else ""
+    lines = [f"check of {script}, {replicas}, {steps}{cut}: {found}"]
+    for finding in findings:
         where = [f"  where: {one_line(finding.where)}"] if finding.where else []
         lines += [one_line(finding.words), *where, f"  try:   {one_line(finding.remedy)}"]
     return "\n".join(lines)
 
 
-def _json(script: Path, report: "Report", error: BaseException | None = None) -> str:
+def _json(script: Path, check: "Check", findings: "Sequence[Finding]", error: BaseException | None = None) -> str:
     """One line, with the code of each finding and of the error that ended the app: "app" for its own exceptions."""
     from sambasim.samba.ending import translated
 
@@ -152,9 +154,8 @@ def _json(script: Path, report: "Report", error: BaseException | None = None) ->
             fields = {"code": ours.code, "what": ours.what, "where": ours.where, "remedy": ours.remedy}
         case BaseException() as other:
             fields = {"code": "app", "what": f"{type(other).__name__}: {other}", "where": None, "remedy": None}
-    numbers = {"replicas": report.replicas, "steps": report.steps, "epochs_cut": report.epochs_cut}
-    findings = [asdict(finding) for finding in report.findings]
-    record = {"script": str(script), **numbers, "findings": findings, "error": fields}
+    numbers = {"replicas": check.replicas, "steps": check.steps, "epochs_cut": check.epochs_cut}
+    record = {"script": str(script), **numbers, "findings": [asdict(finding) for finding in findings], "error": fields}
     return json.dumps(record, ensure_ascii=False, separators=(",", ":"))
 
 

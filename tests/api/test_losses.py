@@ -64,31 +64,37 @@ class Huge(nn.MSELoss):
         return super().forward(input, target) * 100
 
 
-class Weighted(nn.Module):
-    weight: Tensor
+class OwnLoss(nn.Module):
+    """Computes `function` of itself, the outputs and the target; `state`: its buffers, parameters and modules."""
 
-    def __init__(self) -> None:
+    def __init__(self, function: Callable[[Any, Tensor, Tensor], Tensor], **state: Any) -> None:
         super().__init__()
-        self.register_buffer("weight", torch.tensor([2.5]))
+        self.function = function
+        for name, value in state.items():
+            if isinstance(value, nn.Parameter | nn.Module):
+                setattr(self, name, value)
+            else:
+                self.register_buffer(name, value)
 
     def forward(self, outputs: Tensor, target: Tensor) -> Tensor:
-        return ((outputs - target).square() * self.weight).mean()
+        return self.function(self, outputs, target)
 
 
-class Perceptual(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(5)
-        self.net = nn.Sequential(nn.Linear(1, 4), nn.Tanh()).requires_grad_(False)
-
-    def forward(self, outputs: Tensor, target: Tensor) -> Tensor:
-        return F.mse_loss(self.net(outputs), self.net(target))
+def _weighted() -> OwnLoss:
+    return OwnLoss(lambda own, x, y: ((x - y).square() * own.weight).mean(), weight=torch.tensor([2.5]))
 
 
 def _parametrized() -> nn.Module:
-    loss = Weighted()
+    loss = _weighted()
     parametrize.register_parametrization(loss, "weight", nn.Tanh())
     return loss
+
+
+def _perceptual() -> OwnLoss:
+    """By the activations of a network that nothing trains."""
+    torch.manual_seed(5)
+    frozen = nn.Sequential(nn.Linear(1, 4), nn.Tanh()).requires_grad_(False)
+    return OwnLoss(lambda own, x, y: F.mse_loss(own.net(x), own.net(y)), net=frozen)
 
 
 @pytest.mark.parametrize(
@@ -98,9 +104,9 @@ def _parametrized() -> nn.Module:
         (_pre_hooked(nn.MSELoss()), NUMBERS, None),
         (_patched(nn.MSELoss()), NUMBERS, None),
         (Huge(), NUMBERS, None),
-        (Weighted(), NUMBERS, None),
+        (_weighted(), NUMBERS, None),
         (_parametrized(), NUMBERS, None),
-        (Perceptual(), NUMBERS, None),
+        (_perceptual(), NUMBERS, None),
         (partial(F.smooth_l1_loss, beta=0.3), NUMBERS, None),
         (nn.HuberLoss(delta=0.2), NUMBERS, "huber"),
         (nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 1.0, 0.5, 3.0])), CLASSES, None),
@@ -119,31 +125,14 @@ def test_a_loss_object_is_taken_as_it_is(loss: Any, y: Tensor, name: str | None,
     assert losses(pef, y) == pytest.approx(expected(net(width), loss, y), rel=1e-6 if y is CLASSES else 0, abs=0)
 
 
-class Centered(nn.Module):
-    """Keeps a mean of its targets, by assignment or in place."""
-
-    mean: Tensor
-
-    def __init__(self, *, assigns: bool = False) -> None:
-        super().__init__()
-        self.assigns = assigns
-        self.register_buffer("mean", torch.zeros(()))
-
-    def forward(self, outputs: Tensor, target: Tensor) -> Tensor:
-        if self.assigns:
-            self.mean = 0.9 * self.mean + 0.1 * target.mean()
-        else:
-            self.mean.mul_(0.9).add_(0.1 * target.mean())
-        return (outputs - target + self.mean).square().mean()
+def _centered(loss: Any, outputs: Tensor, target: Tensor) -> Any:
+    loss.mean.mul_(0.9).add_(0.1 * target.mean())
+    return (outputs - target + loss.mean).square().mean()
 
 
-class Scaled(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.ones(()))
-
-    def forward(self, outputs: Tensor, target: Tensor) -> Tensor:
-        return (outputs * self.scale - target).square().mean()
+def _assigned(loss: Any, outputs: Tensor, target: Tensor) -> Any:
+    loss.mean = 0.9 * loss.mean + 0.1 * target.mean()
+    return (outputs - target + loss.mean).square().mean()
 
 
 class WithLoss(nn.Module):
@@ -158,21 +147,23 @@ class WithLoss(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("make", "what"),
+    ("make", "what", "trains"),
     [
-        (Centered, "the loss changes mean, a buffer of its own"),
-        (lambda: Centered(assigns=True), "the loss changes mean, a buffer of its own"),
-        (Scaled, "the loss has parameters to train, scale"),
+        (lambda: OwnLoss(_centered, mean=torch.zeros(())), "the loss changes mean, a buffer of its own", True),
+        # The model is refused for the same state.
+        (lambda: OwnLoss(_assigned, mean=torch.zeros(())), "the loss changes mean, a buffer of its own", False),
+        (lambda: OwnLoss(lambda own, x, y: (x * own.scale - y).square().mean(), scale=nn.Parameter(torch.ones(()))),
+         "the loss has parameters to train, scale", True),
     ],
-)
+)  # fmt: skip
 def test_a_loss_with_a_state_is_refused_and_trains_as_a_submodule(
-    make: Callable[[], nn.Module], what: str, folder: Path
+    make: Callable[[], nn.Module], what: str, trains: bool, folder: Path
 ) -> None:
     with pytest.raises(ss.SambasimError, match=what) as error:
         pef_of(folder, net(), NUMBERS, make())
     remedy = "make the loss a submodule of the model, whose forward(x, target) returns it first"
     assert remedy in str(error.value.remedy)
-    if make in (Centered, Scaled):  # by assignment, the model is refused for the same state
+    if trains:
         pef = pef_of(folder, WithLoss(net(), make()), NUMBERS, None)
         other = nn.ModuleList([net(), make()])
         assert losses(pef, NUMBERS) == eager(other[0], sgd(other), batches(X, NUMBERS, STEPS, BATCH), other[1])

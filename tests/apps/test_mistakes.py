@@ -115,22 +115,22 @@ def test_replicas_without_sync_train_each_alone(folder: Path) -> None:
     assert not torch.equal(first, second)
 
 
+ALONE, HOST, DEVICE = "trains without the others", "syncs through the host", "syncs on the device"
+
+
 @pytest.mark.parametrize(
-    ("passed", "words"),
+    ("passed", "first", "second"),
     [
-        ("rank == 0", "replica 0 syncs through the host, and replica 1 trains without the others"),
-        whole_case("rank == 1", "replica 0 trains without the others, and replica 1 syncs through the host"),
-        whole_case(
-            "True, reduce_on_rdu=rank == 1", "replica 0 syncs through the host, and replica 1 syncs on the device"
-        ),
+        ("rank == 0", HOST, ALONE),
+        whole_case("rank == 1", ALONE, HOST),
+        whole_case("True, reduce_on_rdu=rank == 1", HOST, DEVICE),
     ],
-    ids=["alone-1", "alone-0", "host-0"],
 )
-def test_replicas_that_sync_in_different_ways_are_an_error(folder: Path, passed: str, words: str) -> None:
+def test_replicas_that_sync_in_different_ways_are_an_error(folder: Path, passed: str, first: str, second: str) -> None:
     result = _run(folder, passed=f"data_parallel={passed}")
     assert result.returncode != 0
     assert result.elapsed_s < 60, "no rank waits until the time limit of a sync"
-    assert f"DP01: {words}\n" in result.stderr
+    assert f"DP01: replica 0 {first}, and replica 1 {second}\n" in result.stderr
     assert _line(RUN) in result.stderr
     assert result.stdout == ""
 

@@ -236,8 +236,8 @@ class Host:
         if is_transforming or not process.current().trains or not is_called_by_app():
             return False
         self._compared[use] = steps
-        if self._host_trains or any(type(one.data) is not Tensor or one.is_meta for _, one in self._parameters()):
-            return False  # others are in their place for now
+        if self._host_trains or any(type(now.data) is not Tensor or now.is_meta for _, now in self._parameters()):
+            return False  # other tensors are in their place for now
         return self._digests() == self._weights
 
     def _compare_requires_grad(self) -> None:
@@ -258,7 +258,9 @@ class Host:
 
     def _note_host_step(self, optimizer: Optimizer, *_: object) -> None:
         # Without gradients on the host, its optimizer.step() changes nothing.
-        self._host_trains |= any(one.grad is not None for group in optimizer.param_groups for one in group["params"])
+        self._host_trains |= any(
+            parameter.grad is not None for group in optimizer.param_groups for parameter in group["params"]
+        )
 
     def _note_loading(self, optimizer: Optimizer, state_dict: Mapping[str, Any]) -> None:
         # State that was just fetched is on the device already.

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
@@ -45,7 +45,7 @@ class Point:
 def meet(communicator: Communicator, own: Point, shown: Shown) -> tuple[Sequence[Point], Sequence[Shown]]:
     """Gathers the point of every rank, and what it shows. Only ranks that are `together` show the same type."""
     met = communicator.all_gather_object((own, shown))
-    return [point for point, _ in met], [one for _, one in met]
+    return [point for point, _ in met], [of_rank for _, of_rank in met]
 
 
 def together(points: Sequence[Point]) -> bool:
@@ -217,22 +217,13 @@ class CheckIsOver(BaseException):
     """The steps of a check have been run. No Exception, so that apps do not catch it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
-    """The findings of all ranks, and what they cover. If `epochs_cut`, the app prints other losses than in a run."""
-
-    findings: Sequence[Finding]
-    steps: int
-    replicas: int
-    epochs_cut: bool
-
-
 class Check:
     """A check over at most `limit` steps: optimizer steps, or forwards of an inference PEF. It reports all findings at
-    the end and no error before, so that one check finds everything."""
+    the end and no error before, so that one check finds everything. If `epochs_cut`, the app prints other losses than
+    in a run."""
 
     def __init__(self, limit: int) -> None:
-        self.steps, self._limit, self._epochs_cut = 0, limit, False
+        self.steps, self._limit, self.epochs_cut = 0, limit, False
         self._fed: list[tuple[str, ...]] = []
         self._forward: tuple[str, ...] = ()
         self._where: str | None = None
@@ -260,22 +251,21 @@ class Check:
             whole = list(indices)
             rest = len(whole) % batch_size
             kept = min(len(whole) - rest, wanted)
-            self._epochs_cut |= kept + rest < len(whole)
+            self.epochs_cut |= kept + rest < len(whole)
             return [*whole[:kept], *whole[len(whole) - rest :]]
 
         return shortened
 
-    def own_report(self) -> Report:
-        """The findings of this rank so far. Not collective."""
-        job = current()
-        replicas = 1 if job is None else job.communicator.world_size
-        return Report(process.current().reporter.findings, self.steps, replicas, self._epochs_cut)
+    @property
+    def replicas(self) -> int:
+        communicator = process.current().communicator
+        return 1 if communicator is None else communicator.world_size
 
-    def report(self) -> Report:
+    def end(self) -> Sequence[Finding]:
         """The findings of all ranks, each once. Collective if the ranks are connected."""
         job, reporter = current(), process.current().reporter
         if job is None:
-            return self.own_report()
+            return reporter.findings
         communicator = job.communicator
         # A rank that is still taking steps raises CheckIsOver at its next, and then comes here.
         while not together(meet(communicator, Point(self.steps, ended=True), None)[0]):
@@ -286,8 +276,8 @@ class Check:
             process.report(data.shared_samples([samples for samples in fed if samples is not None], self._where))
         finish()
         of_all_ranks = communicator.all_gather_object(reporter.findings)
-        found = {(finding.code, finding.what): finding for findings in reversed(of_all_ranks) for finding in findings}
-        return replace(self.own_report(), findings=[found[key] for key in sorted(found)], replicas=len(fed))
+        by_key = {(finding.code, finding.what): finding for findings in reversed(of_all_ranks) for finding in findings}
+        return [by_key[key] for key in sorted(by_key)]
 
 
 def begin_check(steps: int) -> Check:
