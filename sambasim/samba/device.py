@@ -41,8 +41,7 @@ class Machine:
     replica: StepwiseReplica
 
     def to_device(self) -> None:
-        """Copies weights, buffers and optimizer state of the host to the device, and resets other states. Collective.
-        Raises WeightsError for a tensor of another shape than in the PEF."""
+        """Copies weights, buffers and optimizer state of the host to the device; resets other states. Collective."""
         tensors = self._host_tensors()
         self.replica.meet()
         self.replica.forget()
@@ -68,15 +67,13 @@ class Machine:
         self.replica.steps = communicator.broadcast_object(self.replica.steps)
 
     def names_of(self, *kinds: SymbolKind) -> list[str]:
-        """The symbols of these kinds."""
         return [name for name, symbol in self.program.symbols.items() if symbol.kind in kinds]
 
     def gradient(self, tensor: Tensor) -> Tensor | None:
         """The gradient on the device of a trained parameter of the model; None for any other tensor."""
         symbol = self._symbol_of(tensor)
-        if symbol is None or gradient_name(symbol.name) not in self.program.symbols:
-            return None
-        return self.replica.read(gradient_name(symbol.name))
+        name = "" if symbol is None else gradient_name(symbol.name)
+        return self.replica.read(name) if name in self.program.symbols else None
 
     def value(self, tensor: Tensor) -> Tensor | None:
         """The value on the device of a parameter or buffer of the model; None for any other tensor."""
@@ -133,8 +130,7 @@ class Machine:
                         yield state_name(member.parameter, compiled.name, state), parameter, state, owner
 
 
-ALL_DROPOUTS = "p"
-"""The name of the rate of all dropouts."""
+ALL_DROPOUTS = "p"  # the name of the rate of all dropouts
 
 _ELEMENTS, _CHANNELS = "aten.native_dropout.default", "aten.bernoulli.p"
 
@@ -143,14 +139,11 @@ class Hyperparameters:
     """The hyperparameters and dropout rates of a loaded PEF."""
 
     def __init__(self, machine: Machine) -> None:
-        program = machine.program
-        self._machine = machine
+        self._machine, program = machine, machine.program
         self._arguments = {argument.name for argument in program.runtime_arguments}
         self._of_optimizers = {name.partition("__")[2] for name in self._arguments if "__" in name}
         self.rates = () if program.training is None else rate_names(program.training)
-        """The names of the dropout rates."""
-        self.given: dict[str, float] = {}
-        """The hyperparameters that were given so far."""
+        self.given: dict[str, float] = {}  # the hyperparameters that were given so far
         self._rates: dict[str, float] = {}
         self._rates_changed = False
         self._last: Mapping[str, object] = {}
@@ -169,13 +162,12 @@ class Hyperparameters:
         numbers = {name: _number(name, value) for name, value in self._known(given).items()}
         self._take_rates({name: value for name, value in numbers.items() if name not in self._of_optimizers})
         self._take_for_optimizers({name: value for name, value in numbers.items() if name in self._of_optimizers})
-        self._last = {**given} if not any(isinstance(value, Tensor) for value in given.values()) else {}
+        self._last = {} if any(isinstance(value, Tensor) for value in given.values()) else {**given}
 
     def begin_forward(self) -> None:
         """Applies dropout rates that were given since the last forward."""
-        training = self._machine.program.training
-        if self._rates_changed and training is not None:
-            self._machine.replica.run_graph(with_rates(training, self._rates))
+        if self._rates_changed:
+            self._machine.replica.run_graph(with_rates(self._machine.program.leading, self._rates))
             self._rates_changed = False
 
     def _known(self, given: Mapping[str, object]) -> Mapping[str, object]:
@@ -201,8 +193,7 @@ class Hyperparameters:
         if high is not None:
             what = f"AP04: {high} in hyperparam_dict is {rates[high]:g}, and a dropout rate is below 1"
             raise app_error(OptionError, what, f'hyperparam_dict={{"{high}": 0.1}}')
-        before = {} if ALL_DROPOUTS in rates else self._rates  # the rate of all replaces single rates
-        now = {**before, **rates}
+        now = {**({} if ALL_DROPOUTS in rates else self._rates), **rates}  # the rate of all replaces single rates
         if now != self._rates:
             self._rates, self._rates_changed = now, True
 
@@ -215,8 +206,7 @@ class Hyperparameters:
                 raise app_error(OptionError, what, "compile with momentum above 0")
             if taken:
                 self._machine.replica.change(index, taken)
-        if changed:
-            self.given = {**self.given, **changed}
+        self.given = {**self.given, **changed}
 
 
 def _number(name: str, value: object) -> float:

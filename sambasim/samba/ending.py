@@ -8,11 +8,9 @@
     anything else         the traceback from the script's first frame on       1
 
 A rank of several must not exit while others wait for it in a collective or in MPI's start: there the `Supervisor` ends
-the job. A rank that exits with 0 has reached the end of the script, and just exits.
-
-`sambasim app` calls `leave` with whatever escapes the script. For a plain `python SCRIPT.py`, `install` replaces
-`sys.excepthook` and `sys.exit` when `sambaflow` is imported. Not handled then: an error before that import, and a
-SystemExit of one rank that is raised without `sys.exit`, or before that rank has joined its job.
+the job. `sambasim app` calls `leave` with whatever escapes the script. For a plain `python SCRIPT.py`, `install`
+replaces `sys.excepthook` and `sys.exit` when `sambaflow` is imported. Not handled then: an error before that import,
+and a SystemExit of one rank that is raised without `sys.exit`, or before that rank has joined its job.
 """
 
 import atexit
@@ -109,7 +107,7 @@ def leave(error: BaseException, script: Path | None) -> int:
     error = translated(error)
     code = exit_code_of(error)
     current().has_left = code != 0
-    if code == 0:
+    if code == 0:  # the rank has reached the end of the script
         return code
     trace = error.__traceback__ = _from_script(error.__traceback__, script)
     joined = current().communicator
@@ -172,16 +170,16 @@ def _excepthook(kind: type[BaseException], error: BaseException, trace: Tracebac
 
 def _exit(status: object = None, /) -> NoReturn:
     leaving = SystemExit(status)
+
+    def leave_job() -> None:
+        joined = current().communicator
+        if joined is not None and joined.world_size > 1:
+            leave(leaving, None)
+
     if exit_code_of(leaving) != 0 and not current().has_left:
         # Registered now, so that it runs before any exit handler that would wait for the other ranks.
-        atexit.register(_leave_by_exit, leaving)
+        atexit.register(leave_job)
     raise leaving
-
-
-def _leave_by_exit(leaving: SystemExit) -> None:
-    joined = current().communicator
-    if joined is not None and joined.world_size > 1:
-        leave(leaving, None)
 
 
 def _report(error: BaseException, script: Path | None, reporter: str = "") -> None:
@@ -200,8 +198,7 @@ def _report(error: BaseException, script: Path | None, reporter: str = "") -> No
             print(f"a rank left while others worked{reporter}: exit code {exit_code_of(error)}", file=sys.stderr)
     else:
         if isinstance(error, AttributeError) and str(error).endswith("has no attribute 'output_tensors'"):
-            remedy = "call samba.utils.trace_graph(model, inputs, optim, pef=args.pef) first: it sets them"
-            error.add_note(f"  try:   {remedy}")
+            error.add_note("  try:   samba.utils.trace_graph(model, inputs, optim, pef=args.pef) first: it sets them")
         trace = "".join(traceback.format_exception(error))
         print(f"the script failed{reporter}\n{trace}" if reporter else trace, end="", file=sys.stderr)
 

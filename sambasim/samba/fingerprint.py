@@ -4,7 +4,7 @@ would take every replica seconds. In any doubt there is no digest, and the model
 import contextlib
 import hashlib
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import FrameType
 
 import torch
@@ -58,8 +58,12 @@ def fingerprint(
                 ends = [None if tensor is None else recording.form(tensor) for tensor in results]
             finally:
                 recording.undo()
+            if recording.seeded or recording.made_bytes > _MOST_BYTES:
+                raise NotRecordable("it seeds the generator, or makes too much")
+            # Values may decide nothing, numbers come from the default generator, and only buffers may change.
             buffers = {str(paths) for tensor, paths in held.values() if not isinstance(tensor, nn.Parameter)}
-            _check_recordable(recording, buffers)
+            if any(op.asks or op.draws_from or not buffers >= set(op.writes) for op in recording.ops):
+                raise NotRecordable("its operators do not show all that it does")
         facts += (
             f"sambasim {__version__}, torch {torch.__version__}, Python {sys.version_info[:2]}",
             f"{type(model).__name__}, {dtype}, {by_keyword}",
@@ -72,16 +76,6 @@ def fingerprint(
     except (Exception, SystemExit):
         return None
     return hashlib.sha256("\n".join(facts).encode()).hexdigest()
-
-
-def _check_recordable(recording: Recording, buffers: Set[str]) -> None:
-    """Raises NotRecordable where values decide what is done, where something else is changed than a buffer of the model
-    or what the call has made, where numbers come from another generator, and for a large call."""
-    ops = recording.ops
-    if recording.seeded or recording.made_bytes > _MOST_BYTES:
-        raise NotRecordable("it seeds the generator, or makes too much")
-    if any(op.asks or op.draws_from or not buffers >= set(op.writes) for op in ops):
-        raise NotRecordable("its operators do not show all that it does")
 
 
 def _forward_and_backward(step: nn.Module, tensors: Sequence[Tensor]) -> Iterable[Tensor | None]:
@@ -148,8 +142,7 @@ class NotRecordable(Exception):
 def _guarded(code: set[str]) -> Iterator[None]:
     """Add the digests of the user's code that runs here to `code`. Raises NotRecordable where values go to Python, and
     where the model asks whether it is captured."""
-    importing = 0
-    asks_for_capture = False
+    importing, asks_for_capture = 0, False
 
     def guarded(name: str, method: Callable[..., object]) -> Callable[..., object]:
         def called(*args: object, **kwargs: object) -> object:

@@ -107,19 +107,16 @@ def bind(wanted: Mapping[str, Symbol], batch_size: int, model: nn.Module, inputs
     if unknown:
         what = f"a tensor is called {unknown[0]}, and {type(model).__name__} was compiled with the inputs {names}"
         raise DataError(what, remedy=f"name it as when it was compiled: name={next(iter(wanted), '')!r}")
+    if len(tensors) > len(wanted):
+        what = f"{len(tensors)} tensors are given, and the PEF has {len(wanted)} inputs: {names}"
+        raise DataError(what, remedy="give one tensor for each input")
     free = (name for name in wanted if name not in keys)
-    bound: dict[str, Tensor] = {}
-    for key, tensor in zip(keys, tensors, strict=True):
-        name = key if key in wanted else next(free, None)
-        if name is None:
-            what = f"{len(tensors)} tensors are given, and the PEF has {len(wanted)} inputs: {names}"
-            raise DataError(what, remedy="give one tensor for each input")
-        bound[name] = _fitting(name, wanted, tensor, batch_size)
-    missing = ", ".join(name for name in wanted if name not in bound)
+    given = {key or next(free): tensor for key, tensor in zip(keys, tensors, strict=True)}
+    missing = ", ".join(name for name in wanted if name not in given)
     if missing:
         remedy = "give one tensor for each input, with its name= or in its place"
         raise DataError(f"the input {missing} of the PEF has no tensor", remedy=remedy)
-    return bound
+    return {name: _fitting(name, wanted, tensor, batch_size) for name, tensor in given.items()}
 
 
 def _fitting(name: str, wanted: Mapping[str, Symbol], given_tensor: Tensor, batch_size: int) -> Tensor:
@@ -184,7 +181,6 @@ class SambaLoader:
         return len(self.torch_loader)
 
     def __iter__(self) -> Iterator[Any]:
-        """Raises DataError if a batch does not have a tensor for each name."""
         for batch in self.torch_loader:
             values = self._values(batch if self.function_hook is None else self.function_hook(batch))
             tensors = [self._tensor(value, name) for value, name in zip(values, self.names, strict=True)]
@@ -257,11 +253,10 @@ def named_loss(model: nn.Module) -> tuple[int, int] | None:
     except (OSError, TypeError, SyntaxError):
         return None
     places = set()
-    for value in _returned(tree.body[0]):
-        if isinstance(value, ast.Tuple):
-            losses = [index for index, one in enumerate(value.elts) if _is_called_loss(one)]
-            starred = any(isinstance(one, ast.Starred) for one in value.elts)
-            places.add((losses[0], len(value.elts)) if len(losses) == 1 and not starred else None)
+    for elements in (value.elts for value in _returned(tree.body[0]) if isinstance(value, ast.Tuple)):
+        losses = [index for index, element in enumerate(elements) if _is_called_loss(element)]
+        starred = any(isinstance(element, ast.Starred) for element in elements)
+        places.add((losses[0], len(elements)) if len(losses) == 1 and not starred else None)
     return places.pop() if len(places) == 1 else None
 
 

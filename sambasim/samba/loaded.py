@@ -16,6 +16,7 @@ from sambasim.runtime.run.stepwise import STEP
 from sambasim.samba import ending, process
 from sambasim.samba.checks.replicas import Checks
 from sambasim.samba.device import Hyperparameters, Machine
+from sambasim.samba.flags import MEASURING
 from sambasim.samba.inputs import Inputs, bind, flat, inputs_of, name_of
 from sambasim.samba.notices import nearest
 from sambasim.samba.process import app_error, type_error
@@ -38,13 +39,18 @@ class Loaded:
         self.start = Start(program, [str(tensor.sn_name) for tensor in traced], loss_chosen=loss_chosen)
         self.output_gradients: dict[str, Tensor] = {}
         nodes = program.training.nodes if program.training is not None else ()
+        # Dropout and batch normalization.
         self.differs_in_evaluation = any(
             OPERATORS[node.operator].draws_random_numbers or "batch_norm" in node.operator for node in nodes
         )
-        """Whether a training step has dropout or batch normalization."""
-        names = {gradient_name(name): name for name in self.wanted}
-        self.input_gradients = {gradient: name for gradient, name in names.items() if gradient in program.symbols}
-        self.aliases = _output_aliases(program)
+        gradients = {gradient_name(name): name for name in self.wanted}
+        self.input_gradients = {name: of for name, of in gradients.items() if name in program.symbols}
+        graph, symbols = program.leading, program.symbols
+        outputs = [output for output in graph.outputs if symbols[output.symbol].kind is SymbolKind.OUTPUT]
+        # Names by operators, `net__fc__linear__outputs__0`; a parameter that the model returns has none.
+        aliases = {output.value: output.symbol for output in outputs if output.value in graph.values}
+        # Also without the prefix of the model.
+        self.aliases = {value.partition("__")[2]: symbol for value, symbol in aliases.items()} | aliases
         self.inputs: Mapping[str, Tensor] = bind(self.wanted, program.batch_size, machine.model, inputs)
         self.traced_inputs = _samba_tensors(self.inputs, inputs)
         self.given: Mapping[str, SambaTensor] = {}
@@ -83,13 +89,11 @@ class Loaded:
                 for inputs in (self.traced_inputs, self.given):
                     if self.input_gradients[name] in inputs:
                         inputs[self.input_gradients[name]].sn_grad = value
-        if wanted is None:
-            return tuple(outputs.values())
-        names = [name_of(tensor) or "a tensor without a name" for tensor in flat(wanted)]
-        unknown = next((name for name in names if name not in outputs), None)
-        if unknown is not None:
-            what = f"output_tensors has {unknown}, which is no output of the PEF"
-            raise app_error(OptionError, what, f"give model.output_tensors, or some of them: {', '.join(outputs)}")
+        names = outputs if wanted is None else [name_of(one) or "a tensor without a name" for one in flat(wanted)]
+        for name in names:
+            if name not in outputs:
+                what = f"output_tensors has {name}, which is no output of the PEF"
+                raise app_error(OptionError, what, f"give model.output_tensors, or some of them: {', '.join(outputs)}")
         return tuple(outputs[name] for name in names)
 
     def named_tensor(self, name: str) -> SambaTensor:
@@ -99,19 +103,23 @@ class Loaded:
             name = self.aliases.get(name, name)
         if name in self.outputs:
             return self.outputs[name]
-        for tensors in (self.inputs, self.gradients):
-            if name in tensors:
-                return SambaTensor(tensors[name], name=name)
+        tensor = self.inputs.get(name, self.gradients.get(name))
+        if tensor is not None:
+            return SambaTensor(tensor, name=name)
         if symbol is None or symbol.offset is None:
             remedy = f"sambasim inspect {self.machine.program.name} lists them"
             raise app_error(OptionError, f"the PEF has no tensor {name}", remedy)
         return SambaTensor(self.machine.replica.read(name), name=name)
 
+    def on_device(self, kind: SymbolKind) -> dict[str, SambaTensor]:
+        """Copies of the tensors of this kind, by name."""
+        return {name: self.named_tensor(name) for name in self.machine.names_of(kind)}
+
     def set_tensors(self, tensors: Mapping[str, object]) -> None:
         """`session.ctx.set_tensors`: sets tensors on the device by name; `<output>__grad` starts the next backward."""
         symbols, replica = self.machine.program.symbols, self.machine.replica
-        outputs = {**self.aliases, **dict(zip(self.outputs, self.outputs, strict=True))}
-        of_outputs = {gradient_name(name): output for name, output in outputs.items()}
+        of_outputs = {gradient_name(name): output for name, output in self.aliases.items()}
+        of_outputs |= {gradient_name(name): name for name in self.outputs}
         for name, value in dict(tensors).items():
             plain = host_values(torch.as_tensor(value), name)
             if name in symbols and symbols[name].offset is not None:
@@ -135,12 +143,12 @@ def kinds_of(program: Program, section_types: Sequence[str] | None) -> Collectio
     if isinstance(section_types, str):
         what = f"section_types must be a list of words, not the word {section_types!r}"
         raise app_error(OptionError, what, f'section_types=["{section_types}"]')
-    known = [kind.value for kind in SectionKind]
-    unknown = next((word for word in section_types if str(word).upper() not in known), None)
+    known, words = list(SectionKind), [str(word).upper() for word in section_types]
+    unknown = next((typed for word, typed in zip(words, section_types, strict=True) if word not in known), None)
     if unknown is not None:
         what = f"section_types has {unknown!r}, which is no type of section"
         raise app_error(OptionError, what, nearest(str(unknown).upper(), known))
-    kinds = {SectionKind(str(word).upper()) for word in section_types}
+    kinds = set(map(SectionKind, words))
     if program.training is None and kinds != {SectionKind.FWD}:
         what = f"this PEF predicts, and has no {', '.join(sorted(kinds - {SectionKind.FWD}))}"
         remedy = "run FWD alone; to train, compile and run without --inference, and give trace_graph the optimizers"
@@ -163,48 +171,39 @@ def _samba_tensors(bound: Mapping[str, Tensor], inputs: Inputs) -> Mapping[str, 
     return {name: tensor for name, tensor in zip(bound, flat(inputs), strict=True) if isinstance(tensor, SambaTensor)}
 
 
-def _output_aliases(program: Program) -> Mapping[str, str]:
-    """Names of outputs by their operators, `net__fc__linear__outputs__0`, with and without the prefix of the model."""
-    graph = program.leading
-    outputs = [output for output in graph.outputs if program.symbols[output.symbol].kind is SymbolKind.OUTPUT]
-    # Without a parameter that the model returns.
-    named = {output.value: output.symbol for output in outputs if output.value in graph.values}
-    return {**{value.partition("__")[2]: symbol for value, symbol in named.items()}, **named}
-
-
 class Start:
     """The outputs of a program from which its backward starts."""
 
     def __init__(self, program: Program, outputs: Sequence[str], *, loss_chosen: bool) -> None:
-        """outputs: the names of all outputs, in order; loss_chosen: whether the app gave `loss_indices`"""
+        """outputs: all names, in order; loss_chosen: whether the app gave `loss_indices`"""
         symbols = program.symbols
         tangents = {name for name, symbol in symbols.items() if symbol.kind is SymbolKind.TANGENT}
         self._outputs = outputs
         self._types = {name: symbols[name].type for name in outputs if gradient_name(name) in tangents}
-        self._means = {
-            name: torch.full(type_.shape, 1 / type_.numel, dtype=getattr(torch, type_.dtype))
-            for name, type_ in self._types.items()
-        }
-        looks_like_one = (len(type_.shape) <= 1 or type_.numel == 1 for type_ in self._types.values())
-        self.is_loss = loss_chosen or all(looks_like_one)
+        types = self._types.items()
+        self._means = {name: torch.full(t.shape, 1 / t.numel, dtype=getattr(torch, t.dtype)) for name, t in types}
+        self.is_loss = loss_chosen or all(len(t.shape) <= 1 or t.numel == 1 for t in self._types.values())
         """Whether each output is a loss: one number, one for each sample, or one of `loss_indices`."""
 
     def tangent(
         self, given: Mapping[str, Tensor], for_this_run: Tensor | float | Sequence[Tensor | float | None] | None
     ) -> Tangent:
-        """The gradients from which the backward starts; None for a program without a backward.
-
-        given: the `sn_grad` of outputs, by name
-        for_this_run: `grad_of_outputs`, one for each output in order, instead of `given`
-
-        If no gradient is given, the backward starts from the mean of the loss. Reports AP09 if there is no loss."""
+        """The gradients from which the backward starts: `for_this_run`, one for each output in order; or those `given`,
+        the `sn_grad` of outputs by name; or else the mean of the loss. Reports AP09 if there is no loss."""
         gradients = given if for_this_run is None else self._by_name(for_this_run)
         starts: Mapping[str, Tensor] = self._means
         if gradients:
             shaped = {name: self._shaped(name, gradient) for name, gradient in gradients.items()}
             starts = {name: shaped.get(name, torch.zeros_like(mean)) for name, mean in self._means.items()}
-        elif not self.is_loss and not str(process.current().command).startswith("measure"):
-            self._report_no_loss()
+        elif not self.is_loss and process.current().command not in MEASURING:
+            if len(starts) > 1:
+                what = f"AP09: the model returns no loss, and no gradient is set on its outputs: {', '.join(starts)}"
+                remedy = "set sn_grad on an output before the backward, or give session.run grad_of_outputs=[…]; or "
+                remedy += "return the loss first, as one number; or give loss_indices=[0] to session.compile"
+                raise app_error(DataError, what, remedy)
+            ((name, mean),) = starts.items()
+            what = f"the backward starts from the mean of {name}, of shape {tuple(mean.shape)}: it is no loss"
+            process.report_here("AP09", what, "return a loss, or set output.sn_grad before the backward")
         if len(starts) > 1:
             return {gradient_name(name): gradient for name, gradient in starts.items()}
         return next(iter(starts.values()), None)
@@ -229,16 +228,6 @@ class Start:
         plain = gradient.to(getattr(torch, type_.dtype))
         shaped = plain.reshape(()).expand(type_.shape) if gradient.numel() == 1 else plain.reshape(type_.shape)
         return shaped.contiguous()
-
-    def _report_no_loss(self) -> None:
-        first = next(iter(self._types))
-        if len(self._types) > 1:
-            what = f"AP09: the model returns no loss, and no gradient is set on its outputs: {', '.join(self._types)}"
-            remedy = "set sn_grad on an output before the backward, or give session.run grad_of_outputs=[…]; or "
-            remedy += "return the loss first, as one number; or give loss_indices=[0] to session.compile"
-            raise app_error(DataError, what, remedy)
-        what = f"the backward starts from the mean of {first}, of shape {self._types[first].shape}: it is no loss"
-        process.report_here("AP09", what, "return a loss, or set output.sn_grad before the backward")
 
 
 def as_gradient(value: object) -> Tensor:

@@ -32,8 +32,9 @@ def from_torch_model_(model: M, parent_module_prefix: str | None = None) -> M:
     has a tensor or module `name`."""
     if not isinstance(model, nn.Module):
         raise type_error(ModelError, "an nn.Module is needed", model, "samba.from_torch_tensor(tensor, name=…)")
-    own = type(unwrapped(model)).__name__.lower()
-    prefix = own if parent_module_prefix is None else f"{parent_module_prefix}__{own}"
+    prefix = type(unwrapped(model)).__name__.lower()
+    if parent_module_prefix is not None:
+        prefix = f"{parent_module_prefix}__{prefix}"
     try:
         model.name = prefix  # type: ignore[assignment]  # torch declares attributes as tensors and modules
     except (AttributeError, TypeError) as error:
@@ -41,10 +42,9 @@ def from_torch_model_(model: M, parent_module_prefix: str | None = None) -> M:
         raise ModelError(what, remedy="give that parameter, buffer, module or property another name") from error
     names = UniqueNames()
     names.take(loss_name(prefix), GRADIENT_SUFFIX)  # so that no parameter has the name of the loss
-    for one in held_by(unwrapped(model)):
-        if one.is_parameter:
-            symbol = names.take(symbol_name(prefix, one.name), GRADIENT_SUFFIX)
-            one.tensor.sn_name = symbol  # type: ignore[attr-defined]  # SambaFlow's attribute
+    for held in held_by(unwrapped(model)):
+        if held.is_parameter:
+            vars(held.tensor)["sn_name"] = names.take(symbol_name(prefix, held.name), GRADIENT_SUFFIX)
     if parent_module_prefix is None:
         add_old_methods(model)
     return model
@@ -109,24 +109,25 @@ def materialize(lazy: Part) -> Part:
         # `with` finds these methods in the class only, and materialize must return the model itself.
         type(lazy).__enter__ = lambda model: model  # type: ignore[attr-defined]  # a new method of the app's class
         type(lazy).__exit__ = lambda model, *error: None  # type: ignore[attr-defined]  # likewise
-    lazy_modules = []
+    lazy_modules, resets = [], []
     for path, module in _parts_first(lazy, "", set()):
-        if _is_lazy(module):
+        lazy_tensors = [tensor for tensor in _own_tensors(module).values() if tensor.is_meta]
+        below = [tensor.is_meta for tensors in (module.parameters(), module.buffers()) for tensor in tensors]
+        if lazy_tensors or (below and all(below)):
+            lazy_modules.append(module)
             # torch has two names for the method.
             reset = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
-            lazy_modules.append((path, module, reset))
-    for path, module, reset in lazy_modules:
-        unset = [one for one in _own_tensors(module).values() if one.is_meta and MATERIALIZER not in vars(one)]
-        if reset is None and unset:
-            remedy = "give the class a method reset_parameters that fills its parameters and buffers, or make it "
-            remedy += "outside lazy_param, or load_state_dict(…, assign=True) first"
-            what = f"{path or type(lazy).__name__} is a lazy {type(module).__name__}, which has no reset_parameters"
-            raise ModelError(what, remedy=remedy)
+            if reset is not None:
+                resets.append(reset)
+            elif not all(MATERIALIZER in vars(tensor) for tensor in lazy_tensors):
+                remedy = "give the class a method reset_parameters that fills its parameters and buffers, or make it "
+                remedy += "outside lazy_param, or load_state_dict(…, assign=True) first"
+                what = f"{path or type(lazy).__name__} is a lazy {type(module).__name__}, which has no reset_parameters"
+                raise ModelError(what, remedy=remedy)
     made: dict[int, Tensor] = {}  # parameters that two layers share stay shared
-    given = [tensor for _, module, _ in lazy_modules for tensor in _give_memory(module, made)]
-    for _, _, reset in lazy_modules:
-        if reset is not None:
-            reset()
+    given = [tensor for layer in lazy_modules for tensor in _give_memory(layer, made)]
+    for reset in resets:
+        reset()
     for tensor in given:
         if MATERIALIZER in vars(tensor):
             with torch.no_grad():
@@ -147,12 +148,6 @@ def _parts_first(module: nn.Module, path: str, seen: set[nn.Module]) -> Iterator
 def _own_tensors(module: nn.Module) -> dict[str, Tensor]:
     own = {**module._parameters, **module._buffers}
     return {name: tensor for name, tensor in own.items() if tensor is not None}
-
-
-def _is_lazy(module: nn.Module) -> bool:
-    """Whether it has a lazy tensor of its own, or tensors in it that are all lazy."""
-    below = [tensor.is_meta for tensor in (*module.parameters(), *module.buffers())]
-    return any(tensor.is_meta for tensor in _own_tensors(module).values()) or (bool(below) and all(below))
 
 
 def _give_memory(module: nn.Module, made: dict[int, Tensor]) -> Iterator[Tensor]:

@@ -42,7 +42,7 @@ class AbsentName:
     subclass and `isinstance` raise AbsentNameError."""
 
     def __init__(self, name: str, what: str, instead: str) -> None:
-        """name: the full name; what: what it is in SambaFlow; instead: what the app can do here."""
+        """The full name, what it is in SambaFlow, and what the app can do here."""
         self._name, self._what, self._instead = name, what, instead
 
     def _refuse(self, *arguments: object, **keywords: object) -> NoReturn:
@@ -142,11 +142,8 @@ def checks_keywords(
     called: str = "", passed_on: Collection[str] = (), *, refused_later: Collection[str] = ()
 ) -> Callable[[Callable[Arguments, Answer]], Callable[Arguments, Answer]]:
     """A decorator that ignores unknown keywords, with a notice, and raises KeywordError for misspelled ones and for
-    wrong positional arguments.
-
-    called: the name in messages; by default `session.run` for `Session.run`: apps use an instance
-    passed_on: further keywords, which go to torch
-    refused_later: known keywords that no remedy proposes, because a PEF cannot contain what they ask for"""
+    wrong positional arguments. called: the name in messages, by default `session.run` for `Session.run`; passed_on:
+    further keywords, which go to torch; refused_later: those that no remedy proposes, because a PEF cannot have them"""
 
     def decorate(function: Callable[Arguments, Answer]) -> Callable[Arguments, Answer]:
         owner, dot, short = function.__qualname__.rpartition(".")

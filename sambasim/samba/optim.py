@@ -44,11 +44,9 @@ class _OnDevice(torch.optim.Optimizer):
         self.options()
 
     def options(self) -> tuple[OptimizerOptions, ...]:
-        """The options of each of `param_groups` for a PEF. Raises OptionError for an option that a PEF's optimizer does
-        not have, for a value out of range, if the groups differ in `max_grad_norm`, and for a step of the user's
-        own."""
-        own = f"samba.optim.{type(self).__name__}"
-        refuse_changed_step(self, own)
+        """The options of each of `param_groups` for a PEF. Raises OptionError for what a PEF cannot have."""
+        name = f"samba.optim.{type(self).__name__}"
+        refuse_changed_step(self, name)
         bounds = dict.fromkeys(group["max_grad_norm"] for group in self.param_groups)
         if len(bounds) > 1:
             what = f"the parameter groups of {type(self).__name__} differ in max_grad_norm, "
@@ -56,7 +54,7 @@ class _OnDevice(torch.optim.Optimizer):
             raise OptionError(what, remedy="give max_grad_norm to the optimizer and to no group")
         bound = plain_number(next(iter(bounds), None))
         groups = enumerate(self.param_groups)
-        return tuple(options_of_group(self.kind, group, f"{own}, parameter group {i}", bound) for i, group in groups)
+        return tuple(options_of_group(self.kind, group, f"{name}, parameter group {i}", bound) for i, group in groups)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

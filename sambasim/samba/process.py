@@ -1,7 +1,7 @@
 """What this process knows of its app: its command line, ranks, findings (mistakes of the app) and notices.
 
-In a run a finding is a notice on stderr or, for DP09, an error. `sambasim app --check` collects all of them. The table
-of all codes is in `samba/README.md`; codes stay the same between releases.
+In a run a finding is a notice on stderr or, for DP09, an error. `sambasim app --check` collects all of them. The codes
+are in `samba/README.md`.
 """
 
 import atexit
@@ -80,9 +80,9 @@ class Reporter:
             if (finding.code, finding.what) not in self._found:
                 self._add(finding, f" (rank {rank})")
 
-    def has(self, code: str) -> bool:
-        """Whether a finding with this code was reported."""
-        return any(code == reported for reported, _ in self._found)
+    def has(self, *codes: str) -> bool:
+        """Whether a finding with one of these codes was reported."""
+        return any(reported in codes for reported, _ in self._found)
 
     def summarize(self) -> None:
         """Print all findings again, on rank 0: in short those that were printed before."""
@@ -118,10 +118,8 @@ _STARTERS = tuple(f"{PACKAGE}{name}" for name in ("cli/", "samba/shim/", "samba/
 
 def app_line() -> str | None:
     """`file:line: code` of the innermost frame that belongs to no library; None if there is none."""
-    for frame in _frames():
-        if is_users_file(frame.f_code.co_filename):
-            return _shown(frame, frame.f_lineno)
-    return None
+    of_app = (frame for frame in _frames() if is_users_file(frame.f_code.co_filename))
+    return next((_shown(frame, frame.f_lineno) for frame in of_app), None)
 
 
 def app_error(kind: type[Failure], what: str, remedy: str) -> Failure:
@@ -176,21 +174,16 @@ STARTED_IN = os.getcwd()
 
 @dataclass(slots=True)
 class Context:
-    """command, arguments: what `parse_app_args` returned
-    communicator: None before the ranks are connected
-    alone: whether the command runs in a single process
-    has_left: whether `ending.leave` has reported an error, so that a later sys.exit is part of the same end
-    said: the names that `notices.say_once` has told of
-    parts: the job and the check of this process, by class"""
+    """What this process knows of its app; command and arguments are those of `parse_app_args`."""
 
     command: str | None = None
     arguments: Namespace | None = None
-    communicator: "Communicator | None" = None
-    alone: bool = False
-    has_left: bool = False
+    communicator: "Communicator | None" = None  # None before the ranks are connected
+    alone: bool = False  # the command runs in a single process
+    has_left: bool = False  # `ending.leave` has reported an error; a later sys.exit is part of the same end
     reporter: Reporter = field(default_factory=Reporter)
-    said: set[str] = field(default_factory=set)
-    parts: dict[type, Any] = field(default_factory=dict)
+    said: set[str] = field(default_factory=set)  # the names that `notices.say_once` has told of
+    parts: dict[type, Any] = field(default_factory=dict)  # the job and the check of this process
 
     @property
     def rank(self) -> int:
@@ -234,8 +227,7 @@ def report_here(code: Code, what: str, remedy: str, *, notice_only: bool = False
 
 
 def has_reported(*codes: str) -> bool:
-    """Whether a finding with one of these codes was reported."""
-    return any(map(current().reporter.has, codes))
+    return current().reporter.has(*codes)
 
 
 def typed_command(original: Sequence[str] = tuple(sys.orig_argv)) -> list[str]:

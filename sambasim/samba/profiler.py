@@ -78,16 +78,13 @@ class Profiler:
         measurements: Iterable[str] | None = None,
     ) -> str:
         """A line for each event name of `keys`, or of all: how often, milliseconds, and samples per second, without the
-        first `warmup_steps` events. measurements: "latency", "throughput"; None for both, if known
-
-        Raises OptionError for other measurements, and for throughput without num_samples_per_iter."""
+        first `warmup_steps` events. measurements: "latency", "throughput"; None for both, if known"""
         known = ["latency", "throughput"] if num_samples_per_iter else ["latency"]
         wanted = known if measurements is None else [*measurements]
-        unknown = [word for word in wanted if word not in known]
-        if unknown:
-            what = "throughput needs a number of samples"
-            if unknown != ["throughput"]:
-                what = f"the profiler has no measurement {unknown[0]}"
+        if unknown := [word for word in wanted if word not in known]:
+            what = f"the profiler has no measurement {unknown[0]}"
+            if unknown == ["throughput"]:
+                what = "throughput needs a number of samples"
             remedy = 'measurements=["latency"], or ["latency", "throughput"] with num_samples_per_iter='
             raise app_error(OptionError, what, remedy)
         lines = []

@@ -20,7 +20,7 @@ from sambasim.ir.program import Program
 from sambasim.ir.ranks import with_cut_batch
 from sambasim.ir.types import SymbolKind
 from sambasim.options.base import build
-from sambasim.options.compile import BUILD_FIELDS, CompileOptions
+from sambasim.options.compile import CompileOptions
 from sambasim.options.training import TrainingOptions
 from sambasim.samba import process
 from sambasim.samba.fingerprint import fingerprint
@@ -38,11 +38,8 @@ if TYPE_CHECKING:
 
 Optimizer: TypeAlias = SGD | Adam | AdamW
 
-FINGERPRINT, FINGERPRINT_OF_FORWARD = "step_sha256", "forward_sha256"
-"""Keys of fingerprints of the model in the metadata of a PEF."""
-
-LOSS_INDICES = "loss_indices"
-"""The key of `loss_indices=` there."""
+FINGERPRINT, FINGERPRINT_OF_FORWARD, LOSS_INDICES = "step_sha256", "forward_sha256", "loss_indices"
+"""Keys in the metadata of a PEF."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +52,10 @@ class Request:
     updates: tuple[Update, ...]
     options: CompileOptions
     loss_indices: tuple[int, ...] = ()
+
+    @property
+    def example(self) -> Example:
+        return Example(self.inputs, self.by_keyword)
 
     @property
     def losses(self) -> Losses:
@@ -71,13 +72,10 @@ def request(
     loss_indices: Sequence[int] | int | None = None,
     chips: int | None = None,
 ) -> Request:
-    """The request for `model`.
+    """The request for `model`, with errors for what does not fit together.
 
     given: fields of `[compile]` and `[parallel]`; None is the default
-    chips: those that share the batch; by default what `given` says
-
-    Raises OptionError for options that do not fit together, DataError for inputs that have no common batch, ModelError
-    for a trained parameter that no optimizer has, and WeightsError for a SambaTensor in the model that has no data."""
+    chips: those that share the batch; by default what `given` says"""
     if not isinstance(model, nn.Module):
         raise type_error(ModelError, "the model must be an nn.Module", model, "give the model, and then its inputs")
     for path, module in model.named_modules():
@@ -85,8 +83,8 @@ def request(
             if isinstance(value, SambaTensor):
                 host_values(value, f"{path}.{name}".lstrip("."))
     named, by_keyword = name_inputs(model, inputs)
-    kinds = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
-    named = {name: _as_computed(tensor, kinds) for name, tensor in named.items()}
+    dtypes = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
+    named = {name: _as_computed(tensor, dtypes) for name, tensor in named.items()}
     updates = () if inference else tuple(_updates(model, optimizers))
     parts: dict[str, object] = {name: value for name, value in given.items() if value is not None}
     parts |= {"inference": inference, "optimizer": optimizers[0].options()[0] if updates else None}
@@ -157,19 +155,13 @@ def build_fields(config: Mapping[str, object], name: str) -> dict[str, object]:
     return {key: None if ignored.get(key) else value for key, value in fields.items()}
 
 
-def build_fields_of(compile_options: Mapping[str, object]) -> dict[str, object]:
-    """The fields of `[compile]` and `[parallel]` in the options of a PEF."""
-    names = BUILD_FIELDS - {"output_folder", "inference"}
-    return {name: value for name, value in compile_options.items() if name in names}
-
-
 def _as_computed(tensor: Tensor, parameters: set[torch.dtype]) -> Tensor:
     """An input in the type in which PyTorch computes: int16 labels as int64; bfloat16 and float32 inputs in the type of
     all `parameters`."""
     if tensor.dtype is torch.int16:
         return tensor.long()
     if tensor.dtype in (torch.bfloat16, torch.float32) and len(parameters) == 1:
-        wanted = next(iter(parameters))
+        (wanted,) = parameters
         if tensor.dtype is torch.float32 and wanted is torch.bfloat16:
             say_once("the type of float32 inputs", "they are rounded to bfloat16, the type of the parameters")
         return tensor.to(wanted)
@@ -181,7 +173,7 @@ def _batch_size(inputs: Inputs, named: Mapping[str, Tensor]) -> int:
         raise DataError("the model has no inputs", remedy="pass inputs= a list of SambaTensors")
     for name, tensor in zip(named, flat(inputs), strict=True):
         check_on_host(name, tensor)
-        axis = tensor.batch_dim if isinstance(tensor, SambaTensor) else None
+        axis = getattr(tensor, "batch_dim", None)
         if axis not in (None, 0):
             what = f"the batch of {name} is along axis {axis}, but a replica's batch must come first"
             raise DataError(what, remedy=f"transpose {name} in the model, and give it with batch_dim=0")
@@ -242,7 +234,7 @@ def compile_request(asked: Request, metadata: Mapping[str, object]) -> str:
             facts[LOSS_INDICES] = ",".join(map(str, asked.loss_indices))
         return assemble(built, asked.model, asked.options, watch, asked.updates or None, facts, path)
 
-    subject = LiveModel(asked.model, Example(asked.inputs, asked.by_keyword), losses=asked.losses)
+    subject = LiveModel(asked.model, asked.example, losses=asked.losses)
     show = (lambda phase: None) if quiet else (lambda phase: print(f"{phase} …", file=sys.stderr, flush=True))
     done = compile_proved(subject, asked.options, show, work=compiled)
     _print_compiled(done)
@@ -252,8 +244,7 @@ def compile_request(asked: Request, metadata: Mapping[str, object]) -> str:
 def captured(asked: Request, watch: "Stopwatch") -> "Built":
     from sambasim.compiler.compile import capture_model
 
-    example = Example(asked.inputs, asked.by_keyword)
-    return capture_model(asked.model, example, asked.options, watch, losses=asked.losses)
+    return capture_model(asked.model, asked.example, asked.options, watch, losses=asked.losses)
 
 
 def _print_compiled(done: "Proved") -> None:
@@ -283,9 +274,8 @@ def _of_the_loss(program: Program) -> Iterator[str]:
     """A notice if the backward does not start from a loss that is the first output."""
     if program.loss is None or program.training is None:
         return
-    loss = program.symbols[program.loss].type
-    symbols = [output.symbol for output in program.training.outputs]
-    place = [name for name in symbols if program.symbols[name].kind is SymbolKind.OUTPUT].index(program.loss)
+    loss, names = program.symbols[program.loss].type, [output.symbol for output in program.training.outputs]
+    place = [name for name in names if program.symbols[name].kind is SymbolKind.OUTPUT].index(program.loss)
     if len(loss.shape) > 1:
         what = "the model returns no loss: set sn_grad on the output that a backward starts from"
         yield f"{what}; without it, it is output {place + 1}, {loss}"

@@ -74,9 +74,8 @@ class Session:
         Raises ModelError and CaptureError for models that cannot be compiled, OptionError for wrong options."""
         if graph_transform_hook is not None:
             say_once("graph_transform_hook", "the graph is compiled as it was captured")
-        config = self._config if config_dict is None else as_mapping("config_dict", config_dict)
-        if config is None:
-            config = as_mapping("args", process.current().arguments)
+        default = process.current().arguments if self._config is None else self._config
+        config = as_mapping("config_dict", default if config_dict is None else config_dict)
         forward_only = bool(config.get("inference")) if inference is None else inference
         replicas.note_not_passed_on(config, inference=forward_only)
         model, listed, batch = unwrapped(model), as_sequence(optimizers), repeatable(inputs)
@@ -135,8 +134,8 @@ class Session:
             now.hyperparameters.take(hyperparam_dict)
         if SectionKind.FWD in kinds:
             now.hyperparameters.begin_forward()
-        given = now.hyperparameters.given
-        mode = now.checks.before(kinds, batch, given, data_parallel=data_parallel, reduce_on_rdu=reduce_on_rdu)
+        changed, sync = now.hyperparameters.given, {"data_parallel": data_parallel, "reduce_on_rdu": reduce_on_rdu}
+        mode = now.checks.before(kinds, batch, changed, **sync)
         tangent = now.start.tangent(now.output_gradients, grad_of_outputs) if SectionKind.BCKWD in kinds else None
         is_cast = torch.is_autocast_enabled("cpu")
         if is_cast:
@@ -187,12 +186,9 @@ class Session:
         """Ends that event, and writes all events to `filename` as JSON."""
         self.profiler.end_event("runtime_profile", filename)
 
-    _why = "inputs are copied within the memory of the process"
-    enable_pinned_memory = without_effect("session.enable_pinned_memory", _why)
+    enable_pinned_memory = without_effect("session.enable_pinned_memory", "inputs are copied within the process")
     disable_graphamp = without_effect("session.disable_graphamp", "--dtype decides in which type a PEF computes")
-    _why = "operators are captured as the model calls them"
-    use_static_functional = without_effect("session.use_static_functional", _why)
-    del _why
+    use_static_functional = without_effect("session.use_static_functional", "operators are captured as they are called")
 
     @contextmanager
     def timed(self, model: nn.Module) -> Iterator[SectionClock]:
@@ -207,7 +203,7 @@ class Session:
             replica.time_by(None)
 
     def program(self, model: nn.Module) -> Program:
-        """The program of the loaded PEF. Raises OptionError if none is loaded for `model`."""
+        """That of the loaded PEF. Raises OptionError if none is loaded for `model`."""
         return self._loaded(model).machine.program
 
     def document(self, model: nn.Module) -> PefDocument:
@@ -265,14 +261,12 @@ class Session:
         """Inputs and outputs of the last run by name, and in `inputs` and `grads` all inputs and all gradients."""
         now = self._loaded()
         inputs = {name: SambaTensor(tensor, name=name) for name, tensor in now.inputs.items()}
-        grads = {name: now.named_tensor(name) for name in now.machine.names_of(SymbolKind.GRADIENT)}
-        return {"inputs": inputs, "grads": grads, **inputs, **now.outputs}
+        return {"inputs": inputs, "grads": now.on_device(SymbolKind.GRADIENT), **inputs, **now.outputs}
 
     @property
     def buffer_dict(self) -> Mapping[str, SambaTensor]:
         """Copies of the buffers on the device, by the names of their symbols."""
-        now = self._loaded()
-        return {name: now.named_tensor(name) for name in now.machine.names_of(SymbolKind.BUFFER)}
+        return self._loaded().on_device(SymbolKind.BUFFER)
 
     @property
     def optim_dict(self) -> Mapping[str, Optimizer]:
@@ -305,14 +299,11 @@ def install_attributes() -> None:
     """Gives `torch.Tensor`, and so parameters, SambaFlow's attributes."""
     on_outputs = "set sn_grad on an output: from it, session.run computes the gradients"
     on_host = "param.data.copy_(…), and then samba.session.to_device(model)"
-    for name, value in {
-        "torch": lambda tensor: tensor,
-        "torch_tensor": lambda tensor: tensor,
-        "sn_grad": _attribute("sn_grad", Machine.gradient, lambda _: None, lambda _, given: given, on_outputs),
-        "sn_data": _attribute("sn_data", Machine.value, Tensor.detach, of_shape, on_host),
-        "sn_name": None,
-    }.items():
-        setattr(Tensor, name, value)
+    tensor: Any = Tensor
+    tensor.torch = tensor.torch_tensor = lambda tensor: tensor
+    tensor.sn_grad = _attribute("sn_grad", Machine.gradient, lambda _: None, lambda _, given: given, on_outputs)
+    tensor.sn_data = _attribute("sn_data", Machine.value, Tensor.detach, of_shape, on_host)
+    tensor.sn_name = None
 
 
 def _attribute(

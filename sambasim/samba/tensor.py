@@ -32,15 +32,12 @@ _DESCRIPTION = (
 
 
 class SambaTensor(Tensor):
-    """It shares memory with the tensor that it is made from.
-
-    sn_name: the name by which a session binds inputs; `name` is the same attribute
-    batch_dim: the dimension that counts samples, or None
-
-    The other attributes have no effect, and are kept for the app to read."""
+    """It shares memory with the tensor that it is made from."""
 
     sn_name: str | None = None
+    """The name by which a session binds inputs; `name` is the same attribute."""
     batch_dim: int | None = None
+    """The dimension that counts samples. The attributes below have no effect, and are kept for the app to read."""
     named_dims: tuple[str, ...] | None = None
     sized_dims: object = None
     region_name: str | None = None
@@ -65,15 +62,10 @@ class SambaTensor(Tensor):
         is_complex: bool | None = None,
         region_name: str | None = None,
     ) -> "SambaTensor":
-        """Makes a SambaTensor from the first of these that is given.
-
-        torch_tensor: a tensor, whose memory is shared, unless `dtype` is another
-        materializer: a function that returns a tensor, called at once
-        shape: the tensor holds zeros, and `has_data` is False until it is written to
-
-        Within `lazy_param` the last two have no data until `sn_data` is assigned, or `samba.materialize` calls the
-        materializer. Raises DataError for what is no tensor or complex, and for another shape or a dimension that it
-        does not have."""
+        """Makes a SambaTensor from a tensor, whose memory is shared unless `dtype` is another; by the `materializer`;
+        or of zeros in a `shape`, with `has_data` False until it is written to. Within `lazy_param` the last two have no
+        data until `sn_data` is assigned, or `samba.materialize` calls the materializer. Raises DataError for what is no
+        tensor or complex, and for another shape or a dimension that it does not have."""
         given = materializer() if torch_tensor is None and materializer is not None else torch_tensor
         if isinstance(given, tuple | list):
             raise _no_tensor(given)
@@ -97,7 +89,7 @@ class SambaTensor(Tensor):
         tensor = plain.as_subclass(cls)
         if isinstance(given, SambaTensor):
             tensor._copy_description(given)
-        if given is None:
+        elif given is None:
             tensor._version_when_made = tensor._version
         if materializer is not None and tensor.is_meta:
             vars(tensor)[MATERIALIZER] = materializer
@@ -120,7 +112,7 @@ class SambaTensor(Tensor):
         vars(self).update({name: value for name, value in vars(other).items() if name in _DESCRIPTION})
 
     def backward(self, *args: Any, **keywords: Any) -> None:
-        """As torch's. Raises OptionError for a tensor without a graph, such as a result of the device."""
+        """As torch's; OptionError for a tensor without a graph, such as a result of the device."""
         if not self.requires_grad:
             what = f"backward() of {_called(self.sn_name)}: the host has no autograd graph of a result of session.run"
             remedy = "leave out backward(), optimizer.step() and section_types: session.run does both itself"
@@ -253,14 +245,12 @@ def from_named_dict(tensors: Mapping[str, Tensor]) -> dict[str, SambaTensor]:
 def to_torch(tensor: Outputs) -> Outputs:
     """A tensor, or a tuple or list of tensors, as plain ones in the same memory and the same autograd graph. Raises
     DataError for anything else."""
-    if isinstance(tensor, SambaTensor):
-        return tensor.as_subclass(Tensor)
     if isinstance(tensor, Tensor):
-        return tensor
+        return tensor.as_subclass(Tensor) if isinstance(tensor, SambaTensor) else tensor
     if isinstance(tensor, tuple):
         return tuple(map(to_torch, tensor))
     if isinstance(tensor, list):
-        return [to_torch(one) for one in tensor]
+        return list(map(to_torch, tensor))
     raise _no_tensor(tensor)
 
 

@@ -6,6 +6,7 @@ import math
 import os
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -78,8 +79,7 @@ class TestWithGold:
         """Copies the weights to the host, and compares the outputs of FWD on the device with the gold file; writes it
         from the host's outputs if there is none. Returns the gold outputs by name. Raises AssertionError as
         `utils.assert_close` does, and WeightsError for a file of other outputs."""
-        batch = self._batch()
-        gold = None
+        batch, gold = self._batch(), None
         if self.gold_file_path is not None and self.gold_file_path.exists():
             try:
                 gold = load_file(self.gold_file_path)
@@ -134,18 +134,17 @@ def _made_up(program: Program) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(0)
     batch = {}
     for name, symbol in inputs_of(program).items():
-        dtype = getattr(torch, symbol.type.dtype)
         # In bf16 first, so that a PEF of bf16 has the same inputs as the host.
         numbers = torch.randn(symbol.type.shape, generator=generator).bfloat16()
-        batch[name] = numbers.to(dtype) if dtype.is_floating_point else torch.zeros(symbol.type.shape, dtype=dtype)
+        dtype = getattr(torch, symbol.type.dtype)
+        batch[name] = (numbers if dtype.is_floating_point else numbers.zero_()).to(dtype)
     return batch
 
 
 def consistency_test(check: Check | None = None) -> Any:
-    """Decorates `fn(args, model, inputs, outputs)`, which runs the session and returns a list of (name, tensor): a call
-    runs it twice from the same device state and random generator, and returns the list. Raises AssertionError, with the
-    name, for the first tensor whose bits differ; OptionError if the function returns something else or no PEF is
-    loaded. Used as `@consistency_test()` and as `@consistency_test`."""
+    """Decorates `fn(args, model, inputs, outputs)`, which runs the session and returns a list of (name, tensor), with
+    or without `()`: a call runs it twice from the same device state and random generator, and returns the list. Raises
+    AssertionError for the first tensor whose bits differ; OptionError if no PEF is loaded, or for another result."""
     if check is None:
         return consistency_test
 
@@ -173,11 +172,11 @@ def consistency_test(check: Check | None = None) -> Any:
         replica.meet()
         torch.set_rng_state(drawn)
         second = results(args, kwargs)
-        names = [name for name, _ in second]
-        if names != [name for name, _ in first]:
-            raise AssertionError(f"the second run gives {', '.join(names)}, and the first {', '.join(dict(first))}")
-        for (name, before), (_, after) in zip(first, second, strict=True):
-            if before.shape != after.shape or bytes_of(before) != bytes_of(to_torch(after)):
+        before, after = (", ".join(name for name, _ in pairs) for pairs in (first, second))
+        if before != after:
+            raise AssertionError(f"the second run gives {after}, and the first {before}")
+        for (name, value), (_, again) in zip(first, second, strict=True):
+            if value.shape != again.shape or bytes_of(value) != bytes_of(to_torch(again)):
                 raise AssertionError(f"{name} differs between two runs from the same state")
         return second
 
@@ -188,10 +187,11 @@ MAX_BF16_TRUNCATE_NORMAL_REL = 2.0**-7
 """The largest relative error of truncating a normal fp32 number to bf16, which has 8 significant bits."""
 
 
-def write_json(path: str | os.PathLike[str], figures: Mapping[str, JsonValue]) -> None:
-    """Writes `figures` as one line of JSON. Raises OptionError if the file cannot be written."""
+def write_json(path: str | os.PathLike[str], *rows: Mapping[str, JsonValue], mode: str = "w") -> None:
+    """Writes each row as a line of JSON. Raises OptionError if the file cannot be written."""
     try:
-        Path(path).write_text(f"{json.dumps(figures)}\n", encoding="utf-8")
+        with open(path, mode, encoding="utf-8") as file:
+            file.writelines(f"{json.dumps(row)}\n" for row in rows)
     except OSError as error:
         raise OptionError(f"{path} cannot be written: {error.strerror}", remedy="give another file") from error
 
@@ -252,10 +252,10 @@ class AccuracyReport:
         self.figures: dict[str, JsonValue] = {name: _plain(name, value) for name, value in figures.items()}
 
     def __getattr__(self, name: str) -> object:
-        figures = vars(self).get("figures", {})
-        if name not in figures:
-            raise AttributeError(f"this report has no {name}; it has {', '.join(figures) or 'nothing'}")
-        return figures[name]
+        figures: Mapping[str, object] = vars(self).get("figures", {})
+        if name in figures:
+            return figures[name]
+        raise AttributeError(f"this report has no {name}; it has {', '.join(figures) or 'nothing'}")
 
     def save(self, path: str | os.PathLike[str] | None) -> None:
         """Writes the figures as one line of JSON; nothing for None, the default of --acc-report-json."""
@@ -291,13 +291,10 @@ def dump_accuracy_debug_info(
     written."""
     folder = Path(args.output_folder or "out", "accuracy_debug") if isinstance(args, Namespace) else Path(args)
     path = folder / f"accuracy_debug_info.rank{process.current().rank}.jsonl"
-    lines = "".join(f"{json.dumps({'step': step, **row})}\n" for row in _rows(model))
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a", encoding="utf-8") as file:
-            file.write(lines)
-    except OSError as error:
-        raise OptionError(f"{path} cannot be written: {error.strerror}", remedy="give another folder") from error
+    rows = [{"step": step, **row} for row in _rows(model)]
+    with suppress(OSError):  # write_json reports it
+        folder.mkdir(parents=True, exist_ok=True)
+    write_json(path, *rows, mode="a")
     return path
 
 

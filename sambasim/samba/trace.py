@@ -27,6 +27,7 @@ from sambasim.ir.mesh import replica_mesh
 from sambasim.ir.program import LOSS_SCALE, ROUNDING_SEED, Program
 from sambasim.ir.ranks import as_one_rank
 from sambasim.ir.types import Symbol, SymbolKind
+from sambasim.options.compile import BUILD_FIELDS
 from sambasim.pef import PefDocument, locate, map_weights, read
 from sambasim.pef.archive import bytes_of
 from sambasim.pef.files import is_compiled_here
@@ -78,7 +79,6 @@ def _trace_graph(
     pef: a path or a name; by default that of `config_dict`, or of the command line
     transfer_device: whether to copy weights and optimizer state to the device now
 
-    The other arguments have no effect.
     Raises PefError with the first difference if the PEF was compiled from another graph; OptionError if it was compiled
     with another --dtype than the command line has; LaunchError for more replicas on a node than it has RDUs."""
     context = process.current()
@@ -145,12 +145,11 @@ def _check_pef(document: PefDocument) -> None:
 
 
 def _predicts(name: str, optimizers: Sequence[Optimizer]) -> bool:
-    """Whether a training PEF predicts: with --inference, or in a process without a command line, without optimizers.
-    Raises OptionError for a command line with neither."""
-    if process.current().flag("inference"):
-        return True
-    if optimizers or process.current().arguments is None:
-        return not optimizers
+    """A training PEF predicts with --inference, or in a process without a command line, without optimizers. Raises
+    OptionError for a command line with neither."""
+    context = process.current()
+    if context.flag("inference") or optimizers or context.arguments is None:
+        return bool(context.flag("inference")) or not optimizers
     remedy = "give it the optimizers of session.compile; or, to predict with this PEF, type --inference"
     raise app_error(OptionError, f"{name} trains, and trace_graph needs its optimizers", remedy)
 
@@ -162,11 +161,13 @@ def _request_of(
     optimizers: Sequence[Optimizer],
     loss_indices: Sequence[int] | int | None,
 ) -> Request:
-    fields = {**request.build_fields_of(document.compile_options), "output_folder": Path("out")}
     predicts, chips = document.program.training is None, document.program.chips
+    unknown = {"inference"}  # that of the program counts
     if predicts:
-        unknown = ("data_parallel", "world_size", "stochastic_rounding")
-        fields |= dict.fromkeys((*unknown, "tensor_parallel", "n_chips") if chips > 1 else unknown)
+        unknown |= {"data_parallel", "world_size", "stochastic_rounding"}
+        unknown |= {"tensor_parallel", "n_chips"} if chips > 1 else set()
+    options = document.compile_options.items()
+    fields = {name: value for name, value in options if name in BUILD_FIELDS - unknown} | {"output_folder": Path("out")}
     losses = _losses(document, loss_indices)
     return request.request(model, inputs, optimizers, fields, inference=predicts, loss_indices=losses, chips=chips)
 
@@ -200,14 +201,11 @@ def forward_of(program: Program) -> Program:
 
 def _replica(program: Program, asked: Request, weights: Mapping[str, Tensor]) -> StepwiseReplica:
     """The device, with constants, the hyperparameters of the app's optimizers, and the seed of rank 0 for rounding."""
-    communicator = ending.communicator()
+    communicator, declared = ending.communicator(), program.runtime_arguments
     seed = communicator.broadcast_object(torch.initial_seed())
-    seeded = tuple(
-        replace(argument, default=seed) if argument.name == ROUNDING_SEED else argument
-        for argument in program.runtime_arguments
-    )
+    seeded = tuple(replace(one, default=seed) if one.name == ROUNDING_SEED else one for one in declared)
     replica = StepwiseReplica(replace(program, runtime_arguments=seeded), communicator)
-    for name in _names(program, SymbolKind.CONSTANT):
+    for name in _names(program, SymbolKind.CONSTANT):  # masks, tables, plain attributes
         replica.write(name, weights[name])
     for index, update in enumerate(asked.updates):
         replica.change(index, update.hyperparameters)
@@ -215,7 +213,6 @@ def _replica(program: Program, asked: Request, weights: Mapping[str, Tensor]) ->
 
 
 def _names(program: Program, kind: SymbolKind) -> list[str]:
-    """Of the kind CONSTANT: tensors of the model outside its state: masks, tables, plain attributes."""
     return [name for name, symbol in program.symbols.items() if symbol.kind is kind]
 
 
@@ -228,10 +225,8 @@ def capture_and_compare(document: PefDocument, asked: Request, weights: Mapping[
 
     program, name = document.program, document.program.name
     built = request.captured(asked, Stopwatch(lambda phase: None))
-    passes = [
-        replace(one, compiled=program) if isinstance(one, TensorParallel) else one
-        for one in pipeline(asked.options, asked.updates or None)
-    ]
+    plan = pipeline(asked.options, asked.updates or None)
+    passes = [replace(one, compiled=program) if isinstance(one, TensorParallel) else one for one in plan]
     traced = run_pipeline(built.program, passes, lambda title: None)
     difference = _first_difference(program, traced)
     if difference is not None:
@@ -255,12 +250,9 @@ def _first_difference(compiled: Program, traced: Program) -> str | None:
     """The first difference, with the source line of the model; None if both compute the same. Weights, names of
     programs and line numbers are ignored. Symbols of data parallelism, which are named by digests, come last."""
     parallel = (SymbolKind.ACCUMULATION_GROUP, SymbolKind.REDUCE_BUFFER)
-    own = (
-        {name: symbol for name, symbol in program.symbols.items() if symbol.kind not in parallel}
-        for program in (compiled, traced)
-    )
-    graphs = compiled.leading, traced.leading
-    if difference := _symbol_difference(*own):
+    graphs, symbols = (compiled.leading, traced.leading), (compiled.symbols, traced.symbols)
+    plain = ({name: one for name, one in named.items() if one.kind not in parallel} for named in symbols)
+    if difference := _symbol_difference(*plain):
         return difference
     if nodes := node_difference(*graphs):
         _, before, now = nodes
@@ -272,7 +264,7 @@ def _first_difference(compiled: Program, traced: Program) -> str | None:
     for group, other in zip_longest(compiled.groups, traced.groups):
         if group is None or other is None or group.members != other.members or group.optimizer != other.optimizer:
             return "the optimizers update other groups of parameters"
-    return _symbol_difference(compiled.symbols, traced.symbols)
+    return _symbol_difference(*symbols)
 
 
 def _symbol_difference(compiled: Mapping[str, Symbol], traced: Mapping[str, Symbol]) -> str | None:

@@ -10,7 +10,6 @@ from sambasim.records.metrics import PlacementRecord, PredictedRecord, SummaryRe
 from tests.faults.command import Outcome, sambasim
 from tests.faults.fault import assert_contains
 from tests.mpi.training import TWO_NODES
-from tests.samba.test_measuring import APP
 from tests.support.cluster import write_cluster
 from tests.support.mpi import RANKS, SAMBASIM, Result, is_open_mpi, run_job, run_mpi
 from tests.support.whole import is_whole, whole, whole_case
@@ -122,6 +121,19 @@ def test_an_emulation_fills_one_node_after_the_other(folder: Path) -> None:
     fields = json.loads(ran.stdout)
     assert all(name.startswith("predicted_") for name in fields.pop("predicted")), "apart from what is measured"
     assert [name for name in fields if "predicted" in name] == ["not_predicted"]
+
+
+APP = """\
+import torch
+from sambaflow import samba
+from sambaflow.samba.utils.argparser import parse_app_args
+from sambaflow.samba.utils.common import common_app_driver
+
+args = parse_app_args()
+model = samba.from_torch_model_(torch.nn.Sequential(torch.nn.Linear(6, 1), torch.nn.Flatten(0)))
+optimizer = samba.optim.SGD(model.parameters(), lr=0.1)
+common_app_driver(args, model, [samba.randn(args.batch_size, 6, name="x", batch_dim=0)], optimizer, name="net")
+"""
 
 
 @whole

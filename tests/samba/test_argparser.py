@@ -97,13 +97,7 @@ def test_flags_that_change_nothing_are_told_once(line: str, notice: str, capsys:
     assert arguments.pef_name == "net" or "--pef" not in line
 
 
-@pytest.mark.parametrize("added", ["--hidden-size", "--hidden_size"])
-def test_both_spellings_of_an_apps_flag_are_taken(added: str) -> None:
-    for typed in ("--hidden-size", "--hidden_size"):
-        assert parse_app_args(["compile", typed, "5"], common_parser_fn=adding(added, type=int)).hidden_size == 5
-
-
-def test_an_action_of_the_app_runs_once_for_each_time_it_is_typed() -> None:
+def test_both_spellings_of_an_apps_flag_are_taken_and_its_action_runs_once() -> None:
     ran = []
 
     class Note(argparse.Action):
@@ -111,9 +105,12 @@ def test_an_action_of_the_app_runs_once_for_each_time_it_is_typed() -> None:
             ran.append(values)
             setattr(namespace, self.dest, values)
 
-    add = adding("--note", action=Note, default="none")
-    arguments = parse_app_args(["compile", "--note", "a", "-b", "8"], common_parser_fn=add)
-    assert (arguments.note, arguments.batch_size, ran) == ("a", 8, ["a"])
+    for added in ("--hidden-size", "--hidden_size"):
+        for typed in ("--hidden-size", "--hidden_size"):
+            add = adding(added, type=int, action=Note, default=4)
+            arguments = parse_app_args(["compile", typed, "5", "-b", "8"], common_parser_fn=add)
+            assert (arguments.hidden_size, arguments.batch_size) == (5, 8)
+    assert ran == [5] * 4
 
 
 def test_each_function_adds_its_flags_to_its_command() -> None:
@@ -150,6 +147,8 @@ def exclusive(parser: Any) -> None:
         (["run"], "the following arguments are required: --pef/-p", "python app.py run --help"),
         (["compile", "--bach-size", "3"], "compile has no flag --bach-size", "did you mean --batch-size?"),
         (["run", *PEF, "--o0"], "run has no flag --o0: it is a flag of compile", "leave --o0 out"),
+        (["run", *PEF, "-ws", "4"], "run has no flag -ws: it is a flag of compile", "leave -ws out"),
+        (["test", *PEF, "--world_size", "4"], "test has no flag --world_size: it is a flag", "leave --world_size out"),
         (["compile", "more"], "unexpected argument more", "python app.py compile --help"),
         (["compile", "-b", "0"], "'0' is not a whole number of at least 1", "python app.py compile --help"),
         (["measure-sections", *PEF, "--min-duration", "nan"], "'nan' is not a number of seconds", "--help"),
@@ -167,13 +166,6 @@ def test_what_is_typed_wrong_is_told_with_what_to_type_instead(argv: list[str], 
         parse_app_args(argv, common_parser_fn=exclusive)
     assert what in caught.value.what
     assert remedy in str(caught.value.remedy)
-
-
-def test_the_number_of_replicas_is_for_mpirun_to_say() -> None:
-    for command, name in (("run", "-ws"), ("run", "--ws"), ("test", "--world-size"), ("run", "--world_size")):
-        with pytest.raises(OptionError, match=f"{command} has no flag {name}: it is a flag of compile") as caught:
-            parse_app_args([command, *PEF, name, "4"])
-        assert caught.value.remedy == f"leave {name} out"
 
 
 def test_argv_that_is_no_list_of_words_is_refused_with_the_line_of_the_app() -> None:

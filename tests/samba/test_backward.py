@@ -88,6 +88,9 @@ def test_gradients_for_one_run_are_gone_after_it_and_those_that_are_set_hold(loa
     assert starts_from(1, other), "it was set, and holds"
     second.sn_grad, first.sn_grad = None, gradient
     assert starts_from(0, gradient), "set on an output of a run before the last"
+    first.sn_grad = torch.ones(2)
+    with refused(f"sn_grad of {first.sn_name} has the shape (2,), and the output (4, 3)"):
+        session.run([x])
 
 
 def test_a_backward_from_an_output_that_is_no_loss_is_told_unless_its_gradient_is_set(

@@ -3,10 +3,9 @@
 import inspect
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 import pytest
 from torch import nn
@@ -25,15 +24,11 @@ PAGE = Path(samba.__file__).with_name("README.md")
 TEXT = PAGE.read_text(encoding="utf-8")
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """One line of a table: the code spans of its first cell, and the cells behind it."""
 
     names: tuple[str, ...]
     cells: tuple[str, ...]
-
-    def __str__(self) -> str:
-        return self.names[0]
 
 
 def rows(section: str) -> list[Row]:
@@ -41,11 +36,9 @@ def rows(section: str) -> list[Row]:
     lines = TEXT.partition(f"\n## {section}\n")[2].partition("\n## ")[0].splitlines()
     lines = [line for line in lines if line.startswith("|")]
     heads = {index + offset for index, line in enumerate(lines) if line.startswith("|---") for offset in (-1, 0)}
-    found = []
-    for line in (line for index, line in enumerate(lines) if index not in heads):
-        first, *rest = (cell.strip() for cell in re.split(r"\s\|(?=\s|$)", line[1:-1]))
-        found.append(Row(tuple(re.findall(r"`([^`]+)`", first)) or (first,), tuple(rest)))
-    return found
+    table = [re.split(r"\s\|(?=\s|$)", line[1:-1]) for index, line in enumerate(lines) if index not in heads]
+    cells = [tuple(cell.strip() for cell in row) for row in table]
+    return [Row(tuple(re.findall(r"`([^`]+)`", first)) or (first,), tuple(rest)) for first, *rest in cells]
 
 
 NAMES, FLAG_ROWS, BEHAVIOURS, FOUND = map(rows, ("Names", "Flags", "Behaviours", "Findings"))
@@ -77,7 +70,7 @@ def resolved(name: str) -> Any:
     return inspect.getattr_static(value, last) if words else getattr(value, last)
 
 
-@pytest.mark.parametrize("row", [row for row in NAMES if row.cells[0] != "absent"], ids=str)
+@pytest.mark.parametrize("row", [row for row in NAMES if row.cells[0] != "absent"], ids=lambda row: row.names[0])
 def test_names_are_there_and_take_the_keywords_of_their_row(row: Row) -> None:
     keywords = {word for shape in re.findall(r"`(\([^`]*)`", row.cells[-1]) for word in re.findall(r"(\w+)=", shape)}
     for name in row.names:
@@ -114,9 +107,6 @@ def test_every_name_of_a_module_has_a_row() -> None:
         names = {f"{module}.{name}" for name in {*exported_names(module)} - of_modules}
         missing = names - MODULES.keys() - listed
         assert [name for name in missing if id(resolved(name.removeprefix(f"{ROOT}."))) not in values] == []
-
-
-def test_every_name_of_the_session_has_a_row() -> None:
     public = {name for name in {*dir(Session), *vars(samba.session)} if not name.startswith("_")} - {"ctx", "profiler"}
     assert public - {name.removeprefix("samba.session.") for name in HERE} == set()
 
@@ -129,13 +119,9 @@ def test_a_status_is_one_of_four_and_what_differs_has_a_note(table: list[Row]) -
 
 
 def test_every_flag_has_its_row_and_says_whether_it_has_an_effect() -> None:
-    assert [(row.names, row.cells[0] == "no effect") for row in FLAG_ROWS] == [
-        (flag.names, flag.inert is not None) for flag in FLAGS
-    ]
-
-
-def test_every_kind_of_finding_has_its_row() -> None:
-    assert {str(row) for row in FOUND} == set(get_args(Code))
+    in_code = [(flag.names, flag.inert is not None) for flag in FLAGS]
+    assert [(row.names, row.cells[0] == "no effect") for row in FLAG_ROWS] == in_code
+    assert {row.names[0] for row in FOUND} == set(get_args(Code)), "and every kind of finding"
 
 
 def test_the_tests_of_behaviours_are_there() -> None:

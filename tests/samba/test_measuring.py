@@ -1,7 +1,6 @@
-"""Times: `session.profiler`, `measure_performance` and `measure_sections`, in one process and over replicas."""
+"""Times: `session.profiler`, `measure_performance` and `measure_sections`; over replicas in census/replicas.py."""
 
 import json
-import sys
 import time
 from argparse import Namespace
 from itertools import count
@@ -18,26 +17,7 @@ from sambasim.samba.profiler import Event, Profiler
 from sambasim.simulation.prediction import backing_of
 from sambasim.units import format_seconds
 from tests.samba.harness import BATCH, Made, imported, parsed
-from tests.support.mpi import run_job, run_mpi
-from tests.support.whole import whole, whole_case
 
-APP = """\
-import atexit, gc, sys
-atexit.register(gc.freeze)  # else Python goes through all of torch and of the compiler as it ends
-import torch
-from sambaflow import samba
-from sambaflow.samba import utils
-from sambaflow.samba.utils.argparser import parse_app_args
-from sambaflow.samba.utils.common import common_app_driver
-
-args = parse_app_args(argv=sys.argv[1:])
-utils.set_seed(1)
-model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Linear(8, 1), torch.nn.Flatten(0))
-samba.from_torch_model_(model)
-optimizer = samba.optim.SGD(model.parameters(), lr=0.1, max_grad_norm=1.0)
-inputs = [samba.randn(args.batch_size, 6, name="x", batch_dim=0)]
-common_app_driver(args, model, inputs, optimizer, name="net", app_dir=utils.get_file_dir(__file__))
-"""
 SHORT = {"n_iterations": 4, "min_duration": 0.0}
 
 
@@ -117,55 +97,29 @@ def test_every_section_is_measured(
     samba.session.run(inputs)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the app was compiled."""
-    where = tmp_path_factory.mktemp("app")
-    (where / "app.py").write_text(APP)
-    argv = [sys.executable, "-m", "sambasim", "app.py", "compile", "-b", "4", "--data-parallel", "--pef-name", "net"]
-    run_job(argv, cwd=where, timeout=120).check()
-    return where
-
-
-def _measured(folder: Path, command: str, *flags: str, np: int = 1) -> dict[str, Any]:
-    argv = [sys.executable, "-m", "sambasim", "app.py", command, "-b", "4", "--pef", "net", "--num-iterations", "3"]
-    argv += ["--json", *flags]
-    done = run_mpi(np, argv, cwd=folder, timeout=120) if np > 1 else run_job(argv, cwd=folder, timeout=120)
-    figures: dict[str, Any] = json.loads(done.check().stdout)
-    assert done.stderr == ""
-    return figures
-
-
-@whole
-def test_the_driver_compiles_and_measures(folder: Path) -> None:
-    files = ["--bench-report-json", "bench.json", "--compiled-stats-json", "stats.json", "--run-graph-only"]
-    figures = _measured(folder, "measure-performance", *files)
-    assert json.loads((folder / "bench.json").read_text()) == figures
-    assert json.loads((folder / "stats.json").read_text())["name"] == "net"
-    rows = _measured(folder, "measure-sections")["sections"]
-    assert [row["kind"] for row in rows][-4:] == ["REDUCE", "GRADNORM", "OPT", "GATHER"]
-    assert [row["kind"] for row in rows if row["predicted_s"] is None] == ["REDUCE", "GATHER"], "one replica"
-
-
-@pytest.mark.parametrize("flags", [whole_case([]), ["--reduce-on-rdu"]], ids=["host", "device"])
-def test_sections_of_two_replicas(folder: Path, flags: list[str]) -> None:
-    figures = _measured(folder, "measure-sections", "--data-parallel", *flags, np=2)
-    assert (figures["replicas"], figures["steps"]) == (2, 3)
-    kinds = [kind for row in figures["sections"] for kind in row["kind"].split("+") if kind not in ("FWD", "BCKWD")]
-    assert kinds == ["REDUCE", "GRADNORM", "OPT", "GATHER"], "in rows of their own, or in one"
-    not_predicted = [row["kind"] for row in figures["sections"] if row["predicted_s"] is None]
-    assert not_predicted == ([] if flags else ["GATHER"]), "through the host, REDUCE is the way there and back"
-
-
-def test_the_driver_leaves_run_and_test_to_the_app(samba: Any, tmp_path: Path) -> None:
-    driver = imported("samba.utils.common").common_app_driver
+def test_the_driver_compiles_and_measures_and_leaves_run_and_test_to_the_app(
+    samba: Any, inputs: tuple[Any, Any], net: Made, net_pef: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    driver, (model, optimizer) = imported("samba.utils.common").common_app_driver, net
     for command in ("run", "test"):
         assert driver(Namespace(command=command), None, None, None, name="net", app_dir=None) is None
-    args = parsed("compile", "--inference", "--output-folder", str(tmp_path), "--pef-name", "net")
-    model, inputs = samba.from_torch_model_(torch.nn.Linear(3, 2)), (samba.randn(2, 3, name="x"),)
+    args = parsed("compile", "--inference", "--pef-name", "net")
     options = {"init_output_grads": False, "squeeze_bs_dim": True, "get_output_grads": False}
-    driver(args=args, model=model, inputs=inputs, optim=None, name="net", **options)
-    assert imported("samba.utils.pef_utils").get_pefmeta_dict(tmp_path / "net" / "net.pef")["inference"] == "True"
+    driver(args=args, model=model, inputs=inputs, optim=optimizer, name="net", **options)
+    assert imported("samba.utils.pef_utils").get_pefmeta_dict("net")["inference"] == "True"
+
+    def measured(command: str, *flags: str) -> dict[str, Any]:
+        args = parsed(command, "--pef", net_pef, "--num-iterations", "2", "--json", *flags)
+        capsys.readouterr()
+        driver(args, model, inputs, optimizer)
+        figures: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return figures
+
+    files = ("--bench-report-json", "bench.json", "--compiled-stats-json", "stats.json", "--run-graph-only")
+    assert measured("measure-performance", *files) == json.loads(Path("bench.json").read_text())
+    assert json.loads(Path("stats.json").read_text())["name"] == "net"
+    assert {row["kind"] for row in measured("measure-sections")["sections"]} == {"FWD", "BCKWD", "OPT"}
+    assert {row["kind"] for row in measured("measure-sections", "--inference")["sections"]} == {"FWD"}
 
 
 def test_an_event_ends_by_its_handle_or_its_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
 
 from sambasim import samba as ours
 from sambasim.errors import DataError, ModelError
@@ -177,23 +176,6 @@ def test_operators_of_samba_are_mixed_with_those_of_torch(samba: Any, batch: lis
     assert _trains_as_torch(samba, model, batch)
 
 
-def test_samba_loader(samba: Any, logreg: Made) -> None:
-    images, labels = torch.randn(2 * BATCH, FEATURES), torch.randint(CLASSES, (2 * BATCH,))
-    pairs = [(images[at : at + BATCH], labels[at : at + BATCH]) for at in (0, BATCH)]
-    model, _ = logreg
-    plainly = Plainly(model)
-    batches = samba.sambaloader.SambaLoader(DataLoader(TensorDataset(images, labels), BATCH), ["image", "label"])
-    assert len(batches) == 2
-    for (image, label), pair in zip(batches, pairs, strict=True):
-        _, out = samba.session.run(input_tensors=(image, label), output_tensors=model.output_tensors)
-        assert equal(out, plainly.step(pair)[1])
-        predicted = torch.max(out.data, 1)[1]
-        assert (predicted == label).sum() == (samba.to_torch(predicted) == pair[1]).sum()
-        assert label.reshape(-1, 1).shape == (BATCH, 1)
-    samba.session.to_cpu(model)
-    assert same_weights(model, plainly.model)
-
-
 def test_a_fusion_directive_has_no_effect(samba: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """And a model can ask whether it is traced."""
     op_fusion = imported("samba.directives").op_fusion
@@ -356,23 +338,24 @@ def test_shared_parameters_stay_shared_and_loaded_ones_stay(samba: Any) -> None:
     assert torch.equal(torch.ones(2, 5), last.weight)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool])
-def test_what_a_reset_fills_has_memory_of_its_type(samba: Any, dtype: torch.dtype) -> None:
-    class Masked(nn.Linear):
-        mask: Tensor
-
+def test_what_a_reset_fills_has_memory_of_its_type(samba: Any) -> None:
+    class Masked(nn.Module):
         def __init__(self) -> None:
-            super().__init__(2, 3)
-            self.register_buffer("mask", torch.ones(3, dtype=dtype))
+            super().__init__()
+            for dtype in (torch.float32, torch.int64, torch.bool):
+                self.register_buffer(str(dtype).replace(".", "_"), torch.ones(3, dtype=dtype))
 
+    class Reset(Masked):
         def reset_parameters(self) -> None:
-            super().reset_parameters()
-            if hasattr(self, "mask"):
-                self.mask.fill_(1)
+            for buffer in self.buffers():
+                buffer.fill_(1)
 
     with samba.lazy_param():
-        model = Masked()
-    assert torch.equal(samba.materialize(model).mask, torch.ones(3, dtype=dtype))
+        model, without = Reset(), Masked()
+    dtypes = {buffer.dtype for buffer in samba.materialize(model).buffers() if buffer.all()}
+    assert dtypes == {torch.float32, torch.int64, torch.bool}
+    with pytest.raises(ModelError, match="Masked is a lazy Masked, which has no reset_parameters"):
+        samba.materialize(without)
 
 
 def test_a_whole_resets_its_parts_after_they_have_begun_unless_some_are_loaded(samba: Any) -> None:

@@ -78,22 +78,6 @@ def test_outputs_are_tensors_to_calculate_with(net: Made) -> None:
     assert [one.sn_name for one in alone] == ["net__outputs__0"]
 
 
-def test_the_backward_starts_from_sn_grad(net: Made) -> None:
-    model, _ = net
-    for scale in (torch.tensor([0.0, 0.0, 8.0, 0.0]), torch.full((BATCH,), 0.0)):
-        session.to_device(model)
-        losses, _ = session.run(_batch(), model.output_tensors, section_types=["FWD"])
-        losses.sn_grad = scale
-        session.run(section_types=["BCKWD"])
-        (scaled,) = session.get_tensors_by_name(["net__second__bias__grad"])
-        gold, *_ = torch.autograd.grad(model(*_batch())[0], [model.second.bias], scale)
-        torch.testing.assert_close(scaled.torch(), gold.as_subclass(Tensor))
-        session.run(section_types=["OPT"])
-    losses.sn_grad = torch.ones(2)
-    with pytest.raises(DataError, match=r"sn_grad of net__loss has the shape \(2,\), and the output \(4,\)"):
-        session.run(_batch())
-
-
 def test_hyperparameters_hold_from_the_step_on(net: Made, capsys: pytest.CaptureFixture[str]) -> None:
     model, _ = net
     before = model.first.weight.detach().clone()

@@ -5,13 +5,11 @@
     python -m sambasim SCRIPT.py ...      the same
     eval "$(sambasim env)"                the folder is at the front of PYTHONPATH, for plain `python SCRIPT.py run ...`
 
-The folder holds a package `sambaflow` that only calls `enter`. A script that does not import it is not affected. An
-installed SambaFlow takes precedence, with a notice on stderr.
+The folder holds a package `sambaflow` that only calls `enter`. An installed SambaFlow takes precedence.
 
 A `Facade` is a module of sambasim under SambaFlow's name. It is a separate object, so that our module keeps its own
 name. It is always a package: only for packages does Python ask the finder about a name that `from ... import` does not
-find, and so the error can propose similar names. It is a UserError, so it is printed without a traceback, and an
-ImportError or AttributeError, so an app may catch it.
+find, and so the error can propose similar names.
 """
 
 import difflib
@@ -32,10 +30,14 @@ from sambasim.samba.notices import AbsentName, AbsentNameError
 
 ROOT = "sambaflow"
 
+_OUTSIDE = "sambasim.samba.shim.modules"
+
 _SOURCES: Mapping[str, str | tuple[str, ...]] = {
-    "sambaflow": ("__version__", "is_demo"),
-    "sambaflow.logging.samba_logger": "sambasim.samba.shim.samba_logger",
-    "sambaflow.mac.metadata": ("ConvTilingMetadata", "TilingMetadata"),
+    "sambaflow": (_OUTSIDE, "__version__", "is_demo"),
+    "sambaflow.logging.samba_logger": (
+        _OUTSIDE, "critical", "debug", "error", "exception", "info", "log", "samba_logger", "setLevel", "warning",
+    ),
+    "sambaflow.mac.metadata": (_OUTSIDE, "ConvTilingMetadata", "TilingMetadata"),
     "sambaflow.samba": "sambasim.samba",
     "sambaflow.samba.directives": "sambasim.samba.notices",
     "sambaflow.samba.env": "sambasim.samba.notices",
@@ -56,14 +58,14 @@ _SOURCES: Mapping[str, str | tuple[str, ...]] = {
     "sambaflow.samba.utils.benchmark_acc": "sambasim.samba.test",
     "sambaflow.samba.utils.checkpoint": "sambasim.samba.utils.checkpoint",
     "sambaflow.samba.utils.common": "sambasim.samba.utils.common",
-    "sambaflow.samba.utils.dataset": "sambasim.samba.utils.mnist",
-    "sambaflow.samba.utils.dataset.mnist": "sambasim.samba.utils.mnist",
+    "sambaflow.samba.utils.dataset": ("sambasim.samba.utils.common", "dataset_transform", "prepare_dataloader"),
+    "sambaflow.samba.utils.dataset.mnist": ("sambasim.samba.utils.common", "dataset_transform", "prepare_dataloader"),
     "sambaflow.samba.utils.numeric": "sambasim.samba.test",
     "sambaflow.samba.utils.pef_utils": "sambasim.samba.utils.parser",
     "sambaflow.samba.utils.tensorboard_debug": "sambasim.samba.test",
-    "sambaflow.sambacollections": ("OrderedSet",),
+    "sambaflow.sambacollections": (_OUTSIDE, "OrderedSet"),
 }  # fmt: skip
-"""By the name that an app imports: the module of sambasim that answers, or its names in `modules.py`."""
+"""By the name that an app imports: the module of sambasim that answers; or a module, and which of its names."""
 
 _FIGURES = "keep the figures in the app, or samba.utils.benchmark_acc.AccuracyReport"
 _METER = ("SambaFlow's logger of experiments", _FIGURES)
@@ -107,7 +109,7 @@ MODULES: Mapping[str, str | tuple[str, ...]] = {
 
 
 class AbsentModuleError(UserError, ModuleNotFoundError):
-    """An import of a module of `sambaflow`, or of a name in one, that sambasim does not have."""
+    """An import of a module of `sambaflow` that sambasim does not have; an app may catch it as an ImportError."""
 
     code = "absent"
 
@@ -131,13 +133,11 @@ class Facade(ModuleType):
         return import_module(child) if isinstance(value, ModuleType) and child in MODULES else value
 
     def __call__(self, *arguments: object, **options: object) -> object:
-        """Call the object that has the name of the module: Python may have put either under `samba.lazy_param`. Raises
-        TypeError if there is none."""
+        """Calls the object that has the name of the module: Python may have put either under `samba.lazy_param`."""
         value = vars(_ours(self.__name__)).get(self.__name__.rpartition(".")[2])
-        if not callable(value):
-            raise TypeError(f"{self.__name__} is a module, and not callable")
-        result: object = value(*arguments, **options)
-        return result
+        if callable(value):
+            return value(*arguments, **options)
+        raise TypeError(f"{self.__name__} is a module, and not callable")
 
     def __dir__(self) -> list[str]:
         return sorted({*vars(self), *dir(_ours(self.__name__)), *children(self.__name__)})
@@ -148,16 +148,15 @@ def _ours(module: str) -> ModuleType:
     source = MODULES[module]
     if isinstance(source, str):
         return import_module(source)
-    ours, outside = ModuleType(module), import_module("sambasim.samba.shim.modules")
-    vars(ours).update({name: getattr(outside, name) for name in source}, __all__=list(source))
+    ours, names = ModuleType(module), source[1:]
+    vars(ours).update({name: getattr(import_module(source[0]), name) for name in names}, __all__=list(names))
     return ours
 
 
 def children(package: str) -> list[str]:
     """The last parts of the names of the modules directly below `package` that have any names here."""
-    below = f"{package}."
-    used = [name for name, source in MODULES.items() if source and name.startswith(below)]
-    return list(dict.fromkeys(name.removeprefix(below).partition(".")[0] for name in used))
+    used = [name for name, source in MODULES.items() if source and name.startswith(f"{package}.")]
+    return list(dict.fromkeys(name.removeprefix(f"{package}.").partition(".")[0] for name in used))
 
 
 def exported_names(module: str) -> list[str]:
@@ -184,7 +183,6 @@ class SambaflowFinder(MetaPathFinder, Loader):
     """Finds `sambaflow` and the modules of the table, and makes their facades."""
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: object = None) -> ModuleSpec | None:
-        """The spec of a facade; None for other packages. Raises AbsentModuleError for a module that is not there."""
         if fullname != ROOT and not fullname.startswith(f"{ROOT}."):
             return None
         if fullname in MODULES:
@@ -218,7 +216,7 @@ def enter(folder: Path) -> None:
         ending.install()
     else:
         if launched_rank(os.environ) == 0:
-            notice = f"notice: SambaFlow is installed ({installed.origin}), and is used in place of sambasim"
-            print(notice, file=sys.stderr)
+            used = f"SambaFlow is installed ({installed.origin}), and is used in place of sambasim"
+            print(f"notice: {used}", file=sys.stderr)
         sys.path[:] = others
     import_module(ROOT)

@@ -60,9 +60,7 @@ def parse_app_args(
     """Parses the command line of an app: a command, the flags of the library, and the app's.
 
     argv: the words after the name of the program, or with it; None for the command line of this process
-    dev_mode: no effect: every flag is accepted without it
-    common_parser_fn: adds the app's flags of every command
-    compile_parser_fn, test_parser_fn, run_parser_fn: add the app's flags of one command
+    common_parser_fn and the others: add the app's flags of every command, or of one
 
     Returns a Namespace with `command`, every flag of the library (also those of other commands, with their defaults),
     and the app's flags of this command. A flag of the app replaces the library's.
@@ -70,14 +68,12 @@ def parse_app_args(
     With --data-parallel, on every command but compile, it is collective: it connects the ranks, initializes
     `torch.distributed`, and sets `world_size` to the number of ranks, unless the app has a flag of that name.
     Raises OptionError for a wrong command line; LaunchError and MachineError if the ranks cannot be connected."""
-    words = sys.argv[1:]
-    if argv is not None:
-        if isinstance(argv, str) or not isinstance(argv, Sequence):
-            remedy = "parse_app_args(argv=sys.argv[1:], …)"
-            raise type_error(OptionError, "argv of parse_app_args must be a list of words", argv, remedy)
-        words = [str(word) for word in argv]
-        with_program = len(words) > 1 and words[0] not in COMMANDS and words[1] in COMMANDS
-        words = words[1:] if with_program or words[:1] == sys.argv[:1] else words
+    if argv is not None and (isinstance(argv, str) or not isinstance(argv, Sequence)):
+        remedy = "parse_app_args(argv=sys.argv[1:], …)"
+        raise type_error(OptionError, "argv of parse_app_args must be a list of words", argv, remedy)
+    words = sys.argv if argv is None else [str(word) for word in argv]
+    with_program = len(words) > 1 and words[0] not in COMMANDS and words[1] in COMMANDS
+    words = words[1:] if with_program or words[:1] == sys.argv[:1] else words
     if words and words[0] in ("-h", "--help"):
         sys.stdout.write(overview())
         sys.exit(0)
@@ -92,20 +88,12 @@ def parse_app_args(
 def parse_yaml_to_args(path: str | os.PathLike[str], args_cli: argparse.Namespace | str | None = None) -> SambaConfig:
     """Does what `parse_app_args` does, from a YAML file of flags and values, alone or beside a command line.
 
-    path: a file such as
-
-        command: run
-        batch_size: 32
-        hidden: 64            # not a flag of the library: the app's
-        run:                  # for run only
-          pef: out/net/net.pef
-
+    path: a file of `name: value`, of flags and the app's own, and of `command: run`; what is below `run:` is for run
     args_cli: what `parse_app_args` returned: its command and typed flags win over the file, and the file over
         defaults; or a command, which wins over the file's
 
     Raises OptionError, with the file, for a wrong value; otherwise as `parse_app_args`."""
-    file = os.fspath(path)
-    content = _read_yaml(path)
+    file, content = os.fspath(path), _read_yaml(path)
     named = content.pop("command", None)
     cli = args_cli if isinstance(args_cli, argparse.Namespace) else argparse.Namespace(command=args_cli)
     chosen = _checked_command(cli.command or (None if named is None else str(named)))
@@ -148,7 +136,7 @@ def _read_yaml(path: str | os.PathLike[str]) -> dict[str, object]:
 
 
 def _named_values(content: object, where: str) -> dict[str, object]:
-    """`content`, which must be a mapping, with text as keys: YAML reads a name such as `1:` as another type."""
+    """`content`, which must be a mapping, with text as keys, which YAML may have read as numbers."""
     if not isinstance(content, dict):
         what = f"this YAML has {content!r} instead of names with values"
         raise OptionError(what, where=where, remedy="one `name: value` in each line")
@@ -184,10 +172,8 @@ def _from_values(command: str, values: Mapping[str, object]) -> argparse.Namespa
 
 
 def _enter(arguments: Arguments, flags: Sequence[Flag]) -> None:
-    """Makes `arguments` those of this process: checks them, prints a notice of flags without an effect, sets the log
-    level, and connects the ranks, which is collective.
-
-    flags: the library's flags that no flag of the app replaces"""
+    """Makes `arguments` those of this process, prints a notice of flags without an effect, sets the log level, and
+    connects the ranks, which is collective. flags: those of the library that no flag of the app replaces"""
     command, typed = arguments.command, arguments.typed  # nothing is typed if they come from keywords
     given = {one.destination: one for one in flags if getattr(arguments, one.destination) != one.default_for(command)}
     levels = [f"--{level}" for level in ("o0", "o1", "o3") if level in given]
@@ -195,10 +181,10 @@ def _enter(arguments: Arguments, flags: Sequence[Flag]) -> None:
         raise OptionError(f"{' and '.join(levels)} exclude each other", remedy=f"leave out all but {levels[-1]}")
     if "log_level" in given:
         logging.getLogger("sambaflow").setLevel(arguments.log_level.upper())  # that of sambaflow.logging.samba_logger
-    inert = [flag for name, flag in given.items() if flag.inert and (not typed or name in typed)]
+    shown = (flag for name, flag in given.items() if flag.inert and (not typed or name in typed))
+    inert = "".join(f"  {flag.names[0]}: {flag.inert}\n" for flag in shown)
     if inert and launched_rank(os.environ) == 0:
-        lines = "".join(f"  {flag.names[0]}: {flag.inert}\n" for flag in inert)
-        sys.stderr.write(f"notice: accepted, without an effect here:\n{lines}")
+        sys.stderr.write(f"notice: accepted, without an effect here:\n{inert}")
     rounds = arguments.dtype == "bf16" and not arguments.inference
     # An RDU computes in bf16 by default, so existing command lines have this flag without --dtype.
     if "enable_stoc_rounding" in given and not rounds:
@@ -216,9 +202,7 @@ def _enter(arguments: Arguments, flags: Sequence[Flag]) -> None:
 
 def _connect(arguments: Arguments) -> None:
     """Connects the ranks, initializes `torch.distributed`, and sets `world_size`, the least number of replicas, to the
-    number of ranks, unless it is the app's own. Collective. Raises LaunchError if there are fewer ranks than replicas,
-    or if the app has initialized `torch.distributed` itself with another number of ranks; and what `communicator`
-    raises."""
+    number of ranks, unless it is the app's own. Collective. Raises LaunchError, and what `communicator` raises."""
     world = communicator()
     if "world_size" not in arguments.of_app:
         started, wanted = world.world_size, arguments.world_size

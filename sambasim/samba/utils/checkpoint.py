@@ -37,8 +37,7 @@ def save_checkpoint(
     session.to_cpu(model)
     if not is_main_process():
         return
-    states = [one.state_dict() for one in as_sequence(optimizers)]
-    target = Path(path)
+    states, target = [optimizer.state_dict() for optimizer in as_sequence(optimizers)], Path(path)
     temporary = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         torch.save({**others, "model": model.state_dict(), "optimizers": states}, temporary)
@@ -86,14 +85,14 @@ def load_sharded_checkpoint(
     ignore_dtype_mismatch: convert tensors of another dtype than the model's
 
     Raises WeightsError for files that cannot be read or do not fit the model, and for another dtype."""
-    own = model.state_dict()
+    targets = model.state_dict()
     loaded: set[int] = set()  # addresses
     for file in _shards(Path(path)):
         for name, value in _read_shard(file).items():
-            target = own.get(name)
+            target = targets.get(name)
+            if target is None and strict:
+                raise _misfit(file, f"has {name}, which the model does not have", "strict=False leaves it out")
             if target is None:
-                if strict:
-                    raise _misfit(file, f"has {name}, which the model does not have", "strict=False leaves it out")
                 continue
             if value.shape != target.shape:
                 shapes = f"{tuple(value.shape)}, and in the model {tuple(target.shape)}"
@@ -102,7 +101,7 @@ def load_sharded_checkpoint(
                 dtypes = f"{value.dtype}, and in the model it is {target.dtype}"
                 raise _misfit(file, f"has {name} in {dtypes}", "ignore_dtype_mismatch=True converts it")
             loaded.add(target.copy_(value).data_ptr())
-    missing = [name for name, value in own.items() if value.data_ptr() not in loaded]
+    missing = [name for name, value in targets.items() if value.data_ptr() not in loaded]
     if strict and missing:
         raise _misfit(Path(path), f"has no {missing[0]}", "strict=False keeps what the model has")
 
@@ -136,11 +135,10 @@ def _shards(path: Path) -> list[Path]:
             return [path / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
         except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
             raise _misfit(index, "is no index of weights", "copy the checkpoint again") from error
-    suffixes = (".safetensors", ".bin", ".pt")
-    files = next((files for suffix in suffixes if (files := sorted(path.glob(f"*{suffix}")))), None)
-    if files is None:
-        raise _misfit(path, f"is no file, and no folder with files of {', '.join(suffixes)}", "check the path")
-    return files
+    for suffix in (".safetensors", ".bin", ".pt"):
+        if files := sorted(path.glob(f"*{suffix}")):
+            return files
+    raise _misfit(path, "is no file, and no folder with files of .safetensors, .bin, .pt", "check the path")
 
 
 def _read_shard(file: Path) -> Mapping[str, Tensor]:

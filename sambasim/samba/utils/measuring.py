@@ -18,7 +18,7 @@ from torch import nn
 
 from sambasim.errors import OptionError
 from sambasim.hardware.placement import inventory_of, place_replicas
-from sambasim.ir.graph import Section, SectionKind
+from sambasim.ir.graph import SectionKind
 from sambasim.samba import ending, process
 from sambasim.samba.inputs import Inputs
 from sambasim.samba.notices import checks_keywords, say_once
@@ -62,20 +62,16 @@ def measure_performance(
 ) -> Performance:
     """Runs the loaded PEF on `inputs` repeatedly, and prints how long a step takes on this machine. Collective.
 
-    batch_size: that of the PEF; a default of -b that differs has no effect
     inference: run the forward only; otherwise the steps train the model
     run_graph_only: a step is the sum of its sections, one after another, without copies of inputs and checks
     min_duration: seconds; more than `n_iterations` steps are timed until they have taken so long
     json: a file for the figures, or "-" to print them as JSON instead of the table
     bench_report_json, compiled_stats_json: files for the figures, and for the output of `sambasim inspect --json`
 
-    No effect: n_chips (the PEF decides), world_size, use_sambaloader, set_output_grads, json_counters. Raises
-    OptionError if no PEF is loaded for `model`, or for another batch size; AssertionError if --min-throughput is not
-    reached."""
+    The others have no effect. Raises OptionError as `_Repeated`; AssertionError if --min-throughput is not reached."""
     if json_counters is not None:
         say_once("json_counters", "there is no device that counts")
     repeated = _Repeated(model, inputs, batch_size, n_iterations, inference, data_parallel, reduce_on_rdu)
-    world = repeated.world
 
     def graph_alone() -> float:
         with session.timed(model) as clock:
@@ -83,8 +79,8 @@ def measure_performance(
         return sum(section.elapsed_s for section in clock.passes[-1])
 
     times_s = repeated.times_s(graph_alone if run_graph_only else repeated.step, n_iterations, min_duration)
-    median_s, slow_s = map(max, zip(*world.all_gather_object(median_and_slow(times_s)), strict=True))
-    throughput = world.world_size * repeated.program.batch_size / median_s
+    median_s, slow_s = repeated.slowest(median_and_slow(times_s))
+    throughput = repeated.world.world_size * repeated.program.batch_size / median_s
     title = f"{repeated.title(len(times_s))}: {format_seconds(median_s)} a step, {throughput:.0f} samples/s"
     lines = [title, spread(median_s, slow_s, len(times_s))]
     predicted_s = repeated.predicted_s(graph_only=run_graph_only)
@@ -101,7 +97,7 @@ def measure_performance(
 
 @dataclass(frozen=True, slots=True)
 class SectionFigure:
-    """One row: the section with this index, or several that run as one pass over memory.
+    """One row: the section with this index, or several that run as one pass over memory; all, without an index.
 
     measured_s: the median over steps on this machine, of the slowest replica
     predicted_s: on the device, by the model of `sambasim simulate`; None without a prediction"""
@@ -135,26 +131,32 @@ def measure_sections(
     after another, without overlap, so their sum can exceed a step; sections that run as one pass have one row. With one
     replica, REDUCE and GATHER are not predicted; without `reduce_on_rdu`, REDUCE includes GATHER."""
     repeated = _Repeated(model, inputs, batch_size, n_iterations, inference, data_parallel, reduce_on_rdu)
-    world, step = repeated.world, repeated.predicted
     with session.timed(model) as clock:
         steps = len(repeated.times_s(repeated.step, n_iterations, min_duration))
     passes = clock.passes[_WARM_UP_STEPS:]
     medians = [statistics.median(section.elapsed_s for section in times) for times in zip(*passes, strict=True)]
     sums = median_and_slow([sum(section.elapsed_s for section in times) for times in passes])
-    median_s, slow_s = map(max, zip(*world.all_gather_object(sums), strict=True))
-    slowest = [max(times) for times in zip(*world.all_gather_object(medians), strict=True)]
-    by_section_s = {} if step is None else step.by_section_s(repeated.program.leading.sections)
-    rows = [_figure(one.sections, measured_s, by_section_s) for one, measured_s in zip(passes[0], slowest, strict=True)]
+    median_s, slow_s = repeated.slowest(sums)
+    predicted = repeated.predicted
+    by_section_s = {} if predicted is None else predicted.by_section_s(repeated.program.leading.sections)
+    rows = []
+    for timed, measured_s in zip(passes[0], repeated.slowest(medians), strict=True):
+        indices = [section.index for section in timed.sections]
+        kind = "+".join(dict.fromkeys(section.kind.value for section in timed.sections))
+        name = " … ".join(dict.fromkeys((timed.sections[0].name, timed.sections[-1].name)))
+        rows.append(SectionFigure(indices, kind, name, measured_s, _sum_of_known(map(by_section_s.get, indices))))
     predicted_s = _sum_of_known(row.predicted_s for row in rows)
-    figures: dict[str, JsonValue] = {"sections_s": sum(slowest), "predicted_sections_s": predicted_s}
+    measured_s = sum(row.measured_s for row in rows)
+    figures: dict[str, JsonValue] = {"sections_s": measured_s, "predicted_sections_s": predicted_s}
     figures |= {"step_p90_s": slow_s, "sections": [asdict(row) for row in rows]}
-    lines = [repeated.title(steps), *_table(rows, predicted_s), spread(median_s, slow_s, steps)]
+    table = _table([*rows, SectionFigure([], "", "", measured_s, predicted_s)])
+    lines = [repeated.title(steps), *table, spread(median_s, slow_s, steps)]
     return repeated.report(steps, figures, lines, json, bench_report_json, compiled_stats_json)
 
 
 class _Repeated:
-    """The step of the loaded PEF that is repeated, and what is predicted of it. Raises OptionError for another batch
-    size than the PEF's, and for less than one step."""
+    """The step of the loaded PEF that is repeated, and what is predicted of it. Raises OptionError if no PEF is loaded
+    for the model, for another batch size than the PEF's, and for less than one step."""
 
     def __init__(
         self,
@@ -173,7 +175,11 @@ class _Repeated:
         from sambasim.simulation.sync import SyncPath
 
         self.program = program = session.program(model)
-        if batch_size not in (None, program.batch_size) and not _is_default(batch_size):
+        # The default of -b has no effect: an app may ignore -b, so that its batches have another size.
+        arguments = process.current().arguments
+        typed = arguments.typed if isinstance(arguments, Arguments) else ("batch_size",)
+        is_default = "batch_size" not in typed and batch_size == getattr(arguments, "batch_size", None)
+        if batch_size not in (None, program.batch_size) and not is_default:
             what = f"the batch size is {batch_size}, and the PEF was compiled for {program.batch_size}"
             raise OptionError(what, remedy=f"-b {program.batch_size}, or compile again")
         if n_iterations < 1:
@@ -181,9 +187,8 @@ class _Repeated:
         self.world = world = ending.communicator()
         self._forward_only = inference or program.training is None
         kinds = [SectionKind.FWD] if self._forward_only else None
-        self._run = partial(
-            session.run, inputs, data_parallel=data_parallel, reduce_on_rdu=reduce_on_rdu, section_types=kinds
-        )
+        run = partial(session.run, inputs, section_types=kinds)
+        self._run = partial(run, data_parallel=data_parallel, reduce_on_rdu=reduce_on_rdu)
         document = session.document(model)
         inventory = inventory_of(document.compile_options)
         nodes = world.node_of if data_parallel else [world.node_index]
@@ -200,7 +205,6 @@ class _Repeated:
             self._figures = {"predicted_for": inventory.share, "predicted_backed_by": backing}
 
     def predicted_s(self, *, graph_only: bool) -> float | None:
-        """The predicted time of the step; None without a prediction."""
         step = self.predicted
         if step is None:
             return None
@@ -224,23 +228,21 @@ class _Repeated:
         missing = self.world.all_gather_object(round(left_s / statistics.median(times_s)))
         return times_s + [step() for _ in range(max(missing))]
 
+    def slowest(self, times_s: Sequence[float]) -> list[float]:
+        """Each of the times on the rank where it is the longest. Collective."""
+        return list(map(max, zip(*self.world.all_gather_object(times_s), strict=True)))
+
     def title(self, steps: int) -> str:
         return f"measured on this machine, {counted(self.world.world_size, 'replica')}, {counted(steps, 'step')}"
 
     def report(
         self, steps: int, measured: Mapping[str, JsonValue], lines: Sequence[str], *files: str | None
     ) -> dict[str, JsonValue]:
-        """All figures. Rank 0 prints them, as one line of JSON or as `lines`, and writes the files of the arguments
-        json, bench_report_json and compiled_stats_json."""
-        figures: dict[str, JsonValue] = {
-            "measured": "on this machine, not on a device",
-            "replicas": self.world.world_size,
-            "batch_size": self.program.batch_size,
-            "steps": steps,
-            "threads": torch.get_num_threads(),
-            **measured,
-            **self._figures,
-        }
+        """All figures. Rank 0 prints them, as one line of JSON or as `lines`, and writes `files`, the arguments json,
+        bench_report_json and compiled_stats_json."""
+        figures: dict[str, JsonValue] = {"measured": "on this machine, not on a device"}
+        figures |= {"replicas": self.world.world_size, "batch_size": self.program.batch_size, "steps": steps}
+        figures |= {"threads": torch.get_num_threads(), **measured, **self._figures}
         if self.world.rank == 0:
             json, bench_report, compiled_stats = files
             for file in (json, bench_report):
@@ -252,36 +254,19 @@ class _Repeated:
         return figures
 
 
-def _is_default(batch_size: int | None) -> bool:
-    """Whether `batch_size` is the default of -b: an app may ignore -b, so that its batches have another size."""
-    arguments = process.current().arguments
-    typed = arguments.typed if isinstance(arguments, Arguments) else ("batch_size",)
-    return "batch_size" not in typed and batch_size == getattr(arguments, "batch_size", None)
-
-
-def _figure(sections: Sequence[Section], measured_s: float, by_section_s: Mapping[int, float]) -> SectionFigure:
-    indices = [section.index for section in sections]
-    kind = "+".join(dict.fromkeys(section.kind.value for section in sections))
-    name = " … ".join(dict.fromkeys((sections[0].name, sections[-1].name)))
-    return SectionFigure(indices, kind, name, measured_s, _sum_of_known(map(by_section_s.get, indices)))
-
-
 def _sum_of_known(times_s: Iterable[float | None]) -> float | None:
     known = [time_s for time_s in times_s if time_s is not None]
     return sum(known) if known else None
 
 
-def _table(rows: Sequence[SectionFigure], predicted_s: float | None) -> list[str]:
-    def seconds(time_s: float | None) -> str:
-        return "-" if time_s is None else format_seconds(time_s)
-
+def _table(rows: Sequence[SectionFigure]) -> list[str]:
     cells = [("section", "kind", "name", "measured", "predicted")]
     for row in rows:
-        index = "-".join(map(str, dict.fromkeys((row.sections[0], row.sections[-1]))))
-        cells.append((index, row.kind, row.name, seconds(row.measured_s), seconds(row.predicted_s)))
-    cells.append(("all", "", "", seconds(sum(row.measured_s for row in rows)), seconds(predicted_s)))
-    section, kind, name, measured, predicted = (max(map(len, column)) for column in zip(*cells, strict=True))
-    line = f"{{:{section}}}  {{:{kind}}}  {{:{name}}}  {{:>{measured}}}  {{:>{predicted}}}"
+        index = "-".join(map(str, dict.fromkeys((*row.sections[:1], *row.sections[-1:])))) or "all"
+        predicted = "-" if row.predicted_s is None else format_seconds(row.predicted_s)
+        cells.append((index, row.kind, row.name, format_seconds(row.measured_s), predicted))
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    line = "  ".join(f"{{:{side}{width}}}" for side, width in zip("<<<>>", widths, strict=True))
     return [line.format(*row) for row in cells]
 
 

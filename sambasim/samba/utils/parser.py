@@ -48,27 +48,24 @@ _EXAMPLES = {
 
 
 class Arguments(Namespace):
-    """The parsed arguments. `vars` does not contain these three:
-
-    typed: the names of the arguments that were typed
-    of_app: the names of the app's own flags
-    parsed_batch_size: the batch size before the app changes it, as by `args.batch_size *= args.num_spatial_batches`;
-        None if the app has a flag of its own for it"""
+    """The parsed arguments. `vars` does not contain these three."""
 
     __slots__ = ("of_app", "parsed_batch_size", "typed")
     typed: frozenset[str]
+    """The names of the arguments that were typed."""
     of_app: frozenset[str]
+    """The names of the app's own flags."""
     parsed_batch_size: int | None
+    """The batch size before the app changes it; None if the app has a flag of its own for it."""
 
 
 class CommandParser(argparse.ArgumentParser):
-    """An ArgumentParser that raises OptionError instead of exiting.
-
-    flags: those of the library that no flag of the app replaces
-    of_app: the names of the app's own flags"""
+    """An ArgumentParser that raises OptionError instead of exiting."""
 
     flags: tuple[Flag, ...] = ()
+    """Those of the library that no flag of the app replaces."""
     of_app: frozenset[str] = frozenset()
+    """The names of the app's own flags."""
 
     def __init__(self, *args: Any, **keywords: Any) -> None:
         super().__init__(*args, **keywords)
@@ -140,11 +137,8 @@ def respelled(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> list
 
 
 def parse(parser: CommandParser, command: str, arguments: Sequence[str]) -> Arguments:
-    """The typed arguments, the defaults of all other flags of the library, and `command`.
-
-    Without -b the batch size is that of the compile; `trace_graph` reports a PEF that cannot be read. Compile takes
-    --pef as --pef-name if that is not typed. Raises OptionError for arguments that cannot be parsed, and for unknown
-    flags, with the nearest name."""
+    """The typed arguments, the defaults of all other flags of the library, and `command`. Without -b the batch size is
+    that of the compile; `trace_graph` reports a PEF that cannot be read. Compile takes --pef as --pef-name."""
     # Only the intermixed kind accepts positional arguments both before and after flags.
     intermixed = any(not action.option_strings for action in parser._actions)
     known_args = parser.parse_known_intermixed_args if intermixed else parser.parse_known_args
@@ -157,15 +151,10 @@ def parse(parser: CommandParser, command: str, arguments: Sequence[str]) -> Argu
         if not hasattr(namespace, flag.destination):
             setattr(namespace, flag.destination, flag.default_for(command))
     of_library = {flag.destination for flag in parser.flags}
-    if "pef" in of_library and namespace.pef is not None:
-        _take_pef(namespace, of_library - namespace.typed)
-    namespace.parsed_batch_size = namespace.batch_size if "batch_size" in of_library else None
-    return namespace
-
-
-def _take_pef(namespace: Arguments, free: Collection[str]) -> None:
-    """Sets the flags whose default depends on --pef. free: the flags of the library that were not typed"""
-    if namespace.command == COMPILE:
+    free = of_library - namespace.typed  # their defaults may depend on --pef
+    if "pef" not in of_library or namespace.pef is None:
+        pass
+    elif command == COMPILE:
         if "pef_name" in free:
             namespace.pef_name = Path(namespace.pef).stem
         if launched_rank(os.environ) == 0:
@@ -173,12 +162,13 @@ def _take_pef(namespace: Arguments, free: Collection[str]) -> None:
     elif "batch_size" in free and namespace.batch_size == 1:  # else the app has its own default
         with suppress(SambasimError):
             _take_batch_size(namespace, peek(locate(namespace.pef)), free)
+    namespace.parsed_batch_size = namespace.batch_size if "batch_size" in of_library else None
+    return namespace
 
 
 def _take_batch_size(namespace: Arguments, pef: PefHeader, free: Collection[str]) -> None:
-    """Takes the batch size of a PEF. Where the app computed it from -b and other flags, as by
-    `args.batch_size *= args.num_spatial_batches`, takes the values that these flags had at the compile: the app
-    computes it again."""
+    """Takes the batch size of a PEF; or where the app computed it, as by `args.batch_size *= args.num_spatial_batches`,
+    the values that these flags had at the compile: the app computes it again. free: flags that were not typed"""
     namespace.batch_size = batch_size = pef.batch_size * pef.replica.size(DATA_PARALLEL)
     parsed = pef.metadata.get(PARSED_BATCH_SIZE, str(batch_size))
     if parsed == str(batch_size):
@@ -210,9 +200,8 @@ def _add_flag(group: argparse._ArgumentGroup, flag: Flag, command: str) -> argpa
 
 
 def _give_way(parser: argparse.ArgumentParser, library: Sequence[argparse.Action]) -> set[str]:
-    """Removes the library's flags whose name, in either spelling, or destination is also the app's. Returns the app's
-    destinations. argparse removes only the names that the app's flag has. The library's flag would keep its others, and
-    its default would win over the app's. So its other names become names of the app's flag."""
+    """Removes the library's flags whose name, in either spelling, or destination is also the app's, and gives their
+    other names to the app's flag: argparse removes only the names that both have. Returns the app's destinations."""
     own = [action for action in parser._actions if action.option_strings and action not in library]
     claimed = {_with_dashes(name) for action in own for name in action.option_strings}
     successors = {action.dest: action for action in own}

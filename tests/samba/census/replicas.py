@@ -181,7 +181,13 @@ def measuring(row: Row) -> None:
     utils, batch = samba.utils, row.batch(0)
     throughput, latency = utils.measure_performance(row.model, batch, BATCH, 1, False, n_iterations=2, **row.parallel)
     assert abs(throughput - REPLICAS * BATCH / latency) < 1e-6 * throughput
-    utils.measure_sections(row.model, batch, num_sections=5, n_iterations=2, batch_size=BATCH, **row.parallel)
+    options = {"num_sections": 5, "n_iterations": 2, "batch_size": BATCH, **row.parallel}
+    sections: Any = utils.measure_sections(row.model, batch, **options)["sections"]
+    kinds = [kind for section in sections for kind in section["kind"].split("+")]
+    assert kinds[-3:] == ["REDUCE", "OPT", "GATHER"], "in rows of their own, or in one"
+    not_predicted = [section["kind"] for section in sections if section["predicted_s"] is None]
+    # Through the host, REDUCE is the way there and back.
+    assert not_predicted == ([] if row.parallel["reduce_on_rdu"] else ["GATHER"])
     for _ in range(2 * (3 + 2)):  # of which three warm up
         row.expect_step(0)
 
