@@ -149,8 +149,7 @@ class Hyperparameters:
         self._last: Mapping[str, object] = {}
 
     def take(self, given: Mapping[str, object]) -> None:
-        """Takes `given` from now on, and dropout rates from the next forward on. Ignores unknown names, with a notice.
-        Raises OptionError for a value out of range, a misspelt name, and momentum if the PEF has no state for it."""
+        """Takes `given` from now on, and dropout rates from the next forward on; unknown names give a notice."""
         if given == self._last:
             return
         if not isinstance(given, Mapping):

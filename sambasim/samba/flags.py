@@ -35,28 +35,18 @@ MEASURING = (MEASURE_PERFORMANCE, MEASURE_SECTIONS)
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """One flag.
-
-    names: the spellings, the long one first
-    commands, required: the commands that accept it, and those that need it
-    default: its value if it is not typed; a function is called for each command line
-    convert: from the typed text to the value; None for a switch
-    count, bare: argparse's `nargs` and `const`
-    inert: why it has no effect; None for a flag that has one
-    compiled: whether `session.compile` reads it, from its `config_dict`"""
-
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # the spellings, the long one first
     meaning: str
-    default: object | Callable[[], object] = None
-    convert: Callable[[str], object] | None = str
-    commands: tuple[str, ...] = EVERYWHERE
-    count: str | None = None
+    default: object | Callable[[], object] = None  # if it is not typed; a function is called for each command line
+    convert: Callable[[str], object] | None = str  # from the typed text to the value; None for a switch
+    commands: tuple[str, ...] = EVERYWHERE  # that accept it
+    count: str | None = None  # argparse's `nargs`
     choices: tuple[str, ...] | None = None
-    bare: str | None = None
-    required: tuple[str, ...] = ()
+    bare: str | None = None  # argparse's `const`
+    required: tuple[str, ...] = ()  # the commands that need it
     placeholder: str = "TEXT"
-    inert: str | None = None
-    compiled: bool = False
+    inert: str | None = None  # why it has no effect; None for a flag that has one
+    compiled: bool = False  # `session.compile` reads it, from its `config_dict`
 
     @property
     def destination(self) -> str:

@@ -51,13 +51,10 @@ class Finding:
 
 @dataclass(slots=True)
 class Reporter:
-    """Reports findings in this process: each once when it is found, and all again in a summary at the end.
+    """Reports findings in this process: each once when it is found, and all again in a summary at the end."""
 
-    on_demand: collect findings for a `--check`, print nothing and raise nothing
-    at_exit: the run is over, so new findings appear in the summary only"""
-
-    on_demand: bool = False
-    at_exit: bool = False
+    on_demand: bool = False  # collect findings for a `--check`, print nothing and raise nothing
+    at_exit: bool = False  # the run is over, so new findings appear in the summary only
     _found: dict[tuple[str, str], tuple[Finding, str]] = field(default_factory=dict)
     _printed: set[tuple[str, str]] = field(default_factory=set)
 

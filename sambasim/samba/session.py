@@ -70,8 +70,7 @@ class Session:
         pef_metadata, metadata: kept in the PEF as text
         loss_indices: the outputs from which the backward starts; by default found by `inputs.losses_among`
 
-        No effect: app_dir, squeeze_bs_dim, init_output_grads, io_host_memory, is_split_batch, graph_transform_hook.
-        Raises ModelError and CaptureError for models that cannot be compiled, OptionError for wrong options."""
+        The others have no effect. Raises ModelError and CaptureError for models that cannot be compiled."""
         if graph_transform_hook is not None:
             say_once("graph_transform_hook", "the graph is compiled as it was captured")
         default = process.current().arguments if self._config is None else self._config
@@ -115,8 +114,7 @@ class Session:
         section_types: FWD, BCKWD, OPT, in any case; GRADNORM, REDUCE and GATHER run with OPT
         grad_of_outputs: for this run, the gradient of each output, or None; by default the `sn_grad` of outputs
 
-        No effect: data_parallel_mode, graph_name. Raises OptionError and DataError for arguments that do not fit the
-        PEF, and for findings of the checks."""
+        Raises OptionError and DataError for arguments that do not fit the PEF, and for findings of the checks."""
         now = self._loaded()
         machine = now.machine
         kinds = kinds_of(machine.program, section_types)
@@ -292,7 +290,6 @@ class Session:
 
 
 session = Session()
-"""The session of this process."""
 
 
 def install_attributes() -> None:

@@ -282,13 +282,8 @@ def dump_accuracy_debug_info(
     step: int = 0,
 ) -> Path:
     """Appends to this rank's file a line of JSON with figures for each tensor on the device, and for the inputs and
-    outputs of the last run. Returns the path.
-
-    args: the folder; or the arguments of the app, for the folder accuracy_debug in its --output-folder, or in out
-    step: the app's number of the step, for the lines
-
-    No effect: inputs, traced_outputs. Raises OptionError if no PEF is loaded for `model`, or if the file cannot be
-    written."""
+    outputs of the last run. Returns the path. args: the folder; or the arguments of the app, for the folder
+    accuracy_debug in its --output-folder, or in out. Raises OptionError if the file cannot be written."""
     folder = Path(args.output_folder or "out", "accuracy_debug") if isinstance(args, Namespace) else Path(args)
     path = folder / f"accuracy_debug_info.rank{process.current().rank}.jsonl"
     rows = [{"step": step, **row} for row in _rows(model)]

@@ -16,19 +16,7 @@ from sambasim.samba import process
 from sambasim.samba.process import Reporter
 from sambasim.samba.session import session
 from sambasim.samba.utils import trace_graph
-from tests.samba.harness import (
-    MOMENTUM,
-    Load,
-    LogReg,
-    Made,
-    Net,
-    PefOf,
-    batch_of,
-    compiled,
-    imported,
-    net_batch,
-    with_sgd,
-)
+from tests.samba.harness import MOMENTUM, LogReg, Made, Net, batch_of, compiled, imported, net_batch, with_sgd
 from tests.support.door import open_door
 
 
@@ -49,7 +37,7 @@ def reporter() -> Reporter:
 
 
 @pytest.fixture(scope="session")
-def pef_of(tmp_path_factory: pytest.TempPathFactory) -> PefOf:
+def pef_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
     paths: dict[object, str] = {}
 
     def compiled_once(make: Callable[..., Made], inputs: Any, **config: Any) -> str:
@@ -63,7 +51,7 @@ def pef_of(tmp_path_factory: pytest.TempPathFactory) -> PefOf:
 
 
 @pytest.fixture
-def load(pef_of: PefOf) -> Load:
+def load(pef_of: Callable[..., str]) -> Callable[..., Made]:
     def loaded(make: Callable[..., Made], inputs: Any, **config: Any) -> Made:
         pef, (model, optimizers) = pef_of(make, inputs, **config), make()
         trace_graph(model, inputs, optimizers, pef=pef)
@@ -96,13 +84,13 @@ make_logreg, make_net = (partial(with_sgd, kind, momentum=MOMENTUM) for kind in 
 
 
 @pytest.fixture
-def logreg(batch: list[Any], load: Load) -> Made:
+def logreg(batch: list[Any], load: Callable[..., Made]) -> Made:
     """LogReg and its optimizer; the PEF is in the session."""
     return load(make_logreg, batch)
 
 
 @pytest.fixture
-def logreg_pef(batch: list[Any], pef_of: PefOf) -> str:
+def logreg_pef(batch: list[Any], pef_of: Callable[..., str]) -> str:
     return pef_of(make_logreg, batch)
 
 
@@ -113,11 +101,11 @@ def inputs(samba: Any) -> tuple[Any, Any]:
 
 
 @pytest.fixture
-def net(inputs: tuple[Any, Any], load: Load) -> Made:
+def net(inputs: tuple[Any, Any], load: Callable[..., Made]) -> Made:
     """Net and its optimizer; the PEF is in the session."""
     return load(make_net, inputs)
 
 
 @pytest.fixture
-def net_pef(inputs: tuple[Any, Any], pef_of: PefOf) -> str:
+def net_pef(inputs: tuple[Any, Any], pef_of: Callable[..., str]) -> str:
     return pef_of(make_net, inputs)

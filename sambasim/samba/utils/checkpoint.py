@@ -31,9 +31,8 @@ def save_checkpoint(
     optimizers: Optimizer | Sequence[Optimizer] | None = None,
     **others: object,
 ) -> None:
-    """Copies weights and optimizer state from the device, and writes them on rank 0. All ranks may call it. `others`
-    are kept by name, as `epoch=3`: numbers, texts, tensors, and lists and dictionaries of these. The file is replaced
-    atomically. Raises OptionError if no PEF is loaded for `model`, or it cannot be written."""
+    """Copies weights and optimizer state from the device, and rank 0 writes them with `others`, as `epoch=3`: numbers,
+    texts, tensors, and lists and dictionaries of these. The file is replaced atomically."""
     session.to_cpu(model)
     if not is_main_process():
         return
@@ -53,8 +52,7 @@ def load_checkpoint(
     path: str | os.PathLike[str], model: nn.Module, optimizers: Optimizer | Sequence[Optimizer] | None = None
 ) -> dict[str, object]:
     """Loads a checkpoint into `model` and its optimizers on the host; returns the `others` of `save_checkpoint`. Call
-    it before `trace_graph` or `session.to_device`, which copy the state to the device. Raises WeightsError if the file
-    is not there, is no checkpoint, or is of another model or of other optimizers."""
+    it before `trace_graph` or `session.to_device`, which copy the state to the device."""
     target, listed = Path(path), as_sequence(optimizers)
     try:
         held = torch.load(target)

@@ -77,8 +77,7 @@ def get_file_dir(file: str | os.PathLike[str]) -> str:
 def weight_norm_(module: nn.Module) -> nn.Module:
     """Replaces each weight in `module` (a parameter `weight` of two dimensions or more), in place, by a trained
     magnitude for each output and a trained direction. Call it before the optimizer is made. Returns `module`. Source:
-    Salimans & Kingma, Weight Normalization, NeurIPS 2016, arXiv:1602.07868. Raises ModelError if `module` is no module
-    or has no weight, or if two modules in it share one."""
+    Salimans & Kingma, Weight Normalization, NeurIPS 2016, arXiv:1602.07868."""
     if not isinstance(module, nn.Module):
         raise type_error(ModelError, "weight_norm_ takes a torch.nn.Module", module, "weight_norm_(model.layer)")
     owners: dict[Tensor, str] = {}
@@ -161,8 +160,7 @@ def prepare_dataloader(
     train_dataset, test_dataset: by default MNIST, from the four idx files, plain or .gz, in the folder `data_dir`,
         `data_folder` or `data_path` of `params`, or in MNIST/raw below it, transformed by `dataset_transform`
 
-    With --data-parallel each replica has its share of the training data. Nothing is downloaded: raises DataError if the
-    files are not there, or are not MNIST's."""
+    With --data-parallel each replica has its share of the training data. Nothing is downloaded."""
     given = as_mapping("params", params)
     batch_size = int(str(given.get("batch_size", 1)))
     if train_dataset is None or test_dataset is None:
