@@ -152,14 +152,13 @@ def parse(parser: CommandParser, command: str, arguments: Sequence[str]) -> Argu
             setattr(namespace, flag.destination, flag.default_for(command))
     of_library = {flag.destination for flag in parser.flags}
     free = of_library - namespace.typed  # their defaults may depend on --pef
-    if "pef" not in of_library or namespace.pef is None:
-        pass
-    elif command == COMPILE:
+    has_pef = "pef" in of_library and namespace.pef is not None
+    if has_pef and command == COMPILE:
         if "pef_name" in free:
             namespace.pef_name = Path(namespace.pef).stem
         if launched_rank(os.environ) == 0:
             sys.stderr.write(f"notice: --pef is for the other commands; compile writes the PEF {namespace.pef_name}\n")
-    elif "batch_size" in free and namespace.batch_size == 1:  # else the app has its own default
+    elif has_pef and "batch_size" in free and namespace.batch_size == 1:  # else the app has its own default
         with suppress(SambasimError):
             _take_batch_size(namespace, peek(locate(namespace.pef)), free)
     namespace.parsed_batch_size = namespace.batch_size if "batch_size" in of_library else None
