@@ -198,7 +198,8 @@ def _report(error: BaseException, script: Path | None, reporter: str = "") -> No
             print(f"a rank left while others worked{reporter}: exit code {exit_code_of(error)}", file=sys.stderr)
     else:
         if isinstance(error, AttributeError) and str(error).endswith("has no attribute 'output_tensors'"):
-            error.add_note("  try:   samba.utils.trace_graph(model, inputs, optim, pef=args.pef) first: it sets them")
+            remedy = "call samba.utils.trace_graph(model, inputs, optim, pef=args.pef) first: it sets them"
+            error.add_note(f"  try:   {remedy}")
         trace = "".join(traceback.format_exception(error))
         print(f"the script failed{reporter}\n{trace}" if reporter else trace, end="", file=sys.stderr)
 
