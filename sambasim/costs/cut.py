@@ -73,7 +73,7 @@ def best_cut(work: Work, budget: Budget, limits: Sequence[int]) -> list[int]:
     while stop:
         ends.append(stop)
         stop = begins[stop]
-    if known.count > _MOST_SECTIONS:
+    if known.count > 300_000:  # about 100 MB
         known_for.cache_clear()
     return ends[::-1]
 
@@ -93,10 +93,6 @@ class Known:
     numbers: dict[Hashable, int] = field(default_factory=dict)
     longer: dict[int, Longer] = field(default_factory=dict)
     count: int = 0
-
-
-_MOST_SECTIONS = 300_000
-"""That are known for one budget: about 100 MB."""
 
 
 @lru_cache(maxsize=8)

@@ -73,14 +73,10 @@ def least_units(stage: Stage, budget: Budget) -> int:
     return 1 if budget.by_hand else min(TILE_UNITS, ceil(stage.columns / budget.columns_per_unit))
 
 
-SMALLEST_TILE = 1 / 8
-"""Of the usual one. Where memory on the chip is short, tiles have fewer rows."""
-
-
 def chip_bytes(load: Load, budget: Budget) -> float:
-    """Bytes on the chip: resident tensors, and two tiles of each tensor that passes from stage to stage."""
+    """Resident tensors, and two tiles of each that passes from stage to stage, down to an eighth if space is short."""
     buffers = 2 * load.buffered_bytes
-    return load.resident_bytes + min(buffers, max(budget.chip_bytes - load.resident_bytes, buffers * SMALLEST_TILE))
+    return load.resident_bytes + min(buffers, max(budget.chip_bytes - load.resident_bytes, buffers / 8))
 
 
 def load_of(work: Work, start: int, stop: int, budget: Budget) -> Load:

@@ -155,8 +155,6 @@ def _groups(program: Program) -> Iterator[Row]:
 
 _MOST_SYMBOLS = 40
 _MOST_NAMES = 3
-_DIGITS = 16
-"""Of a digest; `verify` and --json have all 64, which do not fit in a table."""
 
 
 def inspection(facts: Row, *, everything: bool) -> RenderableType:
@@ -201,8 +199,8 @@ def summary_table(facts: Row) -> Table:
         *_zero_rows(facts),
         ("checked", "no" if facts.checked is None else str(facts.checked)),
         *((" by rounding", str(tensor)) for tensor in (facts.checked.exceptions if facts.checked else ())),
-        ("digest", f"{facts.digest[:_DIGITS]}…"),
-        ("weights sha256", f"{facts.weights_sha256[:_DIGITS]}…"),
+        ("digest", f"{facts.digest[:16]}…"),  # `verify` and --json have all 64
+        ("weights sha256", f"{facts.weights_sha256[:16]}…"),
     ]
     return text_table(facts.name, ("", ""), (), rows)
 

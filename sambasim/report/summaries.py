@@ -47,11 +47,8 @@ class Compilation:
     checked: Checked | None
 
     def json(self) -> str:
-        program, graph, checked = (
-            self.program,
-            self.program.leading,
-            None if self.checked is None else asdict(self.checked),
-        )
+        program, graph = self.program, self.program.leading
+        checked = None if self.checked is None else asdict(self.checked)
         facts = {
             **{"pef": str(self.path), "digest": self.digest},
             **{"sections": graph.section_counts, "operators": len(graph.nodes), "parameters": self._parameters},

@@ -22,9 +22,7 @@ from sambasim.simulation.step import PredictedStep, step_of
 from sambasim.simulation.sync import SyncPath
 from sambasim.units import counted, format_bytes
 
-LEAST_GAIN = 0.02
-"""Changes that gain a smaller share of the samples/s are left out."""
-
+LEAST_GAIN = 0.02  # changes that gain a smaller share of the samples/s are left out
 _FACTORS = (2, 4, 8)
 
 

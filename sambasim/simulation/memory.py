@@ -41,8 +41,6 @@ Regions: TypeAlias = frozenset[tuple[str, str]]
 Row: TypeAlias = Sequence[Action] | None
 """What a rank does in a pipeline; None without one."""
 
-_BUFFERS = (SymbolKind.INPUT, SymbolKind.BUFFER, SymbolKind.CONSTANT, SymbolKind.REDUCE_BUFFER)
-
 
 @dataclass(frozen=True, slots=True)
 class Memory:
@@ -112,7 +110,7 @@ def memory_of(
     for symbol in program.symbols.values():
         if symbol.kind is SymbolKind.PARAMETER and symbol.name not in grouped:
             frozen += symbol.type.size_bytes
-        if symbol.kind in _BUFFERS:
+        if symbol.kind in (SymbolKind.INPUT, SymbolKind.BUFFER, SymbolKind.CONSTANT, SymbolKind.REDUCE_BUFFER):
             taken = samples if samples is not None and symbol.kind is SymbolKind.INPUT else program.batch_size
             buffers += symbol.type.size_bytes * taken // program.batch_size
     if in_slices_only:

@@ -126,15 +126,11 @@ def likely(prediction: Prediction) -> Likely | None:
     return Likely(least_s, most_s, basis)
 
 
-LEAST_WIDTH = 480
-"""Of the published steps."""
-
-
 def _is_alike(prediction: Prediction) -> bool:
     """Whether most FLOPs are of products as wide as the published ones, and not of convolutions."""
     work = work_of(prediction.graph, prediction.program.symbols)
     products = [stage for stage in work.stages if stage.product_flops]
-    alike = (stage.product_flops for stage in products if stage.blocks == inf and stage.columns >= LEAST_WIDTH)
+    alike = (stage.product_flops for stage in products if stage.blocks == inf and stage.columns >= 480)
     return not products or 2 * sum(alike) > sum(stage.product_flops for stage in products)
 
 

@@ -126,10 +126,6 @@ def _between(placement: Placement) -> Link:
     return Link(link.latency_s, 1 / (link.bandwidth_bytes_per_s * placement.cluster.network_links_per_node))
 
 
-_RECEIVES_NOTHING = ("comm.send", "comm.shard", "comm.index")
-"""Communication nodes in which a rank receives nothing."""
-
-
 def traffic_of(
     sections: Sequence[Section],
     graph: Graph,
@@ -145,7 +141,8 @@ def traffic_of(
     node_of = [location.node for location in placement.locations()]
     for node in (node for section in sections for node in graph.section_nodes(section)):
         axis = axis_of(node)
-        if axis is None or groups_of(node) or node.operator in _RECEIVES_NOTHING:
+        receives_nothing = node.operator in ("comm.send", "comm.shard", "comm.index")
+        if axis is None or groups_of(node) or receives_nothing:
             continue
         group, is_received = mesh.group(rank, axis), node.operator == "comm.recv"
         value = (node.results[0] or "") if is_received else node.reads[0]

@@ -15,7 +15,6 @@ from sambasim.records.metrics import RunRecords, StepRecord, SummaryRecord
 from sambasim.report.tables import Row, Table, table, text_table
 from sambasim.units import counted
 
-_SAME_NORM = 1e-15
 NOTHING = "-"
 _MOST_ROWS = 12
 
@@ -42,7 +41,7 @@ def digest_difference(difference: Row) -> str:
     if relative is None:
         counts = (difference.not_finite_a, difference.not_finite_b)
         return "elements not finite: {} in A, {} in B".format(*(count or "none" for count in counts))
-    if relative < _SAME_NORM:
+    if relative < 1e-15:
         return "same norm to 15 digits"
     norms = list(dict.fromkeys(f"{norm:.9g}" for norm in (difference.norm_a, difference.norm_b)))
     return f"{_named('norm', norms, ' and ')}, {relative:.1e} apart"
@@ -134,8 +133,7 @@ def _losses(losses: Sequence[Row]) -> Table:
 _MOST_SHOWN = 6
 _SHORT_DIGEST = 12
 _NOT_BY_BIT = "not comparable bit by bit: {}; "
-_COMPARED_APART = ("training.seed", "training.batch_size")
-"""Options that are deciding facts themselves, or part of the PEF."""
+_COMPARED_APART = ("training.seed", "training.batch_size")  # deciding facts themselves, or part of the PEF
 
 
 _Line: TypeAlias = tuple[int, int, int, StepDigests]

@@ -23,9 +23,7 @@ from sambasim.units import counted
 
 Tensors = Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]
 
-_PIECE_ELEMENTS = 1 << 20
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_TINY = torch.finfo(torch.float64).tiny
 _WITH_ULPS = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -74,7 +72,7 @@ def _difference_of(name: str, a: Tensor | None, b: Tensor | None) -> Row | None:
 def _compare_values(a: Tensor, b: Tensor) -> dict[str, int | float | None] | None:
     differing = not_finite = ulps = 0
     absolute, relative = None, 0.0
-    for ours, theirs in zip(*(torch.split(tensor, _PIECE_ELEMENTS) for tensor in (a, b)), strict=True):
+    for ours, theirs in zip(*(torch.split(tensor, 1 << 20) for tensor in (a, b)), strict=True):
         differs = _bits(ours) != _bits(theirs)
         if not bool(differs.any()):
             continue
@@ -86,7 +84,7 @@ def _compare_values(a: Tensor, b: Tensor) -> dict[str, int | float | None] | Non
         if not ours.numel():
             continue
         distance = (ours.double() - theirs.double()).abs()
-        size = torch.maximum(ours.double().abs(), theirs.double().abs()).clamp(min=_TINY)
+        size = torch.maximum(ours.double().abs(), theirs.double().abs()).clamp(min=torch.finfo(torch.float64).tiny)
         absolute = max(absolute or 0.0, float(distance.max()))
         relative = max(relative, float((distance / size).max()))
         if a.dtype in _WITH_ULPS:
