@@ -14,8 +14,7 @@ from typing import NamedTuple
 from sambasim.costs.work import Read, Stage, Tensor, Work
 from sambasim.hardware.budget import Budget
 
-TILE_UNITS = 160
-"""Compute units of a tile of an SN10 or SN30; where tiles are not published, the same is assumed."""
+TILE_UNITS = 160  # compute units of a tile of an SN10 or SN30; where tiles are not published, the same is assumed
 
 
 class Product(NamedTuple):

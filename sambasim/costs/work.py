@@ -20,8 +20,7 @@ from sambasim.ir.program import Program
 from sambasim.ir.ranks import of_ranks
 from sambasim.ir.types import DTYPE_BYTES, VALUE_BYTES, Symbol, SymbolKind, TensorType
 
-LANES = 32
-"""Numbers that a compute unit processes at once (source: DFModel)."""
+LANES = 32  # numbers that a compute unit processes at once (source: DFModel)
 
 
 def blocks_of(node: Node, types: Mapping[str, TensorType]) -> float:

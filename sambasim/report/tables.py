@@ -79,8 +79,7 @@ class Column:
     is_whole: bool = False
 
 
-_LEAST_WORDS = 16
-"""The narrowest that a column of words gets before columns of numbers are left out."""
+_LEAST_WORDS = 16  # the narrowest that a column of words gets before columns of numbers are left out
 _KEPT_NUMBERS = 3
 
 

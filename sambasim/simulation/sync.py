@@ -18,11 +18,9 @@ from sambasim.ir.mesh import PIPELINE, Mesh
 from sambasim.ir.program import Program
 from sambasim.ir.ranks import copied, ends_of, in_slices
 
-WIRE_BYTES = 2
-"""Of one element that is sent."""
+WIRE_BYTES = 2  # of one element that is sent
 
-_TOUCHED = 2
-"""Accesses of off-chip memory for each byte that arrives and is added: a read and a write."""
+_TOUCHED = 2  # accesses of off-chip memory for each byte that arrives and is added: a read and a write
 
 
 class SyncPath(StrEnum):
@@ -180,8 +178,7 @@ def message(size_bytes: int, placement: Placement, *, within: bool) -> Traffic:
     return Traffic(link.latency_s + size_bytes / (link.bandwidth_bytes_per_s * links), {wire: size_bytes})
 
 
-GATHERS_IN_PASSES = 3
-"""The level of ZeRO at which parameters are gathered in passes, and not after the update."""
+GATHERS_IN_PASSES = 3  # the level of ZeRO at which parameters are gathered in passes, and not after the update
 
 
 class Moves(NamedTuple):

@@ -89,8 +89,7 @@ def _scaling_curves(prediction: Prediction, of_paths: Mapping[SyncPath, Sequence
     return traces
 
 
-_MOST_POINTS = 4000
-"""Of the cloud behind the frontier: a page with more is slow."""
+_MOST_POINTS = 4000  # of the cloud behind the frontier: a page with more is slow
 
 _COLOURS = dict(zip(TERMS, (ui.BLUE, ui.GREY, ui.SKY, ui.HAIRLINE, ui.ORANGE, ui.GREEN), strict=True))
 

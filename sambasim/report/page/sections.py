@@ -179,14 +179,12 @@ def _points(analysis: Analysis, places: Mapping[tuple[int, ...], tuple[float, fl
             yield ui.lines(bound_text(analysis.step, bound), xs, ys, mode="markers", marker=marker, **hover)
 
 
-MOST_BOXES = 400
-"""A drawing with more is slow to open."""
+MOST_BOXES = 400  # a drawing with more is slow to open
 
 _WIDTH, _HEIGHT, _PITCH = 262, 54, 82
 _SIDE, _MIDDLE, _TOP = 84, 180, 14
 _NAME_LETTERS, _LINE_LETTERS = 29, 35
-_LABEL = (62, 15)
-"""Width and height of a label, which must not cover another."""
+_LABEL = (62, 15)  # width and height of a label, which must not cover another
 
 
 @dataclass(frozen=True, slots=True)

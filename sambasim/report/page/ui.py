@@ -89,8 +89,7 @@ class Hover(StrEnum):
 LEGEND = {"orientation": "h", "x": 0, "y": 1.0, "yanchor": "bottom", "xanchor": "left"}
 SECONDS = {"ticksuffix": "s", "exponentformat": "SI", "minexponent": 0, "rangemode": "tozero"}
 
-_MOST_APART = 150
-"""With more bars on the width of the page there are no gaps between them."""
+_MOST_APART = 150  # with more bars on the width of the page there are no gaps between them
 
 
 def outline_and_gap(count: int, gap: float) -> tuple[dict[str, object], float]:
@@ -115,8 +114,7 @@ def lines(name: str, x: Sequence[float], y: Sequence[float | None], **more: obje
     return {"type": "scatter", "mode": "lines", "name": name, "x": x, "y": drawn, **more}
 
 
-MOST_SPANS = 5000
-"""Spans of a step that are drawn; a page with more is slow to open."""
+MOST_SPANS = 5000  # spans of a step that are drawn; a page with more is slow to open
 
 
 class Bar(NamedTuple):

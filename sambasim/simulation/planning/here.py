@@ -77,8 +77,7 @@ def plan_here(
     return Plan(name, hardware, spaces[-1], goal, tuple(first), others, tuple(refused), _MEAN_ERROR, "rank", note)
 
 
-_MEAN_ERROR = 0.07
-"""Of steps that `python -m tests.benchmarks plan` measures."""
+_MEAN_ERROR = 0.07  # of steps that `python -m tests.benchmarks plan` measures
 
 
 @dataclass(frozen=True)
