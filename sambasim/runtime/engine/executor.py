@@ -160,7 +160,7 @@ class Executor:
             lowered = [op and replace(op, function=observer.bind(self._rank, op.node, op.function)) for op in lowered]
         if engine is None:
             of_sections = [(section, lowered[section.start : section.stop]) for section in self.sections]
-            units = [Unit((section,), tuple(filter(None, own))) for section, own in of_sections]
+            units = [Unit((section,), tuple(filter(None, instructions))) for section, instructions in of_sections]
         else:
             types = {name: program.symbols[name].type for name in graph.inputs}
             units = engine.lower(lowered, nodes, self.sections, self._registers, keep, types)

@@ -234,9 +234,9 @@ def _square_sums(node: Node, binding: Binding) -> Work:
     transport = binding.connected
     sync, symbols = transport.sync, transport.program.symbols
     parts = (
-        (member.block + begin // NORM_BLOCK_ELEMENTS, own)
+        (member.block + begin // NORM_BLOCK_ELEMENTS, gradient)
         for group in binding.groups(node)
-        for member, begin, own in parts_of(group, sync.memory.region(group, "gradient"), sync.summed(group))
+        for member, begin, gradient in parts_of(group, sync.memory.region(group, "gradient"), sync.summed(group))
         if transport.is_first_copy or symbols[member.parameter].cuts
     )
     sums = SquareSums(parts, binding.values[node.results[0] or ""].numel)

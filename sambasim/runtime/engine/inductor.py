@@ -152,19 +152,13 @@ LINEAR = torch.ops.sambasim.linear.default
 FEWEST_FLOPS = 1 << 23
 
 
-@cache
-def mkl_is_faster() -> bool:
-    """Whether torch has MKL and this is an Intel CPU."""
-    processors = Path("/proc/cpuinfo")
-    text = processors.read_text(encoding="utf-8", errors="replace") if processors.exists() else ""
-    return torch.backends.mkl.is_available() and "GenuineIntel" in text
-
-
 def by_onednn(x: Tensor, weight: Tensor) -> bool:
-    """Whether LINEAR is faster than torch's product for `x @ weight.T`."""
-    if x.dtype is not torch.float32 or not torch.backends.mkldnn.is_available() or mkl_is_faster():
-        return False
-    return 2 * x.shape[0] * x.shape[1] * weight.shape[0] >= FEWEST_FLOPS
+    """Whether LINEAR is faster than torch's product for `x @ weight.T`: if large, and not by MKL on an Intel CPU."""
+    processors = Path("/proc/cpuinfo")
+    is_intel = processors.exists() and "GenuineIntel" in processors.read_text(encoding="utf-8", errors="replace")
+    by_mkl = is_intel and torch.backends.mkl.is_available()
+    flops = 2 * x.shape[0] * x.shape[1] * weight.shape[0]
+    return flops >= FEWEST_FLOPS and x.dtype is torch.float32 and torch.backends.mkldnn.is_available() and not by_mkl
 
 
 _KEPT = (torch.ops.aten.gelu.default, torch.ops.aten.gelu_backward.default)
@@ -282,7 +276,7 @@ class Inductor:
             lowered.append(instructions.instruction_for(node, compiled[step], operands, registers, returned=0))
         freeing = iter(instructions.free_after_use(lowered, keep, registers))
         of_units = [tuple(filter(None, islice(freeing, len(steps)))) for steps in planned]
-        return [Unit(unit, own) for unit, own in zip(units, of_units, strict=True)]
+        return [Unit(sections, instructions) for sections, instructions in zip(units, of_units, strict=True)]
 
     def _compile(
         self, regions: Sequence[Region], nodes: Sequence[Node], inputs: Mapping[str, TensorType]

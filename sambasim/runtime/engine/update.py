@@ -74,7 +74,7 @@ def _fits(fusion: Fusion, runs: Sequence[_Run], groups: Sequence[str]) -> bool:
     """Whether `runs` begin with the pattern of `fusion`, and each run that works on groups works on all of them."""
     first = runs[: len(fusion.pattern)]
     named = [[name for node in run.nodes for name in groups_of(node)] for run in first]
-    return tuple(run.operator for run in first) == fusion.pattern and all(own in ([], groups) for own in named)
+    return tuple(run.operator for run in first) == fusion.pattern and all(names in ([], groups) for names in named)
 
 
 class Updated(NamedTuple):

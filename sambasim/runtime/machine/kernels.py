@@ -63,8 +63,8 @@ def find_c_compiler() -> list[str]:
         if shutil.which(named[0]) is None:
             raise MachineError(f"CC names {named[0]}, which does not exist", remedy="unset CC")
         return named
-    if found := next(filter(shutil.which, ("cc", "gcc")), None):
-        return [found]
+    if compiler := next(filter(shutil.which, ("cc", "gcc")), None):
+        return [compiler]
     raise MachineError("there is no C compiler", remedy="install gcc, or set CC to your C compiler")
 
 

@@ -13,6 +13,7 @@ Earlier rows take precedence: under Slurm, MPICH's mpirun starts helpers with sr
 torchrun connects its processes by torch.distributed, and not by MPI: on one node, the first of them becomes mpirun.
 """
 
+import re
 import shlex
 import shutil
 import sys
@@ -204,15 +205,8 @@ def check_emulation(world_size: int, emulated: int, *, command: Sequence[str]) -
 
 def _emulating(command: Sequence[str], replicas: int | None) -> str:
     """The command with another number after --emulate-replicas, or without it."""
-    words: list[str] = []
-    rest = iter(command)
-    for word in rest:
-        if word.replace("_", "-").startswith("--emulate-replicas"):
-            if "=" not in word:
-                next(rest, None)
-        else:
-            words.append(word)
-    return shlex.join(words if replicas is None else [*words, "--emulate-replicas", str(replicas)])
+    without = re.sub(r" --emulate[-_]replicas[= ]\S+", "", shlex.join(command))
+    return without if replicas is None else f"{without} --emulate-replicas {replicas}"
 
 
 def _started(number: int, emulated: bool, what: str) -> str:

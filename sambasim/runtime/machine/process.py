@@ -224,9 +224,9 @@ def check_node_memory(
     remedy: str = "run with fewer replicas, or compile a smaller model or batch",
 ) -> None:
     """Collective. Raises MachineError about `what` if the ranks of a node need more memory than is available there."""
-    own = Demand(communicator.node_index, communicator.host_name, needed_bytes, available_bytes())
+    demand = Demand(communicator.node_index, communicator.host_name, needed_bytes, available_bytes())
     text = f"{what} is {{}}, and the machine has {{}} of memory available"
-    check_demands(communicator.all_gather_object(own), text, remedy)
+    check_demands(communicator.all_gather_object(demand), text, remedy)
 
 
 def cores_of_this_process() -> frozenset[int]:

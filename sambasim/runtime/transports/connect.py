@@ -111,10 +111,10 @@ def allocate(
     needed = program.device_bytes * len(ranks)
     if way is Way.HOST:
         for group in groups:
-            own = {name: slices[group.rank] for name, slices in slices_of(program, group.world_size).items()}
-            needed -= sum(part.size_bytes - part.kept_bytes for part in kept(program, own))
+            updated = {name: slices[group.rank] for name, slices in slices_of(program, group.world_size).items()}
+            needed -= sum(part.size_bytes - part.kept_bytes for part in kept(program, updated))
     check_node_memory(communicator, needed)
-    return Allocated([DeviceMemory.private(own) for own in programs], groups)
+    return Allocated([DeviceMemory.private(of_rank) for of_rank in programs], groups)
 
 
 def groups_of(communicator: Communicator, ranks: Sequence[int], mesh: Mesh | None) -> Sequence[Communicator]:
@@ -175,7 +175,9 @@ def _in_hub(
         return shared if mesh.gives_loss(rank) else shared._replace(losses=())
 
     def of_all(shared: Sequence[Shared]) -> Shared:
-        return Shared([loss for of_rank in shared for loss in of_rank.losses], max(own.request for own in shared))
+        return Shared(
+            [loss for of_rank in shared for loss in of_rank.losses], max(of_rank.request for of_rank in shared)
+        )
 
     if len(ranks) > 1:
         end = Together(HubGroup(hub, ranks, rank), "end of step", own, of_all)

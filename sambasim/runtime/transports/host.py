@@ -112,8 +112,7 @@ class Gloo(_Staged):
     title = "host (device to host, gloo, host to device)"
 
     def reduce_scatter(self, groups: Sequence[ParameterGroup]) -> Communication:
-        reduce = _GlooAllReduce(self, groups)
-        self.observed.append(reduce)
+        self.observed.append(reduce := _GlooAllReduce(self, groups))
         return reduce
 
 

@@ -112,8 +112,7 @@ class Window(GradientSync):
         return [Fusion(REDUCE_AND_UPDATE, partial(self.reduce_scatter, self.program.groups))]
 
     def reduce_scatter(self, groups: Sequence[ParameterGroup], optimizers: Optimizers | None = None) -> "WindowReduce":
-        reduce = WindowReduce(self, groups, optimizers)
-        self.observed.append(reduce)
+        self.observed.append(reduce := WindowReduce(self, groups, optimizers))
         return reduce
 
     def all_gather(self, groups: Sequence[ParameterGroup]) -> Communication:
