@@ -1,1 +1,1 @@
-"""The machine below a run: launchers, MPI, the memory of a node, CPU cores, and PyTorch in this process."""
+"""The machine below a run: launchers, MPI, the memory of a node, this process with its PyTorch and cores, C kernels."""
