@@ -1,39 +1,19 @@
 """The modules of `sambaflow` outside `sambaflow.samba`, in one file: `shim.MODULES` says which names belong to which.
 
 sambaflow                       __version__, is_demo
-sambaflow.logging.samba_logger  a logger whose lines name the rank, because mpirun merges the output of all ranks. The
-                                module is a logger itself, and has one: Python's `sambaflow`, from level INFO on.
 sambaflow.mac.metadata          ConvTilingMetadata, TilingMetadata: hints for the hardware's compiler, without effect
                                 here. An app gives a dictionary of them, by `key`, to session.compile(metadata=...).
 sambaflow.sambacollections      OrderedSet
 """
 
-import logging
-import os
 from collections.abc import Hashable, Iterable, Iterator, MutableSet, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 
 from sambasim import __version__ as _own_version
-from sambasim.runtime.machine.launcher import find_launcher
 
 __version__ = f"1.19.0+sambasim.{_own_version}"
 """The imitated release of SambaFlow, and the version of sambasim."""
-
-
-samba_logger = logging.getLogger("sambaflow")
-samba_logger.setLevel(logging.INFO)
-samba_logger.propagate = False  # with a handler of the root logger too, every line would be printed twice
-
-_launcher = find_launcher(os.environ)
-_rank = "" if _launcher is None else f" rank {_launcher.rank}"
-_handler = logging.StreamHandler()
-_handler.setFormatter(logging.Formatter(f"%(asctime)s{_rank} %(levelname)s: %(message)s"))
-samba_logger.addHandler(_handler)
-
-debug, info, warning, error = samba_logger.debug, samba_logger.info, samba_logger.warning, samba_logger.error
-critical, exception, log = samba_logger.critical, samba_logger.exception, samba_logger.log
-setLevel = samba_logger.setLevel
 
 
 class _No:

@@ -122,7 +122,9 @@ def test_metadata_is_kept() -> None:
 def test_a_log_line_names_its_rank(env: dict[str, str], rank: str) -> None:
     body = (
         "import logging; logging.basicConfig()\n"
-        "from sambasim.samba.shim import modules as samba_logger\n"
+        "from sambasim.samba.shim import modules\n"
+        "assert logging.getLogger('sambaflow').handlers == [], 'the handler is for those who import it'\n"
+        "from sambasim.samba.shim import samba_logger\n"
         "samba_logger.debug('too low'); samba_logger.samba_logger.warning('loss is %s', 3)\n"
     )
     result = run_job([sys.executable, "-c", body], env=env).check()
