@@ -35,7 +35,8 @@ _OUTSIDE = "sambasim.samba.shim.modules"
 _SOURCES: Mapping[str, str | tuple[str, ...]] = {
     "sambaflow": (_OUTSIDE, "__version__", "is_demo"),
     "sambaflow.logging.samba_logger": (
-        "sambasim.samba.shim.samba_logger", "critical", "debug", "error", "exception", "info", "log", "samba_logger", "setLevel", "warning",
+        "sambasim.samba.shim.samba_logger",
+        *("critical", "debug", "error", "exception", "info", "log", "samba_logger", "setLevel", "warning"),
     ),
     "sambaflow.mac.metadata": (_OUTSIDE, "ConvTilingMetadata", "TilingMetadata"),
     "sambaflow.samba": "sambasim.samba",
