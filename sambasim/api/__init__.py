@@ -1,7 +1,7 @@
 """The Python API: what `import sambasim` gives, see `docs/python.md`. Importing this imports torch.
 
 `pef` compiles, from what `given` makes of a script's tensors, loss and optimizer; `jobs` trains and predicts; `ranks`
-is what both do under mpirun.
+has the ranks of the script, one or those of mpirun, and words errors for Python.
 """
 
 from sambasim.api.jobs import Prediction, Run, Simulation, predict, run, simulate

@@ -166,7 +166,7 @@ class Hyperparameters:
     def begin_forward(self) -> None:
         """Applies dropout rates that were given since the last forward."""
         if self._rates_changed:
-            self._machine.replica.run_graph(with_rates(self._machine.program.leading, self._rates))
+            self._machine.replica.use_graph(with_rates(self._machine.program.leading, self._rates))
             self._rates_changed = False
 
     def _known(self, given: Mapping[str, object]) -> Mapping[str, object]:

@@ -77,13 +77,16 @@ class RankStep(PricedRank):
         return self.update_s + self.synced.exposed_sync_s
 
     def spans_after(self, end_s: float) -> list[Span]:
-        """If the last pass ends at `end_s`. Gradients are copied before the update, parameters when all is done."""
-        backward_s = max(span.stop_s for span in self.synced.spans if span.kind in MODEL_KINDS)
+        """What follows the last pass of a step, which ends at `end_s`: sync and update, and the copies of tied
+        parameters, of whose gradients before the update, of new values at the end."""
+        # `synced` has sync and update after passes of this rank that never wait: they move with the end of passes.
+        passes_end_s = max(span.stop_s for span in self.synced.spans if span.kind in MODEL_KINDS)
         spans = self._copied(SectionKind.REDUCE, SymbolKind.GRADIENT, end_s)
-        started_s = max((span.stop_s for span in spans), default=end_s)
+        copied_s = max((span.stop_s for span in spans), default=end_s)
         for span in self.synced.spans:
             if span.kind not in MODEL_KINDS and span.track is not Track.HOST:
-                later_s = (started_s if span.start_s >= backward_s else end_s) - backward_s
+                overlaps = span.start_s < passes_end_s  # a group that is reduced during the last pass
+                later_s = (end_s if overlaps else copied_s) - passes_end_s
                 spans.append(replace(span, start_s=span.start_s + later_s, stop_s=span.stop_s + later_s))
         ended_s = max(span.stop_s for span in spans)
         return spans + self._copied(SectionKind.GATHER, SymbolKind.PARAMETER, ended_s)

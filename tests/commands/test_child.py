@@ -128,7 +128,8 @@ def test_a_child_that_ends_without_a_word_is_an_error(work: Callable[[OnPhase], 
 
 
 _SLEEPS = """
-import os, sys, time
+import os, signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 from sambasim.commands.child import in_child
 def work(on_phase):
     on_phase(str(os.getpid()))

@@ -141,7 +141,7 @@ def test_a_graph_that_is_replaced_within_a_step_changes_nothing(compiled: Path) 
             if number % 2:
                 stepped.run({OPT}, None)
         if not number % 2:
-            replaced.replica.run_graph(replaced.program.step)
+            replaced.replica.use_graph(replaced.program.step)
     ends = [stepped.state(SymbolKind.PARAMETER, SymbolKind.OPTIMIZER_STATE) for stepped in (once, replaced)]
     assert [name for name in ends[0] if not torch.equal(ends[0][name], ends[1][name])] == []
 

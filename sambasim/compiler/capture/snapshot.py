@@ -36,11 +36,11 @@ _ENTERED = {
 }
 """Modules of Python whose objects are entered, as those of the user's own classes are."""
 
-_CALLABLES = (
+_WRAPPERS = (
     *(types.MethodType, staticmethod, classmethod, property),
     *(functools.partial, functools.partialmethod, functools.cached_property),
 )
-"""Of them what they call is entered, by their own name."""
+"""What they wrap is entered, by their own name."""
 
 
 @functools.cache  # so that its id stays
@@ -132,7 +132,8 @@ def _of_library(module: str) -> bool:
 
 
 def _children(name: str, thing: Any) -> Iterator[_Child]:
-    if isinstance(thing, _CALLABLES):
+    """What `thing`, which is called `name`, holds. Without an owner and a key, a value is entered, but is no slot."""
+    if isinstance(thing, _WRAPPERS):
         yield from ((name, None, None, part) for part in gc.get_referents(thing))
     elif isinstance(thing, functools._lru_cache_wrapper):
         yield name, None, None, thing.__wrapped__
@@ -152,7 +153,7 @@ def _children(name: str, thing: Any) -> Iterator[_Child]:
         elif isinstance(thing, (list, tuple, collections.deque)) and len(thing) <= LARGEST:
             yield from ((f"{name}[{index}]", thing, index, value) for index, value in enumerate(thing))
         yield from _of_object(name, thing)
-        if is_iterator(thing) or type(thing).__module__ == "_csv":  # what it goes over
+        if is_iterator(thing) or type(thing).__module__ == "_csv":  # what it reads has no name in Python
             yield from ((name, None, None, part) for part in gc.get_referents(thing) if not isinstance(part, type))
 
 

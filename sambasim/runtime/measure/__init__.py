@@ -1,1 +1,2 @@
-"""`sambasim bench`: measures the sync paths on this machine, and checks every result."""
+"""Measures this machine: `collectives` and `paths` the sync paths, for `bench`, which checks every result; `machine`
+the parts of a step, for `plan --here`."""

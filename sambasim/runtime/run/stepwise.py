@@ -256,10 +256,11 @@ class StepwiseReplica:
         for update in self._updates:
             update.optimizers.change(optimizer, hyperparameters)
 
-    def run_graph(self, graph: Graph) -> None:
-        """From the next forward on, run `graph`, the training graph with other constants."""
+    def use_graph(self, graph: Graph) -> None:
+        """Use `graph` from the next forward on: the training graph with other numbers, such as the dropout rates that
+        an app gives. A forward that waits for its backward is forgotten."""
         self._program = replace(self._program, training=graph)
-        self._executors = self._bound()
+        self._executors = self._bound()  # updates stay: their sections are the same
         self._observe()
 
     def forget(self) -> None:

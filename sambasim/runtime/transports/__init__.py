@@ -4,5 +4,5 @@ communication, shared_flags  interfaces; counters by which the ranks of a node w
 in_process, messages         between ranks of one process; between processes
 exchange, host               sync through the host: MPI, gloo, parameter servers
 network, window               device sync: between nodes, and within one
-connect                      a rank with its transports
+connect                      opens the ranks of a process, with device memory and transports
 """

@@ -8,8 +8,8 @@
 The folder holds a package `sambaflow` that only calls `enter`. An installed SambaFlow takes precedence.
 
 A `Facade` is a module of sambasim under SambaFlow's name. It is a separate object, so that our module keeps its own
-name. It is always a package: only for packages does Python ask the finder about a name that `from ... import` does not
-find, and so the error can propose similar names.
+name. It is always a package: if `from ... import` does not find a name, Python asks the finder for it in packages only,
+and there the error can propose similar names.
 """
 
 import difflib
