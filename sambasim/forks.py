@@ -1,4 +1,5 @@
-"""Copies of this process: what they change ends with them, and so does a crash."""
+"""Copies of this process, the mechanism: what they change ends with them, and so does a crash. `commands/child.py` also
+forwards what a copy prints, and words its errors."""
 
 import ctypes
 import os

@@ -1,4 +1,5 @@
-"""What a PEF takes of an optimizer of torch: the options of its groups. A step of the user's own it does not take."""
+"""What a PEF takes of an optimizer of torch: the options of its groups. An optimizer whose step is the user's own is
+refused."""
 
 import inspect
 from collections.abc import Iterator, Mapping

@@ -1,6 +1,6 @@
-"""Passes over a program, and the pipeline that runs them. A pass is a frozen dataclass whose fields are its options; it
-may assume a program that `ir.verify` accepts, and must leave one at the stage that it `reaches`.
-`pipeline` makes them from compile options."""
+"""All passes in their order, which the function `pipeline` makes from compile options; and those passes that recompute
+activations, cut sections, place symbols and check that all fits. A pass is a frozen dataclass whose fields are its
+options; it may assume a program that `ir.verify` accepts, and must leave one at the stage that it `reaches`."""
 
 from bisect import bisect_right
 from collections import Counter

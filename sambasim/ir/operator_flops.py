@@ -1,4 +1,5 @@
-"""How many floating-point operations a product does: formulas over the operands of a node."""
+"""How many floating-point operations a product does: formulas over the operands of a node. Each counts only for the
+operators whose row in `operators.py` names it."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -1,5 +1,5 @@
-"""A program seen otherwise: what one rank executes and holds, its stage of a pipeline and its slices by ZeRO
-(Rajbhandari et al., SC 2020); a replica of several ranks as one; and inference, which needs no labels.
+"""Programs derived from a program: that of one rank, with its stage of a pipeline and its slices by ZeRO (Rajbhandari
+et al., SC 2020); a replica of several ranks as one; and inference, which needs no labels.
 
 A section of a pass has a stage, and stage s is on rank s modulo the size of the axis pp. What crosses ranks goes by
 comm.send and comm.recv nodes. A parameter group is on the rank that completes its gradients, or on the one to which

@@ -1,5 +1,5 @@
 """Messages that speak of flags, in words of the Python API: `--lr 1e-3` is `lr=1e-3`, and `--set loss.name=mse` is
-`set={"loss.name": "mse"}`. What is known of a flag is its declaration in `flags`."""
+`set={"loss.name": "mse"}`. What is known of a flag is its `Setting`, see `flag.py`."""
 
 import re
 from collections.abc import Collection, Mapping

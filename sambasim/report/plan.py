@@ -1,4 +1,5 @@
-"""What `sambasim plan` shows: the verdict, the best strategies, why one beats the next, and files of all of them."""
+"""What `sambasim plan` shows: the verdict, the best strategies, why one beats the next, and files of all of them. Its
+page, `page/choices.py`, names the columns of its own table."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, fields

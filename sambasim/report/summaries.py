@@ -1,5 +1,5 @@
-"""What `sambasim compile`, `run` and `bench collectives` print at the end; and the bytes that a rank holds and
-receives, as `simulate` and `inspect` show them."""
+"""What `sambasim compile` and `bench collectives` print at the end, and the mean step of a run, whose other lines are
+in `terminal/progress.py`; and the bytes that a rank holds and receives, as `simulate` and `inspect` show them."""
 
 import json
 from collections import Counter, defaultdict

@@ -1,4 +1,5 @@
-"""What a run reports: notices at its start; the summary at its end, with the predicted time of a step on devices."""
+"""What a run reports, as records: notices at its start; the summary at its end, with the predicted time of a step on
+devices, and the bytes that sync moved, added over ranks. Transports count them: `BytesMoved`."""
 
 from collections.abc import Callable
 from dataclasses import asdict

@@ -1,4 +1,5 @@
-"""The SambaFlow API, `from sambaflow import samba`, on sambasim's compiler and runtime. README.md has each name.
+"""The SambaFlow API, `from sambaflow import samba`, on sambasim's compiler and runtime. README.md has a row for each
+name. Names of `samba` itself are imported here from the file of their subject; `shim/` finds those of its modules.
 
     tensors and data      tensor, inputs, functional, nn
     models                models, optim

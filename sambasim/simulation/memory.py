@@ -1,5 +1,6 @@
 """The memory of one rank of a training step, by part, also for other dtypes, optimizers, levels of ZeRO and
-recomputation than its program has. `need_of` adds tensors between sections, by `costs/fit.py`.
+recomputation than its program has. `need_of` adds tensors between sections, by `costs/fit.py`. Two files have formulas
+of their own: `planning/estimate.py` for strategies that are not compiled, `planning/here.py` for `--here`.
 
     part          ZeRO keeps a slice from   what it holds
     parameters    3                         frozen ones are whole

@@ -1,4 +1,5 @@
-"""Progress of a run: a progress bar on a terminal, plain lines if the output is piped."""
+"""Progress of a run: a progress bar on a terminal, plain lines if the output is piped; and what a run prints at the
+end, from the SummaryRecord that `runtime/outcome.py` makes."""
 
 import sys
 import time

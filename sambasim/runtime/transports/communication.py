@@ -1,5 +1,6 @@
-"""What every communication of a step is; a group of ranks along a mesh axis, in which values travel; and the interface
-`GradientSync`, by which a rank syncs gradients with its group along dp."""
+"""The interfaces of transports: a communication of a step, which begins and finishes; a group of ranks along a mesh
+axis, in which values travel; `GradientSync`, by which a rank syncs gradients with its group along dp. And `BytesMoved`,
+in which each transport counts the bytes that the summary of a run shows."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence

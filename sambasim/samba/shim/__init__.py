@@ -1,4 +1,5 @@
-"""The `sambaflow` import shim: `import sambaflow` in a script imports sambasim. `modules.py`: names outside samba.
+"""The `sambaflow` import shim: `import sambaflow` in a script imports sambasim. `_SOURCES` says which file answers for
+each module of `sambaflow`, `ABSENT` which names are refused; `modules.py` has those outside `sambaflow.samba`.
 
     command                               how the shim gets on `sys.path`
     sambasim app SCRIPT.py run ...        the folder `path_entry` is inserted behind the script's own folder

@@ -1,4 +1,5 @@
-"""The modules of `sambaflow` outside `sambaflow.samba`, in one file: `shim.MODULES` says which names belong to which.
+"""The modules of `sambaflow` outside `sambaflow.samba`, in one file: `_SOURCES` in `shim/__init__.py` says which names
+belong to which.
 
 sambaflow                       __version__, is_demo
 sambaflow.mac.metadata          ConvTilingMetadata, TilingMetadata: hints for the hardware's compiler, without effect

@@ -4,6 +4,7 @@ pass of a stage    its layers, from one predicted step (`layers`), and the messa
 schedule           all stages once, and the slowest stage for each further pass; a schedule with a smaller bubble
                    waits so much less
 update             of its parameters, divided by the ranks that share it
+memory             of the rank that has all layers, by the stage's share of the parameters and its passes in flight
 sync               of its parameters as one group, which overlaps with the last backward between RDUs
 """
 
