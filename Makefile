@@ -28,7 +28,7 @@ unexport PYTHONDONTWRITEBYTECODE
 JOBS := $(addprefix tests/,api apps faults fuzz mpi operators parity samba/census state test_pages.py zoo) \
 	$(addprefix tests/cli/test_,plan.py plan_here.py workflow.py) tests/golden/test_states.py \
 	$(addprefix tests/commands/test_,child.py proof.py proof_ends.py training_shapes.py) tests/simulation/test_planning.py \
-	$(addprefix tests/samba/,shim/test_scripts.py test_bf16.py test_chips.py test_joining.py test_session.py)
+	$(addprefix tests/samba/,shim/test_scripts.py test_bf16.py test_chips.py test_joining.py test_measuring.py test_session.py)
 
 # Tests that fail if a job takes too long, and so need idle cores. All others run in three processes.
 ALONE := $(addprefix tests/faults/test_,job_ends.py sweep.py)

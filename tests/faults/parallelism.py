@@ -127,6 +127,8 @@ run --pef cut --host-sync gloo
     --host-sync gloo syncs replicas of one rank, and a replica of the PEF cut has 2 (tp 2) ... leave out --host-
 run --pef shared --host-sync gloo
     --host-sync gloo syncs replicas of one rank, and a replica of the PEF shared has 2 (dp 2) ... leave out
+run --pef pairs --one-process-per-replica --host-sync gloo
+    --host-sync gloo syncs replicas of one rank, and a replica of the PEF pairs has 2 (tp 2) ... leave out --host-
 run --pef slices --emulate-replicas 2 --host-sync parameter-server
     --host-sync parameter-server keeps gradients whole ... --zero 3 ... leave out --host-sync
 run --pef slices --emulate-replicas 2 --debug-numerics

@@ -38,10 +38,14 @@ def with_fault(name: str, *arguments: str) -> Result:
 
 @pytest.mark.parametrize("ranks", [ranks if ranks == 2 else whole_case(ranks) for ranks in RANKS if ranks > 1])
 def test_every_path_is_measured_and_right_at_each_size(ranks: int) -> None:
-    result = run_mpi(ranks, [*COMMAND, *SMALL, "--json"])
+    """At two ranks, also that a size which shared memory cannot hold is left out."""
+    two, flags = ranks == 2, ("--max-bytes", "64 KiB", "--json")
+    result = with_fault("little_shared_memory", *flags) if two else run_mpi(ranks, [*COMMAND, *SMALL, "--json"])
     record = record_of(result)
     assert result.stderr == ""
-    assert (record.world_size, record.node_of, record.left_out) == (ranks, (0,) * ranks, ())
+    assert (record.world_size, record.node_of) == (ranks, (0,) * ranks)
+    left_out = [(one.size_bytes, one.reason.partition(" need ")[0]) for one in record.left_out]
+    assert left_out == [(64 * KIB, "the replicas of this node")] * two
     assert [size.size_bytes for size in record.sizes] == [4 * KIB, 16 * KIB]
     for size in record.sizes:
         assert size.runs == 2

@@ -71,8 +71,8 @@ def test_the_quick_start_ends_with_the_same_weights_by_every_sync(pef: Path) -> 
 @pytest.mark.skipif(not can_play_hosts(), reason="it takes the privilege to change the host name of a process")
 def test_the_quick_start_ends_with_the_same_weights_over_two_hosts(pef: Path) -> None:
     command = ["run", "--pef", str(pef), "--steps", "20", "--threads", "1", "--json"]
-    far = run_mpi(2, [*SAMBASIM, *command, "--reduce-on-rdu"], hosts=2).check()
-    near = sambasim([*command, "--emulate-replicas", "2"], pef.parent)
+    far = run_mpi(4, [*SAMBASIM, *command, "--reduce-on-rdu"], hosts=2).check()
+    near = sambasim([*command, "--emulate-replicas", "4"], pef.parent)
     device, emulated = (SummaryRecord.model_validate_json(one.stdout.strip().splitlines()[-1]) for one in (far, near))
     assert device.bytes.network > 0
     assert device.weights_sha256 == emulated.weights_sha256

@@ -136,9 +136,11 @@ def test_a_wrong_number_of_replicas_is_refused_with_the_right_command(
     ],
 )
 def test_ranks_that_are_no_whole_replicas_are_refused(minimum: int, replica: dict[str, int], remedy: str) -> None:
-    error = refusal(replicas_of, 3, Mesh(replica), minimum, command=COMMAND)
+    mesh = Mesh(replica)
+    error = refusal(replicas_of, 3, mesh, minimum, command=COMMAND)
+    assert error.what == f"3 ranks were started, and a replica of this PEF has {mesh.world_size} ({mesh})"
     assert error.remedy == remedy.replace("{}", TYPED)
-    assert replicas_of(3, Mesh(replica), minimum, command=COMMAND, whole=True) == 3
+    assert replicas_of(3, mesh, minimum, command=COMMAND, whole=True) == 3
 
 
 def test_several_ranks_emulate_nothing() -> None:

@@ -83,16 +83,20 @@ def _eager() -> tuple[Tagger, Tensor, Tensor]:
     return model, *model(*map(samba.to_torch, _inputs()))
 
 
-def test_the_pef_is_one_of_bfloat16(pef: str) -> None:
-    document = read(Path(pef))
+def test_the_pef_is_one_of_bfloat16_under_the_same_names(pef_of: PefOf) -> None:
+    replicas = {"data_parallel": True, "world_size": 2}
+    document = read(Path(pef_of(_made, _inputs(), dtype="bf16", **replicas)))
     symbols = document.program.symbols
     kinds = (SymbolKind.PARAMETER, SymbolKind.GRADIENT, SymbolKind.OPTIMIZER_STATE, SymbolKind.INPUT)
-    for kind in (*kinds, SymbolKind.CONSTANT):
+    for kind in (*kinds, SymbolKind.CONSTANT, SymbolKind.ACCUMULATION_GROUP):
         types = {symbol.type.dtype for symbol in symbols.values() if symbol.kind is kind}
         assert {dtype for dtype in types if "float" in dtype} == {"bfloat16"}
     assert symbols["tagger__loss"].type.dtype == "float32"
     assert symbols["tagger__outputs__0"].type.dtype == "bfloat16"
     assert document.compile_options["dtype"] == "bf16"
+    wide = read(Path(pef_of(_made, _inputs(), **replicas))).program.symbols
+    assert wide.keys() == symbols.keys()
+    assert not any(symbol.type.dtype == "bfloat16" for symbol in wide.values())
 
 
 def test_outputs_are_bf16_and_the_loss_is_fp32(pef: str) -> None:

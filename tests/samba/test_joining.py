@@ -38,7 +38,9 @@ def told(words):
         if "--alone" in words:
             dist.destroy_process_group()
         return [type(error).__name__, error.what, error.remedy]
-    rank = dist.get_rank() if arguments.asks or dist.is_initialized() else -1
+    if arguments.asks:
+        dist.barrier()
+    rank = dist.get_rank() if dist.is_initialized() else -1
     world = process.current().communicator
     connected = world is not None and ending.communicator() is world
     return [rank, utils.get_rank(), utils.get_world_size(), utils.is_main_process(), arguments.world_size, connected]

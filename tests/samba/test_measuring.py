@@ -1,8 +1,9 @@
-"""Times: `session.profiler`, `measure_performance` and `measure_sections`; over replicas in census/replicas.py."""
+"""Times: `session.profiler`, `measure_performance` and `measure_sections`; more over replicas in census/replicas.py."""
 
 import json
 import time
 from argparse import Namespace
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ from sambasim.hardware.spec import load_device
 from sambasim.samba.profiler import Event, Profiler
 from sambasim.simulation.prediction import backing_of
 from sambasim.units import format_seconds
-from tests.samba.harness import BATCH, Made, imported, parsed
+from tests.samba.harness import BATCH, Made, Net, PefOf, imported, parsed, with_sgd
+from tests.support.mpi import SAMBASIM, run_mpi
 
 SHORT = {"n_iterations": 4, "min_duration": 0.0}
 
@@ -122,15 +124,42 @@ def test_the_driver_compiles_and_measures_and_leaves_run_and_test_to_the_app(
     assert {row["kind"] for row in measured("measure-sections", "--inference")["sections"]} == {"FWD"}
 
 
-def test_an_event_ends_by_its_handle_or_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+APP = """
+import sys
+from sambaflow import samba
+from sambaflow.samba.utils.argparser import parse_app_args
+from sambaflow.samba.utils.common import common_app_driver
+from tests.samba.harness import Net, net_batch, with_sgd
+
+args = parse_app_args(argv=sys.argv[1:])
+model, optimizer = with_sgd(Net, max_grad_norm=1.0)
+common_app_driver(args, model, net_batch(samba), optimizer, name="net")
+"""
+
+
+def test_sections_of_two_replicas(inputs: tuple[Any, Any], pef_of: PefOf, tmp_path: Path) -> None:
+    pef = pef_of(partial(with_sgd, Net, max_grad_norm=1.0), inputs, data_parallel=True, world_size=2)
+    (tmp_path / "app.py").write_text(APP)
+    flags = ("--pef", pef, "--data-parallel", "--reduce-on-rdu", "--num-iterations", "3", "--json")
+    result = run_mpi(2, [*SAMBASIM, "app.py", "measure-sections", *flags], cwd=tmp_path).check()
+    figures = json.loads(result.stdout)
+    assert (result.stderr, figures["replicas"], figures["steps"]) == ("", 2, 3)
+    kinds = [kind for row in figures["sections"] for kind in row["kind"].split("+") if kind not in ("FWD", "BCKWD")]
+    assert kinds == ["REDUCE", "GRADNORM", "OPT", "GATHER"], "in rows of their own, or in one"
+    assert all(row["predicted_s"] is not None for row in figures["sections"])
+
+
+def test_an_event_ends_by_its_handle_or_its_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(time, "perf_counter", count().__next__)
     profiler = Profiler()
     outer, inner = profiler.start_event("step"), profiler.start_event("step")
     profiler.start_event("data")
     profiler.end_event(outer)
     profiler.end_event("data")
-    profiler.end_event(inner)
+    profiler.end_event(inner, tmp_path / "profile.json")
     assert profiler.events == [Event("step", 3), Event("data", 2), Event("step", 4)]
+    written = json.loads((tmp_path / "profile.json").read_text(encoding="utf-8"))
+    assert [(event["name"], event["elapsed_s"]) for event in written] == [("step", 3), ("data", 2), ("step", 4)]
     for ended in (outer, "step"):
         with pytest.raises(OptionError, match="the event step was not started") as caught:
             profiler.end_event(ended)

@@ -45,8 +45,9 @@ def _traced(samba: Any, made: Made, batch: Any) -> Any:
     return model
 
 
-def test_a_model_in_bfloat16(samba: Any, batch: list[Any]) -> None:
-    model, optimizer = with_sgd(LogReg)
+@pytest.mark.parametrize("make", [LogReg, lambda: LogReg().bfloat16()], ids=["after", "before"])
+def test_a_model_is_in_bfloat16_after_from_torch_model_or_before(make: Any, samba: Any, batch: list[Any]) -> None:
+    model, optimizer = with_sgd(make)
     model.bfloat16()
     gold = copy.deepcopy(model)(samba.to_torch(batch[0]).bfloat16(), samba.to_torch(batch[1]))
     before = copy.deepcopy(_traced(samba, (model, optimizer), batch))

@@ -55,8 +55,8 @@ def test_a_whole_step(samba: Any, logreg: Made, logreg_pef: str) -> None:
     args, (model, _) = parsed("run", f"--pef={logreg_pef}"), logreg
     plainly = Plainly(model)
     parallel = {"data_parallel": args.data_parallel, "reduce_on_rdu": args.reduce_on_rdu}
-    for number, call in enumerate(RUNS):
-        a, b = batch_of(samba, number)
+    batches = [[tensor.torch() for tensor in batch_of(samba, number)] for number, _ in enumerate(RUNS)]
+    for call, (a, b) in zip(RUNS, samba.SambaLoader(batches, ["image", "label"]), strict=True):
         names = {"session": samba.session, "model": model, "a": a, "b": b, "X": model.output_tensors}
         outputs = eval(call, {**names, "parallel": parallel})
         assert all(map(equal, outputs, plainly.step((a, b), lr=0.5 if "lr" in call else None))), call
@@ -254,7 +254,7 @@ def test_weights_move_between_host_and_device(net: Made) -> None:
         on_device = model.first.weight.sn_data
         fetch()
         assert equal(model.first.weight, on_device)
-        torch.testing.assert_close(model.state_dict(), plainly.model.state_dict())
+        assert same_weights(model, plainly.model)
         start = on_device
     assert len(optimizer.state_dict()["state"]) == 4
     losses, _ = session.run(inputs, section_types=["FWD"])
