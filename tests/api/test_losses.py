@@ -254,6 +254,7 @@ def test_a_target_that_does_not_fit_fails_at_compile(
     with pytest.raises(ss.SambasimError, match=re.escape(what)) as error:
         pef_of(folder, net(width), y, loss)
     assert remedy in str(error.value.remedy)
+    assert "enlarge the model" not in str(error.value)
     assert "/sambasim/api/" not in str(error.value.where)
     pef_of(folder, net(width), corrected(y), loss, check=0)
 

@@ -144,6 +144,7 @@ def _changed(change: Callable[[Any], object]) -> Callable[[nn.Module], Optimizer
         (_changed(lambda o: o.param_groups[0].update(lr_scale=0.1)), "SGD has lr_scale, which is no option"),
         (_changed(lambda o: o.param_groups[0]["params"].append(o.param_groups[0]["params"][0])), "a parameter twice"),
         (lambda model: Halved(model.parameters(), lr=0.1), "step of torch.optim.SGD is not torch's, but Halved.step"),
+        (lambda model: type("AdamW", (AdamW,), {"step": _does_nothing})(model.parameters()), "AdamW is not torch's"),
         (lambda model: torch.optim.LBFGS(model.parameters()), "a PEF has no optimizer LBFGS"),
         (lambda model: SGD(model.parameters(), maximize=True), "does not have maximize"),
         (lambda model: Adam(model.parameters(), amsgrad=True), "does not have amsgrad"),

@@ -94,7 +94,8 @@ def _flat(options: CompileOptions) -> dict[str, object]:
 def test_a_config_in_the_shape_of_a_public_repository_sets_its_options_and_is_written_so(
     name: str, tmp_path: Path
 ) -> None:
-    options, steps = compiled(CONFIGS[name], tmp_path).options, ["training.schedule.total_steps=2000"]
+    (options, notes), steps = compiled(CONFIGS[name], tmp_path), ["training.schedule.total_steps=2000"]
+    assert any("is not known" in note for note in notes) == (name == "a name with a mistake")
     before, after = _flat(compile_options(None, None, [], TWO)), _flat(options)
     implied = _IMPLIED if str(EXPECTED[name].get("schedule.name")).startswith("warmup") else {}
     changed = {key: value for key, value in after.items() if value != before.get(key)}
@@ -113,7 +114,8 @@ def test_notes_say_what_has_no_effect(tmp_path: Path) -> None:
 
     assert notes("monitors and profilers") == [
         "these change nothing here: steps_per_print, dump_state, wall_clock_breakdown, memory_breakdown, tensorboard, "
-        "wandb, csv_monitor, comet, comms_logger, flops_profiler, autotuning, aio, checkpoint, nebula, compile",
+        "wandb, csv_monitor, comet, comms_logger, flops_profiler, autotuning, aio, checkpoint, nebula, compile, "
+        "hybrid_engine, sparse_attention",
         "activation_checkpointing: is for models that call deepspeed.checkpointing; --recompute computes again here",
     ]
     assert notes("a name with a mistake") == [

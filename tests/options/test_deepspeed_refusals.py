@@ -151,13 +151,14 @@ def test_a_batch_size_is_needed_and_one_that_is_auto_is_not_called_missing(tmp_p
         assert remedied.options.training.batch_size == 8
 
 
-@pytest.mark.parametrize("sizes", [("16", None, None), (16, "4", 1), (16, 3, "2")])
-def test_a_batch_size_in_quotes_is_the_only_error(sizes: tuple[object, ...], tmp_path: Path) -> None:
+@pytest.mark.parametrize("sizes", [("16", None, None), (16, "4", 1), (16, 3, "2"), ("16", "4", "2"), ("64", None, "2")])
+def test_batch_sizes_in_quotes_are_the_only_errors(sizes: tuple[object, ...], tmp_path: Path) -> None:
     text = {key: size for key, size in zip(("train_batch_size", _MICRO, _STEPS), sizes, strict=True) if size}
     told = refused(text, tmp_path)
-    assert "must be a whole number, or auto" in told
-    assert "without quotes" in told
-    assert "options are wrong" not in told
+    quoted = [size for size in sizes if isinstance(size, str)]
+    assert told.count("must be a whole number, or auto") == told.count("without quotes") == len(quoted)
+    assert told.startswith(f"{len(quoted)} options are wrong") == (len(quoted) > 1)
+    assert "is missing" not in told
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:

@@ -25,11 +25,12 @@ from sambasim.runtime.values.memory import DeviceMemory, place_weights
 from sambasim.runtime.values.optimizers import Optimizers, bind_arguments
 from tests.parity.conftest import Variant
 from tests.support.compiled import compile_from_options
-from tests.support.eager import CONSTANT_RATE, EagerReplica, PaddedOptimizer
+from tests.support.eager import CONSTANT_RATE, EagerReplica, PaddedOptimizer, make_optimizer
 from tests.support.examples import EXAMPLES, OPTIMIZERS, example_options
 from tests.support.whole import whole_case
 
 STEPS = 5
+EPSILON = torch.finfo(torch.float32).eps
 
 
 def _options(
@@ -113,6 +114,27 @@ def test_they_are_at_two_threads_too(example: str, pefs: Mapping[Variant, Path])
     torch.set_num_threads(2)
     path = pefs[example, "sgd", False]
     _compare(path, _options(path))
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_an_ordinary_optimizer_is_within_four_epsilon(optimizer: str, pefs: Mapping[Variant, Path]) -> None:
+    """torch.optim as people write it, a tensor for each parameter and no fused kernel, from the parameters of ours."""
+    path = pefs["digits", optimizer, False]
+    ours, eager = Ours(path, _options(path)), EagerReplica(path, _options(path))
+    assert eager.resolved.optimizer is not None
+    ordinary = make_optimizer(eager.resolved.optimizer, list(eager.module.parameters()))
+    members = [member for group in ours.program.groups for member in group.members]
+    for step in range(STEPS):
+        before = {name: tensor.clone() for name, tensor in eager.state().items()}
+        ours.trainer.step(0)
+        for member in members:
+            eager.parameter(member.parameter).grad = ours.memory.tensor(member.gradient).clone()
+        ordinary.step()
+        for name in (member.parameter for member in members):
+            found, theirs = ours.memory.tensor(name), eager.parameter(name).detach()
+            scale = torch.maximum(theirs.abs(), (theirs - before[name]).abs())
+            assert bool(((found - theirs).abs() <= 4 * EPSILON * scale).all()), f"step {step}, {name}"
+            theirs.copy_(found)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

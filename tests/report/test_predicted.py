@@ -282,6 +282,15 @@ def test_a_page_has_the_figures_of_simulate(pef: Path, page: Page) -> None:
         called("report", pef, "--tables", "tables")
 
 
+def test_a_config_of_several_ranks_has_a_page_too(tmp_path: Path) -> None:
+    text = Path("configs/parallelism/batch.toml").read_text(encoding="utf-8").replace("../..", str(Path.cwd()))
+    config, file = tmp_path / "batch.toml", tmp_path / "page.html"
+    config.write_text(text.replace("layers = 4", "layers = 1"), encoding="utf-8")
+    assert called("report", config, "--replicas", "2", "--html", file).startswith(f"{file} written")
+    assert Page(file.read_text(encoding="utf-8")).ids("section") == PARTS
+    assert ["dp 4" in words_of(file), "PEF" in words_of(file)] == [True, False]
+
+
 def test_the_picture_is_the_schedule(pef: Path, page: Page) -> None:
     step = predicted(pef, replicas=2)
     traces = {trace["name"]: trace for trace in page.figures["schedule-figure"]["data"]}

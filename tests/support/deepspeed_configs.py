@@ -28,6 +28,8 @@ CONFIGS: dict[str, str] = {
         "bf16": {"enabled": "auto"}, "fp16": {"enabled": false}, "train_micro_batch_size_per_gpu": "auto",
         "train_batch_size": "auto", "gradient_accumulation_steps": "auto", "zero_optimization": {"stage": 3,
         "overlap_comm": true, "contiguous_gradients": true, "sub_group_size": 1e9, "reduce_bucket_size": "auto",
+        "stage3_prefetch_bucket_size": "auto", "stage3_param_persistence_threshold": "auto",
+        "stage3_max_live_parameters": 1e9, "stage3_max_reuse_distance": 1e9,
         "stage3_gather_16bit_weights_on_model_save": true}
     }""",
     "getting started": """{
@@ -70,8 +72,10 @@ CONFIGS: dict[str, str] = {
         1e-8, "weight_decay": 0}}, "scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": "auto",
         "warmup_min_lr": 0, "warmup_max_lr": 2e-5, "warmup_num_steps": 30}}, "zero_optimization": {"stage": 3,
         "offload_optimizer": {"device": "cpu", "pin_memory": true}, "offload_param": {"device": "cpu", "pin_memory":
-        true}, "overlap_comm": true, "stage3_gather_16bit_weights_on_model_save": false}, "gradient_accumulation_steps":
-        4, "train_micro_batch_size_per_gpu": 4, "gradient_clipping": 1.0, "steps_per_print": 5, "wall_clock_breakdown":
+        true}, "overlap_comm": true, "stage3_param_persistence_threshold": 1e4, "stage3_max_live_parameters": 3e7,
+        "stage3_prefetch_bucket_size": 3e7, "memory_efficient_linear": false,
+        "stage3_gather_16bit_weights_on_model_save": false}, "gradient_accumulation_steps": 4,
+        "train_micro_batch_size_per_gpu": 4, "gradient_clipping": 1.0, "steps_per_print": 5, "wall_clock_breakdown":
         false
     }""",
     "SGD": """{
@@ -100,9 +104,10 @@ CONFIGS: dict[str, str] = {
         {"enabled": true, "verbose": false, "prof_all": true}, "flops_profiler": {"enabled": true, "profile_step": 1,
         "module_depth": -1, "top_modules": 1}, "autotuning": {"enabled": false}, "aio": {"block_size": 1048576,
         "queue_depth": 8}, "checkpoint": {"tag_validation": "Warn"}, "nebula": {"enabled": false}, "compile":
-        {"backend": "inductor"}, "activation_checkpointing": {"partition_activations": true, "cpu_checkpointing": false,
-        "contiguous_memory_optimization": false, "number_checkpoints": null, "synchronize_checkpoint_boundary": false,
-        "profile": false}
+        {"backend": "inductor"}, "hybrid_engine": {"enabled": false, "inference_tp_size": 1, "release_inference_cache":
+        false}, "sparse_attention": {"mode": "fixed", "block": 16}, "activation_checkpointing":
+        {"partition_activations": true, "cpu_checkpointing": false, "contiguous_memory_optimization": false,
+        "number_checkpoints": null, "synchronize_checkpoint_boundary": false, "profile": false}
     }""",
     "torch's Adam": """{
         "train_micro_batch_size_per_gpu": 8, "optimizer": {"type": "Adam", "params": {"torch_adam": true, "adam_w_mode":
@@ -111,7 +116,8 @@ CONFIGS: dict[str, str] = {
     "WarmupCosineLR": """{
         "train_batch_size": 16, "optimizer": {"type": "AdamW", "params": {"lr": 4e-4}}, "scheduler": {"type":
         "WarmupCosineLR", "params": {"total_num_steps": 500, "warmup_min_ratio": 0.1, "warmup_num_steps": 50,
-        "cos_min_ratio": 0.05, "warmup_type": "linear"}}, "bf16": {"enabled": true}, "zero_optimization": {"stage": 2}
+        "cos_min_ratio": 0.05, "warmup_type": "linear"}}, "bf16": {"enabled": true}, "zero_optimization": {"stage": 2,
+        "elastic_checkpoint": true, "round_robin_gradients": true}
     }""",
     "bfloat16 as it was": """{
         "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 4, "bfloat16": {"enabled": true},
@@ -127,7 +133,8 @@ CONFIGS: dict[str, str] = {
     }""",
     "switched off": """{
         "train_batch_size": 16, "amp": {"enabled": false, "opt_level": "O1"}, "elasticity": {"enabled": false}, "fp16":
-        {"enabled": false}, "progressive_layer_drop": {"enabled": false}, "gradient_clipping": 0.0, "optimizer":
+        {"enabled": false}, "progressive_layer_drop": {"enabled": false}, "curriculum_learning": {"enabled": false,
+        "curriculum_type": "seqlen"}, "data_efficiency": {"enabled": false}, "gradient_clipping": 0.0, "optimizer":
         {"type": "Adam", "params": {"lr": 0.001}}, "sparse_gradients": false
     }""",
     "a name with a mistake": """{
