@@ -110,7 +110,7 @@ class Fork(Generic[T]):
             return None
         try:
             data = self._pipe.recv_bytes()
-        except (EOFError, ConnectionResetError):
+        except (EOFError, OSError):  # it has ended, perhaps within its answer
             self.is_gone = True
             return None
         answer: T | InternalError | None = pickle.loads(data) if data else None

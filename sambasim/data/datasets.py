@@ -110,7 +110,7 @@ def tensor_batches(dataset: object) -> TensorBatches | None:
     return TensorBatches(tensors, torch.as_tensor(dataset.chosen, dtype=torch.int64)) if plain else None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SyntheticDataset(Dataset[dict[str, Tensor]]):
     """Random samples, a function of (seed, i) only. Floats are standard normal; integers and booleans are uniform."""
 
@@ -144,7 +144,7 @@ def _mix(seed: int, index: int) -> int:
     return state ^ (state >> 31)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ArraysDataset(Dataset[dict[str, Tensor]]):
     """Sample i is `{name: array[i]}`. All arrays have the same first axis."""
 

@@ -76,6 +76,13 @@ class CapturedGraph:
         return tuple(sorted(int(role.name) for role in self.inputs.values() if role.kind == "tangent")) or (0,)
 
 
+def _order_to_restore(value: Tensor) -> tuple[int, ...]:
+    """The axes of a dense constant in the order of memory, if it is another."""
+    order = memory_order(value) if value.layout is torch.strided else ()
+    is_other = order != tuple(range(len(order))) and value.permute(order).is_contiguous()
+    return order if is_other else ()
+
+
 def plain_constants(captured: CapturedGraph) -> CapturedGraph:
     """Constants as a PEF can hold them: complex ones are made of two real ones, and the axes of those that are dense
     and not contiguous, as `torch.linalg.cholesky` makes them, are in the order of memory and permuted back. The graph
@@ -88,7 +95,6 @@ def plain_constants(captured: CapturedGraph) -> CapturedGraph:
         key = str(node.target) if node.op == "get_attr" else role.name if role is not None else ""
         if (value := captured.constants.get(key)) is None:
             continue
-        order = memory_order(value) if value.layout is torch.strided else ()
         if value.is_complex():
             parts = {f"{key}_real": value.real.contiguous(), f"{key}_imaginary": value.imag.contiguous()}
             constants |= parts
@@ -100,7 +106,7 @@ def plain_constants(captured: CapturedGraph) -> CapturedGraph:
             node.replace_all_uses_with(whole)
             inputs.pop(node.name, None)
             graph.erase_node(node)
-        elif order != tuple(range(value.ndim)) and node not in given_out and value.permute(order).is_contiguous():
+        elif (order := _order_to_restore(value)) and node not in given_out:
             back = [order.index(axis) for axis in range(value.ndim)]
             with graph.inserting_after(node) if node.op == "get_attr" else graph.inserting_before(first):
                 restored = graph.call_function(torch.ops.aten.permute.default, (node, back))

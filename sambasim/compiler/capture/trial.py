@@ -63,8 +63,8 @@ def with_values(changes: Iterable[tuple[Any, str, object]]) -> Iterator[None]:
         for owner, name, value in changes:
             is_inherited = isinstance(owner, type) and name not in vars(owner)
             original = vars(owner).get(name) if isinstance(owner, type) else getattr(owner, name)
-            before.append((owner, name, original, is_inherited))
             setattr(owner, name, value)
+            before.append((owner, name, original, is_inherited))
         yield
     finally:
         for owner, name, original, is_inherited in reversed(before):

@@ -86,7 +86,8 @@ class Code:
     _instructions: Sequence[Instruction | None]  # by line
 
     def run(self, registers: Registers, ended: Ended | None, held: Callable[[], Held] = list) -> Iterable[None]:
-        """Run it, while its result is iterated over: it yields to other ranks of this process. `held`: for errors."""
+        """Run it: at once, or if it `yields` to other ranks of this process, while the result is iterated over. `held`:
+        for errors."""
         if self.yields:
             return self._run_waiting(registers, ended, held)
         try:
@@ -212,15 +213,16 @@ class _Writer:
 
     def _result(self, number: int, instruction: Instruction, operands: str) -> list[str]:
         results, stores = instruction.results, instruction.stores
-        statement = f"f{number}({operands})"
-        is_as_stated = len(results) == instruction.returned
-        if results and (not is_as_stated or (stores and len(results) > 1)):
+        call = f"f{number}({operands})"
+        statements = [call]
+        if results and (len(results) != instruction.returned or (stores and len(results) > 1)):
             self.names[f"t{number}"], self.names[f"s{number}"] = results, [register for register, _ in stores]
-            statement = f"unpack({statement}, t{number}, r, s{number})"
+            statements = [f"unpack({call}, t{number}, r, s{number})"]
         elif any(register is not None for register in results):
             targets = ("_" if register is None else f"r[{register}]" for register in results)
-            statement = f"{', '.join(targets)} = {statement}"
-        statements = [statement]
+            statements = [f"{', '.join(targets)} = {call}"]
+            if None in results:
+                statements.append("_ = None")  # what nobody reads is freed at once
         for index, (register, destination) in enumerate(stores):
             self.names[f"d{number}_{index}"] = destination
             statements.append(f"d{number}_{index}.{self._store}(r[{register}])")

@@ -209,11 +209,12 @@ class Executor:
         overlapping: Sequence[Overlapped] = (),
         only: ActionKind | None = None,
     ) -> Steps[list[dict[str, Tensor]]]:
-        """Run a pass, or one kind of its actions `only`. Returns the outputs of each micro-batch, by symbol. `tangent`:
+        """Run a pass, or one kind of its actions `only`. Returns the outputs of each micro-batch, by symbol, in
+        the order in which they begin. `tangent`:
         what the backward starts from; `seed` sets the generator of random numbers for a micro-batch; `accumulate`: add
         to the gradients; `last`: the update comes next, with communication that is `overlapping` with this pass. Raises
         DataError for values of the data."""
-        outputs: list[dict[str, Tensor]] = [{} for _ in batches]
+        outputs: dict[int, dict[str, Tensor]] = {}
         started = self._of_micro_batch
         for span in self._spans[only]:
             number = span.micro_batch
@@ -244,7 +245,7 @@ class Executor:
             if reports:
                 self._began_ns = perf_counter_ns()
             yield from code.run(live, self._ended, self._held_inputs)
-            self._take(span.outputs, live, outputs[number])
+            self._take(span.outputs, live, outputs.setdefault(number, {}))
             for buffer, _, after in span.changed:
                 buffer.copy_(live[after])
             if span.ends:
@@ -254,7 +255,7 @@ class Executor:
                 if self._code.is_watching and not adds:
                     self._code.end_watching()
         self._live = []
-        return outputs
+        return [*outputs.values()]
 
     def present(self, value: str) -> Tensor | None:
         """The tensor of the graph's `value` during a pass; None before it is computed and after it is freed."""

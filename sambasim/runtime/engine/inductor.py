@@ -13,6 +13,7 @@ For large products, oneDNN is 5 to 10 % faster than MKL on an AMD CPU; on an Int
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain, groupby, islice, zip_longest
@@ -152,13 +153,19 @@ LINEAR = torch.ops.sambasim.linear.default
 FEWEST_FLOPS = 1 << 23
 
 
+@cache
+def _is_intel() -> bool:
+    with suppress(OSError):
+        return "GenuineIntel" in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    return False
+
+
 def by_onednn(x: Tensor, weight: Tensor) -> bool:
     """Whether LINEAR is faster than torch's product for `x @ weight.T`: if large, and not by MKL on an Intel CPU."""
-    processors = Path("/proc/cpuinfo")
-    is_intel = processors.exists() and "GenuineIntel" in processors.read_text(encoding="utf-8", errors="replace")
-    by_mkl = is_intel and torch.backends.mkl.is_available()
     flops = 2 * x.shape[0] * x.shape[1] * weight.shape[0]
-    return flops >= FEWEST_FLOPS and x.dtype is torch.float32 and torch.backends.mkldnn.is_available() and not by_mkl
+    if flops < FEWEST_FLOPS or x.dtype is not torch.float32 or not torch.backends.mkldnn.is_available():
+        return False
+    return not (torch.backends.mkl.is_available() and _is_intel())
 
 
 _KEPT = (torch.ops.aten.gelu.default, torch.ops.aten.gelu_backward.default)

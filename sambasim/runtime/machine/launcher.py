@@ -100,13 +100,13 @@ def mpirun_instead(environ: Mapping[str, str], executable: Path, arguments: Sequ
 
 def mpirun_here(executable: Path = Path(sys.executable)) -> str | None:
     """The mpirun beside the Python `executable`, or in the PATH."""
-    beside = executable.with_name("mpirun")
+    beside = executable.parent / "mpirun"
     return str(beside) if beside.exists() else shutil.which("mpirun")
 
 
 def fitting_mpirun(executable: Path, library: str) -> str:
     """The command of the mpirun that belongs to `library`: an MPI from a wheel is beside the Python `executable`."""
-    beside = executable.with_name("mpirun")
+    beside = executable.parent / "mpirun"
     return shlex.quote(str(beside)) if beside.exists() else f"mpirun (of {library})"
 
 
