@@ -81,6 +81,23 @@ class Counting(Net):
         return self.b(torch.tanh(self.a(x)) * self.mask)
 
 
+class Hiding(nn.Module):
+    """Hides itself in the names that are saved, as many wrappers do, and takes no others when they are loaded."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+        self._register_state_dict_hook(_without_inner)  # type: ignore[no-untyped-call]  # torch's, untyped
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x)
+
+
+def _without_inner(module: nn.Module, entries: Entries, prefix: str, _: object) -> None:
+    for name in [name for name in entries if name.startswith(f"{prefix}inner.")]:
+        entries[prefix + name.removeprefix(f"{prefix}inner.")] = entries.pop(name)
+
+
 class Own(Net):
     """A `state_dict` without arguments, and what loads it."""
 
@@ -89,6 +106,11 @@ class Own(Net):
 
     def load_state_dict(self, given: Mapping[str, Any]) -> Any:  # type: ignore[override]  # on purpose
         return super().load_state_dict({name.removeprefix("net/"): value for name, value in given.items()})
+
+
+class Below(Net):
+    def state_dict(self, *args: Any, **options: Any) -> Any:
+        return super().state_dict(*args, **{**options, "prefix": f"{options.get('prefix', '')}core."})
 
 
 class Extra(Net):
@@ -141,8 +163,9 @@ def _partly_compiled() -> nn.Module:
 
 
 MODELS: Mapping[str, Callable[[], nn.Module]] = {
-    "wrapper": lambda: Net(wrapped(nn.Linear(3, 4))),
     "plain": Net,
+    "wrapper": lambda: Net(wrapped(nn.Linear(3, 4))),
+    "wrapper in a wrapper": lambda: Net(wrapped(nn.Sequential(wrapped(nn.Linear(3, 4)), nn.LayerNorm(4)))),
     "wrapper of the model": lambda: wrapped(Net()),
     "wrapper, frozen": lambda: Net(wrapped(nn.Linear(3, 4)).requires_grad_(False)),
     "wrapper of weight_norm": lambda: Net(wrapped(parametrizations.weight_norm(nn.Linear(3, 4)))),
@@ -155,6 +178,8 @@ MODELS: Mapping[str, Callable[[], nn.Module]] = {
     "tied": tied_net,
     "tied, one name": lambda: hooked(tied_net(), lambda entries: entries.pop("b.weight")),
     "tied, the other name": lambda: hooked(tied_net(), lambda entries: entries.pop("a.weight")),
+    "wrapper of one's own": lambda: Net(Hiding(nn.Linear(3, 4)), Hiding(nn.Linear(4, 2))),
+    "hook that renames": lambda: hooked(Net(), _rename),
     "hooks that rename": _loading_renamed,
     "hook that swaps": lambda: hooked(Net(nn.Linear(3, 3), nn.Linear(3, 3)), _swap),
     "hook that detaches": lambda: hooked(
@@ -162,6 +187,7 @@ MODELS: Mapping[str, Callable[[], nn.Module]] = {
     ),
     "hook that adds": lambda: hooked(Net(), lambda entries: entries.update(version=torch.tensor(3))),
     "state_dict of its own": Own,
+    "state_dict with a prefix": Below,
     "extra state": Extra,
     "part in torch.compile": _partly_compiled,
 }
@@ -206,7 +232,7 @@ def test_the_names_are_those_of_the_state_dict(name: str, tmp_path: Path) -> Non
     for weights in (run.weights, file, model):
         predicted = ss.predict(pef, data, weights=weights).outputs[-1]
         assert torch.allclose(predicted, outputs, rtol=0, atol=1e-6)
-    if name == "wrapper":
+    if name in ("wrapper", "wrapper, frozen"):
         parameters = {s.name: s.torch_names for s in pef.program.symbols.values() if s.kind is SymbolKind.PARAMETER}
         both = ("weight", "bias")
         assert parameters == {f"net__{layer}__{part}": (f"{layer}.{part}",) for layer in "ab" for part in both}

@@ -42,7 +42,9 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_each_layout_is_equal_bit_for_bit(layout: str, tmp_path: Path) -> None:
-    done = proved(tmp_path, **LAYOUTS[layout])
+    phases: list[str] = []
+    done = proved(tmp_path, on_phase=phases.append, **LAYOUTS[layout])
+    assert phases[-1] == "compare with eager PyTorch"
     assert done.checked is not None
     assert (done.checked.steps, done.checked.rounded, done.checked.exceptions) == (MOST_STEPS, 0, ())
     assert done.checked.compared > MOST_STEPS * 8

@@ -67,6 +67,11 @@ def test_a_tensor_of_the_model_in_a_list_is_that_tensor() -> None:
         assert constants(built(Kept(keep))) == {}
 
 
+class Added(Scattered):
+    def loss_of(self, y: Tensor) -> Tensor:
+        return super().loss_of(y + self.scales[0].add_(1))
+
+
 class Outside(Net):
     def loss_of(self, y: Tensor) -> Tensor:
         return super().loss_of(LAYER(y) if y.requires_grad else y)
@@ -90,6 +95,7 @@ UNREGISTERED = (
         (lambda: Kept(lambda net: torch.ones(3, 3).to_sparse()), "a sparse tensor, where a PEF has dense ones"),
         (lambda: Kept(lambda net: nn.Linear(3, 3)), UNREGISTERED),
         (Outside, UNREGISTERED),
+        (Added, "a tensor that is changed in place, and is no buffer of the model"),
     ],
 )
 def test_what_would_not_be_what_the_model_reads_is_refused_with_its_line(build: Callable[[], Net], words: str) -> None:

@@ -179,9 +179,10 @@ def held_bytes(built: Built, schedule: str, recompute: str) -> list[int]:
 @pytest.mark.parametrize(
     ("name", "schedule"),
     [
-        ("char_gpt", "1f1b"), ("char_gpt", "zb-h1"), ("mlp", "interleaved-1f1b"), ("resnet", "1f1b"),
-        whole_case("char_gpt", "interleaved-1f1b"), whole_case("mlp", "1f1b"), whole_case("mlp", "zb-h1"),
-        whole_case("resnet", "zb-h1"), whole_case("resnet", "interleaved-1f1b"),
+        ("char_gpt", "1f1b"), ("char_gpt", "zb-h1"), ("mlp", "interleaved-1f1b"), ("mlp", "1f1b"),
+        ("resnet", "1f1b"), ("resnet", "zb-h1"),
+        whole_case("char_gpt", "interleaved-1f1b"), whole_case("mlp", "zb-h1"),
+        whole_case("resnet", "interleaved-1f1b"),
     ],
 )  # fmt: skip
 def test_no_rank_of_a_pipeline_holds_more(name: str, schedule: str) -> None:

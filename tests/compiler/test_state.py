@@ -20,6 +20,21 @@ from tests.support.compiled import net_options
 Then: TypeAlias = Callable[[Any, Tensor], Tensor]
 
 
+def counter() -> Callable[[], int]:
+    count = 0
+
+    def counted() -> int:
+        nonlocal count
+        count += 1  # here
+        return count
+
+    return counted
+
+
+class Keeper:
+    tensor = torch.zeros(3)
+
+
 class Faded(torch.autograd.Function):
     @staticmethod
     def forward(context: Any, x: Tensor, rate: float = -1.0) -> Tensor:
@@ -39,6 +54,7 @@ class Net(nn.Module):
         self.linear, self.norm, self.then = nn.Linear(4, 3), nn.BatchNorm1d(3), then
         self.plain, self.calls = torch.zeros(()), 0
         self.hidden: Tensor | None = None
+        self.keeper, self.counted = Keeper(), counter()
 
     def forward(self, x: Tensor) -> Tensor:
         return self.then(self, self.linear(x)).square().mean()
@@ -58,6 +74,10 @@ REFUSED = {
         "if net.training: net.plain = h.detach().mean()  # here", "return h - net.plain"),
     "a counter of the backward": (f"global calls, {READ}",
         "global calls", "calls += 1  # here", "return Faded.apply(h, 1 / calls)"),
+    "a tensor in an object": (f"model.keeper.tensor, {READ}",
+        "h, net.keeper.tensor = h + net.keeper.tensor, h.detach()  # here", "return h"),
+    "a closure": (f"count of counted at test_state.py:{counter().__code__.co_firstlineno}, {READ}",
+        "return h / net.counted()"),
     "its own numbers of Python": (f"global of_python, {READ}", "return h * of_python.random()  # here"),
     "a function in it": ("torch.inference_mode()", "return h + torch.inference_mode()(torch.ones)(3)  # here"),
     "a checkpoint without a gradient": ("activation checkpointing that changes results",

@@ -157,7 +157,7 @@ case orthogonal_weight: EQUAL | TOLD, ORTHOGONAL, notice="contiguously", whole=T
 # Evaluation of what differentiates in its forward.
 built gradient_penalty: EQUAL
     return _physics(lambda u, slope, y: functional.mse_loss(u, y) + (slope.norm(dim=1) - 1).square().mean())
-built derivative_as_the_output: EQUAL, whole=True
+built derivative_as_the_output: EQUAL
     def forward(model, x):
         x.requires_grad_(True)
         return torch.autograd.grad(model.net(x).sum(), x, create_graph=True)[0].sum(1)

@@ -167,13 +167,7 @@ def test_a_message_keeps_its_strides() -> None:
 
 @pytest.mark.parametrize(
     ("name", "ranks"),
-    [
-        whole_case("char_gpt", 2),
-        whole_case("char_gpt", 4),
-        whole_case("resnet", 2),
-        ("resnet", 4),
-        whole_case("digits", 2),
-    ],
+    [("char_gpt", 2), whole_case("char_gpt", 4), whole_case("resnet", 2), ("resnet", 4), whole_case("digits", 2)],
 )
 def test_an_example_has_the_bits_of_accumulation(name: str, ranks: int) -> None:
     check_bits(*rolled(name), ranks, "1f1b")

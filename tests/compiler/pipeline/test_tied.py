@@ -31,14 +31,14 @@ TIED = "smallgpt__tokens__weight"
 
 
 class SmallGPT(nn.Module):
-    """The proportions of GPT-2 small at width 32: 12 layers, of which `make test` has 4, and 65.5 words and 1.33
+    """The proportions of GPT-2 small at width 32: 12 layers, of which `make test` has 8, and 65.5 words and 1.33
     positions for each channel."""
 
     def __init__(self, width: int = 32) -> None:
         super().__init__()
         self.tokens = nn.Embedding(131 * width // 2, width)
         self.positions = nn.Embedding(4 * width // 3, width)
-        self.blocks = nn.ModuleList(Block(width, 4) for _ in range(12 if is_whole() else 4))
+        self.blocks = nn.ModuleList(Block(width, 4) for _ in range(12 if is_whole() else 8))
         self.norm = nn.LayerNorm(width)
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
