@@ -125,7 +125,8 @@ def test_the_driver_compiles_and_measures_and_leaves_run_and_test_to_the_app(
 
 
 APP = """
-import sys
+import atexit, gc, sys
+atexit.register(gc.freeze)  # else Python goes through all of torch and of the compiler as it ends
 from sambaflow import samba
 from sambaflow.samba.utils.argparser import parse_app_args
 from sambaflow.samba.utils.common import common_app_driver
