@@ -87,6 +87,7 @@ def heavy_after(statements: str) -> list[str]:
 
 def test_importing_is_light() -> None:
     assert heavy_after("\n".join(f"import sambasim.{module}" for module in LIGHT.split())) == []
+    assert "torch" not in heavy_after("import sambasim.cli.machine")  # `--version` tells of a torch that is broken
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["compile", "--help"], ["run", "--no-such-flag"]])

@@ -18,8 +18,7 @@ from sambasim import __version__
 from sambasim.cli.shared import COUNT, FILE, answer, as_json, kept_imports, write_all
 from sambasim.errors import LaunchError, MachineError, OptionError, SambasimError, shortened
 from sambasim.runtime.machine import node_memory
-from sambasim.runtime.machine.launcher import fitting_mpirun
-from sambasim.runtime.machine.process import cores_of_this_process
+from sambasim.runtime.machine.launcher import cores_of_this_process, fitting_mpirun
 from sambasim.terminal.output import exit_code_of, report_error
 from sambasim.units import GIB, TIB, format_bytes, parse_bytes
 

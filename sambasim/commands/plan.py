@@ -132,8 +132,7 @@ def _spaces(
     """The strategies of 1, 2, … ranks of this machine, or of so many RDUs. Raises OptionError if there are none."""
     of_a_rank = options.training.batch_size * options.training.accumulation_steps
     if asked.here:
-        from sambasim.runtime.machine.launcher import mpirun_here
-        from sambasim.runtime.machine.process import cores_of_this_process  # torch
+        from sambasim.runtime.machine.launcher import cores_of_this_process, mpirun_here
 
         if options.optimizer is None:
             raise OptionError("a plan of steps needs an optimizer", remedy="--set optimizer.name=adamw")

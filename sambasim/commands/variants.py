@@ -68,8 +68,7 @@ def _captured(options: CompileOptions, changes: Mapping[str, object], on_phase: 
 
 def _plan_this_machine(task: PlanTask, programs: "OfDtypes", on_phase: OnPhase) -> Plan:
     """Measure this machine, and predict all strategies on it. Raises MachineError if the model does not run here."""
-    from sambasim.runtime.machine.launcher import mpirun_here
-    from sambasim.runtime.machine.process import cores_of_this_process
+    from sambasim.runtime.machine.launcher import cores_of_this_process, mpirun_here
     from sambasim.runtime.measure.machine import Work, measure_machine
 
     options, spaces = task.options, task.spaces

@@ -29,12 +29,13 @@ Text: TypeAlias = Annotated[str, Field(min_length=1)]
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One wrong option. `name` is relative to the model whose validator found it, and may be empty."""
+    """One wrong option. `name` is relative to the model whose validator found it, and may be empty; `given` is `...` if
+    there is no value to show."""
 
     name: str
     what: str
     remedy: str | None = None
-    given: object = None
+    given: object = ...
 
 
 class Given(NamedTuple):
@@ -171,7 +172,7 @@ def refusal(
     for problem in problems:
         origin = _origin(problem.name, origins)
         where_else = where_else if origin else where
-        given = f" = {show(problem.given)}" if problem.given is not None else ""
+        given = f" = {show(problem.given)}" if problem.given is not ... else ""
         name = problem.name.removeprefix("overrides.")  # the overrides of a run have the names of a config
         lines.append(f"{name}{given}{origin and f' (from {origin})'}: {problem.what}" if name else problem.what)
     if len(problems) == 1:
@@ -205,7 +206,7 @@ def _explain(error: ValidationError, model_class: type[BaseModel], origins: Mapp
         if kind == "missing" and isinstance(item["loc"][-1], int):
             what = "has too few values"
         elif kind == "missing":
-            what, remedy, value = "is missing", _MISSING.get(name, f"--set {name}=…"), None
+            what, remedy, value = "is missing", _MISSING.get(name, f"--set {name}=…"), ...
         elif kind == "literal_error":
             choices = re.findall(r"'([^']*)'", context["expected"])
             what = f"must be {one_of(choices)}"

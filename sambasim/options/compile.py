@@ -14,7 +14,15 @@ from sambasim.options.deepspeed_file import read_deepspeed
 from sambasim.options.flag import DEVICE, MODEL, NUMERICS, PARALLEL, TRAINING, Flag, flags_in
 from sambasim.options.given import as_table, assign, changes_of, given_flags, given_overrides, given_settings, read_toml
 from sambasim.options.grammar import absolute_names, missing, split_target
-from sambasim.options.training import DataOptions, LossOptions, OptimizerOptions, Sections, TrainingOptions, unreplaced
+from sambasim.options.training import (
+    DataOptions,
+    LossOptions,
+    ModelOptions,
+    OptimizerOptions,
+    Sections,
+    TrainingOptions,
+    unreplaced,
+)
 
 QUICK_START = Path(__file__).parent.parent / "quickstart" / "digits.toml"
 
@@ -164,14 +172,20 @@ BUILD_FIELDS = frozenset({*BuildOptions.model_fields, *ParallelOptions.model_fie
 
 
 class CompileFile(Sections):
-    """The layout of a TOML config."""
+    """The layout of a TOML config. What does not fit together is for CompileOptions, which list it all."""
 
+    model: ModelOptions = Field(default_factory=ModelOptions)
     compile: BuildOptions = Field(default_factory=BuildOptions)
     parallel: ParallelOptions = Field(default_factory=ParallelOptions)
+
+    def problems(self) -> Iterator[Problem]:
+        yield from ()
 
 
 class CompileOptions(Sections, ParallelOptions, BuildOptions):
     """Everything that `compile` needs, flat. `loss` is None for a model that returns its loss."""
+
+    model: ModelOptions = Field(default_factory=ModelOptions)
 
     def problems(self) -> Iterator[Problem]:
         for part in (BuildOptions, ParallelOptions, Sections):
@@ -312,7 +326,7 @@ def _built(
 
 
 def _whole(file: CompileFile, where: str | None, given: Sequence[Given]) -> CompileOptions:
-    parts = {name: getattr(file, name) for name in Sections.model_fields}
+    parts = {name: getattr(file, name) for name in ("model", *Sections.model_fields)}
     for table in (file.compile, file.parallel):
         parts |= {name: getattr(table, name) for name in type(table).model_fields}
     return build(CompileOptions, parts, where=where, given=given)

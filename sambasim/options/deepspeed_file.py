@@ -164,7 +164,7 @@ def _parsed(path: Path) -> dict[str, object]:
     text = _LAST_COMMA.sub(lambda found: found[0] if found[0][0] == '"' else " ", text)
     try:
         config = json.loads(text, object_pairs_hook=_once, parse_float=_number)
-        if is_too_deep(config):
+        if isinstance(config, dict) and is_too_deep(config):
             raise RecursionError
     except json.JSONDecodeError as error:
         line = text.split("\n")[error.lineno - 1].strip()
@@ -302,7 +302,7 @@ class Table:
 
     def wrong(self, key: str, what: str, remedy: str | None = None) -> None:
         name = shortened(f"{self.name}.{key}" if self.name else key)
-        self.problems.append(Problem(name, what, remedy, self.fields.get(key)))
+        self.problems.append(Problem(name, what, remedy, self.fields.get(key, ...)))
 
     def says_auto(self, key: str) -> bool:
         return self.fields.get(key) == AUTO

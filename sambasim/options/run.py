@@ -167,7 +167,8 @@ class RunOptions(Options):
             if path is not None and path.suffix != SAVE_SUFFIX:
                 remedy = f"{_typed(field)} {path.parent / f'{path.stem or field}{SAVE_SUFFIX}'}"
                 if field == "weights" and os.path.isfile(path / "checkpoint.json"):  # is_file raises in a closed folder
-                    remedy = f"--resume {path} --steps N --save FILE{SAVE_SUFFIX}, with the N of its step, saves them"
+                    saves = f"--save FILE{SAVE_SUFFIX}, with the N of its step, saves its weights"
+                    remedy = f"--resume {path} --steps N {saves}"
                 yield Problem(field, f"must be a {SAVE_SUFFIX} file", remedy, str(path))
         emulated, servers, one_of_two = self.emulate_replicas, self.parameter_servers, "leave out one of the two"
         is_recorded, is_traced = self.record_digests is not None, self.trace is not None

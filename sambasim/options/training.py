@@ -302,9 +302,8 @@ class TrainingOptions(Options):
 
 
 class Sections(Options):
-    """What is compiled: all tables of a config but `[compile]` and `[parallel]`. An inference PEF has no optimizer."""
+    """The tables of a config that a PEF stores for its runs. An inference PEF has no optimizer."""
 
-    model: ModelOptions = Field(default_factory=ModelOptions)
     data: DataOptions = Field(default_factory=DataOptions)
     loss: LossOptions | None = None
     optimizer: OptimizerOptions | None = None

@@ -70,7 +70,8 @@ class Session:
         pef_metadata, metadata: kept in the PEF as text
         loss_indices: the outputs from which the backward starts; by default found by `inputs.losses_among`
 
-        The others have no effect. Raises ModelError and CaptureError for models that cannot be compiled."""
+        Raises ModelError and CaptureError for models that cannot be compiled. No effect: app_dir, squeeze_bs_dim,
+        init_output_grads, io_host_memory, is_split_batch, graph_transform_hook."""
         if graph_transform_hook is not None:
             say_once("graph_transform_hook", "the graph is compiled as it was captured")
         default = process.current().arguments if self._config is None else self._config

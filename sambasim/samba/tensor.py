@@ -37,7 +37,7 @@ class SambaTensor(Tensor):
     sn_name: str | None = None
     """The name by which a session binds inputs; `name` is the same attribute."""
     batch_dim: int | None = None
-    """The dimension that counts samples. The attributes below have no effect, and are kept for the app to read."""
+    """The dimension that counts samples. `named_dims` to `mem_type` are without effect, for the app to read."""
     named_dims: tuple[str, ...] | None = None
     sized_dims: object = None
     region_name: str | None = None

@@ -6,7 +6,6 @@ import math
 import os
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -187,13 +186,18 @@ MAX_BF16_TRUNCATE_NORMAL_REL = 2.0**-7
 """The largest relative error of truncating a normal fp32 number to bf16, which has 8 significant bits."""
 
 
-def write_json(path: str | os.PathLike[str], *rows: Mapping[str, JsonValue], mode: str = "w") -> None:
+def write_json(
+    path: str | os.PathLike[str], *rows: Mapping[str, JsonValue], mode: str = "w", makes_folder: bool = False
+) -> None:
     """Writes each row as a line of JSON. Raises OptionError if the file cannot be written."""
+    text = "".join(f"{json.dumps(row)}\n" for row in rows)
     try:
+        if makes_folder:
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
         with open(path, mode, encoding="utf-8") as file:
-            file.writelines(f"{json.dumps(row)}\n" for row in rows)
+            file.write(text)
     except OSError as error:
-        raise OptionError(f"{path} cannot be written: {error.strerror}", remedy="give another file") from error
+        raise OptionError(f"{path} cannot be written: {error.strerror}", remedy="give another path") from error
 
 
 def _as_json(number: float) -> float | str:
@@ -287,9 +291,7 @@ def dump_accuracy_debug_info(
     folder = Path(args.output_folder or "out", "accuracy_debug") if isinstance(args, Namespace) else Path(args)
     path = folder / f"accuracy_debug_info.rank{process.current().rank}.jsonl"
     rows = [{"step": step, **row} for row in _rows(model)]
-    with suppress(OSError):  # write_json reports it
-        folder.mkdir(parents=True, exist_ok=True)
-    write_json(path, *rows, mode="a")
+    write_json(path, *rows, mode="a", makes_folder=True)
     return path
 
 

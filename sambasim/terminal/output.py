@@ -156,7 +156,9 @@ def console_of(stream: TextIO, file: TextIO | None = None) -> "Console":
     from rich.console import Console
 
     on_terminal, width = is_terminal(stream), terminal_width(stream)
-    return Console(file=file or stream, width=width, force_terminal=on_terminal, force_jupyter=False, highlight=False)
+    return Console(
+        file=file or stream, width=width, force_terminal=on_terminal, force_jupyter=False, highlight=False, emoji=False
+    )
 
 
 class _Printable(NamedTuple):

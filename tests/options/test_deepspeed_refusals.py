@@ -73,7 +73,7 @@ def _scheduler(kind: str, **params: object) -> dict[str, object]:
         ('{"gradient_clipping": Infinity}', "gradient_clipping = Infinity: must be a finite number"),
         ('{"train_batch_size": 8, "optimizer": {"type": "Adam", "params": {"lr": NaN}}}', "must be a finite number"),
         ("[1]", "the DeepSpeed config is [1], not a table"),
-        ("[" * 40 + "]" * 40, "is nested too deeply"),
+        ("[" * 40 + "]" * 40, ", not a table"),
         ('{"wandb": ' + "[" * 40 + "]" * 40 + "}", "is nested too deeply"),
         ({"train_batch_size": "8"}, 'train_batch_size = "8": must be a whole number, or auto'),
         ({"train_batch_size": 10**12}, "must be at most 1,000,000,000"),

@@ -13,6 +13,7 @@ Earlier rows take precedence: under Slurm, MPICH's mpirun starts helpers with sr
 torchrun connects its processes by torch.distributed, and not by MPI: on one node, the first of them becomes mpirun.
 """
 
+import os
 import re
 import shlex
 import shutil
@@ -96,6 +97,10 @@ def mpirun_instead(environ: Mapping[str, str], executable: Path, arguments: Sequ
         what = f"torchrun started {ranks} processes, which MPI would have to connect, and there is no mpirun"
         raise LaunchError(what, remedy=f"python -m pip install mpich; mpirun -np {ranks} {typed}")
     return [mpirun, "-np", ranks, str(executable), "-m", "sambasim", *arguments] if launcher.rank == 0 else []
+
+
+def cores_of_this_process() -> frozenset[int]:
+    return frozenset(os.sched_getaffinity(0))
 
 
 def mpirun_here(executable: Path = Path(sys.executable)) -> str | None:

@@ -27,6 +27,7 @@ from sambasim.hardware.budget import available_bytes
 from sambasim.hardware.spec import arch_of, load_device
 from sambasim.pef import PefDocument
 from sambasim.runtime.machine.communicator import Communicator
+from sambasim.runtime.machine.launcher import cores_of_this_process
 from sambasim.runtime.machine.node_memory import Demand, check_demands
 from sambasim.units import format_bytes
 
@@ -227,10 +228,6 @@ def check_node_memory(
     demand = Demand(communicator.node_index, communicator.host_name, needed_bytes, available_bytes())
     text = f"{what} is {{}}, and the machine has {{}} of memory available"
     check_demands(communicator.all_gather_object(demand), text, remedy)
-
-
-def cores_of_this_process() -> frozenset[int]:
-    return frozenset(os.sched_getaffinity(0))
 
 
 def default_threads(communicator: Communicator, replicas_here: int, environ: Mapping[str, str] = os.environ) -> int:

@@ -38,9 +38,9 @@ from sambasim.runtime.engine.executor import Executor, tangent_of
 from sambasim.runtime.engine.update import Update
 from sambasim.runtime.machine import process
 from sambasim.runtime.machine.communicator import Communicator
-from sambasim.runtime.machine.launcher import mpirun_here
+from sambasim.runtime.machine.launcher import cores_of_this_process, mpirun_here
 from sambasim.runtime.machine.mpi import connect as connect_ranks
-from sambasim.runtime.machine.process import cores_of_this_process, default_threads, keep_freed_memory
+from sambasim.runtime.machine.process import default_threads, keep_freed_memory
 from sambasim.runtime.run.replica import Shard, input_specs
 from sambasim.runtime.transports.connect import Way, open_ranks
 from sambasim.runtime.transports.in_process import finished

@@ -10,7 +10,7 @@ from enum import IntEnum
 
 from sambasim.records.trace import Track
 from sambasim.runtime.machine.communicator import Communicator
-from sambasim.runtime.machine.process import cores_of_this_process
+from sambasim.runtime.machine.launcher import cores_of_this_process
 from sambasim.runtime.watch.observer import When, span
 
 _PAGE_BYTES = 4096

@@ -68,7 +68,8 @@ def measure_performance(
     json: a file for the figures, or "-" to print them as JSON instead of the table
     bench_report_json, compiled_stats_json: files for the figures, and for the output of `sambasim inspect --json`
 
-    The others have no effect. Raises OptionError as `_Repeated`; AssertionError if --min-throughput is not reached."""
+    No effect: n_chips (the PEF decides), world_size, use_sambaloader, set_output_grads, json_counters. Raises
+    OptionError as `_Repeated`; AssertionError if --min-throughput is not reached."""
     if json_counters is not None:
         say_once("json_counters", "there is no device that counts")
     repeated = _Repeated(model, inputs, batch_size, n_iterations, inference, data_parallel, reduce_on_rdu)
