@@ -108,12 +108,13 @@ class Checks:
         self._withheld: Finding | None = None  # DP04 for batches that may be of a warm-up
         self._synced = self._replaced = False  # _replaced: the app has replaced the weights since the last step
         self._where: str | None = None
-        self._job, self._check = job.current(), job.current_check()
-        if self._job is not None:
-            self._job.compare_last = self._compare_last
+        watched, self._check = job.current(), job.current_check()
+        self._samplers = watched.samplers if watched is not None else None
+        if watched is not None:
+            watched.compare_last = self._compare_last
             if self._check is not None:
                 batches = int(current().flag("grad_accumulation_steps") or 1)
-                self._job.samplers.shorten = self._check.short_epoch(machine.program.batch_size, batches)
+                watched.samplers.shorten = self._check.short_epoch(machine.program.batch_size, batches)
 
     def before(
         self, kinds: Collection[SectionKind], batch: Mapping[str, Tensor], given: Mapping[str, float], **sync: bool
@@ -121,7 +122,7 @@ class Checks:
         """Sections of `kinds` are about to run on `batch`, with the hyperparameters `given` so far. Returns how an
         optimizer step is synced, by the arguments `sync` of session.run; collective in a mode but ALONE. Raises
         DataParallelError and LaunchError."""
-        program, size, watched = self._machine.program, self._communicator.world_size, self._job
+        program, size, watched = self._machine.program, self._communicator.world_size, job.current()
         has_step, trains = SectionKind.OPT in kinds, current().trains
         mode = mode_of(program, size, **sync) if has_step else Mode.ALONE
         self._forwards += SectionKind.FWD in kinds
@@ -164,7 +165,7 @@ class Checks:
 
     def _compare(self, mode: Mode) -> None:
         """Compare all replicas before a step. In the first step compare how they sync, too."""
-        where, watched = app_line(), self._job
+        where, watched = app_line(), job.current()
         self._where = where
         division, place, line = watched.samplers.feeding() if watched else (None, None, None)
         files = watched.files.take_new() if watched else {}
@@ -215,7 +216,7 @@ class Checks:
 
     def _compare_last(self) -> None:
         """Compare after the last step. Collective, also for a rank that has nothing to show."""
-        if self._job is not None and not self._job.samplers.has_fed and not process.has_reported("DP04"):
+        if self._samplers is not None and not self._samplers.has_fed and not process.has_reported("DP04"):
             process.report(self._withheld, notice_only=True)
         own = None
         if self._synced and not process.has_reported("DP03", "DP07", "DP09"):
