@@ -204,7 +204,7 @@ def emitted(plan: Plan, chosen: CompileOptions, file: Path, asked: PlanRequest) 
 def config_text(options: CompileOptions, heading: str) -> str:
     """`heading` becomes the comment on top. Raises OptionError for options that do not go together."""
     given = options.model_dump(mode="json", exclude_defaults=True, exclude_none=True)
-    tables: dict[str, object] = {name: given[name] for name in Sections.model_fields if name in given}
+    tables: dict[str, object] = {name: given[name] for name in ("model", *Sections.model_fields) if name in given}
     of_parts = ((table, {name: given[name] for name in names if name in given}) for table, names in _TABLES.items())
     tables |= {table: values for table, values in of_parts if values}
     options_in_python(tables, {})
