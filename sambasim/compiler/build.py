@@ -11,7 +11,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from sambasim.compiler.capture.recording import forward_line, read_by
 from sambasim.compiler.capture.tensors import check_constant, check_memory, held_by, itself, memory_order
 from sambasim.compiler.capture.trace import CapturedGraph, Role
-from sambasim.compiler.translate import Translation, UniqueNames, loss_name, symbol_name, tensor_type
+from sambasim.compiler.names import UniqueNames, loss_name, symbol_name
+from sambasim.compiler.translate import Translation, tensor_type
 from sambasim.errors import CaptureError, ModelError
 from sambasim.ir.graph import Graph, Output, Section, SectionKind
 from sambasim.ir.program import Program

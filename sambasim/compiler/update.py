@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, count, product
 from typing import ClassVar, Literal, TypeAlias
 
-from sambasim.compiler.translate import UniqueNames, prefix_of
+from sambasim.compiler.names import UniqueNames, prefix_of
 from sambasim.errors import OptionError
 from sambasim.ir.dataflow import pass_and_update
 from sambasim.ir.graph import Graph, Node, Ref, Section, SectionKind

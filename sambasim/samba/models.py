@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from sambasim.compiler.capture.tensors import held_by
-from sambasim.compiler.translate import UniqueNames, loss_name, symbol_name
+from sambasim.compiler.names import UniqueNames, loss_name, symbol_name
 from sambasim.errors import ModelError
 from sambasim.ir.types import GRADIENT_SUFFIX
 from sambasim.samba import process

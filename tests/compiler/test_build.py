@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from sambasim.compiler.build import Built
 from sambasim.compiler.capture.step import Example
 from sambasim.compiler.compile import Compiled, Stopwatch, assemble, capture_model
-from sambasim.compiler.translate import prefix_of
+from sambasim.compiler.names import prefix_of
 from sambasim.errors import InvariantError, ModelError
 from sambasim.ir.graph import Output
 from sambasim.ir.types import SymbolKind

@@ -30,7 +30,7 @@ from sambasim.compiler.capture.step import (
 )
 from sambasim.compiler.capture.tensors import Widened, held_by
 from sambasim.compiler.capture.trial import quiet
-from sambasim.compiler.translate import symbol_name
+from sambasim.compiler.names import symbol_name
 from sambasim.errors import CaptureError, MachineError, ModelError
 from sambasim.forks import Fork
 from sambasim.ir.program import Program
