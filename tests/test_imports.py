@@ -78,7 +78,9 @@ def test_every_package_has_a_layer() -> None:
 
 
 def heavy_after(statements: str) -> list[str]:
-    body = f"import sys\n{statements}\nprint(*sorted({{'torch', 'mpi4py', 'numpy'}} & set(sys.modules)))"
+    body = (
+        f"import sys\n{statements}\nprint(*sorted({{'torch', 'torch._dynamo', 'mpi4py', 'numpy'}} & set(sys.modules)))"
+    )
     result = subprocess.run(
         [sys.executable, "-c", body], capture_output=True, text=True, cwd=ROOT, timeout=60, check=True
     )
@@ -88,6 +90,7 @@ def heavy_after(statements: str) -> list[str]:
 def test_importing_is_light() -> None:
     assert heavy_after("\n".join(f"import sambasim.{module}" for module in LIGHT.split())) == []
     assert "torch" not in heavy_after("import sambasim.cli.machine")  # `--version` tells of a torch that is broken
+    assert "torch._dynamo" not in heavy_after("import sambasim.samba")  # a second more for each start of an app
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["compile", "--help"], ["run", "--no-such-flag"]])

@@ -218,7 +218,7 @@ def test_prediction_needs_no_labels(pef: ss.Pef) -> None:
     of_module = ss.predict(pef, HELD_OUT[0], weights=run.load_into(nn.DataParallel(net())))
     assert torch.equal(of_module.outputs[0], without.outputs[0])
     with pytest.raises(OptionError, match="weights is of type int"):
-        ss.predict(pef, HELD_OUT, weights=42)  # type: ignore[arg-type]
+        ss.predict(pef, HELD_OUT, weights=42)  # type: ignore[arg-type]  # the mistake
     with pytest.raises(WeightsError, match="the given weights do not fit the PEF net: missing"):
         ss.predict(pef, HELD_OUT, weights={"other": torch.zeros(1)})
 

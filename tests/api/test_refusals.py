@@ -20,7 +20,7 @@ GROUPS = [{"params": [nn.Parameter(torch.zeros(1))]}, {"params": [nn.Parameter(t
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: ss.compile(3, BATCH), "the model is of type int"),  # type: ignore[arg-type]
+        (lambda: ss.compile(3, BATCH), "the model is of type int"),  # type: ignore[arg-type]  # the mistake
         (lambda: ss.compile(net(), (POINTS[:3], LABELS[:2])), "value 0 has 3, value 1 has 2"),
         (lambda: ss.compile(net(), {"x": "text"}), "x of the example is of type str"),
         (lambda: ss.compile(net(), BATCH, loss="mce"), "loss.name"),
@@ -32,14 +32,14 @@ GROUPS = [{"params": [nn.Parameter(torch.zeros(1))]}, {"params": [nn.Parameter(t
         (lambda: ss.compile(net(), BATCH, loss="mse", word_size=2), "did you mean world_size"),
         (lambda: ss.compile(net(), BATCH, loss="mse", batch_size=64), "the example has 32 samples"),
         (lambda: ss.compile(net(), BATCH, loss=nn.MSELoss(reduction="sum")), "a loss is a mean"),
-        (lambda: ss.compile(nn.ReLU, BATCH), "an instance: ReLU"),  # type: ignore[arg-type]
+        (lambda: ss.compile(nn.ReLU, BATCH), "an instance: ReLU"),  # type: ignore[arg-type]  # the mistake
         (lambda: ss.compile(net().double(), BATCH, loss="mse"), "same dtype"),
         (lambda: ss.compile(net(), BATCH, loss="mse", world_size=2), "add data_parallel=True"),
         (lambda: ss.compile(net(), BATCH, loss="mse", micro_batches=2), "add pipeline_stages=2"),
         (lambda: ss.compile(net(), BATCH), 'loss="cross_entropy"'),
         (lambda: ss.compile(net(), BATCH, loss="mse", pef_name="a.pef"), 'pef_name="a"'),
         (lambda: ss.compile(net(), SPECTRA, loss="cross_entropy"), "is complex64, which a PEF cannot hold"),
-        (lambda: ss.compile(torch.jit.trace(net(), POINTS), BATCH), "one of TorchScript"),  # type: ignore[no-untyped-call]
+        (lambda: ss.compile(torch.jit.trace(net(), POINTS), BATCH), "one of TorchScript"),  # type: ignore[no-untyped-call]  # torch's
         (lambda: ss.compile(net(), BATCH, loss=lambda x, y: x.sum(1) - y), "let the function return the mean"),
         (lambda: ss.load("nothing"), "there is no PEF 'nothing'"),
     ],

@@ -359,7 +359,7 @@ def _raise(error: Exception) -> None:
     raise error
 
 
-@pytest.mark.skipif(torch.accelerator.is_available() or dist.is_initialized(), reason="there is one")
+@pytest.mark.skipif(torch.accelerator.is_available() or dist.is_initialized(), reason="what is refused is there")
 @pytest.mark.parametrize(
     ("call", "kind", "what"),
     [

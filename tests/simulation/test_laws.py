@@ -62,6 +62,11 @@ def convolutions(batch_size: int = 64, width: int = 32, depth: int = 3) -> Progr
     return compiled(made, batch_size, 3, 64, 64)
 
 
+def _log_probability(net: Any, x: Tensor) -> Tensor:
+    probability: Tensor = torch.log_softmax(net.head(net.layers(x)), -1)[..., 0].mean()
+    return probability
+
+
 @cache
 def _two_layers() -> Program:
     """Two decoder layers of GPT-2, and a large vocabulary."""
@@ -69,8 +74,7 @@ def _two_layers() -> Program:
     def made() -> nn.Module:
         layer = nn.TransformerEncoderLayer(768, 8, 3072, activation="gelu", batch_first=True, norm_first=True)
         layers, head = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), nn.Linear(768, 50257)
-        words = lambda net, x: torch.log_softmax(net.head(net.layers(x)), -1)[..., 0].mean()  # noqa: E731
-        return Made(words, layers=layers, head=head)
+        return Made(_log_probability, layers=layers, head=head)
 
     return compiled(made, 16, 512, 768)
 

@@ -22,7 +22,7 @@ def _torchvision() -> Any:
     if spec is None or spec.origin is None:
         raise ModuleNotFoundError("torchvision: start it by `make zoo`")
     try:
-        torch.ops.load_library(next(Path(spec.origin).parent.glob("_C*")))  # type: ignore[no-untyped-call]
+        torch.ops.load_library(next(Path(spec.origin).parent.glob("_C*")))  # type: ignore[no-untyped-call]  # torch's
     except OSError:
         for name in ("nms", "qnms"):
             torch.library.define(f"torchvision::{name}", "(Tensor boxes, Tensor scores, float threshold) -> Tensor")

@@ -54,8 +54,7 @@ def tensor_difference(difference: Row) -> str:
         return f"{difference.why}, {difference.type_a or difference.type_b}"
     parts = [f"{difference.differing:,} of {difference.elements:,} elements"]
     if difference.largest_absolute is not None:
-        at_most = f"by {difference.largest_absolute:.3g} at most (relative {difference.largest_relative:.2g})"
-        parts.append(at_most)
+        parts.append(f"by {difference.largest_absolute:.3g} at most (relative {difference.largest_relative:.2g})")
     if difference.largest_ulps is not None:
         parts.append(counted(difference.largest_ulps, "ULP"))
     if difference.differing_not_finite:

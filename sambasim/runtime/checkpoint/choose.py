@@ -51,12 +51,10 @@ _PEF_PARTS = {
 }
 _MOST_OPTIONS = 4
 
-_OF_MESH = frozenset(
-    {
-        *("data_parallel", "world_size", "tensor_parallel", "n_chips", "pipeline_stages", "micro_batches", "schedule"),
-        *("tensor_plan", "zero", "recompute", "gradient_groups", "opt_level", "arch", "num_tiles"),
-    }
-)
+_OF_MESH = frozenset({
+    "data_parallel", "world_size", "tensor_parallel", "n_chips", "pipeline_stages", "micro_batches", "schedule",
+    "tensor_plan", "zero", "recompute", "gradient_groups", "opt_level", "arch", "num_tiles",
+})  # fmt: skip
 """Compile options that do not change the model: a PEF that differs in them goes on where the other was."""
 _OF_RANKS = frozenset({"pipeline_stages", "schedule", "zero", "recompute"})
 """Those of them that change no bit: see "What is equal" in docs/parallelism.md."""

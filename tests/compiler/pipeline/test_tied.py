@@ -117,7 +117,7 @@ def test_a_group_of_its_own_is_reduced_behind_the_copy_of_its_gradient() -> None
     ],
 )
 def test_where_nothing_is_gained_the_first_stage_updates_it(how: dict[str, int | Update], why: str) -> None:
-    program = placed(**how)  # type: ignore[arg-type]
+    program = placed(**how)  # type: ignore[arg-type]  # arguments by name, of two types
     assert moves(program) == [], why
     assert sum(node.name.startswith(TIED) for node in crossing(program, SectionKind.FWD)) == 1
 

@@ -60,20 +60,20 @@ TAKES_ONE = "session.start_samba_profile got wrong arguments: Session.start_samb
     ("mistake", "words", "remedy"),
     [
         (lambda: function(1, True, 3), TAKES_TWO, "its arguments are first, data_parallel"),  # type: ignore[call-arg]  # the mistake
-        (lambda: function(), "function got wrong arguments: function() missing 1 required", "its arguments"),  # type: ignore[call-arg]
-        (lambda: session.start_samba_profile(1), TAKES_ONE, "it takes no arguments"),  # type: ignore[call-arg]
-        (lambda: function(1, data_paralel=True), "function takes no data_paralel", "did you mean data_parallel=?"),  # type: ignore[call-arg]
+        (lambda: function(), "function got wrong arguments: function() missing 1 required", "its arguments"),  # type: ignore[call-arg]  # the mistake
+        (lambda: session.start_samba_profile(1), TAKES_ONE, "it takes no arguments"),  # type: ignore[call-arg]  # the mistake
+        (lambda: function(1, data_paralel=True), "function takes no data_paralel", "did you mean data_parallel=?"),  # type: ignore[call-arg]  # the mistake
         (lambda: samba.randn(2, 3, batchdim=0), "samba.randn takes no batchdim", "did you mean batch_dim=?"),
-        (lambda: samba.SambaTensor(PLAIN, nam="x"), "samba.SambaTensor takes no nam", "did you mean name=?"),  # type: ignore[call-arg]
-        (lambda: samba.from_torch_tensor(PLAIN, nam="x"), "samba.from_torch_tensor takes no nam", "name="),  # type: ignore[call-arg]
+        (lambda: samba.SambaTensor(PLAIN, nam="x"), "samba.SambaTensor takes no nam", "did you mean name=?"),  # type: ignore[call-arg]  # the mistake
+        (lambda: samba.from_torch_tensor(PLAIN, nam="x"), "samba.from_torch_tensor takes no nam", "name="),  # type: ignore[call-arg]  # the mistake
         (lambda: samba.optim.AdamW([PLAIN], beta=1), "samba.optim.AdamW takes no beta", "did you mean betas=?"),
         (lambda: samba.optim.SGD([PLAIN], learning_rate=1), "samba.optim.SGD takes no learning_rate", "lr=?"),
-        (lambda: session.run(data_paralel=None), "session.run takes no data_paralel", "data_parallel=?"),  # type: ignore[call-arg]
-        (lambda: session.compile(optimizer=None), "session.compile takes no optimizer", "optimizers=?"),  # type: ignore[call-arg]
+        (lambda: session.run(data_paralel=None), "session.run takes no data_paralel", "data_parallel=?"),  # type: ignore[call-arg]  # the mistake
+        (lambda: session.compile(optimizer=None), "session.compile takes no optimizer", "optimizers=?"),  # type: ignore[call-arg]  # the mistake
         (lambda: samba.utils.trace_graph(optimiser=None), "trace_graph takes no optimiser", "optim"),
-        (lambda: samba.utils.measure_performance(reduce_on_rud=1), "measure_performance takes no", "reduce_on_rdu=?"),  # type: ignore[call-arg]
-        (lambda: samba.utils.measure_sections(data_paralel=1), "measure_sections takes no", "data_parallel=?"),  # type: ignore[call-arg]
-        (lambda: common_app_driver(optimizer=1), "common_app_driver takes no optimizer", "optim=?"),  # type: ignore[call-arg]
+        (lambda: samba.utils.measure_performance(reduce_on_rud=1), "measure_performance takes no", "reduce_on_rdu=?"),  # type: ignore[call-arg]  # the mistake
+        (lambda: samba.utils.measure_sections(data_paralel=1), "measure_sections takes no", "data_parallel=?"),  # type: ignore[call-arg]  # the mistake
+        (lambda: common_app_driver(optimizer=1), "common_app_driver takes no optimizer", "optim=?"),  # type: ignore[call-arg]  # the mistake
         (lambda: takes_any(optims=1), "takes_any takes no optims", "did you mean optim=?"),
     ],
 )
