@@ -96,6 +96,9 @@ def refused(communicator=c, **environ):
         print("\\n\\n".join(everybody), end="\\n\\n", flush=True)
 
 refused(GLOO_SOCKET_IFNAME="no-such-interface")
+if c.rank == 1:
+    store = dist.TCPStore
+    dist.TCPStore = lambda *args, **options: time.sleep(0.3) or store(*args, **options)  # after rank 0 has failed
 refused(GLOO_DEVICE_TRANSPORT="pigeon")
 process._outside_address = lambda name: "no-such-host.invalid"
 refused(replace(c, host_name=f"host-{c.rank}"))

@@ -105,6 +105,8 @@ def bring_up(communicator: Communicator, timeout_s: float = 300.0) -> None:
     hook = sys.excepthook
     try:
         store = server or dist.TCPStore(host, port, is_master=False, timeout=timeout, wait_for_workers=False)
+        # The store ends with rank 0, should gloo not start there.
+        communicator.barrier()
         rank, world_size = communicator.rank, communicator.world_size
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timeout)
         # Torch's own hook prints only after ours returns, and ours may end the process.
