@@ -6,13 +6,13 @@ broken; a writer writes all of it, or nothing. Of the PEFs that this account com
 import os
 import re
 import secrets
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, BinaryIO, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, JsonValue
 from pydantic_core import PydanticSerializationError
@@ -186,50 +186,46 @@ def write(path: Path, document: PefDocument, weights: "Mapping[str, torch.Tensor
         raise UserError(what, remedy="compile a smaller model, or one with fewer unrolled steps")
 
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    remedy = f"free {format_bytes(layout.size_bytes + size_bytes)}, or choose another folder with --output-folder"
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            # "x" and not mkstemp, whose files other users could not read.
-            with temporary.open("xb") as file:
-                tensors = (bytes_of(weights[symbol.name]) for symbol, _ in layout.places)
-                pieces = chain([memoryview(layout.header)], tensors)
-                manifest = partial(_json, document)
-                digest, weights_sha256 = write_archive(file, pieces, layout.size_bytes, manifest)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
-        _sync_folder(path.parent)
-    except OSError as error:
-        remedy = f"free {format_bytes(layout.size_bytes + size_bytes)}, or choose another folder with --output-folder"
-        raise _unwritable(path, error, remedy) from error
+        # "x" and not mkstemp, whose files other users could not read.
+        with _published(temporary, "xb", path, remedy) as file:
+            tensors = (bytes_of(weights[symbol.name]) for symbol, _ in layout.places)
+            pieces = chain([memoryview(layout.header)], tensors)
+            digest, weights_sha256 = write_archive(file, pieces, layout.size_bytes, partial(_json, document))
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
     return replace(document, digest=digest, weights_sha256=weights_sha256)
 
 
 def seal(path: Path, to: Path, checked: Checked | None) -> str:
     """Move the PEF at `path`, which nobody else knows, to `to` in the same folder, with how it was `checked`. Returns
     its digest. Raises MachineError if the file cannot be written."""
+    with _published(path, "r+b", to, "free space there, or --output-folder FOLDER") as file:
+        with open_pef(path) as archive:
+            document = _read(archive, path)
+        return replace_manifest(file, manifest_json(replace(document, checked=checked)))
+
+
+@contextmanager
+def _published(path: Path, mode: Literal["xb", "r+b"], to: Path, remedy: str) -> Iterator[BinaryIO]:
+    """The file at `path`, open; afterwards it is at `to`, and on the disk. Raises MachineError."""
     try:
-        with path.open("r+b") as file:
-            with open_pef(path) as archive:
-                document = _read(archive, path)
-            digest = replace_manifest(file, manifest_json(replace(document, checked=checked)))
+        to.parent.mkdir(parents=True, exist_ok=True)
+        with path.open(mode) as file:
+            yield file
             file.flush()
             os.fsync(file.fileno())
         path.replace(to)
-        _sync_folder(to.parent)
+        sync_folder(to.parent)
     except OSError as error:
-        raise _unwritable(to, error, "free space there, or --output-folder FOLDER") from error
-    return digest
+        what = f"cannot write {to}: {error.strerror or error}"
+        raise MachineError(what, where=str(to.parent), remedy=remedy) from error
 
 
-def _unwritable(path: Path, error: OSError, remedy: str) -> MachineError:
-    return MachineError(f"cannot write {path}: {error.strerror or error}", where=str(path.parent), remedy=remedy)
-
-
-def _sync_folder(path: Path) -> None:
+def sync_folder(path: Path) -> None:
     """Puts new names on the disk."""
     folder = os.open(path, os.O_RDONLY)
     try:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from sambasim.errors import MachineError, OptionError
+from sambasim.pef.files import sync_folder
 from sambasim.runtime.machine.communicator import Communicator
 
 MANIFEST_FILE = "checkpoint.json"
@@ -93,14 +94,6 @@ def _clean(folder: Path) -> None:
             old.rename(path)
     for partial in folder.glob(".step-*.partial"):
         shutil.rmtree(partial, ignore_errors=True)
-
-
-def sync_folder(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def claim(folder: Path, communicator: Communicator) -> BinaryIO | None:
