@@ -21,7 +21,6 @@ from sambasim.ir.graph import Graph, Node, Section, SectionKind
 from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.program import ParameterGroup, Program
 from sambasim.ir.schedule import ActionKind
-from sambasim.ir.types import SymbolKind
 
 
 def groups_of(node: Node) -> tuple[str, ...]:
@@ -65,16 +64,9 @@ def gathers(graph: Graph, axis: str, ranks: int) -> Sequence[Gather]:
     return gathers
 
 
-@dataclass(frozen=True, slots=True)
-class Effects:
-    """Names of values and symbols, and regions of groups, such as "group0.gradient"."""
-
-    reads: frozenset[str]
-    writes: frozenset[str]
-
-
-def section_effects(program: Program, graph: Graph, section: Section) -> Effects:
-    """What a section reads of others, and what it writes for them."""
+def section_effects(program: Program, graph: Graph, section: Section) -> tuple[set[str], set[str]]:
+    """What a section reads of others, and what it writes for them: names of values and symbols, and regions of groups,
+    such as "group0.gradient"."""
     nodes = graph.section_nodes(section)
     made = {name for node in nodes for name in node.results if name is not None}
     read = {name for node in nodes for name in node.reads} - made
@@ -87,7 +79,7 @@ def section_effects(program: Program, graph: Graph, section: Section) -> Effects
             reads, writes = _regions(node, groups[name], program)
             read |= {f"{name}.{region}" for region in reads}
             written |= {f"{name}.{region}" for region in writes}
-    return Effects(frozenset(read), frozenset(written))
+    return read, written
 
 
 def _regions(node: Node, group: ParameterGroup, program: Program) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -99,8 +91,7 @@ def _regions(node: Node, group: ParameterGroup, program: Program) -> tuple[tuple
         case "memory.release":
             return (), (str(node.args[1]),)
         case "comm.copy":
-            of_gradients = program.symbols[str(node.args[1])].kind is SymbolKind.GRADIENT
-            region = "gradient" if of_gradients else "parameter"
+            region = program.symbols[str(node.args[1])].kind.value  # "gradient" or "parameter"
             return (region,), (region,)
         case "opt.square_sums":
             return ("gradient",), ()

@@ -100,10 +100,10 @@ def section_facts(program: Program, graph: Graph) -> Iterator[Row]:
         return sum(types[name].size_bytes for name in names)
 
     for section in graph.sections:
-        effects = section_effects(program, graph, section)
+        reads, writes = section_effects(program, graph, section)
         names = {"index": section.index, "kind": section.kind.value, "name": section.name}
-        sizes = {"in_bytes": size_bytes(effects.reads), "out_bytes": size_bytes(effects.writes)}
-        values = {"reads": sorted(effects.reads), "writes": sorted(effects.writes)}
+        sizes = {"in_bytes": size_bytes(reads), "out_bytes": size_bytes(writes)}
+        values = {"reads": sorted(reads), "writes": sorted(writes)}
         yield Row(**names, operators=section.stop - section.start, **sizes, **values)
 
 

@@ -73,7 +73,7 @@ def test_when_a_gradient_is_complete_and_a_parameter_is_read_no_more(name: str) 
 def test_a_section_reads_what_comes_from_outside_and_writes_what_is_used_outside() -> None:
     program = program_of([Y, GRAD, Z], [1, 3], [GRADIENT])
     effects = [section_effects(program, program.step, section) for section in program.step.sections]
-    assert [(set(one.reads), set(one.writes)) for one in effects] == [
+    assert effects == [
         ({"x", "w"}, {"y"}),
         ({"x", "y"}, {"w__grad"}),
         ({"group_0.gradient", "group_0.parameter"}, {"group_0.parameter"}),
