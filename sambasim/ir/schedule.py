@@ -125,14 +125,14 @@ def _rows(
     return rows
 
 
-def _interleaved(ranks: int, micro_batches: int, chunks: int) -> Rows:
+def _interleaved(ranks: int, micro_batches: int) -> Rows:
     if micro_batches % ranks:
         what = f"interleaved-1f1b needs a multiple of {ranks} micro-batches on {ranks} ranks, got {micro_batches}"
         raise OptionError(what, remedy=f"--micro-batches {-(-micro_batches // ranks) * ranks}, or --schedule 1f1b")
-    return _rows(ranks, micro_batches, chunks, lambda rank: 2 * (ranks - 1 - rank) + (chunks - 1) * ranks)
+    return _rows(ranks, micro_batches, 2, lambda rank: 2 * (ranks - 1 - rank) + ranks)
 
 
-def _zb_h1(ranks: int, micro_batches: int, chunks: int) -> Rows:
+def _zb_h1(ranks: int, micro_batches: int) -> Rows:
     """1F1B with I for B. Rank r runs W r micro-batches late: I is early, and W fills what would be idle."""
     rows = []
     one_f_one_b = _rows(ranks, micro_batches, 1, lambda rank: ranks - 1 - rank, ActionKind.INPUT_GRADIENTS)
@@ -147,13 +147,13 @@ def _zb_h1(ranks: int, micro_batches: int, chunks: int) -> Rows:
     return rows
 
 
-SCHEDULES: Mapping[str, Callable[[int, int, int], Rows]] = {
-    "gpipe": lambda ranks, micro_batches, _: _rows(ranks, micro_batches, 1, lambda rank: micro_batches),
-    "1f1b": lambda ranks, micro_batches, _: _rows(ranks, micro_batches, 1, lambda rank: ranks - 1 - rank),
+SCHEDULES: Mapping[str, Callable[[int, int], Rows]] = {
+    "gpipe": lambda ranks, micro_batches: _rows(ranks, micro_batches, 1, lambda rank: micro_batches),
+    "1f1b": lambda ranks, micro_batches: _rows(ranks, micro_batches, 1, lambda rank: ranks - 1 - rank),
     "interleaved-1f1b": _interleaved,
     "zb-h1": _zb_h1,
 }
-"""The rows of a schedule for a number of ranks, micro-batches and chunks. Only interleaved-1f1b has several chunks."""
+"""The rows of a schedule for a number of ranks and micro-batches. interleaved-1f1b has two chunks, the others one."""
 
 _CHOICES = f"--schedule {' | '.join(SCHEDULES)} | FILE.csv"
 
@@ -161,7 +161,7 @@ _MOST_CELLS = 100_000
 """Ranks × micro-batches of a named schedule: two or three actions each, which take some 5 s to check."""
 
 
-def make(name: str, ranks: int, micro_batches: int, *, chunks: int = 2) -> Schedule:
+def make(name: str, ranks: int, micro_batches: int) -> Schedule:
     """The schedule `name`. Raises OptionError if there is none of that name, or none for these numbers."""
     if name not in SCHEDULES:
         raise OptionError(f"there is no schedule {shortened(name)}", remedy=_CHOICES)
@@ -169,7 +169,7 @@ def make(name: str, ranks: int, micro_batches: int, *, chunks: int = 2) -> Sched
         most = f"ranks × micro-batches may be {_MOST_CELLS:,}"
         what = f"a schedule of {ranks:,} ranks and {micro_batches:,} micro-batches is too long: {most}"
         raise OptionError(what, remedy="use fewer --pipeline-stages or --micro-batches")
-    return _schedule(name, SCHEDULES[name](ranks, micro_batches, chunks))
+    return _schedule(name, SCHEDULES[name](ranks, micro_batches))
 
 
 _CELL = re.compile(rf"([0-9]{{1,9}})([{''.join(ActionKind)}])([0-9]{{1,9}})")

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from sambasim.errors import OptionError
 from sambasim.ir.schedule import (
     SCHEDULES,
-    ActionKind,
     Schedule,
     bubble,
     check,
@@ -60,6 +59,7 @@ def test_bubble_and_memory_of_four_ranks_and_eight_micro_batches(name: str, perc
 @given(named())
 def test_a_named_schedule_runs_with_the_bubble_of_its_formula(schedule: Schedule) -> None:
     check(schedule)
+    assert all({one.stage for one in row} == {*schedule.stages_of(rank)} for rank, row in enumerate(schedule.rows))
     work = {"gpipe": 1, "1f1b": 1, "interleaved-1f1b": 2, "zb-h1": 3}[schedule.name] * schedule.micro_batches
     assert bubble(schedule) == pytest.approx((schedule.ranks - 1) / (work + schedule.ranks - 1))
     assert schedule.splits_backward == (schedule.name == "zb-h1")
@@ -74,16 +74,6 @@ def test_csv_comes_back_equal(tmp_path_factory: pytest.TempPathFactory, schedule
     folder = tmp_path_factory.getbasetemp()
     text = "\n".join(",".join(map(str, row)) for row in schedule.rows)
     assert read(text, folder, f"{schedule.name}.csv") == schedule
-
-
-@given(named())
-def test_micro_batches_ascend_and_stages_are_on_their_rank(schedule: Schedule) -> None:
-    for rank, row in enumerate(schedule.rows):
-        assert {action.stage for action in row} == set(schedule.stages_of(rank))
-        for stage in schedule.stages_of(rank):
-            for kind in ActionKind:
-                found = [action.micro_batch for action in row if (action.kind, action.stage) == (kind, stage)]
-                assert found in (list(range(schedule.micro_batches)), [])
 
 
 @given(named(), st.randoms(use_true_random=False))
@@ -115,13 +105,6 @@ def test_an_action_starts_when_its_rank_is_free_and_what_it_needs_is_done() -> N
         [("0F0", 0, 0.5), ("0F1", 0.5, 1), ("0B0", 5.5, 7.5), ("0B1", 10.5, 12.5)],
         [("1F0", 0.5, 1.5), ("1B0", 1.5, 5.5), ("1F1", 5.5, 6.5), ("1B1", 6.5, 10.5)],
     ]
-
-
-def test_more_chunks_make_a_smaller_bubble() -> None:
-    schedule = make("interleaved-1f1b", 4, 8, chunks=4)
-    check(schedule)
-    assert list(schedule.stages_of(1)) == [1, 5, 9, 13]
-    assert bubble(schedule) == pytest.approx(3 / (4 * 8 + 3))
 
 
 def test_cells_are_those_of_pytorch() -> None:
