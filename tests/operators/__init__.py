@@ -16,6 +16,9 @@ from sambasim.ir.operators import OPERATORS
 HELD = "held"
 COMPOSITE = "consists of others, which a graph holds in its place"
 NO_KERNEL = "no kernel for dense tensors of the CPU"
+CHANGES = "changes an argument, or writes to out="
+NO_TENSOR = "returns something that is no tensor"
+DEPENDS_ON_VALUES = "sizes or results depend on values"
 MISSING = "missing"
 
 BY_NAME: Mapping[str, str] = {
@@ -48,19 +51,21 @@ def schemas() -> Mapping[str, FunctionSchema]:
 
 def sort(name: str) -> str:
     """HELD, MISSING, or the reason why no PEF holds the operator."""
-    return HELD if name in OPERATORS else next(_reasons(name, schemas()[name]), MISSING)
+    return HELD if name in OPERATORS else next(reasons(name), MISSING)
 
 
-def _reasons(name: str, schema: FunctionSchema) -> Iterator[str]:
+def reasons(name: str) -> Iterator[str]:
+    """Why a PEF cannot hold the operator, or need not."""
+    schema = schemas()[name]
     own = f"aten::{name.split('.')[1]}{f'.{schema.overload_name}' if schema.overload_name else ''}"
     if own not in _dispatched():
         yield "of TorchScript, for numbers, lists and strings"
         return
     if schema.is_mutable:
-        yield "changes an argument, or writes to out="
+        yield CHANGES
     results = [str(one.type) for one in schema.returns]
     if not results or any("Tensor" not in one for one in results):
-        yield "returns something that is no tensor"
+        yield NO_TENSOR
     if torch._C._dispatch_has_kernel_for_dispatch_key(own, "CompositeImplicitAutograd"):
         yield COMPOSITE
     if len(results) > 1 and any("List" in one for one in results):
@@ -70,7 +75,7 @@ def _reasons(name: str, schema: FunctionSchema) -> Iterator[str]:
     _, packet, overload = name.split(".")
     tags = getattr(getattr(torch.ops.aten, packet), overload).tags
     if not {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}.isdisjoint(tags):
-        yield "sizes or results depend on values"
+        yield DEPENDS_ON_VALUES
     if not torch._C._dispatch_has_computed_kernel_for_dispatch_key(own, "CPU"):
         yield NO_KERNEL
     yield from (reason for names, reason in BY_NAME.items() if re.fullmatch(names, packet))

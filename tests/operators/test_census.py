@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.operators import COMPOSITE, HELD, MISSING, NO_KERNEL, schemas, sort
+from tests.operators import CHANGES, COMPOSITE, DEPENDS_ON_VALUES, HELD, MISSING, NO_KERNEL, NO_TENSOR, schemas, sort
 
 
 def test_no_operator_is_missing() -> None:
@@ -16,11 +16,12 @@ def test_no_operator_is_missing() -> None:
     [
         ("aten.add.Tensor", HELD),
         ("aten.multiply.Tensor", COMPOSITE),
-        ("aten.add_.Tensor", "changes an argument, or writes to out="),
-        ("aten.add.out", "changes an argument, or writes to out="),
+        ("aten.add_.Tensor", CHANGES),
+        ("aten.add.out", CHANGES),
         ("aten.native_batch_norm.default", "changes an argument, though its schema does not say so"),
-        ("aten.nonzero.default", "sizes or results depend on values"),
-        ("aten._local_scalar_dense.default", "returns something that is no tensor"),
+        ("aten.nonzero.default", DEPENDS_ON_VALUES),
+        ("aten._local_scalar_dense.default", NO_TENSOR),
+        ("aten.item.default", NO_TENSOR),
         ("aten.from_file.default", "reads a file"),
         ("aten.set.source_Storage", "takes a storage or an object"),
         ("aten._reshape_alias.default", "addresses memory"),
