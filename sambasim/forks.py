@@ -5,7 +5,6 @@ import ctypes
 import os
 import pickle
 import signal
-import struct
 import sys
 import time
 import warnings
@@ -21,7 +20,6 @@ from sambasim.errors import InternalError, MachineError
 
 T = TypeVar("T")
 
-_HEAD = struct.Struct("<Q")
 _PR_SET_PDEATHSIG = 1  # of prctl(2)
 _LONGEST_S = 120  # A fresh copy that needs longer, as in a loop that never ends, has no result
 _LONGEST_WAIT_S = 10.0  # A copy that does nothing for so long waits for a thread that is not in it, and has no result
@@ -179,22 +177,3 @@ def _answer(work: Callable[[Any], object], request: bytes, pipe: "Connection[Any
     except BaseException:  # of the user's code, which may end the process
         answer = b""
     pipe.send_bytes(answer)
-
-
-def send(pipe: int, data: bytes) -> None:
-    whole = memoryview(_HEAD.pack(len(data)) + data)
-    while whole:
-        whole = whole[os.write(pipe, whole) :]
-
-
-def receive(pipe: int) -> bytes | None:
-    """What was sent; None once the other end is closed."""
-
-    def read(count: int) -> bytes:
-        parts = bytearray()
-        while len(parts) < count and (part := os.read(pipe, count - len(parts))):
-            parts += part
-        return bytes(parts)
-
-    head = read(_HEAD.size)
-    return read(_HEAD.unpack(head)[0]) if len(head) == _HEAD.size else None

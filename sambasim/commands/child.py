@@ -7,33 +7,34 @@ descriptors below it, is printed by the parent. Ctrl-C ends both, and the child 
 import codecs
 import faulthandler
 import io
-import linecache
 import os
 import pickle
 import re
-import select
-import selectors
 import signal
 import sys
 import tempfile
 import threading
 import traceback
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack
+from itertools import chain
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
 from typing import IO, Any, TypeAlias, TypeVar
 
 import torch
 
-from sambasim.compiler.capture.recording import is_bug, user_line
+from sambasim.compiler.capture.recording import is_bug, line_of, user_line
 from sambasim.data.user_code import summary
 from sambasim.errors import CaptureError, InternalError, MachineError, SambasimError
-from sambasim.forks import Idle, forked, receive, send
+from sambasim.forks import Idle, forked
 from sambasim.runtime.machine.process import use_small_pages
 from sambasim.whose_code import is_library_file
 
 T = TypeVar("T")
 OnPhase: TypeAlias = Callable[[str], None]
 _Tell: TypeAlias = Callable[[str, object], None]
+_Pipe: TypeAlias = "Connection[Any, Any]"
 
 _CHUNK_BYTES = 1 << 16
 _POLL_S = 0.2
@@ -52,29 +53,20 @@ class ChildTraceback(Exception):
         return f"\n{self.args[0]}"
 
 
-def can_fork() -> bool:
-    return hasattr(os, "fork")
-
-
 def in_child(work: Callable[[OnPhase], T], on_phase: OnPhase = lambda phase: None) -> T:
     """What `work` returns, in a child of this process; both results and errors must be such that pickle takes them.
     `on_phase` is called here with what `work` passes to its argument. A SambasimError of the child is raised here; any
     other exception, and the end of the child by a signal, as a CaptureError or InternalError with the user's line."""
-    pipes = [os.pipe() for _ in range(3)]  # messages, descriptor 1, descriptor 2
-    with tempfile.TemporaryFile() as crash:
-        try:
-            pid = forked(lambda: _live(work, pipes, crash))
-        except MachineError:
-            for end in (end for pipe in pipes for end in pipe):
-                os.close(end)
-            raise
-        child = _Child(pid, [reads for reads, _ in pipes], on_phase)
-        try:
-            for _, writes in pipes:
-                os.close(writes)
-            child.listen()
-        finally:
-            child.end()
+    with ExitStack() as stack:
+        crash = stack.enter_context(tempfile.TemporaryFile())
+        pipes = [Pipe(duplex=False) for _ in range(3)]  # messages, descriptor 1, descriptor 2
+        for end in chain.from_iterable(pipes):
+            stack.callback(end.close)
+        child = _Child(forked(lambda: _live(work, pipes, crash)), [reads for reads, _ in pipes], on_phase)
+        stack.callback(child.end)
+        for _, writes in pipes:
+            writes.close()
+        child.listen()
         result: T = child.result(crash)
         return result
 
@@ -82,7 +74,7 @@ def in_child(work: Callable[[OnPhase], T], on_phase: OnPhase = lambda phase: Non
 class _Child:
     """The child as its parent sees it. `pipes`: the ends from which its messages and its output are read."""
 
-    def __init__(self, pid: int, pipes: list[int], on_phase: OnPhase) -> None:
+    def __init__(self, pid: int, pipes: list[_Pipe], on_phase: OnPhase) -> None:
         self._pid, self._pipes, self._on_phase = pid, pipes, on_phase
         self._phase = ""
         self._status: int | None = None
@@ -93,38 +85,27 @@ class _Child:
 
     def listen(self) -> None:
         """Forward what the child prints and tells, until it has answered or ended."""
-        with selectors.DefaultSelector() as selector:
-            for number, pipe in enumerate(self._pipes):
-                selector.register(pipe, selectors.EVENT_READ, number)
-            while self._answer is None and (selector.get_map() or self._lives()):
-                ready = selector.select(_POLL_S)
-                for key, _ in ready:
-                    if not self._take(key.data, key.fd):
-                        selector.unregister(key.fd)
-                if not ready and not self._lives():
-                    break
-                self._waits = not ready and self._idle.seconds() > _LONGEST_WAIT_S
-                if self._waits:
-                    os.kill(self._pid, signal.SIGABRT)  # by which faulthandler says where it is
-                    break
-            while self._answer is None and any(key.data == 0 for key, _ in selector.select(0)):
-                if not self._take(0, self._pipes[0]):  # what it told before it ended
-                    break
+        unread = self._pipes
+        while self._answer is None and (unread or self._lives()):
+            ready = wait(unread, _POLL_S)
+            unread = [pipe for pipe in unread if pipe not in ready or self._take(pipe)]
+            if not ready and not self._lives():
+                break
+            self._waits = not ready and self._idle.seconds() > _LONGEST_WAIT_S
+            if self._waits:
+                os.kill(self._pid, signal.SIGABRT)  # by which faulthandler says where it is
+                break
         if self._status is None:
             self._status = os.waitpid(self._pid, 0)[1]
-        for number, pipe in enumerate(self._pipes[1:], 1):
-            os.set_blocking(pipe, False)
-            with suppress(BlockingIOError):  # another process has it open
-                while self._take(number, pipe):
-                    pass
+        for pipe in self._pipes:  # what it wrote before it ended; another process may have them open
+            while pipe.poll() and self._take(pipe):
+                pass
 
     def end(self) -> None:
         """Nothing of the child is left."""
         if self._status is None:
             os.kill(self._pid, signal.SIGKILL)
             self._status = os.waitpid(self._pid, 0)[1]
-        for pipe in self._pipes:
-            os.close(pipe)
 
     def result(self, crash: IO[bytes]) -> Any:
         match self._answer:
@@ -143,15 +124,17 @@ class _Child:
             self._status = status if pid else None
         return self._status is None
 
-    def _take(self, number: int, pipe: int) -> bool:
+    def _take(self, pipe: _Pipe) -> bool:
         """Read and forward what is in `pipe`; False if it is at its end."""
-        if number:
-            data = os.read(pipe, _CHUNK_BYTES)
+        if number := self._pipes.index(pipe):
+            data = os.read(pipe.fileno(), _CHUNK_BYTES)
             self._print(number, data)
             return bool(data)
-        more = select.poll()
-        more.register(pipe, select.POLLIN)
-        while message := receive(pipe):  # what it tells is in order, and before what C code prints meanwhile
+        while pipe.poll():  # what it tells is in order, and before what C code prints meanwhile
+            try:
+                message = pipe.recv_bytes()
+            except (EOFError, OSError):  # it has ended, perhaps within a message
+                return False
             kind, value = pickle.loads(message)
             if kind == "phase":
                 self._phase = value
@@ -160,9 +143,7 @@ class _Child:
                 self._print(*value)
             else:
                 self._answer = kind, value
-            if not more.poll(0):
-                return True
-        return False
+        return True
 
     def _print(self, number: int, data: bytes) -> None:
         stream = sys.stdout if number == 1 else sys.stderr
@@ -178,7 +159,7 @@ class _Child:
         for frame in _FRAME.finditer(crash.read()):
             file, line = os.fsdecode(frame["file"]), int(frame["line"])
             if not is_library_file(file):
-                where = f"{file}:{line}: {linecache.getline(file, line).strip()}"
+                where = line_of(file, line)
                 break
         when = f" in the phase “{self._phase}”" if self._phase else ""
         code = os.waitstatus_to_exitcode(self._status or 0)
@@ -197,14 +178,14 @@ class _Child:
         return CaptureError(what, where=where, remedy=remedy)
 
 
-def _live(work: Callable[[OnPhase], object], pipes: list[tuple[int, int]], crash: IO[bytes]) -> None:
+def _live(work: Callable[[OnPhase], object], pipes: list[tuple[_Pipe, _Pipe]], crash: IO[bytes]) -> None:
     """The life of the child."""
     lock = threading.Lock()
 
     def tell(kind: str, value: object) -> None:
         data = pickle.dumps((kind, value))
         with lock:
-            send(pipes[0][1], data)
+            pipes[0][1].send_bytes(data)
 
     def tell_error(error: BaseException, trace: str) -> None:
         tell("error", (type(error), error.args, dict(vars(error)), trace))
@@ -214,11 +195,11 @@ def _live(work: Callable[[OnPhase], object], pipes: list[tuple[int, int]], crash
         use_small_pages()
         faulthandler.enable(crash, all_threads=False)
         for reads, _ in pipes:
-            os.close(reads)
-        for number, (_, writes) in enumerate(pipes[1:], 1):
-            os.dup2(writes, number)
-            os.close(writes)
+            reads.close()
         for number, name in ((1, "stdout"), (2, "stderr")):
+            writes = pipes[number][1]
+            os.dup2(writes.fileno(), number)
+            writes.close()
             output: Any = _Output(tell, number)  # as with `python -u`, without a buffer
             stream = io.TextIOWrapper(output, encoding="utf-8", errors="backslashreplace", write_through=True)
             setattr(sys, name, stream)

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.nn.parameter import is_lazy
 
-from sambasim.commands.child import OnPhase, can_fork, in_child
+from sambasim.commands.child import OnPhase, in_child
 from sambasim.commands.outputs import check_output_file
 from sambasim.commands.proof.eager import LiveModel, check_modes
 from sambasim.commands.proof.prove import Proof, own_memory, prove, too_large
@@ -116,8 +116,7 @@ def compile_proved(
         return compile_live(live, options, phase, path) if work is None else work(phase, path)
 
     path, before = options.pef_path, _model_of(options.pef_path)
-    why = too_large(live) if can_fork() else "this system cannot fork"
-    if why is not None:
+    if (why := too_large(live)) is not None:
         done = compiled(on_phase, None)
         told = (f"{_NOT_COMPARED}: {why}", *_replaced(before, path))
         return Proved(replace(done, notices=(*done.notices, *told)), None)
