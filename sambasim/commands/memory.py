@@ -1,9 +1,7 @@
 """What `estimate-memory` estimates: the memory of one rank of a training step, before any weights are made."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Literal
 
 import torch
 from torch import nn
@@ -24,33 +22,22 @@ from sambasim.simulation.memory import DTYPES, Choice, Choices
 
 def memory_choices(options: CompileOptions, replicas: int, on_phase: OnPhase) -> tuple[Choices, Choice]:
     """All choices, and the one that `options` make."""
-    shapes, passes = training_shapes(options, on_phase), options.training.accumulation_steps
-    choices = Choices(shapes.program, shapes.graphs, shapes.dtype, replicas=replicas, passes=passes)
     asked = options.dtype, options.keeps_master_weights
     dtype = next(dtype for dtype in DTYPES if (dtype.name, dtype.master) == asked)
     optimizer = options.optimizer or OptimizerOptions(name="adamw")
     states = OPTIMIZERS[optimizer.name].kept_states(optimizer.hyperparameters())
-    return choices, Choice(dtype, options.recompute, optimizer.name, states, options.zero)
+    choice = Choice(dtype, options.recompute, optimizer.name, states, options.zero)
+    return training_shapes(options, on_phase, replicas), choice
 
 
-@dataclass(frozen=True, slots=True)
-class TrainingShapes:
-    """A program with optimizer and data parallelism, without evaluation and addresses, and the graph of its forward and
-    backward by recomputation: `none`, `sections`, `full`. `dtype`: the type that the model was captured in. A graph in
-    bfloat16 shows what a model computes in float32 all the same; one in float32 does not."""
-
-    program: Program
-    graphs: Mapping[str, Graph]
-    dtype: Literal["bfloat16", "float32"]
-
-
-def training_shapes(options: CompileOptions, on_phase: OnPhase = lambda phase: None) -> TrainingShapes:
-    """The training step of what `options` name, whatever their dtype and recomputation are: in bfloat16 if the model
-    can be made and captured in it, else in float32. Raises ModelError, DataError and CaptureError."""
+def training_shapes(options: CompileOptions, on_phase: OnPhase = lambda phase: None, replicas: int = 1) -> Choices:
+    """The training step of what `options` name, without evaluation and addresses, whatever their dtype and
+    recomputation are: in bfloat16 if the model can be made and captured in it, as only such a graph shows what it
+    computes in float32 all the same, else in float32. Raises ModelError, DataError and CaptureError."""
     watch = Stopwatch(on_phase)
     changed = {"dtype": "fp32", "master_weights": False, "stochastic_rounding": False, "recompute": "none"}
     options = options.model_copy(update=changed)
-    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    dtype = "bfloat16"
     try:
         with default_type(torch.bfloat16):
             model, program = _captured(options, watch, torch.bfloat16)
@@ -64,7 +51,7 @@ def training_shapes(options: CompileOptions, on_phase: OnPhase = lambda phase: N
     graphs = {"none": program.step, **recomputed}
     for change in others:
         cut = cut if isinstance(change, Place | Fits) else change(cut)
-    return TrainingShapes(cut, graphs, dtype)
+    return Choices(cut, graphs, dtype, replicas=replicas, passes=options.training.accumulation_steps)
 
 
 def _captured(options: CompileOptions, watch: Stopwatch, dtype: torch.dtype | None = None) -> tuple[nn.Module, Program]:

@@ -10,12 +10,13 @@ import torch
 from click.testing import CliRunner
 
 from sambasim.cli.main import sambasim
-from sambasim.commands.memory import TrainingShapes, training_shapes
+from sambasim.commands.memory import training_shapes
 from sambasim.commands.plan import config_text
 from sambasim.commands.variants import changes_of
 from sambasim.compiler.front import build_model, example_of_one, model_of_shapes, shapes_from_options
 from sambasim.errors import DataError, ModelError
 from sambasim.options.compile import CompileOptions, compile_options
+from sambasim.simulation.memory import Choices
 from sambasim.simulation.planning.strategy import Strategy
 from tests.support.compiled import compile_from_options
 from tests.support.torch_memory import FAMILIES, parts_of
@@ -217,7 +218,7 @@ def test_unusual_models(tmp_path: Path) -> None:
     file = tmp_path / "unusual.py"
     file.write_text(UNUSUAL, encoding="utf-8")
 
-    def shapes(name: str) -> TrainingShapes:
+    def shapes(name: str) -> Choices:
         inputs = 'data.inputs={x = "float32[8]"}'
         return training_shapes(options_of(f"{file}:{name}", (), "data.source=synthetic", inputs, "data.samples=4"))
 

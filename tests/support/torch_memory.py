@@ -18,7 +18,7 @@ from sambasim.compiler.capture.tensors import default_type, inputs_in
 from sambasim.compiler.front import build_model, example_of_one, model_of_shapes
 from sambasim.optimizers import OPTIMIZERS
 from sambasim.options.compile import CompileOptions
-from sambasim.simulation.memory import DTYPES, Choice, Choices
+from sambasim.simulation.memory import DTYPES, Choice
 
 # PyTorch on a CPU keeps masks of dropout as numbers of the dtype, where a graph has one byte: none in comparisons.
 FAMILIES = {
@@ -84,11 +84,9 @@ def parts_of(options: CompileOptions, dtype: torch.dtype) -> dict[str, tuple[int
     assert options.optimizer is not None
     name = options.optimizer.name
     states = OPTIMIZERS[name].kept_states(options.optimizer.hyperparameters())
-    shapes = training_shapes(options)
-    choices = Choices(shapes.program, shapes.graphs, shapes.dtype, replicas=1, passes=1)
     wanted = str(dtype).removeprefix("torch.")
     stored = next(one for one in DTYPES if one.stored == wanted and not one.master)
-    estimate = choices.estimate(Choice(stored, "none", name, states, zero=1))
+    estimate = training_shapes(options).estimate(Choice(stored, "none", name, states, zero=1))
     ours = {part: getattr(estimate.memory, part) for part in ("parameters", "gradients", "states", "activations")}
     ours["peak"] = ours["activations"] + estimate.temporaries
     return {part: (ours[part], counted) for part, counted in torch_memory(options, dtype).items()}
