@@ -2,23 +2,20 @@
 
 import atexit
 import os
-import random
 import socket
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, TypeVar, cast
 
-import numpy as np
-import torch
-
 from sambasim.commands.run import failure_details
+from sambasim.compiler.capture.trial import generators_kept
 from sambasim.errors import SambasimError
 from sambasim.ir.mesh import Mesh
 from sambasim.options.python_words import in_python
@@ -117,10 +114,7 @@ def supervised(world: Communicator, path: Path, mesh: Mesh, options: RunOptions)
     def report(failure: Failure) -> None:
         _report(failure, failure_details(failure, options))
 
-    with ExitStack() as afterwards, Supervisor(world, report=report, exit_code=exit_code_of) as supervisor:
-        afterwards.callback(torch.set_rng_state, torch.get_rng_state())
-        afterwards.callback(np.random.set_state, np.random.get_state())
-        afterwards.callback(random.setstate, random.getstate())
+    with generators_kept(), Supervisor(world, report=report, exit_code=exit_code_of) as supervisor:
         if world.world_size > 1:  # it also cancels the timer of this process's faulthandler
             folders = [options.log_dir or path.resolve().parent, Path(tempfile.gettempdir())]
             supervisor.start(folders, path.stem, options.sync_timeout, mesh)

@@ -2,8 +2,7 @@
 is captured without memory."""
 
 import shlex
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -126,7 +125,7 @@ def predicted(question: Question, on_phase: OnPhase, *, one_device: bool = False
     asked, own = (ALIASES.get(arch, arch) for arch in (question.arch or subject.arch, subject.arch))
     tiles = subject.tiles if question.num_tiles is None and asked == own else question.num_tiles
     level, steps = _level_of(question.level or subject.level), subject.micro_steps
-    with _pef_errors(name):
+    try:
         for size, program in subject.programs:
             replicas, samples = question.replicas, size
             if program.ranks_of_replica > 1:  # a model was captured for its batch size, and a PEF has one
@@ -145,6 +144,11 @@ def predicted(question: Question, on_phase: OnPhase, *, one_device: bool = False
                 from sambasim.report.analysis import fitting_text
 
                 raise MachineError(error.what, where=error.where, remedy=fitting_text(fits)) from error
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        if is_model(name):
+            raise
+        what = f"{name} has a node with arguments that its operator does not take: {type(error).__name__}: {error}"
+        raise PefError(what, where="pef.json", remedy=COMPILE_AGAIN) from error
     return predictions
 
 
@@ -171,17 +175,6 @@ def several_replicas(program: Program, asked: Sequence[int]) -> bool:
         what = f"the PEF {program.name} has one replica: it has no REDUCE and GATHER sections"
         raise OptionError(what, remedy="compile it with --data-parallel, or leave out --replicas")
     return several
-
-
-@contextmanager
-def _pef_errors(name: str) -> Iterator[None]:
-    try:
-        yield
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        if is_model(name):
-            raise
-        what = f"{name} has a node with arguments that its operator does not take: {type(error).__name__}: {error}"
-        raise PefError(what, where="pef.json", remedy=COMPILE_AGAIN) from error
 
 
 def _of_pef(question: Question) -> _Subject:

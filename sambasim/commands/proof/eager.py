@@ -5,7 +5,7 @@ refused: a PEF has one set of weights."""
 import inspect
 import mmap
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from types import FunctionType
@@ -29,7 +29,7 @@ from sambasim.compiler.capture.step import (
     training_loss,
 )
 from sambasim.compiler.capture.tensors import Widened, held_by
-from sambasim.compiler.capture.trial import quiet
+from sambasim.compiler.capture.trial import quiet, with_values
 from sambasim.compiler.names import symbol_name
 from sambasim.errors import CaptureError, MachineError, ModelError
 from sambasim.forks import Fork
@@ -100,15 +100,11 @@ class Eager:
 
     def evaluate(self, batch: Batch, seed: int) -> list[Tensor]:
         """The outputs in evaluation mode. Gradients are enabled: without, torch has other kernels for some layers."""
-        modes = [(module, module.training) for module in self._evaluation.modules()]
-        self._evaluation.eval()
-        seed_everything(seed)
-        try:
+        with with_values((module, "training", module.training) for module in self._evaluation.modules()):
+            self._evaluation.eval()
+            seed_everything(seed)
             with quiet(), modes_reach_inside(), self._rounding():
                 return [tensor.detach() for tensor in self._evaluation(*(tensor.clone() for tensor in batch.values()))]
-        finally:
-            for module, was_training in modes:
-                module.training = was_training
 
     def _rounding(self) -> AbstractContextManager[object]:
         """In a narrow type a PEF adds up in float32 what eager PyTorch does not."""
@@ -313,9 +309,11 @@ def check_modes(model: nn.Module, *, training: bool) -> None:
     parameter, a buffer or another tensor of `model`, whose tensors are afterwards as they were."""
     if not any(map(_methods, model.modules())):
         return
-    modes, named = [(module, module.training) for module in model.modules()], _tensors(model)
+    named = _tensors(model)
     recording = Recording(named)
-    try:
+    with ExitStack() as stack:
+        stack.enter_context(with_values((module, "training", module.training) for module in model.modules()))
+        stack.callback(recording.undo)
         for name in ("eval", "train") if training else ("eval",):
             with recording:
                 getattr(model, name)()
@@ -324,10 +322,6 @@ def check_modes(model: nn.Module, *, training: bool) -> None:
             slots += [path for path in {**named, **now} if named.get(path) is not now.get(path)]
             if slots:
                 raise _refused(model, name, slots[0] if slots[0].startswith("model") else "a tensor", training)
-    finally:
-        recording.undo()
-        for module, was_training in modes:
-            module.training = was_training
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
