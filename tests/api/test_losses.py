@@ -35,6 +35,8 @@ def pef_of(folder: Path, model: nn.Module, y: Tensor, loss: Any, **options: Any)
 
 
 def losses(pef: ss.Pef, y: Tensor) -> list[float]:
+    assert pef.checked is not None
+    assert pef.checked.rounded == 0
     return ss.run(pef, (X, y), quiet=True, steps=STEPS, **IN_ORDER).losses
 
 

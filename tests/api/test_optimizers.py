@@ -201,4 +201,6 @@ def test_an_optimizer_as_torch_makes_it_trains_as_it_does(kind: Any, how: dict[s
     model, other = net(), net()
     optimizer = kind([{"params": [*model.named_parameters()], "name": "all"}], lr=0.05, **how)
     optimizer.label = "mine"  # torch reads no attribute of this name
+    before = str(optimizer.state)
     assert run(folder, model, optimizer) == pytest.approx(wanted(kind(other.parameters(), lr=0.05), other), rel=1e-5)
+    assert str(optimizer.state) == before

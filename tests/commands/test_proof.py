@@ -4,8 +4,7 @@
 # mypy: no-warn-return-any
 
 import shutil
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ from sambasim.errors import CaptureError, ModelError, OptionError
 from sambasim.pef import map_weights, read, write
 from tests.cli.typed import invoked, printed, record, refused
 from tests.commands.proving import CLASSES, FEATURES, Net, Quarter, checked, inputs, options, proved
-from tests.support.whole import every_second
 
 LAYOUTS: dict[str, dict[str, Any]] = {
     "one rank": {},
@@ -107,47 +105,8 @@ def test_what_a_model_does_in_16_bits_is_what_its_pef_does(tmp_path: Path) -> No
     assert checked(tmp_path, Mixed(), given=inputs(), dtype="bf16", loss=None).rounded == 0
 
 
-@dataclass
-class Result:
-    logits: Tensor
-    loss: Tensor
-
-
-class OwnLoss(nn.Module):
-    def __init__(self, returned: Callable[[Tensor, Tensor], object]) -> None:
-        super().__init__()
-        self.net, self.returned = Net(), returned
-
-    def forward(self, x: Tensor, target: Tensor) -> Any:
-        logits = self.net(x)
-        return self.returned(functional.cross_entropy(logits, target), logits)
-
-
 def squared(result: Tensor, target: Tensor) -> Tensor:
     return (result.softmax(1) - functional.one_hot(target, CLASSES)).square().sum(1).mean()
-
-
-FORMS: Mapping[str, tuple[Callable[[], nn.Module], object]] = {
-    "named": (Net, "cross_entropy"),
-    "module": (Net, nn.CrossEntropyLoss(label_smoothing=0.1)),
-    "function": (Net, squared),
-    "returned": (lambda: OwnLoss(lambda loss, logits: (loss, logits)), None),
-    "in a dict": (lambda: OwnLoss(lambda loss, logits: {"logits": logits, "loss": loss}), None),
-    "in a dataclass": (lambda: OwnLoss(lambda loss, logits: Result(logits, loss)), None),
-}
-
-
-@pytest.mark.parametrize("form", every_second(FORMS))
-def test_each_form_of_loss_is_equal_in_python(form: str, tmp_path: Path) -> None:
-    make, loss = FORMS[form]
-    model = make()
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    example = tuple(inputs().values())
-    given: dict[str, Any] = {"loss": loss, "optimizer": optimizer, "check": 3, "output_folder": tmp_path}
-    pef = ss.compile(model, example, name="net", quiet=True, **given)
-    assert pef.checked is not None
-    assert str(pef.checked) == "3 steps equal to eager PyTorch, bit for bit (1 thread, torch 2.13.0)"
-    assert optimizer.state == {}
 
 
 def test_an_evaluation_graph_alone_is_equal(tmp_path: Path) -> None:
