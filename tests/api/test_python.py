@@ -3,6 +3,7 @@
 # Calling a module gives Any.
 # mypy: no-warn-return-any
 
+import ast
 import json
 import random
 import sys
@@ -21,7 +22,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import sambasim as ss
 from sambasim.errors import DataError, OptionError, WeightsError
 from tests.api.conftest import BATCH, HELD_OUT, LABELS, POINTS, TRAIN, compiled, eager, net, sgd, trained
-from tests.support.mpi import run_job
+from tests.support.mpi import ROOT, run_job
 
 
 def test_the_names_are_loaded_at_their_first_use() -> None:
@@ -303,3 +304,26 @@ def test_keywords_are_the_flags(folder: Path) -> None:
     trained(pef, log_dir=folder / "logs", metrics=folder / "run.jsonl")
     assert (folder / "logs" / "rank0.log").read_text().count(" epoch ") == 4
     assert (folder / "run.jsonl").exists()
+
+
+def test_every_cell_of_the_notebook_runs_and_shows_something(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    cells = json.loads((ROOT / "docs" / "notebook.ipynb").read_text(encoding="utf-8"))["cells"]
+    names: dict[str, object] = {}
+    shown = []
+    for cell in cells:
+        if cell["cell_type"] == "code":
+            *body, last = ast.parse("".join(cell["source"])).body
+            exec(compile(ast.Module(body, []), "cell", "exec"), names)
+            if isinstance(last, ast.Expr):
+                value = eval(compile(ast.Expression(last.value), "cell", "eval"), names)
+                shown.append(value._repr_html_() if hasattr(value, "_repr_html_") else repr(value))
+            else:
+                exec(compile(ast.Module([last], []), "cell", "exec"), names)
+    tables = [text for text in shown if text.startswith("<pre")]
+    assert len(tables) == 4
+    assert "BCKWD" in tables[1]
+    assert "measured on this machine" in tables[2]
+    assert "predicted, not measured" in tables[3]
+    accuracy = next(text for text in shown if text.startswith("tensor("))
+    assert float(accuracy.removeprefix("tensor(").removesuffix(")")) > 0.8
