@@ -59,14 +59,6 @@ def test_four_replicas_train_the_quick_start(folder: Path) -> None:
     assert summary.bytes.device_to_host == summary.bytes.host_to_device == summary.bytes.network == 0
 
 
-def test_several_ranks_are_refused_once_by_a_pef_without_data_parallelism(folder: Path) -> None:
-    _done(sambasim(["compile", "--pef-name", "alone", "--check", "0"], folder))
-    result = run_mpi(3, [*SAMBASIM, "run", "--pef", "alone"], cwd=folder)
-    assert result.returncode == 2
-    assert result.stderr.count("error[launch]") == 1
-    assert "this PEF has no REDUCE and GATHER sections" in result.stderr
-
-
 def test_weights_are_saved_loaded_and_predicted_with(folder: Path) -> None:
     command = ["run", "--pef", "digits", "--emulate-replicas", "2", "--epochs", "8", "--json"]
     trained = _summary(_done(sambasim([*command, "--save", "digits.safetensors"], folder)).stdout)
@@ -99,15 +91,10 @@ def test_a_training_pef_predicts_samples_without_labels(folder: Path) -> None:
     model = DigitsClassifier()
     model.load_state_dict(ss.load(folder / "out/digits/digits.pef").weights)
     assert torch.allclose(load_file(folder / "images.safetensors")["output_0"], model.eval()(images), atol=1e-6)
-    refused = sambasim(["run", "digits", "--data", "images.npz", "--emulate-replicas", "2"], folder)
-    assert "lacks target" in refused.stderr
 
 
-def test_an_inference_pef_holds_no_training(folder: Path) -> None:
+def test_an_inference_pef_predicts(folder: Path) -> None:
     _done(sambasim(["compile", "--inference", "--pef-name", "forward", "--check", "0"], folder))
-    refused = sambasim(["run", "--pef", "forward"], folder)
-    assert refused.exit_code == 2
-    assert "add --inference" in refused.stderr
     predicted = _done(sambasim(["run", "--inference", "--pef", "forward"], folder))
     assert predicted.stdout.startswith("predicted the 360 held-out samples of digits in")
     assert "notice: with the weights of the PEF, as they were compiled" in predicted.stdout
