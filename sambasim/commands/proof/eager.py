@@ -40,7 +40,6 @@ from sambasim.options.compile import CompileOptions
 from sambasim.runtime.machine.process import seed_everything
 from sambasim.whose_code import is_library_file
 
-_ALIGNED = 64
 _SMALL_BYTES = 1 << 20
 """Larger buffers are sent only if a step changes them: they may be weights in another form."""
 
@@ -206,7 +205,7 @@ class Beside:
         buffers = [name for name in eager.tensors if program.symbols[name].kind is SymbolKind.BUFFER]
         self._buffers = [name for name in buffers if name in changed or eager.tensors[name].nbytes <= _SMALL_BYTES]
         trained = [member.parameter for group in program.groups for member in group.members]
-        self.shared = _in_shared_memory({name: eager.tensors[name] for name in trained})
+        self.shared = {name: _in_shared_memory(eager.tensors[name]) for name in trained}
         self.is_behind = False
         """Whether the copy has other parameters than `played`."""
         self._fork: Fork[Any] = Fork(self._answer, partial(torch.set_num_threads, 1), fresh=False)
@@ -288,14 +287,10 @@ def alone(values: Any) -> Any:
     return tree_map(of_its_own, values)
 
 
-def _in_shared_memory(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors like these, that a copy of this process has too."""
-    starts, total = {}, 0
-    for name, tensor in tensors.items():
-        starts[name], total = total, total + -(-tensor.nbytes // _ALIGNED) * _ALIGNED
-    memory = torch.frombuffer(mmap.mmap(-1, max(total, 1)), dtype=torch.uint8)
-    parts = {name: memory[starts[name] : starts[name] + tensor.nbytes] for name, tensor in tensors.items()}
-    return {name: parts[name].view(tensor.dtype).view(tensor.shape) for name, tensor in tensors.items()}
+def _in_shared_memory(tensor: Tensor) -> Tensor:
+    """A tensor like this one, that a copy of this process has too."""
+    memory = torch.frombuffer(mmap.mmap(-1, max(tensor.nbytes, 1)), dtype=torch.uint8)
+    return memory[: tensor.nbytes].view(tensor.dtype).view(tensor.shape)
 
 
 _REMEDY = (
