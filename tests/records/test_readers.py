@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -40,7 +41,14 @@ def test_a_loss_that_is_not_finite(tmp_path: Path) -> None:
     assert step.grad_norm is None
 
 
-@pytest.mark.parametrize("line", ["{", "[]", "3", '{"kind": "song"}', '{"kind": "step", "step": 1}', '{"kind": []}'])
+IMPOSSIBLE = [
+    re.sub(r'"peer":\d+', f'"peer":{number}', metrics_lines()[-1]) for number in (-1, "9" * 400, "9" * 5000, "NaN")
+]
+
+
+@pytest.mark.parametrize(
+    "line", ["{", "[]", "3", '{"kind": "song"}', '{"kind": "step", "step": 1}', '{"kind": []}', *IMPOSSIBLE]
+)
 def test_a_line_that_is_no_record_is_named(tmp_path: Path, line: str) -> None:
     path = write_metrics(tmp_path, metrics_lines()[0] + line + "\n")
     with pytest.raises(ArtifactError, match="a line is not what sambasim run --metrics writes") as caught:
