@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 KIB, MIB, GIB, TIB = 1 << 10, 1 << 20, 1 << 30, 1 << 40
 KILO, MEGA, GIGA, TERA = 10**3, 10**6, 10**9, 10**12
-MILLISECOND_S, MICROSECOND_S = 1e-3, 1e-6
+MICROSECOND_S = 1e-6
 
 _WHOLE = 100  # a rate from here on needs no digits behind the point
 _BYTE_UNITS = {

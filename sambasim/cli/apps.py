@@ -37,14 +37,13 @@ PATH_ENTRY = Path(sambasim.__file__).parent / "samba" / "shim" / "path_entry"
 COMMANDS = PATH_ENTRY.parent / "commands"
 
 _STEPS = 16
-_SCRIPT = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 @click.command("app", context_settings={"allow_interspersed_args": False})
 @click.option("--check", is_flag=True, help="Run a few steps with every check, and report mistakes.")
 @click.option("--check-steps", type=COUNT, metavar="N", help=f"Steps of a check; {_STEPS} by default.")
 @as_json("Print the report of a check as one JSON line.")
-@click.argument("script", metavar="SCRIPT.py", type=_SCRIPT)
+@click.argument("script", metavar="SCRIPT.py", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.argument("arguments", metavar="ARGS...", nargs=-1, type=click.UNPROCESSED)
 def app_command(script: Path, arguments: tuple[str, ...], check: bool, check_steps: int | None, as_json: bool) -> None:
     """Run a SambaFlow app unchanged: sambasim stands in for the package sambaflow.

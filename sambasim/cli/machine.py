@@ -25,8 +25,6 @@ from sambasim.units import GIB, TIB, format_bytes, parse_bytes
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from sambasim.runtime.watch.supervisor import Failure
-
 _TESTED_TORCH = "2.13.0"
 _COMFORTABLE_BYTES, _LEAST_BYTES = GIB, 2 * node_memory.MPI_RESERVE_BYTES + node_memory.MPI_START_BYTES
 """Of shared memory: what most models need, and what MPI and the smallest model with two replicas do."""
@@ -310,14 +308,11 @@ def collectives_command(
         what = "one rank alone has nothing to sync, so there is nothing to measure"
         raise LaunchError(what, remedy=f"mpirun -np 2 {' '.join(command)}")
 
-    def report(failure: "Failure") -> None:
-        report_error(failure.error, failure.reporter)
-
     def progress(line: str) -> None:
         if communicator.rank == 0 and not as_json:
             print(f"{line} …", file=sys.stderr)
 
-    with Supervisor(communicator, report=report, exit_code=exit_code_of):
+    with Supervisor(communicator, report=lambda each: report_error(each.error, each.reporter), exit_code=exit_code_of):
         with kept_imports():
             from sambasim.runtime.measure.collectives import Request, measure, sizes_between
 

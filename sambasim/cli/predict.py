@@ -182,16 +182,12 @@ def tilestat_command(as_json: bool, **asked: Any) -> None:
     answer(as_json, lambda: json_line(tilestat(prediction)), lambda: tilestat_view(prediction))
 
 
-_TILES = "Tiles that one replica has.  [default: as in the PEF, else all of an RDU]"
-_REPLICAS = "Number of replicas.  [default: as many as fit on one node]"
-
-
 @click.command("devices")
 @shared.pef(required=False, text="Take device and tiles from this PEF.")
 @click.option("--cluster", metavar="NAME|FILE", help="Show only this cluster.  [default: all]")
 @click.option("--arch", metavar="NAME|FILE", help="Show only this device.  [default: all]")
-@click.option("--num-tiles", type=int, help=_TILES)
-@click.option("--replicas", type=REPLICAS, help=_REPLICAS)
+@click.option("--num-tiles", type=int, help="Tiles that one replica has.  [default: as in the PEF, else all of an RDU]")
+@click.option("--replicas", type=REPLICAS, help="Number of replicas.  [default: as many as fit on one node]")
 @shared.as_json("Print one JSON line, in SI base units.")
 @shared.output_folder()
 def devices_command(pef: str | None, as_json: bool, output_folder: Path, **asked: Any) -> None:
@@ -214,13 +210,10 @@ def devices_command(pef: str | None, as_json: bool, output_folder: Path, **asked
     answer(as_json, lambda: inventory_json(inventory), lambda: inventory_report(inventory))
 
 
-_SAMPLES = "Samples of a pass.  [default: as configured, or 1]"
-
-
 @click.command("estimate-memory")
 @click.argument("subject", metavar="MODEL|CONFIG")
 @shared.overrides("Set any field of the config.")
-@click.option("-b", "--batch-size", type=COUNT, help=_SAMPLES)
+@click.option("-b", "--batch-size", type=COUNT, help="Samples of a pass.  [default: as configured, or 1]")
 @click.option("--replicas", type=REPLICAS, default=8, show_default=True, help="Replicas over which ZeRO cuts.")
 @shared.as_json("Print one JSON line, in bytes.")
 def estimate_memory_command(replicas: int, as_json: bool, **asked: Any) -> None:

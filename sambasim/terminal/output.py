@@ -9,7 +9,6 @@
 A failure of stderr never ends a command: the exit code still says what happened.
 """
 
-import contextlib
 import errno
 import io
 import os
@@ -18,7 +17,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TextIO
 
@@ -94,7 +93,7 @@ def _replacement(stream: TextIO, output: _Output) -> TextIO:
     """A copy of `stream` that writes to `output`; `stream` itself if it is not of that file descriptor."""
     if not isinstance(stream, io.TextIOWrapper) or stream.fileno() != output.fileno():
         return stream
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         stream.flush()
     buffer = output if isinstance(stream.buffer, io.RawIOBase) else io.BufferedWriter(output)
     as_before = stream.line_buffering, stream.write_through
@@ -121,7 +120,7 @@ def _terminal_of_launcher(stream: TextIO) -> str | None:
     """The terminal to which mpirun, an ancestor of this process, writes what it forwards of `stream`. None for another
     stream than those of mpirun, such as one that a shell has redirected."""
     process, is_forwarded = os.getppid(), stream.isatty()
-    with contextlib.suppress(OSError, ValueError):
+    with suppress(OSError, ValueError):
         number = stream.fileno()
         own = os.readlink(f"/proc/self/fd/{number}")
         while process >= 1 and number in (1, 2):
@@ -146,7 +145,7 @@ def terminal_width(stream: TextIO) -> int:
     if not is_terminal(stream):
         return _PIPED_WIDTH
     columns = 0
-    with contextlib.suppress(OSError), open(_terminal_of_launcher(stream) or os.ttyname(stream.fileno()), "rb") as own:
+    with suppress(OSError), open(_terminal_of_launcher(stream) or os.ttyname(stream.fileno()), "rb") as own:
         columns = os.get_terminal_size(own.fileno()).columns
     return columns or _FALLBACK_WIDTH
 

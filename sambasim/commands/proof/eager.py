@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from sambasim.commands.proof.played import Batch, Played, seed_of
 from sambasim.compiler.capture.asked_values import modes_reach_inside
-from sambasim.compiler.capture.recording import Recording, digest_of, line_of
+from sambasim.compiler.capture.recording import Recording, digest_of, is_dense, line_of
 from sambasim.compiler.capture.step import (
     EvaluationStep,
     Example,
@@ -182,8 +182,7 @@ class _Values(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's, u
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        tensors = (value for value in tree_leaves(result) if isinstance(value, Tensor))
-        self.keys.update(key_of(tensor) for tensor in tensors if tensor.layout is torch.strided)
+        self.keys.update(map(key_of, filter(is_dense, tree_leaves(result))))
         return result
 
 
