@@ -16,7 +16,7 @@ from tests.cli.typed import each, printed, record, refused
 from tests.pef.samples import write_sample
 from tests.support.cluster import write_cluster
 from tests.support.examples import in_stages
-from tests.support.whole import whole, whole_case
+from tests.support.whole import whole
 
 Simulate = Callable[..., str]
 
@@ -232,17 +232,6 @@ def test_a_row_for_each_tile_of_the_replica(folder: Path) -> None:
     assert "which no publication separates" in text
     assert "%chkpt and %quiesce are not modelled" in text
     assert "\x1b" not in text
-
-
-@pytest.mark.parametrize("subject", [whole_case("configs/parallelism/tensor.toml"), "PEF"])
-def test_several_ranks_are_for_simulate_with_the_same_subject(subject: str, tmp_path: Path) -> None:
-    if subject == "PEF":
-        subject = str(in_stages("char_gpt", tmp_path))
-    error = refused("tilestat", subject)
-    assert isinstance(error, OptionError)
-    assert "has 2 ranks" in error.what
-    assert error.remedy == f"sambasim simulate {subject} predicts all of its ranks"
-    assert printed("simulate", subject)
 
 
 def test_shares_add_up_and_what_is_unknown_is_null(folder: Path) -> None:
