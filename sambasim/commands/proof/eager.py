@@ -320,8 +320,8 @@ def check_modes(model: nn.Module, *, training: bool) -> None:
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
     return {
-        ".".join(filter(None, ("model", path, name))): value
-        for path, module in model.named_modules()
+        f"{path}.{name}": value
+        for path, module in model.named_modules(prefix="model")
         for name, value in {**module._parameters, **module._buffers, **vars(module)}.items()
         if isinstance(value, Tensor)
     }
@@ -337,8 +337,7 @@ def _methods(module: nn.Module) -> dict[str, FunctionType]:
 
 def _refused(model: nn.Module, called: str, slot: str, training: bool) -> CaptureError:
     """The error for `called`, which changes `slot`, at the method of the innermost module that has the slot."""
-    named = ((f"model.{path}" if path else "model", module) for path, module in model.named_modules())
-    switching = [(path, module) for path, module in named if _methods(module)]
+    switching = [(path, module) for path, module in model.named_modules(prefix="model") if _methods(module)]
     around = [module for path, module in switching if f"{slot}.".startswith(f"{path}.")]
     module = around[-1] if around else switching[-1][1]
     methods = _methods(module)
