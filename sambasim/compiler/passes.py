@@ -24,7 +24,7 @@ from sambasim.costs.work import at_batch_size, stage_ranges, work_of, works_of_r
 from sambasim.errors import OptionError
 from sambasim.hardware.budget import Budget, budget_of
 from sambasim.hardware.spec import load_device
-from sambasim.ir.graph import MADE_AGAIN, Graph, Node, Ref, Section, SectionKind, TorchConstant, renamed
+from sambasim.ir.graph import MADE_AGAIN, Graph, Node, Ref, Section, SectionKind, TorchConstant, renamed, with_sections
 from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.program import Program
 from sambasim.ir.ranks import symbols_of_ranks
@@ -48,9 +48,7 @@ class Recompute:
     mode: Literal["sections", "full"]
 
     def __call__(self, program: Program) -> Program:
-        training = program.training
-        if training is None:
-            return program
+        training = program.step
         values, passes = values_of(training, program), _passes(training.sections)
         forward = [section for section in passes if section.kind is SectionKind.FWD]
         ends = [section.stop for section in training.sections if section.kind is SectionKind.FWD]
@@ -132,14 +130,14 @@ class _Repeated:
         self._nodes: list[Node] = []
 
     def graph(self) -> Graph:
-        graph, sections = self._graph, []
-        for section in _passes(graph.sections):
-            start = len(self._nodes)
-            for node in graph.section_nodes(section):
+        parts = []
+        for section in _passes(self._graph.sections):
+            self._nodes = []
+            for node in self._graph.section_nodes(section):
                 placed = node if section.kind is SectionKind.FWD else self._with_repeated_operands(node)
                 self._nodes.append(placed)  # behind the nodes that are repeated for it
-            sections.append(replace(section, start=start, stop=len(self._nodes)))
-        return replace(graph, nodes=tuple(self._nodes), values=self._types, sections=tuple(sections))
+            parts.append((section, self._nodes))
+        return with_sections(replace(self._graph, values=self._types), parts)
 
     def _with_repeated_operands(self, node: Node) -> Node:
         again = [name for name in node.reads if name in self._maker]

@@ -12,7 +12,7 @@ from typing import ClassVar, NamedTuple
 from sambasim.compiler.stages import Assignment, Values, assign, assign_forward, only_output, updaters, values_of
 from sambasim.errors import OptionError
 from sambasim.hardware.budget import Budget
-from sambasim.ir.graph import Graph, Node, Output, Ref, Section, SectionKind, renamed
+from sambasim.ir.graph import Graph, Node, Output, Ref, Section, SectionKind, renamed, with_sections
 from sambasim.ir.mesh import PIPELINE, Axis
 from sambasim.ir.operators import OPERATORS
 from sambasim.ir.program import Program
@@ -38,11 +38,12 @@ GENERATOR = TensorType("uint8", (5056,))  # the state of torch's generator of ra
 
 
 class Connected:
-    """`graph` cut into the stages of `schedule`, by `assignment`. With `splits`, what only leads to the gradient of one
-    weight is in sections of its own. Raises OptionError if a stage reads a buffer that another changes."""
+    """`graph` cut into the stages of `schedule`, by `assignment`. Where the schedule splits the backward, what only
+    leads to the gradient of one weight is in sections of its own. Raises OptionError if a stage reads a buffer that
+    another changes."""
 
     def __init__(
-        self, program: Program, graph: Graph, values: Values, assignment: Assignment, schedule: Schedule, splits: bool
+        self, program: Program, graph: Graph, values: Values, assignment: Assignment, schedule: Schedule
     ) -> None:
         self._program, self._graph, self._values, self._assignment = program, graph, values, assignment
         self._stage_of, self._stages, self._ranks = assignment.stage_of, schedule.stages, schedule.ranks
@@ -52,7 +53,7 @@ class Connected:
         self._local: dict[tuple[str, int], str] = {}  # the name on a rank of a value that another rank makes
         self._types = dict(graph.values)
         self._tags = count()
-        later = _weight_gradients(graph, assignment) if splits else frozenset()
+        later = _weight_gradients(graph, assignment) if schedule.splits_backward else frozenset()
         self._segment = {
             node.name: _Segment(section.kind, self._stage_of[node.name], node.name in later)
             for section in graph.sections
@@ -153,15 +154,14 @@ class Connected:
             self._first[after].append(Node(f"{here}__set", "random.set_state", (Ref(here),)))
 
     def _assembled(self, outputs: tuple[Output, ...]) -> Graph:
-        nodes: list[Node] = []
-        sections: list[Section] = []
+        parts = []
         for segment in sorted({*self._nodes, *self._first}, key=lambda segment: segment.place):
-            (kind, stage, later), start = segment, len(nodes)
-            for node in (*self._first[segment], *self._nodes[segment]):
-                nodes += (node, *self._behind.get(node.name, ()))
+            kind, stage, later = segment
             name = f"stage {stage} {'forward' if kind is SectionKind.FWD else 'backward'}"
-            sections.append(Section(len(sections), kind, name, start, len(nodes), stage=stage, weights_only=later))
-        return replace(self._graph, nodes=tuple(nodes), outputs=outputs, values=self._types, sections=tuple(sections))
+            own = (*self._first[segment], *self._nodes[segment])
+            nodes = [part for node in own for part in (node, *self._behind.get(node.name, ()))]
+            parts.append((Section(0, kind, name, 0, 0, stage, later), nodes))
+        return with_sections(replace(self._graph, outputs=outputs, values=self._types), parts)
 
     def _check_buffers(self, buffers: Mapping[str, int]) -> None:
         for node in self._graph.nodes if buffers else ():
@@ -223,11 +223,10 @@ class PipelineParallel:
 
         def divided(graph: Graph) -> Graph:
             if graph is training:
-                splits = schedule.splits_backward
-                return Connected(program, graph, values, assignment, schedule, splits).graph(stage_of)
+                return Connected(program, graph, values, assignment, schedule).graph(stage_of)
             own = values_of(graph, program)
             at = assign_forward(graph, own, assignment)
-            return Connected(program, graph, own, at, schedule, False).graph(lambda output: last)
+            return Connected(program, graph, own, at, schedule).graph(lambda output: last)
 
         mesh = (Axis(PIPELINE, schedule.ranks), *program.mesh)
         return replace(program.map_graphs(divided), mesh=mesh, schedule=schedule)

@@ -10,7 +10,7 @@ need not hold the optimizer states too: another rank that reads the parameter ma
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, count, product
 from typing import ClassVar, Literal, TypeAlias
@@ -18,7 +18,7 @@ from typing import ClassVar, Literal, TypeAlias
 from sambasim.compiler.names import UniqueNames, prefix_of
 from sambasim.errors import OptionError
 from sambasim.ir.dataflow import pass_and_update
-from sambasim.ir.graph import Graph, Node, Ref, Section, SectionKind
+from sambasim.ir.graph import Argument, Graph, Node, Ref, Section, SectionKind, with_sections
 from sambasim.ir.mesh import DATA_PARALLEL, PIPELINE, Axis
 from sambasim.ir.program import (
     LOSS_SCALE,
@@ -48,6 +48,10 @@ Grouping: TypeAlias = Literal["section", "parameter"]
 """What one group holds: all gradients that a backward section completes, or, as in SambaFlow, that of one parameter."""
 
 Move: TypeAlias = tuple[int, int]  # the ranks that complete the gradient of a parameter, and that update it
+
+_Part: TypeAlias = tuple[Section, Sequence[Node]]
+
+_OF_OPTIMIZERS = (SectionKind.GRADNORM, SectionKind.OPT)
 
 REDUCE_BUFFER = "accum_dummy_0_reduce_buf"
 
@@ -82,8 +86,6 @@ class AttachOptimizers:
     master_weights: bool = False
 
     def __call__(self, program: Program) -> Program:
-        if program.training is None:
-            return program
         bounds = {update.hyperparameters.get("max_grad_norm") for update in self.updates}
         if len(bounds) > 1:
             listed = ", ".join("none" if bound is None else f"{bound:g}" for bound in sorted(bounds, key=str))
@@ -146,11 +148,9 @@ class AttachOptimizers:
         """The training step with an OPT section for each group, behind a GRADNORM section if gradients are clipped or
         may overflow. Before it, gradients of `moves` are copied to the rank that updates them; after it, the parameters
         are copied back."""
-        extended, prefix = _Extended(program.step, program.step.sections), prefix_of(program.loss or "")
-        values = extended.values
-        there, back = _copies(program.step, groups, moves)
-        if there:
-            extended.add(SectionKind.REDUCE, f"{prefix}__copy_gradients", there)
+        step, values, prefix = program.step, dict(program.step.values), prefix_of(program.loss or "")
+        there, back = _copies(step, groups, moves)
+        parts = [*_parts(step, step.sections), _part(SectionKind.REDUCE, f"{prefix}__copy_gradients", there)]
         norm: tuple[Ref, ...] = ()
         if self.scales_loss or any("max_grad_norm" in update.hyperparameters for update in self.updates):
             blocks, total = "$square_sums", "$gradient_norm"
@@ -160,21 +160,20 @@ class AttachOptimizers:
             for axis in program.mesh:
                 nodes.append(_sum_along(axis.name, nodes[-1].name, values))
             nodes.append(Node(total, "opt.total_norm", (Ref(nodes[-1].name),), (), (total,)))
-            extended.add(SectionKind.GRADNORM, f"{prefix}__gradnorm", nodes)
+            parts.append(_part(SectionKind.GRADNORM, f"{prefix}__gradnorm", nodes))
             norm = (Ref(total),)
         for group in groups:
             kind = self.updates[group.optimizer].kind
             update = Node(f"{prefix}__{kind}_{group.name}", f"opt.{kind}", (group.name, *norm))
-            extended.add(SectionKind.OPT, f"{prefix}__opt_{group.name}", (update,))
-        if back:
-            extended.add(SectionKind.GATHER, f"{prefix}__copy_parameters", back)
-        return extended.graph()
+            parts.append(_part(SectionKind.OPT, f"{prefix}__opt_{group.name}", [update]))
+        parts.append(_part(SectionKind.GATHER, f"{prefix}__copy_parameters", back))
+        return with_sections(replace(step, values=values), parts)
 
 
 def _moved(program: Program) -> Mapping[str, Move]:
     """By parameter that another rank updates than completes its gradient. That rank reads it without a message."""
-    training, ranks = program.training, pipeline_ranks(program)
-    if training is None or ranks == 1:
+    training, ranks = program.step, pipeline_ranks(program)
+    if ranks == 1:
         return {}
     made, read = ranks_of_values(training, ranks)
     moves = {}
@@ -215,20 +214,12 @@ def _sum_along(axis: str, value: str, values: dict[str, TensorType]) -> Node:
     return Node(total, "comm.all_reduce", (Ref(value),), (("axis", axis), ("op", "sum"), ("order", "tree")), (total,))
 
 
-class _Extended:
-    """A graph that is extended by sections, from those in `sections` on, and by `values`."""
+def _parts(graph: Graph, sections: Sequence[Section]) -> list[_Part]:
+    return [(section, graph.section_nodes(section)) for section in sections]
 
-    def __init__(self, base: Graph, sections: Sequence[Section]) -> None:
-        self._base, self.values = base, dict(base.values)
-        self._nodes, self._sections = list(base.nodes[: sections[-1].stop]), list(sections)
 
-    def add(self, kind: SectionKind, name: str, members: Sequence[Node]) -> None:
-        start = len(self._nodes)
-        self._sections.append(Section(len(self._sections), kind, name, start, start + len(members)))
-        self._nodes.extend(members)
-
-    def graph(self) -> Graph:
-        return replace(self._base, nodes=tuple(self._nodes), sections=tuple(self._sections), values=self.values)
+def _part(kind: SectionKind, name: str, nodes: Sequence[Node]) -> _Part:
+    return Section(0, kind, name, 0, 0), nodes  # `with_sections` gives it its place
 
 
 def _groups(
@@ -288,8 +279,6 @@ class AddDataParallel:
     several: bool = True
 
     def __call__(self, program: Program) -> Program:
-        if program.training is None:
-            return program
         groups, symbols, names = [], dict(program.symbols), UniqueNames()
         for group in program.groups:
             members = "\n".join(f"{member.gradient} {member.start}" for member in group.members)
@@ -321,34 +310,24 @@ def _with_communication(program: Program) -> Graph:
     """The step with data parallelism: a reduce-scatter of every group before the optimizers, an all-gather after them,
     and where gradients are clipped, the sum of the norm along dp. The sections that copy the gradient of a tied
     parameter to the rank that updates it, and the result back, stay first and last."""
-    training, prefix = program.step, prefix_of(program.loss or "")
-    groups = [group.name for group in program.groups]
-    in_pass, update = pass_and_update(training)
-    extended = _Extended(training, in_pass)
+    training, values, prefix = program.step, dict(program.step.values), prefix_of(program.loss or "")
+    in_pass, update = (_parts(training, sections) for sections in pass_and_update(training))
 
-    def keep(kind: SectionKind) -> None:
-        for section in update:
-            if section.kind is kind:
-                extended.add(kind, section.name, training.section_nodes(section))
+    def of_groups(kind: SectionKind, verb: str, operator: str, *how: tuple[str, Argument]) -> _Part:
+        name, along = f"{prefix}__{verb}", (("axis", DATA_PARALLEL), *how)
+        return _part(kind, name, [Node(f"{name}_{one.name}", operator, (one.name,), along) for one in program.groups])
 
-    keep(SectionKind.REDUCE)  # copies of gradients come first
-    name, axis = f"{prefix}__reduce", ("axis", DATA_PARALLEL)
-    mean = (axis, ("op", "mean"), ("order", "tree"))
-    reductions = [Node(f"{name}_{group}", "comm.reduce_scatter", (group,), mean) for group in groups]
-    extended.add(SectionKind.REDUCE, name, reductions)
-    for section in update:
-        if section.kind in (SectionKind.REDUCE, SectionKind.GATHER):
-            continue
-        members = list(training.section_nodes(section))
-        for at, node in enumerate(members):
+    def summed(nodes: Sequence[Node]) -> Iterator[Node]:
+        for node in nodes:
             if node.operator == "opt.total_norm":
                 (norm,) = node.reads
-                total = _sum_along(DATA_PARALLEL, norm, extended.values)
-                members[at:] = [total, replace(node, args=(Ref(total.name),)), *members[at + 1 :]]
-                break
-        extended.add(section.kind, section.name, members)
-    name = f"{prefix}__gather"
-    gathers = [Node(f"{name}_{group}", "comm.all_gather", (group,), (axis,)) for group in groups]
-    extended.add(SectionKind.GATHER, name, gathers)
-    keep(SectionKind.GATHER)  # copies of parameters last
-    return extended.graph()
+                total = _sum_along(DATA_PARALLEL, norm, values)
+                yield from (total, replace(node, args=(Ref(total.name),)))
+            else:
+                yield node
+
+    reductions = of_groups(SectionKind.REDUCE, "reduce", "comm.reduce_scatter", ("op", "mean"), ("order", "tree"))
+    gathers = of_groups(SectionKind.GATHER, "gather", "comm.all_gather")
+    there, back = ([part for part in update if part[0].kind is made[0].kind] for made in (reductions, gathers))
+    own = [(section, [*summed(nodes)]) for section, nodes in update if section.kind in _OF_OPTIMIZERS]
+    return with_sections(replace(training, values=values), [*in_pass, *there, reductions, *own, gathers, *back])

@@ -2,7 +2,7 @@
 two graphs first differ. Arguments are a small closed language, so a graph needs no torch."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
@@ -137,6 +137,18 @@ class Graph:
     def nodes_of(self, kind: SectionKind) -> list[Node]:
         """The nodes of all sections of `kind`, in order."""
         return [node for section in self.sections if section.kind is kind for node in self.section_nodes(section)]
+
+
+def with_sections(graph: Graph, parts: Iterable[tuple[Section, Iterable[Node]]]) -> Graph:
+    """`graph` of these sections and their nodes, in this order; a section without nodes is left out."""
+    nodes: list[Node] = []
+    sections: list[Section] = []
+    for section, members in parts:
+        start = len(nodes)
+        nodes += members
+        if len(nodes) > start:
+            sections.append(replace(section, index=len(sections), start=start, stop=len(nodes)))
+    return replace(graph, nodes=tuple(nodes), sections=tuple(sections))
 
 
 def references(arguments: tuple[Argument, ...]) -> list[str]:

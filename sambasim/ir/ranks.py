@@ -22,7 +22,7 @@ from functools import partial
 
 from sambasim.errors import InvariantError, OptionError
 from sambasim.ir.dataflow import groups_of, pass_and_update, readiness
-from sambasim.ir.graph import Graph, Node, Section
+from sambasim.ir.graph import Graph, Node, Section, with_sections
 from sambasim.ir.mesh import DATA_PARALLEL, PIPELINE
 from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.program import Program
@@ -108,30 +108,17 @@ def of_ranks(program: Program) -> tuple[Program, ...]:
     return tuple(replace(part, symbols=of_part) for part, of_part in zip(parts, symbols, strict=True))
 
 
-def _with_nodes(sections: Iterable[tuple[Section, Iterable[Node]]]) -> tuple[tuple[Node, ...], tuple[Section, ...]]:
-    """The nodes and sections of a graph with these nodes in its sections; a section without nodes is left out."""
-    nodes: list[Node] = []
-    cut: list[Section] = []
-    for section, members in sections:
-        start = len(nodes)
-        nodes += members
-        if len(nodes) > start:
-            cut.append(replace(section, index=len(cut), start=start, stop=len(nodes)))
-    return tuple(nodes), tuple(cut)
-
-
 def _own(graph: Graph, groups: Set[str], rank: int, ranks: int) -> Graph:
     """The sections and nodes of one rank, which has `groups`."""
     in_pass, update = pass_and_update(graph)
     of_pass = [(section, graph.section_nodes(section)) for section in in_pass if section.stage % ranks == rank]
     of_update = [(section, _of_groups(graph.section_nodes(section), groups, rank)) for section in update]
-    nodes, sections = _with_nodes([*of_pass, *of_update])
-    made = {result for node in nodes for result in node.results}
+    own = with_sections(graph, [*of_pass, *of_update])
+    made = {result for node in own.nodes for result in node.results}
     made.update(graph.inputs if rank == ranks - 1 else ())
     outputs = tuple(output for output in graph.outputs if output.value in made)
-    read = {name for node in nodes for name in node.reads} | {output.value for output in outputs}
-    inputs = tuple(name for name in graph.inputs if name in read)
-    return replace(graph, inputs=inputs, nodes=nodes, outputs=outputs, sections=sections)
+    read = {name for node in own.nodes for name in node.reads} | {output.value for output in outputs}
+    return replace(own, inputs=tuple(name for name in graph.inputs if name in read), outputs=outputs)
 
 
 def _of_groups(nodes: Iterable[Node], groups: Set[str], rank: int) -> Iterator[Node]:
@@ -187,8 +174,8 @@ def in_slices(program: Program) -> Program:
     own = [training.section_nodes(section) for section in training.sections]
     in_pass = [(*first, *nodes, *last) for first, nodes, last in zip(before, own, behind, strict=False)]
     left = [[node for node in nodes if node not in moved] for nodes in own[len(sections) :]]
-    nodes, in_order = _with_nodes(zip(training.sections, [*in_pass, *left], strict=True))
-    return replace(program, training=replace(training, nodes=nodes, sections=in_order))
+    parts = zip(training.sections, [*in_pass, *left], strict=True)
+    return replace(program, training=with_sections(training, parts))
 
 
 def _spans(read: Sequence[int], sections: Sequence[Section], program: Program) -> list[tuple[int, int]]:
@@ -244,12 +231,11 @@ def without_loss(program: Program) -> Program:
         return program
     read = _read(whole.nodes, wanted, effects)
     left = [[node for node in whole.section_nodes(one) if _is_kept(node, read, effects)] for one in whole.sections]
-    nodes, sections = _with_nodes(zip(whole.sections, left, strict=True))
     symbols = {
         name: symbol for name, symbol in program.symbols.items() if symbol.kind is not SymbolKind.INPUT or name in read
     }
     inputs = tuple(name for name in whole.inputs if name in symbols)
-    evaluation = replace(whole, inputs=inputs, nodes=nodes, outputs=outputs, sections=sections)
+    evaluation = replace(with_sections(whole, zip(whole.sections, left, strict=True)), inputs=inputs, outputs=outputs)
     # The training graph stays: a pipeline's ranks hold what it says.
     return replace(program, symbols=symbols, evaluation=evaluation, single=None, loss=None, per_sample_loss=False)
 
