@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from sambasim.compiler.capture.recording import forward_line, read_by
@@ -13,13 +13,11 @@ from sambasim.compiler.capture.tensors import check_constant, check_memory, held
 from sambasim.compiler.capture.trace import CapturedGraph, Role
 from sambasim.compiler.names import UniqueNames, loss_name, symbol_name
 from sambasim.compiler.translate import Translation, tensor_type
-from sambasim.errors import CaptureError, ModelError
-from sambasim.ir.graph import Graph, Output, Section, SectionKind
+from sambasim.errors import ModelError
+from sambasim.ir.graph import Graph, Output, Section, SectionKind, with_sections
 from sambasim.ir.program import Program
 from sambasim.ir.types import DTYPE_BYTES, GRADIENT_SUFFIX, Symbol, SymbolKind, TensorType, gradient_name
 from sambasim.ir.verify import Progress, verify
-
-_STEP_PREFIX = "model."  # the user's module is the attribute `model` of what is captured
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +102,8 @@ class _Builder:
     def _add_model_tensors(self) -> None:
         training = self._captures.training
         # Buffers that a step changes, by their names in the model, such as `bn.running_mean`.
-        self._changed = {_path(role) for _, role in (training.outputs if training else ()) if role.kind == "buffer"}
+        outputs = training.outputs if training else ()
+        self._changed = {_path(role.name) for _, role in outputs if role.kind == "buffer"}
         check_memory(self._held, self._changed)
         for held in self._held:
             name, kind = symbol_name(self._prefix, held.name), SymbolKind.PARAMETER
@@ -118,8 +117,6 @@ class _Builder:
             self._symbol_of_path |= dict.fromkeys(held.paths, name)
 
     def _symbols_of(self, captured: CapturedGraph) -> dict[str, str]:
-        nodes = captured.graph.nodes
-        placeholders = {node.name: node for node in nodes if node.op == "placeholder"}
         symbol_of = {}
         for name, role in captured.inputs.items():
             if role.kind == "input":
@@ -127,16 +124,12 @@ class _Builder:
             elif role.kind == "tangent":
                 symbol_of[name] = gradient_name(self._outputs[int(role.name)])
             else:
-                symbol_of[name] = self._symbol_of_target(role.name, captured, placeholders.get(name))
-        for target, node in {str(node.target): node for node in nodes if node.op == "get_attr"}.items():
-            symbol_of[target] = self._symbol_of_target(target, captured, node)
+                symbol_of[name] = self._symbol_of_path[_path(role.name)]
+        for target, node in {str(node.target): node for node in captured.graph.find_nodes(op="get_attr")}.items():
+            path = _path(target)
+            known = self._symbol_of_path.get(path) if path != target else None
+            symbol_of[target] = known or self._constant(path, captured.constants[target], read_by(node))
         return symbol_of
-
-    def _symbol_of_target(self, target: str, captured: CapturedGraph, node: fx.Node | None) -> str:
-        path = target.removeprefix(_STEP_PREFIX)
-        if path in self._symbol_of_path and path != target:
-            return self._symbol_of_path[path]
-        return self._constant(path, captured.constants[target], read_by(node) if node else None)
 
     def _constant(self, path: str, tensor: Tensor, where: str | None) -> str:
         """The symbol of a tensor that a trace made, or that the model has in a list, say. Each trace counts its own
@@ -189,14 +182,9 @@ class _Builder:
 
     def _kept_in(self, role: Role, type_: TensorType) -> str:
         if role.kind == "buffer":
-            if _path(role) not in self._symbol_of_path:
-                raise CaptureError(
-                    f"the training step changes {_path(role)}, which is no tensor of the model",
-                    remedy="a model may change its buffers: self.register_buffer(…)",
-                )
-            return self._symbol_of_path[_path(role)]
+            return self._symbol_of_path[_path(role.name)]
         if role.kind == "gradient":
-            name = gradient_name(self._symbol_of_path[_path(role)])
+            name = gradient_name(self._symbol_of_path[_path(role.name)])
             self._add(Symbol(name, SymbolKind.GRADIENT, type_))
             return name
         index = int(role.name)
@@ -230,8 +218,8 @@ class _Builder:
         return translation.values.get(value) or self._symbols[value].type
 
 
-def _path(role: Role) -> str:
-    return role.name.removeprefix(_STEP_PREFIX)
+def _path(target: str) -> str:
+    return target.removeprefix("model.")  # the user's module is the attribute `model` of what is captured
 
 
 def _bytes(tensor: Tensor) -> Tensor:
@@ -241,10 +229,6 @@ def _bytes(tensor: Tensor) -> Tensor:
 def _graph(name: str, symbol_of: Mapping[str, str], translation: Translation, outputs: Sequence[Output]) -> Graph:
     forward = [node for node in translation.nodes if node.name not in translation.backward]
     backward = [node for node in translation.nodes if node.name in translation.backward]
-    nodes, sections = (*forward, *backward), []
-    if forward:
-        sections.append(Section(0, SectionKind.FWD, "forward", 0, len(forward)))
-    if backward:
-        sections.append(Section(len(sections), SectionKind.BCKWD, "backward", len(forward), len(nodes)))
-    inputs = tuple(dict.fromkeys(symbol_of.values()))
-    return Graph(name, inputs, nodes, tuple(outputs), translation.values, tuple(sections))
+    graph = Graph(name, tuple(dict.fromkeys(symbol_of.values())), (), tuple(outputs), translation.values)
+    sections = Section(0, SectionKind.FWD, "forward", 0, 0), Section(1, SectionKind.BCKWD, "backward", 0, 0)
+    return with_sections(graph, zip(sections, (forward, backward), strict=True))

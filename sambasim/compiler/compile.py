@@ -4,7 +4,7 @@ import gc
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -289,16 +289,13 @@ def _capture(
 def rare_collections() -> Iterator[None]:
     """Garbage collections are rare and skip what exists already: a trace makes a million objects that live until its
     end."""
-    thresholds, is_thawed = gc.get_threshold(), gc.get_freeze_count() == 0
-    if is_thawed:
-        gc.freeze()
-    gc.set_threshold(50_000, 20, 100)
-    try:
+    with ExitStack() as stack:
+        stack.callback(gc.set_threshold, *gc.get_threshold())
+        gc.set_threshold(50_000, 20, 100)
+        if gc.get_freeze_count() == 0:
+            gc.freeze()
+            stack.callback(gc.unfreeze)
         yield
-    finally:
-        gc.set_threshold(*thresholds)
-        if is_thawed:
-            gc.unfreeze()
 
 
 def _training_alone(step: TrainingStep, tensors: Sequence[Tensor]) -> Captures:

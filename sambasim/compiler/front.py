@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from sambasim.compiler.capture.recording import forward_line, user_line
 from sambasim.compiler.capture.step import TARGET, Example, forward_parameters
-from sambasim.compiler.capture.trial import replaced
+from sambasim.compiler.capture.trial import with_values
 from sambasim.compiler.compile import Stopwatch, capture_model
 from sambasim.compiler.passes import Fits, pipeline, run_pipeline
 from sambasim.data.batches import Batch, bind, collate, flat, in_place_of_values
@@ -86,7 +86,7 @@ def model_of_shapes(
     # A model may copy layers: copy.deepcopy asks for this, and would make each copy another mode.
     mode.__dict__["__deepcopy__"] = lambda memo: mode
     # torch.nn.init.trunc_normal_ draws again until no value is too large, and a fake tensor has no values.
-    no_draws = replaced(nn.init, "_no_grad_trunc_normal_", lambda tensor, *args, **_: tensor)
+    no_draws = with_values([(nn.init, "_no_grad_trunc_normal_", lambda tensor, *args, **_: tensor)])
     with mode, warnings.catch_warnings(), no_draws:
         # Torch reads the address of a copied tensor, and warns itself that a fake one has none.
         warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")

@@ -14,7 +14,7 @@ from sambasim import __version__
 from sambasim.compiler.capture.recording import Recording, digest_of
 from sambasim.compiler.capture.step import EvaluationStep, Example, TrainingStep
 from sambasim.compiler.capture.tensors import STORED, held_by, inputs_in, stored_in
-from sambasim.compiler.capture.trial import buffers_of_plain_tensors, replaced, trial
+from sambasim.compiler.capture.trial import buffers_of_plain_tensors, trial, with_values
 from sambasim.compiler.update import Update
 from sambasim.pef.digests import code_digest
 from sambasim.samba.inputs import losses_of
@@ -165,8 +165,8 @@ def _guarded(code: set[str]) -> Iterator[None]:
             code.add(code_digest(called))
 
     with contextlib.ExitStack() as stack:
-        for name in _TO_PYTHON:
-            stack.enter_context(replaced(Tensor, name, guarded(name, getattr(Tensor, name))))
+        methods = ((Tensor, name, guarded(name, getattr(Tensor, name))) for name in _TO_PYTHON)
+        stack.enter_context(with_values(methods))
         stack.callback(sys.setprofile, sys.getprofile())
         sys.setprofile(profile)
         yield

@@ -144,7 +144,7 @@ _FORWARD: Callable[[Any, Tensor], Tensor] = _BatchNorm.forward
 
 @contextlib.contextmanager
 def kernels_of_eager() -> Iterator[None]:
-    """While this is open, AOTAutograd traces with the kernels above."""
+    """While this is open, AOTAutograd traces with the kernels above, and fake tensors know their shapes."""
     composite, autograd = torch._C.DispatchKey.CompositeImplicitAutograd, torch._C.DispatchKey.Autograd
     without = [attrgetter(name)(torch.ops.aten) for name in _DECOMPOSED_IN_PYTHON]
     kernels: list[tuple[Any, Any, Callable[..., object] | None]]
@@ -154,12 +154,16 @@ def kernels_of_eager() -> Iterator[None]:
     own = [(operator, key, operator.py_kernels.get(key)) for operator, key, _ in kernels]
     is_from_torch = fx.graph._is_from_torch
     known = (fx.graph, "_is_from_torch", lambda target: target is not _KEYWORD and is_from_torch(target))
+    shapes = fake_impls.op_implementations_dict
     try:
         _register(kernels)
+        shapes.update(_SHAPES)
         with with_values([known, (_BatchNorm, "forward", _batch_norm)]):
             yield
     finally:
         _register(own)
+        for operator in _SHAPES:
+            del shapes[operator]
 
 
 def _register(kernels: Iterable[tuple[Any, Any, Callable[..., object] | None]]) -> None:
@@ -168,17 +172,6 @@ def _register(kernels: Iterable[tuple[Any, Any, Callable[..., object] | None]]) 
         if kernel is not None:
             operator.py_kernels[key] = kernel
         operator._dispatch_cache.clear()
-
-
-@contextlib.contextmanager
-def known_shapes() -> Iterator[None]:
-    """While this is open, fake tensors know the shapes that the functions above give."""
-    fake_impls.op_implementations_dict.update(_SHAPES)
-    try:
-        yield
-    finally:
-        for operator in _SHAPES:
-            del fake_impls.op_implementations_dict[operator]
 
 
 def plain_operators(graph: fx.Graph) -> None:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from functools import cache
 from operator import attrgetter
 from pathlib import Path
-from types import FrameType
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
@@ -91,7 +90,7 @@ class Asked(TorchFunctionMode):
 
     def _answer(self, asks: Asks, asked: Tensor, answer: int | list[Any]) -> bool:
         """Whether a capture may take `answer`."""
-        frame, is_known = _asker(), True
+        place, is_known = _asker(), True
         if id(asked) in self._drawn and not self._is_constant(asked):
             raise RandomBranch(
                 "a branch on random numbers, such as a layer that is dropped, cannot be captured",
@@ -101,11 +100,11 @@ class Asked(TorchFunctionMode):
             )
         said: str | None = _OTHER_VALUE
         try:
-            said = _said(frame, asks)
+            said = _said(place, asks)
         except CaptureError as error:
             is_known = False
             self._refused.append((self.recording.made_of([asked]), error))
-        self.answers.append(_Answer(answer, said, _place(frame)))
+        self.answers.append(_Answer(answer, said, place))
         return is_known
 
     @property
@@ -202,7 +201,7 @@ class Followed(TorchFunctionMode):
         """The next one. Raises CaptureError if another line asks than did before."""
         answer = self._answers[self._next % len(self._answers)] if self._answers else None  # the step runs repeatedly
         self._next += 1
-        if answer is None or answer.place != _place(_asker()):
+        if answer is None or answer.place != _asker():
             raise CaptureError(
                 "forward() asks for other values of tensors each time",
                 where=str(running_line() or ""),
@@ -272,13 +271,10 @@ _SIZES = {
 _NAMES = ("__bool__", "item", "__int__", "__index__", "tolist", "nonzero", "where", "__getitem__")
 
 
-def _asker() -> FrameType | None:
-    """The frame that asks for a value: the user's, or one of torch.nn and torch.distributions."""
-    return next((frame for frame in frames() if _may_ask(frame.f_code.co_filename)), None)
-
-
-def _place(frame: FrameType | None) -> tuple[str, int] | None:
-    return None if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+def _asker() -> tuple[str, int] | None:
+    """The file and line that ask for a value: the user's, or of torch.nn and torch.distributions."""
+    places = ((frame.f_code.co_filename, frame.f_lineno) for frame in frames())
+    return next((place for place in places if _may_ask(place[0])), None)
 
 
 @cache
@@ -286,11 +282,11 @@ def _may_ask(file: str) -> bool:
     return file.startswith((f"{_TORCH}nn/", f"{_TORCH}distributions/")) or not is_library_file(file)
 
 
-def _said(frame: FrameType | None, asks: Asks) -> str | None:
-    """What is wrong if the answer in `frame` is another. Raises CaptureError if the user's code decides by it."""
-    if frame is None:
+def _said(place: tuple[str, int] | None, asks: Asks) -> str | None:
+    """What is wrong if the answer at `place` is another. Raises CaptureError if the user's code decides by it."""
+    if place is None:
         return _OTHER_WAY
-    file, line = frame.f_code.co_filename, frame.f_lineno
+    file, line = place
     if file == _ADAPTIVE:
         raise CaptureError(
             "AdaptiveLogSoftmaxWithLoss, which selects samples by their labels: sizes depend on values",

@@ -148,11 +148,9 @@ def tracer_error(what: str, error: BaseException) -> CaptureError | None:
         return None
     sentences = re.split(r"(?<=[.!?])\s+", str(error).strip().partition("\n")[0])
     said = " ".join(sentence for sentence in sentences if sentence and not _ADVICE.search(sentence))[:160]
-    unknown = (
-        said or f"PyTorch raises {type(error).__name__}",
-        "rewrite the line with PyTorch's own operators on tensors",
-    )
-    why = _first(_RAISED, f"{type(error).__name__}: {error}") or Obstacle(*unknown)
+    what_else = said or f"PyTorch raises {type(error).__name__}"
+    unknown = Obstacle(what_else, "rewrite the line with PyTorch's own operators on tensors")
+    why = _first(_RAISED, f"{type(error).__name__}: {error}") or unknown
     return CaptureError(f"the {what} cannot be captured: {why.what}", where=user_line(error), remedy=why.rewrite)
 
 

@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn.modules import module as of_modules
 
 from sambasim.compiler.capture import explain
-from sambasim.compiler.capture.as_eager import kernels_of_eager, known_shapes
+from sambasim.compiler.capture.as_eager import kernels_of_eager
 from sambasim.compiler.capture.asked_values import Asked, modes_reach_inside
 from sambasim.compiler.capture.explain import Obstacle, Occurrence, all_occurrences, changed_constants, obstacles
 from sambasim.compiler.capture.recording import Op, Recording, changing_line, digest_of
@@ -129,7 +129,6 @@ class Observer:
         with contextlib.ExitStack() as stack:
             if self.is_fake:  # as in a capture
                 stack.enter_context(kernels_of_eager())
-                stack.enter_context(known_shapes())
             else:
                 self._fresh = stack.enter_context(contextlib.closing(self.fork()))
             stack.enter_context(generators_kept())

@@ -156,22 +156,14 @@ def dense_gradients(model: nn.Module) -> contextlib.AbstractContextManager[None]
     return with_values((module, "sparse", False) for module in sparse_embeddings(model).values())
 
 
-@contextlib.contextmanager
-def made_contiguous(model: nn.Module) -> Iterator[None]:
+def made_contiguous(model: nn.Module) -> contextlib.AbstractContextManager[None]:
     """Parameters and buffers of `model` are contiguous, as in device memory, apart from those that share memory with
     another. Afterwards they have their own memory again."""
     held = list({id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}.values())
-    strided = [(tensor, tensor.data) for tensor in held if not tensor.is_contiguous()]
-    strided = [(one, data) for one, data in strided if sum(share_memory(one, other) for other in held) <= 1]
-    try:
-        for tensor, data in strided:
-            setattr(tensor, _STRIDED, data)
-            tensor.data = data.contiguous()
-        yield
-    finally:
-        for tensor, data in strided:
-            tensor.data = data
-            vars(tensor).pop(_STRIDED, None)
+    strided = [tensor for tensor in held if not tensor.is_contiguous()]
+    alone = [tensor for tensor in strided if sum(share_memory(tensor, other) for other in held) <= 1]
+    before = [(tensor, _STRIDED, tensor.data) for tensor in alone]
+    return with_values([*before, *((tensor, "data", tensor.data.contiguous()) for tensor in alone)])
 
 
 def itself(value: Tensor, held: Sequence[Held]) -> Held | None:
@@ -321,12 +313,10 @@ def inputs_in(dtype: torch.dtype | None, inputs: Mapping[str, Tensor]) -> dict[s
 @contextlib.contextmanager
 def default_type(dtype: torch.dtype) -> Iterator[None]:
     """Torch makes floating-point tensors of `dtype` where none is named."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
+    with contextlib.ExitStack() as stack:
+        stack.callback(torch.set_default_dtype, torch.get_default_dtype())
+        torch.set_default_dtype(dtype)
         yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 def _is_typed_by_default(name: str, given: Sequence[object]) -> bool:

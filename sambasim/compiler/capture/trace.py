@@ -2,12 +2,9 @@
 uses torch's export machinery, of which AOTAutograd's joint trace is private and tested with `TESTED_TORCH`."""
 
 import contextlib
-import io
-import logging
 import sys
-import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter, ne
@@ -20,18 +17,12 @@ from torch.fx import traceback
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._pytree import tree_leaves
 
-from sambasim.compiler.capture.as_eager import (
-    drop_as_eager,
-    kernels_of_eager,
-    known_shapes,
-    plain_operators,
-    strided_in_order,
-)
+from sambasim.compiler.capture.as_eager import drop_as_eager, kernels_of_eager, plain_operators, strided_in_order
 from sambasim.compiler.capture.asked_values import Asked, Followed, modes_reach_inside
 from sambasim.compiler.capture.explain import SHAPE, tracer_error
 from sambasim.compiler.capture.recording import source_line
 from sambasim.compiler.capture.tensors import Widened, memory_order
-from sambasim.compiler.capture.trial import logs_disabled, nothing_lost, tied_once, tracing, trial, with_values
+from sambasim.compiler.capture.trial import nothing_lost, tied_once, tracing, trial, with_values
 from sambasim.errors import CaptureError
 
 
@@ -83,38 +74,32 @@ def _order_to_restore(value: Tensor) -> tuple[int, ...]:
     return order if is_other else ()
 
 
-def plain_constants(captured: CapturedGraph) -> CapturedGraph:
+def plain_constants(graph: fx.Graph, constants: dict[str, Tensor], given_out: Set[fx.Node]) -> None:
     """Constants as a PEF can hold them: complex ones are made of two real ones, and the axes of those that are dense
     and not contiguous, as `torch.linalg.cholesky` makes them, are in the order of memory and permuted back. The graph
-    is changed."""
-    graph, inputs, constants = captured.graph, dict(captured.inputs), dict(captured.constants)
-    given_out = {node for node, _ in captured.outputs}
-    first = next(node for node in graph.nodes if node.op != "placeholder")
-    for node in list(graph.nodes):
-        role = captured.inputs.get(node.name)
-        key = str(node.target) if node.op == "get_attr" else role.name if role is not None else ""
-        if (value := captured.constants.get(key)) is None:
+    and `constants` are changed."""
+    for node in graph.find_nodes(op="get_attr"):
+        key = str(node.target)
+        if (value := constants.get(key)) is None:
             continue
         if value.is_complex():
             parts = {f"{key}_real": value.real.contiguous(), f"{key}_imaginary": value.imag.contiguous()}
             constants |= parts
-            with graph.inserting_before(node if node.op == "get_attr" else first):
+            with graph.inserting_before(node):
                 read = [graph.create_node("get_attr", part) for part in parts]
                 whole = graph.call_function(torch.ops.aten.complex.default, tuple(read))
             for made, tensor in zip((*read, whole), (*parts.values(), node.meta["val"]), strict=True):
                 made.meta = {**node.meta, "val": tensor}
             node.replace_all_uses_with(whole)
-            inputs.pop(node.name, None)
             graph.erase_node(node)
         elif (order := _order_to_restore(value)) and node not in given_out:
             back = [order.index(axis) for axis in range(value.ndim)]
-            with graph.inserting_after(node) if node.op == "get_attr" else graph.inserting_before(first):
+            with graph.inserting_after(node):
                 restored = graph.call_function(torch.ops.aten.permute.default, (node, back))
             restored.meta = dict(node.meta)
             node.replace_all_uses_with(restored, delete_user_cb=partial(ne, restored))
             if isinstance(shape := node.meta.get("val"), Tensor):
                 node.meta["val"] = shape.permute(order)
-    return replace(captured, inputs=inputs, constants=constants)
 
 
 TESTED_TORCH = ("2.13.0",)
@@ -183,7 +168,8 @@ def _described(module: fx.GraphModule, names: Mapping[int, str]) -> CapturedGrap
     if any(map(torch._C._functorch.is_functorch_wrapped_tensor, constants.values())):
         what = "torch.vmap over tensors that the model has made cannot be captured"
         raise CaptureError(what, remedy="write the operation on the whole batch, such as a product by torch.bmm")
-    return plain_constants(CapturedGraph(graph, roles, outputs, constants))
+    plain_constants(graph, constants, {value for value, _ in outputs})
+    return CapturedGraph(graph, roles, outputs, constants)
 
 
 def _role(description: object) -> Role:
@@ -227,26 +213,18 @@ def _modules_marked(step: nn.Module) -> Iterator[None]:
     def mark() -> None:
         traceback.current_meta["nn_module_stack"] = {"": stack[-1]} if len(stack) > 1 else {}
 
-    hooks = [register_module_forward_pre_hook(enter), register_module_forward_hook(leave, always_call=True)]
-    try:
+    with register_module_forward_pre_hook(enter), register_module_forward_hook(leave, always_call=True):
         with traceback.preserve_node_meta():
             yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 @contextlib.contextmanager
 def _tracing(what: str) -> Iterator[None]:
-    """What torch raises becomes a CaptureError, and what it prints beside that is dropped."""
-    said = io.StringIO()  # torch logs what it raises, at length, and prints the graph that it had so far
-    logs, stream = logs_disabled(logging.CRITICAL), contextlib.redirect_stderr(said)
+    """What torch raises becomes a CaptureError."""
     try:
-        with logs, warnings.catch_warnings(), stream, known_shapes(), tracing():
-            warnings.simplefilter("ignore")  # about side effects of library code, which tracing keeps harmless
+        with tracing():
             yield
     except (Exception, SystemExit) as error:
         if (refused := tracer_error(what, error)) is None:
             raise
         raise refused from error
-    sys.stderr.write(said.getvalue())  # the user's own prints

@@ -14,7 +14,7 @@ import threading
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
-from functools import cache, partial
+from functools import cache
 from itertools import takewhile
 from types import FrameType
 from typing import Any, TypeAlias
@@ -38,12 +38,10 @@ from sambasim.whose_code import is_library_file, is_users_file
 @contextlib.contextmanager
 def logs_disabled(level: int) -> Iterator[None]:
     """Up to `level`."""
-    disabled = logging.root.manager.disable
-    logging.disable(level)
-    try:
+    with contextlib.ExitStack() as stack:
+        stack.callback(logging.disable, logging.root.manager.disable)
+        logging.disable(level)
         yield
-    finally:
-        logging.disable(disabled)
 
 
 @contextlib.contextmanager
@@ -61,18 +59,14 @@ def with_values(changes: Iterable[tuple[Any, str, object]]) -> Iterator[None]:
     before = []
     try:
         for owner, name, value in changes:
-            is_inherited = isinstance(owner, type) and name not in vars(owner)
-            original = vars(owner).get(name) if isinstance(owner, type) else getattr(owner, name)
+            is_new = name not in vars(owner) if isinstance(owner, type) else not hasattr(owner, name)
+            original = vars(owner).get(name) if isinstance(owner, type) else getattr(owner, name, None)
             setattr(owner, name, value)
-            before.append((owner, name, original, is_inherited))
+            before.append((owner, name, original, is_new))
         yield
     finally:
-        for owner, name, original, is_inherited in reversed(before):
-            delattr(owner, name) if is_inherited else setattr(owner, name, original)
-
-
-def replaced(owner: object, name: str, value: object) -> contextlib.AbstractContextManager[None]:
-    return with_values([(owner, name, value)])
+        for owner, name, original, is_new in reversed(before):
+            delattr(owner, name) if is_new else setattr(owner, name, original)
 
 
 class Attributes:
@@ -132,12 +126,11 @@ def generators_kept() -> Iterator[None]:
         np.random.set_state(states[2])
 
 
-@contextlib.contextmanager
-def tied_once(step: nn.Module) -> Iterator[None]:
+def tied_once(step: nn.Module) -> contextlib.AbstractContextManager[None]:
     """Of parameters and buffers that modules share, only the first is one: the others read it. A tracer that gives each
     its own input would cut the tie."""
     first: dict[int, tuple[nn.Module, str]] = {}
-    changed = []
+    changes: list[tuple[Any, str, object]] = []
     for module in step.modules():
         own_class, shared = type(module), dict[str, object]()
         for kind in ("_parameters", "_buffers"):
@@ -145,22 +138,12 @@ def tied_once(step: nn.Module) -> Iterator[None]:
             tensors = [(name, tensor) for name, tensor in held.items() if tensor is not None]
             places = {name: first.setdefault(id(tensor), (module, name)) for name, tensor in tensors}
             if again := {name: place for name, place in places.items() if place != (module, name)}:
-                changed.append((module, own_class, kind, held))
-                vars(module)[kind] = {name: tensor for name, tensor in held.items() if name not in again}
-                shared |= {name: property(partial(_read_from, *place)) for name, place in again.items()}
+                changes.append((module, kind, {name: one for name, one in held.items() if name not in again}))
+                shared |= {name: property(lambda reader, place=place: getattr(*place)) for name, place in again.items()}
         if shared:
             names = {"__module__": own_class.__module__, "__qualname__": own_class.__qualname__}
-            module.__class__ = type(own_class.__name__, (own_class,), shared | names)
-    try:
-        yield
-    finally:
-        for module, own_class, kind, held in reversed(changed):
-            module.__class__ = own_class
-            vars(module)[kind] = held
-
-
-def _read_from(owner: nn.Module, key: str, reader: nn.Module) -> object:
-    return getattr(owner, key)
+            changes.append((module, "__class__", type(own_class.__name__, (own_class,), shared | names)))
+    return with_values(changes)
 
 
 def as_written() -> contextlib.AbstractContextManager[None]:
@@ -196,7 +179,7 @@ _is_tracing = False
 
 
 def tracing() -> contextlib.AbstractContextManager[None]:
-    return replaced(sys.modules[__name__], "_is_tracing", True)
+    return with_values([(sys.modules[__name__], "_is_tracing", True)])
 
 
 def is_tracing() -> bool:
