@@ -1,6 +1,7 @@
 """What a script can give wrong to the Python API, and the curve of losses."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import sambasim as ss
 from sambasim.report.tables import sparkline
-from tests.api.conftest import BATCH, LABELS, POINTS, TRAIN, net, trained
+from tests.api.conftest import BATCH, LABELS, POINTS, TRAIN, compiled, net, trained
 
 PARAMETERS = [*net().parameters()]
 SPECTRA = (torch.fft.fft(BATCH[0]), BATCH[1])
@@ -34,6 +35,7 @@ GROUPS = [{"params": [nn.Parameter(torch.zeros(1))]}, {"params": [nn.Parameter(t
         (lambda: ss.compile(net().double(), BATCH, loss="mse"), "same dtype"),
         (lambda: ss.compile(net(), BATCH, loss="mse", world_size=2), "add data_parallel=True"),
         (lambda: ss.compile(net(), BATCH, loss="mse", micro_batches=2), "add pipeline_stages=2"),
+        (lambda: ss.compile(net(), BATCH, loss="mse", n_chips=2), 'add tensor_parallel="weight"'),
         (lambda: ss.compile(net(), BATCH), 'loss="cross_entropy"'),
         (lambda: ss.compile(net(), BATCH, loss="mse", pef_name="a.pef"), 'pef_name="a"'),
         (lambda: ss.compile(net(), SPECTRA, loss="cross_entropy"), "is complex64, which a PEF cannot hold"),
@@ -55,6 +57,7 @@ def test_what_is_wrong_with_a_compile_is_said_in_python(call: Callable[[], objec
         (ss.run, None, {}, "names no data"),
         (ss.run, TRAIN, {"emulate_replicas": 2}, "it is replicas=N"),
         (ss.run, TRAIN, {"stepz": 1}, "stepz: is not a flag"),
+        (ss.run, TRAIN, {"steps": 0}, "steps"),
         (ss.run, TRAIN, {"replicas": 0}, "replicas is 0"),
         (ss.run, TRAIN, {"replicas": 1}, "replicas is 1, and net is for at least 2\n  try:   replicas=2"),
         (ss.run, TRAIN, {"learning_rate": 1}, "learning_rate"),
@@ -79,6 +82,10 @@ def _check_refusal(call: Callable[[], object], message: str) -> None:
     assert message in str(error.value)
     assert " --" not in str(error.value)
     assert str(error.value.args[0]) == error.value.what
+
+
+def test_a_pef_for_one_replica_says_how_several_are_compiled(folder: Path) -> None:
+    _check_refusal(lambda: trained(compiled(folder, net(), loss="cross_entropy"), replicas=2), "data_parallel=True")
 
 
 def test_the_run_after_a_refused_one_works(pef: ss.Pef) -> None:

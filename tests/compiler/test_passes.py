@@ -1,6 +1,5 @@
 """The passes: what each leaves, by law where there is one; and programs that no machine holds, from shapes alone."""
 
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -24,19 +23,12 @@ from sambasim.errors import MachineError
 from sambasim.hardware.budget import budget_of
 from sambasim.hardware.spec import load_device
 from sambasim.ir.graph import Graph, Node, Ref, Section, SectionKind
-from sambasim.ir.mesh import Axis
 from sambasim.ir.program import Program
 from sambasim.ir.types import Symbol, SymbolKind, TensorType
 from sambasim.options.compile import CompileOptions, compile_options
 from sambasim.published.models import MODELS
 from tests.support.compiled import Made, compile_from_options, net_options
 from tests.support.mpi import ROOT
-
-INPUTS = {"input": torch.zeros(4, 784), "target": torch.zeros(4, dtype=torch.int64)}
-
-
-def _logistic() -> nn.Module:
-    return nn.Linear(784, 10)
 
 
 def _options(folder: Path = Path("out"), **changes: object) -> CompileOptions:
@@ -45,19 +37,6 @@ def _options(folder: Path = Path("out"), **changes: object) -> CompileOptions:
 
 
 BUDGET = budget_of(load_device("sn30"))
-
-
-def test_data_parallelism_adds_groups_a_buffer_sections_and_arguments() -> None:
-    options = _options(optimizer={"name": "sgd", "max_grad_norm": 1.0}, data_parallel=True, world_size=2)
-    program = compile_shapes(_logistic, lambda model: Example(INPUTS, False), options)
-    kinds = list(dict.fromkeys(section.kind.value for section in program.step.sections))
-    assert kinds == ["FWD", "BCKWD", "REDUCE", "GRADNORM", "OPT", "GATHER"]
-    assert (program.mesh, program.world_size) == ((Axis("dp", 2, at_run_time=True),), 2)
-    (group,) = program.groups
-    assert re.fullmatch(r"\$OPT_dp_accum_group_[0-9a-f]{40}", group.wrapper or "")
-    assert group.numel == 123 * 64 + 64, "7,840 and 10 elements, each from a multiple of 64 on"
-    assert program.symbols[REDUCE_BUFFER].type.numel == group.numel + 64
-    assert "dp_scale_factor" in {argument.name for argument in program.runtime_arguments}
 
 
 def _sequences() -> nn.Module:

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, fx, nn
 
 from sambasim.compiler.capture.step import Example, TrainingStep, eagerly
-from sambasim.errors import ModelError
+from sambasim.errors import DataError, ModelError
+from sambasim.options.compile import compile_options
 from sambasim.samba.inputs import losses_among, losses_of, named_loss
-from tests.support.compiled import compile_net
+from tests.support.compiled import compile_from_options, compile_net
 
 
 def _as_it_is(forward: Callable[..., Any]) -> Callable[..., Any]:
@@ -133,6 +134,18 @@ def test_outputs_that_the_app_calls_losses() -> None:
             losses_among(outputs, (0, index), None)
         assert caught.value.what == f"loss_indices is [0, {index}], and the model returns 3 outputs"
         assert caught.value.remedy == "give indices from 0 to 2"
+
+
+def samples(is_none: bool) -> list[object]:
+    return [(torch.ones(4), None) if is_none else (torch.ones(at + 1), torch.ones(1)) for at in range(2)]
+
+
+@pytest.mark.parametrize("is_none", ["true", "false"])
+def test_samples_that_do_not_fit_together_are_named_at_compile(is_none: str) -> None:
+    given = [f"data.source={__name__}:samples", f"data.args.is_none={is_none}", "loss.name=mse", "optimizer.name=sgd"]
+    options = compile_options(None, f"{__name__}:Number", given, {"batch_size": 2})
+    with pytest.raises(DataError, match=rf"of {__name__}:samples gives"):
+        compile_from_options(options)
 
 
 def test_classes_that_the_model_does_not_have_are_refused(tmp_path: Path) -> None:

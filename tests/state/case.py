@@ -3,7 +3,6 @@
 # Calling a module gives Any.
 # mypy: no-warn-return-any
 
-import importlib.util
 import re
 import sys
 import tempfile
@@ -11,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sambasim.runtime.machine.process import Stream, derive
+from tests.support.compiled import Made
 
 Verdict = Literal["equal", "told", "refused", "other", "damaged", "ended", "traceback", "crashed"]
 """`equal`: losses, parameters and buffers of eager PyTorch. `told`: a notice has the words that the case asks for.
@@ -31,15 +32,14 @@ BATCH, RATE = 4, 0.05
 HERE = "# here"
 """Ends the line of a case that an error has to name."""
 
-Then: TypeAlias = Callable[[Any, Tensor], Tensor]
-"""What a `Net` does with the result of its first layer."""
+Then: TypeAlias = Callable[[Any, Tensor], Tensor | None]
+"""What a `Net` does with the result of its first layer; None leaves that as it is."""
 
 
 @dataclass(slots=True)
 class Setup:
     """What a user gives to compile and run. `data`: tensors side by side, samples first, BATCH for each step.
-    `optimizer` None is SGD. `scheduler`: stepped after each step of the eager loop. `options`: of compile. `example`:
-    in place of the first batch."""
+    `optimizer` None is SGD. `scheduler`: stepped after each step of the eager loop. `options`: of compile."""
 
     model: nn.Module
     data: tuple[Tensor, ...]
@@ -47,7 +47,6 @@ class Setup:
     optimizer: Any = None
     scheduler: Any = None
     options: Mapping[str, Any] = field(default_factory=dict)
-    example: Any = None
 
     def __post_init__(self) -> None:
         if self.optimizer is None:
@@ -99,29 +98,9 @@ def case(expected: frozenset[str], prepare: Prepare | None = None, **more: Any) 
     return lambda then: add(then.__name__, then.__module__, partial(net_of, then, prepare, steps), expected, **more)
 
 
-def each(expected: frozenset[str], prepare: Prepare | None = None, **more: Any) -> Callable[..., None]:
-    """Adds a case for what a `Net` does by each name, if that is one expression."""
-
-    def added(**thens: Then) -> None:
-        for name, then in thens.items():
-            add(name, then.__module__, partial(net_of, then, prepare), expected, **more)
-
-    return added
-
-
 def built(expected: frozenset[str], **more: Any) -> Callable[[Build], Case]:
     """Decorates a function that builds the setup of a case."""
     return lambda build: add(build.__name__, build.__module__, build, expected, **more)
-
-
-def setups(expected: frozenset[str], **more: Any) -> Callable[..., None]:
-    """Adds a case for each name of what builds its setup."""
-
-    def added(**builds: Build) -> None:
-        for name, build in builds.items():
-            add(name, build.__module__, build, expected, **more)
-
-    return added
 
 
 def late(first: int, prepare: Prepare | None = None, **more: Any) -> Callable[[Any], Case]:
@@ -173,25 +152,25 @@ def cases(module: str) -> Callable[[str], None]:
         return f"@{decorator}({arguments})\ndef {name or 'rewritten'}({_PARAMETERS[decorator]}):"
 
     def added(text: str) -> None:
-        file = Path(_FOLDER.name, f"{module}.py")
-        file.write_text(f"from tests.state.case import *\n{_HEADER.sub(function, text)}", encoding="utf-8")
-        exec(compile(file.read_bytes(), file, "exec"), vars(sys.modules[module]))
+        whole = f"from tests.state.case import *\n{_HEADER.sub(function, text)}"
+        _execute(whole, Path(_FOLDER.name, f"{module}.py"), sys.modules[module])
 
     return added
 
 
 def net_from_source(name: str, source: str) -> Setup:
     """What `make` of a module with this text returns."""
-    path = Path(_FOLDER.name, re.sub(r"\W", "_", name)).with_suffix(".py")
-    path.write_text(source, encoding="utf-8")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    setup = module.make()
-    assert isinstance(setup, Setup)
+    module: Any = ModuleType(re.sub(r"\W", "_", name))
+    module.__file__ = f"{_FOLDER.name}/{module.__name__}.py"
+    sys.modules[module.__name__] = module
+    _execute(source, Path(module.__file__), module)
+    setup: Setup = module.make()
     return setup
+
+
+def _execute(text: str, file: Path, module: ModuleType) -> None:
+    file.write_text(text, encoding="utf-8")
+    exec(compile(text, file, "exec"), vars(module))
 
 
 def given(**makers: Any) -> Callable[[Any], object]:
@@ -221,32 +200,28 @@ class Net(nn.Module):
         self.b = nn.Linear(4, 1)
         self.then = then
 
+    def outputs(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        result = self.then(self, h)
+        return self.b(h if result is None else result).squeeze(1)
+
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        return functional.mse_loss(self.b(self.then(self, self.a(x))).squeeze(1), y)
+        return functional.mse_loss(self.outputs(x), y)
 
 
 class Outputs(Net):
     """The same without its loss."""
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]  # the target is the loss's
-        return self.b(self.then(self, self.a(x))).squeeze(1)
-
-
-class Made(nn.Module):
-    """Has the given attributes; `function` of it and of the inputs is its forward."""
-
-    def __init__(self, function: Callable[..., Any], **attributes: Any) -> None:
-        super().__init__()
-        self.function = function
-        given(**attributes)(self)
-
-    def forward(self, *inputs: Tensor) -> Any:
-        return self.function(self, *inputs)
+        return self.outputs(x)
 
 
 def made(function: Callable[..., Any], loss: Any = None, **attributes: Any) -> Setup:
+    """A model with the attributes that `given` makes, whose forward is `function` of it and of the inputs."""
     torch.manual_seed(0)
-    return Setup(Made(function, **attributes), points(), loss)
+    model = Made(function)
+    given(**attributes)(model)
+    return Setup(model, points(), loss)
 
 
 def net_of(then: Then, prepare: Prepare | None = None, steps: int = 4) -> Setup:

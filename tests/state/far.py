@@ -1,8 +1,6 @@
 """State that is far from the model: in modules that it imports, in objects of the standard library, in an optimizer;
 and state that one call changes and the next changes back."""
 
-# Calling a module gives Any, and some functions of torch have no types.
-# mypy: no-warn-return-any, allow-untyped-calls
 import logging
 import weakref
 from typing import Any

@@ -1,9 +1,6 @@
 """Refusals that name what a model reads or changes, though it is no slot of Python: gradients of the last step, what a
 backward changes, memory that two have, weights that are trained and changed, and losses with a state."""
 
-# Calling a module gives Any, and some functions of torch have no types.
-# mypy: no-warn-return-any, allow-untyped-calls
-
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -107,7 +104,6 @@ case first_call_by_an_event: REFUSED, given(first=threading.Event), says=("model
     if not net.first.is_set():
         net.first.set()  # here
         return h * 0.1
-    return h
 rewrite first_call_by_a_count: given(steps=zero)
     net.steps.add_(1)
     return torch.where(net.steps < 2, h * 0.1, h)
@@ -149,12 +145,10 @@ rewrite: given(steps=zero)
 case weight_clamped_in_forward: REFUSED, says=(explain._PARAMETER.rewrite,), own_losses=True
     with torch.no_grad():
         net.b.weight.clamp_(-0.25, 0.25)  # here
-    return h
 rewrite:
     return h + functional.linear(h, net.b.weight.clamp(-0.25, 0.25))
 case weight_replaced_in_forward: REFUSED, says=WEIGHT_SAYS, own_losses=True
     net.b.weight.data = functional.normalize(net.b.weight.data)  # here
-    return h
 rewrite:
     return h + functional.linear(h, functional.normalize(net.b.weight), net.b.bias)
 

@@ -6,16 +6,15 @@ import itertools
 import os
 import pickle
 import random
-import select
 import signal
 import sys
 import tempfile
-import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +26,12 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import sambasim as ss
 from sambasim.errors import InternalError, SambasimError
+from sambasim.forks import Fork
+from sambasim.pef.archive import bytes_of
 from tests.state.case import BATCH, Build, Case, Setup, Verdict, eager, net_of
 from tests.support.whole import is_whole
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 60
 _PACKAGE = str(Path(ss.__path__[0]))
 _FEW = 6  # losses that a message shows
 
@@ -45,7 +46,6 @@ class Found:
     where: str = ""
     remedy: str = ""
     notices: tuple[str, ...] = ()
-    losses: tuple[float, ...] = ()
 
     def __str__(self) -> str:
         error = f"\n{self.what}\nwhere: {self.where}\ntry: {self.remedy}" if self.what else ""
@@ -55,13 +55,9 @@ class Found:
 def play(case: Case) -> Found:
     """The verdict on a case alone, not on its rewrite."""
     warm()
-    expected = in_child(lambda: eager((case.oracle or case.build)(), case.steps))
-    if not isinstance(expected, tuple):
-        raise AssertionError(f"{case.name} does not run in eager PyTorch: {expected}")
+    expected = _in_eager(case.oracle or case.build, case.steps)
     found = in_child(lambda: _judged(case, *expected))
-    if not isinstance(found, Found):
-        return Found("crashed", str(found))
-    return found
+    return found if isinstance(found, Found) else Found("crashed", str(found))
 
 
 def complaints(case: Case, found: Found) -> Iterator[str]:
@@ -88,62 +84,32 @@ def complaints(case: Case, found: Found) -> Iterator[str]:
         if again.verdict not in of_rewrite.expected:
             yield f"the rewrite that the remedy proposes is {again}"
     elif case.rewritten is not None and not case.own_losses:
-        losses = [in_child(partial(_losses, build, case.steps)) for build in (oracle, case.rewritten)]
-        if not all(_close(one, other, case.tolerance) for one, other in zip(*losses, strict=False)):
+        losses = [_in_eager(build, case.steps)[0] for build in (oracle, case.rewritten)]
+        if not all(_close(one, other, case.tolerance) for one, other in zip(*losses, strict=True)):
             yield f"the rewrite that the remedy proposes has the losses {losses[1]}, eager {losses[0]}"
 
 
-def in_child(function: Callable[[], Any], timeout_s: float = TIMEOUT_S) -> Any:
-    """What `function` returns in a forked child; a text if it raises, crashes or takes too long."""
-    sys.stdout.flush()
-    with tempfile.TemporaryFile() as printed:
-        reader, writer = os.pipe()
-        child = os.fork()
-        if child == 0:
-            _child(function, reader, writer, printed.fileno())
-        os.close(writer)
-        answer = _answer(reader, time.monotonic() + timeout_s)
-        os.close(reader)
-        if answer is None:
-            os.killpg(child, signal.SIGKILL)
-        _, status = os.waitpid(child, 0)
-        if answer:
-            return pickle.loads(answer)
-        printed.seek(0)
-        text = printed.read().decode(errors="replace")[-2000:]
-        ended = f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"exit code {status >> 8}"
-        return f"{ended if answer is not None else f'no answer in {timeout_s:.0f} s'}\n{text}"
+def in_child(function: Callable[[], Any]) -> Any:
+    """What `function` returns in a forked child; a text if it raises, None if it ends the process or takes too long."""
 
-
-def _child(function: Callable[[], Any], reader: int, writer: int, printed: int) -> None:
-    """Never returns."""
-    try:
-        os.setpgid(0, 0)  # so that a timeout ends its own children too
-        os.close(reader)
-        os.dup2(printed, 1)
-        os.dup2(printed, 2)
+    def answer(request: object) -> Any:
+        signal.alarm(TIMEOUT_S)
         torch.set_num_threads(1)
         random.seed(0)
         np.random.seed(0)
-        with open(writer, "wb") as stream:
-            stream.write(pickle.dumps(function()))
-    except BaseException:
-        traceback.print_exc(file=open(2, "w"))  # noqa: SIM115 (the process ends)
-        os._exit(1)
-    os._exit(0)
+        try:
+            return function()
+        except Exception:
+            return traceback.format_exc()[-2000:]
+
+    with closing(Fork(answer, lambda: None, fresh=False)) as fork:
+        return fork.ask()
 
 
-def _answer(reader: int, until_s: float) -> bytes | None:
-    """All bytes until the child closes the pipe; None if that takes too long."""
-    pieces: list[bytes] = []
-    while True:
-        ready, _, _ = select.select([reader], [], [], max(0.0, until_s - time.monotonic()))
-        if not ready:
-            return None
-        piece = os.read(reader, 1 << 20)
-        if not piece:
-            return b"".join(pieces)
-        pieces.append(piece)
+def _in_eager(build: Build, steps: int) -> tuple[list[float], dict[str, Tensor]]:
+    found = in_child(lambda: eager(build(), steps))
+    assert isinstance(found, tuple), f"it does not run in eager PyTorch: {found}"
+    return found
 
 
 @cache
@@ -161,17 +127,9 @@ def warm() -> None:
 
 
 def _compiled(setup: Setup, folder: Path) -> ss.Pef:
-    example = tuple(tensor[:BATCH] for tensor in setup.data) if setup.example is None else setup.example
-    options = dict(setup.options)
-    settings = {"data.shuffle": False, **options.pop("set", {})}
-    given = {"loss": setup.loss, "optimizer": setup.optimizer, "output_folder": folder, "set": settings, **options}
-    return ss.compile(setup.model, example, name="case", quiet=True, **given)
-
-
-def _losses(build: Build, steps: int) -> list[float]:
-    """None of what is rewritten by options of compile."""
-    setup = build()
-    return [] if setup.options else eager(setup, steps)[0]
+    example = tuple(tensor[:BATCH] for tensor in setup.data)
+    in_order = {"set": {"data.shuffle": False}, "output_folder": folder, "quiet": True, **setup.options}
+    return ss.compile(setup.model, example, name="case", loss=setup.loss, optimizer=setup.optimizer, **in_order)
 
 
 def _judged(case: Case, losses: list[float], state: Mapping[str, Tensor]) -> Found:
@@ -215,7 +173,7 @@ def _of_run(case: Case, setup: Setup, pef: ss.Pef, losses: list[float], state: M
         return _of_error(error, "ended")
     is_told = bool(case.notice) and any(case.notice in notice for notice in pef.notices)
     verdict: Verdict = "told" if is_told else "other" if wrong else "equal"
-    return Found(verdict, "; ".join(wrong), notices=pef.notices, losses=tuple(run.losses))
+    return Found(verdict, "; ".join(wrong), notices=pef.notices)
 
 
 def _differences(case: Case, run: ss.Run, losses: list[float], state: Mapping[str, Tensor]) -> Iterator[str]:
@@ -228,16 +186,12 @@ def _differences(case: Case, run: ss.Run, losses: list[float], state: Mapping[st
         one, other = run.weights[name], state[name]
         if one.shape != other.shape or one.dtype != other.dtype:
             yield f"{name} is {one.dtype}{list(one.shape)}, eager {other.dtype}{list(other.shape)}"
-        elif not (_bits(one) == _bits(other) or (case.tolerance and torch.allclose(one, other, case.tolerance, 1e-5))):
+        elif not (bytes_of(one) == bytes_of(other) or (case.tolerance and torch.allclose(one, other, case.tolerance, 1e-5))):
             yield f"{name} differs by {(one.double() - other.double()).abs().max().item():.1e}"
 
 
 def _close(one: float, other: float, tolerance: float) -> bool:
     return one == other or abs(one - other) <= tolerance * abs(other) or (one != one and other != other)
-
-
-def _bits(tensor: Tensor) -> bytes:
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def process_state() -> dict[str, object]:

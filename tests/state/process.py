@@ -1,30 +1,23 @@
 """Seeds and the state of the process: what a call sets outside of the model."""
 
-# Calling a module gives Any, and some functions of torch have no types.
-# mypy: no-warn-return-any, allow-untyped-calls
-
 import torch
 
-from tests.state.case import EQUAL, REFUSED, cases, each, given, net_of
+from tests.state.case import cases, given, net_of
 
 NOISE = given(noise=lambda: torch.randn(4, generator=torch.Generator().manual_seed(5)))
 BUFFERED = {"rewritten": lambda: net_of(lambda net, h: h + net.noise, NOISE)}
 UNSAID = {"never_says": ("does not depend on any parameter",)}
-each(REFUSED, whole=True)(
-    initial_seed=lambda net, h: h * (1 + torch.initial_seed() % 7),  # here
-    initial_seed_of_the_default_generator=lambda net, h: h * (1 + torch.default_generator.initial_seed() % 5),  # here
-)
 POINTER = given(ptr=lambda: torch.zeros((), dtype=torch.long))
-each(EQUAL, whole=True)(
-    hessian_of_one_row=lambda net, h: h @ torch.func.hessian(lambda row: row.pow(3).sum())(h[0]),
-    jacfwd_of_a_function=lambda net, h: h @ torch.func.jacfwd(torch.tanh)(h[0]),
-)
 
 
 cases(__name__)("""
 import numpy as np
 import random
 from torch import manual_seed
+case initial_seed: REFUSED, whole=True
+    return h * (1 + torch.initial_seed() % 7)  # here
+case initial_seed_of_the_default_generator: REFUSED, whole=True
+    return h * (1 + torch.default_generator.initial_seed() % 5)  # here
 case seed_of_the_default_generator: EITHER, **BUFFERED
     torch.default_generator.manual_seed(5)  # here
     return h + torch.randn(4)
@@ -60,7 +53,6 @@ case draw_that_is_repeated: EITHER, whole=True
     return h + first + torch.randn(4)
 case seed_from_the_clock: REFUSED, whole=True
     torch.seed()  # here
-    return h
 case generator_made_anew: EITHER, **BUFFERED, whole=True
     generator = torch.Generator().manual_seed(5)  # here
     return h + torch.randn(4, generator=generator)  # here
@@ -99,12 +91,15 @@ case number_read_in_float64_by_default: EITHER, whole=True
     return h / scale
 case threads_set: EITHER, whole=True
     torch.set_num_threads(1)  # here
-    return h
 case anomaly_detected: EITHER, whole=True
     with torch.autograd.set_detect_anomaly(False):  # here
         return h.tanh()
 
 # Transforms of functions.
+case hessian_of_one_row: EQUAL, whole=True
+    return h @ torch.func.hessian(lambda row: row.pow(3).sum())(h[0])
+case jacfwd_of_a_function: EQUAL, whole=True
+    return h @ torch.func.jacfwd(torch.tanh)(h[0])
 case vmap_of_a_hessian: EITHER, whole=True
     hessian = torch.func.vmap(torch.func.hessian(lambda row: row.pow(3).sum()))(h)  # here
     return h + hessian.sum(1)

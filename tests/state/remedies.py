@@ -1,7 +1,5 @@
 """Each obstacle of the compiler is refused at its line, in words that fit it, and the remedy, applied, is equal."""
 
-# Calling a module gives Any, and some functions of torch have no types.
-# mypy: no-warn-return-any, allow-untyped-calls
 import itertools
 from collections.abc import Mapping
 from typing import Any

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import sambasim as ss
-from tests.state.case import BATCH, EQUAL, RATE, Outputs, Setup, cases, each, given, made, net_of, points, setups
+from tests.state.case import BATCH, RATE, Outputs, Setup, cases, given, made, net_of, points
 
 LAST = given(last=lambda: torch.zeros(4))
 
@@ -51,14 +51,6 @@ def predicts(fresh: Setup, state: Mapping[str, Tensor], pef: ss.Pef, run: ss.Run
     return f"predictions differ by {(outputs - expected).abs().max().item():.1e}"
 
 
-each(EQUAL, whole=True)(
-    data_in_a_norm=lambda net, h: h / (net.a.weight.data.norm() + h.data.abs().max()),
-    addcdiv_with_a_value=lambda net, h: torch.addcdiv(h, h * 2, h.square() + 1, value=0.3),
-    addcmul_with_a_value=lambda net, h: torch.addcmul(h, h.tanh(), h.sigmoid(), value=0.3),
-    lerp_by_a_number=lambda net, h: torch.lerp(h, h.tanh(), 0.3).addcdiv(h, h.square() + 1, value=-0.7),
-)
-
-
 def _bfloat16(momentum: float = 0.0) -> Setup:
     torch.manual_seed(0)
     x, y = points()
@@ -80,17 +72,6 @@ def _sequence(make: Callable[[], nn.Module]) -> Setup:
     return setup
 
 
-setups(EQUAL, also=predicts, whole=True)(
-    evaluation_of_attention_with_bias_kv=lambda: _sequence(
-        lambda: nn.MultiheadAttention(4, 2, add_bias_kv=True, batch_first=True)
-    ),
-    evaluation_of_a_transformer_with_norm_first=lambda: _sequence(
-        lambda: nn.TransformerEncoderLayer(4, 2, 8, 0.0, batch_first=True, norm_first=True)
-    ),
-    evaluation_of_an_lstm_with_projection=lambda: _sequence(lambda: nn.LSTM(4, 8, proj_size=4, batch_first=True)),
-)
-
-
 cases(__name__)("""
 from contextlib import contextmanager
 from sambasim.compiler.capture import trial
@@ -99,26 +80,19 @@ case buffer_that_counts_in_evaluation_too: EQUAL, given(steps=zero), also=kept_i
     return h * torch.where(net.steps > 2, 1.0, 0.5)
 case buffer_replaced_in_the_dict: EITHER, LAST, **COPIED
     net._buffers["last"] = h.detach().mean(0)  # here
-    return h
 case buffer_replaced_by_data: EITHER, LAST, **COPIED, whole=True
     net.last.data = h.detach().mean(0)  # here
-    return h
 case buffer_assigned: EITHER, LAST, **COPIED, whole=True
     net.last = h.detach().mean(0)  # here
-    return h
 case buffers_updated: EITHER, LAST, **COPIED, whole=True
     net._buffers.update(last=h.detach().mean(0))  # here
-    return h
 case buffer_set: EITHER, LAST, **COPIED, whole=True
     with torch.no_grad():
         net.last.set_(h.detach().mean(0))  # here
-    return h
 case buffer_registered_again: EITHER, LAST, **COPIED, whole=True
     net.register_buffer("last", h.detach().mean(0))  # here
-    return h
 case parameter_replaced_by_data: EITHER, whole=True
     net.b.weight.data = net.b.weight.data.clamp(-0.3, 0.3)  # here
-    return h
 
 # `.data` is a detached tensor of the same memory.
 case data_of_an_activation_assigned: EITHER
@@ -140,6 +114,8 @@ case data_of_an_activation_copied_into: EITHER, whole=True
 case straight_through_by_data: EQUAL
     w = net.b.weight
     return h * (w + (torch.sign(w.data) - w).detach())
+case data_in_a_norm: EQUAL, whole=True
+    return h / (net.a.weight.data.norm() + h.data.abs().max())
 case data_of_a_buffer_changed: EQUAL, given(mean=lambda: torch.zeros(4)), whole=True
     net.mean.data.mul_(0.9).add_(h.data.mean(0), alpha=0.1)
     return h - net.mean
@@ -182,6 +158,18 @@ built inputs_of_float16: EQUAL, whole=True
 
 
 # Bits that were off.
+case addcdiv_with_a_value: EQUAL, whole=True
+    return torch.addcdiv(h, h * 2, h.square() + 1, value=0.3)
+case addcmul_with_a_value: EQUAL, whole=True
+    return torch.addcmul(h, h.tanh(), h.sigmoid(), value=0.3)
+case lerp_by_a_number: EQUAL, whole=True
+    return torch.lerp(h, h.tanh(), 0.3).addcdiv(h, h.square() + 1, value=-0.7)
+built evaluation_of_attention_with_bias_kv: EQUAL, also=predicts, whole=True
+    return _sequence(lambda: nn.MultiheadAttention(4, 2, add_bias_kv=True, batch_first=True))
+built evaluation_of_a_transformer_with_norm_first: EQUAL, also=predicts, whole=True
+    return _sequence(lambda: nn.TransformerEncoderLayer(4, 2, 8, 0.0, batch_first=True, norm_first=True))
+built evaluation_of_an_lstm_with_projection: EQUAL, also=predicts, whole=True
+    return _sequence(lambda: nn.LSTM(4, 8, proj_size=4, batch_first=True))
 built model_in_bfloat16: EQUAL | TOLD, notice="differs from eager PyTorch by rounding"
     return _bfloat16()
 built model_in_bfloat16_with_momentum: EQUAL | TOLD, notice="differs from eager PyTorch by rounding", whole=True

@@ -10,27 +10,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributions import Beta, Gamma, Normal
 from torch.nn import functional
 from torch.nn.utils import parametrizations
 
-from tests.state.case import EQUAL, REFUSED, TOLD, Setup, cases, each, given, made, setups
+from tests.state.case import Setup, cases, given, made
 
-# Checks of values in code of torch.
 ROUNDS: dict[str, Any] = {"notice": "by rounding: the buffer norm.running_", "whole": True}
 WITHOUT_MOMENTUM = given(norm=lambda: nn.BatchNorm1d(4, momentum=None))
 PICTURES = given(norm=lambda: nn.BatchNorm2d(1, momentum=None))
 ORTHOGONAL = given(layer=lambda: parametrizations.orthogonal(nn.Linear(4, 6)), back=lambda: nn.Linear(6, 4))
-each(EQUAL, whole=True)(
-    covariance=lambda net, h: h @ torch.cov(h.T),
-    correlation=lambda net, h: h @ torch.corrcoef(h.T),
-    distribution_that_validates=lambda net, h: h + Normal(h, h.square() + 1).log_prob(torch.zeros_like(h)),
-    covariance_with_weights=lambda net, h: h @ torch.cov(h.T, aweights=torch.tensor([1.0, 2.0, 1.0, 0.5])),
-    draws_of_gamma=lambda net, h: h * Gamma(functional.softplus(h) + 0.5, torch.ones(4)).rsample(),
-    draws_of_beta=lambda net, h: h * Beta(functional.softplus(h) + 0.5, torch.ones(4)).rsample(),
-    choice_by_a_mask_of_bytes=lambda net, h: torch.where((h > 0).to(torch.uint8).bool(), h, h * 0.1),
-    gradient_of_an_angle=lambda net, h: torch.complex(h, h.square() + 1).angle(),
-)
 
 
 def _physics(residual: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Setup:
@@ -47,12 +35,6 @@ def _physics(residual: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Setup:
 
 def _network() -> nn.Module:
     return nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
-
-
-setups(EQUAL, whole=True)(
-    forces=lambda: _physics(lambda u, slope, y: (u - y).square().mean() + (-slope).square().mean()),
-    residual_of_an_equation=lambda: _physics(lambda u, slope, y: (slope[:, 0] + slope[:, 1] * u - y).square().mean()),
-)
 
 
 class Cached(nn.Module):
@@ -129,16 +111,30 @@ def _padded(result: Tensor, target: Tensor) -> Tensor:
 
 
 MICRO: dict[str, Any] = {"notice": "the mean over its", "steps": 2, "where": None}
-setups(TOLD | REFUSED, **MICRO, whole=True)(
-    micro_batches_with_a_sum=lambda: _in_micro_batches(lambda result, target: (result - target).square().sum()),
-    micro_batches_with_a_contrastive_loss=lambda: _in_micro_batches(_contrastive),
-    micro_batches_with_a_mean_of_tokens=lambda: _in_micro_batches(_padded),
-)
 
 
 cases(__name__)("""
 from sambasim.compiler.capture import asked_values
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
+from torch.distributions import Beta, Gamma, Normal
+
+# Checks of values in code of torch.
+case covariance: EQUAL, whole=True
+    return h @ torch.cov(h.T)
+case correlation: EQUAL, whole=True
+    return h @ torch.corrcoef(h.T)
+case distribution_that_validates: EQUAL, whole=True
+    return h + Normal(h, h.square() + 1).log_prob(torch.zeros_like(h))
+case covariance_with_weights: EQUAL, whole=True
+    return h @ torch.cov(h.T, aweights=torch.tensor([1.0, 2.0, 1.0, 0.5]))
+case draws_of_gamma: EQUAL, whole=True
+    return h * Gamma(functional.softplus(h) + 0.5, torch.ones(4)).rsample()
+case draws_of_beta: EQUAL, whole=True
+    return h * Beta(functional.softplus(h) + 0.5, torch.ones(4)).rsample()
+case choice_by_a_mask_of_bytes: EQUAL, whole=True
+    return torch.where((h > 0).to(torch.uint8).bool(), h, h * 0.1)
+case gradient_of_an_angle: EQUAL, whole=True
+    return torch.complex(h, h.square() + 1).angle()
 case gaussian_likelihood: EQUAL
     return h + functional.gaussian_nll_loss(h, torch.zeros_like(h), h.square() + 0.1)
 built gaussian_likelihood_as_the_loss: EQUAL, whole=True
@@ -155,6 +151,10 @@ case orthogonal_weight: EQUAL | TOLD, ORTHOGONAL, notice="contiguously", whole=T
     return net.back(net.layer(h))
 
 # Evaluation of what differentiates in its forward.
+built forces: EQUAL, whole=True
+    return _physics(lambda u, slope, y: (u - y).square().mean() + (-slope).square().mean())
+built residual_of_an_equation: EQUAL, whole=True
+    return _physics(lambda u, slope, y: (slope[:, 0] + slope[:, 1] * u - y).square().mean())
 built gradient_penalty: EQUAL
     return _physics(lambda u, slope, y: functional.mse_loss(u, y) + (slope.norm(dim=1) - 1).square().mean())
 built derivative_as_the_output: EQUAL
@@ -207,7 +207,6 @@ case cholesky_tried_with_more_and_more_jitter: EITHER, steps=8, whole=True
             return torch.linalg.cholesky(gram + jitter * torch.eye(BATCH)) @ h  # here
         except torch.linalg.LinAlgError:
             continue
-    return h
 case inverse_tried: REFUSED, says=(asked_values._TRIED.rewrite,), steps=8
     mask = (h.detach().sum() > 0).float()
     try:
@@ -225,6 +224,12 @@ case assertion_tried: REFUSED, steps=8, whole=True
     return h
 
 # Micro-batches.
+built micro_batches_with_a_sum: TOLD | REFUSED, **MICRO, whole=True
+    return _in_micro_batches(lambda result, target: (result - target).square().sum())
+built micro_batches_with_a_contrastive_loss: TOLD | REFUSED, **MICRO, whole=True
+    return _in_micro_batches(_contrastive)
+built micro_batches_with_a_mean_of_tokens: TOLD | REFUSED, **MICRO, whole=True
+    return _in_micro_batches(_padded)
 built micro_batches_with_batch_norm: TOLD | REFUSED, **MICRO
     return _in_micro_batches(functional.mse_loss, norm=True)
 built micro_batches_with_a_mean: EQUAL, steps=2, tolerance=1e-5, whole=True
