@@ -18,26 +18,16 @@ from sambasim.compiler.capture.asked_values import Asked, RandomBranch
 from sambasim.compiler.capture.explain import explained, tracer_error
 from sambasim.compiler.capture.recording import forward_line, source_files
 from sambasim.compiler.capture.state import NotSound, Observer, found_sound
-from sambasim.compiler.capture.step import (
-    TARGET,
-    EvaluationStep,
-    Example,
-    Loss,
-    Losses,
-    TrainingStep,
-    per_sample_loss,
-    training_loss,
-)
+from sambasim.compiler.capture.step import TARGET, EvaluationStep, Example, Loss, Losses, TrainingStep, steps_of
 from sambasim.compiler.capture.tensors import (
     STORED,
+    as_on_device,
     check_memory,
     check_model,
-    dense_gradients,
     dtype_name,
     entries_of,
     held_by,
     inputs_in,
-    made_contiguous,
     sparse_embeddings,
     stored_in,
 )
@@ -181,10 +171,8 @@ def capture_model(
         with buffers_of_plain_tensors(model):
             several = options.data_parallel or options.chips > 1
             check_model(model, training=not options.inference, replicas=several)
-            with rare_collections(), stored_in(dtype, model), made_contiguous(model), dense_gradients(model):
-                mean = training_loss(named.name, named.args) if named else loss
-                by_sample = per_sample_loss(named.name, named.args) if named else None
-                steps = TrainingStep(model, example, mean, losses), EvaluationStep(model, example, by_sample or mean)
+            with rare_collections(), stored_in(dtype, model), as_on_device(model):
+                steps = steps_of(model, example, named, loss, losses)
                 tensors = tuple(inputs.values())
                 if quick:
                     captures = _training_alone(steps[0], tensors)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sambasim.compiler.capture.step import per_sample_loss, training_loss
+from sambasim.compiler.capture.step import named_losses
 from sambasim.errors import MachineError
 from sambasim.ir.graph import Node, Ref, Section
 from sambasim.ir.program import Program
@@ -96,7 +96,7 @@ def test_the_loss_of_a_sample_is_the_mean_of_its_counted_elements(tmp_path: Path
 
 @pytest.mark.parametrize("name", ["cross_entropy", "nll"])
 def test_another_ignore_index_is_followed(name: str) -> None:
-    by_sample, mean = per_sample_loss(name, {"ignore_index": 2}), training_loss(name, {"ignore_index": 2})
+    mean, by_sample = named_losses(name, {"ignore_index": 2})
     assert by_sample is not None
     torch.manual_seed(0)
     scores = torch.randn(2, 4, 3, 2).log_softmax(1)
@@ -106,7 +106,7 @@ def test_another_ignore_index_is_followed(name: str) -> None:
 
 
 def test_probabilities_as_target_have_nothing_to_ignore() -> None:
-    by_sample = per_sample_loss("cross_entropy", {})
+    _, by_sample = named_losses("cross_entropy", {})
     assert by_sample is not None
     scores, target = torch.randn(2, 4, 3), torch.rand(2, 4, 3).softmax(1)
     elements = functional.cross_entropy(scores, target, reduction="none")

@@ -19,15 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from sambasim.commands.proof.played import Batch, Played, seed_of
 from sambasim.compiler.capture.asked_values import modes_reach_inside
 from sambasim.compiler.capture.recording import Recording, digest_of, is_dense, line_of
-from sambasim.compiler.capture.step import (
-    EvaluationStep,
-    Example,
-    Loss,
-    Losses,
-    TrainingStep,
-    per_sample_loss,
-    training_loss,
-)
+from sambasim.compiler.capture.step import Example, Loss, Losses, steps_of
 from sambasim.compiler.capture.tensors import Widened, held_by
 from sambasim.compiler.capture.trial import quiet, with_values
 from sambasim.compiler.names import symbol_name
@@ -60,14 +52,10 @@ class Eager:
     """The model of `live`, which is changed: it takes the tensors of the PEF with `program`, and keeps them."""
 
     def __init__(self, live: LiveModel, options: CompileOptions, program: Program) -> None:
-        model, named = live.model, options.loss
-        mean = by_sample = live.loss
+        model, named = live.model, None if options.inference or live.loss is not None else options.loss
         if not (model.training or options.inference):
             model.train()
-        if named is not None and not options.inference and mean is None:
-            mean, by_sample = training_loss(named.name, named.args), per_sample_loss(named.name, named.args)
-        self._step = TrainingStep(model, live.example, mean, live.losses)
-        self._evaluation = EvaluationStep(model, live.example, by_sample)
+        self._step, self._evaluation = steps_of(model, live.example, named, live.loss, live.losses)
         self._program = program
         self._optimizer = live.optimizer
         self._rounds = options.dtype != "fp32"

@@ -20,6 +20,7 @@ from sambasim.compiler.capture.trial import as_written
 from sambasim.data.batches import flat
 from sambasim.data.user_code import load_object, summary
 from sambasim.errors import ModelError, OptionError, SambasimError
+from sambasim.options.training import LossOptions
 
 Loss = Callable[[Any, Tensor], Tensor]  # of what the model returns, and the target
 
@@ -30,33 +31,30 @@ NAMED_LOSSES: Mapping[str, Callable[..., Tensor]] = {
 }  # fmt: skip
 
 
-def training_loss(name: str, args: Mapping[str, object]) -> Loss:
-    """`loss(result, target) -> mean`: a named loss of torch, which takes the first output, or the callable at
-    `module:name`, which takes what the model returns. Raises OptionError for other names."""
-    if ":" not in name:
-        function, arguments = _named(name, args)
-        # kl_div's "mean" divides by elements, and torch itself warns that it is not the divergence; batchmean is.
-        reduction = "batchmean" if name == "kl_div" else "mean"
-        return lambda result, target: function(first_tensor(result), target, reduction=reduction, **arguments)
-    loaded = load_object(name, "loss")
-    if isinstance(loaded, type):
-        loaded, args = loaded(**args), {}
-    if not callable(loaded):
-        raise ModelError(f"the loss {name} is not callable")
-    users: Callable[..., Tensor] = loaded
-    return lambda result, target: users(result, target, **args)
+def named_losses(name: str, args: Mapping[str, object]) -> tuple[Loss, Loss | None]:
+    """`loss(result, target)` of a batch, and of each of its samples, float[batch]. A named loss of torch takes the first
+    output; the callable at `module:name` takes what the model returns, and gives no loss per sample. Raises OptionError
+    for other names.
 
-
-def per_sample_loss(name: str, args: Mapping[str, object]) -> Loss | None:
-    """`loss(result, target) -> float[batch]`: the mean over each sample's counted elements (for kl_div the sum); None
-    for a user's callable. The mean over samples is the training loss, unless `weight` is given or samples differ in how
-    many elements are counted."""
+    Of a sample it is the mean over its counted elements (for kl_div the sum). The mean over samples is the first loss,
+    unless `weight` is given or samples differ in how many elements are counted."""
     if ":" in name:
-        return None
-    function, arguments = _named(name, args)
-    ignored = args.get("ignore_index")
+        loaded = load_object(name, "loss")
+        if isinstance(loaded, type):
+            loaded, args = loaded(**args), {}
+        if not callable(loaded):
+            raise ModelError(f"the loss {name} is not callable")
+        users: Callable[..., Tensor] = loaded
+        return lambda result, target: users(result, target, **args), None
+    if name not in NAMED_LOSSES:
+        known = ", ".join(NAMED_LOSSES)
+        raise OptionError(f"there is no loss called {name!r}", remedy=f"loss.name takes one of {known}")
+    tensors = {key: torch.tensor(value) for key, value in args.items() if isinstance(value, (list, tuple))}
+    function, arguments, ignored = NAMED_LOSSES[name], {**args, **tensors}, args.get("ignore_index")
+    # kl_div's "mean" divides by elements, and torch itself warns that it is not the divergence; batchmean is.
+    reduction = "batchmean" if name == "kl_div" else "mean"
 
-    def loss(result: object, target: Tensor) -> Tensor:
+    def by_sample(result: object, target: Tensor) -> Tensor:
         outputs: Tensor = first_tensor(result)
         elements = function(outputs, target, reduction="none", **arguments).reshape(outputs.shape[0], -1)
         # A sample of one element needs no divisor: its loss is already 0 if it is not counted.
@@ -65,15 +63,7 @@ def per_sample_loss(name: str, args: Mapping[str, object]) -> Loss | None:
             return elements.sum(1) / counted.sum(1).clamp(min=1)
         return elements.sum(1) if name == "kl_div" else elements.mean(1)
 
-    return loss
-
-
-def _named(name: str, args: Mapping[str, object]) -> tuple[Callable[..., Tensor], dict[str, object]]:
-    if name not in NAMED_LOSSES:
-        known = ", ".join(NAMED_LOSSES)
-        raise OptionError(f"there is no loss called {name!r}", remedy=f"loss.name takes one of {known}")
-    tensors = {key: torch.tensor(value) for key, value in args.items() if isinstance(value, (list, tuple))}
-    return NAMED_LOSSES[name], {**args, **tensors}
+    return lambda result, target: function(first_tensor(result), target, reduction=reduction, **arguments), by_sample
 
 
 def first_tensor(result: object) -> Any:
@@ -244,6 +234,14 @@ class EvaluationStep(_Step):
             outputs = (self.loss(result, inputs[-1]), *tensors)
         # A model may turn gradients on, to differentiate in its forward.
         return tuple(output.detach() if output.requires_grad else output for output in outputs)
+
+
+def steps_of(
+    model: nn.Module, example: Example, named: LossOptions | None, loss: Loss | None, losses: Losses | None
+) -> tuple[TrainingStep, EvaluationStep]:
+    """`named`: the loss by its name, `loss` if it is None."""
+    mean, by_sample = named_losses(named.name, named.args) if named else (loss, None)
+    return TrainingStep(model, example, mean, losses), EvaluationStep(model, example, by_sample or mean)
 
 
 def _loss_first(result: object, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

@@ -26,7 +26,7 @@ from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.types import DTYPE_BYTES
 
 _STRIDED = "_sambasim_strided"
-"""The attribute of a tensor that `made_contiguous` has replaced the data of: what it had before."""
+"""The attribute of a tensor that `as_on_device` has replaced the data of: what it had before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,19 +151,15 @@ def sparse_embeddings(model: nn.Module) -> Mapping[str, nn.Embedding | nn.Embedd
     return {name: module for name, module in modules if module.sparse}
 
 
-def dense_gradients(model: nn.Module) -> contextlib.AbstractContextManager[None]:
-    """Embeddings have dense gradients, which hold zeros for the rows that no sample reads."""
-    return with_values((module, "sparse", False) for module in sparse_embeddings(model).values())
-
-
-def made_contiguous(model: nn.Module) -> contextlib.AbstractContextManager[None]:
-    """Parameters and buffers of `model` are contiguous, as in device memory, apart from those that share memory with
-    another. Afterwards they have their own memory again."""
+def as_on_device(model: nn.Module) -> contextlib.AbstractContextManager[None]:
+    """Parameters and buffers of `model` are contiguous, apart from those that share memory with another, and embeddings
+    have dense gradients, with zeros for the rows that no sample reads. Afterwards they are as before."""
     held = list({id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}.values())
     strided = [tensor for tensor in held if not tensor.is_contiguous()]
     alone = [tensor for tensor in strided if sum(share_memory(tensor, other) for other in held) <= 1]
-    before = [(tensor, _STRIDED, tensor.data) for tensor in alone]
-    return with_values([*before, *((tensor, "data", tensor.data.contiguous()) for tensor in alone)])
+    changes: list[tuple[Any, str, object]] = [(tensor, _STRIDED, tensor.data) for tensor in alone]
+    changes += [(tensor, "data", tensor.data.contiguous()) for tensor in alone]
+    return with_values([*changes, *((module, "sparse", False) for module in sparse_embeddings(model).values())])
 
 
 def itself(value: Tensor, held: Sequence[Held]) -> Held | None:
