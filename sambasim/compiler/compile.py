@@ -32,7 +32,7 @@ from sambasim.compiler.capture.tensors import (
     stored_in,
 )
 from sambasim.compiler.capture.trace import TESTED_TORCH, CapturedGraph, capture
-from sambasim.compiler.capture.trial import buffers_of_plain_tensors
+from sambasim.compiler.capture.trial import buffers_of_plain_tensors, modes_kept
 from sambasim.compiler.passes import pipeline, run_pipeline
 from sambasim.compiler.sharding.plan import general
 from sambasim.compiler.update import Update
@@ -160,7 +160,6 @@ def capture_model(
 ) -> Built:
     """The graphs of `model`, without optimizer and data parallelism. `loss` or `losses` replaces that of `options`.
     `quick`: the training step alone, without observing a step before."""
-    modes = [(module, module.training) for module in model.modules()]
     dtype, named = STORED[options.dtype], None if options.inference or loss is not None else options.loss
     inputs = inputs_in(dtype, example.inputs)
     for name, tensor in inputs.items():
@@ -168,7 +167,7 @@ def capture_model(
             what = f"the input {name} is {dtype_name(tensor)}, which a PEF cannot hold"
             raise DataError(what, remedy="give torch.view_as_real(x), and the model torch.view_as_complex(x)")
     try:
-        with buffers_of_plain_tensors(model):
+        with modes_kept(model), buffers_of_plain_tensors(model):
             several = options.data_parallel or options.chips > 1
             check_model(model, training=not options.inference, replicas=several)
             with rare_collections(), stored_in(dtype, model), as_on_device(model):
@@ -186,9 +185,6 @@ def capture_model(
             raise
         refused.where = refused.where or forward_line(model)
         raise refused from error
-    finally:
-        for module, was_training in modes:
-            module.training = was_training
 
 
 def assemble(

@@ -21,7 +21,7 @@ from sambasim.compiler.capture.asked_values import modes_reach_inside
 from sambasim.compiler.capture.recording import Recording, digest_of, is_dense, line_of
 from sambasim.compiler.capture.step import Example, Loss, Losses, steps_of
 from sambasim.compiler.capture.tensors import Widened, held_by
-from sambasim.compiler.capture.trial import quiet, with_values
+from sambasim.compiler.capture.trial import modes_kept, quiet
 from sambasim.compiler.names import symbol_name
 from sambasim.errors import CaptureError, MachineError, ModelError
 from sambasim.forks import Fork
@@ -87,7 +87,7 @@ class Eager:
 
     def evaluate(self, batch: Batch, seed: int) -> list[Tensor]:
         """The outputs in evaluation mode. Gradients are enabled: without, torch has other kernels for some layers."""
-        with with_values((module, "training", module.training) for module in self._evaluation.modules()):
+        with modes_kept(self._evaluation):
             self._evaluation.eval()
             seed_everything(seed)
             with quiet(), modes_reach_inside(), self._rounding():
@@ -294,7 +294,7 @@ def check_modes(model: nn.Module, *, training: bool) -> None:
     named = _tensors(model)
     recording = Recording(named)
     with ExitStack() as stack:
-        stack.enter_context(with_values((module, "training", module.training) for module in model.modules()))
+        stack.enter_context(modes_kept(model))
         stack.callback(recording.undo)
         for name in ("eval", "train") if training else ("eval",):
             with recording:

@@ -69,6 +69,11 @@ def with_values(changes: Iterable[tuple[Any, str, object]]) -> Iterator[None]:
             delattr(owner, name) if is_new else setattr(owner, name, original)
 
 
+def modes_kept(model: nn.Module) -> contextlib.AbstractContextManager[None]:
+    """Afterwards each module of `model` is in training or in evaluation mode, as it was."""
+    return with_values([(module, "training", module.training) for module in model.modules()])
+
+
 class Attributes:
     """What the modules of `step` have beside parameters and buffers."""
 
