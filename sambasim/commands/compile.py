@@ -20,7 +20,7 @@ from sambasim.commands.proof.eager import LiveModel, check_modes
 from sambasim.commands.proof.prove import Proof, own_memory, prove, too_large
 from sambasim.compiler.capture.state import NotSound, Observer
 from sambasim.compiler.capture.step import TARGET, Example
-from sambasim.compiler.compile import Compiled, Stopwatch, capture_model, compile_model, recorded
+from sambasim.compiler.compile import Compiled, Stopwatch, assemble, capture_model, recorded
 from sambasim.compiler.front import build_model, example_batch
 from sambasim.compiler.passes import schedule_of
 from sambasim.data.datasets import Source, open_source
@@ -93,7 +93,9 @@ def compile_named(options: CompileOptions, on_phase: OnPhase = lambda phase: Non
 
 
 def compile_live(live: LiveModel, options: CompileOptions, on_phase: OnPhase, path: Path | None) -> Compiled:
-    return compile_model(live.model, live.example, options, loss=live.loss, on_phase=on_phase, path=path)
+    watch = Stopwatch(on_phase)
+    built = capture_model(live.model, live.example, options, watch, loss=live.loss)
+    return assemble(built, live.model, options, watch, path=path)
 
 
 def compile_proved(

@@ -129,25 +129,6 @@ class Stopwatch:
         self._phase = ""
 
 
-def compile_model(
-    model: nn.Module,
-    example: Example,
-    options: CompileOptions,
-    *,
-    updates: Sequence[Update] | None = None,
-    losses: Losses | None = None,
-    loss: Loss | None = None,
-    on_phase: Callable[[str], None] = lambda phase: None,
-    path: Path | None = None,
-) -> Compiled:
-    """Compile `model` for the batch of `example` and write `OUTPUT/NAME/NAME.pef`. `updates` replaces the optimizer of
-    `options`, and `loss` or `losses` their loss. A model in evaluation mode is captured after `model.train()`; the
-    model is left as it was. `path`: see `assemble`. Raises ModelError and CaptureError."""
-    watch = Stopwatch(on_phase)
-    built = capture_model(model, example, options, watch, loss=loss, losses=losses)
-    return assemble(built, model, options, watch, updates, path=path)
-
-
 def capture_model(
     model: nn.Module,
     example: Example,
@@ -158,8 +139,9 @@ def capture_model(
     losses: Losses | None = None,
     quick: bool = False,
 ) -> Built:
-    """The graphs of `model`, without optimizer and data parallelism. `loss` or `losses` replaces that of `options`.
-    `quick`: the training step alone, without observing a step before."""
+    """The graphs of `model` for the batch of `example`, without optimizer and data parallelism. `loss` or `losses`
+    replaces that of `options`. A model in evaluation mode is captured after `model.train()`; it is left as it was.
+    `quick`: the training step alone, without observing a step before. Raises ModelError and CaptureError."""
     dtype, named = STORED[options.dtype], None if options.inference or loss is not None else options.loss
     inputs = inputs_in(dtype, example.inputs)
     for name, tensor in inputs.items():
@@ -196,8 +178,8 @@ def assemble(
     metadata: Mapping[str, str] | None = None,
     path: Path | None = None,
 ) -> Compiled:
-    """Run the passes that `options` ask for on what was captured, and write the PEF, with `metadata`. At a `path` that
-    is given it is not recorded as compiled by this account."""
+    """Run the passes that `options` ask for on what was captured, and write `OUTPUT/NAME/NAME.pef`, with `metadata`.
+    `updates` replaces their optimizer. At a `path` that is given it is not recorded as compiled by this account."""
     notices: list[str] = []
     program = run_pipeline(built.program, pipeline(options, updates, model, notices.append), watch.begin)
     watch.begin("write the PEF")

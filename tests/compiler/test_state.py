@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from sambasim.compiler.capture.step import Example
-from sambasim.compiler.compile import Compiled, compile_model
+from sambasim.compiler.compile import Compiled
 from sambasim.errors import CaptureError, ModelError
-from tests.support.compiled import net_options
+from tests.support.compiled import compile_model, net_options
 
 Then: TypeAlias = Callable[[Any, Tensor], Tensor]
 

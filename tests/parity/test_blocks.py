@@ -18,9 +18,8 @@ from torch.nn import functional
 from torch.utils import checkpoint
 
 from sambasim.compiler.capture.step import Example
-from sambasim.compiler.compile import compile_model
 from sambasim.runtime.engine.executor import Executor, outputs_in_order
-from tests.support.compiled import loaded, net_options, outputs_of, step_of
+from tests.support.compiled import compile_model, loaded, net_options, outputs_of, step_of
 
 CHECKPOINTING = "torch.utils.checkpoint in the model saves no memory here, and --recompute full does"
 

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from sambasim.compiler.capture.step import TARGET, Example, forward_parameters
-from sambasim.compiler.compile import compile_model
 from sambasim.ir.graph import Graph
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
@@ -21,7 +20,7 @@ from sambasim.pef import read
 from sambasim.runtime.engine.executor import Executor, outputs_in_order
 from sambasim.runtime.values.memory import DeviceMemory
 from tests.models import CASES, CLASSES, FEATURES, Batch, Case, case, evaluate_loss
-from tests.support.compiled import loaded, net_options, outputs_of, step_of
+from tests.support.compiled import compile_model, loaded, net_options, outputs_of, step_of
 from tests.support.whole import whole_case
 
 BATCH_SIZE = 4

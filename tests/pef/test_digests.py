@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sambasim.compiler.capture.step import Example
-from sambasim.compiler.compile import compile_model
 from sambasim.data.user_code import load_object
 from sambasim.options.compile import CompileOptions
 from sambasim.pef import PefDocument, read
 from sambasim.pef.digests import SOURCES, changed, digests_of_model
 from tests.compiler.test_build import built as capture
 from tests.models import Batch, Case, case, evaluate_loss
+from tests.support.compiled import compile_model
 from tests.support.whole import whole_case
 
 MODEL = """\

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from sambasim.compiler.capture.step import Example
-from sambasim.compiler.compile import compile_model
 from sambasim.compiler.update import Update
 from sambasim.errors import OptionError
 from sambasim.ir.graph import Section, SectionKind
@@ -29,6 +28,7 @@ from sambasim.runtime.transports.connect import Way
 from sambasim.runtime.watch import observer
 from sambasim.samba.inputs import losses_of
 from tests.pef.samples import sample_program
+from tests.support.compiled import compile_model
 
 FWD, BCKWD, OPT = SectionKind.FWD, SectionKind.BCKWD, SectionKind.OPT
 ADAM = {"lr": 1e-2, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0}

@@ -1,7 +1,7 @@
 """PEFs of models for tests, compiled in this process and without a comparison; and a PEF in device memory."""
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from sambasim.commands.compile import named_in
 from sambasim.compiler.build import Built
-from sambasim.compiler.capture.step import Example
-from sambasim.compiler.compile import Compiled, Stopwatch, assemble, capture_model, compile_model
+from sambasim.compiler.capture.step import Example, Losses
+from sambasim.compiler.compile import Compiled, Stopwatch, assemble, capture_model
+from sambasim.compiler.update import Update
 from sambasim.ir.program import Program
 from sambasim.options.compile import CompileOptions
 from sambasim.pef import map_weights, read
@@ -74,6 +75,17 @@ def net_options(folder: Path, **changes: object) -> CompileOptions:
     """Of a model in this process, with SGD unless `changes` say otherwise."""
     plain = {"model": {"target": "net:Net"}, "optimizer": {"name": "sgd"}, "pef_name": "net", "output_folder": folder}
     return CompileOptions.model_validate(plain | changes)
+
+
+def compile_model(
+    model: nn.Module,
+    example: Example,
+    options: CompileOptions,
+    updates: Sequence[Update] | None = None,
+    losses: Losses | None = None,
+) -> Compiled:
+    watch = Stopwatch(lambda phase: None)
+    return assemble(capture_model(model, example, options, watch, losses=losses), model, options, watch, updates)
 
 
 def compile_net(model: nn.Module, inputs: Mapping[str, Tensor], folder: Path, **changes: object) -> Path:

@@ -15,11 +15,11 @@ from torch import Tensor
 
 import sambasim as ss
 from sambasim.compiler.capture.step import Example
-from sambasim.compiler.compile import compile_model
 from sambasim.errors import SambasimError
 from sambasim.options.compile import CompileOptions
 from sambasim.runtime.machine.process import Stream, derive
 from tests.models.case import Case, Outcome, evaluate_loss
+from tests.support.compiled import compile_model
 from tests.support.installation import Installation
 from tests.support.mpi import ROOT
 
