@@ -3,6 +3,7 @@ whether a call depends on them."""
 
 import array
 import collections
+import contextvars
 import ctypes
 import functools
 import io
@@ -46,6 +47,8 @@ class Slot(NamedTuple):
     def set(self, value: Any) -> None:
         if isinstance(self.owner, (dict, list, collections.deque)):
             self.owner[self.key] = value
+        elif isinstance(self.owner, contextvars.ContextVar):
+            self.owner.set(value)
         else:
             setattr(self.owner, self.key, value)
 

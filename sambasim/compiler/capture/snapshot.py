@@ -43,16 +43,6 @@ _WRAPPERS = (
 """What they wrap is entered, by their own name."""
 
 
-@functools.cache  # so that its id stays
-class _Variable:
-    """A ContextVar as an object with one attribute."""
-
-    def __init__(self, variable: contextvars.ContextVar[Any]) -> None:
-        self._variable = variable
-
-    value = property(lambda self: self._variable.get(MISSING), lambda self, value: self._variable.set(value))
-
-
 class Snapshot:
     """Of what can be reached from `roots`, which have names."""
 
@@ -142,7 +132,7 @@ def _children(name: str, thing: Any) -> Iterator[_Child]:
     elif isinstance(thing, type):
         yield from _of_class(thing)
     elif isinstance(thing, contextvars.ContextVar):
-        yield f"{name}.get()", _Variable(thing), "value", _Variable(thing).value
+        yield f"{name}.get()", thing, "value", thing.get(MISSING)
     elif isinstance(thing, types.GeneratorType):
         frame = thing.gi_frame
         yield from ((f"{name}.{key}", None, None, value) for key, value in (frame.f_locals if frame else {}).items())
