@@ -32,12 +32,10 @@ NAMED_LOSSES: Mapping[str, Callable[..., Tensor]] = {
 
 
 def named_losses(name: str, args: Mapping[str, object]) -> tuple[Loss, Loss | None]:
-    """`loss(result, target)` of a batch, and of each of its samples, float[batch]. A named loss of torch takes the first
-    output; the callable at `module:name` takes what the model returns, and gives no loss per sample. Raises OptionError
-    for other names.
-
-    Of a sample it is the mean over its counted elements (for kl_div the sum). The mean over samples is the first loss,
-    unless `weight` is given or samples differ in how many elements are counted."""
+    """`loss(result, target)` of a batch, and of each of its samples, float[batch]: the mean over counted elements (for
+    kl_div the sum). A named loss of torch takes the first output; the callable at `module:name` takes what the model
+    returns, and gives no loss per sample. The mean over samples is the first loss, unless `weight` is given or samples
+    differ in how many elements are counted. Raises OptionError for other names."""
     if ":" in name:
         loaded = load_object(name, "loss")
         if isinstance(loaded, type):

@@ -213,9 +213,9 @@ def _modules_marked(step: nn.Module) -> Iterator[None]:
     def mark() -> None:
         traceback.current_meta["nn_module_stack"] = {"": stack[-1]} if len(stack) > 1 else {}
 
-    with register_module_forward_pre_hook(enter), register_module_forward_hook(leave, always_call=True):
-        with traceback.preserve_node_meta():
-            yield
+    entering, leaving = register_module_forward_pre_hook(enter), register_module_forward_hook(leave, always_call=True)
+    with entering, leaving, traceback.preserve_node_meta():
+        yield
 
 
 @contextlib.contextmanager

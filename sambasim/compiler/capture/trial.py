@@ -144,11 +144,15 @@ def tied_once(step: nn.Module) -> contextlib.AbstractContextManager[None]:
             places = {name: first.setdefault(id(tensor), (module, name)) for name, tensor in tensors}
             if again := {name: place for name, place in places.items() if place != (module, name)}:
                 changes.append((module, kind, {name: one for name, one in held.items() if name not in again}))
-                shared |= {name: property(lambda reader, place=place: getattr(*place)) for name, place in again.items()}
+                shared |= {name: _read_from(*place) for name, place in again.items()}
         if shared:
             names = {"__module__": own_class.__module__, "__qualname__": own_class.__qualname__}
             changes.append((module, "__class__", type(own_class.__name__, (own_class,), shared | names)))
     return with_values(changes)
+
+
+def _read_from(owner: nn.Module, key: str) -> property:
+    return property(lambda reader: getattr(owner, key))
 
 
 def as_written() -> contextlib.AbstractContextManager[None]:
