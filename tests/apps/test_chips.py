@@ -109,8 +109,7 @@ def test_its_commands_train(name: str, tmp_path: Path) -> None:
     compile_command, run_command = re.findall(r"^#   (.+)$", text, re.MULTILINE)
     _, *words = shlex.split(compile_command)
     words[words.index("--config") + 1] = str(FOLDER / f"{name}.toml")
-    compiled = sambasim([*words, *SMALLER], tmp_path)
-    assert compiled.exit_code == 0, compiled.stderr
+    sambasim([*words, *SMALLER], tmp_path).check()
     launcher, _, arguments = run_command.rpartition("sambasim ")
     ranks = int(launcher.split()[2]) if launcher else 1
     command = [*SAMBASIM, *shlex.split(arguments), "--steps", "2", "--no-evaluate"]

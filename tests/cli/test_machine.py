@@ -12,7 +12,8 @@ from sambasim.cli import machine
 from sambasim.cli.machine import Check
 from sambasim.units import GIB, MIB
 from tests.cli.typed import invoked
-from tests.faults.command import Outcome, sambasim
+from tests.faults.command import sambasim
+from tests.support.mpi import Result
 
 NOTE = Check("compiler", "none", "kernels [cannot] be compiled", "install g++")
 STOP = Check("mpirun found", "none", "no mpirun", "pip install mpich", stops_a_run=True)
@@ -118,7 +119,7 @@ def test_a_compiler_that_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert machine.compiler().value == f"g++ 13.2.0 ({tmp_path}/g++)"
 
 
-def bench(folder: Path, *arguments: str) -> Outcome:
+def bench(folder: Path, *arguments: str) -> Result:
     return sambasim(["bench", "collectives", *arguments], folder)
 
 
@@ -140,7 +141,7 @@ def test_a_wrong_flag_is_refused_before_mpi_starts(
     tmp_path: Path, arguments: list[str], what: str, remedy: str
 ) -> None:
     result = bench(tmp_path, *arguments)
-    assert (result.exit_code, result.stdout) == (2, "")
+    assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr.startswith("error[option]: ")
     assert what in result.stderr
     assert remedy in result.stderr.split("try:")[1]
@@ -148,6 +149,6 @@ def test_a_wrong_flag_is_refused_before_mpi_starts(
 
 def test_one_rank_has_nothing_to_sync(tmp_path: Path) -> None:
     result = bench(tmp_path, "--max-bytes", "4KiB")
-    assert (result.exit_code, result.stdout) == (2, "")
+    assert (result.returncode, result.stdout) == (2, "")
     assert "error[launch]: one rank alone has nothing to sync" in result.stderr
     assert "try:   mpirun -np 2 sambasim bench collectives --max-bytes 4KiB" in result.stderr

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 import sambasim as ss
 from sambasim.quickstart.digits import DigitsClassifier, digits
 from sambasim.records.metrics import InferenceRecord, SummaryRecord
-from tests.faults.command import Outcome, sambasim
+from tests.faults.command import sambasim
 from tests.support.mpi import ROOT, run_job, run_mpi
 from tests.support.whole import whole
 
@@ -24,16 +24,11 @@ SAMBASIM = [sys.executable, "-m", "sambasim"]
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An empty folder in which the quick start was compiled."""
     folder = tmp_path_factory.mktemp("empty")
-    compiled = _done(sambasim(["compile", "--data-parallel", "-ws", "2"], folder))
+    compiled = sambasim(["compile", "--data-parallel", "-ws", "2"], folder).check()
     assert f"PEF file {folder}/out/digits/digits.pef created\nCompilation succeeded\n" in compiled.stdout
     assert "mpirun -np 2 sambasim run --reduce-on-rdu --pef out/digits/digits.pef" in compiled.stdout
     assert [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()] == ["out/digits/digits.pef"]
     return folder
-
-
-def _done(outcome: Outcome) -> Outcome:
-    assert outcome.exit_code == 0, outcome.stderr
-    return outcome
 
 
 def _summary(stdout: str) -> SummaryRecord:
@@ -61,7 +56,7 @@ def test_four_replicas_train_the_quick_start(folder: Path) -> None:
 
 def test_weights_are_saved_loaded_and_predicted_with(folder: Path) -> None:
     command = ["run", "--pef", "digits", "--emulate-replicas", "2", "--epochs", "8", "--json"]
-    trained = _summary(_done(sambasim([*command, "--save", "digits.safetensors"], folder)).stdout)
+    trained = _summary(sambasim([*command, "--save", "digits.safetensors"], folder).check().stdout)
     assert trained.evaluation is not None
     assert (trained.evaluation.accuracy or 0) >= 0.95
     model = DigitsClassifier()
@@ -85,7 +80,7 @@ def test_a_training_pef_predicts_samples_without_labels(folder: Path) -> None:
     images = digits()[1].tensors[0][:40]
     np.savez(folder / "images.npz", image=images.numpy())
     predict = ["run", "digits", "--inference", "--data", "images.npz", "--predictions", "images.safetensors"]
-    printed = _done(sambasim(predict, folder)).stdout
+    printed = sambasim(predict, folder).check().stdout
     assert "notice: no loss, because the samples have no target" in printed
     assert "accuracy" not in printed
     model = DigitsClassifier()
@@ -94,8 +89,8 @@ def test_a_training_pef_predicts_samples_without_labels(folder: Path) -> None:
 
 
 def test_an_inference_pef_predicts(folder: Path) -> None:
-    _done(sambasim(["compile", "--inference", "--pef-name", "forward", "--check", "0"], folder))
-    predicted = _done(sambasim(["run", "--inference", "--pef", "forward"], folder))
+    sambasim(["compile", "--inference", "--pef-name", "forward", "--check", "0"], folder).check()
+    predicted = sambasim(["run", "--inference", "--pef", "forward"], folder).check()
     assert predicted.stdout.startswith("predicted the 360 held-out samples of digits in")
     assert "notice: with the weights of the PEF, as they were compiled" in predicted.stdout
 
@@ -103,9 +98,9 @@ def test_an_inference_pef_predicts(folder: Path) -> None:
 def test_a_model_with_a_loss_of_its_own_predicts_its_other_outputs(tmp_path: Path) -> None:
     small = ["--set", "model.args.layers=1", "--set", "model.args.width=16", "-b", "8"]
     config = ["--config", str(ROOT / "configs" / "char_gpt.toml")]
-    _done(sambasim(["compile", *config, *small, "--inference", "--check", "0"], tmp_path))
+    sambasim(["compile", *config, *small, "--inference", "--check", "0"], tmp_path).check()
     predict = ["run", "--inference", "--pef", "char_gpt", "--predictions", "p.safetensors", "--json"]
-    found = InferenceRecord.model_validate_json(_done(sambasim(predict, tmp_path)).stdout)
+    found = InferenceRecord.model_validate_json(sambasim(predict, tmp_path).check().stdout)
     (logits,) = load_file(tmp_path / "p.safetensors").values()
     assert logits.shape == (found.samples, 64, 96), "the loss, a mean over a batch, is left out"
 
@@ -120,7 +115,7 @@ def test_compile_under_mpirun_is_refused_once(tmp_path: Path) -> None:
 def test_hyperparameters_and_schedule_change_without_a_compile(folder: Path) -> None:
     changes = ["--lr", "0.25", "--set", "training.schedule.name=linear", "--set", "training.schedule.warmup_steps=2"]
     command = ["run", "--pef", "digits", "--emulate-replicas", "2", "--steps", "4", "--no-evaluate"]
-    outcome = _done(sambasim([*command, *changes, "--metrics", "changed.jsonl"], folder))
+    outcome = sambasim([*command, *changes, "--metrics", "changed.jsonl"], folder).check()
     assert "notice: changed for this run: optimizer.lr = 0.25 (compiled: 0.005)" in outcome.stdout
     lines = [json.loads(line) for line in (folder / "changed.jsonl").read_text().splitlines()]
     assert [line["lr"] for line in lines if line["kind"] == "step"] == [0.125, 0.25, 0.25, 0.125]

@@ -3,9 +3,10 @@
 import contextlib
 import io
 import os
+import shlex
 import sys
+import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -16,29 +17,20 @@ from tests.support.mpi import Result
 _LAUNCHERS = ("PMI_", "PMIX_", "OMPI_", "MV2_", "SLURM_", "HYDI_", "MPI_")
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    exit_code: int
-    stdout: str
-    stderr: str
-
-
-def outcome_of(result: Result) -> Outcome:
-    return Outcome(result.returncode, result.stdout, result.stderr)
-
-
-def sambasim(arguments: Sequence[str], folder: Path) -> Outcome:
-    """The outcome of `sambasim ARGUMENTS`, typed in `folder`; this process is as before.
+def sambasim(arguments: Sequence[str] | str, folder: Path) -> Result:
+    """The result of `sambasim ARGUMENTS`, typed in `folder`; this process is as before.
 
     What escapes `main` other than SystemExit escapes here too: a user would see a traceback.
     """
-    stdout, stderr = io.StringIO(), io.StringIO()
-    with _as_typed(arguments, folder), contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
+    words = shlex.split(arguments) if isinstance(arguments, str) else arguments
+    stdout, stderr, began_s = io.StringIO(), io.StringIO(), time.monotonic()
+    with _as_typed(words, folder), contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
         try:
             main()
         except SystemExit as end:
             code = end.code
-    return Outcome(code if isinstance(code, int) else int(code is not None), stdout.getvalue(), stderr.getvalue())
+    returncode = code if isinstance(code, int) else int(code is not None)
+    return Result(returncode, stdout.getvalue(), stderr.getvalue(), time.monotonic() - began_s)
 
 
 @contextlib.contextmanager

@@ -22,8 +22,7 @@ _SYNTHETIC = "run --pef net --data synthetic --no-evaluate --steps 4"
 
 def _train(folder: Path) -> None:
     """Checkpoints after steps 1 and 2 of a run of the PEF `net`."""
-    outcome = sambasim([*_SYNTHETIC.split()[:-1], "2", "--checkpoint-dir", "saved", "--checkpoint-every", "1"], folder)
-    assert outcome.exit_code == 0, outcome.stderr
+    sambasim(f"{_SYNTHETIC} --steps 2 --checkpoint-dir saved --checkpoint-every 1", folder).check()
 
 
 COMMAND_LINES: tuple[Fault, ...] = (

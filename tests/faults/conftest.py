@@ -1,16 +1,15 @@
 """Sound PEFs, compiled once, for the rows that need one."""
 
 import os
-import shlex
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from tests.faults.command import sambasim
-from tests.faults.fault import TRAIN, net
+from tests.faults.fault import TRAIN, Compiled, net, put
 from tests.faults.parallelism import DEEP
 
 _NET = "sambasim_file_net"
@@ -29,47 +28,31 @@ _DEEP_FLAGS = {
 """The PEFs of a deeper model, all but one for several ranks."""
 
 
-class _Compiled(Mapping[str, bytes]):
-    """The bytes of each PEF, which is compiled when it is first asked for: by the account of the session, also within a
+@pytest.fixture(scope="session")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Compiled:
+    """The bytes of a PEF, which is compiled when it is first asked for: by the account of the session, also within a
     test that has another."""
+    folder, account = tmp_path_factory.mktemp("compiled"), os.environ["XDG_STATE_HOME"]
+    (folder / "sound.py").write_text(net())
+    (folder / "deep.py").write_text(DEEP)
 
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._account = folder, os.environ["XDG_STATE_HOME"]
-        (folder / "sound.py").write_text(net())
-        (folder / "deep.py").write_text(DEEP)
-
-    def __getitem__(self, name: str) -> bytes:
-        path = self._folder / "out" / name / f"{name}.pef"
+    def pef(name: str) -> bytes:
+        path = folder / "out" / name / f"{name}.pef"
         if not path.exists():
             file, flags = ("sound.py", _FLAGS[name]) if name in _FLAGS else ("deep.py", _DEEP_FLAGS[name])
-            command = f"{TRAIN.replace('net.py', file)} --pef-name {name} {flags}"
             with pytest.MonkeyPatch.context() as patch:
-                patch.setenv("XDG_STATE_HOME", self._account)
-                outcome = sambasim(shlex.split(command), self._folder)
-            assert outcome.exit_code == 0, outcome.stderr
+                patch.setenv("XDG_STATE_HOME", account)
+                sambasim(f"{TRAIN.replace('net.py', file)} --pef-name {name} {flags}", folder).check()
         return path.read_bytes()
 
-    def __iter__(self) -> Iterator[str]:
-        return iter((*_FLAGS, *_DEEP_FLAGS))
-
-    def __len__(self) -> int:
-        return len(_FLAGS) + len(_DEEP_FLAGS)
-
-
-@pytest.fixture(scope="session")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, bytes]:
-    """The bytes of PEFs by name: trained alone; data parallel, -ws 2; for inference; and those of `_DEEP_FLAGS`."""
-    return _Compiled(tmp_path_factory.mktemp("compiled"))
+    return pef
 
 
 @pytest.fixture
-def folder(tmp_path: Path, compiled: Mapping[str, bytes]) -> Path:
+def folder(tmp_path: Path, compiled: Compiled) -> Path:
     """A net.py, and its PEFs."""
     (tmp_path / "net.py").write_text(net())
-    for name in _FLAGS:
-        path = tmp_path / "out" / name / f"{name}.pef"
-        path.parent.mkdir(parents=True)
-        path.write_bytes(compiled[name])
+    put(tmp_path, compiled, *_FLAGS)
     return tmp_path
 
 

@@ -6,9 +6,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import indent
+from typing import TypeAlias
 
-from tests.faults.command import Outcome, outcome_of, sambasim
-from tests.support.mpi import SAMBASIM, run_mpi
+from tests.faults.command import sambasim
+from tests.support.mpi import SAMBASIM, Result, run_mpi
+
+Compiled: TypeAlias = Callable[[str], bytes]
+"""A sound PEF by its name in conftest.py."""
 
 MAX_LINES = 8
 _JARGON = ("Traceback", "dynamo", "Dynamo", "FakeTensor", "fake tensor", "graph break", "aot_", "GuardOn", "proxy")
@@ -78,23 +82,20 @@ class Fault:
     may_leave: tuple[str, ...] = ()
     ranks: int = 0
 
-    def check(self, folder: Path, compiled: Mapping[str, bytes]) -> None:
-        """Run the command in `folder`; `compiled` are the PEFs by name."""
+    def check(self, folder: Path, compiled: Compiled) -> None:
+        """Run the command in `folder`."""
         if self.net is not None:
             (folder / "net.py").write_text(self.net)
         if named := re.search(r"--pef (\w+)(?= |$)", self.command):
-            path = folder / "out" / named[1] / f"{named[1]}.pef"
-            path.parent.mkdir(parents=True)
-            path.write_bytes(compiled[named[1]])
+            put(folder, compiled, named[1])
         if self.prepare:
             self.prepare(folder)
         before = contents(folder)
-        words = shlex.split(self.command)
         if self.ranks:
-            still = {"PYTHONDONTWRITEBYTECODE": "1"}
-            outcome = outcome_of(run_mpi(self.ranks, [*SAMBASIM, *words], cwd=folder, env=still, timeout=120))
+            words, still = shlex.split(self.command), {"PYTHONDONTWRITEBYTECODE": "1"}
+            outcome = run_mpi(self.ranks, [*SAMBASIM, *words], cwd=folder, env=still, timeout=120)
         else:
-            outcome = sambasim(words, folder)
+            outcome = sambasim(self.command, folder)
         check_message(outcome, self.says.replace("HERE", str(folder)))
         check_left(folder, before, self.may_leave)
 
@@ -107,14 +108,22 @@ def table(
         yield Fault(command, " ".join(said.split("\n    ")).strip(), net, prepare, ranks=ranks)
 
 
-def check_message(outcome: Outcome, says: str) -> str:
+def put(folder: Path, compiled: Compiled, *names: str) -> None:
+    """Writes these PEFs where a command that is typed in `folder` finds them by name."""
+    for name in names:
+        path = folder / "out" / name / f"{name}.pef"
+        path.parent.mkdir(parents=True)
+        path.write_bytes(compiled(name))
+
+
+def check_message(outcome: Result, says: str) -> str:
     """There is one short error message, which says that, and no traceback, and its exit code. Returns it."""
     before, mark, rest = outcome.stderr.partition("error[")
     assert mark, f"no error was reported: {outcome.stderr!r}"
     assert all(line.endswith("…") for line in before.splitlines()), f"output before the error: {before!r}"
     message, everything = mark + rest, outcome.stdout + outcome.stderr
     assert_contains(message, says)
-    assert outcome.exit_code == (3 if message.startswith(("error[pef]", "error[weights]")) else 2), message
+    assert outcome.returncode == (3 if message.startswith(("error[pef]", "error[weights]")) else 2), message
     assert everything.count("error[") == 1, everything
     assert len(message.splitlines()) <= MAX_LINES, message
     jargon = [word for word in _JARGON if word in everything]

@@ -263,22 +263,15 @@ def main(runs: int, seed: int, only: int | None, slack: float) -> None:
     sys.exit(bool(failed))
 
 
-def _done(words: str, place: Path) -> str:
-    """What a command has printed that ran in this process, without faults."""
-    outcome = sambasim(shlex.split(words), place)
-    assert outcome.exit_code == 0, outcome.stderr
-    return outcome.stdout
-
-
 def sweep(chosen: list[Case], place: Path, slack_s: float = BUSY_S) -> list[Verdict]:
     (place / "net.py").write_text(MODEL)
-    _done(COMPILE, place)
+    sambasim(COMPILE, place).check()
     state_sha256: dict[int, str] = {}
     verdicts = []
     for case in chosen:
         if case.ranks not in state_sha256:
             words = f"run --pef net --emulate-replicas {case.ranks} --steps {STEPS} --threads 1 --no-evaluate --json"
-            state_sha256[case.ranks] = json.loads(_done(words, place))["state_sha256"]
+            state_sha256[case.ranks] = json.loads(sambasim(words, place).check().stdout)["state_sha256"]
         folder = place / str(case.number)
         shutil.copytree(place / "out", folder / "out")
         (folder / "net.py").write_text(MODEL)

@@ -1,19 +1,18 @@
 """Every row of the table: the message, the exit code, and what is left. And sound input."""
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from tests.faults.command import sambasim
 from tests.faults.command_lines import COMMAND_LINES
-from tests.faults.fault import TRAIN, Fault, net
+from tests.faults.fault import TRAIN, Compiled, Fault, net
 from tests.faults.parallelism import PARALLELISM
 from tests.faults.user_code import USER_CODE
 
 
 @pytest.mark.parametrize("fault", [*COMMAND_LINES, *USER_CODE, *PARALLELISM], ids=lambda fault: fault.says[:60])
-def test_bad_input_is_reported(fault: Fault, tmp_path: Path, compiled: Mapping[str, bytes]) -> None:
+def test_bad_input_is_reported(fault: Fault, tmp_path: Path, compiled: Compiled) -> None:
     fault.check(tmp_path, compiled)
 
 
@@ -36,6 +35,5 @@ branches on a shape and on the mode, and a dict as its result."""
 def test_it_compiles_and_runs(tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(SOUND)
     for command in (TRAIN, "run --pef net --steps 2"):
-        outcome = sambasim(command.split(), tmp_path)
-        assert outcome.exit_code == 0, outcome.stderr
+        outcome = sambasim(command, tmp_path).check()
         assert all(line.endswith("…") for line in outcome.stderr.splitlines()), outcome.stderr

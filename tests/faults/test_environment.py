@@ -15,10 +15,9 @@ _PYTHON = f"{shlex.quote(sys.executable)} -m sambasim"
 _TRAINING = "run --pef net --epochs 50 --no-evaluate --save w.safetensors"
 _INSPECT = "inspect net --all"
 _JSON = "run --pef net --steps 2 --json"
-_NOTHING: Mapping[str, str] = {}
 
 
-def _shell(line: str, folder: Path, env: Mapping[str, str] = _NOTHING) -> Result:
+def _shell(line: str, folder: Path, env: Mapping[str, str] | None = None) -> Result:
     """Run `line` in a shell. SAMBASIM is the command, and the file `code` is for its exit code."""
     return run_job(["bash", "-c", line.replace("SAMBASIM", _PYTHON)], cwd=folder, env=env)
 

@@ -5,24 +5,23 @@ RLIMIT_FSIZE stands for the disk, because it needs no privilege: no file of this
 
 import json
 import resource
-import shlex
 from pathlib import Path
 
-from tests.faults.command import Outcome, outcome_of, sambasim
+from tests.faults.command import sambasim
 from tests.faults.fault import TRAIN, check_message
-from tests.support.mpi import SAMBASIM, run_mpi
+from tests.support.mpi import SAMBASIM, Result, run_mpi
 from tests.support.whole import whole
 
 _STILL = {"PYTHONDONTWRITEBYTECODE": "1"}
 _STEPS = "run --pef net --epochs 500 --no-evaluate"
 
 
-def _limited(command: str, folder: Path, limit_bytes: int) -> Outcome:
+def _limited(command: str, folder: Path, limit_bytes: int) -> Result:
     sambasim(["run", "--pef", "net", "--steps", "1"], folder)  # MPI makes files of its own when it starts
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, before[1]))
     try:
-        return sambasim(shlex.split(command), folder)
+        return sambasim(command, folder)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
@@ -74,8 +73,6 @@ def test_a_log_that_one_rank_cannot_write_ends_the_job_once(folder: Path) -> Non
     (folder / "logs" / "rank1.log").symlink_to("/dev/full")
     command = [*SAMBASIM, "run", "--pef", "pair", "--log-dir", "logs", "--save", "w.safetensors"]
     result = run_mpi(2, command, cwd=folder, env=_STILL)
-    check_message(
-        outcome_of(result),
-        "error[machine] (rank 1 on ... the log logs/rank1.log cannot be written any more: No space left",
-    )
+    says = "error[machine] (rank 1 on ... the log logs/rank1.log cannot be written any more: No space left"
+    check_message(result, says)
     assert not (folder / "w.safetensors").exists()

@@ -7,13 +7,13 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from sambasim.runtime.watch.status_file import State, StatusFile
-from tests.faults.fault import dataset
+from tests.faults.fault import Compiled, dataset, put
 from tests.support.mpi import SAMBASIM, Result, can_play_hosts, run_job, run_mpi
 from tests.support.warm import JOB_KEY
 from tests.support.whole import whole, whole_case
@@ -52,10 +52,8 @@ def mpirun():
 
 
 @pytest.fixture
-def folder(tmp_path: Path, compiled: Mapping[str, bytes]) -> Path:
-    path = tmp_path / "out" / "pair" / "pair.pef"
-    path.parent.mkdir(parents=True)
-    path.write_bytes(compiled["pair"])
+def folder(tmp_path: Path, compiled: Compiled) -> Path:
+    put(tmp_path, compiled, "pair")
     return tmp_path
 
 
@@ -102,9 +100,7 @@ def assert_death(result: Result) -> None:
         ("time.sleep(3600)", "--reduce-on-rdu", HANGS),
         whole_case("time.sleep(3600)", "--host-sync=gloo", HANGS),
         whole_case("time.sleep(3600)", "--host-sync=mpi", HANGS),
-        whole_case(
-            "os.kill(os.getpid(), signal.SIGSTOP)", "--host-sync=gloo", r"its process is stopped; step \d+, reading"
-        ),
+        whole_case("os.kill(os.getpid(), signal.SIGSTOP)", "--host-sync=gloo", STOPPED),
     ],
 )
 def test_a_rank_that_hangs_or_is_stopped_is_named_with_its_line(
@@ -284,9 +280,9 @@ def test_the_lowest_rank_that_failed_by_itself_reports(action: str, code: int, r
         assert result.stderr.count("\n") == 1, "without an abort"
 
 
-def run_mesh(folder: Path, compiled: Mapping[str, bytes], pef: str, action: str, *flags: str) -> Result:
+def run_mesh(folder: Path, compiled: Compiled, pef: str, action: str, *flags: str) -> Result:
     """A run of a replica of two ranks, in whose midst rank 1 does `action`."""
-    (folder / f"{pef}.pef").write_bytes(compiled[pef])
+    (folder / f"{pef}.pef").write_bytes(compiled(pef))
     (folder / "net.py").write_text(dataset(_SAMPLE.replace("> 40", "> 10").format(action=action), 64))
     data = ("--data", "net.py:samples", "--no-evaluate", "--epochs", "1000", "--sync-timeout", str(TIMEOUT_S))
     return run_mpi(2, [*SAMBASIM, "run", "--pef", f"{pef}.pef", *data, *flags], cwd=folder, timeout=120)
@@ -294,7 +290,7 @@ def run_mesh(folder: Path, compiled: Mapping[str, bytes], pef: str, action: str,
 
 @pytest.mark.parametrize(("pef", "axis"), [whole_case("cut", "tp"), ("stages", "pp")])
 def test_a_rank_that_hangs_is_found_by_those_that_wait_within_a_section(
-    pef: str, axis: str, tmp_path: Path, compiled: Mapping[str, bytes]
+    pef: str, axis: str, tmp_path: Path, compiled: Compiled
 ) -> None:
     result = run_mesh(tmp_path, compiled, pef, "time.sleep(3600)")
     where = rf"rank 1 on \S+ \(process \d+; {axis} 1\): step \d+, reading data for .*net\.py:\d+ in __getitem__"
@@ -302,7 +298,7 @@ def test_a_rank_that_hangs_is_found_by_those_that_wait_within_a_section(
     assert not status_files(tmp_path)
 
 
-def test_the_rank_of_an_error_and_its_log_have_coordinates(tmp_path: Path, compiled: Mapping[str, bytes]) -> None:
+def test_the_rank_of_an_error_and_its_log_have_coordinates(tmp_path: Path, compiled: Compiled) -> None:
     result = run_mesh(tmp_path, compiled, "stages", 'raise OSError("the disk is full")', "--log-dir", "logs")
     assert result.returncode == 2
     assert re.search(r"^error\[data\] \(rank 1 on \S+: pp 1\): .*the disk is full", result.stderr, re.M)

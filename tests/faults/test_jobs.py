@@ -2,13 +2,13 @@
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.faults.command import outcome_of, sambasim
-from tests.faults.fault import Fault, check_left, check_message, contents, dataset, net, table
+from tests.faults.command import sambasim
+from tests.faults.fault import Compiled, Fault, check_left, check_message, contents, dataset, net, table
 from tests.support.mpi import SAMBASIM, run_mpi
 from tests.support.whole import whole_case
 
@@ -54,7 +54,7 @@ run --pef shared --one-process-per-replica
 
 
 @pytest.mark.parametrize("fault", LAUNCHES, ids=lambda fault: fault.says[:60])
-def test_an_error_of_a_job_is_reported_once(fault: Fault, tmp_path: Path, compiled: Mapping[str, bytes]) -> None:
+def test_an_error_of_a_job_is_reported_once(fault: Fault, tmp_path: Path, compiled: Compiled) -> None:
     fault.check(tmp_path, compiled)
 
 
@@ -90,7 +90,7 @@ def test_data_that_goes_bad_on_one_rank_in_the_middle_of_training_is_reported_on
     command = f"run --pef pair --data net.py:samples --save w.safetensors --metrics m.jsonl {sync}"
     result = run_mpi(2, [*SAMBASIM, *command.split()], cwd=folder, env={"PYTHONDONTWRITEBYTECODE": "1"})
     assert time.time() - float((folder / "failed_at").read_text()) < _END_S
-    check_message(outcome_of(result), says)
+    check_message(result, says)
     steps = [json.loads(line)["step"] for line in (folder / "m.jsonl").read_text().splitlines()]
     assert steps == list(range(1, len(steps) + 1))
     assert len(steps) >= 2
@@ -105,6 +105,6 @@ def test_an_internal_error_prints_its_traceback_for_the_bug_report(
 
     monkeypatch.setattr("sambasim.cli.compile.options_and_notes", divide)
     outcome = sambasim(["compile"], tmp_path)
-    assert outcome.exit_code == 70
+    assert outcome.returncode == 70
     assert "Traceback (most recent call last)" in outcome.stderr
     assert outcome.stderr.endswith("this is a bug in sambasim, please report it: of our own\n")

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from sambasim.units import MIB
-from tests.faults.command import outcome_of, sambasim
-from tests.faults.fault import COMPILE, NAMED_LOSS, SAMPLES, assert_contains, check_message, net
+from tests.faults.command import sambasim
+from tests.faults.fault import TRAIN, assert_contains, check_message, net
 from tests.support.mpi import ROOT, SAMBASIM, Result, can_play_hosts, mpirun, run_job, run_mpi
 from tests.support.whole import whole, whole_case
 
@@ -28,9 +28,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("large")
     init = "self.linear = nn.Linear(8, 1024 * 1024)\nself.out = nn.Linear(1024, 3)"
     forward = "return self.out(self.linear(x).view(4, 1024, 1024).mean(1))"
-    (folder / "net.py").write_text(net(forward, init=init, samples=SAMPLES))
-    outcome = sambasim([*shlex.split(COMPILE), *shlex.split(NAMED_LOSS), "--data-parallel"], folder)
-    assert outcome.exit_code == 0, outcome.stderr
+    (folder / "net.py").write_text(net(forward, init=init))
+    sambasim(f"{TRAIN} --data-parallel", folder).check()
     return folder
 
 
@@ -44,7 +43,7 @@ def _figures(text: str) -> list[float]:
 
 
 def _check(result: Result, says: str) -> list[float]:
-    return _figures(check_message(outcome_of(result), says).splitlines()[0])
+    return _figures(check_message(result, says).splitlines()[0])
 
 
 @privileged
@@ -66,9 +65,9 @@ def test_groups_of_a_mesh_that_allocate_at_the_same_time_are_counted_together(tm
     """Two groups along dp, and two along tp, each of which would fit alone."""
     init = "self.up = nn.Linear(8, 1 << 18)\nself.down = nn.Linear(1 << 18, 24)\nself.out = nn.Linear(24, 3)"
     forward = "return self.out(self.down(self.up(x).relu()))"
-    (tmp_path / "net.py").write_text(net(forward, init=init, samples=SAMPLES))
+    (tmp_path / "net.py").write_text(net(forward, init=init))
     mesh = ["--data-parallel", "--tensor-parallel", "weight", "--n-chips", "2"]
-    run_job([*SAMBASIM, *shlex.split(COMPILE), *shlex.split(NAMED_LOSS), *mesh], cwd=tmp_path).check()
+    run_job([*SAMBASIM, *shlex.split(TRAIN), *mesh], cwd=tmp_path).check()
     job = [mpirun(), "-np", "4", *SAMBASIM, *_RUN, "--steps", "1"]
     result = run_job(_with_shared_memory(112 * MIB, job), cwd=tmp_path)
     needed, there = _check(result, "error[machine] (every rank): the replicas of this node need ... /dev/shm has ")

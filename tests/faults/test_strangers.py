@@ -1,20 +1,21 @@
 """PEFs that this account did not compile are executed only with --trust; everything else works on them."""
 
-import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.faults.command import Outcome, sambasim
+from tests.faults.command import sambasim
+from tests.faults.fault import Compiled
 from tests.pef.damage import Fields, put_together, unpack
+from tests.support.mpi import Result
 
 
 @pytest.fixture
-def folder(tmp_path: Path, compiled: Mapping[str, bytes], monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, compiled: Compiled, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the PEF `net`, on an account that has compiled nothing."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    fields, weights = unpack(compiled["net"])
+    fields, weights = unpack(compiled("net"))
     fields["data_source"]["source"] = str(tmp_path / "theirs.py:samples")
     (tmp_path / "net.pef").write_bytes(put_together(fields, weights))
     (tmp_path / "theirs.py").write_text(
@@ -34,8 +35,8 @@ def change(folder: Path, edit: Callable[[Fields], object]) -> None:
     (folder / "net.pef").write_bytes(put_together(fields, weights))
 
 
-def run(folder: Path, flags: str = "") -> Outcome:
-    return sambasim(shlex.split(f"run --pef net.pef {flags}"), folder)
+def run(folder: Path, flags: str = "") -> Result:
+    return sambasim(f"run --pef net.pef {flags}", folder)
 
 
 REFUSED = (
@@ -48,15 +49,13 @@ REFUSED = (
 def test_it_is_executed_only_once_it_is_trusted(folder: Path) -> None:
     for flags in ("--steps 1", "--inference", "--emulate-replicas 1", "--data synthetic"):
         refused = run(folder, flags)
-        assert (refused.exit_code, refused.stderr) == (2, REFUSED)
+        assert (refused.returncode, refused.stderr) == (2, REFUSED)
     # What executes nothing needs no trust.
     for command in ("inspect net.pef --all", "verify net.pef", "simulate net.pef", "compare net.pef net.pef"):
-        outcome = sambasim(shlex.split(command), folder)
-        assert outcome.exit_code == 0, outcome.stderr
+        sambasim(command, folder).check()
     assert not (folder / "ran").exists()
     for flags in ("--steps 1 --trust", "--inference --trust"):
-        outcome = run(folder, flags)
-        assert outcome.exit_code == 0, outcome.stderr
+        run(folder, flags).check()
     assert (folder / "ran").exists()
 
 
@@ -65,8 +64,8 @@ def test_no_device_file_is_opened_because_a_pef_names_it(arch: str, folder: Path
     change(folder, lambda f: f["compile_options"].update(arch=arch))
     trusted = "run --pef net.pef --data synthetic --trust"
     for command in (trusted, "simulate net.pef", "tilestat net.pef", "devices --pef net.pef"):
-        outcome = sambasim(shlex.split(command), folder)
-        assert outcome.exit_code == 3, outcome.stderr
+        outcome = sambasim(command, folder)
+        assert outcome.returncode == 3, outcome.stderr
         assert f"the PEF was compiled for the device {arch!r}, which does not ship with sambasim" in outcome.stderr
 
 
@@ -83,7 +82,7 @@ def test_what_is_wrong_in_the_file_is_an_error_of_the_file(folder: Path) -> None
         (folder / "net.pef").write_bytes(sound)
         change(folder, edit)
         outcome = run(folder, "--steps 1 --data synthetic --trust")
-        assert outcome.exit_code == 3, outcome.stderr
+        assert outcome.returncode == 3, outcome.stderr
         assert text in outcome.stderr
         assert len(outcome.stderr) < 3000
 
@@ -96,8 +95,8 @@ def test_a_node_that_cannot_be_priced_is_an_error_of_the_file(folder: Path) -> N
 
     change(folder, with_a_scalar_for_a_filter)
     for command in ("tilestat net.pef", "simulate net.pef"):
-        outcome = sambasim(command.split(), folder)
-        assert outcome.exit_code == 3, outcome.stderr
+        outcome = sambasim(command, folder)
+        assert outcome.returncode == 3, outcome.stderr
         assert "argument 1 of aten.conv2d.default is not a tensor with a dimension 0" in outcome.stderr
 
 
@@ -105,6 +104,5 @@ def test_a_table_shows_nothing_that_a_terminal_would_obey(folder: Path) -> None:
     change(folder, lambda f: f["metadata"].update(note="\x1b]0;x\x07\u202e"))
     change(folder, lambda f: f["program"]["training"]["sections"][0].update(name="\x1b[31mred"))
     for flags in ("--all", "--graph", "--section 0"):
-        outcome = sambasim(shlex.split(f"inspect net.pef {flags}"), folder)
-        assert outcome.exit_code == 0, outcome.stderr
+        outcome = sambasim(f"inspect net.pef {flags}", folder).check()
         assert not any(character in outcome.stdout for character in "\x1b\x07\u202e")

@@ -57,8 +57,8 @@ def command(words: str) -> Callable[[Path], object]:
         outcome = sambasim([str(path) if word == "FILE" else word for word in words.split()], path.parent)
         text = outcome.stderr
         assert "Traceback" not in text, text[-1500:]
-        assert outcome.exit_code in (0, 2, 3), text[-1500:]
-        if outcome.exit_code:
+        assert outcome.returncode in (0, 2, 3), text[-1500:]
+        if outcome.returncode:
             assert text.count("\nerror[") + text.startswith("error[") == 1, text[-1500:]
             assert len(text) < 4000, f"{len(text)} characters: {text[:1500]}"
             assert all(line.isprintable() for line in text.splitlines()), ascii(text[-1500:])
@@ -75,7 +75,7 @@ def _is_not_executed(path: Path) -> None:
 def _typed(folder: Path, *lines: str) -> None:
     for line in lines:
         outcome = sambasim(shlex.split(line), folder)
-        assert outcome.exit_code == 0, outcome.stderr
+        assert outcome.returncode == 0, outcome.stderr
 
 
 def _pefs(folder: Path) -> Sequence[Path]:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.command import outcome_of, sambasim
+from tests.faults.command import sambasim
 from tests.support.mpi import SAMBASIM, run_mpi
 from tests.support.whole import whole_case
 
@@ -61,15 +61,13 @@ def test_an_assertion_that_does_not_hold_ends_the_run(path: str, tmp_path: Path)
     raises = path == "raising"  # in a branch, which is an assertion too
     (tmp_path / "net.py").write_text(MODEL.replace(ASSERTING, RAISING) if raises else MODEL)
     compiled, ran = PATHS[path]
-    made = sambasim(["compile", *COMPILED, *compiled.split()], tmp_path)
-    assert made.exit_code == 0, made.stderr
+    sambasim(["compile", *COMPILED, *compiled.split()], tmp_path).check()
     run = ["run", "--pef", "net", "--no-evaluate"]
-    sound = sambasim([*run, *ran.replace("2 ranks", "").split(), "--set", "data.args.large=64"], tmp_path)
-    assert sound.exit_code == 0, sound.stderr
+    sambasim([*run, *ran.replace("2 ranks", "").split(), "--set", "data.args.large=64"], tmp_path).check()
     if ran == "2 ranks":
-        ended = outcome_of(run_mpi(2, [*SAMBASIM, *run], cwd=tmp_path, timeout=120))
+        ended = run_mpi(2, [*SAMBASIM, *run], cwd=tmp_path, timeout=120)
     else:
         ended = sambasim([*run, *ran.split()], tmp_path)
-    assert ended.exit_code == 2, ended.stderr
+    assert ended.returncode == 2, ended.stderr
     assert "error[assertion]" in ended.stderr
     assert all(words in ended.stderr for words in (RAISED if raises else ASSERTED))

@@ -34,9 +34,8 @@ def pef(examples: list[CompiledExample]) -> Path:
 
 
 def run(pef: Path, folder: Path, *flags: str) -> Mapping[str, object]:
-    outcome = sambasim([*RUN[3:], "--pef", str(pef), "--json", *flags], folder)
-    assert outcome.exit_code == 0, outcome.stderr
-    summary: Mapping[str, object] = json.loads(outcome.stdout)
+    ended = sambasim([*RUN[3:], "--pef", str(pef), "--json", *flags], folder).check()
+    summary: Mapping[str, object] = json.loads(ended.stdout)
     return summary
 
 
@@ -89,7 +88,7 @@ def test_a_job_script_that_is_started_again(pef: Path, tmp_path: Path) -> None:
     for path in (tmp_path / "saved").glob("step-*"):
         path.rename(path.with_name(f"damaged-{path.name}-2"))
     refused = sambasim([*RUN[3:], "--pef", str(pef), *script, "--steps", "6"], tmp_path)
-    assert refused.exit_code == 2
+    assert refused.returncode == 2
     assert "there is no checkpoint in saved to resume from, only damaged ones: damaged-step-" in refused.stderr
 
 
@@ -151,7 +150,7 @@ def test_a_second_run_is_refused_and_the_first_one_keeps_its_checkpoints(every: 
             _wait_for(tmp_path / "m.jsonl", "checkpoint", 2)
             for how in ([], ["--resume", "auto"]):
                 second = sambasim([*command[3:], *how], tmp_path)
-                assert second.exit_code == 2
+                assert second.returncode == 2
                 assert "another run is writing its checkpoints into saved" in second.stderr
             saved = len(lines(tmp_path / "m.jsonl", "checkpoint"))
             _wait_for(tmp_path / "m.jsonl", "checkpoint", saved + 2)

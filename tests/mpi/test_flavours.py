@@ -32,7 +32,7 @@ main()
 @pytest.fixture(scope="module")
 def pef(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("quickstart")
-    assert sambasim(["compile", "--data-parallel", "-ws", "2", "--pef-name", "digits"], folder).exit_code == 0
+    sambasim(["compile", "--data-parallel", "-ws", "2", "--pef-name", "digits"], folder).check()
     return folder / "out" / "digits" / "digits.pef"
 
 

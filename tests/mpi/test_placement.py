@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sambasim.records.metrics import PlacementRecord, PredictedRecord, SummaryRecord
-from tests.faults.command import Outcome, sambasim
+from tests.faults.command import sambasim
 from tests.faults.fault import assert_contains
 from tests.mpi.training import TWO_NODES
 from tests.support.cluster import write_cluster
@@ -23,11 +23,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With the quick start for whole RDUs and for halves of them."""
     where = tmp_path_factory.mktemp("placement")
     for flags in ([], ["--num-tiles", "4", "--pef-name", "halves"]):
-        assert sambasim(["compile", "--data-parallel", *flags], where).exit_code == 0
+        sambasim(["compile", "--data-parallel", *flags], where).check()
     return where
 
 
-def summary(result: Result | Outcome) -> SummaryRecord:
+def summary(result: Result) -> SummaryRecord:
     (line,) = result.stdout.splitlines()
     return SummaryRecord.model_validate_json(line)
 

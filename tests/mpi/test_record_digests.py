@@ -12,9 +12,9 @@ from sambasim.records.digests import read_recording, replica_file
 from sambasim.records.metrics import SummaryRecord
 from sambasim.report.compare import compare_runs, place
 from sambasim.report.tables import Row
-from tests.faults.command import Outcome, sambasim
+from tests.faults.command import sambasim
 from tests.mpi.training import TWO_NODES, WAYS, Trained, run_of, train
-from tests.support.mpi import SAMBASIM, run_mpi
+from tests.support.mpi import SAMBASIM, Result, run_mpi
 from tests.support.whole import is_whole, whole
 
 pytestmark = pytest.mark.usefixtures("fresh")
@@ -77,8 +77,7 @@ def compile_in(folder: Path, where: Path, model: str, name: str, source: str) ->
     sets = (f"data.source=app.py:{source}", "loss.name=cross_entropy", "optimizer.name=adamw", "compile.opt_level=o1")
     flags = " ".join(f"--set {option}" for option in sets)
     command = f"compile app.py:{model} --pef-name {name} {flags} -b 4 --data-parallel -ws 2 --output-folder"
-    outcome = sambasim([*shlex.split(command), str(folder / "out")], where)
-    assert outcome.exit_code == 0, outcome.stderr
+    sambasim([*shlex.split(command), str(folder / "out")], where).check()
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +91,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def emulate(folder: Path, name: str, flags: str = "", *, pef: str = "net") -> Outcome:
+def emulate(folder: Path, name: str, flags: str = "", *, pef: str = "net") -> Result:
     """A run of STEPS steps in two micro-steps each by two replicas, its digests in `folder/name`."""
     common = f"--steps {STEPS} --grad-accumulation-steps 2 --no-evaluate --json --emulate-replicas 2 --threads 1"
     return sambasim(shlex.split(f"run --pef {pef} {common} --record-digests {name} {flags}"), folder)
@@ -100,8 +99,7 @@ def emulate(folder: Path, name: str, flags: str = "", *, pef: str = "net") -> Ou
 
 def recorded(folder: Path, name: str, flags: str = "", **chosen: Any) -> Row:
     """An emulation that ends well, compared with the run through the host."""
-    outcome = emulate(folder, name, flags, **chosen)
-    assert outcome.exit_code == 0, outcome.stderr
+    emulate(folder, name, flags, **chosen).check()
     return compared(folder, name)
 
 
@@ -236,7 +234,7 @@ def test_only_the_steps_that_are_asked_for_are_recorded(folder: Path, host: Path
     assert found.steps == 1
     assert found.digests > 50
     late = emulate(folder, "late", "--record-steps 9-12")
-    assert late.exit_code == 2
+    assert late.returncode == 2
     assert f"--record-steps 9-12: the run has {STEPS} steps" in late.stderr
     assert not (folder / "late").exists()
 
@@ -250,14 +248,14 @@ def test_a_run_that_dies_leaves_the_steps_that_it_did(folder: Path, host: Path) 
     assert "the disk has gone" in result.stderr
     assert [line.step for line in read_recording(folder / "dead").steps(1)] == [0, 1, 2]
     compare = sambasim(["compare", "dead", "host"], folder)
-    assert compare.exit_code == 1
+    assert compare.returncode == 1
     assert f"A ends after step 2, and was to record up to step {STEPS}\n" in compare.stdout
 
 
 def test_the_digests_of_an_earlier_part_of_a_run_are_kept(folder: Path, host: Path) -> None:
     recorded(folder, "first", "--checkpoint-dir saved --checkpoint-every 2")
     again = emulate(folder, "first", "--resume saved/step-0000000002")
-    assert again.exit_code == 2
+    assert again.returncode == 2
     assert "first holds the digests of an earlier part of the run" in again.stderr
 
 

@@ -258,7 +258,7 @@ def test_with_another_number_of_data_workers_step_by_step(pefs: Mapping[str, Com
     found = compare_runs(read_recording(tmp_path / "whole"), read_recording(tmp_path / "rest"))
     assert found.equal, found.verdict
     assert (found.steps, found.replicas) == (STEPS - SAVED, (0, 1))
-    assert sambasim(["compare", "whole", "rest"], tmp_path).exit_code == 0
+    sambasim(["compare", "whole", "rest"], tmp_path).check()
 
 
 @whole
@@ -280,7 +280,7 @@ def test_four_replicas_become_two(pefs: Mapping[str, CompiledExample], tmp_path:
     sambasim([*flags, "--emulate-replicas", "4", "--steps", "10"], tmp_path)
     again = [*flags, "--epochs", "2", "--resume"]
     refused = sambasim([*again, "--emulate-replicas", "2", "--exact"], tmp_path)
-    assert refused.exit_code == 2
+    assert refused.returncode == 2
     assert "replicas = 2 (checkpoint: 4)" in refused.stderr
     result = run_mpi(2, [*SAMBASIM, *again], cwd=tmp_path).check()
     assert "notice: changed since the checkpoint: replicas = 2 (checkpoint: 4)" in result.stdout

@@ -314,7 +314,7 @@ def test_what_a_run_waited_stands_beside_what_was_predicted(pef: Path, tmp_path:
     metrics, file = tmp_path / "run.jsonl", tmp_path / "page.html"
     replicas = ["--emulate-replicas", "2", "--reduce-on-rdu"]
     command = ["run", "--pef", str(pef), *replicas, "--steps", "2", "--threads", "1", "--metrics", str(metrics)]
-    assert run_command(command, tmp_path).exit_code == 0
+    run_command(command, tmp_path).check()
     summary = read_run(metrics).summary
     assert summary is not None
     assert summary.predicted is not None
