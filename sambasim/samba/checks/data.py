@@ -230,21 +230,18 @@ def _is_constant(batch: Mapping[str, Tensor]) -> bool:
     return any(len(tensor) > 1 for tensor in tensors) and all(bool((tensor == tensor[:1]).all()) for tensor in tensors)
 
 
-class EqualBatches:
-    """Which replicas got equal batches, and how often."""
-
-    def __init__(self) -> None:
-        self._times: Counter[tuple[int, int]] = Counter()
-
-    def note(self, batches: Sequence[tuple[str, ...]], step: int, where: str | None) -> Finding | None:
-        """DP04 once two replicas got equal batches twice; once may be chance. `batches` holds digests by rank."""
-        pairs = [(a, b) for a, b in combinations(range(len(batches)), 2) if batches[a] == batches[b]]
-        self._times.update(pairs)
-        for first, second in pairs:
-            if self._times[first, second] > 1:
-                what = f"replicas {first} and {second} get the same samples, again in step {step}"
-                return Finding("DP04", what, where, _SHARD)
-        return None
+def equal_batches(
+    batches: Sequence[tuple[str, ...]], times: Counter[tuple[int, int]], step: int, where: str | None
+) -> Finding | None:
+    """DP04 once two replicas got equal batches twice; once may be chance. `batches` holds digests by rank; `times`
+    counts equal batches of two replicas, in all steps."""
+    pairs = [(a, b) for a, b in combinations(range(len(batches)), 2) if batches[a] == batches[b]]
+    times.update(pairs)
+    for first, second in pairs:
+        if times[first, second] > 1:
+            what = f"replicas {first} and {second} get the same samples, again in step {step}"
+            return Finding("DP04", what, where, _SHARD)
+    return None
 
 
 def shared_samples(replicas: Sequence[Sequence[tuple[str, ...]]], where: str | None) -> Finding | None:

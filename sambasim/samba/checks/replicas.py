@@ -3,6 +3,7 @@ the compile and what the app passes to the session (DP01, DP02, AP02)."""
 
 import shlex
 from argparse import Namespace
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -102,7 +103,7 @@ class Checks:
 
     def __init__(self, machine: Machine, communicator: Communicator) -> None:
         self._machine, self._communicator, self.host = machine, communicator, Host(machine)
-        self._accumulation, self._equal_batches = Accumulation(), data.EqualBatches()
+        self._accumulation, self._times_equal = Accumulation(), Counter[tuple[int, int]]()
         self._step = self._forwards = 0
         self._fed: tuple[str, ...] = ()
         self._withheld: Finding | None = None  # DP04 for batches that may be of a warm-up
@@ -199,7 +200,7 @@ class Checks:
         fed = [snapshot.fed for snapshot in shown]
         self._fed = ()
         if all(fed) and not process.has_reported("DP04"):
-            equal = self._equal_batches.note(fed, self._step, line or where)
+            equal = data.equal_batches(fed, self._times_equal, self._step, line or where)
             # Equal random batches may be of a warm-up; no warm-up takes 8 steps, or draws from a DistributedSampler.
             if self._step == _BATCHES_COMPARED[-1] or (watched is not None and watched.samplers.has_fed):
                 process.report(equal)

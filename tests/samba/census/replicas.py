@@ -192,17 +192,6 @@ def measuring(row: Row) -> None:
         row.expect_step(0)
 
 
-def ranks(row: Row) -> None:
-    """get_rank, get_world_size, is_main_process; args.local_rank, args.world_size; printing on one rank"""
-    args = row.args
-    args.local_rank = dist.get_rank() if dist.is_initialized() else -1
-    assert (get_rank(), get_world_size()) == (args.local_rank, REPLICAS) == (dist.get_rank(), args.world_size)
-    assert is_main_process() is (args.local_rank <= 0)
-    if args.local_rank <= 0:
-        print(f"world size {args.world_size}")
-    row.trace()
-
-
 ROWS: dict[Callable[[Row], None], tuple[Any, ...]] = {
     checkpoint: ("logreg",),
     bckwd_reduce: ("logreg",),
@@ -211,7 +200,6 @@ ROWS: dict[Callable[[Row], None], tuple[Any, ...]] = {
     llm: ("llm", LogReg, "none"),
     num_replicas_1: ("logreg",),
     measuring: ("logreg",),
-    ranks: ("logreg",),
 }
 """By row: the name of its PEF, and its model, with what that is made with, if it is no LogReg. Rows of whole steps,
 of several optimizers and of samplers are in `tests/apps`."""

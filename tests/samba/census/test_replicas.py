@@ -37,7 +37,6 @@ def _digests(folder: Path, *sync: str) -> Mapping[str, Mapping[str, str]]:
     own.mkdir()
     flags = [f"--pef={folder}/logreg/logreg.pef", f"--pefs={folder}", "--data-parallel", *sync]
     result = run_mpi(2, [sys.executable, "-m", "sambasim", str(SCRIPT), "run", *flags], cwd=own, timeout=120).check()
-    assert result.stdout.count("world size 2\n") == 1
     digests: dict[str, dict[str, str]] = {}
     for line in result.stdout.splitlines():
         if line.startswith("row "):
@@ -52,7 +51,6 @@ def test_both_syncs_and_both_replicas_have_the_same_weights(tmp_path: Path) -> N
     with ThreadPoolExecutor(2) as pool:
         jobs = [pool.submit(partial(_digests, tmp_path, *sync)) for sync in ([], ["--reduce-on-rdu"])]
         by_host, by_device = (job.result() for job in jobs)
-    assert len(by_host) == SCRIPT.read_text().count('(row: Row) -> None:\n    """')
     assert by_host == by_device
     for row, digests in by_host.items():
         assert digests.keys() == {"0", "1"}, row

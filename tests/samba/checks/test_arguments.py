@@ -36,6 +36,8 @@ def test_equal_arguments_are_no_finding(reporter: Reporter) -> None:
     assert likely_cause(METADATA) == ""
     _typed({"command": "compile", "world_size": None})  # a flag of the app, without a default
     note_not_passed_on({}, inference=False)
+    parse_app_args(["compile", "--arch", "v2"], common_parser_fn=lambda parser: parser.add_argument("--arch"))
+    note_not_passed_on({}, inference=False)
     assert not reporter.findings
 
 
@@ -100,12 +102,6 @@ def test_flags_that_are_not_passed_to_the_compiler_are_found(
     note_not_passed_on({name: getattr(arguments, name) for name in passed}, inference=False)
     words = [f"DP02: {flags} is on the command line, but not passed to session.compile"] if flags else []
     assert [finding.words for finding in reporter.findings] == words
-
-
-def test_a_flag_of_the_app_need_not_be_passed_to_the_compiler(reporter: Reporter) -> None:
-    parse_app_args(["compile", "--arch", "v2"], common_parser_fn=lambda parser: parser.add_argument("--arch"))
-    note_not_passed_on({}, inference=False)
-    assert not reporter.findings
 
 
 @pytest.mark.parametrize(

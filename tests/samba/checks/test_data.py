@@ -1,5 +1,6 @@
 """What replicas are fed: samplers, batches, and values that an RDU would convert."""
 
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -111,11 +112,11 @@ def _in_batches(samples: list[int], batch_size: int = 4) -> list[tuple[str, ...]
 
 
 def test_two_equal_batches_of_two_replicas_are_found() -> None:
-    noted = data.EqualBatches()
+    times = Counter[tuple[int, int]]()
     a, b, c = (("a",), ("b",), ("c",))
-    assert noted.note([a, a, b], 1, None) is None
-    assert noted.note([a, b, b], 2, None) is None, "other replicas: it may be chance"
-    finding = noted.note([c, a, a], 8, "app.py:1: run()")
+    assert data.equal_batches([a, a, b], times, 1, None) is None
+    assert data.equal_batches([a, b, b], times, 2, None) is None, "other replicas: it may be chance"
+    finding = data.equal_batches([c, a, a], times, 8, "app.py:1: run()")
     assert finding is not None
     assert finding.words == "DP04: replicas 1 and 2 get the same samples, again in step 8"
     assert finding.where == "app.py:1: run()"

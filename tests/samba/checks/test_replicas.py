@@ -144,14 +144,6 @@ def _later(shown: Snapshot, **changes: Any) -> Snapshot:
     return _right(shown, **{**other, **changes})
 
 
-def _same_samples(shown: Snapshot) -> Snapshot:
-    return replace(shown, division=None)
-
-
-def _codes(reporter: Reporter) -> list[str]:
-    return [finding.code for finding in reporter.findings]
-
-
 def _set_fed(fed: bool) -> job.Job:
     watched = job.current()
     assert watched is not None
@@ -188,7 +180,7 @@ def test_a_wrong_sampler_is_reported_with_its_own_line(compare: Compare) -> None
 def test_equal_batches_are_reported_with_the_line_of_the_sampler(compare: Compare, fed: bool, step: int) -> None:
     """At step 8, if no sampler has fed one."""
     _set_fed(fed)
-    reported = {n: list(compare(n, _same_samples).findings) for n in (1, 2, 8)}
+    reported = {n: list(compare(n, lambda shown: replace(shown, division=None)).findings) for n in (1, 2, 8)}
     assert next(n for n, findings in reported.items() if findings) == step
     assert [(finding.code, finding.where) for finding in reported[8]] == [("DP04", LINE)]
 
@@ -198,11 +190,11 @@ def test_a_supposed_warm_up_is_reported_at_the_end_if_no_sampler_has_fed_a_step(
     compare: Compare, monkeypatch: pytest.MonkeyPatch, fed: bool, codes: list[str]
 ) -> None:
     for step in (1, 2):
-        reporter = compare(step, _same_samples)
-    assert _codes(reporter) == []
+        reporter = compare(step, lambda shown: replace(shown, division=None))
+    assert not reporter.findings
     monkeypatch.setattr(_set_fed(fed).communicator, "all_gather_object", lambda own: [own, own])
     job.finish()
-    assert _codes(reporter) == codes
+    assert [finding.code for finding in reporter.findings] == codes
 
 
 def test_a_summary_is_of_all_ranks(capsys: pytest.CaptureFixture[str]) -> None:
