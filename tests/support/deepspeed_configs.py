@@ -37,18 +37,16 @@ CONFIGS: dict[str, str] = {
         0.00015}}, "fp16": {"enabled": true}, "zero_optimization": true
     }""",
     "CIFAR": """{
-        "train_batch_size": 16, "steps_per_print": 2000, "optimizer": {"type": "Adam", "params": {"lr": 0.001, "betas":
-        [0.8, 0.999], "eps": 1e-8, "weight_decay": 3e-7}}, "scheduler": {"type": "WarmupLR", "params": {"warmup_min_lr":
-        0, "warmup_max_lr": 0.001, "warmup_num_steps": 1000}}, "gradient_clipping": 1.0, "prescale_gradients": false,
-        "bf16": {"enabled": false}, "fp16": {"enabled": true, "fp16_master_weights_and_grads": false, "loss_scale": 0,
-        "loss_scale_window": 500, "hysteresis": 2, "min_loss_scale": 1, "initial_scale_power": 15},
-        "wall_clock_breakdown": false, "zero_optimization": {"stage": 0, "allgather_partitions": true, "reduce_scatter":
-        true, "allgather_bucket_size": 50000000, "reduce_bucket_size": 50000000, "overlap_comm": true,
-        "contiguous_gradients": true, "cpu_offload": false}
+        "train_batch_size": 16, "optimizer": {"type": "Adam", "params": {"lr": 0.001, "betas": [0.8, 0.999], "eps":
+        1e-8, "weight_decay": 3e-7}}, "scheduler": {"type": "WarmupLR", "params": {"warmup_min_lr": 0, "warmup_max_lr":
+        0.001, "warmup_num_steps": 1000}}, "gradient_clipping": 1.0, "prescale_gradients": false, "bf16": {"enabled":
+        false}, "fp16": {"enabled": true, "fp16_master_weights_and_grads": false, "loss_scale": 0, "loss_scale_window":
+        500, "hysteresis": 2, "min_loss_scale": 1, "initial_scale_power": 15}, "zero_optimization": {"stage": 0,
+        "cpu_offload": false}
     }""",
     "BLOOM": """{
         "train_micro_batch_size_per_gpu": 2, "train_batch_size": 32, "gradient_clipping": 1.0, "zero_optimization":
-        {"stage": 0}, "bf16": {"enabled": true}, "steps_per_print": 2000, "wall_clock_breakdown": false
+        {"stage": 0}, "bf16": {"enabled": true}
     }""",
     "OneCycle": """{
         "train_batch_size": 16, "gradient_accumulation_steps": 2, "optimizer": {"type": "Adam", "params": {"lr": 0.001,
@@ -71,12 +69,8 @@ CONFIGS: dict[str, str] = {
         "bf16": {"enabled": true}, "optimizer": {"type": "AdamW", "params": {"lr": 2e-5, "betas": [0.9, 0.999], "eps":
         1e-8, "weight_decay": 0}}, "scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": "auto",
         "warmup_min_lr": 0, "warmup_max_lr": 2e-5, "warmup_num_steps": 30}}, "zero_optimization": {"stage": 3,
-        "offload_optimizer": {"device": "cpu", "pin_memory": true}, "offload_param": {"device": "cpu", "pin_memory":
-        true}, "overlap_comm": true, "stage3_param_persistence_threshold": 1e4, "stage3_max_live_parameters": 3e7,
-        "stage3_prefetch_bucket_size": 3e7, "memory_efficient_linear": false,
-        "stage3_gather_16bit_weights_on_model_save": false}, "gradient_accumulation_steps": 4,
-        "train_micro_batch_size_per_gpu": 4, "gradient_clipping": 1.0, "steps_per_print": 5, "wall_clock_breakdown":
-        false
+        "offload_param": {"device": "cpu", "pin_memory": true}, "memory_efficient_linear": false},
+        "gradient_accumulation_steps": 4, "train_micro_batch_size_per_gpu": 4, "gradient_clipping": 1.0
     }""",
     "SGD": """{
         "train_batch_size": 32, "zero_allow_untested_optimizer": true, "optimizer": {"type": "SGD", "params": {"lr":
@@ -126,10 +120,8 @@ CONFIGS: dict[str, str] = {
     }""",
     "ZeRO-Infinity": """{
         "train_batch_size": 16, "optimizer": {"type": "AdamW", "params": {"lr": 1e-5, "weight_decay": 0.01}}, "fp16":
-        {"enabled": true, "auto_cast": false, "consecutive_hysteresis": true, "hysteresis": 4}, "aio": {"block_size":
-        262144, "queue_depth": 32, "thread_count": 1, "single_submit": false}, "zero_optimization": {"stage": 3,
-        "sub_group_size": 1e9, "offload_optimizer": {"device": "nvme", "nvme_path": "/local", "buffer_count": 4},
-        "offload_param": {"device": "nvme", "nvme_path": "/local", "buffer_size": 1e8}}
+        {"enabled": true, "auto_cast": false, "consecutive_hysteresis": true, "hysteresis": 4}, "zero_optimization":
+        {"stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": "/local", "buffer_count": 4}}
     }""",
     "switched off": """{
         "train_batch_size": 16, "amp": {"enabled": false, "opt_level": "O1"}, "elasticity": {"enabled": false}, "fp16":
