@@ -123,7 +123,7 @@ def compare(load: Load, reporter: Reporter) -> Compare:
     def comparing(step: int, other: Change) -> Reporter:
         change.append(other)
         checks._step, checks._fed = step, (f"batch of step {step}",)
-        checks._compare(Mode.HOST)
+        checks._compare(Mode.HOST, watched)
         return reporter
 
     return comparing
