@@ -39,13 +39,13 @@ def plan(task: PlanTask, on_phase: OnPhase, *, with_frontier: bool) -> Plan:
     """`with_frontier`: the frontier of time and memory is compiled and priced too."""
     options = task.options
 
-    def capture(dtype: str) -> Variants:
+    @cache
+    def programs(dtype: str) -> Variants:
         if task.program is not None:
             return Variants(task.program, options)
         return _captured(options, {"dtype": dtype}, on_phase)
 
-    programs = OfDtypes(capture)
-    programs.of(task.spaces[0].dtypes[0])  # its errors end the command
+    programs(task.spaces[0].dtypes[0])  # its errors end the command
     if task.asked.here:
         return _plan_this_machine(task, programs, on_phase)
     (space,) = task.spaces
@@ -66,7 +66,7 @@ def _captured(options: CompileOptions, changes: Mapping[str, object], on_phase: 
     return Variants(program, chosen, model)
 
 
-def _plan_this_machine(task: PlanTask, programs: "OfDtypes", on_phase: OnPhase) -> Plan:
+def _plan_this_machine(task: PlanTask, programs: "Callable[[str], Variants]", on_phase: OnPhase) -> Plan:
     """Measure this machine, and predict all strategies on it. Raises MachineError if the model does not run here."""
     from sambasim.runtime.machine.launcher import cores_of_this_process, mpirun_here
     from sambasim.runtime.measure.machine import Work, measure_machine
@@ -97,7 +97,11 @@ def _plan_this_machine(task: PlanTask, programs: "OfDtypes", on_phase: OnPhase) 
     machine = measure_machine(work_for, most, on_phase)
     on_phase("predict all strategies")
     goal, has_mpi = Goal(task.asked.goal), mpirun_here() is not None
-    return plan_here(options.name, programs.program, machine, spaces, goal, has_mpi=has_mpi)
+
+    def program_of(strategy: Strategy) -> Program:
+        return programs(strategy.dtype).program(strategy)
+
+    return plan_here(options.name, program_of, machine, spaces, goal, has_mpi=has_mpi)
 
 
 _KEPT = (TensorParallel, Recompute)
@@ -112,7 +116,7 @@ class Variants:
         self._options = options
         self._model = model
         self._made: list[tuple[Sequence[Pass], Program]] = [([], self._captured)]
-        self._shorter: dict[int, tuple[Shorter, Variants] | None] = {}
+        self._with_layers = cache(self._shortened)
 
     def program(self, strategy: Strategy) -> Program:
         """The program that is compiled for `strategy`. Raises OptionError for what is impossible."""
@@ -137,29 +141,10 @@ class Variants:
         known = self._with_layers(layers)
         return known and replace(known[0], program=known[1].program(strategy))
 
-    def _with_layers(self, layers: int) -> "tuple[Shorter, Variants] | None":
-        if layers not in self._shorter:
-            # A plan may name a layer.
-            less = None if self._options.tensor_plan else _fewer_layers(self._captured, layers)
-            variants = None if less is None else (less, Variants(less.program, self._options, self._model))
-            self._shorter[layers] = variants
-        return self._shorter[layers]
-
-
-class OfDtypes:
-    """The same for strategies of any dtype: `capture` gives those of one."""
-
-    def __init__(self, capture: Callable[[str], Variants]) -> None:
-        self.of = cache(capture)
-
-    def program(self, strategy: Strategy) -> Program:
-        return self.of(strategy.dtype).program(strategy)
-
-    def repeated_layers(self, dtype: str) -> int:
-        return self.of(dtype).repeated_layers()
-
-    def shorter(self, strategy: Strategy, layers: int) -> Shorter | None:
-        return self.of(strategy.dtype).shorter(strategy, layers)
+    def _shortened(self, layers: int) -> "tuple[Shorter, Variants] | None":
+        # A plan may name a layer.
+        less = None if self._options.tensor_plan else _fewer_layers(self._captured, layers)
+        return None if less is None else (less, Variants(less.program, self._options, self._model))
 
 
 def changes_of(strategy: Strategy, options: CompileOptions) -> Mapping[str, object]:

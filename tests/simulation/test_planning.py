@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import pytest
 
-from sambasim.commands.variants import OfDtypes, Variants, changes_of
+from sambasim.commands.variants import Variants, changes_of
 from sambasim.compiler.front import captured_from_options, shapes_from_options
 from sambasim.compiler.passes import Fits, Place
 from sambasim.costs.work import at_batch_size, work_of
@@ -57,8 +57,7 @@ def _program(strategy: Strategy) -> Program:
 
 
 def _planner(device: DeviceSpec | None = None, cluster: ClusterSpec | None = None) -> Planner:
-    programs = OfDtypes(lambda dtype: _variants())
-    return Planner(programs, device or load_device("sn30"), cluster or load_cluster("sn30-8"), "o3")
+    return Planner(lambda dtype: _variants(), device or load_device("sn30"), cluster or load_cluster("sn30-8"), "o3")
 
 
 def _space(rdus: int = 4, only: Mapping[str, Sequence[object]] | None = None) -> Space:
@@ -192,12 +191,13 @@ def test_memory_is_that_of_an_rdu_which_replicas_may_share() -> None:
 def test_few_layers_show_what_the_whole_model_costs() -> None:
     options = compile_options(ROOT / "configs" / "gpt_13b.toml", None, ["model.args.layers=16"], {"batch_size": 1})
     captured, model = captured_from_options(options)
-    few, whole = (OfDtypes(lambda dtype: Variants(captured, options, model)) for _ in range(2))
-    assert few.repeated_layers("fp32") == 16
-    whole.repeated_layers = lambda dtype: 0  # type: ignore[method-assign]  # so the whole model is compiled
+    few, whole = (Variants(captured, options, model) for _ in range(2))
+    assert few.repeated_layers() == 16
+    whole.repeated_layers = lambda: 0  # type: ignore[method-assign]  # so the whole model is compiled
     for strategy in (Strategy(2, samples=8), Strategy(2, tensor="weight", chips=2, samples=2, recompute="sections")):
-        ranks = (Ranks(programs, load_device("sn30"), load_cluster("sn30-8")).of(strategy) for programs in (few, whole))
-        of_few, of_whole = ranks
+        device, cluster = load_device("sn30"), load_cluster("sn30-8")
+        of_few = Ranks(lambda dtype: few, device, cluster).of(strategy)
+        of_whole = Ranks(lambda dtype: whole, device, cluster).of(strategy)
         assert isinstance(of_few, OneRank)
         assert isinstance(of_whole, OneRank)
         assert of_few.chain.priced_bytes < 0.5 * of_whole.chain.priced_bytes

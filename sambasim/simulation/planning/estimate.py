@@ -19,7 +19,7 @@ from typing import Any
 from sambasim.hardware.placement import Placement, place
 from sambasim.hardware.spec import ClusterSpec, DeviceSpec
 from sambasim.simulation.memory import Memory
-from sambasim.simulation.planning.one_rank import Layer, OneRank, Programs, Ranks
+from sambasim.simulation.planning.one_rank import ByDtype, Layer, OneRank, Ranks
 from sambasim.simulation.planning.strategy import BY_HOST, Priced, Strategy, Terms, path_of, rdus_of, shortage
 from sambasim.simulation.scaling import spread_of
 from sambasim.simulation.sync import GATHERS_IN_PASSES, WIRE_BYTES, GroupSync, Traffic, group_sync, message
@@ -51,7 +51,7 @@ _SUMMED = ("forward_s", "backward_s", "weights_s", "messages", "parameters", "ke
 
 
 class Estimator:
-    def __init__(self, programs: Programs, device: DeviceSpec, cluster: ClusterSpec) -> None:
+    def __init__(self, programs: ByDtype, device: DeviceSpec, cluster: ClusterSpec) -> None:
         self._device, self._cluster = device, cluster
         self.ranks = Ranks(programs, device, cluster)
         self._stages: dict[tuple[object, ...], Sequence[Stage] | str] = {}

@@ -8,11 +8,11 @@ operators  take their share of their section; one of the backward belongs to the
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import accumulate, chain, cycle, islice, pairwise
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from sambasim.costs.price import alone_s
 from sambasim.costs.work import Work, at_batch_size, stage_ranges, work_of
@@ -217,17 +217,19 @@ def _layers(operators: Sequence[Layer]) -> Iterator[Layer]:
 
 
 class Programs(Protocol):
-    """The programs of a model. Both raise OptionError for what is impossible."""
+    """The programs of a model in one dtype. Both raise OptionError for what is impossible."""
 
     def program(self, strategy: Strategy) -> Program:
         """The program that is compiled for `strategy`."""
 
-    def repeated_layers(self, dtype: str) -> int:
+    def repeated_layers(self) -> int:
         """How many equal layers the model repeats; 0 if they cannot be left out."""
 
     def shorter(self, strategy: Strategy, layers: int) -> Shorter | None:
         """The same with so many of its repeated layers; None if it has no more."""
 
+
+ByDtype: TypeAlias = Callable[[str], Programs]
 
 _MANY_LAYERS = 12
 _FEW_LAYERS = {"none": (2, 4), "sections": (2, 6)}
@@ -297,7 +299,7 @@ class OneRank:
 
 
 class Ranks:
-    def __init__(self, programs: Programs, device: DeviceSpec, cluster: ClusterSpec) -> None:
+    def __init__(self, programs: ByDtype, device: DeviceSpec, cluster: ClusterSpec) -> None:
         self._programs, self._device, self._cluster = programs, device, cluster
         self._budget_of = cache(lambda tiles: budget_of(device, tiles))
         self._of = cache(self._between)
@@ -342,9 +344,9 @@ class Ranks:
     def _made(self, alone: Strategy) -> Sequence[Compiled] | str:
         """The whole program, or two with few layers, if these show what one costs: its sections and parameters."""
         try:
-            counts = _FEW_LAYERS[alone.recompute]
-            if self._programs.repeated_layers(alone.dtype) >= _MANY_LAYERS:
-                shorter = [self._programs.shorter(alone, count) for count in counts]
+            counts, programs = _FEW_LAYERS[alone.recompute], self._programs(alone.dtype)
+            if programs.repeated_layers() >= _MANY_LAYERS:
+                shorter = [programs.shorter(alone, count) for count in counts]
                 found = [Compiled(each.program, each) for each in shorter if each is not None]
                 if len(found) == len(counts):
                     few, more = found
@@ -352,7 +354,7 @@ class Ranks:
                     has_own = sum(more.numel_of.values()) > sum(few.numel_of.values())
                     if grown >= 2 * (counts[1] - counts[0]) and has_own:
                         return found
-            return [Compiled(self._programs.program(alone))]
+            return [Compiled(programs.program(alone))]
         except SambasimError as error:  # a model may not be captured in each dtype
             return error.what
 

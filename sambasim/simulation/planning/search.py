@@ -15,7 +15,7 @@ from sambasim.hardware.budget import load_calibration
 from sambasim.hardware.placement import place
 from sambasim.hardware.spec import ClusterSpec, DeviceSpec
 from sambasim.simulation.planning.estimate import Estimator
-from sambasim.simulation.planning.one_rank import Programs
+from sambasim.simulation.planning.one_rank import ByDtype
 from sambasim.simulation.planning.strategy import Priced, Space, Strategy, price
 
 
@@ -68,7 +68,7 @@ class Plan:
 class Planner:
     """`programs` compiles the model for a strategy, for `device` and with sections of `level`."""
 
-    def __init__(self, programs: Programs, device: DeviceSpec, cluster: ClusterSpec, level: Level) -> None:
+    def __init__(self, programs: ByDtype, device: DeviceSpec, cluster: ClusterSpec, level: Level) -> None:
         self._programs, self._device, self._cluster, self._level = programs, device, cluster, level
         self.estimator = Estimator(programs, device, cluster)
 
@@ -144,7 +144,7 @@ class Planner:
         estimator = self.estimator
         placement = place(strategy.ranks, self._device, strategy.tiles, self._cluster)
         try:
-            program = self._programs.program(strategy)
+            program = self._programs(strategy.dtype).program(strategy)
             return price(strategy, program, self._level, estimator.ranks.budget(strategy), placement)
         except (OptionError, MachineError) as error:
             found = estimator.estimate(strategy)
