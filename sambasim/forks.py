@@ -43,8 +43,7 @@ def forked(live: Callable[[], object]) -> int:
         return pid
     status = 1
     try:
-        if sys.platform == "linux":  # elsewhere its next message fails, which ends it
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() == parent:
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, signal.SIG_DFL)
@@ -81,9 +80,6 @@ class Fork(Generic[T]):
 
         try:
             self._pid = forked(live)
-        except MachineError:
-            self._pipe.close()
-            raise
         finally:
             pipe.close()
 
