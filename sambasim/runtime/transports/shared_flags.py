@@ -11,7 +11,7 @@ from enum import IntEnum
 from sambasim.records.trace import Track
 from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.machine.launcher import cores_of_this_process
-from sambasim.runtime.watch.observer import When, span
+from sambasim.runtime.watch.observer import span
 
 _PAGE_BYTES = 4096
 _LINE_WORDS = 8
@@ -66,7 +66,7 @@ class NodeFlags:
         return True
 
     # Only a trace shows waits that have ended before they began.
-    @span(Track.COLLECTIVES, _WAITING, lambda self, counter, value: {"for": counter.name.lower()}, When.DETAILED)
+    @span(Track.COLLECTIVES, _WAITING, lambda self, counter, value: {"for": counter.name.lower()}, detailed=True)
     def wait(self, counter: Counter, value: int) -> None:
         """Wait until all other ranks of the node have published `value` or more."""
         for words in self._peers:
@@ -75,7 +75,7 @@ class NodeFlags:
                 break
         self._sync()
 
-    @span(Track.COLLECTIVES, _WAITING, when=When.BRIEF)
+    @span(Track.COLLECTIVES, _WAITING, detailed=False)
     def _wait_for(self, counter: Counter, value: int) -> None:
         at = int(counter)
         for words in self._peers:

@@ -3,7 +3,6 @@ and the clock of sections."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from enum import Enum, auto
 from time import perf_counter_ns
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
@@ -100,27 +99,21 @@ def together(observers: Sequence[StepObserver]) -> StepObserver | None:
     return observers[0] if len(observers) == 1 else Observers(observers) if observers else None
 
 
-class When(Enum):
-    """Which observers get a span."""
-
-    ALWAYS = auto()
-    DETAILED = auto()  # those that want details
-    BRIEF = auto()  # those that do not
-
-
 M = TypeVar("M", bound=Function)
-_Span: TypeAlias = tuple[Track, str, Callable[..., SpanArgs] | None, When]
+_Span: TypeAlias = tuple[Track, str, Callable[..., SpanArgs] | None, bool | None]
 
 
 def span(
-    track: Track, name: str, args_of: Callable[..., SpanArgs] | None = None, when: When | None = None
+    track: Track, name: str, args_of: Callable[..., SpanArgs] | None = None, detailed: bool | None = None
 ) -> Callable[[M], M]:
-    """Decorator: `report_spans` makes each call of the method a span, with what `args_of` makes of its arguments. By
-    default, all observers get those of communication, and others those that want details."""
-    when = when or (When.ALWAYS if track is Track.COLLECTIVES else When.DETAILED)
+    """Decorator: `report_spans` makes each call of the method a span, with what `args_of` makes of its arguments,
+    only for observers that want details if `detailed`, or only for the others. By default, all observers get those of
+    communication, and others those that want details."""
+    if track is not Track.COLLECTIVES:
+        detailed = True
 
     def mark(method: M) -> M:
-        vars(method)["span"] = track, name, args_of, when
+        vars(method)["span"] = track, name, args_of, detailed
         return method
 
     return mark
@@ -133,7 +126,7 @@ def report_spans(target: object, observer: StepObserver | None, rank: int) -> No
         marked: _Span | None = getattr(method, "span", None)
         if marked is not None:
             vars(target).pop(name, None)
-            if observer is not None and marked[3] in (When.ALWAYS, When.DETAILED if observer.detailed else When.BRIEF):
+            if observer is not None and marked[3] in (None, observer.detailed):
                 vars(target)[name] = _reporting(method, marked, target, observer, rank)
 
 

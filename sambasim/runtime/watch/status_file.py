@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
 from glob import escape
 from itertools import accumulate
 from pathlib import Path
@@ -147,10 +148,8 @@ class StatusFile:
                 with suppress(OSError):
                     path.unlink()
                 reasons.append(f"{folder}: {getattr(error, 'strerror', None) or error}")
-        raise MachineError(
-            f"the status file of the ranks cannot be written: {'; '.join(reasons)}",
-            remedy="free space there, or name a folder that can be written: --log-dir FOLDER",
-        )
+        what = f"the status file of the ranks cannot be written: {'; '.join(reasons)}"
+        raise MachineError(what, remedy="free space there, or name a folder that can be written: --log-dir FOLDER")
 
     @classmethod
     def attach(cls, path: Path) -> Self:
@@ -158,11 +157,10 @@ class StatusFile:
         try:
             return cls(path)
         except (OSError, ValueError) as error:
-            raise MachineError(
-                f"another rank of this host created {path}, and this rank cannot write to it: "
-                f"{getattr(error, 'strerror', None) or error}",
-                remedy="name a folder that every rank of a host can write: --log-dir FOLDER",
-            ) from error
+            why = getattr(error, "strerror", None) or error
+            what = f"another rank of this host created {path}, and this rank cannot write to it: {why}"
+            remedy = "name a folder that every rank of a host can write: --log-dir FOLDER"
+            raise MachineError(what, remedy=remedy) from error
 
     def ranks(self) -> Sequence[RankStatus]:
         return [self._status(start) for start in range(LINE_BYTES, len(self._memory), LINE_BYTES)]
@@ -225,7 +223,7 @@ class StepStatus(StepObserver):
         whole = len(graph.sections)
         texts = (f"section {number} of {whole} ({section.name})" for number, section in enumerate(sections, 1))
         self._texts = [prepare(State.RUNNING, text) for text in texts]
-        self._collectives: dict[str, bytes] = {}
+        self._syncing = cache(lambda name: prepare(State.WAITING, f"sync with peers: {name}"))
         self._names_micro_step = False
         self._now = _WAITING  # what this rank does while it does not communicate
 
@@ -257,9 +255,7 @@ class StepStatus(StepObserver):
 
     def span_begins(self, replica: int, track: Track, name: str) -> None:
         if track is Track.COLLECTIVES:
-            if name not in self._collectives:
-                self._collectives[name] = prepare(State.WAITING, f"sync with peers: {name}")
-            self._set(self._collectives[name])
+            self._set(self._syncing(name))
 
     def span_ends(self, replica: int, track: Track, name: str, began_ns: int, args: SpanArgs) -> None:
         if track is Track.COLLECTIVES:

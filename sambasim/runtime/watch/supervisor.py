@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Final, NamedTuple, NoReturn, Self, cast
 
 from sambasim.errors import Interrupted, PeerError
@@ -90,9 +90,7 @@ class Supervisor:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None and self._communicator.world_size > 1:
             self._end_job(error)
 

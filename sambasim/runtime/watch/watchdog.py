@@ -171,13 +171,10 @@ def missing_ranks(observed: Sequence[Observation]) -> list[Observation]:
 
 def death_error(dead: Sequence[Observation]) -> PeerError:
     first = dead[0].status
-    return PeerError(
-        f"{_names(dead)} died without an error message",
-        where=_WHERE_INDENT.join(f"{rank.place}: {rank.status}" for rank in dead),
-        remedy="possible causes: os._exit in its code, a crash in a library, the kernel short of memory "
-        f"(on {first.host_name}: dmesg | tail)",
-        rank=first.rank,
-    )
+    where = _WHERE_INDENT.join(f"{rank.place}: {rank.status}" for rank in dead)
+    causes = "os._exit in its code, a crash in a library, the kernel short of memory"
+    remedy = f"possible causes: {causes} (on {first.host_name}: dmesg | tail)"
+    return PeerError(f"{_names(dead)} died without an error message", where=where, remedy=remedy, rank=first.rank)
 
 
 def stall_error(observed: Sequence[Observation], timeout_s: float) -> StallError:
@@ -190,12 +187,9 @@ def stall_error(observed: Sequence[Observation], timeout_s: float) -> StallError
     else:
         what = f"all ranks have waited for each other for {waited}"
         remedy = "check the network between the hosts"
-    return StallError(
-        what,
-        where=_WHERE_INDENT.join(rank.last_activity for rank in missing or observed),
-        remedy=f"{remedy}; --sync-timeout SECONDS waits longer",
-        rank=missing[0].status.rank if missing else None,
-    )
+    where = _WHERE_INDENT.join(rank.last_activity for rank in missing or observed)
+    remedy += "; --sync-timeout SECONDS waits longer"
+    return StallError(what, where=where, remedy=remedy, rank=missing[0].status.rank if missing else None)
 
 
 def _names(several: Sequence[Observation]) -> str:

@@ -9,7 +9,7 @@ import pytest
 from sambasim.ir.graph import Graph, Node, Section, SectionKind
 from sambasim.ir.program import Program
 from sambasim.records.trace import Track
-from sambasim.runtime.watch.observer import SpanArgs, StepObserver, When, report_spans, span
+from sambasim.runtime.watch.observer import SpanArgs, StepObserver, report_spans, span
 from sambasim.runtime.watch.status_file import StatusFile, StepStatus
 
 
@@ -27,7 +27,7 @@ class Wire:
     def copy(self) -> None:
         pass
 
-    @span(Track.COLLECTIVES, "wait", when=When.BRIEF)
+    @span(Track.COLLECTIVES, "wait", detailed=False)
     def wait(self) -> None:
         pass
 
