@@ -5,7 +5,6 @@ All ranks must call a *collective* method, in the same order. Buffers are contig
 reduction: the owner of a slice adds gradients, in an order that does not depend on the MPI.
 """
 
-import mmap
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -18,22 +17,11 @@ import numpy as np
 from sambasim.errors import InternalError
 from sambasim.runtime.machine.node_memory import ByteArray, Range, private_pages
 
-Buffer: TypeAlias = ByteArray | memoryview
-
-
-def as_bytes(buffer: Buffer) -> ByteArray:
-    """The same memory as a numpy array. Raises InternalError if it is not contiguous uint8 with one axis."""
-    array = np.asarray(buffer)
-    if array.dtype != np.uint8 or array.ndim != 1 or not array.flags.c_contiguous:
-        raise InternalError(f"a buffer must be contiguous uint8 with one axis, got {array.dtype} {array.shape}")
-    return array
-
-
 T = TypeVar("T")
 
 Request = NewType("Request", object)
 """A message under way. Only `wait_all` and `test_all` of the communicator that began it can read one."""
-Message: TypeAlias = tuple[Buffer, int]  # and the rank that it goes to or comes from
+Message: TypeAlias = tuple[ByteArray, int]  # and the rank that it goes to or comes from
 
 
 class Messages(NamedTuple):
@@ -41,10 +29,6 @@ class Messages(NamedTuple):
 
     start: Callable[[], object]
     requests: Sequence[Request]
-
-
-WINDOW_ALIGNMENT_BYTES = mmap.PAGESIZE
-"""Each rank's part of a shared window starts on a page, so that its pages are in the memory node of the rank."""
 
 
 class FailureNotice(NamedTuple):
@@ -113,12 +97,12 @@ class Communicator:
     def node_barrier(self) -> None:
         """Collective over the node: return when every rank of this node has called it."""
 
-    def broadcast_object(self, value: T | None, root: int = 0) -> T:
-        """Collective: the value of rank `root` (any picklable object). The values of other ranks are ignored."""
+    def broadcast_object(self, value: T | None) -> T:
+        """Collective: the value of rank 0 (any picklable object). The values of other ranks are ignored."""
         return cast(T, value)
 
-    def gather_object(self, value: T, root: int = 0) -> tuple[T, ...] | None:
-        """Collective: on `root`, the values of all ranks in rank order; None elsewhere."""
+    def gather_object(self, value: T) -> tuple[T, ...] | None:
+        """Collective: on rank 0, the values of all ranks in rank order; None elsewhere."""
         return (value,)
 
     def all_gather_object(self, value: T) -> tuple[T, ...]:
@@ -130,19 +114,19 @@ class Communicator:
         for raised in filter(None, self.all_gather_object(fault)):
             raise raised
 
-    def all_gather(self, send: Buffer, receive: Buffer) -> None:
+    def all_gather(self, send: ByteArray, receive: ByteArray) -> None:
         """Collective: `receive` becomes the `send` of every rank, in rank order; all have one length."""
-        as_bytes(receive)[:] = as_bytes(send)
+        receive[:] = send
 
-    def isend(self, buffer: Buffer, destination: int, tag: int) -> Request:
+    def isend(self, buffer: ByteArray, destination: int, tag: int) -> Request:
         """Begin to send. The buffer must stay alive and unchanged until `wait_all` or `test_all` reports completion."""
         raise InternalError(f"a message to rank {destination} of a job of one rank")
 
-    def send_and_keep(self, buffer: Buffer, destination: int, tag: int) -> None:
+    def send_and_keep(self, buffer: ByteArray, destination: int, tag: int) -> None:
         """Begin to send. Keeps the buffer, which nobody may change any more, until the message has left."""
         self.isend(buffer, destination, tag)
 
-    def irecv(self, buffer: Buffer, source: int, tag: int) -> Request:
+    def irecv(self, buffer: ByteArray, source: int, tag: int) -> Request:
         """Begin to receive a message of at most `len(buffer)` bytes."""
         raise InternalError(f"a message from rank {source} of a job of one rank")
 

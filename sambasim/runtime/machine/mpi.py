@@ -2,6 +2,7 @@
 
 import atexit
 import ctypes
+import mmap
 import os
 import signal
 import socket
@@ -19,21 +20,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sambasim.errors import InternalError, LaunchError
+from sambasim.ir.types import align
 from sambasim.runtime.machine import node_memory
 from sambasim.runtime.machine.communicator import (
-    WINDOW_ALIGNMENT_BYTES,
-    Buffer,
     Communicator,
     FailureNotice,
     Message,
     Messages,
     Request,
     SharedWindow,
-    as_bytes,
     single_rank,
 )
 from sambasim.runtime.machine.launcher import check_launcher, find_launcher, library_name, ranks_of_node
-from sambasim.runtime.machine.node_memory import Range, SecondMapping, merged, second_mapping
+from sambasim.runtime.machine.node_memory import ByteArray, Range, SecondMapping, merged, second_mapping
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -60,7 +59,7 @@ def connect(command: Sequence[str], environ: Mapping[str, str] = os.environ) -> 
     host, library, executable = socket.gethostname(), library_name(version), Path(sys.executable)
     check_launcher(environ, None, version, command=command, executable=executable)
     launcher = find_launcher(environ)
-    if launcher is not None and launcher.is_open_mpi and sys.platform == "linux":
+    if launcher is not None and launcher.is_open_mpi:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # ranks would outlive mpirun
     node_memory.check_start(ranks_of_node(environ), host, node_memory.free_bytes())
     if not MPI.Is_initialized():
@@ -134,33 +133,33 @@ class MpiCommunicator(Communicator):
     def node_barrier(self) -> None:
         self._node.Barrier()
 
-    def broadcast_object(self, value: T | None, root: int = 0) -> T:
-        return cast(T, self._world.bcast(value, root=root))
+    def broadcast_object(self, value: T | None) -> T:
+        return cast(T, self._world.bcast(value))
 
-    def gather_object(self, value: T, root: int = 0) -> tuple[T, ...] | None:
-        gathered = self._world.gather(value, root=root)
+    def gather_object(self, value: T) -> tuple[T, ...] | None:
+        gathered = self._world.gather(value)
         return None if gathered is None else tuple(gathered)
 
     def all_gather_object(self, value: T) -> tuple[T, ...]:
         return tuple(self._world.allgather(value))
 
-    def all_gather(self, send: Buffer, receive: Buffer) -> None:
-        self._world.Allgather(as_bytes(send), as_bytes(receive))
+    def all_gather(self, send: ByteArray, receive: ByteArray) -> None:
+        self._world.Allgather(send, receive)
 
-    def isend(self, buffer: Buffer, destination: int, tag: int) -> Request:
-        return Request(self._world.Isend(as_bytes(buffer), dest=destination, tag=tag))
+    def isend(self, buffer: ByteArray, destination: int, tag: int) -> Request:
+        return Request(self._world.Isend(buffer, dest=destination, tag=tag))
 
-    def send_and_keep(self, buffer: Buffer, destination: int, tag: int) -> None:
+    def send_and_keep(self, buffer: ByteArray, destination: int, tag: int) -> None:
         while self._sending and self._sending[0].Test():
             self._sending.popleft()
-        self._sending.append(self._world.Isend(as_bytes(buffer), dest=destination, tag=tag))
+        self._sending.append(self._world.Isend(buffer, dest=destination, tag=tag))
 
-    def irecv(self, buffer: Buffer, source: int, tag: int) -> Request:
-        return Request(self._world.Irecv(as_bytes(buffer), source=source, tag=tag))
+    def irecv(self, buffer: ByteArray, source: int, tag: int) -> Request:
+        return Request(self._world.Irecv(buffer, source=source, tag=tag))
 
     def persistent(self, sends: Sequence[Message], receives: Sequence[Message], tag: int) -> Messages:
-        requests = [self._world.Send_init(as_bytes(buffer), dest=rank, tag=tag) for buffer, rank in sends]
-        requests += [self._world.Recv_init(as_bytes(buffer), source=rank, tag=tag) for buffer, rank in receives]
+        requests = [self._world.Send_init(buffer, dest=rank, tag=tag) for buffer, rank in sends]
+        requests += [self._world.Recv_init(buffer, source=rank, tag=tag) for buffer, rank in receives]
         self._persistent.extend(requests)
         return Messages(partial(self._mpi.Prequest.Startall, requests), [Request(request) for request in requests])
 
@@ -171,11 +170,11 @@ class MpiCommunicator(Communicator):
         return bool(self._mpi.Request.Testall(list(requests)))
 
     def allocate_shared(self, size_bytes: int, touched: Sequence[Range] | None = None) -> SharedWindow:
-        whole = _in_pages(size_bytes)
+        page = mmap.PAGESIZE  # each part starts on one, so that its pages are in the memory node of their rank
+        whole = align(max(size_bytes, 1), page)
         used = [(0, size_bytes)] if touched is None else merged(touched)
-        page = WINDOW_ALIGNMENT_BYTES
-        pages = merged((start // page * page, _in_pages(stop)) for start, stop in used if start < stop)
-        needed = min(_in_pages(sum(stop - start for start, stop in pages)), whole)
+        pages = merged((start // page * page, align(stop, page)) for start, stop in used if start < stop)
+        needed = min(max(sum(stop - start for start, stop in pages), page), whole)
         if self.library.startswith("Open MPI"):
             # It makes no window that is larger than what is free, less a twentieth, however little will be touched.
             needed = whole + whole // 16
@@ -303,7 +302,3 @@ def _exchange_first_messages(node: "MPI.Intracomm") -> None:
         to, source = (node.rank + distance) % node.size, (node.rank - distance) % node.size
         node.Sendrecv(sent, to, _FIRST_TAG, came, source, _FIRST_TAG)
     node.Barrier()
-
-
-def _in_pages(size_bytes: int) -> int:
-    return -(-max(size_bytes, 1) // WINDOW_ALIGNMENT_BYTES) * WINDOW_ALIGNMENT_BYTES

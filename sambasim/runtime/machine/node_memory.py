@@ -12,7 +12,6 @@ import mmap
 import os
 import platform
 import resource
-import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -25,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sambasim.errors import MachineError
+from sambasim.ir.types import align
 from sambasim.units import MIB, format_bytes
 
 ByteArray: TypeAlias = NDArray[np.uint8]
@@ -49,10 +49,9 @@ def private_pages(size_bytes: int) -> mmap.mmap:
     """Zeroed memory of this process, in huge pages where there are. Raises OSError or OverflowError. In a forked
     process it is zeros, at the same addresses; otherwise each later write would copy a page."""
     pages = mmap.mmap(-1, max(size_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if sys.platform == "linux":
-        for advice in (mmap.MADV_HUGEPAGE, _MADV_WIPEONFORK):
-            with suppress(OSError):  # not every kernel has it
-                pages.madvise(advice)
+    for advice in (mmap.MADV_HUGEPAGE, _MADV_WIPEONFORK):
+        with suppress(OSError):  # not every kernel has it
+            pages.madvise(advice)
     return pages
 
 
@@ -60,7 +59,7 @@ def freeing(parts: Iterable[ByteArray]) -> Callable[[], None]:
     """A function that gives the whole pages of `parts`, private memory, back to the system: then they are zeros."""
     ranges = []
     for part in parts:
-        first = -(-part.ctypes.data // mmap.PAGESIZE) * mmap.PAGESIZE
+        first = align(part.ctypes.data, mmap.PAGESIZE)
         stop = (part.ctypes.data + part.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
         if first < stop:
             ranges.append((ctypes.c_void_p(first), ctypes.c_size_t(stop - first), ctypes.c_int(_MADV_DONTNEED)))
@@ -110,7 +109,7 @@ def second_mapping(part: ByteArray) -> SecondMapping | None:
         offset, library = _offset_in_file(part), _library()
     except (OSError, AttributeError):
         return None
-    whole = -(-part.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+    whole = align(part.nbytes, mmap.PAGESIZE)
     anonymous = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     if offset is None or (reserved := library.mmap(None, whole + huge, 0, anonymous, -1, 0)) == _FAILED:
         return None

@@ -204,8 +204,7 @@ def keep_freed_memory() -> bool:
 
 def use_small_pages() -> None:
     """No huge pages in this process from now on: making room for one takes milliseconds, too much for short uses."""
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PR_SET_THP_DISABLE, 1, 0, 0, 0)
+    ctypes.CDLL(None).prctl(_PR_SET_THP_DISABLE, 1, 0, 0, 0)
 
 
 def check_device(document: PefDocument) -> None:

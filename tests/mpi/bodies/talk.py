@@ -1,5 +1,6 @@
 """Every method of the communicator, on data that depends on the rank. Rank 0 prints how many ranks got through."""
 
+import mmap
 import os
 import re
 import sys
@@ -14,7 +15,7 @@ import torch.distributed as dist
 
 from sambasim.errors import MachineError
 from sambasim.runtime.machine import node_memory
-from sambasim.runtime.machine.communicator import WINDOW_ALIGNMENT_BYTES, Communicator
+from sambasim.runtime.machine.communicator import Communicator, SharedWindow
 from sambasim.runtime.machine.mpi import connect
 from sambasim.runtime.machine.node_memory import ByteArray
 from sambasim.runtime.machine.process import bring_up, take_down
@@ -49,18 +50,17 @@ def topology(c: Communicator) -> None:
 
 
 def objects(c: Communicator) -> None:
-    root = c.world_size - 1
-    expect(c.broadcast_object({"from": c.rank} if c.rank == root else None, root=root) == {"from": root}, "broadcast")
-    gathered = c.gather_object(c.rank**2 + 1, root=root)
+    expect(c.broadcast_object({"from": c.rank} if c.rank == 0 else None) == {"from": 0}, "broadcast")
+    gathered = c.gather_object(c.rank**2 + 1)
     squares = tuple(rank**2 + 1 for rank in range(c.world_size))
-    expect(gathered == (squares if c.rank == root else None), "gather")
+    expect(gathered == (squares if c.rank == 0 else None), "gather")
     expect(c.all_gather_object(c.rank**2 + 1) == squares, "all_gather of objects")
 
 
 def all_gather(c: Communicator) -> None:
     parts = [np.full(5, rank + 1, dtype=np.uint8) for rank in range(c.world_size)]
     receive = np.full(5 * c.world_size, 255, dtype=np.uint8)
-    c.all_gather(parts[c.rank], receive.data)
+    c.all_gather(parts[c.rank], receive)
     expect(bool(np.array_equal(receive, np.concatenate(parts))), "all_gather")
 
 
@@ -98,34 +98,41 @@ def messages_asked_for(c: Communicator) -> None:
     c.wait_all([*receive, *sends])
 
 
-def shared_window(c: Communicator) -> None:
-    size = 1000 + 5000 * c.rank
-    window = c.allocate_shared(size)
-    expect(len(window.parts[c.local_rank]) == size, "my part is as long as I asked")
-    expect(window.parts[c.local_rank].ctypes.data % WINDOW_ALIGNMENT_BYTES == 0, "parts start on a page")
-    expect(not window.parts[c.local_rank].any(), "parts are zeros at first")
-    window.parts[c.local_rank][:] = c.rank + 1
-    window.sync()
-    c.node_barrier()
-    window.sync()
-    for local_rank, rank in enumerate(c.local_ranks):
-        part = window.parts[local_rank]
-        expect(len(part) == 1000 + 5000 * rank, f"the part of rank {rank} is as long as it asked")
-        expect(bool((part == rank + 1).all()), f"the part of rank {rank} holds what it wrote")
-    c.node_barrier()
-    neighbour = (c.local_rank + 1) % c.local_size
-    window.parts[neighbour][:1] = 200 + c.rank
-    window.sync()
-    c.node_barrier()
-    window.sync()
-    writer = c.local_ranks[(c.local_rank - 1) % c.local_size]
-    expect(int(window.parts[c.local_rank][0]) == 200 + writer, "a peer's write arrives in my part")
+def shared_windows(c: Communicator) -> None:
+    """A small one, of which ranks use all; and one that is mapped again, where huge pages can lie, of which each uses
+    other bytes."""
+    ranks = range(c.world_size)
+    small = [slice(0, 1000 + 5000 * rank) for rank in ranks]
+    large = [slice(MIB, MIB + 2 * MIB * (1 + rank % 3)) for rank in ranks]
+    for used, behind, by_peer in ((small, 0, 0), (large, 4 * MIB + 4321, 5)):
+        mine = used[c.rank]
+        window = c.allocate_shared(mine.stop + behind, [(mine.start, mine.stop), (5, 6)] if behind else None)
+        own = window.parts[c.local_rank]
+        expect(own.ctypes.data % mmap.PAGESIZE == 0, "parts start on a page")
+        expect(not own.any(), "parts are zeros at first")
+        own[mine] = c.rank + 1
+        meet(c, window)
+        for part, rank in zip(window.parts, c.local_ranks, strict=True):
+            expect(len(part) == used[rank].stop + behind, f"the part of rank {rank} is as long as it asked")
+            expect(bool((part[used[rank]] == rank + 1).all()), f"the part of rank {rank} holds what it wrote")
+            expect(not part[used[rank].stop :].any(), "and zeros behind that")
+        c.node_barrier()
+        window.parts[(c.local_rank + 1) % c.local_size][by_peer] = 200 + c.rank
+        meet(c, window)
+        writer = c.local_ranks[(c.local_rank - 1) % c.local_size]
+        expect(int(own[by_peer]) == 200 + writer, "a peer's write arrives in my part")
     sparse = c.allocate_shared(1 << 20, touched=[(0, 1)])
     expect(not sparse.parts[c.local_rank].any(), "parts of which little is touched are zeros at first too")
     empty = c.allocate_shared(0)
     expect(len(empty.parts[c.local_rank]) == 0, "a part may be empty")
     c.barrier()
     expect(not node_memory.mapped_names(), "no name is left, so that a kill leaves nothing behind")
+
+
+def meet(c: Communicator, window: SharedWindow) -> None:
+    window.sync()
+    c.node_barrier()
+    window.sync()
 
 
 def shared_memory_that_is_not_there(c: Communicator) -> None:
@@ -156,25 +163,6 @@ def freed_pages(c: Communicator) -> None:
 
 def _resident_bytes() -> int:
     return 4096 * int(Path("/proc/self/statm").read_text().split()[1])
-
-
-def large_window(c: Communicator) -> None:
-    """One that is mapped again, where huge pages can lie; the ranks use other bytes of their parts."""
-    size, used = 9 * MIB + 4321, 2 * MIB * (1 + c.rank % 3)
-    window = c.allocate_shared(size, touched=[(MIB, MIB + used), (5, 6)])
-    expect(not window.parts[c.local_rank][::4093].any(), "parts are zeros at first")
-    window.parts[c.local_rank][MIB : MIB + used] = c.rank + 1
-    window.parts[(c.local_rank + 1) % c.local_size][5] = 100 + c.rank
-    window.sync()
-    c.node_barrier()
-    window.sync()
-    writer = c.local_ranks[(c.local_rank - 1) % c.local_size]
-    expect(int(window.parts[c.local_rank][5]) == 100 + writer, "a peer's write arrives in my part")
-    for local_rank, rank in enumerate(c.local_ranks):
-        part, mine = window.parts[local_rank], slice(MIB, MIB + 2 * MIB * (1 + rank % 3))
-        expect(bool((part[mine] == rank + 1).all()), f"the part of rank {rank} holds what it wrote")
-        expect(not part[mine.stop :].any(), "and zeros behind that")
-    c.node_barrier()
 
 
 def clocks(c: Communicator) -> None:
@@ -222,8 +210,8 @@ def mailbox(c: Communicator) -> None:
 
 
 PARTS: tuple[Callable[[Communicator], None], ...] = (
-    topology, objects, all_gather, messages, messages_asked_for, shared_window, large_window,
-    shared_memory_that_is_not_there, freed_pages,     mailbox, clocks, process_group,
+    topology, objects, all_gather, messages, messages_asked_for, shared_windows,
+    shared_memory_that_is_not_there, freed_pages, mailbox, clocks, process_group,
 )  # fmt: skip
 
 
