@@ -56,10 +56,6 @@ class Blocks(NamedTuple):
     nodes: tuple[tuple[int, ...], ...]
     summed: tuple[bool, ...]
 
-    def travelling(self, node: int) -> tuple[int, ...]:
-        """The ranks whose operands, or sums, leave `node`."""
-        return self.nodes[node][:1] if self.summed[node] else self.nodes[node]
-
 
 def is_subtree(ranks: Sequence[int], world_size: int) -> bool:
     """Whether `ranks`, ascending, are all that the world has of an aligned block of a power of two of ranks."""

@@ -26,8 +26,8 @@ from sambasim.ir.types import Symbol, SymbolKind
 from sambasim.runtime.engine.handlers import Binding, lower
 from sambasim.runtime.engine.instructions import RegisterFile, Registers, Unit
 from sambasim.runtime.engine.pass_code import PassCode
-from sambasim.runtime.transports.communication import Overlapped
 from sambasim.runtime.transports.connect import Transport
+from sambasim.runtime.transports.window import WindowReduce
 from sambasim.runtime.watch.observer import StepObserver
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class Executor:
         self._registers = RegisterFile()
         self._of_micro_batch: dict[int, Registers] = {}  # until its backward has run
         self._live: Registers = []  # those of the micro-batch that runs
-        self._overlapping: Sequence[Overlapped] = ()
+        self._overlapping: Sequence[WindowReduce] = ()
         self._began_ns = 0  # the sections that are reported next
 
         schedule = program.schedule if graph is program.training else None
@@ -206,7 +206,7 @@ class Executor:
         *,
         accumulate: bool = False,
         last: bool = False,
-        overlapping: Sequence[Overlapped] = (),
+        overlapping: Sequence[WindowReduce] = (),
         only: ActionKind | None = None,
     ) -> Steps[list[dict[str, Tensor]]]:
         """Run a pass, or one kind of its actions `only`. Returns the outputs of each micro-batch, by symbol, in

@@ -18,8 +18,9 @@ from sambasim.runtime.engine.code import Code, generate
 from sambasim.runtime.engine.executor import Executor, Steps
 from sambasim.runtime.engine.handlers import UPDATES, Binding, executed_by, instruction_of, nothing
 from sambasim.runtime.engine.instructions import Instruction, RegisterFile, Unit
-from sambasim.runtime.transports.communication import Fusion, Overlapped
+from sambasim.runtime.transports.communication import Fusion
 from sambasim.runtime.transports.connect import Transport
+from sambasim.runtime.transports.window import WindowReduce
 from sambasim.runtime.values.optimizers import Optimizers
 from sambasim.runtime.watch.observer import StepObserver, report_spans, span
 
@@ -113,7 +114,7 @@ class Update:
         self._initial = registers.initial
         self._codes: dict[tuple[bool, bool], Code] = {}
         communications = (instruction.communication for unit in self._units for instruction in unit.instructions)
-        self._overlapped = [overlapped for overlapped in communications if isinstance(overlapped, Overlapped)]
+        self._overlapped = [overlapped for overlapped in communications if isinstance(overlapped, WindowReduce)]
         self.overlapping = self._overlapped if overlaps else []
         """What is told of each section of the last pass."""
 

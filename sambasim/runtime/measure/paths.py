@@ -19,7 +19,7 @@ from sambasim.runtime.machine.communicator import Communicator, SharedWindow
 from sambasim.runtime.machine.mpi import MpiCommunicator
 from sambasim.runtime.transports.connect import Allocated, Way, connect
 from sambasim.runtime.transports.host import roles_of
-from sambasim.runtime.transports.window import Devices, SmallWindow, Window, WindowReduce, is_small
+from sambasim.runtime.transports.window import SmallWindow, Window, WindowReduce, is_small
 from sambasim.runtime.values.mean import tree_mean
 from sambasim.runtime.values.memory import DeviceMemory, private_storage
 
@@ -159,22 +159,17 @@ def _device(setting: Setting) -> Measured:
     if setting.window is None:
         raise InternalError("the device path without device memory")
     program, communicator = setting.program, setting.communicator
-    by_rank = {
-        rank: DeviceMemory(program, setting.window.parts[index][: program.device_bytes])
-        for index, rank in enumerate(communicator.local_ranks)
-    }
-    devices = Devices(setting.window, by_rank, shares_parameters=not is_small(program, communicator))
-    allocated = Allocated([by_rank[communicator.rank]], [communicator], [devices])
-    (transport,) = connect(communicator, Way.DEVICE, allocated)
+    memories = [DeviceMemory(program, part[: program.device_bytes]) for part in setting.window.parts]
+    by_rank = dict(zip(communicator.local_ranks, memories, strict=True))
     (group,) = program.groups
-    sync = transport.sync
-    if isinstance(sync, SmallWindow):
-        run, parts = partial(_reduce_small, sync), [(0, sync.means[group.name])]
-    elif isinstance(sync, Window):
-        run, parts = partial(_reduce, sync, sync.reduce_scatter(program.groups)), list(sync.means(group))
+    if is_small(program, communicator):
+        small = SmallWindow(by_rank, communicator)
+        run, parts = partial(_reduce_small, small), [(0, small.means[group.name])]
     else:
-        raise InternalError("device sync without a window")
-    return Measured(transport.memory.region(group, "gradient"), run, parts, "mean", wrong_result=InternalError)
+        window = Window(by_rank, communicator)
+        run, parts = partial(_reduce, window, window.reduce_scatter(program.groups)), list(window.means(group))
+    gradient = by_rank[communicator.rank].region(group, "gradient")
+    return Measured(gradient, run, parts, "mean", wrong_result=InternalError)
 
 
 def _reduce_small(sync: SmallWindow) -> None:

@@ -28,6 +28,7 @@ from sambasim.runtime.machine.process import check_node_memory
 from sambasim.runtime.transports.communication import BytesMoved, mean_of
 from sambasim.runtime.transports.connect import Allocated, Transport, Way, allocate, connect, connect_here, groups_of
 from sambasim.runtime.transports.in_process import run_together
+from sambasim.runtime.transports.window import is_small
 from sambasim.runtime.values.mean import tree_mean
 from sambasim.runtime.values.memory import SHARED_KINDS, DeviceMemory, joined, part_of, place_inputs, slices_of
 from sambasim.runtime.values.optimizers import Optimizers
@@ -75,7 +76,7 @@ class _Memory:
     @property
     def is_sliced(self) -> bool:
         """Whether each process has only its own slices of the optimizer's state."""
-        return any(shared.shares_parameters for shared in self._allocated.devices)
+        return bool(self._allocated.devices) and not is_small(self.program, self._allocated.groups[0])
 
     def connect(self, way: Way, *, keep_states: bool) -> Sequence[Transport]:
         """Collective. Connect the replicas by `way`, with memory where it needs it. The first process of a node writes
@@ -185,7 +186,7 @@ class _Memory:
             )
         whole = torch.empty_like(place)
         for replica, low, high in self._slices(name):
-            region = self._allocated.devices[rank].by_rank[replica].region(group, state)
+            region = self._allocated.devices[rank][replica].region(group, state)
             whole.view(-1)[low:high].copy_(region[member.start + low : member.start + high])
         return whole
 

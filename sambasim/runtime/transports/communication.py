@@ -95,23 +95,6 @@ class Receiving(Communication[R]):
         return self.take()
 
 
-class Overlapped(Communication):
-    """A communication that overlaps with the last pass of a step and ends in `finish`."""
-
-    @abstractmethod
-    def begin_step(self) -> None:
-        """A step begins: gradients are about to be overwritten."""
-
-    @abstractmethod
-    def section_done(self, count: int) -> None:
-        """This rank has run `count` sections of the pass: gradients that are complete now may be sent or reduced."""
-
-    @property
-    @abstractmethod
-    def hidden_s(self) -> float:
-        """Seconds of communication during the pass, in this step."""
-
-
 class Shared(NamedTuple):
     """What ranks exchange in a step: the losses of all replicas, in rank order, and the largest request of a rank."""
 

@@ -1,7 +1,7 @@
 """Opens the ranks of a process: their device memories, with weights, and their transports. For runs, SambaFlow apps and
 benchmarks. `Way` lists the sync paths; `runtime/run/setup.py` chooses one by the options."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -14,10 +14,10 @@ from sambasim.ir.ranks import kept, of_ranks
 from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.machine.process import check_node_memory
 from sambasim.runtime.transports.communication import AxisGroup, Communication, Finishing, Fusion, GradientSync, Shared
-from sambasim.runtime.transports.host import Gloo, Host, Roles, among_equals, parameter_server
+from sambasim.runtime.transports.host import Host, Roles, among_equals, parameter_server
 from sambasim.runtime.transports.in_process import Hub, HubGroup, InProcess, Together
 from sambasim.runtime.transports.messages import Boxes, GatherLosses, MessageGroup, box_bytes
-from sambasim.runtime.transports.window import Devices, SmallWindow, Window, allocate_devices
+from sambasim.runtime.transports.window import SmallWindow, Window, allocate_devices, is_small
 from sambasim.runtime.values.memory import DeviceMemory, slices_of
 from sambasim.runtime.watch.observer import StepObserver, report_spans
 
@@ -71,11 +71,11 @@ class Way(StrEnum):
 
 class Allocated(NamedTuple):
     """For each rank of this process: its device memory; the communicator of its group along dp; the memories of that
-    group on this node, if the node shares them."""
+    group on this node, by rank, if the node shares them."""
 
     memories: Sequence[DeviceMemory]
     groups: Sequence[Communicator]
-    devices: Sequence[Devices] = ()
+    devices: Sequence[Mapping[int, DeviceMemory]] = ()
 
 
 def open_ranks(
@@ -106,7 +106,7 @@ def allocate(
         programs = [of_stages[mesh.coordinate(rank, PIPELINE)] for rank in ranks]
     if way is Way.DEVICE:
         devices = [allocate_devices(of_rank, group) for of_rank, group in zip(programs, groups, strict=True)]
-        memories = [shared.by_rank[group.rank] for shared, group in zip(devices, groups, strict=True)]
+        memories = [shared[group.rank] for shared, group in zip(devices, groups, strict=True)]
         return Allocated(memories, groups, devices)
     needed = program.device_bytes * len(ranks)
     if way is Way.HOST:
@@ -222,14 +222,13 @@ def _sync(way: Way, allocated: Allocated, number: int, roles: Roles | None) -> G
         case Way.IN_PROCESS:
             return InProcess([memory], HubGroup(Hub(1), [0], 0))
         case Way.DEVICE:
-            devices = allocated.devices[number]
-            return (Window if devices.shares_parameters else SmallWindow)(devices, group)
+            return (SmallWindow if is_small(memory.program, group) else Window)(allocated.devices[number], group)
         case Way.HOST | Way.HOST_REPLICATED:
             sync = Host(among_equals(memory, group), replicated=way is Way.HOST_REPLICATED)
             sync.title += ", every replica updating everything" if sync.replicated else ""
             return sync
         case Way.GLOO:
-            return Gloo(among_equals(memory, group), replicated=True)
+            return Host(among_equals(memory, group), through_gloo=True)
         case Way.PARAMETER_SERVER if roles is not None:
             return parameter_server(memory, roles, group)
     raise InternalError(f"sync path {way} without roles")

@@ -11,7 +11,7 @@ With `replicated` or gloo, every rank updates everything, and GATHER is empty. W
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import NamedTuple, final
+from typing import NamedTuple, TypeVar, final
 
 import torch
 import torch.distributed as dist
@@ -26,6 +26,8 @@ from sambasim.runtime.transports.exchange import Exchange, Places, all_gather, r
 from sambasim.runtime.transports.messages import GatherLosses, MessageGroup, collect
 from sambasim.runtime.values.memory import DeviceMemory, slices_of
 from sambasim.runtime.watch.observer import span
+
+C = TypeVar("C", bound=Communication)
 
 GLOO_EXEMPT = "gloo adds gradients in an order of its own, so the bits may differ from those of other sync paths"
 
@@ -44,14 +46,17 @@ def roles_of(world_size: int, dedicated: int) -> Roles:
     return Roles(tuple(range(first_server)), servers)
 
 
-class _Staged(GradientSync):
-    """Every communication goes through host memory."""
+@final
+class Host(GradientSync):
+    """Device to host, an exchange between hosts by MPI, host to device. `through_gloo`: by the default process group of
+    the ranks, which all update everything."""
 
-    def __init__(self, places: Places, *, replicated: bool = False) -> None:
+    def __init__(self, places: Places, *, replicated: bool = False, through_gloo: bool = False) -> None:
         group = MessageGroup(places.communicator)  # also of servers: they update slices, so the norm is theirs too
-        super().__init__(places.kept, group, replicated=replicated)
+        super().__init__(places.kept, group, replicated=replicated or through_gloo)
+        self.title = f"host (device to host, {'gloo' if through_gloo else 'MPI'}, host to device)"
         self.slices, self.replicas = places.slices, len(places.workers)
-        self.bytes_moved, self.places = places.moved, places
+        self.bytes_moved, self.places, self._through_gloo = places.moved, places, through_gloo
         self._exchange_losses = GatherLosses(places.communicator, places.workers)
 
     def end_of_step(self) -> Communication[Shared]:
@@ -61,14 +66,9 @@ class _Staged(GradientSync):
     def _gather_losses(self) -> Shared:
         return self._exchange_losses(*self.offered)
 
-
-@final
-class Host(_Staged):
-    """Device to host, an exchange between hosts by MPI, host to device."""
-
-    title = "host (device to host, MPI, host to device)"
-
     def reduce_scatter(self, groups: Sequence[ParameterGroup]) -> Communication:
+        if self._through_gloo:
+            return self._observed(_GlooAllReduce(self, groups))
         reduce = self._observed(reduce_scatter(groups, self.places))
         if not self.replicated:
             return reduce
@@ -87,7 +87,7 @@ class Host(_Staged):
         return self.memory.releasing(group, region, self.updated(group))
 
     def make_whole(self) -> None:
-        if self.program.zero == 3:
+        if self.program.zero == 3 and not self.replicated:
             self._all_parameters.finish()
 
     @cached_property
@@ -100,20 +100,9 @@ class Host(_Staged):
         own = {self.replica: self.memory.region(group, state)}
         return collect(self.places.communicator, own, self.slices[group.name], member)
 
-    def _observed(self, exchange: Exchange) -> Exchange:
-        self.observed.append(exchange)
-        return exchange
-
-
-@final
-class Gloo(_Staged):
-    """Device to host, gloo's all-reduce, host to device: needs the default process group of the ranks."""
-
-    title = "host (device to host, gloo, host to device)"
-
-    def reduce_scatter(self, groups: Sequence[ParameterGroup]) -> Communication:
-        self.observed.append(reduce := _GlooAllReduce(self, groups))
-        return reduce
+    def _observed(self, communication: C) -> C:
+        self.observed.append(communication)
+        return communication
 
 
 def among_equals(memory: DeviceMemory, communicator: Communicator) -> Places:
@@ -144,7 +133,7 @@ def parameter_server(memory: DeviceMemory, roles: Roles, communicator: Communica
 
 @final
 class _GlooAllReduce(Communication):
-    def __init__(self, sync: Gloo, groups: Sequence[ParameterGroup]) -> None:
+    def __init__(self, sync: Host, groups: Sequence[ParameterGroup]) -> None:
         gradients = [sync.memory.region(group, "gradient") for group in groups]
         self._staged = [(gradient, torch.empty_like(gradient)) for gradient in gradients]
         self._sync = sync

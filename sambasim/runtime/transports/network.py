@@ -26,13 +26,13 @@ _GATHER_TAG = 12
 
 def scattered(node_of: Sequence[int]) -> list[str]:
     """A notice if the ranks of a node are no aligned block, so that slices are sent instead of sums."""
-    layout = blocks(node_of)
-    if all(summed or not ranks for ranks, summed in zip(layout.nodes, layout.summed, strict=True)):
+    nodes, summed = blocks(node_of)
+    if all(summed):
         return []
-    nodes = len(layout.nodes)
-    travelling = sum(len(layout.travelling(node)) for node in range(nodes))
+    travelling = sum(1 if is_sum else len(ranks) for ranks, is_sum in zip(nodes, summed, strict=True))
+    count = len(nodes)
     return [
-        f"{travelling} gradients of each slice are sent between {nodes} nodes; it would be {nodes} sums if each "
+        f"{travelling} gradients of each slice are sent between {count} nodes; it would be {count} sums if each "
         "node held neighbouring ranks, in a block of a power of two (mpirun -ppn, --map-by; srun --ntasks-per-node)"
     ]
 
@@ -46,8 +46,7 @@ class Network:
     ) -> None:
         self._communicator, self._memories, self._slices, self._moved = communicator, memories, slices, moved
         rank, node_of = communicator.rank, communicator.node_of
-        self._rank, self._own = rank, memories[rank]
-        self._groups = self._own.program.groups
+        self._own, self._groups = memories[rank], memories[rank].program.groups
         self._reduce, self._gather = reduce_scatter_messages(node_of, rank), all_gather_messages(node_of, rank)
         self.sources = tuple(message.ranks[0] for message in self._reduce.received)
         """The ranks of other nodes that send operands to this rank; the lowest rank stands for a node's sum."""
@@ -140,7 +139,6 @@ class Network:
     def _sum(self, group: ParameterGroup, start: int, stop: int) -> None:
         """Sum a slice over this node, in place of this rank's own gradient, which no other rank reads."""
         parts = {rank: memory.region(group, "gradient")[start:stop] for rank, memory in sorted(self._memories.items())}
-        own = parts[self._rank]
-        if len(parts) > 1:
-            tree_mean([*parts.values()], own, 1)()
+        own = parts[self._communicator.rank]
+        tree_mean([*parts.values()], own, 1)()
         self._moved.peer += (len(parts) - 1) * own.nbytes

@@ -22,9 +22,9 @@ from sambasim.ir.dataflow import pass_and_update, readiness
 from sambasim.ir.program import Member, ParameterGroup, Program
 from sambasim.ir.types import DTYPE_BYTES, SymbolKind, pieces
 from sambasim.records.trace import Track
-from sambasim.runtime.machine.communicator import Communicator, SharedWindow
+from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.machine.node_memory import Range
-from sambasim.runtime.transports.communication import Communication, Finishing, Fusion, GradientSync, Overlapped, Shared
+from sambasim.runtime.transports.communication import Communication, Finishing, Fusion, GradientSync, Shared
 from sambasim.runtime.transports.messages import GatherLosses, MessageGroup, collect
 from sambasim.runtime.transports.network import Network
 from sambasim.runtime.transports.shared_flags import Counter, NodeFlags
@@ -48,28 +48,20 @@ _CACHED_ELEMENTS = 4 << 20
 """Longer slices come from memory, not from the shared cache; shorter pieces then leave cache for prefetching."""
 
 
-class Devices(NamedTuple):
-    """The device memories of a node's replicas, by rank; `shares_parameters`: all use the parameters of the first."""
-
-    window: SharedWindow
-    by_rank: Mapping[int, DeviceMemory]
-    shares_parameters: bool = True
-
-
 def is_small(program: Program, communicator: Communicator) -> bool:
     """Whether every replica reduces and updates everything itself (`SmallWindow`)."""
     return communicator.node_count == 1 and program.gradient_bytes <= SMALL_BYTES
 
 
-def allocate_devices(program: Program, communicator: Communicator) -> Devices:
-    """Collective. One shared window with the device memory of every rank of the node. Parameters are in the part of the
-    first rank only; where gradients are small, each rank has its own, because it updates them all itself. Raises
+def allocate_devices(program: Program, communicator: Communicator) -> Mapping[int, DeviceMemory]:
+    """Collective. The device memory of every rank of the node, by rank, in one shared window. Parameters are in that of
+    the first rank only; where gradients are small, each rank has its own, because it updates them all itself. Raises
     MachineError if the node lacks shared memory."""
     small = is_small(program, communicator)
     window = communicator.allocate_shared(program.device_bytes, None if small else _used_ranges(program, communicator))
     shared = None if small else window.parts[0]
     memories = [DeviceMemory(program, storage, shared) for storage in window.parts]
-    return Devices(window, dict(zip(communicator.local_ranks, memories, strict=True)), shares_parameters=not small)
+    return dict(zip(communicator.local_ranks, memories, strict=True))
 
 
 def _used_ranges(program: Program, communicator: Communicator) -> Sequence[Range]:
@@ -97,11 +89,11 @@ class Window(GradientSync):
 
     title = DEVICE_TITLE
 
-    def __init__(self, devices: Devices, communicator: Communicator) -> None:
-        super().__init__(devices.by_rank[communicator.rank], MessageGroup(communicator))
-        self.communicator, self.by_rank = communicator, devices.by_rank
+    def __init__(self, by_rank: Mapping[int, DeviceMemory], communicator: Communicator) -> None:
+        super().__init__(by_rank[communicator.rank], MessageGroup(communicator))
+        self.communicator, self.by_rank = communicator, by_rank
         self.flags = NodeFlags(communicator)
-        self.network = Network(communicator, devices.by_rank, self.slices, self.bytes_moved)
+        self.network = Network(communicator, by_rank, self.slices, self.bytes_moved)
         self.observed += [self.flags, self.network]
         self.exchange = GatherLosses(communicator, range(communicator.world_size))
         training = self.program.training
@@ -174,8 +166,9 @@ class _Work(NamedTuple):
 
 
 @final
-class WindowReduce(Overlapped):
-    """Reduces `groups`; with `optimizers`, also updates them, which divides float32 gradients: no mean is stored."""
+class WindowReduce(Communication):
+    """Reduces `groups`; with `optimizers`, also updates them, which divides float32 gradients: no mean is stored. It
+    overlaps with the last pass of a step: after each section, gradients that are complete are sent or reduced."""
 
     def __init__(self, window: Window, groups: Sequence[ParameterGroup], optimizers: Optimizers | None) -> None:
         self._window, self._flags, self._optimizers = window, window.flags, optimizers
@@ -216,6 +209,7 @@ class WindowReduce(Overlapped):
         return _Work(group, ready_at, mean.of(operands, gradients[window.replica], near), updates, peer_bytes)
 
     def begin_step(self) -> None:
+        """A step begins: gradients are about to be overwritten."""
         self._done = self._window.progress(0)
         self._pending = self._all[::-1]
         self._incomplete = self._pending.copy()
@@ -224,6 +218,7 @@ class WindowReduce(Overlapped):
             self._network.begin_step([work.group for work in self._all])
 
     def section_done(self, count: int) -> None:
+        """This rank has run `count` sections of the pass."""
         self._flags.publish(Counter.PROGRESS, self._done + count)
         began_s, incomplete = time.perf_counter(), self._incomplete
         while incomplete and (at := incomplete[-1].ready_at) <= count:
@@ -257,6 +252,7 @@ class WindowReduce(Overlapped):
 
     @property
     def hidden_s(self) -> float:
+        """Seconds of communication during the pass, in this step."""
         return self._in_pass_s - self._updated_in_pass_s
 
     def _send(self, work: _Work) -> None:
@@ -297,8 +293,8 @@ class SmallWindow(GradientSync):
 
     title = DEVICE_TITLE
 
-    def __init__(self, devices: Devices, communicator: Communicator) -> None:
-        memory, size = devices.by_rank[communicator.rank], communicator.world_size
+    def __init__(self, by_rank: Mapping[int, DeviceMemory], communicator: Communicator) -> None:
+        memory, size = by_rank[communicator.rank], communicator.world_size
         super().__init__(memory, MessageGroup(communicator), replicated=True)
         self.flags = NodeFlags(communicator)
         self.observed.append(self.flags)
@@ -307,7 +303,7 @@ class SmallWindow(GradientSync):
         self.means: dict[str, Tensor] = {}
         self.reductions = []
         for group in memory.program.groups:
-            gradients = [memory.region(group, "gradient") for _, memory in sorted(devices.by_rank.items())]
+            gradients = [memory.region(group, "gradient") for _, memory in sorted(by_rank.items())]
             mean = self.means[group.name] = torch.empty_like(gradients[0])
             self.reductions.append(tree_mean(gradients, mean, size, near=True))
         self.peer_bytes = (size - 1) * sum(mean.nbytes for mean in self.means.values())
