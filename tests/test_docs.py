@@ -24,12 +24,16 @@ _TEST = re.compile(r"\btests/[\w/]+(?:\.py)?(?:::\w+)?")
 _ENDS = ("|", ">", ">>", "<", "&&", "||", "&", ";")
 
 
+def typed_lines(text: str) -> Iterator[list[str]]:
+    """What is typed in each console or bash block, a command or a part of one a line."""
+    for language, body in _BLOCK.findall(text):
+        lines = body.splitlines() if language in ("console", "bash") else []
+        yield [line[2:] for line in lines if line.startswith("$ ")] or lines
+
+
 def _commands(text: str) -> Iterator[list[str]]:
     """The words of every command in a console or bash block, one list for each command of a line."""
-    for language, body in _BLOCK.findall(text):
-        lines = body.replace("\\\n", " ").splitlines() if language in ("console", "bash") else []
-        if any(line.startswith("$ ") for line in lines):
-            lines = [line[2:] for line in lines if line.startswith("$ ")]
+    for lines in typed_lines(text.replace("\\\n", " ")):
         for line in lines:
             lexer = shlex.shlex(line, posix=True, punctuation_chars="|&;<>")
             lexer.whitespace_split = True

@@ -28,16 +28,6 @@ def module_of(file: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def dotted(node: ast.expr) -> str | None:
-    """`torch.export.export` as text; None for anything that is not a chain of names."""
-    if isinstance(node, ast.Name):
-        return node.id
-    if isinstance(node, ast.Attribute):
-        owner = dotted(node.value)
-        return f"{owner}.{node.attr}" if owner else None
-    return None
-
-
 def names_in(source: str) -> Iterator[str]:
     """Every dotted name that is imported or used, with `import ... as` undone."""
     tree = ast.parse(source)
@@ -52,13 +42,14 @@ def names_in(source: str) -> Iterator[str]:
                 yield f"{node.module}.{alias.name}"
                 aliases[alias.asname or alias.name] = f"{node.module}.{alias.name}"
     for node in ast.walk(tree):
-        name = dotted(node) if isinstance(node, ast.Attribute) else None
-        if name:
-            first, _, rest = name.partition(".")
+        if isinstance(node, ast.Attribute):
+            first, _, rest = ast.unparse(node).partition(".")
             yield f"{aliases.get(first, first)}.{rest}"
 
 
 def capture_names(source: str) -> list[str]:
+    if not any(one.rpartition(".")[2] in source for one in ONLY_IN_CAPTURE):
+        return []
     return [name for name in names_in(source) if f"{name}.".startswith(tuple(f"{one}." for one in ONLY_IN_CAPTURE))]
 
 

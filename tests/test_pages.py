@@ -11,7 +11,7 @@ import pytest
 from tests.support import warm
 from tests.support.mpi import job_environ, run_job
 from tests.support.whole import whole_case
-from tests.test_docs import _BLOCK, PAGES, README, ROOT, TEXTS
+from tests.test_docs import _BLOCK, PAGES, README, ROOT, TEXTS, typed_lines
 
 _ELSEWHERE = re.compile(r"git |cd |make |source |pytest |mpirun (--host|-x) |srun |sambasim validate|.*…")
 """What is not for one folder of this machine, or takes minutes."""
@@ -21,14 +21,8 @@ TIMEOUT_S = 300
 
 def _scripts(text: str) -> list[str]:
     """The commands of each console or bash block."""
-    scripts = []
-    for language, body in _BLOCK.findall(text):
-        lines = body.splitlines() if language in ("console", "bash") else []
-        if any(line.startswith("$ ") for line in lines):
-            lines = [line[2:] for line in lines if line.startswith("$ ")]
-        if kept := [line for line in lines if not _ELSEWHERE.match(line)]:
-            scripts.append("\n".join(kept))
-    return scripts
+    kept = ([line for line in lines if not _ELSEWHERE.match(line)] for lines in typed_lines(text))
+    return ["\n".join(lines) for lines in kept if lines]
 
 
 @pytest.fixture(scope="module")

@@ -20,10 +20,10 @@ MODELS: Mapping[str, tuple[str, ...]] = {
     "gpt": _TEXT,
     "bert": (f'data.source="{_OWN}:masked"',),
     "bert_of_many_words": (f'data.source="{_OWN}:masked"',),
-    "transposed": _DIGITS,
+    "Transposed": _DIGITS,
     "mlp": _DIGITS,
 }
-"""By function of `mesh_models`: what names its data and its loss. All other models are examples."""
+"""By name in `mesh_models`: what names its data and its loss. All other models are examples."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,3 @@ class Transposed(nn.Module):
         features = torch.sin(self.rows(functional.gelu(by_row.transpose(1, 2))))
         logits: Tensor = self.classes(features.mean(1))
         return logits
-
-
-def transposed() -> nn.Module:
-    return Transposed()

@@ -234,7 +234,7 @@ JOBS = (
         for ranks, nodes in ((2, (ONE, APART)), (4, NODES), (6, (ONE,)), (8, (ONE, TWO)))
         for on in nodes
     ),
-    Job("a transposed value", 2, (Layout("transposed", tp=2),)),
+    Job("a transposed value", 2, (Layout("Transposed", tp=2),)),
     Job(
         "moved updates", 2, many_words(*(f"parallel.schedule={one}" for one in ("gpipe", "interleaved-1f1b", "zb-h1")))
     ),

@@ -12,30 +12,23 @@ from sambasim.pef import read
 from sambasim.records.metrics import BytesRecord
 from tests.mpi.bodies.train import Run
 from tests.mpi.training import EXACT, WAYS, Trained, of_pef, run_of, train
-from tests.support.compiled import compile_from_options
-from tests.support.examples import example_options
+from tests.support.examples import CompiledExample
 from tests.support.mpi import RANKS
 from tests.support.whole import whole_case
 
 STEPS, SMALL_ROUND_ELEMENTS = 4, 1024
-PEFS = {
-    "digits": "optimizer.max_grad_norm=0.05",
-    "char_gpt": "optimizer.max_grad_norm=",
-    "logistic_regression": "optimizer.max_grad_norm=0.05",
-    "lstm_classifier": "optimizer.max_grad_norm=",
-}
-"""One with BatchNorm, dropout and clipping; one with several groups and without clipping; and two of few parameters,
-which devices sync by another fusion."""
+PEFS = {("digits", True), ("char_gpt", False), ("logistic_regression", True), ("lstm_classifier", False)}
+"""By example, and whether gradients are clipped: one with BatchNorm and dropout; one with several groups; and two of
+few parameters, which devices sync by another fusion."""
 
 ByPef: TypeAlias = Mapping[Path, Mapping[str, Trained]]
 """By PEF and by way: what a job came to."""
 
 
 @pytest.fixture(scope="module")
-def programs(tmp_path_factory: pytest.TempPathFactory) -> Mapping[Path, Program]:
-    folder = tmp_path_factory.mktemp("host_sync")
-    paths = [compile_from_options(example_options(name, folder, chosen)).path for name, chosen in PEFS.items()]
-    return {path: read(path).program for path in paths}
+def programs(examples: list[CompiledExample]) -> Mapping[Path, Program]:
+    chosen = [one for one in examples if one.optimizer == "adamw" and (one.example, one.clipped) in PEFS]
+    return {one.path: read(one.path).program for one in chosen}
 
 
 @pytest.fixture(scope="module", params=[whole_case(np) if np > 2 else np for np in RANKS if np > 1])

@@ -11,7 +11,7 @@ from tests.faults.command import sambasim
 from tests.faults.fault import assert_contains
 from tests.mpi.training import TWO_NODES
 from tests.support.cluster import write_cluster
-from tests.support.mpi import RANKS, SAMBASIM, Result, is_open_mpi, run_job, run_mpi
+from tests.support.mpi import RANKS, ROOT, SAMBASIM, Result, is_open_mpi, run_job, run_mpi
 from tests.support.whole import is_whole, whole, whole_case
 
 ALONE = ["run", "--pef", "digits", "--steps", "2", "--no-evaluate"]
@@ -123,29 +123,16 @@ def test_an_emulation_fills_one_node_after_the_other(folder: Path) -> None:
     assert [name for name in fields if "predicted" in name] == ["not_predicted"]
 
 
-APP = """\
-import torch
-from sambaflow import samba
-from sambaflow.samba.utils.argparser import parse_app_args
-from sambaflow.samba.utils.common import common_app_driver
-
-args = parse_app_args()
-model = samba.from_torch_model_(torch.nn.Sequential(torch.nn.Linear(6, 1), torch.nn.Flatten(0)))
-optimizer = samba.optim.SGD(model.parameters(), lr=0.1)
-common_app_driver(args, model, [samba.randn(args.batch_size, 6, name="x", batch_dim=0)], optimizer, name="net")
-"""
-
-
 @whole
 def test_nine_replicas_of_an_app_are_refused_in_its_own_words(folder: Path) -> None:
-    (folder / "app.py").write_text(APP)
-    compile_app = [*SAMBASIM, "app.py", "compile", "-b", "4", "--data-parallel", "--pef-name", "net"]
-    run_job(compile_app, cwd=folder, timeout=120).check()
-    argv = [*SAMBASIM, "app.py", "measure-performance", "-b", "4", "--pef", "net", "--data-parallel"]
+    app = str(ROOT / "examples" / "sambaflow" / "feed_forward.py")
+    command = [*SAMBASIM, app, "compile", "-b", "4", "--data-parallel", "--pef-name", "net"]
+    run_job(command, cwd=folder, timeout=120).check()
+    argv = [*SAMBASIM, app, "measure-performance", "-b", "4", "--pef", "net", "--data-parallel"]
     result = run_mpi(9, argv, cwd=folder, timeout=200)
     assert result.returncode == 2
     assert "9 replicas on node 0, and a node of sn30-8 holds at most 8: one for each RDU, 8 RDUs" in result.stderr
-    typed = "app.py measure-performance -b 4 --pef net --data-parallel; or compile with --num-tiles 4, so that 2 share"
+    typed = f"{app} measure-performance -b 4 --pef net --data-parallel; or compile with --num-tiles 4, so that 2 share"
     assert f"mpirun -np 8 {sys.executable} -m sambasim {typed}" in result.stderr
     assert "--cluster" not in result.stderr, "an app has no such flag"
     assert result.stdout == ""

@@ -9,8 +9,7 @@ import pytest
 from sambasim.ir.graph import SectionKind
 from sambasim.pef import PefDocument, read
 from tests.mpi.training import WAYS, Trained, run_of, train
-from tests.support.compiled import compile_from_options
-from tests.support.examples import example_options
+from tests.support.examples import CompiledExample
 from tests.support.mpi import can_play_hosts
 from tests.support.trace_format import Trace, read_trace
 from tests.support.whole import whole_case
@@ -37,24 +36,22 @@ class Run:
         return self.traced.summary.world_size + self.traced.summary.parameter_servers
 
 
-PEFS = {
-    "logistic_regression": (),
-    "digits": ("optimizer.max_grad_norm=0.05",),
-    "char_gpt": ("optimizer.max_grad_norm=",),
-}
-"""One of few and one of many parameters with clipping, and one of many without."""
+PEFS = {("logistic_regression", True), ("digits", True), ("char_gpt", False)}
+"""By example, and whether gradients are clipped: one of few parameters, and two of many."""
 
 
 @pytest.fixture(
     scope="module", params=[whole_case((1, 1)), (2, 1), whole_case((2, 2))], ids=["one", "two", "two on two hosts"]
 )
-def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
+def runs(
+    request: pytest.FixtureRequest, examples: list[CompiledExample], tmp_path_factory: pytest.TempPathFactory
+) -> list[Run]:
     """Every PEF by every way that so many ranks, on so many hosts, can sync."""
     ranks, hosts = request.param
     if hosts > 1 and not can_play_hosts():
         pytest.skip("this machine may not play several hosts")
     folder = tmp_path_factory.mktemp("traces")
-    paths = [compile_from_options(example_options(name, folder, *chosen)).path for name, chosen in PEFS.items()]
+    paths = [one.path for one in examples if one.optimizer == "adamw" and (one.example, one.clipped) in PEFS]
     ways = WAYS if ranks > 1 else {"alone": {}, "emulated": {"emulate": 3}}
     named = {f"{path.stem} {way}": (path, way) for path in paths for way in ways}
     asked: dict[str, Any] = {"steps": STEPS, "accumulation": MICRO_STEPS}
@@ -72,14 +69,10 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     ]
 
 
-def test_a_trace_leaves_the_bits_of_the_run(runs: list[Run]) -> None:
+def test_a_trace_leaves_the_bits_of_the_run_and_says_what_it_is_of(runs: list[Run]) -> None:
     for run in runs:
         assert run.plain.outcome == run.traced.outcome, run.way
         assert run.plain.summary.bytes == run.traced.summary.bytes, run.way
-
-
-def test_it_says_what_it_is_of(runs: list[Run]) -> None:
-    for run in runs:
         facts = run.trace.facts
         assert (facts["first_step"], facts["last_step"], facts["steps_of_run"]) == (FIRST, LAST, STEPS)
         assert (facts["pef_digest"], facts["replicas"]) == (run.document.digest, run.traced.summary.world_size)
@@ -119,6 +112,9 @@ def test_the_steps_and_no_others_are_there_with_their_sections_in_order(runs: li
             numbers = [one.args["section"] for one in own if one.name.startswith(("FWD", "BCKWD"))]
             assert numbers == passes, run.way
             assert len(run.trace.named("data", replica)) == MICRO_STEPS * TRACED
+        for number in range(FIRST, LAST + 1):  # no rank ends a step before every rank that it waits for has started it
+            at = run.trace.named(f"step {number}")
+            assert max(one.start_ns for one in at) < min(one.stop_ns for one in at), run.way
 
 
 def test_the_bytes_are_those_that_the_run_counts(runs: list[Run]) -> None:
@@ -138,11 +134,3 @@ def test_the_bytes_are_those_that_the_run_counts(runs: list[Run]) -> None:
             copied = {name: sum(one.args["bytes"] for one in spans) for name, spans in copies.items()}
             assert copied["device to host"] * STEPS == moved["device_to_host"] * TRACED, run.way
             assert copied["host to device"] * STEPS == moved["host_to_device"] * TRACED, run.way
-
-
-def test_the_steps_of_all_ranks_are_at_one_time(runs: list[Run]) -> None:
-    """No rank ends a step before every rank that it waits for has started it."""
-    for run in runs:
-        for number in range(FIRST, LAST + 1):
-            steps = run.trace.named(f"step {number}")
-            assert max(one.start_ns for one in steps) < min(one.stop_ns for one in steps), run.way

@@ -1,7 +1,7 @@
 """The examples of the product, compiled for tests: each captured once, then assembled with many optimizers."""
 
 import fcntl
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -70,24 +70,15 @@ def in_stages(name: str, folder: Path, *overrides: str, schedule: str = "1f1b") 
 def shared_examples(folder: Path) -> list[CompiledExample]:
     """Every example with every optimizer, with and without clipping. The first process that asks compiles them."""
     folder.mkdir(exist_ok=True)
+    examples = []
+    for name, optimizer, clipped in product(EXAMPLES, OPTIMIZERS, _CLIPPING):
+        pef = f"{name}-{optimizer}{'-clipped' * clipped}"
+        examples.append(CompiledExample(name, optimizer, clipped, folder / pef / f"{pef}.pef"))
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / "complete").exists():
-            _compile_all(folder)
+            for one in examples:
+                chosen = (*OPTIMIZERS[one.optimizer], _CLIPPING[one.clipped], f"compile.pef_name={one.path.stem}")
+                compile_from_options(example_options(one.example, folder, *ANY_OPTIMIZER, *chosen), one.example)
             (folder / "complete").touch()
-    return [
-        CompiledExample(name, optimizer, clipped, folder / pef / f"{pef}.pef")
-        for name, optimizer, clipped, pef in _variants()
-    ]
-
-
-def _variants() -> Iterator[tuple[str, str, bool, str]]:
-    """Example, optimizer, whether gradients are clipped, and the name of the PEF."""
-    for name, optimizer, clipped in product(EXAMPLES, OPTIMIZERS, _CLIPPING):
-        yield name, optimizer, clipped, f"{name}-{optimizer}{'-clipped' * clipped}"
-
-
-def _compile_all(folder: Path) -> None:
-    for name, optimizer, clipped, pef in _variants():
-        chosen = (*OPTIMIZERS[optimizer], _CLIPPING[clipped], f"compile.pef_name={pef}")
-        compile_from_options(example_options(name, folder, *ANY_OPTIMIZER, *chosen), name)
+    return examples

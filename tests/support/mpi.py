@@ -15,15 +15,18 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
 from sambasim.runtime.machine.launcher import mpirun_here
 from tests.support import warm
 from tests.support.warm import JOB_KEY
+
+T = TypeVar("T")
 
 ROOT = Path(__file__).resolve().parents[2]
 SITE = ROOT / "tests" / "support" / "site"
@@ -184,40 +187,28 @@ def job_environ(job: str, env: Mapping[str, str] | None = None) -> dict[str, str
 def _kill(process: "subprocess.Popen[str]", job: str) -> tuple[str, str]:
     """End the job: mpirun first, which takes its ranks along, then whatever of the job is still there."""
     os.killpg(process.pid, signal.SIGTERM)
-    _await_end(job)
-    for pid in processes_of(job):
+    for pid in _lasting(lambda: processes_of(job)):
         _kill_process(pid)
     return process.communicate(timeout=_GOODBYE_S)
 
 
 def _check_nothing_left(job: str, names_before: frozenset[str]) -> None:
-    left = _await_end(job)
+    left = _lasting(lambda: processes_of(job))
     for pid in left:
         _kill_process(pid)
     if left:
         pytest.fail(f"the job left processes behind: {left}")
-    forgotten = _await_unlinking(names_before)
-    if forgotten:
+    # Those of other jobs are mapped, but for moments.
+    if forgotten := _lasting(lambda: [name for name in _segment_names() - names_before if not _is_mapped(name)]):
         pytest.fail(f"the job left shared memory behind: {sorted(forgotten)}")
 
 
-def _await_end(job: str) -> list[int]:
-    """The processes of the job that are still there after a grace period."""
+def _lasting(left: Callable[[], list[T]]) -> list[T]:
+    """What is still `left` after a grace period."""
     until = time.monotonic() + _GOODBYE_S
-    while (left := processes_of(job)) and time.monotonic() < until:
-        time.sleep(0.02)
-    return left
-
-
-def _await_unlinking(names_before: frozenset[str]) -> set[str]:
-    """The new segments that are still there after a grace period, and that no process has mapped, as other jobs have
-    theirs but for moments."""
-    until = time.monotonic() + _GOODBYE_S
-    while forgotten := {name for name in _segment_names() - names_before if not _is_mapped(name)}:
-        if time.monotonic() > until:
-            break
-        time.sleep(0.1)
-    return forgotten
+    while (found := left()) and time.monotonic() < until:
+        time.sleep(0.05)
+    return found
 
 
 def processes_of(job: str) -> list[int]:
