@@ -48,15 +48,11 @@ def _runs(path: Path, ranks: int) -> list[Run]:
     return [run_of(f"{path.stem} {way}", path, **asked, **how) for way, how in ways.items()]
 
 
-def test_mpi_and_a_parameter_server_have_the_bits_of_device_sync(trained: ByPef) -> None:
+def test_mpi_and_servers_have_the_bits_of_device_sync(trained: ByPef) -> None:
     for one in trained.values():
         ways = ("emulated 0", *EXACT, *(f"{way} in many rounds" for way in EXACT[1:]))
         assert len({one[way].outcome for way in ways}) == 1
         assert {one[way].summary.exempt_from_exactness == [] for way in ways} == {True}
-
-
-def test_ranks_that_only_serve_leave_the_bits_of_the_others(trained: ByPef) -> None:
-    for one in trained.values():
         ranks = one["device"].summary.world_size
         for servers in range(1, min(ranks, 3)):
             found = one[f"servers {servers}"]
@@ -73,7 +69,9 @@ def test_gloo_comes_close_and_says_that_it_is_exempt(trained: ByPef) -> None:
         assert [reason.startswith("gloo adds") for reason in gloo.exempt_from_exactness] == [True]
 
 
-def test_a_run_names_its_way(trained: ByPef) -> None:
+def test_a_run_names_its_way_and_says_where_gradients_stay_in_the_process(trained: ByPef) -> None:
+    reasons = ("gradients do not leave this process", "there is one replica, so there are no gradients to sync")
+    notices = {f"--host-sync has no effect: {reason}" for reason in reasons}
     for one in trained.values():
         last = one["device"].summary.world_size - 1
         of_host = {
@@ -85,12 +83,6 @@ def test_a_run_names_its_way(trained: ByPef) -> None:
         assert {way: (one[way].summary.host_sync, one[way].sync) for way in of_host} == of_host
         assert {one[way].summary.sync for way in of_host} == {"host"}
         assert (one["device"].summary.sync, one["device"].summary.host_sync) == ("device", None)
-
-
-def test_where_gradients_stay_in_the_process_a_notice_says_so(trained: ByPef) -> None:
-    reasons = ("gradients do not leave this process", "there is one replica, so there are no gradients to sync")
-    notices = {f"--host-sync has no effect: {reason}" for reason in reasons}
-    for one in trained.values():
         for way, run in one.items():
             assert bool(notices & set(run.notices)) == way.startswith("emulated")
             assert not way.startswith("emulated") or run.summary.host_sync is None

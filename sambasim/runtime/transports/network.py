@@ -1,8 +1,4 @@
-"""Messages of device sync between nodes: by MPI, from device memory to device memory.
-
-If the ranks of a node are an aligned block, one of them sums each remote owner's slice over the node and sends the sum;
-otherwise each replica sends its own slice. An owner sends its updated slice once to each other node.
-"""
+"""Messages of device sync between nodes, from device memory to device memory: those that `collectives` lists."""
 
 from collections.abc import Mapping, Sequence
 
