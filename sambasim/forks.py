@@ -145,16 +145,23 @@ class Idle:
 def _worked_s(pid: int) -> float | None:
     """The processor time of a process and all that it has started; None if one does anything else than to wait, such as
     writing to a disk, or cannot be seen."""
-    try:
-        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
+    fields = stat_of(pid)
+    if fields is None:
         return None
-    total_s = sum(map(int, fields[10:14])) / os.sysconf("SC_CLK_TCK")  # with children that have ended
+    total_s = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")  # with children that have ended
     for child in children_of(pid):
-        if state != "S" or (worked_s := _worked_s(child)) is None:
+        if fields[0] != b"S" or (worked_s := _worked_s(child)) is None:
             return None
         total_s += worked_s
-    return total_s if state == "S" else None
+    return total_s if fields[0] == b"S" else None
+
+
+def stat_of(pid: int | str) -> list[bytes] | None:
+    """The fields of a process in /proc, from its state on; None if it cannot be seen."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        return None
 
 
 def children_of(pid: int) -> Iterator[int]:

@@ -14,8 +14,6 @@ from sambasim.compiler.front import build_model
 from sambasim.data.datasets import open_source
 from sambasim.options.run import RunOptions
 from sambasim.pef import peek
-from sambasim.records.digests import read_recording
-from sambasim.report.compare import compare_runs
 from sambasim.runtime.checkpoint.choose import restore
 from sambasim.runtime.checkpoint.content import Checkpoint, check
 from sambasim.runtime.machine.communicator import single_rank
@@ -34,27 +32,6 @@ EPOCH = 3
 """How many steps make an epoch where each example is resumed."""
 
 _STEP = "step-000000000"
-DRAWING = """
-import random
-
-import numpy as np
-import torch
-from torch.utils.data import Dataset
-
-
-class Samples(Dataset):
-    def __len__(self):
-        return 100
-
-    def __getitem__(self, index):
-        return torch.rand(1, 8, 8) + float(np.random.rand()) + random.random(), index % 10
-
-
-def samples():
-    return Samples()
-"""
-"""Every sample is drawn anew each time, from all three generators."""
-
 STEPS, SAVED = 6, 4
 """With two micro-steps each, two or three replicas and batches of 4, both lie in the first epoch."""
 
@@ -239,26 +216,6 @@ def test_a_checkpoint_of_chips_goes_on_without_them_and_back(folder: Path, tmp_p
 def pefs(examples: list[CompiledExample]) -> Mapping[str, CompiledExample]:
     """By example, trained by AdamW: digits has BatchNorm and dropout."""
     return {one.example: one for one in examples if one.optimizer == "adamw" and not one.clipped}
-
-
-@whole
-def test_with_another_number_of_data_workers_step_by_step(pefs: Mapping[str, CompiledExample], tmp_path: Path) -> None:
-    (tmp_path / "drawing.py").write_text(DRAWING)
-
-    def run(name: str, workers: int, checkpoint: Mapping[str, object]) -> Run:
-        data = {"source": "drawing.py:samples", "workers": workers}
-        asked: dict[str, Any] = {"data": data, "record_digests": name, "checkpoint": checkpoint}
-        return run_of(name, pefs["digits"].path, steps=STEPS, accumulation=2, **asked)
-
-    saved = run("whole", 1, {"dir": "saved", "every": str(SAVED)})
-    rest = run("rest", 2, {"resume": f"saved/{_STEP}{SAVED}", "exact": True})
-    whole, resumed = train(2, [saved, rest], cwd=tmp_path).values()
-    assert resumed.summary.resumed_after_step == SAVED
-    assert resumed.outcome == whole.outcome
-    found = compare_runs(read_recording(tmp_path / "whole"), read_recording(tmp_path / "rest"))
-    assert found.equal, found.verdict
-    assert (found.steps, found.replicas) == (STEPS - SAVED, (0, 1))
-    sambasim(["compare", "whole", "rest"], tmp_path).check()
 
 
 @whole

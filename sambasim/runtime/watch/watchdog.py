@@ -15,10 +15,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from pathlib import Path
 from types import FrameType
 
 from sambasim.errors import PeerError, StallError
+from sambasim.forks import stat_of
 from sambasim.ir.mesh import Mesh
 from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.watch.status_file import RankStatus, State, StatusFile
@@ -59,24 +59,17 @@ _AWAY = {
 
 def start_time(pid: int | str) -> bytes | None:
     """When process `pid` started, in ticks, to recognize a later one with the same number; None if not visible."""
-    return fields[19] if (fields := _stat(pid)) else None
+    return fields[19] if (fields := stat_of(pid)) else None
 
 
 def process_of(pid: int, started: bytes | None) -> Process:
     """The state of process `pid`, whose `start_time` was `started`."""
     if started is None:
         return Process.UNKNOWN
-    fields = _stat(pid)
+    fields = stat_of(pid)
     if fields is None or fields[19] != started or fields[0] in b"ZXx":
         return Process.GONE
     return Process.STOPPED if fields[0] in b"Tt" else Process.RUNNING
-
-
-def _stat(pid: int | str) -> list[bytes] | None:
-    try:
-        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-    except OSError:
-        return None
 
 
 @dataclass(frozen=True, slots=True)
