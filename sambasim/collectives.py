@@ -32,15 +32,11 @@ Thakur, Rabenseifner and Gropp, IJHPCA 19(1), 2005): a rank's messages follow on
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
-from sambasim.errors import InternalError
-
 Addition: TypeAlias = tuple[int, int]  # (into, from): the operand of rank `into` becomes its sum with that of `from`
 
 
 def additions(world_size: int) -> tuple[Addition, ...]:
     """The additions that leave the sum of all operands in that of rank 0, in an executable order."""
-    if world_size < 1:
-        raise InternalError(f"a sum over {world_size} replicas")
     steps: list[Addition] = []
     stride = 1
     while stride < world_size:

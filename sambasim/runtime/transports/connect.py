@@ -223,12 +223,9 @@ def _sync(way: Way, allocated: Allocated, number: int, roles: Roles | None) -> G
             return InProcess([memory], HubGroup(Hub(1), [0], 0))
         case Way.DEVICE:
             return (SmallWindow if is_small(memory.program, group) else Window)(allocated.devices[number], group)
-        case Way.HOST | Way.HOST_REPLICATED:
-            sync = Host(among_equals(memory, group), replicated=way is Way.HOST_REPLICATED)
-            sync.title += ", every replica updating everything" if sync.replicated else ""
-            return sync
-        case Way.GLOO:
-            return Host(among_equals(memory, group), through_gloo=True)
+        case Way.HOST | Way.HOST_REPLICATED | Way.GLOO:
+            places, replicated = among_equals(memory, group), way is Way.HOST_REPLICATED
+            return Host(places, replicated=replicated, through_gloo=way is Way.GLOO)
         case Way.PARAMETER_SERVER if roles is not None:
             return parameter_server(memory, roles, group)
     raise InternalError(f"sync path {way} without roles")

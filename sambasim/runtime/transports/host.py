@@ -55,6 +55,7 @@ class Host(GradientSync):
         group = MessageGroup(places.communicator)  # also of servers: they update slices, so the norm is theirs too
         super().__init__(places.kept, group, replicated=replicated or through_gloo)
         self.title = f"host (device to host, {'gloo' if through_gloo else 'MPI'}, host to device)"
+        self.title += ", every replica updating everything" if replicated else ""
         self.slices, self.replicas = places.slices, len(places.workers)
         self.bytes_moved, self.places, self._through_gloo = places.moved, places, through_gloo
         self._exchange_losses = GatherLosses(places.communicator, places.workers)
