@@ -22,15 +22,7 @@ from numpy.typing import NDArray
 from sambasim.errors import InternalError, LaunchError
 from sambasim.ir.types import align
 from sambasim.runtime.machine import node_memory
-from sambasim.runtime.machine.communicator import (
-    Communicator,
-    FailureNotice,
-    Message,
-    Messages,
-    Request,
-    SharedWindow,
-    single_rank,
-)
+from sambasim.runtime.machine.communicator import Communicator, FailureNotice, Message, Messages, Request, SharedWindow
 from sambasim.runtime.machine.launcher import check_launcher, find_launcher, library_name, ranks_of_node
 from sambasim.runtime.machine.node_memory import ByteArray, Range, SecondMapping, merged, second_mapping
 
@@ -53,7 +45,7 @@ def connect(command: Sequence[str], environ: Mapping[str, str] = os.environ) -> 
         launcher = find_launcher(environ)
         if launcher is not None and launcher.world_size > 1:
             raise _no_library(error) from error
-        return single_rank(socket.gethostname())
+        return Communicator(0, (0,), socket.gethostname())
     from mpi4py import MPI
 
     host, library, executable = socket.gethostname(), library_name(version), Path(sys.executable)
@@ -75,7 +67,7 @@ def connect(command: Sequence[str], environ: Mapping[str, str] = os.environ) -> 
     node_memory.unlink(node_memory.mapped_names() - names_before)
     check_launcher(environ, world.size, version, command=command, executable=executable)
     if world.size == 1:
-        return single_rank(host, library)
+        return Communicator(0, (0,), host, library)
     first_rank_of_node = world.allgather(node.bcast(world.rank))
     nodes = sorted(set(first_rank_of_node))
     node_of = tuple(nodes.index(first) for first in first_rank_of_node)
@@ -116,7 +108,7 @@ class MpiCommunicator(Communicator):
 
     def subset(self, ranks: Sequence[int]) -> Communicator:
         if len(ranks) == 1:
-            return single_rank(self.host_name, self.library)
+            return Communicator(0, (0,), self.host_name, self.library)
         world = self._world.Create_group(self._world.group.Incl(list(ranks)))
         node = cast("MPI.Intracomm", world.Split(self.node_index, key=world.rank))
         nodes = sorted({self.node_of[rank] for rank in ranks}, key=[self.node_of[rank] for rank in ranks].index)

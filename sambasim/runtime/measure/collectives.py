@@ -14,20 +14,12 @@ import torch
 
 from sambasim.errors import MachineError
 from sambasim.ir.program import Program
+from sambasim.ir.types import align
 from sambasim.records.metrics import CollectivesRecord, LeftOutRecord, PathRecord, SizeRecord
 from sambasim.runtime.machine import process
 from sambasim.runtime.machine.communicator import Communicator, SharedWindow
-from sambasim.runtime.machine.process import default_threads
 from sambasim.runtime.measure import paths as measured_paths
-from sambasim.runtime.measure.paths import (
-    ELEMENT_BYTES,
-    GRANULE_BYTES,
-    Expected,
-    Measured,
-    Operands,
-    Setting,
-    flat_program,
-)
+from sambasim.runtime.measure.paths import ELEMENT_BYTES, Expected, Measured, Operands, Setting, flat_program
 from sambasim.runtime.values.memory import DeviceMemory
 from sambasim.units import MIB, counted, format_bytes
 
@@ -60,14 +52,14 @@ def sizes_between(least_bytes: int, most_bytes: int) -> tuple[int, ...]:
     sizes = [least_bytes]
     while sizes[-1] * 4 < most_bytes:
         sizes.append(sizes[-1] * 4)
-    whole = {-(-size // GRANULE_BYTES) * GRANULE_BYTES for size in (*sizes, most_bytes)}
+    whole = {align(size, measured_paths.GRANULE_BYTES) for size in (*sizes, most_bytes)}
     return tuple(sorted(whole))
 
 
 def measure(communicator: Communicator, request: Request, report: Callable[[str], None]) -> CollectivesRecord:
     """Collective, for two ranks or more; `report` is called with the progress. Sizes for which a node lacks memory are
     listed as left out. Raises MachineError if all are, and an error for a wrong result."""
-    threads = default_threads(communicator, 1)
+    threads = process.default_threads(communicator, 1)
     with ExitStack() as stack:
         stack.enter_context(process.repeatable(threads))
         if not measured_paths.THROUGH_GLOO.isdisjoint(request.paths):

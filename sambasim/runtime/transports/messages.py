@@ -171,18 +171,14 @@ def collect(
     parts = [(owner, start, stop) for owner, start, stop in parts if start < stop]
     readable_by_root = communicator.broadcast_object(tuple(readable))
     own, requests = readable[rank], list[Request]()
-    if rank != 0:
-        for owner, start, stop in parts:
-            if owner == rank and owner not in readable_by_root:
-                requests.append(communicator.isend(byte_array(own[start:stop]), 0, _COLLECT_TAG))
-        communicator.wait_all(requests)
-        return None
-    whole = torch.empty(member.numel, dtype=own.dtype)
+    whole = torch.empty(member.numel if rank == 0 else 0, dtype=own.dtype)
     for owner, start, stop in parts:
         part = whole[start - member.start : stop - member.start]
-        if owner in readable:
+        if rank == 0 and owner in readable:
             part.copy_(readable[owner][start:stop])
-        else:
+        elif rank == 0:
             requests.append(communicator.irecv(byte_array(part), owner, _COLLECT_TAG))
+        elif owner == rank and owner not in readable_by_root:
+            requests.append(communicator.isend(byte_array(own[start:stop]), 0, _COLLECT_TAG))
     communicator.wait_all(requests)
-    return whole
+    return whole if rank == 0 else None
