@@ -11,6 +11,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -24,7 +25,7 @@ from sambasim.ir.types import align
 from sambasim.runtime.machine import node_memory
 from sambasim.runtime.machine.communicator import Communicator, FailureNotice, Message, Messages, Request, SharedWindow
 from sambasim.runtime.machine.launcher import check_launcher, find_launcher, library_name, ranks_of_node
-from sambasim.runtime.machine.node_memory import ByteArray, Range, SecondMapping, merged, second_mapping
+from sambasim.runtime.machine.node_memory import ByteArray, Range, merged, second_mapping
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -93,12 +94,9 @@ class MpiCommunicator(Communicator):
     _world: "MPI.Intracomm" = field(kw_only=True)
     _node: "MPI.Intracomm" = field(kw_only=True)
     _notices: "MPI.Intracomm" = field(kw_only=True)  # its messages do not mix with those of training
-    _windows: list["MPI.Win"] = field(default_factory=list, init=False)
-    _mappings: list[SecondMapping] = field(default_factory=list, init=False)
+    _held: ExitStack = field(default_factory=ExitStack, init=False)  # what `close` frees, the last first
     _sends: list["MPI.Request"] = field(default_factory=list, init=False)
     _sending: "deque[MPI.Request]" = field(default_factory=deque, init=False)  # each keeps its buffer
-    _persistent: list["MPI.Prequest"] = field(default_factory=list, init=False)
-    _subsets: list["MpiCommunicator"] = field(default_factory=list, init=False)
     _promised: node_memory.Promised = field(default_factory=node_memory.Promised)
     _job: "MpiCommunicator | None" = None
 
@@ -116,7 +114,7 @@ class MpiCommunicator(Communicator):
         subset = replace(
             self, rank=world.rank, node_of=node_of, _world=world, _node=node, _notices=world, _job=self.job
         )
-        self._subsets.append(subset)
+        self._held.callback(subset.close)
         return subset
 
     def barrier(self) -> None:
@@ -152,7 +150,8 @@ class MpiCommunicator(Communicator):
     def persistent(self, sends: Sequence[Message], receives: Sequence[Message], tag: int) -> Messages:
         requests = [self._world.Send_init(buffer, dest=rank, tag=tag) for buffer, rank in sends]
         requests += [self._world.Recv_init(buffer, source=rank, tag=tag) for buffer, rank in receives]
-        self._persistent.extend(requests)
+        for request in requests:
+            self._held.callback(request.Free)  # MPICH warns of those that are left
         return Messages(partial(self._mpi.Prequest.Startall, requests), [Request(request) for request in requests])
 
     def wait_all(self, requests: Sequence[Request]) -> None:
@@ -188,7 +187,7 @@ class MpiCommunicator(Communicator):
         except self._mpi.Exception as error:
             reason = (str(error).splitlines() or ["it does not say why"])[0]
             raise node_memory.window_error(node_bytes, self.host_name, reason) from error
-        self._windows.append(handle)
+        self._held.callback(handle.Free)
         sizes = self._node.allgather(size_bytes)
         parts = []
         for local_rank, size in enumerate(sizes):
@@ -197,12 +196,13 @@ class MpiCommunicator(Communicator):
             if part.ctypes.data % page:
                 raise InternalError(f"the part of local rank {local_rank} in a shared window does not start on a page")
             if (mapping := second_mapping(part)) is not None:
-                self._mappings.append(mapping)
+                self._held.callback(mapping.release)
                 parts[local_rank] = mapping.view
                 if local_rank == self.local_rank:
                     mapping.collapse(used)
         # Passive access to all parts, until `close`; `Sync` needs it.
         handle.Lock_all(self._mpi.MODE_NOCHECK)
+        self._held.callback(handle.Unlock_all)
         if touched is None:
             parts[self.local_rank][:] = 0  # the first access puts pages into the memory node of their owner
         handle.Sync()
@@ -247,19 +247,10 @@ class MpiCommunicator(Communicator):
         os._exit(exit_code)
 
     def close(self) -> None:
-        for subset in self._subsets:
-            subset.close()
-        while self._persistent:
-            self._persistent.pop().Free()  # MPICH warns of those that are left
+        self._held.close()
         while self._sending and self._sending[0].Test():
             self._sending.popleft()
-        while self._mappings:
-            self._mappings.pop().release()
         self._promised.bytes = 0
-        while self._windows:
-            handle = self._windows.pop()
-            handle.Unlock_all()
-            handle.Free()
 
     def finish(self) -> None:
         self.close()

@@ -110,10 +110,8 @@ def _job(work: Work, ranks: int) -> Rates:
         if done.returncode:
             error, lines = Path(folder) / _ERROR, done.stderr.strip().splitlines()
             said = error.read_text() if error.exists() else lines[-1] if lines else f"exit code {done.returncode}"
-            raise MachineError(
-                f"the model does not run on this machine, with {counted(ranks, 'rank')}: {said}",
-                remedy="a smaller --global-batch; sambasim compile and sambasim run say more",
-            )
+            what = f"the model does not run on this machine, with {counted(ranks, 'rank')}: {said}"
+            raise MachineError(what, remedy="a smaller --global-batch; sambasim compile and sambasim run say more")
         rates = json.loads((Path(folder) / _RATES).read_text())
     return Rates(**{**rates, "passes": tuple(PassTimes(**times) for times in rates["passes"])})
 

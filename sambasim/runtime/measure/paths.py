@@ -257,9 +257,6 @@ def check_host_memory(communicator: Communicator, size_bytes: int, paths: Collec
     buffers += "host-gloo" in chosen  # the same on the host
     buffers += "host-parameter-server" in chosen and communicator.rank == 0  # what it serves
     buffers += bool(chosen & {"mpi", "mpi-in-place"})  # MPI's own, in which it receives what it adds
-    process.check_node_memory(
-        communicator,
-        buffers * size_bytes,
-        what="the memory for the buffers of this node's ranks",
-        remedy="measure smaller sizes (--min-bytes, --max-bytes) or fewer --paths, or start fewer ranks",
-    )
+    what = "the memory for the buffers of this node's ranks"
+    remedy = "measure smaller sizes (--min-bytes, --max-bytes) or fewer --paths, or start fewer ranks"
+    process.check_node_memory(communicator, buffers * size_bytes, what, remedy)

@@ -175,9 +175,8 @@ def _in_hub(
         return shared if mesh.gives_loss(rank) else shared._replace(losses=())
 
     def of_all(shared: Sequence[Shared]) -> Shared:
-        return Shared(
-            [loss for of_rank in shared for loss in of_rank.losses], max(of_rank.request for of_rank in shared)
-        )
+        losses = [loss for of_rank in shared for loss in of_rank.losses]
+        return Shared(losses, max(of_rank.request for of_rank in shared))
 
     if len(ranks) > 1:
         end = Together(HubGroup(hub, ranks, rank), "end of step", own, of_all)

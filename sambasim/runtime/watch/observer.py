@@ -70,9 +70,8 @@ class Observers(StepObserver):
     def __init__(self, members: Sequence[StepObserver]) -> None:
         self._members = tuple(members)
         self.detailed = any(member.detailed for member in members)
-        forward_events(
-            (name for name in vars(StepObserver) if name.endswith(("_begins", "_end", "_ends"))), self, members
-        )
+        events = (name for name in vars(StepObserver) if name.endswith(("_begins", "_end", "_ends")))
+        forward_events(events, self, members)
 
     def bind(self, replica: int, node: Node, function: Function) -> Function:
         for member in self._members:
