@@ -11,6 +11,7 @@ from click.testing import CliRunner
 from sambasim.cli.run import run_command
 from sambasim.options.compile import options_and_notes
 from tests.support.compiled import compile_from_options
+from tests.support.deepspeed_configs import CONFIGS
 from tests.support.mpi import run_job, run_mpi
 from tests.support.whole import whole_case
 
@@ -80,19 +81,10 @@ def test_an_error_or_an_exit_ends_every_rank(tmp_path: Path, before: str, after:
     assert result.returncode != 0
 
 
-_CYCLE = {"cycle_min_lr": 0.01, "cycle_max_lr": 0.1, "cycle_first_step_size": 2}
-ONE_CYCLE = {
-    "train_batch_size": 16,
-    "gradient_accumulation_steps": 2,
-    "optimizer": {"type": "Adam", "params": {}},
-    "scheduler": {"type": "OneCycle", "params": _CYCLE},
-}
-
-
 def test_a_run_started_by_torchrun_has_the_bits_of_its_emulation(tmp_path: Path) -> None:
     """Also with a DeepSpeed config, whose schedule changes the momentum of each replica."""
     file = tmp_path / "ds_config.json"
-    file.write_text(json.dumps(ONE_CYCLE))
+    file.write_text(CONFIGS["OneCycle"])
     source, flags = ["data.source=tests.support.deepspeed:samples"], {"data_parallel": True, "world_size": 2}
     options = options_and_notes(None, "tests.support.deepspeed:Net", source, {**flags, "deepspeed": file}).options
     pef = compile_from_options(options.model_copy(update={"output_folder": tmp_path})).path
