@@ -24,7 +24,7 @@ from sambasim.report.analysis import Analysis
 from sambasim.report.page import measured_page, predicted_page
 from sambasim.report.page.choices import zoomed
 from sambasim.report.page.sections import pipeline
-from sambasim.report.page.ui import Hover, element, for_script
+from sambasim.report.page.ui import element, for_script
 from sambasim.simulation.prediction import Prediction, predict
 from sambasim.units import format_seconds
 from tests.cli.test_demo import summary as a_summary
@@ -141,7 +141,7 @@ def test_the_script_draws_every_figure_and_fills_every_table(text: str) -> None:
     drawn = json.loads(printed)
     assert drawn["plots"].keys() == page.figures.keys()
     traces = [trace for plot in drawn["plots"].values() for trace in plot["traces"] if "meta" in trace]
-    assert {trace["meta"] for trace in traces} == set(Hover)
+    assert {trace["meta"] for trace in traces} == {"sections", "spans", "memory", "roofline"}
     for trace in traces:
         assert len(trace["hovertext"]) == len(trace["customdata"])
         assert all(isinstance(words, str) and "undefined" not in words for words in trace["hovertext"])

@@ -15,6 +15,13 @@
     return made;
   }
 
+  function svg(name, attributes, ...children) {
+    const made = document.createElementNS("http://www.w3.org/2000/svg", name);
+    for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+    made.append(...children);
+    return made;
+  }
+
   // The formats of sambasim/units.py.
   const scaled = (units) => (value) => {
     const [name, factor, digits] = units.find(([, least]) => value >= least) || units[units.length - 1];
@@ -93,11 +100,9 @@
   }
 
   // Sections: rows of sections.py.
-  const sections = (data.sections || []).map(([
-    number, kind, name, operators, compute, memory, fill, launch, predicted, read, written, resident, flops, bound, colour, line, runs, units, chip,
-  ]) => ({
-    number, kind, name, operators, compute, memory, fill, launch, predicted, read, written, resident, flops, bound, colour, line, runs, units, chip, total: runs * predicted, members: [],
-  }));
+  const FIELDS = ["number", "kind", "name", "operators", "compute", "memory", "fill", "launch", "predicted", "read", "written", "resident", "flops", "bound", "colour", "line", "runs", "units", "chip"];
+  const sections = (data.sections || []).map((row) => Object.fromEntries(row.map((value, at) => [FIELDS[at], value])))
+    .map((section) => ({ ...section, total: section.runs * section.predicted, members: [] }));
   // Equal sections of repeated layers are one row; its button shows them.
   const folds = (data.folds || []).map((numbers) => (numbers.length === 1 ? sections[numbers[0]] : {
     ...sections[numbers[0]],
@@ -109,14 +114,9 @@
   let chosen = data.first_section || 0;
 
   function miniBar(section) {
-    const parts = {
-      compute: section.compute > section.memory ? section.compute : 0,
-      memory: section.compute > section.memory ? 0 : section.memory,
-      fill: section.fill,
-      launch: section.launch,
-    };
-    const spans = data.parts.filter(([part]) => parts[part] > 0).map(([part, colour]) =>
-      element("span", { style: `width:${(100 * section.runs * parts[part]) / longest}%;background:${colour}`, title: `${part} ${seconds(parts[part])}` }));
+    const hidden = section.compute > section.memory ? "memory" : "compute";
+    const spans = data.parts.filter(([part]) => part !== hidden && section[part] > 0).map(([part, colour]) =>
+      element("span", { style: `width:${(100 * section.runs * section[part]) / longest}%;background:${colour}`, title: `${part} ${seconds(section[part])}` }));
     return element("td", {}, element("div", { className: "mini" }, ...spans));
   }
 
@@ -197,38 +197,17 @@
 
   // `middles` are the vertical centres of the rows.
   function arcs(stages, middles, height) {
-    const space = "http://www.w3.org/2000/svg";
-    const svg = document.createElementNS(space, "svg");
-    svg.setAttribute("width", GUTTER);
-    svg.setAttribute("height", height);
-    const middle = (number) => middles[number];
     const most = Math.max(1, ...stages.flatMap(([, , , , , reads]) => reads.map(([, size]) => size)));
-    stages.forEach(([, , , , , reads], to) => {
-      for (const [from, size] of reads) {
-        const path = document.createElementNS(space, "path");
-        const reach = Math.min(1.25 * GUTTER, 20 * Math.sqrt(to - from));
-        const x = GUTTER - 9;
-        const [y, end] = [middle(from) + 3, middle(to) - 3];
-        path.setAttribute("d", `M ${x} ${y} C ${x - reach} ${y}, ${x - reach} ${end}, ${x} ${end}`);
-        path.setAttribute("fill", "none");
-        path.setAttribute("stroke", "#0072b2");
-        path.setAttribute("stroke-opacity", "0.55");
-        path.setAttribute("stroke-width", String(1 + 2.5 * (size / most)));
-        const title = document.createElementNS(space, "title");
-        title.textContent = `from ${from} to ${to}: rows of ${bytes(size)}`;
-        path.append(title);
-        svg.append(path);
-      }
-    });
-    stages.forEach((_, number) => {
-      const dot = document.createElementNS(space, "circle");
-      dot.setAttribute("cx", GUTTER - 9);
-      dot.setAttribute("cy", middle(number));
-      dot.setAttribute("r", 4);
-      dot.setAttribute("fill", "#1b1f24");
-      svg.append(dot);
-    });
-    return svg;
+    const x = GUTTER - 9;
+    const curves = stages.flatMap(([, , , , , reads], to) => reads.map(([from, size]) => {
+      const reach = Math.min(1.25 * GUTTER, 20 * Math.sqrt(to - from));
+      const [y, end] = [middles[from] + 3, middles[to] - 3];
+      const d = `M ${x} ${y} C ${x - reach} ${y}, ${x - reach} ${end}, ${x} ${end}`;
+      const line = { fill: "none", stroke: "#0072b2", "stroke-opacity": "0.55", "stroke-width": 1 + 2.5 * (size / most) };
+      return svg("path", { d, ...line }, svg("title", {}, `from ${from} to ${to}: rows of ${bytes(size)}`));
+    }));
+    const dots = stages.map((_, number) => svg("circle", { cx: x, cy: middles[number], r: 4, fill: "#1b1f24" }));
+    return svg("svg", { width: GUTTER, height }, ...curves, ...dots);
   }
 
   function stageTable(stages) {
@@ -260,8 +239,7 @@
     byId("pipeline-choice").value = String(chosen);
     const fact = (name, text) => element("span", { className: "bound" }, `${name} `, element("b", {}, text));
     byId("pipeline-head").replaceChildren(element("p", {},
-      fact("predicted", seconds(section.predicted)), fact("compute", seconds(section.compute)),
-      fact("memory", seconds(section.memory)), fact("fill", seconds(section.fill)), fact("launch", seconds(section.launch)),
+      ...["predicted", "compute", "memory", "fill", "launch"].map((part) => fact(part, seconds(section[part]))),
       fact("operators", String(section.operators)), fact("compute in use", percent(computeShare(section))), fact("memory in use", percent(memoryShare(section))),
       element("span", { className: "bound" }, "bound by ", bound(section))), element("p", {},
       fact("reads", bytes(section.read)), fact("weights", bytes(section.resident)), fact("writes", bytes(section.written)),

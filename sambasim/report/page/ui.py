@@ -5,7 +5,6 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from itertools import starmap
 from typing import NamedTuple, TypeAlias
 
@@ -77,15 +76,7 @@ _FONT = {"family": "system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', sans-se
 _AXIS = {"gridcolor": HAIRLINE, "linecolor": "#8b949e", "zeroline": False, "ticks": "outside", "tickcolor": "#8b949e"}
 
 
-class Hover(StrEnum):
-    """The kind of hover text, which page.js makes of `customdata`: a text for each point would be most of the page."""
-
-    SECTIONS = "sections"
-    SPANS = "spans"
-    MEMORY = "memory"
-    ROOFLINE = "roofline"
-
-
+# `meta` of a trace: the kind of its hover text, which page.js makes, as texts of all points would be most of the page.
 LEGEND = {"orientation": "h", "x": 0, "y": 1.0, "yanchor": "bottom", "xanchor": "left"}
 SECONDS = {"ticksuffix": "s", "exponentformat": "SI", "minexponent": 0, "rangemode": "tozero"}
 
@@ -134,7 +125,7 @@ def bars_of(name: str, colour: str, spans: Sequence[Bar], line: Mapping[str, obj
     return {
         **{"type": "bar", "orientation": "h", "name": name},
         **{key: [getattr(bar, field) for bar in spans] for key, field in fields.items()},
-        **{"meta": Hover.SPANS, "marker": {"color": colour, "line": line}},
+        **{"meta": "spans", "marker": {"color": colour, "line": line}},
         **(labels if any(bar.text for bar in spans) else {}),
     }
 
