@@ -12,7 +12,8 @@ from typing import Literal, TypeAlias
 from sambasim.costs.price import GrowingLoad, chip_bytes, price_of
 from sambasim.costs.work import Stage, Work
 from sambasim.hardware.budget import Budget
-from sambasim.ir.graph import Graph, Node, Section, SectionKind
+from sambasim.ir.dataflow import pass_and_update
+from sambasim.ir.graph import Graph, Node, Section
 from sambasim.ir.operators import OPERATORS, OperatorKind
 
 Level: TypeAlias = Literal["o0", "o1", "o3"]
@@ -25,8 +26,7 @@ MOST_STAGES = 64
 
 def cut(graph: Graph, work: Work, budget: Budget, level: Level) -> tuple[Section, ...]:
     """The sections of a pass, cut again within its present boundaries of forward, backward and pipeline stages."""
-    kinds = (SectionKind.FWD, SectionKind.BCKWD)
-    in_pass = [section for section in graph.sections if section.kind in kinds]
+    in_pass, _ = pass_and_update(graph)
     runs = groupby(in_pass, key=lambda section: (section.kind, section.stage, section.weights_only))
     parts = [list(run) for _, run in runs]
     part_ends = [sum(stage.node < sections[-1].stop for stage in work.stages) for sections in parts]
@@ -37,15 +37,11 @@ def cut(graph: Graph, work: Work, budget: Budget, level: Level) -> tuple[Section
         allowed = _within_modules(graph, work, limits) if level == "o1" else limits
         ends = best_cut(work, budget, allowed)
     found: list[Section] = []
-    start = 0
-    for sections in parts:
-        first, last = sections[0].start, sections[-1].stop
-        stop = sum(stage.node < last for stage in work.stages)
-        begins = [first, *(work.stages[end].node for end in ends if start < end < stop), last]
-        for begin, end in pairwise(begins):
+    for sections, (start, stop) in zip(parts, pairwise([0, *part_ends]), strict=True):
+        begins = (work.stages[end].node for end in ends if start < end < stop)
+        for begin, end in pairwise([sections[0].start, *begins, sections[-1].stop]):
             name = _name(graph.nodes[begin:end])
             found.append(replace(sections[0], index=len(found), name=name, start=begin, stop=end))
-        start = stop
     return tuple(found)
 
 

@@ -229,9 +229,8 @@ def _stages(graph: Graph, types: Mapping[str, TensorType], base_of: dict[str, st
 
 def _without_masks(graph: Graph, stages: Iterable[Stage]) -> Iterator[Stage]:
     """`stages`, of which those of the backward read the input of a dropout instead of its results."""
-    backward = min(
-        (section.start for section in graph.sections if section.kind is SectionKind.BCKWD), default=len(graph.nodes)
-    )
+    starts = (section.start for section in graph.sections if section.kind is SectionKind.BCKWD)
+    backward = min(starts, default=len(graph.nodes))
     inputs: dict[str, Read] = {}
     masks: set[str] = set()
     for stage in stages:

@@ -35,15 +35,13 @@ class Errors(_Table):
     worst_error: PositiveFloat
 
 
-class Fit(_Table):
+class Fit(Errors):
     """Errors of the predictions on the `rows` used for calibration, as unsigned fractions of the published values, and
     by level, of rows of a width that was left out. A test compares the first with `sambasim validate`."""
 
     device: str
     arch: str
     rows: str
-    mean_error: PositiveFloat
-    worst_error: PositiveFloat
     worst_host_error: PositiveFloat
     left_out: Mapping[str, Errors]
 

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from sambasim.errors import LaunchError, OptionError, PefError
 from sambasim.hardware.spec import ClusterSpec, DeviceSpec, arch_of, load_cluster, load_device
@@ -56,29 +57,36 @@ class Location:
         return f"{rdu} {_ranges('tile', range(self.first_tile, self.first_tile + self.tiles))}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Placement:
-    """Equal replicas on a cluster. They fill one RDU after the other and one node after the other, except that
-    `node_of`, unless it is None, gives the node of each replica."""
+    """Equal replicas on a cluster, each on its node; those of a node fill one RDU after the other."""
 
     cluster: ClusterSpec
-    replicas: int
     tiles: int | None
     per_rdu: int
-    node_of: tuple[int, ...] | None = None
+    node_of: tuple[int, ...]
+
+    @property
+    def replicas(self) -> int:
+        return len(self.node_of)
 
     @property
     def per_full_node(self) -> int:
         return self.per_rdu * self.cluster.rdus_per_node
 
+    @cached_property
+    def by_node(self) -> Counter[int]:
+        """How many replicas each node has."""
+        return Counter(self.node_of)
+
     @property
     def nodes(self) -> int:
-        return -(-self.replicas // self.per_full_node) if self.node_of is None else len(set(self.node_of))
+        return len(self.by_node)
 
     @property
     def on_a_node(self) -> int:
         """Replicas on the fullest node."""
-        return min(self.replicas, self.per_full_node) if self.node_of is None else max(Counter(self.node_of).values())
+        return max(self.by_node.values())
 
     @property
     def on_an_rdu(self) -> int:
@@ -88,8 +96,7 @@ class Placement:
     def locations(self) -> list[Location]:
         placed: Counter[int] = Counter()
         locations = []
-        for replica in range(self.replicas):
-            node = replica // self.per_full_node if self.node_of is None else self.node_of[replica]
+        for replica, node in enumerate(self.node_of):
             rdu, part = divmod(placed[node], self.per_rdu)
             placed[node] += 1
             first_tile = None if self.tiles is None else part * self.tiles
@@ -101,27 +108,26 @@ class Placement:
 
     def in_words(self, noun: str) -> str:
         """`8 replicas on node 0, RDUs 0-7 of cluster sn30-8`, or another `noun` for what has a place."""
-        locations = self.locations()
-        per_node = Counter(location.node for location in locations)
         tiles = "" if self.tiles is None else f", {counted(self.tiles, 'tile')} a {noun}"
-        replicas = f"{counted(self.replicas, noun)} on {_ranges('node', sorted(per_node))}"
-        rdus = _ranges("RDU", range(max(location.rdu for location in locations) + 1))
-        if len(per_node) == 1:
+        replicas = f"{counted(self.replicas, noun)} on {_ranges('node', sorted(self.by_node))}"
+        rdus = _ranges("RDU", range(-(-self.on_a_node // self.per_rdu)))
+        if self.nodes == 1:
             return f"{replicas}, {rdus} of cluster {self.cluster.name}{tiles}"
-        each = "each" if len(set(per_node.values())) == 1 else "the fullest"
+        each = "each" if len(set(self.by_node.values())) == 1 else "the fullest"
         return f"{replicas} of cluster {self.cluster.name}, {rdus} of {each}{tiles}"
 
 
 def place(count: int, device: DeviceSpec, tiles: int | None, cluster: ClusterSpec, noun: str = "replica") -> Placement:
-    """Where `count` replicas lie, with `tiles` tiles each, None for whole RDUs. `noun`: what the error calls one.
-    Raises OptionError if the cluster is too small."""
-    placement = Placement(cluster, count, tiles, _per_rdu(device, tiles))
-    if cluster.nodes is not None and placement.nodes > cluster.nodes:
-        most = cluster.nodes * placement.per_full_node
-        holds = f"{cluster.name} holds at most {most}: {_limits(placement)}, {counted(cluster.nodes, 'node')}"
+    """`count` replicas, with `tiles` tiles each, None for whole RDUs, fill one node after the other. `noun`: what the
+    error calls one. Raises OptionError if the cluster is too small."""
+    per_rdu = _per_rdu(device, tiles)
+    on_full_node = per_rdu * cluster.rdus_per_node
+    if cluster.nodes is not None and count > cluster.nodes * on_full_node:
+        most = cluster.nodes * on_full_node
+        holds = f"{cluster.name} holds at most {most}: {_limits(per_rdu, cluster)}, {counted(cluster.nodes, 'node')}"
         remedy = f"ask for {most} or fewer, or for more nodes in the cluster"
         raise OptionError(f"{counted(count, noun)}, and {holds}", remedy=remedy)
-    return placement
+    return Placement(cluster, tiles, per_rdu, tuple(replica // on_full_node for replica in range(count)))
 
 
 def place_replicas(
@@ -134,12 +140,12 @@ def place_replicas(
     if each > 1 and len(node_of) == 1:
         return place(each, device, tiles, cluster)
     node_of = tuple(node for node in node_of for _ in range(each))
-    placement = Placement(cluster, len(node_of), tiles, _per_rdu(device, tiles), node_of)
+    placement = Placement(cluster, tiles, _per_rdu(device, tiles), node_of)
     if cluster.nodes is not None and placement.nodes > cluster.nodes:
         nodes = f"{placement.nodes} nodes, and {cluster.name} has {counted(cluster.nodes, 'node')}"
         remedy = f"start them on {counted(cluster.nodes, 'host')}, or ask for more nodes in the cluster"
         raise LaunchError(f"the replicas of this job are on {nodes}", remedy=remedy)
-    node, most = Counter(node_of).most_common(1)[0]
+    ((node, most),) = placement.by_node.most_common(1)
     fit = placement.per_full_node
     if most > fit:
         started = fit // each
@@ -150,7 +156,7 @@ def place_replicas(
         recompile = smaller and f"compile with --num-tiles {smaller[0]}, so that {smaller[1]} share an RDU"
         what = f"{most} {'replicas' if each == 1 else 'ranks'} on node {node}, and a node of {cluster.name} holds"
         remedy = "; or ".join(filter(None, [fewer if started else None, recompile, or_else]))
-        raise LaunchError(f"{what} at most {fit}: {_limits(placement)}", remedy=remedy)
+        raise LaunchError(f"{what} at most {fit}: {_limits(placement.per_rdu, cluster)}", remedy=remedy)
     return placement
 
 
@@ -158,9 +164,8 @@ def _per_rdu(device: DeviceSpec, tiles: int | None) -> int:
     return 1 if tiles is None or device.tiles is None else max(1, device.tiles // tiles)
 
 
-def _limits(placement: Placement) -> str:
-    per_rdu = "one" if placement.per_rdu == 1 else placement.per_rdu
-    return f"{per_rdu} for each RDU, {counted(placement.cluster.rdus_per_node, 'RDU')} a node"
+def _limits(per_rdu: int, cluster: ClusterSpec) -> str:
+    return f"{'one' if per_rdu == 1 else per_rdu} for each RDU, {counted(cluster.rdus_per_node, 'RDU')} a node"
 
 
 def _ranges(noun: str, numbers: Sequence[int]) -> str:

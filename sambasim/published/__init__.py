@@ -36,12 +36,8 @@ class Row(BaseModel):
 
     def figure_of(self, device_s: float, step_s: float) -> float:
         """A step in the unit of `figure`. `step_s` is the sum of host, device and exposed sync."""
-        match self.figure:
-            case "device_s":
-                return device_s
-            case "samples_per_s":
-                return self.replicas * self.batch_size / step_s
-        return self.replicas * self.batch_size * self.samples_tokens / step_s
+        of_each = self.samples_tokens if self.figure == "tokens_per_s" else 1
+        return device_s if self.figure == "device_s" else self.replicas * self.batch_size * of_each / step_s
 
 
 @cache

@@ -18,8 +18,8 @@ from sambasim.ir.operator_flops import Operands
 from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.types import SymbolKind
 from sambasim.report.tables import labelled
-from sambasim.simulation.advice import Advice, Change, Fitting, Step, advise, fetched_outputs
-from sambasim.simulation.alone import TimedSection, slowed
+from sambasim.simulation.advice import Advice, Change, Step, advise, fetched_outputs
+from sambasim.simulation.alone import RankAlone, TimedSection, slowed
 from sambasim.simulation.prediction import Prediction
 from sambasim.units import counted, format_bytes, format_count, format_rate, format_seconds
 
@@ -30,27 +30,6 @@ NOT_VALIDATED = (
     "no step of several RDUs was ever published"
 )
 NO_CHANGE = "no other outputs, batch, tiles, accumulation, level, sync or clipping gains more than 2%"
-
-
-def headline(prediction: Prediction, advice: Advice) -> str:
-    """`94% of the step is the host: …; return only the loss: 1.77 s -> 265.3 ms`: what takes the largest part, and the
-    change to one replica that gains most, in samples/s where a step then has other samples, or other hardware."""
-    alone, by_bound = prediction.alone, prediction.alone.device_s_by_bound
-    launch = f"sections bound by their launch, at least {format_seconds(alone.budget.launch_s)} each"
-    words_of = {
-        f"the host: {_host(prediction)}": alone.host_s,
-        "sections bound by compute": by_bound[Bound.COMPUTE],
-        f"sections bound by {alone.budget.memory}": by_bound[Bound.MEMORY],
-        "sections whose weights exceed the chip, so that tensors are read again": by_bound[Bound.CAPACITY],
-        launch: by_bound[Bound.LAUNCH],
-    }
-    words, seconds = max(words_of.items(), key=lambda part: part[1])
-    binds = f"{seconds / alone.predicted_s:.0%} of the {step_or_forward(prediction)} is {words}"
-    best = next((change for change in advice.changes if not change.several), None)
-    if best is None:
-        return f"{binds}; no change to one replica gains more than 2%"
-    where, (_, steps, rates, _) = f" ({best.where})" if best.where else "", change_texts(best)
-    return f"{binds}; {best.what}{where}: {steps if best.before.samples == best.after.samples else rates}"
 
 
 def step_or_forward(prediction: Prediction) -> str:
@@ -90,7 +69,7 @@ def advice_parts(advice: Advice) -> list[RenderableType]:
     for change in advice.changes:
         gain, steps, rates, how = change_texts(change)
         rows += [(gain, f"{change.what}: a step of {steps}; {rates}"), ("", how)]
-    devices = "; ".join(f"{device.device}: {of_device(device.step)}" for device in advice.devices)
+    devices = "; ".join(f"{device}: {of_device(step)}" for device, step in advice.devices)
     of_whole = f"one replica on a whole RDU: {devices}"
     return [Text(f"\n{heading}", style="bold"), labelled(rows), Text(f"\n{of_whole}\n{BACKED}\n")]
 
@@ -114,17 +93,16 @@ def advice_fields(advice: Advice) -> Mapping[str, object]:
         }
         for change in advice.changes
     ]
-    devices = [{"device": device.device, **fields_of(device.step)} for device in advice.devices]
+    devices = [{"device": device, **fields_of(step)} for device, step in advice.devices]
     return {"priced_in": PRICED_IN, "advice": changes, "devices": devices}
 
 
-def fitting_text(fits: Sequence[Fitting]) -> str:
+def fitting_text(fits: Mapping[str, RankAlone]) -> str:
     """What to type so that a program fits, and what is predicted then: a line for each."""
-    steps = ((fit.how, fit.step, format_seconds(fit.step.predicted_s)) for fit in fits)
     return "\n".join(
-        f"{how}: a step of {seconds}, {_samples(step.samples_per_s)} (predicted),"
+        f"{how}: a step of {format_seconds(step.predicted_s)}, {_samples(step.samples_per_s)} (predicted),"
         f" {format_bytes(step.need.size_bytes)} of {format_bytes(step.budget.capacity_bytes)}"
-        for how, step, seconds in steps
+        for how, step in fits.items()
     )
 
 
@@ -250,13 +228,6 @@ def costliest_line(graph: Graph, rows: Sequence[StageRow], section: TimedSection
 WHICH_FLOPS = "FLOP of products a step, without recomputation"
 
 
-def range_text(least_s: float, most_s: float) -> str:
-    """`2.97 to 3.88 s`."""
-    least, most = format_seconds(least_s), format_seconds(most_s)
-    number, _, unit = least.partition(" ")
-    return f"{number if unit == most.partition(' ')[2] else least} to {most}"
-
-
 @dataclass(frozen=True, slots=True)
 class Roof:
     """The most FLOP/s and bytes/s of the tiles in use."""
@@ -288,7 +259,24 @@ class Analysis:
 
     @cached_property
     def headline(self) -> str:
-        return headline(self.prediction, self.advice)
+        """`94% of the step is the host: …; return only the loss: 1.77 s -> 265.3 ms`: what takes the largest part, and
+        the change to one replica that gains most, in samples/s if a step then has other samples or other hardware."""
+        prediction, alone, by_bound = self.prediction, self.step, self.step.device_s_by_bound
+        launch = f"sections bound by their launch, at least {format_seconds(alone.budget.launch_s)} each"
+        words_of = {
+            f"the host: {_host(prediction)}": alone.host_s,
+            "sections bound by compute": by_bound[Bound.COMPUTE],
+            f"sections bound by {alone.budget.memory}": by_bound[Bound.MEMORY],
+            "sections whose weights exceed the chip, so that tensors are read again": by_bound[Bound.CAPACITY],
+            launch: by_bound[Bound.LAUNCH],
+        }
+        words, seconds = max(words_of.items(), key=lambda part: part[1])
+        binds = f"{seconds / alone.predicted_s:.0%} of the {step_or_forward(prediction)} is {words}"
+        best = next((change for change in self.advice.changes if not change.several), None)
+        if best is None:
+            return f"{binds}; no change to one replica gains more than 2%"
+        where, (_, steps, rates, _) = f" ({best.where})" if best.where else "", change_texts(best)
+        return f"{binds}; {best.what}{where}: {steps if best.before.samples == best.after.samples else rates}"
 
     @cached_property
     def work(self) -> Work:

@@ -17,7 +17,7 @@ from sambasim.hardware.spec import ClusterSpec, DeviceSpec, LinkSpec, Spec
 from sambasim.ir.mesh import Mesh
 from sambasim.published import Row as PublishedRow
 from sambasim.report.tables import Row, Table, json_line, table, text_of, text_table, title_of
-from sambasim.simulation.alone import MODEL_KINDS, RankAlone
+from sambasim.simulation.alone import RankAlone
 from sambasim.units import format_bytes
 
 
@@ -108,13 +108,12 @@ class RowRecord(Row):
 
 def row_record(row: PublishedRow, predicted: float, step: RankAlone) -> RowRecord:
     """`row` beside its prediction: `predicted`, in the unit of the row's figure, and `step`, of one replica."""
-    model = [section for section in step.sections if section.kind in MODEL_KINDS]
-    units = max(section.price.units for section in model) / step.budget.units
+    units = max(section.price.units for section in step.model) / step.budget.units
     return RowRecord(
         **{name: getattr(row, name) for name in ("name", "device", "tiles", "level", "figure")},
         **{"published": row.value, "predicted": predicted, "error": predicted / row.value - 1},
         **{"published_host_s": row.host_s, "predicted_host_s": None if row.host_s is None else step.host_s},
-        **{"published_sections": row.sections, "predicted_sections": len(model)},
+        **{"published_sections": row.sections, "predicted_sections": len(step.model)},
         **{"published_units_share": row.units_share, "predicted_units_share": units},
         source=row.source,
         replicas=row.replicas,

@@ -13,15 +13,7 @@ from sambasim.hardware.placement import Location
 from sambasim.ir.mesh import DATA_PARALLEL, PIPELINE
 from sambasim.ir.schedule import ActionKind
 from sambasim.ir.types import SymbolKind
-from sambasim.report.analysis import (
-    NOT_VALIDATED,
-    PRICED_IN,
-    Analysis,
-    advice_fields,
-    advice_parts,
-    range_text,
-    step_or_forward,
-)
+from sambasim.report.analysis import NOT_VALIDATED, PRICED_IN, Analysis, advice_fields, advice_parts, step_or_forward
 from sambasim.report.summaries import held_bytes
 from sambasim.report.tables import Curve, Row, Table, json_line, labelled, log_chart, table, text_table
 from sambasim.simulation.alone import RankAlone
@@ -30,13 +22,12 @@ from sambasim.simulation.step import PredictedStep
 from sambasim.simulation.sync import SyncPath, Traffic
 from sambasim.units import format_bytes, format_rate, format_seconds
 
-_FIGURES = ("idle_share", "waited_s", "update_s", "exposed_sync_s", "hidden_sync_s")
 _SHARES = ("busy", "messages", "idle")
 
 
 def step_record(step: PredictedStep) -> Row:
     """`batch_size`: of a replica in a micro-step; `predicted_efficiency`: see `PredictedStep`."""
-    fullest_bytes = max(rank.alone.need.size_bytes for rank in step.ranks)
+    first, fullest_bytes = step.first, max(rank.alone.need.size_bytes for rank in step.ranks)
     return Row(
         name=step.program.name,
         mesh=dict(step.mesh.sizes),
@@ -52,8 +43,10 @@ def step_record(step: PredictedStep) -> Row:
         predicted_samples_per_s=step.samples_per_s,
         predicted_efficiency=step.efficiency,
         predicted_pass_s=step.passes.predicted_s,
-        **{f"predicted_{name}": getattr(step, name) for name in _FIGURES},
-        predicted_sync_share=step.exposed_sync_s / step.predicted_s,
+        **{"predicted_idle_share": step.idle_share, "predicted_waited_s": step.waited_s},
+        **{"predicted_update_s": first.update_s, "predicted_exposed_sync_s": first.exposed_sync_s},
+        predicted_hidden_sync_s=step.synced.hidden_sync_s,
+        predicted_sync_share=first.exposed_sync_s / step.predicted_s,
         bytes_per_rdu=fullest_bytes * step.placement.on_an_rdu,
         axes=list(_axes(step)),
         each_rank=list(_ranks(step)),
@@ -90,7 +83,7 @@ def _axes(step: PredictedStep) -> Iterator[Row]:
             traffic = [sum(rank.copies.values(), moved) for rank, moved in zip(step.ranks, traffic, strict=True)]
         total = sum(traffic, Traffic()) * (step.program.ranks_of_replica // len(step.ranks))
         received = {wire.value: round(size) for wire, size in total.received_bytes.items() if size}
-        waited_s = step.exposed_sync_s if axis == DATA_PARALLEL else step.waited_s[axis]
+        waited_s = times[0].exposed_sync_s if axis == DATA_PARALLEL else step.waited_s[axis]
         seconds = {"predicted_transfer_s": traffic[0].predicted_s, "predicted_waited_s": waited_s}
         yield Row(axis=axis, received_bytes=received, **seconds)
 
@@ -295,7 +288,7 @@ def _head(analysis: Analysis) -> list[tuple[str, str]]:
     kept, between = format_bytes(need.kept_bytes), format_bytes(need.between_bytes)
     rows = [
         (step_or_forward(facts), f"{of_step}, {batch}: {of_device} of the device, {of_host} of the host"),
-        ("range", f"{range_text(span.least_s, span.most_s)}, {span.basis}" if span else ""),
+        ("range", f"{span.range}, {span.basis}" if span else ""),
         ("speed", f"{format_rate(step.samples_per_s)} samples/s by one replica"),
         ("MFU", f"{analysis.mfu:.1%}: {analysis.mfu_text}"),
         ("roofs", analysis.roofs_text),

@@ -249,8 +249,6 @@ def collectives_plot(record: CollectivesRecord) -> str:
 
     bound = Curve("copy bound", [(size.size_bytes, size.copy_bound_s) for size in record.sizes], is_bound=True)
     curves = [*(Curve(name, points) for name, points in times.items()), bound]
-    title, titles = (
-        f"all-reduce, measured: {record.world_size} ranks, {record.mpi}",
-        ("size of the buffer, bytes", "time, seconds"),
-    )
+    title = f"all-reduce, measured: {record.world_size} ranks, {record.mpi}"
+    titles = ("size of the buffer, bytes", "time, seconds")
     return log_chart(title, titles, (short(format_bytes), short(format_seconds)), curves)

@@ -51,19 +51,11 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class OnDevice:
-    """One replica on a whole RDU of `device`; without a step, it does not fit."""
-
-    device: str
-    step: Step | None
-
-
-@dataclass(frozen=True, slots=True)
 class Advice:
-    """Best first."""
+    """`changes`: best first; `devices`: one replica on a whole RDU of each, or None where that does not fit."""
 
     changes: tuple[Change, ...]
-    devices: tuple[OnDevice, ...]
+    devices: tuple[tuple[str, Step | None], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,23 +226,18 @@ def _sync(prediction: Prediction) -> Iterator[Change]:
 
 
 def _clipping(prediction: Prediction) -> Iterator[Change]:
-    kept = tuple(section for section in prediction.alone.sections if section.kind is not SectionKind.GRADNORM)
-    if len(kept) < len(prediction.alone.sections):
-        step = replace(prediction.alone, sections=kept)
+    alone = prediction.alone
+    kept = tuple(section for section in alone.update if section.kind is not SectionKind.GRADNORM)
+    if len(kept) < len(alone.update):
+        step = replace(alone, update=kept)
         yield _changed(prediction, "no clipping", "leave out --max-grad-norm: no GRADNORM section", step)
 
 
-def _devices(prediction: Prediction, whole: PricedRank | None) -> Iterator[OnDevice]:
+def _devices(prediction: Prediction, whole: PricedRank | None) -> Iterator[tuple[str, Step | None]]:
     shipped = [load_device(name) for name in device_names()]
     for device in shipped if prediction.device in shipped else [*shipped, prediction.device]:
         rank = whole if device == prediction.device else _again(replace(prediction, device=device, tiles=None))
-        yield OnDevice(device.name, None if rank is None else rank.alone)
-
-
-@dataclass(frozen=True, slots=True)
-class Fitting:
-    how: str
-    step: RankAlone
+        yield device.name, None if rank is None else rank.alone
 
 
 def what_fits(
@@ -261,19 +248,20 @@ def what_fits(
     batch_size: int,
     micro_steps: int,
     recomputed: Program | None,
-) -> list[Fitting]:
-    """The fewest tiles, the largest part of the batch, and `recomputed`, if they fit; else all tiles with a part."""
+) -> Mapping[str, RankAlone]:
+    """The step by what to type: with the fewest tiles, the largest part of the batch, and `recomputed`, if they fit;
+    else all tiles with a part."""
 
-    def fitting(how: str, tiles: int | None, batch_size: int, program: Program = program) -> list[Fitting]:
+    def fitting(how: str, tiles: int | None, batch_size: int, program: Program = program) -> dict[str, RankAlone]:
         rank = _priced(program, device, tiles, batch_size, micro_steps, level)
-        return [] if rank is None else [Fitting(how, rank.alone)]
+        return {} if rank is None else {how: rank.alone}
 
     more = range(tiles + 1, (device.tiles or tiles) + 1) if tiles is not None else range(0)
     counts = (count for count in more if (device.tiles or count) % count == 0)
     on_tiles = (fitting(f"--num-tiles {count}", count, batch_size) for count in counts)
     sizes = dict.fromkeys(batch_size // divisor for divisor in (2, 4, 8, 16, 32, 64) if batch_size >= divisor)
     smaller = (fitting(f"-b {size}", tiles, size) for size in sizes)
-    again = fitting("--recompute full", tiles, batch_size, recomputed) if recomputed is not None else []
-    found = [*next(filter(None, on_tiles), []), *next(filter(None, smaller), []), *again]
+    again = fitting("--recompute full", tiles, batch_size, recomputed) if recomputed is not None else {}
+    found = next(filter(None, on_tiles), {}) | next(filter(None, smaller), {}) | again
     both = (fitting(f"--num-tiles {device.tiles} -b {size}", device.tiles, size) for size in sizes if more)
-    return found or next(filter(None, both), [])
+    return found or next(filter(None, both), {})

@@ -11,7 +11,7 @@ from sambasim.costs.price import Bound, Load, SectionPrice, chip_bytes, load_of,
 from sambasim.costs.work import Work, at_batch_size, device_bytes_of, stage_ranges, works_of_ranks
 from sambasim.hardware.budget import Budget
 from sambasim.ir.dataflow import pass_and_update
-from sambasim.ir.graph import Graph, Section, SectionKind
+from sambasim.ir.graph import SectionKind
 from sambasim.ir.program import MASTER, Program
 from sambasim.ir.schedule import Action
 from sambasim.ir.types import DTYPE_BYTES, SymbolKind
@@ -75,10 +75,11 @@ class TimedSection:
 
 @dataclass(frozen=True)
 class RankAlone:
-    """The sections of a pass and the update. `start_s`, `sent_s`: host time of each section of a micro-step, and of its
-    inputs and outputs; `batch_size`: of a micro-step, which in a pipeline is one micro-batch."""
+    """The sections of a pass (`model`) and of the update. `start_s`, `sent_s`: host time of each section of a
+    micro-step, and of its inputs and outputs; `batch_size`: of a micro-step, which in a pipeline is one micro-batch."""
 
-    sections: tuple[TimedSection, ...]
+    model: tuple[TimedSection, ...]
+    update: tuple[TimedSection, ...]
     budget: Budget
     batch_size: int
     start_s: float
@@ -87,13 +88,17 @@ class RankAlone:
     tiers: Tiers
     micro_steps: int = 1
 
+    @cached_property
+    def sections(self) -> tuple[TimedSection, ...]:
+        return (*self.model, *self.update)
+
     def runs(self, section: TimedSection) -> int:
         return self.micro_steps if section.kind in MODEL_KINDS else 1
 
     @property
     def starts_s(self) -> float:
         """Host time to start each section of a pass once."""
-        return sum(section.kind in MODEL_KINDS for section in self.sections) * self.start_s
+        return len(self.model) * self.start_s
 
     @property
     def host_s(self) -> float:
@@ -132,10 +137,6 @@ class RankAlone:
         return {bound: sum((seconds for of, seconds in timed if of is bound), start=0.0) for bound in Bound}
 
 
-def sections_of_pass(graph: Graph) -> list[Section]:
-    return [section for section in graph.sections if section.kind in MODEL_KINDS]
-
-
 def price_alone(
     program: Program,
     work: Work,
@@ -146,30 +147,30 @@ def price_alone(
 ) -> RankAlone:
     """`row`: what the rank does in a pipeline. Raises MachineError if the memory of `budget` is too small."""
     graph = program.leading
-    model = sections_of_pass(graph)
-    ranges = stage_ranges(work, [section.stop for section in model])
+    in_pass, _ = pass_and_update(graph)
+    ranges = stage_ranges(work, [section.stop for section in in_pass])
     need = need_of(program, work, ranges, samples, row)
     check_memory(graph, need, budget)
     states = (symbol for symbol in program.symbols.values() if symbol.kind is SymbolKind.OPTIMIZER_STATE)
     tiers = tiers_of(need, sum(symbol.type.size_bytes for symbol in states), budget)
     usual = slowed(budget, tiers.rest)
-    sections = []
-    for section, (start, stop) in zip(model, ranges, strict=True):
+    model = []
+    for section, (start, stop) in zip(in_pass, ranges, strict=True):
         load = load_of(work, start, stop, budget) if stop > start else _NOTHING
         price = price_of(load, usual if stop > start else replace(usual, load_s=0.0))
-        sections.append(TimedSection(section.kind, section.name, load, price, budget, (section.start, section.stop)))
-    if not sections:
-        sections.append(_timed(SectionKind.FWD, "nothing", _NOTHING, budget))
+        model.append(TimedSection(section.kind, section.name, load, price, budget, (section.start, section.stop)))
+    if not model:
+        model.append(_timed(SectionKind.FWD, "nothing", _NOTHING, budget))
     symbols = [program.symbols[name] for name in (*graph.inputs, *(output.symbol for output in graph.outputs))]
     sent = [symbol.type for symbol in symbols if symbol.kind in (SymbolKind.INPUT, SymbolKind.OUTPUT)]
     sent_s = sum(map(device_bytes_of, sent)) * samples / program.batch_size / budget.host_bytes_per_s
-    sections += updates(program, budget, tiers, 1)
-    return RankAlone(tuple(sections), budget, samples, budget.start_s, sent_s, need, tiers, micro_steps)
+    update = updates(program, budget, tiers, 1)
+    return RankAlone(tuple(model), update, budget, samples, budget.start_s, sent_s, need, tiers, micro_steps)
 
 
-def updates(program: Program, budget: Budget, tiers: Tiers, replicas: int) -> list[TimedSection]:
+def updates(program: Program, budget: Budget, tiers: Tiers, replicas: int) -> tuple[TimedSection, ...]:
     if program.training is None:
-        return []
+        return ()
     sections = []
     if any(section.kind is SectionKind.GRADNORM for section in program.training.sections):
         read_bytes = _NARROW_BYTES * sum(group.numel for group in program.groups) // replicas
@@ -183,7 +184,7 @@ def updates(program: Program, budget: Budget, tiers: Tiers, replicas: int) -> li
         rate = slowed(budget, of_states * tiers.states + (1 - of_states) * tiers.rest)
         load = Load(each_way_bytes, each_way_bytes, 0, each_way_bytes, 0, 0, 1, 1, ())
         sections.append(_timed(SectionKind.OPT, group.name, load, rate))
-    return sections
+    return tuple(sections)
 
 
 def _timed(kind: SectionKind, name: str, load: Load, budget: Budget) -> TimedSection:

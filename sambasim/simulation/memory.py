@@ -177,9 +177,8 @@ def pass_memory(graph: Graph, symbols: Mapping[str, Symbol]) -> PassMemory:
     made: dict[str, int] = {}  # by base: the position of its node
     last: dict[str, int] = {}
     kept: set[str] = set()  # bases that are activations; symbols are none
-    backward = min(
-        (section.start for section in graph.sections if section.kind is SectionKind.BCKWD), default=len(graph.nodes)
-    )
+    starts = (section.start for section in graph.sections if section.kind is SectionKind.BCKWD)
+    backward = min(starts, default=len(graph.nodes))
     for at, node in enumerate(graph.nodes):
         operands = [base.get(name, name) for name in node.reads]
         for name in operands:

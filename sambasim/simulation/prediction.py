@@ -18,6 +18,7 @@ from sambasim.ir.program import Program
 from sambasim.simulation.alone import RankAlone, price_ranks
 from sambasim.simulation.step import PredictedStep, step_of
 from sambasim.simulation.sync import SyncPath
+from sambasim.units import format_seconds
 
 REPLICAS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 """The default numbers of replicas; those that do not fit on the cluster are left out."""
@@ -108,6 +109,13 @@ class Likely(NamedTuple):
     least_s: float
     most_s: float
     basis: str
+
+    @property
+    def range(self) -> str:
+        """`2.97 to 3.88 s`."""
+        least, most = format_seconds(self.least_s), format_seconds(self.most_s)
+        number, _, unit = least.partition(" ")
+        return f"{number if unit == most.partition(' ')[2] else least} to {most}"
 
 
 def likely(prediction: Prediction) -> Likely | None:

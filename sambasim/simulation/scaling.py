@@ -11,17 +11,8 @@ from statistics import NormalDist
 from sambasim.hardware.placement import Placement
 from sambasim.ir.graph import SectionKind
 from sambasim.ir.program import Program
-from sambasim.simulation.alone import MODEL_KINDS, RankAlone, TimedSection, slowed, updates
-from sambasim.simulation.sync import (
-    GATHERS_IN_PASSES,
-    WIRE_BYTES,
-    GroupSync,
-    SyncPath,
-    Traffic,
-    group_sync,
-    moves_in_passes,
-    zero_of,
-)
+from sambasim.simulation.alone import RankAlone, TimedSection, slowed, updates
+from sambasim.simulation.sync import WIRE_BYTES, GroupSync, SyncPath, Traffic, group_sync, moves_in_passes, zero_of
 
 
 class Track(StrEnum):
@@ -126,16 +117,15 @@ def syncs_of(
 def _by_rdu(program: Program, alone: RankAlone, placement: Placement) -> SyncedRank:
     syncs = syncs_of(program, alone, placement, SyncPath.RDU, 1)
     step = _sliced(program, alone, placement.replicas)
-    model, update = _parts(step)
     spans = [_host(step)]
     for _ in range(step.micro_steps):
-        spans += _run(model, spans[-1].stop_s)
+        spans += _run(step.model, spans[-1].stop_s)
     backward_s, slowest_s = spans[-1].stop_s, slowest_s_of(alone, placement.replicas)
-    ready_s = {name: s + slowest_s for name, s in _ready_s(program, model, spans[-len(model) :]).items()}
+    ready_s = {name: s + slowest_s for name, s in _ready_s(program, step.model, spans[-len(step.model) :]).items()}
     reduces = {name: syncs[name].reduce for name in sorted(syncs, key=lambda name: ready_s[name])}
     reduced = _on_links(SectionKind.REDUCE, reduces, ready_s)
     update_s = max([backward_s + slowest_s, *(span.stop_s for span in reduced)])
-    spans += reduced + _run(update, update_s, len(model))
+    spans += reduced + _run(step.update, update_s, len(step.model))
     gathers = {name: sync.gather for name, sync in syncs.items()}
     gathered = _on_links(SectionKind.GATHER, gathers, dict.fromkeys(gathers, spans[-1].stop_s))
     moved = sum((sync.reduce + sync.gather for sync in syncs.values()), Traffic())
@@ -151,7 +141,6 @@ def _by_host(
     syncs = {} if path is None else syncs_of(program, alone, placement, path, zero)
     sliced = _sliced(program, alone, placement.replicas)
     step = sliced if zero else alone
-    model, update = _parts(step)
     moves = moves_in_passes(program) if zero > 1 and in_passes else []
     slowest_s, waited_s = slowest_s_of(alone, placement.replicas) if syncs else 0.0, 0.0
     spans, moved = [_host(step)], Traffic()
@@ -163,7 +152,7 @@ def _by_host(
         moved = sum(groups.values(), moved)
 
     for micro_step in range(step.micro_steps):
-        for number, section in enumerate(model):
+        for number, section in enumerate(step.model):
             if moves:
                 transfer(SectionKind.GATHER, moves[number].gathered)
             spans += _run([section], spans[-1].stop_s, number)
@@ -172,8 +161,8 @@ def _by_host(
     reduced = {name for each in moves for name in each.reduced}
     waited_s = spans[-1].stop_s + slowest_s
     transfer(SectionKind.REDUCE, [name for name in syncs if name not in reduced])
-    spans += _run(update, max(spans[-1].stop_s, waited_s), len(model))
-    if zero < GATHERS_IN_PASSES:
+    spans += _run(step.update, max(spans[-1].stop_s, waited_s), len(step.model))
+    if zero < 3:  # else passes gather
         transfer(SectionKind.GATHER, syncs)
     ideal_s, exposed_s = sliced.predicted_s if syncs else alone.predicted_s, moved.predicted_s + slowest_s
     return SyncedRank(step, placement, path, tuple(spans), moved, exposed_s, _ways(syncs), slowest_s, ideal_s)
@@ -185,7 +174,7 @@ def _ways(syncs: Mapping[str, GroupSync]) -> str:
 
 def slowest_s_of(alone: RankAlone, replicas: int) -> float:
     """How much longer the slowest replica takes than their mean; of several micro-steps, one counts."""
-    model_s = sum(section.price.predicted_s for section in alone.sections if section.kind in MODEL_KINDS)
+    model_s = sum(section.price.predicted_s for section in alone.model)
     return alone.budget.spread * model_s * spread_of(replicas)
 
 
@@ -196,13 +185,7 @@ def spread_of(replicas: int) -> float:
 
 
 def _sliced(program: Program, alone: RankAlone, replicas: int) -> RankAlone:
-    model, _ = _parts(alone)
-    return replace(alone, sections=(*model, *updates(program, alone.budget, alone.tiers, replicas)))
-
-
-def _parts(step: RankAlone) -> tuple[Sequence[TimedSection], Sequence[TimedSection]]:
-    model = [section for section in step.sections if section.kind in MODEL_KINDS]
-    return model, step.sections[len(model) :]
+    return replace(alone, update=updates(program, alone.budget, alone.tiers, replicas))
 
 
 def _host(step: RankAlone) -> Span:

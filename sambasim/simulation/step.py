@@ -9,24 +9,16 @@ from functools import cached_property
 from sambasim.costs.cut import Level
 from sambasim.hardware.budget import Budget
 from sambasim.hardware.placement import Placement
-from sambasim.ir.dataflow import spans_of_actions
+from sambasim.ir.dataflow import pass_and_update, spans_of_actions
 from sambasim.ir.graph import Section, SectionKind
 from sambasim.ir.mesh import DATA_PARALLEL, PIPELINE, Mesh, copy_mesh, mesh_of
 from sambasim.ir.program import Program
 from sambasim.ir.schedule import Action, ActionKind, Schedule, make, timeline
 from sambasim.ir.schedule import Span as ActionSpan
 from sambasim.ir.types import SymbolKind
-from sambasim.simulation.alone import MODEL_KINDS, PricedRank, RankAlone, price_ranks, sections_of_pass
+from sambasim.simulation.alone import MODEL_KINDS, PricedRank, RankAlone, price_ranks
 from sambasim.simulation.scaling import Span, SyncedRank, Track, syncs_of, with_sync
-from sambasim.simulation.sync import (
-    GATHERS_IN_PASSES,
-    SyncPath,
-    Traffic,
-    copies_of,
-    moves_in_passes,
-    traffic_of,
-    zero_of,
-)
+from sambasim.simulation.sync import SyncPath, Traffic, copies_of, moves_in_passes, traffic_of, zero_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +59,8 @@ class RankStep(PricedRank):
     @property
     def update_s(self) -> float:
         """With copies."""
-        update = [section for section in self.synced.step.sections if section.kind not in MODEL_KINDS]
         copies_s = sum(traffic.predicted_s for traffic in self.copies.values())
-        return sum(section.price.predicted_s for section in update) + copies_s
+        return sum(section.price.predicted_s for section in self.synced.step.update) + copies_s
 
     @property
     def after_s(self) -> float:
@@ -101,33 +92,30 @@ class RankStep(PricedRank):
 
 
 def part_of(placement: Placement, ranks: Sequence[int]) -> Placement:
-    if placement.node_of is None and len(ranks) == placement.replicas:
-        return placement
-    locations = placement.locations()
-    return replace(placement, replicas=len(ranks), node_of=tuple(locations[rank].node for rank in ranks))
+    return replace(placement, node_of=tuple(placement.node_of[rank] for rank in ranks))
 
 
 def _rank_step(priced: PricedRank, placement: Placement, path: SyncPath, mesh: Mesh, rank: int) -> RankStep:
     """The step of `rank`, which is the first of those that are alike along other axes than pp."""
     program, alone, graph = priced.program, priced.alone, priced.program.leading
-    model, is_replica = sections_of_pass(graph), program.ranks_of_replica == 1
+    (in_pass, _), is_replica = pass_and_update(graph), program.ranks_of_replica == 1
     replicas = part_of(placement, mesh.group(rank, DATA_PARALLEL))
     synced = with_sync(program, alone, replicas, path, in_passes=is_replica)
     gathered: list[Traffic] = []  # by section, what replicas gather over their hosts before it
-    if not is_replica and synced.path is SyncPath.HOST and zero_of(program) >= GATHERS_IN_PASSES:
-        syncs = syncs_of(program, alone, replicas, SyncPath.HOST, GATHERS_IN_PASSES)
+    if not is_replica and synced.path is SyncPath.HOST and zero_of(program) == 3:
+        syncs = syncs_of(program, alone, replicas, SyncPath.HOST, 3)
         names = [moves.gathered for moves in moves_in_passes(program)]
         gathered = [sum((syncs[name].gather for name in of_section), Traffic()) for of_section in names]
     costs = {}
-    spans = spans_of_actions(model) or {(ActionKind.FORWARD, 0): (0, 1)}  # which starts nothing
+    spans = spans_of_actions(in_pass) or {(ActionKind.FORWARD, 0): (0, 1)}  # which starts nothing
     forwards = sum(kind is ActionKind.FORWARD for kind, _ in spans)  # inputs and outputs are sent once for all of them
     for (kind, stage), (start, stop) in spans.items():
-        sections = model[start:stop]
+        sections = in_pass[start:stop]
         sent = traffic_of(sections, graph, program, placement, mesh, rank, alone.batch_size, priced.resident)
         messages = dict(sent)
         if parameters := gathered[start:stop]:
             messages[DATA_PARALLEL] = sum(parameters, Traffic())
-        device_s = sum(section.price.predicted_s for section in alone.sections[start:stop])
+        device_s = sum(section.price.predicted_s for section in alone.model[start:stop])
         sent_s = alone.sent_s / forwards if kind is ActionKind.FORWARD else 0.0
         costs[kind, stage] = Cost(device_s, (stop - start) * alone.start_s + sent_s, messages)
     copies = copies_of(graph, program, placement, mesh, rank)
@@ -195,7 +183,7 @@ class RankTimes:
 
 @dataclass(frozen=True)
 class PredictedStep:
-    """A step of all replicas. A time is that of rank 0, as in a measured step, unless it says otherwise."""
+    """A step of all replicas. A time is that of rank 0 (`first`), as in a measured step, unless it says otherwise."""
 
     program: Program
     mesh: Mesh
@@ -255,7 +243,7 @@ class PredictedStep:
         return RankTimes(busy.device_s, busy.host_s, messages, gathered, idle_s, *after)
 
     @cached_property
-    def _first(self) -> RankTimes:
+    def first(self) -> RankTimes:
         return self.times_of(0)
 
     @property
@@ -265,32 +253,11 @@ class PredictedStep:
         return idle_s / (self.passes_s * len(self.ranks))
 
     @property
-    def model_s(self) -> float:
-        return self._first.device_s
-
-    @property
-    def host_s(self) -> float:
-        return self._first.host_s
-
-    @property
     def waited_s(self) -> Mapping[str, float]:
         """By mesh axis: in messages, and along pp also idle."""
-        return {
-            axis: traffic.predicted_s + (self._first.idle_s if axis == PIPELINE else 0.0)
-            for axis, traffic in self._first.messages.items()
-        }
-
-    @property
-    def update_s(self) -> float:
-        return self._first.update_s
-
-    @property
-    def hidden_sync_s(self) -> float:
-        return self.synced.hidden_sync_s
-
-    @property
-    def exposed_sync_s(self) -> float:
-        return self._first.exposed_sync_s
+        first = self.first
+        idle_s = {PIPELINE: first.idle_s}
+        return {axis: traffic.predicted_s + idle_s.get(axis, 0.0) for axis, traffic in first.messages.items()}
 
     @property
     def replicas(self) -> int:
@@ -309,14 +276,6 @@ class PredictedStep:
     def samples_per_s(self) -> float:
         return self.samples / self.predicted_s
 
-    @cached_property
-    def of_one_replica(self) -> "PredictedStep":
-        """The step of the first replica alone. Its chips that share a batch sync as here."""
-        if self.path is None:
-            return self
-        placement = part_of(self.placement, range(self.program.ranks_of_replica))
-        return step_of(self.program, self.ranks, placement, self.path)
-
     @property
     def efficiency(self) -> float:
         """Of replicas of one rank, relative to those that share the update and never wait. Of others, the samples/s of
@@ -325,12 +284,16 @@ class PredictedStep:
             return min(1.0, self.samples_per_s / self.ideal_samples_per_s)
         return self.synced.ideal_s / self.synced.predicted_s
 
-    @property
+    @cached_property
     def ideal_samples_per_s(self) -> float:
-        """At an efficiency of 1."""
-        if self.several_ranks:
-            return self.replicas * self.of_one_replica.samples_per_s
-        return self.samples_per_s / self.efficiency
+        """At an efficiency of 1. The chips of one replica alone that share a batch sync as here."""
+        if not self.several_ranks:
+            return self.samples_per_s / self.efficiency
+        alone = self
+        if self.path is not None:
+            placement = part_of(self.placement, range(self.program.ranks_of_replica))
+            alone = step_of(self.program, self.ranks, placement, self.path)
+        return self.replicas * alone.samples_per_s
 
     @property
     def forward_s(self) -> float:
@@ -340,7 +303,7 @@ class PredictedStep:
     @property
     def graph_s(self) -> float:
         """All sections of rank 0 one after the other, without host time and without overlap of the sync."""
-        return self.model_s + self.update_s + self.synced.sync_s
+        return self.first.device_s + self.first.update_s + self.synced.sync_s
 
     def by_section_s(self, sections: Sequence[Section]) -> Mapping[int, float]:
         """Seconds of one execution of each of `sections` of rank 0, by index, as far as they are predicted."""
@@ -355,7 +318,7 @@ class PredictedStep:
     def of_kind_s(self, kind: SectionKind) -> float:
         """All sections of `kind` in the step; of REDUCE and GATHER also what overlaps."""
         runs = self.micro_steps * self.schedule.micro_batches if kind in MODEL_KINDS else 1
-        in_passes_s = self._first.gathered.predicted_s if kind is SectionKind.GATHER else 0.0
+        in_passes_s = self.first.gathered.predicted_s if kind is SectionKind.GATHER else 0.0
         return runs * sum(self.synced.times_s(kind)) + in_passes_s
 
 

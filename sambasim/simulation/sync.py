@@ -135,8 +135,8 @@ def traffic_of(
     resident: Set[str],
 ) -> Mapping[str, Traffic]:
     """By mesh axis, in one run of `sections`, a pass of `samples`. `resident` values are the same for each sample."""
+    node_of = placement.node_of
     found: dict[str, Traffic] = {}
-    node_of = [location.node for location in placement.locations()]
     for node in (node for section in sections for node in graph.section_nodes(section)):
         axis = axis_of(node)
         receives_nothing = node.operator in ("comm.send", "comm.shard", "comm.index")
@@ -158,8 +158,7 @@ def traffic_of(
 
 def copies_of(graph: Graph, program: Program, placement: Placement, mesh: Mesh, rank: int) -> Mapping[str, Traffic]:
     """By tied parameter that `rank` updates: along pp the gradient comes, the parameter goes back."""
-    own = {group.name for group in program.groups}
-    node_of = [location.node for location in placement.locations()]
+    own, node_of = {group.name for group in program.groups}, placement.node_of
     found = {}
     for node in graph.nodes:
         if (symbol := copied(node)) is not None and own.issuperset(groups_of(node)):
@@ -178,9 +177,6 @@ def message(size_bytes: int, placement: Placement, *, within: bool) -> Traffic:
     return Traffic(link.latency_s + size_bytes / (link.bandwidth_bytes_per_s * links), {wire: size_bytes})
 
 
-GATHERS_IN_PASSES = 3  # the level of ZeRO at which parameters are gathered in passes, and not after the update
-
-
 class Moves(NamedTuple):
     """Groups that are gathered before a section of a pass, and those that are reduced behind it in the last pass."""
 
@@ -189,7 +185,7 @@ class Moves(NamedTuple):
 
 
 def zero_of(program: Program) -> int:
-    """The level of ZeRO, by default that of `compile --data-parallel`."""
+    """The level of ZeRO, by default that of `compile --data-parallel`. With 3, passes gather parameters."""
     return program.zero if program.data_parallel else 1
 
 

@@ -15,17 +15,12 @@ TILES = st.none() | st.integers(1, 8)
 WHOLE = Inventory(SN30, None, CLUSTER)
 
 
-def test_half_the_tiles_have_half_of_everything() -> None:
+def test_half_the_tiles_have_half_of_everything_and_a_device_of_unknown_tiles_is_taken_whole() -> None:
     whole, half = budget_of(SN30), budget_of(SN30, 4)
     assert (whole.units, half.units) == (1280, 640)
     for name in ("chip_bytes", "memory_bytes_per_s", "capacity_bytes"):
         assert getattr(half, name) == getattr(whole, name) / 2
     assert half.placeable_units == 544, "85 % of 640"
-    with pytest.raises(OptionError, match="--num-tiles 9 of an SN30, which has 8"):
-        budget_of(SN30, 9)
-
-
-def test_a_device_of_unknown_tiles_is_taken_whole() -> None:
     whole = budget_of(SN40L)
     assert whole.memory == "HBM"
     assert whole.capacity_bytes == SN40L.ddr_capacity_bytes + (1 << 36)
@@ -73,7 +68,6 @@ def test_replicas_sit_on_the_node_that_is_theirs(node_of: list[int], tiles: int 
     ("node_of", "tiles", "told"),
     [
         ([0], None, "1 replica on node 0, RDU 0 of cluster sn30-8"),
-        ([0] * 8, None, "8 replicas on node 0, RDUs 0-7 of cluster sn30-8"),
         ([0, 0, 1, 1], None, "4 replicas on nodes 0-1 of cluster sn30-8, RDUs 0-1 of each"),
         ([0, 0, 2], None, "3 replicas on nodes 0, 2 of cluster sn30-8, RDUs 0-1 of the fullest"),
         ([0] * 3, 4, "3 replicas on node 0, RDUs 0-1 of cluster sn30-8, 4 tiles a replica"),
@@ -83,14 +77,11 @@ def test_words(node_of: list[int], tiles: int | None, told: str) -> None:
     assert str(place_replicas(Inventory(SN30, tiles, CLUSTER), node_of)) == told
 
 
-def test_a_node_holds_as_many_replicas_as_it_has_rdus_and_parts_of_them() -> None:
+def test_a_node_holds_as_many_replicas_as_it_has_rdus_and_parts_and_what_is_refused_names_every_remedy() -> None:
     for tiles, room in ((None, 8), (8, 8), (5, 8), (4, 16), (1, 64)):
         assert place_replicas(Inventory(SN30, tiles, CLUSTER), [0] * room).per_full_node == room
         with pytest.raises(LaunchError, match=rf"^{room + 1} replicas on node 0, and a node of sn30-8 holds at most "):
             place_replicas(Inventory(SN30, tiles, CLUSTER), [0] * (room + 1))
-
-
-def test_what_is_refused_names_the_count_and_every_remedy() -> None:
     with pytest.raises(LaunchError) as refused:
         place_replicas(WHOLE, [0] * 9, command="sambasim run --pef x", or_else="name a larger one")
     assert str(refused.value) == (
@@ -117,8 +108,6 @@ def test_more_nodes_than_there_are_is_refused() -> None:
     small = CLUSTER.model_copy(update={"nodes": 1})
     with pytest.raises(LaunchError, match="the replicas of this job are on 2 nodes, and sn30-8 has 1 node"):
         place_replicas(Inventory(SN30, None, small), [0, 1])
-    with pytest.raises(OptionError, match="9 replicas, and sn30-8 holds at most 8: one for each RDU, 8 RDUs a node, 1"):
-        place(9, SN30, None, small)
 
 
 def test_a_pef_says_its_device_and_tiles_unless_somebody_else_does() -> None:

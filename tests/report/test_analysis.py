@@ -15,12 +15,12 @@ from sambasim.costs.cut import Level
 from sambasim.costs.price import Bound
 from sambasim.hardware.spec import load_device
 from sambasim.ir.graph import SectionKind
-from sambasim.report.analysis import WHICH_FLOPS, Analysis, Run, costliest_line, range_text, runs_of, seconds_of
+from sambasim.report.analysis import WHICH_FLOPS, Analysis, Run, costliest_line, runs_of, seconds_of
 from sambasim.report.page import predicted_page
 from sambasim.report.page.sections import roofline, section_graph
 from sambasim.report.simulation import simulation_json, simulation_report
 from sambasim.report.tables import Tables
-from sambasim.simulation.prediction import Prediction, likely, predict
+from sambasim.simulation.prediction import Likely, Prediction, likely, predict
 from sambasim.simulation.sync import SyncPath
 from sambasim.units import format_seconds
 from tests.pef.samples import inference_program
@@ -73,7 +73,7 @@ def test_page_and_json_have_the_headline_and_the_same_figures() -> None:
     assert record["lines"][0]["line"] == next(iter(analysis.line_s))
     span = likely(prediction)
     assert span is not None
-    shown = (range_text(span.least_s, span.most_s), span.basis, f"{analysis.mfu:.1%}")
+    shown = (span.range, span.basis, f"{analysis.mfu:.1%}")
     assert {analysis.headline, analysis.costliest_lines, *shown} <= set(page.words)
     assert WHICH_FLOPS in "".join(page.words)
     assert [row[15] for row in page.data["sections"]] == analysis.lines
@@ -81,7 +81,8 @@ def test_page_and_json_have_the_headline_and_the_same_figures() -> None:
     assert narrow is not None
     assert "twice the worst that was left out" in narrow.basis
     assert "unknown" in Page(predicted_page(predicted(wide(False), batch_size=8), DIGEST)).words, "bound by launches"
-    assert (range_text(2.97, 3.876), range_text(0.9, 1.25)) == ("2.97 to 3.88 s", "900.0 ms to 1.25 s")
+    ranges = [Likely(*ends, "").range for ends in ((2.97, 3.876), (0.9, 1.25))]
+    assert ranges == ["2.97 to 3.88 s", "900.0 ms to 1.25 s"]
 
 
 def test_the_costliest_line_is_of_the_largest_product_and_tensors_go_from_writer_to_readers() -> None:
@@ -172,7 +173,7 @@ def test_layers_are_folded_the_table_ranks_by_the_sum_and_json_keeps_every_secti
     assert shares == [costliest.unit_share, costliest.chip_share]
     slower = [replace(each, price=replace(each.price, fill_s=number)) for number, each in enumerate(sections)]
     other = Analysis(prediction)
-    other.step = replace(found.step, sections=tuple(slower))
+    other.step = replace(found.step, model=tuple(slower), update=())
     assert len(other.folds) == len(slower), "of other times"
 
 

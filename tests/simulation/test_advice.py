@@ -1,5 +1,6 @@
 """Advice: each change is what predicting the changed program gives, and what it asks for can be done."""
 
+import re
 from functools import cache
 from inspect import getsourcelines
 
@@ -56,8 +57,8 @@ def change(advice: Advice, start: str) -> Change:
     return next(each for each in advice.changes if each.what.startswith(start))
 
 
-def whats(advice: Advice) -> list[str]:
-    return [each.what for each in advice.changes]
+def whats(prediction: Prediction) -> str:
+    return ", ".join(each.what for each in advise(prediction).changes)
 
 
 def test_to_return_only_the_loss_gives_the_step_of_the_model_that_does() -> None:
@@ -69,8 +70,8 @@ def test_to_return_only_the_loss_gives_the_step_of_the_model_that_does() -> None
     after = (first.after.predicted_s, first.after.samples_per_s)
     assert after == pytest.approx((without.predicted_s, without.samples_per_s))
     assert fetched_outputs(wide(False)) == []
-    assert "return only the loss" not in whats(advise(predicted(wide(False))))
-    words = " ".join(whats(advise(predicted(wide(inference=True)))))
+    assert "return only the loss" not in whats(predicted(wide(False)))
+    words = whats(predicted(wide(inference=True)))
     assert all(word not in words for word in ("loss", "micro-steps", "sync", "clipping")), "which is for training"
 
 
@@ -109,21 +110,22 @@ def test_tiles_are_compared_on_a_full_rdu() -> None:
 
 
 def test_devices_are_facts_and_not_advice() -> None:
-    advice = advise(predicted(wide(), tiles=None, arch="sn40"))
-    assert [each.device for each in advice.devices] == ["SN10", "SN30", "SN40L"]
-    alone = predicted(wide(), tiles=None, arch="sn40").alone
-    assert advice.devices[2].step is not None
-    assert advice.devices[2].step.predicted_s == pytest.approx(alone.predicted_s)
-    assert not any("SN10" in what or "tile" in what for what in whats(advice)), "an SN40L has no tiles"
+    whole = predicted(wide(), tiles=None, arch="sn40")
+    advice = advise(whole)
+    assert [device for device, _ in advice.devices] == ["SN10", "SN30", "SN40L"]
+    step = advice.devices[2][1]
+    assert step is not None
+    assert step.predicted_s == pytest.approx(whole.alone.predicted_s)
+    assert not re.search("SN10|tile", whats(whole)), "an SN40L has no tiles"
 
 
 def test_what_fits_is_what_does_not_fail() -> None:
     program, device = wide(), load_device("sn30")
     need = predicted(program, tiles=1).alone.need.size_bytes
     small = device.model_copy(update={"ddr_capacity_bytes": int(need * 0.9) * 8})
-    on_tiles, smaller = what_fits(program, small, 1, "o3", BATCH, 1, None)
-    assert (on_tiles.how, smaller.how) == ("--num-tiles 2", f"-b {BATCH // 2}")
-    assert all(fit.step.need.size_bytes <= fit.step.budget.capacity_bytes for fit in (on_tiles, smaller))
-    assert smaller.step.batch_size == BATCH // 2
+    fits = what_fits(program, small, 1, "o3", BATCH, 1, None)
+    half = BATCH // 2
+    assert {how: step.batch_size for how, step in fits.items()} == {"--num-tiles 2": BATCH, f"-b {half}": half}
+    assert all(step.need.size_bytes <= step.budget.capacity_bytes for step in fits.values())
     tiny = device.model_copy(update={"ddr_capacity_bytes": 8})
-    assert what_fits(program, tiny, 1, "o3", BATCH, 1, program) == []
+    assert what_fits(program, tiny, 1, "o3", BATCH, 1, program) == {}

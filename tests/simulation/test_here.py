@@ -9,9 +9,9 @@ import pytest
 from sambasim.commands.variants import Variants
 from sambasim.compiler.front import captured_from_options
 from sambasim.errors import OptionError
+from sambasim.ir.dataflow import pass_and_update
 from sambasim.ir.program import Program
 from sambasim.options.compile import CompileOptions, compile_options
-from sambasim.simulation.alone import sections_of_pass
 from sambasim.simulation.machine import Machine, PassTimes, Rates, between
 from sambasim.simulation.planning.here import Here, plan_here, spaced
 from sambasim.simulation.planning.search import Goal
@@ -38,7 +38,7 @@ class Made:
         self.variants = Variants(captured, self.options, model)
         self.program = self.variants.program
         graph = self.program(Strategy(2)).leading
-        self.nodes = [node.name for section in sections_of_pass(graph) for node in graph.section_nodes(section)]
+        self.nodes = [node.name for section in pass_and_update(graph)[0] for node in graph.section_nodes(section)]
 
     def machine(self, cores: int, ranks: Sequence[int]) -> Machine:
         of_pass = PassTimes(8, dict.fromkeys(self.nodes, NODE_S), ADDING_S, BATCH_S, HEAP_BYTES)

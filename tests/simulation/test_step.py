@@ -5,15 +5,12 @@ from itertools import pairwise, product
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sambasim.cli.main import sambasim
 from sambasim.commands.variants import Variants
 from sambasim.compiler.front import captured_from_options
 from sambasim.costs.cut import Level
-from sambasim.errors import OptionError
 from sambasim.hardware.budget import Budget, budget_of
 from sambasim.hardware.placement import Inventory, place, place_replicas
 from sambasim.hardware.spec import ClusterSpec, LinkSpec, load_cluster, load_device
@@ -24,12 +21,13 @@ from sambasim.ir.ranks import in_slices
 from sambasim.ir.schedule import ActionKind, bubble
 from sambasim.pef import read
 from sambasim.report.simulation import step_record
-from sambasim.simulation.alone import MODEL_KINDS, price_ranks
+from sambasim.simulation.alone import price_ranks
 from sambasim.simulation.planning.strategy import Strategy
 from sambasim.simulation.prediction import predict
 from sambasim.simulation.scaling import SyncedRank, Track, with_sync
 from sambasim.simulation.step import PredictedStep, predict_step, step_of
 from sambasim.simulation.sync import SyncPath, Wire
+from tests.cli.typed import printed, refused
 from tests.costs.test_costs import more_of
 from tests.pef.samples import sample_program
 from tests.support.examples import MICRO_BATCHES, compiled, example_options, in_stages
@@ -73,51 +71,49 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> list[Program]:
 def test_a_mesh_of_replicas_of_one_rank_has_their_times(zero: int, programs: list[Program]) -> None:
     for path, (replicas, micro_steps) in product(SyncPath, [(1, 1), (2, 3), (9, 1)]):
         mesh = predicted(programs[zero], replicas, micro_steps, path)
-        _check_is_the_rank(mesh, with_sync(programs[zero], mesh.alone, mesh.placement, path))
+        scaled, first = with_sync(programs[zero], mesh.alone, mesh.placement, path), mesh.first
+        by_kind_s = scaled.step.device_s_by_kind
+        assert first.host_s == pytest.approx(scaled.step.host_s)
+        assert first.device_s == pytest.approx(by_kind_s[SectionKind.FWD] + by_kind_s[SectionKind.BCKWD])
+        assert first.update_s == pytest.approx(by_kind_s[SectionKind.GRADNORM] + by_kind_s[SectionKind.OPT])
+        assert first.exposed_sync_s == pytest.approx(scaled.exposed_sync_s, abs=1e-12)
+        for name in ("predicted_s", "samples_per_s"):
+            assert getattr(mesh, name) == pytest.approx(getattr(scaled, name), abs=1e-12), name
+        for kind in SectionKind:
+            assert mesh.of_kind_s(kind) == pytest.approx(by_kind_s.get(kind) or sum(scaled.times_s(kind)))
+        received_bytes = {wire.value: round(size) for wire, size in scaled.moved.received_bytes.items() if size}
+        assert [axis.received_bytes for axis in step_record(mesh).axes] == [received_bytes] * (mesh.replicas > 1)
 
 
-def _check_is_the_rank(mesh: PredictedStep, scaled: SyncedRank) -> None:
-    by_kind_s = scaled.step.device_s_by_kind
-    assert mesh.host_s == pytest.approx(scaled.step.host_s)
-    assert mesh.model_s == pytest.approx(by_kind_s[SectionKind.FWD] + by_kind_s[SectionKind.BCKWD])
-    assert mesh.update_s == pytest.approx(by_kind_s[SectionKind.GRADNORM] + by_kind_s[SectionKind.OPT])
-    for name in ("exposed_sync_s", "hidden_sync_s", "predicted_s", "samples_per_s"):
-        assert getattr(mesh, name) == pytest.approx(getattr(scaled, name), abs=1e-12), name
-    for kind in SectionKind:
-        assert mesh.of_kind_s(kind) == pytest.approx(by_kind_s.get(kind) or sum(scaled.times_s(kind)))
-    received_bytes = {wire.value: round(size) for wire, size in scaled.moved.received_bytes.items() if size}
-    assert [axis.received_bytes for axis in step_record(mesh).axes] == [received_bytes] * (mesh.replicas > 1)
+def parts_of(step: PredictedStep) -> float:
+    """What the parts of a step add up to."""
+    first, waited_s = step.first, sum(step.waited_s.values())
+    return first.device_s + first.host_s + waited_s + first.update_s + first.exposed_sync_s
 
 
 @pytest.mark.parametrize("name", ["one", "stages", "split", "chips", "both"])
 def test_the_parts_of_a_step_add_up(name: str, paths: dict[str, Path]) -> None:
     program = read(paths[name]).program
     step, alone = predicted(program, replicas=2, micro_steps=3), predicted(program, replicas=2)
-    parts = step.model_s + step.host_s + sum(step.waited_s.values()) + step.update_s + step.exposed_sync_s
-    assert step.predicted_s == pytest.approx(parts)
-    assert step.exposed_sync_s > 0
+    assert step.predicted_s == pytest.approx(parts_of(step))
+    assert step.first.exposed_sync_s > 0
     assert step.predicted_s == pytest.approx(alone.predicted_s + 2 * alone.passes.predicted_s), "micro-steps repeat"
     samples = 2 * 3 * program.micro_batches * program.batch_size
     assert step.samples_per_s == pytest.approx(samples / step.predicted_s)
 
 
 @pytest.mark.parametrize("level", ["o0", "o1", "o3"])
-def test_own_sections_give_what_cutting_again_gives(level: Level, tmp_path: Path) -> None:
+def test_own_sections_give_what_cutting_again_gives_and_each_has_its_own_time(level: Level, tmp_path: Path) -> None:
     program = read(compiled("char_gpt", tmp_path, *SEVERAL, f'compile.opt_level="{level}"')).program
     steps = (predicted(program, 9, 4, SyncPath.HOST, sections) for sections in (None, level))
     own, cut_again = ((step.alone, step.synced.spans, step.predicted_s) for step in steps)
     assert own == cut_again
-
-
-def test_each_section_has_its_own_time(paths: dict[str, Path]) -> None:
-    program = read(paths["one"]).program
     sections, step = program.leading.sections, predicted(program, 2)
     by_section_s = step.by_section_s(sections)
     assert list(by_section_s) == [section.index for section in sections]
     assert sum(by_section_s.values()) == pytest.approx(step.graph_s)
-    for section, timed in zip(sections, step.synced.step.sections, strict=False):
-        if section.kind in MODEL_KINDS:
-            assert by_section_s[section.index] == timed.price.predicted_s
+    for section, timed in zip(sections, step.alone.model, strict=False):
+        assert by_section_s[section.index] == timed.price.predicted_s
     exchanged = {s.index for s in sections if s.kind in (SectionKind.REDUCE, SectionKind.GATHER)}
     assert set(by_section_s) - set(predicted(program).by_section_s(sections)) == exchanged
     assert step.of_kind_s(SectionKind.FWD) < step.forward_s < step.predicted_s
@@ -147,13 +143,12 @@ def test_a_pipeline_is_idle_by_its_schedule_and_waits_for_tied_parameters(paths:
     link = CLUSTER.peer_link
     message_s = link.latency_s + half_bytes / (link.bandwidth_bytes_per_s * CLUSTER.peer_links_per_rdu)
     for rank, messages in zip(step.ranks, (0, 2), strict=True):
-        updates = [section for section in rank.alone.sections if section.kind not in MODEL_KINDS]
-        update_s = sum(section.price.predicted_s for section in updates)
+        update_s = sum(section.price.predicted_s for section in rank.alone.update)
         assert rank.update_s == pytest.approx(update_s + messages * message_s)
 
 
-def test_inputs_and_outputs_are_sent_once_a_pass(tmp_path: Path) -> None:
-    """By a rank with two stages too."""
+def test_inputs_are_sent_once_a_pass_and_the_gradient_of_a_tied_parameter_has_its_size(tmp_path: Path) -> None:
+    """By a rank with two stages too; activations grow with the samples."""
     step = predicted(read(in_stages("char_gpt", tmp_path, *SEVERAL, schedule="interleaved-1f1b")).program)
     for rank in step.ranks:
         forwards = [cost for (kind, _), cost in rank.costs.items() if kind is ActionKind.FORWARD]
@@ -161,10 +156,6 @@ def test_inputs_and_outputs_are_sent_once_a_pass(tmp_path: Path) -> None:
         sent_s = sum(cost.host_s for cost in forwards) - sections * rank.alone.start_s
         assert len(forwards) == 2
         assert sent_s == pytest.approx(rank.alone.sent_s, abs=1e-12)
-
-
-def test_a_gradient_that_is_sent_has_its_size_for_any_samples() -> None:
-    """That of the tied embeddings, which both stages read; activations grow with the samples."""
     received, strategy = [], Strategy(1, stages=2, samples=2, passes=2)
     for batch_size in (1, 2):
         options = example_options("char_gpt", Path(), batch_size=batch_size)
@@ -186,31 +177,19 @@ def test_chips_wait_for_every_communication(paths: dict[str, Path]) -> None:
     assert step.idle_share == pytest.approx(0)
 
 
-@pytest.mark.parametrize(
-    ("flags", "what", "remedy"),
-    [
-        (("-b", "8,16"), "has 2 ranks, and is predicted from a PEF at the batch size", "simulate CONFIG.toml -b 8,16"),
-        (("--o1",), "with its sections as compiled", ""),
-    ],
-)
-def test_a_pef_of_several_ranks_is_as_compiled(
-    flags: tuple[str, ...], what: str, remedy: str, paths: dict[str, Path]
-) -> None:
-    error = CliRunner().invoke(sambasim, ["simulate", str(paths["stages"]), *flags]).exception
-    assert isinstance(error, OptionError)
-    assert what in error.what
-    assert remedy in str(error.remedy)
+def test_a_pef_of_several_ranks_is_as_compiled(paths: dict[str, Path]) -> None:
+    error = refused("simulate", str(paths["stages"]), "-b", "8,16")
+    assert "has 2 ranks, and is predicted from a PEF at the batch size" in error.what
+    assert "simulate CONFIG.toml -b 8,16" in str(error.remedy)
+    assert "with its sections as compiled" in refused("simulate", str(paths["stages"]), "--o1").what
 
 
 @pytest.mark.parametrize(("name", "ranks"), [("batch", 2), whole_case("pipeline", 2), whole_case("three_axes", 4)])
 def test_a_config_is_predicted_as_its_pef(name: str, ranks: int, tmp_path: Path) -> None:
-    config, runner = f"configs/parallelism/{name}.toml", CliRunner()
-    several = ["--data-parallel", "--output-folder", str(tmp_path)]
-    assert runner.invoke(sambasim, ["compile", "--config", config, *several]).exit_code == 0
-    flags = ["--replicas", "1,2", "--json"]
-    of_pef = runner.invoke(sambasim, ["simulate", str(tmp_path / name / f"{name}.pef"), *flags]).stdout
-    of_config = runner.invoke(sambasim, ["simulate", config, *flags]).stdout
-    assert of_config == of_pef
+    config, flags = f"configs/parallelism/{name}.toml", ["--replicas", "1,2", "--json"]
+    printed("compile", "--config", config, "--data-parallel", "--output-folder", str(tmp_path))
+    of_pef = printed("simulate", str(tmp_path / name / f"{name}.pef"), *flags)
+    assert printed("simulate", config, *flags) == of_pef
     assert json.loads(of_pef.splitlines()[0])["ranks"] == ranks
 
 
@@ -281,8 +260,7 @@ def test_stages_gather_in_every_micro_batch(tmp_path: Path) -> None:
         own = parameters.ranks[position].program
         assert after.gathered.received_bytes[Wire.HOST] == gathered_bytes(own) * own.micro_batches
     assert parameters.passes_s > gradients.passes_s
-    parts = parameters.model_s + parameters.host_s + parameters.update_s + parameters.exposed_sync_s
-    assert parameters.predicted_s == pytest.approx(parts + sum(parameters.waited_s.values()))
+    assert parameters.predicted_s == pytest.approx(parts_of(parameters))
 
 
 BUDGET = budget_of(DEVICE, 4)

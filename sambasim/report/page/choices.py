@@ -76,7 +76,7 @@ def _scaling_curves(prediction: Prediction, of_paths: Mapping[SyncPath, Sequence
         return (
             f"<b>{counted(step.replicas, 'replica')}, {WAYS[path]}</b><br>{plain_rate(step.samples_per_s)} samples/s, "
             f"efficiency {step.efficiency:.1%}<br>step {format_seconds(step.predicted_s)}, of which "
-            f"{format_seconds(step.exposed_sync_s)} waiting for sync<br>{step.synced.way or 'nothing to sync'}"
+            f"{format_seconds(step.first.exposed_sync_s)} waiting for sync<br>{step.synced.way or 'nothing to sync'}"
         )
 
     traces = []

@@ -4,7 +4,7 @@ it quicker, and the figures that the prediction uses."""
 from sambasim.hardware.budget import load_calibration
 from sambasim.ir.types import SymbolKind
 from sambasim.pef import Checked
-from sambasim.report.analysis import BACKED, NO_CHANGE, NOT_VALIDATED, PRICED_IN, Analysis, change_texts, range_text
+from sambasim.report.analysis import BACKED, NO_CHANGE, NOT_VALIDATED, PRICED_IN, Analysis, change_texts
 from sambasim.report.devices import figures_table, value_text
 from sambasim.report.page import ui
 from sambasim.report.simulation import bound_text
@@ -44,7 +44,7 @@ def summary(analysis: Analysis) -> ui.Part:
     capacity = f"of {format_bytes(alone.budget.capacity_bytes)} {alone.budget.off_chip}"
     figures = [
         ("step", format_seconds(alone.predicted_s), f"{device} device, {host} host"),
-        ("range", *((range_text(span.least_s, span.most_s), span.basis) if span else unknown)),
+        ("range", *((span.range, span.basis) if span else unknown)),
         ("throughput", plain_rate(alone.samples_per_s), "samples/s, host time included"),
         ("MFU", f"{analysis.mfu:.1%}", analysis.mfu_text),
         ("memory", format_bytes(alone.need.size_bytes), capacity),
@@ -122,7 +122,7 @@ def _memory_traces(analysis: Analysis) -> list[ui.Trace]:
         at_s += [at_s[-1], at_s[-1] + section.price.predicted_s]
         heights += [size, size]
         numbers += [number, number]
-    hovers: tuple[dict[str, object], ...] = ({"hoverinfo": "skip"}, {"customdata": numbers, "meta": ui.Hover.MEMORY})
+    hovers: tuple[dict[str, object], ...] = ({"hoverinfo": "skip"}, {"customdata": numbers, "meta": "memory"})
     layers = {"kept by the program": [alone.need.kept_bytes] * len(at_s), "between sections": heights}
     return [
         ui.lines(name, at_s, y, stackgroup="memory", line={"color": colour, "width": 0}, fillcolor=colour, **hover)
@@ -178,7 +178,7 @@ def advice(analysis: Analysis) -> ui.Part:
     def figures(step: Step | None) -> tuple[str, str]:
         return (format_seconds(step.predicted_s), format_rate(step.samples_per_s)) if step else ("does not fit", "")
 
-    rows = [(device.device, *figures(device.step)) for device in analysis.advice.devices]
+    rows = [(device, *figures(step)) for device, step in analysis.advice.devices]
     devices = ui.titled(text_table("One replica on a whole RDU", ("device",), ("step", "samples/s"), rows), "fitted")
     under = ui.element("div", devices, ui.element("p", BACKED, class_="muted"), class_="under devices")
     return ui.Part("advice", "What would make it quicker", lead, ui.joined(listed, under))

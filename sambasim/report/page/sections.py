@@ -24,7 +24,7 @@ def sections_part(analysis: Analysis) -> ui.Part:
     seconds = {name: [getattr(price, f"{name}_s") for price in prices] for name in _PARTS}
     for number, price in enumerate(prices):  # they overlap
         seconds["memory" if price.compute_s > price.memory_s else "compute"][number] = 0.0
-    shared: ui.Trace = {"type": "bar", "x": numbers, "customdata": numbers, "meta": ui.Hover.SECTIONS}
+    shared: ui.Trace = {"type": "bar", "x": numbers, "customdata": numbers, "meta": "sections"}
     line, gap = ui.outline_and_gap(len(timed), gap=0.12)
     traces: list[ui.Trace] = [
         {**shared, "name": name, "y": seconds[name], "marker": {"color": colour, "line": line}}
@@ -175,7 +175,7 @@ def _points(analysis: Analysis, places: Mapping[tuple[int, ...], tuple[float, fl
             sizes = [max(7, 44 * share**0.5) for share in shares]
             marker = {"color": colour, "size": sizes, "opacity": 0.8, "line": {"color": "white", "width": 1}}
             xs, ys = zip(*(places[fold] for fold in folds), strict=True)
-            hover = {"customdata": [fold[0] for fold in folds], "meta": ui.Hover.ROOFLINE}
+            hover = {"customdata": [fold[0] for fold in folds], "meta": "roofline"}
             yield ui.lines(bound_text(analysis.step, bound), xs, ys, mode="markers", marker=marker, **hover)
 
 
@@ -227,9 +227,8 @@ def _boxes(analysis: Analysis) -> list[_Box]:
     for run in analysis.runs:
         if (kind := sections[run.start].kind) in MODEL_KINDS:
             spans[kind].append(range(run.start, run.stop))
-    model = sum(section.kind in MODEL_KINDS for section in sections)
-    if model < len(sections):
-        spans[SectionKind.OPT] = [range(model, len(sections))]
+    if analysis.step.update:
+        spans[SectionKind.OPT] = [range(len(analysis.step.model), len(sections))]
     left, right = spans[SectionKind.FWD], [*spans[SectionKind.BCKWD], *spans[SectionKind.OPT]][::-1]
     rows = max(len(left), len(right), 1)
     boxes = []

@@ -10,19 +10,19 @@ sync               of its parameters as one group, which overlaps with the last 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, reduce
+from functools import cache, cached_property, reduce
 from itertools import pairwise
 from math import sqrt
 from operator import add
 from typing import Any
 
-from sambasim.hardware.placement import Placement, place
+from sambasim.hardware.placement import place
 from sambasim.hardware.spec import ClusterSpec, DeviceSpec
 from sambasim.simulation.memory import Memory
 from sambasim.simulation.planning.one_rank import ByDtype, Layer, OneRank, Ranks
 from sambasim.simulation.planning.strategy import BY_HOST, Priced, Strategy, Terms, path_of, rdus_of, shortage
 from sambasim.simulation.scaling import spread_of
-from sambasim.simulation.sync import GATHERS_IN_PASSES, WIRE_BYTES, GroupSync, Traffic, group_sync, message
+from sambasim.simulation.sync import WIRE_BYTES, GroupSync, SyncPath, Traffic, group_sync, message
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,8 @@ class Estimator:
         self._device, self._cluster = device, cluster
         self.ranks = Ranks(programs, device, cluster)
         self._stages: dict[tuple[object, ...], Sequence[Stage] | str] = {}
-        self._synced: dict[tuple[object, ...], GroupSync] = {}
+        self._group_sync = cache(self._synced)
+        self._rdus = cache(lambda ranks, tiles: rdus_of(place(ranks, device, tiles, cluster)))
 
     def estimate(self, strategy: Strategy) -> Priced | str:
         """The price of `strategy`, or why it is impossible."""
@@ -66,10 +67,9 @@ class Estimator:
         if isinstance(of_ranks, str):
             return of_ranks
         memory = self._memory(strategy, rank, of_ranks)
-        capacity_bytes = self.ranks.budget(strategy).capacity_bytes
+        capacity_bytes = self.ranks.budget(strategy.tiles).capacity_bytes
         terms, received, idle_s = self._time(strategy, rank, of_ranks)
-        rdus = rdus_of(place(strategy.ranks, self._device, strategy.tiles, self._cluster))
-        problem = shortage(memory, capacity_bytes)
+        rdus, problem = self._rdus(strategy.ranks, strategy.tiles), shortage(memory, capacity_bytes)
         return Priced(strategy, rdus, terms, memory, capacity_bytes, received.received_bytes, False, problem, idle_s)
 
     def _staged(self, strategy: Strategy, rank: OneRank) -> Sequence[Stage] | str:
@@ -84,7 +84,7 @@ class Estimator:
             crossing = [rank.chain.layers[stop - 1].crossing_bytes for _, stop in ranges[:-1]]
             between = [self._between_stages(strategy, at, size) for at, size in enumerate(crossing)]
             received = [a + b for a, b in pairwise([Traffic(), *between, Traffic()])]
-            budget = self.ranks.budget(strategy)
+            budget = self.ranks.budget(strategy.tiles)
             section_s = budget.launch_s + budget.load_s + budget.start_s
             staged = [
                 _stage(rank.chain.layers[slice(*span)], messages, rank.numel, section_s, splits=splits, again=again)
@@ -141,7 +141,8 @@ class Estimator:
 
     def _sync(self, strategy: Strategy, rank: OneRank, numel: float, last_s: float) -> tuple[float, Traffic]:
         """Seconds after the backward, and traffic; between RDUs, all but one group overlap with its last `last_s`."""
-        sync, budget = self._group_sync(strategy, round(WIRE_BYTES * numel)), self.ranks.budget(strategy)
+        key = path_of(strategy), strategy.copies, strategy.ranks, strategy.tiles
+        sync, budget = self._group_sync(*key, round(WIRE_BYTES * numel)), self.ranks.budget(strategy.tiles)
         groups = max(rank.groups // strategy.stages, 1)
         launches_s = groups * budget.launch_s * (2 if strategy.by_host else 1)
         waits_s = rank.spread_s * spread_of(strategy.copies) / spread_of(2) / strategy.stages
@@ -149,24 +150,16 @@ class Estimator:
             reduce_s = sync.reduce.predicted_s + launches_s
             exposed_s = max(reduce_s - last_s, reduce_s / groups) + sync.gather.predicted_s + launches_s + waits_s
             return exposed_s, sync.reduce + sync.gather
-        gathers = 2 * strategy.passes if strategy.zero >= GATHERS_IN_PASSES else 1
+        gathers = 2 * strategy.passes if strategy.zero == 3 else 1
         moved = sync.reduce + sync.gather * gathers
         return moved.predicted_s + (1 + gathers) * launches_s + waits_s, moved
 
-    def _group_sync(self, strategy: Strategy, size_bytes: int) -> GroupSync:
-        path = path_of(strategy)
-        key = path, strategy.copies, strategy.ranks, strategy.tiles, size_bytes
-        if key not in self._synced:
-            placement = self._replicas(strategy)
-            self._synced[key] = group_sync(path, size_bytes, placement, self.ranks.budget(strategy), sliced=True)
-        return self._synced[key]
-
-    def _replicas(self, strategy: Strategy) -> Placement:
-        """The ranks along dp, of which a node has as many as it has places for whole copies."""
-        copies, apart = strategy.copies, strategy.ranks // strategy.copies
-        whole = place(strategy.ranks, self._device, strategy.tiles, self._cluster)
-        here = max(whole.per_full_node // apart, 1)
-        return replace(whole, replicas=copies, node_of=tuple(at // here for at in range(copies)))
+    def _synced(self, path: SyncPath, copies: int, ranks: int, tiles: int | None, size_bytes: int) -> GroupSync:
+        """Of the ranks along dp, a node has as many as it has places for whole copies."""
+        whole = place(ranks, self._device, tiles, self._cluster)
+        here = max(whole.per_full_node // (ranks // copies), 1)
+        placement = replace(whole, node_of=tuple(at // here for at in range(copies)))
+        return group_sync(path, size_bytes, placement, self.ranks.budget(tiles), sliced=True)
 
 
 def _stage(

@@ -13,7 +13,7 @@ All times are predicted; only rates are measured.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 
 from sambasim.errors import OptionError
 from sambasim.ir.dataflow import axis_of, pass_and_update, spans_of_actions
@@ -123,14 +123,14 @@ class Here:
         self._program_of, self._machine = program_of, machine
         self._alone = Strategy(2, dtype=dtype)
         self._parts: dict[Strategy, tuple[_Part, ...] | OptionError] = {}
-        self._times: dict[tuple[int, int], PassTimes] = {}
+        self._times = cache(lambda ranks, samples: between(machine.rates_at(ranks).passes, samples))
         self._costs: dict[tuple[object, ...], Mapping[tuple[ActionKind, int], Cost]] = {}
 
     def price(self, strategy: Strategy) -> Priced:
         """Raises OptionError if `strategy` cannot be compiled."""
         machine = self._machine
         parts, rates = self._parts_of(strategy), machine.rates_at(strategy.ranks)
-        times = self._times_at(rates, strategy.samples)
+        times = self._times(rates.ranks, strategy.samples)
         costs = [self._cost(part, number, strategy, rates, times) for number, part in enumerate(parts)]
         crowd, schedule = machine.crowd(strategy.ranks), _schedule(strategy)
 
@@ -187,12 +187,6 @@ class Here:
     def _whole(self) -> _Part:
         """A replica of one rank that makes nothing again: what was measured."""
         return self._parts_of(self._alone)[0]
-
-    def _times_at(self, rates: Rates, samples: int) -> PassTimes:
-        key = rates.ranks, samples
-        if key not in self._times:
-            self._times[key] = between(rates.passes, samples)
-        return self._times[key]
 
     def _cost(
         self, part: _Part, number: int, strategy: Strategy, rates: Rates, times: PassTimes

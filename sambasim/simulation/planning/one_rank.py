@@ -10,21 +10,22 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from itertools import accumulate, chain, cycle, islice, pairwise
 from typing import Any, Protocol, TypeAlias
 
 from sambasim.costs.price import alone_s
 from sambasim.costs.work import Work, at_batch_size, stage_ranges, work_of
 from sambasim.errors import SambasimError
-from sambasim.hardware.budget import Budget, budget_of
+from sambasim.hardware.budget import budget_of
 from sambasim.hardware.placement import place
 from sambasim.hardware.spec import ClusterSpec, DeviceSpec
+from sambasim.ir.dataflow import pass_and_update
 from sambasim.ir.graph import Section, SectionKind
 from sambasim.ir.mesh import DATA_PARALLEL, TENSOR, Mesh
 from sambasim.ir.program import Program
 from sambasim.ir.types import DTYPE_BYTES
-from sambasim.simulation.alone import MODEL_KINDS, RankAlone, price_alone, sections_of_pass
+from sambasim.simulation.alone import RankAlone, price_alone
 from sambasim.simulation.machine import mixed
 from sambasim.simulation.memory import Memory, memory_of, operand_bytes
 from sambasim.simulation.planning.strategy import Strategy, roomy
@@ -126,7 +127,7 @@ def chain_of(
     """The layers of `step`, with `messages_s` of each section, and elements by trained parameter. If it is the step of
     a `shorter` program, the layers that this has are repeated."""
     seconds = _by_operator(step, work, messages_s)
-    end = max(section.nodes[1] for section in step.sections if section.kind is SectionKind.FWD)
+    end = max(section.nodes[1] for section in step.model if section.kind is SectionKind.FWD)
     count = sum(stage.node < end for stage in work.stages)
     values = _Values(work, count, numel_of)
     backward_s, weights_s = [0.0] * count, [0.0] * count
@@ -158,10 +159,9 @@ def _repeated(shorter: Shorter, work: Work, count: int) -> Sequence[int]:
 
 def _by_operator(step: RankAlone, work: Work, messages_s: Sequence[float]) -> list[float]:
     """The seconds of each operator: its section's, divided by what operators take alone."""
-    sections = [section for section in step.sections if section.kind in MODEL_KINDS]
     found: list[float] = []
-    ranges = stage_ranges(work, [section.nodes[1] for section in sections])
-    for (start, stop), section, more_s in zip(ranges, sections, messages_s, strict=True):
+    ranges = stage_ranges(work, [section.nodes[1] for section in step.model])
+    for (start, stop), section, more_s in zip(ranges, step.model, messages_s, strict=True):
         weights = [alone_s(stage, work, step.budget) for stage in work.stages[start:stop]]
         whole = section.price.predicted_s + step.start_s + more_s
         found += [whole * weight / (sum(weights) or 1.0) for weight in weights]
@@ -256,7 +256,7 @@ class Compiled:
 
     @property
     def sections(self) -> Sequence[Section]:
-        return sections_of_pass(self.program.leading)
+        return pass_and_update(self.program.leading)[0]
 
     @cached_property
     def largest_layer_bytes(self) -> int:
@@ -301,13 +301,10 @@ class OneRank:
 class Ranks:
     def __init__(self, programs: ByDtype, device: DeviceSpec, cluster: ClusterSpec) -> None:
         self._programs, self._device, self._cluster = programs, device, cluster
-        self._budget_of = cache(lambda tiles: budget_of(device, tiles))
+        self.budget = cache(partial(budget_of, device))
         self._of = cache(self._between)
         self._anchored = cache(self._priced)
         self._compiled = cache(self._made)
-
-    def budget(self, strategy: Strategy) -> Budget:
-        return self._budget_of(strategy.tiles)
 
     def of(self, strategy: Strategy) -> OneRank | str:
         """The rank of `strategy`, or why it is impossible."""
@@ -360,7 +357,7 @@ class Ranks:
 
     def _one_rank(self, alone: Strategy, compiled: Compiled) -> OneRank:
         program, samples = compiled.program, alone.samples
-        budget = replace(roomy(self.budget(alone)), behind=None)
+        budget = replace(roomy(self.budget(alone.tiles)), behind=None)
         graph, sections = program.leading, compiled.sections
         work = at_batch_size(compiled.work, program.batch_size, samples)
         step = price_alone(program, work, budget, samples)
@@ -379,7 +376,7 @@ class Ranks:
             numel=sum(compiled.numel_of.values()),
             start_s=step.start_s,
             sent_s=step.sent_s,
-            update_s=sum(section.price.predicted_s for section in step.sections if section.kind not in MODEL_KINDS),
+            update_s=sum(section.price.predicted_s for section in step.update),
             spread_s=slowest_s_of(step, 2),
             messages=sum(found, Traffic()),
             memory=memory_of(program, activations_bytes=0, samples=samples, zero=0, replicas=1),

@@ -145,7 +145,7 @@ class Planner:
         placement = place(strategy.ranks, self._device, strategy.tiles, self._cluster)
         try:
             program = self._programs(strategy.dtype).program(strategy)
-            return price(strategy, program, self._level, estimator.ranks.budget(strategy), placement)
+            return price(strategy, program, self._level, estimator.ranks.budget(strategy.tiles), placement)
         except (OptionError, MachineError) as error:
             found = estimator.estimate(strategy)
             if isinstance(found, str):
