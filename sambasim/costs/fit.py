@@ -61,10 +61,6 @@ class Residency:
             used += own
         return most
 
-    @property
-    def fullest(self) -> int:
-        return self.taken_bytes.index(max(self.taken_bytes)) if self.taken_bytes else 0
-
 
 @dataclass(frozen=True, slots=True)
 class Need:
@@ -139,7 +135,8 @@ def check_memory(graph: Graph, need: Need, budget: Budget) -> None:
     parts = f"{kept} is for what the program keeps, {between} for tensors between sections"
     what = f"one replica needs {format_bytes(need.size_bytes)} of {budget.off_chip}, and {has}: {parts}"
     if residency.boundaries:
-        live = (boundary for boundary in residency.boundaries if boundary.first <= residency.fullest <= boundary.last)
+        fullest = residency.taken_bytes.index(max(residency.taken_bytes))
+        live = (boundary for boundary in residency.boundaries if boundary.first <= fullest <= boundary.last)
         largest = max(live, key=lambda boundary: boundary.size_bytes)
         node = next(node for node in graph.nodes if largest.value in node.results)
         where = str(node.source or node.name)
