@@ -95,6 +95,7 @@ def test_the_last_axis_is_the_innermost() -> None:
     assert mesh.coordinates(4) == {"dp": 1, "tp": 1}
     assert mesh.group(4, "tp") == (3, 4, 5)
     assert mesh.group(4, "dp") == (1, 4)
+    assert (mesh.group(1, "pp"), mesh.size("pp"), mesh.coordinate(1, "pp")) == ((1,), 1, 0), "an axis that is not there"
 
 
 @given(sizes)
@@ -107,20 +108,12 @@ def test_the_groups_along_an_axis_share_no_rank_and_leave_none_out(sizes: dict[s
             assert [mesh.coordinates(rank)[axis] for rank in group] == list(range(size))
 
 
-def test_the_axis_of_replicas_takes_the_ranks_that_the_others_leave() -> None:
+def test_the_axis_of_replicas_takes_the_ranks_that_the_others_leave_and_the_chips() -> None:
     axes = (Axis("dp", 2, at_run_time=True), Axis("tp", 2))
     assert mesh_of(axes, 4).sizes == {"dp": 2, "tp": 2}
     assert mesh_of(axes, 16).sizes == {"dp": 8, "tp": 2}
-
-
-def test_chips_of_a_replica_are_along_the_axis_of_replicas() -> None:
     axes = (Axis("dp", 4, at_run_time=True, chips=2), Axis("pp", 2))
     assert (least_replicas(axes), replica_mesh(axes).sizes) == (2, {"dp": 2, "pp": 2})
     assert mesh_of(axes, 12).sizes == {"dp": 6, "pp": 2}
     with pytest.raises(InternalError, match="with 2 chips a replica"):
         mesh_of(axes, 10)
-
-
-def test_an_axis_that_is_not_there_has_one_rank() -> None:
-    mesh = Mesh({"dp": 2})
-    assert (mesh.group(1, "pp"), mesh.size("pp"), mesh.coordinate(1, "pp")) == ((1,), 1, 0)

@@ -2,7 +2,8 @@
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import pytest
 import torch
@@ -66,10 +67,10 @@ def flops(node: Node, types: Mapping[str, TensorType]) -> int:
     return formula(Operands(node, types))
 
 
-class Recorded:
+class Call:
     """One call of an operator, as a node with the types of everything that it reads and defines."""
 
-    def __init__(self, operator: torch._ops.OpOverload, args: Sequence[object]) -> None:
+    def __init__(self, operator: Any, *args: object) -> None:
         self.types: dict[str, TensorType] = {}
         arguments = tuple(self._argument(argument) for argument in args)
         with FlopCounterMode(display=False) as counter:
@@ -96,11 +97,6 @@ class Recorded:
         return flops(self.node, self.types)
 
 
-def call(operator: Callable[..., object], *args: object) -> Recorded:
-    assert isinstance(operator, torch._ops.OpOverload)
-    return Recorded(operator, args)
-
-
 aten = torch.ops.aten
 r = torch.rand
 
@@ -108,39 +104,39 @@ r = torch.rand
 @pytest.mark.parametrize(
     "recorded",
     [
-        pytest.param(lambda: call(aten.mm.default, r(3, 5), r(5, 7)), id="mm"),
-        pytest.param(lambda: call(aten.addmm.default, r(7), r(3, 5), r(5, 7)), id="addmm"),
-        pytest.param(lambda: call(aten.bmm.default, r(2, 3, 5), r(2, 5, 7)), id="bmm"),
-        pytest.param(lambda: call(aten.baddbmm.default, r(2, 3, 7), r(2, 3, 5), r(2, 5, 7)), id="baddbmm"),
-        pytest.param(lambda: call(aten.matmul.default, r(4, 2, 3, 5), r(5, 7)), id="matmul"),
-        pytest.param(lambda: call(aten.linear.default, r(2, 3, 5), r(7, 5), r(7)), id="linear"),
-        pytest.param(lambda: call(aten.einsum.default, "bij,bkj->bik", [r(2, 3, 5), r(2, 7, 5)]), id="einsum"),
-        pytest.param(lambda: call(aten.einsum.default, "...ij,jk", [r(4, 2, 3, 5), r(5, 7)]), id="einsum-ellipsis"),
-        pytest.param(lambda: call(aten.tensordot.default, r(2, 3, 5), r(3, 5, 7), [1, 2], [0, 1]), id="tensordot"),
+        pytest.param(lambda: Call(aten.mm.default, r(3, 5), r(5, 7)), id="mm"),
+        pytest.param(lambda: Call(aten.addmm.default, r(7), r(3, 5), r(5, 7)), id="addmm"),
+        pytest.param(lambda: Call(aten.bmm.default, r(2, 3, 5), r(2, 5, 7)), id="bmm"),
+        pytest.param(lambda: Call(aten.baddbmm.default, r(2, 3, 7), r(2, 3, 5), r(2, 5, 7)), id="baddbmm"),
+        pytest.param(lambda: Call(aten.matmul.default, r(4, 2, 3, 5), r(5, 7)), id="matmul"),
+        pytest.param(lambda: Call(aten.linear.default, r(2, 3, 5), r(7, 5), r(7)), id="linear"),
+        pytest.param(lambda: Call(aten.einsum.default, "bij,bkj->bik", [r(2, 3, 5), r(2, 7, 5)]), id="einsum"),
+        pytest.param(lambda: Call(aten.einsum.default, "...ij,jk", [r(4, 2, 3, 5), r(5, 7)]), id="einsum-ellipsis"),
+        pytest.param(lambda: Call(aten.tensordot.default, r(2, 3, 5), r(3, 5, 7), [1, 2], [0, 1]), id="tensordot"),
         pytest.param(lambda: convolution(r(2, 4, 9, 9), r(6, 2, 3, 3), False, 2), id="convolution-groups"),
         pytest.param(lambda: convolution(r(2, 6, 5, 5), r(6, 4, 3, 3), True, 1), id="convolution-transposed"),
-        pytest.param(lambda: call(aten.conv1d.default, r(2, 4, 9), r(6, 4, 3)), id="conv1d"),
-        pytest.param(lambda: call(aten.conv_transpose2d.input, r(2, 4, 5, 5), r(4, 3, 3, 3)), id="conv_transpose2d"),
+        pytest.param(lambda: Call(aten.conv1d.default, r(2, 4, 9), r(6, 4, 3)), id="conv1d"),
+        pytest.param(lambda: Call(aten.conv_transpose2d.input, r(2, 4, 5, 5), r(4, 3, 3, 3)), id="conv_transpose2d"),
         pytest.param(lambda: convolution_backward(False), id="convolution_backward"),
         pytest.param(lambda: convolution_backward(True), id="convolution_backward-of-the-first-layer"),
         pytest.param(lambda: convolution_backward(False, transposed=True), id="convolution_backward-transposed"),
     ],
 )
-def test_products_count_as_torch_counts_them(recorded: Callable[[], Recorded]) -> None:
+def test_products_count_as_torch_counts_them(recorded: Callable[[], Call]) -> None:
     one = recorded()
     assert one.counted > 0
     assert one.flops() == one.counted
 
 
-def convolution(x: Tensor, weight: Tensor, transposed: bool, groups: int) -> Recorded:
-    return call(aten.convolution.default, x, weight, None, [2, 2], [1, 1], [1, 1], transposed, [0, 0], groups)
+def convolution(x: Tensor, weight: Tensor, transposed: bool, groups: int) -> Call:
+    return Call(aten.convolution.default, x, weight, None, [2, 2], [1, 1], [1, 1], transposed, [0, 0], groups)
 
 
-def convolution_backward(first: bool, transposed: bool = False) -> Recorded:
+def convolution_backward(first: bool, transposed: bool = False) -> Call:
     small, large = r(2, 6, 5, 5), r(2, 4, 9, 9)
     given, channels = ((large, small), [4]) if transposed else ((small, large), [6])
     settings = (channels, [2, 2], [1, 1], [1, 1], transposed, [0, 0], 1, (not first, True, True))
-    return call(aten.convolution_backward.default, *given, r(6, 4, 3, 3), *settings)
+    return Call(aten.convolution_backward.default, *given, r(6, 4, 3, 3), *settings)
 
 
 def test_attention_counts_its_products() -> None:
@@ -162,7 +158,7 @@ def test_an_lstm_counts_each_weight_once_a_step() -> None:
     lstm = torch.nn.LSTM(5, 4, num_layers=2, bidirectional=True, batch_first=True)
     weights = list(lstm.parameters())
     state = [torch.zeros(4, 3, 4), torch.zeros(4, 3, 4)]
-    one = call(aten.lstm.input, r(3, 7, 5), state, weights, True, 2, 0.0, False, True, True)
+    one = Call(aten.lstm.input, r(3, 7, 5), state, weights, True, 2, 0.0, False, True, True)
     assert one.flops() == 2 * 3 * 7 * sum(weight.numel() for weight in weights if weight.ndim == 2)
 
 

@@ -119,14 +119,10 @@ REDUCE = ["comm.reduce_scatter group_0", "memory.release gradient"]
 UPDATE = ["opt.sgd group_0"]
 
 
-def test_gradients_are_reduced_behind_the_section_that_completes_them() -> None:
+def test_what_is_kept_in_slices_is_whole_while_sections_read_or_complete_it() -> None:
+    """Gradients are reduced behind the section that completes them. Parameters are gathered for the first section in a
+    row that reads them, and another action of a schedule gathers them again."""
     assert sliced(1)[-1] == ["comm.reduce_scatter group_0", *UPDATE]
     assert sliced(2) == [[], [], [], REDUCE, UPDATE]
-
-
-def test_parameters_are_whole_from_the_first_section_that_reads_them_to_the_last_in_a_row() -> None:
     assert sliced(3) == [[GATHER], [RELEASE], [], [GATHER, *REDUCE, RELEASE], UPDATE]
-
-
-def test_another_action_of_a_schedule_gathers_again() -> None:
     assert sliced(3, (0, 1, 1))[:2] == [[GATHER, RELEASE], [GATHER, RELEASE]]

@@ -41,10 +41,6 @@ def test_an_unknown_name_lists_the_places_and_the_pefs(tmp_path: Path, monkeypat
         locate("out/net", Path("none"))
     assert caught.value.where == f"searched out/net (a folder), from {tmp_path}"
     assert caught.value.remedy == "compile it first: sambasim compile"
-
-
-def test_odd_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
     for pef in ("", ".", "..", ".pef", "../out/net"):
         with pytest.raises(OptionError, match="there is no PEF"):
             locate(pef)
