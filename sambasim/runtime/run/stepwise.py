@@ -6,7 +6,7 @@ they are chips that share the batch: then all read the parameters of the first, 
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import astuple, replace
+from dataclasses import replace
 from enum import StrEnum
 from itertools import zip_longest
 from typing import TypeVar
@@ -14,7 +14,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from sambasim.errors import InternalError, OptionError
+from sambasim.errors import OptionError
 from sambasim.ir.graph import Graph, SectionKind
 from sambasim.ir.mesh import DATA_PARALLEL, TENSOR, mesh_of
 from sambasim.ir.program import Program
@@ -25,7 +25,7 @@ from sambasim.runtime.engine.executor import Executor, Steps, Tangent
 from sambasim.runtime.engine.update import Update
 from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.machine.process import check_node_memory
-from sambasim.runtime.transports.communication import BytesMoved, mean_of
+from sambasim.runtime.transports.communication import mean_of
 from sambasim.runtime.transports.connect import Allocated, Transport, Way, allocate, connect, connect_here, groups_of
 from sambasim.runtime.transports.in_process import run_together
 from sambasim.runtime.transports.window import is_small
@@ -61,8 +61,6 @@ class _Memory:
         self._axis = DATA_PARALLEL if self.chips > 1 else TENSOR
         self._states = program.optimizer_states
         self._allocated = allocate(self.program, communicator, Way.IN_PROCESS, range(self.ranks // self.chips))
-        self.updating = self._allocated.memories
-        """Of the ranks that update parameters: all, or the first chip."""
         others = self.chips - 1
         if others:
             check_node_memory(communicator, program.device_bytes * others)
@@ -70,6 +68,8 @@ class _Memory:
         self._collect()
 
     def _collect(self) -> None:
+        self.updating = self._allocated.memories
+        """Of the ranks that update parameters: all, or the first chip."""
         shared = [memory.with_parameters_of(self.updating[0]) for memory in self._other_chips]
         self.of_ranks = [*self.updating, *shared]
 
@@ -86,7 +86,6 @@ class _Memory:
         mesh = mesh_of(self.program.mesh, communicator.world_size * self.ranks) if self.lies_along_tp else None
         if way is Way.DEVICE:
             self._allocated = allocate(self.program, communicator, way, ranks, mesh)
-            self.updating = self._allocated.memories
             self._collect()
             for symbol in self.program.symbols.values():
                 is_kept = symbol.kind is not SymbolKind.OPTIMIZER_STATE or keep_states
@@ -117,11 +116,9 @@ class _Memory:
             return joined([self._read(name, rank) for rank in range(self.ranks)], symbol.cuts[0])
         return self._read(name, 0)
 
-    def joined(self, of_ranks: Sequence[dict[str, Tensor]], of_inputs: Collection[str] = ()) -> dict[str, Tensor]:
-        """The outputs of the replica, from those of its ranks. `of_inputs`: the outputs that are gradients of inputs,
-        which chips compute of their own means."""
-        if self.ranks == 1:
-            return of_ranks[0]
+    def joined(self, of_ranks: Sequence[dict[str, Tensor]], of_inputs: Collection[str]) -> dict[str, Tensor]:
+        """The outputs of the replica, from those of its ranks. `of_inputs`: gradients of inputs, which chips compute of
+        their own means."""
         outputs = {}
         for name in of_ranks[0]:
             parts, cuts = [own[name] for own in of_ranks], self.program.symbols[name].cuts
@@ -222,27 +219,39 @@ class StepwiseReplica:
         for update in self._updates:
             update.observe(self._clock)
 
-    @property
-    def bytes_moved(self) -> BytesMoved:
-        counts = [astuple(transport.sync.bytes_moved) for transport in self._transports]
-        return BytesMoved(*map(sum, zip(*counts, strict=True)))
-
     def run(
         self, kinds: Collection[SectionKind], inputs: Mapping[str, Tensor], tangent: Tangent, mode: Mode
     ) -> Mapping[str, Tensor]:
         """Run the sections of `kinds`; returns the outputs of FWD and the gradients of inputs of BCKWD, by symbol.
         `tangent`: what a backward starts from; `mode`: how an OPT syncs, the same on all ranks. Raises OptionError for
         a BCKWD without a forward."""
-        if SectionKind.FWD in kinds:
-            self._memory.place(inputs)
-        if STEP.issubset(kinds) and not self._unused_backwards:
-            return self._whole_step(tangent, mode)
+        is_whole = STEP.issubset(kinds) and not self._unused_backwards
         outputs: dict[str, Tensor] = {}
         if SectionKind.FWD in kinds:
-            outputs = self._forward()
-            self._note_loss(outputs)
+            self._memory.place(inputs)
+            if is_whole:
+                self._begin_update(mode)
+            clock = self._clock
+            if clock is not None:
+                sections = self._program.leading.sections
+                timed = [section for section in sections if is_whole or section.kind is SectionKind.FWD]
+                clock.begin(timed, self._memory.ranks)
+            outputs = self._pass(tangent) if is_whole else self._pass(only=ActionKind.FORWARD)
+            if self._program.loss is not None:
+                self.loss = float(outputs[self._program.loss].mean())
+            if is_whole:
+                self._finish_update()
+            if clock is not None:
+                clock.end()
+        if is_whole:
+            return outputs
         if SectionKind.BCKWD in kinds:
-            outputs |= self._backward(tangent)
+            if not self._executors[0].awaits_backward:
+                raise OptionError("there is no forward whose backward could be run", remedy="run section FWD first")
+            if self.mode is not None:
+                self._begin_step()
+            outputs |= self._pass(tangent, ActionKind.BACKWARD)
+            self._unused_backwards += 1
         if SectionKind.OPT in kinds:
             if not self._unused_backwards:
                 what = "there are no gradients that an optimizer could use"
@@ -299,48 +308,22 @@ class StepwiseReplica:
                 hub.forget()
             raise
 
-    def _outputs(self, passes: Sequence[Steps[list[dict[str, Tensor]]]]) -> list[dict[str, Tensor]]:
-        return [outputs for (outputs,) in self._together(passes)]
-
-    def _forward(self) -> dict[str, Tensor]:
-        if self._clock is not None:
-            forward = [section for section in self._program.leading.sections if section.kind is SectionKind.FWD]
-            self._clock.begin(forward, self._memory.ranks)
-        outputs = self._outputs([executor.run(only=ActionKind.FORWARD) for executor in self._executors])
-        if self._clock is not None:
-            self._clock.end()
-        return self._memory.joined(outputs)
-
-    def _whole_step(self, tangent: Tangent, mode: Mode) -> Mapping[str, Tensor]:
-        self._begin_update(mode)
-        clock = self._clock
-        if clock is not None:
-            clock.begin(self._program.leading.sections, self._memory.ranks)
-        # Gradients of chips are reduced after all have run.
-        updates = self._updates if clock is None and self._memory.chips == 1 else ()
+    def _pass(self, tangent: Tangent = None, only: ActionKind | None = None) -> dict[str, Tensor]:
+        """The outputs of a pass, or of one kind of its actions `only`."""
+        adds = only is ActionKind.BACKWARD and self._unused_backwards > 0
+        # With a clock, nothing overlaps; gradients of chips are reduced after all have run.
+        updates = self._updates if only is None and self._clock is None and self._memory.chips == 1 else ()
         starts = zip_longest(self._executors, self._memory.tangents(tangent), updates)
         passes = [
-            executor.run(start, last=True, overlapping=update.overlapping if update else ())
+            executor.run(
+                start, accumulate=adds, last=only is None, overlapping=update.overlapping if update else (), only=only
+            )
             for executor, start, update in starts
         ]
-        outputs = self._memory.joined(self._outputs(passes), self._executors[0].input_gradients)
-        self._note_loss(outputs)
-        self._finish_update()
-        if clock is not None:
-            clock.end()
-        return outputs
-
-    def _backward(self, tangent: Tangent) -> dict[str, Tensor]:
-        first, adds = self._executors[0], self._unused_backwards > 0
-        if not first.awaits_backward:
-            raise OptionError("there is no forward whose backward could be run", remedy="run section FWD first")
-        if self.mode is not None:
-            self._begin_step()
-        tangents = zip(self._executors, self._memory.tangents(tangent), strict=True)
-        passes = [executor.run(start, accumulate=adds, only=ActionKind.BACKWARD) for executor, start in tangents]
-        outputs = self._outputs(passes)
-        self._unused_backwards += 1
-        return self._memory.joined(outputs, first.input_gradients)
+        of_ranks: list[dict[str, Tensor]] = [outputs for (outputs,) in self._together(passes)]
+        if len(of_ranks) == 1:
+            return of_ranks[0]
+        return self._memory.joined(of_ranks, self._executors[0].input_gradients)
 
     def _begin_update(self, mode: Mode) -> None:
         if self.mode is None:
@@ -369,15 +352,9 @@ class StepwiseReplica:
         self._begun = False
         self._unused_backwards = 0
 
-    def _note_loss(self, outputs: Mapping[str, Tensor]) -> None:
-        if self._program.loss is not None:
-            self.loss = float(outputs[self._program.loss].mean())
-
     def _connect(self, mode: Mode) -> None:
         """Connect the replicas by `mode`, and move device memory to where it needs it."""
         program, memory = self._program, self._memory
-        if program.training is None:
-            raise InternalError("an optimizer step of a program without one")
         self.mode = mode
         if mode is not Mode.ALONE:
             self._transports = memory.connect(_WAYS[mode], keep_states=self.steps > 0)
@@ -389,6 +366,5 @@ class StepwiseReplica:
             for executor, transport in zip(self._executors, self._transports, strict=False)
         ]
         for index, hyperparameters in self.hyperparameters.items():
-            for update in self._updates:
-                update.optimizers.change(index, hyperparameters)
+            self.change(index, hyperparameters)
         self._observe()
