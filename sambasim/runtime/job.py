@@ -13,7 +13,7 @@ from sambasim.errors import InternalError
 from sambasim.ir.mesh import DATA_PARALLEL
 from sambasim.ir.types import SymbolKind
 from sambasim.records.metrics import EvaluationRecord, SummaryRecord
-from sambasim.runtime.checkpoint.choose import AUTO, IF_ANY, NEWEST, find, nothing_in, restore, settle_if_any
+from sambasim.runtime.checkpoint.choose import AUTO, IF_ANY, NEWEST, find, nothing_in, restore, settle
 from sambasim.runtime.checkpoint.folder import claim
 from sambasim.runtime.checkpoint.saver import Saver
 from sambasim.runtime.inference import Evaluator, Sums, buffers_of
@@ -81,8 +81,9 @@ class TrainingJob:
         self._activity.does("finding the checkpoint")
         if lock := self._claim():
             stack.callback(lock.close)
-        lines = self._settle_resume()
-        setup = self._setup
+        checkpoint, lines = settle(self._setup.options.checkpoint, self._communicator)
+        options = self._setup.options.model_copy(update={"checkpoint": checkpoint})
+        self._setup = setup = replace(self._setup, options=options)
         resumption = find(setup, samples)
         position = resumption.checkpoint.manifest.position if resumption else BEGINNING
         steps = plan(samples, setup.replicas, training, position)
@@ -94,7 +95,7 @@ class TrainingJob:
             restore(setup, team, resumption.checkpoint)
             team.release_parameters()
             resumption.carry_over(trainer.totals)
-            lines = (*lines, *resumption.notices)
+            lines += resumption.notices
         if setup.options.checkpoint.dir is not None:
             self._saver = Saver(setup, team, steps, self._observer, self._activity, self._losses)
         evaluator = None
@@ -135,16 +136,6 @@ class TrainingJob:
         if options.resume in (NEWEST, AUTO) and not self._communicator.broadcast_object(options.dir.exists()):
             raise nothing_in(options.dir)
         return claim(options.dir, self._communicator)
-
-    def _settle_resume(self) -> Sequence[str]:
-        """Collective. Replace `if-any` in the options by what was found. Returns a notice if that is nothing."""
-        asked = self._setup.options.checkpoint
-        settled = settle_if_any(asked.resume, asked.dir, self._communicator)
-        checkpoint = asked.model_copy(update={"resume": settled})
-        options = self._setup.options.model_copy(update={"checkpoint": checkpoint})
-        self._setup = replace(self._setup, options=options)
-        is_beginning = asked.resume == IF_ANY and settled is None
-        return (f"starts from the beginning: {asked.dir} holds no checkpoint",) if is_beginning else ()
 
     def _signalled(self, name: str) -> None:
         if self._setup.is_first:

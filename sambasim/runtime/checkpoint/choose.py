@@ -14,6 +14,7 @@ from sambasim.errors import CheckpointError, OptionError, SambasimError
 from sambasim.ir.types import Symbol, SymbolKind
 from sambasim.options.base import show
 from sambasim.options.given import leaves
+from sambasim.options.run import CheckpointOptions
 from sambasim.pef import peek
 from sambasim.runtime.checkpoint import folder
 from sambasim.runtime.checkpoint.content import EXACT_SYNC, Checkpoint, Manifest, buffer_name, check, describe
@@ -24,11 +25,11 @@ from sambasim.runtime.run.training import Totals
 from sambasim.runtime.values.memory import DeviceMemory
 
 _WITHOUT_EFFECT = ("training.evaluate", "data.workers", "data.prefetch_factor", "data.persistent_workers")
-_SOURCE = "data.source"
 _LENGTH = ("training.epochs", "training.steps")
 """The length of a run changes no step of it, unless the learning rate schedule depends on it."""
-_OF_DATA = ("source", "args", "samples", "evaluation_fraction", "shuffle")
-_SAMPLE_ORDER = ("training.seed", *(f"data.{name}" for name in _OF_DATA))
+_SAMPLE_ORDER = (
+    "training.seed", "data.source", "data.args", "data.samples", "data.evaluation_fraction", "data.shuffle",
+)  # fmt: skip
 """Options that determine which samples are left of an epoch."""
 _SAMPLES = "samples of the data"
 _RUN_FIELDS = {
@@ -154,9 +155,9 @@ def _differing(before: Mapping[str, JsonValue], now: Mapping[str, JsonValue]) ->
 
 def check_epoch(saved: Manifest, now: Manifest, differing: list[Change], where: str) -> None:
     """Raises OptionError if a change affects which samples are left of the epoch of `saved`."""
-    before, after = (PurePath(str(leaves(manifest.options).get(_SOURCE))) for manifest in (saved, now))
+    before, after = (PurePath(str(leaves(manifest.options).get("data.source"))) for manifest in (saved, now))
     for change in differing if saved.position.used else ():
-        if change.name == _SOURCE and before.name == after.name:
+        if change.name == "data.source" and before.name == after.name:
             continue  # in another folder: enough to resume, not to promise bits
         if change.name == _SAMPLES or change.name.startswith(_SAMPLE_ORDER):
             raise OptionError(
@@ -244,18 +245,21 @@ def choose(resume: str, checkpoint_dir: Path | None, communicator: Communicator)
     )
 
 
-def settle_if_any(resume: str | None, checkpoint_dir: Path | None, communicator: Communicator) -> str | None:
-    """Collective. `resume`, but AUTO or None instead of IF_ANY. Rank 0 decides; a damaged checkpoint counts as one."""
-    if resume != IF_ANY or checkpoint_dir is None:
-        return resume
-    settled, fault = None, None
+def settle(asked: CheckpointOptions, communicator: Communicator) -> tuple[CheckpointOptions, list[str]]:
+    """Collective. `asked`, with AUTO or None instead of IF_ANY, and a notice if it is None. Rank 0 decides; a damaged
+    checkpoint counts as one."""
+    if asked.resume != IF_ANY or asked.dir is None:
+        return asked, []
+    found, fault = False, None
     if communicator.rank == 0:
         try:
-            settled = AUTO if _in_folder(checkpoint_dir) or folder.damaged_in(checkpoint_dir) else None
+            found = bool(_in_folder(asked.dir) or folder.damaged_in(asked.dir))
         except OptionError as error:
             fault = error
     communicator.raise_first(fault)
-    return communicator.broadcast_object(settled)
+    if communicator.broadcast_object(found):
+        return asked.model_copy(update={"resume": AUTO}), []
+    return asked.model_copy(update={"resume": None}), [f"starts from the beginning: {asked.dir} holds no checkpoint"]
 
 
 def nothing_in(checkpoint_dir: Path) -> OptionError:
@@ -393,7 +397,6 @@ def restore(setup: Setup, team: Team, checkpoint: Checkpoint) -> None:
     for rank in team.first:
         sync, at = rank.transport.sync, setup.mesh.coordinates(rank.rank)
         for piece in pieces_of(rank.memory.program, sync.memory, sync.current, at):
-            if piece.kind is SymbolKind.OPTIMIZER_STATE:
-                cuts = program.symbols[piece.symbol].cuts
-                checkpoint.read_part(piece.symbol, cuts, at, piece.start, piece.data)
+            if piece.symbol.kind is SymbolKind.OPTIMIZER_STATE:
+                checkpoint.read_part(piece.symbol.name, piece.symbol.cuts, at, piece.start, piece.data)
     setup.communicator.node_barrier()  # another rank may have restored memory that this one reads

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from sambasim.errors import InternalError, MachineError
 from sambasim.ir.mesh import PIPELINE
-from sambasim.ir.program import ParameterGroup, Program, state_name
+from sambasim.ir.program import ParameterGroup, Program
 from sambasim.ir.ranks import first_holders
-from sambasim.ir.types import Slice, SymbolKind
+from sambasim.ir.types import Slice, Symbol, SymbolKind
 from sambasim.records.metrics import CheckpointRecord
 from sambasim.runtime.checkpoint import folder
 from sambasim.runtime.checkpoint.content import Manifest, ShardModel, buffer_name, describe, part_name, piece_key
@@ -38,12 +38,10 @@ T = TypeVar("T")
 class Piece(NamedTuple):
     """Elements of a flat tensor, or of a part of one, from `start` on, in a view of device memory."""
 
-    kind: SymbolKind
-    symbol: str
+    symbol: Symbol
     name: str
     start: int
     data: Tensor
-    is_cut: bool = False
 
     @property
     def key(self) -> str:
@@ -62,12 +60,10 @@ def pieces_of(
             low, high = max(start - member.start, 0), min(stop - member.start, member.numel)
             if low >= high:
                 continue
-            states = [state_name(member.parameter, optimizer.name, state) for state in optimizer.states]
-            for name in (member.parameter, *states):
-                kind = SymbolKind.OPTIMIZER_STATE if name in states else SymbolKind.PARAMETER
-                cuts = program.symbols[name].cuts
-                data = memory.tensor(name).view(-1)[low:high]
-                yield Piece(kind, name, part_name(name, cuts, at), low, data, bool(cuts))
+            for region, name in optimizer.symbols_of(member).items():
+                if region != "gradient":
+                    symbol, data = program.symbols[name], memory.tensor(name).view(-1)[low:high]
+                    yield Piece(symbol, part_name(name, symbol.cuts, at), low, data)
 
 
 class Saver:
@@ -184,12 +180,12 @@ class Saver:
         for replica in self._team.first:
             sync, at = replica.transport.sync, self._setup.mesh.coordinates(replica.rank)
             for piece in pieces_of(replica.memory.program, sync.memory, sync.saved, at):
-                if replica.transport.is_first_copy or piece.is_cut:
+                if replica.transport.is_first_copy or piece.symbol.cuts:
                     yield piece
 
     def _nonfinite_parameter(self) -> str | None:
         """Collective. A trained parameter with an element that is NaN or infinite, if there is one."""
-        parameters = (piece for piece in self._trained() if piece.kind is SymbolKind.PARAMETER)
+        parameters = (piece for piece in self._trained() if piece.symbol.kind is SymbolKind.PARAMETER)
         bad = (piece.name for piece in parameters if not all(bound.isfinite() for bound in piece.data.aminmax()))
         name = next(bad, None)
         self._activity.waits("waiting for peers to begin a checkpoint")
