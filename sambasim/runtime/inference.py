@@ -15,7 +15,6 @@ from torch.utils.data import DataLoader, Subset
 
 from sambasim.data import batches
 from sambasim.data.datasets import WatchedDataset, open_source
-from sambasim.errors import InternalError
 from sambasim.ir.graph import Graph
 from sambasim.ir.mesh import Mesh, copy_mesh
 from sambasim.ir.program import Program
@@ -26,7 +25,7 @@ from sambasim.options.training import DataOptions, LossOptions
 from sambasim.pef import map_weights, read
 from sambasim.pef.digests import changed
 from sambasim.records.metrics import EvaluationRecord, InferenceRecord
-from sambasim.runtime.engine.executor import Batch, Executor, Steps, outputs_in_order
+from sambasim.runtime.engine.executor import Batch, Executor, outputs_in_order
 from sambasim.runtime.machine import process
 from sambasim.runtime.machine.communicator import Communicator, single_rank
 from sambasim.runtime.machine.process import Stream, derive, seed_everything
@@ -134,10 +133,11 @@ class Evaluator:
     def _run(self, batch: Mapping[str, Tensor]) -> list[Tensor]:
         for rank in self._ranks:
             rank.take(batch)
-        return self._together([rank.batch.run() for rank in self._ranks], self._program.evaluation)
+        return self._together(self._program.evaluation, 0)
 
-    def _together(self, passes: Sequence[Steps[list[dict[str, Tensor]]]], graph: Graph) -> list[Tensor]:
-        """The outputs of the first rank that has any."""
+    def _together(self, graph: Graph, number: int) -> list[Tensor]:
+        """Run the executors `number` of the ranks, of `graph`. Returns the outputs of the first rank that has any."""
+        passes = [rank.executors[number].run() for rank in self._ranks]
         of_ranks = run_together(passes, self._hub, self._generators)
         return outputs_in_order(graph, next(filter(None, (outputs for (outputs,) in of_ranks)), {}))
 
@@ -153,11 +153,14 @@ class Evaluator:
         if count == self._program.batch_size:
             return Sums(count, float(outputs[0]) * count) if outputs else Sums()
         # The model returns one mean over a batch with padding: run the real samples one by one, or skip them.
-        total = Sums()
-        for index in range(count if self._program.single is not None else 0):
-            passes = [rank.single_pass(batch, index) for rank in self._ranks]
-            if single := self._together(passes, self._program.single or self._program.evaluation):
-                total += Sums(1, float(single[0]))
+        total, single = Sums(), self._program.single
+        if single is None:
+            return total
+        for index in range(count):
+            for rank in self._ranks:
+                rank.take_sample(batch, index)
+            if loss := self._together(single, 1):
+                total += Sums(1, float(loss[0]))
         return total
 
     def _count_correct(self, outputs: Sequence[Tensor], batch: Mapping[str, Tensor], count: int) -> tuple[int, int]:
@@ -175,7 +178,8 @@ class Evaluator:
 
 
 class _Rank:
-    """One rank of a replica: its evaluation graphs, with inputs and running statistics of their own."""
+    """One rank of a replica, with inputs and running statistics of its own. `executors`: of the evaluation graph, and
+    of that at batch 1, if the program has it."""
 
     def __init__(self, transport: Transport) -> None:
         program, memory = transport.program, transport.memory
@@ -187,21 +191,18 @@ class _Rank:
         def executor(graph: Graph, own: Mapping[str, Tensor]) -> Executor:
             return Executor(graph, program, lambda name: own.get(name, memory.tensor(name)), transport=transport)
 
-        self.batch = executor(program.evaluation, self._own)
-        self._single = None if program.single is None else executor(program.single, {**self._own, **self._sample})
+        self.executors = [executor(program.evaluation, self._own)]
+        if program.single is not None:
+            self.executors.append(executor(program.single, {**self._own, **self._sample}))
 
     def take(self, tensors: Mapping[str, Tensor]) -> None:
         """Copy a batch, or running statistics."""
         for name, tensor in tensors.items():
             self._own[name].copy_(tensor)
 
-    def single_pass(self, batch: Mapping[str, Tensor], index: int) -> Steps[list[dict[str, Tensor]]]:
-        """The pass of one sample of a batch."""
-        if self._single is None:
-            raise InternalError("an evaluation graph at batch 1 that the program lacks")
+    def take_sample(self, batch: Mapping[str, Tensor], index: int) -> None:
         for name, tensor in batch.items():
             self._sample[name].copy_(tensor[index : index + 1])
-        return self._single.run()
 
 
 def buffers_of(memory: DeviceMemory) -> Mapping[str, Tensor]:
