@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 import torch
 from torch import Tensor
 
-from sambasim.errors import InternalError
 from sambasim.ir.dataflow import pass_and_update, spans_of_actions
 from sambasim.ir.graph import Graph, Output, SectionKind
 from sambasim.ir.mesh import PIPELINE
@@ -210,10 +209,9 @@ class Executor:
         only: ActionKind | None = None,
     ) -> Steps[list[dict[str, Tensor]]]:
         """Run a pass, or one kind of its actions `only`. Returns the outputs of each micro-batch, by symbol, in
-        the order in which they begin. `tangent`:
-        what the backward starts from; `seed` sets the generator of random numbers for a micro-batch; `accumulate`: add
-        to the gradients; `last`: the update comes next, with communication that is `overlapping` with this pass. Raises
-        DataError for values of the data."""
+        the order in which they begin. `tangent`: what the backward starts from; `seed` sets the generator of random
+        numbers for a micro-batch; `accumulate`: add to the gradients; `last`: the update comes next, with communication
+        that is `overlapping` with this pass. Raises DataError for values of the data."""
         outputs: dict[int, dict[str, Tensor]] = {}
         started = self._of_micro_batch
         for span in self._spans[only]:
@@ -226,10 +224,8 @@ class Executor:
                             live[self._registers.value(name)] = tensor
                 if not span.ends:
                     started[number] = live
-            elif number in started:
-                live = started[number]
             else:
-                raise InternalError("a backward without a forward before it")
+                live = started[number]
             self._live = live
             for name, register in self._tangents.items():
                 live[register] = tangent[name] if type(tangent) is dict else tangent

@@ -147,8 +147,6 @@ class Replica:
         observer: StepObserver | None = None,
     ) -> None:
         program, memory = transport.program, transport.memory
-        if program.training is None or program.loss is None:
-            raise InternalError("a replica of a program without a training step")
         self.rank = transport.rank
         self.replica = transport.replica  # ranks of one replica read the same data and draw the same numbers
         self.memory, self.transport, self.optimizers = memory, transport, optimizers
@@ -159,13 +157,13 @@ class Replica:
         self.works = shard is not None
         """Whether it computes gradients; False for a parameter server without a replica."""
         self._seed, self._micro_steps = training.seed, training.accumulation_steps
-        self._program, self._loss = program, program.loss
-        self.loss_dtype = program.symbols[program.loss].type.dtype
+        self._program, self._loss = program, program.loss or ""
+        self.loss_dtype = program.symbols[self._loss].type.dtype
         self._batches = program.micro_batches  # of a pass
         is_placed = program.schedule is None  # otherwise each micro-batch brings its inputs
         self._inputs = {spec.name: memory.tensor(spec.name) for spec in input_specs(program)} if is_placed else None
         self.executor = Executor(
-            program.training, program, memory.tensor, engine, program.loss, transport=transport, observer=observer
+            program.step, program, memory.tensor, engine, self._loss, transport=transport, observer=observer
         )
         self._update = Update(self.executor, transport, optimizers, overlaps=overlaps and not skips_nonfinite)
         self._draws = self.executor.draws_random_numbers
