@@ -4,8 +4,9 @@
 # mypy: no-warn-return-any, no-disallow-untyped-calls
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -23,34 +24,23 @@ from sambasim.runtime.engine.inductor import Inductor, fake_values, rebuild
 from sambasim.runtime.machine.kernels import INDUCTOR_CACHE_VARIABLE, find_cpp_compiler, use_inductor_cache
 from sambasim.runtime.values.memory import DeviceMemory
 from sambasim.runtime.watch.observer import StepObserver
-from tests.support.compiled import compile_net, loaded, outputs_of
+from tests.support.compiled import Made, compile_net, loaded, outputs_of
 from tests.support.whole import whole
 
 BATCH, SEED, IGNORED = 3, 11, -100
 
 
-class Net(nn.Module):
-    """`compute` is called with the input, whether it trains, and the layers."""
-
-    def __init__(self, compute: Callable[..., Tensor], *layers: nn.Module) -> None:
-        super().__init__()
-        self.layers, self.compute = nn.ModuleList(layers or [nn.Linear(4, 5)]), compute
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.compute(x, self.training, *self.layers)
-
-
-def with_unread_draws(x: Tensor, trains: bool, linear: nn.Module) -> Tensor:
+def with_unread_draws(net: Any, x: Tensor) -> Tensor:
     torch.randn_like(x)
-    functional.dropout(x, 0.5, trains)
-    return linear(functional.dropout(x + torch.randn_like(x), 0.5, trains))
+    functional.dropout(x, 0.5, net.training)
+    return net.last(functional.dropout(x + torch.randn_like(x), 0.5, net.training))
 
 
-def recurrent(x: Tensor, trains: bool, lstm: nn.Module, last: nn.Module) -> Tensor:
+def recurrent(net: Any, x: Tensor) -> Tensor:
     """With a layer that is not compiled, two dropouts, and a draw in between that nobody reads."""
-    x = functional.dropout(lstm(x.transpose(0, 1))[0].sum(0), 0.2, trains)
+    x = functional.dropout(net.lstm(x.transpose(0, 1))[0].sum(0), 0.2, net.training)
     torch.randn_like(x)
-    return last(functional.dropout(functional.gelu(x), 0.5, trains))
+    return net.last(functional.dropout(functional.gelu(x), 0.5, net.training))
 
 
 def evaluated(program: Program, memory: DeviceMemory) -> list[Tensor]:
@@ -61,7 +51,7 @@ def evaluated(program: Program, memory: DeviceMemory) -> list[Tensor]:
 @pytest.mark.parametrize("level", ["o0", "o1", "o3"])
 def test_what_nobody_reads_is_drawn_as_in_eager(level: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
-    model, x, target = Net(with_unread_draws), torch.randn(BATCH, 4), torch.tensor([0, 4, 2])
+    model, x, target = Made(with_unread_draws, last=nn.Linear(4, 5)), torch.randn(BATCH, 4), torch.tensor([0, 4, 2])
     inputs = {"x": x, "target": target}
     program, memory = loaded(compile_net(model, inputs, tmp_path, opt_level=level), inputs)
 
@@ -82,7 +72,7 @@ def test_what_nobody_reads_is_drawn_as_in_eager(level: str, tmp_path: Path) -> N
 
 def test_the_loss_of_a_sample_is_the_mean_of_its_counted_elements(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    model, x = Net(lambda x, _, linear: linear(x).transpose(1, 2)), torch.randn(BATCH, 6, 4)
+    model, x = Made(lambda net, x: net.last(x).transpose(1, 2), last=nn.Linear(4, 5)), torch.randn(BATCH, 6, 4)
     target = torch.randint(0, 5, (BATCH, 6))
     target[0, 1:] = target[1] = IGNORED
     inputs = {"x": x, "target": target}
@@ -128,7 +118,7 @@ def test_gradients_and_draws_are_those_of_the_plain_engine(tmp_path: Path, monke
     except MachineError:
         pytest.skip("inductor needs a C++ compiler, and there is none")
     torch.manual_seed(0)
-    model = Net(recurrent, nn.LSTM(6, 5), nn.Linear(5, 3))
+    model = Made(recurrent, lstm=nn.LSTM(6, 5), last=nn.Linear(5, 3))
     inputs = {"x": torch.randn(4, 7, 6), "target": torch.tensor([0, 2, 1, 1])}
     program, memory = loaded(compile_net(model, inputs, tmp_path), inputs)
     names = [member.gradient for group in program.groups for member in group.members]

@@ -28,7 +28,6 @@ from sambasim.runtime.engine.instructions import (
     RegisterFile,
     Unit,
     aten_instruction,
-    builtin,
     find_operator,
 )
 from sambasim.runtime.engine.pass_code import find_routes
@@ -361,9 +360,3 @@ def test_what_is_written_out_is_what_is_returned(name: str) -> None:
 def test_every_row_is_an_operator_of_the_table() -> None:
     assert set(OPERATORS) > set(BUILTINS) > WRITES_OUT
     assert set(OPERANDS) <= set(BUILTINS)
-
-
-def test_a_number_in_the_place_of_a_tensor_is_left_to_the_operator() -> None:
-    schema = find_operator("aten.mul.Tensor")._schema
-    assert builtin(node("mul.Tensor", "x x"), schema) is torch.mul
-    assert builtin(node("mul.Tensor", "x", "y", 2.0), schema) is None

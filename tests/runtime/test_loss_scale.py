@@ -34,20 +34,6 @@ def scales_after(overflows: str, options: LossScaleOptions = OPTIONS, dtype: str
     return values
 
 
-@pytest.mark.parametrize(
-    ("overflows", "expected"),
-    [
-        ("...", [8, 8, 16]),
-        ("x...", [8, 8, 8, 16]),  # the first overflow is tolerated, and the window begins again
-        ("xx.x", [8, 4, 4, 2]),  # a tolerance that is used up comes back with the next doubling only
-        ("xx...xx", [8, 4, 4, 4, 8, 8, 4]),
-        ("..x...", [8, 8, 8, 8, 8, 16]),
-    ],
-)
-def test_overflows_halve_it_and_windows_without_one_double_it(overflows: str, expected: list[float]) -> None:
-    assert scales_after(overflows) == expected
-
-
 def test_a_static_one_stays_and_a_loss_of_float16_bounds_it() -> None:
     assert scales_after("xx....", OPTIONS.model_copy(update={"dynamic": False})) == [8] * 6
     options = OPTIONS.model_copy(update={"start": 2.0**16})

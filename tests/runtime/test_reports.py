@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from sambasim.errors import MachineError, OptionError
+from sambasim.errors import OptionError
 from sambasim.hardware.placement import Inventory, inventory_of, place
 from sambasim.ir.graph import Graph, Node, Ref, Section, SectionKind
 from sambasim.ir.operators import OPERATORS
@@ -61,18 +61,11 @@ def test_a_file_behind_a_link_is_written_and_not_the_link(tmp_path: Path) -> Non
         assert (target.read_text(), target.stat().st_mode & 0o777) == (left, 0o600)
 
 
-@pytest.mark.parametrize(
-    ("place", "error", "words"),
-    [
-        ("{}/m.jsonl", OptionError, r"the metrics file cannot be written to .*file/m.jsonl"),
-        ("/dev/full", MachineError, r"/dev/full cannot be written any more: No space left on device"),
-    ],
-)
-def test_what_cannot_be_written_is_told(tmp_path: Path, place: str, error: type[Exception], words: str) -> None:
+def test_what_cannot_be_written_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    file = MetricsFile(Path(place.format(tmp_path / "file")))
+    file = MetricsFile(tmp_path / "file" / "m.jsonl")
     file.started(START)
-    with pytest.raises(error, match=words):
+    with pytest.raises(OptionError, match=r"the metrics file cannot be written to .*file/m.jsonl"):
         file.stepped(STEP)
 
 

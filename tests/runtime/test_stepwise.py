@@ -4,7 +4,7 @@ from collections.abc import Callable, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
@@ -16,8 +16,6 @@ from sambasim.errors import OptionError
 from sambasim.ir.graph import Section, SectionKind
 from sambasim.ir.program import ParameterGroup
 from sambasim.ir.types import SymbolKind
-from sambasim.options.compile import CompileOptions
-from sambasim.options.training import ModelOptions, OptimizerOptions, TrainingOptions
 from sambasim.pef import map_weights, read
 from sambasim.runtime.engine.executor import tangent_of
 from sambasim.runtime.machine.communicator import single_rank
@@ -28,43 +26,32 @@ from sambasim.runtime.transports.connect import Way
 from sambasim.runtime.watch import observer
 from sambasim.samba.inputs import losses_of
 from tests.pef.samples import sample_program
-from tests.support.compiled import compile_model
+from tests.support.compiled import Made, compile_model, net_options
 
 FWD, BCKWD, OPT = SectionKind.FWD, SectionKind.BCKWD, SectionKind.OPT
 ADAM = {"lr": 1e-2, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0}
 SGD = {"lr": 0.1, "momentum": 0.9, "dampening": 0.0, "nesterov": False, "weight_decay": 0.0}
 
 
-class Net(nn.Module):
+def losses_and_outputs(net: Any, x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    outputs = net.second(torch.relu(net.norm(net.first(x))))
+    return nn.functional.cross_entropy(outputs, target, reduction="none"), outputs
+
+
+def model() -> Any:
     """Two layers with BatchNorm between them; the loss of each sample, and the outputs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(5, 8)
-        self.norm = nn.BatchNorm1d(8)
-        self.second = nn.Linear(8, 3)
-
-    def forward(self, x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        outputs = self.second(torch.relu(self.norm(self.first(x))))
-        return nn.functional.cross_entropy(outputs, target, reduction="none"), outputs
+    torch.manual_seed(0)
+    return Made(losses_and_outputs, first=nn.Linear(5, 8), norm=nn.BatchNorm1d(8), second=nn.Linear(8, 3))
 
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two optimizers: Adam for the first layer and the norm, SGD for the second layer."""
-    torch.manual_seed(0)
-    model = Net()
-    second = frozenset({"second.weight", "second.bias"})
-    others = frozenset(name for name, _ in model.named_parameters()) - second
-    options = CompileOptions(
-        model=ModelOptions(target="net:Net"),
-        optimizer=OptimizerOptions(name="adam"),
-        training=TrainingOptions(batch_size=6),
-        pef_name="net",
-        output_folder=tmp_path_factory.mktemp("out"),
-    )
+    net, second = model(), frozenset({"second.weight", "second.bias"})
+    others = frozenset(name for name, _ in net.named_parameters()) - second
+    options = net_options(tmp_path_factory.mktemp("out"), optimizer={"name": "adam"}, training={"batch_size": 6})
     updates = [Update("adam", ADAM, others), Update("sgd", SGD, second)]
-    return compile_model(model, Example(batch(0)), options, updates=updates, losses=losses_of(model)).path
+    return compile_model(net, Example(batch(0)), options, updates=updates, losses=losses_of(net)).path
 
 
 def batch(number: int) -> dict[str, Tensor]:
@@ -98,10 +85,9 @@ def stepped(compiled: Path) -> Stepped:
 
 def test_parts_of_a_step_are_the_whole_step_and_what_eager_pytorch_does(compiled: Path, stepped: Stepped) -> None:
     parts = Stepped(compiled)
-    torch.manual_seed(0)
-    model = Net()
-    adam = torch.optim.Adam([*model.first.parameters(), *model.norm.parameters()], lr=1e-2, fused=True)
-    sgd = torch.optim.SGD(model.second.parameters(), lr=0.1, momentum=0.9, fused=True)
+    net = model()
+    adam = torch.optim.Adam([*net.first.parameters(), *net.norm.parameters()], lr=1e-2, fused=True)
+    sgd = torch.optim.SGD(net.second.parameters(), lr=0.1, momentum=0.9, fused=True)
     kinds = (SymbolKind.PARAMETER, SymbolKind.BUFFER, SymbolKind.OPTIMIZER_STATE)
     for number in range(3):
         together, apart = stepped.run(STEP, number, 1 / 6), parts.run({FWD}, number)
@@ -109,7 +95,7 @@ def test_parts_of_a_step_are_the_whole_step_and_what_eager_pytorch_does(compiled
         parts.run({OPT}, None)
         adam.zero_grad()
         sgd.zero_grad()
-        losses, logits = model(*batch(number).values())
+        losses, logits = net(*batch(number).values())
         losses.backward(tangent_of(stepped.program, 1 / 6))
         adam.step()
         sgd.step()
@@ -117,7 +103,7 @@ def test_parts_of_a_step_are_the_whole_step_and_what_eager_pytorch_does(compiled
             assert [*map(torch.equal, outputs, (losses, logits))] == [True, True]
         whole, by_parts = stepped.state(*kinds), parts.state(*kinds)
         assert [name for name in whole if not torch.equal(whole[name], by_parts[name])] == []
-    for name, tensor in {**dict(model.named_parameters()), **dict(model.named_buffers())}.items():
+    for name, tensor in {**dict(net.named_parameters()), **dict(net.named_buffers())}.items():
         symbol = next(symbol.name for symbol in stepped.program.symbols.values() if name in symbol.torch_names)
         torch.testing.assert_close(stepped.replica.read(symbol), tensor.detach(), rtol=1e-6, atol=1e-7)
 
@@ -150,7 +136,7 @@ def test_a_hyperparameter_is_changed_from_the_next_step_on(stepped: Stepped) -> 
     before = stepped.state(SymbolKind.PARAMETER)
     for index in range(2):
         stepped.replica.change(index, {"lr": 0.0})
-    for rate, expected in ((0.0, set[str]()), (1.0, {"net__second__weight", "net__second__bias"})):
+    for rate, expected in ((0.0, set[str]()), (1.0, {"made__second__weight", "made__second__bias"})):
         stepped.replica.change(1, {"lr": rate})
         stepped.run()
         after = stepped.state(SymbolKind.PARAMETER)
