@@ -8,7 +8,7 @@ from sambasim.errors import InternalError
 from sambasim.ir.graph import Graph
 from sambasim.ir.mesh import DATA_PARALLEL, Axis, least_replicas, replica_mesh
 from sambasim.ir.schedule import Schedule
-from sambasim.ir.types import DTYPE_BYTES, NORM_BLOCK_ELEMENTS, Symbol, TensorType
+from sambasim.ir.types import DTYPE_BYTES, NORM_BLOCK_ELEMENTS, Symbol, SymbolKind, TensorType
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +136,9 @@ class Program:
         if self.training is None:
             raise InternalError(f"{self.name} has no training step")
         return self.training
+
+    def names_of(self, *kinds: SymbolKind) -> list[str]:
+        return [name for name, symbol in self.symbols.items() if symbol.kind in kinds]
 
     def map_graphs(self, change: Callable[[Graph], Graph]) -> "Program":
         """The program with `change` of each graph: first of the training step, last of that at batch 1."""

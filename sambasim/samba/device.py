@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from sambasim.compiler.capture.tensors import held_by
 from sambasim.errors import OptionError, WeightsError
 from sambasim.ir.graph import Graph, Node, Ref
-from sambasim.ir.program import Program, state_name
+from sambasim.ir.program import Program
 from sambasim.ir.types import Symbol, SymbolKind, gradient_name
 from sambasim.pef import PefDocument
 from sambasim.runtime.machine.communicator import Communicator
@@ -61,13 +61,10 @@ class Machine:
 
     def follow_first(self, communicator: Communicator) -> None:
         """Copies parameters, buffers and optimizer state of replica 0 to all replicas. Collective."""
-        for name in self.names_of(*DEVICE_STATE):
+        for name in self.program.names_of(*DEVICE_STATE):
             own = self.replica.read(name) if communicator.rank == 0 else None
             self.replica.write(name, communicator.broadcast_object(own))
         self.replica.steps = communicator.broadcast_object(self.replica.steps)
-
-    def names_of(self, *kinds: SymbolKind) -> list[str]:
-        return [name for name, symbol in self.program.symbols.items() if symbol.kind in kinds]
 
     def gradient(self, tensor: Tensor) -> Tensor | None:
         """The gradient on the device of a trained parameter of the model; None for any other tensor."""
@@ -117,17 +114,13 @@ class Machine:
 
     def _states(self) -> Iterator[tuple[str, Tensor, str, Optimizer]]:
         """Every optimizer state on the device: its symbol, its parameter on the host, its name, and its optimizer."""
-        parameters, program = self._host_tensors(), self.program
+        tensors, program = self._host_tensors(), self.program
         groups = ((optimizer, group) for optimizer in self.optimizers for group in optimizer.param_groups)
         owners = {id(parameter): optimizer for optimizer, group in groups for parameter in group["params"]}
-        for group in program.groups:
-            compiled = program.optimizers[group.optimizer]
-            for member in group.members:
-                parameter = parameters[program.symbols[member.parameter].torch_names[0]]
-                owner = owners.get(id(parameter))
-                if owner is not None:
-                    for state in compiled.states:
-                        yield state_name(member.parameter, compiled.name, state), parameter, state, owner
+        for name, (_, member, state) in program.optimizer_states.items():
+            parameter = tensors[program.symbols[member.parameter].torch_names[0]]
+            if (owner := owners.get(id(parameter))) is not None:
+                yield name, parameter, state, owner
 
 
 ALL_DROPOUTS = "p"  # the name of the rate of all dropouts

@@ -113,7 +113,7 @@ class Loaded:
 
     def on_device(self, kind: SymbolKind) -> dict[str, SambaTensor]:
         """Copies of the tensors of this kind, by name."""
-        return {name: self.named_tensor(name) for name in self.machine.names_of(kind)}
+        return {name: self.named_tensor(name) for name in self.machine.program.names_of(kind)}
 
     def set_tensors(self, tensors: Mapping[str, object]) -> None:
         """`session.ctx.set_tensors`: sets tensors on the device by name; `<output>__grad` starts the next backward."""
@@ -177,7 +177,7 @@ class Start:
     def __init__(self, program: Program, outputs: Sequence[str], *, loss_chosen: bool) -> None:
         """outputs: all names, in order; loss_chosen: whether the app gave `loss_indices`"""
         symbols = program.symbols
-        tangents = {name for name, symbol in symbols.items() if symbol.kind is SymbolKind.TANGENT}
+        tangents = program.names_of(SymbolKind.TANGENT)
         self._outputs = outputs
         self._types = {name: symbols[name].type for name in outputs if gradient_name(name) in tangents}
         types = self._types.items()

@@ -160,7 +160,7 @@ def consistency_test(check: Check | None = None) -> Any:
             remedy = "call samba.utils.trace_graph(model, inputs, optim, pef=args.pef) before it"
             raise app_error(OptionError, "consistency_test needs a loaded PEF", remedy)
         replica = session.machine.replica
-        state = {name: replica.read(name) for name in session.machine.names_of(*DEVICE_STATE)}
+        state = {name: replica.read(name) for name in session.machine.program.names_of(*DEVICE_STATE)}
         steps, drawn = replica.steps, torch.get_rng_state()
         first = [(name, to_torch(tensor).detach().clone()) for name, tensor in results(args, kwargs)]
         replica.meet()

@@ -205,15 +205,11 @@ def _replica(program: Program, asked: Request, weights: Mapping[str, Tensor]) ->
     seed = communicator.broadcast_object(torch.initial_seed())
     seeded = tuple(replace(one, default=seed) if one.name == ROUNDING_SEED else one for one in declared)
     replica = StepwiseReplica(replace(program, runtime_arguments=seeded), communicator)
-    for name in _names(program, SymbolKind.CONSTANT):  # masks, tables, plain attributes
+    for name in program.names_of(SymbolKind.CONSTANT):  # masks, tables, plain attributes
         replica.write(name, weights[name])
     for index, update in enumerate(asked.updates):
         replica.change(index, update.hyperparameters)
     return replica
-
-
-def _names(program: Program, kind: SymbolKind) -> list[str]:
-    return [name for name, symbol in program.symbols.items() if symbol.kind is kind]
 
 
 def capture_and_compare(document: PefDocument, asked: Request, weights: Mapping[str, Tensor]) -> None:
@@ -230,17 +226,16 @@ def capture_and_compare(document: PefDocument, asked: Request, weights: Mapping[
     traced = run_pipeline(built.program, passes, lambda title: None)
     difference = _first_difference(program, traced)
     if difference is not None:
-        before, now = (set(_names(one, SymbolKind.PARAMETER)) for one in (program, traced))
+        before, now = (set(one.names_of(SymbolKind.PARAMETER)) for one in (program, traced))
         if (before or now) and before.isdisjoint(now):
             remedy = f"give --pef the PEF of this model, or compile one: {process.compile_command()}"
             raise app_error(PefError, f"the PEF {name} is of another model: {difference}", remedy)
         cause = replicas.likely_cause(document.metadata)
         what = f"the PEF {name} was compiled from another graph: {difference}{cause}"
         raise app_error(PefError, what, "compile again, and run it with the same model, batch size and optimizers")
-    for constant in _names(program, SymbolKind.CONSTANT):
+    for constant in program.names_of(SymbolKind.CONSTANT):
         if bytes_of(weights[constant]) != bytes_of(built.weights[constant]):
-            graphs = [graph for graph in (program.training, program.evaluation) if graph is not None]
-            readers = (node for graph in graphs for node in graph.nodes if constant in node.reads)
+            readers = (node for graph in program.graphs for node in graph.nodes if constant in node.reads)
             first = next((f", which is read by {_described(node)}," for node in readers), "")
             what = f"the constant {constant}{first} has changed since the PEF {name} was compiled"
             raise app_error(PefError, what, "compile the app again")

@@ -92,7 +92,7 @@ def everything(make: Callable[[], Made], pef: str) -> Mapping[str, Tensor]:
     found |= {f"2 {one.sn_name}": samba.to_torch(one) for one in session.run(inputs(2))}
     machine = session.machine
     assert machine is not None
-    names = machine.names_of(SymbolKind.PARAMETER, SymbolKind.OPTIMIZER_STATE)
+    names = machine.program.names_of(SymbolKind.PARAMETER, SymbolKind.OPTIMIZER_STATE)
     found |= {f"{one.sn_name} after": one.sn_data for one in session.get_tensors_by_name(names)}
     session.ctx.set_tensors({names[0]: torch.arange(40.0).view(8, 5)})
     assert session.get_tensors_by_name([names[0]])[0].sn_data.equal(torch.arange(40.0).view(8, 5))
