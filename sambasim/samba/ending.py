@@ -97,8 +97,7 @@ def communicator() -> Communicator:
     return context.communicator
 
 
-def exit_code_of(error: BaseException) -> int:
-    return exit_code(error, other=1)
+exit_code_of = functools.partial(exit_code, other=1)
 
 
 def leave(error: BaseException, script: Path | None) -> int:

@@ -58,11 +58,10 @@ def fingerprint(
                 ends = [None if tensor is None else recording.form(tensor) for tensor in results]
             finally:
                 recording.undo()
-            if recording.seeded or recording.made_bytes > _MOST_BYTES:
-                raise NotRecordable("it seeds the generator, or makes too much")
             # Values may decide nothing, numbers come from the default generator, and only buffers may change.
             buffers = {str(paths) for tensor, paths in held.values() if not isinstance(tensor, nn.Parameter)}
-            if any(op.asks or op.draws_from or not buffers >= set(op.writes) for op in recording.ops):
+            tells_all = not any(op.asks or op.draws_from or not buffers >= set(op.writes) for op in recording.ops)
+            if recording.seeded or recording.made_bytes > _MOST_BYTES or not tells_all:
                 raise NotRecordable("its operators do not show all that it does")
         facts += (
             f"sambasim {__version__}, torch {torch.__version__}, Python {sys.version_info[:2]}",

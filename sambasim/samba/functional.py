@@ -5,7 +5,6 @@ Functions that make a tensor (`samba.zeros`) also take a name and a batch dimens
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, cast
 
 import torch
@@ -150,7 +149,7 @@ def operators() -> Mapping[str, Callable[..., Any]]:
     }
     makers = {name: _naming(getattr(torch, name)) for name in _MAKERS}
     own = {"addmm": addmm, "randint": randint, "randn": randn, "triu_fill": triu_fill}
-    return MappingProxyType({**named, **makers, **own})
+    return {**named, **makers, **own}
 
 
 def operator(name: str) -> Callable[..., Any]:
