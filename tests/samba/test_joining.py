@@ -3,8 +3,7 @@
 import json
 import sys
 from collections.abc import Mapping, Sequence
-
-import pytest
+from pathlib import Path
 
 from tests.support.mpi import Result, run_job, run_mpi
 
@@ -61,65 +60,44 @@ for words in json.loads(jobs):
 """
 
 DATA_PARALLEL = ("--pef", "net", "--data-parallel")
-ONE_RANK: Mapping[str, Sequence[str]] = {
-    "one rank": ("test", *DATA_PARALLEL),
-    "alone": ("run", "--pef", "net"),  # it asks is_initialized first
-    "alone, asks": ("run", "--pef", "net", "--asks"),
-    "compile": ("compile", "--data-parallel", "-ws", "3"),
-    "own world size": ("run", *DATA_PARALLEL, "--own"),
-    "own world size, typed": ("run", *DATA_PARALLEL, "--own", "--world-size", "7"),
+ONE_RANK: Mapping[Sequence[str], list[object]] = {
+    ("test", *DATA_PARALLEL): [0, 0, 1, True, 1, True],
+    ("run", "--pef", "net"): [-1, 0, 1, True, 1, False],  # it asks is_initialized first
+    ("run", "--pef", "net", "--asks"): [0, 0, 1, True, 1, True],
+    ("compile", "--data-parallel", "-ws", "3"): [-1, 0, 1, True, 3, False],
+    # A world size that the app declares is neither checked nor changed.
+    ("run", *DATA_PARALLEL, "--own"): [0, 0, 1, True, None, True],
+    ("run", *DATA_PARALLEL, "--own", "--world-size", "7"): [0, 0, 1, True, 7, True],
 }
-TWO_RANKS: Mapping[str, Sequence[str]] = {
-    "own process group": ("run", *DATA_PARALLEL, "--alone"),
-    "too few": ("measure-performance", *DATA_PARALLEL, "-ws", "3"),
-    "two ranks": ("run", *DATA_PARALLEL),
-}
+"""What one rank prints, by command line."""
 
-Told = Mapping[str, list[list[object]]]
-"""By command line what the ranks print, sorted."""
+TWO_RANKS = [
+    ("run", *DATA_PARALLEL, "--alone"),
+    ("measure-performance", *DATA_PARALLEL, "-ws", "3"),
+    ("run", *DATA_PARALLEL),
+]
 
 
-@pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
+def test_ranks_find_each_other_where_the_run_is_data_parallel_or_are_refused(tmp_path: Path) -> None:
     """Each command line of one rank has a process of its own; those of two ranks are parsed one after another."""
-    app = tmp_path_factory.mktemp("context") / "app.py"
+    app = tmp_path / "app.py"
     app.write_text(APP, encoding="utf-8")
 
     def printed(result: Result) -> list[list[object]]:
         assert result.check().stderr == ""
         return [json.loads(line) for line in result.stdout.splitlines()]
 
-    def command(how: str, jobs: Mapping[str, Sequence[str]]) -> list[str]:
-        return [sys.executable, str(app), how, json.dumps([*jobs.values()])]
-
-    alone = printed(run_job(command("forked", ONE_RANK), timeout=90))
-    together = printed(run_mpi(2, command("in turn", TWO_RANKS), timeout=90))
-    return {name: [line] for name, line in zip(ONE_RANK, alone, strict=True)} | {
-        "own process group": sorted((line for line in together if "says rank" in str(line)), key=str),
-        "too few": [line for line in together if "at least 3" in str(line)],
-        "two ranks": sorted(line for line in together if line[0] != "LaunchError"),
-    }
-
-
-def test_two_ranks_find_each_other_where_the_run_is_data_parallel(told: Told) -> None:
-    assert told["two ranks"] == [[0, 0, 2, True, 2, True], [1, 1, 2, False, 2, True]]
-    assert told["one rank"] == told["alone, asks"] == [[0, 0, 1, True, 1, True]]
-    assert told["alone"] == [[-1, 0, 1, True, 1, False]]
-    assert told["compile"] == [[-1, 0, 1, True, 3, False]]
-    # A world size that the app declares is neither checked nor changed.
-    assert told["own world size"] == [[0, 0, 1, True, None, True]]
-    assert told["own world size, typed"] == [[0, 0, 1, True, 7, True]]
-
-
-def test_fewer_ranks_than_were_asked_for_are_refused(told: Told) -> None:
-    first, second = told["too few"]
-    assert first == second
-    assert first[:2] == ["LaunchError", "-ws 3 asks for at least 3 replicas, and 2 were started"]
-    assert str(first[2]).startswith("mpirun -np 3 ")
-
-
-def test_an_app_that_starts_torch_distributed_itself_is_refused(told: Told) -> None:
-    assert [line[1] for line in told["own process group"]] == [
+    jobs = json.dumps([*ONE_RANK])
+    alone = printed(run_job([sys.executable, str(app), "forked", jobs], timeout=90))
+    assert dict(zip(ONE_RANK, alone, strict=True)) == ONE_RANK
+    lines = printed(run_mpi(2, [sys.executable, str(app), "in turn", json.dumps(TWO_RANKS)], timeout=90))
+    joined = sorted(line for line in lines if line[0] != "LaunchError")
+    assert joined == [[0, 0, 2, True, 2, True], [1, 1, 2, False, 2, True]]
+    too_few, again, *own = sorted((line for line in lines if line[0] == "LaunchError"), key=str)
+    assert too_few == again
+    assert too_few[1] == "-ws 3 asks for at least 3 replicas, and 2 were started"
+    assert str(too_few[2]).startswith("mpirun -np 3 ")
+    assert [line[1] for line in own] == [
         f"torch.distributed says rank 0 of 1, and MPI says rank {rank} of 2: "
         "the app has started torch.distributed by itself"
         for rank in (0, 1)
