@@ -16,13 +16,6 @@ from sambasim.samba.utils import trace_graph
 from tests.samba.harness import BATCH, Layer, Load, compiled, layer_batch, refused, with_sgd
 
 
-class LossByName(Layer):
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        y = self.linear(x)
-        losses = y.square().mean(1)
-        return y.mean(1), losses
-
-
 def two_vectors(y: Tensor) -> tuple[Tensor, Tensor]:
     return y.mean(1), y.square().mean(1)
 
@@ -35,12 +28,10 @@ one_output = partial(with_sgd, Layer)
     ("make", "loss_indices", "starts"),
     [
         (lambda: Layer(lambda y: (y, y.square().mean())), None, [1]),
-        (LossByName, None, [1]),
-        (lambda: Layer(two_vectors), None, [0]),
         (lambda: Layer(two_vectors), 1, [1]),
         (lambda: Layer(two_vectors), [0, 1], [0, 1]),
     ],
-    ids=["second", "by-name", "first", "by-index", "both"],
+    ids=["second", "by-index", "both"],
 )
 def test_the_backward_starts_from_the_loss_wherever_it_is(
     tmp_path: Path, reporter: Reporter, make: Any, loss_indices: list[int] | int | None, starts: list[int]
