@@ -16,7 +16,7 @@ from sambasim.samba import process
 from sambasim.samba.process import Reporter
 from sambasim.samba.session import session
 from sambasim.samba.utils import trace_graph
-from tests.samba.harness import MOMENTUM, LogReg, Made, Net, batch_of, compiled, imported, net_batch, with_sgd
+from tests.samba.harness import MOMENTUM, Load, LogReg, Made, Net, PefOf, compiled, net_batch, with_sgd
 from tests.support.door import open_door
 
 
@@ -37,7 +37,7 @@ def reporter() -> Reporter:
 
 
 @pytest.fixture(scope="session")
-def pef_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
+def pef_of(tmp_path_factory: pytest.TempPathFactory) -> PefOf:
     paths: dict[object, str] = {}
 
     def compiled_once(make: Callable[..., Made], inputs: Any, **config: Any) -> str:
@@ -51,7 +51,7 @@ def pef_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
 
 
 @pytest.fixture
-def load(pef_of: Callable[..., str]) -> Callable[..., Made]:
+def load(pef_of: PefOf) -> Load:
     def loaded(make: Callable[..., Made], inputs: Any, **config: Any) -> Made:
         pef, (model, optimizers) = pef_of(make, inputs, **config), make()
         trace_graph(model, inputs, optimizers, pef=pef)
@@ -68,44 +68,21 @@ def app(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, one_thread: None) -> It
         yield
 
 
-@pytest.fixture
-def samba(app: None) -> Any:
-    """`from sambaflow import samba`."""
-    return imported("samba")
-
-
-@pytest.fixture
-def batch(samba: Any) -> list[Any]:
-    """Two inputs of LogReg, named image and label."""
-    return batch_of(samba)
-
-
 make_logreg, make_net = (partial(with_sgd, kind, momentum=MOMENTUM) for kind in (LogReg, Net))
 
 
 @pytest.fixture
-def logreg(batch: list[Any], load: Callable[..., Made]) -> Made:
-    """LogReg and its optimizer; the PEF is in the session."""
-    return load(make_logreg, batch)
-
-
-@pytest.fixture
-def logreg_pef(batch: list[Any], pef_of: Callable[..., str]) -> str:
-    return pef_of(make_logreg, batch)
-
-
-@pytest.fixture
-def inputs(samba: Any) -> tuple[Any, Any]:
+def inputs() -> tuple[Any, Any]:
     """A batch of Net."""
-    return net_batch(samba)
+    return net_batch()
 
 
 @pytest.fixture
-def net(inputs: tuple[Any, Any], load: Callable[..., Made]) -> Made:
+def net(app: None, load: Load) -> Made:
     """Net and its optimizer; the PEF is in the session."""
-    return load(make_net, inputs)
+    return load(make_net, net_batch())
 
 
 @pytest.fixture
-def net_pef(inputs: tuple[Any, Any], pef_of: Callable[..., str]) -> str:
-    return pef_of(make_net, inputs)
+def net_pef(app: None, pef_of: PefOf) -> str:
+    return pef_of(make_net, net_batch())

@@ -141,7 +141,7 @@ def seeded(model: type[nn.Module], *settings: Any, **options: Any) -> Any:
     return model(*settings, **options)
 
 
-def _named_batch(number: int, size: int, **widths: int) -> list[Any]:
+def named_batch(number: int, size: int, **widths: int) -> list[Any]:
     """Features and classes by the names of `widths`; another batch for each number."""
     generator = torch.Generator().manual_seed(number)
     (features, width), (label, classes) = widths.items()
@@ -150,14 +150,14 @@ def _named_batch(number: int, size: int, **widths: int) -> list[Any]:
     return [samba.from_torch_tensor(tensor, name=name, batch_dim=0) for name, tensor in values.items()]
 
 
-def batch_of(samba: Any, number: int = 0, size: int = BATCH) -> list[Any]:
+def batch_of(number: int = 0, size: int = BATCH) -> list[Any]:
     """A batch of LogReg, named as apps name it; another one for each number."""
-    return _named_batch(number, size, image=FEATURES, label=CLASSES)
+    return named_batch(number, size, image=FEATURES, label=CLASSES)
 
 
-def net_batch(samba: Any, number: int = 0, size: int = BATCH) -> tuple[Any, Any]:
+def net_batch(number: int = 0, size: int = BATCH) -> tuple[Any, Any]:
     """A batch of Net; another one for each number."""
-    x, target = _named_batch(number, size, x=5, target=3)
+    x, target = named_batch(number, size, x=5, target=3)
     return x, target
 
 

@@ -24,7 +24,7 @@ from sambasim.samba.ending import translated
 from sambasim.samba.inputs import bind
 from sambasim.samba.session import session
 from sambasim.samba.utils import trace_graph
-from tests.samba.harness import BATCH, Layer, Load, Made, PefOf, compiled, equal, layer_batch, net_batch, with_sgd
+from tests.samba.harness import BATCH, Layer, Load, Made, PefOf, compiled, equal, named_batch, net_batch, with_sgd
 
 
 class Dropping(nn.Module):
@@ -50,10 +50,8 @@ make_dropping = partial(with_sgd, Dropping)
 
 
 def _inputs(number: int = 0) -> list[Any]:
-    generator = torch.Generator().manual_seed(number)
-    x = samba.from_torch_tensor(torch.randn(BATCH, 6, generator=generator), name="x", batch_dim=0)
-    x.requires_grad_()
-    return [x, samba.from_torch_tensor(torch.randint(3, (BATCH,), generator=generator), name="target", batch_dim=0)]
+    x, target = named_batch(number, BATCH, x=6, target=3)
+    return [x.requires_grad_(), target]
 
 
 @pytest.fixture
@@ -214,7 +212,7 @@ def test_a_model_in_evaluation_mode_is_noticed_where_it_matters(
     model: Dropping, pef: str, net: Made, capsys: pytest.CaptureFixture[str]
 ) -> None:
     net[0].eval()
-    session.run(net_batch(samba))
+    session.run(net_batch())
     trace_graph(model, _inputs(), samba.optim.SGD(model.parameters(), lr=0.1), pef=pef)
     session.run(_inputs())
     assert "model.eval()" not in capsys.readouterr().err
@@ -270,20 +268,12 @@ def normed(load: Load) -> Any:
 
 
 def test_what_is_given_to_torch_compile_is_captured_as_it_is_written(tmp_path: Path) -> None:
-    x = layer_batch()
+    x = named_batch(0, BATCH, x=6, target=3)[:1]
     model, optimizer = with_sgd(lambda: Layer(torch.compile(lambda y: (y / 2).square().mean(1))))
     model.linear.compile()
     trace_graph(model, x, optimizer, pef=compiled((model, optimizer), x, tmp_path))
     y = nn.functional.linear(x[0].torch(), model.linear.weight, model.linear.bias)
     assert equal(session.run(x)[0], (y / 2).square().mean(1))
-
-
-def test_one_output_is_a_tuple_of_one_too(normed: Any) -> None:
-    outputs = normed.output_tensors
-    for wanted in (None, outputs, list(outputs), outputs[0]):
-        results = session.run(ROWS, wanted, section_types=["FWD"])
-        assert isinstance(results, tuple)
-        assert [tensor.sn_name for tensor in results] == ["sequential__loss"]
 
 
 def test_a_forward_alone_changes_the_statistics_of_batch_norm(normed: Any) -> None:

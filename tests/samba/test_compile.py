@@ -15,10 +15,12 @@ from sambasim.errors import PefError
 from sambasim.pef import read
 from sambasim.samba.session import session
 from sambasim.samba.utils import trace_graph
+from tests.samba.conftest import make_logreg
 from tests.samba.harness import (
     MOMENTUM,
     Layer,
     LogReg,
+    PefOf,
     Plainly,
     batch_of,
     compiled,
@@ -43,11 +45,12 @@ class Masked(LogReg):
 class App:
     """What an app has when it comes to compile or to trace."""
 
-    def __init__(self, samba: Any, kind: type[LogReg], command: str, *flags: str) -> None:
-        self.samba, self.utils, self.args = samba, samba.utils, parsed(command, *flags)
+    def __init__(self, kind: type[LogReg], command: str, *flags: str) -> None:
+        self.samba, self.args = imported("samba"), parsed(command, *flags)
+        self.utils = self.samba.utils
         self.model, self.optimizer = with_sgd(kind, momentum=MOMENTUM)
         self.plainly = Plainly(self.model)
-        self.inputs: Any = tuple(batch_of(samba))
+        self.inputs: Any = tuple(batch_of())
 
     def executed(self, call: str) -> Any:
         """The value of `call`, with the names of an app."""
@@ -65,13 +68,14 @@ class App:
     def trains(self) -> bool:
         """Whether the traced model trains as PyTorch does."""
         for number in range(2):
-            batch = batch_of(self.samba, number)
+            batch = batch_of(number)
             outputs = self.samba.session.run(input_tensors=batch, output_tensors=self.model.output_tensors)
             assert all(map(equal, outputs, self.plainly.step(batch)))
         self.samba.session.to_cpu(self.model)
         return same_weights(self.model, self.plainly.model)
 
 
+@pytest.mark.usefixtures("app")
 @pytest.mark.parametrize(
     ("call", "form"),
     [
@@ -101,8 +105,8 @@ class App:
     ],
     ids=["tuple", "list", "dict", "with None", "dict.values() with None"],
 )  # fmt: skip
-def test_compile(call: str, form: Callable[..., Any], samba: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    app = App(samba, Masked, "compile", "--pef-name=logreg", "-b=4")
+def test_compile(call: str, form: Callable[..., Any], capsys: pytest.CaptureFixture[str]) -> None:
+    app = App(Masked, "compile", "--pef-name=logreg", "-b=4")
     app.inputs = form(*app.inputs)
     path = app.executed(call)
     assert capsys.readouterr().out.endswith(f"PEF file {PEF.absolute()} created\nCompilation succeeded\n")
@@ -110,7 +114,7 @@ def test_compile(call: str, form: Callable[..., Any], samba: Any, capsys: pytest
     app.utils.trace_graph(app.model, app.inputs, app.optimizer, pef=str(PEF))
     if isinstance(app.inputs, dict):
         samba.session.run(app.inputs, app.model.output_tensors)
-        app.plainly.step(batch_of(samba))
+        app.plainly.step(batch_of())
     assert app.trains()
     metadata = read(PEF).metadata
     if "pef_metadata=" in call:
@@ -120,6 +124,7 @@ def test_compile(call: str, form: Callable[..., Any], samba: Any, capsys: pytest
         assert metadata["tiling"] == "TilingMetadata(original_size=[8, 8], num_tiles=4)"
 
 
+@pytest.mark.usefixtures("app")
 @pytest.mark.parametrize(
     "call",
     [
@@ -130,8 +135,8 @@ def test_compile(call: str, form: Callable[..., Any], samba: Any, capsys: pytest
         "trace_graph(model, inputs, opt, config_dict=vars(args), transfer_device=False, data_parallel_mode='normal')",
     ],
 )
-def test_trace_graph(call: str, samba: Any, logreg_pef: str) -> None:
-    app = App(samba, LogReg, "run", f"--pef={logreg_pef}")
+def test_trace_graph(call: str, pef_of: PefOf) -> None:
+    app = App(LogReg, "run", f"--pef={pef_of(make_logreg, batch_of())}")
     outputs = app.executed(call)
     assert isinstance(outputs, tuple)
     assert [output.sn_name for output in outputs] == [output.sn_name for output in app.model.output_tensors]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from sambasim import samba
+from sambasim import samba as ours
 from sambasim.errors import OptionError
 from sambasim.hardware.spec import load_device
 from sambasim.samba.profiler import Event, Profiler
@@ -20,11 +20,14 @@ from sambasim.units import format_seconds
 from tests.samba.harness import BATCH, Made, Net, PefOf, imported, parsed, with_sgd
 from tests.support.mpi import SAMBASIM, run_mpi
 
+samba: Any = ours
+pytestmark = pytest.mark.usefixtures("app")
+
 SHORT = {"n_iterations": 4, "min_duration": 0.0}
 
 
 def test_a_step_is_measured(
-    samba: Any, inputs: tuple[Any, Any], net: Made, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    inputs: tuple[Any, Any], net: Made, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     measure = samba.utils.measure_performance
     capsys.readouterr()
@@ -56,7 +59,7 @@ def test_a_step_is_measured(
         measure(net[0], inputs, 8)
 
 
-def test_flags_bound_what_is_measured(samba: Any, inputs: tuple[Any, Any], net: Made, net_pef: str) -> None:
+def test_flags_bound_what_is_measured(inputs: tuple[Any, Any], net: Made, net_pef: str) -> None:
     """A batch size that was not typed need not be that of the PEF; and the throughput may have a least one."""
 
     def measured(*flags: str, batch_size: int = 1) -> Any:
@@ -73,7 +76,7 @@ def test_flags_bound_what_is_measured(samba: Any, inputs: tuple[Any, Any], net: 
 
 
 def test_every_section_is_measured(
-    samba: Any, inputs: tuple[Any, Any], net: Made, net_pef: str, capsys: pytest.CaptureFixture[str]
+    inputs: tuple[Any, Any], net: Made, net_pef: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model, _ = net
     information = imported("samba.utils.pef_utils").get_pef_info(net_pef)
@@ -100,7 +103,7 @@ def test_every_section_is_measured(
 
 
 def test_the_driver_compiles_and_measures_and_leaves_run_and_test_to_the_app(
-    samba: Any, inputs: tuple[Any, Any], net: Made, net_pef: str, capsys: pytest.CaptureFixture[str]
+    inputs: tuple[Any, Any], net: Made, net_pef: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     driver, (model, optimizer) = imported("samba.utils.common").common_app_driver, net
     for command in ("run", "test"):
@@ -134,7 +137,7 @@ from tests.samba.harness import Net, net_batch, with_sgd
 
 args = parse_app_args(argv=sys.argv[1:])
 model, optimizer = with_sgd(Net, max_grad_norm=1.0)
-common_app_driver(args, model, net_batch(samba), optimizer, name="net")
+common_app_driver(args, model, net_batch(), optimizer, name="net")
 """
 
 
@@ -169,7 +172,7 @@ def test_an_event_ends_by_its_handle_or_its_name(monkeypatch: pytest.MonkeyPatch
 
 def test_an_event_is_a_block_and_a_decorator_and_is_written(tmp_path: Path) -> None:
     class App:
-        @samba.session.profiler.event("decorated")
+        @ours.session.profiler.event("decorated")
         def step(self, value: int) -> int:
             return value + 1
 

@@ -54,7 +54,7 @@ def _optimizers(model: Net, kind: Any) -> list[Any]:
 @pytest.mark.parametrize("kind", [Wrapped, Renamed, Own])
 def test_an_app_trains_fetches_and_finds_its_tensors(kind: type[Net], tmp_path: Path, net_pef: str) -> None:
     model, eager = samba.from_torch_model_(seeded(kind)), seeded(kind)
-    inputs = net_batch(samba, 3)
+    inputs = net_batch(3)
     optimizers, torch_optimizers = _optimizers(model, samba.optim.SGD), _optimizers(eager, torch.optim.SGD)
     trace_graph(model, inputs, optimizers, pef=compiled((model, optimizers), inputs, tmp_path))
     for _ in range(3):

@@ -15,11 +15,12 @@ from sambasim.pef import read
 from sambasim.samba import trace
 from sambasim.samba.session import session
 from sambasim.samba.utils import trace_graph
-from tests.samba.conftest import make_net
+from tests.samba.conftest import make_logreg, make_net
 from tests.samba.harness import (
     BATCH,
     MOMENTUM,
     Layer,
+    Load,
     LogReg,
     Made,
     Net,
@@ -28,6 +29,7 @@ from tests.samba.harness import (
     batch_of,
     compiled,
     equal,
+    imported,
     layer_batch,
     net_batch,
     parsed,
@@ -36,8 +38,6 @@ from tests.samba.harness import (
     seeded,
     with_sgd,
 )
-
-_batch = partial(net_batch, samba)
 
 RUNS = [
     "session.run(input_tensors=[a, b], output_tensors=X, data_parallel=False, data_parallel_mode='normal')",
@@ -51,11 +51,11 @@ RUNS = [
 """Call shapes of the census."""
 
 
-def test_a_whole_step(samba: Any, logreg: Made, logreg_pef: str) -> None:
-    args, (model, _) = parsed("run", f"--pef={logreg_pef}"), logreg
+def test_a_whole_step(app: None, load: Load) -> None:
+    (model, _), args = load(make_logreg, batch_of()), parsed("run", "--pef=logreg.pef")
     plainly = Plainly(model)
     parallel = {"data_parallel": args.data_parallel, "reduce_on_rdu": args.reduce_on_rdu}
-    batches = [[tensor.torch() for tensor in batch_of(samba, number)] for number, _ in enumerate(RUNS)]
+    batches = [[tensor.torch() for tensor in batch_of(number)] for number, _ in enumerate(RUNS)]
     for call, (a, b) in zip(RUNS, samba.SambaLoader(batches, ["image", "label"]), strict=True):
         names = {"session": samba.session, "model": model, "a": a, "b": b, "X": model.output_tensors}
         outputs = eval(call, {**names, "parallel": parallel})
@@ -66,64 +66,68 @@ def test_a_whole_step(samba: Any, logreg: Made, logreg_pef: str) -> None:
 
 def test_outputs_are_tensors_to_calculate_with(net: Made) -> None:
     model, _ = net
-    gold_losses, gold_outputs = model(*map(samba.to_torch, _batch()))
-    losses, outputs = session.run(_batch(), model.output_tensors)
+    gold_losses, gold_outputs = model(*map(samba.to_torch, net_batch()))
+    losses, outputs = session.run(net_batch(), model.output_tensors)
     assert isinstance(losses, samba.SambaTensor)
     assert torch.equal(losses.torch(), gold_losses)
     assert torch.equal(outputs.torch(), gold_outputs)
     assert losses.mean().item() == gold_losses.mean().item()
     assert outputs.numpy().shape == (BATCH, 3)
-    alone = session.run(_batch(), model.output_tensors[1], section_types=["fwd"])
-    assert isinstance(alone, tuple)
-    assert [one.sn_name for one in alone] == ["net__outputs__0"]
+    names, traced = ["net__loss", "net__outputs__0"], model.output_tensors
+    for wanted, expected in (None, names), (traced, names), ([*traced], names), (traced[1], names[1:]):
+        results = session.run(net_batch(), wanted, section_types=["fwd"])
+        assert isinstance(results, tuple)
+        assert [one.sn_name for one in results] == expected
 
 
 def test_hyperparameters_hold_from_the_step_on(net: Made, capsys: pytest.CaptureFixture[str]) -> None:
     model, _ = net
     before = model.first.weight.detach().clone()
-    session.run(_batch(), hyperparam_dict={"lr": 0.0})
+    session.run(net_batch(), hyperparam_dict={"lr": 0.0})
     capsys.readouterr()
     for _ in range(2):
-        session.run(_batch(), hyperparam_dict={"learning_rate": 0.1})
+        session.run(net_batch(), hyperparam_dict={"learning_rate": 0.1})
     notice, where, remedy = capsys.readouterr().err.splitlines()
     what = "hyperparam_dict has learning_rate, which no optimizer of this PEF takes: it is left out"
     assert notice == f"notice: AP04: {what}"
     assert where.startswith(f"  where: {__file__}:")
-    assert where.endswith(': session.run(_batch(), hyperparam_dict={"learning_rate": 0.1})')
+    assert where.endswith(': session.run(net_batch(), hyperparam_dict={"learning_rate": 0.1})')
     assert remedy == "  try:   it takes lr"
     session.to_cpu(model)
     assert torch.equal(model.first.weight, before), "the rate is still zero"
 
 
+X, TARGET = net_batch()
+
+
 def test_inputs_bind_by_name_and_then_by_place(net: Made) -> None:
-    x, target = _batch()
-    turned, _ = session.run([target, x], section_types=["FWD"])
-    plain, _ = session.run([samba.to_torch(x), samba.to_torch(target)], section_types=["FWD"])
+    turned, _ = session.run([TARGET, X], section_types=["FWD"])
+    plain, _ = session.run(samba.to_torch([X, TARGET]), section_types=["FWD"])
     assert torch.equal(turned, plain)
 
 
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        (lambda: _batch(size=3), "AP01: x has 3 samples, and the PEF takes 4 at a time: it is the end of the data"),
-        (lambda: _batch(size=5), "AP01: x has 5 samples, and the PEF takes 4 at a time"),
-        (lambda: [torch.ones(4, 3), _batch()[1]], r"x has the shape \(4, 3\), and the PEF was compiled for \(4, 5\)"),
-        (lambda: _batch()[:1], "the input target of the PEF has no tensor"),
-        (lambda: (*_batch(), torch.zeros(4)), "3 tensors are given, and the PEF has 2 inputs: x, target"),
-        (lambda: [samba.SambaTensor(_batch()[0], name="images")], "a tensor is called images, and Net was compiled"),
-        (lambda: [_batch()[0], _batch()[1].float()], "target is float32, and the PEF was compiled for int64"),
+        (net_batch(size=3), "AP01: x has 3 samples, and the PEF takes 4 at a time: it is the end of the data"),
+        (net_batch(size=5), "AP01: x has 5 samples, and the PEF takes 4 at a time"),
+        ([torch.ones(4, 3), TARGET], r"x has the shape \(4, 3\), and the PEF was compiled for \(4, 5\)"),
+        ([X], "the input target of the PEF has no tensor"),
+        ([X, TARGET, torch.zeros(4)], "3 tensors are given, and the PEF has 2 inputs: x, target"),
+        ([samba.SambaTensor(X, name="images")], "a tensor is called images, and Net was compiled"),
+        ([X, TARGET.float()], "target is float32, and the PEF was compiled for int64"),
     ],
 )
 def test_a_batch_that_does_not_fit_is_refused(net: Made, wrong: Any, words: str) -> None:
     with pytest.raises(DataError, match=words):
-        session.run(wrong())
+        session.run(wrong)
 
 
 def test_calls_that_cannot_mean_what_was_meant_are_refused(net: Made, load: Any) -> None:
     ours: Any = session
-    (model, optimizer), run = net, partial(ours.run, _batch())
-    of_another = load(partial(with_sgd, LogReg), batch_of(samba))[0].output_tensors
-    load(make_net, _batch())
+    (model, optimizer), run = net, partial(ours.run, net_batch())
+    of_another = load(partial(with_sgd, LogReg), batch_of())[0].output_tensors
+    load(make_net, net_batch())
     for kind, words, call in (
         (OptionError, "section_types has 'FORWARD'", lambda: run(section_types=["FORWARD"])),
         (OptionError, "there is no forward whose backward could be run", lambda: run(section_types=["BCKWD"])),
@@ -132,7 +136,7 @@ def test_calls_that_cannot_mean_what_was_meant_are_refused(net: Made, load: Any)
         (OptionError, "are of another model than the Net traced last", lambda: run(of_another)),
         (OptionError, "names must be a list of words, not the word 'x'", lambda: session.get_tensors_by_name("x")),
         (AttributeError, r"samba\.session has no tocpu; similar names: to_cpu", lambda: ours.tocpu(model)),
-        (OptionError, "trace_graph needs a PEF", lambda: trace_graph(model, _batch(), optimizer)),
+        (OptionError, "trace_graph needs a PEF", lambda: trace_graph(model, net_batch(), optimizer)),
     ):
         with pytest.raises(kind, match=words):
             call()
@@ -160,7 +164,7 @@ def test_what_a_compile_refuses_a_run_refuses_too(net_pef: str, change: Any, bou
     layers = (model.first, 1.0), (model.second, bound)
     optimizers = [samba.optim.SGD(layer.parameters(), lr=0.1, max_grad_norm=norm) for layer, norm in layers]
     with pytest.raises((ModelError, OptionError), match=words):
-        trace_graph(model, _batch(), optimizers, pef=net_pef)
+        trace_graph(model, net_batch(), optimizers, pef=net_pef)
 
 
 @pytest.mark.parametrize(
@@ -185,10 +189,10 @@ def test_a_model_that_does_what_was_compiled_is_not_captured_again(
     captured: list[object] = []
     monkeypatch.setattr(trace, "capture_and_compare", lambda document, asked, weights: captured.append(asked))
     model, optimizer = make_net()
-    trace_graph(model, _batch(), optimizer, pef=net_pef)
+    trace_graph(model, net_batch(), optimizer, pef=net_pef)
     assert not captured
     monkeypatch.setattr(model, "forward", lambda x, target: Net.forward(model, 2 * x, target))
-    trace_graph(model, _batch(), optimizer, pef=net_pef)
+    trace_graph(model, net_batch(), optimizer, pef=net_pef)
     assert len(captured) == 1
 
 
@@ -197,12 +201,12 @@ def test_several_optimizers_and_groups_train_together(tmp_path: Path, monkeypatc
     model, _ = make_net()
     groups = [{"params": [model.second.weight], "lr": 0.1}, {"params": [model.second.bias], "lr": 0.0}]
     optimizers = [samba.optim.SGD(model.first.parameters(), lr=0.0), samba.optim.AdamW(groups)]
-    pef = compiled((model, optimizers), _batch(), tmp_path, gradient_groups="parameter")
+    pef = compiled((model, optimizers), net_batch(), tmp_path, gradient_groups="parameter")
     assert len(read(Path(pef)).program.groups) == len(list(model.parameters()))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))  # of another machine, so the graphs themselves are compared
-    trace_graph(model, _batch(), optimizers, pef=pef)
+    trace_graph(model, net_batch(), optimizers, pef=pef)
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    session.run(_batch())
+    session.run(net_batch())
     session.to_cpu(model)
     changed = [name for name, parameter in model.named_parameters() if not torch.equal(parameter, before[name])]
     assert changed == ["second.weight"]
@@ -244,7 +248,7 @@ def test_parameters_that_are_not_contiguous_keep_their_strides_on_the_host(pef_o
 
 
 def test_weights_move_between_host_and_device(net: Made) -> None:
-    (model, optimizer), inputs = net, _batch()
+    (model, optimizer), inputs = net, net_batch()
     plainly = Plainly(model)
     start = model.first.weight.detach().clone()
     for fetch in (lambda: session.to_cpu(model, [optimizer]), lambda: model.cpu(), lambda: model.write_host_params()):
@@ -267,16 +271,16 @@ def test_weights_move_between_host_and_device(net: Made) -> None:
         assert torch.equal(bias.torch(), model.first.bias)
 
 
-def test_session_setup_and_reset(samba: Any, batch: list[Any]) -> None:
+def test_session_setup_and_reset(app: None) -> None:
     args = parsed("compile", "--pef-name=by_setup", "--output-folder=pefs")
     samba.session.setup(args)
     model = samba.from_torch_model_(seeded(LogReg))
-    pef = samba.session.compile(model, batch, samba.optim.SGD(model.parameters(), lr=0.1), name="net")
+    pef = samba.session.compile(model, batch_of(), samba.optim.SGD(model.parameters(), lr=0.1), name="net")
     assert pef.endswith("pefs/by_setup/by_setup.pef")
     samba.session.setup(vars(args))
     samba.session.reset()
     with refused("no PEF is loaded"):
-        samba.session.run(batch)
+        samba.session.run(batch_of())
 
 
 WITHOUT_EFFECT = {
@@ -286,10 +290,10 @@ WITHOUT_EFFECT = {
 }
 
 
-def test_names_without_an_effect(samba: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_names_without_an_effect(app: None, capsys: pytest.CaptureFixture[str]) -> None:
     for owner, names in WITHOUT_EFFECT.items():
         for name in names:
-            getattr(getattr(samba, owner), name)()
+            getattr(getattr(imported("samba"), owner), name)()
             assert f"{owner}.{name} has no effect" in capsys.readouterr().err
     assert samba.is_internal() is False
     with samba.patched_torch():

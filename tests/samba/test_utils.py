@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from sambasim import samba
 from sambasim.errors import DataError, ModelError, OptionError, UserError, WeightsError
 from sambasim.samba import utils
 from sambasim.samba.utils.common import seed_from_environment
@@ -117,7 +118,7 @@ def test_an_accuracy_report_is_saved(tmp_path: Path) -> None:
         report.save(tmp_path / "no" / "report.json")
 
 
-def test_a_checkpoint_resumes(samba: Any, inputs: tuple[Any, Any], net: Made, net_pef: str, tmp_path: Path) -> None:
+def test_a_checkpoint_resumes(inputs: tuple[Any, Any], net: Made, net_pef: str, tmp_path: Path) -> None:
     checkpoint, file = imported("samba.utils.checkpoint"), tmp_path / "after_1.pt"
     model, optimizer = net
     samba.session.run(inputs)
@@ -145,7 +146,7 @@ def test_a_checkpoint_resumes(samba: Any, inputs: tuple[Any, Any], net: Made, ne
             checkpoint.load_checkpoint(path, *given)
 
 
-def test_tensors_are_saved_as_on_the_device(samba: Any, inputs: tuple[Any, Any], net: Made, tmp_path: Path) -> None:
+def test_tensors_are_saved_as_on_the_device(inputs: tuple[Any, Any], net: Made, tmp_path: Path) -> None:
     model, _ = net
     samba.session.run(inputs)
     saved = samba.utils.checkpoint.save_tensors([model.first.weight, inputs[0]], tmp_path / "some.safetensors")
@@ -157,7 +158,7 @@ def test_tensors_are_saved_as_on_the_device(samba: Any, inputs: tuple[Any, Any],
         samba.utils.checkpoint.save_tensors([torch.ones(2)])
 
 
-def test_weights_in_several_files_are_loaded(samba: Any, tmp_path: Path) -> None:
+def test_weights_in_several_files_are_loaded(tmp_path: Path) -> None:
     load = imported("samba.utils.checkpoint").load_sharded_checkpoint
     weights = {name: torch.full_like(value, 2.5) for name, value in Net().state_dict().items()}
     first = {name: value for name, value in weights.items() if name.startswith("first")}
@@ -194,7 +195,7 @@ def test_weights_in_several_files_are_loaded(samba: Any, tmp_path: Path) -> None
             load(Net(width), tmp_path / file)
 
 
-def test_figures_of_every_tensor_are_dumped(samba: Any, inputs: tuple[Any, Any], net: Made, tmp_path: Path) -> None:
+def test_figures_of_every_tensor_are_dumped(inputs: tuple[Any, Any], net: Made, tmp_path: Path) -> None:
     model, _ = net
     dump = imported("samba.utils.tensorboard_debug").dump_accuracy_debug_info
     for step in range(2):
@@ -215,7 +216,7 @@ def test_figures_of_every_tensor_are_dumped(samba: Any, inputs: tuple[Any, Any],
     assert dump(args, model, inputs, model.output_tensors).parent == tmp_path / "vendor" / "accuracy_debug"
 
 
-def test_the_device_is_held_to_a_gold_file(samba: Any, inputs: tuple[Any, Any], net: Made, tmp_path: Path) -> None:
+def test_the_device_is_held_to_a_gold_file(inputs: tuple[Any, Any], net: Made, tmp_path: Path) -> None:
     model, optimizer = net
     test_with_gold = imported("samba.test").TestWithGold
     file = tmp_path / "gold.safetensors"
@@ -246,7 +247,7 @@ def test_the_device_is_held_to_a_gold_file(samba: Any, inputs: tuple[Any, Any], 
 
 
 @pytest.mark.parametrize("called", [True, False])
-def test_two_runs_from_one_state_are_compared(samba: Any, inputs: tuple[Any, Any], net: Made, called: bool) -> None:
+def test_two_runs_from_one_state_are_compared(inputs: tuple[Any, Any], net: Made, called: bool) -> None:
     model, _ = net
     decorator = imported("samba.test").consistency_test
     calls: list[float] = []

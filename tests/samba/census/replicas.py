@@ -52,7 +52,7 @@ class Row:
         return samba.utils.trace_graph(self.model, inputs, self.optimizers, pef=self.pef, **options)
 
     def batch(self, step: int, rank: int | None = None) -> list[Any]:
-        return batch_of(samba, REPLICAS * step + (get_rank() if rank is None else rank))[: self.takes]
+        return batch_of(REPLICAS * step + (get_rank() if rank is None else rank))[: self.takes]
 
     def expect(self, batches: list[list[Any]], start: Start | None = None, lr: float | None = None) -> None:
         """The step of the reference: `batches` are those of the replicas, and `start` is the gradient of each."""
@@ -127,7 +127,7 @@ def host_loss(row: Row) -> None:
 
         def start(rank: int, step: int = step) -> Tensor:
             output = row.plainly.model(*map(plain, row.batch(step, rank))).detach().requires_grad_()
-            loss = torch.nn.functional.cross_entropy(output, plain(batch_of(samba, REPLICAS * step + rank)[1]))
+            loss = torch.nn.functional.cross_entropy(output, plain(batch_of(REPLICAS * step + rank)[1]))
             gradient: Tensor = torch.autograd.grad(loss, output)[0]
             return gradient
 
@@ -168,7 +168,7 @@ def llm(row: Row) -> None:
 def num_replicas_1(row: Row) -> None:
     """DistributedSampler(dataset, num_replicas=1) with no rank: nothing is sharded"""
     outputs = row.trace()
-    dataset = TensorDataset(*map(plain, batch_of(samba, 5, 4 * BATCH)))
+    dataset = TensorDataset(*map(plain, batch_of(5, 4 * BATCH)))
     sampler: DistributedSampler[Any] = DistributedSampler(dataset, num_replicas=1)
     for images, labels in DataLoader(dataset, BATCH, sampler=sampler):
         samba.session.run([images, labels], outputs, **row.parallel)

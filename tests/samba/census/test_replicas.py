@@ -26,7 +26,7 @@ def _compile_all(folder: Path) -> None:
             optimizer = samba.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
             samba.session.compile(model, inputs, optimizer, name=name, config_dict=config)
 
-        image, label = batch_of(samba)
+        image, label = batch_of()
         compiled("logreg", seeded(LogReg), [image, label])
         compiled("onlyout", seeded(OnlyOut), [image])
         compiled("llm", seeded(LogReg, reduction="none"), {"inputs": image, "targets": label})
