@@ -4,24 +4,25 @@
 # mypy: no-warn-return-any
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
-from sambasim.compiler.capture.step import TARGET, Example, forward_parameters
+from sambasim.compiler.capture.step import Example
 from sambasim.ir.graph import Graph
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
 from sambasim.pef import read
 from sambasim.runtime.engine.executor import Executor, outputs_in_order
 from sambasim.runtime.values.memory import DeviceMemory
-from tests.models import CASES, CLASSES, FEATURES, Batch, Case, case, evaluate_loss
 from tests.support.compiled import compile_model, loaded, net_options, outputs_of, step_of
 from tests.support.whole import whole_case
+from tests.zoo.case import Case, evaluate_loss
+from tests.zoo.families import CASES
 
 BATCH_SIZE = 4
 SEED = 5
@@ -49,28 +50,20 @@ class Compiled:
         return outputs_in_order(graph, outputs_of(executable))
 
 
-def _inputs(one: Case, model: nn.Module) -> dict[str, Tensor]:
-    batch = one.batch(BATCH_SIZE, seed=1)
-    if isinstance(batch, dict):
-        return batch
-    names = forward_parameters(model)[: len(batch) - (one.loss is not None)]
-    return dict(zip((*names, TARGET) if one.loss else names, batch, strict=True))
-
-
 @pytest.fixture(scope="module")
 def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Compiled:
     """Compiled once for all tests of one case, which run one after another."""
     one: Case = request.param
-    model = one.module()
-    inputs, loss = _inputs(one, model), {"name": one.loss} if one.loss else None
-    changes = {"optimizer": {"name": "adamw"}, "training": {"batch_size": BATCH_SIZE}, "model": {"target": one.target}}
+    inputs, loss = one.batch(BATCH_SIZE, seed=1), {"name": one.loss} if one.loss else None
+    changes = {"optimizer": {"name": "adamw"}, "training": {"batch_size": BATCH_SIZE}}
     parallel = {"data_parallel": True, "world_size": 2}
     options = net_options(tmp_path_factory.mktemp(one.name), loss=loss, pef_name=one.name, **changes, **parallel)
-    made = compile_model(model, Example(inputs, isinstance(one.batch(BATCH_SIZE), dict)), options)
+    made = compile_model(one.module(), Example(inputs, by_keyword=one.loss is None), options)
     return Compiled(one, inputs, made.notices, made.path, read(made.path).program)
 
 
-FAMILIES = [one if index % 3 == 0 else whole_case(one) for index, one in enumerate(CASES)]
+BY_DEFAULT = ("perceptron", "recommender", "convolutional", "lstm", "wide_gru", "encoder", "NeuralField", "gpt2", "t5")
+FAMILIES = [one if one.name in BY_DEFAULT else whole_case(one) for one in CASES.values()]
 EVERY_FAMILY = pytest.mark.parametrize("compiled", FAMILIES, ids=lambda one: one.name, indirect=True)
 
 
@@ -83,17 +76,14 @@ def _eager(one: Case, seed: int = SEED) -> tuple[nn.Module, Tensor]:
     return model, loss.detach()
 
 
-def _in_float64(batch: Batch) -> Batch:
-    return tree_map(lambda tensor: tensor.double() if tensor.is_floating_point() else tensor, batch)
-
-
 @pytest.mark.parametrize("one", FAMILIES, ids=lambda one: one.name)
 def test_claims_about_gradients_hold(one: Case) -> None:
     """Which gradients are missing or zero, in float64, where rounding is far below any other."""
     module = one.module().double()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        torch.autograd.backward(evaluate_loss(one, module, _in_float64(one.batch(4))))
+        batch = {name: of.double() if of.is_floating_point() else of for name, of in one.batch(4).items()}
+        torch.autograd.backward(evaluate_loss(one, module, batch))
     gradients = {name: parameter.grad for name, parameter in module.named_parameters()}
     assert tuple(name for name, gradient in gradients.items() if gradient is None) == one.unused
     norms = {name: float(gradient.norm()) for name, gradient in gradients.items() if gradient is not None}
@@ -123,28 +113,6 @@ def test_loss_gradients_and_buffers_of_one_step_are_those_of_eager(compiled: Com
 
 def _apart(ours: Tensor, theirs: Tensor) -> float:
     return float((ours - theirs).abs().max() / theirs.abs().max())
-
-
-class WideGRU(nn.Module):
-    """Like the zoo's, but its hidden size is a multiple of two vectors of any CPU."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gru = nn.GRU(FEATURES, 64, num_layers=2, dropout=0.2, batch_first=True)
-        self.head = nn.Linear(64, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.gru(x)[0][:, -1])
-
-
-WIDE_GRU = replace(case("gru"), name="wide_gru", build=WideGRU, expected="exact")
-
-
-@pytest.mark.parametrize("compiled", [WIDE_GRU], indirect=True, ids=["wide_gru"])
-def test_a_gru_is_exact_where_its_hidden_size_fills_whole_vectors(compiled: Compiled) -> None:
-    """Eager adds and squashes the gates in place, in rows as long as the hidden size; the functional graph does it in
-    one long row. They round alike except at the end of a row, what is left over after pairs of whole vectors."""
-    test_loss_gradients_and_buffers_of_one_step_are_those_of_eager(compiled)
 
 
 @EVERY_FAMILY
@@ -178,13 +146,11 @@ def _check_single_samples(compiled: Compiled, model: nn.Module) -> None:
     for index in range(BATCH_SIZE):
         inputs = {name: tensor[index : index + 1].clone() for name, tensor in compiled.inputs.items()}
         loss = compiled.evaluate(compiled.program.single, memory, inputs)[0]
-        by_name = isinstance(compiled.case.batch(1), dict)
-        assert torch.equal(loss, evaluate_loss(compiled.case, model, inputs if by_name else tuple(inputs.values())))
+        assert torch.equal(loss, evaluate_loss(compiled.case, model, inputs))
 
 
 def _outputs(one: Case, model: nn.Module) -> list[Tensor]:
     batch = one.batch(BATCH_SIZE, seed=1)
-    inputs = batch if one.loss is None or isinstance(batch, dict) else batch[:-1]
-    result = model(**inputs) if isinstance(inputs, dict) else model(*inputs)
+    result = model(**batch) if one.loss is None else model(*list(batch.values())[:-1])
     tensors = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
     return tensors if one.loss else tensors[1:]

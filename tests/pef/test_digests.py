@@ -5,6 +5,7 @@ import json
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,9 +18,10 @@ from sambasim.options.compile import CompileOptions
 from sambasim.pef import PefDocument, read
 from sambasim.pef.digests import SOURCES, changed, digests_of_model
 from tests.compiler.test_build import built as capture
-from tests.models import Batch, Case, case, evaluate_loss
-from tests.support.compiled import compile_model
+from tests.support.compiled import Made, compile_model
 from tests.support.whole import whole_case
+from tests.zoo.case import evaluate_loss
+from tests.zoo.families import CASES
 
 MODEL = """\
 from layers.linear import Linear
@@ -89,30 +91,21 @@ def test_names_from_a_pef_lead_to_no_other_place(document: PefDocument, tmp_path
 OPERATORS, INTEGERS = "operators_sha256", "integers_sha256"
 
 
-class Lost(nn.Module):
-    """A case of the zoo with its loss; takes its batch by position."""
-
-    def __init__(self, one: Case) -> None:
-        super().__init__()
-        self.case, self.model, batch = one, one.module(), one.batch(1)
-        self.names = list(batch) if isinstance(batch, dict) else None
-
-    def forward(self, *inputs: Tensor) -> Tensor:
-        batch: Batch = dict(zip(self.names, inputs, strict=True)) if self.names else inputs
-        return evaluate_loss(self.case, self.model, batch)
-
-
 @pytest.mark.parametrize(
-    "name", ["normalized", "lstm", "embedding_bag_sum", whole_case("gpt"), whole_case("bert"), whole_case("cnn")]
+    "name", ["convolutional", "lstm", "recommender", whole_case("gpt2"), whole_case("bert"), whole_case("vit")]
 )
 def test_the_operators_are_equal_for_every_batch_size(name: str) -> None:
     """With GroupNorm, whose operator has the batch size; with views, masks and recurrences."""
 
     def digest(batch_size: int) -> str:
-        batch = case(name).batch(batch_size)
-        tensors = batch.values() if isinstance(batch, dict) else batch
-        inputs = {f"input_{at}": tensor for at, tensor in enumerate(tensors)}
-        built = capture(Lost(case(name)), inputs)
+        one = CASES[name]
+        batch = one.batch(batch_size)
+
+        def lost(net: Any, *given: Tensor) -> Tensor:
+            return evaluate_loss(one, net.model, dict(zip(batch, given, strict=True)))
+
+        inputs = {f"input_{at}": tensor for at, tensor in enumerate(batch.values())}
+        built = capture(Made(lost, model=one.module()), inputs)
         return digests_of_model(built.program, built.weights)[OPERATORS]
 
     assert digest(4) == digest(6)

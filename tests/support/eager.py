@@ -22,7 +22,7 @@ from sambasim.options.training import ModelOptions, OptimizerOptions
 from sambasim.pef import PefDocument, map_weights, read
 from sambasim.runtime.machine.process import Stream, derive
 from sambasim.runtime.run.replica import input_specs
-from tests.models.case import NAMED_LOSSES
+from tests.zoo.case import NAMED_LOSSES
 
 CONSTANT_RATE: Mapping[str, object] = {"name": "constant", "warmup_steps": 0}
 """A `training.schedule` that leaves the learning rate alone."""

@@ -3,7 +3,7 @@
 python -m tests.zoo [NAME …] [--package own] [--jobs 2] [--write docs/models.md]
 """
 
-from tests.models.case import Case
+from tests.zoo.case import Case
 from tests.zoo.huggingface import HUGGINGFACE
 from tests.zoo.own import OWN
 from tests.zoo.vision import VISION

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tests.models.case import Batch, Case, MakeBatch, by_name, integers, numbers
+from tests.zoo.case import Batch, Case, MakeBatch, by_name, integers, numbers
 
 WORDS, LENGTH, PIXELS, FRAMES, CLASSES = 64, 8, 32, 800, 4
 _SPECIAL = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}

@@ -3,10 +3,9 @@
 import torch
 from torch import Tensor, nn
 
-from tests.models.case import Case, Make, Outcome, by_name, integers, numbers, shares
 from tests.zoo import own_data as data
 from tests.zoo import own_others as others
-from tests.zoo import own_sequences as sequences
+from tests.zoo.case import Case, Make, Outcome, by_name, integers, numbers, shares
 from tests.zoo.own_data import CLASSES, FEATURES, ITEMS, LENGTH
 
 
@@ -39,15 +38,15 @@ OWN = (
     _entry(data.GeneratorLoss, noise=numbers(4)),
     _entry(data.CriticLoss, real=numbers(8), fake=numbers(8)),
     _entry(data.GradientPenalty, real=numbers(8), fake=numbers(8)),
-    _entry(sequences.LSTMTagger, words=_ITEMS, tags=integers(CLASSES, LENGTH)),
-    _entry(sequences.UnrolledCell, "cross_entropy", x=_SEQUENCE, target=_CLASS),
-    _entry(sequences.TemporalConvolution, "cross_entropy", x=_SEQUENCE, target=_CLASS),
-    _entry(sequences.SpeechCTC, x=_SEQUENCE, words=_spoken),
-    _entry(sequences.FourierMixer, "cross_entropy", x=_SEQUENCE, target=_CLASS),
-    _entry(sequences.GaussianProcess, x=_X, y=numbers()),
-    _entry(sequences.OrthogonalLayer, x=_X, target=_CLASS),
-    _entry(sequences.MixtureOfExperts, "cross_entropy", x=_X, target=_CLASS),
-    _entry(sequences.RoutedExperts, "cross_entropy", "refused", x=_X, target=_CLASS),
+    _entry(others.LSTMTagger, words=_ITEMS, tags=integers(CLASSES, LENGTH)),
+    _entry(others.UnrolledCell, "cross_entropy", x=_SEQUENCE, target=_CLASS),
+    _entry(others.TemporalConvolution, "cross_entropy", x=_SEQUENCE, target=_CLASS),
+    _entry(others.SpeechCTC, x=_SEQUENCE, words=_spoken),
+    _entry(others.FourierMixer, "cross_entropy", x=_SEQUENCE, target=_CLASS),
+    _entry(others.GaussianProcess, x=_X, y=numbers()),
+    _entry(others.OrthogonalLayer, x=_X, target=_CLASS),
+    _entry(others.MixtureOfExperts, "cross_entropy", x=_X, target=_CLASS),
+    _entry(others.RoutedExperts, "cross_entropy", "refused", x=_X, target=_CLASS),
     _entry(others.Capsules, "cross_entropy", x=_X, target=_CLASS),
     _entry(others.SpatialTransformer, "cross_entropy", image=numbers(1, 8, 8), target=_CLASS),
     _entry(others.SelfSupervised, x=_X),

@@ -18,10 +18,10 @@ from sambasim.compiler.capture.step import Example
 from sambasim.errors import SambasimError
 from sambasim.options.compile import CompileOptions
 from sambasim.runtime.machine.process import Stream, derive
-from tests.models.case import Case, Outcome, evaluate_loss
 from tests.support.compiled import compile_model
 from tests.support.installation import Installation
 from tests.support.mpi import ROOT
+from tests.zoo.case import Case, Outcome, evaluate_loss
 
 REPLICAS, BATCH, STEPS, RATE = (1, 2), 2, 3, 0.05
 """The third step's loss shows what two steps did to the weights."""
@@ -45,7 +45,6 @@ def play(entry: Case, folder: Path, *, in_process: bool = False) -> Verdict:
     two ranks."""
     torch.set_num_threads(1)
     batch = entry.batch(STEPS * BATCH * max(REPLICAS), seed=1)
-    assert isinstance(batch, dict)
     save_file({name: tensor.clone() for name, tensor in batch.items()}, folder / "samples.safetensors")
     try:
         _compile(entry, batch, folder)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.models.case import Case, MakeBatch, by_name, integers, numbers
+from tests.zoo.case import Case, MakeBatch, by_name, integers, numbers
 
 CLASSES = 4
 

@@ -1,4 +1,4 @@
-"""What a case of the model zoos is: of `tests.models`, and of `tests.zoo`."""
+"""What a case of the zoo is."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -9,12 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-CLASSES = 5
-
-Batch: TypeAlias = "tuple[Tensor, ...] | dict[str, Tensor]"
-"""Tensors with the samples along dimension 0: bound to the inputs of `forward` by position, or by name (then the model
-returns its own loss). Where the case names a loss, the last one is the loss's target."""
-
+Batch: TypeAlias = dict[str, Tensor]
+"""Tensors by name, with the samples along dimension 0. Where the case names a loss, the last one is the loss's target,
+and the others are bound to the inputs of `forward` by position."""
 
 Make: TypeAlias = Callable[[int, torch.Generator], Tensor]
 """So many samples from a generator."""
@@ -32,10 +29,6 @@ def shares(*shape: int) -> Make:
 
 def integers(below: int, *shape: int) -> Make:
     return lambda samples, generator: torch.randint(below, (samples, *shape), generator=generator)
-
-
-def in_order(*parts: Make) -> MakeBatch:
-    return lambda samples, generator: tuple(make(samples, generator) for make in parts)
 
 
 def by_name(**parts: Make) -> MakeBatch:
@@ -64,11 +57,6 @@ class Case:
     expected: Outcome = "exact"
     package: str = ""
 
-    @property
-    def target(self) -> str:
-        """`package.module:name` of the model."""
-        return f"{self.build.__module__}:{self.build.__qualname__}"
-
     def module(self, seed: int = 0) -> nn.Module:
         """The model in training mode, with the same weights for the same seed; torch's own generator is left alone."""
         with torch.random.fork_rng(devices=[]):
@@ -83,8 +71,8 @@ class Case:
 def evaluate_loss(case: Case, module: nn.Module, batch: Batch) -> Tensor:
     """The mean loss of `batch` in eager PyTorch: the model's own first output, or the loss that the case names."""
     if case.loss is None:
-        return _first(module(**batch) if isinstance(batch, dict) else module(*batch))
-    *inputs, target = batch.values() if isinstance(batch, dict) else batch
+        return _first(module(**batch))
+    *inputs, target = batch.values()
     return NAMED_LOSSES[case.loss](_first(module(*inputs)), target)
 
 
