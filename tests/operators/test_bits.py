@@ -1,10 +1,8 @@
-"""Nets of operators that are rare, of complex numbers and of distributions: each trains and predicts as eager PyTorch
-does."""
+"""Nets of operators that are rare, of complex numbers and of distributions: each has the bits of eager PyTorch."""
 
 # Calling a module gives Any, and torch.distributions is untyped.
 # mypy: no-warn-return-any, no-disallow-untyped-calls
 
-import copy
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -14,13 +12,11 @@ from torch import Tensor, nn
 from torch.distributions import Beta, Dirichlet, Gamma, Pareto
 from torch.nn import functional
 
-import sambasim as ss
-from sambasim.runtime.machine.process import Stream, derive
+from tests.parity.test_blocks import check_bits
 from tests.support.whole import every_second
 
 X = torch.randn(8, 4, generator=torch.Generator().manual_seed(3))
 Y = X[:, :1].clone()
-STEPS, RATE = 3, 0.1
 
 
 class Net(nn.Module):
@@ -196,26 +192,9 @@ RANDOM: Mapping[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def losses_of_eager(net: Net) -> list[float]:
-    optimizer, losses = torch.optim.SGD(net.parameters(), lr=RATE), []
-    for step in range(STEPS):
-        order = torch.randperm(len(X), generator=torch.Generator().manual_seed(step))
-        torch.manual_seed(derive(0, 0, step, 0, Stream.GRAPH))
-        optimizer.zero_grad()
-        loss = net(X[order], Y[order])[0]
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
-
-
+@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("name", every_second(["orthogonal", *NETS, *RANDOM]))
-def test_nets_train_and_predict_with_the_bits_of_eager(tmp_path: Path, name: str) -> None:
-    torch.set_num_threads(1)
+def test_a_step_and_an_evaluation_have_the_bits_of_eager(tmp_path: Path, name: str) -> None:
     net = orthogonal() if name == "orthogonal" else Net({**NETS, **RANDOM}[name])
-    eager = copy.deepcopy(net)
-    pef = ss.compile(net, (X, Y), optimizer="sgd", lr=RATE, output_folder=tmp_path, quiet=True)
-    if name not in RANDOM:
-        with torch.no_grad():
-            assert torch.equal(ss.predict(pef, (X, Y), threads=1).outputs[0], eager.eval()(X, Y)[1])
-    assert ss.run(pef, (X, Y), steps=STEPS, threads=1, quiet=True).losses == losses_of_eager(eager.train())
+    _, evaluated = check_bits(net, {"x": X, "target": Y}, tmp_path)
+    assert all(torch.equal(*pair) for pair in evaluated)

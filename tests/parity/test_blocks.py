@@ -4,7 +4,7 @@
 # mypy: no-warn-return-any, allow-untyped-calls
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.distributions import MultivariateNormal
 from torch.nn import functional
 from torch.utils import checkpoint
+from torch.utils._pytree import tree_leaves
 
 from sambasim.compiler.capture.step import Example
 from sambasim.runtime.engine.executor import Executor, outputs_in_order
@@ -186,27 +187,36 @@ class Net(nn.Module):
         return functional.cross_entropy(self.last(self.block(self, self.first(x))), torch.arange(len(x)))
 
 
-@pytest.mark.parametrize(("block", "is_checkpointed"), BLOCKS, ids=[block.__name__ for block, _ in BLOCKS])
-def test_a_step_has_the_bits_of_eager_pytorch(
-    block: Callable[[Net, Tensor], Tensor], is_checkpointed: bool, tmp_path: Path
-) -> None:
+def check_bits(
+    net: nn.Module, inputs: Mapping[str, Tensor], folder: Path
+) -> tuple[Sequence[str], Sequence[tuple[Tensor, Tensor]]]:
+    """Of one step. Returns the notices of the compile, and what an evaluation gives, each with what eager gives."""
     torch.manual_seed(0)
-    net, x = Net(block), torch.randn(4, 8)
-    compiled = compile_model(net, Example({"x": x}), net_options(tmp_path, training={"batch_size": 4}))
-    expected = [CHECKPOINTING] * is_checkpointed
-    assert [one for one in compiled.notices if "without a gradient" not in one] == expected
-    program, memory = loaded(compiled.path, {"x": x})
+    options = net_options(folder, training={"batch_size": len(next(iter(inputs.values())))})
+    compiled = compile_model(net, Example(inputs), options)
+    program, memory = loaded(compiled.path, inputs)
     loss, gradients = step_of(program, memory)
     torch.manual_seed(1)
-    eager = net(x)
+    eager = tree_leaves(net(*inputs.values()))[0]
     eager.backward()
     assert torch.equal(loss, eager.detach())
     theirs = {name: parameter.grad for name, parameter in net.named_parameters() if parameter.grad is not None}
     assert gradients.keys() == theirs.keys()
     assert [name for name in theirs if not torch.equal(gradients[name], theirs[name])] == []
-    evaluation = Executor(program.evaluation, program, memory.tensor)
     torch.manual_seed(2)
-    (evaluated,) = outputs_in_order(program.evaluation, outputs_of(evaluation))
+    evaluated = outputs_in_order(program.evaluation, outputs_of(Executor(program.evaluation, program, memory.tensor)))
     torch.manual_seed(2)
     with torch.no_grad():
-        torch.testing.assert_close(evaluated, net.eval()(x), rtol=1e-5, atol=1e-5)
+        expected = tree_leaves(net.eval()(*inputs.values()))
+    return compiled.notices, list(zip(evaluated, expected, strict=True))
+
+
+@pytest.mark.parametrize(("block", "is_checkpointed"), BLOCKS, ids=[block.__name__ for block, _ in BLOCKS])
+def test_a_step_has_the_bits_of_eager_pytorch(
+    block: Callable[[Net, Tensor], Tensor], is_checkpointed: bool, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    notices, evaluated = check_bits(Net(block), {"x": torch.randn(4, 8)}, tmp_path)
+    assert [one for one in notices if "without a gradient" not in one] == [CHECKPOINTING] * is_checkpointed
+    for ours, theirs in evaluated:
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
