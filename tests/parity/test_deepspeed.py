@@ -38,6 +38,7 @@ CYCLE = {
     "cycle_min_lr": 0.002, "cycle_max_lr": 0.05, "cycle_first_step_size": 3, "cycle_second_step_size": 2,
     "decay_step_size": 2, "decay_lr_rate": 0.5, "cycle_min_mom": 0.7, "cycle_max_mom": 0.95,
 }  # fmt: skip
+UP = {name: CYCLE[name] for name in ("cycle_min_lr", "cycle_max_lr", "cycle_first_step_size")}
 COSINE = {"warmup_min_ratio": 0.0, "warmup_num_steps": 3, "cos_min_ratio": 0.1, "warmup_type": "linear"}
 BATCH, MICRO, ACCUMULATED = "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
 PLAIN_ADAM = {"type": "Adam", "params": {**ADAM["params"], "adam_w_mode": False}}
@@ -45,9 +46,12 @@ TORCH_ADAM = {"type": "AdamW", "params": {"lr": 0.05, "torch_adam": True}}
 FALLING = {**HALF, "initial_scale_power": 18, "consecutive_hysteresis": True, "loss_scale_window": 2}
 
 CASES: Mapping[str, tuple[int, dict[str, Any]]] = {
-    "Adam is AdamW": (1, {BATCH: 16, "optimizer": ADAM, "gradient_clipping": 0.05}),
+    "Adam is AdamW": (
+        1, {BATCH: 16, "optimizer": ADAM, "gradient_clipping": 0.05,
+            **scheduler("OneCycle", cycle_momentum=False, **UP)},
+    ),
     "Adam without AdamW": (
-        1, {MICRO: 4, ACCUMULATED: 3, "optimizer": PLAIN_ADAM, **scheduler("WarmupLR", **WARMUP)},
+        1, {MICRO: 4, ACCUMULATED: 3, "optimizer": PLAIN_ADAM, **scheduler("WarmupLR", warmup_type="linear", **WARMUP)},
     ),
     "torch's AdamW decays by default": (
         2, {BATCH: 16, "optimizer": TORCH_ADAM, **scheduler("WarmupDecayLR", total_num_steps=8, **WARMUP)},
@@ -69,7 +73,7 @@ CASES: Mapping[str, tuple[int, dict[str, Any]]] = {
     ),
     "fp16, ZeRO-2, consecutive hysteresis": (
         2, {BATCH: 32, ACCUMULATED: 2, "optimizer": SGD, "fp16": FALLING, "zero_optimization": {"stage": 2},
-            **scheduler("WarmupLR", **WARMUP)},
+            **scheduler("WarmupLR", **WARMUP | {"warmup_num_steps": 1})},
     ),
     "fp16 with a static scale": (1, {BATCH: 8, "optimizer": ADAM, "fp16": {"enabled": True, "loss_scale": 256}}),
 }  # fmt: skip
