@@ -56,9 +56,11 @@ def test_a_line_that_is_no_record_is_named(tmp_path: Path, line: str) -> None:
     assert caught.value.where == f"{path}:2"
 
 
-def test_metrics_that_are_not_there(tmp_path: Path) -> None:
+def test_metrics_that_are_not_there_or_empty(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="cannot be read: No such file"):
         read_run(tmp_path / "run.jsonl")
+    with pytest.raises(ArtifactError, match="has no records"):
+        read_run(write_metrics(tmp_path, ""))
 
 
 NAN = ValueDigest("gradient", "net__w__grad", 0, 1, "ab" * 8, None, 3)
