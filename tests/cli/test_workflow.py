@@ -86,6 +86,8 @@ def test_a_training_pef_predicts_samples_without_labels(folder: Path) -> None:
     model = DigitsClassifier()
     model.load_state_dict(ss.load(folder / "out/digits/digits.pef").weights)
     assert torch.allclose(load_file(folder / "images.safetensors")["output_0"], model.eval()(images), atol=1e-6)
+    refused = sambasim(["run", "digits", "--data", "images.npz", "--emulate-replicas", "2"], folder)
+    assert "lacks target" in refused.stderr
 
 
 def test_an_inference_pef_predicts(folder: Path) -> None:

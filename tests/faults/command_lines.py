@@ -21,7 +21,7 @@ _SYNTHETIC = "run --pef net --data synthetic --no-evaluate --steps 4"
 
 
 def _train(folder: Path) -> None:
-    """Checkpoints after steps 1 and 2 of a run of the PEF `net`."""
+    """Checkpoints after steps 1 and 2 of a run of the PEF `net`: of the same flag the last one counts."""
     sambasim(f"{_SYNTHETIC} --steps 2 --checkpoint-dir saved --checkpoint-every 1", folder).check()
 
 

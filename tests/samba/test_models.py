@@ -39,8 +39,9 @@ from tests.samba.harness import (
 pytestmark = pytest.mark.usefixtures("app")
 
 
-def test_a_model_is_in_bfloat16_after_from_torch_model(tmp_path: Path) -> None:
-    (model, optimizer), batch = with_sgd(LogReg), batch_of()
+@pytest.mark.parametrize("make", [LogReg, lambda: LogReg().bfloat16()], ids=["after", "before"])
+def test_a_model_is_in_bfloat16_after_from_torch_model_or_before(make: Any, tmp_path: Path) -> None:
+    (model, optimizer), batch = with_sgd(make), batch_of()
     model.bfloat16()
     gold = copy.deepcopy(model)(samba.to_torch(batch[0]).bfloat16(), samba.to_torch(batch[1]))
     samba.utils.trace_graph(model, batch, optimizer, pef=compiled((model, optimizer), batch, tmp_path))

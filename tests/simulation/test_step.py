@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from sambasim.commands.variants import Variants
 from sambasim.compiler.front import captured_from_options
 from sambasim.costs.cut import Level
+from sambasim.errors import OptionError
 from sambasim.hardware.budget import Budget, budget_of
 from sambasim.hardware.placement import Inventory, place, place_replicas
 from sambasim.hardware.spec import ClusterSpec, LinkSpec, load_cluster, load_device
@@ -77,6 +78,7 @@ def test_a_mesh_of_replicas_of_one_rank_has_their_times(zero: int, programs: lis
         assert first.device_s == pytest.approx(by_kind_s[SectionKind.FWD] + by_kind_s[SectionKind.BCKWD])
         assert first.update_s == pytest.approx(by_kind_s[SectionKind.GRADNORM] + by_kind_s[SectionKind.OPT])
         assert first.exposed_sync_s == pytest.approx(scaled.exposed_sync_s, abs=1e-12)
+        assert mesh.synced.hidden_sync_s == pytest.approx(scaled.hidden_sync_s, abs=1e-12)
         for name in ("predicted_s", "samples_per_s"):
             assert getattr(mesh, name) == pytest.approx(getattr(scaled, name), abs=1e-12), name
         for kind in SectionKind:
@@ -179,6 +181,7 @@ def test_chips_wait_for_every_communication(paths: dict[str, Path]) -> None:
 
 def test_a_pef_of_several_ranks_is_as_compiled(paths: dict[str, Path]) -> None:
     error = refused("simulate", str(paths["stages"]), "-b", "8,16")
+    assert isinstance(error, OptionError)
     assert "has 2 ranks, and is predicted from a PEF at the batch size" in error.what
     assert "simulate CONFIG.toml -b 8,16" in str(error.remedy)
     assert "with its sections as compiled" in refused("simulate", str(paths["stages"]), "--o1").what

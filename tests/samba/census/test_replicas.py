@@ -51,6 +51,7 @@ def test_both_syncs_and_both_replicas_have_the_same_weights(tmp_path: Path) -> N
     with ThreadPoolExecutor(2) as pool:
         jobs = [pool.submit(partial(_digests, tmp_path, *sync)) for sync in ([], ["--reduce-on-rdu"])]
         by_host, by_device = (job.result() for job in jobs)
+    assert len(by_host) == SCRIPT.read_text().count('(row: Row) -> None:\n    """'), "every row ran"
     assert by_host == by_device
     for row, digests in by_host.items():
         assert digests.keys() == {"0", "1"}, row

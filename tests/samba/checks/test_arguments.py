@@ -130,6 +130,7 @@ def test_the_finding_says_which_argument_is_missing(reporter: Reporter, typed: b
     program: Any = SimpleNamespace(data_parallel=True, world_size=2)
     _typed({"data_parallel": typed})
     reporter.on_demand = True
+    assert mode_of(program, 1, data_parallel=False, reduce_on_rdu=False) is Mode.ALONE
     assert mode_of(program, 2, data_parallel=False, reduce_on_rdu=False) is Mode.HOST
     (finding,) = reporter.findings
     assert (finding.code, finding.what.endswith(words), finding.remedy.startswith(remedy)) == ("DP01", True, True)
