@@ -205,9 +205,13 @@ def _check_parameters(name: str, parameters: Sequence[Tensor], model: nn.Module,
 
 def _refuse_scheduler(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> None:
     """Raises OptionError if a scheduler sets the rates of `optimizer`, with the schedule of a run that has them."""
-    of_all = [each for each in gc.get_objects() if issubclass(type(each), LRScheduler)]
-    inner = {id(scheduler) for outer in of_all for scheduler in vars(outer).get("_schedulers", ())}
-    schedulers = [each for each in of_all if id(each) not in inner and vars(each).get("optimizer") is optimizer]
+    holders = gc.get_referrers(optimizer)  # objects, or their dictionaries
+    if dictionaries := [holder for holder in holders if type(holder) is dict and "last_epoch" in holder]:
+        holders += gc.get_referrers(*dictionaries)
+    of_ids = {id(holder): holder for holder in holders if issubclass(type(holder), LRScheduler)}
+    inner = {id(scheduler) for outer in of_ids.values() for scheduler in vars(outer).get("_schedulers", ())}
+    listed = of_ids.values()
+    schedulers = [each for each in listed if id(each) not in inner and vars(each).get("optimizer") is optimizer]
     if not schedulers and "initial_lr" not in group:
         return
     in_parts = 'run in parts: lr=…, checkpoint_dir=…, resume="newest"'

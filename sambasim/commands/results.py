@@ -155,8 +155,10 @@ def _weights(path: Path) -> "Mapping[str, Tensor]":
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
+    remedy = "a file of sambasim run --save FILE.safetensors"
+    if not path.is_file():  # but a PEF of this name may be in the output folder
+        raise WeightsError(f"the weights file {path} is not there", remedy=remedy)
     try:
         return load_file(path)
     except (OSError, SafetensorError) as error:
-        remedy = "a file of sambasim run --save FILE.safetensors"
         raise WeightsError(f"{path} is not a safetensors file: {error}", remedy=remedy) from error

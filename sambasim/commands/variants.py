@@ -116,7 +116,7 @@ class Variants:
         self._options = options
         self._model = model
         self._made: list[tuple[Sequence[Pass], Program]] = [([], self._captured)]
-        self._with_layers = cache(self._shortened)
+        self._shorter: dict[int, tuple[Shorter, Variants] | None] = {}
 
     def program(self, strategy: Strategy) -> Program:
         """The program that is compiled for `strategy`. Raises OptionError for what is impossible."""
@@ -141,10 +141,13 @@ class Variants:
         known = self._with_layers(layers)
         return known and replace(known[0], program=known[1].program(strategy))
 
-    def _shortened(self, layers: int) -> "tuple[Shorter, Variants] | None":
-        # A plan may name a layer.
-        less = None if self._options.tensor_plan else _fewer_layers(self._captured, layers)
-        return None if less is None else (less, Variants(less.program, self._options, self._model))
+    def _with_layers(self, layers: int) -> "tuple[Shorter, Variants] | None":
+        if layers not in self._shorter:
+            # A plan may name a layer.
+            less = None if self._options.tensor_plan else _fewer_layers(self._captured, layers)
+            variants = None if less is None else (less, Variants(less.program, self._options, self._model))
+            self._shorter[layers] = variants
+        return self._shorter[layers]
 
 
 def changes_of(strategy: Strategy, options: CompileOptions) -> Mapping[str, object]:

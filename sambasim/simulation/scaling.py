@@ -12,7 +12,16 @@ from sambasim.hardware.placement import Placement
 from sambasim.ir.graph import SectionKind
 from sambasim.ir.program import Program
 from sambasim.simulation.alone import RankAlone, TimedSection, slowed, updates
-from sambasim.simulation.sync import WIRE_BYTES, GroupSync, SyncPath, Traffic, group_sync, moves_in_passes, zero_of
+from sambasim.simulation.sync import (
+    GATHERS_IN_PASSES,
+    WIRE_BYTES,
+    GroupSync,
+    SyncPath,
+    Traffic,
+    group_sync,
+    moves_in_passes,
+    zero_of,
+)
 
 
 class Track(StrEnum):
@@ -162,7 +171,7 @@ def _by_host(
     waited_s = spans[-1].stop_s + slowest_s
     transfer(SectionKind.REDUCE, [name for name in syncs if name not in reduced])
     spans += _run(step.update, max(spans[-1].stop_s, waited_s), len(step.model))
-    if zero < 3:  # else passes gather
+    if zero < GATHERS_IN_PASSES:
         transfer(SectionKind.GATHER, syncs)
     ideal_s, exposed_s = sliced.predicted_s if syncs else alone.predicted_s, moved.predicted_s + slowest_s
     return SyncedRank(step, placement, path, tuple(spans), moved, exposed_s, _ways(syncs), slowest_s, ideal_s)

@@ -18,7 +18,15 @@ from sambasim.ir.schedule import Span as ActionSpan
 from sambasim.ir.types import SymbolKind
 from sambasim.simulation.alone import MODEL_KINDS, PricedRank, RankAlone, price_ranks
 from sambasim.simulation.scaling import Span, SyncedRank, Track, syncs_of, with_sync
-from sambasim.simulation.sync import SyncPath, Traffic, copies_of, moves_in_passes, traffic_of, zero_of
+from sambasim.simulation.sync import (
+    GATHERS_IN_PASSES,
+    SyncPath,
+    Traffic,
+    copies_of,
+    moves_in_passes,
+    traffic_of,
+    zero_of,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +110,8 @@ def _rank_step(priced: PricedRank, placement: Placement, path: SyncPath, mesh: M
     replicas = part_of(placement, mesh.group(rank, DATA_PARALLEL))
     synced = with_sync(program, alone, replicas, path, in_passes=is_replica)
     gathered: list[Traffic] = []  # by section, what replicas gather over their hosts before it
-    if not is_replica and synced.path is SyncPath.HOST and zero_of(program) == 3:
-        syncs = syncs_of(program, alone, replicas, SyncPath.HOST, 3)
+    if not is_replica and synced.path is SyncPath.HOST and zero_of(program) >= GATHERS_IN_PASSES:
+        syncs = syncs_of(program, alone, replicas, SyncPath.HOST, GATHERS_IN_PASSES)
         names = [moves.gathered for moves in moves_in_passes(program)]
         gathered = [sum((syncs[name].gather for name in of_section), Traffic()) for of_section in names]
     costs = {}

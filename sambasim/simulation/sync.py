@@ -177,6 +177,9 @@ def message(size_bytes: int, placement: Placement, *, within: bool) -> Traffic:
     return Traffic(link.latency_s + size_bytes / (link.bandwidth_bytes_per_s * links), {wire: size_bytes})
 
 
+GATHERS_IN_PASSES = 3  # the level of ZeRO at which parameters are gathered in passes, and not after the update
+
+
 class Moves(NamedTuple):
     """Groups that are gathered before a section of a pass, and those that are reduced behind it in the last pass."""
 
@@ -185,7 +188,7 @@ class Moves(NamedTuple):
 
 
 def zero_of(program: Program) -> int:
-    """The level of ZeRO, by default that of `compile --data-parallel`. With 3, passes gather parameters."""
+    """The level of ZeRO, by default that of `compile --data-parallel`."""
     return program.zero if program.data_parallel else 1
 
 

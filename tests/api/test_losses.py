@@ -35,8 +35,7 @@ def pef_of(folder: Path, model: nn.Module, y: Tensor, loss: Any, **options: Any)
 
 
 def losses(pef: ss.Pef, y: Tensor) -> list[float]:
-    assert pef.checked is not None
-    assert pef.checked.rounded == 0
+    assert str(pef.checked) == "2 steps equal to eager PyTorch, bit for bit (1 thread, torch 2.13.0)"
     return ss.run(pef, (X, y), quiet=True, steps=STEPS, **IN_ORDER).losses
 
 

@@ -136,6 +136,7 @@ def _changed(change: Callable[[Any], object]) -> Callable[[nn.Module], Optimizer
     ("make", "what"),
     [
         (_changed(lambda o: o.register_step_pre_hook(_does_nothing)), "SGD has a step pre hook, _does_nothing"),
+        (_changed(lambda o: o.register_step_post_hook(lambda *given: None)), "SGD has a step post hook, "),
         (_changed(lambda o: o.register_state_dict_post_hook(_does_nothing)), "SGD has a state dict post hook"),
         (_changed(lambda o: o.register_load_state_dict_pre_hook(_does_nothing)), "has a load state dict pre hook"),
         (_changed(lambda o: setattr(o, "step", _does_nothing)), "step of torch.optim.SGD is not torch's"),

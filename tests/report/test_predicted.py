@@ -154,7 +154,8 @@ def test_bytes_go_over_the_link_between_the_ranks(pef: Path) -> None:
 
     device, program = load_device("sn30"), read(pef).program
     cluster = load_cluster(device.cluster).model_copy(update={"rdus_per_node": 2})
-    apart = bytes_of(predict_step(program, budget_of(device), Placement(cluster, 8, None, 1), SyncPath.RDU))
+    in_pairs = Placement(cluster, None, 1, tuple(rank // 2 for rank in range(8)))
+    apart = bytes_of(predict_step(program, budget_of(device), in_pairs, SyncPath.RDU))
     links = {axis: set(received) for axis, received in apart.items()}
     assert links == {"dp": {"network_link"}, "pp": {"network_link"}, "tp": {"peer_link"}}
     together = bytes_of(predicted(pef, 2))

@@ -20,11 +20,13 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from sambasim.errors import LaunchError
-from sambasim.ir.mesh import DATA_PARALLEL, Mesh
 from sambasim.units import counted
+
+if TYPE_CHECKING:
+    from sambasim.ir.mesh import Mesh
 
 
 class Launcher(NamedTuple):
@@ -147,7 +149,7 @@ def ranks_of_process(processes: int, replica: int, emulated: int | None, *, whol
     return (emulated or 1) * (replica if whole or processes == 1 else 1)
 
 
-def replicas_of(processes: int, replica: Mesh, minimum: int, *, command: Sequence[str], whole: bool = False) -> int:
+def replicas_of(processes: int, replica: "Mesh", minimum: int, *, command: Sequence[str], whole: bool = False) -> int:
     """How many replicas `processes` run; one without others has all ranks of a replica. Raises LaunchError if that is
     no whole number. `minimum`: as in `check_world_size`."""
     if whole or processes == 1:
@@ -160,8 +162,10 @@ def replicas_of(processes: int, replica: Mesh, minimum: int, *, command: Sequenc
     return replicas
 
 
-def _or_whole(processes: int, replica: Mesh | None, minimum: int, command: Sequence[str]) -> str:
+def _or_whole(processes: int, replica: "Mesh | None", minimum: int, command: Sequence[str]) -> str:
     """The command by which `processes` are as many replicas, if the PEF was compiled for that, to append to another."""
+    from sambasim.ir.mesh import DATA_PARALLEL
+
     if replica is None or replica.world_size == 1 or replica.size(DATA_PARALLEL) > 1 or not 1 < minimum <= processes:
         return ""
     return f"; or for {processes} replicas: mpirun -np {processes} {shlex.join(command)} {WHOLE_REPLICAS}"
@@ -174,7 +178,7 @@ def check_world_size(
     command: Sequence[str],
     data_parallel: bool,
     emulated: bool = False,
-    replica: Mesh | None = None,
+    replica: "Mesh | None" = None,
     processes: int = 1,
 ) -> None:
     """Raise LaunchError if a PEF cannot run with `world_size` replicas. `minimum`: the number that it was compiled for;

@@ -22,7 +22,7 @@ from sambasim.simulation.memory import Memory
 from sambasim.simulation.planning.one_rank import ByDtype, Layer, OneRank, Ranks
 from sambasim.simulation.planning.strategy import BY_HOST, Priced, Strategy, Terms, path_of, rdus_of, shortage
 from sambasim.simulation.scaling import spread_of
-from sambasim.simulation.sync import WIRE_BYTES, GroupSync, SyncPath, Traffic, group_sync, message
+from sambasim.simulation.sync import GATHERS_IN_PASSES, WIRE_BYTES, GroupSync, SyncPath, Traffic, group_sync, message
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ class Estimator:
             reduce_s = sync.reduce.predicted_s + launches_s
             exposed_s = max(reduce_s - last_s, reduce_s / groups) + sync.gather.predicted_s + launches_s + waits_s
             return exposed_s, sync.reduce + sync.gather
-        gathers = 2 * strategy.passes if strategy.zero == 3 else 1
+        gathers = 2 * strategy.passes if strategy.zero >= GATHERS_IN_PASSES else 1
         moved = sync.reduce + sync.gather * gathers
         return moved.predicted_s + (1 + gathers) * launches_s + waits_s, moved
 
