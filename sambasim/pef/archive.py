@@ -248,10 +248,14 @@ def check_tensors(layout: Layout, tensors: "Mapping[str, torch.Tensor]") -> None
     """Raises InternalError unless there is one dense CPU tensor for each symbol of `layout`, of its type."""
     import torch
 
-    expected = {s.name: (f"torch.{s.type.dtype}", s.whole.shape, torch.strided, "cpu") for s, _ in layout.places}
-    found = {name: (str(one.dtype), tuple(one.shape), one.layout, one.device.type) for name, one in tensors.items()}
-    if unfit := [name for name in {**expected, **found} if expected.get(name) != found.get(name)]:
-        raise InternalError(f"{unfit[0]} must be {expected.get(unfit[0])}, and is {found.get(unfit[0])}")
+    if unequal := {symbol.name for symbol, _ in layout.places} ^ tensors.keys():
+        raise InternalError(f"{min(unequal)} has no tensor, or is no parameter, buffer or constant of the program")
+    for symbol, _ in layout.places:
+        tensor = tensors[symbol.name]
+        fits = tensor.dtype is getattr(torch, symbol.type.dtype) and tuple(tensor.shape) == symbol.whole.shape
+        if not (fits and tensor.layout is torch.strided and tensor.device.type == "cpu"):
+            found = f"{tensor.dtype}{list(tensor.shape)}, {tensor.layout}, on {tensor.device}"
+            raise InternalError(f"{symbol.name} must be a dense {symbol.whole} on the CPU, and is {found}")
 
 
 def bytes_of(tensor: "torch.Tensor") -> memoryview:

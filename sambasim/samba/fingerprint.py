@@ -62,7 +62,7 @@ def fingerprint(
             buffers = {str(paths) for tensor, paths in held.values() if not isinstance(tensor, nn.Parameter)}
             tells_all = not any(op.asks or op.draws_from or not buffers >= set(op.writes) for op in recording.ops)
             if recording.seeded or recording.made_bytes > _MOST_BYTES or not tells_all:
-                raise NotRecordable("its operators do not show all that it does")
+                raise NotRecordable("its operators do not show all that it does, or it makes too much")
         facts += (
             f"sambasim {__version__}, torch {torch.__version__}, Python {sys.version_info[:2]}",
             f"{type(model).__name__}, {dtype}, {by_keyword}",

@@ -110,10 +110,7 @@ def materialize(lazy: Part) -> Part:
         type(lazy).__enter__ = lambda model: model  # type: ignore[attr-defined]  # a new method of the app's class
         type(lazy).__exit__ = lambda model, *error: None  # type: ignore[attr-defined]  # likewise
     lazy_modules, resets = [], []
-    paths = {module: path for path, module in lazy.named_modules()}
-    parts: list[nn.Module] = []
-    nn.Module.apply(lazy, parts.append)  # inner ones first: MultiheadAttention changes the initial values of its Linear
-    for module in dict.fromkeys(parts):
+    for path, module in _parts_first(lazy, "", set()):
         lazy_tensors = [tensor for tensor in _own_tensors(module).values() if tensor.is_meta]
         below = [tensor.is_meta for tensors in (module.parameters(), module.buffers()) for tensor in tensors]
         if lazy_tensors or (below and all(below)):
@@ -125,8 +122,7 @@ def materialize(lazy: Part) -> Part:
             elif not all(MATERIALIZER in vars(tensor) for tensor in lazy_tensors):
                 remedy = "give the class a method reset_parameters that fills its parameters and buffers, or make it "
                 remedy += "outside lazy_param, or load_state_dict(…, assign=True) first"
-                name = paths[module] or type(lazy).__name__
-                what = f"{name} is a lazy {type(module).__name__}, which has no reset_parameters"
+                what = f"{path or type(lazy).__name__} is a lazy {type(module).__name__}, which has no reset_parameters"
                 raise ModelError(what, remedy=remedy)
     made: dict[int, Tensor] = {}  # parameters that two layers share stay shared
     given = [tensor for layer in lazy_modules for tensor in _give_memory(layer, made)]
@@ -137,6 +133,16 @@ def materialize(lazy: Part) -> Part:
             with torch.no_grad():
                 tensor.copy_(to_torch(vars(tensor).pop(MATERIALIZER)()))
     return lazy
+
+
+def _parts_first(module: nn.Module, path: str, seen: set[nn.Module]) -> Iterator[tuple[str, nn.Module]]:
+    """Each module once, after its parts: MultiheadAttention changes the initial values of its Linear."""
+    if module in seen:
+        return
+    seen.add(module)
+    for name, part in module.named_children():  # `Module.apply` would call a part's own method of that name
+        yield from _parts_first(part, f"{path}.{name}" if path else name, seen)
+    yield path, module
 
 
 def _own_tensors(module: nn.Module) -> dict[str, Tensor]:

@@ -39,6 +39,11 @@ class Plain(nn.Module):
         return x
 
 
+def halved(outputs: Tensor, target: Tensor) -> Tensor:
+    """A loss of the user's own."""
+    return nn.functional.cross_entropy(outputs, target) / 2
+
+
 class Quarter(Net):
     """Another model with the same tensors."""
 

@@ -178,6 +178,11 @@ def test_a_step_of_an_optimizer_in_bfloat16_is_told_with_its_size(tmp_path: Path
     assert pef.checked.exceptions[0].difference < 2**-7
 
 
+def test_the_evaluation_with_a_loss_of_ones_own_is_compared_too(tmp_path: Path) -> None:
+    done = proved(tmp_path, loss={"name": "tests.commands.proving:halved"})
+    assert (done.checked is not None, done.compiled.notices) == (True, ())
+
+
 NET = f"{Path(__file__).with_name('proving.py')}:Net"
 
 

@@ -235,8 +235,9 @@ def test_a_samba_parameter_is_made_from_a_shape_or_by_a_function() -> None:
         lambda: nn.TransformerEncoderLayer(4, 2, 8),
         lambda: nn.LSTM(3, 4, num_layers=2),
         lambda: nn.Embedding(5, 3, padding_idx=1),
+        lambda: nn.Sequential(type("Applied", (nn.Linear,), {"apply": nn.Linear.forward})(2, 3)),
     ],
-    ids=["layers", "attention", "encoder", "lstm", "embedding"],
+    ids=["layers", "attention", "encoder", "lstm", "embedding", "a method named apply"],
 )
 def test_a_lazy_model_begins_as_when_it_is_made(make: Callable[[], nn.Module]) -> None:
     torch.manual_seed(5)

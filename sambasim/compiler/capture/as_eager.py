@@ -163,7 +163,7 @@ def kernels_of_eager() -> Iterator[None]:
     finally:
         _register(own)
         for operator in _SHAPES:
-            del shapes[operator]
+            shapes.pop(operator, None)
 
 
 def _register(kernels: Iterable[tuple[Any, Any, Callable[..., object] | None]]) -> None:

@@ -14,7 +14,7 @@ import threading
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
-from functools import cache
+from functools import cache, partial
 from itertools import takewhile
 from types import FrameType
 from typing import Any, TypeAlias
@@ -59,8 +59,9 @@ def with_values(changes: Iterable[tuple[Any, str, object]]) -> Iterator[None]:
     before = []
     try:
         for owner, name, value in changes:
-            is_new = name not in vars(owner) if isinstance(owner, type) else not hasattr(owner, name)
-            original = vars(owner).get(name) if isinstance(owner, type) else getattr(owner, name, None)
+            is_class, is_tensor = isinstance(owner, type), isinstance(owner, Tensor)
+            is_new = name not in vars(owner) if is_class else is_tensor and not hasattr(owner, name)
+            original = vars(owner).get(name) if is_class or is_new else getattr(owner, name)
             setattr(owner, name, value)
             before.append((owner, name, original, is_new))
         yield
@@ -131,11 +132,12 @@ def generators_kept() -> Iterator[None]:
         np.random.set_state(states[2])
 
 
-def tied_once(step: nn.Module) -> contextlib.AbstractContextManager[None]:
+@contextlib.contextmanager
+def tied_once(step: nn.Module) -> Iterator[None]:
     """Of parameters and buffers that modules share, only the first is one: the others read it. A tracer that gives each
     its own input would cut the tie."""
     first: dict[int, tuple[nn.Module, str]] = {}
-    changes: list[tuple[Any, str, object]] = []
+    changed = []
     for module in step.modules():
         own_class, shared = type(module), dict[str, object]()
         for kind in ("_parameters", "_buffers"):
@@ -143,16 +145,22 @@ def tied_once(step: nn.Module) -> contextlib.AbstractContextManager[None]:
             tensors = [(name, tensor) for name, tensor in held.items() if tensor is not None]
             places = {name: first.setdefault(id(tensor), (module, name)) for name, tensor in tensors}
             if again := {name: place for name, place in places.items() if place != (module, name)}:
-                changes.append((module, kind, {name: one for name, one in held.items() if name not in again}))
-                shared |= {name: _read_from(*place) for name, place in again.items()}
+                changed.append((module, own_class, kind, held))
+                vars(module)[kind] = {name: tensor for name, tensor in held.items() if name not in again}
+                shared |= {name: property(partial(_read_from, *place)) for name, place in again.items()}
         if shared:
             names = {"__module__": own_class.__module__, "__qualname__": own_class.__qualname__}
-            changes.append((module, "__class__", type(own_class.__name__, (own_class,), shared | names)))
-    return with_values(changes)
+            module.__class__ = type(own_class.__name__, (own_class,), shared | names)
+    try:
+        yield
+    finally:
+        for module, own_class, kind, held in reversed(changed):
+            module.__class__ = own_class
+            vars(module)[kind] = held
 
 
-def _read_from(owner: nn.Module, key: str) -> property:
-    return property(lambda reader: getattr(owner, key))
+def _read_from(owner: nn.Module, key: str, reader: nn.Module) -> object:
+    return getattr(owner, key)
 
 
 def as_written() -> contextlib.AbstractContextManager[None]:

@@ -265,10 +265,8 @@ def settle(asked: CheckpointOptions, communicator: Communicator) -> tuple[Checkp
 def nothing_in(checkpoint_dir: Path) -> OptionError:
     aside = folder.damaged_in(checkpoint_dir)
     damaged = f", only damaged ones: {', '.join(path.name for path in aside[-3:])}" if aside else ""
-    return OptionError(
-        f"there is no checkpoint in {checkpoint_dir} to resume from{damaged}",
-        remedy="leave out --resume to start from the beginning, or name the right --checkpoint-dir",
-    )
+    remedy = "leave out --resume to start from the beginning, or name the right --checkpoint-dir"
+    return OptionError(f"there is no checkpoint in {checkpoint_dir} to resume from{damaged}", remedy=remedy)
 
 
 def _candidates(resume: str, checkpoint_dir: Path | None) -> list[Path]:

@@ -23,7 +23,15 @@ from numpy.typing import NDArray
 from sambasim.errors import InternalError, LaunchError
 from sambasim.ir.types import align
 from sambasim.runtime.machine import node_memory
-from sambasim.runtime.machine.communicator import Communicator, FailureNotice, Message, Messages, Request, SharedWindow
+from sambasim.runtime.machine.communicator import (
+    Communicator,
+    FailureNotice,
+    Message,
+    Messages,
+    Request,
+    SharedWindow,
+    single_rank,
+)
 from sambasim.runtime.machine.launcher import check_launcher, find_launcher, library_name, ranks_of_node
 from sambasim.runtime.machine.node_memory import ByteArray, Range, merged, second_mapping
 
@@ -46,7 +54,7 @@ def connect(command: Sequence[str], environ: Mapping[str, str] = os.environ) -> 
         launcher = find_launcher(environ)
         if launcher is not None and launcher.world_size > 1:
             raise _no_library(error) from error
-        return Communicator(0, (0,), socket.gethostname())
+        return single_rank(socket.gethostname())
     from mpi4py import MPI
 
     host, library, executable = socket.gethostname(), library_name(version), Path(sys.executable)
@@ -68,7 +76,7 @@ def connect(command: Sequence[str], environ: Mapping[str, str] = os.environ) -> 
     node_memory.unlink(node_memory.mapped_names() - names_before)
     check_launcher(environ, world.size, version, command=command, executable=executable)
     if world.size == 1:
-        return Communicator(0, (0,), host, library)
+        return single_rank(host, library)
     first_rank_of_node = world.allgather(node.bcast(world.rank))
     nodes = sorted(set(first_rank_of_node))
     node_of = tuple(nodes.index(first) for first in first_rank_of_node)
@@ -106,7 +114,7 @@ class MpiCommunicator(Communicator):
 
     def subset(self, ranks: Sequence[int]) -> Communicator:
         if len(ranks) == 1:
-            return Communicator(0, (0,), self.host_name, self.library)
+            return single_rank(self.host_name, self.library)
         world = self._world.Create_group(self._world.group.Incl(list(ranks)))
         node = cast("MPI.Intracomm", world.Split(self.node_index, key=world.rank))
         nodes = sorted({self.node_of[rank] for rank in ranks}, key=[self.node_of[rank] for rank in ranks].index)
@@ -247,9 +255,9 @@ class MpiCommunicator(Communicator):
         os._exit(exit_code)
 
     def close(self) -> None:
-        self._held.close()
         while self._sending and self._sending[0].Test():
             self._sending.popleft()
+        self._held.close()
         self._promised.bytes = 0
 
     def finish(self) -> None:

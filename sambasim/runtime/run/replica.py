@@ -147,6 +147,8 @@ class Replica:
         observer: StepObserver | None = None,
     ) -> None:
         program, memory = transport.program, transport.memory
+        if program.loss is None:
+            raise InternalError("a replica of a program without a loss")
         self.rank = transport.rank
         self.replica = transport.replica  # ranks of one replica read the same data and draw the same numbers
         self.memory, self.transport, self.optimizers = memory, transport, optimizers
@@ -157,7 +159,7 @@ class Replica:
         self.works = shard is not None
         """Whether it computes gradients; False for a parameter server without a replica."""
         self._seed, self._micro_steps = training.seed, training.accumulation_steps
-        self._program, self._loss = program, program.loss or ""
+        self._program, self._loss = program, program.loss
         self.loss_dtype = program.symbols[self._loss].type.dtype
         self._batches = program.micro_batches  # of a pass
         is_placed = program.schedule is None  # otherwise each micro-batch brings its inputs

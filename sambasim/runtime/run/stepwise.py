@@ -246,7 +246,7 @@ class StepwiseReplica:
         if is_whole:
             return outputs
         if SectionKind.BCKWD in kinds:
-            if not self._executors[0].awaits_backward:
+            if not all(executor.awaits_backward for executor in self._executors):
                 raise OptionError("there is no forward whose backward could be run", remedy="run section FWD first")
             if self.mode is not None:
                 self._begin_step()

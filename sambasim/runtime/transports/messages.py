@@ -171,14 +171,18 @@ def collect(
     parts = [(owner, start, stop) for owner, start, stop in parts if start < stop]
     readable_by_root = communicator.broadcast_object(tuple(readable))
     own, requests = readable[rank], list[Request]()
-    whole = torch.empty(member.numel if rank == 0 else 0, dtype=own.dtype)
+    if rank != 0:
+        for owner, start, stop in parts:
+            if owner == rank and owner not in readable_by_root:
+                requests.append(communicator.isend(byte_array(own[start:stop]), 0, _COLLECT_TAG))
+        communicator.wait_all(requests)
+        return None
+    whole = torch.empty(member.numel, dtype=own.dtype)
     for owner, start, stop in parts:
         part = whole[start - member.start : stop - member.start]
-        if rank == 0 and owner in readable:
+        if owner in readable:
             part.copy_(readable[owner][start:stop])
-        elif rank == 0:
+        else:
             requests.append(communicator.irecv(byte_array(part), owner, _COLLECT_TAG))
-        elif owner == rank and owner not in readable_by_root:
-            requests.append(communicator.isend(byte_array(own[start:stop]), 0, _COLLECT_TAG))
     communicator.wait_all(requests)
-    return whole if rank == 0 else None
+    return whole
