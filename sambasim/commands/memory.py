@@ -22,12 +22,12 @@ from sambasim.simulation.memory import DTYPES, Choice, Choices
 
 def memory_choices(options: CompileOptions, replicas: int, on_phase: OnPhase) -> tuple[Choices, Choice]:
     """All choices, and the one that `options` make."""
+    choices = training_shapes(options, on_phase, replicas)
     asked = options.dtype, options.keeps_master_weights
     dtype = next(dtype for dtype in DTYPES if (dtype.name, dtype.master) == asked)
     optimizer = options.optimizer or OptimizerOptions(name="adamw")
     states = OPTIMIZERS[optimizer.name].kept_states(optimizer.hyperparameters())
-    choice = Choice(dtype, options.recompute, optimizer.name, states, options.zero)
-    return training_shapes(options, on_phase, replicas), choice
+    return choices, Choice(dtype, options.recompute, optimizer.name, states, options.zero)
 
 
 def training_shapes(options: CompileOptions, on_phase: OnPhase = lambda phase: None, replicas: int = 1) -> Choices:

@@ -276,6 +276,14 @@ def test_what_is_given_to_torch_compile_is_captured_as_it_is_written(tmp_path: P
     assert equal(session.run(x)[0], (y / 2).square().mean(1))
 
 
+def test_one_output_is_a_tuple_of_one_too(normed: Any) -> None:
+    outputs = normed.output_tensors
+    for wanted in (None, outputs, list(outputs), outputs[0]):
+        results = session.run(ROWS, wanted, section_types=["FWD"])
+        assert isinstance(results, tuple)
+        assert [tensor.sn_name for tensor in results] == ["sequential__loss"]
+
+
 def test_a_forward_alone_changes_the_statistics_of_batch_norm(normed: Any) -> None:
     session.run(ROWS, section_types=["FWD"])
     assert session.buffer_dict["sequential__1__num_batches_tracked"] == 1
