@@ -30,9 +30,14 @@ from tests.support.deepspeed_configs import CONFIGS
 from tests.support.mpi import ROOT, SAMBASIM, run_job
 
 Mutation = Callable[[Random, bytes], bytes]
-_LOSS = "--set loss.name=cross_entropy"
-_DENSE = f"compile tests.fuzz.nets:Dense --set data.source=tests.fuzz.nets:rows {_LOSS} -b 4"
-_GPT = "compile tests.fuzz.nets:Gpt --set data.source=tests.fuzz.nets:tokens -b 4 --set optimizer.name=adamw"
+_DENSE = (
+    "compile tests.zoo.own_data:WideAndDeep --pef-name dense --set loss.name=mse -b 4 --set data.source=synthetic "
+    """--set 'data.inputs={items="int64[8] < 40", target="float32[]"}'"""
+)
+_GPT = (
+    "compile examples.char_gpt:CharGPT --set 'model.args={layers=1, width=8, heads=2, length=6}' -b 4 "
+    "--set data.source=examples.char_gpt:text --set data.args.length=6 --set optimizer.name=adamw"
+)
 _TRAIN = "run --pef dense --threads 1 --no-evaluate --steps 2"
 
 
@@ -81,7 +86,7 @@ def _typed(folder: Path, *lines: str) -> None:
 def _pefs(folder: Path) -> Sequence[Path]:
     _typed(
         folder,
-        f"{_DENSE} --set optimizer.name=sgd --pef-name dense",
+        f"{_DENSE} --set optimizer.name=sgd",
         f"{_DENSE} --inference --pef-name guess",
         f"{_GPT} --data-parallel --o1 --pef-name gpt",
     )
@@ -167,7 +172,7 @@ def _deepspeed_configs(folder: Path) -> Sequence[Path]:
 
 
 def _records(folder: Path) -> Sequence[Path]:
-    _typed(folder, f"{_DENSE} --set optimizer.name=sgd --pef-name dense", f"{_TRAIN} --metrics run.jsonl")
+    _typed(folder, f"{_DENSE} --set optimizer.name=sgd", f"{_TRAIN} --metrics run.jsonl")
     return [folder / "run.jsonl"]
 
 
