@@ -11,26 +11,22 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sambasim.compiler.build import Built
-from sambasim.compiler.passes import Place
 from sambasim.compiler.pipeline import PipelineParallel
 from sambasim.compiler.stages import _DEEPEST, is_view
-from sambasim.compiler.update import AttachOptimizers, Update
 from sambasim.errors import InvariantError, OptionError
 from sambasim.hardware.budget import budget_of
 from sambasim.hardware.spec import load_device
 from sambasim.ir.dataflow import axis_of
 from sambasim.ir.graph import Argument, Node, SectionKind
-from sambasim.ir.mesh import PIPELINE, replica_mesh
+from sambasim.ir.mesh import PIPELINE
 from sambasim.ir.program import Program
 from sambasim.ir.ranks import of_ranks
 from sambasim.ir.schedule import make
 from sambasim.ir.types import GRADIENT_SUFFIX, SymbolKind
 from sambasim.ir.verify import Progress, verify
 from sambasim.runtime.engine.executor import Executor, tangent_of
-from sambasim.runtime.transports.connect import connect_here
-from sambasim.runtime.transports.in_process import run_together
 from sambasim.runtime.values.memory import DeviceMemory, place_inputs, place_weights
-from tests.compiler.sharding.test_plan import built_from, example
+from tests.compiler.sharding.test_plan import built_from, example, placed, run_here, seed
 from tests.support.compiled import Made, outputs_of
 from tests.support.whole import whole_case
 
@@ -93,16 +89,6 @@ def cut(built: Built, ranks: int, schedule: str = "1f1b") -> Program:
     return PipelineParallel(make(schedule, ranks, MICRO_BATCHES), BUDGET)(built.program)
 
 
-def placed(program: Program) -> Program:
-    optimized = Place()(AttachOptimizers((Update("sgd", {"lr": 0.1}),))(program))
-    verify(optimized)
-    return optimized
-
-
-def seed(number: int) -> None:
-    torch.manual_seed(100 + number)
-
-
 def accumulated(built: Built, batches: Sequence[Batch]) -> dict[str, Tensor]:
     """By symbol: gradients and buffers of one rank after all micro-batches; and the losses."""
     program = placed(built.program)
@@ -121,19 +107,8 @@ def accumulated(built: Built, batches: Sequence[Batch]) -> dict[str, Tensor]:
 def pipelined(built: Built, batches: Sequence[Batch], program: Program) -> dict[str, Tensor]:
     """The same of all ranks of a pipeline, which run in this process."""
     program = placed(program)
-    mesh, schedule = replica_mesh(program.mesh), program.schedule
-    assert schedule is not None
-    programs = of_ranks(program)
-    memories = [DeviceMemory.private(one) for one in programs]
-    passes = []
-    transports = connect_here(memories, mesh)
-    for transport, memory, own in zip(transports, memories, programs, strict=True):
-        place_weights(memory, built.weights)
-        executor = Executor(own.step, own, memory.tensor, wanted=own.loss, transport=transport)
-        tangent = tangent_of(own, 1 / len(batches))
-        passes.append(executor.run(tangent, batches, seed))
-    outputs = run_together(passes, transports[0].hub)[-1]
-    found = {"losses": torch.stack([one[program.loss or ""] for one in outputs])}
+    memories, outputs = run_here(program, built.weights, batches)
+    found = {"losses": torch.stack([one[program.loss or ""] for one in outputs[-1]])}
     for memory in memories:
         found |= kept_in(memory)
     return found

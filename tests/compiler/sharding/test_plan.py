@@ -1,6 +1,6 @@
 """Which parameters are cut, and that a cut program computes the gradients of the whole one."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -22,9 +22,11 @@ from sambasim.compiler.sharding.sharder import Layout, Sharder, cut
 from sambasim.compiler.sharding.tensor_parallel import TensorParallel
 from sambasim.compiler.update import AttachOptimizers, Update
 from sambasim.errors import DataError, OptionError
-from sambasim.ir.mesh import replica_mesh
+from sambasim.ir.mesh import PIPELINE, replica_mesh
 from sambasim.ir.program import Program
+from sambasim.ir.ranks import of_ranks
 from sambasim.ir.types import SymbolKind
+from sambasim.ir.verify import verify
 from sambasim.options.compile import compile_options
 from sambasim.runtime.engine.executor import Executor, tangent_of
 from sambasim.runtime.transports.connect import connect_here
@@ -114,31 +116,45 @@ def built_from(model: nn.Module, *, quick: bool = False, **inputs: Tensor) -> tu
     return capture_model(model, Example(inputs, by_keyword=True), options, watch, quick=quick), dict(inputs)
 
 
-def gradients(program: Program, built: Built, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The whole gradients of one pass, which every rank of a replica computes in this process."""
-    mesh = replica_mesh(program.mesh)
-    placed = Place()(AttachOptimizers((Update("sgd", {"lr": 0.1}),))(program))
-    memories = [DeviceMemory.private(placed) for _ in range(mesh.world_size)]
-    executors = []
+def seed(number: int) -> None:
+    torch.manual_seed(100 + number)
+
+
+def placed(program: Program) -> Program:
+    optimized = Place()(AttachOptimizers((Update("sgd", {"lr": 0.1}),))(program))
+    verify(optimized)
+    return optimized
+
+
+def run_here(
+    program: Program, weights: Mapping[str, Tensor], batches: Sequence[Mapping[str, Tensor]]
+) -> tuple[list[DeviceMemory], list[list[dict[str, Tensor]]]]:
+    """One training pass of all ranks of a replica, in this process: the memory of each, and what each returns, by
+    micro-batch."""
+    mesh, stages = replica_mesh(program.mesh), of_ranks(program)
+    programs = [stages[mesh.coordinate(rank, PIPELINE)] for rank in range(mesh.world_size)]
+    memories, passes = [DeviceMemory.private(one) for one in programs], []
     transports = connect_here(memories, mesh)
-    for rank, (memory, transport) in enumerate(zip(memories, transports, strict=True)):
-        place_weights(memory, built.weights, mesh.coordinates(rank))
-        place_inputs(memory, inputs)
-        executors.append(Executor(placed.step, placed, memory.tensor, transport=transport))
+    for rank, (own, memory, transport) in enumerate(zip(programs, memories, transports, strict=True)):
+        place_weights(memory, weights, mesh.coordinates(rank))
+        if program.schedule is None:
+            place_inputs(memory, batches[0])
+        executor = Executor(own.step, own, memory.tensor, wanted=own.loss, transport=transport)
+        passes.append(executor.run(tangent_of(own, 1 / len(batches)), batches, seed))
+    return memories, run_together(passes, transports[0].hub)
 
-    def passed(executor: Executor):  # type: ignore[no-untyped-def]  # a generator
-        torch.manual_seed(7)  # every rank draws the same
-        (outputs,) = yield from executor.run(tangent_of(placed, 1.0))
-        return outputs
 
-    run_together([passed(executor) for executor in executors], transports[0].hub)
-    of_ranks = {}
-    for symbol in placed.symbols.values():
+def gradients(program: Program, built: Built, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The whole gradients of one pass."""
+    program = placed(program)
+    memories, _ = run_here(program, built.weights, [inputs])
+    found = {}
+    for symbol in program.symbols.values():
         if symbol.kind is SymbolKind.GRADIENT:
             parts = [memory.tensor(symbol.name) for memory in memories]
             assert symbol.cuts or all(torch.equal(part, parts[0]) for part in parts), symbol.name
-            of_ranks[symbol.name] = (joined(parts, symbol.cuts[0]) if symbol.cuts else parts[0]).clone()
-    return of_ranks
+            found[symbol.name] = (joined(parts, symbol.cuts[0]) if symbol.cuts else parts[0]).clone()
+    return found
 
 
 def activations(model: nn.Module, *, quick: bool = False) -> tuple[Built, dict[str, Tensor]]:

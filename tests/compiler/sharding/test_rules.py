@@ -143,12 +143,8 @@ def outputs_of(
             memory.tensor(name).copy_(own)
         executors.append(Executor(graph, placed, memory.tensor, transport=transport))
 
-    def passed(executor: Executor):  # type: ignore[no-untyped-def]  # a generator
-        torch.manual_seed(3)  # as in a run: all ranks of a replica draw alike
-        (outputs,) = yield from executor.run()
-        return outputs
-
-    return run_together([passed(executor) for executor in executors], transports[0].hub)
+    torch.manual_seed(3)  # for each: all ranks of a replica draw alike
+    return [outputs for (outputs,) in run_together([executor.run() for executor in executors], transports[0].hub)]
 
 
 @pytest.mark.parametrize("operator", CASES)
