@@ -15,14 +15,14 @@ from torch import Tensor, nn
 from sambasim.data.datasets import open_source
 from sambasim.ir.program import MASTER, Program
 from sambasim.ir.types import NORM_BLOCK_ELEMENTS
-from sambasim.options.run import RunOptions, resolve_run
-from sambasim.pef import map_weights, read
+from sambasim.options.run import RunOptions
+from sambasim.runtime.machine.communicator import single_rank
 from sambasim.runtime.run.plan import plan
-from sambasim.runtime.run.replica import Replica, Shard, input_specs
+from sambasim.runtime.run.replica import input_specs
+from sambasim.runtime.run.run_observer import RunObserver
+from sambasim.runtime.run.setup import assemble, set_up
 from sambasim.runtime.run.training import Trainer
-from sambasim.runtime.transports.connect import connect_here
-from sambasim.runtime.values.memory import DeviceMemory, place_weights
-from sambasim.runtime.values.optimizers import Optimizers, bind_arguments
+from sambasim.runtime.values.memory import DeviceMemory
 from tests.parity.conftest import Variant
 from tests.support.compiled import compile_from_options
 from tests.support.eager import CONSTANT_RATE, EagerReplica, PaddedOptimizer, make_optimizer
@@ -41,32 +41,15 @@ def _options(
 
 
 class Ours:
-    """One replica, as `sambasim run` plays it at np 1."""
+    """One replica, as `sambasim run` trains it at np 1."""
 
     def __init__(self, path: Path, options: RunOptions) -> None:
-        document = read(path)
-        self.program: Program = document.program
-        self.memory = DeviceMemory.private(self.program)
-        place_weights(self.memory, map_weights(path))
-        resolved = resolve_run(options, document.training_defaults, document.data_source)
-        assert resolved.optimizer is not None
-        source = open_source(resolved.data, tuple(input_specs(self.program)))
-        shard = Shard(
-            source.train,
-            rank=0,
-            world_size=1,
-            batch_size=self.program.batch_size,
-            accumulation_steps=resolved.training.accumulation_steps,
-            options=resolved.data,
-            inputs=input_specs(self.program),
-            seed=resolved.training.seed,
-        )
-        steps = plan(len(source.train), 1, resolved.training)
-        arguments = bind_arguments(self.program, resolved.optimizer, world_size=1, rank=0, seed=0)
-        optimizers = Optimizers(self.program, self.memory, arguments)
-        (transport,) = connect_here([self.memory])
-        replica = Replica(transport, shard, resolved.training, optimizers)
-        self.trainer = Trainer([replica], steps, resolved.training, transport.hub)
+        setup = set_up(path, options, single_rank("here"))
+        source = open_source(setup.resolved.data, tuple(input_specs(setup.program)))
+        team = assemble(setup, [source], RunObserver())
+        self.program, self.memory = setup.program, team.memory
+        steps = plan(len(source.train), 1, setup.resolved.training)
+        self.trainer = Trainer(team.replicas, steps, setup.resolved.training, team.hub)
         self.trainer.begin_epoch(0)
 
     def regions(self, region: str) -> list[Tensor]:
@@ -96,28 +79,25 @@ def _compare(path: Path, options: RunOptions) -> None:
     assert len(_differing(ours.memory, before)) == len(before), "everything is trained"
 
 
+_MORE = [row for example in EXAMPLES for row in ((example, "adamw", 2, 1), (example, "sgd", 1, 2))]
+
+
 @pytest.mark.parametrize(
-    ("example", "optimizer", "accumulation"),
+    ("example", "optimizer", "accumulation", "threads"),
     [
-        *((example, one, 1) for example in EXAMPLES for one in OPTIMIZERS),
-        *((example, "adamw", 3) for example in EXAMPLES),
-        *((one, "adamw", 2) if one == "char_gpt" else whole_case(one, "adamw", 2) for one in EXAMPLES),
+        *((example, one, 1, 1) for example in EXAMPLES for one in OPTIMIZERS),
+        *((example, "adamw", 3, 1) for example in EXAMPLES),
+        *(row if row[0] == "char_gpt" else whole_case(*row) for row in _MORE),
     ],
 )
 def test_loss_gradients_parameters_and_buffers_are_those_of_eager(
-    example: str, optimizer: str, accumulation: int, pefs: Mapping[Variant, Path]
+    example: str, optimizer: str, accumulation: int, threads: int, pefs: Mapping[Variant, Path]
 ) -> None:
     """To accumulate, eager runs `(loss / k).backward()` k times: here the backward starts from 1/k, and all passes but
     one add. (A sum that is divided afterwards has other bits, unless k is a power of two.)"""
+    torch.set_num_threads(threads)
     path = pefs[example, optimizer, False]
     _compare(path, _options(path, accumulation=accumulation, seed=7))
-
-
-@pytest.mark.parametrize("example", [one if one == "char_gpt" else whole_case(one) for one in EXAMPLES])
-def test_they_are_at_two_threads_too(example: str, pefs: Mapping[Variant, Path]) -> None:
-    torch.set_num_threads(2)
-    path = pefs[example, "sgd", False]
-    _compare(path, _options(path))
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
