@@ -29,8 +29,12 @@ from sambasim.units import format_bytes
 
 JOINED = (1, 3, 2)  # how many tensors the columns of a weight may join: one; query, key and value; gate and value
 
-_BY_OUTPUT = frozenset(f"aten.{name}.default" for name in ("linear", "convolution", "conv1d", "conv2d"))
-"""Operators whose weight has its columns, the output features, along the first dimension."""
+_PRODUCTS: Mapping[str, tuple[int, int, int, int]] = {
+    **dict.fromkeys(("aten.mm.default", "aten.addmm.default"), (-2, -1, 1, 0)),
+    **{f"aten.{name}.default": (0, 1, 0, 1) for name in ("linear", "convolution", "conv1d", "conv2d")},
+    "aten.embedding.default": (1, 0, 1, 0),
+}
+"""By operator: the positions of operand and weight, and the dimensions of the columns and rows of the weight."""
 
 _CUT_KINDS = (SymbolKind.PARAMETER, SymbolKind.BUFFER)
 
@@ -137,22 +141,17 @@ def products(program: Program) -> Iterator[Product]:
     graph = program.leading
     made = {name: node for node in graph.nodes for name in node.results if name is not None}
     for node in graph.nodes_of(SectionKind.FWD):
-        columns, rows, is_table = 1, 0, node.operator == "aten.embedding.default"
-        if node.operator in ("aten.mm.default", "aten.addmm.default"):
-            operand, weight = node.args[-2:]
-        elif node.operator in _BY_OUTPUT:
-            operand, weight = node.args[:2]
-            columns, rows = 0, 1
-        elif is_table:
-            weight, operand = node.args[:2]
-        else:
+        if node.operator not in _PRODUCTS:
             continue
+        of_operand, of_weight, columns, rows = _PRODUCTS[node.operator]
+        operand, weight = node.args[of_operand], node.args[of_weight]
         if not (isinstance(operand, Ref) and isinstance(weight, Ref)):
             continue
         name, producer = weight.name, made.get(weight.name)
         if producer is not None and producer.operator == "aten.t.default" and isinstance(producer.args[0], Ref):
             columns, rows, name = 0, 1, producer.args[0].name
         if name in program.symbols and program.symbols[name].kind is SymbolKind.PARAMETER:
+            is_table = node.operator == "aten.embedding.default"
             yield Product(name, _root(operand.name, made), columns, rows, node.module, is_table)
 
 
