@@ -9,8 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
-from torch.utils.data._utils import collate as together
+from torch.utils.data import DataLoader, default_collate
 
 from sambasim.data.datasets import Samples
 from sambasim.data.user_code import summary
@@ -26,27 +25,35 @@ _NARROWED: Mapping[str, tuple[torch.dtype, ...]] = {"float32": _WIDER[:1], "bflo
 _TENSORS = "give tensors and numbers, side by side in one tuple or dict"
 
 
-def _single(floats: Sequence[float], **_: object) -> Tensor:
-    return torch.tensor(floats, dtype=torch.float64).float()
-
-
 def collate(samples: Sequence[object]) -> Batch:
     """One batch of samples, by torch's default_collate; Python floats become float32. Returns a DataError, which
     `bind` raises, if samples do not fit together without widening a dtype."""
     if failure := next((sample for sample in samples if isinstance(sample, DataError)), None):
         return failure
     try:
-        collators = {**together.default_collate_fn_map, float: _single}
-        batch: Batch = together.collate(list(samples), collate_fn_map=collators)
+        joined = default_collate(list(samples))
     except Exception as raised:
         what = f"the samples of a batch cannot be put together: {summary(raised)}"
         remedy = "give tensors and numbers, of one shape for each input: pad or crop them in the dataset"
         return _disagreement(samples) or DataError(what, remedy=remedy)
+    batch = _narrowed(joined, samples[0])
     for (_, value), (_, of) in zip(values_of(batch), values_of(samples[0]), strict=False):
         of_integers = not of.is_floating_point() if isinstance(of, Tensor) else isinstance(of, int | np.integer)
         if isinstance(value, Tensor) and value.is_floating_point() and of_integers:  # it was widened
             return _disagreement(samples) or batch
     return batch
+
+
+def _narrowed(batch: object, sample: object) -> Batch:
+    def narrow(value: object, of: object) -> object:
+        if isinstance(of, Mapping) and isinstance(value, Mapping):
+            return {name: narrow(item, of[name]) for name, item in value.items()}
+        if isinstance(of, tuple | list) and isinstance(value, tuple | list):
+            return list(map(narrow, value, of))
+        return value.to(torch.float32) if type(of) is float and isinstance(value, Tensor) else value
+
+    narrowed = narrow(batch, sample)
+    return narrowed if isinstance(narrowed, Tensor | Mapping | list) else [narrowed]
 
 
 def flat(value: object, name: str) -> Iterator[tuple[str, object]]:

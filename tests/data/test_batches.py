@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 import time
-from collections import namedtuple
+from collections import OrderedDict, namedtuple
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -56,6 +56,11 @@ def test_samples_are_bound_by_position_or_by_name(samples: Sequence[object]) -> 
     assert bound["x"].tolist() == [[1, 1, 1], [0, 0, 0]]
     assert bound["y"].tolist() == [1, 2]
     assert bound["y"].dtype is torch.int64
+
+
+def test_what_samples_hold_reaches_the_model_in_plain_lists_and_dicts() -> None:
+    batch = collate([{"pair": Sample(1, (2.0, OrderedDict(of=3)))}])
+    assert repr(batch) == "{'pair': [tensor([1]), [tensor([2.]), {'of': tensor([3])}]]}"
 
 
 def test_pythons_floats_are_narrowed_and_arrays_keep_their_width() -> None:
