@@ -1,6 +1,6 @@
-"""The model zoo: 140 models as people train them, each compiled, run at np 1 and 2, and held against eager PyTorch.
+"""The model zoo: 137 models as people train them, each compiled, run at np 1 and 2, and held against eager PyTorch.
 
-python -m tests.zoo [NAME …] [--package own] [--jobs 2] [--write docs/models.md]
+python -m tests.zoo [NAME …] [--package own] [--vision PYTHON] [--jobs 2]
 """
 
 from tests.zoo.case import Case
