@@ -62,7 +62,10 @@ def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     return Compiled(one, inputs, made.notices, made.path, read(made.path).program)
 
 
-BY_DEFAULT = ("perceptron", "recommender", "convolutional", "lstm", "wide_gru", "encoder", "NeuralField", "gpt2", "t5")
+BY_DEFAULT = (
+    "perceptron", "recommender", "convolutional", "lstm", "wide_gru", "encoder", "translator", "NeuralField", "gpt2",
+    "t5",
+)  # fmt: skip
 FAMILIES = [one if one.name in BY_DEFAULT else whole_case(one) for one in CASES.values()]
 EVERY_FAMILY = pytest.mark.parametrize("compiled", FAMILIES, ids=lambda one: one.name, indirect=True)
 

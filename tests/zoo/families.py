@@ -83,6 +83,14 @@ class LSTMClassifier(Model):
         return self.head(self.lstm(self.embedding(words))[0].mean(dim=1))
 
 
+class NumbersLSTM(LSTMClassifier):
+    """Numbers in place of words: the LSTM reads the raw input."""
+
+    def make(self) -> None:
+        self.embedding, self.head = nn.Identity(), nn.Linear(16, CLASSES)
+        self.lstm = nn.LSTM(FEATURES, 8, bidirectional=True, batch_first=True)
+
+
 class GRUClassifier(nn.Module):
     """Eager adds and squashes the gates in place, in rows as long as the hidden size; the functional graph does it in
     one long row. They round alike except at the end of a row, what is left over after pairs of whole vectors: of a
@@ -109,6 +117,58 @@ class Encoder(Model):
         padding = words == PADDING
         states = self.encoder(self.embedding(words), src_key_padding_mask=padding)
         return self.head(states.masked_fill(padding.unsqueeze(-1), 0.0).sum(dim=1))
+
+
+class TiedLanguageModel(Model):
+    """The matrix that reads words also writes them: one parameter, two names, one summed gradient."""
+
+    def make(self) -> None:
+        self.embedding, self.head = nn.Embedding(ITEMS, WIDTH), nn.Linear(WIDTH, ITEMS, bias=False)
+        self.attention = nn.MultiheadAttention(WIDTH, 2, batch_first=True)
+        self.head.weight = self.embedding.weight
+        self.register_buffer("mask", torch.ones(LENGTH, LENGTH, dtype=torch.bool).triu(1), persistent=False)
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.embedding(tokens)
+        y, _ = self.attention(x, x, x, attn_mask=self.mask, need_weights=False)
+        logits = self.head(x + y)
+        return F.cross_entropy(logits.transpose(1, 2), targets), logits
+
+
+class Translator(Model):
+    """Encoder and decoder with cross attention, and a causal mask."""
+
+    def make(self) -> None:
+        self.embedding, self.head = nn.Embedding(ITEMS, WIDTH), nn.Linear(WIDTH, ITEMS)
+        self.transformer = nn.Transformer(WIDTH, 2, 1, 1, 32, dropout=0.1, batch_first=True)
+
+    def forward(self, source: Tensor, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        mask = nn.Transformer.generate_square_subsequent_mask(tokens.shape[1])
+        states = self.transformer(self.embedding(source), self.embedding(tokens), tgt_mask=mask, tgt_is_causal=True)
+        logits = self.head(states)
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten()), logits
+
+
+def autoencoder() -> nn.Module:
+    """A lazy layer takes its shape from the first batch that it sees."""
+    encoder = nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh(), nn.LazyLinear(3))
+    model = nn.Sequential(encoder, nn.Sequential(nn.Linear(3, 8), nn.GELU(), nn.Linear(8, FEATURES), nn.Sigmoid()))
+    model(torch.zeros(1, FEATURES))
+    return model
+
+
+def _reconstruction(samples: int, generator: torch.Generator) -> Batch:
+    x = shares(FEATURES)(samples, generator)
+    return {"input": x, "target": x}
+
+
+def _next_words(samples: int, generator: torch.Generator) -> Batch:
+    text = integers(ITEMS, LENGTH + 1)(samples, generator)
+    return {"tokens": text[:, :-1], "targets": text[:, 1:]}
+
+
+def _translations(samples: int, generator: torch.Generator) -> Batch:
+    return {"source": integers(ITEMS, LENGTH)(samples, generator), **_next_words(samples, generator)}
 
 
 def _padded_sentences(samples: int, generator: torch.Generator) -> Batch:
@@ -140,13 +200,17 @@ def _of_keys(layer: str) -> tuple[str, ...]:
 
 _CASES = (
     Case("perceptron", Perceptron, _by_another_order, unused=("forgotten.weight", "forgotten.bias")),
+    Case("autoencoder", autoencoder, _reconstruction, "mse"),
     Case("recommender", Recommender, _bags, "mse"),
     Case("convolutional", Convolutional, by_name(image=shares(1, 8, 8), target=_CLASS), _ENTROPY,
          zero_gradients=("dilated.bias",)),
     Case("lstm", LSTMClassifier, _padded_sentences, _ENTROPY),
+    Case("numbers_lstm", NumbersLSTM, by_name(words=numbers(LENGTH, FEATURES), target=_CLASS), _ENTROPY),
     Case("gru", partial(GRUClassifier, 8), _steps, _ENTROPY, expected="close"),
     Case("wide_gru", partial(GRUClassifier, 64), _steps, _ENTROPY),
     Case("encoder", Encoder, _padded_sentences, _ENTROPY),
+    Case("tied_language_model", TiedLanguageModel, _next_words),
+    Case("translator", Translator, _translations),
     *(ENTRIES[name] for name in ("NeuralField", "gpt2", "resnet")),
     replace(ENTRIES["t5"], make_batch=ENTRIES["gpt2"].make_batch),  # a sample without padding takes another branch
     replace(ENTRIES["bert"], make_batch=_masked_words,
