@@ -21,7 +21,7 @@ from sambasim.runtime.engine.executor import Executor, tangent_of
 from sambasim.runtime.transports.in_process import finished
 from sambasim.runtime.values.memory import DeviceMemory, place_inputs, place_weights
 from tests.compiler.pipeline import test_pipeline_parallel as pipe
-from tests.compiler.sharding.test_plan import built_from
+from tests.compiler.sharding.test_plan import built_from, placed
 from tests.support.compiled import outputs_of
 from tests.support.examples import example_options
 from tests.support.whole import whole_case
@@ -110,7 +110,7 @@ def averaging(net: Any, x: Tensor, target: Tensor) -> Tensor:
 def test_an_app_that_runs_the_backward_apart_has_the_same_gradients(between: Between) -> None:
     """There, a buffer has its new value before the backward repeats operators that have read the old one."""
     built, (inputs, *_) = pipe.with_batches(pipe.layers(8, 4, averaging, norm=nn.BatchNorm1d(8)), 16, 8)
-    program = pipe.placed(recomputed(built.program, between))
+    program = placed(recomputed(built.program, between))
     training = program.step
     found = []
     for apart in (False, True):

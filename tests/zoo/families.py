@@ -76,7 +76,8 @@ class LSTMClassifier(Model):
     """Words in, a class out. The dropout lies between the two layers, where a trace can lose it."""
 
     def make(self) -> None:
-        self.embedding, self.head = nn.Embedding(ITEMS, 8), nn.Linear(20, CLASSES)
+        self.embedding: nn.Module = nn.Embedding(ITEMS, 8)
+        self.head = nn.Linear(20, CLASSES)
         self.lstm = nn.LSTM(8, 10, num_layers=2, dropout=0.3, bidirectional=True, batch_first=True)
 
     def forward(self, words: Tensor) -> Tensor:
