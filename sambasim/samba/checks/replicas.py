@@ -134,18 +134,22 @@ class Checks:
             self._check.note(program, kinds, batch)
         if SectionKind.FWD in kinds and trains and size > 1 and self._step + 1 in _BATCHES_COMPARED:
             self._fed = data.digests(batch)
-        if watched is None:  # one replica without a check, or the job is over
-            return mode
-        watched.samplers.note_run(kinds, batch)
+        if watched is not None:
+            watched.samplers.note_run(kinds, batch)
         if not has_step:
             return mode
-        self._step = watched.steps = self._step + 1
-        watched.samplers.note_step()
+        self._step += 1
+        if watched is not None:
+            watched.steps = self._step
+            watched.samplers.note_step()
+        elif size == 1:  # without a check
+            return mode
         if mode is Mode.ALONE and (self._step > 1 or not program.data_parallel):
             return mode
         self._replaced = False
         compares = self._check is not None or is_sampled(self._step)
-        watched.pages.begin_step(compares=compares)
+        if watched is not None:  # else the job is over, and the app trains as it exits
+            watched.pages.begin_step(compares=compares)
         if compares:
             self._compare(mode, watched)
         self._synced = mode is not Mode.ALONE
@@ -162,11 +166,12 @@ class Checks:
         """The app is about to replace the weights of the device, perhaps on this rank alone."""
         self._replaced = True
 
-    def _compare(self, mode: Mode, watched: job.Job) -> None:
+    def _compare(self, mode: Mode, watched: job.Job | None) -> None:
         """Compare all replicas before a step. In the first step compare how they sync, too."""
         self._where = where = app_line()
-        division, place, line = watched.samplers.feeding()
-        own = Snapshot(mode, trained(self._machine), self._fed, division, place, watched.files.take_new())
+        division, place, line = watched.samplers.feeding() if watched else (None, None, None)
+        files = watched.files.take_new() if watched else {}
+        own = Snapshot(mode, trained(self._machine), self._fed, division, place, files)
         points, shown = job.meet(self._communicator, job.Point(self._step), own)
         if not job.together(points):
             for rank, snapshot in enumerate(shown):
@@ -198,11 +203,12 @@ class Checks:
         if all(fed) and not process.has_reported("DP04"):
             equal = data.equal_batches(fed, self._times_equal, self._step, line or where)
             # Equal random batches may be of a warm-up; no warm-up takes 8 steps, or draws from a DistributedSampler.
-            if self._step == _BATCHES_COMPARED[-1] or watched.samplers.has_fed:
+            if self._step == _BATCHES_COMPARED[-1] or (watched is not None and watched.samplers.has_fed):
                 process.report(equal)
             else:
                 self._withheld = equal
-        watched.files.compare([snapshot.files for snapshot in shown])
+        if watched is not None:
+            watched.files.compare([snapshot.files for snapshot in shown])
 
     def _report_cause(self, cause: Finding | None, finding: Finding | None) -> None:
         if finding is None or cause is None:

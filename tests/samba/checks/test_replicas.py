@@ -123,7 +123,7 @@ def compare(load: Load, reporter: Reporter) -> Compare:
     def comparing(step: int, other: Change) -> Reporter:
         change.append(other)
         checks._step, checks._fed = step, (f"batch of step {step}",)
-        checks._compare(Mode.HOST, watched)
+        checks._compare(Mode.HOST, job.current())
         return reporter
 
     return comparing
@@ -168,6 +168,11 @@ def test_a_cause_is_reported_in_place_of_its_effects(compare: Compare, change: C
     assert sorted(finding.code for finding in findings) == codes
     words = "replica 0 takes step 3 of epoch 1, and replica 1 step 1 of epoch 2"
     assert all(words in finding.what for finding in findings if finding.code == "DP09")
+
+
+def test_what_trains_as_the_app_exits_is_compared_without_its_samplers(compare: Compare) -> None:
+    del process.current().parts[job.Job]  # as the end of the job does
+    assert [finding.code for finding in compare(8, _later).findings] == ["DP07", "DP07"]
 
 
 def test_a_wrong_sampler_is_reported_with_its_own_line(compare: Compare) -> None:
