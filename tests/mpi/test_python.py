@@ -84,7 +84,7 @@ def test_an_error_or_an_exit_ends_every_rank(tmp_path: Path, before: str, after:
 def test_a_run_started_by_torchrun_has_the_bits_of_its_emulation(tmp_path: Path) -> None:
     """Also with a DeepSpeed config, whose schedule changes the momentum of each replica."""
     file = tmp_path / "ds_config.json"
-    file.write_text(CONFIGS["OneCycle"])
+    file.write_text(CONFIGS["OneCycle"].replace("1000", "2"))
     source, flags = ["data.source=tests.support.deepspeed:samples"], {"data_parallel": True, "world_size": 2}
     options = options_and_notes(None, "tests.support.deepspeed:Net", source, {**flags, "deepspeed": file}).options
     pef = compile_from_options(options.model_copy(update={"output_folder": tmp_path})).path

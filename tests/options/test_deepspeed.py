@@ -69,7 +69,7 @@ EXPECTED: Mapping[str, Mapping[str, object]] = {
         "batch_size": 8, "lr": 1e-5, "dtype": "fp16", "zero": 3, "loss_scale.hysteresis": 4,
         "loss_scale.consecutive": True,
     },
-    "switched off": {"batch_size": 8, "lr": 0.001, "weight_decay": 0.0},
+    "switched off": {"batch_size": 8, "lr": 0.001, "weight_decay": 0.0, "zero": 0},
     "a name with a mistake": {"batch_size": 8, "lr": 0.001, "weight_decay": 0.0},
     "Lion": {
         "batch_size": 8, "name": "lion", "lr": 0.001, "betas": (0.95, 0.98), "eps": None, "weight_decay": 0.0,

@@ -120,14 +120,17 @@ CONFIGS: dict[str, str] = {
     }""",
     "ZeRO-Infinity": """{
         "train_batch_size": 16, "optimizer": {"type": "AdamW", "params": {"lr": 1e-5, "weight_decay": 0.01}}, "fp16":
-        {"enabled": true, "auto_cast": false, "consecutive_hysteresis": true, "hysteresis": 4}, "zero_optimization":
-        {"stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": "/local", "buffer_count": 4}}
+        {"enabled": true, "auto_cast": false, "consecutive_hysteresis": true, "hysteresis": 4}, "aio": {"block_size":
+        262144, "thread_count": 1, "single_submit": false}, "zero_optimization": {"stage": 3, "offload_optimizer":
+        {"device": "nvme", "nvme_path": "/local", "buffer_count": 4}, "offload_param": {"device": "nvme", "buffer_size":
+        1e8}}
     }""",
     "switched off": """{
         "train_batch_size": 16, "amp": {"enabled": false, "opt_level": "O1"}, "elasticity": {"enabled": false}, "fp16":
         {"enabled": false}, "progressive_layer_drop": {"enabled": false}, "curriculum_learning": {"enabled": false,
         "curriculum_type": "seqlen"}, "data_efficiency": {"enabled": false}, "gradient_clipping": 0.0, "optimizer":
-        {"type": "Adam", "params": {"lr": 0.001}}, "sparse_gradients": false
+        {"type": "Adam", "params": {"lr": 0.001}}, "sparse_gradients": false, "zero_optimization": {"offload_param":
+        {"device": "none"}}
     }""",
     "a name with a mistake": """{
         "train_batch_size": 16, "gradient_cliping": 1.0, "zero_optimization": {"stage": 1, "overlap_com": true},
