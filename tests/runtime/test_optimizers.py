@@ -223,6 +223,16 @@ def test_master_weights_are_those_of_float32_and_parameters_their_roundings(kind
     assert torch.equal(narrow.parameter, wide.parameter.bfloat16())
 
 
+@pytest.mark.parametrize(("kind", "kernel"), [("adam", torch._fused_adam_), ("adamw", torch._fused_adamw_)])
+def test_adam_has_the_bits_of_torchs_own_kernel_for_bfloat16(kind: str, kernel: "torch._ops.OpOverload") -> None:
+    theirs = Trained(kind)
+    states = [[state] for state in theirs.states.values()]
+    for step, gradient in enumerate(theirs.gradients, start=1):
+        theirs.scalars.begin(step, 1.0)
+        kernel([theirs.parameter], [gradient], *states, [], [theirs.scalars.number], **theirs.scalars.keywords)
+    assert torch.equal(Trained(kind).train(), theirs.values())
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_seed_decides_the_bits_and_none_rounds_to_nearest(kind: str) -> None:
     first, again, other, nearest = (Trained(kind).train(seed) for seed in (1, 1, 2, None))
