@@ -27,8 +27,8 @@ from sambasim.report.page.sections import pipeline
 from sambasim.report.page.ui import element, for_script
 from sambasim.simulation.prediction import Prediction, predict
 from sambasim.units import format_seconds
-from tests.cli.test_demo import summary as a_summary
 from tests.pef.samples import inference_program, sample_program
+from tests.support.summaries import summary as a_summary
 
 DIGEST = "0123456789abcdef" * 4
 MOST_BYTES = 1_500_000

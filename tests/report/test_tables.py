@@ -20,7 +20,7 @@ from sambasim.report.summaries import collectives_plot, collectives_report, step
 from sambasim.report.tables import Table, Tables, csv_text, json_line, table, text_of, text_table
 from sambasim.terminal.output import show
 from sambasim.units import KIB, MIB
-from tests.cli.test_demo import summary
+from tests.support.summaries import summary
 
 PREDICTED = PredictedRecord(
     predicted_for="SN30", predicted_step_s=10e-3, predicted_samples_per_s=6400.0, predicted_host_s=5e-3,
