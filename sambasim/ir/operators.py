@@ -1,8 +1,8 @@
-"""The table of operators that a PEF may hold, each with its kind, and a product with its formula of
-`operator_flops.py`: an allow-list by full name, as a PEF comes from a file. A test compares every row with the schemas
-of torch, and `tests/operators` says for each operator without a row why it has none: it changes an argument, has sizes
-that depend on values, gives Python numbers, addresses memory or files, or is for other tensors or devices.
-`index.Tensor` and `one_hot` are in: capture refuses a model where their shapes depend on data. So is
+"""The table of operators that a PEF may hold, each with its kind, and a product with its FLOPs, by a formula of
+`operator_flops.py` or one in its row: an allow-list by full name, as a PEF comes from a file. A test compares every row
+with the schemas of torch, and `tests/operators` says for each operator without a row why it has none: it changes an
+argument, has sizes that depend on values, gives Python numbers, addresses memory or files, or is for other tensors or
+devices. `index.Tensor` and `one_hot` are in: capture refuses a model where their shapes depend on data. So is
 `_ctc_loss.Tensor`, the second result of which may be smaller than its type says: only its backward reads it."""
 
 from collections.abc import Mapping

@@ -1,12 +1,14 @@
 """The memory of one rank of a training step, by part, also for other dtypes, optimizers, levels of ZeRO and
-recomputation than its program has. `need_of` adds tensors between sections, by `costs/fit.py`. Two files have formulas
-of their own: `planning/estimate.py` for strategies that are not compiled, `planning/here.py` for `--here`.
+recomputation than its program has. `need_of` adds tensors between sections, by `costs/fit.py`. Others have formulas of
+their own: `planning/estimate.py` for strategies that are not compiled, `planning/here.py` for `--here`, `Place` of
+`compiler/passes.py` for the device memory of a PEF, `held_bytes` of `report/summaries.py` for its symbols by kind.
 
     part          ZeRO keeps a slice from   what it holds
     parameters    3                         frozen ones are whole
     gradients     2                         whole if a step has several passes: ZeRO 2 reduces in the last one
     states        1                         optimizer states and master weights
     activations   -                         what passes keep for their backward
+    temporaries   -                         of `estimate-memory`: what lives only within a pass
     buffers       -                         inputs, buffers, constants, the reduce operand, groups that are whole for
                                             some sections with ZeRO 2 and 3
 

@@ -57,7 +57,7 @@ def test_what_is_wrong_with_a_compile_is_said_in_python(call: Callable[[], objec
         (ss.run, None, {}, "names no data"),
         (ss.run, TRAIN, {"emulate_replicas": 2}, "it is replicas=N"),
         (ss.run, TRAIN, {"stepz": 1}, "stepz: is not a flag"),
-        (ss.run, TRAIN, {"steps": 0}, "steps"),
+        (ss.run, TRAIN, {"steps": 0}, "training.steps = 0: must be at least 1"),
         (ss.run, TRAIN, {"replicas": 0}, "replicas is 0"),
         (ss.run, TRAIN, {"replicas": 1}, "replicas is 1, and net is for at least 2\n  try:   replicas=2"),
         (ss.run, TRAIN, {"learning_rate": 1}, "learning_rate"),

@@ -175,7 +175,7 @@ def test_rows_that_are_read_ahead_come_in_the_same_batches(monkeypatch: pytest.M
     assert all(torch.equal(values, _dataset().tensors[0][numbers]) for values, numbers in batches)
 
 
-def test_a_dataset_with_code_of_its_own_is_read_by_that_code() -> None:
+def test_a_subclass_of_a_tensor_dataset_is_read_by_its_own_code() -> None:
     assert tensor_batches(WatchedDataset(Own(torch.zeros(4, 2)), "here")) is None
     assert tensor_batches(WatchedDataset([torch.zeros(2)] * 4, "here")) is None
 

@@ -123,6 +123,11 @@ def test_idle_cells_and_blanks_are_dropped(tmp_path: Path) -> None:
     assert [[str(action) for action in row] for row in schedule.rows] == [["0F0", "0B0"], ["1F0", "1B0"]]
 
 
+def test_a_rank_may_have_three_stages(tmp_path: Path) -> None:
+    schedule = read("0F0,1F0,2F0,2B0,1B0,0B0\n", tmp_path)
+    assert (schedule.stages, list(schedule.stages_of(0)), bubble(schedule)) == (3, [0, 1, 2], 0)
+
+
 def test_drawing() -> None:
     assert draw(make("1f1b", 2, 3)).splitlines() == [
         "1f1b: 2 stages on 2 ranks, 3 micro-batches, 25.0 % idle if F, I and W take one step and B two",

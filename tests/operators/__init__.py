@@ -16,6 +16,7 @@ from sambasim.ir.operators import OPERATORS
 HELD = "held"
 COMPOSITE = "consists of others, which a graph holds in its place"
 NO_KERNEL = "no kernel for dense tensors of the CPU"
+TORCHSCRIPT = "of TorchScript, for numbers, lists and strings"
 CHANGES = "changes an argument, or writes to out="
 NO_TENSOR = "returns something that is no tensor"
 DEPENDS_ON_VALUES = "sizes or results depend on values"
@@ -59,7 +60,7 @@ def reasons(name: str) -> Iterator[str]:
     schema = schemas()[name]
     own = f"aten::{name.split('.')[1]}{f'.{schema.overload_name}' if schema.overload_name else ''}"
     if own not in _dispatched():
-        yield "of TorchScript, for numbers, lists and strings"
+        yield TORCHSCRIPT
         return
     if schema.is_mutable:
         yield CHANGES

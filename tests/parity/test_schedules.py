@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import ConstantLR, CosineAnnealingLR, LinearLR, LR
 
 from sambasim.options.training import ScheduleOptions
 from sambasim.runtime.run.plan import cycled_momentum, learning_rate_factor
-from tests.support.deepspeed import OneCycle
+from tests.support.deepspeed import OneCycle, WarmupDecayLR
 
 RATE, STEPS, WARMUP = 0.3, 40, 8
 
@@ -74,6 +74,15 @@ def test_a_cycle_is_that_which_deepspeed_documents() -> None:
         assert cycled_momentum(schedule, update) == pytest.approx(reference.beta1, rel=1e-12)
         reference.step()
     assert cycled_momentum(ScheduleOptions(name="one_cycle", up_steps=9), 3) is None
+
+
+@pytest.mark.parametrize("total", [30, None])
+def test_a_decay_ends_at_zero_and_lasts_as_long_as_the_run(total: int | None) -> None:
+    schedule = ScheduleOptions(name="warmup_decay", warmup_steps=1, total_steps=total)
+    reference = WarmupDecayLR(total_num_steps=total or STEPS, warmup_max_lr=RATE, warmup_num_steps=1)
+    for update in range(STEPS):
+        assert RATE * learning_rate_factor(schedule, update, STEPS) == pytest.approx(reference.lr, rel=1e-12, abs=1e-15)
+        reference.step()
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
 """The watchdog: a thread of each rank that ends a job that cannot continue.
 
     death     a process is gone that had not finished its work
-    stall     this rank has waited for others for the time allowed, and no rank that does not wait has written anything
-              new for as long
+    stall     this rank has waited for others for `--sync-timeout` (`options/run.py`), and no rank that does not wait
+              has written anything new for as long
 
 A stall is blamed on the ranks whose process is stopped or whose host does not answer; else on those that do not wait;
 else on those that are behind. A slow rank that makes progress is no stall. On several nodes, a watchdog whose rank has

@@ -166,7 +166,7 @@ def _stage(
     layers: Sequence[Layer], messages: Traffic, numel: int, section_s: float, *, splits: bool, again: bool
 ) -> Stage:
     """`section_s`: the shortest section. With `splits`, gradients of weights have sections of their own. With `again`,
-    it recomputes about √n segments of n places where one tensor crosses: see `compiler/passes/recompute.py`."""
+    it recomputes about √n segments of n places where one tensor crosses: see `compiler/passes.py`."""
     forward_s, backward_s = sum(layer.forward_s for layer in layers), sum(layer.backward_s for layer in layers)
     kept_bytes, again_bytes = sum(layer.kept_bytes for layer in layers), 0
     crossing = [layer.crossing_bytes for layer in layers[:-1] if layer.crossing == 1]
