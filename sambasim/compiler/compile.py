@@ -18,7 +18,7 @@ from sambasim.compiler.capture.asked_values import Asked, RandomBranch
 from sambasim.compiler.capture.explain import explained, tracer_error
 from sambasim.compiler.capture.recording import forward_line, source_files
 from sambasim.compiler.capture.state import NotSound, Observer, found_sound
-from sambasim.compiler.capture.step import TARGET, EvaluationStep, Example, Loss, Losses, TrainingStep, steps_of
+from sambasim.compiler.capture.step import TARGET, EvaluationStep, Example, Loss, Losses, TrainingStep, both_steps
 from sambasim.compiler.capture.tensors import (
     STORED,
     as_on_device,
@@ -153,7 +153,7 @@ def capture_model(
             several = options.data_parallel or options.chips > 1
             check_model(model, training=not options.inference, replicas=several)
             with rare_collections(), stored_in(dtype, model), as_on_device(model):
-                steps = steps_of(model, example, named, loss, losses)
+                steps = both_steps(model, example, named, loss, losses)
                 tensors = tuple(inputs.values())
                 if quick:
                     captures = _training_alone(steps[0], tensors)

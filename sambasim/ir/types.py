@@ -9,6 +9,8 @@ from itertools import pairwise
 from math import prod
 from typing import TypeAlias
 
+from sambasim.errors import InternalError
+
 DTYPE_BYTES = {
     "bool": 1, "uint8": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8,
     "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8,
@@ -117,7 +119,10 @@ Slice: TypeAlias = tuple[int, int]  # start and stop, in elements
 
 def cut(numel: int, world_size: int) -> tuple[Slice, ...]:
     """The slices of `numel` elements, one for each of `world_size` replicas, in rank order; some may be empty.
-    They are disjoint, cover everything, and differ by at most 64 elements (and a ragged end)."""
+    They are disjoint, cover everything, and differ by at most 64 elements (and a ragged end). Raises InternalError if
+    the world size is not positive."""
+    if world_size < 1:
+        raise InternalError(f"cannot cut for {world_size} replicas")
     granules = -(-numel // ALIGNMENT_ELEMENTS)
     cuts = [min(rank * granules // world_size * ALIGNMENT_ELEMENTS, numel) for rank in range(world_size + 1)]
     return tuple(pairwise(cuts))

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from sambasim.commands.memory import training_shapes
-from sambasim.compiler.capture.step import steps_of
+from sambasim.compiler.capture.step import both_steps
 from sambasim.compiler.capture.tensors import default_type, inputs_in
 from sambasim.compiler.front import build_model, example_of_one, model_of_shapes
 from sambasim.optimizers import OPTIMIZERS
@@ -47,7 +47,7 @@ def torch_memory(options: CompileOptions, dtype: torch.dtype) -> dict[str, int]:
             lambda: build_model(options), lambda model: example_of_one(model, options), options.training.batch_size
         )
         inputs = inputs_in(None if dtype is torch.float32 else dtype, example.inputs)
-        step = steps_of(model, example, options.loss, None, None)[0].train()
+        step = both_steps(model, example, options.loss, None, None)[0].train()
         given = {_storage(one) for one in (*model.parameters(), *model.buffers(), *inputs.values())}
         saved: dict[int, Tensor] = {}
 

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from sambasim.commands.proof.played import Batch, Played, seed_of
 from sambasim.compiler.capture.asked_values import modes_reach_inside
 from sambasim.compiler.capture.recording import Recording, digest_of, is_dense, line_of
-from sambasim.compiler.capture.step import Example, Loss, Losses, steps_of
+from sambasim.compiler.capture.step import Example, Loss, Losses, both_steps
 from sambasim.compiler.capture.tensors import Widened, held_by
 from sambasim.compiler.capture.trial import modes_kept, quiet
 from sambasim.compiler.names import symbol_name
@@ -55,7 +55,7 @@ class Eager:
         model, named = live.model, None if options.inference or live.loss is not None else options.loss
         if not (model.training or options.inference):
             model.train()
-        self._step, self._evaluation = steps_of(model, live.example, named, live.loss, live.losses)
+        self._step, self._evaluation = both_steps(model, live.example, named, live.loss, live.losses)
         self._program = program
         self._optimizer = live.optimizer
         self._rounds = options.dtype != "fp32"

@@ -234,7 +234,7 @@ class EvaluationStep(_Step):
         return tuple(output.detach() if output.requires_grad else output for output in outputs)
 
 
-def steps_of(
+def both_steps(
     model: nn.Module, example: Example, named: LossOptions | None, loss: Loss | None, losses: Losses | None
 ) -> tuple[TrainingStep, EvaluationStep]:
     """`named`: the loss by its name, `loss` if it is None."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 import torch
 from torch import Tensor
 
+from sambasim.errors import InternalError
 from sambasim.ir.dataflow import pass_and_update, spans_of_actions
 from sambasim.ir.graph import Graph, Output, SectionKind
 from sambasim.ir.mesh import PIPELINE
@@ -224,8 +225,10 @@ class Executor:
                             live[self._registers.value(name)] = tensor
                 if not span.ends:
                     started[number] = live
-            else:
+            elif number in started:
                 live = started[number]
+            else:
+                raise InternalError("a backward without a forward before it")
             self._live = live
             for name, register in self._tangents.items():
                 live[register] = tangent[name] if type(tangent) is dict else tangent
