@@ -23,7 +23,7 @@ import click
 from sambasim.errors import SambasimError
 from sambasim.runtime.checkpoint.content import check
 from sambasim.runtime.checkpoint.folder import checkpoints_in
-from sambasim.runtime.watch.supervisor import LEAST_LIMIT_S
+from sambasim.runtime.watch.watchdog import LEAST_LIMIT_S
 from tests.faults.command import sambasim
 from tests.support.mpi import SAMBASIM, Result, mpirun, run_job
 

@@ -34,6 +34,8 @@ _ENDS = [total - 1 for total in accumulate(width + 1 for width in _WIDTHS.values
 _COLUMNS = {name: slice(end - _WIDTHS[name], end) for name, end in zip(_WIDTHS, _ENDS, strict=True)}
 _HEADINGS = {name: name for name in _WIDTHS} | {"at": "at (once it takes long)"}
 LINE_BYTES = _ENDS[-1] + 1
+STARTING = "starting"
+"""What a rank does first."""
 
 
 class State(StrEnum):
@@ -94,7 +96,7 @@ class Activity:
     def begin(self, rank: int, host_name: str, pid: int, mesh: str = "") -> None:
         """`mesh`: the coordinates of the rank."""
         cells = {"rank": str(rank), "host": host_name, "pid": str(pid), "mesh": mesh}
-        cells |= {"state": State.RUNNING, "doing": "starting"}
+        cells |= {"state": State.RUNNING, "doing": STARTING}
         self._memory[self._start : self._start + LINE_BYTES] = _row(cells)
 
     def step(self, number: int) -> None:

@@ -31,7 +31,15 @@ from sambasim.ir.mesh import Mesh
 from sambasim.runtime.machine.communicator import Communicator, FailureNotice
 from sambasim.runtime.watch import watchdog
 from sambasim.runtime.watch.status_file import UNWATCHED, Activity, State, StatusFile, name_of
-from sambasim.runtime.watch.watchdog import ANSWER_S, NodeObserver, OtherNodes, Watchdog, dead_ranks, start_time
+from sambasim.runtime.watch.watchdog import (
+    ANSWER_S,
+    LEAST_LIMIT_S,
+    NodeObserver,
+    OtherNodes,
+    Watchdog,
+    dead_ranks,
+    start_time,
+)
 
 PATIENCE_S = 1.0
 """How long a failing rank waits for announcements. Ranks fail the same check within milliseconds."""
@@ -39,8 +47,6 @@ DEADLINE_S = 5
 """A failing rank exits within this time, whatever happens."""
 ALL_EXIT_S = 30
 """The same once all ranks exit together: MPI_Finalize is slow on a busy machine."""
-LEAST_LIMIT_S = 60.0
-"""The least time for MPI's start and end: ranks start at different times."""
 FORWARDING_S = 0.3
 """For the launcher to forward the report: some drop unread output when a job aborts."""
 

@@ -2,7 +2,8 @@
 
     death     a process is gone that had not finished its work
     stall     this rank has waited for others for `--sync-timeout` (`options/run.py`), and no rank that does not wait
-              has written anything new for as long
+              has written anything new for as long; one that starts, and may load PyTorch from a slow disk, has
+              `LEAST_LIMIT_S`
 
 A stall is blamed on the ranks whose process is stopped or whose host does not answer; else on those that do not wait;
 else on those that are behind. A slow rank that makes progress is no stall. On several nodes, a watchdog whose rank has
@@ -21,7 +22,7 @@ from sambasim.errors import PeerError, StallError
 from sambasim.forks import stat_of
 from sambasim.ir.mesh import Mesh
 from sambasim.runtime.machine.communicator import Communicator
-from sambasim.runtime.watch.status_file import RankStatus, State, StatusFile
+from sambasim.runtime.watch.status_file import STARTING, RankStatus, State, StatusFile
 from sambasim.units import format_seconds
 from sambasim.whose_code import PACKAGE, is_users_file
 
@@ -30,6 +31,8 @@ LEAVING_S = 3.0
 """A failing rank ends the job within about a second. One that died so long ago was not able to."""
 WATCHDOG_FIRST_S = 10.0
 """Other timeouts are this much longer than `--sync-timeout`, because the watchdog knows which rank is missing."""
+LEAST_LIMIT_S = 60.0
+"""The least time in which a rank and MPI may start, and MPI may end: ranks start at different times."""
 ANSWER_S = 4.0
 """How long a watchdog waits for answers from other nodes. They normally take one period."""
 _LONG_S = 10.0
@@ -88,6 +91,10 @@ class Observation:
     def is_running(self) -> bool:
         """Whether it should make progress without others."""
         return self.status.state is State.RUNNING and not self.waits
+
+    def allowed_s(self, timeout_s: float) -> float:
+        starts = self.status.doing == STARTING and self.process is Process.RUNNING
+        return max(timeout_s, LEAST_LIMIT_S) if starts else timeout_s
 
     @property
     def progress(self) -> tuple[int, int]:
@@ -150,7 +157,7 @@ def is_stalled(own: Observation, observed: Sequence[Observation], timeout_s: flo
         return False
     others = [rank for rank in observed if rank.is_running or rank.process in _AWAY]
     others = others or [rank for rank in observed if rank.waits]  # perhaps for one that does so only now
-    return all(rank.idle_s >= timeout_s or rank.process is Process.SILENT for rank in others)
+    return all(rank.process is Process.SILENT or rank.idle_s >= rank.allowed_s(timeout_s) for rank in others)
 
 
 def missing_ranks(observed: Sequence[Observation]) -> list[Observation]:

@@ -15,7 +15,7 @@ import pytest
 
 import sambasim.runtime
 from sambasim.errors import PeerError, StallError
-from sambasim.runtime.watch.status_file import RankStatus, State, StatusFile
+from sambasim.runtime.watch.status_file import STARTING, RankStatus, State, StatusFile
 from sambasim.runtime.watch.watchdog import (
     LEAVING_S,
     WAIT,
@@ -68,6 +68,13 @@ def test_rank_1_stalls_the_job(others: Sequence[Observation]) -> None:
     everybody = [seen(0), *others]
     assert is_stalled(everybody[0], everybody, TIMEOUT_S)
     assert numbers(missing_ranks(everybody)) == [1]
+
+
+def test_a_rank_may_start_slowly_whatever_the_timeout() -> None:
+    for idle_s, process, stalls in [(59.0, RUNNING, False), (61.0, RUNNING, True), (3.0, STOPPED, True)]:
+        started = Observation(replace(seen(1, R).status, doing=STARTING), idle_s, process)
+        everybody = [seen(0), started]
+        assert is_stalled(everybody[0], everybody, 2.0) is stalls
 
 
 NOT_STALLED = {
