@@ -5,7 +5,7 @@ one bit that is off in one step shows in all that follow.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -60,23 +60,28 @@ def _differing(ours: DeviceMemory, theirs: Mapping[str, Tensor]) -> list[str]:
     return [name for name, tensor in theirs.items() if not torch.equal(ours.tensor(name), tensor)]
 
 
-def _compare(path: Path, options: RunOptions) -> None:
-    """STEPS steps, compared after each: loss, gradients, parameters and buffers."""
+def _compare(path: Path, options: RunOptions, factor: Callable[[int], float] = lambda step: 1.0) -> list[float]:
+    """STEPS steps, compared after each: loss, gradients, parameters, buffers and learning rates, which are returned."""
     ours, eager = Ours(path, options), EagerReplica(path, options)
     optimizer = PaddedOptimizer(eager)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer.optimizer, factor)
     before = {name: tensor.clone() for name, tensor in eager.state().items()}
-    losses = set()
+    losses, rates = set(), []
     for step in range(STEPS):
         record = ours.trainer.step(0)
         loss = eager.differentiate(step, eager.resolved.training.accumulation_steps)
         optimizer.take_gradients()
+        assert [record.lr] == scheduler.get_last_lr()
         optimizer.step()
+        scheduler.step()
         assert record.loss == loss, f"step {step}"
         assert _differing(ours.memory, eager.gradients()) == [], f"step {step}"
         assert _differing(ours.memory, eager.state()) == [], f"step {step}"
         losses.add(loss)
+        rates.append(record.lr)
     assert len(losses) == STEPS, "batches differ"
     assert len(_differing(ours.memory, before)) == len(before), "everything is trained"
+    return rates
 
 
 _MORE = [row for example in EXAMPLES for row in ((example, "adamw", 2, 1), (example, "sgd", 1, 2))]
@@ -200,23 +205,11 @@ def _norm(gradients: Sequence[Tensor], program: Program) -> float:
 def test_the_learning_rate_follows_its_schedule_as_under_lambda_lr(pefs: Mapping[Variant, Path]) -> None:
     """The rate that a schedule gives is the rate that the optimizer uses: bit for bit again."""
     path = pefs["digits", "adamw", False]
-    options = _options(path, schedule={"name": "cosine", "warmup_steps": 2, "final_factor": 0.0})
-    ours, eager = Ours(path, options), EagerReplica(path, options)
-    optimizer = PaddedOptimizer(eager)
 
     def factor(step: int) -> float:
         return (step + 1) / 2 if step < 2 else (1 + math.cos(math.pi * ((step - 2) / (STEPS - 2)))) / 2
 
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer.optimizer, factor)
-    rates = []
-    for step in range(STEPS):
-        record = ours.trainer.step(0)
-        eager.differentiate(step)
-        optimizer.take_gradients()
-        assert [record.lr] == scheduler.get_last_lr()
-        optimizer.step()
-        scheduler.step()
-        rates.append(record.lr)
-        assert _differing(ours.memory, eager.state()) == [], f"step {step}"
+    cosine = {"name": "cosine", "warmup_steps": 2, "final_factor": 0.0}
+    rates = _compare(path, _options(path, schedule=cosine), factor)
     assert rates == [0.0015, 0.003, 0.003, *rates[3:]]
     assert 0 < rates[4] < rates[3] < 0.003

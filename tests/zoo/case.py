@@ -44,8 +44,7 @@ other losses, or another error."""
 class Case:
     """A model at a tiny size. `build`: a class or function of a module without arguments; `make_batch`: so many samples
     from a generator; `loss`: its name, or None if the model returns its own; `note`: what the case shows; `unused`: the
-    parameters that get no gradient. Gradients of `zero_gradients` are zero but for rounding: a bias before a
-    normalization, or a key bias. `expected`: what becomes of it; `package`: where the model is from."""
+    parameters that get no gradient; `expected`: what becomes of it; `package`: where the model is from."""
 
     name: str
     build: Callable[[], nn.Module]
@@ -53,7 +52,6 @@ class Case:
     loss: str | None = None
     note: str = ""
     unused: tuple[str, ...] = ()
-    zero_gradients: tuple[str, ...] = ()
     expected: Outcome = "exact"
     package: str = ""
 

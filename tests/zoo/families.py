@@ -195,16 +195,11 @@ _steps = by_name(x=numbers(LENGTH, FEATURES), target=_CLASS)
 _bags = by_name(history=integers(ITEMS, 6), target=shares())
 
 
-def _of_keys(layer: str) -> tuple[str, ...]:
-    return tuple(f"{layer.format(number)}.bias" for number in range(2))
-
-
 _CASES = (
     Case("perceptron", Perceptron, _by_another_order, unused=("forgotten.weight", "forgotten.bias")),
     Case("autoencoder", autoencoder, _reconstruction, "mse"),
     Case("recommender", Recommender, _bags, "mse"),
-    Case("convolutional", Convolutional, by_name(image=shares(1, 8, 8), target=_CLASS), _ENTROPY,
-         zero_gradients=("dilated.bias",)),
+    Case("convolutional", Convolutional, by_name(image=shares(1, 8, 8), target=_CLASS), _ENTROPY),
     Case("lstm", LSTMClassifier, _padded_sentences, _ENTROPY),
     Case("numbers_lstm", NumbersLSTM, by_name(words=numbers(LENGTH, FEATURES), target=_CLASS), _ENTROPY),
     Case("gru", partial(GRUClassifier, 8), _steps, _ENTROPY, expected="close"),
@@ -212,10 +207,8 @@ _CASES = (
     Case("encoder", Encoder, _padded_sentences, _ENTROPY),
     Case("tied_language_model", TiedLanguageModel, _next_words),
     Case("translator", Translator, _translations),
-    *(ENTRIES[name] for name in ("NeuralField", "gpt2", "resnet")),
+    *(ENTRIES[name] for name in ("NeuralField", "gpt2", "resnet", "vit")),
     replace(ENTRIES["t5"], make_batch=ENTRIES["gpt2"].make_batch),  # a sample without padding takes another branch
-    replace(ENTRIES["bert"], make_batch=_masked_words,
-            zero_gradients=_of_keys("bert.encoder.layer.{}.attention.self.key")),
-    replace(ENTRIES["vit"], zero_gradients=_of_keys("vit.layers.{}.attention.k_proj")),
+    replace(ENTRIES["bert"], make_batch=_masked_words),
 )  # fmt: skip
 CASES: Mapping[str, Case] = {one.name: one for one in _CASES if one.package != "transformers" or find_spec(one.package)}
