@@ -9,13 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from click.testing import CliRunner
 from safetensors.torch import load_file
 
-from sambasim.cli.compile import compile_command
-from sambasim.cli.run import run_command
 from sambasim.options.compile import options_and_notes
 from sambasim.pef import map_weights, read
+from tests.cli.typed import each, invoked, record
 from tests.support import deepspeed
 from tests.support.compiled import compile_from_options
 from tests.support.deepspeed_configs import CONFIGS
@@ -84,15 +82,13 @@ def test_it_trains_as_deepspeed_documents(name: str, tmp_path: Path) -> None:
     world, config = CASES[name]
     file = tmp_path / "ds_config.json"
     file.write_text(json.dumps(config))
-    words = ["tests.support.deepspeed:Net", *(word for one in SOURCE for word in ("--set", one))]
-    words += ["--deepspeed", str(file), "--output-folder", str(tmp_path), "--json"]
-    done = CliRunner().invoke(compile_command, [*words, *(["--data-parallel", "-ws", str(world)] if world > 1 else [])])
-    assert done.exit_code == 0, done.output
-    pef = Path(json.loads(done.stdout)["pef"])
+    words = ["tests.support.deepspeed:Net", *each("--set", SOURCE), "--deepspeed", str(file)]
+    words += ["--data-parallel", "-ws", str(world)] if world > 1 else []
+    pef = Path(record("compile", *words, "--output-folder", str(tmp_path))["pef"])
     run = ["--pef", str(pef), "--deepspeed", str(file), "--steps", str(STEPS), "--threads", "1"]
     run += ["--emulate-replicas", str(world)] if world > 1 else []
     out = ["--metrics", str(tmp_path / "metrics"), "--save", str(tmp_path / "w.safetensors")]
-    result = CliRunner().invoke(run_command, [*run, *out])
+    result = invoked("run", *run, *out)
     assert result.exit_code == 0, result.output
     lines = [json.loads(line) for line in (tmp_path / "metrics").read_text().splitlines()]
     steps = [line for line in lines if line["kind"] == "step"]
@@ -101,23 +97,23 @@ def test_it_trains_as_deepspeed_documents(name: str, tmp_path: Path) -> None:
     weights = {
         symbols[one].torch_names[0]: tensor.float() for one, tensor in stored.items() if symbols[one].torch_names
     }
-    records, net = deepspeed.train(config, weights, world, STEPS)
+    theirs, net = deepspeed.train(config, weights, world, STEPS)
     half = "fp16" in config or "bf16" in config
     loose = partial(pytest.approx, rel=2e-2, abs=2e-3) if half else partial(pytest.approx, rel=1e-5)
-    assert [one["lr"] for one in steps] == pytest.approx([one.lr for one in records], rel=1e-12)
-    assert [one["loss"] for one in steps] == loose([one.loss for one in records])
+    assert [one["lr"] for one in steps] == pytest.approx([one.lr for one in theirs], rel=1e-12)
+    assert [one["loss"] for one in steps] == loose([one.loss for one in theirs])
     if "fp16" in config:
-        assert [one["loss_scale"] for one in steps] == [one.scale for one in records]
+        assert [one["loss_scale"] for one in steps] == [one.scale for one in theirs]
     if "fp16" in config or "gradient_clipping" in config:
-        for ours, record in zip(steps, records, strict=True):
-            assert ours["grad_norm"] == (None if record.norm is None else loose(record.norm))
+        for ours, reference in zip(steps, theirs, strict=True):
+            assert ours["grad_norm"] == (None if reference.norm is None else loose(reference.norm))
     if "initial_scale_power" in config.get("fp16", {}):
-        assert 2 <= sum(one.norm is None for one in records) <= STEPS - 4
+        assert 2 <= sum(one.norm is None for one in theirs) <= STEPS - 4
     trained = load_file(tmp_path / "w.safetensors")
-    for path, theirs in net.state_dict().items():
+    for path, weight in net.state_dict().items():
         rtol, atol = (2e-2, 2e-3) if half else (1e-4, 1e-6)
-        torch.testing.assert_close(trained[path].float(), theirs.float(), rtol=rtol, atol=atol)
-        assert not torch.allclose(theirs.float(), weights[path], rtol=1e-2)
+        torch.testing.assert_close(trained[path].float(), weight.float(), rtol=rtol, atol=atol)
+        assert not torch.allclose(weight.float(), weights[path], rtol=1e-2)
 
 
 @whole
@@ -132,7 +128,6 @@ def test_every_shape_compiles_and_runs(name: str, tmp_path: Path) -> None:
     options = options_and_notes(None, "tests.support.deepspeed:Net", overrides, {**flags, "deepspeed": file}).options
     pef = compile_from_options(options).path
     run = ["--pef", str(pef), "--deepspeed", str(file), "--steps", "2", "--emulate-replicas", "2", "--json"]
-    result = CliRunner().invoke(run_command, run)
+    result = invoked("run", *run)
     assert result.exit_code == 0, result.output
-    summary = json.loads(result.stdout)
-    assert summary["steps"] == 2
+    assert json.loads(result.stdout)["steps"] == 2

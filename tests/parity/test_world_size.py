@@ -1,6 +1,7 @@
 """What does not depend on the number of replicas, or does in a known way: norms, shards, random numbers, threads."""
 
 import random
+from functools import partial
 
 import numpy as np
 import pytest
@@ -75,22 +76,28 @@ def _shard(rank: int, world_size: int, batch_size: int = 4, workers: int = 0, ac
     )
 
 
+def _dealt(
+    world_size: int, steps: int, epoch: int, used: int = 0, batch_size: int = 4, accumulation: int = 1
+) -> list[int]:
+    """The samples that all replicas take in so many steps."""
+    seen: list[int] = []
+    for rank in range(world_size):
+        shard = _shard(rank, world_size, batch_size, accumulation=accumulation)
+        shard.begin_epoch(epoch, 0, used)
+        for _ in range(steps * accumulation):
+            seen += shard.next_batch()["number"].tolist()
+    return seen
+
+
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 @pytest.mark.parametrize("accumulation", [1, 3])
 def test_shards_are_disjoint_and_the_plan_counts_what_they_leave_out(world_size: int, accumulation: int) -> None:
     training = TrainingOptions(batch_size=4, accumulation_steps=accumulation)
     planned = plan(len(Numbered()), world_size, training)
-    epochs = []
-    for epoch in range(2):
-        seen: list[int] = []
-        for rank in range(world_size):
-            shard = _shard(rank, world_size, accumulation=accumulation)
-            shard.begin_epoch(epoch, 0)
-            for _ in range(planned.steps_per_epoch * accumulation):
-                seen += shard.next_batch()["number"].tolist()
+    epochs = [_dealt(world_size, planned.steps_per_epoch, epoch, accumulation=accumulation) for epoch in range(2)]
+    for seen in epochs:
         assert len(seen) == len(set(seen)) == len(Numbered()) - planned.left_out
-        assert planned.left_out < 4 * accumulation * world_size
-        epochs.append(seen)
+    assert planned.left_out < 4 * accumulation * world_size
     assert epochs[0] != epochs[1], "each epoch deals anew"
 
 
@@ -99,27 +106,18 @@ def test_a_run_that_goes_on_with_other_replicas_deals_out_the_rest_of_the_epoch(
     before: int, after: int, batch_size: int, accumulation: int, epoch: int, steps: int
 ) -> None:
     """Every sample once, but for those that make no whole step in the end."""
-
-    def dealt(world_size: int, count: int, used: int) -> list[int]:
-        seen: list[int] = []
-        for rank in range(world_size):
-            shard = _shard(rank, world_size, batch_size, accumulation=accumulation)
-            shard.begin_epoch(epoch, 0, used)
-            for _ in range(count * accumulation):
-                seen += shard.next_batch()["number"].tolist()
-        return seen
-
+    dealt = partial(_dealt, epoch=epoch, batch_size=batch_size, accumulation=accumulation)
     planned = plan(len(Numbered()), before, TrainingOptions(batch_size=batch_size, accumulation_steps=accumulation))
     steps = min(steps, planned.steps_per_epoch)
     here = planned.position(steps, 0).used
-    first = dealt(before, steps, 0)
+    first = dealt(before, steps)
     assert len(first) == here
     left = (len(Numbered()) - here) // after // batch_size // accumulation
-    second = dealt(after, left, here)
+    second = dealt(after, left, used=here)
     assert len({*first, *second}) == len(first) + len(second)
     assert len(Numbered()) - len(first) - len(second) < after * batch_size * accumulation
     if before == after:
-        assert sorted(first + second) == sorted(dealt(before, planned.steps_per_epoch, 0))
+        assert sorted(first + second) == sorted(dealt(before, planned.steps_per_epoch))
 
 
 def test_what_a_dataset_draws_does_not_depend_on_its_workers() -> None:

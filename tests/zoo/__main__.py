@@ -52,10 +52,10 @@ def _alone(name: str, python: str) -> Verdict:
     try:
         done = subprocess.run(argv, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:
-        return Verdict(name, "", "failed", f"it took more than {TIMEOUT_S} s")
+        return Verdict("failed", f"it took more than {TIMEOUT_S} s")
     lines = done.stdout.splitlines()
     if done.returncode or not lines:
-        return Verdict(name, "", "failed", done.stderr[-800:])
+        return Verdict("failed", done.stderr[-800:])
     return Verdict(**json.loads(lines[-1]))
 
 

@@ -1,6 +1,5 @@
 """What a case of the zoo is."""
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
@@ -84,10 +83,6 @@ NAMED_LOSSES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
 def _first(result: Any) -> Tensor:
     """The first tensor of what a model returns: a tensor, a tuple, a dataclass, or a mapping as in `transformers`."""
     while not isinstance(result, Tensor):
-        if dataclasses.is_dataclass(result) and not isinstance(result, Mapping):
-            result = getattr(result, dataclasses.fields(result)[0].name)
-        elif isinstance(result, Mapping | tuple | list):
-            result = next(iter(result.values() if isinstance(result, Mapping) else result))
-        else:
-            raise TypeError(f"a model returned {type(result).__name__}")
+        parts = result if isinstance(result, Mapping | tuple | list) else vars(result)
+        result = next(iter(parts.values() if isinstance(parts, Mapping) else parts))
     return result

@@ -34,8 +34,6 @@ CLOSE = 1e-6
 class Verdict:
     """What became of an entry. `detail`: the error, or losses that differ."""
 
-    name: str
-    package: str
     outcome: Outcome
     detail: str = ""
 
@@ -49,22 +47,22 @@ def play(entry: Case, folder: Path, *, in_process: bool = False) -> Verdict:
     try:
         _compile(entry, batch, folder)
     except SambasimError as error:
-        return Verdict(entry.name, entry.package, "refused", str(error))
+        return Verdict("refused", str(error))
     except Exception as error:
-        return Verdict(entry.name, entry.package, "failed", f"{type(error).__name__}: {error}")
+        return Verdict("failed", f"{type(error).__name__}: {error}")
     outcome: Outcome = "exact"
     detail = ""
     for replicas in REPLICAS:
         try:
             ours = _losses_here(folder, replicas) if in_process else _losses(folder, replicas)
         except RuntimeError as error:
-            return Verdict(entry.name, entry.package, "failed", str(error))
+            return Verdict("failed", str(error))
         theirs = list(eager_losses(entry, batch, replicas))
         if ours != theirs:
             off = max(abs(one - other) / max(abs(other), 1e-9) for one, other in zip(ours, theirs, strict=True))
             outcome = "wrong" if not off <= CLOSE else outcome if outcome == "wrong" else "close"
             detail = f"np {replicas}: {ours}, eager {theirs}"
-    return Verdict(entry.name, entry.package, outcome, detail)
+    return Verdict(outcome, detail)
 
 
 def _compile(entry: Case, batch: Mapping[str, Tensor], folder: Path) -> None:

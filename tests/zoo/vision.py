@@ -3,6 +3,7 @@
 from functools import cache, partial
 from importlib import import_module
 from importlib.util import find_spec
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +31,7 @@ def _torchvision() -> Any:
 
 
 def _of_torchvision(path: str, config: dict[str, Any]) -> nn.Module:
-    made: Any = _torchvision().models
-    for name in path.split("."):
-        made = getattr(made, name)
-    model: nn.Module = made(num_classes=CLASSES, **config)
+    model: nn.Module = attrgetter(path)(_torchvision().models)(num_classes=CLASSES, **config)
     return model
 
 
