@@ -11,12 +11,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from sambasim.options.compile import options_and_notes
 from sambasim.pef import map_weights, read
 from tests.cli.typed import each, invoked, record
 from tests.support import deepspeed
 from tests.support.compiled import compile_from_options
-from tests.support.deepspeed_configs import CONFIGS
+from tests.support.deepspeed_configs import CONFIGS, TWO, compiled
 from tests.support.whole import whole
 
 STEPS = 9
@@ -119,15 +118,11 @@ def test_it_trains_as_deepspeed_documents(name: str, tmp_path: Path) -> None:
 @whole
 @pytest.mark.parametrize("name", CONFIGS)
 def test_every_shape_compiles_and_runs(name: str, tmp_path: Path) -> None:
-    file = tmp_path / "ds_config.json"
-    file.write_text(CONFIGS[name])
     overrides = [*SOURCE, "optimizer.name=adamw"] if '"optimizer"' not in CONFIGS[name] else SOURCE
-    flags: dict[str, object] = {"output_folder": tmp_path, "data_parallel": True, "world_size": 2}
-    if '"train_micro_batch_size_per_gpu": "auto"' in CONFIGS[name]:
-        flags["batch_size"] = 4
-    options = options_and_notes(None, "tests.support.deepspeed:Net", overrides, {**flags, "deepspeed": file}).options
-    pef = compile_from_options(options).path
-    run = ["--pef", str(pef), "--deepspeed", str(file), "--steps", "2", "--emulate-replicas", "2", "--json"]
-    result = invoked("run", *run)
+    batch_size = {"batch_size": 4} if '"train_micro_batch_size_per_gpu": "auto"' in CONFIGS[name] else {}
+    flags = {"output_folder": tmp_path, **TWO, **batch_size}
+    options = compiled(CONFIGS[name], tmp_path, flags, overrides, target="tests.support.deepspeed:Net").options
+    run = ["--pef", str(compile_from_options(options).path), "--deepspeed", str(tmp_path / "ds_config.json")]
+    result = invoked("run", *run, "--steps", "2", "--emulate-replicas", "2", "--json")
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["steps"] == 2
