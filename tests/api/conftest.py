@@ -17,6 +17,9 @@ POINTS = torch.randn(400, 2, generator=torch.Generator().manual_seed(0))
 LABELS = (POINTS.norm(dim=1) > 1.2).long()
 TRAIN, HELD_OUT = (POINTS[:320], LABELS[:320]), (POINTS[320:], LABELS[320:])
 BATCH = (POINTS[:32], LABELS[:32])
+X = torch.randn(16, 3, generator=torch.Generator().manual_seed(0))
+SMALL = X, (X.sum(1) > 0).long()
+STEPS = 4
 IN_ORDER: dict[str, Any] = {"threads": 1, "set": {"data.shuffle": False}}
 
 
@@ -30,7 +33,7 @@ def compiled(folder: Path, model: nn.Module, example: object = BATCH, **options:
 
 
 def trained(pef: ss.Pef, data: object = TRAIN, **options: Any) -> ss.Run:
-    return ss.run(pef, data, quiet=True, **{"steps": 4, **options})
+    return ss.run(pef, data, quiet=True, **{"steps": STEPS, **options})
 
 
 def sgd(model: nn.Module, rate: float = 0.1) -> Optimizer:

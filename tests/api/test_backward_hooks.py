@@ -15,14 +15,10 @@ from torch.nn import functional
 
 from sambasim.errors import CaptureError, ModelError
 from sambasim.runtime.machine.process import Stream, derive
-from tests.api.conftest import IN_ORDER, compiled, eager, sgd, trained
+from tests.api.conftest import IN_ORDER, SMALL, STEPS, compiled, eager, sgd, trained
 from tests.support.whole import every_second
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-X = torch.randn(16, 3, generator=torch.Generator().manual_seed(0))
-BATCH = X, (X.sum(1) > 0).long()
-STEPS = 4
 
 
 class Net(nn.Module):
@@ -69,12 +65,12 @@ HOOKS: Mapping[str, Callable[[Net], object]] = {
 def _eager(net: nn.Module, hook: Callable[[Any], object] = lambda net: None) -> list[float]:
     hook(net)
     seeds = [derive(0, 0, step, 0, Stream.GRAPH) for step in range(STEPS)]
-    return eager(net, sgd(net), [BATCH] * STEPS, before=lambda step: torch.manual_seed(seeds[step]))
+    return eager(net, sgd(net), [SMALL] * STEPS, before=lambda step: torch.manual_seed(seeds[step]))
 
 
 def _check(model: nn.Module, other: nn.Module, losses: list[float], folder: Path) -> None:
-    pef = compiled(folder, model, BATCH, loss="cross_entropy", optimizer=sgd(model))
-    run = trained(pef, BATCH, steps=STEPS, **IN_ORDER)
+    pef = compiled(folder, model, SMALL, loss="cross_entropy", optimizer=sgd(model))
+    run = trained(pef, SMALL, **IN_ORDER)
     assert run.losses == losses
     for name, value in other.state_dict().items():
         assert torch.equal(run.weights[name], value), name
@@ -101,13 +97,13 @@ def test_what_a_hook_does_with_state_and_values_is_refused(tmp_path: Path) -> No
         model = Net()
         model.b.register_full_backward_hook(hook)
         with pytest.raises(CaptureError):
-            compiled(tmp_path, model, BATCH, loss="cross_entropy")
+            compiled(tmp_path, model, SMALL, loss="cross_entropy")
 
 
 def test_a_hook_is_called_in_a_narrow_type_too(tmp_path: Path) -> None:
     model = Net()
     HOOKS["of a layer"](model)
-    checked = compiled(tmp_path, model, BATCH, loss="cross_entropy", dtype="bf16").checked
+    checked = compiled(tmp_path, model, SMALL, loss="cross_entropy", dtype="bf16").checked
     assert checked is not None
     assert checked.rounded == 0
 
@@ -130,7 +126,7 @@ def test_a_parameters_hook_is_refused_with_what_does_the_same(tmp_path: Path) ->
     hook(model.b.weight)
     says = r"the parameter b.weight has a gradient hook.*w = self.weight.view_as\(self.weight\)"
     with pytest.raises(ModelError, match=f"(?s){says}"):
-        compiled(tmp_path, model, BATCH, loss="cross_entropy")
+        compiled(tmp_path, model, SMALL, loss="cross_entropy")
     losses = _eager(other, lambda net: hook(net.b.weight))
     assert losses != _eager(Net())
     _check(Viewing(), other, losses, tmp_path)

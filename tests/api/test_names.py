@@ -18,14 +18,10 @@ from torch.nn.utils import parametrizations
 import sambasim as ss
 from sambasim.errors import ModelError, WeightsError
 from sambasim.ir.types import SymbolKind
-from tests.api.conftest import IN_ORDER, compiled, eager, sgd, trained
+from tests.api.conftest import IN_ORDER, SMALL, STEPS, X, compiled, eager, sgd, trained
 from tests.support.whole import every_second
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-X = torch.randn(16, 3, generator=torch.Generator().manual_seed(0))
-BATCH = X, (X.sum(1) > 0).long()
-STEPS = 4
 
 Entries = dict[str, Any]
 
@@ -212,10 +208,10 @@ def _by_path(model: nn.Module) -> dict[str, Tensor]:
 @pytest.mark.parametrize("name", every_second(MODELS))
 def test_the_names_are_those_of_the_state_dict(name: str, tmp_path: Path) -> None:
     model, other = _made(name), _made(name)
-    data = (torch.cat([X, X[:, :1]], 1) if name == "orthogonal" else X), BATCH[1]
+    data = (torch.cat([X, X[:, :1]], 1) if name == "orthogonal" else X), SMALL[1]
     file = tmp_path / "w.safetensors"
     pef = compiled(tmp_path, model, data, loss="cross_entropy", optimizer=sgd(model))
-    run = trained(pef, data, steps=STEPS, save=file, **IN_ORDER)
+    run = trained(pef, data, save=file, **IN_ORDER)
     assert run.losses == eager(other, sgd(other), [data] * STEPS)
     names = {name for name, value in other.state_dict().items() if isinstance(value, Tensor)} - {"version"}
     assert run.weights.keys() == pef.weights.keys() == load_file(file).keys() == names
@@ -277,7 +273,7 @@ REFUSED: Mapping[str, tuple[Callable[[], nn.Module], str]] = {
 def test_a_parameter_without_a_name_is_refused(name: str, tmp_path: Path) -> None:
     make, says = REFUSED[name]
     with pytest.raises(ModelError, match=f"(?s){says}"):
-        compiled(tmp_path, make(), BATCH, loss="cross_entropy")
+        compiled(tmp_path, make(), SMALL, loss="cross_entropy")
     if name != "parameters() of its own":
         with pytest.raises(ModelError, match=f"(?s){says}"):
             compiled(tmp_path, make(), X, inference=True)
@@ -285,24 +281,24 @@ def test_a_parameter_without_a_name_is_refused(name: str, tmp_path: Path) -> Non
     model = Some()  # frozen, as the remedy says
     model.a.requires_grad_(False)
     before = model.a.get_parameter("weight").detach().clone()
-    run = trained(compiled(tmp_path, model, BATCH, loss="cross_entropy"), BATCH)
+    run = trained(compiled(tmp_path, model, SMALL, loss="cross_entropy"), SMALL)
     assert torch.equal(run.weights["a.weight"], before)
     assert not torch.equal(run.weights["b.weight"], model.b.get_parameter("weight"))
 
 
 @pytest.fixture(scope="module")
 def tied(tmp_path_factory: pytest.TempPathFactory) -> ss.Pef:
-    return compiled(tmp_path_factory.mktemp("tied"), _made("tied"), BATCH, loss="cross_entropy")
+    return compiled(tmp_path_factory.mktemp("tied"), _made("tied"), SMALL, loss="cross_entropy")
 
 
 def test_of_tied_names_a_file_may_have_one(tied: ss.Pef, tmp_path: Path) -> None:
     given = {name: value + 1 for name, value in tied.weights.items()}
-    expected = ss.predict(tied, BATCH, weights=given).outputs[-1]
+    expected = ss.predict(tied, SMALL, weights=given).outputs[-1]
     for left_out in ("a.weight", "b.weight"):
         file = tmp_path / "one.safetensors"
         save_file({name: value for name, value in given.items() if name != left_out}, file)
-        assert torch.equal(ss.predict(tied, BATCH, weights=file).outputs[-1], expected)
-    assert trained(tied, BATCH, weights=file, lr=0.0, steps=1).weights["a.weight"].equal(given["a.weight"])
+        assert torch.equal(ss.predict(tied, SMALL, weights=file).outputs[-1], expected)
+    assert trained(tied, SMALL, weights=file, lr=0.0, steps=1).weights["a.weight"].equal(given["a.weight"])
 
 
 def test_weights_that_lack_a_parameter_or_contradict_are_refused(tied: ss.Pef, tmp_path: Path) -> None:
@@ -317,13 +313,13 @@ def test_weights_that_lack_a_parameter_or_contradict_are_refused(tied: ss.Pef, t
         save_file(wrong, file)
         for given in (wrong, file):
             with pytest.raises(WeightsError, match=says):
-                ss.predict(tied, BATCH, weights=given)
+                ss.predict(tied, SMALL, weights=given)
         with pytest.raises(WeightsError, match=says):
-            trained(tied, BATCH, weights=file)
+            trained(tied, SMALL, weights=file)
 
 
 def test_weights_go_into_the_model_that_was_compiled_only(tied: ss.Pef) -> None:
-    run = trained(tied, BATCH, steps=1)
+    run = trained(tied, SMALL, steps=1)
     for other, name in ((_made("tied, one name"), "b.weight"), (Net(), "a.weight")):
         with pytest.raises(WeightsError, match=f"do not fit the model: {name} is in one only, or of another shape"):
             run.load_into(other)

@@ -13,7 +13,6 @@ from sambasim.cli.machine import Check
 from sambasim.units import GIB, MIB
 from tests.cli.typed import invoked
 from tests.faults.command import sambasim
-from tests.support.mpi import Result
 
 NOTE = Check("compiler", "none", "kernels [cannot] be compiled", "install g++")
 STOP = Check("mpirun found", "none", "no mpirun", "pip install mpich", stops_a_run=True)
@@ -119,10 +118,6 @@ def test_a_compiler_that_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert machine.compiler().value == f"g++ 13.2.0 ({tmp_path}/g++)"
 
 
-def bench(folder: Path, *arguments: str) -> Result:
-    return sambasim(["bench", "collectives", *arguments], folder)
-
-
 @pytest.mark.parametrize(
     ("arguments", "what", "remedy"),
     [
@@ -140,7 +135,7 @@ def bench(folder: Path, *arguments: str) -> Result:
 def test_a_wrong_flag_is_refused_before_mpi_starts(
     tmp_path: Path, arguments: list[str], what: str, remedy: str
 ) -> None:
-    result = bench(tmp_path, *arguments)
+    result = sambasim(["bench", "collectives", *arguments], tmp_path)
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr.startswith("error[option]: ")
     assert what in result.stderr
@@ -148,7 +143,7 @@ def test_a_wrong_flag_is_refused_before_mpi_starts(
 
 
 def test_one_rank_has_nothing_to_sync(tmp_path: Path) -> None:
-    result = bench(tmp_path, "--max-bytes", "4KiB")
+    result = sambasim(["bench", "collectives", "--max-bytes", "4KiB"], tmp_path)
     assert (result.returncode, result.stdout) == (2, "")
     assert "error[launch]: one rank alone has nothing to sync" in result.stderr
     assert "try:   mpirun -np 2 sambasim bench collectives --max-bytes 4KiB" in result.stderr
