@@ -179,8 +179,7 @@ def test_what_cannot_be_compared_is_refused(arguments: tuple[str, ...], what: st
 
 def test_a_damaged_file_of_weights_is_told() -> None:
     Path("b.safetensors").write_bytes(b"no")
-    error = refused("compare", "a.safetensors", "b.safetensors")
-    assert isinstance(error, WeightsError)
+    error = refused("compare", "a.safetensors", "b.safetensors", kind=WeightsError)
     assert error.what.startswith("b.safetensors is not a safetensors file: ")
 
 

@@ -130,8 +130,7 @@ def test_a_pef_is_planned_without_its_code(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_planned(arguments: list[str], said: str) -> None:
-    error = refused(*PLAN, *arguments)
-    assert isinstance(error, OptionError)
+    error = refused(*PLAN, *arguments, kind=OptionError)
     assert said in str(error)
     assert error.remedy
 
@@ -193,8 +192,7 @@ def test_of_what_was_compiled_only_what_fits_is_counted(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_flags_that_do_not_go_together(typed: list[str], what: str, remedy: str) -> None:
-    error = refused(*typed)
-    assert isinstance(error, OptionError)
+    error = refused(*typed, kind=OptionError)
     assert (error.what, error.remedy) == (what, remedy)
 
 
@@ -205,8 +203,7 @@ def test_ranks_are_at_least_one() -> None:
 
 
 def test_a_model_that_does_not_run_here_is_named_with_what_a_rank_said() -> None:
-    error = refused(*HERE, "--ranks", "1", "--global-batch", "4096", "--only", "samples=4096")
-    assert isinstance(error, MachineError)
+    error = refused(*HERE, "--ranks", "1", "--global-batch", "4096", "--only", "samples=4096", kind=MachineError)
     fewer = "digits has 1,437 samples to train on, fewer than 1 replica × 4,096 samples"
     assert error.what == f"the model does not run on this machine, with 1 rank: {fewer}"
     assert error.remedy == "a smaller --global-batch; sambasim compile and sambasim run say more"

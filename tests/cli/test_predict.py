@@ -187,8 +187,7 @@ class Net(nn.Sequential):
 """)
     data = each("--set", ["data.source=synthetic", 'data.inputs={x="float32[64]"}', "optimizer.name=sgd"])
     asked = ["simulate", f"{tmp_path}/net.py:Net", *data, *own_device("68719476736", "2097152"), "--num-tiles", "1"]
-    error = refused(*asked, "-b", "2048")
-    assert isinstance(error, MachineError)
+    error = refused(*asked, "-b", "2048", kind=MachineError)
     assert "1 of 2 tiles of Mine has 1.0 MiB" in error.what
     fits = str(error.remedy).splitlines()
     assert [line.partition(":")[0] for line in fits] == ["--num-tiles 2", "-b 1024"], fits

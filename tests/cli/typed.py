@@ -24,9 +24,9 @@ def record(*words: str) -> Any:
     return json.loads(line)
 
 
-def refused(*words: str) -> SambasimError:
+def refused(*words: str, kind: type[SambasimError] = SambasimError) -> SambasimError:
     error = invoked(*words).exception
-    assert isinstance(error, SambasimError), error
+    assert isinstance(error, kind), error
     return error
 
 

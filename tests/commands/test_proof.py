@@ -192,24 +192,21 @@ def test_verify_compares_with_a_model_later(pef: Path) -> None:
     assert "checked         8 steps equal" in output
     assert f"checked          8 steps {said} (1 thread, torch 2.13.0)" in printed("inspect", str(pef))
     assert record("inspect", str(pef))["checked"]["steps"] == 8
-    error = refused("verify", str(pef), "--against", NET.replace("Net", "Quarter"))
-    assert isinstance(error, CaptureError)
+    error = refused("verify", str(pef), "--against", NET.replace("Net", "Quarter"), kind=CaptureError)
     assert (error.where or "").endswith("h = h * self.scale")
     assert "name the model that was compiled" in (error.remedy or "")
 
 
 def test_verify_refuses_what_it_cannot_compare(pef: Path, tmp_path: Path) -> None:
-    wrong = refused("verify", str(pef), "--against", NET.replace("Net", "Plain"))
-    assert isinstance(wrong, ModelError)
+    wrong = refused("verify", str(pef), "--against", NET.replace("Net", "Plain"), kind=ModelError)
     assert "the model has no parameter first.weight of float32[16, 6]" in wrong.what
-    assert isinstance(refused("verify", str(pef), "--check", "3"), OptionError)
+    refused("verify", str(pef), "--check", "3", kind=OptionError)
     for malformed in ("net.toml", "Net"):
-        error = refused("verify", str(pef), "--against", malformed)
-        assert isinstance(error, OptionError)
+        error = refused("verify", str(pef), "--against", malformed, kind=OptionError)
         assert error.where == f"--against {malformed}"
     example = tuple(inputs().values())
     live = ss.compile(Net(), example, loss=squared, name="live", quiet=True, check=0, output_folder=tmp_path)
-    assert isinstance(refused("verify", str(live.path), "--against", NET), OptionError)
+    refused("verify", str(live.path), "--against", NET, kind=OptionError)
 
 
 def test_a_model_is_compared_with_the_arguments_of_its_compile_wherever_its_file_is_named_from(
@@ -220,14 +217,12 @@ def test_a_model_is_compared_with_the_arguments_of_its_compile_wherever_its_file
     monkeypatch.chdir(written.parent)
     verify = ["verify", str(done.compiled.path), "--check", "2", "--against"]
     assert "steps equal to eager PyTorch, bit for bit" in printed(*verify, f"{written.name}:Net")
-    slip = refused(*verify, f"{written.name}:Nett")
-    assert isinstance(slip, ModelError)
+    slip = refused(*verify, f"{written.name}:Nett", kind=ModelError)
     assert slip.remedy == "did you mean Net?"
     monkeypatch.chdir(tmp_path)  # another model of the same name gets no arguments
     for name, parameters in (("plain", "self"), ("needs", "self, other")):
         text = f"class Net(Other):\n    def __init__({parameters}):\n        super().__init__(0.25)\n"
         Path(f"{name}.py").write_text(f"from tests.commands.proving import Net as Other\n\n{text}", encoding="utf-8")
     assert invoked(*verify, "plain.py:Net").exception is None
-    error = refused(*verify, "needs.py:Net")
-    assert isinstance(error, ModelError)
+    error = refused(*verify, "needs.py:Net", kind=ModelError)
     assert "a function without arguments" in (error.remedy or "")
