@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sambasim.errors import PefError
+from sambasim.pef import peek
 from tests.fuzz import __main__ as fuzz
 from tests.fuzz.subjects import Subject
 from tests.support.mpi import run_job
@@ -19,10 +19,6 @@ def test_mutants_are_read_or_refused_and_nothing_else() -> None:
     assert done.stdout.count(": 40 mutants, ") == 7
 
 
-def refuse(path: Path) -> None:
-    raise PefError("it is no PEF")
-
-
 def test_the_fuzzer_finds_a_wrong_error_and_a_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fuzz, "_SECONDS", 1)
     (tmp_path / "file").write_bytes(b"x")
@@ -31,6 +27,6 @@ def test_the_fuzzer_finds_a_wrong_error_and_a_hang(tmp_path: Path, monkeypatch: 
         return fuzz.read(Subject("", lambda folder: [], (), (reader,)), tmp_path / "file")
 
     assert read(Path.read_bytes) is None
-    assert read(refuse) == "refused"
+    assert read(peek) == "refused"
     assert "ZeroDivisionError" in str(read(lambda path: 1 / 0))
     assert "it took more than 1 s" in str(read(lambda path: time.sleep(20)))
