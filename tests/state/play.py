@@ -1,12 +1,12 @@
 """Gives the verdict on a case: compiles and runs it in a forked child, and holds it against an eager loop in another,
 so that nothing that a case does to its process reaches the next one."""
 
+import faulthandler
 import gc
 import itertools
 import os
 import pickle
 import random
-import signal
 import sys
 import tempfile
 import traceback
@@ -90,20 +90,24 @@ def complaints(case: Case, found: Found) -> Iterator[str]:
 
 
 def in_child(function: Callable[[], Any]) -> Any:
-    """What `function` returns in a forked child; a text if it raises, None if it ends the process or takes too long."""
+    """What `function` returns in a forked child; a text if it raises, ends the process or takes too long."""
+    with tempfile.TemporaryFile("w+") as said:
 
-    def answer(request: object) -> Any:
-        signal.alarm(TIMEOUT_S)
-        torch.set_num_threads(1)
-        random.seed(0)
-        np.random.seed(0)
-        try:
-            return function()
-        except Exception:
-            return traceback.format_exc()[-2000:]
+        def answer(request: object) -> Any:
+            faulthandler.enable(said)
+            faulthandler.dump_traceback_later(TIMEOUT_S, exit=True, file=said)
+            torch.set_num_threads(1)
+            random.seed(0)
+            np.random.seed(0)
+            try:
+                return function()
+            except BaseException:
+                return traceback.format_exc()[-2000:]
 
-    with closing(Fork(answer, lambda: None, fresh=False)) as fork:
-        return fork.ask()
+        with closing(Fork(answer, lambda: None, fresh=False)) as fork:
+            answered = fork.ask()
+        said.seek(0)
+        return answered if answered is not None else f"no answer: {said.read()[:2000] or 'it ended, or was killed'}"
 
 
 def _in_eager(build: Build, steps: int) -> tuple[list[float], dict[str, Tensor]]:
