@@ -24,6 +24,7 @@ import threading
 import types
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -79,9 +80,13 @@ def start(environ: Mapping[str, str]) -> Callable[[], None]:
     """Start the server, whose copies have `environ` but for what clients say. Returns what ends it."""
     folder = tempfile.TemporaryDirectory(prefix="sambasim-warm-")
     path = str(Path(folder.name, "socket"))
-    argv = [sys.executable, "-m", "tests.support.warm", path]
-    # Its stdin is closed with this process. Ctrl-C is for the tests: their end is the server's.
-    server = subprocess.Popen(argv, cwd=ROOT, env={**environ}, stdin=subprocess.PIPE, start_new_session=True)
+    with socket.socket(socket.AF_UNIX) as listening:  # before the server is ready: until then, clients wait
+        listening.bind(path)
+        listening.listen(64)
+        argv, passed = [sys.executable, "-m", "tests.support.warm", str(listening.fileno())], [listening.fileno()]
+        how: dict[str, Any] = {"cwd": ROOT, "env": {**environ}, "pass_fds": passed, "start_new_session": True}
+        # Its stdin is closed with this process. Ctrl-C is for the tests: their end is the server's.
+        server = subprocess.Popen(argv, stdin=subprocess.PIPE, **how)
     os.environ.update({KEY: path, f"{KEY}_FOR": json.dumps(_read_at_start(environ))})
 
     def end() -> None:
@@ -92,7 +97,7 @@ def start(environ: Mapping[str, str]) -> Callable[[], None]:
     return end
 
 
-def serve(path: str) -> Callable[[], object]:
+def serve(listening: socket.socket) -> Callable[[], object]:
     """Copies this process for each connection. Returns in the copies, with what they are to do."""
     import sambasim.cli.main
     import sambasim.runtime.job  # noqa: F401 -- for the copies, as most jobs train
@@ -101,10 +106,6 @@ def serve(path: str) -> Callable[[], object]:
     warm_up()
     gc.collect()
     gc.freeze()
-    listening = socket.socket(socket.AF_UNIX)
-    listening.bind(f"{path}.new")
-    listening.listen(64)
-    os.rename(f"{path}.new", path)
     selector = selectors.DefaultSelector()
     selector.register(listening, selectors.EVENT_READ)
     selector.register(0, selectors.EVENT_READ)
@@ -246,4 +247,4 @@ def _live(work: Callable[[], object]) -> None:
 if __name__ == "__main__":
     for number in PASSED_ON:
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
-    _live(serve(sys.argv[1]))
+    _live(serve(socket.socket(fileno=int(sys.argv[1]))))

@@ -8,7 +8,6 @@ import resource
 import signal
 import socket
 import sys
-import time
 
 PASSED_ON = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 LIMITS = (resource.RLIMIT_AS, resource.RLIMIT_FSIZE)
@@ -19,7 +18,7 @@ def main() -> None:
     files = [int(name) for name in os.listdir("/proc/self/fd")]
     connection = socket.socket(socket.AF_UNIX)
     files = [number for number in files if number != connection.fileno() and _is_open(number)]
-    _connect(connection, os.environ["SAMBASIM_TEST_WARM"])
+    connection.connect(os.environ["SAMBASIM_TEST_WARM"])
     limits = {one: resource.getrlimit(one) for one in LIMITS}
     given = sys.argv[1:], dict(os.environ), os.getcwd(), files, os.sched_getaffinity(0), limits
     request = marshal.dumps(given)
@@ -35,19 +34,6 @@ def main() -> None:
         signal.signal(-code, signal.SIG_DFL) if -code != signal.SIGKILL else None
         os.kill(os.getpid(), -code)
     os._exit(code)
-
-
-def _connect(connection: socket.socket, path: str) -> None:
-    """The server may have started a moment ago."""
-    until = time.monotonic() + 30
-    while True:
-        try:
-            connection.connect(path)
-            return
-        except FileNotFoundError:
-            if time.monotonic() > until:
-                raise
-            time.sleep(0.05)
 
 
 def _is_open(number: int) -> bool:
