@@ -20,12 +20,12 @@ from sambasim.options.training import DataOptions, ModelOptions, OptimizerOption
 from sambasim.records.metrics import CollectivesRecord
 from sambasim.units import KIB, MIB, format_bytes
 from tests.benchmarks import workloads
-from tests.benchmarks.measure import TIMEOUT_S, Action, Figure, in_turns, run_body, timed
+from tests.benchmarks.measure import Action, Figure, in_turns, run_body, timed
 from tests.benchmarks.planning import plan
 from tests.benchmarks.workloads import GPT2_PADDED, PIPELINED_MICRO_BATCHES, WORKLOADS, ParallelWay, Way, Workload
 from tests.mpi.training import EACH_ALONE
 from tests.support.compiled import compile_from_options
-from tests.support.installation import THIS
+from tests.support.installation import THIS, TIMEOUT_S
 from tests.support.mpi import ROOT, mpirun
 
 REPLICAS, MEMORY_REPLICAS = 2, 4
@@ -109,28 +109,17 @@ def parallel(folder: Path) -> Iterator[Figure]:
     }
     pefs = {peer: compile_workload(workloads.SPLIT_GPT, folder / peer.name, **cut) for peer, cut in cuts.items()}
     seconds: defaultdict[str, list[float]] = defaultdict(list)
-    waited: defaultdict[ParallelWay, list[float]] = defaultdict(list)
-    by_gloo: defaultdict[ParallelWay, list[float]] = defaultdict(list)
     for _ in range(STEP_ROUNDS):
         seconds["one rank"] += run_body("parallel", ours, str(whole), str(micro_batches))["steps_s"]
         for peer, pef in pefs.items():
-            measured = run_body("parallel", ours, str(pef), "1", np=2)
-            seconds[f"{ours}, as {peer}"] += measured["steps_s"]
-            waited[peer].append(measured["waited_s"])
+            seconds[f"{ours}, as {peer}"] += run_body("parallel", ours, str(pef), "1", np=2)["steps_s"]
             seconds[peer] += run_body("parallel", peer, "-", "1", np=2)["steps_s"]
-            if peer is not ParallelWay.PIPELINING:
-                by_gloo[peer] += run_body("parallel", ParallelWay.GLOO, str(pef), "1", np=2)["steps_s"]
     medians = {way: statistics.median(values) for way, values in seconds.items()}
     pipelined = f"{ours}, as {ParallelWay.PIPELINING}"
     ideal = {"ideal": medians["one rank"] * (micro_batches + 1) / (2 * micro_batches), pipelined: medians[pipelined]}
     yield Figure("pipeline, 8 micro-batches, 1F1B, np 2", pipelined, "ideal", "ratio at most 1.10", ideal)
-    idle = {"waited": statistics.median(waited[ParallelWay.PIPELINING]), "step": medians[pipelined]}
-    yield Figure("waiting of rank 0 of that pipeline", "waited", "step", "0.111 is the bubble of the schedule", idle)
     for peer in pefs:
         yield Figure(f"step by {peer}, np 2", f"{ours}, as {peer}", peer, "ratio at most 1", medians)
-    for peer, times_s in by_gloo.items():
-        of_both = {ours: statistics.median(waited[peer]), "gloo": statistics.median(times_s)}
-        yield Figure(f"communication as {peer}, np 2, in a step", ours, "gloo", "ratio at most 0.5", of_both)
 
 
 def _steps_s(folder: Path, name: str, way: str, count: int, checkpoints_s: list[float]) -> Any:

@@ -1,19 +1,14 @@
 """How a figure is taken: candidates in turn, several times, and the median of each."""
 
 import json
-import os
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
-from tests.support.mpi import ROOT, mpirun
-
-TIMEOUT_S = 1800.0
+from tests.support.installation import NO_ENV, THIS
+from tests.support.mpi import ROOT
 
 Action = Callable[[], Sequence[float]]
 """Does the work, and returns the seconds that it measured itself."""
@@ -62,13 +57,8 @@ def timed(action: Callable[[], object]) -> Action:
     return measured
 
 
-def run_body(name: str, *arguments: str, np: int = 1, env: Mapping[str, str] = MappingProxyType({})) -> Any:
+def run_body(name: str, *arguments: str, np: int = 1, env: Mapping[str, str] = NO_ENV) -> Any:
     """Run `tests.benchmarks.bodies.NAME` on `np` ranks of one thread. Returns the last line it prints, parsed as JSON.
-    Raises RuntimeError with its stderr if it fails."""
-    launcher = [mpirun(), "-np", str(np)] if np > 1 else []
-    command = [*launcher, sys.executable, "-m", f"tests.benchmarks.bodies.{name}", *arguments]
-    how: dict[str, Any] = {"cwd": ROOT, "env": {**os.environ, "OMP_NUM_THREADS": "1", **env}, "timeout": TIMEOUT_S}
-    result = subprocess.run(command, capture_output=True, text=True, check=False, **how)
-    if result.returncode:
-        raise RuntimeError(result.stderr)
-    return json.loads(result.stdout.splitlines()[-1])
+    Raises RuntimeError with what it printed if it fails."""
+    command = ("-m", f"tests.benchmarks.bodies.{name}", *arguments)
+    return json.loads(THIS.call(*command, folder=ROOT, np=np, env=env, program="python").splitlines()[-1])

@@ -1,5 +1,4 @@
-"""The figures of `plan`: what `sambasim plan --here` predicts, against runs on this machine; and memory by part,
-against PyTorch's own accounting.
+"""The figures of `plan`: what `sambasim plan --here` predicts, against runs on this machine.
 
 For each model the planner runs once, as a user would run it, and writes all strategies. Those of `plans` are then
 compiled and trained by as many ranks as they need, with the threads that `sambasim run` uses; the best of the planner
@@ -8,29 +7,25 @@ is one of them.
 
 import csv
 import statistics
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from sambasim.commands.variants import changes_of
 from sambasim.options.compile import CompileOptions, compile_options
 from sambasim.simulation.planning.strategy import BY_HOST, Strategy
-from tests.benchmarks.measure import TIMEOUT_S, Figure, run_body
+from tests.benchmarks.measure import Figure, run_body
 from tests.support.compiled import compile_from_options
+from tests.support.installation import THIS
 from tests.support.mpi import ROOT
-from tests.support.torch_memory import FAMILIES, parts_of
 
 RANKS = 4
 RUN_S, FEWEST_STEPS, MOST_STEPS = 2.0, 8, 40
 BOUNDS = {"step": (0.15, 0.30), "memory": (0.05, 0.15)}
 """Of the mean error, and of the worst."""
 BEST = 0.05
-MEMORY_FAMILIES = tuple(FAMILIES)[:10]
+ALL_THREADS = {"OMP_NUM_THREADS": ""}  # as many as a run has by default
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +73,9 @@ def plan(folder: Path) -> Iterator[Figure]:
             title = f"{subject.name}, {strategy.ranks} ranks, {strategy}"
             for what, unit, ours, real in zip(BOUNDS, ("s", "bytes"), predicted[strategy], measured, strict=True):
                 errors[what].append(abs(ours / real - 1))
-                yield _against(f"{what} of {title}", "measured", what, ours, real, unit)
+                of_both = {"predicted": ours, "measured": real}
+                goal = f"ratio within {BOUNDS[what][1]:.0%} of 1"
+                yield Figure(f"{what} of {title}", "predicted", "measured", goal, of_both, unit)
         both = {"first of the plan": steps_s[best], "best measured": min(steps_s.values())}
         goal = f"ratio at most {1 + BEST}"
         yield Figure(f"rank of {subject.name}: {best}", "first of the plan", "best measured", goal, both)
@@ -87,27 +84,13 @@ def plan(folder: Path) -> Iterator[Figure]:
         for (kind, error), bound in zip(of_all.items(), BOUNDS[what], strict=True):
             title, both = f"{kind} error of {what}, {len(of_plans)} plans", {"error": error, "bound": bound}
             yield Figure(title, "error", "bound", "ratio at most 1", both, unit="")
-    # Each part of the memory of a replica, as `estimate-memory` says, against what torch counts.
-    for family in MEMORY_FAMILIES:
-        sets = [f"model.args.{change}" for change in FAMILIES[family]]
-        options = compile_options(None, f"transformers:{family}", sets, {"data_parallel": True, "optimizer": "adamw"})
-        for part, (estimated, counted) in parts_of(options, torch.float32).items():
-            yield _against(f"{part} of {family}", "torch", "memory", estimated, counted, "bytes")
-
-
-def _against(title: str, peer: str, what: str, predicted: float, real: float, unit: str) -> Figure:
-    both = {"predicted": float(predicted), peer: float(real)}
-    return Figure(title, "predicted", peer, f"ratio within {BOUNDS[what][1]:.0%} of 1", both, unit)
 
 
 def _predicted(subject: Subject, file: Path) -> Mapping[Strategy, tuple[float, float]]:
     """The seconds of a step and the bytes of the fullest rank, of all strategies that fit."""
     sets = [text for change in subject.changes for text in ("--set", change)]
-    command = [sys.executable, "-m", "sambasim", "plan", subject.model, *sets, "--here", "--ranks", str(RANKS)]
-    command += ["--global-batch", str(subject.global_batch), "--all", str(file), "--json"]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
-    if result.returncode:
-        raise RuntimeError(result.stderr)
+    flags = ["--here", "--ranks", str(RANKS), "--global-batch", str(subject.global_batch), "--all", str(file), "--json"]
+    THIS.call("plan", subject.model, *sets, *flags, folder=ROOT, env=ALL_THREADS)
     fitting = (row for row in csv.DictReader(file.open()) if not row["problem"])
     return {_strategy(row): (float(row["predicted_step_s"]), float(row["memory_bytes"])) for row in fitting}
 
@@ -124,8 +107,7 @@ def _measured(subject: Subject, strategy: Strategy, about_s: float, folder: Path
     pef = compile_from_options(_options(subject, strategy, folder)).path
     steps = max(FEWEST_STEPS, min(MOST_STEPS, round(RUN_S / about_s)))
     path = "host" if strategy.zero >= BY_HOST or strategy.copies == 1 else "device"
-    threads = {"OMP_NUM_THREADS": ""}  # as many as a run has by default
-    found = run_body("memory", str(pef), path, str(steps), np=strategy.ranks, env=threads)
+    found = run_body("memory", str(pef), path, str(steps), np=strategy.ranks, env=ALL_THREADS)
     # The lower quartile, as the planner takes it: other programs on the machine make some steps longer.
     return sorted(found["steps_s"])[len(found["steps_s"]) // 4], float(found["alone_bytes"])
 

@@ -57,23 +57,13 @@ Figures = dict[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """An installation, and the folder in which its PEFs are. `tiny`: only to try out whether it works."""
+    """An installation, and the folder in which its PEFs are."""
 
     installation: Installation
     folder: Path
-    tiny: bool
-
-    @property
-    def workloads(self) -> Sequence[Workload]:
-        return WORKLOADS[-1:] if self.tiny else WORKLOADS
-
-    @property
-    def large(self) -> Workload:
-        """Whose memory is measured."""
-        return WORKLOADS[-1] if self.tiny else GPT2_SMALL
 
     def compile(self) -> None:
-        for workload in {*self.workloads, self.large}:
+        for workload in (*WORKLOADS, GPT2_SMALL):
             model, samples = (f"{workloads.__file__}:{part.__name__}" for part in (workload.model, workload.samples))
             sets = _sets(f"data.source={samples}", f"optimizer.name={workload.optimizer}")
             sets += _sets(f"optimizer.lr={workload.learning_rate}")
@@ -97,7 +87,7 @@ class Candidate:
     def train(self, workload: Workload, *flags: str, np: int) -> tuple[Figures, list[Figures]]:
         """A run of the workload: its summary, and the records of its steps and checkpoints after the warm-up."""
         metrics = self.folder / "metrics.jsonl"
-        steps = WARM_UP_STEPS + (3 if self.tiny else workload.steps)
+        steps = WARM_UP_STEPS + workload.steps
         common = ("--threads", "1", "--no-evaluate", "--json", "--metrics", str(metrics), "--steps", str(steps))
         summary = json.loads(self.call("run", "--pef", workload.name, *common, *flags, np=np))
         records = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
@@ -110,8 +100,7 @@ def _sets(*texts: str) -> list[str]:
 
 
 def sync(candidate: Candidate) -> Figures:
-    most = "64KiB" if candidate.tiny else "64MiB"
-    flags = ("--min-bytes", "64KiB", "--max-bytes", most, "--paths", "device,host-mpi", "--json")
+    flags = ("--min-bytes", "64KiB", "--max-bytes", "64MiB", "--paths", "device,host-mpi", "--json")
     record = json.loads(candidate.call("bench", "collectives", *flags, np=2))
     return {
         f"sync, {path['path']}, {format_bytes(size['size_bytes'])}, s": path["measured_s"]
@@ -122,7 +111,7 @@ def sync(candidate: Candidate) -> Figures:
 
 def steps(candidate: Candidate) -> Figures:
     figures = {}
-    for workload in candidate.workloads:
+    for workload in WORKLOADS:
         runs = _RUNS_OF_SHORT_STEPS if workload.steps >= _MANY_STEPS else 1
         for path, flags in {"device": ["--reduce-on-rdu"], "host": []}.items():
             medians = [_median(candidate.train(workload, *flags, np=2)[1], "step_s") for _ in range(runs)]
@@ -132,7 +121,7 @@ def steps(candidate: Candidate) -> Figures:
 
 def arithmetic(candidate: Candidate) -> Figures:
     figures = {}
-    for workload in candidate.workloads:
+    for workload in WORKLOADS:
         summary, records = candidate.train(workload, np=1)
         figures[f"step of {workload.name}, np 1, s"] = _median(records, "step_s")
         figures[f"forward and backward of {workload.name}, np 1, s"] = summary["model_s"] / summary["steps"]
@@ -140,10 +129,9 @@ def arithmetic(candidate: Candidate) -> Figures:
 
 
 def memory(candidate: Candidate) -> Figures:
-    workload, job = candidate.large, uuid.uuid4().hex
-    steps = "200" if candidate.tiny else "6"
-    flags = ("--threads", "1", "--no-evaluate", "--json", "--reduce-on-rdu", "--steps", steps)
-    argv = candidate.installation.argv("run", "--pef", workload.name, *flags, np=4)
+    job = uuid.uuid4().hex
+    flags = ("--threads", "1", "--no-evaluate", "--json", "--reduce-on-rdu", "--steps", "6")
+    argv = candidate.installation.argv("run", "--pef", GPT2_SMALL.name, *flags, np=4)
     environ = candidate.installation.environ(job)
     held_bytes = []
     with subprocess.Popen(argv, cwd=candidate.folder, env=environ, stdout=subprocess.DEVNULL) as process:
@@ -154,7 +142,7 @@ def memory(candidate: Candidate) -> Figures:
         raise RuntimeError(f"{' '.join(argv)}: exit code {process.returncode}")
     most = max(held_bytes)
     while_training = [value for value in held_bytes if value > most / 2]
-    name = f"memory, {workload.name}, np 4"
+    name = f"memory, {GPT2_SMALL.name}, np 4"
     return {f"{name}, median, bytes": statistics.median(while_training), f"{name}, maximum, bytes": most}
 
 
@@ -170,20 +158,19 @@ def start(candidate: Candidate) -> Figures:
 
 
 def overhead(candidate: Candidate) -> Figures:
-    workload, folder = candidate.workloads[0], candidate.folder / "checkpoints"
-    every = "2steps" if candidate.tiny else "10steps"
-    flags = ("--reduce-on-rdu", "--checkpoint-dir", str(folder), "--checkpoint-every", every, "--keep", "1")
+    workload, folder = WORKLOADS[0], candidate.folder / "checkpoints"
+    flags = ("--reduce-on-rdu", "--checkpoint-dir", str(folder), "--checkpoint-every", "10steps", "--keep", "1")
     _, records = candidate.train(workload, *flags, np=2)
     shutil.rmtree(folder)
-    of_steps = {f"step of {workload.name}, np 2, checkpoint every {every}, s": _median(records, "step_s")}
+    of_steps = {f"step of {workload.name}, np 2, checkpoint every 10steps, s": _median(records, "step_s")}
     return of_steps | {f"checkpoint of {workload.name}, np 2, s": _median(records, "checkpoint_s")}
 
 
 def compiling(candidate: Candidate) -> Figures:
     can_compare = "--check" in candidate.call("compile", "--help")
     figures = {}
-    for name in list(LARGE_MODELS)[: 1 if candidate.tiny else None]:
-        sets = _sets("optimizer.name=adamw", "data.source=synthetic", f"data.inputs={LARGE_MODELS[name]}")
+    for name, inputs in LARGE_MODELS.items():
+        sets = _sets("optimizer.name=adamw", "data.source=synthetic", f"data.inputs={inputs}")
         command = ("compile", f"transformers:{name}", "--pef-name", "large", *sets, "-b", "2")
         for words, flags in {COMPARED: (), NOT_COMPARED: ("--check", "0") if can_compare else ()}.items():
             figures[f"{words}, {name}, s"] = candidate.seconds(*command, *flags)
@@ -231,12 +218,11 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--checkout", type=Path, required=True, help="Its sources.")
     parser.add_argument("--rounds", type=int, default=5, help="How often each figure is measured. Default: 5.")
     parser.add_argument("--only", default=",".join(MEASUREMENTS), help="Names of the list above, with commas.")
-    parser.add_argument("--tiny", action="store_true", help="Small and short, only to see whether it works.")
     args = parser.parse_args(arguments)
     measurements = [MEASUREMENTS[name] for name in args.only.split(",")]
     with tempfile.TemporaryDirectory() as folder:
         other = Installation(args.python.absolute(), args.checkout.absolute())
-        candidates = [Candidate(one, Path(folder, name), args.tiny) for name, one in (("other", other), ("this", THIS))]
+        candidates = [Candidate(one, Path(folder, name)) for name, one in (("other", other), ("this", THIS))]
         for candidate in candidates:
             candidate.folder.mkdir()
             candidate.compile()

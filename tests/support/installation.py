@@ -3,13 +3,15 @@
 import subprocess
 import sys
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from tests.support.mpi import ROOT, job_environ
 
-_TIMEOUT_S = 900
+TIMEOUT_S = 1800.0
+NO_ENV: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,21 +21,29 @@ class Installation:
     python: Path
     checkout: Path
 
-    def call(self, *command: str, folder: Path, np: int = 1, check: bool = True) -> str:
-        """Run `sambasim COMMAND` in `folder`, under mpirun if `np` is above 1. Returns its stdout. Raises RuntimeError
-        with all that it printed if it fails, unless `check` is False."""
-        argv = self.argv(*command, np=np)
+    def call(
+        self,
+        *command: str,
+        folder: Path,
+        np: int = 1,
+        check: bool = True,
+        env: Mapping[str, str] = NO_ENV,
+        program: str = "sambasim",
+    ) -> str:
+        """Run `sambasim COMMAND` in `folder`, under mpirun if `np` is above 1; `env` is laid over its own. Returns
+        its stdout. Raises RuntimeError with all that it printed if it fails, unless `check` is False."""
+        argv, environ = self.argv(*command, np=np, program=program), {**self.environ(), **env}
         result = subprocess.run(
-            argv, cwd=folder, env=self.environ(), capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
+            argv, cwd=folder, env=environ, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
         )
         if check and result.returncode:
             raise RuntimeError(f"{' '.join(argv)}\nexit code {result.returncode}\n{result.stdout}\n{result.stderr}")
         return result.stdout
 
-    def argv(self, *command: str, np: int = 1) -> Sequence[str]:
+    def argv(self, *command: str, np: int = 1, program: str = "sambasim") -> Sequence[str]:
         bin_folder = self.python.parent
         mpirun = [str(bin_folder / "mpirun"), "-np", str(np)] if np > 1 else []
-        return [*mpirun, str(bin_folder / "sambasim"), *command]
+        return [*mpirun, str(bin_folder / program), *command]
 
     def environ(self, job: str | None = None) -> dict[str, str]:
         """The environment of its processes. `job` marks them, for `tests.support.mpi.processes_of`."""
