@@ -6,7 +6,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
 from pydantic import BaseModel
 
 from sambasim.records.metrics import SummaryRecord
@@ -89,9 +88,7 @@ def train(
 
 def train_here(runs: Sequence[Run]) -> dict[str, Trained]:
     """As `train` by one rank, but in this process, which need not be started."""
-    threads, here = torch.get_num_threads(), single_rank("here")
-    found = [Trained.model_validate(train_one(run, here)) for run in runs]
-    torch.set_num_threads(threads)
+    found = [Trained.model_validate(train_one(run, single_rank("here"))) for run in runs]
     return {one.name: one for one in found}
 
 

@@ -103,8 +103,8 @@ class MpiCommunicator(Communicator):
     _node: "MPI.Intracomm" = field(kw_only=True)
     _notices: "MPI.Intracomm" = field(kw_only=True)  # its messages do not mix with those of training
     _held: ExitStack = field(default_factory=ExitStack, init=False)  # what `close` frees, the last first
-    _sends: list["MPI.Request"] = field(default_factory=list, init=False)
-    _sending: "deque[MPI.Request]" = field(default_factory=deque, init=False)  # each keeps its buffer
+    _posted: "deque[MPI.Request]" = field(default_factory=deque, init=False)  # by the watchdog's thread
+    _sending: "deque[MPI.Request]" = field(default_factory=deque, init=False)
     _promised: node_memory.Promised = field(default_factory=node_memory.Promised)
     _job: "MpiCommunicator | None" = None
 
@@ -148,9 +148,7 @@ class MpiCommunicator(Communicator):
         return Request(self._world.Isend(buffer, dest=destination, tag=tag))
 
     def send_and_keep(self, buffer: ByteArray, destination: int, tag: int) -> None:
-        while self._sending and self._sending[0].Test():
-            self._sending.popleft()
-        self._sending.append(self._world.Isend(buffer, dest=destination, tag=tag))
+        _keep(self._sending, self._world.Isend(buffer, dest=destination, tag=tag))
 
     def irecv(self, buffer: ByteArray, source: int, tag: int) -> Request:
         return Request(self._world.Irecv(buffer, source=source, tag=tag))
@@ -221,7 +219,7 @@ class MpiCommunicator(Communicator):
     def announce_failure(self, notice: FailureNotice) -> None:
         self._failures[self.rank] = notice
         others = (rank for rank in range(self.world_size) if rank != self.rank)
-        self._sends.extend(self._notices.isend(notice, dest=rank, tag=_NOTICE_TAG) for rank in others)
+        self._posted.extend(self._notices.isend(notice, dest=rank, tag=_NOTICE_TAG) for rank in others)
 
     def failures(self) -> Mapping[int, FailureNotice]:
         self._failures.update(self._received(_NOTICE_TAG))
@@ -232,7 +230,7 @@ class MpiCommunicator(Communicator):
         return bool(self._mpi.Query_thread() == self._mpi.THREAD_MULTIPLE)
 
     def post(self, value: object, rank: int) -> None:
-        self._sends.append(self._notices.isend(value, dest=rank, tag=_POSTED_TAG))
+        _keep(self._posted, self._notices.isend(value, dest=rank, tag=_POSTED_TAG))
 
     def posted(self) -> Sequence[tuple[int, object]]:
         return self._received(_POSTED_TAG)
@@ -267,6 +265,13 @@ class MpiCommunicator(Communicator):
     def all_reduce_sum_for_comparison(self, send: NDArray[np.float32] | None, receive: NDArray[np.float32]) -> None:
         """Collective: MPI's sum of every `send` (None: `receive`) into `receive`, for benchmarks."""
         self._world.Allreduce(self._mpi.IN_PLACE if send is None else send, receive)
+
+
+def _keep(sent: "deque[MPI.Request]", request: "MPI.Request") -> None:
+    """A request keeps its buffer until it is sent."""
+    while sent and sent[0].Test():
+        sent.popleft()
+    sent.append(request)
 
 
 def _load_library() -> str:

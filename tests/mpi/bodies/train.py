@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from unittest.mock import patch
 
 from sambasim.options.run import RunOptions
 from sambasim.runtime.job import TrainingJob
@@ -47,11 +48,10 @@ class _Messages(RunObserver):
 
 def train(run: Run, communicator: Communicator) -> dict[str, object]:
     """What `tests.mpi.training.Trained` says of the run."""
-    messages, whole_rounds = _Messages(), exchange.ROUND_ELEMENTS
-    exchange.ROUND_ELEMENTS = run.round_elements or whole_rounds
-    setup = set_up(Path(run.pef), RunOptions.model_validate(run.options), communicator)
-    summary = TrainingJob(setup, messages).run()
-    exchange.ROUND_ELEMENTS = whole_rounds
+    messages = _Messages()
+    with patch.object(exchange, "ROUND_ELEMENTS", run.round_elements or exchange.ROUND_ELEMENTS):
+        setup = set_up(Path(run.pef), RunOptions.model_validate(run.options), communicator)
+        summary = TrainingJob(setup, messages).run()
     return {"name": run.name, **vars(messages), "summary": summary.model_dump(mode="json")}
 
 
