@@ -109,17 +109,26 @@ def parallel(folder: Path) -> Iterator[Figure]:
     }
     pefs = {peer: compile_workload(workloads.SPLIT_GPT, folder / peer.name, **cut) for peer, cut in cuts.items()}
     seconds: defaultdict[str, list[float]] = defaultdict(list)
+    waited: defaultdict[ParallelWay, list[float]] = defaultdict(list)
+    by_gloo: defaultdict[ParallelWay, list[float]] = defaultdict(list)
     for _ in range(STEP_ROUNDS):
         seconds["one rank"] += run_body("parallel", ours, str(whole), str(micro_batches))["steps_s"]
         for peer, pef in pefs.items():
-            seconds[f"{ours}, as {peer}"] += run_body("parallel", ours, str(pef), "1", np=2)["steps_s"]
+            measured = run_body("parallel", ours, str(pef), "1", np=2)
+            seconds[f"{ours}, as {peer}"] += measured["steps_s"]
+            waited[peer].append(measured["waited_s"])
             seconds[peer] += run_body("parallel", peer, "-", "1", np=2)["steps_s"]
+            if peer is not ParallelWay.PIPELINING:
+                by_gloo[peer] += run_body("parallel", ParallelWay.GLOO, str(pef), "1", np=2)["steps_s"]
     medians = {way: statistics.median(values) for way, values in seconds.items()}
     pipelined = f"{ours}, as {ParallelWay.PIPELINING}"
     ideal = {"ideal": medians["one rank"] * (micro_batches + 1) / (2 * micro_batches), pipelined: medians[pipelined]}
     yield Figure("pipeline, 8 micro-batches, 1F1B, np 2", pipelined, "ideal", "ratio at most 1.10", ideal)
     for peer in pefs:
         yield Figure(f"step by {peer}, np 2", f"{ours}, as {peer}", peer, "ratio at most 1", medians)
+    for peer, times_s in by_gloo.items():
+        of_both = {ours: statistics.median(waited[peer]), "gloo": statistics.median(times_s)}
+        yield Figure(f"communication as {peer}, np 2, in a step", ours, "gloo", "ratio at most 0.5", of_both)
 
 
 def _steps_s(folder: Path, name: str, way: str, count: int, checkpoints_s: list[float]) -> Any:

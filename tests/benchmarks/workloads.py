@@ -30,6 +30,8 @@ class ParallelWay(StrEnum):
     PIPELINING = "torch.distributed.pipelining"
     DTENSOR = "DTensor"
     FSDP2 = "FSDP2"
+    GLOO = "gloo"
+    """Nothing but the communications of a PEF, by gloo."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,6 +93,7 @@ class Observation:
         return self.status.state is State.RUNNING and not self.waits
 
     def allowed_s(self, timeout_s: float) -> float:
+        """For how long it may write nothing new, where `--sync-timeout` is `timeout_s`."""
         starts = self.status.doing == STARTING and self.process is Process.RUNNING
         return max(timeout_s, LEAST_LIMIT_S) if starts else timeout_s
 
@@ -178,7 +179,8 @@ def death_error(dead: Sequence[Observation]) -> PeerError:
 
 
 def stall_error(observed: Sequence[Observation], timeout_s: float) -> StallError:
-    missing, waited = missing_ranks(observed), format_seconds(timeout_s)
+    missing = missing_ranks(observed)
+    waited = format_seconds(max((rank.allowed_s(timeout_s) for rank in missing), default=timeout_s))
     if missing:
         first = missing[0]
         what = f"{_names(missing)} kept the other ranks waiting for {waited}"

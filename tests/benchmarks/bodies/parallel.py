@@ -3,15 +3,17 @@
 One thread a rank. A line of JSON, from rank 0: `{"steps_s": [...], "waited_s": seconds of a mean step}`; PyTorch does
 not say how long it waits.
 
-    parallel.py WAY PEF ACCUMULATION      PEF and ACCUMULATION are for our ways
+    parallel.py WAY PEF ACCUMULATION      PEF is for our ways and gloo, ACCUMULATION for ours
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -19,6 +21,9 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn import functional as F
 
+from sambasim.ir.dataflow import groups_of
+from sambasim.ir.ranks import in_slices
+from sambasim.pef import read
 from sambasim.runtime.machine.communicator import Communicator
 from tests.benchmarks.bodies.common import WARM_UP_STEPS, Clock, gloo, on_all_ranks, train, train_eagerly
 from tests.benchmarks.workloads import PIPELINED_MICRO_BATCHES, SPLIT_GPT, ParallelWay, SplitGPT
@@ -35,7 +40,9 @@ def measured(communicator: Communicator, way: ParallelWay, pef: Path, accumulati
         waited_s = (in_sync_s + sum(summary.waited_s.values())) / summary.steps
     else:
         with gloo(communicator):
-            if way is ParallelWay.PIPELINING:
+            if way is ParallelWay.GLOO:
+                _communications(pef, communicator.world_size, clock)
+            elif way is ParallelWay.PIPELINING:
                 _pipelining(communicator.rank, clock)
             else:
                 _sharded(way, communicator.world_size, clock)
@@ -76,6 +83,33 @@ def _sharded(way: ParallelWay, ranks: int, clock: Clock) -> None:
         fully_shard(model, mesh=mesh)
     optimizer = torch.optim.AdamW(model.parameters(), lr=SPLIT_GPT.learning_rate)
     train_eagerly(model, optimizer, _batches(1), clock, STEPS)
+
+
+def _communications(pef: Path, ranks: int, clock: Clock) -> None:
+    """The collectives of one step of `pef`, with its sizes, one after another."""
+    program = in_slices(read(pef).program)
+    training = program.training
+    if training is None:
+        raise ValueError(f"{pef} has no training step")
+    groups = {group.name: group for group in program.groups}
+    calls: list[Callable[[], object]] = []
+    for node in training.nodes:
+        if not node.operator.startswith("comm."):
+            continue
+        of_group = [groups[name] for name in groups_of(node)]
+        numel = of_group[0].numel if of_group else training.values[node.results[0] or ""].numel
+        whole, part = torch.ones(-(-numel // ranks) * ranks), torch.ones(-(-numel // ranks))
+        match node.operator:
+            case "comm.all_reduce":
+                calls.append(partial(dist.all_reduce, whole))
+            case "comm.all_gather":
+                calls.append(partial(dist.all_gather_into_tensor, whole, part))
+            case "comm.reduce_scatter":
+                calls.append(partial(dist.reduce_scatter_tensor, part, whole))
+    for _ in range(STEPS + WARM_UP_STEPS):
+        for call in calls:
+            call()
+        clock.tick()
 
 
 def _batches(parts: int) -> Iterator[tuple[Any, ...]]:

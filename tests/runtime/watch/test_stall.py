@@ -75,6 +75,8 @@ def test_a_rank_may_start_slowly_whatever_the_timeout() -> None:
         started = Observation(replace(seen(1, R).status, doing=STARTING), idle_s, process)
         everybody = [seen(0), started]
         assert is_stalled(everybody[0], everybody, 2.0) is stalls
+        waited = "2.00 s" if process is STOPPED else "60.00 s"
+        assert stall_error(everybody, 2.0).what == f"rank 1 kept the other ranks waiting for {waited}"
 
 
 NOT_STALLED = {
