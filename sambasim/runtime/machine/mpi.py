@@ -103,7 +103,7 @@ class MpiCommunicator(Communicator):
     _node: "MPI.Intracomm" = field(kw_only=True)
     _notices: "MPI.Intracomm" = field(kw_only=True)  # its messages do not mix with those of training
     _held: ExitStack = field(default_factory=ExitStack, init=False)  # what `close` frees, the last first
-    _posted: "deque[MPI.Request]" = field(default_factory=deque, init=False)  # of the watchdog, which is a thread of its own
+    _posted: "deque[MPI.Request]" = field(default_factory=deque, init=False)  # by the thread of the watchdog
     _sending: "deque[MPI.Request]" = field(default_factory=deque, init=False)
     _promised: node_memory.Promised = field(default_factory=node_memory.Promised)
     _job: "MpiCommunicator | None" = None
