@@ -178,7 +178,7 @@ class _Writer:
             self.write("; ".join([*self._result(number, instruction, called), *_freed(frees)]), instruction)
             return
         statements = ["t = clock()"]
-        if type(communication).begin is not Communication.begin:  # most communications need no begin
+        if communication.begin is not Communication.begin:  # most communications need no begin
             self.names[f"b{number}"] = communication.begin
             statements.append(f"b{number}({called})")
         statements += _freed(register for register in frees if register not in instruction.results)
@@ -193,7 +193,7 @@ class _Writer:
             return
         number, instruction, communication = self._begun
         self.names[f"c{number}"] = communication
-        if type(communication).is_ready is not Communication.is_ready:
+        if communication.is_ready is not Communication.is_ready:
             self._yields = True
             self.names[f"q{number}"] = communication.is_ready
             self._pause()

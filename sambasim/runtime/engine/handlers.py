@@ -18,7 +18,7 @@ from sambasim.ir.types import NORM_BLOCK_ELEMENTS, Cut, TensorType
 from sambasim.optimizers import OPTIMIZERS
 from sambasim.runtime.engine import instructions
 from sambasim.runtime.engine.instructions import Function, Instruction, RegisterFile, value_of
-from sambasim.runtime.transports.communication import AxisGroup, Communication, Finishing, Receiving, mean_of, sum_of
+from sambasim.runtime.transports.communication import AxisGroup, Communication, Simple, mean_of, nothing, sum_of
 from sambasim.runtime.transports.connect import Transport
 from sambasim.runtime.values.mean import SquareSums, parts_of, total_norm
 from sambasim.runtime.values.memory import SHARED_KINDS, joined, part
@@ -111,10 +111,6 @@ def executed_by(work: Work, node: Node, binding: Binding) -> Instruction:
     return instructions.instruction_for(node, function, operands, registers, returned=1, communication=begun)
 
 
-def nothing(*operands: object) -> None:
-    """A communication that this rank does not take part in."""
-
-
 def _aten(node: Node, binding: Binding) -> Instruction:
     """An operator of torch. Products of float16 are computed in float32 and rounded once: torch's float16 kernels for
     CPUs without such instructions are 4 to 40 times slower (torch 2.13)."""
@@ -197,7 +193,7 @@ def _copy(node: Node, binding: Binding) -> Work:
     if group.position != source:
         # Ranks that share their parameters all write the same bytes.
         message = group.recv(source, tag, symbol.type)
-        return Receiving(message.is_ready, lambda: tensor.copy_(message.finish()))
+        return Simple(lambda: tensor.copy_(message.finish()), is_ready=message.is_ready)
     sent = group.send(target, tag)
 
     def send() -> None:
@@ -206,7 +202,7 @@ def _copy(node: Node, binding: Binding) -> Work:
         sent.begin(tensor)
         sent.finish()
 
-    return Finishing(send)
+    return Simple(send)
 
 
 def _number(node: Node, name: str, default: int = 0) -> int:

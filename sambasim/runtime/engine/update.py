@@ -16,9 +16,9 @@ from sambasim.ir.graph import Node, Section
 from sambasim.records.trace import Track
 from sambasim.runtime.engine.code import Code, generate
 from sambasim.runtime.engine.executor import Executor, Steps
-from sambasim.runtime.engine.handlers import UPDATES, Binding, executed_by, instruction_of, nothing
+from sambasim.runtime.engine.handlers import UPDATES, Binding, executed_by, instruction_of
 from sambasim.runtime.engine.instructions import Instruction, RegisterFile, Unit
-from sambasim.runtime.transports.communication import Fusion
+from sambasim.runtime.transports.communication import Fusion, nothing
 from sambasim.runtime.transports.connect import Transport
 from sambasim.runtime.transports.window import WindowReduce
 from sambasim.runtime.values.optimizers import Optimizers

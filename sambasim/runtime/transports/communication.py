@@ -30,22 +30,21 @@ class BytesMoved:
     network: int = 0
 
 
-class Communication(ABC, Generic[R]):
+def nothing(*operands: object) -> None:
+    """What a communication does that this rank does not take part in, or that needs no begin."""
+
+
+class Communication(Generic[R]):
     """One communication of a step: `begin` with this rank's operands, then `finish` once `is_ready`."""
 
+    begin: Callable[..., object] = staticmethod(nothing)
+    """Starts with this rank's operands. Does not wait for ranks of this process."""
+    is_ready: Callable[[], bool] = staticmethod(lambda: True)
+    """Whether `finish` may be called. False only while other ranks of this process must run first."""
+    finish: Callable[[], R]
+    """Returns the result, or None where it is in device memory. May wait for other processes."""
     update_s = 0.0
     """Seconds of the last `finish` spent in a fused optimizer, which do not count as communication."""
-
-    def begin(self, *operands: object) -> None:  # many need other ranks at once
-        """Start with this rank's operands. Does not wait for ranks of this process."""
-
-    def is_ready(self) -> bool:
-        """Whether `finish` may be called. False only while other ranks of this process must run first."""
-        return True
-
-    @abstractmethod
-    def finish(self) -> R:
-        """The result, or None where it is in device memory. May wait for other processes."""
 
     @staticmethod
     def tensor(operands: Sequence[object]) -> Tensor:
@@ -56,43 +55,16 @@ class Communication(ABC, Generic[R]):
 
 
 @final
-@dataclass(eq=False)
-class Finishing(Communication[R]):
-    """All of it happens in `finish`."""
+class Simple(Communication[R]):
+    """A communication of functions."""
 
-    function: Callable[[], R]
-
-    def finish(self) -> R:
-        return self.function()
-
-
-@final
-@dataclass(eq=False)
-class Sending(Communication[None]):
-    """A tensor that leaves in `begin`."""
-
-    send: Callable[[Tensor], object]
-
-    def begin(self, *operands: object) -> None:
-        self.send(self.tensor(operands))
-
-    def finish(self) -> None:
-        return None
-
-
-@final
-@dataclass(eq=False)
-class Receiving(Communication[R]):
-    """A value that another rank of this process may still have to send."""
-
-    is_there: Callable[[], bool]
-    take: Callable[[], R]
-
-    def is_ready(self) -> bool:
-        return self.is_there()
-
-    def finish(self) -> R:
-        return self.take()
+    def __init__(
+        self,
+        finish: Callable[[], R],
+        begin: Callable[..., object] = Communication.begin,
+        is_ready: Callable[[], bool] = Communication.is_ready,
+    ) -> None:
+        self.finish, self.begin, self.is_ready = finish, begin, is_ready
 
 
 class Shared(NamedTuple):
@@ -217,8 +189,8 @@ class GradientSync(ABC):
         self.offered = Shared(losses, request)
 
     @abstractmethod
-    def end_of_step(self) -> Communication[Shared]:
-        """What ends every step: all replicas see all updates, and all ranks along dp receive what all have offered."""
+    def end_of_step(self) -> Shared:
+        """Collective. Ends a step: all replicas see all updates. Returns what all ranks along dp have offered."""
 
     def whole_state(self, group: ParameterGroup, member: Member, state: str) -> Tensor | None:
         """Collective. On rank 0, `state` of one parameter, flat, whoever updates its slices; None on other ranks."""

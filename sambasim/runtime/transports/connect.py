@@ -13,7 +13,7 @@ from sambasim.ir.program import Program
 from sambasim.ir.ranks import kept, of_ranks
 from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.machine.process import check_node_memory
-from sambasim.runtime.transports.communication import AxisGroup, Communication, Finishing, Fusion, GradientSync, Shared
+from sambasim.runtime.transports.communication import AxisGroup, Communication, Fusion, GradientSync, Shared, Simple
 from sambasim.runtime.transports.host import Host, Roles, among_equals, parameter_server
 from sambasim.runtime.transports.in_process import Hub, HubGroup, InProcess, Together
 from sambasim.runtime.transports.messages import Boxes, GatherLosses, MessageGroup, box_bytes
@@ -136,7 +136,7 @@ def connect(
     if mesh is None:
         (memory,), (sync,) = memories, syncs
         mesh, by_messages = mesh_of(memory.program.mesh, sync.replicas), partial(MessageGroup, communicator)
-        return [Transport(memory, sync, mesh, sync.replica, by_messages, sync.end_of_step(), sync.title)]
+        return [Transport(memory, sync, mesh, sync.replica, by_messages, _end_of(sync), sync.title)]
     if len(syncs) == 1:
         return [_by_messages(memories[0], syncs[0], mesh, communicator)]
     # All ranks of one replica take turns in this process. They yield only to each other, and every process resumes its
@@ -167,11 +167,10 @@ def _in_hub(
 ) -> Transport:
     """One of `ranks`, which all run in this process, connected by `hub`. A step ends along dp, and then for `ranks`;
     the rank that gives the loss has received those of all replicas along dp."""
-    along_dp = end = sync.end_of_step()
+    end: Communication[Shared] = _end_of(sync)
 
     def own(_: object) -> Shared:
-        along_dp.begin()
-        shared = along_dp.finish()
+        shared = sync.end_of_step()
         return shared if mesh.gives_loss(rank) else shared._replace(losses=())
 
     def of_all(shared: Sequence[Shared]) -> Shared:
@@ -195,7 +194,6 @@ def _by_messages(memory: DeviceMemory, sync: GradientSync, mesh: Mesh, communica
             sync.observed.append(along_tp.boxes.flags)
         except MachineError:
             title += ", messages along tp, because there is too little shared memory"
-    along_dp = sync.end_of_step()
 
     def connection(ranks: Sequence[int]) -> AxisGroup:
         return along_tp if tuple(ranks) == along_tp.ranks else MessageGroup(communicator, ranks)
@@ -203,12 +201,15 @@ def _by_messages(memory: DeviceMemory, sync: GradientSync, mesh: Mesh, communica
     def end_step() -> Shared:
         """Along dp first, which makes all updates visible. What that returns is of this group only; so losses are
         gathered again, from the ranks of the mesh that have one."""
-        along_dp.begin()
-        along_dp.finish()
+        sync.end_of_step()
         losses, request = sync.offered
         return gather_losses(losses if mesh.gives_loss(rank) else (), request)
 
-    return Transport(memory, sync, mesh, rank, connection, Finishing(end_step), _title(title, sync))
+    return Transport(memory, sync, mesh, rank, connection, Simple(end_step), _title(title, sync))
+
+
+def _end_of(sync: GradientSync) -> Communication[Shared]:
+    return Simple(lambda: sync.end_of_step())  # the method as it is then: it may report a span
 
 
 def _title(title: str, sync: GradientSync) -> str:

@@ -21,7 +21,7 @@ from sambasim.ir.program import Member, ParameterGroup
 from sambasim.records.trace import Track
 from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.machine.process import gloo_errors
-from sambasim.runtime.transports.communication import Communication, Finishing, GradientSync, Shared
+from sambasim.runtime.transports.communication import Communication, GradientSync, Shared, Simple
 from sambasim.runtime.transports.exchange import Exchange, Places, all_gather, reduce_scatter
 from sambasim.runtime.transports.messages import GatherLosses, MessageGroup, collect
 from sambasim.runtime.values.memory import DeviceMemory, slices_of
@@ -60,11 +60,8 @@ class Host(GradientSync):
         self.bytes_moved, self.places, self._through_gloo = places.moved, places, through_gloo
         self._exchange_losses = GatherLosses(places.communicator, places.workers)
 
-    def end_of_step(self) -> Communication[Shared]:
-        return Finishing(lambda: self._gather_losses())
-
     @span(Track.COLLECTIVES, "losses of all")
-    def _gather_losses(self) -> Shared:
+    def end_of_step(self) -> Shared:
         return self._exchange_losses(*self.offered)
 
     def reduce_scatter(self, groups: Sequence[ParameterGroup]) -> Communication:
@@ -79,7 +76,7 @@ class Host(GradientSync):
             reduce.finish()
             gather.finish()
 
-        return Finishing(reduce_and_gather)
+        return Simple(reduce_and_gather)
 
     def all_gather(self, groups: Sequence[ParameterGroup]) -> Communication | None:
         return None if self.replicated else self._observed(all_gather(groups, self.places))

@@ -14,16 +14,7 @@ from torch import Tensor
 from sambasim.errors import InternalError
 from sambasim.ir.program import ParameterGroup
 from sambasim.ir.types import Slice, TensorType
-from sambasim.runtime.transports.communication import (
-    AxisGroup,
-    Combine,
-    Communication,
-    Finishing,
-    GradientSync,
-    Receiving,
-    Sending,
-    Shared,
-)
+from sambasim.runtime.transports.communication import AxisGroup, Combine, Communication, GradientSync, Shared, Simple
 from sambasim.runtime.values.mean import tree_mean
 from sambasim.runtime.values.memory import DeviceMemory
 
@@ -127,11 +118,11 @@ class HubGroup(AxisGroup):
 
     def send(self, to: int, tag: int) -> Communication:
         way = self.ranks[self.position], self.ranks[to], tag
-        return Sending(lambda tensor: self.hub.send(way, tensor.clone()))
+        return Simple(lambda: None, lambda *own: self.hub.send(way, Communication.tensor(own).clone()))
 
     def recv(self, source: int, tag: int, type_: TensorType) -> Communication[Tensor]:
         way = self.ranks[source], self.ranks[self.position], tag
-        return Receiving(lambda: bool(self.hub.mail[way]), lambda: self.hub.receive(way))
+        return Simple(lambda: self.hub.receive(way), is_ready=lambda: bool(self.hub.mail[way]))
 
 
 def _copy_of(operands: Sequence[object]) -> Tensor:
@@ -206,5 +197,5 @@ class InProcess(GradientSync):
             return None
         return Together(self._hub_group, (name, *(group.name for group in groups)), lambda operands: None, function)
 
-    def end_of_step(self) -> Communication[Shared]:
-        return Finishing(lambda: self.offered)
+    def end_of_step(self) -> Shared:
+        return self.offered

@@ -17,7 +17,7 @@ from sambasim.ir.dataflow import axis_of
 from sambasim.ir.program import Member, Program
 from sambasim.ir.types import ALIGNMENT_BYTES, Slice, TensorType, align
 from sambasim.runtime.machine.communicator import Communicator, Request
-from sambasim.runtime.transports.communication import AxisGroup, Combine, Communication, Finishing, Sending, Shared
+from sambasim.runtime.transports.communication import AxisGroup, Combine, Communication, Shared, Simple
 from sambasim.runtime.transports.shared_flags import Counter, NodeFlags
 from sambasim.runtime.values.memory import byte_array
 from sambasim.units import MIB
@@ -48,10 +48,10 @@ class MessageGroup(AxisGroup):
         return by_messages if self.boxes is None else _GatherInBoxes(self.boxes, by_messages, combine)
 
     def send(self, to: int, tag: int) -> Communication:
-        return Sending(lambda tensor: self._send(tensor, self.ranks[to], _SEND_TAG + tag))
+        return Simple(lambda: None, lambda *own: self._send(Communication.tensor(own), self.ranks[to], _SEND_TAG + tag))
 
     def recv(self, source: int, tag: int, type_: TensorType) -> Communication[Tensor]:
-        return Finishing(lambda: self._recv(self.ranks[source], _SEND_TAG + tag, type_))
+        return Simple(lambda: self._recv(self.ranks[source], _SEND_TAG + tag, type_))
 
     def _send(self, tensor: Tensor, rank: int, tag: int) -> None:
         """With its strides, on which the bits of an operator may depend."""

@@ -24,7 +24,7 @@ from sambasim.ir.types import DTYPE_BYTES, SymbolKind, pieces
 from sambasim.records.trace import Track
 from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.machine.node_memory import Range
-from sambasim.runtime.transports.communication import Communication, Finishing, Fusion, GradientSync, Shared
+from sambasim.runtime.transports.communication import Communication, Fusion, GradientSync, Shared, Simple
 from sambasim.runtime.transports.messages import GatherLosses, MessageGroup, collect
 from sambasim.runtime.transports.network import Network
 from sambasim.runtime.transports.shared_flags import Counter, NodeFlags
@@ -108,12 +108,9 @@ class Window(GradientSync):
         return reduce
 
     def all_gather(self, groups: Sequence[ParameterGroup]) -> Communication:
-        return Finishing(self.spread)  # nothing moves on one node, because its ranks share the parameters
+        return Simple(self.spread)  # nothing moves on one node, because its ranks share the parameters
 
-    def end_of_step(self) -> Communication[Shared]:
-        return Finishing(self._end)
-
-    def _end(self) -> Shared:
+    def end_of_step(self) -> Shared:
         self.steps += 1
         if not self.network.sources:
             (loss,), request = self.offered
@@ -312,14 +309,11 @@ class SmallWindow(GradientSync):
         return [Fusion(REDUCE_AND_UPDATE, partial(_Step, self)), Fusion(_CLIPPED, partial(_Step, self, clips=True))]
 
     def reduce_scatter(self, groups: Sequence[ParameterGroup]) -> Communication:
-        return Finishing(self._reduce_in_place)
+        return Simple(self._reduce_in_place)
 
     def offer(self, losses: Sequence[float], request: int) -> None:
         super().offer(losses, request)
         self.flags.put(self.steps % 2, losses[0], request)  # a reader may be one step behind
-
-    def end_of_step(self) -> Communication[Shared]:
-        return Finishing(self.take_shared)
 
     def wait_for_readers(self) -> None:
         self.flags.wait(Counter.UPDATED, self.steps)
@@ -332,8 +326,8 @@ class SmallWindow(GradientSync):
         self._end_meeting()
         self.bytes_moved.peer += self.peer_bytes
 
-    def take_shared(self) -> Shared:
-        """Collective. What all ranks offered in this step, after a barrier if `reduce` has not been called."""
+    def end_of_step(self) -> Shared:
+        """After a barrier if `reduce` has not been called."""
         if not self._has_met:
             self.flags.meet(Counter.PROGRESS, self.steps + 1)
             self._end_meeting()
