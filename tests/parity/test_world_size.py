@@ -42,8 +42,7 @@ def test_a_norm_has_the_same_bits_at_any_world_size(world_size: int, sizes: list
         gradient[member.start : member.start + member.numel] = values
 
     def sums(owned: Slice) -> list[float]:
-        parts = parts_of(group, gradient, owned)
-        return SquareSums([(one.block + at // NORM_BLOCK_ELEMENTS, part) for one, at, part in parts], block)()
+        return SquareSums(parts_of(group, gradient, owned), block)()
 
     (slices,) = cut_at([(group.block_starts, start)], world_size)
     assert [slices[0][0], slices[-1][1]] == [0, start]

@@ -14,13 +14,13 @@ from sambasim.ir.graph import Node, Ref
 from sambasim.ir.operators import ASSERTION, OPERATORS, OperatorKind
 from sambasim.ir.program import ParameterGroup
 from sambasim.ir.ranks import ends_of
-from sambasim.ir.types import NORM_BLOCK_ELEMENTS, Cut, TensorType
+from sambasim.ir.types import Cut, TensorType
 from sambasim.optimizers import OPTIMIZERS
 from sambasim.runtime.engine import instructions
 from sambasim.runtime.engine.instructions import Function, Instruction, RegisterFile, value_of
 from sambasim.runtime.transports.communication import AxisGroup, Communication, Simple, mean_of, nothing, sum_of
 from sambasim.runtime.transports.connect import Transport
-from sambasim.runtime.values.mean import SquareSums, parts_of, total_norm
+from sambasim.runtime.values.mean import SquareSums, parts_of
 from sambasim.runtime.values.memory import SHARED_KINDS, joined, part
 from sambasim.runtime.values.optimizers import Optimizers
 
@@ -230,25 +230,18 @@ def _square_sums(node: Node, binding: Binding) -> Work:
     transport = binding.connected
     sync, symbols = transport.sync, transport.program.symbols
     parts = (
-        (member.block + begin // NORM_BLOCK_ELEMENTS, gradient)
+        found
         for group in binding.groups(node)
-        for member, begin, gradient in parts_of(group, sync.memory.region(group, "gradient"), sync.summed(group))
-        if transport.is_first_copy or symbols[member.parameter].cuts
+        for found in parts_of(group, sync.memory.region(group, "gradient"), sync.summed(group))
+        if transport.is_first_copy or symbols[found[0].parameter].cuts
     )
     sums = SquareSums(parts, binding.values[node.results[0] or ""].numel)
     return lambda: torch.tensor(sums(), dtype=torch.float64)
 
 
 def _total_norm(node: Node, binding: Binding) -> Work:
-    """The norm of the gradients, of scaled ones without the scale. The updates that follow clip by it."""
     optimizers = binding.updating
-
-    def norm_of(sums: Tensor) -> float:
-        norm = total_norm(sums.tolist()) / optimizers.loss_scale
-        optimizers.clip(norm)
-        return norm
-
-    return norm_of
+    return lambda sums: optimizers.clip(sums.tolist())
 
 
 def _optimizer(node: Node, binding: Binding) -> Work:

@@ -86,16 +86,23 @@ class PassCode(dict[Key, Code]):
         self, units: Sequence[Unit], stores: Mapping[str, Sequence[Tensor]], keep: Set[str], waited_s: dict[str, float]
     ) -> None:
         super().__init__()
-        self._waited_s = waited_s
-        self._direct_writes = _DirectWrites(units, stores, keep)
-        self.is_watching = bool(self._direct_writes.routes)
+        self._units, self._waited_s = units, waited_s
+        self._instructions = [instruction for unit in units for instruction in unit.instructions]
+        unit_of = [number for number, unit in enumerate(units) for _ in unit.instructions]
+        nodes = [instruction.node for instruction in self._instructions]
+        self._places = {value: places[0] for value, places in stores.items() if len(places) == 1}
+        self._routes = [route for route in find_routes(nodes, unit_of, stores, keep) if route.value in self._places]
+        self._made: dict[int, Tensor] = {}
+        """By position of a maker: its result in this pass."""
+        self._outs: dict[int, Tensor] = {}
+        """By position of a maker that may write directly: the view of the destination to write to."""
+        self.is_watching = bool(self._routes)
         """Whether the next pass that writes gradients finds out which kernels can write into their memory."""
-        self._adding = units
-        self._writing = self._direct_writes.watched() if self.is_watching else units
+        self._writing = self._watched() if self.is_watching else units
 
     def __missing__(self, key: Key) -> Code:
         start, stop, adds, is_last, reports = key
-        units = [unit for unit in (self._adding if adds else self._writing) if start <= unit.sections[0].index < stop]
+        units = [unit for unit in (self._units if adds else self._writing) if start <= unit.sections[0].index < stop]
         if not is_last:
             kept = [tuple(done for done in unit.instructions if not ends_step(done.node)) for unit in units]
             units = [replace(unit, instructions=left) for unit, left in zip(units, kept, strict=True)]
@@ -104,42 +111,28 @@ class PassCode(dict[Key, Code]):
 
     def end_watching(self) -> None:
         """After the first pass that wrote gradients."""
-        self._writing = self._direct_writes.direct()
+        self._writing = self._direct()
         self.is_watching = False
         for key in [*self]:
             if not key[2]:
                 del self[key]
 
-
-class _DirectWrites:
-    def __init__(self, units: Sequence[Unit], stores: Mapping[str, Sequence[Tensor]], keep: Set[str]) -> None:
-        self._units = units
-        self._instructions = [instruction for unit in units for instruction in unit.instructions]
-        unit_of = [number for number, unit in enumerate(units) for _ in unit.instructions]
-        nodes = [instruction.node for instruction in self._instructions]
-        self._places = {value: places[0] for value, places in stores.items() if len(places) == 1}
-        self.routes = [route for route in find_routes(nodes, unit_of, stores, keep) if route.value in self._places]
-        self._made: dict[int, Tensor] = {}
-        """By position of a maker: its result in this pass."""
-        self._outs: dict[int, Tensor] = {}
-        """By position of a maker that may write directly: the view of the destination to write to."""
-
-    def watched(self) -> list[Unit]:
+    def _watched(self) -> list[Unit]:
         """The units for the first pass, which records layouts."""
         watched = list(self._instructions)
-        by_last = {route.last: route for route in self.routes}
-        for at in {*by_last, *(route.maker for route in self.routes)}:
+        by_last = {route.last: route for route in self._routes}
+        for at in {*by_last, *(route.maker for route in self._routes)}:
             function = self._recording(at, by_last.get(at), watched[at].function)
             watched[at] = replace(watched[at], function=function)
         return self._split(watched)
 
-    def direct(self) -> list[Unit]:
+    def _direct(self) -> list[Unit]:
         """The units for all passes after it."""
         direct: list[Instruction | None] = list(self._instructions)
         for position, out in self._outs.items():
             maker = self._instructions[position]
             direct[position] = replace(maker, function=partial(maker.function, out=out))
-        for route in self.routes:
+        for route in self._routes:
             if route.maker in self._outs:
                 last = direct[route.last]
                 direct[route.last] = None if last is None else replace(last, stores=())
@@ -174,14 +167,6 @@ class _DirectWrites:
         same_memory = made.untyped_storage().data_ptr() == value.untyped_storage().data_ptr()
         from_first = made.storage_offset() == value.storage_offset()
         alike = value.dtype == place.dtype and value.shape == place.shape and value.numel() == made.numel()
-        if same_memory and from_first and alike and value.is_contiguous() and _is_dense(made):
+        dense = torch.ops.aten.is_non_overlapping_and_dense(made)
+        if same_memory and from_first and alike and value.is_contiguous() and dense:
             self._outs[route.maker] = torch.as_strided(place, made.shape, made.stride())
-
-
-def _is_dense(tensor: Tensor) -> bool:
-    expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size != 1 and stride != expected:
-            return False
-        expected *= size
-    return True

@@ -28,7 +28,7 @@ from sambasim.runtime.transports.communication import Communication, Fusion, Gra
 from sambasim.runtime.transports.messages import GatherLosses, MessageGroup, collect
 from sambasim.runtime.transports.network import Network
 from sambasim.runtime.transports.shared_flags import Counter, NodeFlags
-from sambasim.runtime.values.mean import CHUNK_ELEMENTS, SquareSums, Sum, TreeMean, parts_of, total_norm, tree_mean
+from sambasim.runtime.values.mean import CHUNK_ELEMENTS, SquareSums, Sum, TreeMean, parts_of, tree_mean
 from sambasim.runtime.values.memory import SHARED_KINDS, DeviceMemory, slices_of
 from sambasim.runtime.values.optimizers import Optimizers, SliceUpdate, divides_exactly
 from sambasim.runtime.watch.observer import SpanArgs, span
@@ -320,21 +320,20 @@ class SmallWindow(GradientSync):
 
     def reduce(self) -> None:
         """Collective. Compute all means into `means`. Afterwards other ranks may still read this rank's gradients."""
-        self.flags.meet(Counter.PROGRESS, self.steps + 1)
-        for add_up in self.reductions:
-            add_up()
-        self._end_meeting()
+        self._meet(self.reductions)
         self.bytes_moved.peer += self.peer_bytes
 
     def end_of_step(self) -> Shared:
         """After a barrier if `reduce` has not been called."""
         if not self._has_met:
-            self.flags.meet(Counter.PROGRESS, self.steps + 1)
-            self._end_meeting()
+            self._meet(())
         self._has_met = False
         return Shared(*self.flags.numbers((self.steps - 1) % 2))
 
-    def _end_meeting(self) -> None:
+    def _meet(self, reductions: Sequence[Sum]) -> None:
+        self.flags.meet(Counter.PROGRESS, self.steps + 1)
+        for add_up in reductions:
+            add_up()
         self._has_met = True
         self.steps += 1
         self.flags.publish(Counter.UPDATED, self.steps)
@@ -356,16 +355,13 @@ class _Step(Communication):
         groups, means = window.program.groups, window.means
         parts = [part for group in groups for part in parts_of(group, means[group.name], (0, group.numel))]
         blocks = sum(member.blocks for group in groups for member in group.members)
-        self._square_sums = SquareSums([(member.block, part) for member, _, part in parts], blocks)
+        self._square_sums = SquareSums(parts, blocks)
         self._updates = [optimizers.slice(group, 0, group.numel, means[group.name]) for group in groups]
 
     def finish(self) -> object:
         self._window.reduce()
         began_s = time.perf_counter()
-        norm = None
-        if self._clips:
-            norm = total_norm(self._square_sums()) / self._optimizers.loss_scale
-            self._optimizers.clip(norm)
+        norm = self._optimizers.clip(self._square_sums()) if self._clips else None
         for update in self._updates:
             update()
         self.update_s = time.perf_counter() - began_s

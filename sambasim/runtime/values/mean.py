@@ -139,18 +139,19 @@ def torch_tree_mean(steps: Sequence[Addition], dtype: torch.dtype) -> Kernel:
     return bound
 
 
-TORCH_CLIP_EPSILON = 1e-6
+Part: TypeAlias = tuple[Member, int, Tensor]
+"""A part of a member: where it begins there, and its numbers."""
 
 
 class SquareSums:
-    """The sums of squares of `count` blocks. `parts`: each the number of a block and gradients that begin there."""
+    """The sums of squares of `count` blocks. `parts`: of gradients, each of whole blocks."""
 
-    def __init__(self, parts: Iterable[tuple[int, Tensor]], count: int) -> None:
+    def __init__(self, parts: Iterable[Part], count: int) -> None:
         self._count = count
         self._blocks = [
-            (first + number, gradient[a:b])
-            for first, gradient in parts
-            for number, (a, b) in enumerate(pieces(0, gradient.numel(), NORM_BLOCK_ELEMENTS))
+            (member.block + (begin + a) // NORM_BLOCK_ELEMENTS, gradient[a:b])
+            for member, begin, gradient in parts
+            for a, b in pieces(0, gradient.numel(), NORM_BLOCK_ELEMENTS)
         ]
 
     def __call__(self) -> list[float]:
@@ -160,8 +161,8 @@ class SquareSums:
         return sums
 
 
-def parts_of(group: ParameterGroup, flat: Tensor, owned: Slice) -> list[tuple[Member, int, Tensor]]:
-    """The parts of a slice of `group`, one for each member: where it begins in the member, and the part of `flat`."""
+def parts_of(group: ParameterGroup, flat: Tensor, owned: Slice) -> list[Part]:
+    """The parts of `flat` in a slice of `group`, one for each member."""
     start, stop = owned
     spans = [(member, max(member.start, start), min(member.start + member.numel, stop)) for member in group.members]
     return [(member, a - member.start, flat[a:b]) for member, a, b in spans if a < b]
@@ -172,8 +173,3 @@ def total_norm(sums: Iterable[float]) -> float:
     for block in sums:
         total += block
     return math.sqrt(total)
-
-
-def coefficient(norm: float, max_norm: float) -> float:
-    """The factor that reduces `norm` to at most `max_norm`, as torch computes it."""
-    return min(1.0, max_norm / (norm + TORCH_CLIP_EPSILON))

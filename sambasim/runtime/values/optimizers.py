@@ -16,7 +16,7 @@ The number of the tensor is 0 for the parameter, then that of its state.
 
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise, zip_longest
 from typing import TypeAlias
@@ -31,7 +31,7 @@ from sambasim.ir.program import LOSS_SCALE, MASTER, ROUNDING_SEED, ParameterGrou
 from sambasim.ir.types import pieces
 from sambasim.optimizers import OPTIMIZERS, Fused
 from sambasim.options.training import OptimizerOptions
-from sambasim.runtime.values.mean import CHUNK_ELEMENTS, coefficient
+from sambasim.runtime.values.mean import CHUNK_ELEMENTS, total_norm
 from sambasim.runtime.values.memory import DeviceMemory
 
 Arguments: TypeAlias = Mapping[str, float | int | bool]
@@ -232,6 +232,9 @@ def _pieces(places: Sequence[tuple[int, int, int]], stop: int) -> Iterator[tuple
             yield a, b, number, offset + a - start
 
 
+_TORCH_CLIP_EPSILON = 1e-6
+
+
 class Optimizers:
     """OPT of all groups of `program`, on the parameters and states in `memory`."""
 
@@ -258,13 +261,16 @@ class Optimizers:
         """Whether gradients of this norm have overflowed, so that the update must be skipped."""
         return self.scales_loss and not math.isfinite(norm)
 
-    def clip(self, norm: float) -> None:
-        """Clip gradients of this norm, as torch does, in the updates of this step."""
+    def clip(self, square_sums: Iterable[float]) -> float:
+        """Clip gradients by the norm of these, as torch does, in the updates of this step. Returns the norm, of scaled
+        gradients without the scale."""
+        norm = total_norm(square_sums) / self.loss_scale
         bound, skips = self._scalars[0].hyperparameters.get("max_grad_norm"), self.skips(norm)
-        factor = 1.0 if bound is None else coefficient(norm, bound)
+        factor = 1.0 if bound is None else min(1.0, bound / (norm + _TORCH_CLIP_EPSILON))
         for scalars in self._scalars:
             scalars.factor = factor / self.loss_scale if self._has_masters else factor
             scalars.skips = skips
+        return norm
 
     def slice(self, group: ParameterGroup, start: int, stop: int, gradient: Tensor, divisor: int = 1) -> SliceUpdate:
         """A function that updates elements `start` to `stop` of `group`, multiples of 64, by `gradient`, in every step.
