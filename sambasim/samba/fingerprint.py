@@ -1,10 +1,11 @@
-"""A digest of what a training step does, by which a run sees that its model is still the compiled one: another capture
-would take every replica seconds. In any doubt there is no digest, and the model is captured."""
+"""A compile request, and a digest of what it compiles, by which a run sees that its model is still the compiled one:
+another capture would take every replica seconds. In any doubt there is no digest, and the model is captured."""
 
 import contextlib
 import hashlib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from types import FrameType
 
 import torch
@@ -12,10 +13,11 @@ from torch import Tensor, nn
 
 from sambasim import __version__
 from sambasim.compiler.capture.recording import Recording, digest_of
-from sambasim.compiler.capture.step import EvaluationStep, Example, TrainingStep
+from sambasim.compiler.capture.step import EvaluationStep, Example, Losses, TrainingStep
 from sambasim.compiler.capture.tensors import STORED, held_by, inputs_in, stored_in
 from sambasim.compiler.capture.trial import buffers_of_plain_tensors, trial, with_values
 from sambasim.compiler.update import Update
+from sambasim.options.compile import CompileOptions
 from sambasim.pef.digests import code_digest
 from sambasim.samba.inputs import losses_of
 from sambasim.whose_code import is_ours, is_users_file
@@ -24,24 +26,37 @@ _MOST_BYTES = 256 << 20
 """The most that a call may make. Where it makes more, a capture takes little time beside the steps."""
 
 
-def fingerprint(
-    model: nn.Module,
-    inputs: Mapping[str, Tensor],
-    updates: Sequence[Update],
-    *,
-    by_keyword: bool,
-    dtype: str,
-    loss_indices: tuple[int, ...] = (),
-) -> str | None:
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A model with one batch of plain tensors by name, and how it is compiled."""
+
+    model: nn.Module
+    inputs: Mapping[str, Tensor]
+    by_keyword: bool
+    updates: tuple[Update, ...]
+    options: CompileOptions
+    loss_indices: tuple[int, ...] = ()
+
+    @property
+    def example(self) -> Example:
+        return Example(self.inputs, self.by_keyword)
+
+    @property
+    def losses(self) -> Losses:
+        return losses_of(self.model, self.loss_indices)
+
+
+def fingerprint(asked: Request) -> str | None:
     """64 letters that are equal only for what compiles alike; without `updates`, of the forward in evaluation mode.
     Weights and inputs may differ; other constants may not. Returns None where the operators do not show all that the
     model does. The model and the random generators are left as they are."""
+    model, updates, dtype = asked.model, asked.updates, asked.options.dtype
     if sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad) > _MOST_BYTES:
         return None
     stored = STORED[dtype]
-    given = inputs_in(stored, inputs)
-    example = Example(given, by_keyword)
-    step: nn.Module = TrainingStep(model, example, None, losses_of(model, loss_indices))
+    given = inputs_in(stored, asked.inputs)
+    example = Example(given, asked.by_keyword)
+    step: nn.Module = TrainingStep(model, example, None, asked.losses)
     if not updates:
         step = EvaluationStep(model, example, None)
     try:
@@ -65,7 +80,7 @@ def fingerprint(
                 raise NotRecordable("its operators do not show all that it does, or it makes too much")
         facts += (
             f"sambasim {__version__}, torch {torch.__version__}, Python {sys.version_info[:2]}",
-            f"{type(model).__name__}, {dtype}, {by_keyword}",
+            f"{type(model).__name__}, {dtype}, {asked.by_keyword}",
             *(f"input {name} {_form(tensor)}" for name, tensor in given.items()),
             *_described(updates),
             *(op.text for op in recording.ops),

@@ -5,14 +5,13 @@ import shlex
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from sambasim.compiler.capture.step import Example, Losses
 from sambasim.compiler.capture.tensors import held_by
 from sambasim.compiler.update import Update
 from sambasim.errors import DataError, ModelError, OptionError
@@ -23,9 +22,9 @@ from sambasim.options.base import build
 from sambasim.options.compile import CompileOptions
 from sambasim.options.training import TrainingOptions
 from sambasim.samba import process
-from sambasim.samba.fingerprint import fingerprint
+from sambasim.samba.fingerprint import Request, fingerprint
 from sambasim.samba.flags import DTYPES, TENSOR_PARALLEL
-from sambasim.samba.inputs import Inputs, check_on_host, flat, losses_of, name_inputs
+from sambasim.samba.inputs import Inputs, check_on_host, flat, name_inputs
 from sambasim.samba.notices import say_once
 from sambasim.samba.optim import SGD, Adam, AdamW
 from sambasim.samba.process import app_error, type_error
@@ -40,26 +39,6 @@ Optimizer: TypeAlias = SGD | Adam | AdamW
 
 FINGERPRINT, FINGERPRINT_OF_FORWARD, LOSS_INDICES = "step_sha256", "forward_sha256", "loss_indices"
 """Keys in the metadata of a PEF."""
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """A model with one batch of plain tensors by name, and how it is compiled."""
-
-    model: nn.Module
-    inputs: Mapping[str, Tensor]
-    by_keyword: bool
-    updates: tuple[Update, ...]
-    options: CompileOptions
-    loss_indices: tuple[int, ...] = ()
-
-    @property
-    def example(self) -> Example:
-        return Example(self.inputs, self.by_keyword)
-
-    @property
-    def losses(self) -> Losses:
-        return losses_of(self.model, self.loss_indices)
 
 
 def request(
@@ -98,9 +77,8 @@ def request(
 
 def fingerprint_of(asked: Request) -> dict[str, str]:
     """The fingerprint of `asked` by its key in the metadata; empty for a model that has none."""
-    model, updates, dtype, losses = asked.model, asked.updates, asked.options.dtype, asked.loss_indices
-    digest = fingerprint(model, asked.inputs, updates, by_keyword=asked.by_keyword, dtype=dtype, loss_indices=losses)
-    return {} if digest is None else {FINGERPRINT if updates else FINGERPRINT_OF_FORWARD: digest}
+    digest = fingerprint(asked)
+    return {} if digest is None else {FINGERPRINT if asked.updates else FINGERPRINT_OF_FORWARD: digest}
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

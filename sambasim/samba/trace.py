@@ -37,13 +37,14 @@ from sambasim.runtime.run.stepwise import StepwiseReplica
 from sambasim.samba import ending, process, request
 from sambasim.samba.checks import replicas
 from sambasim.samba.device import Machine
+from sambasim.samba.fingerprint import Request
 from sambasim.samba.flags import DTYPES, TENSOR_PARALLEL
 from sambasim.samba.inputs import Inputs, repeatable
 from sambasim.samba.loaded import outputs_of
 from sambasim.samba.models import add_old_methods
 from sambasim.samba.notices import checks_keywords
 from sambasim.samba.process import app_error
-from sambasim.samba.request import LOSS_INDICES, Optimizer, Request
+from sambasim.samba.request import LOSS_INDICES, Optimizer
 from sambasim.samba.session import session
 from sambasim.samba.tensor import SambaTensor
 

@@ -5,7 +5,8 @@
 
 import copy
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -15,7 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sambasim.compiler.update import Update
-from sambasim.samba.fingerprint import fingerprint
+from sambasim.options.compile import CompileOptions
+from sambasim.samba.fingerprint import Request, fingerprint
 
 SGD = Update("sgd", {"lr": 0.1, "momentum": 0.0})
 TABLE = torch.tensor([1.0, 2.0, 3.0])
@@ -51,9 +53,9 @@ class Net(nn.Module):
         return h.square().mean(), h
 
 
-def fingerprint_of(net: nn.Module, updates: Sequence[Update] = (SGD,), **changed: Any) -> str | None:
-    given = {"inputs": {"x": torch.ones(BATCH, 4)}, "updates": updates, "by_keyword": False, "dtype": "fp32"}
-    return fingerprint(net, **{**given, **changed})
+def fingerprint_of(net: nn.Module, *, dtype: Any = "fp32", **changed: Any) -> str | None:
+    asked = Request(net, {"x": torch.ones(BATCH, 4)}, False, (SGD,), CompileOptions(dtype=dtype, inference=True))
+    return fingerprint(replace(asked, **changed))
 
 
 class Negated(torch.autograd.Function):
@@ -144,7 +146,7 @@ def test_another_way_to_compile_has_another(changed: dict[str, Any]) -> None:
 def test_values_of_weights_inputs_and_hyperparameters_may_differ() -> None:
     for name in ("dropout", "a hook", "made on the spot"):
         assert fingerprint_of(Net(STEPS[name])) == fingerprint_of(Net(STEPS[name]), inputs={"x": torch.randn(BATCH, 4)})
-    assert fingerprint_of(Net(), [Update("sgd", {"lr": 0.2, "momentum": 0.0})]) == fingerprint_of(Net())
+    assert fingerprint_of(Net(), updates=(Update("sgd", {"lr": 0.2, "momentum": 0.0}),)) == fingerprint_of(Net())
 
 
 def test_the_model_is_left_as_it_was(capsys: pytest.CaptureFixture[str]) -> None:

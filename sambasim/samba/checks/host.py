@@ -1,4 +1,4 @@
-"""AP05, AP06, AP07: weights and optimizers that host and device do not exchange.
+"""AP05, AP06, AP07: weights and optimizers that host and device do not exchange; DP02 for backwards of a step.
 
 The device has its own weights, and the hyperparameters that the optimizers had in `trace_graph`: what the app changes
 on the host does not reach it (AP05). `session.run` trains on the device alone, so a checkpoint or a prediction with the
@@ -142,6 +142,7 @@ class Host:
         self._requires_grad = {path: parameter.requires_grad for path, parameter in self._parameters()}
         self._weights: Mapping[str, str] = {}
         self._steps_at_exchange = self._runs = self._backwards = 0
+        self._backwards_wanted = int(process.current().flag("grad_accumulation_steps") or 1)  # of the first step
         self._host_trains = False  # whether the app's own optimizers have taken a step since the last exchange
         self._host_has_loaded = False  # other weights into the model, for example the best ones of an earlier time
         self._state_is_new = False
@@ -166,7 +167,12 @@ class Host:
         self._runs += 1
         self._backwards += SectionKind.BCKWD in kinds
         if SectionKind.OPT in kinds:
-            self._backwards = 0
+            if self._backwards_wanted not in (1, self._backwards):
+                made, wanted = counted(self._backwards, "backward"), self._backwards_wanted
+                what = f"--grad-accumulation-steps is {wanted}, but the optimizer step follows {made}"
+                remedy = 'section_types=["FWD", "BCKWD"] for each batch, then ["OPT"] once'
+                process.report_here("DP02", what, remedy)
+            self._backwards, self._backwards_wanted = 0, 1
             for different in self._options.compare(given):
                 self._report("AP05", *different)
             if self._state_is_new and not self._host_trains:

@@ -24,7 +24,6 @@ from sambasim.samba.checks.host import Host, is_sampled
 from sambasim.samba.device import Machine
 from sambasim.samba.flags import FLAGS, MEASURING
 from sambasim.samba.process import Finding, app_error, app_line, current, report_here, typed_command
-from sambasim.units import counted
 
 _BATCHES_COMPARED = (1, 2, 8)
 """Steps in which replicas compare their batches."""
@@ -103,7 +102,7 @@ class Checks:
 
     def __init__(self, machine: Machine, communicator: Communicator) -> None:
         self._machine, self._communicator, self.host = machine, communicator, Host(machine)
-        self._accumulation, self._times_equal = Accumulation(), Counter[tuple[int, int]]()
+        self._times_equal = Counter[tuple[int, int]]()
         self._step = self._forwards = 0
         self._fed: tuple[str, ...] = ()
         self._withheld: Finding | None = None  # DP04 for batches that may be of a warm-up
@@ -128,7 +127,6 @@ class Checks:
         mode = mode_of(program, size, **sync) if has_step else Mode.ALONE
         self._forwards += SectionKind.FWD in kinds
         if trains:
-            self._accumulation.note(kinds)
             self.host.note_run(kinds, given, thoroughly=self._check is not None)
         if self._check is not None:
             self._check.note(program, kinds, batch)
@@ -322,23 +320,3 @@ def check_agreement(modes: Sequence[Mode], where: str | None) -> None:
         first, other = (syncs.get(mode, "syncs on the device") for mode in (modes[0], modes[rank]))
         what = f"DP01: replica 0 {first}, and replica {rank} {other}"
         raise DataParallelError(what, where=where, remedy=f"{_SESSION_RUN} on every rank")
-
-
-class Accumulation:
-    """Compares the backwards of the first optimizer step with --grad-accumulation-steps (DP02)."""
-
-    def __init__(self) -> None:
-        self._wanted = int(current().flag("grad_accumulation_steps") or 1)
-        self._backwards = 0
-
-    def note(self, kinds: Collection[SectionKind]) -> None:
-        """Sections of `kinds` are about to run."""
-        if self._wanted == 1:
-            return
-        self._backwards += SectionKind.BCKWD in kinds
-        if SectionKind.OPT in kinds:
-            if self._backwards != self._wanted:
-                made = counted(self._backwards, "backward")
-                what = f"--grad-accumulation-steps is {self._wanted}, but the optimizer step follows {made}"
-                report_here("DP02", what, 'section_types=["FWD", "BCKWD"] for each batch, then ["OPT"] once')
-            self._wanted = 1

@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 from sambasim.errors import LaunchError
-from sambasim.ir.graph import SectionKind
 from sambasim.runtime.run.stepwise import Mode
 from sambasim.samba import process
-from sambasim.samba.checks.replicas import Accumulation, likely_cause, mode_of, note_changed, note_not_passed_on
+from sambasim.samba.checks.replicas import likely_cause, mode_of, note_changed, note_not_passed_on
 from sambasim.samba.process import Reporter
 from sambasim.samba.utils.argparser import parse_app_args
 
@@ -102,21 +101,6 @@ def test_flags_that_are_not_passed_to_the_compiler_are_found(
     note_not_passed_on({name: getattr(arguments, name) for name in passed}, inference=False)
     words = [f"DP02: {flags} is on the command line, but not passed to session.compile"] if flags else []
     assert [finding.words for finding in reporter.findings] == words
-
-
-@pytest.mark.parametrize(
-    ("typed", "backwards", "made"), [(1, 4, None), (4, 4, None), (4, 1, "1 backward"), (4, 5, "5 backwards")]
-)
-def test_another_number_of_backwards_is_found(reporter: Reporter, typed: int, backwards: int, made: str | None) -> None:
-    _typed({"grad_accumulation_steps": typed})
-    accumulation = Accumulation()
-    for _ in range(backwards):
-        accumulation.note({SectionKind.FWD})
-        accumulation.note({SectionKind.FWD, SectionKind.BCKWD})
-    accumulation.note({SectionKind.OPT})
-    accumulation.note({SectionKind.FWD, SectionKind.BCKWD, SectionKind.OPT})
-    words = [f"--grad-accumulation-steps is 4, but the optimizer step follows {made}"] if made else []
-    assert [finding.what for finding in reporter.findings] == words
 
 
 @pytest.mark.parametrize(

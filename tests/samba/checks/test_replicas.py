@@ -66,15 +66,29 @@ def _made() -> Made:
     return with_sgd(lambda: nn.Sequential(nn.Linear(3, 1), nn.Flatten(0)), momentum=0.9)
 
 
-@pytest.mark.parametrize(("command", "codes"), [("run", ["DP02"]), (None, ["DP02"]), ("measure-performance", [])])
-def test_accumulation_is_not_checked_when_whole_steps_are_measured(
-    load: Load, reporter: Reporter, command: str | None, codes: list[str]
+@pytest.mark.parametrize(
+    ("command", "typed", "backwards", "made"),
+    [
+        ("run", 1, 4, None),
+        (None, 4, 4, None),
+        (None, 4, 1, "1 backward"),
+        ("run", 4, 5, "5 backwards"),
+        ("measure-performance", 2, 1, None),
+    ],
+)
+def test_another_number_of_backwards_is_found_unless_whole_steps_are_measured(
+    load: Load, reporter: Reporter, command: str | None, typed: int, backwards: int, made: str | None
 ) -> None:
     process.current().command = command
-    process.current().arguments = Namespace(command=command, grad_accumulation_steps=2)
+    process.current().arguments = Namespace(command=command, grad_accumulation_steps=typed)
     load(_made, BATCH)
+    for _ in range(backwards):
+        session.run(BATCH, section_types=["FWD"])
+        session.run(BATCH, section_types=["FWD", "BCKWD"])
+    session.run(section_types=["OPT"])
     session.run(BATCH)
-    assert [finding.code for finding in reporter.findings] == codes
+    words = [f"DP02: --grad-accumulation-steps is 4, but the optimizer step follows {made}"] if made else []
+    assert [finding.words for finding in reporter.findings] == words
 
 
 def test_the_hyperparameters_of_the_device_are_compared(load: Load) -> None:
