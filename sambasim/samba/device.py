@@ -42,14 +42,14 @@ class Machine:
 
     def to_device(self) -> None:
         """Copies weights, buffers and optimizer state of the host to the device; resets other states. Collective."""
-        tensors = self._host_tensors()
+        on_host = self._on_host()
         self.replica.meet()
         self.replica.forget()
-        for symbol, path in self._state_dict_symbols():
-            if tuple(tensors[path].shape) != symbol.type.shape:
-                what = f"{path} has the shape {tuple(tensors[path].shape)}, and in the PEF {symbol.type.shape}"
+        for symbol, tensor in on_host:
+            if (shape := tuple(tensor.shape)) != symbol.type.shape:
+                what = f"{symbol.torch_names[0]} has the shape {shape}, and in the PEF {symbol.type.shape}"
                 raise WeightsError(what, remedy="load a checkpoint of the model that was compiled")
-            self.replica.write(symbol.name, tensors[path].detach())
+            self.replica.write(symbol.name, tensor.detach())
         for name, parameter, state, optimizer in self._states():
             value = optimizer.state.get(parameter, {}).get(_TORCH_STATES.get(state, state))
             if isinstance(value, Tensor):
@@ -83,8 +83,7 @@ class Machine:
             with suppress(AttributeError):  # most names are also paths
                 if attrgetter(named.torch_names[0])(self.model) is tensor:
                     return named
-        tensors = self._host_tensors()
-        return next((symbol for symbol, path in self._state_dict_symbols() if tensors[path] is tensor), None)
+        return next((symbol for symbol, held in self._on_host() if held is tensor), None)
 
     def note_step(self) -> None:
         """Tells torch's schedulers that there was an optimizer step."""
@@ -93,34 +92,31 @@ class Machine:
 
     def to_host(self) -> None:
         """Copies weights, buffers and optimizer state of the device to the host, in the types of the host."""
-        tensors = self._host_tensors()
         states = list(self._states()) if self.replica.steps else []
         values = [self.replica.read(name) for name, *_ in states]
         with torch.no_grad():
-            for symbol, path in self._state_dict_symbols():
-                tensors[path].copy_(self.replica.read(symbol.name))
+            for symbol, tensor in self._on_host():
+                tensor.copy_(self.replica.read(symbol.name))
         for (_, parameter, state, optimizer), value in zip(states, values, strict=True):
             entry = optimizer.state[parameter]
             entry[_TORCH_STATES.get(state, state)] = value.to(parameter.dtype)
             if state != "momentum":
                 entry["step"] = torch.tensor(float(self.replica.steps))
 
-    def _host_tensors(self) -> Mapping[str, Tensor]:
-        return {name: held.tensor for held in held_by(self.model) for name in held.names}
-
-    def _state_dict_symbols(self) -> list[tuple[Symbol, str]]:
-        kinds = (SymbolKind.PARAMETER, SymbolKind.BUFFER)
-        return [(s, s.torch_names[0]) for s in self.program.symbols.values() if s.kind in kinds and s.torch_names]
+    def _on_host(self) -> list[tuple[Symbol, Tensor]]:
+        """Each parameter and buffer with that of the model."""
+        tensors = {name: held.tensor for held in held_by(self.model) for name in held.names}
+        symbols = map(self.program.symbols.__getitem__, self.program.names_of(SymbolKind.PARAMETER, SymbolKind.BUFFER))
+        return [(symbol, tensors[symbol.torch_names[0]]) for symbol in symbols if symbol.torch_names]
 
     def _states(self) -> Iterator[tuple[str, Tensor, str, Optimizer]]:
         """Every optimizer state on the device: its symbol, its parameter on the host, its name, and its optimizer."""
-        tensors, program = self._host_tensors(), self.program
+        tensors = {symbol.name: tensor for symbol, tensor in self._on_host()}
         groups = ((optimizer, group) for optimizer in self.optimizers for group in optimizer.param_groups)
         owners = {id(parameter): optimizer for optimizer, group in groups for parameter in group["params"]}
-        for name, (_, member, state) in program.optimizer_states.items():
-            parameter = tensors[program.symbols[member.parameter].torch_names[0]]
-            if (owner := owners.get(id(parameter))) is not None:
-                yield name, parameter, state, owner
+        for name, (_, member, state) in self.program.optimizer_states.items():
+            if (owner := owners.get(id(tensors[member.parameter]))) is not None:
+                yield name, tensors[member.parameter], state, owner
 
 
 ALL_DROPOUTS = "p"  # the name of the rate of all dropouts
