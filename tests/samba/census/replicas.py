@@ -60,8 +60,7 @@ class Row:
             self.plainly.optimizer.param_groups[0]["lr"] = lr
         self.plainly.optimizer.zero_grad()
         for rank, batch in enumerate(batches):
-            outputs = self.plainly.model(*map(plain, batch))
-            first = outputs[0] if isinstance(outputs, tuple) else outputs
+            first = self.plainly.model(*map(plain, batch))[0]
             first.mean().backward() if start is None else first.backward(start(rank))
         for parameter in self.plainly.model.parameters():
             parameter.grad.div_(len(batches))
@@ -126,7 +125,7 @@ def host_loss(row: Row) -> None:
     for step in range(2):
 
         def start(rank: int, step: int = step) -> Tensor:
-            output = row.plainly.model(*map(plain, row.batch(step, rank))).detach().requires_grad_()
+            output = row.plainly.model(*map(plain, row.batch(step, rank)))[0].detach().requires_grad_()
             loss = torch.nn.functional.cross_entropy(output, plain(batch_of(REPLICAS * step + rank)[1]))
             gradient: Tensor = torch.autograd.grad(loss, output)[0]
             return gradient
