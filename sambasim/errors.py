@@ -17,8 +17,8 @@ its title, and control characters are escaped.
 import errno
 import os
 import stat
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -154,6 +154,15 @@ class OptionError(UserError, code="option"):
 def unreadable(what: object, error: OSError | UnicodeDecodeError, remedy: str) -> OptionError:
     reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
     return OptionError(f"{what} cannot be read: {reason}", remedy=remedy)
+
+
+@contextmanager
+def failing_with(kind: type[SambasimError], what: str, remedy: str, where: str | None = None) -> Iterator[None]:
+    """Raises an error of `kind` for an OSError within: `what`, and the reason that the system gives."""
+    try:
+        yield
+    except OSError as error:
+        raise kind(f"{what}: {error.strerror or error}", where=where, remedy=remedy) from error
 
 
 class ModelError(UserError, code="model"):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sambasim.commands.outputs import check_output_file, check_output_folder
-from sambasim.errors import LaunchError, MachineError, OptionError, PeerError
+from sambasim.errors import LaunchError, MachineError, OptionError, PeerError, failing_with
 from sambasim.hardware.placement import inventory_of, place_replicas
 from sambasim.ir.mesh import DATA_PARALLEL, PIPELINE, Mesh
 from sambasim.options.run import RunOptions
@@ -151,11 +151,8 @@ class RankLog(RunObserver):
         self._file: LineFile | None = None
 
     def started(self, start: Start) -> None:
-        try:
+        with failing_with(OptionError, f"no log can be written to {self._path.parent}", "--log-dir FOLDER"):
             self._file = LineFile(self._path, append=bool(start.plan.start.step))
-        except OSError as error:
-            what = f"no log can be written to {self._path.parent}: {error.strerror}"
-            raise OptionError(what, remedy="--log-dir FOLDER") from error
         rank = start.rank and f"{start.rank}; "
         self._write(f"start {start.name}: {rank}sync {start.sync}, {start.threads} threads, {start.data}")
 

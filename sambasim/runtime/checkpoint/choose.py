@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from pydantic import JsonValue
 
-from sambasim.errors import CheckpointError, OptionError, SambasimError
+from sambasim.errors import CheckpointError, OptionError, SambasimError, failing_with
 from sambasim.ir.types import Symbol, SymbolKind
 from sambasim.options.base import show
 from sambasim.options.given import leaves
@@ -285,10 +285,9 @@ def _candidates(resume: str, checkpoint_dir: Path | None) -> list[Path]:
 
 
 def _in_folder(path: Path) -> list[Path]:
-    try:
-        return list(folder.checkpoints_in(path))
-    except OSError as error:
-        raise OptionError(f"{path} cannot be read: {error.strerror}", remedy="check its permissions") from error
+    with failing_with(OptionError, f"{path} cannot be read", "check its permissions"):
+        checkpoints = list(folder.checkpoints_in(path))
+    return checkpoints
 
 
 def _checked(path: Path, communicator: Communicator) -> Checkpoint:

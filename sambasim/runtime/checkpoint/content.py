@@ -4,7 +4,7 @@ shards, of which any range can be read, and any part of a tensor that was cut ot
 import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from sambasim import __version__
-from sambasim.errors import CheckpointError, Misfit, OtherFormat, OtherVersion, parse_json
+from sambasim.errors import CheckpointError, Misfit, OtherFormat, OtherVersion, failing_with, parse_json
 from sambasim.ir.types import DTYPE_BYTES, Cut, SymbolKind
 from sambasim.pef.digests import PartDigests, StrictModel, part_digests
 from sambasim.pef.document import WRITER, Sha256
@@ -324,14 +324,10 @@ def _damaged(path: Path, part: str, what: str) -> CheckpointError:
     return CheckpointError(f"{path.name} is damaged: {part}: {what}", where=str(path), remedy=remedy, is_damage=True)
 
 
-@contextmanager
-def _reading(path: Path, name: str) -> Iterator[None]:
+def _reading(path: Path, name: str) -> AbstractContextManager[None]:
     """Raises CheckpointError for an OSError within: no damage, it may be readable later, or for another user."""
-    try:
-        yield
-    except OSError as error:
-        what = f"{name} of {path.name} cannot be read: {error.strerror or error}"
-        raise CheckpointError(what, where=str(path), remedy="check the disk and the permissions") from error
+    what, remedy = f"{name} of {path.name} cannot be read", "check the disk and the permissions"
+    return failing_with(CheckpointError, what, remedy, str(path))
 
 
 def _size_of(path: Path, name: str) -> int:

@@ -5,20 +5,18 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
-from sambasim.errors import MachineError, OptionError
+from sambasim.errors import MachineError, OptionError, failing_with
 from sambasim.records import Record
 from sambasim.records.metrics import CheckpointRecord, EvaluationRecord, StepRecord, SummaryRecord
 from sambasim.runtime.run.plan import Plan
 from sambasim.runtime.watch.observer import forward_events
-
-T = TypeVar("T")
 
 
 class Step(NamedTuple):
@@ -101,9 +99,7 @@ class MetricsFile(RunObserver):
         if step:
             with self._path.open(encoding="utf-8", errors="replace") as file:
                 kept = [line for line in file if line.endswith("\n") and _step_of(line) <= step]
-        if kept:
-            self._open(lambda: write_whole(self._path, "".join(kept)))
-        self._file = self._open(lambda: LineFile(self._path, append=bool(kept)))
+        self._open("".join(kept))
 
     def stepped(self, step: Step) -> None:
         self._write(StepRecord(**step._asdict()))
@@ -117,15 +113,16 @@ class MetricsFile(RunObserver):
     def ended(self, summary: SummaryRecord) -> None:
         self._write(summary).close()
 
-    def _open(self, opening: Callable[[], T]) -> T:
-        try:
-            return opening()
-        except OSError as error:
-            what = f"the metrics file cannot be written to {self._path}: {error.strerror}"
-            raise OptionError(what, remedy="another place: --metrics FILE") from error
+    def _open(self, kept: str = "") -> "LineFile":
+        what = f"the metrics file cannot be written to {self._path}"
+        with failing_with(OptionError, what, "another place: --metrics FILE"):
+            if kept:
+                write_whole(self._path, kept)
+            file = self._file = LineFile(self._path, append=bool(kept))
+        return file
 
     def _write(self, record: Record) -> "LineFile":
-        self._file = self._file or self._open(lambda: LineFile(self._path))
+        self._file = self._file or self._open()
         try:
             self._file.write(record.model_dump_json() + "\n")
         except OSError as error:
@@ -173,14 +170,10 @@ class LineFile:
         self._file.close()
 
 
-@contextmanager
-def writing(what: str, path: Path, choice: str) -> Iterator[None]:
+def writing(what: str, path: Path, choice: str) -> AbstractContextManager[None]:
     """Raises MachineError for an OSError within. `choice`: what may be given instead of `path`, and how."""
-    try:
-        yield
-    except OSError as error:
-        remedy = f"free disk space there, or choose another {choice}"
-        raise MachineError(f"{what} cannot be written to {path}: {error.strerror}", remedy=remedy) from error
+    remedy = f"free disk space there, or choose another {choice}"
+    return failing_with(MachineError, f"{what} cannot be written to {path}", remedy)
 
 
 def write_whole(path: Path, text: str) -> None:
