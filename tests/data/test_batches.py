@@ -155,7 +155,7 @@ def test_batches_are_those_of_samples_put_together() -> None:
     fast = tensor_batches(WatchedDataset(dataset, "here", chosen))
     assert fast is not None
     order = [6, 0, 2, 1, 5]
-    batches = list(fast.batches(order, 2))
+    batches = list(fast(order, 2))
     assert len(batches) == 2, "the last, which is not full, is left out"
     for number, batch in enumerate(batches):
         samples = [dataset[chosen[position]] for position in order[2 * number : 2 * number + 2]]
@@ -170,7 +170,7 @@ def test_rows_that_are_read_ahead_come_in_the_same_batches(monkeypatch: pytest.M
     monkeypatch.setattr("sambasim.data.datasets._AHEAD_BYTES", ahead * 2 * row_bytes)
     fast = tensor_batches(WatchedDataset(_dataset(), "here"))
     assert fast is not None
-    batches = list(fast.batches(list(range(10, -1, -1)), 2))
+    batches = list(fast(range(10, -1, -1), 2))
     assert [numbers.tolist() for _, numbers in batches] == [[10, 9], [8, 7], [6, 5], [4, 3], [2, 1]]
     assert all(torch.equal(values, _dataset().tensors[0][numbers]) for values, numbers in batches)
 

@@ -84,7 +84,7 @@ class Shard:
         each = len(left) // self.world_size
         self._own = left[self.rank : each * self.world_size : self.world_size]
         if self._tensors is not None:
-            self._iterator = self._tensors.batches(self._own, self.batch_size)
+            self._iterator = self._tensors(self._own, self.batch_size)
             return
         self._next_step = step
         self._generator.manual_seed(derive(self.seed, self.rank, epoch, 0, Stream.WORKER))
