@@ -8,7 +8,6 @@ ranks leave them. The job reads what to run from a file in a folder of its own, 
 """
 
 import importlib
-import json
 import os
 import pickle
 import subprocess
@@ -16,7 +15,6 @@ import sys
 import tempfile
 import timeit
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from itertools import count, pairwise
 from math import inf
 from pathlib import Path
@@ -53,7 +51,7 @@ from sambasim.units import KIB, MIB, counted
 
 T = TypeVar("T")
 
-_WORK, _RATES, _ERROR = "work.pickle", "rates.json", "error.txt"  # the files of a job, in its folder
+_WORK, _RATES, _ERROR = "work.pickle", "rates.pickle", "error.txt"  # the files of a job, in its folder
 _TIMEOUT_S = 600.0
 _GEMM_SIZE, _COPY_BYTES = 1024, 64 * MIB
 
@@ -112,8 +110,8 @@ def _job(work: Work, ranks: int) -> Rates:
             said = error.read_text() if error.exists() else lines[-1] if lines else f"exit code {done.returncode}"
             what = f"the model does not run on this machine, with {counted(ranks, 'rank')}: {said}"
             raise MachineError(what, remedy="a smaller --global-batch; sambasim compile and sambasim run say more")
-        rates = json.loads((Path(folder) / _RATES).read_text())
-    return Rates(**{**rates, "passes": tuple(PassTimes(**times) for times in rates["passes"])})
+        rates: Rates = pickle.loads((Path(folder) / _RATES).read_bytes())
+        return rates
 
 
 def _least_s(action: Callable[[], object]) -> float:
@@ -337,7 +335,7 @@ def main(folder: Path) -> None:
         (folder / _ERROR).write_text(error.what)
         communicator.abort(2)
     if communicator.rank == 0:
-        (folder / _RATES).write_text(json.dumps(asdict(rates)))
+        (folder / _RATES).write_bytes(pickle.dumps(rates))
     communicator.close()
 
 

@@ -165,9 +165,8 @@ class RunDigests(StepRecorder):
                     old.unlink()
                 write_whole(folder / RUN_FILE, run.model_dump_json(indent=1) + "\n")
         setup.communicator.barrier()
-        self.steps = range(run.first_step - 1, run.last_step)
+        self.steps = range(max(run.first_step - 1, done), run.last_step)
         self._setup, self._team, self._observer, self._folder = setup, team, observer, folder
-        self._first: int | None = None
         self._inputs = seen_in_memory(program, SymbolKind.INPUT)
         self._sections = seen_of_sections(program.step, program)
         self._replicas = {replica.rank: replica for replica in team.replicas if replica.works}
@@ -177,8 +176,7 @@ class RunDigests(StepRecorder):
             self._files = {rank: LineFile(folder / replica_file(rank)) for rank in self._replicas}
 
     def begin(self, step: int) -> None:
-        if self._first is None:
-            self._first = step + 1
+        if step == self.steps[0]:
             self._add(step, SymbolKind.PARAMETER, SymbolKind.BUFFER, begins=True)
 
     def pass_begins(self, replica: int, micro_step: int) -> None:
@@ -203,7 +201,8 @@ class RunDigests(StepRecorder):
         if step == self.steps[-1]:
             for file in self._files.values():
                 file.close()
-            which = f"step {self._first}" if self._first == step + 1 else f"steps {self._first} to {step + 1}"
+            first = self.steps[0] + 1
+            which = f"step {first}" if first == step + 1 else f"steps {first} to {step + 1}"
             self._observer.noted(f"recorded the digests of {which}: sambasim compare {self._folder} OTHER")
 
     def _add(self, step: int, *kinds: SymbolKind, begins: bool = False, loss: float | None = None) -> None:
