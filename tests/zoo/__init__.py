@@ -1,4 +1,5 @@
-"""The model zoo: 137 models as people train them, each compiled, run at np 1 and 2, and held against eager PyTorch.
+"""The model zoo: 137 models as people train them, each compiled, run with one and two replicas, and held against eager
+PyTorch.
 
 python -m tests.zoo [NAME …] [--package own] [--vision PYTHON] [--jobs 2]
 """

@@ -1,10 +1,6 @@
-"""Plays one entry: compile, train with `sambasim run` at np 1 and 2, and the same steps in plain PyTorch."""
+"""Plays one entry: compile, train one replica and two, and take the same steps in plain PyTorch."""
 
 import copy
-import json
-import os
-import shutil
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +15,6 @@ from sambasim.errors import SambasimError
 from sambasim.options.compile import CompileOptions
 from sambasim.runtime.machine.process import Stream, derive
 from tests.support.compiled import compile_model
-from tests.support.installation import Installation
-from tests.support.mpi import ROOT
 from tests.zoo.case import Case, Outcome, evaluate_loss
 
 REPLICAS, BATCH, STEPS, RATE = (1, 2), 2, 3, 0.05
@@ -38,9 +32,8 @@ class Verdict:
     detail: str = ""
 
 
-def play(entry: Case, folder: Path, *, in_process: bool = False) -> Verdict:
-    """Leaves its files in `folder`. With `in_process`, two replicas are those of an emulation, which has the bits of
-    two ranks."""
+def play(entry: Case, folder: Path) -> Verdict:
+    """Leaves its files in `folder`. Two replicas are emulated, which has the bits of two ranks."""
     torch.set_num_threads(1)
     batch = entry.batch(STEPS * BATCH * max(REPLICAS), seed=1)
     save_file({name: tensor.clone() for name, tensor in batch.items()}, folder / "samples.safetensors")
@@ -48,15 +41,11 @@ def play(entry: Case, folder: Path, *, in_process: bool = False) -> Verdict:
         _compile(entry, batch, folder)
     except SambasimError as error:
         return Verdict("refused", str(error))
-    except Exception as error:
-        return Verdict("failed", f"{type(error).__name__}: {error}")
     outcome: Outcome = "exact"
     detail = ""
+    pef = ss.load(folder / "zoo" / "zoo.pef")
     for replicas in REPLICAS:
-        try:
-            ours = _losses_here(folder, replicas) if in_process else _losses(folder, replicas)
-        except RuntimeError as error:
-            return Verdict("failed", str(error))
+        ours = ss.run(pef, replicas=replicas, steps=STEPS, threads=1, quiet=True).losses
         theirs = list(eager_losses(entry, batch, replicas))
         if ours != theirs:
             off = max(abs(one - other) / max(abs(other), 1e-9) for one, other in zip(ours, theirs, strict=True))
@@ -78,30 +67,6 @@ def _compile(entry: Case, batch: Mapping[str, Tensor], folder: Path) -> None:
     }
     inputs = {name: tensor[:BATCH] for name, tensor in batch.items()}
     compile_model(entry.module(), Example(inputs, entry.loss is None), CompileOptions.model_validate(options))
-
-
-def _losses(folder: Path, replicas: int) -> list[float]:
-    """The loss of each step of a run. Raises RuntimeError, with what it printed, if it fails."""
-    metrics = folder / "metrics.jsonl"
-    flags = ("--steps", str(STEPS), "--threads", "1", "--no-evaluate", "--metrics", str(metrics), "--reduce-on-rdu")
-    _installed().call("run", "--pef", str(folder / "zoo" / "zoo.pef"), "--json", *flags, folder=folder, np=replicas)
-    records = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
-    metrics.unlink()
-    return [record["loss"] for record in records if record["kind"] == "step"]
-
-
-def _losses_here(folder: Path, replicas: int) -> list[float]:
-    pef = ss.load(folder / "zoo" / "zoo.pef")
-    return ss.run(pef, replicas=replicas, steps=STEPS, threads=1, quiet=True).losses
-
-
-def _installed() -> Installation:
-    """The sambasim of this environment, or of the one that it is beside."""
-    places = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
-    found = shutil.which("sambasim", path=places)
-    if found is None:
-        raise RuntimeError("sambasim is not on the path")
-    return Installation(Path(found).with_name("python"), ROOT)
 
 
 def eager_losses(entry: Case, batch: Mapping[str, Tensor], replicas: int) -> Iterator[float]:

@@ -25,5 +25,5 @@ def test_a_model_does_what_the_list_says(name: str, tmp_path: Path) -> None:
     entry = ENTRIES[name]
     if entry.package != "own":
         pytest.importorskip(entry.package)
-    verdict = play(entry, tmp_path, in_process=True)
+    verdict = play(entry, tmp_path)
     assert verdict.outcome == entry.expected, verdict.detail
