@@ -10,7 +10,7 @@ BATCH = [torch.ones(2, 3)]
 
 
 def made_linear() -> Made:
-    return with_sgd(lambda: nn.Sequential(nn.Linear(3, 1), nn.Flatten(0)))
+    return with_sgd(lambda: nn.Sequential(nn.Linear(3, 1), nn.Flatten(0)), momentum=0.9)
 
 
 @pytest.fixture

@@ -7,8 +7,6 @@ from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 import pytest
-import torch
-from torch import nn
 from torch.utils.data.distributed import DistributedSampler
 
 from sambasim.runtime.machine.communicator import single_rank
@@ -28,18 +26,11 @@ from sambasim.samba.checks.replicas import (
 from sambasim.samba.ending import leave
 from sambasim.samba.process import Finding, Reporter
 from sambasim.samba.session import session
-from tests.samba.harness import Load, Made, with_sgd
+from tests.samba.checks.conftest import BATCH, made_linear
+from tests.samba.harness import Load
 
-BATCH = [torch.ones(2, 3)]
 OPTIONS = {"lr": 0.1, "momentum": 0.9}
 REPLICA = Trained({"a": "1", "b": "2"}, 4, [OPTIONS, {"lr": 0.3}])
-
-
-def test_equal_replicas_are_no_finding() -> None:
-    assert different_start([REPLICA, REPLICA, REPLICA], None) is None
-    replicas = [REPLICA, REPLICA, replace(REPLICA, weights={})]
-    assert different_hyperparameters(replicas, "at the end", None) is None
-    assert different_weights(replicas, "at the end", None) is None
 
 
 START = "DP03: replica 2 starts from other weights than replica 0: {} differs; all continue from those of replica 0"
@@ -51,6 +42,8 @@ START = "DP03: replica 2 starts from other weights than replica 0: {} differs; a
         ({"weights": {"a": "1", "b": "3"}}, START.format("b"), "has other weights than replica 0: b differs"),
         ({"steps": 0}, START.format("the number of optimizer steps"), None),
         ({"hyperparameters": [OPTIONS, {"lr": 0.2}]}, None, "trains with lr 0.2, and replica 0 with 0.3"),
+        ({}, None, None),
+        ({"weights": {}}, None, None),  # it leaves them out
     ],
 )
 def test_a_different_replica_is_found(change: dict[str, Any], start: str | None, course: str | None) -> None:
@@ -60,10 +53,6 @@ def test_a_different_replica_is_found(change: dict[str, Any], start: str | None,
     assert (at_start and (at_start.words, at_start.where)) == (start and (start, "app.py:1: run()"))
     words = [f"DP07: at the end replica 2 {course}"] if course else []
     assert [finding.words for finding in later if finding] == words
-
-
-def _made() -> Made:
-    return with_sgd(lambda: nn.Sequential(nn.Linear(3, 1), nn.Flatten(0)), momentum=0.9)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +70,7 @@ def test_another_number_of_backwards_is_found_unless_whole_steps_are_measured(
 ) -> None:
     process.current().command = command
     process.current().arguments = Namespace(command=command, grad_accumulation_steps=typed)
-    load(_made, BATCH)
+    load(made_linear, BATCH)
     for _ in range(backwards):
         session.run(BATCH, section_types=["FWD"])
         session.run(BATCH, section_types=["FWD", "BCKWD"])
@@ -92,7 +81,7 @@ def test_another_number_of_backwards_is_found_unless_whole_steps_are_measured(
 
 
 def test_the_hyperparameters_of_the_device_are_compared(load: Load) -> None:
-    load(_made, BATCH)
+    load(made_linear, BATCH)
     machine = session.machine
     assert machine is not None
     compared = []
@@ -125,7 +114,7 @@ def _begin_job(all_gather: Callable[[Any], Sequence[object]], ranks: int) -> job
 @pytest.fixture
 def compare(load: Load, reporter: Reporter) -> Compare:
     """Compares with a replica that shows a changed snapshot before a step; returns the reporter."""
-    load(_made, BATCH)
+    load(made_linear, BATCH)
     assert session.machine is not None
     change: list[Change] = []
     watched = _begin_job(lambda own: [own, (own[0], change[-1](own[1]))], 2)
