@@ -151,18 +151,14 @@ class OptionError(UserError, code="option"):
     """A flag, a `--set` or a field of a TOML config is wrong."""
 
 
-def unreadable(what: object, error: OSError | UnicodeDecodeError, remedy: str) -> OptionError:
-    reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-    return OptionError(f"{what} cannot be read: {reason}", remedy=remedy)
-
-
 @contextmanager
 def failing_with(kind: type[SambasimError], what: str, remedy: str, where: str | None = None) -> Iterator[None]:
-    """Raises an error of `kind` for an OSError within: `what`, and the reason that the system gives."""
+    """Raises an error of `kind` for a file within that fails, or is not UTF-8: `what`, and the reason."""
     try:
         yield
-    except OSError as error:
-        raise kind(f"{what}: {error.strerror or error}", where=where, remedy=remedy) from error
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror or error if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise kind(f"{what}: {reason}", where=where, remedy=remedy) from error
 
 
 class ModelError(UserError, code="model"):

@@ -5,7 +5,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from sambasim.errors import MachineError, OptionError
+from sambasim.errors import MachineError, OptionError, failing_with
 
 
 def check_output_file(path: Path, what: str, remedy: str) -> None:
@@ -62,9 +62,6 @@ def _folder_problem(path: Path) -> str | None:
 
 
 def write(file: Path, text: str) -> None:
-    try:
+    with failing_with(MachineError, f"{file} cannot be written", "free disk space there, or name another place"):
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, encoding="utf-8")
-    except OSError as error:
-        remedy = "free disk space there, or name another place"
-        raise MachineError(f"{file} cannot be written: {error.strerror}", remedy=remedy) from error

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 from pydantic_core import ValidationError
 
-from sambasim.errors import LARGEST_TOML_BYTES, OptionError, PefError, is_too_deep, read_text, shortened, unreadable
+from sambasim.errors import LARGEST_TOML_BYTES, OptionError, PefError, failing_with, is_too_deep, read_text, shortened
 
 ALIASES = {"sn40": "sn40l"}
 """`--arch` values of SambaFlow, and the device file that each means."""
@@ -147,10 +147,8 @@ def _load(model: type[_Table], kind: str, flag: str, name: str) -> _Table:
     """Raises OptionError, which names each figure that is missing, unknown or out of range."""
     usual: dict[str, Any] = {}
     if name.endswith(".toml") or "/" in name:
-        try:
+        with failing_with(OptionError, f"{flag} {name} cannot be read", "name a TOML file"):
             text, where = read_text(Path(name), LARGEST_TOML_BYTES), name
-        except (OSError, UnicodeDecodeError) as error:
-            raise unreadable(f"{flag} {name}", error, "name a TOML file") from error
     elif name in (shipped := _shipped(f"{kind}s")):
         text, where = shipped_text(f"{kind}s/{name}.toml"), f"the {kind} file {name}.toml"
         if model is ClusterSpec:  # each has what differs from this one

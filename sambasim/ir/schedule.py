@@ -25,7 +25,7 @@ from enum import StrEnum
 from itertools import accumulate, chain
 from pathlib import Path
 
-from sambasim.errors import OptionError, read_text, shortened, unreadable
+from sambasim.errors import OptionError, failing_with, read_text, shortened
 from sambasim.units import MIB, counted
 
 
@@ -181,10 +181,8 @@ _MOST_BYTES = MIB
 def read_csv(path: Path) -> Schedule:
     """The schedule in a CSV file as PyTorch writes it (`format="compute_only"`): a row for each rank, an action in each
     cell, or none. Raises OptionError if it cannot be read, a cell is no action, or the schedule cannot run."""
-    try:
+    with failing_with(OptionError, f"the schedule {path} cannot be read", _CHOICES):
         text = read_text(path, _MOST_BYTES).removeprefix("\ufeff")  # with which spreadsheets begin a file
-    except (OSError, UnicodeDecodeError) as error:
-        raise unreadable(f"the schedule {path}", error, _CHOICES) from None
     rows: list[list[Action]] = []
     for number, line in enumerate(text.rstrip().split("\n"), 1):
         rows.append([])

@@ -7,20 +7,20 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from sambasim.errors import LARGEST_TOML_BYTES, OptionError, is_too_deep, read_text, shortened, unreadable
+from sambasim.errors import LARGEST_TOML_BYTES, OptionError, failing_with, is_too_deep, read_text, shortened
 from sambasim.options.base import Given, Problem, near_file, refusal, show, suggested
 from sambasim.options.flag import Setting
 
 
 def config_text(path: Path, kind: str, if_missing: str, if_no_text: str) -> str:
     """The text of a file of options. Raises OptionError with one of two remedies if it cannot be read."""
-    try:
-        return read_text(path, LARGEST_TOML_BYTES)
-    except FileNotFoundError:
-        remedy = near_file(path, ".toml") or if_missing
-        raise OptionError(f"there is no {kind} {path}", remedy=remedy) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise unreadable(f"the {kind} {path}", error, if_no_text) from None
+    with failing_with(OptionError, f"the {kind} {path} cannot be read", if_no_text):
+        try:
+            text = read_text(path, LARGEST_TOML_BYTES)
+        except FileNotFoundError:
+            remedy = near_file(path, ".toml") or if_missing
+            raise OptionError(f"there is no {kind} {path}", remedy=remedy) from None
+    return text
 
 
 def read_toml(path: Path) -> dict[str, object]:

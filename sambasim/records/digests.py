@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple, TypeVar
 
 from pydantic import ValidationError
 
-from sambasim.errors import ArtifactError, first_fault, unreadable
+from sambasim.errors import ArtifactError, OptionError, failing_with, first_fault
 from sambasim.records import Count, Record
 
 RUN_FILE = "run.json"
@@ -97,13 +97,10 @@ class Recording(NamedTuple):
         """The steps of one replica, without an incomplete last line. Raises OptionError and ArtifactError, also if
         there is no step."""
         path, line = self.folder / replica_file(replica), ""
-        try:
-            with path.open(encoding="utf-8") as lines:
-                for number, line in enumerate(lines, 1):
-                    if line.endswith("\n"):
-                        yield _read(StepDigests, line, f"{path}:{number}", "a line")
-        except (OSError, UnicodeDecodeError) as error:
-            raise unreadable(path, error, _WRITTEN_BY) from error
+        with failing_with(OptionError, f"{path} cannot be read", _WRITTEN_BY), path.open(encoding="utf-8") as lines:
+            for number, line in enumerate(lines, 1):
+                if line.endswith("\n"):
+                    yield _read(StepDigests, line, f"{path}:{number}", "a line")
         if not line:
             remedy = "record the run again, or wait for its first step"
             raise ArtifactError(f"replica {replica} has no recorded step", where=str(path), remedy=remedy)
@@ -116,10 +113,8 @@ def is_recording(path: Path) -> bool:
 def read_recording(folder: Path) -> Recording:
     """Open the recording in `folder`. Raises OptionError if it cannot be read, and ArtifactError if it is invalid."""
     path = folder / RUN_FILE
-    try:
+    with failing_with(OptionError, f"{path} cannot be read", _WRITTEN_BY):
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise unreadable(path, error, _WRITTEN_BY) from error
     run = _read(RecordedRun, text, str(path), path.name)
     names = (re.fullmatch(r"replica-([0-9]{1,9})\.jsonl", file.name) for file in folder.glob(REPLICA_FILES))
     replicas = tuple(sorted(int(name[1]) for name in names if name))

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple, get_args
 
 from pydantic import Field, ValidationError
 
-from sambasim.errors import LARGEST_RECORDS_BYTES, ArtifactError, read_text, unreadable
+from sambasim.errors import LARGEST_RECORDS_BYTES, ArtifactError, OptionError, failing_with, read_text
 from sambasim.records import Count, Record
 
 
@@ -193,10 +193,8 @@ class RunRecords(NamedTuple):
 def read_run(path: Path) -> RunRecords:
     """The records in `path`, without an incomplete last line. Raises OptionError, or ArtifactError with the line
     number."""
-    try:
+    with failing_with(OptionError, f"{path} cannot be read", _WRITTEN_BY):
         text = read_text(path, LARGEST_RECORDS_BYTES)
-    except (OSError, UnicodeDecodeError) as error:
-        raise unreadable(path, error, _WRITTEN_BY) from error
     *lines, _ = text.split("\n")
     records = [_record(line, f"{path}:{number}") for number, line in enumerate(lines, 1)]
     if not records:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from sambasim.compiler.capture.step import forward_parameters
 from sambasim.compiler.capture.tensors import held_by
-from sambasim.errors import DataError, OptionError, WeightsError
+from sambasim.errors import DataError, OptionError, WeightsError, failing_with
 from sambasim.ir.graph import SectionKind
 from sambasim.ir.program import Program
 from sambasim.ir.ranks import as_one_rank
@@ -191,13 +191,11 @@ def write_json(
 ) -> None:
     """Writes each row as a line of JSON. Raises OptionError if the file cannot be written."""
     text = "".join(f"{json.dumps(row)}\n" for row in rows)
-    try:
+    with failing_with(OptionError, f"{path} cannot be written", "give another path"):
         if makes_folder:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
         with open(path, mode, encoding="utf-8") as file:
             file.write(text)
-    except OSError as error:
-        raise OptionError(f"{path} cannot be written: {error.strerror}", remedy="give another path") from error
 
 
 def _as_json(number: float) -> float | str:

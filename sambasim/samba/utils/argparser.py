@@ -12,7 +12,7 @@ from pathlib import Path
 import torch.distributed as dist
 import yaml
 
-from sambasim.errors import LaunchError, OptionError, unreadable
+from sambasim.errors import LaunchError, OptionError, failing_with
 from sambasim.runtime.machine.launcher import find_launcher, launched_rank
 from sambasim.runtime.machine.process import bring_up, bring_up_on_demand, take_down
 from sambasim.samba.ending import communicator
@@ -124,9 +124,8 @@ def parse_yaml_to_args(path: str | os.PathLike[str], args_cli: argparse.Namespac
 def _read_yaml(path: str | os.PathLike[str]) -> dict[str, object]:
     file = Path(path)
     try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise unreadable(f"the file {file}", error, "check the path") from None
+        with failing_with(OptionError, f"the file {file} cannot be read", "check the path"):
+            content = yaml.safe_load(file.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
         mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
         what = getattr(error, "problem", None) or "it holds a character that is not allowed"
