@@ -23,6 +23,7 @@ from tests.benchmarks import workloads
 from tests.benchmarks.measure import Action, Figure, in_turns, run_body, timed
 from tests.benchmarks.planning import plan
 from tests.benchmarks.workloads import GPT2_PADDED, PIPELINED_MICRO_BATCHES, WORKLOADS, ParallelWay, Way, Workload
+from tests.cli.typed import each
 from tests.mpi.training import EACH_ALONE
 from tests.support.compiled import compile_from_options
 from tests.support.installation import THIS, TIMEOUT_S
@@ -53,6 +54,13 @@ SYNC_GOALS = (
     *((size_bytes, _COPY, "ratio at most 1.1") for size_bytes in (16 * MIB, 64 * MIB)),
 )
 """Size, peer of device sync, and goal."""
+
+LARGE_MODELS = {
+    "GPT2LMHeadModel": '{input_ids = "int64[128] < 50257", labels = "int64[128] < 50257"}',
+    "BertForMaskedLM": '{input_ids = "int64[128] < 30522", labels = "int64[128] < 30522"}',
+    "ResNetForImageClassification": '{pixel_values = "float32[3, 224, 224]", labels = "int64[] < 2"}',
+}
+"""Of transformers, with their own configs, which are those of GPT-2 small, BERT base and ResNet-50: their inputs."""
 
 _PLAIN_SCRIPT = """
 import torch
@@ -204,8 +212,16 @@ def overhead(folder: Path) -> Iterator[Figure]:
 
 
 def sync(folder: Path) -> Iterator[Figure]:
-    """One run of `sambasim bench collectives` at np 2, against gloo, MPI and copying."""
-    choices = ["--min-bytes", "64KiB", "--max-bytes", "64MiB", "--paths", "device,mpi,mpi-in-place,gloo", "--json"]
+    """One run of `sambasim bench collectives` at np 2, against gloo, MPI and copying; and through the host."""
+    choices = [
+        "--min-bytes",
+        "64KiB",
+        "--max-bytes",
+        "64MiB",
+        "--paths",
+        "device,host-mpi,mpi,mpi-in-place,gloo",
+        "--json",
+    ]
     printed = THIS.call("bench", "collectives", *choices, folder=folder, np=2)
     sizes = {size.size_bytes: size for size in CollectivesRecord.model_validate_json(printed).sizes}
     for size_bytes, peer, goal in SYNC_GOALS:
@@ -213,14 +229,27 @@ def sync(folder: Path) -> Iterator[Figure]:
         times_s = {path.path: path.measured_s for path in size.paths} | {_COPY: size.copy_bound_s}
         medians = {name: times_s[name] for name in ("device", peer)}
         yield Figure(f"sync of {format_bytes(size_bytes)}", "device", peer, goal, medians)
+    for size_bytes, size in sizes.items():
+        medians = {path.path: path.measured_s for path in size.paths}
+        yield Figure(f"sync of {format_bytes(size_bytes)}", "host-mpi", "device", "none", medians)
+
+
+def compiling(folder: Path) -> Iterator[Figure]:
+    """Large models, compared with eager PyTorch as `sambasim compile` does it, against the same without it."""
+    for name, inputs in LARGE_MODELS.items():
+        fields = ("optimizer.name=adamw", "data.source=synthetic", f"data.inputs={inputs}")
+        command = ("compile", f"transformers:{name}", *each("--set", fields), "-b", "2")
+        ways = {"with": _called(folder, *command), "without": _called(folder, *command, "--check", "0")}
+        yield Figure(f"compiling {name}, its comparison", "with", "without", "none", in_turns(ways, 1))
+
+
+def _called(folder: Path, *command: str, check: bool = True) -> Action:
+    return timed(lambda: THIS.call(*command, folder=folder, check=check))
 
 
 def start(folder: Path) -> Iterator[Figure]:
     """Help and refusal against importing torch; the first step against importing torch and MPI on two ranks; an app
     that loads its PEF and compares one step with PyTorch's, against a plain script that takes one step."""
-
-    def called(*command: str) -> Action:
-        return timed(lambda: THIS.call(*command, folder=folder, check=False))
 
     def python(body: str, *launcher: str) -> Action:
         argv = [*launcher, sys.executable, "-c", body]
@@ -229,7 +258,7 @@ def start(folder: Path) -> Iterator[Figure]:
     importing = {"import torch": python("import torch")}
     for name, arguments in (("help", ["--help"]), ("a wrong flag", ["run", "--pfe", "x"])):
         subject = f"sambasim {' '.join(arguments)}"
-        medians = in_turns({subject: called(*arguments), **importing}, 7, warm=True)
+        medians = in_turns({subject: _called(folder, *arguments, check=False), **importing}, 7, warm=True)
         yield Figure(name, subject, "import torch", "ratio below 0.2", medians)
     THIS.call("compile", "--data-parallel", "-ws", "2", folder=folder)
     subject, peer = "sambasim run", "import torch and MPI"
@@ -239,7 +268,7 @@ def start(folder: Path) -> Iterator[Figure]:
     app = ("app", str(ROOT / "examples" / "sambaflow" / "logistic_regression.py"))
     THIS.call(*app, "compile", "-b", "32", "--pef-name", "app", folder=folder)
     subject, peer = "sambasim app … test", "a plain PyTorch step"
-    testing = called(*app, "test", "-b", "32", "--pef", "app")
+    testing = _called(folder, *app, "test", "-b", "32", "--pef", "app")
     medians = in_turns({subject: testing, peer: python(_PLAIN_SCRIPT)}, 5, warm=True)
     yield Figure("an app's first step", subject, peer, "ratio at most 1", medians)
 
@@ -255,5 +284,5 @@ def _seconds_to_first_step(folder: Path) -> Sequence[float]:
     return [elapsed_s]
 
 
-_ALL = (parallel, schedules, start, arithmetic, steps, memory, sync, overhead, plan)
+_ALL = (parallel, schedules, start, compiling, arithmetic, steps, memory, sync, overhead, plan)
 FIGURES = {measure.__name__: measure for measure in _ALL}

@@ -29,7 +29,7 @@ class Figure:
         """A line for people, and one of JSON."""
         subject, peer, unit = self.medians[self.subject], self.medians[self.peer], self.unit
         ratio, difference = subject / peer, subject - peer
-        facts = {"name": self.name, "ratio": ratio, "difference": difference, "unit": unit}
+        facts = {"name": self.name, "subject": self.subject, "ratio": ratio, "difference": difference, "unit": unit}
         return (
             f"{self.name}: {self.subject} {subject:.4g} {unit}, {self.peer} {peer:.4g} {unit}: ratio {ratio:.3f}, "
             f"difference {difference:+.4g} {unit} (goal: {self.goal})\n{json.dumps({**facts, **self.medians})}"

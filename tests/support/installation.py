@@ -45,14 +45,14 @@ class Installation:
         mpirun = [str(bin_folder / "mpirun"), "-np", str(np)] if np > 1 else []
         return [*mpirun, str(bin_folder / program), *command]
 
-    def environ(self, job: str | None = None) -> dict[str, str]:
-        """The environment of its processes. `job` marks them, for `tests.support.mpi.processes_of`."""
+    def environ(self) -> dict[str, str]:
+        """The environment of its processes."""
         env = {
             "PYTHONPATH": str(self.checkout),
             "PATH": f"{self.python.parent}:/usr/local/bin:/usr/bin:/bin",
             "PYTHONDONTWRITEBYTECODE": "",  # start as a user's Python does, from byte code
         }
-        return job_environ(job or uuid.uuid4().hex, env)
+        return job_environ(uuid.uuid4().hex, env)
 
 
 THIS = Installation(Path(sys.executable), ROOT)
