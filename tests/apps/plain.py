@@ -1,10 +1,7 @@
-"""Plain PyTorch in which one process plays all replicas: what the weights of a data parallel app must be, bit for bit.
-
-`epochs_of` gives the gradients of most apps.
-"""
+"""Plain PyTorch in which one process plays all replicas: what weights of a data parallel app must be, bit for bit."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import count
 from typing import Any, TypeAlias, TypeVar
@@ -53,18 +50,48 @@ def clip(gradients: Sequence[Tensor], max_norm: float) -> None:
 def train(
     model: nn.Module,
     optimizers: Sequence[PaddedOptimizer],
-    gradients: Iterable[Sequence[Sequence[Tensor]]],
+    data: Dataset[Any],
+    replicas: int,
     *,
+    batch_size: int,
+    epochs: int = 0,
+    steps: int = 0,
+    micro_steps: int = 1,
+    begin: Callable[[int], object] = lambda rank: None,
+    before: Callable[[int, int], object] = lambda step, rank: None,
     rate: Callable[[int], float] | None = None,
     max_grad_norm: float | None = None,
 ) -> dict[str, Tensor]:
-    """The state of `model`, which is trained in place by the gradients of all replicas, step by step.
+    """The state of `model`, which is trained in place, with the random numbers that each replica would draw alone.
 
+    data: its samples are the arguments of `model`, whose first output is the loss
+    epochs, steps: how long, by one of them; micro_steps: the batches of a step, whose mean loss counts
+    begin: called once as each replica, with its rank: where an app seeds each rank for itself
+    before: called as a replica with the step and its rank, between taking a batch and computing its gradients
     rate: of a step, for all optimizers
     max_grad_norm: what gradients are clipped to; some steps must clip"""
+    states = [torch.get_rng_state()] * replicas
+    shards = [_batches(data, replicas, rank, batch_size) for rank in range(replicas)]
+
+    def as_replica(rank: int, work: Callable[[], T]) -> T:
+        torch.set_rng_state(states[rank])
+        result = work()
+        states[rank] = torch.get_rng_state()
+        return result
+
+    def gradients(step: int, rank: int) -> list[Tensor]:
+        model.zero_grad()
+        for _ in range(micro_steps):
+            batch = next(shards[rank])
+            before(step, rank)
+            (model(*batch)[0].mean() / micro_steps).backward()
+        return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+
+    for rank in range(replicas):
+        as_replica(rank, partial(begin, rank))
     norms = [0.0]
-    for step, of_replicas in enumerate(gradients):
-        averaged = mean(of_replicas)
+    for step in range(steps or epochs * len(_loader(data, replicas, 0, 0, batch_size))):
+        averaged = mean([as_replica(rank, partial(gradients, step, rank)) for rank in range(replicas)])
         norms.append(nn.utils.get_total_norm(averaged).item())
         if max_grad_norm is not None:
             clip(averaged, max_grad_norm)
@@ -77,40 +104,7 @@ def train(
     return dict(model.state_dict())
 
 
-def epochs_of(
-    model: nn.Module,
-    data: Dataset[Any],
-    replicas: int,
-    *,
-    epochs: int,
-    batch_size: int,
-    begin: Callable[[int], object] = lambda rank: None,
-) -> Iterator[list[tuple[Tensor, ...]]]:
-    """The gradients of each replica, step by step, with the random numbers that it would draw alone.
-
-    data: its samples are the arguments of `model`, whose first output is the loss
-    begin: called once as each replica, with its rank: where an app seeds each rank for itself"""
-    states = [torch.get_rng_state()] * replicas
-
-    def as_replica(rank: int, work: Callable[[], T]) -> T:
-        torch.set_rng_state(states[rank])
-        result = work()
-        states[rank] = torch.get_rng_state()
-        return result
-
-    def gradients(batch: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        return torch.autograd.grad(model(*batch)[0].mean(), list(model.parameters()))
-
-    for rank in range(replicas):
-        as_replica(rank, partial(begin, rank))
-    for epoch in range(epochs):
-        loaders = [_loader(data, replicas, rank, epoch, batch_size) for rank in range(replicas)]
-        shards = [as_replica(rank, partial(iter, loader)) for rank, loader in enumerate(loaders)]
-        for of_replicas in zip(*shards, strict=True):
-            yield [as_replica(rank, partial(gradients, batch)) for rank, batch in enumerate(of_replicas)]
-
-
-def batches(data: Dataset[Any], replicas: int, rank: int, batch_size: int) -> Iterator[list[Tensor]]:
+def _batches(data: Dataset[Any], replicas: int, rank: int, batch_size: int) -> Iterator[list[Tensor]]:
     for epoch in count():
         yield from _loader(data, replicas, rank, epoch, batch_size)
 

@@ -5,7 +5,7 @@ of LeNet, three optimizers and sections run apart in GPT, and the options of the
 """
 
 from argparse import Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,16 +25,14 @@ def trained(
     replicas: int,
     make: Callable[[Any], tuple[nn.Module, Any]],
     optimizer: plain.MakeOptimizer,
-    max_grad_norm: float | None = None,
     **options: Any,
 ) -> dict[str, Tensor]:
     """The weights of the model, trained with the data, that `make` makes of the app's module."""
     torch.manual_seed(256)
     model, data = make(app.module())
-    epochs, size = app.example.rounds, app.example.batch_size
-    gradients = plain.epochs_of(model, data, replicas, epochs=epochs, batch_size=size, **options)
     padded = plain.PaddedOptimizer(list(model.parameters()), optimizer)
-    return plain.train(model, [padded], gradients, max_grad_norm=max_grad_norm)
+    long = {"batch_size": app.example.batch_size, "epochs": app.example.rounds}
+    return plain.train(model, [padded], data, replicas, **long, **options)
 
 
 @whole
@@ -181,8 +179,6 @@ class TestGpt(ExampleTests):
         module = app.module()
         torch.manual_seed(256)
         model: nn.Module = module.GPT(GPT_LENGTH, GPT_LAYERS)
-        windows = module.windows(GPT_LENGTH)
-        shards = [plain.batches(windows, replicas, rank, GPT_BATCH) for rank in range(replicas)]
         names = dict(model.named_parameters())
         tables = [names.pop("tokens.weight"), names.pop("positions.weight")]
         optimizers = [
@@ -191,17 +187,11 @@ class TestGpt(ExampleTests):
             _adamw([one for one in names.values() if one.ndim == 1], 0.0, 0.95),
         ]
         schedule = Namespace(learning_rate=GPT_RATE, warmup_steps=GPT_WARMUP_STEPS, steps=app.example.rounds)
-
-        def gradients(shard: Iterator[list[Tensor]]) -> list[Tensor]:
-            """Of the mean loss of GPT_MICRO_STEPS batches."""
-            model.zero_grad()
-            for _ in range(GPT_MICRO_STEPS):
-                (model(*next(shard))[0] / GPT_MICRO_STEPS).backward()
-            return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-
-        steps = (list(map(gradients, shards)) for _ in range(app.example.rounds))
-        rate = partial(module.learning_rate, schedule)
-        return plain.train(model, optimizers, steps, rate=rate, max_grad_norm=GPT_MAX_GRAD_NORM)
+        return plain.train(
+            model, optimizers, module.windows(GPT_LENGTH), replicas,
+            batch_size=GPT_BATCH, steps=app.example.rounds, micro_steps=GPT_MICRO_STEPS,
+            rate=partial(module.learning_rate, schedule), max_grad_norm=GPT_MAX_GRAD_NORM,
+        )  # fmt: skip
 
 
 def _adamw(parameters: list[nn.Parameter], decay: float, beta2: float, eps: float = 1e-8) -> plain.PaddedOptimizer:
@@ -241,21 +231,16 @@ class TestBertMlm(ExampleTests):
         model: nn.Module = module.BertForMaskedLM(config)
         parameters = list(model.parameters())
         text = module.masked_text(config.vocab_size, BERT_LENGTH, BERT_PREDICTIONS, BERT_SEED)
-        shards = [plain.batches(text, replicas, rank, BERT_BATCH) for rank in range(replicas)]
         optimizers = [
             _adamw([one for one in parameters if one.ndim == 2], BERT_DECAY, BERT_BETA2, eps=1e-6),
             _adamw([one for one in parameters if one.ndim == 1], 0.0, BERT_BETA2, eps=1e-6),
         ]
         schedule = Namespace(learning_rate=BERT_RATE, warmup_steps=BERT_WARMUP_STEPS, max_steps=BERT_STEPS)
-
-        def gradients(step: int, rank: int) -> tuple[Tensor, ...]:
-            batch = next(shards[rank])
-            torch.manual_seed(BERT_SEED + step * replicas + rank)
-            return torch.autograd.grad(model(*batch)[0], parameters)
-
-        steps = ([gradients(step, rank) for rank in range(replicas)] for step in range(app.example.rounds))
-        rate = partial(module.learning_rate, schedule)
-        return plain.train(model, optimizers, steps, rate=rate, max_grad_norm=BERT_MAX_GRAD_NORM)
+        return plain.train(
+            model, optimizers, text, replicas, batch_size=BERT_BATCH, steps=app.example.rounds,
+            before=lambda step, rank: torch.manual_seed(BERT_SEED + step * replicas + rank),
+            rate=partial(module.learning_rate, schedule), max_grad_norm=BERT_MAX_GRAD_NORM,
+        )  # fmt: skip
 
     @whole
     def test_one_replica_trains_as_a_plain_loop_does(self, app: App) -> None:
