@@ -63,9 +63,8 @@ def _is_infinite(argument: Argument) -> bool:
 
 
 class _Origin(NamedTuple):
-    """A non-finite result, the range of its operands, and whether it is `meant`: the node has an infinite constant."""
+    """Of a non-finite result: the range of its operands, and whether it is `meant`: the node has an infinite constant."""
 
-    made: Count
     of: str
     meant: bool
 
@@ -117,7 +116,7 @@ class Probe:
             least = min((float(bounds.min) for bounds in ranges), default=0.0)
             largest = max((float(bounds.max) for bounds in ranges), default=0.0)
             meant = not made.nan and any(map(_is_infinite, (*node.args, *(value for _, value in node.kwargs))))
-            self._origins[name] = _Origin(made, f"of operands from {least:.6g} to {largest:.6g}", meant)
+            self._origins[name] = _Origin(f"of operands from {least:.6g} to {largest:.6g}", meant)
 
     def _first(self, bad: Mapping[str, str]) -> str | None:
         reached = self._causes(bad)
@@ -170,7 +169,7 @@ class Probe:
         section = next(candidate for candidate in self._graph.sections if candidate.start <= position < candidate.stop)
         module = f" of the module {node.module}" if node.module else ""
         begins = f"it begins in section {section.index} ({section.kind} {section.name})"
-        makes = f"{node.operator} makes the tensor {first}{module}: {origin.made}, {origin.of}"
+        makes = f"{node.operator} makes the tensor {first}{module}: {self._seen[first]}, {origin.of}"
         remedy = "train with a smaller --lr, or scale the loss down: its gradient overflows where its value does not"
         if section.kind is SectionKind.FWD:
             remedy = "keep what goes in there in range, or train with a smaller --lr"
