@@ -19,7 +19,7 @@ from tests.support.warm import JOB_KEY
 from tests.support.whole import whole, whole_case
 
 TIMEOUT_S = 2
-_RUN = [*SAMBASIM, "run", "--pef", "pair", "--data", "net.py:samples"]
+_RUN = [*SAMBASIM, "run", "--data", "net.py:samples", "--sync-timeout", str(TIMEOUT_S), "--pef"]
 _ENDLESS = ("--epochs", "100000")
 _SHORT = ("--epochs", "3", "--no-evaluate")
 _END_S = 15.0  # how long a job may live after a failure, also on a busy machine
@@ -53,16 +53,23 @@ def mpirun():
 
 @pytest.fixture
 def folder(tmp_path: Path, compiled: Compiled) -> Path:
-    put(tmp_path, compiled, "pair")
+    """With the PEFs of two replicas, and of one replica of two ranks."""
+    put(tmp_path, compiled, "pair", "cut", "stages")
     return tmp_path
 
 
 def run(
-    folder: Path, action: str, *flags: str, around: Sequence[str] = (), length: Sequence[str] = _ENDLESS, **how: int
+    folder: Path,
+    action: str,
+    *flags: str,
+    pef: str = "pair",
+    around: Sequence[str] = (),
+    length: Sequence[str] = _ENDLESS,
+    **how: int,
 ) -> Result:
     """A run in whose midst rank 1 does `action`; mpirun starts each rank by way of `around`. `how`: `np`, `hosts`."""
     (folder / "net.py").write_text(_MPIRUN + dataset(_SAMPLE.format(action=action), 64))
-    command = [*around, *_RUN, *length, "--sync-timeout", str(TIMEOUT_S), *flags]
+    command = [*around, *_RUN, pef, *length, *flags]
     result = run_mpi(how.get("np", 2), command, cwd=folder, timeout=120, hosts=how.get("hosts", 1))
     if length == _ENDLESS and (folder / "failed").exists():
         assert time.time() - (folder / "failed").stat().st_mtime < _END_S
@@ -120,14 +127,17 @@ def test_a_rank_that_is_slow_is_waited_for(folder: Path) -> None:
 
 
 def test_an_error_says_what_its_rank_was_doing_and_where_its_log_is(folder: Path) -> None:
-    result = run(folder, 'raise OSError("the disk is full")', "--log-dir", "logs")
+    """With the coordinates of the rank, as its log."""
+    result = run(folder, 'raise OSError("the disk is full")', "--log-dir", "logs", pef="stages")
     assert result.returncode == 2
     assert result.stderr.count("error[") == 1
     block = result.stderr[result.stderr.index("error[data] (rank 1 on ") :].splitlines()
-    assert "raised OSError: the disk is full" in block[0]
+    assert re.match(r"error\[data\] \(rank 1 on \S+: pp 1\): .* raised OSError: the disk is full", block[0])
     assert re.fullmatch(r"  doing: step \d+, reading data", block[-2])
     assert block[-1] == "  log:   logs/rank1.log"
     assert status_files(folder) == []
+    assert "notice: rank 1 (local 1): pp 1 on" in result.stdout
+    assert "start stages: rank 1 of 2, local rank 1: pp 1; sync" in (folder / "logs" / "rank1.log").read_text()
 
 
 def test_where_no_rank_can_report_the_status_file_says_what_each_was_doing(folder: Path) -> None:
@@ -280,27 +290,9 @@ def test_the_lowest_rank_that_failed_by_itself_reports(action: str, code: int, r
         assert result.stderr.count("\n") == 1, "without an abort"
 
 
-def run_mesh(folder: Path, compiled: Compiled, pef: str, action: str, *flags: str) -> Result:
-    """A run of a replica of two ranks, in whose midst rank 1 does `action`."""
-    (folder / f"{pef}.pef").write_bytes(compiled(pef))
-    (folder / "net.py").write_text(dataset(_SAMPLE.replace("> 40", "> 10").format(action=action), 64))
-    data = ("--data", "net.py:samples", "--no-evaluate", "--epochs", "1000", "--sync-timeout", str(TIMEOUT_S))
-    return run_mpi(2, [*SAMBASIM, "run", "--pef", f"{pef}.pef", *data, *flags], cwd=folder, timeout=120)
-
-
 @pytest.mark.parametrize(("pef", "axis"), [whole_case("cut", "tp"), ("stages", "pp")])
-def test_a_rank_that_hangs_is_found_by_those_that_wait_within_a_section(
-    pef: str, axis: str, tmp_path: Path, compiled: Compiled
-) -> None:
-    result = run_mesh(tmp_path, compiled, pef, "time.sleep(3600)")
+def test_a_rank_that_hangs_is_found_by_those_that_wait_within_a_section(pef: str, axis: str, folder: Path) -> None:
+    result = run(folder, "time.sleep(3600)", pef=pef)
     where = rf"rank 1 on \S+ \(process \d+; {axis} 1\): step \d+, reading data for .*net\.py:\d+ in __getitem__"
     assert_error(result, rf"\[stall\] \(seen by rank 0 on \S+: {axis} 0\): rank 1 kept the", where)
-    assert not status_files(tmp_path)
-
-
-def test_the_rank_of_an_error_and_its_log_have_coordinates(tmp_path: Path, compiled: Compiled) -> None:
-    result = run_mesh(tmp_path, compiled, "stages", 'raise OSError("the disk is full")', "--log-dir", "logs")
-    assert result.returncode == 2
-    assert re.search(r"^error\[data\] \(rank 1 on \S+: pp 1\): .*the disk is full", result.stderr, re.M)
-    assert "notice: rank 1 (local 1): pp 1 on" in result.stdout
-    assert "start stages: rank 1 of 2, local rank 1: pp 1; sync" in (tmp_path / "logs" / "rank1.log").read_text()
+    assert not status_files(folder)
