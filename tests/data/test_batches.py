@@ -144,35 +144,22 @@ class Own(TensorDataset):
     """It may run code of its own."""
 
 
-def _dataset() -> TensorDataset:
-    generator = torch.Generator().manual_seed(0)
-    return TensorDataset(torch.randn(11, 3, 2, generator=generator), torch.arange(11))
-
-
-def test_batches_are_those_of_samples_put_together() -> None:
-    dataset = _dataset()
-    chosen = [10, 3, 5, 7, 0, 1, 2]
+@pytest.mark.parametrize("ahead", [0, 3, 100])
+def test_batches_are_those_of_samples_put_together(monkeypatch: pytest.MonkeyPatch, ahead: int) -> None:
+    """However far ahead their rows are read, of a part of the dataset in another order."""
+    dataset = TensorDataset(torch.randn(13, 3, 2, generator=torch.Generator().manual_seed(0)), torch.arange(13))
+    chosen, order = [10, 3, 12, 5, 7, 0, 1, 2, 9, 4, 11], range(10, -1, -1)
+    row_bytes = 3 * 2 * 4 + 8
+    monkeypatch.setattr("sambasim.data.datasets._AHEAD_BYTES", ahead * 2 * row_bytes)
     fast = tensor_batches(WatchedDataset(dataset, "here", chosen))
     assert fast is not None
-    order = [6, 0, 2, 1, 5]
     batches = list(fast(order, 2))
-    assert len(batches) == 2, "the last, which is not full, is left out"
+    assert len(batches) == 5, "the last, which is not full, is left out"
     for number, batch in enumerate(batches):
         samples = [dataset[chosen[position]] for position in order[2 * number : 2 * number + 2]]
         for ours, theirs in zip(batch, default_collate(samples), strict=True):
             assert torch.equal(ours, theirs)
             assert ours.dtype is theirs.dtype
-
-
-@pytest.mark.parametrize("ahead", [0, 3, 100])
-def test_rows_that_are_read_ahead_come_in_the_same_batches(monkeypatch: pytest.MonkeyPatch, ahead: int) -> None:
-    row_bytes = 3 * 2 * 4 + 8
-    monkeypatch.setattr("sambasim.data.datasets._AHEAD_BYTES", ahead * 2 * row_bytes)
-    fast = tensor_batches(WatchedDataset(_dataset(), "here"))
-    assert fast is not None
-    batches = list(fast(range(10, -1, -1), 2))
-    assert [numbers.tolist() for _, numbers in batches] == [[10, 9], [8, 7], [6, 5], [4, 3], [2, 1]]
-    assert all(torch.equal(values, _dataset().tensors[0][numbers]) for values, numbers in batches)
 
 
 def test_a_subclass_of_a_tensor_dataset_is_read_by_its_own_code() -> None:
@@ -192,14 +179,10 @@ class Deadly(Dataset[Tensor]):
         return torch.tensor(index)
 
 
-def deadly() -> Iterator[object]:
-    watched = WatchedDataset(Deadly(), "pictures")
-    loader: DataLoader[object] = DataLoader(watched, collate_fn=collate, num_workers=1)
-    return batches_of(loader, "pictures")
-
-
 def test_when_the_next_batch_is_read() -> None:
-    reading = deadly()
+    reading = batches_of(
+        DataLoader(WatchedDataset(Deadly(), "pictures"), collate_fn=collate, num_workers=1), "pictures"
+    )
     next(reading)
     time.sleep(1.0)  # the death comes in here, where a handler of SIGCHLD could raise
     with pytest.raises(DataError, match=r"a worker process that reads pictures died") as caught:
