@@ -63,7 +63,7 @@ def _is_infinite(argument: Argument) -> bool:
 
 
 class _Origin(NamedTuple):
-    """Of a non-finite result: the range of its operands, and whether it is `meant`: the node has an infinite constant."""
+    """A non-finite result: the range of its operands, and whether it is `meant`: the node has an infinite constant."""
 
     of: str
     meant: bool
