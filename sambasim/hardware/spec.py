@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from functools import cache, partial
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 from pydantic_core import ValidationError
@@ -145,14 +145,11 @@ _Table = TypeVar("_Table", bound=Spec)
 
 def _load(model: type[_Table], kind: str, flag: str, name: str) -> _Table:
     """Raises OptionError, which names each figure that is missing, unknown or out of range."""
-    usual: dict[str, Any] = {}
     if name.endswith(".toml") or "/" in name:
         with failing_with(OptionError, f"{flag} {name} cannot be read", "name a TOML file"):
             text, where = read_text(Path(name), LARGEST_TOML_BYTES), name
     elif name in (shipped := _shipped(f"{kind}s")):
         text, where = shipped_text(f"{kind}s/{name}.toml"), f"the {kind} file {name}.toml"
-        if model is ClusterSpec:  # each has what differs from this one
-            usual = tomllib.loads(shipped_text("clusters/sn30-8.toml"))
     else:
         found = get_close_matches(name.lower(), (*shipped, *(ALIASES if kind == "device" else ())), n=1)
         remedy = f"{flag} {found[0]}, or a TOML file" if found else f"one of them, or a TOML file: {flag} FILE.toml"
@@ -162,8 +159,6 @@ def _load(model: type[_Table], kind: str, flag: str, name: str) -> _Table:
         tables = tomllib.loads(text)
         if is_too_deep(tables):
             raise RecursionError
-        if usual:
-            tables = usual | tables | {"sources": usual["sources"] | tables["sources"]}
         return model.model_validate({key: _with_link(key, value, where) for key, value in tables.items()})
     except ValidationError as error:
         wrong = "; ".join(_problem(detail["loc"], detail["msg"], detail["type"]) for detail in error.errors())

@@ -44,5 +44,4 @@ class Row(BaseModel):
 def published_rows() -> tuple[Row, ...]:
     """All rows in rows.toml."""
     text = (files("sambasim.published") / "rows.toml").read_text(encoding="utf-8")
-    studies = tomllib.loads(text)["studies"]
-    return tuple(Row.model_validate(study["shared"] | row) for study in studies for row in study["rows"])
+    return tuple(Row.model_validate(row) for row in tomllib.loads(text)["rows"])
