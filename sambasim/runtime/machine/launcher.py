@@ -1,16 +1,8 @@
 """Which launcher started this process, with how many ranks, and whether they fit the MPI and the PEF.
 
 If mpirun belongs to another MPI than the one mpi4py is linked to, MPI reports no error: each of N processes is a job of
-one rank, and all write the same files. The launcher's environment variables show it.
-
-    launcher                          ranks in                                rank in
-    mpirun of Open MPI                OMPI_COMM_WORLD_SIZE                    OMPI_COMM_WORLD_RANK
-    mpirun of MPICH, Intel MPI; srun  PMI_SIZE                                PMI_RANK
-    torchrun                          WORLD_SIZE, beside TORCHELASTIC_RUN_ID  RANK
-    srun                              SLURM_STEP_NUM_TASKS                    SLURM_PROCID
-
-Earlier rows take precedence: under Slurm, MPICH's mpirun starts helpers with srun, whose step counts nodes, not ranks.
-torchrun connects its processes by torch.distributed, and not by MPI: on one node, the first of them becomes mpirun.
+one rank, and all write the same files. The launcher's environment variables show it. torchrun connects its processes by
+torch.distributed, and not by MPI: on one node, the first of them becomes mpirun.
 """
 
 import os
@@ -50,11 +42,13 @@ class Launcher(NamedTuple):
 _OPEN_MPI, _SRUN, _TORCHRUN = "mpirun of Open MPI", "srun", "torchrun"
 _LAUNCHERS = (
     (_OPEN_MPI, "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", ()),
-    ("mpirun of MPICH or its relatives", "PMI_SIZE", "PMI_RANK", ()),
+    ("mpirun of MPICH or its relatives", "PMI_SIZE", "PMI_RANK", ()),  # also Intel MPI, and srun
     (_TORCHRUN, "WORLD_SIZE", "RANK", ("TORCHELASTIC_RUN_ID",)),
     # A batch script has SLURM_NTASKS too; only what srun started belongs to a step with tasks.
     (_SRUN, "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", ("SLURM_STEP_ID", "SLURM_PROCID")),
 )
+"""Name, variables with the number of ranks and the rank, and what must be there too. Earlier rows take precedence:
+under Slurm, MPICH's mpirun starts helpers with srun, whose step counts nodes, not ranks."""
 
 
 def find_launcher(environ: Mapping[str, str]) -> Launcher | None:

@@ -15,7 +15,7 @@ from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.machine.process import check_node_memory
 from sambasim.runtime.transports.communication import AxisGroup, Communication, Fusion, GradientSync, Shared, Simple
 from sambasim.runtime.transports.host import Host, Roles, among_equals, parameter_server
-from sambasim.runtime.transports.in_process import Hub, HubGroup, InProcess, Together
+from sambasim.runtime.transports.in_process import Hub, HubGroup, InProcess
 from sambasim.runtime.transports.messages import Boxes, GatherLosses, MessageGroup, box_bytes
 from sambasim.runtime.transports.window import SmallWindow, Window, allocate_devices, is_small
 from sambasim.runtime.values.memory import DeviceMemory, slices_of
@@ -178,7 +178,7 @@ def _in_hub(
         return Shared(losses, max(of_rank.request for of_rank in shared))
 
     if len(ranks) > 1:
-        end = Together(HubGroup(hub, ranks, rank), "end of step", own, of_all)
+        end = HubGroup(hub, ranks, rank).together("end of step", own, of_all)
     return Transport(memory, sync, mesh, rank, lambda peers: HubGroup(hub, peers, rank), end, title, hub)
 
 

@@ -114,7 +114,7 @@ class HubGroup(AxisGroup):
         self.hub = hub
 
     def gather(self, key: Hashable, combine: Combine) -> Communication:
-        return Together(self, key, _copy_of, combine)
+        return self.together(key, _copy_of, combine)
 
     def send(self, to: int, tag: int) -> Communication:
         way = self.ranks[self.position], self.ranks[to], tag
@@ -124,33 +124,24 @@ class HubGroup(AxisGroup):
         way = self.ranks[source], self.ranks[self.position], tag
         return Simple(lambda: self.hub.receive(way), is_ready=lambda: bool(self.hub.mail[way]))
 
+    def together(
+        self, key: Hashable, value_of: Callable[[Sequence[object]], object], result_of: Callable[[Any], R]
+    ) -> Communication[R]:
+        """A communication that all ranks must begin before any can finish. `value_of`: what this rank gives, from its
+        operands; `result_of`: the result, from the values of all."""
+        hub, size = self.hub, self.size
+        call: Hashable = None
+
+        def begin(*operands: object) -> None:
+            nonlocal call
+            call = hub.put((self.ranks, key), self.position, value_of(operands))
+
+        return Simple(lambda: result_of(hub.take(call, size)), begin, lambda: hub.is_full(call, size))
+
 
 def _copy_of(operands: Sequence[object]) -> Tensor:
     """This rank may overwrite its tensor before others read it. Contiguous, as in a message: strides change bits."""
     return Communication.tensor(operands).clone(memory_format=torch.contiguous_format)
-
-
-@final
-@dataclass(eq=False)
-class Together(Communication[R]):
-    """A communication that all ranks of `group` must begin before any can finish. `value_of`: what this rank gives,
-    from its operands; `result_of`: the result, from the values of all."""
-
-    group: HubGroup
-    key: Hashable
-    value_of: Callable[[Sequence[object]], object]
-    result_of: Callable[[Any], R]
-    _call: Hashable = None
-
-    def begin(self, *operands: object) -> None:
-        group = self.group
-        self._call = group.hub.put((group.ranks, self.key), group.position, self.value_of(operands))
-
-    def is_ready(self) -> bool:
-        return self.group.hub.is_full(self._call, self.group.size)
-
-    def finish(self) -> R:
-        return self.result_of(self.group.hub.take(self._call, self.group.size))
 
 
 @final
@@ -195,7 +186,7 @@ class InProcess(GradientSync):
         """`function`, called once all ranks have begun: it may then read the memory of all."""
         if self.replicas == 1:
             return None
-        return Together(self._hub_group, (name, *(group.name for group in groups)), lambda operands: None, function)
+        return self._hub_group.together((name, *(group.name for group in groups)), lambda operands: None, function)
 
     def end_of_step(self) -> Shared:
         return self.offered
