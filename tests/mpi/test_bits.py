@@ -4,6 +4,7 @@ model on ranks; and so do replicas of one rank that accumulate over its micro-ba
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -20,7 +21,7 @@ from sambasim.simulation.sync import SyncPath, Wire
 from tests.faults.command import sambasim
 from tests.mpi.bodies.train import Run
 from tests.mpi.layouts import REPLICATED, UNCLIPPED, Layout
-from tests.mpi.training import EACH_ALONE, TWO_NODES, Trained, run_of, train, train_here
+from tests.mpi.training import EACH_ALONE, TWO_NODES, Trained, run_of, runs_of, train, train_here
 from tests.support.compiled import compile_from_options
 from tests.support.examples import MICRO_BATCH, VARIANTS, CompiledExample, example_options
 from tests.support.mpi import RANKS
@@ -56,12 +57,9 @@ def check_exact(
     """Each PEF gives the same bits by all `ways` and in one process. Returns what each came to."""
     named = {f"{path.stem} ×{count}": (path, count) for path in paths for count in accumulations}
     ways = {**ways, "emulated": {"emulate": np}}
-    runs = [
-        run_of(f"{name} {way}", path, steps=2, accumulation=count, threads=threads, **how)
-        for name, (path, count) in named.items()
-        for way, how in ways.items()
-    ]
-    found = train(np, runs, env=env)
+    asked = {"steps": 2, "threads": threads}
+    runs = [runs_of(name, path, ways, accumulation=count, **asked) for name, (path, count) in named.items()]
+    found = train(np, [*chain(*runs)], env=env)
     check_equal(found)
     return [found[f"{name} device"].outcome for name in named]
 

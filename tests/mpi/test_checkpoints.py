@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from sambasim.records.metrics import SummaryRecord
 from sambasim.runtime.checkpoint.content import check
 from sambasim.runtime.checkpoint.folder import LOCK_FILE, checkpoints_in
 from tests.faults.command import sambasim
@@ -33,10 +34,8 @@ def pef(examples: list[CompiledExample]) -> Path:
     return next(one.path for one in examples if one.example == "digits" and one.optimizer == "adam")
 
 
-def run(pef: Path, folder: Path, *flags: str) -> Mapping[str, object]:
-    ended = sambasim([*RUN[3:], "--pef", str(pef), "--json", *flags], folder).check()
-    summary: Mapping[str, object] = json.loads(ended.stdout)
-    return summary
+def run(pef: Path, folder: Path, *flags: str) -> SummaryRecord:
+    return sambasim([*RUN[3:], "--pef", str(pef), "--json", *flags], folder).summary
 
 
 def names(folder: Path) -> Sequence[str]:
@@ -53,7 +52,7 @@ def test_by_steps_and_at_the_end(pef: Path, tmp_path: Path) -> None:
     flags = ["--steps", "7", "--checkpoint-dir", "saved", "--checkpoint-every", "2", "--keep", "2", "--no-evaluate"]
     summary = run(pef, tmp_path, *TWO, *flags)
     assert names(tmp_path / "saved") == ["step-0000000006", "step-0000000007"]
-    assert summary["checkpoint"] == "saved/step-0000000007"
+    assert summary.checkpoint == "saved/step-0000000007"
     for steps, where in (("7", "the last one of the run"), ("5", "beyond --steps 5")):
         again = ["--steps", steps, "--resume", "saved/step-0000000007", "--no-evaluate"]
         outcome = sambasim([*RUN[3:], "--pef", str(pef), *TWO, *again], tmp_path)
@@ -66,9 +65,9 @@ def test_by_epochs_after_the_evaluation_and_metrics_continue(pef: Path, tmp_path
     assert names(tmp_path / "saved") == ["step-0000000005", "step-0000000010", "step-0000000015"]
     before = [(line["step"], line["loss"]) for line in lines(tmp_path / "m.jsonl", "step")]
     resumed = run(pef, tmp_path, *flags, "--resume", "saved/step-0000000010")
-    assert resumed["state_sha256"] == whole["state_sha256"]
-    assert (resumed["steps"], resumed["samples"], resumed["resumed_after_step"]) == (15, 120, 10)
-    assert resumed["loss_first"] == whole["loss_first"]
+    assert resumed.state_sha256 == whole.state_sha256
+    assert (resumed.steps, resumed.samples, resumed.resumed_after_step) == (15, 120, 10)
+    assert resumed.loss_first == whole.loss_first
     assert [(line["step"], line["loss"]) for line in lines(tmp_path / "m.jsonl", "step")] == before
     assert len(lines(tmp_path / "m.jsonl", "summary")) == 1
 
@@ -80,11 +79,11 @@ def test_a_job_script_that_is_started_again(pef: Path, tmp_path: Path) -> None:
     whole = run(pef, tmp_path, *begin, "--steps", "6")
     script = [*begin, "--checkpoint-dir", "saved", "--checkpoint-every", "2", "--resume", "if-any", "--exact"]
     first = run(pef, tmp_path, *script, "--steps", "4")
-    assert "starts from the beginning: saved holds no checkpoint" in str(first["notices"])
-    assert first["resumed_after_step"] is None
+    assert "starts from the beginning: saved holds no checkpoint" in str(first.notices)
+    assert first.resumed_after_step is None
     (tmp_path / "saved" / "step-0000000004" / "checkpoint.json").write_text("")
     second = run(pef, tmp_path, *script, "--steps", "6")
-    assert (second["resumed_after_step"], second["state_sha256"]) == (2, whole["state_sha256"])
+    assert (second.resumed_after_step, second.state_sha256) == (2, whole.state_sha256)
     for path in (tmp_path / "saved").glob("step-*"):
         path.rename(path.with_name(f"damaged-{path.name}-2"))
     refused = sambasim([*RUN[3:], "--pef", str(pef), *script, "--steps", "6"], tmp_path)
@@ -126,7 +125,7 @@ def test_a_signal_ends_the_run_after_its_step_and_it_goes_on(
     assert f"{number.name}: the run ends after this step" in stdout
     flags = [*STEADY, "--steps", str(int(saved[5:]) + 3), "--emulate-replicas", str(np)]
     resumed = run(pef, tmp_path, *flags, "--checkpoint-dir", "saved", "--resume", "--exact")
-    assert resumed["state_sha256"] == run(pef, tmp_path, *flags)["state_sha256"]
+    assert resumed.state_sha256 == run(pef, tmp_path, *flags).state_sha256
 
 
 def _wait_for(metrics: Path, kind: str, count: int) -> None:
@@ -198,6 +197,6 @@ def test_a_full_disk_keeps_the_last_checkpoint(policy: str, pef: Path, tmp_path:
             assert "2 checkpoints could not be written" in result.stdout
         (disk / "ballast").unlink()
         whole = run(pef, tmp_path, *TWO, "--steps", "6")
-        assert run(pef, tmp_path, *TWO, "--steps", "6", *saved, "--resume")["state_sha256"] == whole["state_sha256"]
+        assert run(pef, tmp_path, *TWO, "--steps", "6", *saved, "--resume").state_sha256 == whole.state_sha256
     finally:
         subprocess.run(["umount", str(disk)], check=False)

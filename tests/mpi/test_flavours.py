@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from sambasim.records.metrics import SummaryRecord
 from tests.faults.command import sambasim
 from tests.mpi.training import run_of, train
 from tests.support.mpi import SAMBASIM, can_play_hosts, library, mpirun, run_mpi
@@ -71,8 +70,7 @@ def test_the_quick_start_ends_with_the_same_weights_by_every_sync(pef: Path) -> 
 @pytest.mark.skipif(not can_play_hosts(), reason="it takes the privilege to change the host name of a process")
 def test_the_quick_start_ends_with_the_same_weights_over_two_hosts(pef: Path) -> None:
     command = ["run", "--pef", str(pef), "--steps", "20", "--threads", "1", "--json"]
-    far = run_mpi(4, [*SAMBASIM, *command, "--reduce-on-rdu"], hosts=2).check()
-    near = sambasim([*command, "--emulate-replicas", "4"], pef.parent)
-    device, emulated = (SummaryRecord.model_validate_json(one.stdout.strip().splitlines()[-1]) for one in (far, near))
+    device = run_mpi(4, [*SAMBASIM, *command, "--reduce-on-rdu"], hosts=2).summary
+    emulated = sambasim([*command, "--emulate-replicas", "4"], pef.parent).summary
     assert device.bytes.network > 0
     assert device.weights_sha256 == emulated.weights_sha256

@@ -11,7 +11,7 @@ from sambasim.ir.types import DTYPE_BYTES
 from sambasim.pef import read
 from sambasim.records.metrics import BytesRecord
 from tests.mpi.bodies.train import Run
-from tests.mpi.training import EXACT, WAYS, Trained, of_pef, run_of, train
+from tests.mpi.training import EXACT, WAYS, Trained, of_pef, runs_of, train
 from tests.support.examples import CompiledExample
 from tests.support.mpi import RANKS
 from tests.support.whole import whole_case
@@ -47,8 +47,7 @@ def _runs(path: Path, ranks: int) -> list[Run]:
     ways |= {f"servers {n}": {**WAYS["servers"], "parameter_servers": n} for n in dedicated}
     ways |= {f"emulated {n}": {"host_sync": "gloo", "emulate": ranks - n} for n in (0, *dedicated)}
     ways |= {f"{way} in many rounds": {**WAYS[way], "round_elements": SMALL_ROUND_ELEMENTS} for way in EXACT[1:]}
-    asked: dict[str, Any] = {"steps": STEPS, "accumulation": 2, "evaluate": True}
-    return [run_of(f"{path.stem} {way}", path, **asked, **how) for way, how in ways.items()]
+    return runs_of(path.stem, path, ways, steps=STEPS, accumulation=2, evaluate=True)
 
 
 def test_mpi_and_servers_have_the_bits_of_device_sync(trained: ByPef) -> None:

@@ -11,7 +11,7 @@ from tests.faults.command import sambasim
 from tests.faults.fault import assert_contains
 from tests.mpi.training import TWO_NODES
 from tests.support.cluster import write_cluster
-from tests.support.mpi import RANKS, ROOT, SAMBASIM, Result, is_open_mpi, run_job, run_mpi
+from tests.support.mpi import RANKS, ROOT, SAMBASIM, is_open_mpi, run_job, run_mpi
 from tests.support.whole import is_whole, whole, whole_case
 
 ALONE = ["run", "--pef", "digits", "--steps", "2", "--no-evaluate"]
@@ -25,11 +25,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for flags in ([], ["--num-tiles", "4", "--pef-name", "halves"]):
         sambasim(["compile", "--data-parallel", *flags], where).check()
     return where
-
-
-def summary(result: Result) -> SummaryRecord:
-    (line,) = result.stdout.splitlines()
-    return SummaryRecord.model_validate_json(line)
 
 
 def placed(run: SummaryRecord) -> PlacementRecord:
@@ -77,17 +72,17 @@ def test_every_replica_has_an_rdu_and_a_prediction(folder: Path, tmp_path: Path,
 def test_replicas_are_on_the_nodes_that_mpi_finds(folder: Path) -> None:
     """And each node has RDUs of its own."""
     farm = str(write_cluster(folder, rdus_per_node=2))
-    run = summary(run_mpi(4, [*RUN, "--json", "--cluster", farm], cwd=folder, env=TWO_NODES))
+    run = run_mpi(4, [*RUN, "--json", "--cluster", farm], cwd=folder, env=TWO_NODES).summary
     assert (placed(run).node_of, placed(run).rdu_of) == ((0, 1, 0, 1), (0, 0, 1, 1)), "MPICH deals ranks out"
     if is_whole():
-        here = summary(run_mpi(4, [*RUN, "--json"], cwd=folder))
+        here = run_mpi(4, [*RUN, "--json"], cwd=folder).summary
         assert predicted(run).predicted_sync_s != predicted(here).predicted_sync_s
 
 
 def test_where_a_pef_needs_some_tiles_replicas_share_an_rdu(folder: Path, tmp_path: Path) -> None:
     farm = str(write_cluster(tmp_path, rdus_per_node=2))
     argv = [*ALONE, "--pef", "halves", "--json", "--cluster", farm, "--emulate-replicas", "4"]
-    run = summary(sambasim(argv, folder))
+    run = sambasim(argv, folder).summary
     assert (placed(run).tiles, placed(run).rdu_of, placed(run).first_tile_of) == (4, (0, 0, 1, 1), (0, 4, 0, 4))
     assert predicted(run).predicted_for == "4 of 8 tiles of SN30"
 
@@ -116,8 +111,8 @@ def test_more_replicas_than_rdus_are_refused_before_any_work(folder: Path, tmp_p
 
 def test_an_emulation_fills_one_node_after_the_other(folder: Path) -> None:
     ran = sambasim([*ALONE, "--json", "--emulate-replicas", "10"], folder)
-    assert placed(summary(ran)).node_of == (0,) * 8 + (1,) * 2
-    assert predicted(summary(ran)).predicted_sync == "host"
+    assert placed(ran.summary).node_of == (0,) * 8 + (1,) * 2
+    assert predicted(ran.summary).predicted_sync == "host"
     fields = json.loads(ran.stdout)
     assert all(name.startswith("predicted_") for name in fields.pop("predicted")), "apart from what is measured"
     assert [name for name in fields if "predicted" in name] == ["not_predicted"]

@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 from sambasim.records.digests import read_recording, replica_file
-from sambasim.records.metrics import SummaryRecord
 from sambasim.report.compare import compare_runs, place
 from sambasim.report.tables import Row
 from tests.faults.command import sambasim
-from tests.mpi.training import TWO_NODES, WAYS, Trained, run_of, train
+from tests.mpi.training import TWO_NODES, WAYS, Trained, run_of, runs_of, train
 from tests.support.mpi import SAMBASIM, Result, run_mpi
 from tests.support.whole import is_whole, whole
 
@@ -120,8 +119,8 @@ def by_way(folder: Path) -> dict[str, Trained]:
     runs = [run_of(name, path, record_digests=name, **asked, **how) for name, how in ways.items()]
     runs.append(run_of("plain", path, **asked, **ways["device"]))
     for name, data in DRAWING.items():
-        for way, how in {"host": {}, "device": ways["device"], "emulated": {"emulate": 2}}.items():
-            runs.append(run_of(f"{name} {way}", path, data=data, **asked, **how))
+        of_data = {"host": {}, "device": ways["device"], "emulated": {"emulate": 2}}
+        runs += runs_of(name, path, of_data, data=data, **asked)
     found = train(2, runs, cwd=folder)
     if is_whole():
         found |= train(3, [run_of("servers", path, record_digests="servers", **asked, **WAYS["servers"])], cwd=folder)
@@ -161,24 +160,20 @@ def test_ranks_that_see_other_data_are_refused_and_do_not_wait_for_ever(folder: 
     assert "give every rank the whole data set" in result.stderr
 
 
-def summary_of(outcome: Any) -> SummaryRecord:
-    return SummaryRecord.model_validate_json(outcome.stdout.strip().splitlines()[-1])
-
-
 @whole
 def test_a_scatter_repeats_with_two_threads(folder: Path) -> None:
     compile_in(folder, folder, "Table", "table", "indices")
     run = shlex.split("run --json --steps 4 --pef table --threads 2 --emulate-replicas 2")
-    assert len({summary_of(sambasim(run, folder)).state_sha256 for _ in range(3)}) == 1
+    assert len({sambasim(run, folder).summary.state_sha256 for _ in range(3)}) == 1
 
 
 @whole
 def test_all_ranks_take_the_same_number_of_threads(folder: Path) -> None:
     """Two nodes of unequal size would give their ranks unequal shares of the cores."""
     run, env = [*SAMBASIM, *shlex.split("run --json --steps 4 --pef net")], {**TWO_NODES, "OMP_NUM_THREADS": ""}
-    real = summary_of(run_mpi(3, run, cwd=folder, env=env).check())
+    real = run_mpi(3, run, cwd=folder, env=env).summary
     fixed = run_mpi(3, [*run, "--threads", str(real.threads)], cwd=folder, env=env)
-    assert real.state_sha256 == summary_of(fixed.check()).state_sha256
+    assert real.state_sha256 == fixed.summary.state_sha256
 
 
 def test_all_that_decides_a_step_is_recorded(host: Path) -> None:

@@ -69,6 +69,11 @@ def run_of(
     return Run(name, str(pef), given, emulate is not None, round_elements)
 
 
+def runs_of(name: str, pef: Path, ways: Mapping[str, Mapping[str, Any]], **asked: Any) -> list[Run]:
+    """A run by each of `ways`, called `NAME WAY`."""
+    return [run_of(f"{name} {way}", pef, **asked, **how) for way, how in ways.items()]
+
+
 def train(
     np: int,
     runs: Sequence[Run],

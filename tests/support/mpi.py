@@ -22,6 +22,7 @@ from typing import TypeVar
 
 import pytest
 
+from sambasim.records.metrics import SummaryRecord
 from sambasim.runtime.machine.launcher import mpirun_here
 from tests.support import warm
 from tests.support.warm import JOB_KEY
@@ -72,6 +73,12 @@ class Result:
         if self.returncode != 0:
             pytest.fail(f"exit code {self.returncode}\n--- stdout\n{self.stdout}\n--- stderr\n{self.stderr}")
         return self
+
+    @property
+    def summary(self) -> SummaryRecord:
+        """All that a run with --json printed, which must have ended well."""
+        (line,) = self.check().stdout.splitlines()
+        return SummaryRecord.model_validate_json(line)
 
 
 def mpirun() -> str:
