@@ -18,7 +18,7 @@ from sambasim.runtime.engine.code import Code, generate
 from sambasim.runtime.engine.executor import Executor, Steps
 from sambasim.runtime.engine.handlers import UPDATES, Binding, executed_by, instruction_of
 from sambasim.runtime.engine.instructions import Instruction, RegisterFile, Unit
-from sambasim.runtime.transports.communication import Fusion, nothing
+from sambasim.runtime.transports.communication import nothing
 from sambasim.runtime.transports.connect import Transport
 from sambasim.runtime.transports.window import WindowReduce
 from sambasim.runtime.values.optimizers import Optimizers
@@ -44,18 +44,18 @@ def _update_instructions(nodes: Sequence[Node], binding: Binding) -> Iterator[tu
     """Each instruction, and how many of `nodes` it executes."""
     by_operator = groupby(nodes, key=lambda node: "opt" if node.operator in UPDATES else node.operator)
     runs = [_Run(operator, tuple(run)) for operator, run in by_operator]
-    fusions = sorted(binding.connected.fusions(), key=lambda fusion: -len(fusion.pattern))
+    fusions = sorted(binding.connected.fusions().items(), key=lambda fusion: -len(fusion[0]))
     groups = [group.name for group in binding.connected.program.groups]
     while runs:
-        fusion = next((fusion for fusion in fusions if _fits(fusion, runs, groups)), None)
-        taken = runs[: len(fusion.pattern) if fusion else 1]
+        pattern, bind = next((fusion for fusion in fusions if _fits(fusion[0], runs, groups)), ((), None))
+        taken = runs[: len(pattern) or 1]
         runs = runs[len(taken) :]
         executed = [node for run in taken for node in run.nodes]
         first = executed[0]
-        if fusion is not None:  # it returns the norm if one of the nodes computes it
+        if bind is not None:  # it returns the norm if one of the nodes computes it
             normed = next((node.results for node in executed if node.operator == "opt.total_norm"), ())
             node = Node(first.name, first.operator, results=normed)
-            yield executed_by(fusion.bind(binding.updating), node, binding), len(executed)
+            yield executed_by(bind(binding.updating), node, binding), len(executed)
         elif first.operator in ("comm.reduce_scatter", "comm.all_gather"):
             groups_of_all = tuple(name for node in executed for name in groups_of(node))
             node = replace(first, name=" ".join(node.name for node in executed), args=(groups_of_all,))
@@ -71,11 +71,11 @@ class _Run(NamedTuple):
     nodes: tuple[Node, ...]
 
 
-def _fits(fusion: Fusion, runs: Sequence[_Run], groups: Sequence[str]) -> bool:
-    """Whether `runs` begin with the pattern of `fusion`, and each run that works on groups works on all of them."""
-    first = runs[: len(fusion.pattern)]
+def _fits(pattern: tuple[str, ...], runs: Sequence[_Run], groups: Sequence[str]) -> bool:
+    """Whether `runs` begin with `pattern`, and each run that works on groups works on all of them."""
+    first = runs[: len(pattern)]
     named = [[name for node in run.nodes for name in groups_of(node)] for run in first]
-    return tuple(run.operator for run in first) == fusion.pattern and all(names in ([], groups) for names in named)
+    return tuple(run.operator for run in first) == pattern and all(names in ([], groups) for names in named)
 
 
 class Updated(NamedTuple):

@@ -111,13 +111,9 @@ def mean_of(tensors: Sequence[Tensor]) -> Tensor:
     return sum_of(tensors).div_(len(tensors))
 
 
-@dataclass(frozen=True, slots=True)
-class Fusion:
-    """Adjacent update nodes that one instruction executes together. `pattern`: the operators in order, with `opt` for
-    any optimizer; `bind`: makes the communication from the optimizers."""
-
-    pattern: tuple[str, ...]
-    bind: Callable[[Optimizers], Communication]
+Fusions: TypeAlias = Mapping[tuple[str, ...], Callable[[Optimizers], Communication]]
+"""By the operators of adjacent update nodes, with `opt` for any optimizer: what makes the communication that executes
+them together."""
 
 
 Slices: TypeAlias = Mapping[str, Sequence[Slice]]
@@ -164,9 +160,9 @@ class GradientSync(ABC):
         """Makes the updated parameters of all slices visible to every replica. None if there is nothing to do."""
         return None
 
-    def fusions(self) -> Sequence[Fusion]:
-        """The fused instructions of this sync path; lowering uses the longest pattern that matches."""
-        return ()
+    def fusions(self) -> Fusions:
+        """Those of this sync path; lowering uses the longest pattern that matches."""
+        return {}
 
     def releasing(self, group: ParameterGroup, region: str) -> Callable[[], None]:
         """A function that frees `region` of `group` outside the own slice, where this rank has memory for it alone."""

@@ -13,7 +13,7 @@ from sambasim.ir.program import Program
 from sambasim.ir.ranks import kept, of_ranks
 from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.machine.process import check_node_memory
-from sambasim.runtime.transports.communication import AxisGroup, Communication, Fusion, GradientSync, Shared, Simple
+from sambasim.runtime.transports.communication import AxisGroup, Communication, Fusions, GradientSync, Shared, Simple
 from sambasim.runtime.transports.host import Host, Roles, among_equals, parameter_server
 from sambasim.runtime.transports.in_process import Hub, HubGroup, InProcess
 from sambasim.runtime.transports.messages import Boxes, GatherLosses, MessageGroup, box_bytes
@@ -46,12 +46,10 @@ class Transport:
         """The group along `axis` that this rank belongs to."""
         return self.sync.group if axis == DATA_PARALLEL else self.connect(self.mesh.group(self.rank, axis))
 
-    def fusions(self) -> Sequence[Fusion]:
-        """The fused instructions; lowering uses the longest pattern that matches."""
-        if self.mesh.world_size == self.sync.replicas:
-            return self.sync.fusions()
-        # Those of a clipped update take its all-reduce for the only one, along dp.
-        return [fusion for fusion in self.sync.fusions() if "comm.all_reduce" not in fusion.pattern]
+    def fusions(self) -> Fusions:
+        """Those that fit the mesh: that of a clipped update takes its all-reduce for the only one, along dp."""
+        is_only_dp = self.mesh.world_size == self.sync.replicas
+        return {at: bind for at, bind in self.sync.fusions().items() if is_only_dp or "comm.all_reduce" not in at}
 
     def observe(self, observer: StepObserver | None) -> None:
         for part in self.sync.observed:

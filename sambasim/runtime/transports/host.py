@@ -141,7 +141,7 @@ class _GlooAllReduce(Communication):
         with gloo_errors():
             self._under_way = [self._start(device, host) for device, host in self._staged]
 
-    def finish(self) -> object:
+    def finish(self) -> None:
         """Raises PeerError if a rank has died or exceeds the process group's timeout."""
         sync, moved = self._sync, self._sync.bytes_moved
         with gloo_errors():
@@ -154,7 +154,6 @@ class _GlooAllReduce(Communication):
         # Received in gloo's ring, which gloo does not report: by all ranks together 2 (N - 1) times the size.
         total = 2 * (sync.replicas - 1) * staged_bytes
         moved.network += (sync.replica + 1) * total // sync.replicas - sync.replica * total // sync.replicas
-        return None
 
     @span(Track.COPIES, "device to host", lambda self, device, host: {"bytes": host.nbytes})
     def _start(self, device: Tensor, host: Tensor) -> dist.Work:

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from sambasim.collectives import all_gather_messages, blocks, port_of, reduce_scatter_messages
-from sambasim.errors import InternalError
 from sambasim.ir.program import ParameterGroup
 from sambasim.ir.types import DTYPE_BYTES
 from sambasim.records.trace import Track
@@ -51,11 +50,8 @@ class Network:
         self.incoming_bytes = {name: size * len(self.sources) for name, size in sizes.items()}
         """By group, the bytes that this rank receives."""
         needed = max(self.incoming_bytes.values(), default=0)
-        buffer = torch.empty(0, dtype=torch.uint8)
-        if needed:
-            if (name := self._own.program.reduce_buffer) is None:
-                raise InternalError("a program without data parallelism has no reduce buffer")
-            buffer = self._own.tensor(name).view(torch.uint8)
+        name = self._own.program.reduce_buffer
+        buffer = torch.empty(0, dtype=torch.uint8) if name is None else self._own.tensor(name).view(torch.uint8)
         if buffer.numel() < needed:
             buffer = torch.empty(needed, dtype=torch.uint8)
         self.operands: dict[str, Mapping[int, Tensor]] = {}

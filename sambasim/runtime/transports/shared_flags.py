@@ -36,12 +36,11 @@ class NodeFlags:
     """The counters of the ranks of `communicator` on this node, and two slots, each for a loss and a request."""
 
     def __init__(self, communicator: Communicator) -> None:
-        self._window = communicator.allocate_shared(_PAGE_BYTES * 2)
-        self._sync = self._window.sync
+        parts, self._sync = communicator.allocate_shared(_PAGE_BYTES * 2)
         rank = communicator.local_rank
         # Plain Python integers, read in tens of nanoseconds.
-        words = [part.data.cast("q") for part in self._window.parts]
-        self._floats = [part.data.cast("d") for part in self._window.parts]
+        words = [part.data.cast("q") for part in parts]
+        self._floats = [part.data.cast("d") for part in parts]
         self._own, self._own_floats = words[rank], self._floats[rank]
         self._peers = words[:rank] + words[rank + 1 :]
         job = communicator.job

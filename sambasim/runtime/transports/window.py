@@ -24,7 +24,7 @@ from sambasim.ir.types import DTYPE_BYTES, SymbolKind, pieces
 from sambasim.records.trace import Track
 from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.machine.node_memory import Range
-from sambasim.runtime.transports.communication import Communication, Fusion, GradientSync, Shared, Simple
+from sambasim.runtime.transports.communication import Communication, Fusions, GradientSync, Shared, Simple
 from sambasim.runtime.transports.messages import GatherLosses, MessageGroup, collect
 from sambasim.runtime.transports.network import Network
 from sambasim.runtime.transports.shared_flags import Counter, NodeFlags
@@ -100,8 +100,8 @@ class Window(GradientSync):
         self.pass_length = (len(pass_and_update(training)[0]) if training else 0) + 1
         self.steps = 0
 
-    def fusions(self) -> Sequence[Fusion]:
-        return [Fusion(REDUCE_AND_UPDATE, partial(self.reduce_scatter, self.program.groups))]
+    def fusions(self) -> Fusions:
+        return {REDUCE_AND_UPDATE: partial(self.reduce_scatter, self.program.groups)}
 
     def reduce_scatter(self, groups: Sequence[ParameterGroup], optimizers: Optimizers | None = None) -> "WindowReduce":
         self.observed.append(reduce := WindowReduce(self, groups, optimizers))
@@ -234,7 +234,7 @@ class WindowReduce(Communication):
             self._flags.wait(Counter.PROGRESS, self._done + self._incomplete[-1].ready_at)
             self._send(self._incomplete.pop())
 
-    def finish(self) -> object:
+    def finish(self) -> None:
         while self._pending:
             if self._network is not None:
                 self._network.receive()
@@ -245,7 +245,6 @@ class WindowReduce(Communication):
         else:
             self._window.spread()
             self.update_s = self._updating_s - self._updated_in_pass_s
-        return None
 
     @property
     def hidden_s(self) -> float:
@@ -305,8 +304,8 @@ class SmallWindow(GradientSync):
             self.reductions.append(tree_mean(gradients, mean, size, near=True))
         self.peer_bytes = (size - 1) * sum(mean.nbytes for mean in self.means.values())
 
-    def fusions(self) -> Sequence[Fusion]:
-        return [Fusion(REDUCE_AND_UPDATE, partial(_Step, self)), Fusion(_CLIPPED, partial(_Step, self, clips=True))]
+    def fusions(self) -> Fusions:
+        return {REDUCE_AND_UPDATE: partial(_Step, self), _CLIPPED: partial(_Step, self, clips=True)}
 
     def reduce_scatter(self, groups: Sequence[ParameterGroup]) -> Communication:
         return Simple(self._reduce_in_place)
@@ -358,7 +357,7 @@ class _Step(Communication):
         self._square_sums = SquareSums(parts, blocks)
         self._updates = [optimizers.slice(group, 0, group.numel, means[group.name]) for group in groups]
 
-    def finish(self) -> object:
+    def finish(self) -> float | None:
         self._window.reduce()
         began_s = time.perf_counter()
         norm = self._optimizers.clip(self._square_sums()) if self._clips else None
