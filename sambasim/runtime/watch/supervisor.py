@@ -29,17 +29,8 @@ from typing import Final, NamedTuple, NoReturn, Self, cast
 from sambasim.errors import Interrupted, PeerError
 from sambasim.ir.mesh import Mesh
 from sambasim.runtime.machine.communicator import Communicator, FailureNotice
-from sambasim.runtime.watch import watchdog
 from sambasim.runtime.watch.status_file import UNWATCHED, Activity, State, StatusFile, name_of
-from sambasim.runtime.watch.watchdog import (
-    ANSWER_S,
-    LEAST_LIMIT_S,
-    NodeObserver,
-    OtherNodes,
-    Watchdog,
-    dead_ranks,
-    start_time,
-)
+from sambasim.runtime.watch.watchdog import ANSWER_S, LEAST_LIMIT_S, OtherNodes, Watchdog, start_time
 
 PATIENCE_S = 1.0
 """How long a failing rank waits for announcements. Ranks fail the same check within milliseconds."""
@@ -89,7 +80,6 @@ class Supervisor:
         self._timeout_s, self._mesh = 0.0, Mesh({})
         self._file: StatusFile | None = None
         self._paths: Sequence[Path] = ()
-        self._started: Sequence[bytes | None] = ()  # when the processes of this node started, see `start_time`
         self._watchdog: Watchdog | None = None
         self.activity: Activity = UNWATCHED
 
@@ -125,13 +115,13 @@ class Supervisor:
         self.activity.begin(world.rank, world.host_name, os.getpid(), mesh.label(world.rank))
         everybody = world.all_gather_object((os.getpid(), start_time("self"), world.host_name))
         of_node = [everybody[rank] for rank in world.local_ranks]
-        self._started = [started if start_time(pid) == started else None for pid, started, _ in of_node]
+        started_at = [started if start_time(pid) == started else None for pid, started, _ in of_node]
         faulthandler.cancel_dump_traceback_later()
         if not world.serves_threads:
             return  # this MPI may be used by one thread only, so there is no watchdog
         hosts = [host for _, _, host in everybody]
         others = OtherNodes(world, hosts, mesh) if world.node_count > 1 else None
-        self._watchdog = Watchdog(self._file, self._started, world.local_rank, timeout_s, others, self._end_job)
+        self._watchdog = Watchdog(self._file, started_at, world.local_rank, timeout_s, others, self._end_job)
         self._watchdog.start()
 
     @property
@@ -169,8 +159,7 @@ class Supervisor:
         self.activity.state(State.LEAVING)
         if self._watchdog is not None:
             self._watchdog.stop()
-            if self._file is not None and (dead := dead_ranks(NodeObserver(self._file, self._started).observe(0.0))):
-                error = watchdog.death_error(dead)
+            error = self._watchdog.death() or error
         own = FailureNotice(f"{type(error).__name__}: {error}", self._exit_code(error), isinstance(error, PeerError))
         world.announce_failure(own)
         until = time.monotonic() + PATIENCE_S

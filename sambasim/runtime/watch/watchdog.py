@@ -259,6 +259,11 @@ class Watchdog:
         if wait_s and threading.current_thread() is not self._thread:
             self._thread.join(wait_s)
 
+    def death(self) -> PeerError | None:
+        """The error if a rank of the node is dead now."""
+        dead = dead_ranks(NodeObserver(self.file, self.started).observe(0.0))
+        return death_error(dead) if dead else None
+
     def _run(self) -> None:
         while not self._stopped.wait(PERIOD_S):
             error = self._error(self._observer.observe(time.monotonic()))
