@@ -120,21 +120,19 @@ def torch_tree_mean(steps: Sequence[Addition], dtype: torch.dtype) -> Kernel:
         chunks = [([operand[span] for operand in operands], out[span]) for span in spans]
 
         def add_up() -> None:
-            for parts, of_out in chunks:
-                add_up_chunk(parts.copy(), of_out, finish, number)
+            for parts, result in chunks:
+                sums = parts.copy()
+                for position, (into, source) in enumerate(steps, start=1):
+                    target = result if position == len(steps) else places[into][: result.numel()]
+                    sums[into] = torch.add(sums[into], sums[source], out=target)
+                if not steps:
+                    result.copy_(sums[0])
+                if finish is Finish.MULTIPLY:
+                    result.mul_(number)
+                elif finish is Finish.DIVIDE:
+                    result.div_(number)
 
         return add_up
-
-    def add_up_chunk(sums: list[Tensor], out: Tensor, finish: Finish, number: float) -> None:
-        for position, (into, source) in enumerate(steps, start=1):
-            target = out if position == len(steps) else places[into][: out.numel()]
-            sums[into] = torch.add(sums[into], sums[source], out=target)
-        if not steps:
-            out.copy_(sums[0])
-        if finish is Finish.MULTIPLY:
-            out.mul_(number)
-        elif finish is Finish.DIVIDE:
-            out.div_(number)
 
     return bound
 
