@@ -168,6 +168,11 @@ class Program:
             yield from self.optimizers[group.optimizer].symbols_of(member).values()
 
     @property
+    def parameter_count(self) -> int:
+        """The elements of the whole model."""
+        return sum(symbol.whole.numel for symbol in self.symbols.values() if symbol.kind is SymbolKind.PARAMETER)
+
+    @property
     def gradient_bytes(self) -> int:
         return sum(group.numel * DTYPE_BYTES[group.dtype] for group in self.groups)
 

@@ -30,7 +30,7 @@ def memory_json(choices: Choices, asked: Choice) -> str:
     tables = {"dtype": choices.by_dtype, "optimizer": choices.by_optimizer, "zero": choices.by_zero}
     record = {
         "name": choices.program.name,
-        "parameters": _parameters(choices),
+        "parameters": choices.program.parameter_count,
         "inputs": _inputs(choices, asked),
         "batch_size": choices.program.batch_size,
         **{"replicas": choices.replicas, "passes_per_step": choices.passes, "captured_in": choices.dtype},
@@ -55,7 +55,7 @@ def memory_report(choices: Choices, asked: Choice) -> list[RenderableType]:
     largest = max(sizes, key=lambda part: sizes[part])
     head = f"{format_bytes(now.total_bytes)} a rank, estimated: {_in_words(now)}, {replicas}"
     facts = [
-        ("model", f"{choices.program.name}: {format_count(_parameters(choices))} parameters"),
+        ("model", f"{choices.program.name}: {format_count(choices.program.parameter_count)} parameters"),
         ("one pass", f"batch {choices.program.batch_size}: {', '.join(_inputs(choices, asked))}"),
         ("most of it", f"{largest}, {format_bytes(sizes[largest])} ({sizes[largest] / now.total_bytes:.0%})"),
         ("least", f"{format_bytes(least.total_bytes)} with the same optimizer: {_in_words(least)}"),
@@ -97,10 +97,6 @@ def _in_words(estimate: Estimate) -> str:
     choice = estimate.choice
     recompute = "no recomputation" if choice.recompute == "none" else f"recompute {choice.recompute}"
     return f"{choice.dtype.title}, {choice.optimizer}, ZeRO {choice.zero}, {recompute}"
-
-
-def _parameters(choices: Choices) -> int:
-    return sum(each.type.numel for each in choices.program.symbols.values() if each.kind is SymbolKind.PARAMETER)
 
 
 def _inputs(choices: Choices, asked: Choice) -> list[str]:

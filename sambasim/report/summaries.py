@@ -51,7 +51,7 @@ class Compilation:
         checked = None if self.checked is None else asdict(self.checked)
         facts = {
             **{"pef": str(self.path), "digest": self.digest},
-            **{"sections": graph.section_counts, "operators": len(graph.nodes), "parameters": self._parameters},
+            **{"sections": graph.section_counts, "operators": len(graph.nodes), "parameters": program.parameter_count},
             "gradient_groups": len(program.groups) if program.data_parallel else 0,
             **{name: getattr(program, name) for name in ("gradient_bytes", "device_bytes")},
             "pef_bytes": self.path.stat().st_size,
@@ -68,7 +68,7 @@ class Compilation:
         compiled = f"compiled in {format_seconds(sum(self.phases_s.values()))} (measured)"
         parts: list[RenderableType] = [
             *((labelled(self._details(), indent=""), f"digest           {self.digest}") if details else ()),
-            f"{program.name}: {self._parameters:,} parameters, {contents}; {compiled}",
+            f"{program.name}: {program.parameter_count:,} parameters, {contents}; {compiled}",
         ]
         if program.ranks_of_replica > 1 or program.data_parallel:
             several = f"at least {counted(program.world_size, 'replica')}"
@@ -85,11 +85,6 @@ class Compilation:
         ]
 
     @property
-    def _parameters(self) -> int:
-        symbols = self.program.symbols.values()
-        return sum(symbol.whole.numel for symbol in symbols if symbol.kind is SymbolKind.PARAMETER)
-
-    @property
     def _kinds(self) -> str:
         return ", ".join(f"{count} {kind}" for kind, count in self.program.leading.section_counts.items())
 
@@ -98,7 +93,7 @@ class Compilation:
         yield "model", program.name
         yield "sections", f"{len(graph.sections)}: {self._kinds}"
         yield "operators", str(len(graph.nodes))
-        yield "parameters", f"{self._parameters:,}"
+        yield "parameters", f"{program.parameter_count:,}"
         if program.data_parallel:
             reduced = format_bytes(program.gradient_bytes)
             yield "gradient groups", f"{len(program.groups)}, {reduced} to reduce each step"

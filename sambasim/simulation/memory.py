@@ -35,9 +35,6 @@ from sambasim.optimizers import OPTIMIZERS
 
 RECOMPUTE = ("none", "sections", "full")
 
-_LEVEL = {"parameter": 3, "gradient": 2}
-"""By region of a group: the level of ZeRO from which a rank keeps its slice only. States: 1."""
-
 Regions: TypeAlias = frozenset[tuple[str, str]]
 """Names of groups, each with "parameter" or "gradient"."""
 
@@ -83,6 +80,12 @@ def rows_of(program: Program) -> Sequence[Row]:
     return (None,) if program.schedule is None else program.schedule.rows
 
 
+def divided_by(zero: int, replicas: int, passes: int) -> dict[str, int]:
+    """By region of a group, how many replicas keep a slice of it each, if a step has so many passes."""
+    sliced = {"parameter": zero >= 3, "gradient": zero >= 2 and passes == 1, "states": zero >= 1}
+    return {region: replicas if is_sliced else 1 for region, is_sliced in sliced.items()}
+
+
 def memory_of(
     program: Program,
     *,
@@ -98,15 +101,11 @@ def memory_of(
     each of `in_flight` passes keeps for its backward; `passes`: of one step. Of unequal slices the largest counts; a
     program without data parallelism has whole groups. `whole`: what `whole_regions` gives."""
     level = program.zero if zero is None or not program.data_parallel else zero
-    in_slices_only = {region for region, first in _LEVEL.items() if level >= first}
-    if passes > 1:
-        in_slices_only.discard("gradient")
+    by = divided_by(level, replicas, passes)
 
     def kept(region: str) -> int:
-        ranks = replicas if region in in_slices_only else 1
-        return sum(_region_bytes(group, region, ranks) for group in program.groups)
+        return sum(_region_bytes(group, region, by[region]) for group in program.groups)
 
-    sharing = replicas if level >= 1 else 1
     states = [(group, state) for group in program.groups for state in program.optimizers[group.optimizer].states]
     grouped = {member.parameter for group in program.groups for member in group.members}
     buffers = frozen = 0
@@ -116,14 +115,14 @@ def memory_of(
         if symbol.kind in (SymbolKind.INPUT, SymbolKind.BUFFER, SymbolKind.CONSTANT, SymbolKind.REDUCE_BUFFER):
             taken = samples if samples is not None and symbol.kind is SymbolKind.INPUT else program.batch_size
             buffers += symbol.type.size_bytes * taken // program.batch_size
-    if in_slices_only:
+    if sliced := [region for region in ("parameter", "gradient") if by[region] > 1]:
         # The most bytes by which groups that are whole for a while exceed their slices.
         more = {}
-        for group, region in product(program.groups, in_slices_only):
+        for group, region in product(program.groups, sliced):
             more[group.name, region] = _region_bytes(group, region, 1) - _region_bytes(group, region, replicas)
         moments = whole_regions(program, level) if whole is None else whole
         buffers += max((sum(more.get(region, 0) for region in regions) for regions in moments), default=0)
-    states_bytes = sum(_region_bytes(group, state, sharing) for group, state in states)
+    states_bytes = sum(_region_bytes(group, state, by["states"]) for group, state in states)
     parameters, gradients = kept("parameter") + frozen, kept("gradient")
     return Memory(parameters, gradients, states_bytes, activations_bytes * in_flight, buffers)
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from sambasim.hardware.placement import place
 from sambasim.hardware.spec import ClusterSpec, DeviceSpec
-from sambasim.simulation.memory import Memory
+from sambasim.simulation.memory import Memory, divided_by
 from sambasim.simulation.planning.one_rank import ByDtype, Layer, OneRank, Ranks
 from sambasim.simulation.planning.strategy import BY_HOST, Priced, Strategy, Terms, path_of, rdus_of, shortage
 from sambasim.simulation.scaling import spread_of
@@ -103,13 +103,12 @@ class Estimator:
         ranks, copies, zero, whole = strategy.stages, strategy.copies, strategy.zero, rank.memory
         gathered = rank.gathered[zero - BY_HOST] * (1 - 1 / copies) / ranks if zero >= BY_HOST else 0.0
         buffers = whole.buffers - (rank.operand_bytes if copies == 1 else 0)
-        slices = zero >= 3, zero >= 2 and strategy.passes == 1, zero >= 1
-        divided = [copies if sliced else 1 for sliced in slices]
+        by = divided_by(zero, copies, strategy.passes)
         return tuple(
             Memory(
-                parameters=round(whole.parameters * own.parameters / divided[0]),
-                gradients=round(whole.gradients * own.parameters / divided[1]),
-                states=round(whole.states * own.parameters / divided[2]),
+                parameters=round(whole.parameters * own.parameters / by["parameter"]),
+                gradients=round(whole.gradients * own.parameters / by["gradient"]),
+                states=round(whole.states * own.parameters / by["states"]),
                 activations=own.kept_bytes * _in_flight(strategy, at) + own.again_bytes + rank.between_bytes // ranks,
                 buffers=round(buffers * own.parameters + gathered),
             )
