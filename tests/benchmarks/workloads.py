@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.data import Dataset, TensorDataset, default_collate
+from torch.utils.data import Dataset, TensorDataset
 
 from examples.char_gpt import ALPHABET, CharGPT
 
@@ -20,6 +20,8 @@ class Way(StrEnum):
     PLAIN = "sambasim"
     INDUCTOR = "sambasim, inductor"
     DDP = "DDP"
+    """Without it where there is one replica: eager PyTorch."""
+
     DDP_COMPILED = "DDP, compiled and fused"
     ALONE = "forward and backward alone"
     """In eager PyTorch, with nothing to sync and no optimizer."""
@@ -36,10 +38,7 @@ class ParallelWay(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A model that returns its loss first, its samples, and how it is trained: in `ways`, `steps` in each round.
-
-    `passes` of forward and backward alone are timed together.
-    """
+    """A model that returns its loss first, its samples, and how it is trained: in `ways`, `steps` in each round."""
 
     name: str
     model: Callable[[], nn.Module]
@@ -49,12 +48,6 @@ class Workload:
     learning_rate: float
     steps: int
     ways: Sequence[Way] = (Way.PLAIN, Way.DDP)
-    passes: int = 1
-
-    def batch(self) -> list[Tensor]:
-        samples = self.samples()
-        batch: list[Tensor] = default_collate([samples[index] for index in range(self.batch_size)])
-        return batch
 
 
 class Classifier(nn.Module):
@@ -189,7 +182,7 @@ def tokens() -> Dataset[tuple[Tensor, ...]]:
 WORKLOADS = (
     Workload("gpt", gpt, text, 2, "adamw", 1e-4, 20, tuple(Way)),
     Workload("mlp", wide_mlp, wide_vectors, 8, "adamw", 1e-4, 20),
-    Workload("logistic_regression", logistic_regression, images, 1, "sgd", 0.01, 2000, passes=2000),
+    Workload("logistic_regression", logistic_regression, images, 1, "sgd", 0.01, 2000),
 )
 GPT2_PADDED = Workload("gpt2_padded", gpt2_of_64_words, tokens, 1, "adamw", 1e-4, 3)
 EIGHT_LAYERS = Workload("eight_layers", eight_layers, text, 2, "adamw", 1e-4, 10)

@@ -1,8 +1,9 @@
 """Train one workload in one way, on all ranks; print the seconds of each step, and of checkpoints.
 
 All ways deal out the same data set by a DistributedSampler, one thread a rank. DDP reads it through a DataLoader, and
-runs on gloo with torch.optim's defaults, or compiled by torch.compile with the fused optimizer. Forward and backward
-alone sync nothing and update nothing. A line of JSON, from rank 0: `{"steps_s": [...], "checkpoints_s": [...]}`.
+runs on gloo with torch.optim's defaults, or compiled by torch.compile with the fused optimizer; one rank has no DDP
+around its model. Forward and backward alone sync nothing and update nothing. A line of JSON, from rank 0:
+`{"steps_s": [...], "checkpoints_s": [...]}`.
 
     steps.py FOLDER WORKLOAD WAY STEPS EVERY      FOLDER holds WORKLOAD/WORKLOAD.pef
 
@@ -49,7 +50,8 @@ def measured(communicator: Communicator, folder: Path, name: str, way: str, step
             train(pef, communicator, clock, steps, threads=1, engine=engine, **how)
         case Way.DDP | Way.DDP_COMPILED:
             with gloo(communicator):
-                parallel, compiled = DistributedDataParallel(workload.model()), way == Way.DDP_COMPILED
+                alone, compiled = workload.model(), way == Way.DDP_COMPILED
+                parallel = DistributedDataParallel(alone) if communicator.world_size > 1 else alone
                 model = cast(nn.Module, torch.compile(parallel)) if compiled else parallel
                 train_eagerly(model, _optimizer(workload, parallel, compiled), batches, clock, steps)
         case Way.ALONE:
