@@ -50,9 +50,6 @@ import warnings
 from tests.state import far_away
 late function_of_a_module: 1000, where="MODULE_CALLS", says=("MODULE_CALLS",)
     return far_away.count()
-late attribute_of_a_module: 1000, says=("CALLS",), whole=True
-    far_away.CALLS += 1  # here
-    return far_away.CALLS - 1
 late one_object_of_a_module: 1000, where="self.n", says=("n",), whole=True
     from tests.state.far_away import Keeper
     return Keeper.get().count()

@@ -1,7 +1,6 @@
 """A module with state, as people have beside their models."""
 
 MODULE_CALLS = 0
-CALLS = 0
 
 
 def count() -> int:

@@ -2,57 +2,32 @@
 
 # Some functions of torch have no types.
 # mypy: no-warn-return-any
-import functools
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tests.state.case import cases, given, zero
 
 FLAG = given(scale=zero, ready=lambda: torch.zeros(()).bool(), mean=lambda: torch.zeros(4))
 """The buffers of the remedy."""
 FIRST: dict[str, Tensor] = {}
-
-
-class _Norms(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 4)
-
-    @functools.cached_property
-    def first_norm(self) -> Tensor:
-        return self.layer.weight.detach().norm()  # here
-
-    def forward(self, h: Tensor) -> Tensor:
-        result: Tensor = self.layer(h) / self.first_norm  # here
-        return result
-
-
 CACHE: dict[int, Tensor] = {}
 
 
 cases(__name__)("""
 import copy
+import functools
 from collections import defaultdict, deque
-case scale_of_the_first_batch: EITHER, given(scale=None), says=("scale", "buffer")
-    if net.scale is None:
-        net.scale = h.detach().abs().max()  # here
-    return h / net.scale
-rewrite scale_and_flag_in_buffers: FLAG
-    net.scale.copy_(torch.where(net.ready, net.scale, h.detach().abs().max()))
-    net.ready.fill_(True)
-    return h / net.scale
 case scale_by_attribute_error: EITHER, says=("scale",), whole=True
     try:
         scale = net.scale
     except AttributeError:
         scale = net.scale = h.detach().abs().max()  # here
     return h / scale
-rewrite: FLAG
-    return scale_and_flag_in_buffers(net, h)
-case scale_by_setdefault: EITHER, given(kept=dict), says=("kept",), whole=True
-    kept = net.kept.setdefault("scale", h.detach().abs().max())  # here
-    return h / kept
+rewrite scale_and_flag_in_buffers: FLAG
+    net.scale.copy_(torch.where(net.ready, net.scale, h.detach().abs().max()))
+    net.ready.fill_(True)
+    return h / net.scale
 case python_flag_beside_a_buffer: EITHER, given(ready=False, mean=lambda: torch.zeros(4)), says=("ready",)
     if not net.ready:
         net.mean.copy_(h.detach().mean(0))  # here
@@ -62,11 +37,6 @@ rewrite mean_and_flag_in_buffers: FLAG
     net.mean.copy_(torch.where(net.ready, net.mean, h.detach().mean(0)))
     net.ready.fill_(True)
     return h - net.mean
-case codebook_from_the_first_batch: EITHER, given(ready=list, codes=lambda: torch.zeros(4, 4)), whole=True
-    if not net.ready:
-        net.codes.copy_(h.detach())  # here
-        net.ready.append(True)  # here
-    return h + 0.1 * net.codes[torch.cdist(h, net.codes).argmin(1)]
 case actnorm: EITHER, given(ready=False, loc=lambda: nn.Parameter(torch.zeros(4))), whole=True
     if not net.ready:
         with torch.no_grad():
@@ -77,14 +47,10 @@ case teacher_copied_from_the_student: EITHER, given(teacher=None), whole=True
     if net.teacher is None:
         net.teacher = [copy.deepcopy(net.b).requires_grad_(False)]  # here
     return h + net.teacher[0](h)
-case first_weights_kept: EITHER, given(anchor=dict), whole=True
+case first_weights_kept: EITHER, given(anchor=dict)
     if "w" not in net.anchor:
         net.anchor["w"] = net.a.weight.detach().clone()  # here
     return h + (net.a.weight - net.anchor["w"]).sum()
-case dropout_mask_kept: EITHER, given(mask=None), says=("mask",), whole=True
-    if net.mask is None:
-        net.mask = (torch.rand_like(h) > 0.5).float()  # here
-    return h * net.mask
 case noise_drawn_once: EITHER, given(w=None), says=("w",), own_losses=True, whole=True
     if net.w is None:
         net.w = torch.randn(4)  # here
@@ -102,22 +68,10 @@ def _drawn_by_python(size):
     return [random.random() for _ in range(size)]  # here
 case cache_around_a_draw_of_python: EITHER, whole=True
     return h + torch.tensor(_drawn_by_python(4))  # here
-case first_batch_in_a_global: EITHER, says=("FIRST",), whole=True
+case first_batch_in_a_global: EITHER, says=("FIRST",)
     if "h" not in FIRST:
         FIRST["h"] = h.detach()  # here
     return h - FIRST["h"]
-case cached_property_of_weights: EITHER, given(norms=_Norms), whole=True
-    return net.norms(h)
-def _closure():
-    first = None
-    def shift(h):
-        nonlocal first
-        if first is None:
-            first = h.detach().mean(0)  # here
-        return h - first
-    return shift
-case first_batch_in_a_closure: EITHER, given(shift=lambda: _closure()), whole=True
-    return net.shift(h)
 
 # Caches of what depends on neither inputs, parameters nor the generator: exact, and the model works afterwards.
 case table_in_a_global: EQUAL
@@ -128,9 +82,6 @@ case deque_that_keeps_activations: EQUAL, given(kept=lambda: deque(maxlen=10))
     net.kept.append(h)
 case defaultdict_that_keeps_activations: EQUAL, given(kept=lambda: defaultdict(list)), whole=True
     net.kept["h"].append(h.detach())
-@functools.lru_cache
-def _numbers(size):
-    return tuple(1 / (1 + i) for i in range(size))
 case layer_made_in_the_first_call: REFUSED, whole=True
     if not hasattr(net, "c"):
         net.c = nn.Linear(4, 4)  # here
@@ -141,6 +92,4 @@ case weight_made_in_the_first_call: EITHER, whole=True, own_losses=True
     return h * net.w
 rebuilt:
     return net_of(lambda net, h: h * net.w, given(w=lambda: nn.Parameter(torch.ones(4))))
-case lru_cache_of_numbers: EQUAL, whole=True
-    return h * torch.tensor(_numbers(4))
 """)

@@ -184,34 +184,13 @@ SOUND: tuple[Ingredient, ...] = (
 
 OTHERS: tuple[Ingredient, ...] = (
     Ingredient(
-        "first scale",
-        "if self.scale@ is None:\n    self.scale@ = h.detach().abs().max()\nh = h / self.scale@",
-        "self.scale@ = None",
-    ),
-    Ingredient(
         "scale in a list",
         "if not self.l@:\n    self.l@.append(h.detach().abs().max())\nh = h / self.l@[0]",
         "self.l@ = []",
     ),
     Ingredient("scale by hasattr", 'if not hasattr(self, "s@"):\n    self.s@ = h.detach().std() + 1\nh = h / self.s@'),
     Ingredient(
-        "first weights",
-        'if "w" not in self.kept@:\n    self.kept@["w"] = self.first.weight.detach().clone()\n'
-        'h = h + (self.first.weight - self.kept@["w"]).mean()',
-        "self.kept@ = {}",
-    ),
-    Ingredient(
         "mask kept", "if self.m@ is None:\n    self.m@ = torch.rand(6) > 0.5\nh = h * self.m@", "self.m@ = None"
-    ),
-    Ingredient(
-        "lru_cache of a draw",
-        "h = h + drawn@(6)",
-        top="@functools.lru_cache\ndef drawn@(n):\n    return torch.randn(n)",
-    ),
-    Ingredient(
-        "flag beside a buffer",
-        "if not self.ready@:\n    self.mean@.copy_(h.detach().mean(0))\n    self.ready@ = True\nh = h - self.mean@",
-        'self.ready@ = False\nself.register_buffer("mean@", torch.zeros(6))',
     ),
     Ingredient(
         "cached_property of weights",
@@ -220,11 +199,6 @@ OTHERS: tuple[Ingredient, ...] = (
         "class Lazy@(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
         "        self.layer = nn.Linear(6, 6)\n\n"
         "    @functools.cached_property\n    def norm(self):\n        return self.layer.weight.detach().norm()",
-    ),
-    Ingredient(
-        "buffer replaced in the dict",
-        'self._buffers["last@"] = h.detach().mean(0)',
-        'self.register_buffer("last@", torch.zeros(6))',
     ),
     Ingredient(
         "buffer replaced by data",
@@ -236,24 +210,9 @@ OTHERS: tuple[Ingredient, ...] = (
         "h = h + self.last@\nself.last@ = h.detach().mean(0)",
         'self.register_buffer("last@", torch.zeros(6))',
     ),
-    Ingredient(
-        "hidden state carried",
-        "h = h if self.hidden@ is None else h + 0.5 * self.hidden@\nself.hidden@ = h.detach()",
-        "self.hidden@ = None",
-    ),
     Ingredient("draw of Python", "h = h * random.random()"),
     Ingredient("draw of NumPy", "h = h + float(np.random.rand())"),
     Ingredient("NumPy generator", "h = h * float(self.rng@.random())", "self.rng@ = np.random.default_rng(0)"),
-    Ingredient(
-        "torch generator", "h = h + torch.randn(6, generator=self.gen@)", "self.gen@ = torch.Generator().manual_seed(@)"
-    ),
-    Ingredient("manual_seed", "torch.manual_seed(@)\nh = h + torch.randn(6)"),
-    Ingredient("seed of the default generator", "torch.default_generator.manual_seed(@)\nh = h + torch.randn(6)"),
-    Ingredient(
-        "fork_rng",
-        "with torch.random.fork_rng(devices=[]):\n    noise@ = torch.randn(6)\nh = h + noise@ + torch.randn(6)",
-    ),
-    Ingredient("initial_seed", "h = h * (1 + torch.initial_seed() % 3)"),
     Ingredient("tensor hook", "if h.requires_grad:\n    h.register_hook(lambda gradient: gradient * 0.5)"),
     Ingredient(
         "hook that counts",
@@ -261,18 +220,14 @@ OTHERS: tuple[Ingredient, ...] = (
         "self.inner@ = nn.Linear(6, 6)\nself.seen@ = []\nself.inner@.register_forward_hook(self.hook@)",
         "",
     ),
-    Ingredient("data assigned", "v@ = h * 1\nv@.data = v@.data * 3\nh = v@"),
     Ingredient("data changed in place", "v@ = h * 1\nv@.data.mul_(2)\nh = v@"),
     Ingredient("weights clamped by data", "self.first.weight.data.clamp_(-0.5, 0.5)"),
-    Ingredient("number read without gradients", "with torch.no_grad():\n    n@ = float(h.mean())\nh = h + n@"),
-    Ingredient("branch on a value", "if h.mean() > 0:\n    h = h * 0.5"),
     Ingredient("layer skipped by a draw", "if random.random() < 0.5:\n    h = h + 1"),
     Ingredient(
         "default dtype",
         "torch.set_default_dtype(torch.float64)\nc@ = torch.full((6,), 1e-3) + 1e7\n"
         "torch.set_default_dtype(torch.float32)\nh = h + (c@ - 1e7).float()",
     ),
-    Ingredient("BatchNorm in a list", "h = self.norms@[0](h)", "self.norms@ = [nn.BatchNorm1d(6, affine=False)]"),
     Ingredient(
         "gradients turned off",
         "torch.set_grad_enabled(False)\ns@ = h.abs().max()\ntorch.set_grad_enabled(True)\nh = h / s@",

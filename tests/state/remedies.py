@@ -94,25 +94,12 @@ case layer_frozen_in_forward: REFUSED, **says(explain._FROZEN)
     return h + critic
 rewrite layer_with_detached_weights:
     return h + functional.linear(h, net.b.weight.detach(), net.b.bias.detach())
-case parameters_frozen_one_by_one: EITHER, whole=True, says=("detach()",)
-    for one in net.b.parameters():
-        one.requires_grad = False  # here
-    critic = net.b(h)
-    for one in net.b.parameters():
-        one.requires_grad = True  # here
-    return h + critic
-rewrite:
-    return layer_with_detached_weights(net, h)
 def _norm():
     return nn.BatchNorm1d(4, affine=False)
 case batch_norm_in_a_list: REFUSED, given(norms=lambda: [_norm()]), says=(explain.UNREGISTERED.rewrite,), **NO_STEPS
     return net.norms[0](h)  # here
 rewrite: given(norms=lambda: nn.ModuleList([_norm()]))
     return net.norms[0](h)
-case batch_norm_in_a_dict: EITHER, given(norms=lambda: {"first": _norm()}), says=("ModuleDict",), **NO_STEPS, whole=True
-    return net.norms["first"](h)  # here
-rewrite: given(norms=lambda: nn.ModuleDict({"first": _norm()}))
-    return net.norms["first"](h)
 def _zeros():
     return torch.zeros(1, 4, 4)
 case state_of_an_lstm_carried: REFUSED, CARRIED, says=(explain.REWRITES["tensor"],), whole=True

@@ -82,15 +82,9 @@ case buffer_replaced_in_the_dict: EITHER, LAST, **COPIED
     net._buffers["last"] = h.detach().mean(0)  # here
 case buffer_replaced_by_data: EITHER, LAST, **COPIED, whole=True
     net.last.data = h.detach().mean(0)  # here
-case buffer_assigned: EITHER, LAST, **COPIED, whole=True
-    net.last = h.detach().mean(0)  # here
-case buffers_updated: EITHER, LAST, **COPIED, whole=True
-    net._buffers.update(last=h.detach().mean(0))  # here
 case buffer_set: EITHER, LAST, **COPIED, whole=True
     with torch.no_grad():
         net.last.set_(h.detach().mean(0))  # here
-case buffer_registered_again: EITHER, LAST, **COPIED, whole=True
-    net.register_buffer("last", h.detach().mean(0))  # here
 case parameter_replaced_by_data: EITHER, whole=True
     net.b.weight.data = net.b.weight.data.clamp(-0.3, 0.3)  # here
 
