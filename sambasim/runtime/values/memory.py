@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -21,7 +20,7 @@ from sambasim.ir.dataflow import is_clipped
 from sambasim.ir.program import ParameterGroup, Program
 from sambasim.ir.types import DTYPE_BYTES, Cut, Slice, SymbolKind, TensorType, cut, cut_at
 from sambasim.pef.archive import bytes_of
-from sambasim.runtime.machine.node_memory import freeing, private_pages
+from sambasim.runtime.machine.node_memory import ByteArray, freeing, private_pages
 from sambasim.units import format_bytes
 
 Tensors: TypeAlias = Mapping[str, Tensor]
@@ -166,10 +165,7 @@ def part_of(whole: Tensor, cuts: Sequence[Cut], at: Mapping[str, int]) -> Tensor
     return whole
 
 
-Storage = NDArray[np.uint8]
-
-
-def private_storage(size_bytes: int) -> Storage:
+def private_storage(size_bytes: int) -> ByteArray:
     """Zeroed private memory, page-aligned, in huge pages if possible. Raises MachineError if there is too little."""
     try:
         pages = private_pages(size_bytes)
@@ -182,9 +178,9 @@ def private_storage(size_bytes: int) -> Storage:
 SHARED_KINDS = (SymbolKind.PARAMETER, SymbolKind.CONSTANT)
 
 
-def byte_array(tensor: Tensor) -> NDArray[np.uint8]:
+def byte_array(tensor: Tensor) -> ByteArray:
     """The elements in the order of rows: a view, or a copy of a tensor that is not contiguous."""
-    array: NDArray[np.uint8] = tensor.detach().resolve_conj().resolve_neg().reshape(-1).view(torch.uint8).numpy()
+    array: ByteArray = tensor.detach().resolve_conj().resolve_neg().reshape(-1).view(torch.uint8).numpy()
     return array
 
 
@@ -192,7 +188,7 @@ class DeviceMemory:
     """Typed views of the device memory of one rank; none copies. `shared`, if given, holds parameters and constants at
     the same offsets: the storage of another replica of the node."""
 
-    def __init__(self, program: Program, storage: Storage, shared: Storage | None = None) -> None:
+    def __init__(self, program: Program, storage: ByteArray, shared: ByteArray | None = None) -> None:
         self.program = program
         self._bytes = torch.from_numpy(storage)
         self._shared = self._bytes if shared is None else torch.from_numpy(shared)
