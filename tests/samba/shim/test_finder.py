@@ -1,7 +1,7 @@
 """`sambaflow` in a process with the import shim, its modules outside `samba`, and the errors for absent names."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from types import new_class
@@ -14,15 +14,10 @@ from sambasim.samba import shim
 from sambasim.samba.notices import AbsentNameError
 from sambasim.samba.shim import ABSENT, MODULES, ROOT, AbsentModuleError
 from sambasim.samba.shim.modules import ConvTilingMetadata, OrderedSet, TilingMetadata
-from tests.support.door import open_door
 from tests.support.mpi import run_job
 from tests.support.whole import whole_case
 
-
-@pytest.fixture(autouse=True)
-def installed() -> Iterator[None]:
-    with open_door():
-        yield
+pytestmark = pytest.mark.usefixtures("app")
 
 
 def test_every_row_imports_with_the_names_of_our_module() -> None:
@@ -90,12 +85,15 @@ def test_a_function_and_its_module_of_the_same_name_can_both_be_called() -> None
         samba.env()
 
 
-def test_version_demo_and_other_packages() -> None:
+def test_version_demo_metadata_and_other_packages() -> None:
     root: Any = import_module("sambaflow")
     assert root.__version__ == f"1.19.0+sambasim.{__version__}"
     assert not root.is_demo
     assert not root.is_demo()
     assert shim.SambaflowFinder().find_spec("sambaflows", None) is None
+    record = ConvTilingMetadata(original_size=(3, 512, 512))
+    assert (record.key, repr(record)) == ("conv_tiling", "ConvTilingMetadata(original_size=(3, 512, 512))")
+    assert (TilingMetadata.key, TilingMetadata(original_size=(3, 512, 512), num_tiles=4).num_tiles) == ("tiling", 4)
 
 
 def test_a_set_in_order() -> None:
@@ -110,12 +108,6 @@ def test_a_set_in_order() -> None:
     assert numbers == OrderedSet([2, 3, 4, 5])
     assert list(numbers | OrderedSet([7, 2])) == [3, 2, 5, 4, 7]
     assert list(numbers - {5}) == [3, 2, 4]
-
-
-def test_metadata_is_kept() -> None:
-    record = ConvTilingMetadata(original_size=(3, 512, 512))
-    assert (record.key, repr(record)) == ("conv_tiling", "ConvTilingMetadata(original_size=(3, 512, 512))")
-    assert (TilingMetadata.key, TilingMetadata(original_size=(3, 512, 512), num_tiles=4).num_tiles) == ("tiling", 4)
 
 
 @pytest.mark.parametrize(("env", "rank"), [whole_case({}, ""), ({"PMI_SIZE": "4", "PMI_RANK": "3"}, " rank 3")])

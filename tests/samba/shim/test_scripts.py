@@ -64,9 +64,28 @@ def deep():
             print("goes on")
     if sys.argv[1] == "absent":
         import sambaflow.nothing
+    if sys.argv[1] in ("first", "twice", "cuda"):
+        import torch, torch.distributed as dist
+        from sambaflow.samba.utils.argparser import parse_app_args
+    if sys.argv[1] == "cuda":
+        torch.nn.Linear(1, 1).to("cuda")
+    if sys.argv[1] == "twice":
+        parse_app_args(["run", "--pef", "x", "--data-parallel"])
+    if sys.argv[1] in ("first", "twice"):
+        dist.init_process_group("gloo")
     sys.exit({"exit": 5, "text": "a text", "well": None}.get(sys.argv[1]))
 
 deep()
+"""
+GROUP = """\
+error[launch]: the app calls init_process_group by itself
+  where: {script}:26: dist.init_process_group("gloo")
+  try:   leave init_process_group out of the app: with --data-parallel, parse_app_args calls it
+"""
+CUDA = """\
+error[machine]: the app asks for the device cuda, and torch has none here
+  where: {script}:22: torch.nn.Linear(1, 1).to("cuda")
+  try:   device = "cpu", and no .cuda(): samba.session.run sends its inputs to the device itself
 """
 
 
@@ -91,14 +110,19 @@ def test_a_script_sees_what_python_shows_it(run: Run, way: str, tmp_path: Path) 
             "error[absent]: sambasim has no sambaflow.nothing\n  where: {script}:17\n"
             "  try:   what sambaflow has: __version__, is_demo, logging, mac, samba, sambacollections\n",
         ),
+        ("first", 2, "", GROUP),
+        whole_case("twice", 2, "", GROUP),
+        ("cuda", 2, "", CUDA),
         whole_case("optional", 0, "goes on\n", ""),
         whole_case("exit", 5, "", ""),
         whole_case("text", 1, "", "a text\n"),
         whole_case("well", 0, "", ""),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("way", ["app", whole_case("env")])
+@pytest.mark.parametrize("way", ["app", whole_case("env"), whole_case("module")])
 def test_endings(run: Run, way: str, tmp_path: Path, ending: str, code: int, stdout: str, stderr: str) -> None:
+    if ending == "cuda" and torch.cuda.is_available():
+        pytest.skip("this machine has one")
     result = run(way, ENDS, [ending])
     printed = stderr.format(script=tmp_path / "script.py")
     assert (result.returncode, result.stdout, result.stderr) == (code, stdout, printed)
@@ -113,42 +137,7 @@ def test_a_traceback_starts_at_the_script_and_ends_in_the_remedy(run: Run, way: 
         "  try:   call samba.utils.trace_graph(model, inputs, optim, pef=args.pef) first: it sets them",
     ]
     frames = [line.partition(", ")[2] for line in lines if "script.py" in line]
-    assert frames == ["line 20, in <module>", "line 10, in deep"]
-
-
-FOR_ANOTHER_MACHINE = """
-import sys, torch
-from torch.distributed import init_process_group
-from sambaflow.samba.utils.argparser import parse_app_args
-if sys.argv[1] == "twice":
-    parse_app_args(["run", "--pef", "x", "--data-parallel"])
-if sys.argv[1] in ("first", "twice"):
-    init_process_group("gloo")
-torch.nn.Linear(1, 1).to("cuda")
-"""
-
-
-GROUP = (
-    "error[launch]: the app calls init_process_group by itself",
-    '8: init_process_group("gloo")', "leave init_process_group",
-)  # fmt: skip
-CUDA = (
-    "error[machine]: the app asks for the device cuda, and torch has none here",
-    '9: torch.nn.Linear(1, 1).to("cuda")', "device",
-)  # fmt: skip
-
-
-@pytest.mark.parametrize(("case", "expected"), [("first", GROUP), whole_case("twice", GROUP), ("cuda", CUDA)])
-def test_code_for_another_machine_gets_an_error_with_the_remedy(
-    run: Run, way: str, tmp_path: Path, case: str, expected: tuple[str, str, str]
-) -> None:
-    if case == "cuda" and torch.cuda.is_available():
-        pytest.skip("this machine has one")
-    result = run(way, FOR_ANOTHER_MACHINE, [case])
-    what, line, remedy = expected
-    assert result.returncode == 2
-    assert result.stderr.startswith(f"{what}\n  where: {tmp_path}/script.py:{line}\n  try:   {remedy}")
-    assert result.stderr.count("\n") == 3
+    assert frames == ["line 29, in <module>", "line 10, in deep"]
 
 
 def test_an_installed_sambaflow_takes_precedence(run: Run, way: str, tmp_path: Path) -> None:
