@@ -149,7 +149,7 @@ def compile(
         with phases(quiet=quiet) as on_phase:
             users_loss = None if chosen.inference else function
             live = LiveModel(model, of_pass, users_loss, optimizer=users, whole=whole)
-            done = compile_proved(live, chosen, on_phase).compiled
+            done = compile_proved(live, chosen, on_phase)
         said = (in_python(notice, compiles=True) for notice in (*notices, *notes, *done.notices))
         return Pef(done.path, tuple(said))
 

@@ -6,6 +6,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -56,13 +57,12 @@ def compile_command(
     options, notes = options_and_notes(config, model, overrides, flags)
     with shared.kept_imports():
         from sambasim.commands.compile import compile_named
-        from sambasim.report.summaries import Compilation
+        from sambasim.report.summaries import compilation_json, compilation_report
 
     with phases(quiet=as_json) as on_phase:
-        compiled, checked = compile_named(options, on_phase)
-    facts = compiled.program, compiled.path, compiled.digest, [*compiled.notices, *notes], compiled.phases_s, checked
-    compilation = Compilation(*facts)
-    shared.answer(as_json, compilation.json, lambda: compilation.report(details=verbose))
+        compiled = compile_named(options, on_phase)
+    done = replace(compiled, notices=(*compiled.notices, *notes))
+    shared.answer(as_json, lambda: compilation_json(done), lambda: compilation_report(done, details=verbose))
 
 
 _LEAST_ACCURACY = 0.97

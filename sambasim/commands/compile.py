@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -20,7 +19,7 @@ from sambasim.commands.proof.eager import LiveModel, check_modes
 from sambasim.commands.proof.prove import Proof, own_memory, prove, too_large
 from sambasim.compiler.capture.state import NotSound, Observer
 from sambasim.compiler.capture.step import TARGET, Example
-from sambasim.compiler.compile import Compiled, Stopwatch, assemble, capture_model, recorded
+from sambasim.compiler.compile import Stopwatch, assemble, capture_model, recorded
 from sambasim.compiler.front import build_model, example_batch
 from sambasim.compiler.passes import schedule_of
 from sambasim.data.datasets import Source, open_source
@@ -31,7 +30,8 @@ from sambasim.options.compile import BUILD_FIELDS, CompileOptions
 from sambasim.options.given import as_table
 from sambasim.options.grammar import SYNTHETIC
 from sambasim.options.training import ModelOptions, Sections
-from sambasim.pef import Checked, PefDocument, peek, read, seal
+from sambasim.pef import PefDocument, peek, read, seal
+from sambasim.pef.document import Compiled
 from sambasim.runtime.run.replica import input_specs
 from sambasim.units import format_bytes
 
@@ -63,13 +63,6 @@ def weights_fit() -> Iterator[None]:
         yield
 
 
-class Proved(NamedTuple):
-    """What was compiled, and how it was compared with its model; None if it was not."""
-
-    compiled: Compiled
-    checked: Checked | None
-
-
 def named_in(
     options: CompileOptions, on_phase: OnPhase = lambda phase: None
 ) -> tuple[nn.Module, Example, Source, tuple[str, ...]]:
@@ -85,11 +78,11 @@ def named_in(
     return model, example_batch(model, options, notices.append, source), source, tuple(notices)
 
 
-def compile_named(options: CompileOptions, on_phase: OnPhase = lambda phase: None) -> Proved:
+def compile_named(options: CompileOptions, on_phase: OnPhase = lambda phase: None) -> Compiled:
     """Compile what `options` name, and compare it with its model. Raises as `compile_proved`."""
     model, example, source, notices = named_in(options, on_phase)
-    compiled, checked = compile_proved(LiveModel(model, example), options, on_phase, source)
-    return Proved(replace(compiled, notices=(*notices, *compiled.notices)), checked)
+    compiled = compile_proved(LiveModel(model, example), options, on_phase, source)
+    return replace(compiled, notices=(*notices, *compiled.notices))
 
 
 def compile_live(live: LiveModel, options: CompileOptions, on_phase: OnPhase, path: Path | None) -> Compiled:
@@ -104,7 +97,7 @@ def compile_proved(
     on_phase: OnPhase = lambda phase: None,
     source: Source | None = None,
     work: Callable[[OnPhase, Path | None], Compiled] | None = None,
-) -> Proved:
+) -> Compiled:
     """Compile `live` into the PEF that `options` name, and compare it with its model in so many steps as they say.
     `work` does so at a path, if not `compile_live`. Raises ModelError and CaptureError, also for a PEF that does not
     compute what the model does; then there is none."""
@@ -121,7 +114,7 @@ def compile_proved(
     if (why := too_large(live)) is not None:
         done = compiled(on_phase, None)
         told = (f"{_NOT_COMPARED}: {why}", *_replaced(before, path))
-        return Proved(replace(done, notices=(*done.notices, *told)), None)
+        return replace(done, notices=(*done.notices, *told))
     _children += 1
     if _children == 2:  # one alone would take as long
         warm_up()
@@ -160,7 +153,7 @@ def compile_proved(
         by_line.setdefault(exception.source and f", at {exception.source}", []).append(str(exception))
     notices += [f"differs from eager PyTorch by rounding: {', '.join(names)}{at}" for at, names in by_line.items()]
     notices += [*recorded(digest), *_replaced(before, path)]
-    return Proved(replace(done, path=path, digest=digest, notices=tuple(notices), phases_s=phases_s), checked)
+    return replace(done, path=path, digest=digest, notices=tuple(notices), phases_s=phases_s, checked=checked)
 
 
 def _model_of(path: Path) -> tuple[str, str] | None:

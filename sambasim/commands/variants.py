@@ -23,7 +23,7 @@ from sambasim.compiler.passes import Fits, Pass, Place, Recompute, pipeline
 from sambasim.compiler.sharding.tensor_parallel import TensorParallel
 from sambasim.hardware.budget import available_bytes
 from sambasim.ir.dataflow import pass_and_update
-from sambasim.ir.graph import Argument, Graph, Node, Output, Ref, SectionKind, renamed
+from sambasim.ir.graph import Argument, Graph, Node, Output, Ref, SectionKind, renamed, with_sections
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind, gradient_name, parameter_of
 from sambasim.options.compile import CompileOptions
@@ -250,7 +250,7 @@ def _without(program: Program, graph: Graph, forward: Run, backward: Run, gone: 
     instead: dict[str, str] = {}
     for at in range(max(forward.stop - shift, forward.start + shift), forward.stop):
         instead.update(_counterparts(graph.nodes[at], graph.nodes[at - shift], program))
-    nodes = []
+    left: dict[int, Node] = {}
     for at, node in enumerate(graph.nodes):
         if at in dropped:
             continue
@@ -259,9 +259,9 @@ def _without(program: Program, graph: Graph, forward: Run, backward: Run, gone: 
             before = graph.nodes[at - gone * backward.period]
             pairs = zip(node.reads, before.reads, strict=True)
             names = {**{name: instead.get(other, other) for name, other in pairs if name in lost}, **instead}
-        nodes.append(renamed(node, names))
-    known = {name for node in nodes for name in node.results if name is not None}
-    read = {name for node in nodes for name in node.reads}
+        left[at] = renamed(node, names)
+    known = {name for node in left.values() for name in node.results if name is not None}
+    read = {name for node in left.values() for name in node.reads}
     left_out = {name for at in dropped for name in graph.nodes[at].reads} - read
     left_out |= {gradient_name(name) for name in left_out}
     stays = [output for output in graph.outputs if output.value in known or output.value in graph.inputs]
@@ -275,18 +275,12 @@ def _without(program: Program, graph: Graph, forward: Run, backward: Run, gone: 
         return None
     if not lost.isdisjoint(read) or not left_out.isdisjoint(program.evaluation.inputs):
         return None
-    sections, start = [], 0
-    for section in graph.sections:
-        stop = start + sum(at not in dropped for at in range(section.start, section.stop))
-        sections.append(replace(section, start=start, stop=stop))
-        start = stop
+    parts = ((one, [left[at] for at in range(one.start, one.stop) if at in left]) for one in graph.sections)
     training = replace(
-        graph,
+        with_sections(graph, parts),
         inputs=tuple(name for name in graph.inputs if name in symbols),
-        nodes=tuple(nodes),
         outputs=tuple(outputs),
         values={name: type_ for name, type_ in graph.values.items() if name in known},
-        sections=tuple(sections),
     )
     return replace(program, symbols=symbols, training=training)
 

@@ -5,7 +5,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -43,6 +43,7 @@ from sambasim.ir.program import Program
 from sambasim.options.compile import BUILD_FIELDS, CompileOptions
 from sambasim.pef import PefDocument, write
 from sambasim.pef.digests import SOURCES, digests_of_model, record
+from sambasim.pef.document import Compiled
 from sambasim.pef.files import record_compiled
 from sambasim.units import format_bytes
 
@@ -100,15 +101,6 @@ def _notices_of(built: Built, program: Program, model: nn.Module, loss: str | No
                 f"the output of the model has shape {shape} and the target {wanted}: {loss} broadcasts them, "
                 "over pairs of samples that do not belong together; give both one shape"
             )
-
-
-@dataclass(frozen=True, slots=True)
-class Compiled:
-    path: Path
-    program: Program
-    digest: str
-    notices: tuple[str, ...]
-    phases_s: Mapping[str, float]
 
 
 class Stopwatch:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
 from math import prod
+from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import ConfigDict, Field, JsonValue, TypeAdapter
@@ -55,6 +56,18 @@ class Checked:
             bits = f" but for rounding in {counted(self.rounded, 'tensor')}, most in {self.exceptions[0]}"
         how = f"({counted(self.threads, 'thread')}, torch {self.torch})"
         return f"{counted(self.steps, 'step')} equal to eager PyTorch{bits} {how}"
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """A PEF that was made: its file, what is in it, what is to be told, the seconds of each phase, and the proof."""
+
+    path: Path
+    program: Program
+    digest: str
+    notices: tuple[str, ...]
+    phases_s: Mapping[str, float]
+    checked: Checked | None = None
 
 
 @dataclass(frozen=True, slots=True)

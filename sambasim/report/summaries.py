@@ -3,8 +3,8 @@ in `terminal/progress.py`; and the bytes that a rank holds and receives, as `sim
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from math import prod
 from pathlib import Path
 
@@ -13,11 +13,12 @@ from rich.text import Text
 
 from sambasim.errors import printable
 from sambasim.ir.dataflow import axis_of, pass_and_update
+from sambasim.ir.graph import Graph
 from sambasim.ir.mesh import DATA_PARALLEL
 from sambasim.ir.program import Program
 from sambasim.ir.ranks import of_ranks
 from sambasim.ir.types import SymbolKind
-from sambasim.pef import Checked
+from sambasim.pef.document import Compiled
 from sambasim.records.metrics import DEFINITIONS, CollectivesRecord, PredictedRecord, SizeRecord, SummaryRecord
 from sambasim.report.tables import Column, Curve, Table, labelled, log_chart, text_table
 from sambasim.units import GIGA, counted, format_bytes, format_rate, format_seconds
@@ -37,86 +38,79 @@ def _chooses_replicas(program: Program) -> bool:
     return any(axis.at_run_time for axis in program.mesh)
 
 
-@dataclass(frozen=True, slots=True)
-class Compilation:
-    program: Program
-    path: Path
-    digest: str
-    notices: Sequence[str]
-    phases_s: Mapping[str, float]
-    checked: Checked | None
+def compilation_json(done: Compiled) -> str:
+    program, graph = done.program, done.program.leading
+    checked = None if done.checked is None else asdict(done.checked)
+    facts = {
+        **{"pef": str(done.path), "digest": done.digest},
+        **{"sections": graph.section_counts, "operators": len(graph.nodes), "parameters": program.parameter_count},
+        "gradient_groups": len(program.groups) if program.data_parallel else 0,
+        **{name: getattr(program, name) for name in ("gradient_bytes", "device_bytes")},
+        "pef_bytes": done.path.stat().st_size,
+        **{name: getattr(program, name) for name in ("world_size", "ranks_of_replica", "chips")},
+        **{"phases_s": done.phases_s, "checked": checked, "notices": list(done.notices)},
+        "next": next_command(program, done.path),
+    }
+    return json.dumps(facts)
 
-    def json(self) -> str:
-        program, graph = self.program, self.program.leading
-        checked = None if self.checked is None else asdict(self.checked)
-        facts = {
-            **{"pef": str(self.path), "digest": self.digest},
-            **{"sections": graph.section_counts, "operators": len(graph.nodes), "parameters": program.parameter_count},
-            "gradient_groups": len(program.groups) if program.data_parallel else 0,
-            **{name: getattr(program, name) for name in ("gradient_bytes", "device_bytes")},
-            "pef_bytes": self.path.stat().st_size,
-            **{name: getattr(program, name) for name in ("world_size", "ranks_of_replica", "chips")},
-            **{"phases_s": self.phases_s, "checked": checked, "notices": list(self.notices)},
-            "next": next_command(program, self.path),
-        }
-        return json.dumps(facts)
 
-    def report(self, *, details: bool) -> list[RenderableType]:
-        """Six lines, and a line for each notice; `details`: as a table, too."""
-        program, graph = self.program, self.program.leading
-        contents = f"{len(graph.nodes)} operators in {len(graph.sections)} sections ({self._kinds})"
-        compiled = f"compiled in {format_seconds(sum(self.phases_s.values()))} (measured)"
-        parts: list[RenderableType] = [
-            *((labelled(self._details(), indent=""), f"digest           {self.digest}") if details else ()),
-            f"{program.name}: {program.parameter_count:,} parameters, {contents}; {compiled}",
-        ]
-        if program.ranks_of_replica > 1 or program.data_parallel:
-            several = f"at least {counted(program.world_size, 'replica')}"
-            replicas = several if _chooses_replicas(program) else "1 replica"
-            ranks = f" of {program.ranks_of_replica} ranks" if program.ranks_of_replica > 1 else ""
-            parts.append(f"runs on {replicas}{ranks}, each with {format_bytes(program.device_bytes)}")
-        return [
-            *parts,
-            f"checked: {self.checked or 'no'}",
-            *(f"notice: {notice}" for notice in self.notices),
-            f"PEF file {self.path.absolute()} created",
-            "Compilation succeeded",
-            f"next: {next_command(program, self.path)}",
-        ]
+def compilation_report(done: Compiled, *, details: bool) -> list[RenderableType]:
+    """Six lines, and a line for each notice; `details`: as a table, too."""
+    program, graph = done.program, done.program.leading
+    contents = f"{len(graph.nodes)} operators in {len(graph.sections)} sections ({_kinds(graph)})"
+    compiled = f"compiled in {format_seconds(sum(done.phases_s.values()))} (measured)"
+    parts: list[RenderableType] = [
+        *((labelled(_details(done), indent=""), f"digest           {done.digest}") if details else ()),
+        f"{program.name}: {program.parameter_count:,} parameters, {contents}; {compiled}",
+    ]
+    if program.ranks_of_replica > 1 or program.data_parallel:
+        several = f"at least {counted(program.world_size, 'replica')}"
+        replicas = several if _chooses_replicas(program) else "1 replica"
+        ranks = f" of {program.ranks_of_replica} ranks" if program.ranks_of_replica > 1 else ""
+        parts.append(f"runs on {replicas}{ranks}, each with {format_bytes(program.device_bytes)}")
+    return [
+        *parts,
+        f"checked: {done.checked or 'no'}",
+        *(f"notice: {notice}" for notice in done.notices),
+        f"PEF file {done.path.absolute()} created",
+        "Compilation succeeded",
+        f"next: {next_command(program, done.path)}",
+    ]
 
-    @property
-    def _kinds(self) -> str:
-        return ", ".join(f"{count} {kind}" for kind, count in self.program.leading.section_counts.items())
 
-    def _details(self) -> Iterator[tuple[str, str]]:
-        program, graph = self.program, self.program.leading
-        yield "model", program.name
-        yield "sections", f"{len(graph.sections)}: {self._kinds}"
-        yield "operators", str(len(graph.nodes))
-        yield "parameters", f"{program.parameter_count:,}"
-        if program.data_parallel:
-            reduced = format_bytes(program.gradient_bytes)
-            yield "gradient groups", f"{len(program.groups)}, {reduced} to reduce each step"
-            yield "replicas", f"at least {program.world_size}" if _chooses_replicas(program) else "1"
-        if program.chips > 1:
-            yield "chips a replica", chips_in_words(program.chips, program.replica_batch_size)
-        if program.ranks_of_replica > 1:
-            at_most, one_pass = ("", "pass") if program.schedule is None else ("at most ", "micro-batch")
-            part, whole = (format_bytes(parameter_bytes(program, whole=whole)) for whole in (False, True))
-            yield "ranks a replica", f"{program.ranks_of_replica}, each with {at_most}{part} of {whole} parameters"
-            for axis in program.mesh:
-                if axis.name != DATA_PARALLEL:
-                    received = format_bytes(received_bytes(program, axis.name))
-                    yield f"along {axis.name}", f"each rank receives {at_most}{received} a {one_pass}"
-        holder = "rank" if program.ranks_of_replica > 1 else "replica"
-        yield "device memory", f"{format_bytes(program.device_bytes)} a {holder}"
-        yield "file size", format_bytes(self.path.stat().st_size)
-        total_s = sum(self.phases_s.values())
-        long = {name: time_s for name, time_s in self.phases_s.items() if time_s >= 0.01 * total_s}
-        if len(long) < len(self.phases_s):
-            long["the other phases"] = total_s - sum(long.values())
-        lines = (f"  {format_seconds(time_s):>8}  {name}" for name, time_s in long.items())
-        yield "time", "\n".join([f"{format_seconds(total_s)} (measured)", *lines])
+def _kinds(graph: Graph) -> str:
+    return ", ".join(f"{count} {kind}" for kind, count in graph.section_counts.items())
+
+
+def _details(done: Compiled) -> Iterator[tuple[str, str]]:
+    program, graph = done.program, done.program.leading
+    yield "model", program.name
+    yield "sections", f"{len(graph.sections)}: {_kinds(graph)}"
+    yield "operators", str(len(graph.nodes))
+    yield "parameters", f"{program.parameter_count:,}"
+    if program.data_parallel:
+        reduced = format_bytes(program.gradient_bytes)
+        yield "gradient groups", f"{len(program.groups)}, {reduced} to reduce each step"
+        yield "replicas", f"at least {program.world_size}" if _chooses_replicas(program) else "1"
+    if program.chips > 1:
+        yield "chips a replica", chips_in_words(program.chips, program.replica_batch_size)
+    if program.ranks_of_replica > 1:
+        at_most, one_pass = ("", "pass") if program.schedule is None else ("at most ", "micro-batch")
+        part, whole = (format_bytes(parameter_bytes(program, whole=whole)) for whole in (False, True))
+        yield "ranks a replica", f"{program.ranks_of_replica}, each with {at_most}{part} of {whole} parameters"
+        for axis in program.mesh:
+            if axis.name != DATA_PARALLEL:
+                received = format_bytes(received_bytes(program, axis.name))
+                yield f"along {axis.name}", f"each rank receives {at_most}{received} a {one_pass}"
+    holder = "rank" if program.ranks_of_replica > 1 else "replica"
+    yield "device memory", f"{format_bytes(program.device_bytes)} a {holder}"
+    yield "file size", format_bytes(done.path.stat().st_size)
+    total_s = sum(done.phases_s.values())
+    long = {name: time_s for name, time_s in done.phases_s.items() if time_s >= 0.01 * total_s}
+    if len(long) < len(done.phases_s):
+        long["the other phases"] = total_s - sum(long.values())
+    lines = (f"  {format_seconds(time_s):>8}  {name}" for name, time_s in long.items())
+    yield "time", "\n".join([f"{format_seconds(total_s)} (measured)", *lines])
 
 
 def chips_in_words(chips: int, batch_size: int) -> str:

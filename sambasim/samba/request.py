@@ -21,6 +21,7 @@ from sambasim.ir.types import SymbolKind
 from sambasim.options.base import build
 from sambasim.options.compile import CompileOptions
 from sambasim.options.training import TrainingOptions
+from sambasim.pef.document import Compiled
 from sambasim.samba import process
 from sambasim.samba.fingerprint import Request, fingerprint
 from sambasim.samba.flags import DTYPES, TENSOR_PARALLEL
@@ -31,7 +32,6 @@ from sambasim.samba.process import app_error, type_error
 from sambasim.samba.tensor import SambaTensor, host_values
 
 if TYPE_CHECKING:
-    from sambasim.commands.compile import Proved
     from sambasim.compiler.build import Built
     from sambasim.compiler.compile import Stopwatch
 
@@ -195,7 +195,7 @@ def compile_request(asked: Request, metadata: Mapping[str, object]) -> str:
     # It takes seconds to import, and a run does not need it.
     from sambasim.commands.compile import compile_proved
     from sambasim.commands.proof.eager import LiveModel
-    from sambasim.compiler.compile import Compiled, Stopwatch, assemble
+    from sambasim.compiler.compile import Stopwatch, assemble
 
     context = process.current()
     kept = {str(getattr(key, "key", key)): str(value) for key, value in metadata.items()}
@@ -216,7 +216,7 @@ def compile_request(asked: Request, metadata: Mapping[str, object]) -> str:
     show = (lambda phase: None) if quiet else (lambda phase: print(f"{phase} …", file=sys.stderr, flush=True))
     done = compile_proved(subject, asked.options, show, work=compiled)
     _print_compiled(done)
-    return str(done.compiled.path.absolute())
+    return str(done.path.absolute())
 
 
 def captured(asked: Request, watch: "Stopwatch") -> "Built":
@@ -225,15 +225,15 @@ def captured(asked: Request, watch: "Stopwatch") -> "Built":
     return capture_model(asked.model, asked.example, asked.options, watch, losses=asked.losses)
 
 
-def _print_compiled(done: "Proved") -> None:
+def _print_compiled(done: Compiled) -> None:
     """The sections, how it was checked, notices, the file, and what runs it if a command line compiled it."""
-    path, program = os.path.abspath(done.compiled.path), done.compiled.program
+    path, program = os.path.abspath(done.path), done.program
     graph = program.leading
     kinds = ", ".join(f"{count} {kind}" for kind, count in graph.section_counts.items())
     print(f"{program.name}: {len(graph.sections)} sections ({kinds}), {len(graph.nodes)} operators")
     if done.checked is not None:
         print(f"checked: {done.checked}")
-    for notice in (*done.compiled.notices, *_of_the_loss(program)):
+    for notice in (*done.notices, *_of_the_loss(program)):
         print(f"notice: {notice}")
     print(f"PEF file {path} created\nCompilation succeeded")
     app = process.app_command()

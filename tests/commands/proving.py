@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from sambasim.commands.child import OnPhase
-from sambasim.commands.compile import Proved, compile_proved
+from sambasim.commands.compile import compile_proved
 from sambasim.commands.proof.eager import LiveModel
 from sambasim.compiler.capture.step import Example
 from sambasim.options.compile import CompileOptions
-from sambasim.pef import Checked
+from sambasim.pef.document import Checked, Compiled
 
 BATCH, FEATURES, CLASSES = 8, 6, 4
 
@@ -76,7 +76,7 @@ def proved(
     given: Mapping[str, Tensor] | None = None,
     on_phase: OnPhase = lambda phase: None,
     **changes: object,
-) -> Proved:
+) -> Compiled:
     """The proof of `model`, which is captured with the inputs of the example if none are `given`."""
     chosen = options(folder, **changes)
     example, whole = given or inputs(chosen.micro_batch_size), None if given else inputs()

@@ -46,12 +46,12 @@ def test_each_layout_is_equal_bit_for_bit(layout: str, tmp_path: Path) -> None:
     assert done.checked is not None
     assert (done.checked.steps, done.checked.rounded, done.checked.exceptions) == (MOST_STEPS, 0, ())
     assert done.checked.compared > MOST_STEPS * 8
-    assert read(done.compiled.path).checked == done.checked
+    assert read(done.path).checked == done.checked
 
 
 @pytest.fixture(scope="module")
 def pef(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return proved(tmp_path_factory.mktemp("proved")).compiled.path
+    return proved(tmp_path_factory.mktemp("proved")).path
 
 
 def test_weights_that_are_cut_differ_by_rounding_which_is_told(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_weights_that_are_cut_differ_by_rounding_which_is_told(tmp_path: Path) -
     assert 0 < done.checked.rounded <= 12
     assert 0 < done.checked.exceptions[0].difference < 1e-5
     assert str(done.checked).startswith("8 steps equal to eager PyTorch but for rounding in ")
-    told = [one for one in done.compiled.notices if one.startswith("differs from eager PyTorch by rounding: ")]
+    told = [one for one in done.notices if one.startswith("differs from eager PyTorch by rounding: ")]
     assert len(told) == len({one.source for one in done.checked.exceptions})
     assert all(any(str(one) in notice for notice in told) for one in done.checked.exceptions)
 
@@ -119,7 +119,7 @@ def test_a_loss_that_is_no_mean_over_micro_batches_is_told(tmp_path: Path) -> No
     without_draws = Net()
     without_draws.drop.p = 0.0
     done = proved(tmp_path, without_draws, pipeline_stages=2, micro_batches=4)
-    (notice,) = done.compiled.notices
+    (notice,) = done.notices
     assert notice.startswith("the loss of the example batch is ")
     assert "the mean over its 4 parts" in notice
 
@@ -180,7 +180,7 @@ def test_a_step_of_an_optimizer_in_bfloat16_is_told_with_its_size(tmp_path: Path
 
 def test_the_evaluation_with_a_loss_of_ones_own_is_compared_too(tmp_path: Path) -> None:
     done = proved(tmp_path, loss={"name": "tests.commands.proving:halved"})
-    assert (done.checked is not None, done.compiled.notices) == (True, ())
+    assert (done.checked is not None, done.notices) == (True, ())
 
 
 NET = f"{Path(__file__).with_name('proving.py')}:Net"
@@ -215,7 +215,7 @@ def test_a_model_is_compared_with_the_arguments_of_its_compile_wherever_its_file
     written = Path(NET.partition(":")[0])
     done = proved(tmp_path, Net(0.25), model={"target": f"{written}:Net", "args": {"scale": 0.25}}, check=0)
     monkeypatch.chdir(written.parent)
-    verify = ["verify", str(done.compiled.path), "--check", "2", "--against"]
+    verify = ["verify", str(done.path), "--check", "2", "--against"]
     assert "steps equal to eager PyTorch, bit for bit" in printed(*verify, f"{written.name}:Net")
     slip = refused(*verify, f"{written.name}:Nett", kind=ModelError)
     assert slip.remedy == "did you mean Net?"

@@ -34,7 +34,7 @@ def test_compiling_twice_gives_the_same_bytes_and_changes_nothing_here(tmp_path:
     torch.manual_seed(3), random.seed(3), np.random.seed(3)
     states = torch.get_rng_state(), random.getstate(), str(np.random.get_state())
     threads, dtype = torch.get_num_threads(), torch.get_default_dtype()
-    paths = [proved(tmp_path / folder, model).compiled.path for folder in ("a", "b")]
+    paths = [proved(tmp_path / folder, model).path for folder in ("a", "b")]
     assert paths[0].read_bytes() == paths[1].read_bytes()
     write(tmp_path / "again.pef", read(paths[0]), map_weights(paths[0]))
     assert (tmp_path / "again.pef").read_bytes() == paths[0].read_bytes(), "as one that is written at once"
@@ -48,10 +48,10 @@ def test_compiling_twice_gives_the_same_bytes_and_changes_nothing_here(tmp_path:
 
 def test_check_says_in_how_many_steps_and_large_ones_are_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done = proved(tmp_path, check=0)
-    assert done.checked is read(done.compiled.path).checked is None
-    assert steps_of(done.compiled.program) == MOST_STEPS
+    assert done.checked is read(done.path).checked is None
+    assert steps_of(done.program) == MOST_STEPS
     monkeypatch.setattr("sambasim.commands.proof.prove._FLOPS", 1e3)
-    assert steps_of(done.compiled.program) == FEWEST_STEPS
+    assert steps_of(done.program) == FEWEST_STEPS
     assert checked(tmp_path, check=11).steps == 11
 
 
@@ -61,7 +61,7 @@ def test_a_model_that_is_too_large_is_compiled_here_and_not_compared(
     monkeypatch.setattr("sambasim.commands.proof.prove.available_bytes", lambda: 1000)
     done = proved(tmp_path)
     assert done.checked is None
-    assert done.compiled.notices[-1].startswith("not compared with eager PyTorch: the model has ")
+    assert done.notices[-1].startswith("not compared with eager PyTorch: the model has ")
 
 
 @cache
@@ -105,7 +105,7 @@ def test_a_large_model_is_observed_only_where_it_does_more_than_compute(
         assert done.checked is not None
         assert done.checked.rounded == 0
         assert ("observe a step" in phases) is is_observed
-        assert any("output, at" in notice for notice in done.compiled.notices) is isinstance(model, Named)
+        assert any("output, at" in notice for notice in done.notices) is isinstance(model, Named)
     with pytest.raises(CaptureError, match=r"FirstCall.is_first, which the first call sets"):
         proved(tmp_path, FirstCall(), given=inputs())
 
@@ -164,7 +164,7 @@ def test_what_pytorch_cannot_run_at_all_is_told(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(Eager, "forward_and_backward", fails)
     done = proved(tmp_path)
     assert done.checked is None
-    assert "not compared with eager PyTorch: PyTorch takes no batch of this kind" in done.compiled.notices
+    assert "not compared with eager PyTorch: PyTorch takes no batch of this kind" in done.notices
 
 
 _steps = [0]
@@ -181,7 +181,7 @@ def _ends_in_the_copy(x: Tensor) -> None:
 def test_a_crash_of_eager_pytorch_is_no_shorter_proof(tmp_path: Path) -> None:
     done = proved(tmp_path, First(_ends_in_the_copy), given=inputs())
     assert done.checked is None
-    assert any("the process of eager PyTorch has ended" in one for one in done.compiled.notices)
+    assert any("the process of eager PyTorch has ended" in one for one in done.notices)
 
 
 class Adaptive(nn.Module):
@@ -200,7 +200,7 @@ def test_a_batch_that_a_run_would_refuse_is_told_or_the_model_is_refused(tmp_pat
         done = proved(tmp_path, Adaptive(), given=inputs(), loss=None)
     except CaptureError:
         return
-    assert any(one.startswith("on batches with other values a run may end: ") for one in done.compiled.notices)
+    assert any(one.startswith("on batches with other values a run may end: ") for one in done.notices)
 
 
 class Layer(nn.Module):

@@ -11,13 +11,14 @@ from torch import Tensor, nn
 
 from sambasim.compiler.build import Built
 from sambasim.compiler.capture.step import Example
-from sambasim.compiler.compile import Compiled, Stopwatch, assemble, capture_model
+from sambasim.compiler.compile import Stopwatch, assemble, capture_model
 from sambasim.compiler.names import prefix_of
 from sambasim.errors import InvariantError, ModelError
 from sambasim.ir.graph import Output
 from sambasim.ir.types import SymbolKind
 from sambasim.ir.verify import Progress, verify
 from sambasim.options.compile import CompileOptions
+from sambasim.pef.document import Compiled
 from tests.support.compiled import Made, net_options
 
 INPUTS = {"x": torch.randn(4, 3)}

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from sambasim.compiler.capture.step import Example
-from sambasim.compiler.compile import Compiled
 from sambasim.errors import CaptureError, ModelError
+from sambasim.pef.document import Compiled
 from tests.support.compiled import compile_model, net_options
 
 Then: TypeAlias = Callable[[Any, Tensor], Tensor]

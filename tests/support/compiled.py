@@ -12,11 +12,12 @@ from torch import Tensor, nn
 from sambasim.commands.compile import named_in
 from sambasim.compiler.build import Built
 from sambasim.compiler.capture.step import Example, Losses
-from sambasim.compiler.compile import Compiled, Stopwatch, assemble, capture_model
+from sambasim.compiler.compile import Stopwatch, assemble, capture_model
 from sambasim.compiler.update import Update
 from sambasim.ir.program import Program
 from sambasim.options.compile import CompileOptions
 from sambasim.pef import map_weights, read
+from sambasim.pef.document import Compiled
 from sambasim.runtime.engine.executor import Executor, Tangent, tangent_of
 from sambasim.runtime.transports.in_process import finished
 from sambasim.runtime.values.memory import DeviceMemory, place_inputs, place_weights
