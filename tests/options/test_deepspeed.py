@@ -18,7 +18,6 @@ from tests.support.deepspeed_configs import CONFIGS, TWO, compiled, run
 EXPECTED: Mapping[str, Mapping[str, object]] = {
     "Hugging Face, ZeRO-2": {"zero": 2, "schedule.name": "warmup", "schedule.warmup_steps": 20},
     "Hugging Face, ZeRO-3 without an optimizer": {"zero": 3},
-    "getting started": {"batch_size": 4, "lr": 0.00015, "weight_decay": 0.0, "dtype": "fp16"},
     "CIFAR": {
         "batch_size": 8, "lr": 0.001, "betas": (0.8, 0.999), "weight_decay": 3e-7, "max_grad_norm": 1.0, "zero": 0,
         "schedule.name": "warmup", "schedule.warmup_steps": 1000, "dtype": "fp16", "loss_scale.start": 2.0**15,

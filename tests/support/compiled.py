@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -22,13 +22,7 @@ from sambasim.runtime.engine.executor import Executor, Tangent, tangent_of
 from sambasim.runtime.transports.in_process import finished
 from sambasim.runtime.values.memory import DeviceMemory, place_inputs, place_weights
 
-
-class _Captured(NamedTuple):
-    built: Built
-    model: nn.Module
-    notices: tuple[str, ...]
-
-
+_Captured: TypeAlias = tuple[Built, nn.Module, tuple[str, ...]]
 _CAPTURES: dict[str, _Captured] = {}
 """By all that a capture depends on, the content of files included."""
 
@@ -37,9 +31,9 @@ def compile_from_options(options: CompileOptions, captured_as: str | None = None
     """What `options` name. All options that differ only in optimizer, parallelism and passes share one capture, also
     under several names if they are `captured_as` one."""
     watch = Stopwatch(lambda phase: None)
-    captured = _captured(options.model_copy(update={"pef_name": captured_as or options.name}), watch)
-    done = assemble(captured.built, captured.model, options, watch)
-    return replace(done, notices=(*captured.notices, *done.notices))
+    built, model, notices = _captured(options.model_copy(update={"pef_name": captured_as or options.name}), watch)
+    done = assemble(built, model, options, watch)
+    return replace(done, notices=(*notices, *done.notices))
 
 
 def _captured(options: CompileOptions, watch: Stopwatch) -> _Captured:
@@ -51,8 +45,7 @@ def _captured(options: CompileOptions, watch: Stopwatch) -> _Captured:
     key = f"{named} {contents} {options.micro_batch_size} {options.training.seed}"
     if key not in _CAPTURES:
         model, example, _, notices = named_in(options)
-        built = capture_model(model, example, options, watch)
-        _CAPTURES[key] = _Captured(built, model, notices)
+        _CAPTURES[key] = capture_model(model, example, options, watch), model, notices
     return _CAPTURES[key]
 
 

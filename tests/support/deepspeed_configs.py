@@ -32,10 +32,6 @@ CONFIGS: dict[str, str] = {
         "stage3_max_live_parameters": 1e9, "stage3_max_reuse_distance": 1e9,
         "stage3_gather_16bit_weights_on_model_save": true}
     }""",
-    "getting started": """{
-        "train_batch_size": 8, "gradient_accumulation_steps": 1, "optimizer": {"type": "Adam", "params": {"lr":
-        0.00015}}, "fp16": {"enabled": true}, "zero_optimization": true
-    }""",
     "CIFAR": """{
         "train_batch_size": 16, "optimizer": {"type": "Adam", "params": {"lr": 0.001, "betas": [0.8, 0.999], "eps":
         1e-8, "weight_decay": 3e-7}}, "scheduler": {"type": "WarmupLR", "params": {"warmup_min_lr": 0, "warmup_max_lr":
@@ -74,7 +70,7 @@ CONFIGS: dict[str, str] = {
     }""",
     "SGD": """{
         "train_batch_size": 32, "zero_allow_untested_optimizer": true, "optimizer": {"type": "SGD", "params": {"lr":
-        0.05, "momentum": 0.9, "weight_decay": 5e-4, "nesterov": true}}, "zero_optimization": {"stage": 1}
+        0.05, "momentum": 0.9, "weight_decay": 5e-4, "nesterov": true}}, "zero_optimization": true
     }""",
     "offload as it was": """{
         "train_micro_batch_size_per_gpu": 8, "gradient_accumulation_steps": 1, "steps_per_print": 100, "optimizer":
