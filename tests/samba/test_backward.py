@@ -13,7 +13,7 @@ from sambasim.errors import DataError, OptionError
 from sambasim.samba.process import Reporter
 from sambasim.samba.session import session
 from sambasim.samba.utils import trace_graph
-from tests.samba.harness import BATCH, Layer, Load, compiled, layer_batch, refused, with_sgd
+from tests.samba.harness import BATCH, Layer, Load, compiled, equal, layer_batch, refused, with_sgd
 
 
 def two_vectors(y: Tensor) -> tuple[Tensor, Tensor]:
@@ -56,7 +56,7 @@ def test_gradients_for_one_run_are_gone_after_it_and_those_that_are_set_hold(loa
         """Whether a backward with `options` starts from `gradient` at this output, and from nothing else."""
         session.run([x], section_types=["FWD", "BCKWD"], **options)
         (expected,) = torch.autograd.grad(model(samba.to_torch(x))[output], [model.linear.weight], gradient)
-        is_so = torch.allclose(model.linear.weight.sn_grad, expected)
+        is_so = equal(model.linear.weight.sn_grad, expected)
         session.run(section_types=["OPT"], hyperparam_dict={"lr": 0.0})
         return is_so
 
@@ -65,7 +65,7 @@ def test_gradients_for_one_run_are_gone_after_it_and_those_that_are_set_hold(loa
     with refused(DataError, no_loss, r"grad_of_outputs=\[…\]", r": session\.run\(\[x\]\)$"):
         session.run([x])
     gradient, other = torch.randn(2, BATCH, 3, generator=torch.Generator().manual_seed(3))
-    assert starts_from(0, gradient, grad_of_outputs=[gradient, None])
+    assert starts_from(0, gradient, grad_of_outputs=[samba.from_torch_tensor(gradient), None])
     assert starts_from(1, other, grad_of_outputs=[None, other])
     with pytest.raises(OptionError, match="grad_of_outputs has 3 gradients for 2 outputs"):
         session.run([x], grad_of_outputs=[gradient, None, None])
@@ -79,6 +79,8 @@ def test_gradients_for_one_run_are_gone_after_it_and_those_that_are_set_hold(loa
     assert starts_from(1, other), "it was set, and holds"
     second.sn_grad, first.sn_grad = None, gradient
     assert starts_from(0, gradient), "set on an output of a run before the last"
+    session.ctx.set_tensors({f"{first.sn_name}__grad": (2 * gradient).numpy()})
+    assert starts_from(0, 2 * gradient)
     first.sn_grad = torch.ones(2)
     with refused(DataError, rf"sn_grad of {first.sn_name} has the shape \(2,\), and the output \(4, 3\)"):
         session.run([x])

@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +19,8 @@ from tests.samba.harness import (
     BATCH,
     FEATURES,
     MOMENTUM,
-    Load,
     LogReg,
     Net,
-    OnlyOut,
     Plainly,
     batch_of,
     compiled,
@@ -104,28 +101,6 @@ def test_what_samba_nn_has() -> None:
         assert getattr(samba.nn, name) is getattr(nn, name)
     with pytest.raises(AttributeError, match=r"^sambasim\.samba\.nn has no Linaer; similar names: Linear, "):
         samba.nn.Linaer  # noqa: B018  # the mistake
-
-
-def test_the_loss_is_computed_on_the_host(load: Load) -> None:
-    model, _ = load(partial(with_sgd, OnlyOut, momentum=MOMENTUM), batch_of()[:1])
-    plainly = Plainly(model)
-    for number, way in enumerate(("grad_of_outputs", "output.sn_grad = output.grad", "ctx.set_tensors")):
-        image, label = batch_of(number)
-        options: dict[str, Any] = {"hyperparam_dict": {"lr": 0.1}}
-        output = samba.to_torch(session.run([image], model.output_tensors, section_types=["fwd"])[0].float())
-        output.requires_grad = True
-        nn.CrossEntropyLoss()(output, samba.to_torch(label)).backward()
-        assert output.grad is not None
-        if way == "grad_of_outputs":
-            options["grad_of_outputs"] = [samba.from_torch_tensor(output.grad)]
-        elif way == "ctx.set_tensors":
-            session.ctx.set_tensors({f"{model.output_tensors[0].sn_name}__grad": output.grad.numpy()})
-        else:
-            model.output_tensors[0].sn_grad = output.grad
-        session.run([image], model.output_tensors, section_types=["bckwd", "opt"], **options)
-        assert equal(output, plainly.step([image], output.grad)[0])
-    session.to_cpu(model)
-    assert same_weights(model, plainly.model)
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,6 @@ from tests.samba.harness import (
     parsed,
     refused,
     same_weights,
-    seeded,
     with_sgd,
 )
 
@@ -268,8 +267,8 @@ def test_weights_move_between_host_and_device(net: Made) -> None:
 def test_session_setup_and_reset(app: None) -> None:
     args = parsed("compile", "--pef-name=by_setup", "--output-folder=pefs")
     samba.session.setup(args)
-    model = samba.from_torch_model_(seeded(LogReg))
-    pef = samba.session.compile(model, batch_of(), samba.optim.SGD(model.parameters(), lr=0.1), name="net")
+    model, optimizer = with_sgd(LogReg)
+    pef = samba.session.compile(model, batch_of(), optimizer, name="net")
     assert pef.endswith("pefs/by_setup/by_setup.pef")
     samba.session.setup(vars(args))
     samba.session.reset()
