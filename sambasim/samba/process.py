@@ -13,7 +13,7 @@ from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from traceback import walk_tb
+from traceback import walk_stack, walk_tb
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
@@ -116,7 +116,7 @@ _STARTERS = tuple(f"{PACKAGE}{name}" for name in ("cli/", "samba/shim/", "samba/
 def app_line() -> str | None:
     """`file:line: code` of the innermost frame that belongs to no library; None if there is none."""
     of_app = (frame for frame in _frames() if is_users_file(frame.f_code.co_filename))
-    return next((_shown(frame, frame.f_lineno) for frame in of_app), None)
+    return next(map(_shown, of_app), None)
 
 
 def app_error(kind: type[Failure], what: str, remedy: str) -> Failure:
@@ -136,7 +136,7 @@ def own_line_of_app() -> str | None:
         if is_ours(file) and not file.startswith(_CHECKS):
             return None
         if is_users_file(file):
-            return _shown(frame, frame.f_lineno)
+            return _shown(frame)
     return None
 
 
@@ -153,15 +153,11 @@ def line_of(trace: TracebackType | None) -> str | None:
 
 
 def _frames() -> Iterator[FrameType]:
-    frame: FrameType | None = sys._getframe(1)  # the innermost
-    while frame is not None:
-        if not frame.f_code.co_filename.startswith("<"):
-            yield frame
-        frame = frame.f_back
+    return (frame for frame, _ in walk_stack(sys._getframe(1)))  # the innermost first
 
 
-def _shown(frame: FrameType, number: int) -> str:
-    file = os.path.normpath(frame.f_code.co_filename)
+def _shown(frame: FrameType, line: int | None = None) -> str:
+    file, number = os.path.normpath(frame.f_code.co_filename), line or frame.f_lineno
     return f"{file}:{number}: {linecache.getline(file, number).strip()}"
 
 

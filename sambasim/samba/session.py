@@ -231,7 +231,7 @@ class Session:
     def to_device(self, model: nn.Module | None = None, optimizers: object = None) -> None:
         """Copies weights, buffers and the state of all optimizers from the host to the device."""
         now = self._loaded(model)
-        now.checks.before_new_weights()
+        now.checks.replaced = True
         now.machine.to_device()
         now.checks.host.note_exchange()
 

@@ -106,7 +106,8 @@ class Checks:
         self._step = self._forwards = 0
         self._fed: tuple[str, ...] = ()
         self._withheld: Finding | None = None  # DP04 for batches that may be of a warm-up
-        self._synced = self._replaced = False  # _replaced: the app has replaced the weights since the last step
+        self.replaced = False  # whether the app has sent weights since the last step, perhaps on this rank alone
+        self._synced = False
         self._where: str | None = None
         watched, self._check = job.current(), job.current_check()
         self._samplers = watched.samplers if watched is not None else None
@@ -144,7 +145,7 @@ class Checks:
             return mode
         if mode is Mode.ALONE and (self._step > 1 or not program.data_parallel):
             return mode
-        self._replaced = False
+        self.replaced = False
         compares = self._check is not None or is_sampled(self._step)
         if watched is not None:  # else the job is over, and the app trains as it exits
             watched.pages.begin_step(compares=compares)
@@ -159,10 +160,6 @@ class Checks:
             what = f"{self._machine.program.loss} is {self._machine.replica.loss} in forward {self._forwards}"
             remedy = "a smaller learning rate, max_grad_norm= for the optimizer, or inputs of a smaller range"
             process.report_here("AP08", what, remedy)
-
-    def before_new_weights(self) -> None:
-        """The app is about to replace the weights of the device, perhaps on this rank alone."""
-        self._replaced = True
 
     def _compare(self, mode: Mode, watched: job.Job | None) -> None:
         """Compare all replicas before a step. In the first step compare how they sync, too."""
@@ -220,7 +217,7 @@ class Checks:
             process.report(self._withheld, notice_only=True)
         own = None
         if self._synced and not process.has_reported("DP03", "DP07", "DP09"):
-            own = trained(self._machine, read=not self._replaced)
+            own = trained(self._machine, read=not self.replaced)
         of_replicas = self._communicator.all_gather_object(own)
         if None not in of_replicas:
             last = [replica for replica in of_replicas if replica is not None], "at the end", self._where

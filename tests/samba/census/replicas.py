@@ -54,10 +54,9 @@ class Row:
     def batch(self, step: int, rank: int | None = None) -> list[Any]:
         return batch_of(REPLICAS * step + (get_rank() if rank is None else rank))[: self.takes]
 
-    def expect(self, batches: list[list[Any]], start: Start | None = None, lr: float | None = None) -> None:
+    def expect(self, batches: list[list[Any]], start: Start | None = None, lr: float = 0.1) -> None:
         """The step of the reference: `batches` are those of the replicas, and `start` is the gradient of each."""
-        if lr is not None:
-            self.plainly.optimizer.param_groups[0]["lr"] = lr
+        self.plainly.optimizer.param_groups[0]["lr"] = lr
         self.plainly.optimizer.zero_grad()
         for rank, batch in enumerate(batches):
             first = self.plainly.model(*map(plain, batch))[0]
@@ -66,7 +65,7 @@ class Row:
             parameter.grad.div_(len(batches))
         self.plainly.optimizer.step()
 
-    def expect_step(self, step: int, start: Start | None = None, lr: float | None = None) -> None:
+    def expect_step(self, step: int, start: Start | None = None, lr: float = 0.1) -> None:
         self.expect([self.batch(step, rank) for rank in range(REPLICAS)], start, lr)
 
 

@@ -7,8 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.samba.harness import LogReg, OnlyOut, batch_of, imported, seeded
-from tests.support.door import open_door
+from tests.samba.harness import MOMENTUM, LogReg, OnlyOut, batch_of, compiled, with_sgd
 from tests.support.mpi import run_mpi
 from tests.support.whole import whole
 
@@ -17,19 +16,14 @@ SCRIPT = Path(__file__).with_name("replicas.py")
 
 def _compile_all(folder: Path) -> None:
     """The models of the rows, with --data-parallel -ws 2."""
-    config = {"output_folder": str(folder), "data_parallel": True, "world_size": 2}
-    with open_door():
-        samba = imported("samba")
-
-        def compiled(name: str, model: Any, inputs: Any) -> None:
-            samba.from_torch_model_(model)
-            optimizer = samba.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-            samba.session.compile(model, inputs, optimizer, name=name, config_dict=config)
-
-        image, label = batch_of()
-        compiled("logreg", seeded(LogReg), [image, label])
-        compiled("onlyout", seeded(OnlyOut), [image])
-        compiled("llm", seeded(LogReg, reduction="none"), {"inputs": image, "targets": label})
+    image, label = batch_of()
+    models: tuple[tuple[str, Any, Any], ...] = (
+        ("logreg", LogReg, [image, label]),
+        ("onlyout", OnlyOut, [image]),
+        ("llm", partial(LogReg, reduction="none"), {"inputs": image, "targets": label}),
+    )
+    for name, make, inputs in models:
+        compiled(with_sgd(make, momentum=MOMENTUM), inputs, folder, name, data_parallel=True, world_size=2)
 
 
 def _digests(folder: Path, *sync: str) -> Mapping[str, Mapping[str, str]]:
