@@ -17,13 +17,14 @@ _INSPECT = "inspect net --all"
 _JSON = "run --pef net --steps 2 --json"
 
 
-def _shell(line: str, folder: Path, env: Mapping[str, str] | None = None) -> Result:
-    """Run `line` in a shell. SAMBASIM is the command, and the file `code` is for its exit code."""
-    return run_job(["bash", "-c", line.replace("SAMBASIM", _PYTHON)], cwd=folder, env=env)
-
-
-def _exit_code(folder: Path) -> int:
-    return int((folder / "code").read_text())
+def _shell(line: str, folder: Path, env: Mapping[str, str] | None = None, exit_code: int = 0) -> Result:
+    """Run `line` in a shell, in which COMMAND stands for `sambasim`, and END keeps its exit code, which must be this.
+    There are weights if it trains."""
+    line = line.replace("COMMAND", _PYTHON).replace("END", "echo $? >code")
+    result = run_job(["bash", "-c", line], cwd=folder, env=env)
+    assert int((folder / "code").read_text()) == exit_code
+    assert (folder / "w.safetensors").exists() == (_TRAINING in line)
+    return result
 
 
 def _check_silent(result: Result) -> None:
@@ -36,31 +37,22 @@ def test_a_reader_that_exits_ends_a_command_that_prints_but_not_training(
     command: str, exit_code: int, folder: Path
 ) -> None:
     """It exits before the first output."""
-    result = _shell(f"{{ sleep 0.5; SAMBASIM {command}; echo $? >code; }} | true", folder)
+    result = _shell(f"{{ sleep 0.5; COMMAND {command}; END; }} | true", folder, exit_code=exit_code)
     _check_silent(result)
     assert result.stderr == ""
-    assert _exit_code(folder) == exit_code
-    assert (folder / "w.safetensors").exists() == (command == _TRAINING)
 
 
 def test_a_reader_of_both_streams_that_exits_early_does_not_end_training(folder: Path) -> None:
-    line = f"{{ SAMBASIM {_TRAINING}; echo $? >code; }} 2>&1 | head -n 1"
-    result = _shell(line, folder, {"PYTHONUNBUFFERED": "1"})
+    result = _shell(f"{{ COMMAND {_TRAINING}; END; }} 2>&1 | head -n 1", folder, {"PYTHONUNBUFFERED": "1"})
     assert result.stdout.startswith("net: ")
-    assert _exit_code(folder) == 0
-    assert (folder / "w.safetensors").exists()
 
 
 @pytest.mark.parametrize("closed", ["<&- >&- 2>&-", *map(whole_case, (">&-", "2>&-", "<&-"))])
 @pytest.mark.parametrize("command", [_TRAINING, whole_case(_INSPECT)])
 def test_streams_may_be_closed_from_the_start(command: str, closed: str, folder: Path) -> None:
     """No file that is opened later may get the output."""
-    result = _shell(f"SAMBASIM {command} --output-folder out {closed}; echo $? >code", folder)
-    _check_silent(result)
-    assert _exit_code(folder) == 0
-    assert (folder / "w.safetensors").exists() == (command == _TRAINING)
-    _shell(f"SAMBASIM run --pef nothing {closed}; echo $? >code", folder)
-    assert _exit_code(folder) == 2
+    _shell(f"COMMAND run --pef nothing {closed}; END", folder, exit_code=2)
+    _check_silent(_shell(f"COMMAND {command} --output-folder out {closed}; END", folder))
 
 
 FULL = "standard output cannot be written any more: No space left on device"
@@ -77,11 +69,9 @@ FULL = "standard output cannot be written any more: No space left on device"
 def test_a_command_whose_output_fills_the_disk_says_so_and_training_goes_on(
     command: str, says: str, exit_code: int, folder: Path
 ) -> None:
-    result = _shell(f"SAMBASIM {command} >/dev/full; echo $? >code", folder)
+    result = _shell(f"COMMAND {command} >/dev/full; END", folder, exit_code=exit_code)
     assert result.stderr.startswith(says)
     assert result.stderr.count("\n") == 1 + (exit_code > 0)
-    assert _exit_code(folder) == exit_code
-    assert (folder / "w.safetensors").exists() == (command == _TRAINING)
 
 
 @pytest.mark.parametrize("closed", ["| head -n 1", whole_case(">&-"), whole_case("2>&- <&-")])
@@ -104,8 +94,7 @@ _LOCALES = [
 @pytest.mark.parametrize(("encoding", "env"), _LOCALES)
 def test_any_locale_works(encoding: str, env: dict[str, str], folder: Path) -> None:
     """To compile, to train and to inspect; × is printed in any of them, if only as an escape."""
-    compile_ = _stdout(f"{TRAIN} --pef-name new", folder, env)
-    assert b"Compilation succeeded" in compile_
+    assert b"Compilation succeeded" in _stdout(f"{TRAIN} --pef-name new", folder, env)
     times = "\N{MULTIPLICATION SIGN}".encode(encoding, errors="backslashreplace")
     run = _stdout("run --pef net --log-dir logs --metrics m.jsonl --trace t.json", folder, env)
     assert b"batch 4 " + times + b" 1 replica = global batch 4" in run
@@ -115,5 +104,5 @@ def test_any_locale_works(encoding: str, env: dict[str, str], folder: Path) -> N
 
 
 def _stdout(command: str, folder: Path, env: Mapping[str, str]) -> bytes:
-    _shell(f"SAMBASIM {command} >stdout", folder, env).check()
+    _shell(f"COMMAND {command} >stdout; END", folder, env)
     return (folder / "stdout").read_bytes()
