@@ -11,12 +11,6 @@ DEEP = net(
 )
 """Two layers: what the PEFs of several ranks are compiled from."""
 
-ATTENTION = net(
-    "heads = self.first(x).view(-1, 2, 4, 3).transpose(1, 2)\n"
-    "return self.last(F.scaled_dot_product_attention(heads, heads, heads).transpose(1, 2).flatten(1))",
-    init="self.first = nn.Linear(8, 24)\nself.last = nn.Linear(24, 3)",
-)
-
 _STAGES = f"{TRAIN} --pipeline-stages 2 --micro-batches 2"
 _IN_FILE = f"{_STAGES} --schedule mine.csv"
 
@@ -64,11 +58,6 @@ CUTS: tuple[Fault, ...] = (
         f"{TRAIN} --tensor-parallel weight --n-chips 2",
         "no tensor of net can be cut over 2 ranks ... try:   leave out --tensor-parallel",
         net(),
-    ),
-    Fault(
-        f"{TRAIN} --tensor-parallel weight --n-chips 8",
-        "4 attention heads cannot be divided over 8 ranks ... where: net.py: ... --n-chips 2 or 4, or leave out",
-        ATTENTION,
     ),
     Fault(
         f"{TRAIN} --pipeline-stages 2", "net cannot be cut into 2 stages ... try:   leave out --pipeline-stages", net()

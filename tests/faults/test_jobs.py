@@ -16,11 +16,6 @@ _END_S = 10.0
 """How long a job may live on after one of its ranks has failed."""
 
 
-def _empty_pair(folder: Path) -> None:
-    (folder / "out" / "pair").mkdir(parents=True)
-    (folder / "out" / "pair" / "pair.pef").touch()
-
-
 LAUNCHES: tuple[Fault, ...] = (
     *table(
         """
@@ -37,12 +32,6 @@ run --pef shared --one-process-per-replica
         "run --pef cut",
         "(every rank): 3 ranks were started, and a replica of this PEF has 2 (tp 2) ... mpirun -np 2 sambasim run",
         ranks=3,
-    ),
-    Fault(
-        "run --pef=pare",
-        "error[option] (every rank): there is no PEF 'pare' ... searched pare (not there) ... pair",
-        prepare=_empty_pair,
-        ranks=2,
     ),
     Fault(
         "run --pef pair --metrics net.py/m.jsonl --save w.safetensors",

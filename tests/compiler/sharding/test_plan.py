@@ -278,6 +278,7 @@ def test_a_model_that_cannot_be_cut_is_refused() -> None:
     with pytest.raises(OptionError, match="4 attention heads cannot be divided over 8 ranks, and no other") as raised:
         TensorParallel(8)(built.program)
     assert raised.value.remedy == "--n-chips 2 or 4, or leave out --tensor-parallel"
+    assert "test_plan.py:" in str(raised.value.where)
     odd = Made(lambda net, x: net.second(net.first(x).relu()).square().mean(), **ODD)
     with pytest.raises(OptionError, match=r"no tensor of .* can be cut over 2 ranks"):
         TensorParallel(2)(built_from(odd, quick=True, x=torch.randn(4, 5))[0].program)
