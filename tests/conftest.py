@@ -4,6 +4,7 @@ import gc
 import os
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import hypothesis
@@ -61,6 +62,14 @@ def examples(tmp_path_factory: pytest.TempPathFactory) -> "list[CompiledExample]
 
     base = tmp_path_factory.getbasetemp()
     return shared_examples((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "examples")
+
+
+@pytest.fixture(scope="session")
+def mesh_pef(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """char_gpt in two stages, each on two chips, for any number of replicas."""
+    from tests.support.examples import ON_CHIPS, SEVERAL, in_stages
+
+    return in_stages("char_gpt", tmp_path_factory.mktemp("mesh"), *ON_CHIPS, *SEVERAL)
 
 
 @pytest.fixture(scope="module")

@@ -103,9 +103,6 @@ class Placement:
             locations.append(Location(replica, node, rdu, first_tile, self.tiles))
         return locations
 
-    def __str__(self) -> str:
-        return self.in_words("replica")
-
     def in_words(self, noun: str) -> str:
         """`8 replicas on node 0, RDUs 0-7 of cluster sn30-8`, or another `noun` for what has a place."""
         tiles = "" if self.tiles is None else f", {counted(self.tiles, 'tile')} a {noun}"

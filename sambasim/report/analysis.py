@@ -89,7 +89,7 @@ def advice_fields(advice: Advice) -> Mapping[str, object]:
             **{name: getattr(change, name) for name in ("how", "where", "compared")},
             **fields_of(change.before, "_before"),
             **fields_of(change.after),
-            "predicted_gain_samples_per_s": change.gain_samples_per_s,
+            "predicted_gain_samples_per_s": change.after.samples_per_s - change.before.samples_per_s,
         }
         for change in advice.changes
     ]

@@ -42,10 +42,6 @@ class Change:
     several: bool = False
 
     @property
-    def gain_samples_per_s(self) -> float:
-        return self.after.samples_per_s - self.before.samples_per_s
-
-    @property
     def factor(self) -> float:
         return self.after.samples_per_s / self.before.samples_per_s
 
@@ -73,15 +69,6 @@ def advise(prediction: Prediction) -> Advice:
     found = (change for family in families for change in family(prediction))
     worth = [change for change in (*found, *_tiles(prediction, whole)) if change.factor > 1 + LEAST_GAIN]
     return Advice(tuple(sorted(worth, key=lambda change: -change.factor)), tuple(_devices(prediction, whole)))
-
-
-def on_a_node(prediction: Prediction) -> int:
-    """Index of the step with the most replicas that fit on one node, but more than one if there is one."""
-    counts = [step.placement.replicas for step in prediction.steps[SyncPath.RDU]]
-    full = prediction.steps[SyncPath.RDU][0].placement.per_full_node
-    several = [number for number, count in enumerate(counts) if count > 1]
-    inside = [number for number in several if counts[number] <= full]
-    return inside[-1] if inside else several[0] if several else 0
 
 
 def fetched_outputs(program: Program) -> list[Fetched]:
@@ -195,8 +182,7 @@ def _full_rdu(prediction: Prediction, tiles: int, rank: PricedRank) -> Predicted
 def _accumulation(prediction: Prediction) -> Iterator[Change]:
     if prediction.program.training is None:
         return
-    alone, index = prediction.alone, on_a_node(prediction)
-    several = prediction.steps[SyncPath.RDU][index]
+    alone, several = prediction.alone, prediction.on_a_node(SyncPath.RDU)
     replicas, where = several.placement.replicas, alone.budget.where
     compared = f"one replica on {where}" if replicas == 1 else f"{replicas} replicas on {where} each, sync by rdu"
     before = several
@@ -218,7 +204,7 @@ def _level(prediction: Prediction) -> Iterator[Change]:
 
 
 def _sync(prediction: Prediction) -> Iterator[Change]:
-    host, rdu = (prediction.steps[path][on_a_node(prediction)] for path in (SyncPath.HOST, SyncPath.RDU))
+    host, rdu = map(prediction.on_a_node, (SyncPath.HOST, SyncPath.RDU))
     if rdu.path is not None:
         compared = f"{host.placement.replicas} replicas on {host.budget.where} each"
         how = "run --reduce-on-rdu, not by hosts"

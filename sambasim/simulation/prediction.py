@@ -45,6 +45,12 @@ class Prediction:
         """Rank 0 by itself: the step of a replica of one rank."""
         return self.steps[SyncPath.RDU][0].alone
 
+    def on_a_node(self, path: SyncPath) -> PredictedStep:
+        """The step with the most replicas that fit on one node, but more than one if there is one."""
+        several = [step for step in self.steps[path] if step.placement.replicas > 1]
+        inside = [step for step in several if step.placement.replicas <= step.placement.per_full_node]
+        return [*self.steps[path][:1], *several[:1], *inside][-1]
+
     def along(self, paths: Sequence[SyncPath]) -> list[PredictedStep]:
         """For each number of replicas, the step of each of `paths`, or one if there is nothing to sync."""
         of_counts = zip(*(self.steps[path] for path in paths), strict=True)

@@ -15,7 +15,6 @@ from sambasim.units import format_seconds
 from tests.cli.typed import each, printed, record, refused
 from tests.pef.samples import write_sample
 from tests.support.cluster import write_cluster
-from tests.support.examples import in_stages
 from tests.support.whole import whole
 
 Simulate = Callable[..., str]
@@ -292,10 +291,8 @@ def test_a_cluster_of_ones_own_and_the_device_of_a_pef(tmp_path: Path) -> None:
     assert "--num-tiles 9 of an SN30, which has 8" in refused("devices", "--num-tiles", "9").what
 
 
-def test_a_pef_whose_replicas_have_several_ranks(tmp_path: Path) -> None:
-    on_chips = ("parallel.n_chips=2", 'parallel.tensor_parallel="weight"')
-    several = ("parallel.data_parallel=true", "parallel.world_size=1")
-    pef = ("--pef", str(in_stages("char_gpt", tmp_path / "several", *on_chips, *several)))
+def test_a_pef_whose_replicas_have_several_ranks(mesh_pef: Path, tmp_path: Path) -> None:
+    pef = ("--pef", str(mesh_pef))
     placement = record("devices", *pef, "--num-tiles", "4")["placement"]
     assert [at["rank"] for at in placement] == list(range(16)), "as many replicas as fit on a node"
     last = {"rank": 15, "coordinates": {"dp": 3, "pp": 1, "tp": 1}, "node": 0, "rdu": 7, "first_tile": 4, "tiles": 4}

@@ -16,8 +16,9 @@ from click.testing import CliRunner
 from sambasim.cli.main import sambasim
 from sambasim.errors import OptionError
 from sambasim.hardware.budget import budget_of
-from sambasim.hardware.placement import Placement, place
+from sambasim.hardware.placement import Placement
 from sambasim.hardware.spec import load_cluster, load_device
+from sambasim.ir.program import Program
 from sambasim.pef import peek, read
 from sambasim.records.metrics import read_run
 from sambasim.report import simulation
@@ -31,28 +32,17 @@ from sambasim.units import format_bytes, format_seconds
 from tests.faults.command import sambasim as run_command
 from tests.pef.samples import sample_program
 from tests.report.test_page import Page, check_it_asks_nobody
-from tests.support.examples import in_stages
+from tests.simulation.test_step import predicted
 from tests.support.trace_format import read_trace
 from tests.support.whole import whole
 
-ON_CHIPS = ("parallel.n_chips=2", 'parallel.tensor_parallel="weight"')
-SEVERAL = ("parallel.data_parallel=true", "parallel.world_size=1")
 PARTS = ["summary", "schedule", "ranks", "axes", "scaling", "grounds"]
 PASSES = ("forward", "backward")
 
 
 @pytest.fixture(scope="module")
-def pef(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two stages, each on two chips."""
-    return in_stages("char_gpt", tmp_path_factory.mktemp("mesh"), *ON_CHIPS, *SEVERAL)
-
-
-def predicted(
-    path: Path, replicas: int = 1, sync: SyncPath = SyncPath.RDU, micro_steps: int = 1, tiles: int | None = None
-) -> PredictedStep:
-    device, program = load_device("sn30"), read(path).program
-    placement = place(replicas * program.ranks_of_replica, device, tiles, load_cluster(device.cluster))
-    return predict_step(program, budget_of(device, tiles), placement, sync, micro_steps)
+def program(mesh_pef: Path) -> Program:
+    return read(mesh_pef).program
 
 
 def called(command: str, subject: object, *flags: object) -> str:
@@ -75,9 +65,9 @@ def words_of(file: Path) -> list[str]:
 
 @pytest.mark.parametrize(("replicas", "sync", "micro_steps"), [(1, "rdu", 1), (2, "rdu", 3), (2, "host", 1)])
 def test_a_trace_has_every_action_of_every_rank_and_is_as_long_as_the_step(
-    replicas: int, sync: str, micro_steps: int, pef: Path
+    replicas: int, sync: str, micro_steps: int, program: Program
 ) -> None:
-    step = predicted(pef, replicas, SyncPath(sync), micro_steps)
+    step = predicted(program, replicas, micro_steps, SyncPath(sync))
     trace = read_trace(predicted_trace(step))
     assert trace.facts["predicted_s"] == step.predicted_s
     assert "not validated" in trace.facts["backed_by"]
@@ -111,9 +101,9 @@ def test_a_trace_has_every_action_of_every_rank_and_is_as_long_as_the_step(
         assert (synced > copies_s * 1e9 + rounding_ns) == (replicas > 1)
 
 
-def test_no_action_begins_before_what_it_needs_and_a_tied_parameter_is_copied_around_the_update(pef: Path) -> None:
+def test_actions_begin_after_what_they_need_and_a_tied_parameter_is_copied_around_the_update(program: Program) -> None:
     """Its gradient before, itself when all is done."""
-    step, trace = predicted(pef), read_trace(predicted_trace(predicted(pef)))
+    step, trace = predicted(program), read_trace(predicted_trace(predicted(program)))
     first = [span for span in trace.spans if step.mesh.coordinate(span.process, "tp") == 0]
     actions_ns = {span.args["action"]: (span.start_ns, span.stop_ns) for span in first if "action" in span.args}
     actions = [action for row in step.schedule.rows for action in row]
@@ -129,8 +119,8 @@ def test_no_action_begins_before_what_it_needs_and_a_tied_parameter_is_copied_ar
     assert not [span for span in trace.named("", 0) if " copy of " in span.name]
 
 
-def test_ranks_are_where_a_run_places_them_and_hold_what_inspect_says(pef: Path) -> None:
-    record = step_record(predicted(pef, replicas=2, tiles=4))
+def test_ranks_are_where_a_run_places_them_and_hold_what_inspect_says(mesh_pef: Path, program: Program) -> None:
+    record = step_record(predicted(program, replicas=2, tiles=4))
     ranks = record.each_rank
     places = [(rank.rank, rank.rdu, rank.first_tile, rank.tiles) for rank in ranks]
     assert places == [(0, 0, 0, 4), (1, 0, 4, 4), (2, 1, 0, 4), (3, 1, 4, 4)]
@@ -141,40 +131,40 @@ def test_ranks_are_where_a_run_places_them_and_hold_what_inspect_says(pef: Path)
         assert sum(shares) == pytest.approx(1)
         assert min(shares) > 0
     assert sum(rank.predicted_idle_share for rank in ranks) / 4 == pytest.approx(record.predicted_idle_share)
-    for stage, rank in zip(contents(pef, peek(pef), read(pef)).stages, ranks[::2], strict=True):
+    for stage, rank in zip(contents(mesh_pef, peek(mesh_pef), read(mesh_pef)).stages, ranks[::2], strict=True):
         assert rank.parameter_bytes == stage.parameter_bytes
         assert rank.gradient_bytes + rank.state_bytes == stage.training_bytes
 
 
-def test_bytes_go_over_the_link_between_the_ranks(pef: Path) -> None:
+def test_bytes_go_over_the_link_between_the_ranks(program: Program) -> None:
     """With two RDUs a node, the chips of a stage share a node, and the stages do not."""
 
     def bytes_of(step: PredictedStep) -> dict[str, dict[str, int]]:
         return {axis.axis: axis.received_bytes for axis in step_record(step).axes}
 
-    device, program = load_device("sn30"), read(pef).program
+    device = load_device("sn30")
     cluster = load_cluster(device.cluster).model_copy(update={"rdus_per_node": 2})
     in_pairs = Placement(cluster, None, 1, tuple(rank // 2 for rank in range(8)))
     apart = bytes_of(predict_step(program, budget_of(device), in_pairs, SyncPath.RDU))
     links = {axis: set(received) for axis, received in apart.items()}
     assert links == {"dp": {"network_link"}, "pp": {"network_link"}, "tp": {"peer_link"}}
-    together = bytes_of(predicted(pef, 2))
+    together = bytes_of(predicted(program, 2))
     assert {link for received in together.values() for link in received} == {"peer_link"}
     for axis, received in apart.items():
         assert sum(received.values()) == sum(together[axis].values())
     gradients = 2 * sum(group.numel for group in program.groups)
     # On two chips, in bf16: there, and slices back and forth.
-    assert bytes_of(predicted(pef, 2, SyncPath.HOST))["dp"] == {"host_link": 2 * 2.5 * gradients}
+    assert bytes_of(predicted(program, 2, path=SyncPath.HOST))["dp"] == {"host_link": 2 * 2.5 * gradients}
     # Each rank receives half of the gradients and half of the parameters.
     assert together["dp"] == {"peer_link": 2 * gradients}
 
 
-def test_simulate_writes_rows_a_plot_and_a_trace(pef: Path, tmp_path: Path) -> None:
+def test_simulate_writes_rows_a_plot_and_a_trace(mesh_pef: Path, tmp_path: Path) -> None:
     rows_file, plot, trace = (tmp_path / name for name in ("rows.csv", "rows.svg", "trace.json"))
     flags = ["--csv", rows_file, "--plot", plot, "--trace", trace]
-    printed = called("simulate", pef, "--replicas", "1,2", *flags)
+    printed = called("simulate", mesh_pef, "--replicas", "1,2", *flags)
     assert printed.splitlines()[-3:] == [f"{file} written" for file in (rows_file, trace, plot)]
-    lines, rows = in_json(pef, "--replicas", "1,2"), rows_of(rows_file)
+    lines, rows = in_json(mesh_pef, "--replicas", "1,2"), rows_of(rows_file)
     assert [(row["ranks"], row["sync"]) for row in rows] == [("4", ""), ("8", "host"), ("8", "rdu")]
     for row, line in zip(rows, lines, strict=True):
         assert float(row["predicted_s"]) == line["predicted_s"]
@@ -209,9 +199,9 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Curve]:
     return curves
 
 
-def test_speed_is_relative_to_one_replica_whichever_were_asked_for(pef: Path, drawn: list[Curve]) -> None:
-    one = predicted(pef)
-    several = [predicted(pef, replicas, sync) for replicas in (2, 4) for sync in (SyncPath.HOST, SyncPath.RDU)]
+def test_speed_is_relative_to_one_replica_whichever_were_asked_for(program: Program, drawn: list[Curve]) -> None:
+    one = predicted(program)
+    several = [predicted(program, replicas, path=sync) for replicas in (2, 4) for sync in (SyncPath.HOST, SyncPath.RDU)]
     assert one.efficiency == 1
     for row, step in zip(simulation.csv_rows(several), several, strict=True):
         assert row["predicted_efficiency"] == step.samples_per_s / (step.replicas * one.samples_per_s)
@@ -245,18 +235,18 @@ def test_chips_that_share_a_batch_sync_in_one_replica_too(tmp_path: Path, drawn:
 
 
 @pytest.fixture(scope="module")
-def page(pef: Path, tmp_path_factory: pytest.TempPathFactory) -> Page:
+def page(mesh_pef: Path, tmp_path_factory: pytest.TempPathFactory) -> Page:
     file = tmp_path_factory.mktemp("page") / "page.html"
-    called("report", pef, "--replicas", "1,2,4", "--html", file)
+    called("report", mesh_pef, "--replicas", "1,2,4", "--html", file)
     return Page(file.read_text(encoding="utf-8"))
 
 
-def test_a_page_has_the_figures_of_simulate(pef: Path, page: Page) -> None:
+def test_a_page_has_the_figures_of_simulate(mesh_pef: Path, page: Page) -> None:
     """It is about two replicas: as many as fit on the eight RDUs of a node."""
     assert page.ids("section") == PARTS
     check_it_asks_nobody(page)
     cells = [word.strip() for word in page.words]
-    (line,) = in_json(pef, "--replicas", "2", "--sync", "rdu")
+    (line,) = in_json(mesh_pef, "--replicas", "2", "--sync", "rdu")
     assert line["mesh"] == {"dp": 2, "pp": 2, "tp": 2}
     seconds = map(format_seconds, (line["predicted_s"], line["predicted_exposed_sync_s"]))
     assert {*seconds, f"{line['predicted_idle_share']:.1%}"} <= set(cells)
@@ -265,7 +255,7 @@ def test_a_page_has_the_figures_of_simulate(pef: Path, page: Page) -> None:
         links = ", ".join(f"{format_bytes(size)} by {name.replace('_', ' ')}" for name, size in received)
         times = map(format_seconds, (axis["predicted_transfer_s"], axis["predicted_waited_s"]))
         assert cells[at : at + 4] == [axis["axis"], links, *times]
-    printed = called("simulate", pef, "--replicas", "2", "--sync", "rdu").splitlines()
+    printed = called("simulate", mesh_pef, "--replicas", "2", "--sync", "rdu").splitlines()
     priced_in = "priced in bf16, whatever dtype the PEF has"
     assert priced_in in printed[0]
     assert any(priced_in in word for word in page.words)
@@ -280,7 +270,7 @@ def test_a_page_has_the_figures_of_simulate(pef: Path, page: Page) -> None:
     assert page.words.count("predicted") >= 6
     assert "not validated" in "".join(page.words)
     with pytest.raises(OptionError, match="--tables is for replicas of one rank"):
-        called("report", pef, "--tables", "tables")
+        called("report", mesh_pef, "--tables", "tables")
 
 
 def test_a_config_of_several_ranks_has_a_page_too(tmp_path: Path) -> None:
@@ -292,8 +282,8 @@ def test_a_config_of_several_ranks_has_a_page_too(tmp_path: Path) -> None:
     assert ["dp 4" in words_of(file), "PEF" in words_of(file)] == [True, False]
 
 
-def test_the_picture_is_the_schedule(pef: Path, page: Page) -> None:
-    step = predicted(pef, replicas=2)
+def test_the_picture_is_the_schedule(program: Program, page: Page) -> None:
+    step = predicted(program, replicas=2)
     traces = {trace["name"]: trace for trace in page.figures["schedule-figure"]["data"]}
     messages = {"messages along pp", "messages along tp"}
     assert traces.keys() == {*PASSES, *messages, "GRADNORM", "OPT", "REDUCE", "GATHER"}
@@ -311,17 +301,17 @@ def test_the_picture_is_the_schedule(pef: Path, page: Page) -> None:
         assert seconds["GRADNORM"] + seconds["OPT"] == pytest.approx(times.update_s - copies_s, rel=1e-5)
 
 
-def test_what_a_run_waited_stands_beside_what_was_predicted(pef: Path, tmp_path: Path) -> None:
+def test_what_a_run_waited_stands_beside_what_was_predicted(mesh_pef: Path, program: Program, tmp_path: Path) -> None:
     metrics, file = tmp_path / "run.jsonl", tmp_path / "page.html"
     replicas = ["--emulate-replicas", "2", "--reduce-on-rdu"]
-    command = ["run", "--pef", str(pef), *replicas, "--steps", "2", "--threads", "1", "--metrics", str(metrics)]
+    command = ["run", "--pef", str(mesh_pef), *replicas, "--steps", "2", "--threads", "1", "--metrics", str(metrics)]
     run_command(command, tmp_path).check()
     summary = read_run(metrics).summary
     assert summary is not None
     assert summary.predicted is not None
     assert summary.predicted.predicted_sync == "device"
-    assert summary.predicted.predicted_step_s == predicted(pef, replicas=2).predicted_s
-    for beside, subject in ((True, [pef, "--run", metrics]), (False, [metrics])):
+    assert summary.predicted.predicted_step_s == predicted(program, replicas=2).predicted_s
+    for beside, subject in ((True, [mesh_pef, "--run", metrics]), (False, [metrics])):
         called("report", *subject, "--html", file)
         cells = words_of(file)
         assert "dp 2 × pp 2 × tp 2" in cells
@@ -335,9 +325,7 @@ def test_what_a_run_waited_stands_beside_what_was_predicted(pef: Path, tmp_path:
 
 
 def step_of(replicas: int = 1, path: SyncPath = SyncPath.RDU, micro_steps: int = 1) -> PredictedStep:
-    device = load_device("sn30")
-    placement = place(replicas, device, 4, load_cluster("sn30-8"))
-    return predict_step(sample_program(), budget_of(device, 4), placement, path, micro_steps, "o3")
+    return predicted(sample_program(), replicas, micro_steps, path, "o3", 4)
 
 
 def test_a_row_for_each_section_is_within_the_device_and_their_sum_is_the_step() -> None:

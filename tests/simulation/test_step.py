@@ -31,32 +31,35 @@ from sambasim.simulation.sync import SyncPath, Wire
 from tests.cli.typed import printed, refused
 from tests.costs.test_costs import more_of
 from tests.pef.samples import sample_program
-from tests.support.examples import MICRO_BATCHES, compiled, example_options, in_stages
+from tests.support.examples import MICRO_BATCHES, ON_CHIPS, SEVERAL, compiled, example_options, in_stages
 from tests.support.whole import whole_case
 
 DEVICE = load_device("sn30")
 CLUSTER = load_cluster(DEVICE.cluster)
-ON_CHIPS = ("parallel.n_chips=2", 'parallel.tensor_parallel="weight"')
-SEVERAL = ("parallel.data_parallel=true", "parallel.world_size=1")
 PARALLEL = ("parallel.data_parallel=true", "parallel.world_size=2")
 
 
 def predicted(
-    program: Program, replicas: int = 1, micro_steps: int = 1, path: SyncPath = SyncPath.RDU, level: Level | None = None
+    program: Program,
+    replicas: int = 1,
+    micro_steps: int = 1,
+    path: SyncPath = SyncPath.RDU,
+    level: Level | None = None,
+    tiles: int | None = None,
 ) -> PredictedStep:
-    placement = place(replicas * program.ranks_of_replica, DEVICE, None, CLUSTER)
-    return predict_step(program, budget_of(DEVICE), placement, path, micro_steps, level)
+    placement = place(replicas * program.ranks_of_replica, DEVICE, tiles, CLUSTER)
+    return predict_step(program, budget_of(DEVICE, tiles), placement, path, micro_steps, level)
 
 
 @pytest.fixture(scope="module")
-def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def paths(mesh_pef: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("meshes")
     return {
         "one": compiled("char_gpt", folder / "one", *SEVERAL, 'compile.opt_level="o1"'),
         "stages": in_stages("char_gpt", folder / "stages", *SEVERAL),
         "split": in_stages("char_gpt", folder / "split", *SEVERAL, schedule="zb-h1"),
         "chips": compiled("char_gpt", folder / "chips", *ON_CHIPS, *SEVERAL),
-        "both": in_stages("char_gpt", folder / "both", *ON_CHIPS, *SEVERAL),
+        "both": mesh_pef,
     }
 
 

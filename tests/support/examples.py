@@ -32,6 +32,8 @@ ANY_OPTIMIZER = ("optimizer.momentum=", "optimizer.nesterov=", "optimizer.weight
 """Takes away what a config says for its own optimizer."""
 
 MICRO_BATCH, MICRO_BATCHES = 4, 4
+ON_CHIPS = ("parallel.n_chips=2", 'parallel.tensor_parallel="weight"')
+SEVERAL = ("parallel.data_parallel=true", "parallel.world_size=1")
 
 VARIANTS = len(OPTIMIZERS) * len(_CLIPPING)
 """How many PEFs there are of each example."""

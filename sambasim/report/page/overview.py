@@ -9,7 +9,7 @@ from sambasim.report.devices import figures_table, value_text
 from sambasim.report.page import ui
 from sambasim.report.simulation import bound_text
 from sambasim.report.tables import table, text_table, title_of
-from sambasim.simulation.advice import Step, on_a_node
+from sambasim.simulation.advice import Step
 from sambasim.simulation.prediction import Prediction, backing_of, likely, zero_note
 from sambasim.simulation.sync import SyncPath
 from sambasim.units import GIB, KIB, MIB, TIB, format_bytes, format_rate, format_seconds, plain_rate
@@ -49,7 +49,7 @@ def summary(analysis: Analysis) -> ui.Part:
         ("MFU", f"{analysis.mfu:.1%}", analysis.mfu_text),
         ("memory", format_bytes(alone.need.size_bytes), capacity),
     ]
-    by_rdu, by_host = (prediction.steps[path][on_a_node(prediction)] for path in (SyncPath.RDU, SyncPath.HOST))
+    by_rdu, by_host = map(prediction.on_a_node, (SyncPath.RDU, SyncPath.HOST))
     if prediction.program.training is not None and by_rdu.replicas > 1:
         note = f"efficiency with sync by RDUs; {by_host.efficiency:.0%} by hosts"
         figures.append((f"on {by_rdu.replicas} replicas", f"{by_rdu.efficiency:.0%}", note))

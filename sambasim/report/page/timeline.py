@@ -9,7 +9,6 @@ from sambasim.report.formats import kind_of, title_of
 from sambasim.report.page import ui
 from sambasim.report.simulation import axes_table, ranks_table, step_record
 from sambasim.report.tables import Row, text_table
-from sambasim.simulation.advice import on_a_node
 from sambasim.simulation.prediction import Prediction
 from sambasim.simulation.scaling import SyncedRank, Track
 from sambasim.simulation.step import PredictedStep
@@ -21,7 +20,7 @@ WAYS: Mapping[SyncPath, str] = {SyncPath.RDU: "sync by RDUs", SyncPath.HOST: "sy
 
 def timeline(analysis: Analysis) -> ui.Part:
     prediction = analysis.prediction
-    steps = [prediction.steps[path][on_a_node(prediction)].synced for path in SyncPath]
+    steps = [prediction.on_a_node(path).synced for path in SyncPath]
     placement = steps[0].placement
     if steps[0].path is None:
         steps = steps[:1]
@@ -78,7 +77,7 @@ def _waits_table(steps: Sequence[SyncedRank]) -> ui.Html:
 
 def parts_of_ranks(prediction: Prediction) -> list[ui.Part]:
     """Of a replica of several ranks."""
-    step = prediction.steps[SyncPath.RDU][on_a_node(prediction)]
+    step = prediction.on_a_node(SyncPath.RDU)
     record = step_record(step)
     ranks = (
         "The ranks of the first replica; others are alike. Parameters, gradients and states are those of the rank's "

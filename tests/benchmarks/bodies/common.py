@@ -23,7 +23,7 @@ from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.machine.mpi import connect
 from sambasim.runtime.run.run_observer import RunObserver, Step
 from sambasim.runtime.run.setup import set_up
-from tests.benchmarks.workloads import WORKLOADS, Workload
+from tests.benchmarks.workloads import Workload
 
 WARM_UP_STEPS = 5
 
@@ -61,10 +61,6 @@ def on_all_ranks(measure: Callable[[Communicator], object], threads: int | None 
     if communicator.rank == 0:
         print(json.dumps(found), flush=True)
     communicator.close()
-
-
-def workload_called(name: str) -> Workload:
-    return next(workload for workload in WORKLOADS if workload.name == name)
 
 
 def train(

@@ -28,21 +28,12 @@ from sambasim.options.run import CheckpointOptions
 from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.machine.process import keep_freed_memory
 from sambasim.runtime.watch.supervisor import Failure, Supervisor
-from tests.benchmarks.bodies.common import (
-    WARM_UP_STEPS,
-    Clock,
-    batches_of,
-    gloo,
-    on_all_ranks,
-    train,
-    train_eagerly,
-    workload_called,
-)
-from tests.benchmarks.workloads import Way, Workload
+from tests.benchmarks.bodies.common import WARM_UP_STEPS, Clock, batches_of, gloo, on_all_ranks, train, train_eagerly
+from tests.benchmarks.workloads import WORKLOADS, Way, Workload
 
 
 def measured(communicator: Communicator, folder: Path, name: str, way: str, steps: int, every: str) -> object:
-    clock, workload, pef = Clock(), workload_called(name), folder / name / f"{name}.pef"
+    clock, workload, pef = Clock(), next(one for one in WORKLOADS if one.name == name), folder / name / f"{name}.pef"
     batches, how = batches_of(workload, communicator.rank, communicator.world_size), dict[str, Any](reduce_on_rdu=True)
     match way:
         case Way.PLAIN | Way.INDUCTOR:
