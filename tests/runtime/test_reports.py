@@ -19,6 +19,7 @@ from sambasim.runtime.record.digests import UNWRITTEN, Seen, seen_of_sections
 from sambasim.runtime.record.trace import traced_steps
 from sambasim.runtime.run.plan import Plan, Position
 from sambasim.runtime.run.run_observer import MetricsFile, Start, Step
+from sambasim.simulation.prediction import backing_of
 from sambasim.simulation.step import PredictedStep
 from sambasim.simulation.sync import SyncPath
 from tests.pef.samples import sample_program
@@ -121,15 +122,9 @@ def test_results_with_bytes_that_nobody_has_written_are_not_seen() -> None:
 SN30 = inventory_of({})
 
 
-def predict(inventory: Inventory, replicas: int = 2, micro_steps: int = 1) -> PredictedStep | str:
-    placement = place(replicas, inventory.device, inventory.tiles, inventory.cluster)
+def predict(inventory: Inventory, micro_steps: int = 1) -> PredictedStep | str:
+    placement = place(2, inventory.device, inventory.tiles, inventory.cluster)
     return predicted(sample_program(), inventory, placement, SyncPath.RDU, micro_steps)
-
-
-def backing(inventory: Inventory, replicas: int = 2) -> str:
-    step = predict(inventory, replicas)
-    assert isinstance(step, PredictedStep)
-    return predicted_record(step, inventory).predicted_backed_by
 
 
 @pytest.mark.parametrize("micro_steps", [1, 3])
@@ -137,6 +132,7 @@ def test_the_fields_add_up_and_all_say_that_they_are_predicted(micro_steps: int)
     step = predict(SN30, micro_steps=micro_steps)
     assert isinstance(step, PredictedStep)
     record = predicted_record(step, SN30)
+    assert record.predicted_backed_by == backing_of(SN30.device, 2)
     assert all(name.startswith("predicted_") for name in record.model_dump())
     by_kind = record.predicted_by_kind_s
     assert by_kind["FWD"] + by_kind["BCKWD"] == pytest.approx(record.predicted_model_s)
@@ -149,8 +145,8 @@ def test_the_fields_add_up_and_all_say_that_they_are_predicted(micro_steps: int)
 
 
 def test_what_backs_it_names_the_device() -> None:
-    assert backing(inventory_of({"arch": "sn40"})).startswith("no published step of SN40L backs this")
-    alone, together = backing(SN30, 1), backing(SN30, 2)
+    assert backing_of(inventory_of({"arch": "sn40"}).device, 2).startswith("no published step of SN40L backs this")
+    alone, together = (backing_of(SN30.device, replicas) for replicas in (1, 2))
     assert together.startswith(alone)
     assert together.endswith("no sync of RDUs was ever published"), "of the sync"
     assert "sync" not in alone

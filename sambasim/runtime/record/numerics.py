@@ -18,12 +18,12 @@ from sambasim.ir.mesh import Mesh
 from sambasim.ir.program import LOSS_SCALE, Program
 from sambasim.ir.types import Symbol, SymbolKind
 from sambasim.options.training import LossScaleOptions
+from sambasim.runtime.record.digests import UNWRITTEN
 from sambasim.runtime.run.replica import Replica
 from sambasim.runtime.values.memory import DeviceMemory
 from sambasim.runtime.watch.observer import Function, StepObserver
 
 _FINITE, _INFINITE, _NAN = range(3)
-_UNINITIALIZED = ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided")
 _GIVEN = (SymbolKind.INPUT, SymbolKind.PARAMETER, SymbolKind.BUFFER, SymbolKind.CONSTANT)
 _MOST_SAMPLES = 5
 
@@ -228,7 +228,7 @@ class Probes(StepObserver):
         return self
 
     def bind(self, replica: int, node: Node, function: Function) -> Function:
-        if node.operator.split(".")[1] in _UNINITIALIZED:
+        if UNWRITTEN.get(node.operator) == 0:
             return function
 
         def checked(*operands: object, **keywords: object) -> object:
