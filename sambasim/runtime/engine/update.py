@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import groupby
 from time import perf_counter_ns
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from sambasim.ir.dataflow import groups_of
 from sambasim.ir.graph import Node, Section
@@ -43,14 +43,14 @@ def _lower_update(sections: Sequence[Section], nodes: Sequence[Node], binding: B
 def _update_instructions(nodes: Sequence[Node], binding: Binding) -> Iterator[tuple[Instruction, int]]:
     """Each instruction, and how many of `nodes` it executes."""
     by_operator = groupby(nodes, key=lambda node: "opt" if node.operator in UPDATES else node.operator)
-    runs = [_Run(operator, tuple(run)) for operator, run in by_operator]
+    runs = [(operator, tuple(run)) for operator, run in by_operator]
     fusions = sorted(binding.connected.fusions().items(), key=lambda fusion: -len(fusion[0]))
     groups = [group.name for group in binding.connected.program.groups]
     while runs:
         pattern, bind = next((fusion for fusion in fusions if _fits(fusion[0], runs, groups)), ((), None))
         taken = runs[: len(pattern) or 1]
         runs = runs[len(taken) :]
-        executed = [node for run in taken for node in run.nodes]
+        executed = [node for _, run in taken for node in run]
         first = executed[0]
         if bind is not None:  # it returns the norm if one of the nodes computes it
             normed = next((node.results for node in executed if node.operator == "opt.total_norm"), ())
@@ -64,18 +64,15 @@ def _update_instructions(nodes: Sequence[Node], binding: Binding) -> Iterator[tu
             yield from ((instruction_of(node, binding), 1) for node in executed)
 
 
-class _Run(NamedTuple):
-    """Adjacent update nodes of one operator; `opt` stands for any optimizer."""
-
-    operator: str
-    nodes: tuple[Node, ...]
+_Run: TypeAlias = tuple[str, tuple[Node, ...]]
+"""Adjacent update nodes, behind their operator; `opt` stands for any optimizer."""
 
 
 def _fits(pattern: tuple[str, ...], runs: Sequence[_Run], groups: Sequence[str]) -> bool:
     """Whether `runs` begin with `pattern`, and each run that works on groups works on all of them."""
     first = runs[: len(pattern)]
-    named = [[name for node in run.nodes for name in groups_of(node)] for run in first]
-    return tuple(run.operator for run in first) == pattern and all(names in ([], groups) for names in named)
+    named = [[name for node in nodes for name in groups_of(node)] for _, nodes in first]
+    return tuple(operator for operator, _ in first) == pattern and all(names in ([], groups) for names in named)
 
 
 class Updated(NamedTuple):

@@ -47,11 +47,10 @@ _PR_SET_PDEATHSIG = 1  # of prctl(2)
 def connect(command: Sequence[str], environ: Mapping[str, str] = os.environ) -> Communicator:
     """Collective. Start MPI and connect the ranks of this job. Raises LaunchError if the launcher does not fit the MPI,
     MachineError if MPI lacks shared memory. `command`: what was typed, for remedies."""
-    names_before = node_memory.mapped_names()
+    names_before, launcher = node_memory.mapped_names(), find_launcher(environ)
     try:
         version = _load_library()
     except (ImportError, RuntimeError) as error:
-        launcher = find_launcher(environ)
         if launcher is not None and launcher.world_size > 1:
             raise _no_library(error) from error
         return single_rank(socket.gethostname())
@@ -59,7 +58,6 @@ def connect(command: Sequence[str], environ: Mapping[str, str] = os.environ) -> 
 
     host, library, executable = socket.gethostname(), library_name(version), Path(sys.executable)
     check_launcher(environ, None, version, command=command, executable=executable)
-    launcher = find_launcher(environ)
     if launcher is not None and launcher.is_open_mpi:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # ranks would outlive mpirun
     node_memory.check_start(ranks_of_node(environ), host, node_memory.free_bytes())

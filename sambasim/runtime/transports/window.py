@@ -34,9 +34,9 @@ from sambasim.runtime.values.optimizers import Optimizers, SliceUpdate, divides_
 from sambasim.runtime.watch.observer import SpanArgs, span
 from sambasim.units import KIB, MIB
 
-DEVICE_TITLE = "device (peers' device memory)"
-
-REDUCE_AND_UPDATE = ("comm.reduce_scatter", "opt", "comm.all_gather")
+_TITLE = "device (peers' device memory)"
+_UNCLIPPED = ("comm.reduce_scatter", "opt", "comm.all_gather")
+_CLIPPED = ("comm.reduce_scatter", "opt.square_sums", "comm.all_reduce", "opt.total_norm", "opt", "comm.all_gather")
 
 SMALL_BYTES = 64 * KIB
 """Up to this many bytes of gradients, every replica reduces all of them: `SmallWindow`."""
@@ -87,7 +87,7 @@ def _used_ranges(program: Program, communicator: Communicator) -> Sequence[Range
 class Window(GradientSync):
     """The owner of a slice reads it from the device memory of the other ranks of the node."""
 
-    title = DEVICE_TITLE
+    title = _TITLE
 
     def __init__(self, by_rank: Mapping[int, DeviceMemory], communicator: Communicator) -> None:
         super().__init__(by_rank[communicator.rank], MessageGroup(communicator))
@@ -101,7 +101,7 @@ class Window(GradientSync):
         self.steps = 0
 
     def fusions(self) -> Fusions:
-        return {REDUCE_AND_UPDATE: partial(self.reduce_scatter, self.program.groups)}
+        return {_UNCLIPPED: partial(self.reduce_scatter, self.program.groups)}
 
     def reduce_scatter(self, groups: Sequence[ParameterGroup], optimizers: Optimizers | None = None) -> "WindowReduce":
         self.observed.append(reduce := WindowReduce(self, groups, optimizers))
@@ -280,14 +280,11 @@ class WindowReduce(Communication):
             self._updating_s += clock() - began_s
 
 
-_CLIPPED = ("comm.reduce_scatter", "opt.square_sums", "comm.all_reduce", "opt.total_norm", "opt", "comm.all_gather")
-
-
 @final
 class SmallWindow(GradientSync):
     """Every replica reads the device memory of all others and owns all parameters. For one node."""
 
-    title = DEVICE_TITLE
+    title = _TITLE
 
     def __init__(self, by_rank: Mapping[int, DeviceMemory], communicator: Communicator) -> None:
         memory, size = by_rank[communicator.rank], communicator.world_size
@@ -305,7 +302,7 @@ class SmallWindow(GradientSync):
         self.peer_bytes = (size - 1) * sum(mean.nbytes for mean in self.means.values())
 
     def fusions(self) -> Fusions:
-        return {REDUCE_AND_UPDATE: partial(_Step, self), _CLIPPED: partial(_Step, self, clips=True)}
+        return {_UNCLIPPED: partial(_Step, self), _CLIPPED: partial(_Step, self, clips=True)}
 
     def reduce_scatter(self, groups: Sequence[ParameterGroup]) -> Communication:
         return Simple(self._reduce_in_place)

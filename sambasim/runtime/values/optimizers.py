@@ -16,7 +16,7 @@ The number of the tensor is 0 for the parameter, then that of its state.
 
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise, zip_longest
 from typing import TypeAlias
@@ -177,12 +177,13 @@ def wide_update(
         return lambda: round_stochastically(value, draw(seed, scalars.step, number, tensor, offset, offset + b - a), to)
 
     updates = []
-    for a, b, number, offset in _pieces(places, parameter.numel()):
-        gradient, *wide = (buffer[: b - a] for buffer in scratch[: 1 + len(stored)])
-        compute = slice_update(wide[0], gradient, dict(zip(states, wide[1:], strict=True)), scalars)
-        copies = [(value, whole[a:b]) for whole, value in zip(stored, wide, strict=True)]
-        roundings = [rounded(tensor, a, b, number, offset) for tensor in range(len(stored))]
-        updates.append((narrow_gradient[a:b], gradient, copies, compute, roundings))
+    for (start, number, offset), (stop, *_) in pairwise([*places, (parameter.numel(), 0, 0)]):
+        for a, b in pieces(start, stop, PIECE_ELEMENTS):
+            gradient, *wide = (buffer[: b - a] for buffer in scratch[: 1 + len(stored)])
+            compute = slice_update(wide[0], gradient, dict(zip(states, wide[1:], strict=True)), scalars)
+            copies = [(value, whole[a:b]) for whole, value in zip(stored, wide, strict=True)]
+            roundings = [rounded(tensor, a, b, number, offset + a - start) for tensor in range(len(stored))]
+            updates.append((narrow_gradient[a:b], gradient, copies, compute, roundings))
 
     def update_slice() -> None:
         for narrow, gradient, copies, compute, roundings in updates:
@@ -223,13 +224,6 @@ def master_update(
             rounded.copy_(wide)
 
     return update_slice
-
-
-def _pieces(places: Sequence[tuple[int, int, int]], stop: int) -> Iterator[tuple[int, int, int, int]]:
-    """Start and stop of each piece of a slice, with the number of its parameter and its first element there."""
-    for (start, number, offset), (end, *_) in pairwise([*places, (stop, 0, 0)]):
-        for a, b in pieces(start, end, PIECE_ELEMENTS):
-            yield a, b, number, offset + a - start
 
 
 _TORCH_CLIP_EPSILON = 1e-6
