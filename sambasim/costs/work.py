@@ -13,7 +13,7 @@ from functools import cached_property
 from math import inf, prod
 from typing import NamedTuple
 
-from sambasim.ir.graph import Graph, Node, SectionKind, references
+from sambasim.ir.graph import Graph, Node, SectionKind
 from sambasim.ir.operator_flops import Operands
 from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.program import Program
@@ -27,7 +27,7 @@ def blocks_of(node: Node, types: Mapping[str, TensorType]) -> float:
     """Of a convolution, the blocks of 32 inputs by 32 outputs of its weight, fractions included, for all taps."""
     if OPERATORS[node.operator].kind is not OperatorKind.CONVOLUTION:
         return inf
-    shapes = [types[name].shape for name in references(node.args) if name in types]
+    shapes = [types[name].shape for name in node.reads if name in types]
     # the weight: operand 2 of the backward, 1 of the forward
     outputs, inputs, *taps = shapes[2 if node.operator.endswith("backward.default") else 1]
     return prod(taps) * max(1.0, outputs / LANES) * max(1.0, inputs / LANES)

@@ -79,7 +79,7 @@ class Node:
     @cached_property
     def reads(self) -> tuple[str, ...]:
         """The names of all values that it reads, in order, repeats included."""
-        return tuple(references((*self.args, *(argument for _, argument in self.kwargs))))
+        return tuple(argument.name for argument in leaves((self.args, self.kwargs)) if isinstance(argument, Ref))
 
 
 class SectionKind(StrEnum):
@@ -151,14 +151,11 @@ def with_sections(graph: Graph, parts: Iterable[tuple[Section, Iterable[Node]]])
     return replace(graph, nodes=tuple(nodes), sections=tuple(sections))
 
 
-def references(arguments: tuple[Argument, ...]) -> list[str]:
-    """The names of all values in `arguments`, in order, repeats included."""
-    found: list[str] = []
+def leaves(arguments: tuple[Argument, ...]) -> list[Argument]:
+    """`arguments`, in order, with what is in a tuple in its place."""
+    found: list[Argument] = []
     for argument in arguments:
-        if isinstance(argument, Ref):
-            found.append(argument.name)
-        elif isinstance(argument, tuple):
-            found += references(argument)
+        found += leaves(argument) if isinstance(argument, tuple) else [argument]
     return found
 
 

@@ -38,7 +38,7 @@ from itertools import pairwise
 from operator import itemgetter
 
 from sambasim.ir import verify_training as steps
-from sambasim.ir.graph import TORCH_CONSTANTS, Argument, TorchConstant
+from sambasim.ir.graph import TORCH_CONSTANTS, TorchConstant, leaves
 from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.program import MASTER, ParameterGroup, Program
 from sambasim.ir.ranks import symbols_of_ranks
@@ -110,7 +110,10 @@ def _values(program: Program) -> None:
         for node in graph.nodes:
             permitted = node.operator in OPERATORS and OPERATORS[node.operator].kind is not OperatorKind.MEMORY
             require(permitted, 3, f"node {node.name} is {node.operator}, which is not permitted")
-            _constants(node.name, (node.args, node.kwargs))
+            for constant in leaves((node.args, node.kwargs)):
+                if isinstance(constant, TorchConstant):
+                    said = f"node {node.name} takes the {constant.kind} {constant.name}, which is not permitted"
+                    require(constant.name in TORCH_CONSTANTS.get(constant.kind, ()), 3, said)
             for name in node.reads:
                 require(name in known, 2, f"node {node.name} reads {name}, which nothing before it defines")
             for result in filter(None, node.results):
@@ -119,15 +122,6 @@ def _values(program: Program) -> None:
                 known.add(result)
         for output in graph.outputs:
             require(output.value in known, 2, f"{graph.name} returns {output.value}, which nothing defines")
-
-
-def _constants(node: str, argument: Argument) -> None:
-    if isinstance(argument, TorchConstant):
-        permitted = argument.name in TORCH_CONSTANTS.get(argument.kind, ())
-        require(permitted, 3, f"node {node} takes the {argument.kind} {argument.name}, which is not permitted")
-    elif isinstance(argument, tuple):
-        for item in argument:
-            _constants(node, item)
 
 
 def _sections(program: Program) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict
 
-from sambasim.ir.graph import Argument, Ref, SectionKind
+from sambasim.ir.graph import Argument, Ref, SectionKind, leaves
 from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
@@ -163,16 +163,13 @@ def digests_of_model(captured: Program, weights: "Mapping[str, Tensor]") -> dict
     for node in captured.leading.nodes_of(SectionKind.FWD):
         arguments = (*node.args, *(value for _, value in node.kwargs))
         has_sizes = OPERATORS[node.operator].kind in _OF_SHAPES or node.operator in _OF_COUNTS
-        operators.append((node.operator, node.module, [*_settings(arguments, has_sizes)]))
+        operators.append((node.operator, node.module, _settings(arguments, has_sizes)))
         if has_sizes:
-            integers.append([*_settings(arguments, False)])
+            integers.append(_settings(arguments, False))
     return {"operators_sha256": _sha256(repr((operators, constants))), "integers_sha256": _sha256(repr(integers))}
 
 
-def _settings(argument: Argument, without_integers: bool) -> Iterator[object]:
-    """What is in `argument` and no value."""
-    if isinstance(argument, tuple):
-        for item in argument:
-            yield from _settings(item, without_integers)
-    elif not isinstance(argument, Ref) and not (without_integers and type(argument) is int):
-        yield argument
+def _settings(arguments: tuple[Argument, ...], without_integers: bool) -> list[Argument]:
+    """What is in `arguments` and no value."""
+    settings = (argument for argument in leaves(arguments) if not isinstance(argument, Ref))
+    return [setting for setting in settings if not (without_integers and type(setting) is int)]
