@@ -1,6 +1,7 @@
 """What sections read and write, when groups may be reduced and updated; the mesh."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 
 from sambasim.errors import InternalError
 from sambasim.ir.dataflow import groups_of, pass_and_update, readiness, section_effects
-from sambasim.ir.graph import Graph, Node, Output, Ref, Section, SectionKind
+from sambasim.ir.graph import Graph, Node, Output, Ref, Section, SectionKind, with_sections
 from sambasim.ir.mesh import Axis, Mesh, least_replicas, mesh_of, replica_mesh
 from sambasim.ir.program import Member, ParameterGroup, Program
 from sambasim.ir.types import Symbol, SymbolKind, TensorType
@@ -19,15 +20,12 @@ SQUARE = TensorType("float32", (8, 8))
 
 def program_of(nodes: list[Node], cuts: list[int], outputs: list[Output]) -> Program:
     """`cuts` are where sections end; the first is FWD, the others BCKWD, and an OPT section follows."""
-    starts = [0, *cuts[:-1]]
-    sections = [
-        Section(index, SectionKind.BCKWD if index else SectionKind.FWD, f"s{index}", start, stop)
-        for index, (start, stop) in enumerate(zip(starts, cuts, strict=True))
-    ]
-    optimizer = Node("opt", "opt.sgd", ("group_0",))
-    sections.append(Section(len(cuts), SectionKind.OPT, "opt", len(nodes), len(nodes) + 1))
+    kinds = [SectionKind.FWD, *[SectionKind.BCKWD] * (len(cuts) - 1), SectionKind.OPT]
+    sections = [Section(index, kind, f"s{index}", 0, 0) for index, kind in enumerate(kinds)]
+    parts = [*(nodes[start:stop] for start, stop in pairwise([0, *cuts])), [Node("opt", "opt.sgd", ("group_0",))]]
     values = {name: SQUARE for node in nodes for name in node.results if name}
-    graph = Graph("training", ("w", "x"), (*nodes, optimizer), tuple(outputs), values, tuple(sections))
+    whole = Graph("training", ("w", "x"), (), tuple(outputs), values)
+    graph = with_sections(whole, zip(sections, parts, strict=True))
     group = ParameterGroup("group_0", "float32", 64, (Member("w", "w__grad", 0, 64, 0),), 0, {})
     symbols = {name: Symbol(name, SymbolKind.PARAMETER, SQUARE) for name in ("w", "x")}
     return replace(flat_program(64), training=graph, groups=(group,), symbols=symbols)

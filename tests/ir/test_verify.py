@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 import pytest
 
 from sambasim.errors import InvariantError
-from sambasim.ir.graph import Node, Output, Ref, Section, SectionKind
+from sambasim.ir.graph import Node, Output, Ref, Section, SectionKind, with_sections
 from sambasim.ir.mesh import Axis
 from sambasim.ir.program import Optimizer, Program
 from sambasim.ir.schedule import make
@@ -48,15 +48,10 @@ def nodes(change: Callable[[Node], Node | None], kind_of: Mapping[SectionKind, S
     """`change` of each node, which None leaves out, and other kinds of sections."""
 
     def changed(program: Program) -> Program:
-        found: list[Node] = []
-        sections: list[Section] = []
-        for section in program.step.sections:
-            start = len(found)
-            found += filter(None, map(change, program.step.section_nodes(section)))
-            if len(found) > start:
-                kind = (kind_of or {}).get(section.kind, section.kind)
-                sections.append(Section(len(sections), kind, section.name, start, len(found)))
-        return training(nodes=tuple(found), sections=tuple(sections))(program)
+        step = program.step
+        sections = [replace(one, kind=(kind_of or {}).get(one.kind, one.kind)) for one in step.sections]
+        left = [filter(None, map(change, step.section_nodes(one))) for one in sections]
+        return replace(program, training=with_sections(step, zip(sections, left, strict=True)))
 
     return changed
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from sambasim.errors import OptionError
-from sambasim.ir.graph import Argument, Graph, Node, Output, Ref, Section, SectionKind
+from sambasim.ir.graph import Argument, Graph, Node, Output, Ref, Section, SectionKind, with_sections
 from sambasim.ir.mesh import Axis
 from sambasim.ir.program import Program
 from sambasim.ir.ranks import as_one_rank, in_slices, of_ranks, with_cut_batch, without_loss
@@ -104,8 +104,7 @@ def sliced(zero: int, stages: tuple[int, int, int] = (0, 0, 0)) -> list[list[str
     pairs = zip(program.step.sections, (*stages, stages[-1], 0), strict=True)
     sections = [replace(section, stage=stage) for section, stage in pairs]
     update = [Node("reduce", "comm.reduce_scatter", ("group_0",)), *program.step.nodes[4:]]
-    last = replace(sections[-1], stop=sections[-1].stop + 1)
-    graph = replace(program.step, nodes=(*nodes, *update), sections=(*sections[:-1], last))
+    graph = with_sections(program.step, zip(sections, [*([node] for node in nodes), update], strict=True))
     schedule = make("gpipe", 2, 1) if any(stages) else None
     found = in_slices(replace(program, training=graph, zero=zero, schedule=schedule)).step
     return [

@@ -17,7 +17,7 @@ from sambasim.errors import InvariantError, OptionError
 from sambasim.hardware.budget import budget_of
 from sambasim.hardware.spec import load_device
 from sambasim.ir.dataflow import axis_of
-from sambasim.ir.graph import Argument, Node, SectionKind
+from sambasim.ir.graph import Argument, Node, SectionKind, with_sections
 from sambasim.ir.mesh import PIPELINE
 from sambasim.ir.program import Program
 from sambasim.ir.ranks import of_ranks
@@ -251,12 +251,9 @@ Change: TypeAlias = Callable[[tuple[Node, ...]], tuple[Node, ...]]
 
 def damaged(program: Program, change: Change) -> Program:
     training = program.step
-    first, *rest = training.sections
-    nodes = change(training.section_nodes(first))
-    moved = len(nodes) - first.stop
-    later = (replace(one, start=one.start + moved, stop=one.stop + moved) for one in rest)
-    whole = (*nodes, *training.nodes[first.stop :])
-    return replace(program, training=replace(training, nodes=whole, sections=(replace(first, stop=len(nodes)), *later)))
+    first, *rest = map(training.section_nodes, training.sections)
+    parts = zip(training.sections, [change(first), *rest], strict=True)
+    return replace(program, training=with_sections(training, parts))
 
 
 def with_tag(tag: Argument) -> Change:
