@@ -7,7 +7,7 @@ from random import Random
 from textwrap import indent
 
 from tests.state.case import BATCH, EITHER, EQUAL, REFUSED, Case, net_from_source
-from tests.state.ingredients import COUNTERS, HOOK, LOSSES, OPTIMIZERS, OTHERS, SOUND, Ingredient, counter
+from tests.state.ingredients import COUNTERS, LOSSES, OPTIMIZERS, OTHERS, SOUND, Ingredient, counter
 
 STEPS = 10
 LATE = 1000
@@ -51,12 +51,11 @@ def source_of(
         own = re.sub(r"@(?!dataclass|functools|torch)", str(number), text)
         return own.replace("K", str(random.choice((2, 8))))
 
-    tops, inits, lines, methods = [], [], [], ""
+    tops, inits, lines = [], [], []
     for number, one in enumerate(body, 1):
         tops += [numbered(one.top, number)] if one.top else []
         inits += [numbered(one.init, number)] if one.init else []
         lines += [numbered(one.forward, number)]
-        methods += numbered(HOOK, number) if one.name == "hook that counts" else ""
     tops += [one.top for one in (loss, optimizer) if one.top]
     return _TEMPLATE.format(
         tops="\n\n\n".join(["", *tops]),
@@ -64,7 +63,6 @@ def source_of(
         arguments="x" if loss.init else "x, y",
         lines=indent("\n".join(lines), " " * 8),
         end=indent(loss.forward, " " * 8),
-        methods=methods,
         loss=loss.init or "None",
         optimizer=optimizer.init,
         attached=indent(optimizer.forward, " " * 4),
@@ -106,7 +104,7 @@ class Net(nn.Module):
 {lines}
         out = self.final(h).squeeze(1)
 {end}
-{methods}
+
 
 def make():
     torch.manual_seed(0)

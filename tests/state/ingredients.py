@@ -217,8 +217,9 @@ OTHERS: tuple[Ingredient, ...] = (
     Ingredient(
         "hook that counts",
         "h = self.inner@(h)",
-        "self.inner@ = nn.Linear(6, 6)\nself.seen@ = []\nself.inner@.register_forward_hook(self.hook@)",
-        "",
+        "self.inner@ = nn.Linear(6, 6)\nself.seen@ = []\nself.inner@.register_forward_hook(partial(hook@, self.seen@))",
+        "def hook@(seen, module, given, result):\n    seen.append(len(seen))\n"
+        "    return result * (1.0 if len(seen) < 8 else 0.5)",
     ),
     Ingredient("data changed in place", "v@ = h * 1\nv@.data.mul_(2)\nh = v@"),
     Ingredient("weights clamped by data", "self.first.weight.data.clamp_(-0.5, 0.5)"),
@@ -233,13 +234,6 @@ OTHERS: tuple[Ingredient, ...] = (
         "torch.set_grad_enabled(False)\ns@ = h.abs().max()\ntorch.set_grad_enabled(True)\nh = h / s@",
     ),
 )
-
-HOOK = """
-    def hook@(self, module, given, result):
-        self.seen@.append(len(self.seen@))
-        return result * (1.0 if len(self.seen@) < 8 else 0.5)
-"""
-"""The method of "hook that counts"."""
 
 LOSSES: tuple[Ingredient, ...] = (
     # `forward`: what ends forward(), of `out` and `y`; without y, the loss is the function or module `init`
@@ -281,13 +275,6 @@ LOSSES: tuple[Ingredient, ...] = (
         '        self.register_buffer("mean", torch.zeros(()))\n\n'
         "    def forward(self, out, y):\n        self.mean.mul_(0.9).add_(out.detach().mean(), alpha=0.1)\n"
         "        return functional.mse_loss(out - self.mean, y)",
-    ),
-    Ingredient(
-        "object that counts",
-        "return out",
-        "Counting()",
-        "class Counting:\n    n = 0\n\n    def __call__(self, out, y):\n        self.n += 1\n"
-        "        return functional.mse_loss(out, y) * (1.0 if self.n < 8 else 0.5)",
     ),
     Ingredient("two in a tuple", "return functional.mse_loss(out, y), h.square().mean()"),
 )
