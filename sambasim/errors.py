@@ -53,6 +53,18 @@ def read_text(path: Path, most_bytes: int) -> str:
     return data.decode("utf-8").replace("\r\n", "\n")
 
 
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A file to write beside `path`, which then takes its place at once. Nothing is left of it after an error."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        yield temporary
+        temporary.replace(path)
+    finally:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
 class OtherFormat(Exception):
     """The `format` of a JSON file is another."""
 

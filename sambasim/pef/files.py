@@ -26,6 +26,7 @@ from sambasim.errors import (
     OtherFormat,
     OtherVersion,
     UserError,
+    failing_with,
     parse_json,
 )
 from sambasim.ir.mesh import Axis, least_replicas, replica_mesh
@@ -212,7 +213,7 @@ def seal(path: Path, to: Path, checked: Checked | None) -> str:
 @contextmanager
 def _published(path: Path, mode: Literal["xb", "r+b"], to: Path, remedy: str) -> Iterator[BinaryIO]:
     """The file at `path`, open; afterwards it is at `to`, and on the disk. Raises MachineError."""
-    try:
+    with failing_with(MachineError, f"cannot write {to}", remedy, str(to.parent)):
         to.parent.mkdir(parents=True, exist_ok=True)
         with path.open(mode) as file:
             yield file
@@ -220,9 +221,6 @@ def _published(path: Path, mode: Literal["xb", "r+b"], to: Path, remedy: str) ->
             os.fsync(file.fileno())
         path.replace(to)
         sync_folder(to.parent)
-    except OSError as error:
-        what = f"cannot write {to}: {error.strerror or error}"
-        raise MachineError(what, where=str(to.parent), remedy=remedy) from error
 
 
 def sync_folder(path: Path) -> None:

@@ -4,7 +4,6 @@ import errno
 import hashlib
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
@@ -15,7 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from sambasim.errors import InternalError, MachineError, OptionError, WeightsError
+from sambasim.errors import InternalError, MachineError, OptionError, WeightsError, replacing
 from sambasim.ir.dataflow import is_clipped
 from sambasim.ir.program import ParameterGroup, Program
 from sambasim.ir.types import DTYPE_BYTES, Cut, Slice, SymbolKind, TensorType, cut, cut_at
@@ -38,19 +37,15 @@ def state_dict(program: Program, tensor_of: Callable[[str], Tensor]) -> Tensors:
 
 def write_tensors(path: Path, tensors: Tensors, what: str, remedy: str) -> None:
     """Write a safetensors file atomically, and its folders. Raises OptionError or, for a full disk, MachineError."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        save_tensors(temporary, tensors)
-        os.replace(temporary, path)
+        with replacing(path) as temporary:
+            save_tensors(temporary, tensors)
     except (OSError, SafetensorError) as error:
         failure = f"{what} cannot be written to {path}"
         if os.strerror(errno.ENOSPC) in str(error):  # safetensors gives no errno
             raise MachineError(failure, where=str(error), remedy="free disk space, or name another place") from error
         raise OptionError(failure, where=str(error), remedy=remedy) from error
-    finally:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
 
 
 def save_tensors(path: Path, tensors: Tensors) -> None:

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from sambasim.errors import OptionError, WeightsError
+from sambasim.errors import OptionError, WeightsError, replacing
 from sambasim.runtime.values.memory import write_tensors
 from sambasim.samba.process import app_error
 from sambasim.samba.request import Optimizer, as_sequence
@@ -37,15 +37,11 @@ def save_checkpoint(
     if not is_main_process():
         return
     states, target = [optimizer.state_dict() for optimizer in as_sequence(optimizers)], Path(path)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        torch.save({**others, "model": model.state_dict(), "optimizers": states}, temporary)
-        os.replace(temporary, target)
+        with replacing(target) as temporary:
+            torch.save({**others, "model": model.state_dict(), "optimizers": states}, temporary)
     except (OSError, RuntimeError) as error:  # torch has a RuntimeError for a folder that is not there
         raise OptionError(f"the checkpoint cannot be written to {target}", where=str(error)) from error
-    finally:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
 
 
 def load_checkpoint(
