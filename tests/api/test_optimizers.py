@@ -164,11 +164,9 @@ def test_a_step_that_is_not_torchs_is_refused_by_name(
 
 @pytest.mark.parametrize("register", [register_optimizer_step_pre_hook, register_optimizer_step_post_hook])
 def test_a_hook_of_all_optimizers_is_refused(register: Callable[..., Any], folder: Path) -> None:
-    model, handle = net(), register(_does_nothing)
-    try:
+    model = net()
+    with register(_does_nothing):
         what = refused(folder, model, sgd(model)).what
-    finally:
-        handle.remove()
     assert re.search("SGD has a step (pre|post) hook, _does_nothing", what)
 
 
@@ -186,9 +184,8 @@ def test_the_remedy_for_a_hook_that_clips(folder: Path) -> None:
     def clips(*given: object) -> None:
         clip_grad_norm_(model.parameters(), 0.1)
 
-    handle = optimizer.register_step_pre_hook(clips)
-    assert "max_grad_norm=1.0" in str(refused(folder, model, optimizer).remedy)
-    handle.remove()
+    with optimizer.register_step_pre_hook(clips):
+        assert "max_grad_norm=1.0" in str(refused(folder, model, optimizer).remedy)
     ours = run(folder, model, optimizer, max_grad_norm=0.1)
     assert ours == pytest.approx(wanted(sgd(other, 0.3), other, clip=0.1), rel=1e-5)
 

@@ -31,6 +31,15 @@ SCRIPTS = ROOT / "examples" / "sambaflow"
 DATA_PARALLEL = ("--data-parallel", "-ws", "2")
 HOST, DEVICE = ("--data-parallel",), ("--data-parallel", "--reduce-on-rdu")
 
+STARTS = {
+    "app": [str(Path(sys.executable).parent / "sambasim"), "app"],
+    "check": [str(Path(sys.executable).parent / "sambasim"), "app", "--check"],
+    "module": [sys.executable, "-m", "sambasim"],
+    "env": [sys.executable],
+    "direct": [sys.executable],
+}
+"""What stands before SCRIPT.py."""
+
 _IMPORT = re.compile(r"^(\s*(?:from|import) )sambaflow( import samba\b|\.samba\b)", re.MULTILINE)
 
 
@@ -105,16 +114,8 @@ class App:
             return Namespace(**run_path(str(folder / f"{self.example.name}.py"), run_name=self.example.name))
 
     def _start(self, way: str) -> Sequence[str]:
-        file, command = f"{self.example.name}.py", str(Path(sys.executable).parent / "sambasim")
-        if way == "direct":
-            return [sys.executable, str(self._copies() / file)]
-        starts = {
-            "app": [command, "app"],
-            "check": [command, "app", "--check"],
-            "module": [sys.executable, "-m", "sambasim"],
-            "env": ["python"],
-        }
-        return [*starts[way], str(SCRIPTS / file)]
+        folder = self._copies() if way == "direct" else SCRIPTS
+        return [*STARTS[way], str(folder / f"{self.example.name}.py")]
 
     def _copies(self) -> Path:
         """The folder of scripts that import `sambasim` where the examples import `sambaflow`."""

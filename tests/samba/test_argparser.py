@@ -5,7 +5,7 @@ import logging
 import shutil
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +24,9 @@ PEF = ["--pef", "net.pef"]
 
 
 @pytest.fixture(autouse=True)
-def _app(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _app(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(sys, "argv", ["/somewhere/app.py"])
-    level = logging.getLogger("sambaflow").level
-    yield
-    logging.getLogger("sambaflow").setLevel(level)
+    caplog.set_level(logging.getLogger("sambaflow").level, "sambaflow")  # put back after the test
 
 
 def adding(*names: str, **options: Any) -> Callable[[ArgumentParser], object]:

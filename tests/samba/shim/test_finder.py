@@ -124,13 +124,10 @@ def test_a_log_line_names_its_rank(env: dict[str, str], rank: str) -> None:
 
 
 IMPORTS = [  # one of each form; test_fidelity and shim/test_finder check all modules and names
-    "from sambaflow import samba; samba.session",
-    "import sambaflow.samba as samba; samba.session",
     "import sambaflow; import sambaflow.samba as samba; sambaflow.samba.optim.SGD",
     "import sambaflow.samba.utils as sn_utils; sn_utils.assert_close",
     "from sambaflow import samba; samba.utils.trace_graph; samba.utils.assert_close",
     "import sambaflow.samba.nn as nn; nn.Module, nn.Sequential(nn.Conv2d(1, 1, 3), nn.ConvTranspose2d(1, 1, 2))",
-    "from sambaflow.samba.utils import assert_close, set_seed",
     "from sambaflow.samba.utils.dataset import mnist; mnist.prepare_dataloader",
     "from sambaflow.samba.utils.numeric import MAX_BF16_TRUNCATE_NORMAL_REL; assert MAX_BF16_TRUNCATE_NORMAL_REL > 0",
     "from sambaflow.samba.env import use_mock_samba_runtime; assert use_mock_samba_runtime() is False",

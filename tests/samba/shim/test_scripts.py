@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeAlias
@@ -12,15 +11,9 @@ import torch
 from click.testing import CliRunner
 
 from sambasim.cli.apps import COMMANDS, PATH_ENTRY, env_command, shell_lines
+from tests.apps.support import STARTS
 from tests.support.mpi import ROOT, SITE, Result, run_job, run_mpi
 from tests.support.whole import whole_case
-
-STARTS = {
-    "app": [str(Path(sys.executable).parent / "sambasim"), "app"],
-    "module": [sys.executable, "-m", "sambasim"],
-    "env": [sys.executable],
-}
-"""What stands before SCRIPT.py."""
 
 Run: TypeAlias = Callable[..., Result]
 
