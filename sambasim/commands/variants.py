@@ -185,8 +185,7 @@ def _as_captured(program: Program) -> Program:
     first = whole.nodes[:1]
     values = {name: whole.values[name] for node in first for name in node.results if name is not None}
     inputs = tuple(name for name in whole.inputs if any(name in node.reads for node in first))
-    section = replace(whole.sections[0], stop=1)
-    evaluation = replace(whole, inputs=inputs, nodes=first, outputs=(), values=values, sections=(section,))
+    evaluation = replace(with_sections(whole, [(whole.sections[0], first)]), inputs=inputs, outputs=(), values=values)
     symbols = {
         name: replace(symbol, offset=None) for name, symbol in program.symbols.items() if symbol.kind not in _OF_UPDATES
     }

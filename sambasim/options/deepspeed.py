@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from sambasim.errors import OptionError
 from sambasim.optimizers import OPTIMIZERS
 from sambasim.options.base import Given, Problem, one_of, show, suggested
 from sambasim.options.deepspeed_file import AUTO, LOSS_SCALE, OPTIMIZERS_BY_TYPE, SCHEDULERS, DeepSpeedFile, Row, Table
@@ -70,11 +69,10 @@ def deepspeed_overrides(
     typed = [Given(path, value, "a flag, or --set") for path, value in leaf_paths(overrides)]
     mapped, problems = _mapped(file, assign(stored, typed), typed, world)
     otherwise = [problem for entry in mapped.given if (problem := _compiled_otherwise(entry, stored))]
-    if otherwise:
+    if problems or otherwise:
         error = file.error([*problems, *otherwise])
-        raise OptionError(error.what, where=error.where, remedy=f"compile it with --deepspeed {file.path}")
-    if problems:
-        raise file.error(problems)
+        error.remedy = f"compile it with --deepspeed {file.path}" if otherwise else error.remedy
+        raise error
     chosen = [entry for entry in mapped.given if ".".join(entry.path) not in _FIXED and entry.value is not None]
     return assign({}, [*chosen, *typed]), Mapped(chosen, mapped.notes)
 

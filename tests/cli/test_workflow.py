@@ -14,10 +14,8 @@ import sambasim as ss
 from sambasim.quickstart.digits import DigitsClassifier, digits
 from sambasim.records.metrics import InferenceRecord, SummaryRecord
 from tests.faults.command import sambasim
-from tests.support.mpi import ROOT, run_job, run_mpi
+from tests.support.mpi import ROOT, SAMBASIM, run_job, run_mpi
 from tests.support.whole import whole
-
-SAMBASIM = [sys.executable, "-m", "sambasim"]
 
 
 @pytest.fixture(scope="module")
@@ -29,10 +27,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert "mpirun -np 2 sambasim run --reduce-on-rdu --pef out/digits/digits.pef" in compiled.stdout
     assert [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()] == ["out/digits/digits.pef"]
     return folder
-
-
-def _summary(stdout: str) -> SummaryRecord:
-    return SummaryRecord.model_validate_json(stdout.strip().splitlines()[-1])
 
 
 @whole
@@ -56,7 +50,7 @@ def test_four_replicas_train_the_quick_start(folder: Path) -> None:
 
 def test_weights_are_saved_loaded_and_predicted_with(folder: Path) -> None:
     command = ["run", "--pef", "digits", "--emulate-replicas", "2", "--epochs", "8", "--json"]
-    trained = _summary(sambasim([*command, "--save", "digits.safetensors"], folder).check().stdout)
+    trained = sambasim([*command, "--save", "digits.safetensors"], folder).summary
     assert trained.evaluation is not None
     assert (trained.evaluation.accuracy or 0) >= 0.95
     model = DigitsClassifier()
@@ -162,13 +156,11 @@ def test_the_package_builds_as_a_wheel_and_works_from_it(tmp_path: Path) -> None
 @pytest.mark.usefixtures("fresh")  # the last one: from here on, processes start anew
 def test_host_sync_counts_its_copies_and_every_rank_has_a_log(folder: Path) -> None:
     command = [*SAMBASIM, "run", "--pef", "digits", "--steps", "2", "--no-evaluate", "--json", "--log-dir", "logs"]
-    result = run_mpi(2, command, cwd=folder).check()
-    summary = _summary(result.stdout)
+    summary = run_mpi(2, command, cwd=folder).summary
     group_bytes = 4 * (28928 + 512)  # the quick start's two groups
     assert summary.bytes.device_to_host == summary.steps * (2 + 1) * group_bytes
     assert summary.bytes.host_to_device == summary.bytes.network == summary.steps * 2 * group_bytes
     assert summary.bytes.peer == 0
-    assert len(result.stdout.splitlines()) == 1
     logs = sorted((folder / "logs").iterdir())
     assert [log.name for log in logs] == ["rank0.log", "rank1.log"]
     assert all("step 2 epoch 1 loss" in log.read_text() for log in logs)

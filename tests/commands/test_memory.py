@@ -22,14 +22,11 @@ from sambasim.simulation.memory import Choices
 from sambasim.simulation.planning.strategy import Strategy
 from tests.cli.typed import each, invoked, printed, record, refused
 from tests.support.compiled import compile_from_options
-from tests.support.torch_memory import FAMILIES, parts_of
+from tests.support.torch_memory import FAMILIES, check_parts
 from tests.support.whole import whole, whole_case
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 CHAR_GPT = str(CONFIGS / "char_gpt.toml")
-LARGEST_ERROR = 0.05
-LARGEST_ERROR_OF_PEAK = 0.1
-"""Torch keeps what a backward function saved until all of the function has run; a graph frees it by operator."""
 TINY = ("vocab_size=64", "hidden_size=32", "intermediate_size=48", "num_hidden_layers=2", "num_attention_heads=4")
 
 NARROW = ("vocab_size=64", "dim=32", "hidden_dim=48", "n_layers=2", "n_heads=4", "max_position_embeddings=64")
@@ -50,13 +47,6 @@ def options_of(subject: str, args: tuple[str, ...] = (), *more: str) -> CompileO
     config, target = (CONFIGS / subject, None) if is_config else (None, subject)
     flags = {"data_parallel": True} if is_config else {"data_parallel": True, "optimizer": "adamw"}
     return compile_options(config, target, [*(f"model.args.{one}" for one in args), *more], flags)
-
-
-def check_parts(options: CompileOptions, dtype: torch.dtype) -> None:
-    parts = parts_of(options, dtype)
-    for name, (estimated, counted) in parts.items():
-        most = LARGEST_ERROR_OF_PEAK if name == "peak" else LARGEST_ERROR
-        assert abs(estimated / counted - 1) < most, f"{name} of {options.model.target} in {dtype}: {parts}"
 
 
 @pytest.mark.parametrize(
