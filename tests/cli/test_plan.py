@@ -30,34 +30,32 @@ PARTS = ("parameters", "gradients", "states", "activations", "buffers")
 TERMS = ("compute", "host", "messages", "bubble", "update", "sync")
 
 
-@pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    folder = tmp_path_factory.mktemp("plan")
-    files = ["--all", str(folder / "all.csv"), "--html", str(folder / "plan.html"), "--emit", str(folder / "plan.toml")]
-    return folder, printed(*PLAN, "--only", "zero=1", "--only", "recompute=none,full", "--explain", *files)
-
-
-def test_it_gives_a_verdict_a_table_and_the_terms(written: tuple[Path, str]) -> None:
+def test_it_gives_a_verdict_a_table_the_terms_and_a_page(tmp_path: Path) -> None:
+    files = ["--html", str(tmp_path / "plan.html"), "--emit", str(tmp_path / "plan.toml")]
+    text = printed(*PLAN, "--only", "zero=1", "--only", "recompute=none,full", "--explain", *files)
     for said in (
         "char_gpt: global batch 16 on 8 SN30 of sn30-8", "the model fits: ", "so replicas alone are possible",
         "1 node, 8 RDUs, linked directly", "of parameters, gradients and states: fits", "The best 10, fastest first",
         "1 against 2", "memory of the fullest RDU", "predicted, not measured. The device model gives all times",
     ):  # fmt: skip
-        assert said in written[1]
-    page = (written[0] / "plan.html").read_text(encoding="utf-8")
+        assert said in text
+    page = (tmp_path / "plan.html").read_text(encoding="utf-8")
     assert all(said in page for said in ("frontier-figure", "Predicted, not measured.", "not beaten in both"))
     assert "measured parts" not in page
 
 
-def test_the_csv_has_every_strategy_with_memory_by_part(written: tuple[Path, str]) -> None:
-    rows = list(csv.DictReader((written[0] / "all.csv").open(encoding="utf-8")))
-    priced = [row for row in rows if row["memory_bytes"]]
+def test_the_csv_has_every_strategy_with_memory_by_part_and_those_that_fit_are_counted(tmp_path: Path) -> None:
+    device, file = _device(tmp_path, "400_000"), tmp_path / "all.csv"
+    only = each("--only", ["zero=1", "recompute=none,full"])
+    text = printed(*PLAN, "--arch", device, *only, "--all", str(file))
     fitting, compiled, lacking = (
-        int(re.findall(pattern, written[1])[0].replace(",", ""))
+        int(re.findall(pattern, text)[0].replace(",", ""))
         for pattern in (r"([\d,]+) strategies fit", r"([\d,]+) of them compiled", r"([\d,]+) do not")
     )
-    assert len(priced) == fitting + lacking
-    assert sum(row["compiled"] == "True" and not row["problem"] for row in priced) == compiled
+    rows = list(csv.DictReader(file.open(encoding="utf-8")))
+    priced = [row for row in rows if row["memory_bytes"]]
+    assert 0 < fitting == sum(not row["problem"] for row in priced) < len(priced) == fitting + lacking
+    assert compiled == sum(row["compiled"] == "True" and not row["problem"] for row in priced)
     for row in priced:
         assert sum(int(row[f"{part}_bytes"]) for part in PARTS) == int(row["memory_bytes"])
         total_s = sum(float(row[f"predicted_{term}_s"]) for term in TERMS)
@@ -163,16 +161,6 @@ def test_what_fits_nowhere_says_what_is_closest(tmp_path: Path) -> None:
     assert result.exit_code == 1
     assert "no strategy fits; the closest: " in result.stdout
     assert " of 64.0 KiB, " in result.stdout
-
-
-def test_of_what_was_compiled_only_what_fits_is_counted(tmp_path: Path) -> None:
-    rows = tmp_path / "all.csv"
-    only = each("--only", ["zero=1", "stages=1"])
-    text = printed(*PLAN, "--arch", _device(tmp_path, "400_000"), *only, "--all", str(rows))
-    fitting, compiled = re.findall(r"([\d,]+) strategies fit, (\d+) of them compiled", text)[0]
-    every = [row for row in csv.DictReader(rows.open(encoding="utf-8")) if row["memory_bytes"]]
-    assert 0 < int(fitting.replace(",", "")) == sum(not row["problem"] for row in every) < len(every)
-    assert int(compiled) == sum(row["compiled"] == "True" and not row["problem"] for row in every)
 
 
 @pytest.mark.parametrize(
