@@ -63,7 +63,9 @@ _CHANGES_NOTHING: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 _HOST_MEMORY = "would be in host memory, and stay in device memory here; the numbers are the same"
-_NOTED: Mapping[str, Mapping[str, str]] = {
+_TRAINS_OTHERWISE = "trains in another way, which sambasim does not have"
+_LEAVE_OUT = "leave it out, or set it to false"
+_TOLD: Mapping[str, Mapping[str, str | tuple[str, str]]] = {
     "": {
         "activation_checkpointing": "is for models that call deepspeed.checkpointing; --recompute computes again here",
         "data_types": "gradients are added up in their own type here",
@@ -71,19 +73,6 @@ _NOTED: Mapping[str, Mapping[str, str]] = {
         "sparse_gradients": "gradients of embeddings are dense here",
         "pipeline": "stages are made by --pipeline-stages here",
         "tensor_parallel": "tensors are cut by --tensor-parallel weight --n-chips N here",
-    },
-    "zero_optimization": {
-        "offload_optimizer": f"optimizer states {_HOST_MEMORY}",
-        "offload_param": f"parameters {_HOST_MEMORY}",
-        "cpu_offload": f"optimizer states {_HOST_MEMORY}",
-        "cpu_offload_params": f"parameters {_HOST_MEMORY}",
-    },
-}
-
-_TRAINS_OTHERWISE = "trains in another way, which sambasim does not have"
-_LEAVE_OUT = "leave it out, or set it to false"
-_REFUSED: Mapping[str, Mapping[str, tuple[str, str]]] = {
-    "": {
         "amp": ("is NVIDIA's Apex, which sambasim does not have", '"bf16": {"enabled": true}, or fp16'),
         "elasticity": ("chooses batch sizes by the GPUs of a job", "give the batch sizes, and leave it out"),
         **dict.fromkeys(
@@ -97,11 +86,18 @@ _REFUSED: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "fp16": {
         "fp16_master_weights_and_grads": ("keeps no float32 parameters, and here fp16 always has them", _LEAVE_OUT)
     },
-    "zero_optimization": dict.fromkeys(
-        ("zero_quantized_weights", "zero_quantized_gradients", "zenflow"),
-        ("changes the numbers, and sambasim sends them as they are", _LEAVE_OUT),
-    ),
+    "zero_optimization": {
+        "offload_optimizer": f"optimizer states {_HOST_MEMORY}",
+        "offload_param": f"parameters {_HOST_MEMORY}",
+        "cpu_offload": f"optimizer states {_HOST_MEMORY}",
+        "cpu_offload_params": f"parameters {_HOST_MEMORY}",
+        **dict.fromkeys(
+            ("zero_quantized_weights", "zero_quantized_gradients", "zenflow"),
+            ("changes the numbers, and sambasim sends them as they are", _LEAVE_OUT),
+        ),
+    },
 }  # fmt: skip
+"""Where it is on, a note, or an error and its remedy."""
 
 _COMMENT = re.compile(r'"(?:\\.|[^"\\\n])*"|/\*.*?(?:\*/|\Z)|//[^\n]*|#[^\n]*', re.DOTALL)
 _LAST_COMMA = re.compile(r'"(?:\\.|[^"\\\n])*"|,(?=\s*[}\]])')
@@ -134,17 +130,20 @@ def read_deepspeed(path: Path) -> DeepSpeedFile:
     silent: dict[str, list[str]] = {}
     noted, unknown, refused = list[str](), list[str](), list[Problem]()
     for table, options in _SET_OPTIONS.items():
-        silenced, notes, errors = _CHANGES_NOTHING.get(table, ()), _NOTED.get(table, {}), _REFUSED.get(table, {})
+        silenced, told = _CHANGES_NOTHING.get(table, ()), _TOLD.get(table, {})
         typed = "bfloat16" if table == "bf16" and "bf16" not in config else table
         for key, value in (as_table(config.get(typed)) if table else config).items():
             name = f"{table}.{key}" if table else key
             if key in silenced:
                 silent.setdefault(f"in {table}: " if table else "", []).append(key)
-            elif key in notes or key in errors:
-                noted += [f"{name}: {notes[key]}"] if key in notes and _is_on(value) else []
-                refused += [Problem(name, *errors[key], value)] if key in errors and _is_on(value) else []
+            elif key in told:
+                match told[key] if _is_on(value) else None:
+                    case str(note):
+                        noted.append(f"{name}: {note}")
+                    case what, remedy:
+                        refused.append(Problem(name, what, remedy, value))
             elif key not in options and not key.startswith(("_", "//", "#", "comment")):
-                guess = suggested(key, (*options, *silenced, *notes, *errors))
+                guess = suggested(key, (*options, *silenced, *told))
                 unknown.append(f"{shortened(name)} is not known, and changes nothing{f'; {guess}' if guess else ''}")
     parts = "; ".join(f"{table}{', '.join(keys)}" for table, keys in silent.items())
     all_notes = [*([f"these change nothing here: {parts}"] if silent else []), *noted, *unknown]
