@@ -95,16 +95,13 @@ def test_a_node_holds_as_many_replicas_as_it_has_rdus_and_parts_and_what_is_refu
     assert refused.value.remedy == "start 16 replicas a node, or fewer", "nobody knows how many tiles it has"
 
 
-def test_a_process_has_room_for_all_ranks_that_it_runs() -> None:
+def test_a_process_has_room_for_all_ranks_that_it_runs_and_more_nodes_than_there_are_are_refused() -> None:
     assert [one.node for one in place_replicas(WHOLE, [0, 1], 2).locations()] == [0, 0, 1, 1]
     assert [one.node for one in place_replicas(WHOLE, [0], 9).locations()] == [0] * 8 + [1], "an emulation"
     with pytest.raises(LaunchError) as refused:
         place_replicas(WHOLE, [0, 0, 0], 3, command="sambasim run --pef x")
     assert refused.value.what.startswith("9 ranks on node 0, and a node of sn30-8 holds at most 8")
     assert str(refused.value.remedy).startswith("start 2 replicas a node, or fewer: mpirun -np 2 sambasim run --pef x;")
-
-
-def test_more_nodes_than_there_are_is_refused() -> None:
     small = CLUSTER.model_copy(update={"nodes": 1})
     with pytest.raises(LaunchError, match="the replicas of this job are on 2 nodes, and sn30-8 has 1 node"):
         place_replicas(Inventory(SN30, None, small), [0, 1])
