@@ -111,8 +111,7 @@ _POSITIONS: Mapping[type, Callable[[Any], object]] = {
     np.random.Generator: lambda thing: repr(thing.bit_generator.state),
     np.random.RandomState: lambda thing: repr(thing.get_state(legacy=False)),
     functools._lru_cache_wrapper: lambda thing: (thing.cache_info().misses, thing.cache_info().currsize),
-    io.StringIO: lambda thing: thing.closed or (thing.tell(), hash(thing.getvalue())),
-    io.BytesIO: lambda thing: thing.closed or (thing.tell(), hash(thing.getvalue())),
+    **dict.fromkeys((io.StringIO, io.BytesIO), lambda thing: thing.closed or (thing.tell(), hash(thing.getvalue()))),
 }
 """Of what gives other values each time it is asked, where it stands."""
 

@@ -189,6 +189,16 @@ class _Step(nn.Module):
             )
         return result, tuple(tensors)
 
+    def _loss_first(self, inputs: Sequence[Tensor]) -> tuple[object, tuple[Tensor, ...]]:
+        """What the model returns; and the loss, before its other tensors."""
+        result, tensors = self._call(inputs if self.loss is None else inputs[:-1])
+        if self.loss is not None:
+            return result, (self.loss(result, inputs[-1]), *tensors)
+        named = _fields(result).get("loss")  # of a dictionary, a dataclass or a NamedTuple
+        if isinstance(named, Tensor):
+            tensors = (named, *(tensor for tensor in tensors if tensor is not named))
+        return result, tensors
+
 
 class TrainingStep(_Step):
     """What one training step differentiates. `losses`, as for SambaFlow apps, says which of the outputs, whose order is
@@ -206,13 +216,9 @@ class TrainingStep(_Step):
             if len(losses) > 1 or (losses[0] > 0 and tensors[losses[0]].ndim > 0):
                 tensors = tuple(tensor.clone() for tensor in tensors)
             return tuple(tensor if index in losses else tensor.detach() for index, tensor in enumerate(tensors))
+        result, (loss, *outputs) = self._loss_first(inputs)
         if self.loss is None:
-            result, tensors = self._call(inputs)
             _check_one_loss(result, len(inputs[0]) if inputs[0].ndim else 1)
-            loss, *outputs = _loss_first(result, tensors)
-        else:
-            result, tensors = self._call(inputs[:-1])
-            loss, outputs = self.loss(result, inputs[-1]), [*tensors]
         if not isinstance(loss, Tensor):
             raise ModelError(
                 f"the loss function returns a {type(loss).__name__}, not a tensor",
@@ -225,11 +231,7 @@ class EvaluationStep(_Step):
     """`(inputs…) -> (loss, outputs…)` in evaluation mode; with a named loss, one loss for each sample."""
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        if self.loss is None:
-            outputs = _loss_first(*self._call(inputs))
-        else:
-            result, tensors = self._call(inputs[:-1])
-            outputs = (self.loss(result, inputs[-1]), *tensors)
+        _, outputs = self._loss_first(inputs)
         # A model may turn gradients on, to differentiate in its forward.
         return tuple(output.detach() if output.requires_grad else output for output in outputs)
 
@@ -240,12 +242,6 @@ def both_steps(
     """`named`: the loss by its name, `loss` if it is None."""
     mean, by_sample = named_losses(named.name, named.args) if named else (loss, None)
     return TrainingStep(model, example, mean, losses), EvaluationStep(model, example, by_sample or mean)
-
-
-def _loss_first(result: object, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """`tensors`, with the one called "loss" first if the model returns a dictionary, a dataclass or a NamedTuple."""
-    loss = _fields(result).get("loss")
-    return (loss, *(tensor for tensor in tensors if tensor is not loss)) if isinstance(loss, Tensor) else tensors
 
 
 def _fields(result: object) -> Mapping[Any, object]:
