@@ -1,10 +1,11 @@
 """A replica driven section by section, the times of its sections, and its parameters of which it keeps slices only."""
 
-from collections.abc import Callable, Set
-from dataclasses import dataclass, field, replace
+from collections.abc import Set
+from dataclasses import replace
+from itertools import chain
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
+from unittest.mock import Mock, call
 
 import pytest
 import torch
@@ -14,12 +15,10 @@ from sambasim.compiler.capture.step import Example
 from sambasim.compiler.update import Update
 from sambasim.errors import OptionError
 from sambasim.ir.graph import Section, SectionKind
-from sambasim.ir.program import ParameterGroup
 from sambasim.ir.types import SymbolKind
 from sambasim.pef import map_weights, read
 from sambasim.runtime.engine.executor import tangent_of
 from sambasim.runtime.machine.communicator import single_rank
-from sambasim.runtime.run.replica import Replica
 from sambasim.runtime.run.setup import Engine, Team
 from sambasim.runtime.run.stepwise import STEP, Mode, StepwiseReplica
 from sambasim.runtime.transports.connect import Way
@@ -168,21 +167,10 @@ def test_ranks_that_take_turns_share_the_time(monkeypatch: pytest.MonkeyPatch) -
     ]
 
 
-@dataclass
-class Sync:
-    done: list[str] = field(default_factory=list)
-
-    def make_whole(self) -> None:
-        self.done.append("whole")
-
-    def releasing(self, group: ParameterGroup, region: str) -> Callable[[], None]:
-        return lambda: self.done.append(f"{region} of {group.name}")
-
-
 def test_parameters_of_which_a_rank_keeps_slices_are_released_also_if_an_evaluation_fails() -> None:
-    sync, program = Sync(), sample_program()
-    memory = SimpleNamespace(program=replace(program, zero=3))
-    replica = cast(Replica, SimpleNamespace(memory=memory, transport=SimpleNamespace(sync=sync)))
+    program, replica = replace(sample_program(), zero=3), Mock()
+    replica.memory.program, sync = program, replica.transport.sync
     with pytest.raises(KeyError), Team([replica], Way.HOST, Engine("plain")).whole_parameters():
         raise KeyError("a sample")
-    assert sync.done == ["whole", *(f"parameter of {group.name}" for group in program.groups)]
+    released = [(call.releasing(group, "parameter"), call.releasing()()) for group in program.groups]
+    assert sync.mock_calls == [call.make_whole(), *chain.from_iterable(released)]
