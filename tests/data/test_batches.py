@@ -7,6 +7,7 @@ import sys
 import time
 from collections import OrderedDict, namedtuple
 from collections.abc import Iterator, Sequence
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -190,23 +191,17 @@ def test_when_the_next_batch_is_read() -> None:
     assert str(caught.value.remedy).startswith("--workers 0 reads in the main process")
 
 
-class Raising:
-    """A loader whose batches cannot be had."""
-
-    num_workers = 1
-
-    def __init__(self, error: Exception) -> None:
-        self.error = error
-
-    def __iter__(self) -> Iterator[object]:
-        raise self.error
-        yield
+def failing(error: Exception) -> Iterator[object]:
+    raise error
+    yield
 
 
 @pytest.mark.parametrize("error", [ConnectionResetError(104, "Connection reset by peer"), EOFError()])
 def test_as_it_hands_a_batch_over(error: Exception) -> None:
+    loader = MagicMock(num_workers=1)
+    loader.__iter__.return_value = failing(error)
     with pytest.raises(DataError, match=r"a worker process that reads pictures died"):
-        list(batches_of(Raising(error), "pictures"))  # type: ignore[arg-type]  # what is used of a loader
+        list(batches_of(loader, "pictures"))
 
 
 SLOW = """
