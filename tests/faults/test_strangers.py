@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.command import sambasim
-from tests.faults.fault import Compiled
+from tests.faults.fault import Compiled, net
 from tests.pef.damage import Fields, put_together, unpack
 from tests.support.mpi import Result
 
@@ -18,14 +18,8 @@ def folder(tmp_path: Path, compiled: Compiled, monkeypatch: pytest.MonkeyPatch) 
     fields, weights = unpack(compiled("net"))
     fields["data_source"]["source"] = str(tmp_path / "theirs.py:samples")
     (tmp_path / "net.pef").write_bytes(put_together(fields, weights))
-    (tmp_path / "theirs.py").write_text(
-        "from pathlib import Path\n"
-        "import torch\n"
-        "from torch.utils.data import TensorDataset\n"
-        "Path(__file__).with_name('ran').touch()\n"
-        "def samples():\n"
-        "    return TensorDataset(torch.randn(16, 8), torch.arange(16) % 3)\n"
-    )
+    traces = "import pathlib\npathlib.Path(__file__).with_name('ran').touch()\n\n\n"
+    (tmp_path / "theirs.py").write_text(net(before=traces))
     return tmp_path
 
 
