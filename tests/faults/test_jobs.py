@@ -2,8 +2,8 @@
 
 import json
 import time
-from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -89,10 +89,8 @@ def test_data_that_goes_bad_on_one_rank_in_the_middle_of_training_is_reported_on
 def test_an_internal_error_prints_its_traceback_for_the_bug_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def divide(*arguments: object) -> Callable[[], None]:
-        raise ZeroDivisionError("of our own")
-
-    monkeypatch.setattr("sambasim.cli.compile.options_and_notes", divide)
+    failing = Mock(side_effect=ZeroDivisionError("of our own"))
+    monkeypatch.setattr("sambasim.cli.compile.options_and_notes", failing)
     outcome = sambasim(["compile"], tmp_path)
     assert outcome.returncode == 70
     assert "Traceback (most recent call last)" in outcome.stderr

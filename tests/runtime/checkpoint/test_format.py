@@ -5,6 +5,7 @@ import hashlib
 import os
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -144,11 +145,9 @@ def test_a_claim_cleans_up_after_runs_that_died(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_cannot_be_claimed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def locked(*_: object) -> None:
-        raise OSError(errno.EACCES, os.strerror(errno.EACCES))  # which POSIX allows instead of EAGAIN
-
+    locked = OSError(errno.EACCES, os.strerror(errno.EACCES))  # which POSIX allows instead of EAGAIN
     with monkeypatch.context() as patched:
-        patched.setattr("fcntl.lockf", locked)
+        patched.setattr("fcntl.lockf", Mock(side_effect=locked))
         with pytest.raises(OptionError, match="another run is writing its checkpoints into"):
             claim(tmp_path, ALONE)
     (tmp_path / LOCK_FILE).unlink()
