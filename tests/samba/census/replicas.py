@@ -183,9 +183,7 @@ def measuring(row: Row) -> None:
     sections: Any = utils.measure_sections(row.model, batch, **options)["sections"]
     kinds = [kind for section in sections for kind in section["kind"].split("+")]
     assert kinds[-3:] == ["REDUCE", "OPT", "GATHER"], "in rows of their own, or in one"
-    not_predicted = [section["kind"] for section in sections if section["predicted_s"] is None]
-    # Through the host, REDUCE is the way there and back.
-    assert not_predicted == ([] if row.parallel["reduce_on_rdu"] else ["GATHER"])
+    assert all(section["predicted_s"] > 0 for section in sections)
     for _ in range(2 * (3 + 2)):  # of which three warm up
         row.expect_step(0)
 
