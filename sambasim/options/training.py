@@ -63,7 +63,7 @@ class ScheduleOptions(Options):
     @property
     def counts_updates(self) -> bool:
         """Whether skipped steps do not advance it."""
-        return self.name in (*_WITH_CURVE, *_WITHOUT_WARMUP)
+        return self.name in _BY_UPDATES
 
     def problems(self) -> Iterator[Problem]:
         for field in _NEEDED.get(self.name, ()):
@@ -89,6 +89,7 @@ class ScheduleOptions(Options):
 
 _WITH_CURVE = ("warmup", "warmup_decay", "warmup_cosine")
 _WITHOUT_WARMUP = ("one_cycle", "range_test")
+_BY_UPDATES = (*_WITH_CURVE, *_WITHOUT_WARMUP)
 _NEEDED = {"step": ("step_size",), "one_cycle": ("up_steps",), "range_test": ("step_size", "rate")}
 _SCHEDULES_WITH: Mapping[str, tuple[str, ...]] = {
     "step_size": ("step", "one_cycle", "range_test"),

@@ -138,7 +138,9 @@ class Update:
             moved = asdict(transport.sync.bytes_moved)
             detailed.span_begins(transport.rank, Track.HOST, "sync and update")
         transport.sync.offer(losses, request)
-        hidden_s = sum((overlapped.hidden_s for overlapped in self._overlapped), 0.0)
+        hidden_s = 0.0
+        for overlapped in self._overlapped:
+            hidden_s += overlapped.hidden_s
         key = applies, detailed is not None
         if key not in self._codes:
             units = [*self._units, self._end] if applies else [self._end]
@@ -154,8 +156,10 @@ class Update:
         applied = norm is None or not self.optimizers.skips(norm)
         exposed_s = sum(self._waited_s.values())
         self._waited_s.clear()
-        waited_s = self._waited_in_passes_s.copy()
-        self._waited_in_passes_s.clear()
+        waited_s: Mapping[str, float] = {}
+        if self._waited_in_passes_s:
+            waited_s = self._waited_in_passes_s.copy()
+            self._waited_in_passes_s.clear()
         return Updated(losses, request, norm, exposed_s, hidden_s, began_ns, waited_s, applied)
 
     def _ended(self, unit: Unit) -> None:
