@@ -149,17 +149,23 @@ class Indexed:
         return next(iter(DataLoader(cast("Any", self), batch_size=size)))
 
 
+class Nested(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, given: dict[str, Any], scale: Tensor) -> Tensor:
+        return self.layer(torch.cat([*given["pair"], given["one"]], 1) * scale)
+
+
 def test_inputs_may_be_dicts_and_lists_inside_of_each_other(folder: Path) -> None:
     """By position and by name, with the bits of the model itself."""
-
-    def joined(layer: nn.Module, given: dict[str, Any], scale: Tensor) -> Tensor:
-        return layer(torch.cat([*given["pair"], given["one"]], 1) * scale)
 
     def sample(index: int) -> tuple[Any, ...]:
         point = POINTS[index]
         return {"pair": [point[:1], point[1:]], "one": point[:1]}, torch.ones(1), LABELS[index]
 
-    model = Layers(joined, nn.Linear(3, 2))
+    model = Nested()
     by_position = Indexed(64, sample)
     by_name = Indexed(64, lambda index: dict(zip(("given", "scale", "target"), sample(index), strict=True)))
     given, scale, labels = by_position.batch(64)
