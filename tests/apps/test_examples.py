@@ -31,7 +31,7 @@ def trained(
     torch.manual_seed(256)
     model, data = make(app.module())
     padded = plain.PaddedOptimizer(list(model.parameters()), optimizer)
-    long = {"batch_size": app.example.batch_size, "epochs": app.example.rounds}
+    long: dict[str, Any] = {"batch_size": app.example.batch_size, "epochs": app.example.rounds}
     return plain.train(model, [padded], data, replicas, **long, **options)
 
 

@@ -103,7 +103,7 @@ def test_a_flag_replaces_what_does_not_go_with_it(config: Path) -> None:
         '[optimizer]\nname = "adamw"\nlr = 0.5\nbetas = [0.8, 0.9]\n[training]\nepochs = 3\n'
     )
     flags = {"steps": 5, "data": "digits", "loss": "nll", "optimizer": "sgd"}
-    left = {
+    left: dict[str, dict[str, object]] = {
         "training": {"steps": 5, "epochs": None}, "data": {"args": {}, "evaluation_fraction": 0.0},
         "loss": {"args": {}}, "optimizer": {"betas": None, "lr": 0.5, "momentum": 0.0},
     }  # fmt: skip
