@@ -27,7 +27,6 @@ from torch import Tensor
 from sambasim.data.datasets import Source, open_source
 from sambasim.errors import DataError, MachineError, SambasimError
 from sambasim.hardware.budget import available_bytes
-from sambasim.ir.dataflow import pass_and_update
 from sambasim.ir.graph import Node
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind, TensorType
@@ -43,7 +42,7 @@ from sambasim.runtime.run.replica import Shard, input_specs
 from sambasim.runtime.transports.connect import Way, open_ranks
 from sambasim.runtime.transports.in_process import finished
 from sambasim.runtime.transports.messages import MessageGroup
-from sambasim.runtime.values.memory import DeviceMemory
+from sambasim.runtime.values.memory import DeviceMemory, place_inputs
 from sambasim.runtime.values.optimizers import Optimizers, bind_arguments
 from sambasim.runtime.watch.observer import Function, StepObserver
 from sambasim.simulation.machine import Machine, PassTimes, Rates
@@ -136,8 +135,7 @@ def _resident_bytes() -> tuple[int, int, int]:
 
 
 class _Clock(StepObserver):
-    """Notes when each instruction of a pass is called: a node takes the time until the next one is called, with what is
-    stored and freed behind it."""
+    """Notes when instructions are called: a node takes until the next call, with what is stored and freed behind it."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, int]] = []
@@ -171,14 +169,10 @@ def _batches(
         raise DataError(f"{what}, {fewer}", remedy="a smaller --global-batch")
     cut = {"rank": communicator.rank, "world_size": ranks, "batch_size": size, "accumulation_steps": 1}
     shard = Shard(source.train, **cut, options=options, inputs=input_specs(program), seed=0)
-
-    def batches() -> Iterator[Mapping[str, Tensor]]:
-        for number in count():
-            if number % of_epoch == 0:
-                shard.begin_epoch(number // of_epoch, number)
-            yield shard.next_batch()
-
-    return batches()
+    for number in count():
+        if number % of_epoch == 0:
+            shard.begin_epoch(number // of_epoch, number)
+        yield shard.next_batch()
 
 
 class _Step(NamedTuple):
@@ -189,47 +183,53 @@ class _Step(NamedTuple):
     adding_pass_s: float
     update_s: float
 
+    @property
+    def pass_s(self) -> float:
+        return sum(self.seconds.values())
 
-class _Rank:
-    """This rank of a job, as a replica of `program` with synced gradients."""
 
-    def __init__(self, program: Program, work: Work, source: Source, communicator: Communicator, way: Way) -> None:
-        self._communicator = communicator
-        self._batches = _batches(source, program, work.data, communicator)
-        way = Way.IN_PROCESS if communicator.world_size == 1 else way
-        (transport,) = open_ranks(program, communicator, way, _fill)
-        self._memory = transport.memory
-        arguments = bind_arguments(program, work.optimizer, communicator.world_size, communicator.rank, 0)
-        self._clock = _Clock()
-        self._executor = Executor(
-            program.step, program, self._memory.tensor, wanted=program.loss, transport=transport, observer=self._clock
-        )
-        self._update = Update(self._executor, transport, Optimizers(program, transport.sync.memory, arguments))
-        self._tangent, self._done = tangent_of(program, 1.0), 0
+def _replica(
+    program: Program, work: Work, source: Source, communicator: Communicator, way: Way, private_bytes: int
+) -> tuple[PassTimes, float]:
+    """Collective. The times of passes of this rank, as a replica of `program` with synced gradients, and of its update.
+    `private_bytes`: the memory of this process without one."""
+    batches, clock, steps = _batches(source, program, work.data, communicator), _Clock(), list[_Step]()
+    (transport,) = open_ranks(program, communicator, way, _fill)
+    memory, tangent = transport.memory, tangent_of(program, 1.0)
+    arguments = bind_arguments(program, work.optimizer, communicator.world_size, communicator.rank, 0)
+    executor = Executor(program.step, program, memory.tensor, wanted=program.loss, transport=transport, observer=clock)
+    update = Update(executor, transport, Optimizers(program, transport.sync.memory, arguments))
 
-    def steps(self) -> Sequence[_Step]:
-        """Collective. As many on all ranks, after one that finds out how passes write gradients."""
+    def step() -> None:
+        update.begin_step(len(steps) + 1, 1.0)
         began_s = perf_counter()
-        self._step()
-        each_s = max(self._communicator.all_gather_object(perf_counter() - began_s))
-        return [self._step() for _ in range(max(_LEAST_STEPS, min(_MOST_STEPS, round(_ENOUGH_S / each_s))))]
-
-    def _step(self) -> _Step:
-        self._done += 1
-        executor, memory = self._executor, self._memory
-        self._update.begin_step(self._done, 1.0)
-        began_s = perf_counter()
-        for name, tensor in next(self._batches).items():
-            memory.tensor(name).copy_(tensor)
+        place_inputs(memory, next(batches))
         batch_s = perf_counter() - began_s
-        finished(executor.run(self._tangent))
-        written = self._clock.seconds(perf_counter_ns())
-        finished(executor.run(self._tangent, accumulate=True))
-        added = self._clock.seconds(perf_counter_ns())
-        self._communicator.barrier()  # so that the update waits for nobody
+        finished(executor.run(tangent))
+        written = clock.seconds(perf_counter_ns())
+        finished(executor.run(tangent, accumulate=True))
+        added = clock.seconds(perf_counter_ns())
+        communicator.barrier()  # so that the update waits for nobody
         began_s = perf_counter()
-        finished(self._update.run([0.0]))
-        return _Step(batch_s, written, sum(added.values()), perf_counter() - began_s)
+        finished(update.run([0.0]))
+        steps.append(_Step(batch_s, written, sum(added.values()), perf_counter() - began_s))
+
+    began_s = perf_counter()
+    step()  # finds out how passes write gradients
+    each_s = max(communicator.all_gather_object(perf_counter() - began_s))
+    for _ in range(max(_LEAST_STEPS, min(_MOST_STEPS, round(_ENOUGH_S / each_s)))):
+        step()
+    heap_bytes = _resident_bytes()[0] - private_bytes
+    if communicator.world_size == 1:
+        heap_bytes -= program.device_bytes
+    del steps[0]
+    typical = _usual(sorted(steps, key=lambda step: step.pass_s))
+    nodes = [node.name for section in executor.sections for node in program.step.section_nodes(section)]
+    seconds = {name: typical.seconds.get(name, 0.0) for name in nodes}  # 0 for what is evaluated once
+    adding_s = _usual(sorted(step.adding_pass_s for step in steps)) - typical.pass_s
+    batch_s = _usual(sorted(step.batch_s for step in steps))
+    update_s = _usual(sorted(step.update_s for step in steps))
+    return PassTimes(program.batch_size, seconds, max(adding_s, 0.0), batch_s, max(heap_bytes, 0)), update_s
 
 
 def _fill(memory: DeviceMemory, rank: int) -> None:
@@ -241,17 +241,6 @@ def _fill(memory: DeviceMemory, rank: int) -> None:
             memory.tensor(name).normal_(0.0, 0.02)
         elif symbol.kind in (SymbolKind.BUFFER, SymbolKind.CONSTANT):
             memory.tensor(name).fill_(1.0)
-
-
-def _times(program: Program, steps: Sequence[_Step], heap_bytes: int) -> PassTimes:
-    graph = program.step
-    nodes = [node.name for section in pass_and_update(graph)[0] for node in graph.section_nodes(section)]
-    by_pass_s = sorted((sum(step.seconds.values()), at) for at, step in enumerate(steps))
-    pass_s, at = _usual(by_pass_s)
-    seconds = {name: steps[at].seconds.get(name, 0.0) for name in nodes}  # 0 for what is evaluated once
-    adding_s = _usual(sorted(step.adding_pass_s for step in steps)) - pass_s
-    batch_s = _usual(sorted(step.batch_s for step in steps))
-    return PassTimes(program.batch_size, seconds, max(adding_s, 0.0), batch_s, heap_bytes)
 
 
 def _usual(ascending: Sequence[T]) -> T:
@@ -273,17 +262,12 @@ def _measure(work: Work, communicator: Communicator) -> Rates:
         passes, update_s, host_update_s = [], 0.0, 0.0
         enough = [program for program in work.programs if program.batch_size * ranks <= len(source.train)]
         for program in enough or work.programs[:1]:
-            rank = _Rank(program, work, source, communicator, Way.DEVICE)
-            steps = rank.steps()
-            heap_bytes = _resident_bytes()[0] - private_bytes
-            if ranks == 1:
-                heap_bytes -= program.device_bytes
-            passes.append(_times(program, steps, max(heap_bytes, 0)))
-            update_s = _usual(sorted(step.update_s for step in steps))
-            del rank
+            way = Way.DEVICE if ranks > 1 else Way.IN_PROCESS
+            times, update_s = _replica(program, work, source, communicator, way, private_bytes)
+            passes.append(times)
         if 1 < ranks <= len(cores_of_this_process()):
-            rank = _Rank(work.programs[0], work, source, communicator, Way.HOST_REPLICATED)
-            host_update_s = _usual(sorted(step.update_s for step in rank.steps()))
+            way = Way.HOST_REPLICATED
+            _, host_update_s = _replica(work.programs[0], work, source, communicator, way, private_bytes)
         latency_s, link_bytes_per_s = _link(communicator)
         _, file_bytes, _ = _resident_bytes()  # with the kernels of all operators
         if ranks > 1:
