@@ -24,8 +24,7 @@ from sambasim.units import MIB
 
 _COLLECT_TAG = 13
 _GATHER_TAG = 31
-_SEND_TAG = 1000
-"""Messages of a program's own `send` nodes have this tag plus that of the node."""
+_SEND_TAG = 1000  # messages of a program's own `send` nodes have this tag plus that of the node
 
 _BOXES = 2
 
@@ -44,8 +43,7 @@ class MessageGroup(AxisGroup):
         self.communicator, self.boxes = communicator, boxes
 
     def gather(self, key: Hashable, combine: Combine) -> Communication:
-        by_messages = _GatherMessages(self, combine)
-        return by_messages if self.boxes is None else _GatherInBoxes(self.boxes, by_messages, combine)
+        return _Gather(self, combine)
 
     def send(self, to: int, tag: int) -> Communication:
         return Simple(lambda: None, lambda *own: self._send(Communication.tensor(own), self.ranks[to], _SEND_TAG + tag))
@@ -78,27 +76,6 @@ def _body(message: Tensor, dtype: torch.dtype, shape: Sequence[int], strides: Se
     return message[_head_bytes(len(shape)) :].view(dtype).as_strided(shape, strides)
 
 
-@final
-class _GatherMessages(Communication):
-    def __init__(self, group: MessageGroup, combine: Combine) -> None:
-        self._group, self._combine = group, combine
-        self._tensors: list[Tensor] = []
-        self._requests: list[Request] = []
-
-    def begin(self, *operands: object) -> None:
-        own, group = self.tensor(operands).resolve_conj().resolve_neg().contiguous(), self._group
-        self._tensors = [own if at == group.position else torch.empty_like(own) for at in range(group.size)]
-        irecv, isend = group.communicator.irecv, group.communicator.isend
-        peers = [(at, rank) for at, rank in enumerate(group.ranks) if at != group.position]
-        self._requests = [irecv(byte_array(self._tensors[at]), rank, _GATHER_TAG) for at, rank in peers]
-        self._requests += [isend(byte_array(own), rank, _GATHER_TAG) for _, rank in peers]
-
-    def finish(self) -> object:
-        self._group.communicator.wait_all(self._requests)
-        tensors, self._tensors = self._tensors, []
-        return self._combine(tensors)
-
-
 def box_bytes(program: Program, axis: str) -> int:
     """The size of the largest tensor that a rank gives to a collective along `axis` and that goes into a box."""
     along = [(graph, node) for graph in program.graphs for node in graph.nodes if axis_of(node) == axis]
@@ -118,31 +95,38 @@ class Boxes:
 
 
 @final
-class _GatherInBoxes(Communication):
-    def __init__(self, boxes: Boxes, by_messages: Communication, combine: Combine) -> None:
-        self._boxes, self._by_messages, self._combine = boxes, by_messages, combine
-        self._call = 0
-        """Its number among the collectives of the group; 0 if it goes by messages."""
+class _Gather(Communication):
+    """Through the boxes of `group`, if it has some and the tensors fit into them; else by messages."""
+
+    def __init__(self, group: MessageGroup, combine: Combine) -> None:
+        self._group, self._combine = group, combine
         self._tensors: Sequence[Tensor] = ()
+        self._requests: Sequence[Request] = ()
+        self._call = 0  # its number among the collectives through boxes; 0 if it goes by messages
 
     def begin(self, *operands: object) -> None:
-        boxes, own = self._boxes, self.tensor(operands)
-        if own.nbytes > boxes.size_bytes:
-            self._call = 0
-            self._by_messages.begin(own)
+        own, group, boxes = self.tensor(operands), self._group, self._group.boxes
+        if boxes is not None and own.nbytes <= boxes.size_bytes:
+            self._call = boxes.calls = boxes.calls + 1
+            of_call = boxes.of_call[self._call % _BOXES]
+            self._tensors = [box[: own.nbytes].view(own.dtype).view(own.shape) for box in of_call]
+            self._tensors[boxes.position].copy_(own)
+            boxes.flags.publish(Counter.PROGRESS, self._call)
             return
-        boxes.calls += 1
-        self._call = boxes.calls
-        of_call = boxes.of_call[self._call % _BOXES]
-        self._tensors = [box[: own.nbytes].view(own.dtype).view(own.shape) for box in of_call]
-        self._tensors[boxes.position].copy_(own)
-        boxes.flags.publish(Counter.PROGRESS, self._call)
+        self._call, own = 0, own.resolve_conj().resolve_neg().contiguous()
+        self._tensors = [own if at == group.position else torch.empty_like(own) for at in range(group.size)]
+        irecv, isend = group.communicator.irecv, group.communicator.isend
+        peers = [(at, rank) for at, rank in enumerate(group.ranks) if at != group.position]
+        receives = [irecv(byte_array(self._tensors[at]), rank, _GATHER_TAG) for at, rank in peers]
+        self._requests = [*receives, *(isend(byte_array(own), rank, _GATHER_TAG) for _, rank in peers)]
 
     def finish(self) -> object:
-        if not self._call:
-            return self._by_messages.finish()
-        self._boxes.flags.wait(Counter.PROGRESS, self._call)
-        return self._combine(self._tensors)
+        if self._call and self._group.boxes is not None:
+            self._group.boxes.flags.wait(Counter.PROGRESS, self._call)
+        else:
+            self._group.communicator.wait_all(self._requests)
+        tensors, self._tensors = self._tensors, ()
+        return self._combine(tensors)
 
 
 @final
@@ -166,23 +150,20 @@ def collect(
 ) -> Tensor | None:
     """Collective. On rank 0, the part of a group's flat tensor that belongs to `member`; None elsewhere. `readable`
     holds, by rank, the tensors that this process can read."""
-    rank, stop_of_member = communicator.rank, member.start + member.numel
-    parts = [(owner, max(a, member.start), min(b, stop_of_member)) for owner, (a, b) in enumerate(slices)]
-    parts = [(owner, start, stop) for owner, start, stop in parts if start < stop]
     readable_by_root = communicator.broadcast_object(tuple(readable))
-    own, requests = readable[rank], list[Request]()
-    if rank != 0:
-        for owner, start, stop in parts:
+    rank, own, requests = communicator.rank, readable[communicator.rank], list[Request]()
+    whole = torch.empty(member.numel, dtype=own.dtype) if rank == 0 else None
+    for owner, (a, b) in enumerate(slices):
+        start, stop = max(a, member.start), min(b, member.start + member.numel)
+        if start >= stop:
+            continue
+        if whole is None:
             if owner == rank and owner not in readable_by_root:
                 requests.append(communicator.isend(byte_array(own[start:stop]), 0, _COLLECT_TAG))
-        communicator.wait_all(requests)
-        return None
-    whole = torch.empty(member.numel, dtype=own.dtype)
-    for owner, start, stop in parts:
-        part = whole[start - member.start : stop - member.start]
-        if owner in readable:
-            part.copy_(readable[owner][start:stop])
+        elif owner in readable:
+            whole[start - member.start : stop - member.start].copy_(readable[owner][start:stop])
         else:
+            part = whole[start - member.start : stop - member.start]
             requests.append(communicator.irecv(byte_array(part), owner, _COLLECT_TAG))
     communicator.wait_all(requests)
     return whole
