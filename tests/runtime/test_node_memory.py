@@ -24,7 +24,7 @@ from sambasim.runtime.machine.node_memory import (
     check_start,
     huge_bytes,
     merged,
-    private_pages,
+    private_storage,
     second_mapping,
 )
 from sambasim.runtime.machine.process import check_device, check_node_memory
@@ -99,7 +99,7 @@ def test_what_is_gathered_stays_and_nothing_beside_it_is_touched(file: int, shar
 
 @pytest.mark.skipif(not _allows("enabled", "[never]"), reason="this system gives no huge pages")
 def test_private_memory_comes_in_huge_pages() -> None:
-    view = np.frombuffer(private_pages(4 * HUGE), dtype=np.uint8)
+    view = private_storage(4 * HUGE)
     assert not view.any()
     view.setflags(write=True)
     view[:] = 1
@@ -108,13 +108,13 @@ def test_private_memory_comes_in_huge_pages() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux clears memory in a forked process (MADV_WIPEONFORK)")
 def test_a_forked_process_has_zeros_and_frees_nothing_of_its_own() -> None:
-    pages = private_pages(1 << 20)
+    pages = private_storage(1 << 20)
     pages[0] = 7
     pid = os.fork()
     if pid == 0:
         try:
-            own = [private_pages(1 << 20) for _ in range(4)]
-            before = pages[0]
+            own = [private_storage(1 << 20) for _ in range(4)]
+            before = int(pages[0])
             del pages
             for memory in own:
                 memory[0] = 1

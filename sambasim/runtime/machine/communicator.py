@@ -12,10 +12,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple, NewType, NoReturn, TypeAlias, TypeVar, cast
 
-import numpy as np
-
 from sambasim.errors import InternalError
-from sambasim.runtime.machine.node_memory import ByteArray, Range, private_pages
+from sambasim.runtime.machine.node_memory import ByteArray, Range, private_storage
 
 T = TypeVar("T")
 
@@ -132,8 +130,6 @@ class Communicator:
 
     def persistent(self, sends: Sequence[Message], receives: Sequence[Message], tag: int) -> Messages:
         """Messages that `isend` or `irecv` would begin, made once for many steps."""
-        if sends or receives:
-            raise InternalError("a rank that is alone exchanges no gradients")
         return Messages(lambda: None, ())
 
     def wait_all(self, requests: Sequence[Request]) -> None:
@@ -147,7 +143,7 @@ class Communicator:
         """Collective over the job, also on a subset: all ranks allocate at the same time, each on a subset of its own.
         Returns a window with `size_bytes` of this rank, until `close`. Sizes may differ. Raises MachineError on every
         rank if a node lacks the shared memory. `touched`: the byte ranges that need memory; all by default."""
-        return SharedWindow((np.frombuffer(private_pages(size_bytes), dtype=np.uint8, count=size_bytes),))
+        return SharedWindow((private_storage(size_bytes),))
 
     def announce_failure(self, notice: FailureNotice) -> None:
         """Notify all other ranks that this one is failing. Does not wait, and needs no action by them."""

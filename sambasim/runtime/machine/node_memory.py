@@ -45,14 +45,18 @@ _LARGER = f"make {FOLDER} larger (docker: --shm-size; elsewhere: mount -o remoun
 _TOO_LITTLE = f"the replicas of this node need {{}} of shared memory, and {FOLDER} has {{}} free"
 
 
-def private_pages(size_bytes: int) -> mmap.mmap:
-    """Zeroed memory of this process, in huge pages where there are. Raises OSError or OverflowError. In a forked
-    process it is zeros, at the same addresses; otherwise each later write would copy a page."""
-    pages = mmap.mmap(-1, max(size_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+def private_storage(size_bytes: int) -> ByteArray:
+    """Zeroed memory of this process, page-aligned, in huge pages where there are. Raises MachineError if there is too
+    little. In a forked process it is zeros, at the same addresses; otherwise each later write would copy a page."""
+    try:
+        pages = mmap.mmap(-1, max(size_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, OverflowError) as error:
+        what = f"the machine does not give {format_bytes(size_bytes)} of memory for a device: {error}"
+        raise MachineError(what, remedy="raise `ulimit -v`, or compile a smaller model or batch") from error
     for advice in (mmap.MADV_HUGEPAGE, _MADV_WIPEONFORK):
         with suppress(OSError):  # not every kernel has it
             pages.madvise(advice)
-    return pages
+    return np.frombuffer(pages, dtype=np.uint8)[:size_bytes]
 
 
 def freeing(parts: Iterable[ByteArray]) -> Callable[[], None]:

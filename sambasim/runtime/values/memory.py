@@ -8,7 +8,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
-import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -19,8 +18,7 @@ from sambasim.ir.dataflow import is_clipped
 from sambasim.ir.program import ParameterGroup, Program
 from sambasim.ir.types import DTYPE_BYTES, Cut, Slice, SymbolKind, TensorType, cut, cut_at
 from sambasim.pef.archive import bytes_of
-from sambasim.runtime.machine.node_memory import ByteArray, freeing, private_pages
-from sambasim.units import format_bytes
+from sambasim.runtime.machine.node_memory import ByteArray, freeing, private_storage
 
 Tensors: TypeAlias = Mapping[str, Tensor]
 
@@ -158,16 +156,6 @@ def part_of(whole: Tensor, cuts: Sequence[Cut], at: Mapping[str, int]) -> Tensor
     for axis_cut in cuts:
         whole = part(whole, axis_cut, at[axis_cut.axis])
     return whole
-
-
-def private_storage(size_bytes: int) -> ByteArray:
-    """Zeroed private memory, page-aligned, in huge pages if possible. Raises MachineError if there is too little."""
-    try:
-        pages = private_pages(size_bytes)
-    except (OSError, OverflowError) as error:
-        what = f"the machine does not give {format_bytes(size_bytes)} of memory for a device: {error}"
-        raise MachineError(what, remedy="raise `ulimit -v`, or compile a smaller model or batch") from error
-    return np.frombuffer(pages, dtype=np.uint8)[:size_bytes]
 
 
 SHARED_KINDS = (SymbolKind.PARAMETER, SymbolKind.CONSTANT)

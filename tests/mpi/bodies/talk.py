@@ -152,7 +152,7 @@ def shared_memory_that_is_not_there(c: Communicator) -> None:
 
 def freed_pages(c: Communicator) -> None:
     """Freeing them again and again takes no memory."""
-    memory = np.frombuffer(node_memory.private_pages(1 << 21), dtype=np.uint8)
+    memory = node_memory.private_storage(1 << 21)
     free = node_memory.freeing([memory[4096:900_000]])
     for count in (1_000, 100_000):
         before = _resident_bytes()
