@@ -20,8 +20,7 @@ from sambasim.ir.mesh import Mesh, copy_mesh
 from sambasim.ir.program import Program
 from sambasim.ir.ranks import without_loss
 from sambasim.ir.types import SymbolKind
-from sambasim.options.run import RunOptions, resolve_run
-from sambasim.options.training import DataOptions, LossOptions
+from sambasim.options.run import ResolvedRun, RunOptions, resolve_run
 from sambasim.pef import map_weights, read
 from sambasim.pef.digests import changed
 from sambasim.records.metrics import EvaluationRecord, InferenceRecord
@@ -63,18 +62,12 @@ class Sums:
 
 
 class Evaluator:
-    """Runs the evaluation graph of one replica, for samples with a target and for inference. `ranks`: those of the
-    replica in this process."""
+    """Runs the evaluation graph of one replica, with targets and for inference, on its `ranks` in this process."""
 
     def __init__(
-        self,
-        program: Program,
-        ranks: Sequence[Transport],
-        loss: LossOptions | None,
-        options: DataOptions,
-        activity: Activity = UNWATCHED,
+        self, program: Program, ranks: Sequence[Transport], resolved: ResolvedRun, activity: Activity = UNWATCHED
     ) -> None:
-        self._program, self._loss, self._options, self._activity = program, loss, options, activity
+        self._program, self._loss, self._options, self._activity = program, resolved.loss, resolved.data, activity
         self._inputs = input_specs(program)
         self._has_loss = program.loss is not None
         self._hub = ranks[0].hub
@@ -92,7 +85,7 @@ class Evaluator:
         self._generators.clear()
         total = Sums()
         for batch, count in self._batches(dataset, rank, world_size):
-            total += self._sums_of(self._run(batch), batch, count)
+            total += self._sums_of(self._run(batch, self._program.evaluation), batch, count)
         return total
 
     def infer(self, dataset: WatchedDataset, rank: int, world_size: int) -> Iterator[tuple[Sums, list[Tensor]]]:
@@ -100,7 +93,7 @@ class Evaluator:
         the batch are left out."""
         size = self._program.batch_size
         for batch, count in self._batches(dataset, rank, world_size):
-            outputs = self._run(batch)
+            outputs = self._run(batch, self._program.evaluation)
             kept = outputs[1:] if self._has_loss else outputs
             yield self._sums_of(outputs, batch, count), [o[:count].clone() for o in kept if o.shape[:1] == (size,)]
 
@@ -130,13 +123,10 @@ class Evaluator:
                     tensors[name] = torch.cat([tensor, tensor[:1].expand(missing, *tensor.shape[1:])])
             yield batches.check(tensors, self._inputs, size), count
 
-    def _run(self, batch: Mapping[str, Tensor]) -> list[Tensor]:
-        for rank in self._ranks:
-            rank.take(batch)
-        return self._together(self._program.evaluation, 0)
-
-    def _together(self, graph: Graph, number: int) -> list[Tensor]:
+    def _run(self, batch: Batch, graph: Graph, number: int = 0) -> list[Tensor]:
         """Run the executors `number` of the ranks, of `graph`. Returns the outputs of the first rank that has any."""
+        for rank in self._ranks:
+            rank.take(batch, number)
         passes = [rank.executors[number].run() for rank in self._ranks]
         of_ranks = run_together(passes, self._hub, self._generators)
         return outputs_in_order(graph, next(filter(None, (outputs for (outputs,) in of_ranks)), {}))
@@ -154,12 +144,9 @@ class Evaluator:
             return Sums(count, float(outputs[0]) * count) if outputs else Sums()
         # The model returns one mean over a batch with padding: run the real samples one by one, or skip them.
         total, single = Sums(), self._program.single
-        if single is None:
-            return total
         for index in range(count):
-            for rank in self._ranks:
-                rank.take_sample(batch, index)
-            if loss := self._together(single, 1):
+            sample = {name: tensor[index : index + 1] for name, tensor in batch.items()}
+            if single is not None and (loss := self._run(sample, single, 1)):
                 total += Sums(1, float(loss[0]))
         return total
 
@@ -184,25 +171,22 @@ class _Rank:
     def __init__(self, transport: Transport) -> None:
         program, memory = transport.program, transport.memory
         kinds = {name: symbol.kind for name, symbol in program.symbols.items()}
-        own = (name for name, kind in kinds.items() if kind in (SymbolKind.BUFFER, SymbolKind.INPUT))
-        self._own = {name: torch.empty_like(memory.tensor(name)) for name in own}
-        self._sample = {name: self._own[name][:1].clone() for name in self._own if kinds[name] is SymbolKind.INPUT}
+        names = (name for name, kind in kinds.items() if kind in (SymbolKind.BUFFER, SymbolKind.INPUT))
+        own = {name: torch.empty_like(memory.tensor(name)) for name in names}
+        sample = {name: whole[:1].clone() if kinds[name] is SymbolKind.INPUT else whole for name, whole in own.items()}
+        self._tensors = own, sample
 
-        def executor(graph: Graph, own: Mapping[str, Tensor]) -> Executor:
-            return Executor(graph, program, lambda name: own.get(name, memory.tensor(name)), transport=transport)
+        def executor(graph: Graph, tensors: Mapping[str, Tensor]) -> Executor:
+            return Executor(graph, program, lambda name: tensors.get(name, memory.tensor(name)), transport=transport)
 
-        self.executors = [executor(program.evaluation, self._own)]
+        self.executors = [executor(program.evaluation, own)]
         if program.single is not None:
-            self.executors.append(executor(program.single, {**self._own, **self._sample}))
+            self.executors.append(executor(program.single, sample))
 
-    def take(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copy a batch, or running statistics."""
+    def take(self, tensors: Mapping[str, Tensor], number: int = 0) -> None:
+        """Copy a batch for executor `number`, or running statistics."""
         for name, tensor in tensors.items():
-            self._own[name].copy_(tensor)
-
-    def take_sample(self, batch: Mapping[str, Tensor], index: int) -> None:
-        for name, tensor in batch.items():
-            self._sample[name].copy_(tensor[index : index + 1])
+            self._tensors[number][name].copy_(tensor)
 
 
 def buffers_of(memory: DeviceMemory) -> Mapping[str, Tensor]:
@@ -301,7 +285,7 @@ class InferenceJob:
 
         alone = single_rank(self._communicator.host_name)
         ranks = open_ranks(program, alone, Way.IN_PROCESS, fill, range(mesh.world_size), mesh)
-        evaluator = Evaluator(program, ranks, self._resolved.loss, self._resolved.data, self._activity)
+        evaluator = Evaluator(program, ranks, self._resolved, self._activity)
         evaluator.use_buffers([buffers_of(rank.memory) for rank in ranks])
         return evaluator
 

@@ -101,7 +101,7 @@ class TrainingJob:
         evaluator = None
         if sources[0].evaluation is not None and training.evaluate:
             ranks = [replica.transport for replica in team.first]
-            evaluator = Evaluator(program, ranks, setup.resolved.loss, setup.resolved.data, self._activity)
+            evaluator = Evaluator(program, ranks, setup.resolved, self._activity)
         start = self._start(steps, team, sources[0], (*notices(setup, team), *lines))
         self._observer.started(start)
         observers: list[StepObserver] = [] if probes is None else [probes.watching(team.replicas)]

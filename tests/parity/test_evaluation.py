@@ -18,9 +18,10 @@ from sambasim.ir.types import SymbolKind
 from sambasim.options.run import RunOptions
 from sambasim.pef import map_weights
 from sambasim.runtime.inference import Evaluator, Sums
+from sambasim.runtime.machine.node_memory import private_storage
 from sambasim.runtime.run.replica import input_specs
 from sambasim.runtime.transports.connect import connect_here
-from sambasim.runtime.values.memory import DeviceMemory, place_weights, private_storage
+from sambasim.runtime.values.memory import DeviceMemory, place_weights
 from tests.parity.conftest import Variant
 from tests.support.eager import EagerReplica
 
@@ -39,9 +40,8 @@ class Evaluation:
         memory = DeviceMemory(program, self.storage)
         place_weights(memory, map_weights(path))
         buffers = {s.name for s in program.symbols.values() if s.kind is SymbolKind.BUFFER}
-        self.evaluator = Evaluator(
-            program, connect_here([memory]), resolved.loss, resolved.data.model_copy(update=data)
-        )
+        changed = resolved._replace(data=resolved.data.model_copy(update=data))
+        self.evaluator = Evaluator(program, connect_here([memory]), changed)
         self.evaluator.use_buffers([{name: tensor for name, tensor in self.eager.state().items() if name in buffers}])
         held_out = open_source(resolved.data, tuple(input_specs(program))).evaluation
         assert held_out is not None
