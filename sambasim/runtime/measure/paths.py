@@ -17,11 +17,11 @@ from sambasim.ir.types import ALIGNMENT_BYTES, ALIGNMENT_ELEMENTS, Symbol, Symbo
 from sambasim.runtime.machine import process
 from sambasim.runtime.machine.communicator import Communicator, SharedWindow
 from sambasim.runtime.machine.mpi import MpiCommunicator
+from sambasim.runtime.machine.node_memory import private_storage
 from sambasim.runtime.transports.connect import Allocated, Way, connect
-from sambasim.runtime.transports.host import roles_of
 from sambasim.runtime.transports.window import SmallWindow, Window, WindowReduce, is_small
 from sambasim.runtime.values.mean import tree_mean
-from sambasim.runtime.values.memory import DeviceMemory, private_storage
+from sambasim.runtime.values.memory import DeviceMemory
 
 ELEMENT_BYTES = 4
 GRANULE_BYTES = ALIGNMENT_ELEMENTS * ELEMENT_BYTES
@@ -88,10 +88,7 @@ class Operands(NamedTuple):
     mean: Expected
     near_mean: Expected
     near_sum: Expected
-
-    @property
-    def copied(self) -> Expected:
-        return Expected(self.own)
+    copied: Expected
 
 
 def draw(turn: int, rank: int, world_size: int, numel: int) -> Operands:
@@ -107,7 +104,8 @@ def draw(turn: int, rank: int, world_size: int, numel: int) -> Operands:
     tree_mean(blocks, mean, world_size)()
     if near_mean.first_difference(mean, 0) is not None:
         raise InternalError("the tree of additions is not near the mean in float64")
-    return Operands(blocks[rank], Expected(mean), near_mean, Expected(total.float(), bound))
+    near_sum, own = Expected(total.float(), bound), blocks[rank]
+    return Operands(own, Expected(mean), near_mean, near_sum, copied=Expected(own))
 
 
 def fill(flat: Tensor, block: Tensor) -> None:
@@ -182,16 +180,14 @@ def _reduce(sync: Window, reduce: WindowReduce) -> None:
     reduce.begin_step()
     reduce.begin()
     reduce.finish()
-    if sync.network.sources:
-        sync.spread()
+    sync.spread()
     sync.meet()
 
 
 def _through_host(setting: Setting, way: Way) -> Measured:
     """REDUCE and GATHER of a host sync path, in this rank's device memory. Rank 0 serves if `way` has servers."""
-    program, roles = setting.program, roles_of(setting.communicator.world_size, dedicated=0)
-    allocated = Allocated([setting.memory], [setting.communicator])
-    (transport,) = connect(setting.communicator, way, allocated, roles)
+    program, allocated = setting.program, Allocated([setting.memory], [setting.communicator])
+    (transport,) = connect(setting.communicator, way, allocated)
     both = transport.sync.reduce_scatter(program.groups), transport.sync.all_gather(program.groups)
     communications = [communication for communication in both if communication is not None]
     gradient = setting.memory.region(program.groups[0], "gradient")
@@ -214,14 +210,8 @@ def _mpi(setting: Setting, *, in_place: bool) -> Measured:
     return Measured(setting.operand, run, [(0, result)], "near_sum", result)
 
 
-def _gloo(setting: Setting) -> Measured:
-    run = partial(dist.all_reduce, setting.operand)
-    return Measured(setting.operand, run, [(0, setting.operand)], "near_sum")
-
-
 def copy_bound(setting: Setting) -> Measured:
-    """An all-reduce in memory of n ranks moves (n + 1) / 2 buffers, so each rank copies 1 / n of that, between two
-    private buffers."""
+    """An all-reduce of n ranks moves (n + 1) / 2 buffers: each rank copies 1 / n of that, between private buffers."""
     ranks = setting.communicator.world_size
     numel = setting.operand.numel() * (ranks + 1) // (2 * ranks)
     source, target = setting.operand[:numel], setting.result[:numel]
@@ -235,7 +225,7 @@ PATHS: Mapping[str, Callable[[Setting], Measured]] = {
     "host-parameter-server": partial(_through_host, way=Way.PARAMETER_SERVER),
     "mpi": partial(_mpi, in_place=False),
     "mpi-in-place": partial(_mpi, in_place=True),
-    "gloo": _gloo,
+    "gloo": lambda at: Measured(at.operand, partial(dist.all_reduce, at.operand), [(0, at.operand)], "near_sum"),
 }
 THROUGH_GLOO = frozenset({"host-gloo", "gloo"})
 

@@ -7,14 +7,14 @@ from enum import StrEnum
 from functools import partial
 from typing import NamedTuple, final
 
-from sambasim.errors import InternalError, MachineError
+from sambasim.errors import MachineError
 from sambasim.ir.mesh import DATA_PARALLEL, PIPELINE, TENSOR, Mesh, mesh_of
 from sambasim.ir.program import Program
 from sambasim.ir.ranks import kept, of_ranks
 from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.machine.process import check_node_memory
 from sambasim.runtime.transports.communication import AxisGroup, Communication, Fusions, GradientSync, Shared, Simple
-from sambasim.runtime.transports.host import Host, Roles, among_equals, parameter_server
+from sambasim.runtime.transports.host import Host, Roles, among_equals, parameter_server, roles_of
 from sambasim.runtime.transports.in_process import Hub, HubGroup, InProcess
 from sambasim.runtime.transports.messages import Boxes, GatherLosses, MessageGroup, box_bytes
 from sambasim.runtime.transports.window import SmallWindow, Window, allocate_devices, is_small
@@ -224,6 +224,5 @@ def _sync(way: Way, allocated: Allocated, number: int, roles: Roles | None) -> G
         case Way.HOST | Way.HOST_REPLICATED | Way.GLOO:
             places, replicated = among_equals(memory, group), way is Way.HOST_REPLICATED
             return Host(places, replicated=replicated, through_gloo=way is Way.GLOO)
-        case Way.PARAMETER_SERVER if roles is not None:
-            return parameter_server(memory, roles, group)
-    raise InternalError(f"sync path {way} without roles")
+        case Way.PARAMETER_SERVER:
+            return parameter_server(memory, roles or roles_of(group.world_size, dedicated=0), group)
