@@ -50,9 +50,9 @@ def connect(command: Sequence[str], environ: Mapping[str, str] = os.environ) -> 
     names_before, launcher = node_memory.mapped_names(), find_launcher(environ)
     try:
         version = _load_library()
-    except (ImportError, RuntimeError) as error:
+    except LaunchError:
         if launcher is not None and launcher.world_size > 1:
-            raise _no_library(error) from error
+            raise
         return single_rank(socket.gethostname())
     from mpi4py import MPI
 
@@ -87,10 +87,7 @@ def connect(command: Sequence[str], environ: Mapping[str, str] = os.environ) -> 
 
 def linked_library() -> str:
     """Name and version of the MPI that mpi4py is linked to, not started. Raises LaunchError if there is none."""
-    try:
-        return library_name(_load_library())
-    except (ImportError, RuntimeError) as error:
-        raise _no_library(error) from error
+    return library_name(_load_library())
 
 
 @final
@@ -273,20 +270,19 @@ def _keep(sent: "deque[MPI.Request]", request: "MPI.Request") -> None:
 
 
 def _load_library() -> str:
-    """Load the MPI library without starting MPI; its version text. Raises ImportError or RuntimeError without one."""
-    import mpi4py
+    """Load the MPI library without starting MPI; its version text. Raises LaunchError without one."""
+    try:
+        import mpi4py
 
-    mpi4py.rc.initialize = False
-    mpi4py.rc.finalize = True
-    from mpi4py import MPI
+        mpi4py.rc.initialize = False
+        mpi4py.rc.finalize = True
+        from mpi4py import MPI
 
-    return MPI.Get_library_version()
-
-
-def _no_library(error: Exception) -> LaunchError:
-    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-    remedy = "python -m pip install mpich   (or load your cluster's MPI and put its lib folder in LD_LIBRARY_PATH)"
-    return LaunchError(f"mpi4py finds no MPI library: {reason}", remedy=remedy)
+        return MPI.Get_library_version()
+    except (ImportError, RuntimeError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        remedy = "python -m pip install mpich   (or load your cluster's MPI and put its lib folder in LD_LIBRARY_PATH)"
+        raise LaunchError(f"mpi4py finds no MPI library: {reason}", remedy=remedy) from error
 
 
 def _exchange_first_messages(node: "MPI.Intracomm") -> None:
