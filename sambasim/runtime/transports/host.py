@@ -70,13 +70,8 @@ class Host(GradientSync):
         reduce = self._observed(reduce_scatter(groups, self.places))
         if not self.replicated:
             return reduce
-        gather = self._observed(all_gather(groups, self.places, "gradient"))
-
-        def reduce_and_gather() -> None:
-            reduce.finish()
-            gather.finish()
-
-        return Simple(reduce_and_gather)
+        both: Sequence[Communication] = (reduce, self._observed(all_gather(groups, self.places, "gradient")))
+        return Simple(lambda: [one.finish() for one in both])
 
     def all_gather(self, groups: Sequence[ParameterGroup]) -> Communication | None:
         return None if self.replicated else self._observed(all_gather(groups, self.places))
