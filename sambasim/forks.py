@@ -89,8 +89,7 @@ class Fork(Generic[T]):
             self._pipe.send_bytes(pickle.dumps(request))
 
     def end(self) -> T | None:
-        """What `work` has returned; None if it has raised, ended the process, or taken too long. Raises its
-        InternalError."""
+        """What `work` has returned; None if it raised, ended the process or took too long. Raises its InternalError."""
         idle = Idle(self._pid)
         while not self._pipe.poll(_POLL_S):
             self.is_gone = self.is_gone or os.waitpid(self._pid, os.WNOHANG)[0] != 0

@@ -37,11 +37,9 @@ _Tell: TypeAlias = Callable[[str, object], None]
 _Pipe: TypeAlias = "Connection[Any, Any]"
 
 _CHUNK_BYTES = 1 << 16
-_POLL_S = 0.2
-"""How often the parent looks whether the child is alive, where something else holds its pipes open."""
+_POLL_S = 0.2  # how often the parent looks whether the child is alive, where something else holds its pipes open
 
-_LONGEST_WAIT_S = 30.0
-"""A child that does nothing for so long waits for a thread of its parent, which is not in it."""
+_LONGEST_WAIT_S = 30.0  # a child that does nothing for so long waits for a thread of its parent, which is not in it
 
 _FRAME = re.compile(rb'File "(?P<file>[^"]+)", line (?P<line>\d+) in ')  # of faulthandler, innermost first
 

@@ -313,8 +313,7 @@ def _put_aside(path: Path) -> str:
 
 
 class Resumption(NamedTuple):
-    """What a run resumes from, and notices for the user. `keeps_loss_scale`: its options for it are those of the
-    run."""
+    """What a run resumes from, and notices. `keeps_loss_scale`: the options of the loss scale are those of the run."""
 
     checkpoint: Checkpoint
     notices: tuple[str, ...]

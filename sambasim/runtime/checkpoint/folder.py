@@ -116,8 +116,7 @@ def claim(folder: Path, communicator: Communicator) -> BinaryIO | None:
 
 
 def _create_and_lock(folder: Path) -> BinaryIO:
-    """A POSIX record lock: forked processes do not inherit it, and it works on NFS. Raises BlockingIOError if it is
-    held."""
+    """A POSIX record lock: forked processes do not inherit it, and it works on NFS. Raises BlockingIOError if held."""
     absolute = Path(os.path.abspath(folder))
     created = [place for place in (absolute, *absolute.parents) if not place.exists()]
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,5 +1,4 @@
-"""Saving checkpoints: every rank writes one shard into a hidden folder, which rank 0 renames once every file is on
-disk."""
+"""Saving checkpoints: every rank writes a shard into a hidden folder, which rank 0 renames once all are on disk."""
 
 import hashlib
 import os

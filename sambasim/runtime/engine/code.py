@@ -41,8 +41,7 @@ class Misfit(Exception):
 _REPORT = re.compile(r"[,.]? ?please report a bug to PyTorch\.?", re.IGNORECASE)
 _OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
 
-Held: TypeAlias = Sequence[tuple[Symbol, Tensor]]
-"""Inputs of the program, and the tensors that they hold."""
+Held: TypeAlias = Sequence[tuple[Symbol, Tensor]]  # inputs of the program, and the tensors that they hold
 
 
 def operator_error(node: Node, raised: Exception, held: Held) -> SambasimError:
@@ -73,8 +72,7 @@ def _unseen(symbol: Symbol, tensor: Tensor) -> str | None:
     return f"{symbol.name} goes from {least} to {largest}, and went up to {bound - 1} when compiled"
 
 
-Ended: TypeAlias = Callable[[Unit], None]
-"""Called after each unit."""
+Ended: TypeAlias = Callable[[Unit], None]  # called after each unit
 
 
 @dataclass(frozen=True, slots=True)

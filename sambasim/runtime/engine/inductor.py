@@ -57,8 +57,7 @@ class Region(NamedTuple):
     outputs: tuple[str, ...] = ()
 
 
-Step: TypeAlias = Region | int
-"""A region, or the position of a node that keeps its own kernel."""
+Step: TypeAlias = Region | int  # a region, or the position of a node that keeps its own kernel
 
 
 def _choose_units(sections: Sequence[Section]) -> list[tuple[Section, ...]]:

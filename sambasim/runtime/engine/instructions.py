@@ -20,8 +20,7 @@ from sambasim.runtime.transports.communication import Communication
 Function: TypeAlias = Callable[..., object]
 Registers: TypeAlias = list[Any]
 
-Operand: TypeAlias = "int | tuple[Operand, ...]"
-"""A register, or a list of them, as `cat` takes."""
+Operand: TypeAlias = "int | tuple[Operand, ...]"  # a register, or a list of them, as `cat` takes
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,8 +92,7 @@ class PassCode(dict[Key, Code]):
         nodes = [instruction.node for instruction in self._instructions]
         self._places = {value: places[0] for value, places in stores.items() if len(places) == 1}
         self._routes = [route for route in find_routes(nodes, unit_of, stores, keep) if route.value in self._places]
-        self._made: dict[int, Tensor] = {}
-        """By position of a maker: its result in this pass."""
+        self._made: dict[int, Tensor] = {}  # by position of a maker: its result in this pass
         self._outs: dict[int, Tensor] = {}
         """By position of a maker that may write directly: the view of the destination to write to."""
         self.is_watching = bool(self._routes)

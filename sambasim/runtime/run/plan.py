@@ -13,8 +13,7 @@ from sambasim.records import Count
 @with_config(extra="forbid", strict=True)
 @dataclass(frozen=True, slots=True)
 class Position:
-    """The progress of a run: `step` optimizer steps in all, and the first `used` samples in the order of `epoch`, from
-    0."""
+    """The progress of a run: `step` optimizer steps, and the first `used` samples in the order of `epoch`, from 0."""
 
     step: Count = 0
     epoch: Count = 0

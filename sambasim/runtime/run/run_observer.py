@@ -177,8 +177,7 @@ def writing(what: str, path: Path, choice: str) -> AbstractContextManager[None]:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file that appears whole or not at all. Raises OSError. A link's target, such as /dev/stdout, is written
-    in place."""
+    """Write a file whole or not at all. Raises OSError. A link's target, such as /dev/stdout, is written in place."""
     if path.is_symlink() or (path.exists() and not path.is_file()):
         path.write_text(text, encoding="utf-8")
         return

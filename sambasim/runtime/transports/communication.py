@@ -116,8 +116,7 @@ Fusions: TypeAlias = Mapping[tuple[str, ...], Callable[[Optimizers], Communicati
 them together."""
 
 
-Slices: TypeAlias = Mapping[str, Sequence[Slice]]
-"""By parameter group, the slice of each rank."""
+Slices: TypeAlias = Mapping[str, Sequence[Slice]]  # by parameter group, the slice of each rank
 
 
 class GradientSync(ABC):
@@ -133,8 +132,7 @@ class GradientSync(ABC):
         self.replicas, self.replica = group.size, group.position
         self.bytes_moved = BytesMoved()
         self.offered = Shared((), 0)
-        self.observed: list[object] = [self]
-        """The objects whose methods report spans."""
+        self.observed: list[object] = [self]  # the objects whose methods report spans
 
     def summed(self, group: ParameterGroup) -> Slice:
         """The slice of `group` whose squares this rank sums: all ranks together sum each once."""

@@ -146,8 +146,7 @@ def _copy_of(operands: Sequence[object]) -> Tensor:
 
 @final
 class InProcess(GradientSync):
-    """All ranks of `group` run in this process. Each updates its slices in the memory of the first, from which the
-    others copy the parameters."""
+    """Ranks of this process. Each updates its slices in the memory of the first, from which others copy parameters."""
 
     def __init__(self, memories: Sequence[DeviceMemory], group: HubGroup) -> None:
         super().__init__(memories[0], group)

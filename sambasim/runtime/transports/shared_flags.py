@@ -14,8 +14,7 @@ from sambasim.runtime.machine.launcher import cores_of_this_process
 from sambasim.runtime.watch.observer import span
 
 _PAGE_BYTES = 4096
-_LINE_WORDS = 8
-"""Each counter has its own cache line, so that reading one does not slow down writing another."""
+_LINE_WORDS = 8  # each counter has its own cache line, so that reading one does not slow down writing another
 _NUMBERS_AT = 64 * _LINE_WORDS
 _SLEEP_S = 50e-6
 _WAITING = "wait for peers"

@@ -181,8 +181,7 @@ class WindowReduce(Communication):
         self._all = sorted((self._work_of(g, ready_at[g.name]) for g in groups), key=lambda work: work.ready_at)
         self._incomplete: list[_Work] = []  # not yet complete on this node at the last check
         self._pending: list[_Work] = []
-        self._done = 0
-        """Progress when the step began."""
+        self._done = 0  # progress when the step began
         self._updating_s = self._updated_in_pass_s = self._in_pass_s = 0.0
 
     def _work_of(self, group: ParameterGroup, ready_at: int) -> _Work:

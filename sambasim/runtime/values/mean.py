@@ -22,8 +22,7 @@ from sambasim.runtime.machine.kernels import Build, build
 CHUNK_ELEMENTS = 131_072
 """Elements that are summed at a time: few enough for a core's cache, enough to outweigh the calls."""
 
-_BLOCK_ELEMENTS = 64
-"""Elements that are added at a time: their sums stay in the L1 cache."""
+_BLOCK_ELEMENTS = 64  # elements that are added at a time: their sums stay in the L1 cache
 
 _REALS = {torch.float32: ("float", ctypes.c_float), torch.float64: ("double", ctypes.c_double)}
 
@@ -49,8 +48,7 @@ class TreeMean:
         if divisor & (divisor - 1) == 0:  # exact for powers of two, and faster than a division
             self._finish, self._number = Finish.KEEP if divisor == 1 else Finish.MULTIPLY, 1 / divisor
         self._add_up = tree_mean_kernel(steps, dtype) or torch_tree_mean(steps, dtype)
-        self.scratch = torch.empty(CHUNK_ELEMENTS, dtype=dtype)
-        """A buffer for a result that is used immediately."""
+        self.scratch = torch.empty(CHUNK_ELEMENTS, dtype=dtype)  # a buffer for a result that is used immediately
 
     def of(self, operands: Sequence[Tensor], out: Tensor, near: bool = False) -> Sum:
         """A function that writes the mean of `operands` to `out`; all are flat and of one length, and `out` may be one
@@ -137,8 +135,7 @@ def torch_tree_mean(steps: Sequence[Addition], dtype: torch.dtype) -> Kernel:
     return bound
 
 
-Part: TypeAlias = tuple[Member, int, Tensor]
-"""A part of a member: where it begins there, and its numbers."""
+Part: TypeAlias = tuple[Member, int, Tensor]  # a part of a member: where it begins there, and its numbers
 
 
 class SquareSums:

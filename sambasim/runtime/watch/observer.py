@@ -1,5 +1,4 @@
-"""The observer interface of a step: for the status file, traces, digests, numerics and section times;
-and the clock of sections."""
+"""The observer interface of a step: for status file, traces, digests, numerics, section times. A clock of sections."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -43,8 +43,7 @@ FORWARDING_S = 0.3
 
 
 class Failure(NamedTuple):
-    """The error, the rank on which it happened, and `who` that is. `alike`: all ranks failed with it; `doing`: the
-    rank's activity."""
+    """The error, its rank, and `who` that is. `alike`: all ranks failed with it; `doing`: the rank's activity."""
 
     error: BaseException
     rank: int
