@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import ConstantLR, CosineAnnealingLR, LinearLR, LR
 
 from sambasim.options.training import ScheduleOptions
 from sambasim.runtime.run.plan import cycled_momentum, learning_rate_factor
-from tests.support.deepspeed import OneCycle, WarmupDecayLR
+from tests.support.deepspeed import one_cycle, warmup_decay_lr
 
 RATE, STEPS, WARMUP = 0.3, 40, 8
 
@@ -68,21 +68,20 @@ def test_the_length_of_a_schedule_may_be_given_and_its_end_stays() -> None:
 def test_a_cycle_is_that_which_deepspeed_documents() -> None:
     """The rates of all schedules of DeepSpeed are compared in test_deepspeed.py."""
     schedule = ScheduleOptions(name="one_cycle", up_steps=9, start_factor=0.1, momentum=(0.85, 0.95))
-    reference = OneCycle(0.03, RATE, cycle_first_step_size=9, cycle_min_mom=0.85, cycle_max_mom=0.95)
     for update in range(STEPS):
-        assert RATE * learning_rate_factor(schedule, update, STEPS) == pytest.approx(reference.lr, rel=1e-12, abs=1e-15)
-        assert cycled_momentum(schedule, update) == pytest.approx(reference.beta1, rel=1e-12)
-        reference.step()
+        cycle: dict[str, Any] = {"cycle_first_step_size": 9, "cycle_min_mom": 0.85, "cycle_max_mom": 0.95}
+        lr, beta1 = one_cycle(update - 1, 0.03, RATE, **cycle)
+        assert RATE * learning_rate_factor(schedule, update, STEPS) == pytest.approx(lr, rel=1e-12, abs=1e-15)
+        assert cycled_momentum(schedule, update) == pytest.approx(beta1, rel=1e-12)
     assert cycled_momentum(ScheduleOptions(name="one_cycle", up_steps=9), 3) is None
 
 
 @pytest.mark.parametrize("total", [30, None])
 def test_a_decay_ends_at_zero_and_lasts_as_long_as_the_run(total: int | None) -> None:
     schedule = ScheduleOptions(name="warmup_decay", warmup_steps=1, total_steps=total)
-    reference = WarmupDecayLR(total_num_steps=total or STEPS, warmup_max_lr=RATE, warmup_num_steps=1)
     for update in range(STEPS):
-        assert RATE * learning_rate_factor(schedule, update, STEPS) == pytest.approx(reference.lr, rel=1e-12, abs=1e-15)
-        reference.step()
+        lr, _ = warmup_decay_lr(update - 1, total or STEPS, warmup_max_lr=RATE, warmup_num_steps=1)
+        assert RATE * learning_rate_factor(schedule, update, STEPS) == pytest.approx(lr, rel=1e-12, abs=1e-15)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 imports nothing of sambasim. A schedule is stepped after each optimizer step that was not skipped."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -11,121 +11,87 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 
-class Schedule:
-    """The learning rate `lr` and `beta1` (None: not changed) of the next step."""
-
-    iteration = -1
-
-    def step(self) -> None:
-        self.iteration += 1
-
-    @property
-    def lr(self) -> float:
-        raise NotImplementedError
-
-    @property
-    def beta1(self) -> float | None:
-        return None
+Rates = tuple[float, float | None]
+"""The learning rate, and beta1 (None: not changed)."""
 
 
-@dataclass
-class WarmupLR(Schedule):
-    warmup_min_lr: float = 0.0
-    warmup_max_lr: float = 0.001
-    warmup_num_steps: int = 1000
-    warmup_type: str = "log"
-
-    def __post_init__(self) -> None:
-        self.steps = max(2, self.warmup_num_steps)
-
-    @property
-    def lr(self) -> float:
-        return self.warmup_min_lr + (self.warmup_max_lr - self.warmup_min_lr) * self.gamma()
-
-    def gamma(self) -> float:
-        done = max(0, self.iteration)
-        if done >= self.steps:
-            return self.after()
-        return math.log(done + 1) / math.log(self.steps) if self.warmup_type == "log" else done / self.steps
-
-    def after(self) -> float:
-        return 1.0
+def warmup_lr(
+    done: int,
+    warmup_min_lr: float = 0.0,
+    warmup_max_lr: float = 0.001,
+    warmup_num_steps: int = 1000,
+    warmup_type: str = "log",
+    after: float = 1.0,
+) -> Rates:
+    """`after`: the share of the rate when the warm-up is over."""
+    done, steps = max(0, done), max(2, warmup_num_steps)
+    risen = math.log(done + 1) / math.log(steps) if warmup_type == "log" else done / steps
+    return warmup_min_lr + (warmup_max_lr - warmup_min_lr) * (risen if done < steps else after), None
 
 
-@dataclass(kw_only=True)
-class WarmupDecayLR(WarmupLR):
-    total_num_steps: int
-
-    def after(self) -> float:
-        return max(0.0, (self.total_num_steps - self.iteration) / max(1.0, self.total_num_steps - self.steps))
+def warmup_decay_lr(done: int, total_num_steps: int, warmup_num_steps: int = 1000, **others: Any) -> Rates:
+    left = max(0.0, (total_num_steps - done) / max(1.0, total_num_steps - max(2, warmup_num_steps)))
+    return warmup_lr(done, warmup_num_steps=warmup_num_steps, after=left, **others)
 
 
-class WarmupCosineLR(WarmupLR):
-    def __init__(
-        self, lr: float, total_num_steps: int, warmup_min_ratio: float = 0.0, cos_min_ratio: float = 1e-4, **others: Any
-    ) -> None:
-        super().__init__(warmup_min_ratio * lr, lr, **others)
-        self.total, self.ratio = total_num_steps, cos_min_ratio
-
-    @property
-    def lr(self) -> float:
-        if self.iteration < self.steps:
-            return super().lr
-        done = (self.iteration - self.steps + 1) / (self.total - self.steps)
-        return self.warmup_max_lr * max(0.0, self.ratio + (1 - self.ratio) * (1 + math.cos(math.pi * done)) / 2)
-
-
-@dataclass
-class OneCycle(Schedule):
-    cycle_min_lr: float
-    cycle_max_lr: float
-    decay_lr_rate: float = 0.0
-    cycle_first_step_size: int = 2000
-    cycle_second_step_size: int | None = None
-    decay_step_size: int = 0
-    cycle_momentum: bool = True
-    cycle_min_mom: float = 0.8
-    cycle_max_mom: float = 0.9
-
-    def __post_init__(self) -> None:
-        self.total = self.cycle_first_step_size + (self.cycle_second_step_size or self.cycle_first_step_size)
-
-    def scale(self) -> float:
-        """Of the next step, from 0 up to 1 and down again."""
-        if self.iteration >= self.total:
-            return 0.0
-        share, up_share = (self.iteration + 1) / self.total % 1, self.cycle_first_step_size / self.total
-        return share / up_share if share <= up_share else (share - 1) / (up_share - 1)
-
-    @property
-    def lr(self) -> float:
-        past = max(0, self.iteration - self.total + 1)
-        least = self.cycle_min_lr / (1 + self.decay_lr_rate * past / (self.decay_step_size or math.inf))
-        return least + (self.cycle_max_lr - least) * self.scale()
-
-    @property
-    def beta1(self) -> float | None:
-        momentum = self.cycle_max_mom - (self.cycle_max_mom - self.cycle_min_mom) * self.scale()
-        return momentum if self.cycle_momentum else None
+def warmup_cosine_lr(
+    done: int,
+    lr: float,
+    total_num_steps: int,
+    warmup_num_steps: int = 1000,
+    warmup_min_ratio: float = 0.0,
+    cos_min_ratio: float = 1e-4,
+    **others: Any,
+) -> Rates:
+    steps = max(2, warmup_num_steps)
+    if done < steps:
+        return warmup_lr(done, warmup_min_ratio * lr, lr, warmup_num_steps, **others)
+    passed = (done - steps + 1) / (total_num_steps - steps)
+    return lr * max(0.0, cos_min_ratio + (1 - cos_min_ratio) * (1 + math.cos(math.pi * passed)) / 2), None
 
 
-@dataclass
-class LRRangeTest(Schedule):
-    lr_range_test_min_lr: float = 1e-3
-    lr_range_test_step_size: int = 2000
-    lr_range_test_step_rate: float = 1.0
-    lr_range_test_staircase: bool = False
+def one_cycle(
+    done: int,
+    cycle_min_lr: float,
+    cycle_max_lr: float,
+    decay_lr_rate: float = 0.0,
+    cycle_first_step_size: int = 2000,
+    cycle_second_step_size: int | None = None,
+    decay_step_size: int = 0,
+    cycle_momentum: bool = True,
+    cycle_min_mom: float = 0.8,
+    cycle_max_mom: float = 0.9,
+) -> Rates:
+    total = cycle_first_step_size + (cycle_second_step_size or cycle_first_step_size)
+    share, up_share = (done + 1) / total % 1, cycle_first_step_size / total
+    scale = share / up_share if share <= up_share else (share - 1) / (up_share - 1)
+    scale = scale if done < total else 0.0  # from 0 up to 1 and down again
+    past = max(0, done - total + 1)
+    least = cycle_min_lr / (1 + decay_lr_rate * past / (decay_step_size or math.inf))
+    momentum = cycle_max_mom - (cycle_max_mom - cycle_min_mom) * scale
+    return least + (cycle_max_lr - least) * scale, momentum if cycle_momentum else None
 
-    @property
-    def lr(self) -> float:
-        intervals = (self.iteration + 1) / self.lr_range_test_step_size
-        intervals = math.floor(intervals) if self.lr_range_test_staircase else intervals
-        return self.lr_range_test_min_lr * (1 + self.lr_range_test_step_rate * intervals)
+
+def lr_range_test(
+    done: int,
+    lr_range_test_min_lr: float = 1e-3,
+    lr_range_test_step_size: int = 2000,
+    lr_range_test_step_rate: float = 1.0,
+    lr_range_test_staircase: bool = False,
+) -> Rates:
+    intervals = (done + 1) / lr_range_test_step_size
+    intervals = math.floor(intervals) if lr_range_test_staircase else intervals
+    return lr_range_test_min_lr * (1 + lr_range_test_step_rate * intervals), None
 
 
-SCHEDULES: Mapping[str, type[Schedule]] = {
-    one.__name__: one for one in (WarmupLR, WarmupDecayLR, WarmupCosineLR, OneCycle, LRRangeTest)
+SCHEDULES: Mapping[str, Callable[..., Rates]] = {
+    "WarmupLR": warmup_lr,
+    "WarmupDecayLR": warmup_decay_lr,
+    "WarmupCosineLR": warmup_cosine_lr,
+    "OneCycle": one_cycle,
+    "LRRangeTest": lr_range_test,
 }
+"""What the next step has after so many that were not skipped, less one, and the fields of `params`."""
 
 
 @dataclass
@@ -208,19 +174,16 @@ def train(config: Mapping[str, Any], weights: Mapping[str, Tensor], world: int, 
     masters = [nn.Parameter(one.detach().float().clone()) for one in net.parameters()]
     net.to(dtype)
     optimizer = make_optimizer(config["optimizer"], masters)
-    chosen = config.get("scheduler")
-    schedule = None
-    if chosen is not None:
-        lr = {"lr": config["optimizer"]["params"]["lr"]} if chosen["type"] == "WarmupCosineLR" else {}
-        schedule = SCHEDULES[chosen["type"]](**lr, **chosen["params"])
+    chosen, done = config.get("scheduler"), -1
     scaler = LossScaler(**config["fp16"]) if half["fp16"] else LossScaler(loss_scale=1)
     x, label = samples().tensors
     records = []
     for step in range(steps):
-        if schedule is not None:
-            optimizer.param_groups[0]["lr"] = schedule.lr
-            if schedule.beta1 is not None and "betas" in optimizer.param_groups[0]:
-                optimizer.param_groups[0]["betas"] = (schedule.beta1, 0.99)
+        if chosen is not None:
+            lr = {"lr": config["optimizer"]["params"]["lr"]} if chosen["type"] == "WarmupCosineLR" else {}
+            optimizer.param_groups[0]["lr"], beta1 = SCHEDULES[chosen["type"]](done, **lr, **chosen["params"])
+            if beta1 is not None and "betas" in optimizer.param_groups[0]:
+                optimizer.param_groups[0]["betas"] = (beta1, 0.99)
         total = 0.0
         sums = [torch.zeros_like(one) for one in net.parameters()]  # in their own type, in which they may overflow
         for replica in range(world):
@@ -245,8 +208,7 @@ def train(config: Mapping[str, Any], weights: Mapping[str, Tensor], world: int, 
         for master, gradient in zip(masters, sums, strict=True):
             master.grad = gradient * min(bound / (norm + 1e-6), 1.0) if bound else gradient
         optimizer.step()
-        if schedule is not None:
-            schedule.step()
+        done += 1
         for parameter, master in zip(net.parameters(), masters, strict=True):
             parameter.data.copy_(master.data)
     return records, net
