@@ -199,16 +199,8 @@ def overhead(folder: Path) -> Iterator[Figure]:
 
 def sync(folder: Path) -> Iterator[Figure]:
     """One run of `sambasim bench collectives` at np 2, against gloo, MPI and copying; and through the host."""
-    choices = [
-        "--min-bytes",
-        "64KiB",
-        "--max-bytes",
-        "64MiB",
-        "--paths",
-        "device,host-mpi,mpi,mpi-in-place,gloo",
-        "--json",
-    ]
-    printed = THIS.call("bench", "collectives", *choices, folder=folder, np=2)
+    asked = ("--min-bytes", "64KiB", "--max-bytes", "64MiB", "--paths", "device,host-mpi,mpi,mpi-in-place,gloo")
+    printed = THIS.call("bench", "collectives", *asked, "--json", folder=folder, np=2)
     sizes = {size.size_bytes: size for size in CollectivesRecord.model_validate_json(printed).sizes}
     for size_bytes, peer, goal in SYNC_GOALS:
         size = sizes[size_bytes]
