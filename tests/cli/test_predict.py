@@ -232,14 +232,6 @@ def test_a_row_for_each_tile_of_the_replica(folder: Path) -> None:
     assert "\x1b" not in text
 
 
-@whole
-def test_several_ranks_are_for_simulate_with_the_same_subject() -> None:
-    subject = "configs/parallelism/tensor.toml"
-    error = refused("tilestat", subject)
-    assert (isinstance(error, OptionError), "has 2 ranks" in error.what) == (True, True)
-    assert error.remedy == f"sambasim simulate {subject} predicts all of its ranks"
-
-
 def test_shares_add_up_and_what_is_unknown_is_null(folder: Path) -> None:
     told = record("tilestat", "digits", "--num-tiles", "2", "--output-folder", str(folder))
     assert (told["kind"], told["device"], len(told["tiles"])) == ("predicted", "2 of 8 tiles of SN30", 2)

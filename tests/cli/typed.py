@@ -14,11 +14,11 @@ def invoked(*words: str) -> Result:
     return CliRunner().invoke(sambasim, words)
 
 
-def printed(*words: str) -> str:
-    return CliRunner().invoke(sambasim, words, catch_exceptions=False).stdout
+def printed(*words: object) -> str:
+    return CliRunner().invoke(sambasim, [*map(str, words)], catch_exceptions=False).stdout
 
 
-def record(*words: str) -> Any:
+def record(*words: object) -> Any:
     """The one line of JSON that a command prints."""
     (line,) = printed(*words, "--json").splitlines()
     return json.loads(line)

@@ -11,9 +11,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from click.testing import CliRunner
 
-from sambasim.cli.main import sambasim
 from sambasim.errors import OptionError
 from sambasim.hardware.budget import budget_of
 from sambasim.hardware.placement import Placement
@@ -29,6 +27,7 @@ from sambasim.report.tables import Curve
 from sambasim.simulation.step import PredictedStep, predict_step
 from sambasim.simulation.sync import SyncPath
 from sambasim.units import format_bytes, format_seconds
+from tests.cli.typed import printed
 from tests.faults.command import sambasim as run_command
 from tests.pef.samples import sample_program
 from tests.report.test_page import Page, check_it_asks_nobody
@@ -45,13 +44,8 @@ def program(mesh_pef: Path) -> Program:
     return read(mesh_pef).program
 
 
-def called(command: str, subject: object, *flags: object) -> str:
-    words = [command, str(subject), *map(str, flags)]
-    return CliRunner().invoke(sambasim, words, catch_exceptions=False).stdout
-
-
 def in_json(subject: object, *flags: object) -> list[Any]:
-    return list(map(json.loads, called("simulate", subject, *flags, "--json").splitlines()))
+    return list(map(json.loads, printed("simulate", subject, *flags, "--json").splitlines()))
 
 
 def rows_of(file: Path) -> list[dict[str, str]]:
@@ -162,8 +156,8 @@ def test_bytes_go_over_the_link_between_the_ranks(program: Program) -> None:
 def test_simulate_writes_rows_a_plot_and_a_trace(mesh_pef: Path, tmp_path: Path) -> None:
     rows_file, plot, trace = (tmp_path / name for name in ("rows.csv", "rows.svg", "trace.json"))
     flags = ["--csv", rows_file, "--plot", plot, "--trace", trace]
-    printed = called("simulate", mesh_pef, "--replicas", "1,2", *flags)
-    assert printed.splitlines()[-3:] == [f"{file} written" for file in (rows_file, trace, plot)]
+    shown = printed("simulate", mesh_pef, "--replicas", "1,2", *flags)
+    assert shown.splitlines()[-3:] == [f"{file} written" for file in (rows_file, trace, plot)]
     lines, rows = in_json(mesh_pef, "--replicas", "1,2"), rows_of(rows_file)
     assert [(row["ranks"], row["sync"]) for row in rows] == [("4", ""), ("8", "host"), ("8", "rdu")]
     for row, line in zip(rows, lines, strict=True):
@@ -179,8 +173,8 @@ def test_simulate_writes_rows_a_plot_and_a_trace(mesh_pef: Path, tmp_path: Path)
         "on dp 1 × pp 2 × tp 2, each rank on SN30: predicted, not measured",
         *("along pp: rank 0 waits", "along tp: rank 0 waits"),
     )
-    assert [words for words in in_tables if words not in printed] == []
-    assert "input gradients" not in printed, "which this schedule does not have"
+    assert [words for words in in_tables if words not in shown] == []
+    assert "input gradients" not in shown, "which this schedule does not have"
     assert [line["sync"] for line in lines] == [None, "host", "rdu"]
     assert (lines[0]["mesh"], lines[0]["schedule"]) == ({"dp": 1, "pp": 2, "tp": 2}, "1f1b")
     assert 0 < lines[0]["predicted_idle_share"] < 1
@@ -218,13 +212,13 @@ def test_chips_that_share_a_batch_sync_in_one_replica_too(tmp_path: Path, drawn:
     """So each path has its own base, and the straight line is that of the quicker one."""
     config, rows_file = "configs/parallelism/batch.toml", tmp_path / "rows.csv"
     files = ["--csv", rows_file, "--plot", tmp_path / "rows.svg"]
-    shown = called("simulate", config, "-b", "16,64", "--sync", "rdu", *files)
+    shown = printed("simulate", config, "-b", "16,64", "--sync", "rdu", *files)
     assert [row["batch_size"] for row in rows_of(rows_file)] == ["16", "64"]
     assert ["batch 16 a replica" in shown, "batch 64 a replica" in shown] == [True, True]
     (alone,) = in_json(config, "-b", "64", "--sync", "rdu")
     assert float(rows_of(rows_file)[1]["predicted_s"]) == alone["predicted_s"]
     assert "sync by rdu, batch 64" in [curve.name for curve in drawn]
-    called("simulate", config, "--replicas", "2,1", *files)
+    printed("simulate", config, "--replicas", "2,1", *files)
     rows = rows_of(rows_file)
     assert [row["sync"] for row in rows] == ["host", "rdu"] * 2
     for two, one in zip(rows[:2], rows[2:], strict=True):
@@ -237,7 +231,7 @@ def test_chips_that_share_a_batch_sync_in_one_replica_too(tmp_path: Path, drawn:
 @pytest.fixture(scope="module")
 def page(mesh_pef: Path, tmp_path_factory: pytest.TempPathFactory) -> Page:
     file = tmp_path_factory.mktemp("page") / "page.html"
-    called("report", mesh_pef, "--replicas", "1,2,4", "--html", file)
+    printed("report", mesh_pef, "--replicas", "1,2,4", "--html", file)
     return Page(file.read_text(encoding="utf-8"))
 
 
@@ -255,9 +249,9 @@ def test_a_page_has_the_figures_of_simulate(mesh_pef: Path, page: Page) -> None:
         links = ", ".join(f"{format_bytes(size)} by {name.replace('_', ' ')}" for name, size in received)
         times = map(format_seconds, (axis["predicted_transfer_s"], axis["predicted_waited_s"]))
         assert cells[at : at + 4] == [axis["axis"], links, *times]
-    printed = called("simulate", mesh_pef, "--replicas", "2", "--sync", "rdu").splitlines()
+    shown = printed("simulate", mesh_pef, "--replicas", "2", "--sync", "rdu").splitlines()
     priced_in = "priced in bf16, whatever dtype the PEF has"
-    assert priced_in in printed[0]
+    assert priced_in in shown[0]
     assert any(priced_in in word for word in page.words)
     for rank in line["each_rank"]:
         at = cells.index(f"dp 0, pp {rank['coordinates']['pp']}, tp {rank['coordinates']['tp']}")
@@ -265,19 +259,19 @@ def test_a_page_has_the_figures_of_simulate(mesh_pef: Path, page: Page) -> None:
         sizes = [rank[f"{what}_bytes"] for what in ("parameter", "gradient", "state", "needed")]
         shares = [rank[f"predicted_{what}_share"] for what in ("busy", "messages", "idle")]
         assert row[4:] == [*map(format_bytes, sizes), *(f"{share:.1%}" for share in shares)]
-        (terminal,) = (words for words in printed if row[1] in words)
+        (terminal,) = (words for words in shown if row[1] in words)
         assert all(word in terminal for word in row)
     assert page.words.count("predicted") >= 6
     assert "not validated" in "".join(page.words)
     with pytest.raises(OptionError, match="--tables is for replicas of one rank"):
-        called("report", mesh_pef, "--tables", "tables")
+        printed("report", mesh_pef, "--tables", "tables")
 
 
 def test_a_config_of_several_ranks_has_a_page_too(tmp_path: Path) -> None:
     text = Path("configs/parallelism/batch.toml").read_text(encoding="utf-8").replace("../..", str(Path.cwd()))
     config, file = tmp_path / "batch.toml", tmp_path / "page.html"
     config.write_text(text.replace("layers = 4", "layers = 1"), encoding="utf-8")
-    assert called("report", config, "--replicas", "2", "--html", file).startswith(f"{file} written")
+    assert printed("report", config, "--replicas", "2", "--html", file).startswith(f"{file} written")
     assert Page(file.read_text(encoding="utf-8")).ids("section") == PARTS
     assert ["dp 4" in words_of(file), "PEF" in words_of(file)] == [True, False]
 
@@ -312,7 +306,7 @@ def test_what_a_run_waited_stands_beside_what_was_predicted(mesh_pef: Path, prog
     assert summary.predicted.predicted_sync == "device"
     assert summary.predicted.predicted_step_s == predicted(program, replicas=2).predicted_s
     for beside, subject in ((True, [mesh_pef, "--run", metrics]), (False, [metrics])):
-        called("report", *subject, "--html", file)
+        printed("report", *subject, "--html", file)
         cells = words_of(file)
         assert "dp 2 × pp 2 × tp 2" in cells
         for axis in ("pp", "tp"):
