@@ -22,6 +22,7 @@ from sambasim.errors import CaptureError, ModelError, OptionError
 from sambasim.pef import map_weights, read, write
 from tests.cli.typed import invoked, printed, record, refused
 from tests.commands.proving import CLASSES, FEATURES, Net, Quarter, checked, inputs, options, proved
+from tests.support.compiled import Made
 
 LAYOUTS: dict[str, dict[str, Any]] = {
     "one rank": {},
@@ -84,25 +85,20 @@ def test_sums_of_many_samples_in_16_bits_are_added_up_as_in_the_pef(tmp_path: Pa
     assert checked(tmp_path, Summing(), given=given, dtype="bf16", training={"batch_size": 4096}).rounded == 0
 
 
-class Mixed(nn.Module):
-    """It makes numbers of the default type, has a constant in float32, a block with settings of its own, and a loss."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = Net()
-
-    def forward(self, x: Tensor, target: Tensor) -> Tensor:
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=False):
-            h = self.net.first(x) * torch.rand(16) / torch.arange(1, 17) + CONSTANTS[0].bfloat16()
-        logits = self.net.last(h) * CONSTANTS[0][:1]
-        return functional.cross_entropy(logits, target) + functional.mse_loss(h, torch.zeros_like(h))
-
-
 CONSTANTS = [torch.linspace(0, 1 / 3, 16)]
 
 
+def mixed(net: Any, x: Tensor, target: Tensor) -> Tensor:
+    """It makes numbers of the default type, has a constant in float32, a block with settings of its own, and a loss."""
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=False):
+        h = net.first(x) * torch.rand(16) / torch.arange(1, 17) + CONSTANTS[0].bfloat16()
+    logits = net.last(h) * CONSTANTS[0][:1]
+    return functional.cross_entropy(logits, target) + functional.mse_loss(h, torch.zeros_like(h))
+
+
 def test_what_a_model_does_in_16_bits_is_what_its_pef_does(tmp_path: Path) -> None:
-    assert checked(tmp_path, Mixed(), given=inputs(), dtype="bf16", loss=None).rounded == 0
+    model = Made(mixed, first=nn.Linear(FEATURES, 16), last=nn.Linear(16, CLASSES))
+    assert checked(tmp_path, model, given=inputs(), dtype="bf16", loss=None).rounded == 0
 
 
 def squared(result: Tensor, target: Tensor) -> Tensor:

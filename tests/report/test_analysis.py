@@ -44,7 +44,7 @@ def test_the_headline_names_the_host_or_the_bound_of_sections() -> None:
     assert share > 0.5
     after = format_seconds(predicted(wide(False)).alone.predicted_s)
     assert Analysis(predicted(wide())).headline == (
-        f"{share:.0%} of the step is the host: it fetches 39.1 MiB of wide__outputs__0 each step; return only the loss "
+        f"{share:.0%} of the step is the host: it fetches 39.1 MiB of made__outputs__0 each step; return only the loss "
         f"({FILE}:{HEAD_LINE}): {format_seconds(alone.predicted_s)} -> {after}"
     )
     short = Analysis(predicted(wide(False), batch_size=8)).headline

@@ -3,6 +3,7 @@
 import re
 from functools import cache
 from inspect import getsourcelines
+from typing import Any
 
 import pytest
 import torch
@@ -15,30 +16,29 @@ from sambasim.simulation.advice import LEAST_GAIN, Advice, Change, advise, fetch
 from sambasim.simulation.prediction import Prediction, predict
 from sambasim.simulation.sync import SyncPath
 from tests.simulation.test_laws import compiled
+from tests.support.compiled import Made
 
 BATCH, WIDTH, CLASSES = 512, 256, 40_000
 
 
-class Wide(nn.Module):
-    """Its logits take longer to fetch than all else."""
-
-    def __init__(self, gives_logits: bool) -> None:
-        super().__init__()
-        self.gives_logits = gives_logits
-        self.hidden, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        logits = self.head(torch.relu(self.hidden(x)))
-        loss = logits.float().square().mean()
-        return (loss, logits.unsqueeze(0)) if self.gives_logits else loss
+def _wide(net: Any, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+    logits = net.head(torch.relu(net.hidden(x)))
+    loss = logits.float().square().mean()
+    return (loss, logits.unsqueeze(0)) if net.gives_logits else loss
 
 
-HEAD_LINE = getsourcelines(Wide.forward)[1] + 1
+HEAD_LINE = getsourcelines(_wide)[1] + 1
 
 
 @cache
 def wide(gives_logits: bool = True, max_grad_norm: float | None = None, *, inference: bool = False) -> Program:
-    return compiled(lambda: Wide(gives_logits), BATCH, WIDTH, inference=inference, max_grad_norm=max_grad_norm)
+    """Its logits take longer to fetch than all else."""
+
+    def made() -> nn.Module:
+        layers = {"hidden": nn.Linear(WIDTH, WIDTH), "head": nn.Linear(WIDTH, CLASSES)}
+        return Made(_wide, gives_logits=gives_logits, **layers)
+
+    return compiled(made, BATCH, WIDTH, inference=inference, max_grad_norm=max_grad_norm)
 
 
 def predicted(
