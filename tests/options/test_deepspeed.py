@@ -17,7 +17,6 @@ from tests.support.deepspeed_configs import CONFIGS, TWO, compiled, run
 # schedule cosine after 20 steps of warm-up. All that each config changes:
 EXPECTED: Mapping[str, Mapping[str, object]] = {
     "Hugging Face, ZeRO-2": {"zero": 2, "schedule.name": "warmup", "schedule.warmup_steps": 20},
-    "Hugging Face, ZeRO-3 without an optimizer": {"zero": 3},
     "CIFAR": {
         "batch_size": 8, "lr": 0.001, "betas": (0.8, 0.999), "weight_decay": 3e-7, "max_grad_norm": 1.0, "zero": 0,
         "schedule.name": "warmup", "schedule.warmup_steps": 1000, "dtype": "fp16", "loss_scale.start": 2.0**15,
@@ -36,11 +35,7 @@ EXPECTED: Mapping[str, Mapping[str, object]] = {
     "LRRangeTest": {
         "batch_size": 8, "name": "sgd", "lr": 0.0001, "momentum": 0.9, "dampening": 0.0, "nesterov": False,
         "weight_decay": 0.0, "betas": None, "eps": None, "schedule.name": "range_test", "schedule.warmup_steps": 0,
-        "schedule.step_size": 200, "schedule.rate": 5.0, "schedule.staircase": False,
-    },
-    "a static loss scale": {
-        "batch_size": 8, "accumulation_steps": 2, "lr": 5e-5, "dtype": "fp16", "loss_scale.dynamic": False,
-        "loss_scale.start": 128.0,
+        "schedule.step_size": 200, "schedule.rate": 1.0, "schedule.staircase": True,
     },
     "instruction tuning, ZeRO-3 with offload": {
         "batch_size": 4, "accumulation_steps": 4, "zero": 3, "dtype": "bf16", "master_weights": True, "lr": 2e-5,
@@ -50,19 +45,17 @@ EXPECTED: Mapping[str, Mapping[str, object]] = {
         "batch_size": 16, "name": "sgd", "lr": 0.05, "momentum": 0.9, "dampening": 0.0, "nesterov": True,
         "weight_decay": 5e-4, "betas": None, "eps": None,
     },
-    "offload as it was": {"batch_size": 8, "lr": 1e-4, "weight_decay": 0.0, "dtype": "fp16", "zero": 2},
-    "comments": {"batch_size": 8, "lr": 3e-4, "weight_decay": 0.1, "max_grad_norm": 1.0},
-    "monitors and profilers": {"batch_size": 8},
-    "torch's Adam": {"batch_size": 8, "name": "adam", "lr": 1e-3},
-    "WarmupCosineLR": {
-        "batch_size": 8, "lr": 4e-4, "weight_decay": 0.0, "schedule.name": "warmup_cosine",
-        "schedule.warmup_steps": 50, "schedule.total_steps": 500, "schedule.start_factor": 0.1,
-        "schedule.final_factor": 0.05, "schedule.warmup_curve": "linear", "dtype": "bf16", "master_weights": True,
-        "zero": 2,
+    "offload as it was": {
+        "batch_size": 8, "lr": 1e-4, "weight_decay": 0.0, "dtype": "fp16", "zero": 2, "loss_scale.dynamic": False,
+        "loss_scale.start": 128.0,
     },
+    "comments": {"batch_size": 8, "name": "adam", "lr": 3e-4, "weight_decay": 0.0, "max_grad_norm": 1.0},
+    "monitors and profilers": {"batch_size": 8},
     "bfloat16 as it was": {
         "batch_size": 4, "accumulation_steps": 4, "dtype": "bf16", "master_weights": True, "lr": 1e-4,
-        "betas": (0.9, 0.95), "weight_decay": 0.1, "max_grad_norm": 1.0,
+        "betas": (0.9, 0.95), "weight_decay": 0.1, "max_grad_norm": 1.0, "schedule.name": "warmup_cosine",
+        "schedule.warmup_steps": 50, "schedule.total_steps": 500, "schedule.start_factor": 0.1,
+        "schedule.final_factor": 0.05, "schedule.warmup_curve": "linear", "zero": 0,
     },
     "ZeRO-Infinity": {
         "batch_size": 8, "lr": 1e-5, "dtype": "fp16", "zero": 3, "loss_scale.hysteresis": 4,
@@ -73,10 +66,6 @@ EXPECTED: Mapping[str, Mapping[str, object]] = {
     "Lion": {
         "batch_size": 8, "name": "lion", "lr": 0.001, "betas": (0.95, 0.98), "eps": None, "weight_decay": 0.0,
         "schedule.name": "warmup", "schedule.warmup_steps": 20, "schedule.warmup_curve": "linear",
-    },
-    "a step rate in stairs": {
-        "batch_size": 2, "lr": 0.001, "weight_decay": 0.0, "schedule.name": "range_test", "schedule.warmup_steps": 0,
-        "schedule.step_size": 10, "schedule.rate": 1.0, "schedule.staircase": True,
     },
 }  # fmt: skip
 _IMPLIED = {"schedule.warmup_curve": "log", "schedule.start_factor": 0.0}

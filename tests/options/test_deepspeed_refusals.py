@@ -1,7 +1,7 @@
 """What is refused in a DeepSpeed config: every mistake is named with its place, all of them in one error."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,29 +30,21 @@ def test_batch_sizes_that_disagree_are_one_error(tmp_path: Path) -> None:
     assert "train_batch_size = 1: is no multiple of" in refused({"train_batch_size": 1}, tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("text", "names"),
-    [
-        ({
-            "train_batch_size": 64, _MICRO: 4, _STEPS: 2, "gradient_clipping": -1,
-            "optimizer": {"type": "AdamW", "params": {"learning_rate": 0.1, "max_grad_norm": 1}},
-            "fp16": {**_ON, "hysteresis": 0}, "zero_optimization": {"stage": 4},
-            "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 1.5, "warmup_type": "cubic"}},
-        }, [
-            "fp16.hysteresis = 0", "optimizer.params.learning_rate = 0.1", "optimizer.params.max_grad_norm = 1",
-            "scheduler.params.warmup_num_steps = 1.5", 'scheduler.params.warmup_type = "cubic"',
-            "gradient_clipping = -1", "zero_optimization.stage = 4", "train_batch_size = 64",
-        ]),
-        ({
-            "train_batch_size": 8, "amp": _ON, "optimizer": {"type": "Lamb"}, "fp16": _ON, "bf16": _ON,
-            "zero_optimization": {"stage": 4},
-        }, ['amp = {"enabled"', "fp16.enabled = true", 'optimizer.type = "Lamb"', "zero_optimization.stage = 4"]),
-    ],
-)  # fmt: skip
-def test_one_error_lists_all_that_is_wrong(text: Mapping[str, Any], names: Sequence[str], tmp_path: Path) -> None:
+def test_one_error_lists_all_that_is_wrong(tmp_path: Path) -> None:
+    text = {
+        "train_batch_size": 64, _MICRO: 4, _STEPS: 2, "gradient_clipping": -1, "amp": _ON,
+        "optimizer": {"type": "AdamW", "params": {"learning_rate": 0.1, "max_grad_norm": 1}},
+        "fp16": {**_ON, "hysteresis": 0}, "zero_optimization": {"stage": 4},
+        "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 1.5, "warmup_type": "cubic"}},
+    }  # fmt: skip
     first, *lines, where, remedy = refused(text, tmp_path).splitlines()
-    assert first == f"{len(names)} options are wrong:"
-    assert [line.strip().partition(":")[0] for line in lines] == names
+    assert first == "9 options are wrong:"
+    assert [line.strip().partition(":")[0] for line in lines] == [
+        'amp = {"enabled"', "fp16.hysteresis = 0", "optimizer.params.learning_rate = 0.1",
+        "optimizer.params.max_grad_norm = 1", "scheduler.params.warmup_num_steps = 1.5",
+        'scheduler.params.warmup_type = "cubic"', "gradient_clipping = -1", "zero_optimization.stage = 4",
+        "train_batch_size = 64",
+    ]  # fmt: skip
     assert (where, remedy) == ("  where: FOLDER/ds_config.json", "  try:   correct each of them")
 
 
@@ -71,7 +63,6 @@ def _scheduler(kind: str, **params: object) -> dict[str, object]:
         ('{\n // x\n "a": tru,\n "b": 1}', 'ds_config.json:3: "a": tru,\n  try:   correct that line'),
         ('{"a": 1, "a": 2}', "is not valid: a is given twice in one table"),
         ('{"gradient_clipping": Infinity}', "gradient_clipping = Infinity: must be a finite number"),
-        ('{"train_batch_size": 8, "optimizer": {"type": "Adam", "params": {"lr": NaN}}}', "must be a finite number"),
         ("[1]", "the DeepSpeed config is [1], not a table"),
         ("[" * 40 + "]" * 40, ", not a table"),
         ('{"wandb": ' + "[" * 40 + "]" * 40 + "}", "is nested too deeply"),

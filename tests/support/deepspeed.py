@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-
 Rates = tuple[float, float | None]
 """The learning rate, and beta1 (None: not changed)."""
 

@@ -24,14 +24,6 @@ CONFIGS: dict[str, str] = {
         "auto", "gradient_clipping": "auto", "steps_per_print": 2000, "train_batch_size": "auto",
         "train_micro_batch_size_per_gpu": "auto", "wall_clock_breakdown": false
     }""",
-    "Hugging Face, ZeRO-3 without an optimizer": """{
-        "bf16": {"enabled": "auto"}, "fp16": {"enabled": false}, "train_micro_batch_size_per_gpu": "auto",
-        "train_batch_size": "auto", "gradient_accumulation_steps": "auto", "zero_optimization": {"stage": 3,
-        "overlap_comm": true, "contiguous_gradients": true, "sub_group_size": 1e9, "reduce_bucket_size": "auto",
-        "stage3_prefetch_bucket_size": "auto", "stage3_param_persistence_threshold": "auto",
-        "stage3_max_live_parameters": 1e9, "stage3_max_reuse_distance": 1e9,
-        "stage3_gather_16bit_weights_on_model_save": true}
-    }""",
     "CIFAR": """{
         "train_batch_size": 16, "optimizer": {"type": "Adam", "params": {"lr": 0.001, "betas": [0.8, 0.999], "eps":
         1e-8, "weight_decay": 3e-7}}, "scheduler": {"type": "WarmupLR", "params": {"warmup_min_lr": 0, "warmup_max_lr":
@@ -54,19 +46,17 @@ CONFIGS: dict[str, str] = {
     "LRRangeTest": """{
         "train_batch_size": 16, "optimizer": {"type": "SGD", "params": {"lr": 0.1, "momentum": 0.9}}, "scheduler":
         {"type": "LRRangeTest", "params": {"lr_range_test_min_lr": 0.0001, "lr_range_test_step_size": 200,
-        "lr_range_test_step_rate": 5, "lr_range_test_staircase": false}}
-    }""",
-    "a static loss scale": """{
-        "train_micro_batch_size_per_gpu": 8, "gradient_accumulation_steps": 2, "optimizer": {"type": "AdamW", "params":
-        {"lr": 5e-5, "weight_decay": 0.01}}, "fp16": {"enabled": true, "loss_scale": 128.0, "initial_scale_power": 32,
-        "loss_scale_window": 1000}, "zero_optimization": {"stage": 1, "reduce_bucket_size": 5e8}
+        "lr_range_test_staircase": true}}
     }""",
     "instruction tuning, ZeRO-3 with offload": """{
         "bf16": {"enabled": true}, "optimizer": {"type": "AdamW", "params": {"lr": 2e-5, "betas": [0.9, 0.999], "eps":
         1e-8, "weight_decay": 0}}, "scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": "auto",
         "warmup_min_lr": 0, "warmup_max_lr": 2e-5, "warmup_num_steps": 30}}, "zero_optimization": {"stage": 3,
-        "offload_param": {"device": "cpu", "pin_memory": true}, "memory_efficient_linear": false},
-        "gradient_accumulation_steps": 4, "train_micro_batch_size_per_gpu": 4, "gradient_clipping": 1.0
+        "offload_param": {"device": "cpu", "pin_memory": true}, "memory_efficient_linear": false, "sub_group_size": 1e9,
+        "reduce_bucket_size": "auto", "stage3_prefetch_bucket_size": "auto", "stage3_param_persistence_threshold":
+        "auto", "stage3_max_live_parameters": 1e9, "stage3_max_reuse_distance": 1e9,
+        "stage3_gather_16bit_weights_on_model_save": true}, "gradient_accumulation_steps": 4,
+        "train_micro_batch_size_per_gpu": 4, "gradient_clipping": 1.0
     }""",
     "SGD": """{
         "train_batch_size": 32, "zero_allow_untested_optimizer": true, "optimizer": {"type": "SGD", "params": {"lr":
@@ -75,15 +65,15 @@ CONFIGS: dict[str, str] = {
     "offload as it was": """{
         "train_micro_batch_size_per_gpu": 8, "gradient_accumulation_steps": 1, "steps_per_print": 100, "optimizer":
         {"type": "Adam", "params": {"lr": 1e-4, "bias_correction": true}}, "pipeline": {"seed_layers": true}, "fp16":
-        {"enabled": true, "initial_scale_power": 16}, "zero_optimization": {"stage": 2, "cpu_offload": true,
-        "contiguous_gradients": true, "overlap_comm": true, "reduce_bucket_size": 3000000}
+        {"enabled": true, "loss_scale": 128.0, "initial_scale_power": 32}, "zero_optimization": {"stage": 2,
+        "cpu_offload": true, "contiguous_gradients": true, "overlap_comm": true, "reduce_bucket_size": 3000000}
     }""",
     "comments": """{
         # Written by hand.
         "train_batch_size": 16, // of all GPUs
         /* The optimizer
            of the paper. */
-        "optimizer": {"type": "AdamW", "params": {"lr": 3e-4, "weight_decay": 0.1,}},
+        "optimizer": {"type": "Adam", "params": {"torch_adam": true, "adam_w_mode": false, "lr": 3e-4,}},
         "_comment": "a # b // c",
         "gradient_clipping": 1.0,
     }""",
@@ -99,20 +89,13 @@ CONFIGS: dict[str, str] = {
         {"partition_activations": true, "cpu_checkpointing": false, "contiguous_memory_optimization": false,
         "number_checkpoints": null, "synchronize_checkpoint_boundary": false, "profile": false}
     }""",
-    "torch's Adam": """{
-        "train_micro_batch_size_per_gpu": 8, "optimizer": {"type": "Adam", "params": {"torch_adam": true, "adam_w_mode":
-        false, "lr": 1e-3, "weight_decay": 0.01}}
-    }""",
-    "WarmupCosineLR": """{
-        "train_batch_size": 16, "optimizer": {"type": "AdamW", "params": {"lr": 4e-4}}, "scheduler": {"type":
-        "WarmupCosineLR", "params": {"total_num_steps": 500, "warmup_min_ratio": 0.1, "warmup_num_steps": 50,
-        "cos_min_ratio": 0.05, "warmup_type": "linear"}}, "bf16": {"enabled": true}, "zero_optimization": {"stage": 2,
-        "elastic_checkpoint": true, "round_robin_gradients": true}
-    }""",
     "bfloat16 as it was": """{
         "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 4, "bfloat16": {"enabled": true},
         "data_types": {"grad_accum_dtype": "fp32"}, "communication_data_type": "fp32", "gradient_clipping": 1.0,
-        "optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1}}
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1}},
+        "scheduler": {"type": "WarmupCosineLR", "params": {"total_num_steps": 500, "warmup_min_ratio": 0.1,
+        "warmup_num_steps": 50, "cos_min_ratio": 0.05, "warmup_type": "linear"}},
+        "zero_optimization": {"elastic_checkpoint": true, "round_robin_gradients": true}
     }""",
     "ZeRO-Infinity": """{
         "train_batch_size": 16, "optimizer": {"type": "AdamW", "params": {"lr": 1e-5, "weight_decay": 0.01}}, "fp16":
@@ -135,10 +118,6 @@ CONFIGS: dict[str, str] = {
     "Lion": """{
         "train_batch_size": 16, "optimizer": {"type": "Lion", "params": {"lr": 1e-4, "betas": [0.95, 0.98]}},
         "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 20, "warmup_type": "linear"}}
-    }""",
-    "a step rate in stairs": """{
-        "train_micro_batch_size_per_gpu": 2, "optimizer": {"type": "Adam", "params": {}}, "scheduler": {"type":
-        "LRRangeTest", "params": {"lr_range_test_step_size": 10, "lr_range_test_staircase": true}}
     }""",
 }
 
