@@ -1,7 +1,7 @@
 """One rank by itself, section by section. GRADNORM reads all gradients once, in bf16; OPT reads gradients in bf16,
 reads and writes weights and states in float32, and weights in bf16 too. Host time does not overlap with the device."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -13,9 +13,8 @@ from sambasim.hardware.budget import Budget
 from sambasim.ir.dataflow import pass_and_update
 from sambasim.ir.graph import SectionKind
 from sambasim.ir.program import MASTER, Program
-from sambasim.ir.schedule import Action
 from sambasim.ir.types import DTYPE_BYTES, SymbolKind
-from sambasim.simulation.memory import need_of, rows_of
+from sambasim.simulation.memory import Row, need_of, rows_of
 
 _NOTHING = Load(0, 0, 0, 0, 0, 0, 1, 1, ())
 _WIDE_BYTES, _NARROW_BYTES = DTYPE_BYTES["float32"], DTYPE_BYTES["bfloat16"]
@@ -138,12 +137,7 @@ class RankAlone:
 
 
 def price_alone(
-    program: Program,
-    work: Work,
-    budget: Budget,
-    samples: int,
-    micro_steps: int = 1,
-    row: Sequence[Action] | None = None,
+    program: Program, work: Work, budget: Budget, samples: int, micro_steps: int = 1, row: Row = None
 ) -> RankAlone:
     """`row`: what the rank does in a pipeline. Raises MachineError if the memory of `budget` is too small."""
     graph = program.leading
@@ -207,14 +201,14 @@ def price_ranks(
     Raises MachineError if a rank does not fit, PefError for invalid arguments."""
     samples = samples or program.batch_size
 
-    def priced(own: Program, work: Work, row: Sequence[Action] | None, cutting: Budget) -> PricedRank:
+    def priced(own: Program, work: Work, row: Row, cutting: Budget) -> PricedRank:
         if level is not None:
             graph = own.leading
             graph = replace(graph, sections=(*cut(graph, work, cutting, level), *pass_and_update(graph)[1]))
             own = replace(own, evaluation=graph) if own.training is None else replace(own, training=graph)
         return PricedRank(own, price_alone(own, work, budget, samples, micro_steps, row), work.resident)
 
-    def fastest(own: Program, compiled: Work, row: Sequence[Action] | None) -> PricedRank:
+    def fastest(own: Program, compiled: Work, row: Row) -> PricedRank:
         work = at_batch_size(compiled, own.batch_size, samples)
         check_chip(own.leading, work, budget)
         rank = priced(own, work, row, budget)

@@ -11,17 +11,8 @@ from statistics import NormalDist
 from sambasim.hardware.placement import Placement
 from sambasim.ir.graph import SectionKind
 from sambasim.ir.program import Program
-from sambasim.simulation.alone import RankAlone, TimedSection, slowed, updates
-from sambasim.simulation.sync import (
-    GATHERS_IN_PASSES,
-    WIRE_BYTES,
-    GroupSync,
-    SyncPath,
-    Traffic,
-    group_sync,
-    moves_in_passes,
-    zero_of,
-)
+from sambasim.simulation.alone import RankAlone, TimedSection, updates
+from sambasim.simulation.sync import GATHERS_IN_PASSES, GroupSync, SyncPath, Traffic, moves_in_passes, syncs_of, zero_of
 
 
 class Track(StrEnum):
@@ -104,23 +95,6 @@ def with_sync(
     if by_host.predicted_s < synced.predicted_s:
         return replace(by_host, path=SyncPath.RDU, way="through the host, which is quicker here")
     return synced
-
-
-def syncs_of(
-    program: Program, alone: RankAlone, placement: Placement, path: SyncPath, zero: int
-) -> Mapping[str, GroupSync]:
-    """By group, how it is synced. Each transfer is launched; on the host path twice: to the host and back."""
-    rate = slowed(alone.budget, alone.tiers.rest)
-    launch = Traffic(alone.budget.launch_s * (2 if path is SyncPath.HOST else 1))
-
-    def launched(traffic: Traffic) -> Traffic:
-        return traffic + launch if traffic.predicted_s else traffic
-
-    syncs = {}
-    for group in program.groups:
-        sync = group_sync(path, WIRE_BYTES * group.numel, placement, rate, sliced=zero > 0)
-        syncs[group.name] = replace(sync, reduce=launched(sync.reduce), gather=launched(sync.gather))
-    return syncs
 
 
 def _by_rdu(program: Program, alone: RankAlone, placement: Placement) -> SyncedRank:

@@ -17,16 +17,8 @@ from sambasim.ir.schedule import Action, ActionKind, Schedule, make, timeline
 from sambasim.ir.schedule import Span as ActionSpan
 from sambasim.ir.types import SymbolKind
 from sambasim.simulation.alone import MODEL_KINDS, PricedRank, RankAlone, price_ranks
-from sambasim.simulation.scaling import Span, SyncedRank, Track, syncs_of, with_sync
-from sambasim.simulation.sync import (
-    GATHERS_IN_PASSES,
-    SyncPath,
-    Traffic,
-    copies_of,
-    moves_in_passes,
-    traffic_of,
-    zero_of,
-)
+from sambasim.simulation.scaling import Span, SyncedRank, Track, with_sync
+from sambasim.simulation.sync import SyncPath, Traffic, copies_of, gathered_in_passes, traffic_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,28 +97,23 @@ def part_of(placement: Placement, ranks: Sequence[int]) -> Placement:
 
 def _rank_step(priced: PricedRank, placement: Placement, path: SyncPath, mesh: Mesh, rank: int) -> RankStep:
     """The step of `rank`, which is the first of those that are alike along other axes than pp."""
-    program, alone, graph = priced.program, priced.alone, priced.program.leading
-    (in_pass, _), is_replica = pass_and_update(graph), program.ranks_of_replica == 1
+    program, alone, is_replica = priced.program, priced.alone, priced.program.ranks_of_replica == 1
+    in_pass, _ = pass_and_update(program.leading)
     replicas = part_of(placement, mesh.group(rank, DATA_PARALLEL))
     synced = with_sync(program, alone, replicas, path, in_passes=is_replica)
-    gathered: list[Traffic] = []  # by section, what replicas gather over their hosts before it
-    if not is_replica and synced.path is SyncPath.HOST and zero_of(program) >= GATHERS_IN_PASSES:
-        syncs = syncs_of(program, alone, replicas, SyncPath.HOST, GATHERS_IN_PASSES)
-        names = [moves.gathered for moves in moves_in_passes(program)]
-        gathered = [sum((syncs[name].gather for name in of_section), Traffic()) for of_section in names]
+    by_host = synced.path is SyncPath.HOST and not is_replica
+    gathered = gathered_in_passes(program, alone, replicas) if by_host else []
     costs = {}
     spans = spans_of_actions(in_pass) or {(ActionKind.FORWARD, 0): (0, 1)}  # which starts nothing
     forwards = sum(kind is ActionKind.FORWARD for kind, _ in spans)  # inputs and outputs are sent once for all of them
     for (kind, stage), (start, stop) in spans.items():
-        sections = in_pass[start:stop]
-        sent = traffic_of(sections, graph, program, placement, mesh, rank, alone.batch_size, priced.resident)
-        messages = dict(sent)
+        messages = dict(traffic_of(in_pass[start:stop], priced, placement, mesh, rank))
         if parameters := gathered[start:stop]:
             messages[DATA_PARALLEL] = sum(parameters, Traffic())
         device_s = sum(section.price.predicted_s for section in alone.model[start:stop])
         sent_s = alone.sent_s / forwards if kind is ActionKind.FORWARD else 0.0
         costs[kind, stage] = Cost(device_s, (stop - start) * alone.start_s + sent_s, messages)
-    copies = copies_of(graph, program, placement, mesh, rank)
+    copies = copies_of(program, placement, mesh, rank)
     return RankStep(program, alone, priced.resident, costs, synced, copies)
 
 

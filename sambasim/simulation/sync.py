@@ -1,8 +1,8 @@
 """The predicted time of what ranks send each other, in bf16: gradient sync, group by group, between RDUs or through
 hosts; what ZeRO 2 and 3 move in a pass; messages in a replica. Nobody has published it: it follows from bandwidths."""
 
-from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cache
 from math import ceil, log2
@@ -13,10 +13,11 @@ from sambasim.costs.work import device_bytes_of
 from sambasim.hardware.budget import Budget
 from sambasim.hardware.placement import Placement
 from sambasim.ir.dataflow import axis_of, groups_of, pass_and_update
-from sambasim.ir.graph import Graph, Section
+from sambasim.ir.graph import Section
 from sambasim.ir.mesh import PIPELINE, Mesh
 from sambasim.ir.program import Program
 from sambasim.ir.ranks import copied, ends_of, in_slices
+from sambasim.simulation.alone import PricedRank, RankAlone, slowed
 
 WIRE_BYTES = 2  # of one element that is sent
 
@@ -60,6 +61,23 @@ class GroupSync:
     reduce: Traffic
     gather: Traffic
     ways: str
+
+
+def syncs_of(
+    program: Program, alone: RankAlone, placement: Placement, path: SyncPath, zero: int
+) -> Mapping[str, GroupSync]:
+    """By group, how it is synced. Each transfer is launched; on the host path twice: to the host and back."""
+    rate = slowed(alone.budget, alone.tiers.rest)
+    launch = Traffic(alone.budget.launch_s * (2 if path is SyncPath.HOST else 1))
+
+    def launched(traffic: Traffic) -> Traffic:
+        return traffic + launch if traffic.predicted_s else traffic
+
+    syncs = {}
+    for group in program.groups:
+        sync = group_sync(path, WIRE_BYTES * group.numel, placement, rate, sliced=zero > 0)
+        syncs[group.name] = replace(sync, reduce=launched(sync.reduce), gather=launched(sync.gather))
+    return syncs
 
 
 def group_sync(path: SyncPath, size_bytes: int, placement: Placement, budget: Budget, *, sliced: bool) -> GroupSync:
@@ -125,18 +143,11 @@ def _between(placement: Placement) -> Link:
 
 
 def traffic_of(
-    sections: Sequence[Section],
-    graph: Graph,
-    program: Program,
-    placement: Placement,
-    mesh: Mesh,
-    rank: int,
-    samples: int,
-    resident: Set[str],
+    sections: Sequence[Section], priced: PricedRank, placement: Placement, mesh: Mesh, rank: int
 ) -> Mapping[str, Traffic]:
-    """By mesh axis, in one run of `sections`, a pass of `samples`. `resident` values are the same for each sample."""
-    node_of = placement.node_of
-    found: dict[str, Traffic] = {}
+    """By mesh axis, in one run of `sections` of `rank`, which is like `priced`."""
+    program, node_of, found = priced.program, placement.node_of, dict[str, Traffic]()
+    graph = program.leading
     for node in (node for section in sections for node in graph.section_nodes(section)):
         axis = axis_of(node)
         receives_nothing = node.operator in ("comm.send", "comm.shard", "comm.index")
@@ -146,8 +157,8 @@ def traffic_of(
         value = (node.results[0] or "") if is_received else node.reads[0]
         type_ = graph.values[value] if value in graph.values else program.symbols[value].type
         size_bytes = (1 if is_received else len(group) - 1) * device_bytes_of(type_)
-        if value not in resident:
-            size_bytes = size_bytes * samples // program.batch_size
+        if value not in priced.resident:
+            size_bytes = size_bytes * priced.alone.batch_size // program.batch_size
         shift = dict(node.kwargs).get("shift")
         sender = group[(group.index(rank) + (shift if isinstance(shift, int) else 0)) % len(group)]
         peers = [sender] if is_received else group
@@ -156,11 +167,11 @@ def traffic_of(
     return found
 
 
-def copies_of(graph: Graph, program: Program, placement: Placement, mesh: Mesh, rank: int) -> Mapping[str, Traffic]:
+def copies_of(program: Program, placement: Placement, mesh: Mesh, rank: int) -> Mapping[str, Traffic]:
     """By tied parameter that `rank` updates: along pp the gradient comes, the parameter goes back."""
     own, node_of = {group.name for group in program.groups}, placement.node_of
     found = {}
-    for node in graph.nodes:
+    for node in program.leading.nodes:
         if (symbol := copied(node)) is not None and own.issuperset(groups_of(node)):
             ends = {node_of[mesh.group(rank, PIPELINE)[position]] for position in ends_of(node)}
             size_bytes = device_bytes_of(program.symbols[symbol].type)
@@ -204,3 +215,11 @@ def moves_in_passes(program: Program) -> list[Moves]:
 
     sections, _ = pass_and_update(training)
     return [Moves(moved(section, "comm.all_gather"), moved(section, "comm.reduce_scatter")) for section in sections]
+
+
+def gathered_in_passes(program: Program, alone: RankAlone, placement: Placement) -> list[Traffic]:
+    """By section of a pass, what replicas gather over their hosts before it; none below ZeRO 3."""
+    if zero_of(program) < GATHERS_IN_PASSES:
+        return []
+    syncs = syncs_of(program, alone, placement, SyncPath.HOST, GATHERS_IN_PASSES)
+    return [sum((syncs[name].gather for name in moves.gathered), Traffic()) for moves in moves_in_passes(program)]

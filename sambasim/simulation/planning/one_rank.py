@@ -25,7 +25,7 @@ from sambasim.ir.graph import Section, SectionKind
 from sambasim.ir.mesh import DATA_PARALLEL, TENSOR, Mesh
 from sambasim.ir.program import Program
 from sambasim.ir.types import DTYPE_BYTES
-from sambasim.simulation.alone import RankAlone, price_alone
+from sambasim.simulation.alone import PricedRank, RankAlone, price_alone
 from sambasim.simulation.machine import mixed
 from sambasim.simulation.memory import Memory, memory_of, operand_bytes
 from sambasim.simulation.planning.strategy import Strategy, roomy
@@ -118,11 +118,7 @@ def _ends(at_s: Sequence[float], stages: int, most_s: float) -> Sequence[int] | 
 
 
 def chain_of(
-    step: RankAlone,
-    work: Work,
-    messages_s: Sequence[float],
-    numel_of: Mapping[str, int],
-    shorter: Shorter | None = None,
+    step: RankAlone, work: Work, messages_s: Sequence[float], numel_of: Mapping[str, int], shorter: Shorter | None
 ) -> Chain:
     """The layers of `step`, with `messages_s` of each section, and elements by trained parameter. If it is the step of
     a `shorter` program, the layers that this has are repeated."""
@@ -358,16 +354,15 @@ class Ranks:
     def _one_rank(self, alone: Strategy, compiled: Compiled) -> OneRank:
         program, samples = compiled.program, alone.samples
         budget = replace(roomy(self.budget(alone.tiles)), behind=None)
-        graph, sections = program.leading, compiled.sections
-        work = at_batch_size(compiled.work, program.batch_size, samples)
+        sections, work = compiled.sections, at_batch_size(compiled.work, program.batch_size, samples)
         step = price_alone(program, work, budget, samples)
+        rank = PricedRank(program, step, work.resident)
         found = [Traffic()] * len(sections)
         if alone.chips > 1:
             placement = place(alone.chips, self._device, None, self._cluster)
             mesh = Mesh({DATA_PARALLEL: 1, TENSOR: alone.chips})
             for number, section in enumerate(sections):
-                by_axis = traffic_of([section], graph, program, placement, mesh, 0, samples, work.resident)
-                found[number] = by_axis.get(TENSOR, Traffic())
+                found[number] = traffic_of([section], rank, placement, mesh, 0).get(TENSOR, Traffic())
         chain = chain_of(step, work, [traffic.predicted_s for traffic in found], compiled.numel_of, compiled.shorter)
         return OneRank(
             chain,
