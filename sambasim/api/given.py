@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from sambasim.commands.torch_optimizers import is_of_a_library, options_of_group, plain_number, refuse_changed_step
 from sambasim.compiler.capture.step import NAMED_LOSSES, Loss, first_tensor
 from sambasim.compiler.capture.tensors import held_by
-from sambasim.data.batches import Batch, values_of
+from sambasim.data.batches import Batch, each_value, values_of
 from sambasim.data.datasets import ArraysDataset
 from sambasim.errors import DataError, ModelError, OptionError
 from sambasim.optimizers import OPTIMIZERS
@@ -47,17 +47,7 @@ _version: Callable[[Tensor], int] = vars(torch._C.TensorBase)["_version"].__get_
 def batch_of(example: object) -> tuple[Batch, int]:
     """A batch of tensors, by position or by name, and its size. Raises DataError without a common first axis."""
     first, *_ = _tensors(dict(values_of(example)), "the example").values()
-    return each_tensor(example, torch.as_tensor), len(first)
-
-
-def each_tensor(value: Any, change: Callable[[Any], Any]) -> Any:
-    """`value` with `change` of each tensor inside of dicts, tuples and lists."""
-    if isinstance(value, Mapping):
-        return {name: each_tensor(inner, change) for name, inner in value.items()}
-    if isinstance(value, tuple | list):
-        changed = [each_tensor(inner, change) for inner in value]
-        return type(value)(*changed) if hasattr(value, "_fields") else type(value)(changed)
-    return change(value)
+    return each_value(example, lambda value, _: torch.as_tensor(value)), len(first)
 
 
 def _tensors(given: Mapping[Any, object], what: str) -> dict[str, Tensor]:

@@ -9,11 +9,12 @@ from rich.console import RenderableType
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from sambasim.api.given import batch_of, each_tensor, loss_of, optimizer_of
+from sambasim.api.given import batch_of, loss_of, optimizer_of
 from sambasim.api.ranks import on_first, speaks_python
 from sambasim.commands.compile import compile_proved
 from sambasim.commands.proof.eager import LiveModel
 from sambasim.compiler.front import inputs_of, refuse_torchscript
+from sambasim.data.batches import each_value
 from sambasim.errors import ModelError, OptionError
 from sambasim.ir.program import Program
 from sambasim.options.compile import options_in_python
@@ -138,7 +139,7 @@ def compile(
             raise OptionError(what, remedy="leave it out: the example is one batch of a replica")
         notices = [_EVALUATING] if not (model.training or chosen.inference) else []
         bound = partial(inputs_of, model=model, loss=named, inference=chosen.inference)
-        micro = each_tensor(batch, lambda tensor: tensor[: chosen.micro_batch_size])
+        micro = each_value(batch, lambda tensor, _: tensor[: chosen.micro_batch_size])
         of_pass = bound(micro, notice=notices.append)
         whole = bound(batch).inputs if chosen.micro_batch_size < size else None
         users = optimizer if isinstance(optimizer, Optimizer) and not chosen.inference else None

@@ -197,11 +197,9 @@ class _Builder:
 
     def _add_output(self, name: str, type_: TensorType, index: int) -> None:
         if type_.dtype not in DTYPE_BYTES:
-            raise ModelError(
-                f"output {index} of the model is {type_.dtype}: a PEF has complex numbers between operators only",
-                where=forward_line(self._model),
-                remedy="return torch.view_as_real(…) of it, or its absolute value",
-            )
+            what = f"output {index} of the model is {type_.dtype}: a PEF has complex numbers between operators only"
+            remedy = "return torch.view_as_real(…) of it, or its absolute value"
+            raise ModelError(what, where=forward_line(self._model), remedy=remedy)
         self._add(Symbol(name, SymbolKind.OUTPUT, type_))
 
     def _forward(self, graph_name: str, captured: CapturedGraph) -> Graph:

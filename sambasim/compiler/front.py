@@ -22,7 +22,7 @@ from sambasim.compiler.capture.step import TARGET, Example, forward_parameters
 from sambasim.compiler.capture.trial import with_values
 from sambasim.compiler.compile import Stopwatch, capture_model
 from sambasim.compiler.passes import Fits, pipeline, run_pipeline
-from sambasim.data.batches import Batch, bind, collate, flat, in_place_of_values
+from sambasim.data.batches import Batch, bind, collate, each_value, flat
 from sambasim.data.datasets import DEFAULT_SAMPLES, Source, open_source
 from sambasim.data.user_code import check_arguments, load_object, summary
 from sambasim.errors import DataError, ModelError, OptionError, SambasimError
@@ -173,11 +173,9 @@ def _config(factory: Any, args: Mapping[str, object], target: str) -> Any:
     known = {field.name for field in fields if field.kind in (field.POSITIONAL_OR_KEYWORD, field.KEYWORD_ONLY)}
     known = (known | set(getattr(kind, "attribute_map", {})) | _OF_EVERY_CONFIG) - {"self"}
     if unknown := next((name for name in args if name not in known), None):
-        guess = nearest(unknown, known)
-        raise ModelError(
-            f"{kind.__name__}, the config of {target}, has no field {unknown}",
-            remedy=did_you_mean(f"model.args.{guess}" if guess else None) or f"it has {', '.join(sorted(known))}",
-        )
+        guess, what = nearest(unknown, known), f"{kind.__name__}, the config of {target}, has no field {unknown}"
+        remedy = did_you_mean(f"model.args.{guess}" if guess else None) or f"it has {', '.join(sorted(known))}"
+        raise ModelError(what, remedy=remedy)
     try:
         return kind(**args)
     except Exception as error:
@@ -216,11 +214,9 @@ def _sample_of(kind: type[nn.Module], config: Any) -> _Sample:
     `kind` do not take such inputs."""
     name, main = kind.__name__, str(getattr(kind, "main_input_name", "x"))
     if not _takes_labels(kind):
-        raise DataError(
-            f"{name} takes no labels, so it returns no loss, and no data source is named",
-            remedy=_class_with_a_loss(kind)
-            or "name a class, or a function that returns a model, with a loss: path/file.py:NAME",
-        )
+        what = f"{name} takes no labels, so it returns no loss, and no data source is named"
+        remedy = "name a class, or a function that returns a model, with a loss: path/file.py:NAME"
+        raise DataError(what, remedy=_class_with_a_loss(kind) or remedy)
     is_text, has_classes = main == "input_ids", "Classification" in name and "Token" not in name
     picture = getattr(config, "vision_config", config)
     size = getattr(picture, "image_size", None)
@@ -242,10 +238,8 @@ def _sample_of(kind: type[nn.Module], config: Any) -> _Sample:
     if not (is_text or (main == "pixel_values" and has_classes and sides)):
         table = ", ".join(f'{name} = "{spec}"' for name, spec in inputs.items())
         typed = f"--set data.source=synthetic --set {shlex.quote(f'data.inputs={{{table}}}')}"
-        raise DataError(
-            f"no data source is named, and the inputs of {name} do not follow from its config: it takes {main}",
-            remedy=f"say what one sample is: {typed}",
-        )
+        what = f"no data source is named, and the inputs of {name} do not follow from its config: it takes {main}"
+        raise DataError(what, remedy=f"say what one sample is: {typed}")
     # Not every config has the tokens that its model reads.
     reads = {"pad_token_id": has_classes, "decoder_start_token_id": config.is_encoder_decoder}
     return _Sample(inputs, {token: 0 for token, read in reads.items() if read and getattr(config, token, None) is None})
@@ -315,8 +309,9 @@ def inputs_of(
         raise DataError("the target of a loss is one tensor, and a sample gives several", remedy="give one, or no loss")
     if inference and loss:
         inputs.pop(TARGET)  # only the loss would read it
-    arguments = {top: in_place_of_values(value, top) for top, value in values.items() if not loss or top != TARGET}
-    is_flat = all(top == name for top, name in arguments.items())
+    given = {top: value for top, value in values.items() if not loss or top != TARGET}
+    arguments = {top: each_value(value, lambda _, name: names.index(name), top) for top, value in given.items()}
+    is_flat = all(isinstance(position, int) for position in arguments.values())
     return Example(inputs, by_keyword, None if is_flat else arguments)
 
 
@@ -326,10 +321,8 @@ def _check_inputs(model: nn.Module, names: Sequence[str], loss: str | None, *, b
     if loss is not None and (names[-1] != TARGET or len(names) == 1):
         only = f"{', '.join(names)} by name" if by_keyword else "one value"
         wanted = f'{{"x": x, "{TARGET}": label}}' if by_keyword else "(x, label)"
-        raise DataError(
-            f"the loss {loss} needs a target, and a sample gives {only}",
-            remedy=f"give {wanted} in the dataset, or name no loss for a model that returns its own",
-        )
+        what = f"the loss {loss} needs a target, and a sample gives {only}"
+        raise DataError(what, remedy=f"give {wanted} in the dataset, or name no loss for a model that returns its own")
     called = names[:-1] if loss is not None else names
     parameters = inspect.signature(model.forward).parameters
     if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters.values()):

@@ -169,11 +169,9 @@ class Connected:
             for name in self._values.buffers_read_by(node) & buffers.keys():
                 if buffers[name] != reader:
                     buffer = (*self._program.symbols[name].torch_names, name)[0]
-                    raise OptionError(
-                        f"the stages {buffers[name]} and {reader} share the buffer {buffer}, which a step changes",
-                        where=None if node.source is None else str(node.source),
-                        remedy="use fewer --pipeline-stages, or give each module a buffer of its own",
-                    )
+                    what = f"the stages {buffers[name]} and {reader} share the buffer {buffer}, which a step changes"
+                    remedy = "use fewer --pipeline-stages, or give each module a buffer of its own"
+                    raise OptionError(what, where=None if node.source is None else str(node.source), remedy=remedy)
 
 
 def _weight_gradients(graph: Graph, assignment: Assignment) -> frozenset[str]:

@@ -89,10 +89,8 @@ class AttachOptimizers:
         bounds = {update.hyperparameters.get("max_grad_norm") for update in self.updates}
         if len(bounds) > 1:
             listed = ", ".join("none" if bound is None else f"{bound:g}" for bound in sorted(bounds, key=str))
-            raise OptionError(
-                f"the optimizers have different max_grad_norm: {listed}; the norm is that of all gradients together",
-                remedy="give all of them the same max_grad_norm, or none of them",
-            )
+            what = f"the optimizers have different max_grad_norm: {listed}; the norm is that of all gradients together"
+            raise OptionError(what, remedy="give all of them the same max_grad_norm, or none of them")
         moves = _moved(program)
         groups = _groups(program, self.updates, self.grouping, moves)
         if self.master_weights:
@@ -259,10 +257,8 @@ def _optimizer_of(gradient: str, program: Program, updates: Sequence[Update]) ->
     for index, update in enumerate(updates):
         if update.parameters is None or not update.parameters.isdisjoint(paths):
             return index
-    raise OptionError(
-        f"the parameter {paths[0] if paths else parameter_of(gradient)} has a gradient, but no optimizer updates it",
-        remedy="give it to an optimizer, or set requires_grad_(False)",
-    )
+    what = f"the parameter {paths[0] if paths else parameter_of(gradient)} has a gradient, but no optimizer updates it"
+    raise OptionError(what, remedy="give it to an optimizer, or set requires_grad_(False)")
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 import signal
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.util import get_temp_dir
 from typing import Any, TypeAlias
 
@@ -69,15 +69,14 @@ def flat(value: object, name: str) -> Iterator[tuple[str, object]]:
         yield name, value
 
 
-def in_place_of_values(value: object, name: str) -> object:
-    """`value` with the name that `flat` gives it in place of each value, in the same dicts, tuples and lists."""
+def each_value(value: Any, change: Callable[[Any, str], object], name: str = "") -> Any:
+    """`value` with `change` of each value, and of its name by `flat`, in the same dicts, tuples and lists."""
     if isinstance(value, Mapping):
-        return {key: in_place_of_values(item, f"{name}.{key}") for key, item in value.items()}
+        return {key: each_value(item, change, f"{name}.{key}") for key, item in value.items()}
     if isinstance(value, tuple | list) and not _is_text(value):
-        kind: Any = type(value)
-        names = [in_place_of_values(item, f"{name}.{index}") for index, item in enumerate(value)]
-        return kind(*names) if hasattr(value, "_fields") else kind(names)
-    return name
+        changed = [each_value(item, change, f"{name}.{index}") for index, item in enumerate(value)]
+        return type(value)(*changed) if hasattr(value, "_fields") else type(value)(changed)
+    return change(value, name)
 
 
 def _is_text(value: Sequence[object]) -> bool:

@@ -266,12 +266,11 @@ def locate(pef: str, output_folder: Path = Path("out"), *, compiling: str | None
     more = f" and {len(names) - _MOST_SUGGESTIONS} more" if len(names) > _MOST_SUGGESTIONS else ""
     or_compile = f"; or compile it: {compiling}" if compiling is not None else ""
     remedy = f"one of those in {output_folder}: {', '.join(names[:_MOST_SUGGESTIONS])}{more}{or_compile}"
+    if not names:
+        remedy = f"compile it first: {compiling or 'sambasim compile'}"
     missing = [f"{path} ({'a folder' if path.is_dir() else 'not there'})" for path in candidates]
-    raise OptionError(
-        f"there is no PEF {pef!r}",
-        where=f"searched {', then '.join(missing)}, from {Path.cwd()}",
-        remedy=remedy if names else f"compile it first: {compiling or 'sambasim compile'}",
-    )
+    where = f"searched {', then '.join(missing)}, from {Path.cwd()}"
+    raise OptionError(f"there is no PEF {pef!r}", where=where, remedy=remedy)
 
 
 def record_compiled(digest: str) -> str | None:

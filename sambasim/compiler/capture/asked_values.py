@@ -202,11 +202,9 @@ class Followed(TorchFunctionMode):
         answer = self._answers[self._next % len(self._answers)] if self._answers else None  # the step runs repeatedly
         self._next += 1
         if answer is None or answer.place != _asker():
-            raise CaptureError(
-                "forward() asks for other values of tensors each time",
-                where=str(running_line() or ""),
-                remedy="let each call ask for the same values, or keep them tensors: leave out .item() and int()",
-            )
+            what = "forward() asks for other values of tensors each time"
+            remedy = "let each call ask for the same values, or keep them tensors: leave out .item() and int()"
+            raise CaptureError(what, where=str(running_line() or ""), remedy=remedy)
         return answer
 
     def _number(self, asked: Tensor) -> Any:
@@ -288,11 +286,9 @@ def _said(place: tuple[str, int] | None, asks: Asks) -> str | None:
         return _OTHER_WAY
     file, line = place
     if file == _ADAPTIVE:
-        raise CaptureError(
-            "AdaptiveLogSoftmaxWithLoss, which selects samples by their labels: sizes depend on values",
-            where=str(running_line() or ""),
-            remedy="the loss over all classes: functional.nll_loss(self.softmax.log_prob(x), target)",
-        )
+        what = "AdaptiveLogSoftmaxWithLoss, which selects samples by their labels: sizes depend on values"
+        remedy = "the loss over all classes: functional.nll_loss(self.softmax.log_prob(x), target)"
+        raise CaptureError(what, where=str(running_line() or ""), remedy=remedy)
     for node in _syntax_nodes(file) if asks == "branch" else ():
         if isinstance(node, ast.Assert) and node.lineno <= line <= (node.end_lineno or line):
             refuse_tried(AssertionError)

@@ -142,11 +142,9 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
     ) -> object:
         kwargs = kwargs or {}
         if isinstance(func, HigherOrderOperator):
-            raise CaptureError(
-                f"torch.{func}, which a PEF cannot hold",
-                where=str(running_line() or ""),
-                remedy="write it with operators on tensors, such as torch.where(condition, a, b) for torch.cond",
-            )
+            what, where = f"torch.{func}, which a PEF cannot hold", str(running_line() or "")
+            remedy = "write it with operators on tensors, such as torch.where(condition, a, b) for torch.cond"
+            raise CaptureError(what, where=where, remedy=remedy)
         if func is torch.ops.aten._efficientzerotensor.default:  # PyTorch crashes in operators that take one in a mode
             func = torch.ops.aten.zeros.default
         leaves = tree_leaves((args, kwargs))

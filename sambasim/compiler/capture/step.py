@@ -17,7 +17,7 @@ from torch.nn import functional
 from sambasim.compiler.capture.recording import forward_line, user_line
 from sambasim.compiler.capture.tensors import dtype_name
 from sambasim.compiler.capture.trial import as_written
-from sambasim.data.batches import flat
+from sambasim.data.batches import each_value, flat
 from sambasim.data.user_code import load_object, summary
 from sambasim.errors import ModelError, OptionError, SambasimError
 from sambasim.options.training import LossOptions
@@ -162,7 +162,7 @@ TARGET = "target"  # the name of the loss's second operand, where the config nam
 
 class Example(NamedTuple):
     """A batch of inputs by name, and whether the model takes them by name. `arguments`: of a model that takes tensors
-    in dicts, tuples or lists, its arguments with names of inputs in place of tensors; None where each input is one."""
+    in dicts, tuples or lists, its arguments with positions of inputs in place of tensors; None where each is one."""
 
     inputs: Mapping[str, Tensor]
     by_keyword: bool = False
@@ -175,18 +175,15 @@ class _Step(nn.Module):
         self.model, self.loss, self._example = model, loss, example
 
     def _call(self, inputs: Sequence[Tensor]) -> tuple[object, tuple[Tensor, ...]]:
-        given: dict[str, object] = dict(zip([*self._example.inputs][: len(inputs)], inputs, strict=True))
+        given: Mapping[str, object] = dict(zip([*self._example.inputs][: len(inputs)], inputs, strict=True))
         if self._example.arguments is not None:
-            given = {name: _filled(value, given) for name, value in self._example.arguments.items()}
+            given = each_value(self._example.arguments, lambda position, _: inputs[position])
         result = self.model(**given) if self._example.by_keyword else self.model(*given.values())
         tensors = _tensors_in(result)
         if not tensors:
             kind = "None" if result is None else f"a {type(result).__name__} without a tensor in it"
-            raise ModelError(
-                f"the model returns {kind}",
-                where=forward_line(self.model),
-                remedy="return a loss, (loss, outputs…), or outputs with the loss named: --loss cross_entropy",
-            )
+            remedy = "return a loss, (loss, outputs…), or outputs with the loss named: --loss cross_entropy"
+            raise ModelError(f"the model returns {kind}", where=forward_line(self.model), remedy=remedy)
         return result, tuple(tensors)
 
     def _loss_first(self, inputs: Sequence[Tensor]) -> tuple[object, tuple[Tensor, ...]]:
@@ -220,10 +217,8 @@ class TrainingStep(_Step):
         if self.loss is None:
             _check_one_loss(result, len(inputs[0]) if inputs[0].ndim else 1)
         if not isinstance(loss, Tensor):
-            raise ModelError(
-                f"the loss function returns a {type(loss).__name__}, not a tensor",
-                remedy="return the mean loss as a tensor of shape (), without .item()",
-            )
+            what = f"the loss function returns a {type(loss).__name__}, not a tensor"
+            raise ModelError(what, remedy="return the mean loss as a tensor of shape (), without .item()")
         return (loss, *(output.detach() for output in outputs))
 
 
@@ -273,16 +268,6 @@ def _check_one_loss(result: object, batch_size: int) -> None:
         if isinstance(next(iter(named)), int):
             remedy = 'return {"loss": …, …} with the one to train, of parts their sum; or detach() the others'
         raise ModelError(f"the model returns several losses: {', '.join(numbers)}", remedy=remedy)
-
-
-def _filled(names: object, given: Mapping[str, object]) -> object:
-    if isinstance(names, Mapping):
-        return {key: _filled(part, given) for key, part in names.items()}
-    if isinstance(names, tuple | list):
-        kind: Any = type(names)
-        tensors = [_filled(part, given) for part in names]
-        return kind(*tensors) if hasattr(names, "_fields") else kind(tensors)
-    return given[str(names)]
 
 
 def loss_in(outputs: Sequence[Tensor]) -> Tensor:

@@ -190,10 +190,9 @@ def _role(description: object) -> Role:
             return Role("gradient", path)
         case aot.GradAOTOutput(grad_of=aot.PlainAOTInput(idx=index)):
             return Role("input_gradient", str(index))
-    raise CaptureError(
-        f"the traced step reads or returns something that sambasim does not know: {description}",
-        remedy="a model may change its buffers, but neither its inputs nor its parameters, in forward()",
-    )
+    what = f"the traced step reads or returns something that sambasim does not know: {description}"
+    remedy = "a model may change its buffers, but neither its inputs nor its parameters, in forward()"
+    raise CaptureError(what, remedy=remedy)
 
 
 @contextlib.contextmanager
