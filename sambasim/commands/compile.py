@@ -19,7 +19,7 @@ from sambasim.commands.proof.eager import LiveModel, check_modes
 from sambasim.commands.proof.prove import Proof, own_memory, prove, too_large
 from sambasim.compiler.capture.state import NotSound, Observer
 from sambasim.compiler.capture.step import TARGET, Example
-from sambasim.compiler.compile import Stopwatch, assemble, capture_model, recorded
+from sambasim.compiler.compile import Stopwatch, assemble, capture_model
 from sambasim.compiler.front import build_model, example_batch
 from sambasim.compiler.passes import schedule_of
 from sambasim.data.datasets import Source, open_source
@@ -32,6 +32,7 @@ from sambasim.options.grammar import SYNTHETIC
 from sambasim.options.training import ModelOptions, Sections
 from sambasim.pef import PefDocument, peek, read, seal
 from sambasim.pef.document import Compiled
+from sambasim.pef.files import record_compiled
 from sambasim.runtime.run.replica import input_specs
 from sambasim.units import format_bytes
 
@@ -152,7 +153,7 @@ def compile_proved(
     for exception in checked.exceptions if checked is not None else ():
         by_line.setdefault(exception.source and f", at {exception.source}", []).append(str(exception))
     notices += [f"differs from eager PyTorch by rounding: {', '.join(names)}{at}" for at, names in by_line.items()]
-    notices += [*recorded(digest), *_replaced(before, path)]
+    notices += [*record_compiled(digest), *_replaced(before, path)]
     return replace(done, path=path, digest=digest, notices=tuple(notices), phases_s=phases_s, checked=checked)
 
 

@@ -40,13 +40,9 @@ class Built:
     notices: tuple[str, ...] = ()
 
 
-def build(name: str, model: nn.Module, inputs: Mapping[str, Tensor], captures: Captures, batch_size: int) -> Built:
-    """The first program of `model`, captured on `inputs`. Raises ModelError for tensors that share memory and for a
-    loss that is a parameter; OperatorError for what a PEF cannot hold."""
-    return _Builder(model, inputs, captures).built(name, batch_size)
+class Builder:
+    """Makes the first program of `model`, captured on `inputs`."""
 
-
-class _Builder:
     def __init__(self, model: nn.Module, inputs: Mapping[str, Tensor], captures: Captures) -> None:
         self._model, self._inputs, self._captures = model, inputs, captures
         self._prefix, self._held = type(model).__name__.lower(), held_by(model)
@@ -62,6 +58,8 @@ class _Builder:
         self._loss = self._names.take(loss_name(self._prefix), GRADIENT_SUFFIX)
 
     def built(self, name: str, batch_size: int) -> Built:
+        """Raises ModelError for tensors that share memory and for a loss that is a parameter; OperatorError for what a
+        PEF cannot hold."""
         self._add_model_tensors()
         for input_name, tensor in self._inputs.items():
             # A fake tensor has no values.
@@ -116,7 +114,7 @@ class _Builder:
             self._weights[name] = held.tensor.detach().contiguous()
             self._symbol_of_path |= dict.fromkeys(held.paths, name)
 
-    def _symbols_of(self, captured: CapturedGraph) -> dict[str, str]:
+    def _translated(self, captured: CapturedGraph) -> Translation:
         symbol_of = {}
         for name, role in captured.inputs.items():
             if role.kind == "input":
@@ -129,7 +127,7 @@ class _Builder:
             path = _path(target)
             known = self._symbol_of_path.get(path) if path != target else None
             symbol_of[target] = known or self._constant(path, captured.constants[target], read_by(node))
-        return symbol_of
+        return Translation(captured, self._prefix, symbol_of)
 
     def _constant(self, path: str, tensor: Tensor, where: str | None) -> str:
         """The symbol of a tensor that a trace made, or that the model has in a list, say. Each trace counts its own
@@ -156,8 +154,7 @@ class _Builder:
         self._outputs[first] = self._loss
         for number, index in enumerate(index for index in indices if index != first):
             self._outputs[index] = self._names.take(f"{self._prefix}__outputs__{number}", GRADIENT_SUFFIX)
-        symbol_of = self._symbols_of(captured)
-        translation = Translation(captured, self._prefix, symbol_of)
+        translation = self._translated(captured)
         given_out = list(zip((role for _, role in captured.outputs), translation.outputs, strict=True))
         for role, value in given_out:
             if role.kind == "output" and int(role.name) in captured.losses:
@@ -166,7 +163,7 @@ class _Builder:
                 tangent = gradient_name(self._outputs[int(role.name)])
                 self._add(Symbol(tangent, SymbolKind.TANGENT, self._type(translation, value)))
         outputs = [Output(value, self._kept_in(role, self._type(translation, value))) for role, value in given_out]
-        return _graph("training", symbol_of, translation, outputs)
+        return _graph("training", translation, outputs)
 
     def _check_loss(self, value: str, captured: CapturedGraph) -> None:
         """Raises ModelError for a loss that is a tensor of the model, or a view of one: nothing differentiates that."""
@@ -203,14 +200,12 @@ class _Builder:
         self._add(Symbol(name, SymbolKind.OUTPUT, type_))
 
     def _forward(self, graph_name: str, captured: CapturedGraph) -> Graph:
-        symbol_of = self._symbols_of(captured)
-        translation = Translation(captured, self._prefix, symbol_of)
-        outputs = []
+        translation, outputs = self._translated(captured), []
         for index, value in enumerate(translation.outputs):
             name = self._names.take(f"{self._prefix}__{graph_name}__outputs__{index}")
             self._add_output(name, self._type(translation, value), index)
             outputs.append(Output(value, name))
-        return _graph(graph_name, symbol_of, translation, outputs)
+        return _graph(graph_name, translation, outputs)
 
     def _type(self, translation: Translation, value: str) -> TensorType:
         return translation.values.get(value) or self._symbols[value].type
@@ -224,9 +219,9 @@ def _bytes(tensor: Tensor) -> Tensor:
     return tensor.reshape(-1).view(torch.uint8)
 
 
-def _graph(name: str, symbol_of: Mapping[str, str], translation: Translation, outputs: Sequence[Output]) -> Graph:
+def _graph(name: str, translation: Translation, outputs: Sequence[Output]) -> Graph:
     forward = [node for node in translation.nodes if node.name not in translation.backward]
     backward = [node for node in translation.nodes if node.name in translation.backward]
-    graph = Graph(name, tuple(dict.fromkeys(symbol_of.values())), (), tuple(outputs), translation.values)
+    graph = Graph(name, translation.inputs, (), tuple(outputs), translation.values)
     sections = Section(0, SectionKind.FWD, "forward", 0, 0), Section(1, SectionKind.BCKWD, "backward", 0, 0)
     return with_sections(graph, zip(sections, (forward, backward), strict=True))

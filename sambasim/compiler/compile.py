@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sambasim import __version__
-from sambasim.compiler.build import Built, Captures, build
+from sambasim.compiler.build import Builder, Built, Captures
 from sambasim.compiler.capture import explain
 from sambasim.compiler.capture.asked_values import Asked, RandomBranch
 from sambasim.compiler.capture.explain import explained, tracer_error
@@ -153,7 +153,7 @@ def capture_model(
                     says = "function" if loss is not None else named.name if named else None
                     captures = _capture(*steps, tensors, options, watch, says)
                 watch.begin("translate to the graph")
-                return build(options.name, model, inputs, captures, tensors[0].shape[0])
+                return Builder(model, inputs, captures).built(options.name, tensors[0].shape[0])
     except Exception as error:
         if (refused := tracer_error("model", error)) is None:
             raise
@@ -190,15 +190,8 @@ def assemble(
     watch.end()
     notices += _notices_of(built, program, model, options.loss.name if options.loss else None)
     if path is None:
-        notices += recorded(written.digest)
+        notices += record_compiled(written.digest)
     return Compiled(path or options.pef_path, program, written.digest, tuple(notices), watch.phases_s)
-
-
-def recorded(digest: str) -> list[str]:
-    """Record that this account compiled the PEF with this digest; a notice if that fails."""
-    why = record_compiled(digest)
-    told = f"cannot record that this account compiled the PEF ({why}): `sambasim run` will ask for --trust"
-    return [told] if why else []
 
 
 def _capture(

@@ -10,7 +10,7 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
@@ -185,33 +185,25 @@ def _config(factory: Any, args: Mapping[str, object], target: str) -> Any:
         raise ModelError(what, remedy="correct it: --set model.args.NAME=VALUE") from error
 
 
-class _Sample(NamedTuple):
-    """One sample of a model that is made from a config: its inputs by name, and the special tokens that the model reads
-    and its config lacks."""
-
-    inputs: Mapping[str, InputSpec]
-    tokens: Mapping[str, int]
-
-
 def inferred_options(options: CompileOptions) -> Mapping[str, object]:
     """`data` and `model` of `options` as they follow from the config of the model, if it has one and no data source is
     named: synthetic samples, enough for one step. They compile what is captured otherwise on tensors without memory."""
     target = options.model.target
     if options.data.source is not None or target is None or not is_configured(factory := load_object(target, "model")):
         return {}
-    sample = _sample_of(factory, _config(factory, options.model.args, target))
+    sample, tokens = _sample_of(factory, _config(factory, options.model.args, target))
     step = options.training.batch_size * options.training.accumulation_steps * options.world_size
-    inputs = {name: str(spec) for name, spec in sample.inputs.items()}
+    inputs = {name: str(spec) for name, spec in sample.items()}
     data = {"source": SYNTHETIC, "inputs": inputs, "samples": step if step > DEFAULT_SAMPLES else None}
     return {
         "data": options.data.model_copy(update=data),
-        "model": options.model.model_copy(update={"args": {**options.model.args, **sample.tokens}}),
+        "model": options.model.model_copy(update={"args": {**options.model.args, **tokens}}),
     }
 
 
-def _sample_of(kind: type[nn.Module], config: Any) -> _Sample:
-    """A sample of the length, or with the picture, that `config` is for, and its labels. Raises DataError if models of
-    `kind` do not take such inputs."""
+def _sample_of(kind: type[nn.Module], config: Any) -> tuple[Mapping[str, InputSpec], Mapping[str, int]]:
+    """A sample of the length, or with the picture, that `config` is for, and its labels; and the special tokens that
+    the model reads and its config lacks. Raises DataError if models of `kind` do not take such inputs."""
     name, main = kind.__name__, str(getattr(kind, "main_input_name", "x"))
     if not _takes_labels(kind):
         what = f"{name} takes no labels, so it returns no loss, and no data source is named"
@@ -242,7 +234,7 @@ def _sample_of(kind: type[nn.Module], config: Any) -> _Sample:
         raise DataError(what, remedy=f"say what one sample is: {typed}")
     # Not every config has the tokens that its model reads.
     reads = {"pad_token_id": has_classes, "decoder_start_token_id": config.is_encoder_decoder}
-    return _Sample(inputs, {token: 0 for token, read in reads.items() if read and getattr(config, token, None) is None})
+    return inputs, {token: 0 for token, read in reads.items() if read and getattr(config, token, None) is None}
 
 
 def _takes_labels(kind: type[nn.Module]) -> bool:

@@ -57,13 +57,14 @@ def tensor_type(tensor: Tensor) -> TensorType:
 
 
 class Translation:
-    """Our nodes for a captured graph, of whose placeholders and constants `symbol_of` gives the symbols; the type of
-    every value, which nodes are `backward`, and the outputs' values. Raises one OperatorError for all operators that
-    a PEF may not hold."""
+    """Our nodes for a captured graph, of whose placeholders and constants `symbol_of` gives the symbols, its `inputs`;
+    the type of every value, which nodes are `backward`, and the outputs' values. Raises one OperatorError for all
+    operators that a PEF may not hold."""
 
     def __init__(self, captured: CapturedGraph, prefix: str, symbol_of: Mapping[str, str]) -> None:
         self.nodes: list[Node] = []
         self.values: dict[str, TensorType] = {}
+        self.inputs = tuple(dict.fromkeys(symbol_of.values()))
         self.backward: set[str] = set()
         self._prefix, self._names = prefix, UniqueNames()
         self._value_of: dict[fx.Node, str] = {}

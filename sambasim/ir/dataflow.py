@@ -17,7 +17,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from sambasim.ir.graph import Graph, Node, Section, SectionKind
+from sambasim.ir.graph import Graph, Node, Section, SectionKind, leaves
 from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.program import ParameterGroup, Program
 from sambasim.ir.schedule import ActionKind
@@ -25,11 +25,9 @@ from sambasim.ir.schedule import ActionKind
 
 def groups_of(node: Node) -> tuple[str, ...]:
     """The parameter groups that `node` works on, by name; none for an ATen operator, or for communication of values."""
-    if node.operator.startswith("aten.") or not node.args:
+    if node.operator.startswith("aten."):
         return ()
-    first = node.args[0]
-    names = first if isinstance(first, tuple) else (first,)
-    return tuple(name for name in names if isinstance(name, str))
+    return tuple(name for name in leaves(node.args[:1]) if isinstance(name, str))
 
 
 def axis_of(node: Node) -> str | None:

@@ -273,15 +273,16 @@ def locate(pef: str, output_folder: Path = Path("out"), *, compiling: str | None
     raise OptionError(f"there is no PEF {pef!r}", where=where, remedy=remedy)
 
 
-def record_compiled(digest: str) -> str | None:
-    """Record that this account compiled the PEF with this digest. Returns None, or why that failed."""
+def record_compiled(digest: str) -> list[str]:
+    """Record that this account compiled the PEF with this digest. Returns a notice if that fails."""
     try:
         folder = _folder()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         (folder / digest).touch(mode=0o600)
     except (OSError, RuntimeError) as error:  # RuntimeError: the user has no home
-        return (error.strerror if isinstance(error, OSError) else None) or str(error)
-    return None
+        why = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        return [f"cannot record that this account compiled the PEF ({why}): `sambasim run` will ask for --trust"]
+    return []
 
 
 def is_compiled_here(digest: str) -> bool:

@@ -64,7 +64,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_recorded_digest_is_known_and_no_other(folder: Path) -> None:
     assert not is_compiled_here(ONE)
-    assert record_compiled(ONE) is None
+    assert record_compiled(ONE) == []
     assert is_compiled_here(ONE)
     for other in (TWO, ONE[:-1], "", "..", "."):
         assert not is_compiled_here(other)

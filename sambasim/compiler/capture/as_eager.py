@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTenso
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from sambasim.compiler.capture.asked_values import refuse_tried
+from sambasim.compiler.capture.tensors import order_to_restore
 from sambasim.compiler.capture.trial import with_values
 
 _UPSAMPLINGS = (
@@ -214,14 +215,11 @@ def strided_in_order(graph: fx.Graph) -> None:
     aten = torch.ops.aten
     for node in graph.find_nodes(op="call_function", target=aten.as_strided.default):
         base = node.args[0]
-        tensor = base.meta["val"]
-        order = sorted(range(tensor.dim()), key=lambda dim: (-tensor.stride(dim), dim))
-        turned = tensor.permute(order)
-        if tensor.is_contiguous() or not turned.is_contiguous():
+        if not (order := order_to_restore(base.meta["val"])):
             continue
         with graph.inserting_before(node):
             permuted = graph.call_function(aten.permute.default, (base, order))
             ordered = graph.call_function(aten.contiguous.default, (permuted,))
         for made in (permuted, ordered):
-            made.meta = {**node.meta, "val": turned}
+            made.meta = {**node.meta, "val": base.meta["val"].permute(order)}
         node.update_arg(0, ordered)

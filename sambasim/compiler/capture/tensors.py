@@ -191,15 +191,20 @@ def memory_order(tensor: Tensor) -> tuple[int, ...]:
     return tuple(axes) if tensor.is_contiguous() else tuple(sorted(axes, key=tensor.stride, reverse=True))
 
 
+def order_to_restore(tensor: Tensor) -> tuple[int, ...]:
+    """The same of a tensor that is contiguous in another order than that of its axes; of others ()."""
+    order = memory_order(tensor) if tensor.layout is torch.strided else ()
+    is_other = order != tuple(range(len(order))) and tensor.permute(order).is_contiguous()
+    return order if is_other else ()
+
+
 def check_memory(held: Sequence[Held], changed: Set[str]) -> None:
     """Raises ModelError for two tensors in the same memory of which a training step changes one. `changed` are the
     paths of what changes beside the parameters."""
     by_storage: dict[int, list[Held]] = defaultdict(list)
     for tensor in held:
         if tensor.tensor.numel():
-            storage = tensor.tensor.untyped_storage()
-            is_fake = isinstance(tensor.tensor, FakeTensor)
-            by_storage[storage._cdata if is_fake else storage.data_ptr()].append(tensor)
+            by_storage[_storage(tensor.tensor)].append(tensor)
     for one, other in (pair for sharing in by_storage.values() for pair in combinations(sharing, 2)):
         fixed = changed.isdisjoint(one.paths + other.paths) and not (one.is_parameter or other.is_parameter)
         if not fixed and share_memory(one.tensor, other.tensor):
@@ -231,8 +236,13 @@ def _address(tensor: Tensor) -> tuple[int, int]:
     if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         return id(tensor), 0  # within torch.vmap it has no memory of its own
     if isinstance(tensor, FakeTensor):
-        return int(tensor.untyped_storage()._cdata), int(tensor.storage_offset()) * tensor.element_size()
+        return _storage(tensor), int(tensor.storage_offset()) * tensor.element_size()
     return 0, tensor.data_ptr()
+
+
+def _storage(tensor: Tensor) -> int:
+    storage = tensor.untyped_storage()
+    return int(storage._cdata if isinstance(tensor, FakeTensor) else storage.data_ptr())
 
 
 def _place(tensor: Tensor) -> tuple[object, ...]:
@@ -324,8 +334,7 @@ def _is_typed_by_default(name: str, given: Sequence[object]) -> bool:
 
 def _rounded(data: Tensor, dtype: torch.dtype, rounded: dict[tuple[int, torch.dtype], Tensor]) -> Tensor:
     """`rounded`: the memory of tensors before, which several may share."""
-    storage, is_fake = data.untyped_storage(), isinstance(data, FakeTensor)
-    key = storage._cdata if is_fake else storage.data_ptr(), data.dtype
+    storage, is_fake, key = data.untyped_storage(), isinstance(data, FakeTensor), (_storage(data), data.dtype)
     if key not in rounded and is_fake:
         rounded[key] = data.new_empty(storage.nbytes() // data.element_size(), dtype=dtype)
     elif key not in rounded:

@@ -21,7 +21,7 @@ from sambasim.compiler.capture.as_eager import drop_as_eager, kernels_of_eager, 
 from sambasim.compiler.capture.asked_values import Asked, Followed, modes_reach_inside
 from sambasim.compiler.capture.explain import SHAPE, tracer_error
 from sambasim.compiler.capture.recording import source_line
-from sambasim.compiler.capture.tensors import Widened, memory_order
+from sambasim.compiler.capture.tensors import Widened, order_to_restore
 from sambasim.compiler.capture.trial import nothing_lost, tied_once, tracing, trial, with_values
 from sambasim.errors import CaptureError
 
@@ -67,13 +67,6 @@ class CapturedGraph:
         return tuple(sorted(int(role.name) for role in self.inputs.values() if role.kind == "tangent")) or (0,)
 
 
-def _order_to_restore(value: Tensor) -> tuple[int, ...]:
-    """The axes of a dense constant in the order of memory, if it is another."""
-    order = memory_order(value) if value.layout is torch.strided else ()
-    is_other = order != tuple(range(len(order))) and value.permute(order).is_contiguous()
-    return order if is_other else ()
-
-
 def plain_constants(graph: fx.Graph, constants: dict[str, Tensor], given_out: Set[fx.Node]) -> None:
     """Constants as a PEF can hold them: complex ones are made of two real ones, and the axes of those that are dense
     and not contiguous, as `torch.linalg.cholesky` makes them, are in the order of memory and permuted back. The graph
@@ -92,7 +85,7 @@ def plain_constants(graph: fx.Graph, constants: dict[str, Tensor], given_out: Se
                 made.meta = {**node.meta, "val": tensor}
             node.replace_all_uses_with(whole)
             graph.erase_node(node)
-        elif (order := _order_to_restore(value)) and node not in given_out:
+        elif (order := order_to_restore(value)) and node not in given_out:
             back = [order.index(axis) for axis in range(value.ndim)]
             with graph.inserting_after(node):
                 restored = graph.call_function(torch.ops.aten.permute.default, (node, back))

@@ -190,7 +190,7 @@ def dropout(s: Sharder, node: Node) -> bool:
         return False
     (first, second), whole, bools = node.results, s.type_like(x), s.type_like(x, dtype="bool")
     like = s.new(node, "like", "aten.zeros.default", (whole.shape,), whole, dtype=TorchConstant("dtype", whole.dtype))
-    _, mask = s.new_values(node, ("drawn", "mask"), node.operator, (like, p, True), (whole, bools))
+    _, mask = s.new_values(node, ("drawn", "mask"), node.operator, (like, p, True), (whole, bools), WHOLE)
     how = (("axis", TENSOR), ("dim", layout.dim), ("outer", layout.outer))
     s.emit_result(node, second, "comm.shard", (mask,), layout, how)
     kept = s.new(node, "kept", "aten.mul.Tensor", (s.as_is(x), Ref(second or "")), whole, layout)

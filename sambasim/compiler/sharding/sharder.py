@@ -81,6 +81,7 @@ Rule: TypeAlias = Callable[["Sharder", Node], bool]
 finds no way."""
 
 Args: TypeAlias = Sequence[Argument]
+Types: TypeAlias = Sequence[TensorType]
 Typed: TypeAlias = TensorType | None
 Keywords: TypeAlias = Sequence[tuple[str, Argument]]
 
@@ -200,18 +201,15 @@ class Sharder:
     ) -> Ref:
         """Add a node that belongs to `node` and has a value of its own, of the whole type `type_`: by default, that of
         the first argument. `how`: its keywords."""
-        name = self._free(f"{node.name}__{what}")
-        self._types[name] = type_ or self.type_like(args[0])
-        self.emit(replace(node, name=name, results=(name,)), args, [at], operator, tuple(how.items()))
-        return Ref(name)
+        return self.new_values(node, (what,), operator, args, (type_ or self.type_like(args[0]),), at, **how)[0]
 
     def new_values(
-        self, node: Node, of: Sequence[str], operator: str, args: Args, types: Sequence[TensorType], at: Layout = WHOLE
+        self, node: Node, of: Sequence[str], operator: str, args: Args, types: Types, at: Layout, **how: Argument
     ) -> tuple[Ref, ...]:
         """As `new`, for an operator with several results."""
         names = tuple(self._free(f"{node.name}__{what}") for what in of)
         self._types |= dict(zip(names, types, strict=True))
-        self.emit(replace(node, name=names[0], results=names), args, [at] * len(names), operator, ())
+        self.emit(replace(node, name=names[0], results=names), args, [at] * len(names), operator, tuple(how.items()))
         return tuple(map(Ref, names))
 
     def reduced(self, value: Ref, op: str = "sum") -> Ref:
