@@ -84,8 +84,7 @@ def around(node_of: Sequence[int], own: int) -> tuple[Addition, ...]:
 
 
 class Message(NamedTuple):
-    """Rank `source` sends the slice of rank `owner` to rank `target`: the sum of the operands of `ranks`, or, of
-    parameters, what the owner has made."""
+    """Rank `source` sends to `target` the slice of `owner`: the sum of what `ranks` have, or the owner's parameters."""
 
     source: int
     target: int
@@ -94,8 +93,7 @@ class Message(NamedTuple):
 
 
 class Messages(NamedTuple):
-    """What one rank sends and receives in a phase, in order. `reads` counts the slices that it reads from other ranks
-    of its node."""
+    """What one rank sends and receives in a phase, in order; `reads`: how many slices of ranks of its node it reads."""
 
     sent: tuple[Message, ...]
     received: tuple[Message, ...]
@@ -128,8 +126,7 @@ def reduce_scatter_messages(node_of: Sequence[int], rank: int) -> Messages:
 
 
 def all_gather_messages(node_of: Sequence[int], rank: int) -> Messages:
-    """Those of `rank`, where rank r is on node `node_of[r]`. The slices that come from other nodes are read by the
-    ranks of the node too."""
+    """Those of `rank`, where rank r is on node `node_of[r]`. All ranks of the node read what comes from other nodes."""
     layout, own = blocks(node_of), node_of[rank]
     nodes = [node for node in range(len(layout.nodes)) if node != own]
     sent = tuple(Message(rank, port_of(layout, rank, node), rank, (rank,)) for node in nodes)
@@ -146,8 +143,7 @@ class Link(NamedTuple):
 
 
 class Links(NamedTuple):
-    """What a price depends on besides the messages: the links of two ranks on one node, and on two nodes; the ranks of
-    a node share one to the network."""
+    """What a price depends on besides messages: the link of two ranks on a node, and that of a node to the network."""
 
     within: Link
     between: Link

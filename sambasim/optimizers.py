@@ -17,8 +17,7 @@ Numbers: TypeAlias = Mapping[str, float | bool]
 @dataclass(frozen=True, slots=True)
 class Fused:
     """An update by a fused kernel of torch, which takes lists of tensors. `operands` follow parameters and gradients:
-    states, `step`, or "" for an empty list. `keywords` makes the arguments from the hyperparameters and whether the
-    step is the first."""
+    states, `step`, or "" for an empty list. `keywords`: by hyperparameters, and whether the step is the first."""
 
     kernel: str
     operands: tuple[str, ...]

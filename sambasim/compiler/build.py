@@ -58,8 +58,7 @@ class Builder:
         self._loss = self._names.take(loss_name(self._prefix), GRADIENT_SUFFIX)
 
     def built(self, name: str, batch_size: int) -> Built:
-        """Raises ModelError for tensors that share memory and for a loss that is a parameter; OperatorError for what a
-        PEF cannot hold."""
+        """Raises ModelError for shared memory or a loss that is a parameter; OperatorError for what no PEF can hold."""
         self._add_model_tensors()
         for input_name, tensor in self._inputs.items():
             # A fake tensor has no values.

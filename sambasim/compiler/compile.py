@@ -238,8 +238,7 @@ def _capture(
 
 @contextmanager
 def rare_collections() -> Iterator[None]:
-    """Garbage collections are rare and skip what exists already: a trace makes a million objects that live until its
-    end."""
+    """Garbage collections are rare and skip what exists: a trace makes a million objects that live until its end."""
     with ExitStack() as stack:
         stack.callback(gc.set_threshold, *gc.get_threshold())
         gc.set_threshold(50_000, 20, 100)

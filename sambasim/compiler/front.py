@@ -47,8 +47,7 @@ _EXAMPLE_SHAPES: Mapping[str, tuple[int, ...]] = {"input_values": (16000,), "inp
 
 
 def shapes_from_options(options: CompileOptions, on_phase: Callable[[str], None] = lambda phase: None) -> Program:
-    """Compile what `options` name on fake tensors, and write no file: see `compile_shapes`. One sample of the data is
-    read, whatever the batch size."""
+    """Compile what `options` name as `compile_shapes` does. One sample of the data is read, whatever the batch size."""
     return _with_passes(*captured_from_options(options, on_phase), options, Stopwatch(on_phase))
 
 
@@ -113,8 +112,7 @@ def example_of_one(model: nn.Module, options: CompileOptions) -> Example:
 
 
 def build_model(options: CompileOptions) -> nn.Module:
-    """The model that `options` name, its weights drawn from `training.seed`. Raises ModelError if it cannot be
-    built."""
+    """The model that `options` name, its weights by `training.seed`. Raises ModelError if it cannot be built."""
     target, args, seed = options.model.target, options.model.args, options.training.seed
     if target is None:
         raise OptionError("no model was named", remedy="sambasim compile package.module:Name")
@@ -308,8 +306,7 @@ def inputs_of(
 
 
 def _check_inputs(model: nn.Module, names: Sequence[str], loss: str | None, *, by_keyword: bool) -> None:
-    """Raises DataError unless `model.forward` takes what a sample gives, by name, of which the last one is the target
-    where the config names a `loss`."""
+    """Raises DataError unless `model.forward` takes the values `names` of a sample, the last of them for the `loss`."""
     if loss is not None and (names[-1] != TARGET or len(names) == 1):
         only = f"{', '.join(names)} by name" if by_keyword else "one value"
         wanted = f'{{"x": x, "{TARGET}": label}}' if by_keyword else "(x, label)"

@@ -69,8 +69,7 @@ def _passes(sections: Sequence[Section]) -> list[Section]:
 
 
 def _segments(graph: Graph, stage: Section, values: Values) -> list[int]:
-    """The ends of segments of the forward of `stage`, with about the same bytes of activations. A segment ends where
-    one tensor crosses."""
+    """The ends of segments of the forward of `stage`, of about equal bytes of activations, where one tensor crosses."""
     forward = graph.section_nodes(stage)
     places = [at for at, count in enumerate(crossing_of(forward, values), 1) if count == 1]
     made = (sum(graph.values[name].size_bytes for name in node.results if name) for node in forward)

@@ -35,8 +35,7 @@ class Values:
         return name in self.maker and is_view(self.maker[name])
 
     def bases(self, name: str) -> set[str]:
-        """The values and trained parameters that a reader of `name` needs: itself, or what it is a view of; nothing for
-        what is computed where it is read."""
+        """What a reader of `name` needs: it, or what it is a view of; nothing for what is computed where it is read."""
         if name in self.free or (name not in self.maker and name not in self.trained):
             return set()
         return self.read_by(self.maker[name]) if self.is_view(name) else {name}
@@ -73,9 +72,8 @@ _DEEPEST = 32  # operators in a row that are computed again where their result i
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """By node, `stage_of`. By trained parameter, `owner`: the stage that completes its gradient; `updater`: the one
-    that updates it; `readers`: those whose forward reads it, ascending. By buffer, `buffers`: the stage that changes
-    it."""
+    """By node, `stage_of`. By trained parameter, the stages that complete its gradient (`owner`), that update it
+    (`updater`) and whose forwards read it, ascending (`readers`). By buffer, the stage that changes it (`buffers`)."""
 
     stage_of: Mapping[str, int]
     owner: Mapping[str, int]
@@ -85,8 +83,7 @@ class Assignment:
 
 
 def assign(program: Program, values: Values, schedule: Schedule, budget: Budget, samples: int | None) -> Assignment:
-    """The stages of a training step, for passes of `samples`. Raises OptionError if it cannot be cut into as many as
-    `schedule` has."""
+    """The stages of a step, for passes of `samples`. Raises OptionError if it cannot be cut into so many."""
     graph = program.step
     forward = graph.nodes_of(SectionKind.FWD)
     backward = graph.nodes[len(forward) :]
@@ -136,8 +133,7 @@ _NO_STAGES = "leave out --pipeline-stages"
 def _cut(
     program: Program, forward: Sequence[Node], values: Values, schedule: Schedule, seconds: Sequence[float]
 ) -> list[int]:
-    """Where the stages of the forward, whose operators take `seconds`, end. Each has a parameter that none before it
-    has."""
+    """Where stages of the forward, whose operators take `seconds`, end. Each has a parameter that none before has."""
     stages, each = schedule.stages, schedule.stages // schedule.ranks
     total_s, owned, seen = [0.0, *accumulate(seconds)], [0], set[str]()
     for node in forward:

@@ -195,8 +195,7 @@ class Translation:
         raise OperatorError(what, remedy=remedy)
 
     def _drop_dead_code(self) -> None:
-        """Drops nodes that nothing reads, except assertions, and what draws random numbers: eager PyTorch draws them
-        too."""
+        """Drops nodes that nothing reads, except assertions, and random draws, which eager PyTorch makes too."""
         needed, kept = set(self.outputs), []
         for node in reversed(self.nodes):
             has_effect = node.operator == ASSERTION or OPERATORS[node.operator].draws_random_numbers

@@ -84,9 +84,8 @@ def _is_text(value: Sequence[object]) -> bool:
 
 
 def bind(batch: Batch, names: Sequence[str], *, ignore_rest: bool = False) -> dict[str, Tensor]:
-    """The tensors of a batch by input name, in the order of `names`: a sequence by position, a mapping by name, dicts
-    and lists inside of them as `flat` has them. Raises DataError if they do not fit. `ignore_rest`: a sample may hold
-    further values, such as labels."""
+    """The tensors of a batch by input name, in the order of `names`: a sequence by position, a mapping by name, what is
+    inside as `flat` has it. Raises DataError if they do not fit. `ignore_rest`: a sample may hold further values."""
     if isinstance(batch, DataError):
         raise batch
     if isinstance(batch, Mapping):

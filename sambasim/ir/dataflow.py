@@ -63,8 +63,7 @@ def gathers(graph: Graph, axis: str, ranks: int) -> Sequence[Gather]:
 
 
 def section_effects(program: Program, graph: Graph, section: Section) -> tuple[set[str], set[str]]:
-    """What a section reads of others, and what it writes for them: names of values and symbols, and regions of groups,
-    such as "group0.gradient"."""
+    """What a section reads of others and writes for them: values, symbols, regions of groups ("group0.gradient")."""
     nodes = graph.section_nodes(section)
     made = {name for node in nodes for name in node.results if name is not None}
     read = {name for node in nodes for name in node.reads} - made
@@ -183,8 +182,7 @@ def kind_of(node: Node) -> OperatorKind | None:
 
 
 def may_alias(node: Node) -> bool:
-    """Whether a result of `node` may share memory with an operand, as of a copy that changes nothing, or of dropout at
-    0."""
+    """Whether a result of `node` may share an operand's memory, as of a copy that changes nothing, or dropout at 0."""
     return kind_of(node) in (OperatorKind.VIEW, OperatorKind.COPY, OperatorKind.RANDOM, OperatorKind.RESIZE)
 
 

@@ -71,8 +71,7 @@ class Mesh:
         return self.coordinates(rank).get(axis, 0)
 
     def group(self, rank: int, axis: str) -> tuple[int, ...]:
-        """The ranks that share every coordinate with `rank` but that on `axis`; `rank` alone if there is no such
-        axis."""
+        """The ranks with the coordinates of `rank` but that on `axis`; `rank` alone if there is no such axis."""
         names = list(self.sizes)
         stride = prod(self.sizes[name] for name in names[names.index(axis) + 1 :]) if axis in names else 1
         first = rank - self.coordinate(rank, axis) * stride

@@ -64,9 +64,8 @@ class SymbolKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A tensor is cut into equal parts along dimension `dim`, one for each of the `parts` ranks on mesh axis `axis`.
-    With `outer` above 1, the dimension is that many tensors joined (query, key and value, say), and each of them is
-    cut."""
+    """Each of the `parts` ranks on mesh axis `axis` has an equal part along dimension `dim`. With `outer` above 1, it
+    is so many tensors joined (query, key and value, say), and each of them is cut."""
 
     axis: str
     dim: int

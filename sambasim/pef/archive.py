@@ -216,8 +216,7 @@ _SAFETENSORS_DTYPES = {
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """`header`: the length and the JSON at the beginning; `places`: of whole tensors in the data behind it, in
-    bytes."""
+    """`header`: the length and the JSON at the beginning; `places`: of whole tensors behind it, in bytes."""
 
     header: bytes
     places: tuple[tuple[Symbol, slice], ...]

@@ -87,9 +87,8 @@ class PefDocument:
 
 @dataclass(frozen=True, slots=True)
 class PefHeader:
-    """What decides whether a job can start. `world_size` is the smallest number of replicas that may run the PEF;
-    `replica` the mesh of one of them; `data_parallel`: whether a run chooses how many; `zero`: what they keep in slices
-    only, see `ir/ranks.py`."""
+    """What decides whether a job can start. `world_size`: the fewest replicas; `replica`: the mesh of one;
+    `data_parallel`: whether a run chooses how many; `zero`: what they keep in slices only, see `ir/ranks.py`."""
 
     name: str
     batch_size: int

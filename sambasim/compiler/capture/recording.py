@@ -198,8 +198,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
             self._saved[_storage(tensor)] = whole, whole.clone()
 
     def check_generator(self) -> None:
-        """A draw goes on where the last one ended, and so does the end of the call. torch.utils.checkpoint draws again
-        what it has drawn before."""
+        """A draw, and the end of the call, go on where the last draw ended. torch.utils.checkpoint may draw again."""
         now = _random_state()
         if self.is_seeded():
             self._draws_again |= _is_again()
@@ -341,8 +340,7 @@ _FRAME = re.compile(r'File "([^"]+)", line (\d+), in [^\n]*\n\s*([^\n]*)')
 
 
 def source_line(node: fx.Node) -> SourceLine | None:
-    """The innermost line of the user's program that made `node`, its file relative to the folder from which Python
-    imported it."""
+    """The innermost line of the user's program that made `node`, its file relative to where Python imported it from."""
     frames = _FRAME.findall(node.meta.get("stack_trace") or "")
     last = next((frame for frame in reversed(frames) if not is_library_file(frame[0])), None)
     return SourceLine(_imported_as(last[0]), int(last[1]), last[2].strip()) if last else None

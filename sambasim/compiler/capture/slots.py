@@ -1,5 +1,4 @@
-"""Places in which Python holds a value that a call may change, what marks a change, and other values for them, to see
-whether a call depends on them."""
+"""Places in which Python holds what a call may change, what marks a change, and other values to try in them."""
 
 import array
 import collections
@@ -32,8 +31,7 @@ _DIGESTED_BYTES = 1 << 26  # the largest array of NumPy that is looked at: it ma
 
 class Slot(NamedTuple):
     """`kind`: a "value", a "tensor", the "content" of a container (its length or keys), the "position" of an iterator
-    or a generator, or of the "process"; `is_registered`: a parameter or buffer; `before`: what an earlier snapshot
-    has."""
+    or a generator, or of the "process"; `is_registered`: a parameter or buffer; `before`: its earlier value."""
 
     name: str
     kind: str

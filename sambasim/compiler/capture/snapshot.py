@@ -1,5 +1,4 @@
-"""A snapshot of every Python slot that a call can reach, in which tensors go by identity: what a call has changed is
-what differs between two of them."""
+"""A snapshot of every Python slot that a call can reach, tensors by identity: two differ in what a call has changed."""
 
 import collections
 import contextlib
@@ -90,8 +89,7 @@ class Snapshot:
         return {id(slot.value): re.sub(r"^(model|global)|\W+", "_", slot.name).strip("_") for slot in slots}
 
     def changed_in(self, later: "Snapshot") -> list[Slot]:
-        """The slots of `later` that differ from those here, or are new; of a container whose content differs, none of
-        its items."""
+        """The slots of `later` that are new or differ from those here; of a container with other content, no items."""
         changed = []
         for key, slot in later.slots.items():
             before = self.slots.get(key)

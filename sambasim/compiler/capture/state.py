@@ -234,8 +234,7 @@ class Observer:
         return asked
 
     def carried(self, others: bool) -> list[str]:
-        """The operators of a call of each step, after a call of each that has other inputs, weights and seeds if
-        `others`."""
+        """The operators of each step's call after a call of each, with other inputs, weights and seeds if `others`."""
         held = {id(one): one for one in (*self._inputs, *self._steps[0].parameters(), *self._steps[0].buffers())}
         own, texts = [one.detach().clone() for one in held.values()], list[str]()
         for before, after in itertools.product(self._steps, repeat=2):
@@ -298,8 +297,7 @@ class Observer:
             raise self._refused(explain.DIFFERS, str(line or ""))
 
     def _check_read(self, last: _Round) -> None:
-        """Raises CaptureError for a slot, of those that each call changes, on which the operators of a call depend, or
-        may depend."""
+        """Raises CaptureError for a slot that each call changes, and on which the operators of a call may depend."""
         is_read = _texts(self._round(3)) != _texts(last)
         index: int | None = -1
         if not self.is_fake:
@@ -324,8 +322,7 @@ class Observer:
         return -1
 
     def _varied(self, varied: Sequence[Slot], number: int) -> list[str] | None:
-        """The operators of a round, before which the changed slots are as they were after the last one, and `varied`
-        have other values; None if it fails."""
+        """The operators of a round that finds other values in `varied`, and in no other slot; None if it fails."""
         try:
             for slot in (*self.changed, *self._rates):
                 if slot.kind in ("value", "tensor"):

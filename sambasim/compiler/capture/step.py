@@ -198,8 +198,7 @@ class _Step(nn.Module):
 
 
 class TrainingStep(_Step):
-    """What one training step differentiates. `losses`, as for SambaFlow apps, says which of the outputs, whose order is
-    kept, are losses, of any shape."""
+    """What a training step differentiates. `losses`, of SambaFlow apps: which outputs, kept in order, are losses."""
 
     def __init__(self, model: nn.Module, example: Example, loss: Loss | None, losses: Losses | None = None) -> None:
         super().__init__(model, example, loss)
@@ -283,8 +282,7 @@ def forward_parameters(model: nn.Module) -> tuple[str, ...]:
 
 @contextmanager
 def eagerly(step: nn.Module, inputs: Sequence[Tensor]) -> Iterator[None]:
-    """What PyTorch raises here, where it runs `step`, becomes a ModelError with the line that failed, and what does not
-    fit if a loss of torch failed."""
+    """What PyTorch raises where it runs `step` becomes a ModelError with the line, and with what misfits a loss."""
     try:
         with as_written():
             yield

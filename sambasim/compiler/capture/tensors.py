@@ -83,8 +83,7 @@ def dtype_name(tensor: Tensor) -> str:
 
 
 def check_model(model: nn.Module, *, training: bool, replicas: bool) -> None:
-    """Raises one ModelError that names every module and tensor of `model` that a PEF cannot hold, or not train, or not
-    on several `replicas`."""
+    """Raises one ModelError for all in `model` that a PEF cannot hold, or not train, or not on several `replicas`."""
     held = held_by(model)
     problems = [*_storage_problems(held), *(_training_problems(model, held, replicas) if training else ())]
     lines, remedies = [what for what, _ in problems], dict.fromkeys(remedy for _, remedy in problems)
@@ -217,8 +216,7 @@ def check_memory(held: Sequence[Held], changed: Set[str]) -> None:
 
 
 def share_memory(one: Tensor, other: Tensor) -> bool:
-    """Whether the bytes from the first to the last element of two tensors overlap. Contiguous neighbours in one storage
-    do not."""
+    """Whether the bytes from first to last element of two tensors overlap. Those of neighbours in a storage do not."""
     spans = []
     for tensor in (one, other):
         if tensor.layout is not torch.strided or not tensor.numel():
@@ -231,8 +229,7 @@ def share_memory(one: Tensor, other: Tensor) -> bool:
 
 
 def _address(tensor: Tensor) -> tuple[int, int]:
-    """The memory that a tensor is in, and its first byte in it. All real tensors are in memory 0; each storage of a
-    fake one is a memory of its own."""
+    """The memory of a tensor, 0 for all real ones and the storage for a fake one, and its first byte in it."""
     if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         return id(tensor), 0  # within torch.vmap it has no memory of its own
     if isinstance(tensor, FakeTensor):
@@ -274,8 +271,7 @@ _TYPED = {"float", "double", "half", "type"}  # functions whose result has the t
 
 @contextlib.contextmanager
 def stored_in(dtype: torch.dtype | None, model: nn.Module) -> Iterator[None]:
-    """The floating-point tensors of `model` are rounded to `dtype`, and it is torch's default. Afterwards the model has
-    its own tensors again."""
+    """Until the end, floating-point tensors of `model` are rounded to `dtype`, which is torch's default type."""
     if dtype is None:
         yield
         return

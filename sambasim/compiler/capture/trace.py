@@ -28,8 +28,7 @@ from sambasim.errors import CaptureError
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """What an input or output of a captured graph is; `name` is the path of the tensor in the model, or the index of
-    the input or output."""
+    """What an input or output of a captured graph is; `name`: the path of a tensor of the model, or else the index."""
 
     kind: str
     name: str

@@ -102,8 +102,7 @@ def _own(module: nn.Module) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def trial(step: nn.Module) -> Iterator[Attributes]:
-    """Output, logs and warnings are dropped. Afterwards the tensors and attributes of all modules and the random
-    generators are as before."""
+    """Drops output, logs and warnings; afterwards tensors, attributes and random generators are as before."""
     attributes = Attributes(step)
     places: list[dict[str, Any]] = [held for module in step.modules() for held in (module._parameters, module._buffers)]
     tensors = [(held, dict(held)) for held in places]
@@ -134,8 +133,7 @@ def generators_kept() -> Iterator[None]:
 
 @contextlib.contextmanager
 def tied_once(step: nn.Module) -> Iterator[None]:
-    """Of parameters and buffers that modules share, only the first is one: the others read it. A tracer that gives each
-    its own input would cut the tie."""
+    """Of tensors that modules share, only the first is one; the others read it. A tracer would give each an input."""
     first: dict[int, tuple[nn.Module, str]] = {}
     changed = []
     for module in step.modules():
@@ -175,8 +173,7 @@ PLAIN = "_sambasim_plain"  # the attribute of a buffer that is a plain attribute
 
 @contextlib.contextmanager
 def buffers_of_plain_tensors(model: nn.Module) -> Iterator[None]:
-    """Tensors that are plain attributes of modules are buffers, in no state_dict: export would otherwise refuse them,
-    or take their values as constants."""
+    """Tensors that are plain attributes are buffers, in no state_dict: export would refuse or freeze them."""
     attributes = [(module, *pair) for module in model.modules() for pair in vars(module).items()]
     plain = [one for one in attributes if isinstance(one[2], Tensor) and not isinstance(one[2], nn.Parameter)]
     for module, name, value in plain:
@@ -222,8 +219,7 @@ _INFERENCE_MODE = Obstacle("torch.inference_mode(), through which a graph would 
 
 @contextlib.contextmanager
 def nothing_lost(*, training: bool) -> Iterator[None]:
-    """What a trace would lose raises CaptureError, and blocks under torch.utils.checkpoint are called as they are. What
-    they trace has the mark `recompute`."""
+    """What a trace would lose raises CaptureError; blocks of torch.utils.checkpoint are called, marked `recompute`."""
     of_tensors = vars(torch._C.TensorBase)
     count_of, data, grad = of_tensors["_version"].__get__, of_tensors["data"], of_tensors["grad"]
     lines: list[str] = []  # that read `.data`

@@ -209,8 +209,7 @@ def read_names(program: Program, ranks: int, styles: Mapping[str, str]) -> Named
 def _cut_by_name(
     result: Named, program: Program, ranks: int, style: str, matched: Mapping[str, str], uses: Sequence[Product]
 ) -> tuple[str, str] | None:
-    """Add the layouts that `style` gives to the parameters `matched`, by symbol with their names in the model. Returns
-    a problem with its remedy."""
+    """Add the layouts that `style` gives to the parameters `matched`, names by symbol. Returns a problem, or None."""
     columns: dict[str, int] = {}
     remedy, which = 'give it the style "replicate"', TENSOR_STYLES.get(style)
     if which is None:
@@ -236,8 +235,7 @@ def _cut_by_name(
 
 
 def plan_by_name(program: Program, ranks: int, names: Named) -> Plan:
-    """The plan that `names` give, with all that follows. The columns of a pattern are taken as those of several joined
-    tensors, if that gathers less."""
+    """The plan that `names` give, with all that follows. Columns are those of joined tensors, if that gathers less."""
     layouts = names.layouts
     plan = settled(program, ranks, layouts, names.whole)
     for columns, outer in product(filter(None, names.columns), JOINED[1:]):

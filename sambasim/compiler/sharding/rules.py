@@ -154,8 +154,7 @@ def view(s: Sharder, node: Node) -> bool:
 
 
 def split(s: Sharder, node: Node) -> bool:
-    """Along another dimension than the cut one, any split. Along the cut one, only into the `outer` tensors that are
-    joined there: each result is cut."""
+    """Along another dimension than the cut one, any split; along that, only into the `outer` tensors joined there."""
     operand, size = node.args[:2]
     shape, layout = s.shape(operand), s.layout(operand)
     at = (number(node.args[2]) if len(node.args) > 2 else 0) % len(shape)
@@ -306,8 +305,7 @@ def nll_loss(s: Sharder, node: Node) -> bool:
 
 
 def _own_classes(s: Sharder, node: Node, target: Argument, classes: int, ignored: int) -> Ref:
-    """The targets as positions in this rank's part of the classes; those of other ranks, and ignored ones, never
-    count."""
+    """The targets as positions in this rank's part of the classes. Those of other ranks, or ignored, never count."""
     key = ("classes", str(target), str(classes), str(ignored))
     if key not in s.notes:
         bools = s.type_like(target, dtype="bool")

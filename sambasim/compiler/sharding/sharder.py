@@ -173,8 +173,7 @@ class Sharder:
     def emit(
         self, node: Node, args: Args, layouts: Sequence[Layout], operator: str = "", kwargs: Keywords | None = None
     ) -> None:
-        """Add `node` with these arguments, of this rank; its results lie as `layouts` say. Raises InternalError for a
-        result that cannot be cut so."""
+        """Add `node` with arguments of this rank and results in `layouts`. Raises InternalError if one cannot be so."""
         for name, layout in zip(node.results, layouts, strict=True):
             if name is not None:
                 self.layouts[name], type_ = layout, self._types[name]
