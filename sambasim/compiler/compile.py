@@ -180,9 +180,8 @@ def assemble(
     facts |= {"sambasim": __version__, "torch": torch.__version__, "model": repr(model)}
     sizes = sorted({module.hidden_size for module in model.modules() if isinstance(module, nn.GRU)})
     if inexact := ", ".join(str(size) for size in sizes if size % _GRU_EXACT_MULTIPLE):
-        facts["exempt_from_exactness"] = (
-            f"GRU of hidden size {inexact}: gradients may differ from eager in the last bits"
-        )
+        why = f"GRU of hidden size {inexact}: gradients may differ from eager in the last bits"
+        facts["exempt_from_exactness"] = why
     how = options.model_dump(mode="json", include=set(BUILD_FIELDS) - {"output_folder", "check"})
     how = {"model": options.model.model_dump(mode="json"), **how}
     document = PefDocument(program, options.data_source(), how, options.training_defaults(), facts)

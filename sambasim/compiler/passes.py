@@ -298,12 +298,10 @@ def pipeline(
     of_tied = None
     if updates and not options.inference:
         scales, masters = options.dtype == "fp16", options.keeps_master_weights
-        optimizers = AttachOptimizers(
-            tuple(updates), options.stochastic_rounding, options.gradient_groups, scales, masters
-        )
-        passes.append(optimizers)
+        attach = AttachOptimizers(tuple(updates), options.stochastic_rounding, options.gradient_groups, scales, masters)
+        passes.append(attach)
         if options.zero < 2:  # from then on replicas keep gradients in slices, which need no balance
-            of_tied = optimizers.state_bytes
+            of_tied = attach.state_bytes
     if (schedule := schedule_of(options)) is not None:
         shards = options.world_size * options.chips if options.zero else 1
         passes = [PipelineParallel(schedule, budget, of_tied, shards, samples), *passes]

@@ -89,20 +89,17 @@ def of_ranks(program: Program) -> tuple[Program, ...]:
     ranks = pipeline_ranks(program)
     if ranks == 1:
         return (program,)
-    rank_of, parts = ranks_of_groups(program), []
+    everywhere = program.names_of(*_OF_A_BATCH, SymbolKind.REDUCE_BUFFER)
+    rank_of, parts, held = ranks_of_groups(program), [], []
     for rank in range(ranks):
         groups = tuple(group for group in program.groups if rank_of[group.name] == rank)
         own = partial(_own, groups={group.name for group in groups}, rank=rank, ranks=ranks)
         parts.append(replace(program.map_graphs(own), groups=groups))
-    held = []
-    for part in parts:
-        everywhere = (*_OF_A_BATCH, SymbolKind.REDUCE_BUFFER)
-        names = {name for name, symbol in program.symbols.items() if symbol.kind in everywhere}
-        for graph in part.graphs:
-            names.update(graph.inputs, (output.symbol for output in graph.outputs))
-        for group in part.groups:
-            names.update(part.symbols_of(group), filter(None, [group.wrapper]))
-        held.append(names)
+        held.append(set(everywhere))
+        for graph in parts[-1].graphs:
+            held[-1].update(graph.inputs, (output.symbol for output in graph.outputs))
+        for group in groups:
+            held[-1].update(program.symbols_of(group), filter(None, [group.wrapper]))
     held[0] |= program.symbols.keys() - set().union(*held)
     symbols = [{name: symbol for name, symbol in program.symbols.items() if name in names} for names in held]
     return tuple(replace(part, symbols=of_part) for part, of_part in zip(parts, symbols, strict=True))
@@ -231,9 +228,7 @@ def without_loss(program: Program) -> Program:
         return program
     read = _read(whole.nodes, wanted, effects)
     left = [[node for node in whole.section_nodes(one) if _is_kept(node, read, effects)] for one in whole.sections]
-    symbols = {
-        name: symbol for name, symbol in program.symbols.items() if symbol.kind is not SymbolKind.INPUT or name in read
-    }
+    symbols = {name: one for name, one in program.symbols.items() if one.kind is not SymbolKind.INPUT or name in read}
     inputs = tuple(name for name in whole.inputs if name in symbols)
     evaluation = replace(with_sections(whole, zip(whole.sections, left, strict=True)), inputs=inputs, outputs=outputs)
     # The training graph stays: a pipeline's ranks hold what it says.

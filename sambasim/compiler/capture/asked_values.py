@@ -117,16 +117,14 @@ class Asked(TorchFunctionMode):
         with torch.random.fork_rng(devices=[]), torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
             return len({int(again()) for _ in range(_DRAWS)}) == 1
 
-    def _remember(
-        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], result: object
-    ) -> None:
-        if not isinstance(result, Tensor) or result.numel() != 1:
+    def _remember(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], made: object) -> None:
+        if not isinstance(made, Tensor) or made.numel() != 1:
             return
         tensors = [argument for argument in (*args, *kwargs.values()) if isinstance(argument, Tensor)]
         is_draw = func in (torch.rand, torch.randn, torch.randint, torch.rand_like)
         if is_draw or (tensors and all(id(tensor) in self._drawn for tensor in tensors)):
             draws = [self._drawn.get(id(argument), (argument, lambda value=argument: value))[1] for argument in args]
-            self._drawn[id(result)] = result, lambda: func(*(draw() for draw in draws), **kwargs)
+            self._drawn[id(made)] = made, lambda: func(*(draw() for draw in draws), **kwargs)
 
 
 class Followed(TorchFunctionMode):
@@ -258,10 +256,10 @@ def _sizes(func: Callable[..., Any], args: tuple[Any, ...]) -> Sequence[Tensor]:
     return [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim() == 0 and not leaf.is_floating_point()]
 
 
-_VIEWS = ("view", "reshape", "expand", "repeat", "narrow", "as_strided")
 _SIZES = {
     **dict.fromkeys(("arange", "zeros", "ones"), slice(None)),
-    **dict.fromkeys((*_VIEWS, "new_zeros", "new_ones", "new_empty"), slice(1, None)),
+    **dict.fromkeys(("view", "reshape", "expand", "repeat", "narrow", "as_strided"), slice(1, None)),
+    **dict.fromkeys(("new_zeros", "new_ones", "new_empty"), slice(1, None)),
     **{"full": slice(1), "new_full": slice(1, 2)},
 }
 """By function, which of its arguments are sizes."""

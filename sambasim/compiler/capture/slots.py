@@ -60,9 +60,8 @@ def held_slot(name: str, owner: object, key: object, value: Any, is_registered: 
         return Slot(name, "value", owner, key, value, (type(value), plain), is_registered)
     memory = value.untyped_storage()._cdata if is_dense(value) else 0
     is_made = value.requires_grad and not isinstance(value, nn.Parameter)
-    return Slot(
-        name, "tensor", owner, key, value, (id(value), memory, value.shape, value.dtype, is_made), is_registered
-    )
+    mark = id(value), memory, value.shape, value.dtype, is_made
+    return Slot(name, "tensor", owner, key, value, mark, is_registered)
 
 
 def own_slot(name: str, thing: Any) -> Slot | None:

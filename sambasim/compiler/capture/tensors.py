@@ -138,10 +138,8 @@ def _training_problems(model: nn.Module, held: Sequence[Held], replicas: bool) -
             yield f"the {named} is wrapped in {type(module).__name__}", remedy
         if isinstance(module, nn.SyncBatchNorm) and replicas:
             what = f"the {named} is SyncBatchNorm, whose statistics are those of all replicas together"
-            remedy = (
-                "nn.BatchNorm1d, 2d or 3d, with statistics of each replica's own batch; or compile for one replica, "
-            )
-            yield what, f"{remedy}without --data-parallel and --tensor-parallel batch"
+            own = "nn.BatchNorm1d, 2d or 3d, with statistics of each replica's own batch"
+            yield what, f"{own}; or compile for one replica, without --data-parallel and --tensor-parallel batch"
 
 
 def sparse_embeddings(model: nn.Module) -> Mapping[str, nn.Embedding | nn.EmbeddingBag]:

@@ -308,6 +308,8 @@ _ACTS = {
 }
 """Audit events of Python. Who writes to a file has opened it."""
 
+_CODE = (".py", ".pyc", ".so")  # that an import opens
+
 _told: Told | None = None
 _adding = threading.local()  # what finds a line opens its file
 
@@ -335,10 +337,8 @@ def _listen() -> None:
 def _hear(event: str, arguments: tuple[object, ...]) -> None:
     if event in _ACTS:
         _tell(explain.DONE, event)
-    elif (
-        event == "open" and not isinstance(arguments[0], int) and not str(arguments[0]).endswith((".py", ".pyc", ".so"))
-    ):
-        _tell(explain.OPENED, str(arguments[0]))
+    elif event == "open" and not isinstance(path := arguments[0], int) and not str(path).endswith(_CODE):
+        _tell(explain.OPENED, str(path))
 
 
 def _hear_text(what: str, file: str) -> None:

@@ -13,7 +13,7 @@ from math import prod
 from typing import TypeAlias
 
 from sambasim.errors import InternalError
-from sambasim.ir.graph import Argument, Graph, Node, Output, Ref, Section, SectionKind
+from sambasim.ir.graph import Argument, Graph, Node, Output, Ref, SectionKind, with_sections
 from sambasim.ir.mesh import TENSOR
 from sambasim.ir.types import Cut, Symbol, SymbolKind, TensorType, parameter_of
 
@@ -119,20 +119,18 @@ class Sharder:
         self.layouts = {name: self.at_rest.get(name, WHOLE) for name in graph.inputs}
         self._kept = {out.value: self.at_rest.get(parameter_of(out.symbol), WHOLE) for out in graph.outputs}
         self._fixed = {out.value for out in graph.outputs if symbols[out.symbol].kind is not SymbolKind.OUTPUT}
-        sections: list[Section] = []
+        parts = []
         for section in graph.sections:
-            start, self._counts = len(self._nodes), section.kind is SectionKind.FWD
+            self._nodes, self._counts = [], section.kind is SectionKind.FWD
+            parts.append((section, self._nodes))
             for node in graph.section_nodes(section):
                 self._shard(node)
                 for name in node.results:
                     if name in self._kept:
                         self._given_out(name)  # at once: a gradient is then complete
-            sections.append(replace(section, start=start, stop=len(self._nodes)))
+        # An input that is given out is converted at the end of the last section.
         outputs = tuple(Output(self._given_out(output.value), output.symbol) for output in graph.outputs)
-        if len(self._nodes) > sections[-1].stop:  # an input that is given out
-            sections[-1] = replace(sections[-1], stop=len(self._nodes))
-        nodes = tuple(self._nodes)
-        self.graph = replace(graph, nodes=nodes, outputs=outputs, values=self._values, sections=tuple(sections))
+        self.graph = with_sections(replace(graph, outputs=outputs, values=self._values), parts)
         return self
 
     def layout(self, argument: Argument) -> Layout:
@@ -260,12 +258,10 @@ class Sharder:
             how = (*how, ("op", "sum"), ("order", "tree"))
         return self._communicate(f"{name}__{operator}_{TENSOR}", name, operator, how, self._types[name], layout)
 
-    def _communicate(
-        self, name: str, value: str, operator: str, how: Keywords, type_: TensorType, layout: Layout
-    ) -> str:
+    def _communicate(self, name: str, value: str, operator: str, how: Keywords, type_: TensorType, at: Layout) -> str:
         name = self._free(name)
-        self._types[name], self.layouts[name] = type_, layout
-        self._values[name] = part_type(type_, layout, self.ranks)
+        self._types[name], self.layouts[name] = type_, at
+        self._values[name] = part_type(type_, at, self.ranks)
         self._nodes.append(Node(name, f"comm.{operator}", (Ref(value),), (("axis", TENSOR), *how), (name,)))
         return name
 
