@@ -32,15 +32,7 @@ from sambasim.ir.program import (
     state_name,
 )
 from sambasim.ir.ranks import pipeline_ranks, ranks_of_values
-from sambasim.ir.types import (
-    ALIGNMENT_ELEMENTS,
-    NORM_BLOCK_ELEMENTS,
-    Symbol,
-    SymbolKind,
-    TensorType,
-    align,
-    parameter_of,
-)
+from sambasim.ir.types import ALIGNMENT_ELEMENTS, Symbol, SymbolKind, TensorType, align, norm_blocks, parameter_of
 from sambasim.ir.verify import Progress
 from sambasim.optimizers import OPTIMIZERS
 
@@ -239,7 +231,7 @@ def _groups(
     # Blocks of the norm are counted by parameters in the order of symbols, which no partition changes.
     of_parameter = {parameter_of(gradient): gradient for gradients in completed.values() for gradient in gradients}
     in_order = [of_parameter[name] for name in program.symbols if name in of_parameter]
-    blocks = (-(-program.symbols[name].type.numel // NORM_BLOCK_ELEMENTS) for name in in_order)
+    blocks = (norm_blocks(program.symbols[name].type.numel) for name in in_order)
     first_block = dict(zip(in_order, accumulate(blocks, initial=0), strict=False))
     groups = []
     for number, ((_, dtype, optimizer, _, _), gradients) in enumerate(sorted(completed.items())):

@@ -8,7 +8,7 @@ from sambasim.errors import InternalError
 from sambasim.ir.graph import Graph
 from sambasim.ir.mesh import DATA_PARALLEL, Axis, least_replicas, replica_mesh
 from sambasim.ir.schedule import Schedule
-from sambasim.ir.types import DTYPE_BYTES, NORM_BLOCK_ELEMENTS, Symbol, SymbolKind, TensorType
+from sambasim.ir.types import DTYPE_BYTES, NORM_BLOCK_ELEMENTS, Symbol, SymbolKind, TensorType, norm_blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +24,7 @@ class Member:
 
     @property
     def blocks(self) -> int:
-        """The blocks by which the squares of its gradient are summed."""
-        return -(-self.numel // NORM_BLOCK_ELEMENTS)
+        return norm_blocks(self.numel)
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,12 @@ NORM_BLOCK_ELEMENTS = 65_536
 """A gradient norm sums squares by blocks of so many elements of a group. No slice cuts a block, or the norm would
 depend on the number of replicas."""
 
+
+def norm_blocks(numel: int) -> int:
+    """The blocks by which the squares of a gradient of `numel` elements are summed."""
+    return -(-numel // NORM_BLOCK_ELEMENTS)
+
+
 ALIGNMENT_BYTES = 512
 """Device addresses are multiples of this: 64 elements of the widest dtype."""
 

@@ -17,6 +17,8 @@ _SECTION_KINDS = {
 }
 """By operator on groups: the kind of its section. All others are optimizers."""
 
+_SECTIONS_OF_COPIES = {SymbolKind.GRADIENT: SectionKind.REDUCE, SymbolKind.PARAMETER: SectionKind.GATHER}
+
 
 def require(condition: bool, number: int, what: str) -> None:
     if not condition:
@@ -54,11 +56,8 @@ def _kind_of_section(node: Node, program: Program) -> SectionKind:
         return _SECTION_KINDS.get(node.operator, SectionKind.OPT)
     match node.args:
         case (str(), str(name)) if axis_of(node) == PIPELINE and name in program.symbols:
-            match program.symbols[name].kind:
-                case SymbolKind.GRADIENT:
-                    return SectionKind.REDUCE
-                case SymbolKind.PARAMETER:
-                    return SectionKind.GATHER
+            if (kind := program.symbols[name].kind) in _SECTIONS_OF_COPIES:
+                return _SECTIONS_OF_COPIES[kind]
     raise InvariantError(13, f"{node.name} copies no parameter and no gradient to another stage")
 
 

@@ -332,12 +332,10 @@ def _only_reports(branch: ast.If, nodes: Iterable[ast.AST]) -> bool:
 
 def _reports(statement: ast.stmt) -> bool:
     match statement:
-        case ast.Raise():
+        case ast.Raise() | ast.AugAssign(target=ast.Name()):
             return True
         case ast.Assign(targets=targets):
             return all(isinstance(target, ast.Name) for target in targets)
-        case ast.AugAssign(target=target):
-            return isinstance(target, ast.Name)
         case ast.If(body=body, orelse=orelse):
             return all(map(_reports, (*body, *orelse)))
         case ast.Expr(value=ast.Call(func=ast.Name(id=name))):
