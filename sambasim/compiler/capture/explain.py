@@ -62,6 +62,10 @@ _LATE = Obstacle("a tensor that a hook or another function of the backward chang
     "compute with the gradient alone, which trains other numbers: return g / (1 + g.norm())")
 _FROZEN = Obstacle("requires_grad that is changed in forward()",
     "detach the weights: F.linear(x, layer.weight.detach(), layer.bias.detach())")
+DIFFERS = Obstacle("a value that differs from call to call, though nothing that the model can reach has changed",
+    "give it to the model as an input, or compute it before")
+GENERATOR = Obstacle("a torch.Generator of its own, whose state a graph does not keep",
+    "leave out generator=, which draws from torch's")
 # fmt: on
 
 COUNTED = (
@@ -87,12 +91,6 @@ DONE = "done by forward(), and not by a run: {}"
 EVALUATED = "changed by forward() in evaluation too, and not by the evaluations of a run: {}"
 
 RATES = "give a schedule, training.schedule; or train in several runs, each with its own rate, and resume"
-# fmt: off
-DIFFERS = Obstacle("a value that differs from call to call, though nothing that the model can reach has changed",
-    "give it to the model as an input, or compute it before")
-GENERATOR = Obstacle("a torch.Generator of its own, whose state a graph does not keep",
-    "leave out generator=, which draws from torch's")
-# fmt: on
 _DRAWN = "draw the numbers once, and keep them in a buffer: self.register_buffer(name, torch.randn(…))"
 SEEDED = Obstacle("a seed or a state of the generator of random numbers, which a graph does not set", _DRAWN)
 MADE = Obstacle("a torch.Generator that forward() makes", _DRAWN)

@@ -373,8 +373,7 @@ RULES: Mapping[str, Rule] = {
     **_aten("linear", by_first(lambda a, *_: f"{a[:-1]}k,nk,n+->{a[:-1]}n", "kn*")),
     **_aten("convolution conv2d conv1d", by_map(convolution, "io*")),
     **_aten("convolution_backward", by_map(convolution_backward, "nio*")),
-    **_aten("scaled_dot_product_attention", by_map(attention)),
-    **_aten("_scaled_dot_product_flash_attention_for_cpu", by_map(attention)),
+    **_aten("scaled_dot_product_attention _scaled_dot_product_flash_attention_for_cpu", by_map(attention)),
     **_aten("_scaled_dot_product_flash_attention_for_cpu_backward", by_map(attention)),
     # Classes that are cut.
     **_aten("embedding", embedding),
