@@ -6,10 +6,7 @@ from functools import cache
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
 
-from examples.char_gpt import Block
 from sambasim.compiler.build import Built
 from sambasim.compiler.passes import Pass, Place, run_pipeline
 from sambasim.compiler.pipeline import PipelineParallel
@@ -22,38 +19,23 @@ from sambasim.ir.ranks import copied, ends_of, of_ranks
 from sambasim.ir.schedule import make
 from sambasim.ir.types import SymbolKind
 from sambasim.ir.verify import verify
+from sambasim.published.models import GPT2
 from tests.compiler.pipeline.test_pipeline_parallel import BUDGET, MICRO_BATCHES, crossing
 from tests.compiler.sharding.test_plan import built_from
 from tests.ir.test_verify import nodes
 from tests.support.whole import is_whole, whole
 
 ADAMW = Update("adamw", {"lr": 0.1, "weight_decay": 0.0, "max_grad_norm": 1.0})
-TIED = "smallgpt__tokens__weight"
-
-
-class SmallGPT(nn.Module):
-    """The proportions of GPT-2 small at width 32: 12 layers, of which `make test` has 8, and 65.5 words and 1.33
-    positions for each channel."""
-
-    def __init__(self, width: int = 32) -> None:
-        super().__init__()
-        self.tokens = nn.Embedding(131 * width // 2, width)
-        self.positions = nn.Embedding(4 * width // 3, width)
-        self.blocks = nn.ModuleList(Block(width, 4) for _ in range(12 if is_whole() else 8))
-        self.norm = nn.LayerNorm(width)
-
-    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1]))
-        for block in self.blocks:
-            x = block(x)
-        logits = F.linear(self.norm(x), self.tokens.weight)
-        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+TIED = "gpt2__tokens__weight"
 
 
 @cache
 def small_gpt() -> Built:
-    tokens = torch.randint(2096, (1, 32))
-    return built_from(SmallGPT(), tokens=tokens, targets=tokens.roll(-1))[0]
+    """The proportions of GPT-2 small at width 32: 12 layers, of which `make test` has 8, and 65.5 words and 1.33
+    positions for each channel."""
+    model = GPT2(width=32, heads=4, layers=12 if is_whole() else 8, length=42, vocabulary=2096)
+    tokens = torch.randint(2096, (1, 42))
+    return built_from(model, tokens=tokens, targets=tokens)[0]
 
 
 def placed(update: Update = ADAMW, replicas: int = 0) -> Program:
