@@ -76,20 +76,12 @@ class LSTMClassifier(Model):
     """Words in, a class out. The dropout lies between the two layers, where a trace can lose it."""
 
     def make(self) -> None:
-        self.embedding: nn.Module = nn.Embedding(ITEMS, 8)
+        self.embedding = nn.Embedding(ITEMS, 8)
         self.head = nn.Linear(20, CLASSES)
         self.lstm = nn.LSTM(8, 10, num_layers=2, dropout=0.3, bidirectional=True, batch_first=True)
 
     def forward(self, words: Tensor) -> Tensor:
         return self.head(self.lstm(self.embedding(words))[0].mean(dim=1))
-
-
-class NumbersLSTM(LSTMClassifier):
-    """Numbers in place of words: the LSTM reads the raw input."""
-
-    def make(self) -> None:
-        self.embedding, self.head = nn.Identity(), nn.Linear(16, CLASSES)
-        self.lstm = nn.LSTM(FEATURES, 8, bidirectional=True, batch_first=True)
 
 
 class GRUClassifier(nn.Module):
@@ -120,22 +112,6 @@ class Encoder(Model):
         return self.head(states.masked_fill(padding.unsqueeze(-1), 0.0).sum(dim=1))
 
 
-class TiedLanguageModel(Model):
-    """The matrix that reads words also writes them: one parameter, two names, one summed gradient."""
-
-    def make(self) -> None:
-        self.embedding, self.head = nn.Embedding(ITEMS, WIDTH), nn.Linear(WIDTH, ITEMS, bias=False)
-        self.attention = nn.MultiheadAttention(WIDTH, 2, batch_first=True)
-        self.head.weight = self.embedding.weight
-        self.register_buffer("mask", torch.ones(LENGTH, LENGTH, dtype=torch.bool).triu(1), persistent=False)
-
-    def forward(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        x = self.embedding(tokens)
-        y, _ = self.attention(x, x, x, attn_mask=self.mask, need_weights=False)
-        logits = self.head(x + y)
-        return F.cross_entropy(logits.transpose(1, 2), targets), logits
-
-
 class Translator(Model):
     """Encoder and decoder with cross attention, and a causal mask."""
 
@@ -163,13 +139,9 @@ def _reconstruction(samples: int, generator: torch.Generator) -> Batch:
     return {"input": x, "target": x}
 
 
-def _next_words(samples: int, generator: torch.Generator) -> Batch:
-    text = integers(ITEMS, LENGTH + 1)(samples, generator)
-    return {"tokens": text[:, :-1], "targets": text[:, 1:]}
-
-
 def _translations(samples: int, generator: torch.Generator) -> Batch:
-    return {"source": integers(ITEMS, LENGTH)(samples, generator), **_next_words(samples, generator)}
+    source, text = (integers(ITEMS, length)(samples, generator) for length in (LENGTH, LENGTH + 1))
+    return {"source": source, "tokens": text[:, :-1], "targets": text[:, 1:]}
 
 
 def _padded_sentences(samples: int, generator: torch.Generator) -> Batch:
@@ -201,11 +173,9 @@ _CASES = (
     Case("recommender", Recommender, _bags, "mse"),
     Case("convolutional", Convolutional, by_name(image=shares(1, 8, 8), target=_CLASS), _ENTROPY),
     Case("lstm", LSTMClassifier, _padded_sentences, _ENTROPY),
-    Case("numbers_lstm", NumbersLSTM, by_name(words=numbers(LENGTH, FEATURES), target=_CLASS), _ENTROPY),
     Case("gru", partial(GRUClassifier, 8), _steps, _ENTROPY, expected="close"),
     Case("wide_gru", partial(GRUClassifier, 64), _steps, _ENTROPY),
     Case("encoder", Encoder, _padded_sentences, _ENTROPY),
-    Case("tied_language_model", TiedLanguageModel, _next_words),
     Case("translator", Translator, _translations),
     *(ENTRIES[name] for name in ("NeuralField", "gpt2", "resnet", "vit")),
     replace(ENTRIES["t5"], make_batch=ENTRIES["gpt2"].make_batch),  # a sample without padding takes another branch
