@@ -1,4 +1,4 @@
-"""What the user's code does outside of Python, and what only seems to be its act."""
+"""What only seems to be an act of the user's code, and threads. tests/state/far.py has what is told, with its lines."""
 
 import importlib
 import os
@@ -7,21 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sambasim.compiler.capture import explain
 from sambasim.compiler.capture.trial import Told, watched
-
-
-def test_files_and_acts_are_told_with_their_lines(tmp_path: Path) -> None:
-    told: Told = {}
-    path = tmp_path / "values"
-    with watched(told):
-        path.write_text("1")
-        os.remove(path)
-        print("done")
-    (opened,), (removed, printed) = told[explain.OPENED], told[explain.DONE]
-    assert opened.startswith(f"{path}, at {__file__}:")
-    assert removed.startswith(f"os.remove, at {__file__}:")
-    assert printed.endswith('print("done")')
 
 
 def test_an_import_a_descriptor_and_what_is_done_afterwards_are_not_told(

@@ -3,8 +3,7 @@
 # Calling a module gives Any, and parts of autograd have no types.
 # mypy: no-warn-return-any, allow-untyped-calls
 
-import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -15,120 +14,74 @@ from torch import Tensor, nn
 from sambasim.compiler.capture.step import Example
 from sambasim.errors import CaptureError, ModelError
 from sambasim.pef.document import Compiled
-from tests.support.compiled import compile_model, net_options
+from tests.support.compiled import Made, compile_model, net_options
 
 Then: TypeAlias = Callable[[Any, Tensor], Tensor]
 
 
-def counter() -> Callable[[], int]:
-    count = 0
-
-    def counted() -> int:
-        nonlocal count
-        count += 1  # here
-        return count
-
-    return counted
-
-
-class Keeper:
-    tensor = torch.zeros(3)
-
-
-class Faded(torch.autograd.Function):
+class Reversed(torch.autograd.Function):
     @staticmethod
-    def forward(context: Any, x: Tensor, rate: float = -1.0) -> Tensor:
-        context.rate = rate
+    def forward(context: Any, x: Tensor) -> Tensor:
         return x.clone()
 
     @staticmethod
-    def backward(context: Any, gradient: Tensor) -> tuple[Any, ...]:
-        return gradient * context.rate, None
+    def backward(context: Any, gradient: Tensor) -> Tensor:
+        return -gradient
 
 
-class Net(nn.Module):
+def net_of(then: Then = lambda net, h: h) -> Any:
     """A linear layer, whose outputs `then` makes into something, and their mean square."""
-
-    def __init__(self, then: Then = lambda net, h: h) -> None:
-        super().__init__()
-        self.linear, self.norm, self.then = nn.Linear(4, 3), nn.BatchNorm1d(3), then
-        self.plain, self.calls = torch.zeros(()), 0
-        self.hidden: Tensor | None = None
-        self.keeper, self.counted = Keeper(), counter()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.then(self, self.linear(x)).square().mean()
-
-
-NAMES = {**globals(), "checkpoint": torch.utils.checkpoint.checkpoint, "calls": 0, "of_python": random.Random(0)}
-"""What the bodies below may name."""
-
-READ = "which each call changes, and on which later calls depend"
-REFUSED = {
-    # what is said, the body
-    "a parameter replaced": ("which forward() replaces",
-        "net.linear.bias = nn.Parameter(net.linear.bias * 0.5)  # here", "return h"),
-    "a hidden state": (f"model.hidden, {READ}",
-        "h, net.hidden = h + (0 if net.hidden is None else net.hidden), h.detach()  # here", "return h"),
-    "a tensor for evaluation": (f"model.plain, {READ}",
-        "if net.training: net.plain = h.detach().mean()  # here", "return h - net.plain"),
-    "a counter of the backward": (f"global calls, {READ}",
-        "global calls", "calls += 1  # here", "return Faded.apply(h, 1 / calls)"),
-    "a tensor in an object": (f"model.keeper.tensor, {READ}",
-        "h, net.keeper.tensor = h + net.keeper.tensor, h.detach()  # here", "return h"),
-    "a closure": (f"count of counted at test_state.py:{counter().__code__.co_firstlineno}, {READ}",
-        "return h / net.counted()"),
-    "its own numbers of Python": (f"global of_python, {READ}", "return h * of_python.random()  # here"),
-    "a function in it": ("torch.inference_mode()", "return h + torch.inference_mode()(torch.ones)(3)  # here"),
-    "a checkpoint without a gradient": ("activation checkpointing that changes results",
-        "return h + checkpoint(net.linear, torch.ones(2, 4), use_reentrant=True)  # here"),
-    "torch.cond": ("torch.cond, which a PEF cannot hold",
-        "return torch.cond(h.sum() > 0, lambda a: a * 2, lambda a: a.sin(), (h,))  # here"),
-}  # fmt: skip
-
-
-def function_of(body: Sequence[str], folder: Path) -> Then:
-    file = folder / "then.py"
-    file.write_text("\n    ".join(("def then(net, h):", *body)), encoding="utf-8")
-    names = dict(NAMES)
-    exec(compile(file.read_text(encoding="utf-8"), str(file), "exec"), names)
-    then: Then = names["then"]
-    return then
+    layers = {"linear": nn.Linear(4, 3), "norm": nn.BatchNorm1d(3)}
+    return Made(lambda net, x: then(net, net.linear(x)).square().mean(), calls=0, **layers)
 
 
 def compiled(model: nn.Module | Then, folder: Path, **options: object) -> Compiled:
-    model = model if isinstance(model, nn.Module) else Net(model)
+    model = model if isinstance(model, nn.Module) else net_of(model)
     options = {"data": {"source": "net:data"}, **options}
     return compile_model(model, Example({"x": torch.randn(2, 4)}), net_options(folder, **options))
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_a_graph_would_lose_is_refused_with_its_line(name: str, tmp_path: Path) -> None:
-    said, *body = REFUSED[name]
-    with pytest.raises(CaptureError) as caught:
-        compiled(function_of(body, tmp_path), tmp_path)
-    assert said in caught.value.what
+def branching(net: Any, h: Tensor) -> Tensor:
+    return torch.cond(h.sum() > 0, lambda a: a * 2, lambda a: a.sin(), (h,))  # here
+
+
+def test_what_a_pef_cannot_hold_is_refused_with_its_line(tmp_path: Path) -> None:
+    with pytest.raises(CaptureError, match=r"torch\.cond, which a PEF cannot hold") as caught:
+        compiled(branching, tmp_path)
     assert str(caught.value.where).endswith("# here")
 
 
+def keeping(net: Any, h: Tensor) -> Tensor:
+    net.plain, net.extra = h.detach(), h.mean()
+    return h + net.extra
+
+
 def test_a_tensor_that_each_call_makes_anew_is_told(tmp_path: Path) -> None:
-    body = ("net.plain, net.extra = h.detach(), h.mean()", "return h + net.extra")
-    notices = compiled(function_of(body, tmp_path), tmp_path).notices
-    (told,) = [notice for notice in notices if "changed by each call" in notice]
+    (told,) = [notice for notice in compiled(keeping, tmp_path).notices if "changed by each call" in notice]
     assert "model.extra" in told
 
 
+def counting(net: Any, h: Tensor) -> Tensor:
+    net.calls += 1
+    return h * net.calls
+
+
 def test_evaluation_and_inference_refuse_state_too(tmp_path: Path) -> None:
-    counts = function_of(("net.calls += 1", "return h * net.calls"), tmp_path)
-    for then, options in ((lambda net, h: h if net.training else counts(net, h), {}), (counts, {"inference": True})):
-        with pytest.raises(CaptureError, match=f"model.calls, {READ}"):
-            compiled(then, tmp_path, **options)
+    said = r"model\.calls, which each call changes, and on which later calls depend"
+    for then, inference in ((lambda net, h: h if net.training else counting(net, h), False), (counting, True)):
+        with pytest.raises(CaptureError, match=said):
+            compiled(then, tmp_path, inference=inference)
 
 
-@pytest.mark.parametrize("body", ["return Faded.apply(h)", "h.register_hook(torch.neg)\n    return h"])
-def test_a_backward_of_the_users_own_is_captured_in_a_narrow_type(body: str, tmp_path: Path) -> None:
-    body = f"if not h.requires_grad: return h\n    {body}"
-    assert compiled(function_of((body,), tmp_path), tmp_path, dtype="bf16").program.training is not None
+def hooked(net: Any, h: Tensor) -> Tensor:
+    if h.requires_grad:
+        h.register_hook(torch.neg)
+    return h
+
+
+@pytest.mark.parametrize("then", [lambda net, h: Reversed.apply(h), hooked])
+def test_a_backward_of_the_users_own_is_captured_in_a_narrow_type(then: Then, tmp_path: Path) -> None:
+    assert compiled(then, tmp_path, dtype="bf16").program.training is not None
 
 
 class Wrapped(nn.parallel.DistributedDataParallel):
@@ -138,7 +91,7 @@ class Wrapped(nn.parallel.DistributedDataParallel):
 
 
 def test_what_several_replicas_or_a_graph_cannot_have_is_one_error(tmp_path: Path) -> None:
-    net: Any = Net()
+    net = net_of()
     net.linear.register_full_backward_hook(lambda module, given, gradient: None)
     net.norm = nn.SyncBatchNorm(3)
     assert compiled(nn.DataParallel(net), tmp_path).program.training is not None
@@ -160,7 +113,7 @@ def test_what_several_replicas_or_a_graph_cannot_have_is_one_error(tmp_path: Pat
 
 @pytest.mark.parametrize("whole", [True, False], ids=["in training mode", "in evaluation mode as a whole"])
 def test_modes_are_respected_and_restored(whole: bool, tmp_path: Path) -> None:
-    net = Net(lambda net, h: net.norm(net.frozen(h)))
+    net = net_of(lambda net, h: net.norm(net.frozen(h)))
     net.frozen = nn.BatchNorm1d(3).eval()
     net.training = whole
     modes = [module.training for module in net.modules()]

@@ -2,6 +2,8 @@
 and state that one call changes and the next changes back."""
 
 import logging
+import os
+import re
 import weakref
 from typing import Any
 
@@ -21,38 +23,37 @@ def _with_optimizer(then: Any) -> Setup:
     return setup
 
 
-def _told(*acts: str, file: str = "") -> Any:
-    def check(setup: Setup, state: Any, pef: Any, run: Any) -> str:
-        done = "".join(one for one in pef.notices if one.startswith("done by forward(), and not by a run: "))
-        lost = [act for act in acts if f"{act}, at " not in done]
-        opened = any(one.startswith("opened by the model: ") and file in one for one in pef.notices)
-        return ", ".join([*lost, *([file] if file and not opened else [])])
+ACTS = (
+    ("os.mkdir", "with tempfile"), ("subprocess.Popen", "subprocess.run("), ("output", "print(h.shape)"),
+    ("output", 'sys.stderr.write("called")'), ("a log message", 'LOG.warning("called")'),
+    ("a warning", "warnings.warn("), (os.devnull, "with open("),
+)  # fmt: skip
+"""Of `acts_in_forward`, each with its line."""
 
-    return check
+
+def _are_told(setup: Setup, state: Any, pef: Any, run: Any) -> str:
+    begins = ("done by forward(), and not by a run: ", "opened by the model: ")
+    told = "\n".join(one for one in pef.notices if one.startswith(begins))
+    lost = (act for act, line in ACTS if not re.search(rf"(: |, ){act}, at \S+:\d+: {re.escape(line)}", told))
+    return ", ".join(lost)
 
 
 cases(__name__)("""
 import array
-import builtins
-import ctypes
 import decimal
 import functools
 import io
 import multiprocessing
 import numpy as np
-import os
 import sqlite3
 import subprocess
 import sys
 import tempfile
-import threading
 import warnings
-from tests.state import far_away
-late function_of_a_module: 1000, where="MODULE_CALLS", says=("MODULE_CALLS",)
+from sambasim.compiler.capture import explain
+late function_of_a_module: 1000, where="MODULE_CALLS", says=("MODULE_CALLS", explain.REWRITES["value"])
+    from tests.state import far_away
     return far_away.count()
-late one_object_of_a_module: 1000, where="self.n", says=("n",), whole=True
-    from tests.state.far_away import Keeper
-    return Keeper.get().count()
 late attribute_of_a_logger: 1000, says=("LOG.n",), whole=True
     attributes = vars(LOG)
     attributes["n"] = attributes.get("n", 0) + 1  # here
@@ -67,16 +68,10 @@ case dictionary_in_an_array: EQUAL, given(facts=lambda: np.array({"mean": 0.5}, 
     return h * net.facts.item()["mean"]
 late stream: 1000, given(text=lambda: io.StringIO("1" * 10_000)), where=None, says=("text",), whole=True
     return len(net.text.read(1)) + net.text.tell() - 2
-late number_of_c: 1000, given(count=lambda: ctypes.c_int(0)), says=("count",), whole=True
-    net.count.value += 1  # here
-    return int(net.count.value) - 1
 late array_of_python: 1000, given(count=lambda: array.array("i", [0])), says=("count",), whole=True
     net.count[0] += 1  # here
     return int(net.count[0]) - 1
-late semaphore: 1000, given(count=lambda: threading.Semaphore(10_000)), where=None, says=("count",), whole=True
-    net.count.acquire()
-    return 9999 - int(net.count._value)
-late number_of_processes: 1000, given(count=lambda: multiprocessing.Value("i", 0)), says=("count",), whole=True
+late number_of_processes: 1000, given(count=lambda: multiprocessing.Value("i", 0)), says=("count",)
     net.count.value += 1  # here
     return int(net.count.value) - 1
 late environment: 1000, says=("the environment",), whole=True
@@ -100,10 +95,6 @@ late data_base_in_memory: 1000, given(base=lambda: connect()), says=("base.total
 late context_of_decimal: 1000, says=("the context of decimal",), whole=True
     decimal.getcontext().prec += 1  # here
     return decimal.getcontext().prec - 29
-late attribute_of_builtins: 1000, says=("builtins.calls_of_a_case",)
-    attributes = vars(builtins)
-    attributes["calls_of_a_case"] = attributes.get("calls_of_a_case", 0) + 1  # here
-    return int(attributes["calls_of_a_case"]) - 1
 late key_of_globals: 1000, says=("CALLS_BY_KEY",)
     globals()["CALLS_BY_KEY"] += 1  # here
     return int(globals()["CALLS_BY_KEY"]) - 1
@@ -120,18 +111,18 @@ class Clock(metaclass=Ticking):
     pass
 late property_of_a_class: 1000, says=("Ticking.ticks",), whole=True
     return int(Clock.tick)
-case exact_length_of_a_list: REFUSED, given(seen=list), says=("seen",)
+case exact_length_of_a_list: REFUSED, given(seen=list), steps=22, says=("seen", explain.REWRITES["content"])
     net.seen.append(0)  # here
     return h * (0.5 if len(net.seen) == 21 else 1.0)
+rewrite count_in_place_of_a_length: given(steps=zero)
+    net.steps.add_(1)
+    return h * torch.where(net.steps == 21, 0.5, 1.0)
 case exact_length_of_a_word: REFUSED, given(word=""), says=("word",), whole=True
     net.word += "x"  # here
     return h * (0.5 if len(net.word) == 21 else 1.0)
 case every_second_call: REFUSED, given(turn=False), says=("turn",)
     net.turn = not net.turn  # here
     return h * (0.5 if net.turn else 1.0)
-case list_that_turns: REFUSED, given(parts=lambda: [1.0, 0.5]), says=("parts",), whole=True
-    net.parts.reverse()  # here
-    return h * net.parts[0]
 built rate_that_forward_sets: REFUSED, where=None, says=("param_groups[0]['lr']",)
     def then(net, h):
         net.kept[0].param_groups[0]["lr"] *= 0.9
@@ -143,15 +134,13 @@ built rate_that_forward_sets_late: REFUSED, says=("n",), whole=True
         net.kept[0].param_groups[0]["lr"] = 0.05 / (1 + net.n // 100)
         return h
     return _with_optimizer(then)
-case acts_in_forward: EQUAL, also=_told("output", "a log message", "a warning", file=os.devnull)
-    print(h.shape)
-    LOG.warning("called")
-    warnings.warn("old", stacklevel=1)
+case acts_in_forward: EQUAL, also=_are_told
+    with tempfile.TemporaryDirectory():
+        subprocess.run([sys.executable, "-V"], check=True, capture_output=True)
+        print(h.shape)
+        sys.stderr.write("called")
+        LOG.warning("called")
+        warnings.warn("old", stacklevel=1)
     with open(os.devnull, encoding="utf-8") as file:
         return h * (1.0 + len(file.read()))
-case acts_of_the_system_in_forward: EQUAL, also=_told("output", "subprocess.Popen", "os.mkdir"), whole=True
-    sys.stderr.write("called")
-    subprocess.run([sys.executable, "-V"], check=True, capture_output=True)
-    with tempfile.TemporaryDirectory():
-        return h
 """)

@@ -36,15 +36,7 @@ case gradient_of_the_last_step: REFUSED, says=(trial._GRAD.rewrite,)
     return h if last is None else h / (1 + last.norm())
 rewrite:
     return h
-case count_in_a_checkpoint: REFUSED, given(steps=zero), says=(explain._TWICE.rewrite,), own_losses=True
-    def block(x):
-        net.steps.add_(1)  # here
-        return x.tanh()
-    return checkpoint(block, h, use_reentrant=False) * torch.where(net.steps < 3, 1.0, 0.5)
-rewrite count_without_a_checkpoint: given(steps=zero)
-    net.steps.add_(1)
-    return h.tanh() * torch.where(net.steps < 3, 1.0, 0.5)
-case batch_norm_in_a_checkpoint: REFUSED, NORM, says=("torch.utils.checkpoint",), own_losses=True
+case batch_norm_in_a_checkpoint: REFUSED, NORM, says=(explain._TWICE.rewrite,), own_losses=True
     return checkpoint(lambda x: net.norm(x), h, use_reentrant=False) - net.norm.running_mean  # here
 rewrite: NORM
     return net.norm(h) - net.norm.running_mean.clone()
@@ -83,12 +75,15 @@ rewrite buffer_that_pytorch_counts: given(n=lambda: torch.zeros(1))
     return h * torch.where(net.n[0] < 3, 1.0, 0.5)
 
 # What no buffer is, and changes what later calls compute.
-case length_of_a_list: REFUSED, given(seen=lambda: []), says=(explain.REWRITES["content"],)
-    net.seen.append(1)  # here
-    return h * (1.0 if len(net.seen) < 3 else 0.5)
-rewrite count_in_place_of_a_length: given(steps=zero)
-    net.steps.add_(1)
-    return h * torch.where(net.steps < 3, 1.0, 0.5)
+case tensor_that_evaluation_reads: REFUSED, lambda net: setattr(net, "plain", zero()), says=("model.plain, ",)
+    if net.training:
+        net.plain = h.detach().mean()  # here
+    return h - net.plain
+case count_that_the_backward_reads: REFUSED, given(n=0), says=("model.n, ", explain.REWRITES["value"])
+    net.n += 1  # here
+    rate = 1 / net.n
+    if h.requires_grad:
+        h.register_hook(lambda g: g * rate)
 def _layer(frozen):
     return nn.Linear(4, 4).requires_grad_(not frozen)
 case layer_trained_from_a_step_on: REFUSED, given(n=0, c=lambda: _layer(frozen=True)), says=GRADIENT_SAYS
@@ -139,7 +134,8 @@ case count_of_an_object_that_the_first_call_makes: REFUSED, says=("Trainer.made.
     trainer.steps += 1  # here
     return h * (1.0 if trainer.steps < 3 else 0.5)
 rewrite: given(steps=zero)
-    return count_in_place_of_a_length(net, h)
+    net.steps.add_(1)
+    return h * torch.where(net.steps < 3, 1.0, 0.5)
 
 # Weights that are trained, and changed in forward.
 case weight_clamped_in_forward: REFUSED, says=(explain._PARAMETER.rewrite,), own_losses=True
@@ -147,6 +143,8 @@ case weight_clamped_in_forward: REFUSED, says=(explain._PARAMETER.rewrite,), own
         net.b.weight.clamp_(-0.25, 0.25)  # here
 rewrite:
     return h + functional.linear(h, net.b.weight.clamp(-0.25, 0.25))
+case parameter_made_anew: REFUSED, says=("which forward() replaces",)
+    net.a.bias = nn.Parameter(net.a.bias * 0.5)  # here
 case weight_replaced_in_forward: REFUSED, says=WEIGHT_SAYS, own_losses=True
     net.b.weight.data = functional.normalize(net.b.weight.data)  # here
 rewrite:

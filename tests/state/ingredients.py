@@ -23,10 +23,11 @@ COUNTERS: tuple[tuple[str, str, str, str, str], ...] = (
     ("dataclass", "@dataclass\nclass Count@:\n    n: int = 0", "self.c@ = Count@()", "self.c@.n += 1", "self.c@.n"),
     (
         "slots",
-        'class Slots@:\n    __slots__ = ("n",)\n\n    def __init__(self):\n        self.n = 0',
+        'class Slots@:\n    __slots__ = ("__n",)\n\n    def __init__(self):\n        self.__n = 0\n\n'
+        "    def count(self):\n        self.__n += 1\n        return self.__n",
         "self.slots@ = Slots@()",
-        "self.slots@.n += 1",
-        "self.slots@.n",
+        "n@ = self.slots@.count()",
+        "n@",
     ),
     ("list", "", "self.l@ = []", "self.l@.append(1)", "len(self.l@)"),
     ("deque", "", "self.q@ = deque(maxlen=2000)", "self.q@.append(0)", "len(self.q@)"),

@@ -1,6 +1,6 @@
 """Each obstacle of the compiler is refused at its line, in words that fit it, and the remedy, applied, is equal."""
 
-import itertools
+import random
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,7 +15,6 @@ def says(obstacle: explain.Obstacle, **more: Any) -> Mapping[str, Any]:
     return {"says": (obstacle.rewrite,), "never_says": (".item()", ".tolist()"), **more}
 
 
-QUEUE = given(queue=lambda: torch.ones(8, 4), ptr=lambda: torch.zeros(1, dtype=torch.long))
 LSTM = given(lstm=lambda: nn.LSTM(4, 4, batch_first=True), lengths=lambda: torch.tensor([1, 4, 2, 3]))
 
 
@@ -24,9 +23,8 @@ TOTAL = [torch.zeros(4)]
 
 NO_STEPS = {"never_says": ("steps",)}
 MAX_NORM = given(table=lambda: nn.Embedding(3, 4, max_norm=1.0))
-CARRIED = given(lstm=lambda: nn.LSTM(4, 4), state=None)
 SPARSE = given(mix=lambda: [torch.eye(4).to_sparse()])
-RATES = given(rates=lambda: itertools.count(1))
+OF_PYTHON = given(own=lambda: random.Random(0))
 GENERATOR = given(own=lambda: torch.Generator().manual_seed(1))
 
 
@@ -100,34 +98,12 @@ case batch_norm_in_a_list: REFUSED, given(norms=lambda: [_norm()]), says=(explai
     return net.norms[0](h)  # here
 rewrite: given(norms=lambda: nn.ModuleList([_norm()]))
     return net.norms[0](h)
-def _zeros():
-    return torch.zeros(1, 4, 4)
-case state_of_an_lstm_carried: REFUSED, CARRIED, says=(explain.REWRITES["tensor"],), whole=True
-    result, (hidden, cell) = net.lstm(h.unsqueeze(0), net.state)
-    net.state = (hidden.detach(), cell.detach())  # here
-    return result[0]
-rewrite state_of_an_lstm_in_buffers: given(lstm=lambda: nn.LSTM(4, 4), hidden=_zeros, cell=_zeros)
-    result, (hidden, cell) = net.lstm(h.unsqueeze(0), (net.hidden.clone(), net.cell.clone()))
-    net.hidden.copy_(hidden.detach())
-    net.cell.copy_(cell.detach())
-    return result[0]
 def _spectral(net):
     spectral_norm(net.b)
 case spectral_norm_of_old: EITHER, _spectral, says=("parametrizations",), where=None, own_losses=True, whole=True
     return h
 rewrite: lambda net: parametrizations.spectral_norm(net.b)
     return h
-case queue_with_a_pointer: EITHER, QUEUE, whole=True
-    ptr = int(net.ptr)  # here
-    logits = h @ net.queue.clone().T
-    net.queue[ptr : ptr + 4] = h.detach()
-    net.ptr[0] = (ptr + 4) % 8
-    return h + logits.logsumexp(1, keepdim=True)
-rewrite queue_with_an_index: QUEUE
-    logits = h @ net.queue.clone().T
-    net.queue.index_copy_(0, net.ptr + torch.arange(4), h.detach())
-    net.ptr.copy_((net.ptr + 4) % 8)
-    return h + logits.logsumexp(1, keepdim=True)
 def _with_teacher(net):
     net.teacher = [copy.deepcopy(net.b).requires_grad_(False)]
 def _teacher_in_buffers(net):
@@ -147,7 +123,7 @@ case draw_from_the_default_generator: EQUAL, never_says=("of its own",), whole=T
     return h + torch.randn(4, generator=torch.default_generator)
 def _divided(h):
     return h / h.detach().abs().max()
-case one_reason_beside_what_is_none: EITHER, never_says=("one_hot",)
+case one_reason_beside_what_is_none: REFUSED, says=(explain._NUMBER.rewrite,), never_says=("one_hot",)
     h = h + functional.one_hot(_classes(h), 4)
     return h / h.detach().abs().max().item()  # here
 rewrite:
@@ -155,20 +131,6 @@ rewrite:
 case one_reason_beside_an_assertion: EITHER, never_says=("manual_check",), whole=True
     assert bool(h.isfinite().all()), "manual_check"
     return h / float(h.detach().abs().max())  # here
-case number_of_a_tensor: REFUSED, says=(explain._NUMBER.rewrite,), whole=True
-    return h / h.detach().abs().max().item()  # here
-rewrite:
-    return h / h.detach().abs().max()
-built number_in_a_loss_function: EITHER, where="scale.item()", whole=True
-    def loss(result, target):
-        scale = target.abs().max()
-        return functional.mse_loss(result / scale.item(), target / scale.item())
-    return with_loss(loss)
-rebuilt:
-    def loss(result, target):
-        scale = target.abs().max()
-        return functional.mse_loss(result / scale, target / scale)
-    return with_loss(loss)
 
 # What a trace would lose, state, draws and seeds.
 case row_of_the_largest: REFUSED, says=(explain._INDEX.rewrite,), whole=True
@@ -233,13 +195,14 @@ case checkpoint_that_draws_again: REFUSED, says=(trial._CHECKPOINTED.rewrite,), 
     return checkpoint(functional.dropout, h, use_reentrant=False, preserve_rng_state=False)  # here
 rewrite:
     return checkpoint(functional.dropout, h, use_reentrant=False)
+case checkpoint_of_inputs_without_a_gradient: REFUSED, says=(trial._CHECKPOINTED.rewrite,)
+    return h + checkpoint(net.b, torch.ones(4, 4), use_reentrant=True)  # here
 case steps_by_version: REFUSED, says=(trial._VERSION.rewrite,), own_losses=True, whole=True
     return h / (1 + net.b.weight._version)  # here
 rewrite steps_in_a_buffer: given(steps=zero)
     return h / net.steps.add_(1).clone()
-case inference_mode: REFUSED, says=(trial._INFERENCE_MODE.rewrite,), whole=True
-    with torch.inference_mode():  # here
-        scale = net.b.weight.square().mean()
+case inference_mode: REFUSED, says=(trial._INFERENCE_MODE.rewrite,)
+    scale = torch.inference_mode()(torch.square)(net.b.weight).mean()  # here
     return h + scale
 rewrite no_gradients:
     with torch.no_grad():
@@ -247,15 +210,10 @@ rewrite no_gradients:
     return h + scale
 
 # State, draws and seeds.
-case steps_in_an_attribute: REFUSED, given(n=0), says=(explain.REWRITES["value"],), whole=True
-    net.n += 1  # here
-    return h / net.n
-rewrite: given(steps=zero)
-    return steps_in_a_buffer(net, h)
-case rates_of_an_iterator: REFUSED, RATES, says=(explain.REWRITES["position"],), whole=True
-    return h / next(net.rates)  # here
-rewrite: given(steps=zero)
-    return steps_in_a_buffer(net, h)
+case numbers_of_a_generator_of_python: REFUSED, OF_PYTHON, says=(explain.REWRITES["position"],), own_losses=True
+    return h * net.own.random()  # here
+rewrite:
+    return h * torch.rand(())
 case first_batch_kept: REFUSED, given(first=None), says=(explain.FIRST_CALL,)
     if net.first is None:
         net.first = h.detach().mean(0)  # here
@@ -272,12 +230,4 @@ case generator_of_its_own: REFUSED, GENERATOR, says=(explain.GENERATOR.rewrite,)
     return h + torch.randn(4, generator=net.own)  # here
 rewrite:
     return h + torch.randn(4)
-def _with_noise(net):
-    torch.manual_seed(3)
-    net.register_buffer("noise", torch.randn(4))
-case seed_in_forward: REFUSED, says=(explain.SEEDED.rewrite,), whole=True
-    torch.manual_seed(3)  # here
-    return h + torch.randn(4)
-rewrite: _with_noise
-    return h + net.noise
 """)
