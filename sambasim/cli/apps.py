@@ -24,7 +24,7 @@ import click
 
 import sambasim
 from sambasim.cli.shared import COUNT, as_json
-from sambasim.errors import LaunchError, OptionError, SambasimError, one_line
+from sambasim.errors import LaunchError, OptionError, SambasimError, failing_with, one_line
 from sambasim.runtime.machine.launcher import mpirun_here
 from sambasim.terminal.output import survive_closed_stdout
 from sambasim.units import counted
@@ -279,11 +279,9 @@ def _script(command: Sequence[str]) -> tuple[str, str]:
             raise OptionError("sbatch was given no script", remedy="give a script after the options of sbatch")
         return text, "sbatch"
     script = Path(command[0])
-    try:
-        return script.read_text(errors="replace"), script.name
-    except OSError as error:
-        what = f"sbatch cannot read the script {script}: {error.strerror}"
-        raise OptionError(what, remedy="give it the path of a script") from error
+    with failing_with(OptionError, f"sbatch cannot read the script {script}", "give it the path of a script"):
+        text = script.read_text(errors="replace")
+    return text, script.name
 
 
 def _parsed(name: str, words: Sequence[str]) -> tuple[dict[str, str], Sequence[str]]:

@@ -175,12 +175,10 @@ class RankLog(RunObserver):
             self._file.close()
 
     def _write(self, line: str) -> None:
-        try:
+        what, remedy = f"the log {self._path} cannot be written any more", "free space there, or name another place"
+        with failing_with(MachineError, what, f"{remedy}: --log-dir FOLDER"):
             if self._file is not None:
                 self._file.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {line}\n")
-        except OSError as error:
-            what = f"the log {self._path} cannot be written any more: {error.strerror}"
-            raise MachineError(what, remedy="free space there, or name another place: --log-dir FOLDER") from error
 
 
 def log_of(folder: Path, rank: int) -> Path:

@@ -14,15 +14,7 @@ from sambasim.options.deepspeed_file import read_deepspeed
 from sambasim.options.flag import DEVICE, MODEL, NUMERICS, PARALLEL, TRAINING, Flag, flags_in
 from sambasim.options.given import as_table, assign, changes_of, given_flags, given_overrides, given_settings, read_toml
 from sambasim.options.grammar import absolute_names, missing, split_target
-from sambasim.options.training import (
-    DataOptions,
-    LossOptions,
-    ModelOptions,
-    OptimizerOptions,
-    Sections,
-    TrainingOptions,
-    unreplaced,
-)
+from sambasim.options.training import TABLES, ModelOptions, Sections, TrainingOptions, unreplaced
 
 QUICK_START = Path(__file__).parent.parent / "quickstart" / "digits.toml"
 
@@ -255,11 +247,7 @@ class _Call(Options):
     """A DeepSpeed config: batches, optimizer, scheduler, precision, clipping, ZeRO. It overrides --config."""
 
 
-_TABLES: Mapping[str, type[Options]] = {
-    "": _Call, "compile": BuildOptions, "parallel": ParallelOptions, "data": DataOptions, "loss": LossOptions,
-    "optimizer": OptimizerOptions, "training": TrainingOptions,
-}  # fmt: skip
-COMPILE_FLAGS = flags_in(_TABLES, "compile")
+COMPILE_FLAGS = flags_in({"": _Call, "compile": BuildOptions, "parallel": ParallelOptions, **TABLES}, "compile")
 
 
 class Compiling(NamedTuple):

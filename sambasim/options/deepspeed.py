@@ -51,40 +51,37 @@ class _Size(NamedTuple):
 
 
 def deepspeed_options(
-    file: DeepSpeedFile, others: Mapping[str, object], typed: Sequence[Given], world: World
+    file: DeepSpeedFile,
+    others: Mapping[str, object],
+    typed: Sequence[Given],
+    world: World,
+    compiled: Mapping[str, object] | None = None,
 ) -> Mapped:
     """The options that `file` sets. `others`: the tables of options without it, which fill in `auto`; `typed`: those of
-    them that override it. Raises OptionError, which lists all that is wrong."""
-    mapped, problems = _mapped(file, others, typed, world)
-    if problems:
-        raise file.error(problems)
-    return mapped
+    them that override it; `compiled`: those in the PEF of a run. Raises OptionError for all that is wrong, or compiled
+    otherwise."""
+    reading = _Reading(file, others, {".".join(entry.path): entry for entry in typed})
+    for read in (reading.precision, reading.optimizer, reading.scheduler, reading.clipping, reading.zero):
+        read()
+    of_batch = reading.batch(world)
+    checked = [] if compiled is None else [_compiled_otherwise(entry, compiled) for entry in reading.given]
+    otherwise = list(filter(None, checked))
+    if problems := [*file.refused, *reading.top.problems, *of_batch, *otherwise]:
+        error = file.error(problems)
+        error.remedy = f"compile it with --deepspeed {file.path}" if otherwise else error.remedy
+        raise error
+    return Mapped(reading.given, reading.notes)
 
 
 def deepspeed_overrides(
     file: DeepSpeedFile, stored: Mapping[str, object], overrides: Mapping[str, object], world: World
 ) -> tuple[dict[str, object], Mapped]:
-    """The overrides of a run with those of `file` below them. `stored`: the tables of options in the PEF. Raises
-    OptionError, which lists all that is wrong, or compiled otherwise."""
+    """The overrides of a run with those of `file` below them. `stored`: the tables of options in the PEF. Raises as
+    `deepspeed_options`."""
     typed = [Given(path, value, "a flag, or --set") for path, value in leaf_paths(overrides)]
-    mapped, problems = _mapped(file, assign(stored, typed), typed, world)
-    otherwise = [problem for entry in mapped.given if (problem := _compiled_otherwise(entry, stored))]
-    if problems or otherwise:
-        error = file.error([*problems, *otherwise])
-        error.remedy = f"compile it with --deepspeed {file.path}" if otherwise else error.remedy
-        raise error
+    mapped = deepspeed_options(file, assign(stored, typed), typed, world, stored)
     chosen = [entry for entry in mapped.given if ".".join(entry.path) not in _FIXED and entry.value is not None]
     return assign({}, [*chosen, *typed]), Mapped(chosen, mapped.notes)
-
-
-def _mapped(
-    file: DeepSpeedFile, others: Mapping[str, object], typed: Sequence[Given], world: World
-) -> tuple[Mapped, list[Problem]]:
-    reading = _Reading(file, others, {".".join(entry.path): entry for entry in typed})
-    for read in (reading.precision, reading.optimizer, reading.scheduler, reading.clipping, reading.zero):
-        read()
-    problems = reading.batch(world)
-    return Mapped(reading.given, reading.notes), [*file.refused, *reading.top.problems, *problems]
 
 
 def _compiled_otherwise(entry: Given, stored: Mapping[str, object]) -> Problem | None:

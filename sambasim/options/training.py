@@ -302,6 +302,11 @@ class TrainingOptions(Options):
         yield from broken((both, "steps", what, remedy, self.steps))
 
 
+TABLES: Mapping[str, type[Options]] = {
+    "data": DataOptions, "loss": LossOptions, "optimizer": OptimizerOptions, "training": TrainingOptions,
+}  # fmt: skip
+
+
 class Sections(Options):
     """The tables of a config that a PEF stores for its runs. An inference PEF has no optimizer."""
 

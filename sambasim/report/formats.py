@@ -6,6 +6,7 @@ Not modelled: PMUs of a section, %chkpt, %quiesce; %pload and %aload are one num
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from rich.console import RenderableType
 from rich.text import Text
@@ -167,36 +168,29 @@ UNKNOWN = (
 )
 
 
-def tilestat(prediction: Prediction) -> Mapping[str, object]:
+def tilestat(prediction: Prediction) -> Mapping[str, Any]:
     """The tiles of one replica, one row if their number is not published. Shares add up to 1; None is unknown."""
-    return {
-        "kind": "predicted",
-        "name": prediction.program.name,
-        "device": prediction.alone.budget.where,
-        "predicted_s": prediction.alone.predicted_s,
-        "tiles": [{"tile": tile, **_shares(prediction.alone)} for tile in _tiles(prediction)],
-        "unknown": UNKNOWN,
-    }
-
-
-def _tiles(prediction: Prediction) -> list[str]:
-    tiles = prediction.tiles or prediction.device.tiles
-    return [f"TILE_{tile}" for tile in range(tiles)] if tiles else ["all"]
-
-
-def _shares(step: RankAlone) -> Mapping[str, float | None]:
+    step, tiles = prediction.alone, prediction.tiles or prediction.device.tiles
     launch_s = sum(step.runs(section) * section.price.launch_s for section in step.sections)
-    return {
+    shares = {
         "predicted_idle_share": step.host_s / step.predicted_s,
         "predicted_exec_share": (step.device_s - launch_s) / step.predicted_s,
         "predicted_pload_aload_share": launch_s / step.predicted_s,
         **dict.fromkeys(f"predicted_{name}_share" for name in ("pload", "aload", "chkpt", "quiesce")),
     }
+    names = [f"TILE_{tile}" for tile in range(tiles)] if tiles else ["all"]
+    return {
+        "kind": "predicted",
+        "name": prediction.program.name,
+        "device": step.budget.where,
+        "predicted_s": step.predicted_s,
+        "tiles": [{"tile": name, **shares} for name in names],
+        "unknown": UNKNOWN,
+    }
 
 
 def tilestat_view(prediction: Prediction) -> Sequence[RenderableType]:
-    name, step = prediction.program.name, prediction.alone
-    heading = f"{name} on {step.budget.where}, a step of {format_seconds(step.predicted_s)}: predicted"
-    shares = [f"{100 * share:.1f}" for share in _shares(step).values() if share is not None]
-    rows = [(tile, *shares) for tile in _tiles(prediction)]
+    record, shares = tilestat(prediction), [f"predicted_{name}_share" for name in ("idle", "exec", "pload_aload")]
+    heading = f"{record['name']} on {record['device']}, a step of {format_seconds(record['predicted_s'])}: predicted"
+    rows = [(row["tile"], *(f"{100 * row[share]:.1f}" for share in shares)) for row in record["tiles"]]
     return [text_table(heading, ["tile"], ["%idle", "%exec", "%pload+%aload"], rows), Text("\n".join(UNKNOWN))]

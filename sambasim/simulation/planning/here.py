@@ -80,18 +80,16 @@ def plan_here(
 _MEAN_ERROR = 0.07  # of steps that `python -m tests.benchmarks plan` measures
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Part:
     """What one rank of a replica runs: its program, with the share of the replica's parameters."""
 
     program: Program
     share: float
 
-    @cached_property
+    @property
     def graph(self) -> Graph:
-        if self.program.training is None:
-            raise OptionError("a plan is for training", remedy="plan a model with a loss")
-        return self.program.training
+        return self.program.step
 
     @cached_property
     def types(self) -> Mapping[str, TensorType]:
@@ -124,14 +122,14 @@ class Here:
         self._alone = Strategy(2, dtype=dtype)
         self._parts: dict[Strategy, tuple[_Part, ...] | OptionError] = {}
         self._times = cache(lambda ranks, samples: between(machine.rates_at(ranks).passes, samples))
-        self._costs: dict[tuple[object, ...], Mapping[tuple[ActionKind, int], Cost]] = {}
+        self._costs = cache(self._costs_of)
 
     def price(self, strategy: Strategy) -> Priced:
         """Raises OptionError if `strategy` cannot be compiled."""
         machine = self._machine
         parts, rates = self._parts_of(strategy), machine.rates_at(strategy.ranks)
         times = self._times(rates.ranks, strategy.samples)
-        costs = [self._cost(part, number, strategy, rates, times) for number, part in enumerate(parts)]
+        costs = [self._costs(part, rates.ranks, strategy.samples) for part in parts]
         crowd, schedule = machine.crowd(strategy.ranks), _schedule(strategy)
 
         def cost(action: Action) -> Cost:
@@ -188,14 +186,10 @@ class Here:
         """A replica of one rank that makes nothing again: what was measured."""
         return self._parts_of(self._alone)[0]
 
-    def _cost(
-        self, part: _Part, number: int, strategy: Strategy, rates: Rates, times: PassTimes
-    ) -> Mapping[tuple[ActionKind, int], Cost]:
-        key = id(part), number, rates.ranks, strategy.samples
-        if key in self._costs:
-            return self._costs[key]
-        graph, scale = part.graph, strategy.samples / part.program.batch_size
-        sections, _ = pass_and_update(graph)
+    def _costs_of(self, part: _Part, ranks: int, samples: int) -> Mapping[tuple[ActionKind, int], Cost]:
+        """By action: of a pass of `samples`, while so many `ranks` compute."""
+        graph, scale = part.graph, samples / part.program.batch_size
+        rates, times, (sections, _) = self._machine.rates_at(ranks), self._times(ranks, samples), pass_and_update(graph)
 
         def cost(node: Node) -> Cost:
             if node.operator.startswith("comm."):
@@ -206,7 +200,6 @@ class Here:
         for action, (start, stop) in spans_of_actions(sections).items():
             nodes = (node for section in sections[start:stop] for node in graph.section_nodes(section))
             found[action] = sum(map(cost, nodes), Cost())
-        self._costs[key] = found
         return found
 
     def _operator_s(self, part: _Part, node: Node, times: PassTimes, scale: float) -> float:
