@@ -1,5 +1,4 @@
-"""`sambasim compile` makes a PEF of a model; `sambasim demo` does so with the quick start, trains it with both kinds of
-sync, and compares the two."""
+"""`sambasim compile` makes a PEF; `sambasim demo` that of the quick start, which it trains by both kinds of sync."""
 
 import os
 import shlex

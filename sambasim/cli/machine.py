@@ -1,5 +1,4 @@
-"""`sambasim doctor` checks what a run needs on this machine, a function for each check; `sambasim bench` times all sync
-paths on it, in one run."""
+"""`sambasim doctor` checks what a run needs on this machine, by a function each; `sambasim bench` times sync paths."""
 
 import json
 import os

@@ -1,5 +1,4 @@
-"""`sambasim run`: train the model of a PEF, or predict with it, as one process or as a rank under mpirun. Its flags are
-fields of `options/run.py` and `options/training.py`."""
+"""`sambasim run`: train a PEF, or predict with it, as one process or a rank. Flags: `options/run.py`, `training.py`."""
 
 import os
 import sys

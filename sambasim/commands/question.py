@@ -1,5 +1,4 @@
-"""What a command is about, a PEF or a model, and what is predicted for it, also beside published measurements. A model
-is captured without memory."""
+"""What is predicted for a PEF, or for a model, which is captured without memory, also beside published figures."""
 
 import shlex
 from collections.abc import Callable, Sequence

@@ -1,5 +1,4 @@
-"""What a PEF takes of an optimizer of torch: the options of its groups. An optimizer whose step is the user's own is
-refused."""
+"""What a PEF takes of an optimizer of torch: the options of its groups. One whose step is the user's own is refused."""
 
 import inspect
 from collections.abc import Iterator, Mapping

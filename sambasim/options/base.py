@@ -1,5 +1,4 @@
-"""What all options are: frozen and strict models, the problems that they have, and one error for all of these, with
-origins and remedies."""
+"""What all options are: frozen, strict models, their problems, and one error for all of these, with their remedies."""
 
 import difflib
 import json
@@ -29,8 +28,7 @@ Text: TypeAlias = Annotated[str, Field(min_length=1)]
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One wrong option. `name` is relative to the model whose validator found it, and may be empty; `given` is `...` if
-    there is no value to show."""
+    """One wrong option. `name`: relative to the model whose validator found it, or empty; `given`: `...` for none."""
 
     name: str
     what: str

@@ -100,8 +100,7 @@ def plan_entry(pattern: str) -> str:
 
 
 class ParallelOptions(Options):
-    """On how many ranks it runs, and how: the `[parallel]` table. `tensor_plan`: the style of weights, by patterns of
-    module names."""
+    """On how many ranks it runs, and how: the `[parallel]` table. `tensor_plan`: styles of weights, by module names."""
 
     panel = PARALLEL
 

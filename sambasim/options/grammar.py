@@ -1,5 +1,4 @@
-"""How targets, data sources, inputs, ranges of steps and checkpoint intervals are written. All are checked before
-anything is imported."""
+"""How targets, data sources, inputs, steps and checkpoint intervals are written; checked before any import."""
 
 import importlib.util
 import os

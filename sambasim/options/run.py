@@ -1,5 +1,4 @@
-"""The options of `sambasim run`, and how its overrides change those that the PEF stores. A change of what is compiled
-in is an error."""
+"""The options of `sambasim run`, and how they override those in the PEF. Changing what is compiled in is an error."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence

@@ -195,8 +195,7 @@ def _loss_problems(name: str) -> Iterator[Problem]:
 
 
 class LossOptions(Options):
-    """The `[loss]` table: a key of LOSS_ARGUMENTS, or a callable of what the model returns and the target, which gives
-    no loss per sample."""
+    """The `[loss]` table: a key of LOSS_ARGUMENTS, or a callable of outputs and target, without a loss per sample."""
 
     panel = TRAINING
 
@@ -276,8 +275,7 @@ class OptimizerOptions(Options):
 
 
 class TrainingOptions(Options):
-    """The `[training]` table: either `epochs` or `steps`; with neither, one epoch. A run may change all but
-    `batch_size`."""
+    """The `[training]` table: `epochs` or `steps`; with neither, one epoch. A run may change all but `batch_size`."""
 
     panel = TRAINING
 

@@ -1,5 +1,4 @@
-"""What `sambasim inspect` says about a PEF, as JSON and as tables. Traffic is the size of what a section reads and
-writes, each value counted once."""
+"""What `sambasim inspect` says about a PEF. Traffic: of what a section reads and writes, each value counted once."""
 
 import json
 from collections import defaultdict

@@ -1,5 +1,4 @@
-"""What `sambasim simulate` prints and writes of a prediction, as tables, JSON, CSV and a plot; the page of `report` has
-the same tables. Everything is predicted."""
+"""What `sambasim simulate` says of a prediction: tables, which the page of `report` has too, JSON, CSV and a plot."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,6 +1,5 @@
 """What would make a predicted step quicker: each change is predicted again by itself, and compared in samples/s on the
-same hardware. Of larger batches, and of more micro-steps, each must gain again over the smaller one; gains do not add
-up."""
+same hardware. Larger batches, and more micro-steps, must each gain over the smaller ones; gains do not add up."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -235,8 +234,7 @@ def what_fits(
     micro_steps: int,
     recomputed: Program | None,
 ) -> Mapping[str, RankAlone]:
-    """The step by what to type: with the fewest tiles, the largest part of the batch, and `recomputed`, if they fit;
-    else all tiles with a part."""
+    """The step by what to type: with fewest tiles, most of the batch, and `recomputed`; else a part on all tiles."""
 
     def fitting(how: str, tiles: int | None, batch_size: int, program: Program = program) -> dict[str, RankAlone]:
         rank = _priced(program, device, tiles, batch_size, micro_steps, level)

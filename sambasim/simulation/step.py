@@ -1,6 +1,5 @@
-"""The predicted step of all ranks of a job, each on a device of its own: the stages of a pipeline, by its schedule, and
-parts of tensors on several chips. Messages within a replica do not overlap with operators. Nobody has published such
-steps of RDUs."""
+"""The predicted step of all ranks of a job, each on its own device: stages of a pipeline, by its schedule, and parts of
+tensors on several chips. Messages in a replica do not overlap with operators. No such step of RDUs was published."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace

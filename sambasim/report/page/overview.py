@@ -1,5 +1,4 @@
-"""Predicted parts about one replica: key figures, memory over time, what would make
-it quicker, and the figures that the prediction uses."""
+"""Predicted parts about one replica: key figures, memory over time, what would make it quicker, and what is used."""
 
 from sambasim.hardware.budget import load_calibration
 from sambasim.ir.types import SymbolKind

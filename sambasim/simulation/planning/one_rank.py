@@ -233,8 +233,7 @@ _FEW_LAYERS = {"none": (2, 4), "sections": (2, 6)}
 for the others. Sections that recompute are less regular."""
 
 _CUT_FOR = _APART = 8
-"""The most samples for which sections are cut: a pass of more has the same ones. And by how many times the numbers of
-samples that are priced differ."""
+"""The most samples for which sections are cut: a pass of more has the same; and the factor between priced numbers."""
 
 
 @dataclass(frozen=True)
@@ -275,9 +274,8 @@ class Compiled:
 
 @dataclass(frozen=True)
 class OneRank:
-    """One pass and the update. `sent_s`: of inputs and outputs; `spread_s`: what the slowest of two replicas takes
-    longer; `memory`: without ZeRO and activations; `between_bytes`: what lies between sections, not until the backward.
-    """
+    """One pass and the update. `sent_s`: of inputs and outputs; `spread_s`: how much longer the slower of two replicas
+    takes; `memory`: without ZeRO and activations; `between_bytes`: between sections, but not kept for the backward."""
 
     chain: Chain
     sections: int

@@ -1,5 +1,4 @@
-"""The search for the best strategies: all are estimated, and the best of each shape of the mesh are compiled and
-priced."""
+"""The search for the best strategies: all are estimated, the best of each shape of the mesh are compiled and priced."""
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
