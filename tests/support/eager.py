@@ -99,35 +99,31 @@ class PaddedOptimizer:
         assert replica.resolved.optimizer is not None
         self._replica = replica
         self.flats = [nn.Parameter(torch.zeros(group.numel)) for group in replica.program.groups]
-        for flat, view, parameter in self._members():
-            view(flat.data).copy_(parameter.detach())
+        for flat, place, parameter in self._members():
+            flat.data[place].copy_(parameter.detach().flatten())
         self.optimizer = make_optimizer(replica.resolved.optimizer, self.flats, fused=True)
 
     def take_gradients(self) -> list[Tensor]:
         """Copy the module's gradients to the flat tensors; returns those."""
         for flat in self.flats:
             flat.grad = torch.zeros_like(flat)
-        for flat, view, parameter in self._members():
+        for flat, place, parameter in self._members():
             if flat.grad is not None and parameter.grad is not None:
-                view(flat.grad).copy_(parameter.grad)
+                flat.grad[place].copy_(parameter.grad.flatten())
         return [flat.grad for flat in self.flats if flat.grad is not None]
 
     def step(self) -> None:
         """Update the flat tensors from their gradients, and the module from them."""
         self.optimizer.step()
-        for flat, view, parameter in self._members():
-            parameter.data.copy_(view(flat.data))
+        for flat, place, parameter in self._members():
+            parameter.data.copy_(flat.data[place].view_as(parameter))
 
-    def _members(self) -> Iterator[tuple[nn.Parameter, Callable[[Tensor], Tensor], nn.Parameter]]:
-        """The flat tensor of each parameter, how to find its place there, and the module's own."""
+    def _members(self) -> Iterator[tuple[nn.Parameter, slice, nn.Parameter]]:
+        """The flat tensor of each parameter, its place there, and the module's own."""
         for flat, group in zip(self.flats, self._replica.program.groups, strict=True):
             for member in group.members:
                 parameter = self._replica.parameter(member.parameter)
-
-                def view(tensor: Tensor, start: int = member.start, shape: torch.Size = parameter.shape) -> Tensor:
-                    return tensor[start : start + shape.numel()].view(shape)
-
-                yield flat, view, parameter
+                yield flat, slice(member.start, member.start + parameter.numel()), parameter
 
 
 def make_optimizer(
