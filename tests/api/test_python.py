@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import sambasim as ss
 from sambasim.errors import DataError, OptionError, WeightsError
 from tests.api.conftest import BATCH, HELD_OUT, LABELS, POINTS, TRAIN, compiled, eager, net, sgd, trained
+from tests.support.compiled import Made
 from tests.support.mpi import ROOT, run_job
 
 
@@ -94,15 +95,6 @@ def test_one_replica_has_the_bits_of_eager_pytorch(folder: Path) -> None:
     assert run.losses == eager(model, optimizer, [(x[order], y[order]) for order in orders])
     weights = run.load_into(net()).state_dict()
     assert all(torch.allclose(weights[name], one, rtol=0, atol=1e-7) for name, one in model.state_dict().items())
-
-
-class Layers(nn.Module):
-    def __init__(self, function: Callable[..., Any], *layers: nn.Module) -> None:
-        super().__init__()
-        self.layers, self.function = nn.ModuleList(layers), function
-
-    def forward(self, *args: Any) -> Any:
-        return self.function(*self.layers, *args)
 
 
 class Labelled(nn.Module):
@@ -188,18 +180,18 @@ class Pair(NamedTuple):
 def test_the_model_gets_its_containers_as_they_are(folder: Path) -> None:
     """Keys of any kind in the order of the example, empty dicts, and named tuples."""
 
-    def ordered(layer: nn.Module, extras: dict[str, Tensor], by_key: dict[Any, Any], pair: Any) -> Tensor:
+    def ordered(net: Any, extras: dict[str, Tensor], by_key: dict[Any, Any], pair: Any) -> Tensor:
         assert extras == {}
         assert isinstance(pair, Pair)
         assert list(by_key) == [2, 10, "a.b"]
-        return layer(torch.cat([*by_key.values(), pair.second], 1))
+        return net.layer(torch.cat([*by_key.values(), pair.second], 1))
 
     def sample(index: int) -> tuple[object, ...]:
         x, y = POINTS[index][:1], POINTS[index][1:]
         order = {2: x, 10: y, "a.b": x + y} if index % 2 == 0 else {"a.b": x + y, 10: y, 2: x}
         return {}, order, Pair(x, y), LABELS[index]
 
-    model, data = Layers(ordered, nn.Linear(4, 2)), Indexed(32, sample)
+    model, data = Made(ordered, layer=nn.Linear(4, 2)), Indexed(32, sample)
     batch = data.batch(32)
     pef = compiled(folder, model, batch, loss="cross_entropy", optimizer="sgd")
     assert torch.allclose(ss.predict(pef, data).outputs[0], model(*batch[:3]), atol=1e-6)
@@ -226,7 +218,8 @@ def test_prediction_needs_no_labels(pef: ss.Pef) -> None:
 
 def test_a_replica_of_several_ranks_trains_and_predicts_in_one_process(folder: Path) -> None:
     """Also where the last stage of a pipeline reads the input too."""
-    skipping = Layers(lambda a, b, x: b(torch.cat([a(x).relu(), x], 1)), nn.Linear(2, 16), nn.Linear(18, 2))
+    parts = {"a": nn.Linear(2, 16), "b": nn.Linear(18, 2)}
+    skipping = Made(lambda net, x: net.b(torch.cat([net.a(x).relu(), x], 1)), **parts)
     for model in (net(), skipping):
         pef = compiled(folder, model, loss="cross_entropy", pipeline_stages=2, micro_batches=2)
         assert torch.allclose(ss.predict(pef, HELD_OUT[0]).outputs[0], model(HELD_OUT[0]), atol=1e-6)
@@ -277,7 +270,8 @@ def test_a_function_as_loss_gets_what_the_model_returns(folder: Path) -> None:
     def loss(result: tuple[Tensor, Tensor], target: Tensor) -> Tensor:
         return (result[0] - target).square().mean() + result[1].square().mean()
 
-    model, x = Layers(lambda code, decode, x: (decode(code(x)), code(x)), nn.Linear(2, 3), nn.Linear(3, 2)), POINTS[:8]
+    layers, x = {"code": nn.Linear(2, 3), "decode": nn.Linear(3, 2)}, POINTS[:8]
+    model = Made(lambda net, x: (net.decode(net.code(x)), net.code(x)), **layers)
     run = ss.run(compiled(folder, model, (x, x), loss=loss), (x, x), steps=1, quiet=True)
     assert run.losses == pytest.approx([loss(model(x), x).item()], rel=1e-6)
 

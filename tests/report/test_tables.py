@@ -5,7 +5,6 @@ import xml.etree.ElementTree as ElementTree
 from itertools import pairwise
 
 import pytest
-from rich.console import Console
 
 from sambasim.records.metrics import (
     CollectivesRecord,
@@ -20,6 +19,7 @@ from sambasim.report.summaries import collectives_plot, collectives_report, step
 from sambasim.report.tables import Table, Tables, csv_text, json_line, table, text_of, text_table
 from sambasim.terminal.output import show
 from sambasim.units import KIB, MIB
+from tests.report.test_inspect_report import printed as drawn
 from tests.support.summaries import summary
 
 PREDICTED = PredictedRecord(
@@ -104,10 +104,7 @@ RECORD = CollectivesRecord(
 
 
 def test_the_table_has_a_line_for_each_path_and_each_bound() -> None:
-    console = Console(width=200)
-    with console.capture() as captured:
-        console.print(collectives_report(RECORD))
-    first, *lines = [" ".join(line.split()) for line in captured.get().splitlines()]
+    first, *lines = [" ".join(line.split()) for line in drawn(collectives_report(RECORD)).splitlines()]
     assert first == "all-reduce, measured: 4 ranks on 2 nodes, 2 threads a rank, MPICH 5.0.2, torch 2.13.0"
     assert {
         "4.0 KiB device 10.0 us 0.41 0.614 2.00 mean, equal bits",
