@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from sambasim.costs.cut import Level
 from sambasim.hardware.spec import load_cluster, load_device
 from sambasim.ir.program import Program
-from sambasim.simulation.advice import LEAST_GAIN, Advice, Change, advise, fetched_outputs, what_fits
+from sambasim.simulation.advice import LEAST_GAIN, Advice, Change, advise, fetched_outputs
 from sambasim.simulation.prediction import Prediction, predict
 from sambasim.simulation.sync import SyncPath
 from tests.simulation.test_laws import compiled
@@ -117,15 +117,3 @@ def test_devices_are_facts_and_not_advice() -> None:
     assert step is not None
     assert step.predicted_s == pytest.approx(whole.alone.predicted_s)
     assert not re.search("SN10|tile", whats(whole)), "an SN40L has no tiles"
-
-
-def test_what_fits_is_what_does_not_fail() -> None:
-    program, device = wide(), load_device("sn30")
-    need = predicted(program, tiles=1).alone.need.size_bytes
-    small = device.model_copy(update={"ddr_capacity_bytes": int(need * 0.9) * 8})
-    fits = what_fits(program, small, 1, "o3", BATCH, 1, None)
-    half = BATCH // 2
-    assert {how: step.batch_size for how, step in fits.items()} == {"--num-tiles 2": BATCH, f"-b {half}": half}
-    assert all(step.need.size_bytes <= step.budget.capacity_bytes for step in fits.values())
-    tiny = device.model_copy(update={"ddr_capacity_bytes": 8})
-    assert what_fits(program, tiny, 1, "o3", BATCH, 1, program) == {}
