@@ -49,11 +49,6 @@ def _hooked(loss: nn.Module) -> nn.Module:
     return loss
 
 
-def _pre_hooked(loss: nn.Module) -> nn.Module:
-    loss.register_forward_pre_hook(lambda module, given: (given[0] * 0.5, given[1]))
-    return loss
-
-
 def _patched(loss: nn.Module) -> nn.Module:
     loss.forward = lambda outputs, target: (outputs - target).abs().mean() * 2
     return loss
@@ -83,12 +78,10 @@ def _perceptual() -> nn.Module:
     ("loss", "y", "name"),
     [
         (_hooked(nn.MSELoss()), NUMBERS, None),
-        (_pre_hooked(nn.MSELoss()), NUMBERS, None),
         (_patched(nn.MSELoss()), NUMBERS, None),
         (Huge(), NUMBERS, None),
         (_parametrized(), NUMBERS, None),
         (_perceptual(), NUMBERS, None),
-        (partial(F.smooth_l1_loss, beta=0.3), NUMBERS, None),
         (nn.HuberLoss(delta=0.2), NUMBERS, "huber"),
         (nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 1.0, 0.5, 3.0])), CLASSES, None),
         (nn.CrossEntropyLoss(label_smoothing=0.1, ignore_index=2), CLASSES, "cross_entropy"),

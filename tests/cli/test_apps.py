@@ -4,7 +4,7 @@ scripts that end early: the report, and the exit code."""
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -28,13 +28,19 @@ class Started(Exception):
 
 
 @pytest.fixture(autouse=True)
-def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+def new_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without any earlier check, and nothing starts."""
+
     def start(file: str, argv: Sequence[str], environ: Mapping[str, str]) -> None:
         raise Started(argv, environ)
 
     monkeypatch.setattr(os, "execvpe", start)
     monkeypatch.setattr(apps, "mpirun_here", lambda: MPIRUN)
     monkeypatch.delenv("SLURM_NTASKS", raising=False)
+    process.reset()
+    monkeypatch.setattr(sys, "argv", list(sys.argv))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
 
 
 def _started(*words: str, stdin: str | None = None) -> tuple[Started, str]:
@@ -143,17 +149,6 @@ def test_a_wrong_line_is_an_error(line: str, message: str) -> None:
 FOUND = "from sambasim.samba.process import Finding, report\nreport(Finding('DP06', 'so', None, 'do'))\n"
 STEP = "from sambasim.samba.checks import job; job.current_check().steps += 1\n"
 DRAWN = "def draw():\n    while True:\n        yield next(iter(()))\nnext(draw())\n"
-
-
-@pytest.fixture(autouse=True)
-def _process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A process without any earlier check."""
-    process.reset()
-    monkeypatch.setattr(sys, "argv", list(sys.argv))
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    main = sys.modules["__main__"]
-    yield
-    sys.modules["__main__"] = main
 
 
 def _check(folder: Path, script: str, *flags: str) -> Result:

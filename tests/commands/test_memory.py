@@ -102,15 +102,11 @@ def test_an_emitted_config_has_the_inferred_data_and_compiles_and_runs(tmp_path:
     assert found.data.source == "synthetic"
     assert found.data.inputs == {"input_ids": "int64[8] < 64", "labels": "int64[] < 2"}
     assert found.data.samples is None
+    many = options.model_copy(update=changes_of(Strategy(4, samples=128, passes=4), options))
+    assert many.data.samples == 2048, "enough for one step"
     assert found.model.args["pad_token_id"] == 0, "the model reads it, and its config has none"
     compile_from_options(found)
     assert "weights_sha256" in printed("run", "--pef", str(found.pef_path), "--set", "training.steps=1")
-
-
-def test_emitted_samples_are_enough_for_one_step() -> None:
-    options = options_of("transformers:LlamaForCausalLM", (*TINY, "max_position_embeddings=64"))
-    changes = changes_of(Strategy(4, samples=128, passes=4), options)
-    assert options.model_copy(update=changes).data.samples == 2048
 
 
 @pytest.mark.parametrize(

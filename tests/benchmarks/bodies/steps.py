@@ -1,13 +1,12 @@
 """Train one workload in one way, on all ranks; print the seconds of each step, and of checkpoints.
 
 All ways deal out the same data set by a DistributedSampler, one thread a rank. DDP reads it through a DataLoader, and
-runs on gloo with torch.optim's defaults, or compiled by torch.compile with the fused optimizer; one rank has no DDP
-around its model. Forward and backward alone sync nothing and update nothing. A line of JSON, from rank 0:
-`{"steps_s": [...], "checkpoints_s": [...]}`.
+runs on gloo with torch.optim's defaults, or compiled by torch.compile with the fused optimizer; one rank has no DDP. A
+line of JSON, from rank 0: `{"steps_s": [...], "checkpoints_s": [...]}`.
 
     steps.py FOLDER WORKLOAD WAY STEPS EVERY      FOLDER holds WORKLOAD/WORKLOAD.pef
 
-Ways of `workloads.Way`, and with or without what keeps a run safe:
+Ways of `workloads.Way`; and, with or without what keeps a run safe:
 
     bare           no supervision, and no loss is checked
     watched        as `sambasim run` does it: the status file, the watchdog, the loss of each step
