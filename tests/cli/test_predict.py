@@ -108,8 +108,9 @@ def test_a_device_of_ones_own_is_read(simulate: Simulate, own_device: Callable[.
 
 
 def test_a_model_that_does_not_fit_is_refused(simulate: Simulate, own_device: Callable[..., list[str]]) -> None:
-    with pytest.raises(MachineError, match=r"of DDR, and Mine has 64\.0 KiB"):
+    with pytest.raises(MachineError, match=r"of DDR, and Mine has 64\.0 KiB") as error:
         simulate(*own_device("68719476736", "65536"))
+    assert "(predicted)" not in str(error.value), "nothing fits"
 
 
 @pytest.mark.parametrize(
@@ -192,6 +193,7 @@ class Net(nn.Sequential):
     assert [line.partition(":")[0] for line in fits] == ["--num-tiles 2", "-b 1024"], fits
     assert all(" samples/s (predicted), " in line for line in fits)
     assert printed(*asked, "-b", "1024")
+    assert printed(*asked, "-b", "2048", "--num-tiles", "2")
 
 
 @whole

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 import sambasim as ss
 from sambasim.quickstart.digits import DigitsClassifier, digits
-from sambasim.records.metrics import InferenceRecord, SummaryRecord
+from sambasim.records.metrics import BytesRecord, InferenceRecord, read_run
 from tests.faults.command import sambasim
 from tests.support.mpi import ROOT, SAMBASIM, run_job, run_mpi
 from tests.support.whole import whole
@@ -27,25 +27,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert "mpirun -np 2 sambasim run --reduce-on-rdu --pef out/digits/digits.pef" in compiled.stdout
     assert [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()] == ["out/digits/digits.pef"]
     return folder
-
-
-@whole
-def test_four_replicas_train_the_quick_start(folder: Path) -> None:
-    command = [*SAMBASIM, "run", "--reduce-on-rdu", "--pef", "out/digits/digits.pef", "--epochs", "2"]
-    result = run_mpi(4, [*command, "--metrics", "m.jsonl"], cwd=folder, timeout=120).check()
-    assert "batch 32 × 4 replicas = global batch 128; 11 steps per epoch; sync: device" in result.stdout
-    assert "each epoch leaves out 29 of 1437 samples" in result.stdout
-    assert result.stdout.count("weights_sha256") == 1, "only rank 0 prints"
-    lines = [json.loads(line) for line in (folder / "m.jsonl").read_text().splitlines()]
-    steps = [line for line in lines if line["kind"] == "step"]
-    assert [step["step"] for step in steps] == list(range(1, 23))
-    assert {"epoch", "loss", "step_s", "sync_s", "samples_per_s"} <= set(steps[0])
-    assert steps[-1]["loss"] < steps[0]["loss"]
-    summary = SummaryRecord.model_validate(lines[-1])
-    assert (summary.world_size, summary.steps, summary.sync) == (4, 22, "device")
-    group_bytes = 4 * (28928 + 512)  # the quick start's two groups
-    assert summary.bytes.peer == summary.steps * (4 - 1) * group_bytes, "each owner reads its slice of three peers"
-    assert summary.bytes.device_to_host == summary.bytes.host_to_device == summary.bytes.network == 0
 
 
 def test_weights_are_saved_loaded_and_predicted_with(folder: Path) -> None:
@@ -132,10 +113,18 @@ def samples():
     return digits()
 """)
     command = [*SAMBASIM, "run", "--pef", "digits", "--data", "ranked.py:samples", "--steps", "1", "--no-evaluate"]
+    command += ["--reduce-on-rdu", "--metrics", "m.jsonl"]
     result = run_mpi(3, command, cwd=folder, env={"PYTHONUNBUFFERED": "1"}).check()
     lines = result.stdout.splitlines()
     assert lines.count("sum 6.0 of 3") == 3
     assert [lines.count(f"one line of many words {line}") for line in range(200)] == [3] * 200
+    assert "batch 32 × 3 replicas = global batch 96; 14 steps per epoch; sync: device" in result.stdout
+    assert result.stdout.count("weights_sha256") == 1, "only rank 0 prints"
+    summary = read_run(folder / "m.jsonl").summary
+    assert summary is not None
+    assert (summary.world_size, summary.steps, summary.sync) == (3, 1, "device")
+    peer = (3 - 1) * 4 * (28928 + 512)  # each owner of a slice of the quick start's two groups reads it from two peers
+    assert summary.bytes == BytesRecord(device_to_host=0, host_to_device=0, peer=peer, network=0)
 
 
 @whole
@@ -143,9 +132,8 @@ def test_the_package_builds_as_a_wheel_and_works_from_it(tmp_path: Path) -> None
     build = [sys.executable, "-m", "pip", "wheel", str(ROOT), "--no-deps", "--no-build-isolation", "-w", str(tmp_path)]
     run_job([*build, "--quiet"], timeout=120).check()
     (wheel,) = tmp_path.glob("sambasim-*.whl")
-    environ = {"PYTHONPATH": str(wheel), "PYTHONSAFEPATH": "1"}
     run_job([sys.executable, "-m", "zipfile", "-e", str(wheel), str(tmp_path / "site")]).check()
-    environ["PYTHONPATH"] = str(tmp_path / "site") + os.pathsep
+    environ = {"PYTHONPATH": str(tmp_path / "site") + os.pathsep, "PYTHONSAFEPATH": "1"}
     compiled = run_job([*SAMBASIM, "compile", "--data-parallel", "-ws", "2"], cwd=tmp_path, env=environ).check()
     assert "Compilation succeeded" in compiled.stdout
     run_job(
@@ -154,13 +142,9 @@ def test_the_package_builds_as_a_wheel_and_works_from_it(tmp_path: Path) -> None
 
 
 @pytest.mark.usefixtures("fresh")  # the last one: from here on, processes start anew
-def test_host_sync_counts_its_copies_and_every_rank_has_a_log(folder: Path) -> None:
-    command = [*SAMBASIM, "run", "--pef", "digits", "--steps", "2", "--no-evaluate", "--json", "--log-dir", "logs"]
-    summary = run_mpi(2, command, cwd=folder).summary
-    group_bytes = 4 * (28928 + 512)  # the quick start's two groups
-    assert summary.bytes.device_to_host == summary.steps * (2 + 1) * group_bytes
-    assert summary.bytes.host_to_device == summary.bytes.network == summary.steps * 2 * group_bytes
-    assert summary.bytes.peer == 0
+def test_every_rank_has_a_log(folder: Path) -> None:
+    run = [*SAMBASIM, "run", "--pef", "digits", "--steps", "2", "--no-evaluate", "--log-dir", "logs"]
+    run_mpi(2, run, cwd=folder).check()
     logs = sorted((folder / "logs").iterdir())
     assert [log.name for log in logs] == ["rank0.log", "rank1.log"]
     assert all("step 2 epoch 1 loss" in log.read_text() for log in logs)

@@ -33,17 +33,13 @@ EXPECTED: Mapping[str, Mapping[str, object]] = {
         "schedule.momentum": (0.85, 0.99),
     },
     "LRRangeTest": {
-        "batch_size": 8, "name": "sgd", "lr": 0.0001, "momentum": 0.9, "dampening": 0.0, "nesterov": False,
-        "weight_decay": 0.0, "betas": None, "eps": None, "schedule.name": "range_test", "schedule.warmup_steps": 0,
+        "batch_size": 8, "name": "sgd", "lr": 0.0001, "momentum": 0.9, "dampening": 0.0, "nesterov": True,
+        "weight_decay": 5e-4, "betas": None, "eps": None, "schedule.name": "range_test", "schedule.warmup_steps": 0,
         "schedule.step_size": 200, "schedule.rate": 1.0, "schedule.staircase": True,
     },
     "instruction tuning, ZeRO-3 with offload": {
         "batch_size": 4, "accumulation_steps": 4, "zero": 3, "dtype": "bf16", "master_weights": True, "lr": 2e-5,
         "weight_decay": 0.0, "max_grad_norm": 1.0, "schedule.name": "warmup_decay", "schedule.warmup_steps": 30,
-    },
-    "SGD": {
-        "batch_size": 16, "name": "sgd", "lr": 0.05, "momentum": 0.9, "dampening": 0.0, "nesterov": True,
-        "weight_decay": 5e-4, "betas": None, "eps": None,
     },
     "offload as it was": {
         "batch_size": 8, "lr": 1e-4, "weight_decay": 0.0, "dtype": "fp16", "zero": 2, "loss_scale.dynamic": False,
@@ -58,15 +54,12 @@ EXPECTED: Mapping[str, Mapping[str, object]] = {
         "schedule.final_factor": 0.05, "schedule.warmup_curve": "linear", "zero": 0,
     },
     "ZeRO-Infinity": {
-        "batch_size": 8, "lr": 1e-5, "dtype": "fp16", "zero": 3, "loss_scale.hysteresis": 4,
-        "loss_scale.consecutive": True,
+        "batch_size": 8, "name": "lion", "lr": 0.001, "betas": (0.95, 0.98), "eps": None, "weight_decay": 0.0,
+        "dtype": "fp16", "zero": 3, "loss_scale.hysteresis": 4, "loss_scale.consecutive": True,
+        "schedule.name": "warmup", "schedule.warmup_steps": 20, "schedule.warmup_curve": "linear",
     },
     "switched off": {"batch_size": 8, "lr": 0.001, "weight_decay": 0.0, "zero": 0},
     "a name with a mistake": {"batch_size": 8, "lr": 0.001, "weight_decay": 0.0},
-    "Lion": {
-        "batch_size": 8, "name": "lion", "lr": 0.001, "betas": (0.95, 0.98), "eps": None, "weight_decay": 0.0,
-        "schedule.name": "warmup", "schedule.warmup_steps": 20, "schedule.warmup_curve": "linear",
-    },
 }  # fmt: skip
 _IMPLIED = {"schedule.warmup_curve": "log", "schedule.start_factor": 0.0}
 """What every schedule with a warm-up has, unless a row says otherwise."""

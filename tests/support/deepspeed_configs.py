@@ -44,8 +44,9 @@ CONFIGS: dict[str, str] = {
         "cycle_min_mom": 0.85, "cycle_max_mom": 0.99, "decay_mom_rate": 0.0}}
     }""",
     "LRRangeTest": """{
-        "train_batch_size": 16, "optimizer": {"type": "SGD", "params": {"lr": 0.1, "momentum": 0.9}}, "scheduler":
-        {"type": "LRRangeTest", "params": {"lr_range_test_min_lr": 0.0001, "lr_range_test_step_size": 200,
+        "train_batch_size": 16, "zero_allow_untested_optimizer": true, "zero_optimization": true, "optimizer": {"type":
+        "SGD", "params": {"lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4, "nesterov": true}}, "scheduler": {"type":
+        "LRRangeTest", "params": {"lr_range_test_min_lr": 0.0001, "lr_range_test_step_size": 200,
         "lr_range_test_staircase": true}}
     }""",
     "instruction tuning, ZeRO-3 with offload": """{
@@ -57,10 +58,6 @@ CONFIGS: dict[str, str] = {
         "auto", "stage3_max_live_parameters": 1e9, "stage3_max_reuse_distance": 1e9,
         "stage3_gather_16bit_weights_on_model_save": true}, "gradient_accumulation_steps": 4,
         "train_micro_batch_size_per_gpu": 4, "gradient_clipping": 1.0
-    }""",
-    "SGD": """{
-        "train_batch_size": 32, "zero_allow_untested_optimizer": true, "optimizer": {"type": "SGD", "params": {"lr":
-        0.05, "momentum": 0.9, "weight_decay": 5e-4, "nesterov": true}}, "zero_optimization": true
     }""",
     "offload as it was": """{
         "train_micro_batch_size_per_gpu": 8, "gradient_accumulation_steps": 1, "steps_per_print": 100, "optimizer":
@@ -98,9 +95,10 @@ CONFIGS: dict[str, str] = {
         "zero_optimization": {"elastic_checkpoint": true, "round_robin_gradients": true}
     }""",
     "ZeRO-Infinity": """{
-        "train_batch_size": 16, "optimizer": {"type": "AdamW", "params": {"lr": 1e-5, "weight_decay": 0.01}}, "fp16":
+        "train_batch_size": 16, "optimizer": {"type": "Lion", "params": {"lr": 1e-4, "betas": [0.95, 0.98]}}, "fp16":
         {"enabled": true, "auto_cast": false, "consecutive_hysteresis": true, "hysteresis": 4}, "aio": {"block_size":
-        262144, "thread_count": 1, "single_submit": false}, "zero_optimization": {"stage": 3, "offload_optimizer":
+        262144, "thread_count": 1, "single_submit": false}, "scheduler": {"type": "WarmupLR", "params":
+        {"warmup_num_steps": 20, "warmup_type": "linear"}}, "zero_optimization": {"stage": 3, "offload_optimizer":
         {"device": "nvme", "nvme_path": "/local", "buffer_count": 4}, "offload_param": {"device": "nvme", "buffer_size":
         1e8}}
     }""",
@@ -114,10 +112,6 @@ CONFIGS: dict[str, str] = {
     "a name with a mistake": """{
         "train_batch_size": 16, "gradient_cliping": 1.0, "zero_optimization": {"stage": 1, "overlap_com": true},
         "optimizer": {"type": "adamw", "params": {"lr": 0.001}}
-    }""",
-    "Lion": """{
-        "train_batch_size": 16, "optimizer": {"type": "Lion", "params": {"lr": 1e-4, "betas": [0.95, 0.98]}},
-        "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 20, "warmup_type": "linear"}}
     }""",
 }
 
