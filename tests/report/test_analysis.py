@@ -129,8 +129,6 @@ def test_runs_are_the_sections_in_order(keys: str) -> None:
 @pytest.mark.parametrize(
     ("keys", "runs"),
     [
-        ("", []),
-        ("abc", [(0, 1, 1), (1, 1, 1), (2, 1, 1)]),
         ("xababaz", [(0, 1, 1), (1, 2, 2), (5, 1, 1), (6, 1, 1)]),
         ("aabaabaab", [(0, 3, 3)]),
         ("aaaa", [(0, 1, 4)]),

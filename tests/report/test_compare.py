@@ -70,7 +70,6 @@ def test_what_is_shown_of_runs_that_part(tmp_path: Path, request: pytest.Fixture
 @pytest.mark.parametrize(
     ("fact", "told"),
     [
-        ({"threads": 2}, "threads 1 and 2"),
         ({"cpu": "x86_64 AVX512"}, "CPU x86_64 AVX2 and x86_64 AVX512"),
         ({"exempt_from_exactness": ("--host-sync gloo: a ring",)}, "exempt --host-sync gloo: a ring in B alone"),
         ({"world_size": 4}, "world size 2 and 4"),
