@@ -21,7 +21,7 @@ from sambasim.compiler.capture.step import Example
 from sambasim.errors import CaptureError, ModelError, OptionError
 from sambasim.pef import map_weights, read, write
 from tests.cli.typed import invoked, printed, record, refused
-from tests.commands.proving import CLASSES, FEATURES, Net, Quarter, checked, inputs, options, proved
+from tests.commands.proving import CLASSES, FEATURES, Net, Quarter, checked, halved, inputs, options, proved
 from tests.support.compiled import Made
 
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -99,10 +99,6 @@ def mixed(net: Any, x: Tensor, target: Tensor) -> Tensor:
 def test_what_a_model_does_in_16_bits_is_what_its_pef_does(tmp_path: Path) -> None:
     model = Made(mixed, first=nn.Linear(FEATURES, 16), last=nn.Linear(16, CLASSES))
     assert checked(tmp_path, model, given=inputs(), dtype="bf16", loss=None).rounded == 0
-
-
-def squared(result: Tensor, target: Tensor) -> Tensor:
-    return (result.softmax(1) - functional.one_hot(target, CLASSES)).square().sum(1).mean()
 
 
 def test_an_evaluation_graph_alone_is_equal(tmp_path: Path) -> None:
@@ -201,7 +197,7 @@ def test_verify_refuses_what_it_cannot_compare(pef: Path, tmp_path: Path) -> Non
         error = refused("verify", str(pef), "--against", malformed, kind=OptionError)
         assert error.where == f"--against {malformed}"
     example = tuple(inputs().values())
-    live = ss.compile(Net(), example, loss=squared, name="live", quiet=True, check=0, output_folder=tmp_path)
+    live = ss.compile(Net(), example, loss=halved, name="live", quiet=True, check=0, output_folder=tmp_path)
     refused("verify", str(live.path), "--against", NET, kind=OptionError)
 
 
