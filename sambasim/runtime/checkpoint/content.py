@@ -64,8 +64,7 @@ class ProgressModel(_Model):
 
 
 class RunModel(_Model):
-    """What decides the bits of a run besides its options. `chips` share the batch of a replica; `samples`: of the
-    training data."""
+    """What decides the bits of a run besides options. `chips` share the batch of a replica; `samples`: of the data."""
 
     replicas: Annotated[int, Field(ge=1, le=_MOST_RANKS)]
     chips: Annotated[int, Field(ge=1, le=_MOST_RANKS)]
@@ -194,7 +193,7 @@ def describe(setup: Setup, samples: int) -> Manifest:
             engine=setup.options.engine,
             gradient_sync="gloo" if setup.host_sync == "gloo" and setup.shards > 1 else EXACT_SYNC,
             torch=torch.__version__,
-            cpu=setup.instructions,
+            cpu=torch.backends.cpu.get_cpu_capability(),
         ),
         options={**setup.option_tables, "on_nonfinite": setup.options.on_nonfinite},
         tensors={

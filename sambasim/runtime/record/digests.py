@@ -55,8 +55,7 @@ UNWRITTEN: Mapping[str, int] = {
 
 
 class Seen(NamedTuple):
-    """A tensor to record, and the section that computes it. `value` is its name in the graph, for a value in a
-    register; None for a tensor in device memory."""
+    """A tensor to record, and its section. `value` is its name in the graph; None for one in device memory."""
 
     what: What
     name: str
@@ -118,7 +117,7 @@ def _run_of(setup: Setup, team: Team, plan: Plan, asked: range) -> RecordedRun:
         threads=setup.threads,
         engine=team.engine.name,
         torch=torch.__version__,
-        cpu=f"{platform.machine()} {setup.instructions}",
+        cpu=f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
         exempt_from_exactness=tuple(exempt(setup, team)),
         world_size=setup.replicas,
         emulated=setup.is_emulation,

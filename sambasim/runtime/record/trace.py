@@ -49,7 +49,6 @@ class RunTrace(StepRecorder):
         self._sync = team.transport.title
         graph = setup.program.training
         self._in_pass = len(pass_and_update(graph)[0]) if graph else 0
-        self._replicas = {replica.rank for replica in team.replicas if replica.works}
         self._spans: dict[int, list[TraceSpan]] = {}  # by replica
         self._left, self._left_out = MOST_SPANS, 0
         self._step = self._began_ns = 0
@@ -119,7 +118,7 @@ class RunTrace(StepRecorder):
         who = f"rank {number} ({mesh.place(number)})" if several else f"replica {number}"
         if self._setup.is_emulation:
             return f"{who} as {locations[number]}, emulated by one process on {host}, measured"
-        if number in self._replicas:
+        if self._setup.works:
             return f"{who} as {locations[number]}, host {host}, measured"
         return f"parameter server, rank {number}, host {host}, measured"
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-import torch
 from pydantic import JsonValue
 
 from sambasim.data.datasets import Source
@@ -95,10 +94,6 @@ class Setup:
         """The resolved options of data, loss, optimizer and training."""
         tables = {name: getattr(self.resolved, name) for name in ("data", "loss", "optimizer", "training")}
         return {name: table and table.model_dump(mode="json") for name, table in tables.items()}
-
-    @property
-    def instructions(self) -> str:
-        return torch.backends.cpu.get_cpu_capability()
 
 
 def set_up(path: Path, options: RunOptions, communicator: Communicator) -> Setup:

@@ -112,8 +112,7 @@ def mean_of(tensors: Sequence[Tensor]) -> Tensor:
 
 
 Fusions: TypeAlias = Mapping[tuple[str, ...], Callable[[Optimizers], Communication]]
-"""By the operators of adjacent update nodes, with `opt` for any optimizer: what makes the communication that executes
-them together."""
+"""By operators of adjacent update nodes (`opt`: any optimizer), what makes the communication that executes them."""
 
 
 Slices: TypeAlias = Mapping[str, Sequence[Slice]]  # by parameter group, the slice of each rank
@@ -148,7 +147,7 @@ class GradientSync(ABC):
 
     def saved(self, group: ParameterGroup) -> Slice:
         """The slice of `group` that this process writes into a checkpoint: all together write each part once."""
-        return self.summed(group)
+        return self.summed(group) if self.replicated else self.current(group)
 
     @abstractmethod
     def reduce_scatter(self, groups: Sequence[ParameterGroup]) -> Communication | None:

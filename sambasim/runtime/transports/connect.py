@@ -134,7 +134,9 @@ def connect(
     if mesh is None:
         (memory,), (sync,) = memories, syncs
         mesh, by_messages = mesh_of(memory.program.mesh, sync.replicas), partial(MessageGroup, communicator)
-        return [Transport(memory, sync, mesh, sync.replica, by_messages, _end_of(sync), sync.title)]
+        return [
+            Transport(memory, sync, mesh, sync.replica, by_messages, Simple(lambda: sync.end_of_step()), sync.title)
+        ]
     if len(syncs) == 1:
         return [_by_messages(memories[0], syncs[0], mesh, communicator)]
     # All ranks of one replica take turns in this process. They yield only to each other, and every process resumes its
@@ -165,7 +167,7 @@ def _in_hub(
 ) -> Transport:
     """One of `ranks`, which all run in this process, connected by `hub`. A step ends along dp, and then for `ranks`;
     the rank that gives the loss has received those of all replicas along dp."""
-    end: Communication[Shared] = _end_of(sync)
+    end: Communication[Shared] = Simple(lambda: sync.end_of_step())  # the method as it is then: it may report a span
 
     def own(_: object) -> Shared:
         shared = sync.end_of_step()
@@ -204,10 +206,6 @@ def _by_messages(memory: DeviceMemory, sync: GradientSync, mesh: Mesh, communica
         return gather_losses(losses if mesh.gives_loss(rank) else (), request)
 
     return Transport(memory, sync, mesh, rank, connection, Simple(end_step), _title(title, sync))
-
-
-def _end_of(sync: GradientSync) -> Communication[Shared]:
-    return Simple(lambda: sync.end_of_step())  # the method as it is then: it may report a span
 
 
 def _title(title: str, sync: GradientSync) -> str:

@@ -48,8 +48,7 @@ def roles_of(world_size: int, dedicated: int) -> Roles:
 
 @final
 class Host(GradientSync):
-    """Device to host, an exchange between hosts by MPI, host to device. `through_gloo`: by the default process group of
-    the ranks, which all update everything."""
+    """Device to host, an exchange by MPI, host to device. `through_gloo`: by gloo, and all ranks update everything."""
 
     def __init__(self, places: Places, *, replicated: bool = False, through_gloo: bool = False) -> None:
         group = MessageGroup(places.communicator)  # also of servers: they update slices, so the norm is theirs too

@@ -156,8 +156,6 @@ class InProcess(GradientSync):
     def current(self, group: ParameterGroup) -> Slice:
         return (0, group.numel)
 
-    saved = current
-
     def reduce_scatter(self, groups: Sequence[ParameterGroup]) -> Communication | None:
         sums = []
         for group in groups:

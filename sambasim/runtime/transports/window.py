@@ -54,9 +54,8 @@ def is_small(program: Program, communicator: Communicator) -> bool:
 
 
 def allocate_devices(program: Program, communicator: Communicator) -> Mapping[int, DeviceMemory]:
-    """Collective. The device memory of every rank of the node, by rank, in one shared window. Parameters are in that of
-    the first rank only; where gradients are small, each rank has its own, because it updates them all itself. Raises
-    MachineError if the node lacks shared memory."""
+    """Collective. The device memories of the node, by rank, in one shared window. Parameters are in that of the first
+    rank only; where gradients are small, each rank updates its own. Raises MachineError if shared memory is short."""
     small = is_small(program, communicator)
     window = communicator.allocate_shared(program.device_bytes, None if small else _used_ranges(program, communicator))
     shared = None if small else window.parts[0]
