@@ -127,8 +127,7 @@ class TrainingJob:
         return summary
 
     def _claim(self) -> BinaryIO | None:
-        """Collective. Lock the folder of checkpoints, before any rank reads it. Returns the lock on rank 0. Raises
-        OptionError."""
+        """Collective. Lock the folder of checkpoints before ranks read it; rank 0 gets the lock. Raises OptionError."""
         options = self._setup.options.checkpoint
         if options.dir is None:
             return None
@@ -206,15 +205,13 @@ class TrainingJob:
                 stop_if(trainer.requested)
                 if position.step < last:
                     save_if_due()
-            is_whole = position.step == steps.end_of(epoch)
+            if is_whole := position.step == steps.end_of(epoch):  # an evaluation of that is not repeated on resume
+                position = Position(position.step, epoch + 1)
             if evaluator is not None:
                 evaluation, requested = self._evaluate(evaluator, sources, totals.steps, epoch, team)
                 self._observer.evaluated(evaluation)
-                if is_whole:  # that evaluation is not repeated on resume
-                    position = Position(position.step, epoch + 1)
                 stop_if(requested)
             if is_whole:
-                position = Position(position.step, epoch + 1)
                 save_if_due()
         # Of skipped steps whose loss was finite, a dynamic scale may be on its way down.
         if totals.loss_scale is None or not scaling.dynamic or self._losses.is_skipping:

@@ -114,11 +114,8 @@ def _job(work: Work, ranks: int) -> Rates:
 
 
 def _least_s(action: Callable[[], object]) -> float:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    least_s = min(timeit.repeat(action, number=1, repeat=9))
-    torch.set_num_threads(threads)
-    return least_s
+    with process.repeatable(threads=1):
+        return min(timeit.repeat(action, number=1, repeat=9))
 
 
 _LEAST_STEPS, _MOST_STEPS, _ENOUGH_S = 4, 20, 1.5
