@@ -89,8 +89,7 @@ class Evaluator:
         return total
 
     def infer(self, dataset: WatchedDataset, rank: int, world_size: int) -> Iterator[tuple[Sums, list[Tensor]]]:
-        """For each batch of `rank`: its sums, and the model's outputs without padding. Outputs whose first axis is not
-        the batch are left out."""
+        """For each batch, its sums, and the outputs of which it is the first axis, without padding."""
         size = self._program.batch_size
         for batch, count in self._batches(dataset, rank, world_size):
             outputs = self._run(batch, self._program.evaluation)

@@ -222,8 +222,7 @@ def _check_equal(setup: Setup, team: Team, own_sha256: str | None) -> None:
 
 
 def _whole_tensors(setup: Setup, team: Team) -> Callable[[str], Tensor]:
-    """A collective function: on rank 0, the tensor of a symbol in replica 0, whole whoever holds its slices and parts;
-    an empty one on other ranks."""
+    """A collective function: on rank 0, the whole tensor of a symbol in replica 0; an empty one on other ranks."""
     nothing, pipelined = torch.empty(0), setup.program.schedule is not None
     sliced = dict(setup.program.optimizer_states)
     if team.keeps_slices:

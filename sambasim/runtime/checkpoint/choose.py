@@ -246,8 +246,7 @@ def choose(resume: str, checkpoint_dir: Path | None, communicator: Communicator)
 
 
 def settle(asked: CheckpointOptions, communicator: Communicator) -> tuple[CheckpointOptions, list[str]]:
-    """Collective. `asked`, with AUTO or None instead of IF_ANY, and a notice if it is None. Rank 0 decides; a damaged
-    checkpoint counts as one."""
+    """Collective. `asked` with AUTO or None for IF_ANY, and a notice if None. Rank 0 decides; damaged ones count."""
     if asked.resume != IF_ANY or asked.dir is None:
         return asked, []
     found, fault = False, None
@@ -367,9 +366,8 @@ def find(setup: Setup, samples: int) -> Resumption | None:
 
 
 def restore(setup: Setup, team: Team, checkpoint: Checkpoint) -> None:
-    """Collective. Make `checkpoint` the state of `team`: the parameters in each memory, and the optimizer states of the
-    slices that a rank updates. Additional replicas get the buffers of replica 0, additional chips those of the
-    first."""
+    """Collective. Make `checkpoint` the state of `team`: parameters in each memory, optimizer states of the slices that
+    a rank updates. Additional replicas get the buffers of replica 0, additional chips those of the first."""
     program, run = setup.program, checkpoint.manifest.run
 
     def read(symbol: Symbol, memory: DeviceMemory, rank: int, prefix: str = "") -> None:

@@ -84,8 +84,7 @@ class Code:
     _instructions: Sequence[Instruction | None]  # by line
 
     def run(self, registers: Registers, ended: Ended | None, held: Callable[[], Held] = list) -> Iterable[None]:
-        """Run it: at once, or if it `yields` to other ranks of this process, while the result is iterated over. `held`:
-        for errors."""
+        """Run it: at once, or if it `yields`, while the result is iterated over. `held`: for errors."""
         if self.yields:
             return self._run_waiting(registers, ended, held)
         try:

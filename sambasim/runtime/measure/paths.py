@@ -135,9 +135,8 @@ class Setting(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """A measured path: `run` is timed; then `parts` of the result (each with its first element) must be what the
-    operands say under the name `expects`. `overwritten`: a result apart from the operand; `wrong_result`: the error for
-    a wrong one."""
+    """A measured path: `run` is timed; then `parts` of the result, by their first elements, must be what the operands
+    call `expects`. `overwritten`: a result apart from the operand; `wrong_result`: the error for a wrong one."""
 
     operand: Tensor
     run: Callable[[], object]
@@ -237,8 +236,7 @@ def private_buffers(numel: int) -> tuple[Tensor, Tensor]:
 
 
 def check_host_memory(communicator: Communicator, size_bytes: int, paths: Collection[str]) -> None:
-    """Collective. Raises MachineError, the same on every rank, if a node lacks the memory to measure this size. Only
-    buffers of this size count (estimate)."""
+    """Collective. Raises MachineError, the same on all ranks, if a node lacks memory for such buffers (estimate)."""
     chosen = set(paths)
     buffers = 2  # operand and result: those of the copy bound, of MPI and of gloo
     if "device" in chosen:

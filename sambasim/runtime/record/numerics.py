@@ -103,8 +103,7 @@ class Probe:
             raise self._error(next(iter(bad.values())), self._first(bad))
 
     def check(self, node: Node, name: str, value: Tensor, operands: Iterable[object]) -> None:
-        """Count what is not finite in `value`, the result `name` of `node`. If its operands do not explain that, it is
-        an origin."""
+        """Count what is not finite in `value`, result `name` of `node`: an origin unless operands explain that."""
         made = self._seen[name] = count(value)
         if made.kind == _FINITE:
             return

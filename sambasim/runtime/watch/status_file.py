@@ -131,8 +131,7 @@ class StatusFile:
 
     @classmethod
     def create(cls, folders: Sequence[Path], name: str, local_size: int) -> Self:
-        """A new file in the first of `folders` that can be written, in place of those of runs that were killed. Raises
-        MachineError."""
+        """A new file in the first of `folders` that can be written; those of killed runs go. Raises MachineError."""
         reasons = []
         for folder in folders:
             path = folder / name

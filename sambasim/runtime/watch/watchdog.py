@@ -234,8 +234,7 @@ class OtherNodes:
 
 @dataclass(eq=False)
 class Watchdog:
-    """Observes the node from `start` until `stop`. `others`: None on a single node; `end_job` is called in its thread,
-    and does not return."""
+    """Observes the node from `start` to `stop`. `others`: None on one node; `end_job`, in its thread, never returns."""
 
     file: StatusFile
     started: Sequence[bytes | None]
