@@ -12,12 +12,9 @@ LIGHT = "cli.main collectives errors hardware ir options pef records units"
 
 
 def heavy_after(statements: str) -> list[str]:
-    body = (
-        f"import sys\n{statements}\nprint(*sorted({{'torch', 'torch._dynamo', 'mpi4py', 'numpy'}} & set(sys.modules)))"
-    )
-    result = subprocess.run(
-        [sys.executable, "-c", body], capture_output=True, text=True, cwd=ROOT, timeout=60, check=True
-    )
+    shown = "print(*sorted({'torch', 'torch._dynamo', 'mpi4py', 'numpy'} & set(sys.modules)))"
+    command = [sys.executable, "-c", f"import sys\n{statements}\n{shown}"]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60, check=True)
     return result.stdout.splitlines()[-1].split()
 
 

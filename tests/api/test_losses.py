@@ -144,7 +144,6 @@ def test_a_loss_with_a_state_is_refused_and_trains_as_a_submodule(
 
 
 Parts = make_dataclass("Parts", ["kl", "loss"])
-Unnamed = make_dataclass("Unnamed", ["kl", "rest"])
 NamedParts = namedtuple("NamedParts", "kl loss")
 
 
@@ -177,10 +176,8 @@ def test_the_field_called_loss_is_trained(returned: Callable[..., object], folde
 @pytest.mark.parametrize(
     ("returned", "named"),
     [
-        (lambda kl, loss, outputs: Unnamed(kl, loss), "kl, rest"),
         (lambda kl, loss, outputs: {"kl": kl, "rest": loss}, "kl, rest"),
         (lambda kl, loss, outputs: {"outputs": outputs, "parts": {"a": kl, "b": loss}}, "parts.a, parts.b"),
-        (lambda kl, loss, outputs: (kl, loss), "output 0, output 1"),
         (lambda kl, loss, outputs: [kl, outputs, loss], "output 0, output 2"),
         (lambda kl, loss, outputs: (kl, (outputs, loss)), "output 0, output 1.1"),
     ],

@@ -79,7 +79,6 @@ def test_a_scheduler_is_refused_with_the_schedule_that_has_its_rates(make: Makes
     [
         lambda o: lr_scheduler.OneCycleLR(o, 1.0, total_steps=STEPS),
         lambda o: lr_scheduler.MultiStepLR(o, [3, 5], 0.5),
-        lambda o: lr_scheduler.MultiStepLR(o, [600], 0.5),
         lambda o: lr_scheduler.ConstantLR(o, 0.5, total_iters=5),
         lambda o: lr_scheduler.LambdaLR(o, lambda step: 1.0 if step < 900 else 0.1),
         lambda o: lr_scheduler.CyclicLR(o, 0.01, 0.3, 4, cycle_momentum=False),

@@ -117,8 +117,7 @@ def test_a_pef_is_planned_without_its_code(tmp_path: Path) -> None:
         (["--only", "zero=" + "1" * 5000], "zero takes whole numbers"),
         (["--all", "x.csv", "--html", "x.csv"], "would overwrite another file"),
         (["--set", "compile.inference=true"], "a plan is for training"),
-        (["--emit", "x.yaml"], "--emit x.yaml: a config ends in .toml, or, for DeepSpeed, in .json"),
-        (["--emit", "x"], "try:   --emit x.toml"),
+        (["--emit", "x"], "--emit x: a config ends in .toml, or, for DeepSpeed, in .json\n  try:   --emit x.toml"),
     ],
 )
 def test_what_cannot_be_planned(arguments: list[str], said: str) -> None:

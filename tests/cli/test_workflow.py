@@ -37,11 +37,10 @@ def test_weights_are_saved_loaded_and_predicted_with(folder: Path) -> None:
     model = DigitsClassifier()
     model.load_state_dict(load_file(folder / "digits.safetensors"))
     model.eval()
-    _, held_out = digits()
-    images, labels = zip(*(held_out[index] for index in range(len(held_out))), strict=True)
+    images, labels = digits()[1].tensors
     with torch.no_grad():
-        logits = model(torch.stack(images))
-    correct = logits.argmax(1) == torch.tensor([int(label) for label in labels])
+        logits = model(images)
+    correct = logits.argmax(1) == labels
     assert float(correct.float().mean()) == pytest.approx(trained.evaluation.accuracy)
     predict = ["run", "--inference", "--pef", "digits", "--weights", "digits.safetensors", "--json"]
     predict += ["--predictions", "out.safetensors"]

@@ -83,7 +83,6 @@ def _scheduler(kind: str, **params: object) -> dict[str, object]:
         ({"train_batch_size": 8, "optimizer": {"params": {}}}, "optimizer.type: is missing"),
         ({"train_batch_size": 8, "optimizer": "Adam"}, 'optimizer = "Adam": must be a table, {…}'),
         (_scheduler("CosineAnnealingLR"), 'scheduler.type = "CosineAnnealingLR": must be WarmupLR, WarmupDecayLR'),
-        (_scheduler("WarmupLr"), "did you mean WarmupLR?"),
         (_scheduler("WarmupDecayLR"), "scheduler.params.total_num_steps: is missing"),
         (_scheduler("WarmupLR", warmup_max_lr=0), "scheduler.params.warmup_max_lr = 0: must be above 0"),
         (_scheduler("WarmupLR", warmup_steps=3), "is not for WarmupLR, which takes warmup_max_lr, warmup_min_lr"),

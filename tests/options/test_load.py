@@ -102,20 +102,12 @@ def test_every_flag_sets_an_option_that_there_is() -> None:
     assert {setting.name for setting in RUN_FLAGS.values()} <= run
 
 
-@pytest.mark.parametrize(
-    ("text", "where", "what"),
-    [
-        ("[model]\ntarget = \n", ":2: target =", "the config is not valid TOML: invalid value"),
-        ("[model]\ntarget = 'a'\ntarget = 'b'\n", ":3: target = 'b'", "cannot overwrite a value"),
-    ],
-)
-def test_broken_toml_is_reported_with_its_line(tmp_path: Path, text: str, where: str, what: str) -> None:
+def test_broken_toml_is_reported_with_its_line(tmp_path: Path) -> None:
     config = tmp_path / "net.toml"
-    config.write_text(text)
-    with pytest.raises(OptionError) as caught:
+    config.write_text("[model]\ntarget = 'a'\ntarget = 'b'\n")
+    with pytest.raises(OptionError, match="the config is not valid TOML: cannot overwrite a value") as caught:
         read_toml(config)
-    assert caught.value.where == f"{config}{where}"
-    assert what in caught.value.what
+    assert caught.value.where == f"{config}:3: target = 'b'"
 
 
 def test_a_config_that_cannot_be_read(tmp_path: Path) -> None:

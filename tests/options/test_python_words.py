@@ -59,7 +59,6 @@ def test_every_flag_with_its_value_and_in_a_sentence_is_a_keyword_of_python(keyw
         ("--recompute computes again here", "recompute computes again here"),
         ("--resume auto, or --resume DIR/step-…", 'resume="auto", or resume="DIR/step-…"'),
         ("--weights FILE.safetensors, made by --save", 'weights="FILE.safetensors", made by save'),
-        ("--batch-size 32 or less", "batch_size=32 or less"),
         ("lr = -1.0 (from --lr): must be at least 0", "lr = -1.0 (from lr): must be at least 0"),
         ("--sync-timeout SECONDS waits longer", "sync_timeout=SECONDS waits longer"),
         ("leave out --trace, or leave out --inference", "leave out trace, or call sambasim.run"),

@@ -104,10 +104,10 @@ CONFIGS: dict[str, str] = {
     }""",
     "switched off": """{
         "train_batch_size": 16, "amp": {"enabled": false, "opt_level": "O1"}, "elasticity": {"enabled": false}, "fp16":
-        {"enabled": false}, "progressive_layer_drop": {"enabled": false}, "curriculum_learning": {"enabled": false,
-        "curriculum_type": "seqlen"}, "data_efficiency": {"enabled": false}, "gradient_clipping": 0.0, "optimizer":
-        {"type": "Adam", "params": {"lr": 0.001}}, "sparse_gradients": false, "zero_optimization": {"offload_param":
-        {"device": "none"}}
+        {"enabled": false}, "bf16": {"enabled": "auto"}, "progressive_layer_drop": {"enabled": false},
+        "curriculum_learning": {"enabled": false, "curriculum_type": "seqlen"}, "data_efficiency": {"enabled": false},
+        "gradient_clipping": 0.0, "optimizer": {"type": "Adam", "params": {"lr": 0.001}}, "sparse_gradients": false,
+        "zero_optimization": {"offload_param": {"device": "none"}}
     }""",
     "a name with a mistake": """{
         "train_batch_size": 16, "gradient_cliping": 1.0, "zero_optimization": {"stage": 1, "overlap_com": true},
