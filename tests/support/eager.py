@@ -101,7 +101,7 @@ class PaddedOptimizer:
         self.flats = [nn.Parameter(torch.zeros(group.numel)) for group in replica.program.groups]
         for flat, place, parameter in self._members():
             flat.data[place].copy_(parameter.detach().flatten())
-        self.optimizer = make_optimizer(replica.resolved.optimizer, self.flats, fused=True)
+        self.optimizer = _fused(replica.resolved.optimizer, self.flats)
 
     def take_gradients(self) -> list[Tensor]:
         """Copy the module's gradients to the flat tensors; returns those."""
@@ -126,15 +126,13 @@ class PaddedOptimizer:
                 yield flat, slice(member.start, member.start + parameter.numel()), parameter
 
 
-def make_optimizer(
-    options: OptimizerOptions, parameters: Sequence[nn.Parameter], *, fused: bool | None = None
-) -> torch.optim.Optimizer:
-    """The optimizer of torch.optim that the options describe; unless `fused`, torch's default implementation of it."""
+def _fused(options: OptimizerOptions, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
+    """The optimizer of torch.optim that the options describe."""
     kinds = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
     of_kind = ("momentum", "dampening", "nesterov") if options.name == "sgd" else ("betas", "eps")
     chosen = {name: value for name in of_kind if (value := getattr(options, name)) is not None}
     make: Callable[..., torch.optim.Optimizer] = kinds[options.name]
-    return make(parameters, lr=options.lr, weight_decay=options.weight_decay, fused=fused, **chosen)
+    return make(parameters, lr=options.lr, weight_decay=options.weight_decay, fused=True, **chosen)
 
 
 def _module(document: PefDocument, path: Path) -> nn.Module:
