@@ -66,10 +66,6 @@ run --pef net --metrics /dev/full
         prepare=_train,
     ),
     Fault(
-        "run --pef net --emulate-replicas 2",
-        "no REDUCE and GATHER sections ... compile it with --data-parallel -ws 2 ... sambasim run --pef net\n",
-    ),
-    Fault(
         "run --pef net.pef",
         "error[pef]: net.pef breaks rule 2 ... it begins with b'hell', so it is no PEF ... that sambasim compile wrote",
         prepare=lambda folder: (folder / "net.pef").write_text("hello"),

@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 
 from tests.faults.command import sambasim
-from tests.faults.fault import TRAIN, Compiled, net, put
+from tests.faults.fault import ASSERTING, TRAIN, Compiled, net, put
 from tests.faults.parallelism import DEEP
 
 _NET = "sambasim_file_net"
@@ -17,15 +17,18 @@ _NET = "sambasim_file_net"
 
 _FLAGS = {"net": "", "pair": "--data-parallel -ws 2", "guess": "--inference"}
 _ON_CHIPS = "--tensor-parallel weight --n-chips 2"
+_IN_STAGES = "--pipeline-stages 2 --micro-batches 2"
 _DEEP_FLAGS = {
     "cut": _ON_CHIPS,
-    "stages": "--pipeline-stages 2 --micro-batches 2",
+    "stages": _IN_STAGES,
     "slices": "--data-parallel -ws 2 --zero 3",
     "shared": "--data-parallel --tensor-parallel batch --n-chips 2",
-    "pairs": f"--data-parallel -ws 2 {_ON_CHIPS}",
     "guesses": f"--inference {_ON_CHIPS}",
 }
 """The PEFs of a deeper model, all but one for several ranks."""
+_ASSERTING_FLAGS = {"asserting": "--data-parallel", "asserting_cut": _ON_CHIPS, "asserting_stages": _IN_STAGES}
+_FILES = {"sound.py": (net(), _FLAGS), "deep.py": (DEEP, _DEEP_FLAGS), "asserting.py": (ASSERTING, _ASSERTING_FLAGS)}
+"""By file of models: its text, and the flags of each PEF of it."""
 
 
 @pytest.fixture(scope="session")
@@ -33,13 +36,13 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Compiled:
     """The bytes of a PEF, which is compiled when it is first asked for: by the account of the session, also within a
     test that has another."""
     folder, account = tmp_path_factory.mktemp("compiled"), os.environ["XDG_STATE_HOME"]
-    (folder / "sound.py").write_text(net())
-    (folder / "deep.py").write_text(DEEP)
+    for file, (text, _) in _FILES.items():
+        (folder / file).write_text(text)
 
     def pef(name: str) -> bytes:
         path = folder / "out" / name / f"{name}.pef"
         if not path.exists():
-            file, flags = ("sound.py", _FLAGS[name]) if name in _FLAGS else ("deep.py", _DEEP_FLAGS[name])
+            file, flags = next((file, flags[name]) for file, (_, flags) in _FILES.items() if name in flags)
             with pytest.MonkeyPatch.context() as patch:
                 patch.setenv("XDG_STATE_HOME", account)
                 sambasim(f"{TRAIN.replace('net.py', file)} --pef-name {name} {flags}", folder).check()

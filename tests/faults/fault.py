@@ -57,6 +57,14 @@ def net(
     )
 
 
+ASSERTING = net(
+    "h = torch.relu(self.middle(torch.relu(self.first(x))))\nassert h.abs().max() < 500, 'too large'\n"
+    "if h.mean() > 1:\n    raise ValueError('large in the mean')\nreturn self.last(h)",
+    init="self.first = nn.Linear(8, 16)\nself.middle = nn.Linear(16, 16)\nself.last = nn.Linear(16, 3)",
+)
+"""Its values are asserted, and one is checked in a branch that raises."""
+
+
 def dataset(getitem: str, length: int = 16) -> str:
     """The text of net.py whose data are `length` samples, of which `getitem` reads sample `i`."""
     before = (

@@ -40,13 +40,8 @@ CUTS: tuple[Fault, ...] = (
     parallel.n_chips = 1000000000 (from --n-chips): must be at most 16,384
 {TRAIN} --tensor-parallel batch --n-chips 3
     parallel.n_chips = 3 (from --n-chips): does not divide the batch of 4 samples ... --batch-size 6
-{TRAIN} --pipeline-stages 3
-    net cannot be cut into 3 stages with parameters of their own: its forward has ...
-    use fewer --pipeline-stages: at most 2
 {TRAIN} -b 65536 --pipeline-stages 2 --micro-batches 65536
     a schedule of 2 ranks and 65,536 micro-batches is too long ... fewer --pipeline-stages or --micro-batches
-{TRAIN} --pipeline-stages 2 --micro-batches 3
-    parallel.micro_batches = 3 (from --micro-batches): does not divide the batch of 4 ... --batch-size 6
 {_STAGES} --schedule zbh1
     there is no schedule zbh1 ... --schedule gpipe | 1f1b | interleaved-1f1b | zb-h1 | FILE.csv
 {_STAGES} --zero 3
@@ -74,8 +69,6 @@ CUTS: tuple[Fault, ...] = (
 )
 
 _SCHEDULES = """
-0F0,0F1,0B0,0B1 / 1F0,1X0,1F1,1B1
-    1X0 is no action ... mine.csv, row 2, cell 2 ... write stage, F, B, I or W, and micro-batch, as in 2F0
 0F0,0F1,0B0,0B1,2F0,2F1,2B0,2B1 / 1F0,1F1,1B0,1B1,3F0,3F1,3B0,3B1
     0B0 on rank 0 waits for 1B0; 1B0 on rank 1 waits for 2B0 ... try:   move 2B0 to before 0B0
 0F0,0F1,0B0,0B1
@@ -94,14 +87,6 @@ RUNS: tuple[Fault, ...] = (
 run {_PIPED} --host-sync parameter-server --parameter-servers 1
     --host-sync parameter-server syncs replicas of one rank, and a replica of the PEF stages has 2 (pp 2) ...
     leave out --host-sync and --parameter-servers: MPI through the host
-run --pef cut --host-sync gloo
-    --host-sync gloo syncs replicas of one rank, and a replica of the PEF cut has 2 (tp 2) ... leave out --host-
-run --pef shared --host-sync gloo
-    --host-sync gloo syncs replicas of one rank, and a replica of the PEF shared has 2 (dp 2) ... leave out
-run --pef pairs --one-process-per-replica --host-sync gloo
-    --host-sync gloo syncs replicas of one rank, and a replica of the PEF pairs has 2 (tp 2) ... leave out --host-
-run --pef slices --emulate-replicas 2 --host-sync parameter-server
-    --host-sync parameter-server keeps gradients whole ... --zero 3 ... leave out --host-sync
 run --pef slices --emulate-replicas 2 --debug-numerics
     --debug-numerics needs whole gradients ... --zero 3
 run {_PIPED} --debug-numerics
@@ -112,8 +97,6 @@ run --pef cut --emulate-replicas 2
     --emulate-replicas 2 was given, but this PEF has no REDUCE ... or run one replica: mpirun -np 2 sambasim
 run --pef slices
     at least 2 replicas (-ws 2), and 1 replica was started ... mpirun -np 2 sambasim run --pef slices
-run --pef pairs
-    at least 2 replicas of 2 ranks (-ws 2), and 1 replica was started
 run {_PIPED} --zero 2
     --zero is for compile: a run takes what the PEF was compiled with ... sambasim compile … --zero 2
 run {_PIPED} --set parallel.pipeline_stages=1

@@ -47,38 +47,52 @@ def test_an_error_of_a_job_is_reported_once(fault: Fault, tmp_path: Path, compil
     fault.check(tmp_path, compiled)
 
 
+_ASSERTED = "too large ... asserting.py:20: assert h.abs().max() < 500, 'too large'"
+_RAISED = "raise ValueError('large in the mean') ... asserting.py:21: if h.mean() > 1:"
+
+
+@pytest.mark.parametrize(
+    ("command", "says", "change", "ranks"),
+    [
+        ("asserting", _ASSERTED, "*= 1e4", 0),
+        ("asserting", _RAISED, "= 30.0", 0),
+        ("asserting --emulate-replicas 2", _ASSERTED, "*= 1e4", 0),
+        whole_case("asserting --engine inductor", _ASSERTED, "*= 1e4", 0),
+        ("asserting_stages", _ASSERTED, "*= 1e4", 2),
+        whole_case("asserting_cut", _ASSERTED, "*= 1e4", 2),
+    ],
+)
+def test_an_assertion_that_does_not_hold_ends_the_run(
+    command: str, says: str, change: str, ranks: int, tmp_path: Path, compiled: Compiled
+) -> None:
+    """And a branch that raises, in the step of the samples that are changed."""
+    samples = f"x = torch.randn(16, 8)\nx[9:] {change}\nreturn TensorDataset(x, torch.arange(16) % 3)"
+    says = f"error[assertion] ... an assertion of the model does not hold: {says}"
+    Fault(f"run --pef {command} --data net.py:samples", says, net(samples=samples), ranks=ranks).check(
+        tmp_path, compiled
+    )
+
+
 _ON_RANK_1 = """self.seen = getattr(self, "seen", 0) + 1
 if torch.distributed.get_rank() == 1 and self.seen > 20:
-    {action}
+    open("failed_at", "w").write(repr(time.time()))
+    return torch.randn(9), i % 3
 return torch.randn(8), i % 3"""
 """In the third step of rank 1 or later."""
 
 
 @pytest.mark.parametrize("sync", ["--reduce-on-rdu", whole_case("")])
-@pytest.mark.parametrize(
-    ("action", "says"),
-    [
-        (
-            "return torch.randn(9), i % 3",
-            "error[data] (rank 1 on ... input x is float32[4, 9], and the PEF takes float32[4, 8] ... "
-            "make the samples fit",
-        ),
-        whole_case(
-            "return torch.full((8,), torch.nan), i % 3",
-            "error[numerics] (every rank): the loss of step ... nan on replica 1 of 2 ... mpirun -np 2 sambasim run ",
-        ),
-    ],
-    ids=["shape", "nan"],
-)
-def test_data_that_goes_bad_on_one_rank_in_the_middle_of_training_is_reported_once(
-    action: str, says: str, sync: str, folder: Path
+def test_samples_of_another_shape_on_one_rank_in_the_middle_of_training_are_reported_once(
+    sync: str, folder: Path
 ) -> None:
-    getitem = _ON_RANK_1.format(action=f"open('failed_at', 'w').write(repr(time.time())); {action}")
-    (folder / "net.py").write_text(f"import time\n\n{dataset(getitem, 64)}")
+    (folder / "net.py").write_text(f"import time\n\n{dataset(_ON_RANK_1, 64)}")
     before = contents(folder)
     command = f"run --pef pair --data net.py:samples --save w.safetensors --metrics m.jsonl {sync}"
     result = run_mpi(2, [*SAMBASIM, *command.split()], cwd=folder, env={"PYTHONDONTWRITEBYTECODE": "1"})
     assert time.time() - float((folder / "failed_at").read_text()) < _END_S
+    says = (
+        "error[data] (rank 1 on ... input x is float32[4, 9], and the PEF takes float32[4, 8] ... make the samples fit"
+    )
     check_message(result, says)
     steps = [json.loads(line)["step"] for line in (folder / "m.jsonl").read_text().splitlines()]
     assert steps == list(range(1, len(steps) + 1))
