@@ -32,6 +32,7 @@ from sambasim.units import format_seconds
 from tests.support.mpi import ROOT
 
 BATCH = 64
+DEVICE, CLUSTER = load_device("sn30"), load_cluster("sn30-8")
 CONFIG = ROOT / "configs" / "char_gpt.toml"
 
 
@@ -57,7 +58,7 @@ def _program(strategy: Strategy) -> Program:
 
 
 def _planner(device: DeviceSpec | None = None, cluster: ClusterSpec | None = None) -> Planner:
-    return Planner(lambda dtype: _variants(), device or load_device("sn30"), cluster or load_cluster("sn30-8"), "o3")
+    return Planner(lambda dtype: _variants(), device or DEVICE, cluster or CLUSTER, "o3")
 
 
 def _space(rdus: int = 4, only: Mapping[str, Sequence[object]] | None = None) -> Space:
@@ -70,7 +71,7 @@ def _plan(goal: Goal = Goal.THROUGHPUT) -> Plan:
 
 
 def _with_memory(size_bytes: int) -> DeviceSpec:
-    return load_device("sn30").model_copy(update={"ddr_capacity_bytes": size_bytes})
+    return DEVICE.model_copy(update={"ddr_capacity_bytes": size_bytes})
 
 
 def test_strategies_fill_the_batch_exactly_and_the_cluster_at_most() -> None:
@@ -91,15 +92,14 @@ def test_strategies_fill_the_batch_exactly_and_the_cluster_at_most() -> None:
 
 
 def test_a_strategy_costs_what_simulate_predicts() -> None:
-    device, cluster = load_device("sn30"), load_cluster("sn30-8")
     for tiles in (None, 4):
         exact = _planner().exact(Strategy(1, samples=8, passes=3, tiles=tiles))
-        alone = predict(_compiled(), device, tiles, "o3", cluster, (1,), batch_size=8, micro_steps=3).alone
+        alone = predict(_compiled(), DEVICE, tiles, "o3", CLUSTER, (1,), batch_size=8, micro_steps=3).alone
         assert exact.step_s == pytest.approx(alone.predicted_s, rel=1e-12)
         assert exact.fullest.total_bytes == alone.need.size_bytes
     for strategy in (Strategy(2, 2, samples=8, passes=4), Strategy(1, 1, "weight", 2, samples=8, passes=2)):
-        placement, steps = place(strategy.ranks, device, None, cluster), strategy.accumulation_steps
-        step = predict_step(_program(strategy), budget_of(device), placement, SyncPath.RDU, steps)
+        placement, steps = place(strategy.ranks, DEVICE, None, CLUSTER), strategy.accumulation_steps
+        step = predict_step(_program(strategy), budget_of(DEVICE), placement, SyncPath.RDU, steps)
         exact = _planner().exact(strategy)
         assert exact.step_s == pytest.approx(step.predicted_s, rel=1e-12)
         assert exact.samples_per_s == pytest.approx(step.samples_per_s, rel=1e-12)
@@ -126,7 +126,7 @@ def test_goals_choose_by_memory_and_by_cost_and_what_they_choose_compiles_and_ve
     assert cheapest.rdus * cheapest.step_s <= 1.01 * fastest.rdus * fastest.step_s
     for strategy in (priced.strategy for goal in Goal for priced in _plan(goal).best[:4]):
         options = _options().model_copy(update=changes_of(strategy, _options()))
-        Fits(budget_of(load_device("sn30"), options.num_tiles))(_program(strategy))
+        Fits(budget_of(DEVICE, options.num_tiles))(_program(strategy))
         verify(Place()(_program(strategy)))
 
 
@@ -195,9 +195,8 @@ def test_few_layers_show_what_the_whole_model_costs() -> None:
     assert few.repeated_layers() == 16
     whole.repeated_layers = lambda: 0  # type: ignore[method-assign]  # so the whole model is compiled
     for strategy in (Strategy(2, samples=8), Strategy(2, tensor="weight", chips=2, samples=2, recompute="sections")):
-        device, cluster = load_device("sn30"), load_cluster("sn30-8")
-        of_few = Ranks(lambda dtype: few, device, cluster).of(strategy)
-        of_whole = Ranks(lambda dtype: whole, device, cluster).of(strategy)
+        of_few = Ranks(lambda dtype: few, DEVICE, CLUSTER).of(strategy)
+        of_whole = Ranks(lambda dtype: whole, DEVICE, CLUSTER).of(strategy)
         assert isinstance(of_few, OneRank)
         assert isinstance(of_whole, OneRank)
         assert of_few.chain.priced_bytes < 0.5 * of_whole.chain.priced_bytes
@@ -231,7 +230,7 @@ def test_more_memory_never_makes_a_strategy_impossible() -> None:
 
 @pytest.mark.parametrize("link", ["peer_link", "network_link", "host_link"])
 def test_more_bandwidth_is_never_slower(link: str) -> None:
-    cluster = load_cluster("sn30-8").model_copy(update={"rdus_per_node": 2})
+    cluster = CLUSTER.model_copy(update={"rdus_per_node": 2})
     bandwidth = 4 * getattr(cluster, link).bandwidth_bytes_per_s
     faster = getattr(cluster, link).model_copy(update={"bandwidth_bytes_per_s": bandwidth})
     before, after = _planner(cluster=cluster), _planner(cluster=cluster.model_copy(update={link: faster}))
