@@ -25,7 +25,6 @@ from sambasim.simulation.sync import SyncPath
 from sambasim.units import format_seconds
 from tests.pef.samples import inference_program
 from tests.report.test_page import DIGEST, Page
-from tests.report.test_page import predicted as sample_prediction
 from tests.simulation.test_advice import BATCH, CLASSES, HEAD_LINE, WIDTH, predicted, wide
 from tests.simulation.test_laws import compiled, convolutions, perceptron
 from tests.support.compiled import Made
@@ -243,7 +242,7 @@ def test_a_skip_connection_passes_other_sections_and_too_many_boxes_are_not_draw
 
 
 def test_repeated_layers_are_one_box_and_a_forward_alone_is_one_column() -> None:
-    assert drawing_of(Analysis(sample_prediction(inference_program())))[0] == [[0, 0]]
+    assert drawing_of(Analysis(predicted(inference_program())))[0] == [[0, 0]]
     found = Analysis(predicted(perceptron(depth=12), level="o0", tiles=1))
     boxes, curves, words = drawing_of(found)
     assert len(boxes) < len(found.step.sections) / 3

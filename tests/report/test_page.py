@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 from dataclasses import replace
+from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any, cast
@@ -16,18 +17,16 @@ import pytest
 
 from sambasim.costs.cut import Level
 from sambasim.costs.work import work_of
-from sambasim.hardware.spec import load_cluster, load_device
 from sambasim.ir.graph import Graph, SourceLine
-from sambasim.ir.program import Program
 from sambasim.records.metrics import EvaluationRecord, RunRecords, StepRecord
 from sambasim.report.analysis import Analysis
 from sambasim.report.page import measured_page, predicted_page
 from sambasim.report.page.choices import zoomed
 from sambasim.report.page.sections import pipeline
 from sambasim.report.page.ui import element, for_script
-from sambasim.simulation.prediction import Prediction, predict
 from sambasim.units import format_seconds
 from tests.pef.samples import inference_program, sample_program
+from tests.simulation import test_advice
 from tests.support.summaries import summary as a_summary
 
 DIGEST = "0123456789abcdef" * 4
@@ -40,10 +39,7 @@ MEASURED = ["measured", "learning", "run-time", "run-mean", "run-summary"]
 
 HOSTILE = "</script><img src=x onerror=alert(1)>\"'&lt;%{x}<a href='https://example.org'>\u202e$"
 
-
-def predicted(program: Program | None = None, level: Level = "o3") -> Prediction:
-    device = load_device("sn30")
-    return predict(program or sample_program(), device, 4, level, load_cluster(device.cluster))
+predicted = partial(test_advice.predicted, replicas=None)
 
 
 def a_run(*, whole: bool = True) -> RunRecords:
@@ -96,13 +92,13 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def text() -> str:
-    return predicted_page(predicted(), DIGEST, (a_run(), "run.jsonl"))
+    return predicted_page(predicted(sample_program()), DIGEST, (a_run(), "run.jsonl"))
 
 
 def test_it_has_every_part_is_small_and_the_same_each_time(text: str) -> None:
     page = Page(text)
     assert len(text.encode()) < MOST_BYTES
-    assert predicted_page(predicted(), DIGEST, (a_run(), "run.jsonl")) == text
+    assert predicted_page(predicted(sample_program()), DIGEST, (a_run(), "run.jsonl")) == text
     assert page.ids("section") == [*PREDICTED[:-1], *MEASURED, PREDICTED[-1]]
     assert set(page.figures) <= set(page.ids("div"))
     assert len(page.figures) == 10
@@ -145,7 +141,7 @@ def test_the_script_draws_every_figure_and_fills_every_table(text: str) -> None:
     for trace in traces:
         assert len(trace["hovertext"]) == len(trace["customdata"])
         assert all(isinstance(words, str) and "undefined" not in words for words in trace["hovertext"])
-    analysis, texts = Analysis(predicted()), drawn["texts"]
+    analysis, texts = Analysis(predicted(sample_program())), drawn["texts"]
     for section, line in zip(analysis.step.sections, analysis.lines, strict=True):
         row = f"{line} {format_seconds(section.price.predicted_s)}"
         assert row in " ".join(texts["sections-rows"].split()), section.name
@@ -200,7 +196,7 @@ def test_html_is_escaped_where_it_enters() -> None:
 
 @pytest.mark.parametrize("level", ["o0", "o3"])
 def test_stages_add_up_to_their_section(level: Level) -> None:
-    prediction = predicted(level=level)
+    prediction = predicted(sample_program(), level=level)
     sections = pipeline(Analysis(prediction)).data["pipeline"]
     work = work_of(prediction.graph, prediction.program.symbols)
     for section, stages in zip(prediction.alone.sections, cast(Any, sections), strict=True):
@@ -226,7 +222,7 @@ def test_the_axis_of_efficiency_is_zoomed_and_says_so_and_time_can_be_seen_witho
     buttons = [attributes for _, attributes in page.elements if "data-plot" in attributes]
     assert [button["data-plot"] for button in buttons] == ["timeline-figure", "memory-figure"]
     for button in buttons:
-        assert float(button["data-from"] or 0) == pytest.approx(predicted().alone.host_s)
+        assert float(button["data-from"] or 0) == pytest.approx(predicted(sample_program()).alone.host_s)
         last = page.figures[str(button["data-plot"])]["layout"]["xaxis"]["range"][1]
         assert float(button["data-to"] or 0) == pytest.approx(last, rel=0.02)
 

@@ -45,7 +45,7 @@ def predicted(
     program: Program,
     tiles: int | None = 4,
     level: Level = "o3",
-    replicas: tuple[int, ...] = (1,),
+    replicas: tuple[int, ...] | None = (1,),
     arch: str = "sn30",
     batch_size: int | None = None,
 ) -> Prediction:
