@@ -61,19 +61,13 @@ case anomaly_detected: EITHER, whole=True
         return h.tanh()
 
 # Transforms of functions.
-case hessian_of_one_row: EQUAL, whole=True
-    return h @ torch.func.hessian(lambda row: row.pow(3).sum())(h[0])
-case jacfwd_of_a_function: EQUAL, whole=True
-    return h @ torch.func.jacfwd(torch.tanh)(h[0])
-case vmap_of_a_hessian: EITHER, whole=True
-    hessian = torch.func.vmap(torch.func.hessian(lambda row: row.pow(3).sum()))(h)  # here
-    return h + hessian.sum(1)
-case vmap_of_jacrev: EITHER, whole=True
-    jacobian = torch.func.vmap(torch.func.jacrev(torch.tanh))(h)  # here
-    return h + jacobian.sum(1)
-case vmap_of_a_gradient: EITHER, whole=True
-    gradient = torch.func.vmap(torch.func.grad(lambda row: row.pow(3).sum()))(h)  # here
-    return h + gradient
+case hessian_and_jacfwd_of_one_row: EQUAL, whole=True
+    return h @ (torch.func.hessian(lambda row: row.pow(3).sum())(h[0]) + torch.func.jacfwd(torch.tanh)(h[0]))
+case vmap_of_functions: EQUAL, whole=True
+    hessian = torch.func.vmap(torch.func.hessian(lambda row: row.pow(3).sum()))(h)
+    jacobian = torch.func.vmap(torch.func.jacrev(torch.tanh))(h)
+    gradient = torch.func.vmap(torch.func.grad(lambda row: row.pow(3).sum()))(h)
+    return h + (hessian + jacobian).sum(1) + gradient
 case gradient_of_a_function_compiled_eight_times: EITHER, compiles=8, whole=True
     gradient = torch.func.grad(lambda v: v.pow(3).sum())(h)  # here
     return h + gradient
