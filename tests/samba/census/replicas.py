@@ -18,19 +18,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
-from tests.samba.harness import (
-    BATCH,
-    CLASSES,
-    FEATURES,
-    LogReg,
-    OnlyOut,
-    Plainly,
-    batch_of,
-    equal,
-    plain,
-    same_weights,
-    seeded,
-)
+from tests.samba.harness import BATCH, LogReg, OnlyOut, Plainly, batch_of, equal, plain, same_weights, seeded
 
 REPLICAS = 2
 Start = Callable[[int], Tensor]
@@ -69,10 +57,6 @@ class Row:
         self.expect([self.batch(step, rank) for rank in range(REPLICAS)], start, lr)
 
 
-def random(rank: int) -> Tensor:
-    return torch.randn(BATCH, CLASSES, generator=torch.Generator().manual_seed(rank))
-
-
 def bckwd_reduce(row: Row) -> None:
     """section_types=['fwd'], ['bckwd', 'reduce'], ['opt']"""
     outputs = row.trace()
@@ -106,20 +90,8 @@ def checkpoint(row: Row) -> None:
         samba.session.to_device(row.model)
 
 
-def grad_of_outputs(row: Row) -> None:
-    """grad_of_outputs=[t]"""
-    row.trace()
-    for step in range(2):
-        samba.session.run(row.batch(step), section_types=["fwd"])
-        samba.session.run(
-            input_tensors=row.batch(step), output_tensors=row.model.output_tensors, section_types=["bckwd", "opt"],
-            grad_of_outputs=[random(get_rank())], **row.parallel,
-        )  # fmt: skip
-        row.expect_step(step, random)
-
-
 def host_loss(row: Row) -> None:
-    """output.sn_grad = output.grad of a loss on the host"""
+    """grad_of_outputs=[output.grad] of a loss on the host, then output.sn_grad = output.grad"""
     outputs = row.trace()
     for step in range(2):
 
@@ -130,17 +102,20 @@ def host_loss(row: Row) -> None:
             return gradient
 
         samba.session.run(row.batch(step), row.model.output_tensors, section_types=["fwd"], **row.parallel)
-        row.model.output_tensors[0].sn_grad = start(get_rank())
-        samba.session.run(row.batch(step), outputs, section_types=["bckwd", "opt"], **row.parallel)
+        gradient = start(get_rank())
+        if step:
+            row.model.output_tensors[0].sn_grad = gradient
+        given = None if step else [gradient]
+        samba.session.run(
+            row.batch(step), outputs, section_types=["bckwd", "opt"], grad_of_outputs=given, **row.parallel
+        )
         row.expect_step(step, start)
 
 
 def llm(row: Row) -> None:
     """per-rank slices of a global batch; sn_grad before run(inputs_dict, loss_tensor); all_reduce / world_size"""
-    generator = torch.Generator().manual_seed(9)
-    images = torch.randn(REPLICAS * BATCH, FEATURES, generator=generator)
-    labels = torch.randint(CLASSES, (REPLICAS * BATCH,), generator=generator)
-    scale = torch.rand(REPLICAS * BATCH, generator=generator)
+    images, labels = map(plain, batch_of(9, REPLICAS * BATCH))
+    scale = torch.rand(REPLICAS * BATCH, generator=torch.Generator().manual_seed(9))
 
     def of(rank: int) -> slice:
         return slice(rank * BATCH, (rank + 1) * BATCH)
@@ -191,7 +166,6 @@ def measuring(row: Row) -> None:
 ROWS: dict[Callable[[Row], None], tuple[Any, ...]] = {
     checkpoint: ("logreg",),
     bckwd_reduce: ("logreg",),
-    grad_of_outputs: ("onlyout", OnlyOut),
     host_loss: ("onlyout", OnlyOut),
     llm: ("llm", LogReg, "none"),
     num_replicas_1: ("logreg",),

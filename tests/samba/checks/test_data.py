@@ -102,11 +102,6 @@ def test_evaluation_in_an_epoch_is_no_finding(watched: Samplers, reporter: Repor
     assert not reporter.findings
 
 
-def test_epochs_are_compared_where_every_replica_has_one() -> None:
-    assert data.different_epochs([(2, 1), (2, 1)], None) is None
-    assert data.different_epochs([(2, 1), None, (1, 3)], None) is None
-
-
 def _in_batches(samples: list[int], batch_size: int = 4) -> list[tuple[str, ...]]:
     return [tuple(map(str, samples[start : start + batch_size])) for start in range(0, len(samples), batch_size)]
 
