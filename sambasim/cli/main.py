@@ -137,10 +137,8 @@ def _code_of(work: Callable[[], object]) -> int:
     return code if isinstance(code, int) else 0
 
 
-class _UsageError(UserError):
+class _UsageError(UserError, code="usage"):
     """What was typed is no command of sambasim."""
-
-    code = "usage"
 
 
 def _of_click(error: BaseException) -> BaseException:

@@ -81,7 +81,7 @@ def predicted_texts(
     texts = {} if page is None else {page: predicted_page(prediction, digest, records, checked)}
     if tables is not None:
         texts[tables / "section_report.csv"] = section_report_csv(prediction.alone)
-        texts[tables / "summary.json"] = summary_json(step.synced, prediction.program.name)
+        texts[tables / "summary.json"] = summary_json(step)
     return texts
 
 

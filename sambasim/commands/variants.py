@@ -116,7 +116,7 @@ class Variants:
         self._options = options
         self._model = model
         self._made: list[tuple[Sequence[Pass], Program]] = [([], self._captured)]
-        self._shorter: dict[int, tuple[Shorter, Variants] | None] = {}
+        self._with_layers = cache(self._with_few)
 
     def program(self, strategy: Strategy) -> Program:
         """The program that is compiled for `strategy`. Raises OptionError for what is impossible."""
@@ -141,13 +141,10 @@ class Variants:
         known = self._with_layers(layers)
         return known and replace(known[0], program=known[1].program(strategy))
 
-    def _with_layers(self, layers: int) -> "tuple[Shorter, Variants] | None":
-        if layers not in self._shorter:
-            # A plan may name a layer.
-            less = None if self._options.tensor_plan else _fewer_layers(self._captured, layers)
-            variants = None if less is None else (less, Variants(less.program, self._options, self._model))
-            self._shorter[layers] = variants
-        return self._shorter[layers]
+    def _with_few(self, layers: int) -> "tuple[Shorter, Variants] | None":
+        # A plan may name a layer.
+        less = None if self._options.tensor_plan else _fewer_layers(self._captured, layers)
+        return None if less is None else (less, Variants(less.program, self._options, self._model))
 
 
 def changes_of(strategy: Strategy, options: CompileOptions) -> Mapping[str, object]:
@@ -197,9 +194,7 @@ def _as_captured(program: Program) -> Program:
 def _fewer_layers(program: Program, left: int) -> Shorter | None:
     """The training step of `program` as captured, with `left` of its repeated layers; None if it has no more, or if
     something beside a layer's neighbours reads what it computes."""
-    graph = program.training
-    if graph is None:
-        return None
+    graph = program.step
 
     def covered(run: Run) -> int:
         return run.period * (run.count - 1)

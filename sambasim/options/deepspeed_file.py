@@ -17,6 +17,33 @@ from sambasim.errors import LARGEST_COUNT, OptionError, is_too_deep, shortened
 from sambasim.options.base import Problem, one_of, refusal, show, suggested
 from sambasim.options.given import as_table, config_text
 
+AUTO = "auto"
+"""The value of a field that another config or a flag fills in, as in Hugging Face's Trainer."""
+
+Kind: TypeAlias = Literal["number", "whole", "switch", "rate", "share", "warmup", "curve", "total"]
+"""How a value is given: of a schedule, `rate` is the highest learning rate, `share` a rate that is a factor of it here,
+`warmup` its steps, `curve` its form, `total` the steps of the run."""
+
+
+class Row(NamedTuple):
+    """A field `key` of a table, and the option of the same meaning. `default` is DeepSpeed's; None: there is none."""
+
+    key: str
+    option: str
+    kind: Kind
+    default: Any = None
+    least: int = 0
+    above: float | None = None
+
+
+LOSS_SCALE = (
+    Row("loss_scale_window", "window", "whole", 1000, least=1),
+    Row("hysteresis", "hysteresis", "whole", 2, least=1),
+    Row("consecutive_hysteresis", "consecutive", "switch", False),
+    Row("min_loss_scale", "minimum", "number", 1.0, above=0),
+)
+"""Of `fp16`, where the loss scale is not fixed."""
+
 _SET_OPTIONS: Mapping[str, tuple[str, ...]] = {
     "": (
         "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping",
@@ -24,10 +51,7 @@ _SET_OPTIONS: Mapping[str, tuple[str, ...]] = {
     ),
     "optimizer": ("type", "params"),
     "scheduler": ("type", "params"),
-    "fp16": (
-        "enabled", "loss_scale", "initial_scale_power", "loss_scale_window", "hysteresis", "consecutive_hysteresis",
-        "min_loss_scale",
-    ),
+    "fp16": ("enabled", "loss_scale", "initial_scale_power", *(row.key for row in LOSS_SCALE)),
     "bf16": ("enabled",),
     "zero_optimization": ("stage",),
 }  # fmt: skip
@@ -191,34 +215,6 @@ def _number(text: str) -> float:
     """A number with a point or an exponent; a whole one is an int: `5e8` elements, `1e3` steps."""
     value = float(text)
     return int(value) if value.is_integer() else value
-
-
-AUTO = "auto"
-"""The value of a field that another config or a flag fills in, as in Hugging Face's Trainer."""
-
-Kind: TypeAlias = Literal["number", "whole", "switch", "rate", "share", "warmup", "curve", "total"]
-"""How a value is given: of a schedule, `rate` is the highest learning rate, `share` a rate that is a factor of it here,
-`warmup` its steps, `curve` its form, `total` the steps of the run."""
-
-
-class Row(NamedTuple):
-    """A field `key` of a table, and the option of the same meaning. `default` is DeepSpeed's; None: there is none."""
-
-    key: str
-    option: str
-    kind: Kind
-    default: Any = None
-    least: int = 0
-    above: float | None = None
-
-
-LOSS_SCALE = (
-    Row("loss_scale_window", "window", "whole", 1000, least=1),
-    Row("hysteresis", "hysteresis", "whole", 2, least=1),
-    Row("consecutive_hysteresis", "consecutive", "switch", False),
-    Row("min_loss_scale", "minimum", "number", 1.0, above=0),
-)
-"""Of `fp16`, where the loss scale is not fixed."""
 
 
 class Scheduler(NamedTuple):

@@ -45,7 +45,7 @@ def predicted_trace(step: PredictedStep) -> str:
         "by": f"sambasim {__version__}",
         "pef": step.program.name,
         "pef_digest": None,
-        "device": f"{step.budget.where}: predicted, never measured here",
+        "device": f"{step.alone.budget.where}: predicted, never measured here",
         "calibrated_on": load_calibration().fit.rows,
         "sync": "none" if synced.path is None else f"{synced.path}: {synced.way}",
         "predicted_s": step.predicted_s,
@@ -136,29 +136,31 @@ def _row(step: RankAlone, section: TimedSection) -> Mapping[str, str | int | flo
     }
 
 
-def summary_json(scaled: SyncedRank, name: str) -> str:
-    step, host_share = scaled.step, scaled.step.host_s / scaled.predicted_s
+def summary_json(step: PredictedStep) -> str:
+    """Of replicas of one rank."""
+    synced, alone, replicas = step.synced, step.synced.step, step.placement.replicas
+    host_share, by_kind = alone.host_s / synced.predicted_s, alone.device_s_by_kind
     predicted = {
-        "device": step.budget.where,
+        "device": alone.budget.where,
         "calibrated_on": load_calibration().fit.rows,
-        "replicas": scaled.placement.replicas,
-        "batch_size": step.batch_size,
-        "micro_steps": step.micro_steps,
-        "predicted_latency_s": scaled.predicted_s,
-        "predicted_throughput_samples_per_s": scaled.samples_per_s,
-        "predicted_host_s": step.host_s,
+        "replicas": replicas,
+        "batch_size": alone.batch_size,
+        "micro_steps": alone.micro_steps,
+        "predicted_latency_s": synced.predicted_s,
+        "predicted_throughput_samples_per_s": replicas * alone.samples / synced.predicted_s,
+        "predicted_host_s": alone.host_s,
         "predicted_host_share": host_share,
-        "predicted_device_s": step.device_s,
-        "predicted_exposed_sync_s": scaled.exposed_sync_s,
-        "predicted_latency_s_by_type": step.device_s_by_kind,
-        "predicted_latency_s_by_bound": step.device_s_by_bound,
-        "predicted_section_count": len(step.sections),
+        "predicted_device_s": alone.device_s,
+        "predicted_exposed_sync_s": synced.exposed_sync_s,
+        "predicted_latency_s_by_type": by_kind,
+        "predicted_latency_s_by_bound": alone.device_s_by_bound,
+        "predicted_section_count": len(alone.sections),
     }
-    kind, seconds = max(step.device_s_by_kind.items(), key=lambda pair: pair[1])
-    waits = [f"Sections wait for gradients in {scaled.sync_share:.1%} of it (predicted)."] * (scaled.path is not None)
-    most = f"{kind} sections take {seconds / scaled.predicted_s:.1%} of it (predicted)."
+    kind, seconds = max(by_kind.items(), key=lambda pair: pair[1])
+    waits = [f"Sections wait for gradients in {synced.sync_share:.1%} of it (predicted)."] * (synced.path is not None)
+    most = f"{kind} sections take {seconds / synced.predicted_s:.1%} of it (predicted)."
     remarks = [f"Host takes {host_share:.1%} of the total latency (predicted).", *waits, most]
-    record = {"name": name, "remarks": remarks, "predicted": predicted}
+    record = {"name": step.program.name, "remarks": remarks, "predicted": predicted}
     return json.dumps(record, indent=2, ensure_ascii=False) + "\n"
 
 

@@ -147,7 +147,8 @@ def scaling_plot(of_sizes: Sequence[Sequence[PredictedStep]]) -> str:
 
 def on_device(step: PredictedStep) -> str:
     """`digits on SN30`; of several ranks, `digits on dp 1 × pp 2, each rank on SN30`."""
-    return f"{step.program.name} on {f'{step.mesh}, each rank on ' if step.several_ranks else ''}{step.budget.where}"
+    ranks = f"{step.mesh}, each rank on " if step.several_ranks else ""
+    return f"{step.program.name} on {ranks}{step.alone.budget.where}"
 
 
 def _curves(steps: Sequence[PredictedStep]) -> Iterator[Curve]:

@@ -205,7 +205,7 @@ def _level(prediction: Prediction) -> Iterator[Change]:
 def _sync(prediction: Prediction) -> Iterator[Change]:
     host, rdu = map(prediction.on_a_node, (SyncPath.HOST, SyncPath.RDU))
     if rdu.path is not None:
-        compared = f"{host.placement.replicas} replicas on {host.budget.where} each"
+        compared = f"{host.placement.replicas} replicas on {host.alone.budget.where} each"
         how = "run --reduce-on-rdu, not by hosts"
         yield Change("sync between RDUs", how, compared, host, rdu, several=True)
 

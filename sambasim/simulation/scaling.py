@@ -39,12 +39,11 @@ class Span:
 
 @dataclass(frozen=True)
 class SyncedRank:
-    """One rank of each replica of `placement`: its `step`, and what is `moved` for sync, which takes `exposed_sync_s`
+    """One rank of each of several replicas: its `step`, and what is `moved` for sync, which takes `exposed_sync_s`
     longer, `slowest_s` of it for the slowest replica. `path`: None without sync; `way`: how gradients are sent;
     `ideal_s`: the step of replicas that share the update and never wait."""
 
     step: RankAlone
-    placement: Placement
     path: SyncPath | None
     spans: tuple[Span, ...]
     moved: Traffic
@@ -69,10 +68,6 @@ class SyncedRank:
     def sync_share(self) -> float:
         """The fraction of the step in which sections wait for sync."""
         return self.exposed_sync_s / self.predicted_s
-
-    @property
-    def samples_per_s(self) -> float:
-        return self.placement.replicas * self.step.micro_steps * self.step.batch_size / self.predicted_s
 
     def times_s(self, kind: SectionKind) -> list[float]:
         """Of one run of each section of `kind`; of REDUCE and GATHER, of each transfer."""
@@ -114,7 +109,7 @@ def _by_rdu(program: Program, alone: RankAlone, placement: Placement) -> SyncedR
     moved = sum((sync.reduce + sync.gather for sync in syncs.values()), Traffic())
     exposed_s = update_s - backward_s + sum(span.predicted_s for span in gathered)
     path, all_spans, ideal_s = SyncPath.RDU, (*spans, *gathered), step.predicted_s
-    return SyncedRank(step, placement, path, all_spans, moved, exposed_s, _ways(syncs), slowest_s, ideal_s)
+    return SyncedRank(step, path, all_spans, moved, exposed_s, _ways(syncs), slowest_s, ideal_s)
 
 
 def _by_host(
@@ -148,7 +143,7 @@ def _by_host(
     if zero < GATHERS_IN_PASSES:
         transfer(SectionKind.GATHER, syncs)
     ideal_s, exposed_s = sliced.predicted_s if syncs else alone.predicted_s, moved.predicted_s + slowest_s
-    return SyncedRank(step, placement, path, tuple(spans), moved, exposed_s, _ways(syncs), slowest_s, ideal_s)
+    return SyncedRank(step, path, tuple(spans), moved, exposed_s, _ways(syncs), slowest_s, ideal_s)
 
 
 def _ways(syncs: Mapping[str, GroupSync]) -> str:

@@ -208,10 +208,6 @@ class PredictedStep:
         return self.ranks[0].synced
 
     @property
-    def budget(self) -> Budget:
-        return self.alone.budget
-
-    @property
     def micro_steps(self) -> int:
         return self.alone.micro_steps
 

@@ -205,9 +205,7 @@ def zero_of(program: Program) -> int:
 
 def moves_in_passes(program: Program) -> list[Moves]:
     """By section of a pass."""
-    training = in_slices(program).training
-    if training is None:
-        return []
+    training = in_slices(program).step
 
     def moved(section: Section, operator: str) -> tuple[str, ...]:
         nodes = (node for node in training.section_nodes(section) if node.operator == operator)

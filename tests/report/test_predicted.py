@@ -342,15 +342,15 @@ def test_a_row_for_each_section_is_within_the_device_and_their_sum_is_the_step()
 
 
 def test_the_parts_of_the_summary_add_up() -> None:
-    synced = step_of(replicas=4).synced
-    record = json.loads(summary_json(synced, "digits"))
+    step = step_of(replicas=4)
+    record = json.loads(summary_json(step))
     predicted, share = record["predicted"], f"{record['predicted']['predicted_host_share']:.1%}"
     assert record["remarks"][0] == f"Host takes {share} of the total latency (predicted)."
     parts_s = [predicted[f"predicted_{part}_s"] for part in ("host", "device", "exposed_sync")]
     assert predicted["predicted_latency_s"] == pytest.approx(sum(parts_s))
     for kind in ("type", "bound"):
         assert sum(predicted[f"predicted_latency_s_by_{kind}"].values()) == pytest.approx(parts_s[1])
-    assert predicted["predicted_throughput_samples_per_s"] == pytest.approx(synced.samples_per_s)
+    assert predicted["predicted_throughput_samples_per_s"] == pytest.approx(step.samples_per_s)
 
 
 @pytest.mark.parametrize("path", SyncPath)

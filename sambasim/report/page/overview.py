@@ -21,7 +21,7 @@ def facts_line(prediction: Prediction, digest: str | None, checked: Checked | No
     facts = [("device", f"{device.name}, {of_device}" if tiles is None else f"{device.name}, {tiles} of {of_device}")]
     if step.several_ranks:
         schedule = "none" if prediction.program.schedule is None else prediction.program.schedule.name
-        facts += [("each rank", step.budget.where), ("mesh", str(step.mesh)), ("schedule", schedule)]
+        facts += [("each rank", step.alone.budget.where), ("mesh", str(step.mesh)), ("schedule", schedule)]
     else:
         facts.append(("level", prediction.level))
     facts += [("batch", f"{step.batch_size} a replica"), ("cluster", prediction.cluster.name)]

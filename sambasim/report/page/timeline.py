@@ -21,7 +21,7 @@ WAYS: Mapping[SyncPath, str] = {SyncPath.RDU: "sync by RDUs", SyncPath.HOST: "sy
 def timeline(analysis: Analysis) -> ui.Part:
     prediction = analysis.prediction
     steps = [prediction.on_a_node(path).synced for path in SyncPath]
-    placement = steps[0].placement
+    placement = prediction.on_a_node(SyncPath.RDU).placement
     if steps[0].path is None:
         steps = steps[:1]
         title = "The step, one replica"
@@ -95,7 +95,7 @@ def parts_of_ranks(prediction: Prediction) -> list[ui.Part]:
 
 def _summary(step: PredictedStep, record: Row) -> ui.Part:
     most = max(record.each_rank, key=lambda rank: rank.needed_bytes)
-    capacity, replicas = format_bytes(step.budget.capacity_bytes), counted(step.replicas, "replica")
+    capacity, replicas = format_bytes(step.alone.budget.capacity_bytes), counted(step.replicas, "replica")
     figures = [
         ("step", format_seconds(step.predicted_s), f"{record.ranks} ranks: {step.mesh}"),
         ("throughput", plain_rate(step.samples_per_s), f"samples/s, by {replicas}"),
