@@ -134,15 +134,13 @@ def predicted(question: Question, on_phase: OnPhase, *, one_device: bool = False
                 of_size = partial(predict, program, device, tiles, level, cluster, replicas)
                 predictions.append(of_size(batch_size=samples, micro_steps=steps))
             except MachineError as error:
-                if program.ranks_of_replica > 1:
-                    raise
-                recomputed = None if subject.recomputed is None else subject.recomputed(size)
-                fits = what_fits(program, device, tiles, level, size, steps, recomputed)
-                if not fits:
-                    raise
-                from sambasim.report.analysis import fitting_text
+                if program.ranks_of_replica == 1:
+                    from sambasim.report.analysis import fitting_text
 
-                raise MachineError(error.what, where=error.where, remedy=fitting_text(fits)) from error
+                    recomputed = None if subject.recomputed is None else subject.recomputed(size)
+                    fits = what_fits(program, device, tiles, level, size, steps, recomputed)
+                    error.remedy = fitting_text(fits) or error.remedy
+                raise
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         if is_model(name):
             raise

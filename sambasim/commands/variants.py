@@ -175,10 +175,9 @@ _OF_UPDATES = (SymbolKind.OPTIMIZER_STATE, SymbolKind.ACCUMULATION_GROUP, Symbol
 
 def _as_captured(program: Program) -> Program:
     """`program` without update, addresses and evaluation, but for its first node, since a graph must have one."""
-    training, whole = program.training, program.evaluation
-    if training is not None:
-        sections, _ = pass_and_update(training)
-        training = replace(training, nodes=training.nodes[: sections[-1].stop], sections=sections)
+    training, whole = program.step, program.evaluation
+    sections, _ = pass_and_update(training)
+    training = replace(training, nodes=training.nodes[: sections[-1].stop], sections=sections)
     first = whole.nodes[:1]
     values = {name: whole.values[name] for node in first for name in node.results if name is not None}
     inputs = tuple(name for name in whole.inputs if any(name in node.reads for node in first))

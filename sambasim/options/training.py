@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -320,13 +320,11 @@ class Sections(Options):
             yield Problem("training.schedule.momentum", what, "--set training.schedule.momentum=, or another optimizer")
 
 
-_OF_ANY_SCHEDULE = ("name", "warmup_steps", "total_steps")
-_OF_ANY_OPTIMIZER = ("name", "lr", "weight_decay", "max_grad_norm")
-_REPLACED: Mapping[str, Sequence[str]] = {
+_REPLACED: Mapping[str, Collection[str]] = {
     "data.source": ("source", "args", "inputs", "samples", "evaluation_fraction"),
     "loss.name": ("name", "args"),
-    "optimizer.name": [name for name in OptimizerOptions.model_fields if name not in _OF_ANY_OPTIMIZER],
-    "training.schedule.name": [name for name in ScheduleOptions.model_fields if name not in _OF_ANY_SCHEDULE],
+    "optimizer.name": OptimizerOptions.model_fields.keys() - {"name", "lr", "weight_decay", "max_grad_norm"},
+    "training.schedule.name": ScheduleOptions.model_fields.keys() - {"name", "warmup_steps", "total_steps"},
     "training.steps": ("epochs",),
     "training.epochs": ("steps",),
     "data.workers": ("prefetch_factor", "persistent_workers"),

@@ -5,6 +5,4 @@ replica, by section, pipeline stage, source line and roofline, and says what wou
 named after their command: `simulation`, `inspect`, `plan`, `memory`, `devices` (also validate); `summaries` is for
 compile, bench and the mean step of a run, `formats` for traces and SambaTune's files. `compare` and `page` (of
 `report`) use all of these.
-
-Memory is shown by `simulation`, `memory` and `page/overview`; sambasim/simulation/memory.py computes it.
 """

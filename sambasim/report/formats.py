@@ -122,7 +122,7 @@ def _row(step: RankAlone, section: TimedSection) -> Mapping[str, str | int | flo
     return {
         "section_type": section.kind,
         "section_name": section.name,
-        "operators": section.operators,
+        "operators": section.load.stages,
         "runs_per_step": step.runs(section),
         "predicted_latency_s": latency_s,
         "predicted_throughput_samples_per_s": step.batch_size / latency_s if section.kind in MODEL_KINDS else "",

@@ -209,7 +209,7 @@ def _section_fields(analysis: Analysis, number: int) -> dict[str, object]:
     return {
         "kind": section.kind,
         "name": section.name,
-        "operators": section.operators,
+        "operators": section.load.stages,
         **{name: getattr(price, name) for name in ("predicted_s", "compute_s", "memory_s", "fill_s", "launch_s")},
         "traffic_bytes": load.traffic_bytes,
         "product_flops": load.product_flops,

@@ -253,15 +253,9 @@ class Curve:
     is_bound: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class _Axis:
-    least: float
-    most: float
-    start: float
-    stop: float
-
-    def at(self, value: float) -> float:
-        return self.start + (self.stop - self.start) * math.log(value / self.least) / math.log(self.most / self.least)
+def _axis(least: float, most: float, start: float, stop: float) -> Callable[[float], float]:
+    """Where a value is, on a logarithmic axis from `least` at `start` to `most` at `stop`."""
+    return lambda value: start + (stop - start) * math.log(value / least) / math.log(most / least)
 
 
 def log_chart(
@@ -273,32 +267,32 @@ def log_chart(
     ys = [y for curve in curves for _, y in curve.points] or [1.0]
     decades = [10.0**power for power in range(math.floor(math.log10(min(ys))), math.ceil(math.log10(max(ys))) + 1)]
     labels = 2 * _LABEL_INDENT + _CHARACTER_WIDTH * max((len(curve.name) for curve in curves), default=0)
+    right, middle = _WIDTH - labels, (_FOOT + _TOP) / 2
     # With a single point, or a single power of ten, the axis must still have a length.
-    x = _Axis(xs[0], max(xs[-1], 2 * xs[0]), _LEFT, _WIDTH - labels)
-    y = _Axis(decades[0], max(decades[-1], 10 * decades[0]), _FOOT, _TOP)
+    x = _axis(xs[0], max(xs[-1], 2 * xs[0]), _LEFT, right)
+    y = _axis(decades[0], max(decades[-1], 10 * decades[0]), _FOOT, _TOP)
     size = f'width="{_WIDTH}" height="{_HEIGHT}"'
     view = f'xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}"'
     parts = [f'<svg {view} {size} font-family="sans-serif" font-size="12">', f'<rect {size} fill="white"/>']
-    parts += [_svg_text(_LEFT, 25, title, "start", size=15), _svg_line(x.start, _FOOT, x.stop, _FOOT)]
+    parts += [_svg_text(_LEFT, 25, title, "start", size=15), _svg_line(_LEFT, _FOOT, right, _FOOT)]
     for value in xs:
-        at = x.at(value)
+        at = x(value)
         parts += [_svg_line(at, _FOOT, at, _FOOT + 5), _svg_text(at, _FOOT + 20, words[0](value))]
-    parts.append(_svg_text((x.start + x.stop) / 2, _HEIGHT - 15, titles[0]))
+    parts.append(_svg_text((_LEFT + right) / 2, _HEIGHT - 15, titles[0]))
     for value in decades:
-        at = y.at(value)
-        parts += [_svg_line(x.start, at, x.stop, at, "#dddddd"), _svg_text(_LEFT - 8, at + 4, words[1](value), "end")]
-    middle = (y.start + y.stop) / 2
+        at = y(value)
+        parts += [_svg_line(_LEFT, at, right, at, "#dddddd"), _svg_text(_LEFT - 8, at + 4, words[1](value), "end")]
     turned = f' transform="rotate(-90 20 {middle:.1f})"'
-    parts += [_svg_line(_LEFT, y.start, _LEFT, y.stop), _svg_text(20, middle, titles[1], turn=turned)]
+    parts += [_svg_line(_LEFT, _FOOT, _LEFT, _TOP), _svg_text(20, middle, titles[1], turn=turned)]
     return "\n".join([*parts, *_curves_svg(curves, x, y), "</svg>"]) + "\n"
 
 
-def _curves_svg(curves: Sequence[Curve], x: _Axis, y: _Axis) -> Iterator[str]:
+def _curves_svg(curves: Sequence[Curve], x: Callable[[float], float], y: Callable[[float], float]) -> Iterator[str]:
     """The curves with their names at the right end, from top to bottom, moved down where they would overlap."""
     colours, label_y = itertools.cycle(_COLOURS), -math.inf
     coloured = [(curve, _BOUND_COLOUR if curve.is_bound else next(colours)) for curve in curves]
-    for curve, colour in sorted(coloured, key=lambda pair: y.at(pair[0].points[-1][1])):
-        points = [(x.at(a), y.at(b)) for a, b in curve.points]
+    for curve, colour in sorted(coloured, key=lambda pair: y(pair[0].points[-1][1])):
+        points = [(x(a), y(b)) for a, b in curve.points]
         path = " ".join(f"{cx:.1f},{cy:.1f}" for cx, cy in points)
         dashes = ' stroke-dasharray="6 4"' if curve.is_bound else ""
         yield f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"{dashes}/>'

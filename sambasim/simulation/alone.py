@@ -59,10 +59,6 @@ class TimedSection:
     nodes: tuple[int, int] = (0, 0)
 
     @property
-    def operators(self) -> int:
-        return self.load.stages
-
-    @property
     def unit_share(self) -> float:
         return self.price.units / self.budget.units
 

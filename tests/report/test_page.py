@@ -209,7 +209,7 @@ def test_stages_add_up_to_their_section(level: Level) -> None:
         assert sum(streamed) + sum(resident) == section.load.read_bytes
         assert sum(resident) + sums_bytes == section.load.resident_bytes
         assert (sum(written), sum(flops)) == (section.load.written_bytes, section.load.product_flops)
-        assert len(stages) == section.operators
+        assert len(stages) == section.load.stages
         assert all(0 <= source < to for to, of_stage in enumerate(reads) for source, _ in of_stage)
 
 

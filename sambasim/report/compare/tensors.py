@@ -140,14 +140,12 @@ def compare_pefs(a: tuple[str, PefDocument], b: tuple[str, PefDocument], weights
 
 def _options(document: PefDocument) -> Mapping[str, object]:
     program = document.program
+    tables = {"compile": document.compile_options, **document.training_defaults, "data": document.data_source}
     return {
         "name": program.name,
         "batch size": program.batch_size,
         "replicas, at least": program.world_size,
-        **dict(_leaves("compile", document.compile_options)),
-        **dict(_leaves("", document.training_defaults)),
-        **dict(_leaves("data", document.data_source)),
-        **dict(_leaves("metadata", document.metadata)),
+        **dict(_leaves("", tables | {"metadata": document.metadata})),
         **{f"argument {argument.name}": argument.default for argument in program.runtime_arguments},
         "optimizers": ", ".join(
             f"{rule.name} ({', '.join(rule.states) or 'stateless'})" for rule in program.optimizers

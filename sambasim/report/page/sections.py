@@ -1,5 +1,4 @@
-"""Predicted parts about sections: their times, the roofs of the device, the tensors between them, the pipeline of a
-chosen section, and all operators."""
+"""Predicted parts about sections: times, roofs, the tensors between them, the pipeline of one, and all operators."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -65,7 +64,7 @@ def _section_row(analysis: Analysis, number: int) -> list[object]:
     section = analysis.step.sections[number]
     price, load = section.price, section.load
     return [
-        *(number, section.kind.value, ui.visible(section.name), section.operators),
+        *(number, section.kind.value, ui.visible(section.name), section.load.stages),
         *(price.compute_s, price.memory_s, price.fill_s, price.launch_s, price.predicted_s),
         *(load.read_bytes, load.written_bytes, load.resident_bytes, load.product_flops),
         *(bound_text(analysis.step, price.bound), ui.BOUNDS[price.bound], ui.visible(analysis.lines[number])),

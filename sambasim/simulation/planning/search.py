@@ -35,8 +35,7 @@ class Refused:
 @dataclass(frozen=True)
 class Plan:
     """`best`: the best strategy of each shape of the mesh, compiled and priced, best first; `others`: mostly estimates;
-    `mean_error`: of predictions of published steps, or on this machine; `largest_layer_bytes`: of a module's
-    parameters, gradients and states."""
+    `mean_error`: of predictions, published or here; `largest_layer_bytes`: of a module, with gradients and states."""
 
     name: str
     hardware: str
