@@ -64,8 +64,7 @@ def compile_command(
     shared.answer(as_json, lambda: compilation_json(done), lambda: compilation_report(done, details=verbose))
 
 
-_LEAST_ACCURACY = 0.97
-"""The quick start reaches this on held-out digits after its default training."""
+_LEAST_ACCURACY = 0.97  # the quick start reaches this on held-out digits after its default training
 
 _NAME, _REPLICAS, _TIMEOUT_S = "digits-demo", "2", 900.0
 

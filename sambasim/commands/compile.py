@@ -38,8 +38,7 @@ from sambasim.units import format_bytes
 
 _PROVE, _NOT_COMPARED = "compare with eager PyTorch", "not compared with eager PyTorch"
 
-_children = 0
-"""How many times this process has compiled in a child."""
+_children = 0  # how many times this process has compiled in a child
 
 
 @contextmanager

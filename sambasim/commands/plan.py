@@ -23,8 +23,7 @@ from sambasim.simulation.planning.search import Plan
 from sambasim.simulation.planning.strategy import VALUES, Space, Strategy, divisors
 from sambasim.units import counted
 
-_MOST_DIGITS = 12
-"""Of a number in `--only`: longer ones name no strategy."""
+_MOST_DIGITS = 12  # of a number in `--only`: longer ones name no strategy
 
 _MOST_RANKS = 4
 _TABLES = {"compile": BuildOptions.model_fields, "parallel": ParallelOptions.model_fields}

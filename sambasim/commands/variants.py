@@ -104,8 +104,7 @@ def _plan_this_machine(task: PlanTask, programs: "Callable[[str], Variants]", on
     return plan_here(options.name, program_of, machine, spaces, goal, has_mpi=has_mpi)
 
 
-_KEPT = (TensorParallel, Recompute)
-"""Passes that many strategies begin with."""
+_KEPT = (TensorParallel, Recompute)  # passes that many strategies begin with
 
 
 class Variants:

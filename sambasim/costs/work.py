@@ -43,8 +43,7 @@ def columns_of(node: Node, types: Mapping[str, TensorType]) -> int:
 
 _REALS = tuple(dtype for dtype in DTYPE_BYTES if dtype.startswith(("float", "bfloat")))
 _DEVICE_BYTES = {dtype: 2 if dtype in _REALS else min(size, 4) for dtype, size in VALUE_BYTES.items()}
-_BATCH_NORM, _TRAINING_FLAG = "aten.batch_norm.default", 5
-"""The operator, and the position of `training` in its arguments."""
+_BATCH_NORM, _TRAINING_FLAG = "aten.batch_norm.default", 5  # with the position of `training` in its arguments
 
 _FIXED = (SymbolKind.PARAMETER, SymbolKind.BUFFER, SymbolKind.CONSTANT)
 _WHOLE_BATCH_FIRST = frozenset(f"aten.{name}" for name in (

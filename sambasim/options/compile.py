@@ -24,7 +24,6 @@ OPT_LEVELS = {
     "o3": "The grouping with the shortest predicted step.",
 }
 
-
 _OF_FILE = AfterValidator(lambda name: "sn40" if name == "sn40l" else name)  # as the file of the device is called
 
 

@@ -25,8 +25,7 @@ _FIXED = {
 """What a PEF was compiled with, in words."""
 
 _ADAM_MODES = ("adam_w_mode", "torch_adam")
-_CYCLED_BETA2 = 0.99
-"""DeepSpeed's OneCycle sets both betas if it cycles the first."""
+_CYCLED_BETA2 = 0.99  # DeepSpeed's OneCycle sets both betas if it cycles the first
 
 
 class World(NamedTuple):

@@ -17,8 +17,7 @@ from sambasim.errors import LARGEST_COUNT, OptionError, is_too_deep, shortened
 from sambasim.options.base import Problem, one_of, refusal, show, suggested
 from sambasim.options.given import as_table, config_text
 
-AUTO = "auto"
-"""The value of a field that another config or a flag fills in, as in Hugging Face's Trainer."""
+AUTO = "auto"  # the value of a field that another config or a flag fills in, as in Hugging Face's Trainer
 
 Kind: TypeAlias = Literal["number", "whole", "switch", "rate", "share", "warmup", "curve", "total"]
 """How a value is given: of a schedule, `rate` is the highest learning rate, `share` a rate that is a factor of it here,

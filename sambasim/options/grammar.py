@@ -155,8 +155,7 @@ def parse_inputs(texts: Mapping[str, str]) -> tuple[InputSpec, ...]:
 Inputs = Annotated[dict[str, str], parsable(parse_inputs)]
 
 
-LAST_STEP = 10**18
-"""Of a range without end."""
+LAST_STEP = 10**18  # of a range without end
 
 _RANGE = re.compile(r"(?P<first>[0-9]{0,18})(?P<dash>-?)(?P<last>[0-9]{0,18})")
 
@@ -198,8 +197,7 @@ def parse_cadence(text: str) -> Cadence:
     return replace(unit, count=int(match[1]) * unit.count)
 
 
-TRANSFORMERS = "transformers"
-"""The package whose models are made from a config."""
+TRANSFORMERS = "transformers"  # the package whose models are made from a config
 
 _PACKAGES = (TRANSFORMERS, "torch", "torchvision", "torchaudio", "timm", "diffusers")
 """Packages of models. Many begin with `torch`: by difflib, names are `_OF_A_SLIP` alike if one is a slip."""

@@ -17,8 +17,7 @@ _FLAG = re.compile(rf"(?<![\w-])(?P<flag>--?[A-Za-z][\w-]*)(?:[ =](?!--?[A-Za-z]
 _SET = re.compile(rf"--set (?P<name>[\w.\"]+)=(?P<value>{_VALUE})")
 _PLACEHOLDER = re.compile(r"[A-Z]+|[\d.,]*…")
 _NUMBER = re.compile(r"-?(\d[\d_]*\.?\d*|\.\d+)(e[+-]?\d+)?")
-_BEGIN, _END = "\x01", "\x02"
-"""Around what was translated, until all is."""
+_BEGIN, _END = "\x01", "\x02"  # around what was translated, until all is
 
 _INSTEAD = {
     "add --inference": "call sambasim.predict",

@@ -124,8 +124,7 @@ class LossScaleOptions(Options):
                 yield Problem(name, "must be a power of two, so that scaling is exact", remedy, value)
 
 
-MOST_WORKERS = 256
-"""The most worker processes of one rank: a PEF can ask for them, and each takes memory."""
+MOST_WORKERS = 256  # the most worker processes of one rank: a PEF can ask for them, and each takes memory
 
 
 class ModelOptions(Options):

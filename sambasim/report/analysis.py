@@ -329,10 +329,6 @@ class Analysis:
             numbers[key].append(number)
         return list(map(tuple, numbers.values()))
 
-    @cached_property
-    def fold_of(self) -> Mapping[int, int]:
-        return {section: number for number, fold in enumerate(self.folds) for section in fold}
-
     def runs_in_step(self, fold: Sequence[int]) -> int:
         """How often sections of `fold` run in a step, micro-steps included."""
         return sum(self.step.runs(self.step.sections[number]) for number in fold)

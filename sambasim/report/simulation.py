@@ -176,6 +176,7 @@ def simulation_json(prediction: Prediction, paths: Sequence[SyncPath]) -> list[s
 def _one_rank_fields(analysis: Analysis, scaling: Sequence[Mapping[str, object]]) -> Mapping[str, object]:
     facts, alone = analysis.prediction, analysis.step
     span = likely(facts)
+    fold_of = {number: fold for fold, numbers in enumerate(analysis.folds) for number in numbers}
     return {
         "name": facts.program.name,
         "device": facts.device.name,
@@ -199,7 +200,7 @@ def _one_rank_fields(analysis: Analysis, scaling: Sequence[Mapping[str, object]]
         "scaling": scaling,
         "lines": [{"line": line, "predicted_s": seconds} for line, seconds in analysis.line_s.items()],
         "tensors": [{"from": a, "to": b, "bytes": size} for (a, b), size in sorted(analysis.stages.tensors.items())],
-        "sections": [_section_fields(analysis, number) for number in range(len(alone.sections))],
+        "sections": [{**_section_fields(analysis, at), "fold": fold_of[at]} for at in range(len(alone.sections))],
     }
 
 
@@ -217,7 +218,6 @@ def _section_fields(analysis: Analysis, number: int) -> dict[str, object]:
         "unit_share": section.unit_share,
         "chip_share": section.chip_share,
         "costliest_line": analysis.lines[number] or None,
-        "fold": analysis.fold_of[number],
     }
 
 

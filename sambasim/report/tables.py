@@ -237,10 +237,8 @@ def sparkline(values: Sequence[float], width: int = 40) -> str:
 _WIDTH, _HEIGHT = 800, 500
 _LEFT, _TOP, _FOOT = 80, 50, 440
 _LABEL_GAP, _LABEL_INDENT = 15, 8
-_CHARACTER_WIDTH = 7
-"""At least the average width of a label's character: about half the font size of 12 in a sans-serif."""
-_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
-"""The colour-blind safe palette of Okabe and Ito."""
+_CHARACTER_WIDTH = 7  # at least the average width of a label's character: about half the font size of 12
+_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")  # Okabe and Ito, colour-blind safe
 _BOUND_COLOUR = "#555555"
 
 

@@ -24,7 +24,6 @@ from sambasim.units import counted, format_bytes
 LEAST_GAIN = 0.02  # changes that gain a smaller share of the samples/s are left out
 _FACTORS = (2, 4, 8)
 
-
 Step: TypeAlias = RankAlone | PredictedStep
 
 

@@ -35,11 +35,9 @@ from sambasim.optimizers import OPTIMIZERS
 
 RECOMPUTE = ("none", "sections", "full")
 
-Regions: TypeAlias = frozenset[tuple[str, str]]
-"""Names of groups, each with "parameter" or "gradient"."""
+Regions: TypeAlias = frozenset[tuple[str, str]]  # names of groups, each with "parameter" or "gradient"
 
-Row: TypeAlias = Sequence[Action] | None
-"""What a rank does in a pipeline; None without one."""
+Row: TypeAlias = Sequence[Action] | None  # what a rank does in a pipeline; None without one
 
 
 @dataclass(frozen=True, slots=True)

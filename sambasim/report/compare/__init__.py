@@ -134,9 +134,7 @@ _SHORT_DIGEST = 12
 _NOT_BY_BIT = "not comparable bit by bit: {}; "
 _COMPARED_APART = ("training.seed", "training.batch_size")  # deciding facts themselves, or part of the PEF
 
-
-_Line: TypeAlias = tuple[int, int, int, StepDigests]
-"""Step, replica and side (0 is A)."""
+_Line: TypeAlias = tuple[int, int, int, StepDigests]  # step, replica and side (0 is A)
 
 
 class _Pair(NamedTuple):

@@ -172,25 +172,23 @@
   const short = (operator) => operator.replace(/^aten\./, "").replace(/\.default$/, "");
   const where = (o) => (o.file ? `${o.file}:${o.line}` : "");
 
-  if (operators.length) {
-    liveTable("operators-rows", operators, [
-      { head: "no.", value: (o) => o.place, number: true, width: "56px" },
-      { head: "line", value: where, whole: true, width: "252px" },
-      { head: "section", value: (o) => o.section, text: (o) => (o.section === null ? "-" : o.section), number: true, width: "76px" },
-      { head: "operator", value: (o) => o.operator, text: (o) => short(o.operator), name: true, width: "17%" },
-      { head: "kind", value: (o) => o.kind, width: "112px" },
-      { head: "result", value: (o) => o.type, name: true, width: "16%" },
-      { head: "module", value: (o) => o.module, name: true, width: "14%" },
-      { head: "source", value: (o) => o.code, name: true },
-    ], {
-      words: (o) => `${o.operator} ${o.name}`,
-      row: (o) => ({
-        className: `${o.working ? "" : "free"}${o.section === null ? "" : " open"}`,
-        title: o.name,
-        onclick: () => o.section !== null && choose(o.section, true),
-      }),
-    });
-  }
+  liveTable("operators-rows", operators, [
+    { head: "no.", value: (o) => o.place, number: true, width: "56px" },
+    { head: "line", value: where, whole: true, width: "252px" },
+    { head: "section", value: (o) => o.section, text: (o) => (o.section === null ? "-" : o.section), number: true, width: "76px" },
+    { head: "operator", value: (o) => o.operator, text: (o) => short(o.operator), name: true, width: "17%" },
+    { head: "kind", value: (o) => o.kind, width: "112px" },
+    { head: "result", value: (o) => o.type, name: true, width: "16%" },
+    { head: "module", value: (o) => o.module, name: true, width: "14%" },
+    { head: "source", value: (o) => o.code, name: true },
+  ], {
+    words: (o) => `${o.operator} ${o.name}`,
+    row: (o) => ({
+      className: `${o.working ? "" : "free"}${o.section === null ? "" : " open"}`,
+      title: o.name,
+      onclick: () => o.section !== null && choose(o.section, true),
+    }),
+  });
 
   // The chosen section: stages as rows, buffers as arcs beside them.
   const GUTTER = 100;

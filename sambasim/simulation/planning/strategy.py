@@ -32,8 +32,7 @@ VALUES: Mapping[str, Sequence[str]] = {
 }  # fmt: skip
 """Of the fields of a strategy that are words."""
 
-BY_HOST = 2
-"""The level of ZeRO from which gradients and parameters are moved between hosts: see `simulation/scaling.py`."""
+BY_HOST = 2  # the ZeRO level from which gradients and parameters are moved between hosts: see `simulation/scaling.py`
 
 
 @dataclass(frozen=True, slots=True)
