@@ -11,11 +11,10 @@ from click.shell_completion import CompletionItem
 from sambasim.errors import UserError, shortened
 from sambasim.terminal.output import exit_code_of, report_error, set_up_streams
 
-_RUN = "Train the model of a PEF with as many replicas as mpirun starts, or predict with it."
 _PANELS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "Compile and run": {
         "compile": ("compile", "Compile a PyTorch model into a PEF."),
-        "run": ("run", _RUN),
+        "run": ("run", "Train the model of a PEF with as many replicas as mpirun starts, or predict with it."),
         "app": ("apps", "Run a SambaFlow app with sambasim in place of sambaflow."),
         "env": ("apps", "Print shell lines that let launch scripts for the hardware work as they are."),
         "demo": ("compile", "Compile the quick start, train it with both kinds of sync, and compare the two."),

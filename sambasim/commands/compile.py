@@ -185,9 +185,8 @@ def warm_up() -> None:
 
 
 def verify_against(path: Path, target: str, steps: int | None = None, on_phase: OnPhase = lambda phase: None) -> Proof:
-    """Compare the PEF at `path` with the model that `target` names, which takes the weights of the PEF, on batches of
-    the PEF's data, or random ones where it names none. Raises CaptureError for a difference, and OptionError for a PEF
-    whose loss is not known by a name."""
+    """Compare the PEF at `path` with the model that `target` names, with the PEF's weights, on batches of its data, or
+    random ones without. Raises CaptureError for a difference, and OptionError for a PEF whose loss has no name."""
     document = read(path)
     options = _options_of(document, target)
     specs = tuple(input_specs(document.program))

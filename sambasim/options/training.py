@@ -242,8 +242,7 @@ class OptimizerOptions(Options):
     lr_decay: float | None = Field(default=None, ge=0)
 
     def hyperparameters(self) -> dict[str, float | bool]:
-        """Every number that the optimizer's update takes, by the name of its runtime argument: `betas` as `beta1` and
-        `beta2`, and with clipping also `max_grad_norm`."""
+        """The numbers of its update by runtime argument: `betas` as `beta1` and `beta2`, if clipped `max_grad_norm`."""
         numbers: dict[str, float | bool] = {}
         for name in (*OPTIMIZERS[self.name].defaults, *(() if self.max_grad_norm is None else ("max_grad_norm",))):
             value: Any = getattr(self, name)

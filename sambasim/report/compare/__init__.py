@@ -1,5 +1,4 @@
-"""What `sambasim compare` finds, as rows, and these as text and tables: of runs here, by recordings of digests or
-metrics files; of PEFs and other tensors in `tensors`."""
+"""What `sambasim compare` finds, as rows, text and tables: of recordings and metrics here, of tensors in `tensors`."""
 
 import math
 from collections import Counter

@@ -17,7 +17,7 @@ from functools import cache, cached_property, partial
 
 from sambasim.errors import OptionError
 from sambasim.ir.dataflow import axis_of, pass_and_update, spans_of_actions
-from sambasim.ir.graph import MADE_AGAIN, Graph, Node
+from sambasim.ir.graph import MADE_AGAIN, Node
 from sambasim.ir.mesh import TENSOR
 from sambasim.ir.operator_flops import Operands
 from sambasim.ir.operators import OPERATORS, OperatorKind
@@ -87,19 +87,16 @@ class _Part:
     program: Program
     share: float
 
-    @property
-    def graph(self) -> Graph:
-        return self.program.step
-
     @cached_property
     def types(self) -> Mapping[str, TensorType]:
-        return {name: symbol.type for name, symbol in self.program.symbols.items()} | dict(self.graph.values)
+        return {name: symbol.type for name, symbol in self.program.symbols.items()} | dict(self.program.step.values)
 
     @cached_property
     def sizes(self) -> Mapping[str, float]:
         """Of the nodes of a pass, by name: FLOPs of a product, else bytes."""
-        sections, _ = pass_and_update(self.graph)
-        return {node.name: self.size(node) for section in sections for node in self.graph.section_nodes(section)}
+        graph = self.program.step
+        sections, _ = pass_and_update(graph)
+        return {node.name: self.size(node) for section in sections for node in graph.section_nodes(section)}
 
     def size(self, node: Node) -> float:
         flops = OPERATORS[node.operator].flops
@@ -111,7 +108,7 @@ class _Part:
 
     @cached_property
     def memory(self) -> PassMemory:
-        return pass_memory(self.graph, self.program.symbols)
+        return pass_memory(self.program.step, self.program.symbols)
 
 
 class Here:
@@ -188,7 +185,7 @@ class Here:
 
     def _costs_of(self, part: _Part, ranks: int, samples: int) -> Mapping[tuple[ActionKind, int], Cost]:
         """By action: of a pass of `samples`, while so many `ranks` compute."""
-        graph, scale = part.graph, samples / part.program.batch_size
+        graph, scale = part.program.step, samples / part.program.batch_size
         rates, times, (sections, _) = self._machine.rates_at(ranks), self._times(ranks, samples), pass_and_update(graph)
 
         def cost(node: Node) -> Cost:
@@ -218,7 +215,7 @@ class Here:
     def _flops_per_s(self, times: PassTimes) -> float:
         """Of all products of a pass that was measured."""
         whole = self._whole
-        products = [node for node in whole.graph.nodes if OPERATORS[node.operator].flops is not None]
+        products = [node for node in whole.program.step.nodes if OPERATORS[node.operator].flops is not None]
         seconds = sum(times.seconds.get(node.name, 0.0) for node in products)
         flops = sum(map(whole.size, products)) * times.samples / whole.program.batch_size
         return flops / seconds if seconds else self._machine.gemm_flops_per_s
