@@ -85,11 +85,6 @@ class Machine:
                     return named
         return next((symbol for symbol, held in self._on_host() if held is tensor), None)
 
-    def note_step(self) -> None:
-        """Tells torch's schedulers that there was an optimizer step."""
-        for optimizer in self.optimizers:
-            optimizer._opt_called = True
-
     def to_host(self) -> None:
         """Copies weights, buffers and optimizer state of the device to the host, in the types of the host."""
         states = list(self._states()) if self.replica.steps else []

@@ -17,6 +17,7 @@ from sambasim.compiler.capture.step import EvaluationStep, Example, Losses, Trai
 from sambasim.compiler.capture.tensors import STORED, held_by, inputs_in, stored_in
 from sambasim.compiler.capture.trial import buffers_of_plain_tensors, trial, with_values
 from sambasim.compiler.update import Update
+from sambasim.errors import CaptureError
 from sambasim.options.compile import CompileOptions
 from sambasim.pef.digests import code_digest
 from sambasim.samba.inputs import losses_of
@@ -31,15 +32,10 @@ class Request:
     """A model with one batch of plain tensors by name, and how it is compiled."""
 
     model: nn.Module
-    inputs: Mapping[str, Tensor]
-    by_keyword: bool
+    example: Example
     updates: tuple[Update, ...]
     options: CompileOptions
     loss_indices: tuple[int, ...] = ()
-
-    @property
-    def example(self) -> Example:
-        return Example(self.inputs, self.by_keyword)
 
     @property
     def losses(self) -> Losses:
@@ -54,8 +50,8 @@ def fingerprint(asked: Request) -> str | None:
     if sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad) > _MOST_BYTES:
         return None
     stored = STORED[dtype]
-    given = inputs_in(stored, asked.inputs)
-    example = Example(given, asked.by_keyword)
+    given = inputs_in(stored, asked.example.inputs)
+    example = asked.example._replace(inputs=given)
     step: nn.Module = TrainingStep(model, example, None, asked.losses)
     if not updates:
         step = EvaluationStep(model, example, None)
@@ -77,10 +73,10 @@ def fingerprint(asked: Request) -> str | None:
             buffers = {str(paths) for tensor, paths in held.values() if not isinstance(tensor, nn.Parameter)}
             tells_all = not any(op.asks or op.draws_from or not buffers >= set(op.writes) for op in recording.ops)
             if recording.seeded or recording.made_bytes > _MOST_BYTES or not tells_all:
-                raise NotRecordable("its operators do not show all that it does, or it makes too much")
+                return None
         facts += (
             f"sambasim {__version__}, torch {torch.__version__}, Python {sys.version_info[:2]}",
-            f"{type(model).__name__}, {dtype}, {asked.by_keyword}",
+            f"{type(model).__name__}, {dtype}, {example.by_keyword}",
             *(f"input {name} {_form(tensor)}" for name, tensor in given.items()),
             *_described(updates),
             *(op.text for op in recording.ops),
@@ -148,20 +144,16 @@ _IS_CAPTURED = frozenset(
 """The functions by which a model can ask whether it is being captured."""
 
 
-class NotRecordable(Exception):
-    """The call does something that its operators do not show."""
-
-
 @contextlib.contextmanager
 def _guarded(code: set[str]) -> Iterator[None]:
-    """Add the digests of the user's code that runs here to `code`. Raises NotRecordable where values go to Python, and
+    """Add the digests of the user's code that runs here to `code`. Raises CaptureError where values go to Python, and
     where the model asks whether it is captured."""
     importing, asks_for_capture = 0, False
 
     def guarded(name: str, method: Callable[..., object]) -> Callable[..., object]:
         def called(*args: object, **kwargs: object) -> object:
             if not is_ours(sys._getframe(1).f_code.co_filename):
-                raise NotRecordable(f"{name} gives values to Python")
+                raise CaptureError(f"{name} gives values to Python")
             return method(*args, **kwargs)
 
         return called
@@ -185,7 +177,7 @@ def _guarded(code: set[str]) -> Iterator[None]:
         sys.setprofile(profile)
         yield
     if asks_for_capture:
-        raise NotRecordable("a capture takes another path than a call")
+        raise CaptureError("a capture takes another path than a call")
 
 
 def _form(tensor: Tensor) -> str:

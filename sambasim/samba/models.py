@@ -61,7 +61,7 @@ def add_old_methods(model: nn.Module) -> None:
 
 def _run(model: nn.Module, *inputs: Any, **options: Any) -> Any:
     """`session.run`, with the inputs as one sequence or one by one, and sync as the command line says."""
-    session.program(model)
+    session.loaded(model)
     if "inputs" in options:
         inputs = (options.pop("inputs"),)
     for flag in ("data_parallel", "reduce_on_rdu"):

@@ -219,10 +219,6 @@ def report_here(code: Code, what: str, remedy: str, *, notice_only: bool = False
     report(Finding(code, what, app_line(), remedy), notice_only=notice_only)
 
 
-def has_reported(*codes: str) -> bool:
-    return current().reporter.has(*codes)
-
-
 def typed_command(original: Sequence[str] = tuple(sys.orig_argv)) -> list[str]:
     """The command line of this process, without mpirun: `["python", "app.py", "run", …]`, for messages."""
     interpreter, *rest = original

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from sambasim.compiler.capture.step import Example
 from sambasim.compiler.capture.tensors import held_by
 from sambasim.compiler.update import Update
 from sambasim.errors import DataError, ModelError, OptionError
@@ -72,7 +73,7 @@ def request(
     options = build(CompileOptions, parts)
     if (chips := chips or options.chips) > 1:
         named = {name: tensor[: tensor.shape[0] // chips].contiguous() for name, tensor in named.items()}
-    return Request(model, named, by_keyword, updates, options, indices)
+    return Request(model, Example(named, by_keyword), updates, options, indices)
 
 
 def fingerprint_of(asked: Request) -> dict[str, str]:

@@ -19,9 +19,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from sambasim.compiler.capture.trial import is_tracing
 from sambasim.errors import OptionError
 from sambasim.ir.graph import SectionKind
-from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
-from sambasim.pef import PefDocument
 from sambasim.runtime.watch.observer import SectionClock
 from sambasim.samba import process
 from sambasim.samba.checks import replicas
@@ -40,7 +38,7 @@ class Session:
 
     def __init__(self) -> None:
         self.profiler = Profiler()
-        self.ctx = SimpleNamespace(set_tensors=lambda tensors: self._loaded().set_tensors(tensors))
+        self.ctx = SimpleNamespace(set_tensors=lambda tensors: self.loaded().set_tensors(tensors))
         self._config: Mapping[str, object] | None = None
         self._now: Loaded | None = None
         self._of_other_models = WeakIdKeyDictionary()
@@ -116,7 +114,7 @@ class Session:
         grad_of_outputs: for this run, the gradient of each output, or None; by default the `sn_grad` of outputs
 
         Raises OptionError and DataError for arguments that do not fit the PEF, and for findings of the checks."""
-        now = self._loaded()
+        now = self.loaded()
         machine = now.machine
         kinds = kinds_of(machine.program, section_types)
         batch = {} if input_tensors is None else now.bind(repeatable(input_tensors))
@@ -142,7 +140,8 @@ class Session:
         with torch.autocast("cpu", enabled=False) if is_cast else nullcontext():
             results = machine.replica.run(kinds, batch, tangent, mode)
         if SectionKind.OPT in kinds:
-            machine.note_step()
+            for optimizer in machine.optimizers:
+                optimizer._opt_called = True  # for torch's schedulers
         if now.start.is_loss and not isfinite(machine.replica.loss):
             now.checks.report_nonfinite_loss()
         return now.answer(results, output_tensors)
@@ -193,7 +192,7 @@ class Session:
     def timed(self, model: nn.Module) -> Iterator[SectionClock]:
         """Within it, whole steps and forwards are timed section by section, without overlap of sync and backward.
         Raises OptionError if no PEF is loaded for `model`."""
-        replica = self._loaded(model).machine.replica
+        replica = self.loaded(model).machine.replica
         clock = SectionClock()
         replica.time_by(clock)
         try:
@@ -201,28 +200,15 @@ class Session:
         finally:
             replica.time_by(None)
 
-    def program(self, model: nn.Module) -> Program:
-        """That of the loaded PEF. Raises OptionError if none is loaded for `model`."""
-        return self._loaded(model).machine.program
-
-    def document(self, model: nn.Module) -> PefDocument:
-        """The content of the loaded PEF. Raises OptionError if none is loaded for `model`."""
-        return self._loaded(model).machine.document
-
     @property
     def machine(self) -> Machine | None:
         """The loaded PEF with its model and replica; None before `trace_graph`."""
         return None if self._now is None else self._now.machine
 
-    @property
-    def example_inputs(self) -> Mapping[str, Tensor] | None:
-        """The last batch, at first that of `trace_graph`, by name; None if no PEF is loaded."""
-        return None if self._now is None else self._now.inputs
-
     @checks_keywords()
     def to_cpu(self, model: nn.Module | None = None, optimizers: object = None) -> None:
         """Copies weights, buffers and the state of all optimizers from the device to the host."""
-        now = self._loaded(model)
+        now = self.loaded(model)
         now.checks.host.note_fetch()
         now.machine.to_host()
         now.checks.host.note_exchange()
@@ -230,7 +216,7 @@ class Session:
     @checks_keywords()
     def to_device(self, model: nn.Module | None = None, optimizers: object = None) -> None:
         """Copies weights, buffers and the state of all optimizers from the host to the device."""
-        now = self._loaded(model)
+        now = self.loaded(model)
         now.checks.replaced = True
         now.machine.to_device()
         now.checks.host.note_exchange()
@@ -244,33 +230,33 @@ class Session:
         if isinstance(names, str):
             what = f"names must be a list of words, not the word {names!r}"
             raise app_error(OptionError, what, f'samba.session.get_tensors_by_name(["{names}"])')
-        return list(map(self._loaded().named_tensor, names))
+        return list(map(self.loaded().named_tensor, names))
 
     @checks_keywords()
     def get_tensors(self, tensors: Tensor | Sequence[Tensor]) -> tuple[SambaTensor, ...]:
         """Outputs of the last run, for output tensors of `trace_graph`."""
-        return self._loaded().answer({}, tensors)
+        return self.loaded().answer({}, tensors)
 
     def get_dropout_rate_argin_names(self) -> tuple[str, ...]:
         """The keys of dropout rates in `hyperparam_dict`: `net__drop__dropout_p`."""
-        return self._loaded().hyperparameters.rates
+        return self.loaded().hyperparameters.rates
 
     @property
     def tensor_dict(self) -> Mapping[str, object]:
         """Inputs and outputs of the last run by name, and in `inputs` and `grads` all inputs and all gradients."""
-        now = self._loaded()
+        now = self.loaded()
         inputs = {name: SambaTensor(tensor, name=name) for name, tensor in now.inputs.items()}
         return {"inputs": inputs, "grads": now.on_device(SymbolKind.GRADIENT), **inputs, **now.outputs}
 
     @property
     def buffer_dict(self) -> Mapping[str, SambaTensor]:
         """Copies of the buffers on the device, by the names of their symbols."""
-        return self._loaded().on_device(SymbolKind.BUFFER)
+        return self.loaded().on_device(SymbolKind.BUFFER)
 
     @property
     def optim_dict(self) -> Mapping[str, Optimizer]:
         """The app's optimizers, by the names that the PEF has for them."""
-        machine = self._loaded().machine
+        machine = self.loaded().machine
         groups = ((optimizer, group) for optimizer in machine.optimizers for group in optimizer.param_groups)
         # The PEF has one for each parameter group with trained parameters.
         owners = [owner for owner, group in groups if any(parameter.requires_grad for parameter in group["params"])]
@@ -281,7 +267,8 @@ class Session:
         remedy = "leave it out; for several graphs compile a PEF for each: a PEF holds one graph here"
         raise app_error(AbsentNameError, str(error), remedy)
 
-    def _loaded(self, model: nn.Module | None = None) -> Loaded:
+    def loaded(self, model: nn.Module | None = None) -> Loaded:
+        """The loaded PEF. Raises OptionError if there is none, or one for another model than `model`."""
         if self._now is None:
             raise app_error(OptionError, "no PEF is loaded", "samba.utils.trace_graph(model, inputs, optim, pef=…)")
         if model is not None and unwrapped(model) is not self._now.machine.model:

@@ -101,14 +101,14 @@ class TestWithGold:
         """One batch, by the names of the PEF's inputs; the PEF is loaded when this returns."""
         given = None if self._inputs is None else name_inputs(self._model, self._inputs)[0]
         try:
-            program = session.program(self._model)
+            program = session.loaded(self._model).machine.program
         except OptionError:
             program = as_one_rank(read(locate(self._args.pef)).program)
             given = _made_up(program) if given is None else given
             named = [SambaTensor(tensor, name=name, batch_dim=0) for name, tensor in given.items()]
             inputs = self._inputs if isinstance(self._inputs, Mapping) else named
             trace_graph(self._model, inputs, self._optimizer, pef=self._args.pef)
-        batch = session.example_inputs if given is None else given
+        batch = session.loaded(self._model).inputs if given is None else given
         return {name: to_torch(tensor) for name, tensor in (batch or _made_up(program)).items()}
 
     def _write(self, batch: Mapping[str, Tensor], outputs: Sequence[str]) -> dict[str, Tensor]:
@@ -294,7 +294,7 @@ def dump_accuracy_debug_info(
 
 
 def _rows(model: nn.Module) -> Iterator[dict[str, JsonValue]]:
-    program = session.program(model)
+    program = session.loaded(model).machine.program
     host = {name: one.tensor for one in held_by(model) for name in one.names}
     symbols = [symbol for symbol in program.symbols.values() if symbol.kind in (SymbolKind.GRADIENT, *DEVICE_STATE)]
     for symbol, tensor in zip(symbols, session.get_tensors_by_name([one.name for one in symbols]), strict=True):

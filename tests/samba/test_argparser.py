@@ -272,20 +272,23 @@ def test_a_mistake_is_told_with_its_place(tmp_path: Path, text: str, where: str 
         parse_yaml_to_args(tmp_path / "none.yaml", "compile")
 
 
-def test_what_was_typed_counts_before_the_file_and_the_file_before_defaults(tmp_path: Path) -> None:
+def test_what_was_typed_counts_before_the_file_and_the_file_before_defaults(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     def add(parser: ArgumentParser) -> None:
         parser.add_argument("--lr", type=float, default=0.1)
         parser.add_argument("--hidden", type=int, default=4)
         parser.add_argument("-e", "--epochs", type=int, default=1)
+        parser.add_argument("--debug", action="store_true")
 
-    typed = parse_app_args(["run", "--pef=a.pef", "-e2", "--hidden", "4"], common_parser_fn=add)
+    typed = parse_app_args(["run", "--pef=a.pef", "-e2", "--hidden", "4", "--debug"], common_parser_fn=add)
     text = "batch-size: 32\nlr: 1e-3\nhidden: 64\nepochs: 9\npef: b.pef\nextra: 1\ninference: true\n"
     config = parse_yaml_to_args(written(tmp_path, text), typed)
     assert (config.command, config.pef, config.batch_size, config.inference) == ("run", "a.pef", 32, True)
     assert (config.lr, config.hidden, config.epochs, config.extra) == (1e-3, 4, 2, 1)
     assert set(vars(config)) == {*vars(typed), "extra"}
     assert config.of_app == typed.of_app > {"lr", "hidden", "epochs"}
-    assert process.current().arguments is config
+    assert (process.current().arguments, capsys.readouterr().err) == (config, ""), "--debug is the app's own"
     with pytest.raises(OptionError, match="'many' is not a whole number"):
         parse_yaml_to_args(written(tmp_path, "batch_size: many\n"), typed)
 

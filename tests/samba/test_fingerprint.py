@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from sambasim.compiler.capture.step import Example
 from sambasim.compiler.update import Update
 from sambasim.options.compile import CompileOptions
 from sambasim.samba.fingerprint import Request, fingerprint
@@ -22,6 +23,7 @@ from sambasim.samba.fingerprint import Request, fingerprint
 SGD = Update("sgd", {"lr": 0.1, "momentum": 0.0})
 TABLE = torch.tensor([1.0, 2.0, 3.0])
 BATCH = 4
+EXAMPLE = Example({"x": torch.ones(BATCH, 4)})
 
 Then: TypeAlias = Callable[[Any, Tensor], Tensor]
 """What a net makes of the outputs of its layer."""
@@ -54,7 +56,7 @@ class Net(nn.Module):
 
 
 def fingerprint_of(net: nn.Module, *, dtype: Any = "fp32", **changed: Any) -> str | None:
-    asked = Request(net, {"x": torch.ones(BATCH, 4)}, False, (SGD,), CompileOptions(dtype=dtype, inference=True))
+    asked = Request(net, EXAMPLE, (SGD,), CompileOptions(dtype=dtype, inference=True))
     return fingerprint(replace(asked, **changed))
 
 
@@ -128,9 +130,9 @@ def test_a_model_that_was_changed_has_another(change: Callable[[Any], object]) -
 @pytest.mark.parametrize(
     "changed",
     [
-        {"inputs": {"x": torch.randn(BATCH + 1, 4)}},
-        {"inputs": {"x": torch.randn(BATCH, 4, dtype=torch.bfloat16)}, "dtype": "bf16"},
-        {"by_keyword": True},
+        {"example": Example({"x": torch.randn(BATCH + 1, 4)})},
+        {"example": Example({"x": torch.randn(BATCH, 4, dtype=torch.bfloat16)}), "dtype": "bf16"},
+        {"example": EXAMPLE._replace(by_keyword=True)},
         {"dtype": "bf16"},
         {"updates": ()},
         {"updates": (Update("sgd", {"lr": 0.1, "momentum": 0.9}),)},

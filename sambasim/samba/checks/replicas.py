@@ -156,7 +156,7 @@ class Checks:
 
     def report_nonfinite_loss(self) -> None:
         """Reports that the loss of the last forward is not finite (AP08)."""
-        if not process.has_reported("AP08"):
+        if not current().reporter.has("AP08"):
             what = f"{self._machine.program.loss} is {self._machine.replica.loss} in forward {self._forwards}"
             remedy = "a smaller learning rate, max_grad_norm= for the optimizer, or inputs of a smaller range"
             process.report_here("AP08", what, remedy)
@@ -184,18 +184,18 @@ class Checks:
             self._machine.follow_first(self._communicator)
         # Replicas in different epochs may have different rates and orders. Then the cause is reported, once.
         uneven = data.different_epochs([snapshot.place for snapshot in shown], where)
-        if not process.has_reported("DP03", "DP07"):
+        if not current().reporter.has("DP03", "DP07"):
             when = f"before step {self._step}"
             self._report_cause(uneven, different_hyperparameters(of_replicas, when, where))
-            if not (uneven and process.has_reported("DP09")):
+            if not (uneven and current().reporter.has("DP09")):
                 process.report(different_weights(of_replicas, when, where))
-        if not process.has_reported("DP05"):
+        if not current().reporter.has("DP05"):
             divisions = [snapshot.division for snapshot in shown]
             process.report(data.wrong_division(divisions, compares_epochs=False))
             self._report_cause(uneven, data.wrong_division(divisions))
         fed = [snapshot.fed for snapshot in shown]
         self._fed = ()
-        if all(fed) and not process.has_reported("DP04"):
+        if all(fed) and not current().reporter.has("DP04"):
             equal = data.equal_batches(fed, self._times_equal, self._step, line or where)
             # Equal random batches may be of a warm-up; no warm-up takes 8 steps, or draws from a DistributedSampler.
             if self._step == _BATCHES_COMPARED[-1] or (watched is not None and watched.samplers.has_fed):
@@ -208,15 +208,15 @@ class Checks:
     def _report_cause(self, cause: Finding | None, finding: Finding | None) -> None:
         if finding is None or cause is None:
             process.report(finding)
-        elif not process.has_reported(cause.code):
+        elif not current().reporter.has(cause.code):
             process.report(cause, notice_only=True)
 
     def _compare_last(self) -> None:
         """Compare after the last step. Collective, also for a rank that has nothing to show."""
-        if self._samplers is not None and not self._samplers.has_fed and not process.has_reported("DP04"):
+        if self._samplers is not None and not self._samplers.has_fed and not current().reporter.has("DP04"):
             process.report(self._withheld, notice_only=True)
         own = None
-        if self._synced and not process.has_reported("DP03", "DP07", "DP09"):
+        if self._synced and not current().reporter.has("DP03", "DP07", "DP09"):
             own = trained(self._machine, read=not self.replaced)
         of_replicas = self._communicator.all_gather_object(own)
         if None not in of_replicas:

@@ -117,7 +117,7 @@ def parse_yaml_to_args(path: str | os.PathLike[str], args_cli: argparse.Namespac
             setattr(config, name, value)
     config.command, config.of_app = chosen, of_app
     config.parsed_batch_size = config.batch_size
-    _enter(config, [flag for flag in FLAGS if chosen in flag.commands])
+    _enter(config, [flag for flag in FLAGS if chosen in flag.commands and flag.destination not in of_app])
     return config
 
 

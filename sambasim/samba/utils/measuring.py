@@ -80,10 +80,9 @@ def measure_performance(
         return sum(section.elapsed_s for section in clock.passes[-1])
 
     times_s = repeated.times_s(graph_alone if run_graph_only else repeated.step, n_iterations, min_duration)
-    median_s, slow_s = repeated.slowest(median_and_slow(times_s))
+    median_s, slow_s, spread = repeated.typical(times_s)
     throughput = repeated.world.world_size * repeated.program.batch_size / median_s
-    title = f"{repeated.title(len(times_s))}: {format_seconds(median_s)} a step, {throughput:.0f} samples/s"
-    lines = [title, spread(median_s, slow_s, len(times_s))]
+    lines = [f"{repeated.title(len(times_s))}: {format_seconds(median_s)} a step, {throughput:.0f} samples/s", spread]
     predicted_s = repeated.predicted_s(graph_only=run_graph_only)
     if predicted_s is not None:
         lines.append(f"predicted for a device: {format_seconds(predicted_s)} a step")
@@ -136,8 +135,7 @@ def measure_sections(
         steps = len(repeated.times_s(repeated.step, n_iterations, min_duration))
     passes = clock.passes[_WARM_UP_STEPS:]
     medians = [statistics.median(section.elapsed_s for section in times) for times in zip(*passes, strict=True)]
-    sums = median_and_slow([sum(section.elapsed_s for section in times) for times in passes])
-    median_s, slow_s = repeated.slowest(sums)
+    _, slow_s, spread = repeated.typical([sum(section.elapsed_s for section in times) for times in passes])
     predicted = repeated.predicted
     by_section_s = {} if predicted is None else predicted.by_section_s(repeated.program.leading.sections)
     rows = []
@@ -151,7 +149,7 @@ def measure_sections(
     figures: dict[str, JsonValue] = {"sections_s": measured_s, "predicted_sections_s": predicted_s}
     figures |= {"step_p90_s": slow_s, "sections": [asdict(row) for row in rows]}
     table = _table([*rows, SectionFigure([], "", "", measured_s, predicted_s)])
-    lines = [repeated.title(steps), *table, spread(median_s, slow_s, steps)]
+    lines = [repeated.title(steps), *table, spread]
     return repeated.report(steps, figures, lines, json, bench_report_json, compiled_stats_json)
 
 
@@ -175,22 +173,22 @@ class _Repeated:
         from sambasim.simulation.step import has_several_ranks
         from sambasim.simulation.sync import SyncPath
 
-        self.program = program = session.program(model)
+        machine = session.loaded(model).machine
+        document, self.program = machine.document, machine.program
         # The default of -b has no effect: an app may ignore -b, so that its batches have another size.
         arguments = process.current().arguments
         typed = arguments.typed if isinstance(arguments, Arguments) else ("batch_size",)
         is_default = "batch_size" not in typed and batch_size == getattr(arguments, "batch_size", None)
-        if batch_size not in (None, program.batch_size) and not is_default:
-            what = f"the batch size is {batch_size}, and the PEF was compiled for {program.batch_size}"
-            raise OptionError(what, remedy=f"-b {program.batch_size}, or compile again")
+        if batch_size not in (None, self.program.batch_size) and not is_default:
+            what = f"the batch size is {batch_size}, and the PEF was compiled for {self.program.batch_size}"
+            raise OptionError(what, remedy=f"-b {self.program.batch_size}, or compile again")
         if n_iterations < 1:
             raise OptionError(f"{n_iterations} steps cannot be timed", remedy="--num-iterations 1 or more")
         self.world = world = ending.communicator()
-        self._forward_only = inference or program.training is None
+        self._forward_only = inference or self.program.training is None
         kinds = [SectionKind.FWD] if self._forward_only else None
         run = partial(session.run, inputs, section_types=kinds)
         self._run = partial(run, data_parallel=data_parallel, reduce_on_rdu=reduce_on_rdu)
-        document = session.document(model)
         inventory = inventory_of(document.compile_options)
         nodes = world.node_of if data_parallel else [world.node_index]
         placement = place_replicas(inventory, nodes, document.program.ranks_of_replica)
@@ -233,6 +231,19 @@ class _Repeated:
         """Each of the times on the rank where it is the longest. Collective."""
         return list(map(max, zip(*self.world.all_gather_object(times_s), strict=True)))
 
+    def typical(self, times_s: Sequence[float]) -> tuple[float, float, str]:
+        """The median and the 90th percentile of the slowest replica; and in words the number of threads, how much the
+        times differ, and a likely reason. Collective."""
+        percentile_s = sorted(times_s)[math.ceil(0.9 * len(times_s)) - 1]
+        median_s, slow_s = self.slowest([statistics.median(times_s), percentile_s])
+        threads = torch.get_num_threads()
+        words = f"median, with {counted(threads, 'thread')} a replica; "
+        words += f"9 of 10 steps took {format_seconds(slow_s)} or less"
+        if len(times_s) >= _FEW_STEPS and slow_s >= _UNEVEN * median_s:
+            alone = "" if threads == 1 else "; or threads wait for each other: try --threads 1"
+            words += f"\nnotice: times of steps differ much: other work may run on these cores{alone}"
+        return median_s, slow_s, words
+
     def title(self, steps: int) -> str:
         return f"measured on this machine, {counted(self.world.world_size, 'replica')}, {counted(steps, 'step')}"
 
@@ -269,18 +280,3 @@ def _table(rows: Sequence[SectionFigure]) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     line = "  ".join(f"{{:{side}{width}}}" for side, width in zip("<<<>>", widths, strict=True))
     return [line.format(*row) for row in cells]
-
-
-def spread(median_s: float, slow_s: float, steps: int) -> str:
-    """The number of threads, how much the times differ, and a likely reason."""
-    threads = torch.get_num_threads()
-    text = f"median, with {counted(threads, 'thread')} a replica; 9 of 10 steps took {format_seconds(slow_s)} or less"
-    if steps < _FEW_STEPS or slow_s < _UNEVEN * median_s:
-        return text
-    alone = "" if threads == 1 else "; or threads wait for each other: try --threads 1"
-    return f"{text}\nnotice: times of steps differ much: other work may run on these cores{alone}"
-
-
-def median_and_slow(times_s: list[float]) -> tuple[float, float]:
-    """The median and the 90th percentile."""
-    return statistics.median(times_s), sorted(times_s)[math.ceil(0.9 * len(times_s)) - 1]
