@@ -147,7 +147,9 @@ def test_another_way_to_compile_has_another(changed: dict[str, Any]) -> None:
 
 def test_values_of_weights_inputs_and_hyperparameters_may_differ() -> None:
     for name in ("dropout", "a hook", "made on the spot"):
-        assert fingerprint_of(Net(STEPS[name])) == fingerprint_of(Net(STEPS[name]), inputs={"x": torch.randn(BATCH, 4)})
+        assert fingerprint_of(Net(STEPS[name])) == fingerprint_of(
+            Net(STEPS[name]), example=Example({"x": torch.randn(BATCH, 4)})
+        )
     assert fingerprint_of(Net(), updates=(Update("sgd", {"lr": 0.2, "momentum": 0.0}),)) == fingerprint_of(Net())
 
 

@@ -1,9 +1,7 @@
 """AP05, AP06, AP07: weights and optimizers that host and device do not exchange; DP02 for backwards of a step.
 
-The device has its own weights, and the hyperparameters that the optimizers had in `trace_graph`: what the app changes
-on the host does not reach it (AP05). `session.run` trains on the device alone, so a checkpoint or a prediction with the
-weights of the last `to_cpu` is out of date (AP06). And an app may train nothing at all on the device (AP07). If the
-host takes optimizer steps of its own, for comparison, its weights are not compared.
+The device has its own weights, and the hyperparameters that the optimizers had in `trace_graph`. If the host takes
+optimizer steps of its own, for comparison, its weights are not compared.
 """
 
 import math
