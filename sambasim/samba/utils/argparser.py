@@ -16,7 +16,7 @@ from sambasim.errors import LaunchError, OptionError, failing_with
 from sambasim.runtime.machine.launcher import find_launcher, launched_rank
 from sambasim.runtime.machine.process import bring_up, bring_up_on_demand, take_down
 from sambasim.samba.ending import communicator
-from sambasim.samba.flags import COMMANDS, COMPILE, FLAGS, RUN, TEST, WITH_PEF, Flag
+from sambasim.samba.flags import COMMANDS, COMPILE, FLAGS, RUN, TEST, WITH_PEF
 from sambasim.samba.notices import checks_keywords, say_once
 from sambasim.samba.process import current, type_error
 from sambasim.samba.utils.parser import AddArguments, Arguments, command_parser, overview, parse, program_name
@@ -81,7 +81,7 @@ def parse_app_args(
     of_command = {COMPILE: compile_parser_fn, TEST: test_parser_fn, RUN: run_parser_fn}.get(command)
     parser = command_parser(command, [add for add in (common_parser_fn, of_command) if add is not None])
     arguments = parse(parser, command, words[1:])
-    _enter(arguments, parser.flags)
+    _enter(arguments)
     return arguments
 
 
@@ -117,7 +117,7 @@ def parse_yaml_to_args(path: str | os.PathLike[str], args_cli: argparse.Namespac
             setattr(config, name, value)
     config.command, config.of_app = chosen, of_app
     config.parsed_batch_size = config.batch_size
-    _enter(config, [flag for flag in FLAGS if chosen in flag.commands and flag.destination not in of_app])
+    _enter(config)
     return config
 
 
@@ -170,11 +170,12 @@ def _from_values(command: str, values: Mapping[str, object]) -> argparse.Namespa
     return namespace
 
 
-def _enter(arguments: Arguments, flags: Sequence[Flag]) -> None:
+def _enter(arguments: Arguments) -> None:
     """Makes `arguments` those of this process, prints a notice of flags without an effect, sets the log level, and
-    connects the ranks, which is collective. flags: those of the library that no flag of the app replaces"""
+    connects the ranks, which is collective."""
     command, typed = arguments.command, arguments.typed  # nothing is typed if they come from keywords
-    given = {one.destination: one for one in flags if getattr(arguments, one.destination) != one.default_for(command)}
+    library = [one for one in FLAGS if command in one.commands and one.destination not in arguments.of_app]
+    given = {one.destination: one for one in library if getattr(arguments, one.destination) != one.default_for(command)}
     levels = [f"--{level}" for level in ("o0", "o1", "o3") if level in given]
     if len(levels) > 1:
         raise OptionError(f"{' and '.join(levels)} exclude each other", remedy=f"leave out all but {levels[-1]}")

@@ -48,22 +48,18 @@ _EXAMPLES = {
 
 
 class Arguments(Namespace):
-    """The parsed arguments. `vars` does not contain these three."""
+    """The parsed arguments. `vars` does not contain these three: the names of the arguments that were `typed`; those of
+    the app's own flags; and the batch size before the app changes it, None if the app has a flag of its own for it."""
 
     __slots__ = ("of_app", "parsed_batch_size", "typed")
     typed: frozenset[str]
-    """The names of the arguments that were typed."""
     of_app: frozenset[str]
-    """The names of the app's own flags."""
     parsed_batch_size: int | None
-    """The batch size before the app changes it; None if the app has a flag of its own for it."""
 
 
 class CommandParser(argparse.ArgumentParser):
     """An ArgumentParser that raises OptionError instead of exiting."""
 
-    flags: tuple[Flag, ...] = ()
-    """Those of the library that no flag of the app replaces."""
     of_app: frozenset[str] = frozenset()
     """The names of the app's own flags."""
 
@@ -119,7 +115,6 @@ def command_parser(command: str, additions: Sequence[AddArguments]) -> CommandPa
     for add in additions:
         add(parser)
     parser.of_app = frozenset(_give_way(parser, library))
-    parser.flags = tuple(flag for flag in of_command if flag.destination not in parser.of_app)
     return parser
 
 
@@ -150,7 +145,7 @@ def parse(parser: CommandParser, command: str, arguments: Sequence[str]) -> Argu
     for flag in FLAGS:
         if not hasattr(namespace, flag.destination):
             setattr(namespace, flag.destination, flag.default_for(command))
-    of_library = {flag.destination for flag in parser.flags}
+    of_library = {flag.destination for flag in FLAGS if command in flag.commands} - parser.of_app
     free = of_library - namespace.typed  # their defaults may depend on --pef
     has_pef = "pef" in of_library and namespace.pef is not None
     if has_pef and command == COMPILE:
