@@ -76,20 +76,10 @@ def few(examples: list[CompiledExample], paths: list[Path]) -> list[Path]:
     return [one.path for one in examples if one.optimizer == "adamw"] if is_whole() else paths
 
 
-@pytest.mark.parametrize("np", [np if np == 2 else whole_case(np) for np in RANKS if np > 1])
-def test_device_host_and_emulation_are_equal_for_every_example(np: int, paths: list[Path]) -> None:
-    """With and without accumulation; SGD, Adam and AdamW, with and without clipping, are all there."""
-    check_apart(check_exact(np, paths))
-
-
-@whole
-def test_they_are_equal_with_two_threads_too(few: list[Path]) -> None:
-    check_apart(check_exact(2, few, threads=2))
-
-
 @pytest.mark.parametrize(
     ("np", "nodes"),
     [
+        *((np, {}) if np == 2 else whole_case(np, {}) for np in RANKS if np > 1),
         whole_case(2, TWO_NODES),
         whole_case(2, EACH_ALONE),
         whole_case(3, EACH_ALONE),
@@ -100,10 +90,20 @@ def test_they_are_equal_with_two_threads_too(few: list[Path]) -> None:
         whole_case(8, EACH_ALONE),
     ],
 )
-def test_they_are_equal_over_several_nodes(np: int, nodes: dict[str, str], few: list[Path]) -> None:
-    """MPICH makes nodes of one machine: two, or each rank on its own."""
-    chosen = few if np < 8 else [path for path in few if path.stem.startswith(("digits", "char_gpt"))]
-    check_apart(check_exact(np, chosen, nodes, accumulations=(1, 2) if is_whole() else (2,)))
+def test_device_host_and_emulation_are_equal_for_every_example(
+    np: int, nodes: dict[str, str], paths: list[Path], few: list[Path]
+) -> None:
+    """With and without accumulation; SGD, Adam and AdamW, with and without clipping, are all there. MPICH makes nodes
+    of one machine: two, or each rank on its own."""
+    chosen = few if nodes else paths
+    if np == 8:
+        chosen = [path for path in few if path.stem.startswith(("digits", "char_gpt"))]
+    check_apart(check_exact(np, chosen, nodes, accumulations=(1, 2) if is_whole() or not nodes else (2,)))
+
+
+@whole
+def test_they_are_equal_with_two_threads_too(few: list[Path]) -> None:
+    check_apart(check_exact(2, few, threads=2))
 
 
 def transposed_digits() -> nn.Module:
@@ -142,7 +142,7 @@ class Job:
     ways: tuple[str, ...] = ALL
     env: Mapping[str, str] | None = None
     steps: int = 2
-    body: str = "train"
+    late_s: float = 0.0
     whole: bool = True
 
 
@@ -238,7 +238,7 @@ JOBS = (
     ),
     Job("moved updates of slices", 4, many_words(*(f"parallel.zero={level}" for level in range(4)), dp=2)),
     # Without a norm, no rank waits for another between its update and the message.
-    Job("a late reduction", 4, many_words(UNCLIPPED, dp=2), ("device", "emulated"), body="late_train"),
+    Job("a late reduction", 4, many_words(UNCLIPPED, dp=2), ("device", "emulated"), late_s=0.05),
     *(
         Job(
             f"whole replicas at ZeRO {' '.join(map(str, levels))}",
@@ -273,7 +273,7 @@ def run_job(job: Job, folder: Path) -> Mapping[str, Trained]:
     """Runs are called LAYOUT WAY; those called `replicas` are of replicas of one rank."""
     runs: dict[str, Run] = {}
     references: dict[str, str] = {}
-    asked: dict[str, Any] = {"steps": job.steps, "evaluate": True}
+    asked: dict[str, Any] = {"steps": job.steps, "evaluate": True, "late_s": job.late_s}
     for layout in job.layouts:
         several = {"one_process_per_replica": True} if 1 < job.processes < layout.ranks else {}
         ways = {**{way: {**WAYS[way], **several} for way in WAYS}, "emulated": {"emulate": layout.dp}}
@@ -284,7 +284,7 @@ def run_job(job: Job, folder: Path) -> Mapping[str, Trained]:
             name = references[f"{layout} replicas"] = f"{of_one_rank} ×{passes}"
             path = of_one_rank.compiled(folder)
             runs[name] = run_of(name, path, accumulation=passes, emulate=of_one_rank.dp, **asked)
-    found = train(job.processes, list(runs.values()), env=job.env, body=job.body)
+    found = train(job.processes, list(runs.values()), env=job.env)
     ours = {name: one for name, one in found.items() if name not in references.values()}
     return ours | {name: found[reference] for name, reference in references.items()}
 

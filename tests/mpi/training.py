@@ -58,6 +58,7 @@ def run_of(
     data: Mapping[str, object] | None = None,
     emulate: int | None = None,
     round_elements: int | None = None,
+    late_s: float = 0.0,
     **options: object,
 ) -> Run:
     """A run of `steps` steps at one thread. `emulate`: alone, with so many replicas."""
@@ -66,7 +67,7 @@ def run_of(
     given = {"pef": str(pef), "threads": 1, "overrides": overrides, **options}
     if emulate is not None:
         given["emulate_replicas"] = emulate
-    return Run(name, str(pef), given, emulate is not None, round_elements)
+    return Run(name, str(pef), given, emulate is not None, round_elements, late_s)
 
 
 def runs_of(name: str, pef: Path, ways: Mapping[str, Mapping[str, Any]], **asked: Any) -> list[Run]:
@@ -75,16 +76,10 @@ def runs_of(name: str, pef: Path, ways: Mapping[str, Mapping[str, Any]], **asked
 
 
 def train(
-    np: int,
-    runs: Sequence[Run],
-    *,
-    env: Mapping[str, str] | None = None,
-    cwd: Path | None = None,
-    hosts: int = 1,
-    body: str = "train",
+    np: int, runs: Sequence[Run], *, env: Mapping[str, str] | None = None, cwd: Path | None = None, hosts: int = 1
 ) -> dict[str, Trained]:
     """Train `runs` in one job of `np` ranks; what each came to, by name."""
-    argv = [*body_command(body), json.dumps([asdict(run) for run in runs], default=str)]
+    argv = [*body_command("train"), json.dumps([asdict(run) for run in runs], default=str)]
     lines = run_mpi(np, argv, timeout=280, env=env, cwd=cwd, hosts=hosts).check().stdout.splitlines()
     found = [Trained.model_validate_json(line) for line in lines if line.startswith("{")]
     assert sorted(one.name for one in found) == sorted(run.name for run in runs)

@@ -6,6 +6,7 @@ one JSON line for each run, as `tests.mpi.training.Trained` reads it.
 
 import json
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from sambasim.runtime.machine.mpi import connect
 from sambasim.runtime.run.run_observer import RunObserver, Start
 from sambasim.runtime.run.setup import set_up
 from sambasim.runtime.transports import exchange
+from sambasim.runtime.transports.window import WindowReduce, _Work
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,7 @@ class Run:
 
     alone: by one of the processes, which emulates all replicas
     round_elements: of an exchange through the host; None for the usual number
+    late_s: how late replica 1 is with each group that it reduces and updates through a shared window
     """
 
     name: str
@@ -33,6 +36,7 @@ class Run:
     options: Mapping[str, object]
     alone: bool = False
     round_elements: int | None = None
+    late_s: float = 0.0
 
 
 class _Messages(RunObserver):
@@ -46,10 +50,22 @@ class _Messages(RunObserver):
         self.notes.append(what)
 
 
+on_time = WindowReduce._complete
+
+
 def train(run: Run, communicator: Communicator) -> dict[str, object]:
     """What `tests.mpi.training.Trained` says of the run."""
     messages = _Messages()
-    with patch.object(exchange, "ROUND_ELEMENTS", run.round_elements or exchange.ROUND_ELEMENTS):
+
+    def late(reduce: WindowReduce, work: _Work) -> None:
+        time.sleep(run.late_s if reduce._window.replica == 1 else 0.0)
+        on_time(reduce, work)
+
+    elements = run.round_elements or exchange.ROUND_ELEMENTS
+    with (
+        patch.object(exchange, "ROUND_ELEMENTS", elements),
+        patch.object(WindowReduce, "_complete", late if run.late_s else on_time),
+    ):
         setup = set_up(Path(run.pef), RunOptions.model_validate(run.options), communicator)
         summary = TrainingJob(setup, messages).run()
     return {"name": run.name, **vars(messages), "summary": summary.model_dump(mode="json")}
