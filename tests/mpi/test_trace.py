@@ -53,19 +53,15 @@ def runs(
     folder = tmp_path_factory.mktemp("traces")
     paths = [one.path for one in examples if one.optimizer == "adamw" and (one.example, one.clipped) in PEFS]
     ways = WAYS if ranks > 1 else {"alone": {}, "emulated": {"emulate": 3}}
-    named = {f"{path.stem} {way}": (path, way) for path in paths for way in ways}
+    files = {(path, way): folder / f"{path.stem} {way}.json" for path in paths for way in ways}
     asked: dict[str, Any] = {"steps": STEPS, "accumulation": MICRO_STEPS}
-    plain = [run_of(name, path, **asked, **ways[way]) for name, (path, way) in named.items()]
-    traced = [
-        run_of(f"{name} traced", path, trace=str(folder / f"{name}.json"), **asked, **ways[way])
-        for name, (path, way) in named.items()
-    ]
-    found = train(ranks, [*plain, *traced], hosts=hosts)
-    documents = {path: read(path) for path in paths}
-    traces = {name: read_trace((folder / f"{name}.json").read_text(encoding="utf-8")) for name in named}
+    wanted = [run_of(file.stem, path, **asked, **ways[way]) for (path, way), file in files.items()]
+    for (path, way), file in files.items():
+        wanted.append(run_of(f"{file.stem} traced", path, trace=str(file), **asked, **ways[way]))
+    found, documents = train(ranks, wanted, hosts=hosts), {path: read(path) for path in paths}
     return [
-        Run(way, documents[path], found[name], found[f"{name} traced"], traces[name])
-        for name, (path, way) in named.items()
+        Run(way, documents[path], found[file.stem], found[f"{file.stem} traced"], read_trace(file.read_text("utf-8")))
+        for (path, way), file in files.items()
     ]
 
 
