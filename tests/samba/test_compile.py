@@ -15,12 +15,10 @@ from sambasim.errors import PefError
 from sambasim.pef import read
 from sambasim.samba.session import session
 from sambasim.samba.utils import trace_graph
-from tests.samba.conftest import make_logreg
 from tests.samba.harness import (
     MOMENTUM,
     Layer,
     LogReg,
-    PefOf,
     Plainly,
     batch_of,
     compiled,
@@ -42,111 +40,75 @@ class Masked(LogReg):
         return super().forward(image if mask is None else image * mask, label)
 
 
-class App:
-    """What an app has when it comes to compile or to trace."""
-
-    def __init__(self, kind: type[LogReg], command: str, *flags: str) -> None:
-        self.samba, self.args = imported("samba"), parsed(command, *flags)
-        self.utils = self.samba.utils
-        self.model, self.optimizer = with_sgd(kind, momentum=MOMENTUM)
-        self.plainly = Plainly(self.model)
-        self.inputs: Any = tuple(batch_of())
-
-    def executed(self, call: str) -> Any:
-        """The value of `call`, with the names of an app."""
-        metadata, folder = imported("mac.metadata"), self.utils.get_file_dir(__file__)
-        hints = metadata.ConvTilingMetadata([8, 8]), metadata.TilingMetadata(original_size=[8, 8], num_tiles=4)
-        names = {
-            "session": self.samba.session, "utils": self.utils, "trace_graph": self.utils.trace_graph,
-            "model": self.model, "inputs": self.inputs, "opt": self.optimizer, "args": self.args, "vars": vars,
-            "common": {"name": "logreg", "app_dir": folder, "config_dict": vars(self.args)}, "folder": folder,
-            "meta": self.utils.pef_utils.get_pefmeta(self.args, self.model),
-            "hints": {hint.key: hint for hint in hints},
-        }  # fmt: skip
-        return eval(call, names)
-
-    def trains(self) -> bool:
-        """Whether the traced model trains as PyTorch does."""
-        for number in range(2):
-            batch = batch_of(number)
-            outputs = self.samba.session.run(input_tensors=batch, output_tensors=self.model.output_tensors)
-            assert all(map(equal, outputs, self.plainly.step(batch)))
-        self.samba.session.to_cpu(self.model)
-        return same_weights(self.model, self.plainly.model)
-
-
 @pytest.mark.usefixtures("app")
 @pytest.mark.parametrize(
-    ("call", "form"),
+    ("call", "form", "trace"),
     [
         (
             "session.compile(model, inputs, opt, name='logreg', config_dict=vars(args), pef_metadata=meta)",
             lambda image, label: (image, label),
+            "model, inputs, opt, pef=args.pef, mapping=args.mapping, distlearn_config=args.distlearn_config",
         ),
         (
             "session.compile(model, inputs, opt, **common, init_output_grads=not args.inference, squeeze_bs_dim=True, "
             "io_host_memory=True, pef_metadata={**meta, 'input_shapes': [(4, 8), (4,)]}, metadata=hints)",
             lambda image, label: [image, label],
+            "model, inputs, opt, config_dict=vars(args), squeeze_bs_dim=True",
         ),
         (
             "session.compile(model=model, inputs=inputs, optimizers=opt, name='logreg', inference=False, "
             "config_dict=dict(vars(args)), pef_metadata=utils.pef_utils.get_pefmeta_dict(vars(args), model))",
             lambda image, label: {"image": image, "label": label},
+            "model, inputs, optim=opt, init_output_grads=not args.inference, pef=args.pef, dev_mode=True",
         ),
         (
             "utils.compile(args, model, inputs, opt, name='logreg', app_dir=folder)",
             lambda image, label: [image, label, None],
+            "args, model, inputs, opt",
         ),
         (
             "utils.common.common_app_driver(args=args, model=model, inputs=inputs, optim=opt, name='logreg', "
             "squeeze_bs_dim=True, get_output_grads=False, app_dir=folder)",
             lambda image, label: {"image": image, "label": label, "mask": None}.values(),
+            "model, inputs, opt, config_dict=vars(args), transfer_device=False, data_parallel_mode='normal'",
         ),
     ],
     ids=["tuple", "list", "dict", "with None", "dict.values() with None"],
 )  # fmt: skip
-def test_compile(call: str, form: Callable[..., Any], capsys: pytest.CaptureFixture[str]) -> None:
-    app = App(Masked, "compile", "--pef-name=logreg", "-b=4")
-    app.inputs = form(*app.inputs)
-    path = app.executed(call)
+def test_compile(call: str, form: Callable[..., Any], trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """And trace, and train as PyTorch does."""
+    utils, metadata = imported("samba").utils, imported("mac.metadata")
+    (model, optimizer), inputs = with_sgd(Masked, momentum=MOMENTUM), form(*batch_of())
+    plainly, args, folder = Plainly(model), parsed("compile", "--pef-name=logreg", "-b=4"), utils.get_file_dir(__file__)
+    hints = metadata.ConvTilingMetadata([8, 8]), metadata.TilingMetadata(original_size=[8, 8], num_tiles=4)
+    names = {
+        "session": samba.session, "utils": utils, "model": model, "inputs": inputs, "opt": optimizer, "args": args,
+        "common": {"name": "logreg", "app_dir": folder, "config_dict": vars(args)}, "folder": folder,
+        "meta": utils.pef_utils.get_pefmeta(args, model), "hints": {hint.key: hint for hint in hints},
+    }  # fmt: skip
+    path = eval(call, names)
     assert capsys.readouterr().out.endswith(f"PEF file {PEF.absolute()} created\nCompilation succeeded\n")
     assert "common_app_driver" in call or path == str(PEF.absolute())
-    app.utils.trace_graph(app.model, app.inputs, app.optimizer, pef=str(PEF))
-    if isinstance(app.inputs, dict):
-        samba.session.run(app.inputs, app.model.output_tensors)
-        app.plainly.step(batch_of())
-    assert app.trains()
-    metadata = read(PEF).metadata
-    if "pef_metadata=" in call:
-        assert (metadata["pef_name"], metadata["model_repr"]) == ("logreg", repr(app.model))
-    if "hints" in call:
-        assert metadata["input_shapes"] == "[(4, 8), (4,)]"
-        assert metadata["tiling"] == "TilingMetadata(original_size=[8, 8], num_tiles=4)"
-
-
-@pytest.mark.usefixtures("app")
-@pytest.mark.parametrize(
-    "call",
-    [
-        "trace_graph(model, inputs, opt, pef=args.pef, mapping=args.mapping, distlearn_config=args.distlearn_config)",
-        "trace_graph(model, inputs, opt, config_dict=vars(args), squeeze_bs_dim=True)",
-        "trace_graph(args, model, inputs, opt)",
-        "trace_graph(model, inputs, optim=opt, init_output_grads=not args.inference, pef=args.pef, dev_mode=True)",
-        "trace_graph(model, inputs, opt, config_dict=vars(args), transfer_device=False, data_parallel_mode='normal')",
-    ],
-)
-def test_trace_graph(call: str, pef_of: PefOf) -> None:
-    app = App(LogReg, "run", f"--pef={pef_of(make_logreg, batch_of())}")
-    outputs = app.executed(call)
+    outputs = eval(f"utils.trace_graph({trace})", {**names, "args": parsed("run", f"--pef={PEF}")})
     assert isinstance(outputs, tuple)
-    assert [output.sn_name for output in outputs] == [output.sn_name for output in app.model.output_tensors]
+    assert [output.sn_name for output in outputs] == [output.sn_name for output in model.output_tensors]
     assert [tuple(output.shape) for output in outputs] == [(), (4, 64)]
     assert (outputs[0].has_data, outputs[0].sn_grad) == (False, None)
-    if "transfer_device" in call:
-        (weight,) = samba.session.get_tensors_by_name(["logreg__lin_layer__weight"])
+    if "transfer_device" in trace:
+        (weight,) = samba.session.get_tensors_by_name(["masked__lin_layer__weight"])
         assert not weight.any(), "nothing was sent to the device"
         samba.session.to_device()
-    assert app.trains()
+    for batch in ([inputs] if isinstance(inputs, dict) else []) + [batch_of(0), batch_of(1)]:
+        found = samba.session.run(input_tensors=batch, output_tensors=model.output_tensors)
+        assert all(map(equal, found, plainly.step([*batch.values()] if isinstance(batch, dict) else batch)))
+    samba.session.to_cpu(model)
+    assert same_weights(model, plainly.model)
+    kept = read(PEF).metadata
+    if "pef_metadata=" in call:
+        assert (kept["pef_name"], kept["model_repr"]) == ("logreg", repr(model))
+    if "hints" in call:
+        assert kept["input_shapes"] == "[(4, 8), (4,)]"
+        assert kept["tiling"] == "TilingMetadata(original_size=[8, 8], num_tiles=4)"
 
 
 def test_the_first_difference_alone_is_told(tmp_path: Path) -> None:

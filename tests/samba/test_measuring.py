@@ -17,7 +17,7 @@ from sambasim.hardware.spec import load_device
 from sambasim.samba.profiler import Event, Profiler
 from sambasim.simulation.prediction import backing_of
 from sambasim.units import format_seconds
-from tests.samba.harness import BATCH, Made, Net, PefOf, imported, parsed, with_sgd
+from tests.samba.harness import BATCH, Made, Net, PefOf, imported, parsed, refused, with_sgd
 from tests.support.mpi import SAMBASIM, run_mpi
 
 samba: Any = ours
@@ -165,9 +165,8 @@ def test_an_event_ends_by_its_handle_or_its_name(monkeypatch: pytest.MonkeyPatch
     written = json.loads((tmp_path / "profile.json").read_text(encoding="utf-8"))
     assert [(event["name"], event["elapsed_s"]) for event in written] == [("step", 3), ("data", 2), ("step", 4)]
     for ended in (outer, "step"):
-        with pytest.raises(OptionError, match="the event step was not started") as caught:
+        with refused(OptionError, "the event step was not started"):
             profiler.end_event(ended)
-        assert str(caught.value.where).startswith(f"{__file__}:")
 
 
 def test_an_event_is_a_block_and_a_decorator_and_is_written(tmp_path: Path) -> None:

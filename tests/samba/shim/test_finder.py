@@ -14,6 +14,7 @@ from sambasim.samba import shim
 from sambasim.samba.notices import AbsentNameError
 from sambasim.samba.shim import ABSENT, MODULES, ROOT, AbsentModuleError
 from sambasim.samba.shim.modules import ConvTilingMetadata, OrderedSet, TilingMetadata
+from tests.samba.harness import refused
 from tests.support.mpi import run_job
 from tests.support.whole import whole_case
 
@@ -69,10 +70,8 @@ def test_an_absent_name_can_be_imported_and_raises_at_its_use() -> None:
             partial(isinstance, 1, found),
         ]
         for use in uses:
-            with pytest.raises(AbsentNameError, match=rf"^sambasim has no {module}\.{name}: ") as caught:
+            with refused(AbsentNameError, rf"^sambasim has no {module}\.{name}: "):
                 use()
-            assert caught.value.remedy
-            assert str(caught.value.where).startswith(f"{__file__}:")
 
 
 def test_a_function_and_its_module_of_the_same_name_can_both_be_called() -> None:
