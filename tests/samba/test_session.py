@@ -43,7 +43,6 @@ RUNS = [
     "session.run((a, b), X)",
     "model.run(a, b)",
     "model.run([a, b])",
-    "session.run(input_tensors=[a, b], output_tensors=X, hyperparam_dict={'lr': 0.5}, **parallel)",
     "session.run(input_tensors=[a, b], output_tensors=X, hyperparam_dict={'lr': 0.5})",
     "model.run([a, b], hyperparam_dict={'lr': 0.5})",
 ]
@@ -51,13 +50,12 @@ RUNS = [
 
 
 def test_a_whole_step(app: None, load: Load) -> None:
-    (model, _), args = load(make_logreg, batch_of()), parsed("run", "--pef=logreg.pef")
+    model, _ = load(make_logreg, batch_of())
     plainly = Plainly(model)
-    parallel = {"data_parallel": args.data_parallel, "reduce_on_rdu": args.reduce_on_rdu}
     batches = [[tensor.torch() for tensor in batch_of(number)] for number, _ in enumerate(RUNS)]
     for call, (a, b) in zip(RUNS, samba.SambaLoader(batches, ["image", "label"]), strict=True):
         names = {"session": samba.session, "model": model, "a": a, "b": b, "X": model.output_tensors}
-        outputs = eval(call, {**names, "parallel": parallel})
+        outputs = eval(call, names)
         assert all(map(equal, outputs, plainly.step((a, b), lr=0.5 if "lr" in call else None))), call
     samba.session.to_cpu(model)
     assert same_weights(model, plainly.model)
