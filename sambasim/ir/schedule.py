@@ -174,8 +174,7 @@ def make(name: str, ranks: int, micro_batches: int) -> Schedule:
 
 _CELL = re.compile(rf"([0-9]{{1,9}})([{''.join(ActionKind)}])([0-9]{{1,9}})")
 
-_MOST_BYTES = MIB
-"""Of a CSV file: some 150,000 actions, which take 4 s to check."""
+_MOST_BYTES = MIB  # of a CSV file: some 150,000 actions, which take 4 s to check
 
 
 def read_csv(path: Path) -> Schedule:

@@ -193,8 +193,7 @@ def data_parallel(program: Program) -> None:
     require(holds, 10, f"the reduce buffer {program.reduce_buffer} does not hold {needed} bytes")
 
 
-_LARGEST_TAG = 30_000
-"""MPI has tags up to 32,767 everywhere."""
+_LARGEST_TAG = 30_000  # MPI has tags up to 32,767 everywhere
 
 
 def pipeline(program: Program) -> None:

@@ -30,8 +30,7 @@ WEIGHTS_MEMBER = "weights.safetensors"
 COMPILE_AGAIN = "compile the model again: sambasim compile"
 NOT_OURS = "name a file that sambasim compile wrote"
 
-LARGEST_MANIFEST_BYTES = 64 * MIB
-"""GPT-2 small takes about one MiB."""
+LARGEST_MANIFEST_BYTES = 64 * MIB  # GPT-2 small takes about one MiB
 
 ALIGNMENT_BYTES = 64
 """The tensor data begins at a multiple of this in the file: a cache line, so that mapped tensors are aligned."""

@@ -23,8 +23,7 @@ from sambasim.samba.notices import OTHER_WORDS, nearest
 from sambasim.samba.process import app_error, report_here, type_error
 from sambasim.samba.request import Optimizer
 
-_TORCH_STATES = {"momentum": "momentum_buffer"}
-"""torch.optim's names of states, where a PEF has another."""
+_TORCH_STATES = {"momentum": "momentum_buffer"}  # torch.optim's names of states, where a PEF has another
 
 DEVICE_STATE = (SymbolKind.PARAMETER, SymbolKind.BUFFER, SymbolKind.OPTIMIZER_STATE)
 

@@ -161,8 +161,7 @@ def _shown(frame: FrameType, line: int | None = None) -> str:
     return f"{file}:{number}: {linecache.getline(file, number).strip()}"
 
 
-STARTED_IN = os.getcwd()
-"""The folder in which the app was started; it may change it."""
+STARTED_IN = os.getcwd()  # the folder in which the app was started; it may change it
 
 
 @dataclass(slots=True)

@@ -35,8 +35,7 @@ class Profiler:
     """Times events of an app on this rank, in wall-clock time. Events of one name may overlap."""
 
     def __init__(self) -> None:
-        self.events: list[Event] = []
-        """Events in the order in which they ended."""
+        self.events: list[Event] = []  # events in the order in which they ended
         self._running: list[Running] = []
 
     @checks_keywords()

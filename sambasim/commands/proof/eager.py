@@ -59,8 +59,7 @@ class Eager:
         self._program = program
         self._optimizer = live.optimizer
         self._rounds = options.dtype != "fp32"
-        self.tensors = dict(_by_symbol(model, program))
-        """The parameters and buffers of the model, by symbol."""
+        self.tensors = dict(_by_symbol(model, program))  # the parameters and buffers of the model, by symbol
         for name, symbol in program.symbols.items():
             tensor = self.tensors.get(name)
             if symbol.torch_names and (tensor is None or tuple(tensor.shape) != symbol.whole.shape):
@@ -193,8 +192,7 @@ class Beside:
         self._buffers = [name for name in buffers if name in changed or eager.tensors[name].nbytes <= _SMALL_BYTES]
         trained = [member.parameter for group in program.groups for member in group.members]
         self.shared = {name: _in_shared_memory(eager.tensors[name]) for name in trained}
-        self.is_behind = False
-        """Whether the copy has other parameters than `played`."""
+        self.is_behind = False  # whether the copy has other parameters than `played`
         self._fork: Fork[Any] = Fork(self._answer, partial(torch.set_num_threads, 1), fresh=False)
         self.close = self._fork.close
 

@@ -26,8 +26,7 @@ Outputs: TypeAlias = Mapping[str, Tensor]
 
 _UNCLIPPED = 1e300
 
-_MOST_UPDATED = 20_000_000
-"""Parameters."""
+_MOST_UPDATED = 20_000_000  # parameters
 
 
 def seed_of(step: int, chip: int, micro_batch: int) -> int:

@@ -27,8 +27,7 @@ _UPDATE_ROUNDINGS = 4
 """As `docs/concepts.md` promises of an optimizer step, of the larger of a parameter and its change."""
 
 _EPSILON = torch.finfo(torch.float32).eps
-_PIECE = 1 << 16
-"""Elements that are compared at a time, which fit a cache."""
+_PIECE = 1 << 16  # elements that are compared at a time, which fit a cache
 
 _REPORT = "please report it, with the model"
 _KEEP = (
@@ -127,10 +126,8 @@ class Steps:
         roundings = _ROUNDINGS_IN_16_BITS if epsilon > _EPSILON else _ROUNDINGS
         self._bound = epsilon * (_ROUNDINGS_OF_PARTS if is_cut else roundings)
         self._differences: list[Difference] = []
-        self.largest: dict[str, Difference] = {}
-        """The largest differences of all steps, by name."""
-        self.compared = 0
-        """How many tensors were compared."""
+        self.largest: dict[str, Difference] = {}  # the largest differences of all steps, by name
+        self.compared = 0  # how many tensors were compared
 
     def evaluate(self, number: int, batches: Sequence[Batch]) -> None:
         """Compare the outputs of the evaluation graph. Raises NotForEager, and CaptureError for a difference."""

@@ -105,8 +105,9 @@ class Update:
         norms = [node.results[0] for node in graph.nodes if node.operator == "opt.total_norm"]
         self._norm = registers.value(norms[0]) if norms and norms[0] else None
         self._shared, end = registers.constant(None), transport.end
-        node = Node("end_of_step", "comm.end_of_step")
-        exchange = Instruction(node, end.finish, (), returned=1, results=(self._shared,), stores=(), communication=end)
+        # A rank alone communicates with nobody: there is nothing to time.
+        node, communication = Node("end_of_step", "comm.end_of_step"), end if transport.mesh.world_size > 1 else None
+        exchange = Instruction(node, end.finish, (), 1, (self._shared,), stores=(), communication=communication)
         self._end = Unit((), (exchange,))
         self._initial = registers.initial
         self._codes: dict[tuple[bool, bool], Code] = {}
@@ -154,8 +155,10 @@ class Update:
             detailed.span_ends(transport.rank, Track.HOST, "sync and update", began_ns, args)
         losses, request = live[self._shared]
         applied = norm is None or not self.optimizers.skips(norm)
-        exposed_s = sum(self._waited_s.values())
-        self._waited_s.clear()
+        exposed_s = 0.0
+        if self._waited_s:
+            exposed_s = sum(self._waited_s.values())
+            self._waited_s.clear()
         waited_s: Mapping[str, float] = {}
         if self._waited_in_passes_s:
             waited_s = self._waited_in_passes_s.copy()

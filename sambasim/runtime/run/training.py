@@ -115,8 +115,7 @@ def _which(losses: Sequence[float]) -> str:
     return "; ".join(f"{value} on {which} of {len(losses)}" for value, which in named.items())
 
 
-_LARGEST = {"float16": 2.0**15}
-"""The largest power of two of a dtype, where it is small."""
+_LARGEST = {"float16": 2.0**15}  # the largest power of two of a dtype, where it is small
 
 
 @with_config(extra="forbid", strict=True)
@@ -193,8 +192,7 @@ class Trainer:
         if self._optimizers.scales_loss:
             self.totals.loss_scale = LossScale.first(training.loss_scale, self._loss_dtype)
         self.requested = 0
-        self.losses: Sequence[float] = ()
-        """Of all replicas, in the last step."""
+        self.losses: Sequence[float] = ()  # of all replicas, in the last step
 
     def observe(self, observer: StepObserver | None) -> None:
         self._observer = observer

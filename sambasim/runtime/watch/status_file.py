@@ -34,8 +34,7 @@ _ENDS = [total - 1 for total in accumulate(width + 1 for width in _WIDTHS.values
 _COLUMNS = {name: slice(end - _WIDTHS[name], end) for name, end in zip(_WIDTHS, _ENDS, strict=True)}
 _HEADINGS = {name: name for name in _WIDTHS} | {"at": "at (once it takes long)"}
 LINE_BYTES = _ENDS[-1] + 1
-STARTING = "starting"
-"""What a rank does first."""
+STARTING = "starting"  # what a rank does first
 
 
 class State(StrEnum):

@@ -25,8 +25,7 @@ from sambasim.samba.device import Machine
 from sambasim.samba.flags import FLAGS, MEASURING
 from sambasim.samba.process import Finding, app_error, app_line, current, report_here, typed_command
 
-_BATCHES_COMPARED = (1, 2, 8)
-"""Steps in which replicas compare their batches."""
+_BATCHES_COMPARED = (1, 2, 8)  # steps in which replicas compare their batches
 
 
 @dataclass(frozen=True, slots=True)
