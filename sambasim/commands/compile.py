@@ -98,8 +98,9 @@ def compile_proved(
     source: Source | None = None,
     work: Callable[[OnPhase, Path | None], Compiled] | None = None,
 ) -> Compiled:
-    """Compile `live` into the PEF that `options` name, by `work` at a path if it is given, and compare both. Raises
-    ModelError and CaptureError, also for a PEF that does not compute what the model does; then there is none."""
+    """Compile `live` into the PEF that `options` name, and compare it with its model. `work` compiles at a path in
+    place of `compile_live`. Raises ModelError and CaptureError, also for a PEF that does not compute what the model
+    does; then there is none."""
     global _children
 
     def compiled(phase: OnPhase, path: Path | None) -> Compiled:

@@ -63,7 +63,7 @@ def _aten(
     prefix: str = "",
     overloads: str = "default",
 ) -> Operator:
-    """`"relu add.Tensor|Scalar"` are aten.relu.default, aten.add.Tensor and aten.add.Scalar, by these `overloads`."""
+    """`"relu add.Tensor|Scalar"` are aten.relu.default, by the default `overloads`, aten.add.Tensor and .Scalar."""
     split = (name.partition(".") for name in names.split())
     full = (f"aten.{prefix}{name}.{one}" for name, _, these in split for one in (these or overloads).split("|"))
     return Operator(kind, tuple(full), flops, draws_random_numbers)

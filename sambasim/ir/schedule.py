@@ -263,8 +263,7 @@ def _check_order(schedule: Schedule) -> None:
             done.add(action)
 
 
-Span = tuple[Action, float, float]
-"""An action, its start and its stop."""
+Span = tuple[Action, float, float]  # an action, its start and its stop
 
 
 def unit_cost(action: Action) -> float:

@@ -59,6 +59,7 @@ def test_what_is_wrong_with_a_compile_is_said_in_python(call: Callable[[], objec
         (ss.run, TRAIN, {"steps": 0}, "training.steps = 0: must be at least 1"),
         (ss.run, TRAIN, {"replicas": 0}, "replicas is 0"),
         (ss.run, TRAIN, {"replicas": 1}, "replicas is 1, and net is for at least 2\n  try:   replicas=2"),
+        (ss.run, TRAIN, {"learning_rate": 1}, "learning_rate"),
         (ss.run, TRAIN, {"set": {"loss.name": "mse"}}, 'set={"loss.name": "mse"}'),
         (ss.run, TRAIN, {"trace_steps": 2}, "add trace=FILE"),
         (ss.run, TRAIN, {"exact": True}, "leave out exact=True"),

@@ -8,7 +8,7 @@ from unittest.mock import Mock
 import pytest
 
 from tests.faults.command import sambasim
-from tests.faults.fault import Compiled, Fault, check_left, check_message, contents, dataset, net, table
+from tests.faults.fault import Compiled, Fault, check_left, check_message, contents, dataset, net, put, table
 from tests.support.mpi import SAMBASIM, run_mpi
 from tests.support.whole import whole_case
 
@@ -65,12 +65,19 @@ _RAISED = "raise ValueError('large in the mean') ... asserting.py:21: if h.mean(
 def test_an_assertion_that_does_not_hold_ends_the_run(
     command: str, says: str, change: str, ranks: int, tmp_path: Path, compiled: Compiled
 ) -> None:
-    """And a branch that raises, in the step of the samples that are changed."""
+    """And a branch that raises."""
     samples = f"x = torch.randn(16, 8)\nx[9:] {change}\nreturn TensorDataset(x, torch.arange(16) % 3)"
     says = f"error[assertion] ... an assertion of the model does not hold: {says}"
     Fault(f"run --pef {command} --data net.py:samples", says, net(samples=samples), ranks=ranks).check(
         tmp_path, compiled
     )
+
+
+@pytest.mark.parametrize("pef", ["asserting", "asserting_stages"])
+def test_an_assertion_that_holds_is_passed(pef: str, tmp_path: Path, compiled: Compiled) -> None:
+    put(tmp_path, compiled, pef)
+    (tmp_path / "net.py").write_text(net(samples="return TensorDataset(torch.randn(16, 8), torch.arange(16) % 3)"))
+    sambasim(["run", "--pef", pef, "--data", "net.py:samples"], tmp_path).check()
 
 
 _ON_RANK_1 = """self.seen = getattr(self, "seen", 0) + 1

@@ -269,7 +269,7 @@ _TYPED = {"float", "double", "half", "type"}  # functions whose result has the t
 
 @contextlib.contextmanager
 def stored_in(dtype: torch.dtype | None, model: nn.Module) -> Iterator[None]:
-    """Until the end, floating-point tensors of `model` are rounded to `dtype`, which is torch's default type."""
+    """Floating-point tensors of `model` are rounded to `dtype`, torch's default type, and at the end as before."""
     if dtype is None:
         yield
         return

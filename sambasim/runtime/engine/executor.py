@@ -38,11 +38,9 @@ R = TypeVar("R")
 Steps: TypeAlias = Generator[None, None, R]
 """An execution that yields whenever it waits for another rank of this process."""
 
-Batch: TypeAlias = Mapping[str, Tensor]
-"""Inputs by symbol."""
+Batch: TypeAlias = Mapping[str, Tensor]  # inputs by symbol
 
-IN_MEMORY: Sequence[Batch] = ({},)
-"""One micro-batch, whose inputs lie in device memory."""
+IN_MEMORY: Sequence[Batch] = ({},)  # one micro-batch, whose inputs lie in device memory
 
 Tangent: TypeAlias = Tensor | dict[str, Tensor] | None
 """The gradient that a backward starts from: of the loss, or by symbol, of several outputs."""

@@ -105,8 +105,9 @@ class Update:
         norms = [node.results[0] for node in graph.nodes if node.operator == "opt.total_norm"]
         self._norm = registers.value(norms[0]) if norms and norms[0] else None
         self._shared, end = registers.constant(None), transport.end
-        # A rank alone communicates with nobody: there is nothing to time.
-        node, communication = Node("end_of_step", "comm.end_of_step"), end if transport.mesh.world_size > 1 else None
+        # A rank alone communicates with nobody, also with no parameter server: there is nothing to time.
+        is_alone = transport.mesh.world_size == transport.sync.group.size == 1
+        node, communication = Node("end_of_step", "comm.end_of_step"), None if is_alone else end
         exchange = Instruction(node, end.finish, (), 1, (self._shared,), stores=(), communication=communication)
         self._end = Unit((), (exchange,))
         self._initial = registers.initial

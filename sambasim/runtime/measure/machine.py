@@ -166,10 +166,13 @@ def _batches(
         raise DataError(f"{what}, {fewer}", remedy="a smaller --global-batch")
     cut = {"rank": communicator.rank, "world_size": ranks, "batch_size": size, "accumulation_steps": 1}
     shard = Shard(source.train, **cut, options=options, inputs=input_specs(program), seed=0)
-    for number in count():
+
+    def batch(number: int) -> Mapping[str, Tensor]:
         if number % of_epoch == 0:
             shard.begin_epoch(number // of_epoch, number)
-        yield shard.next_batch()
+        return shard.next_batch()
+
+    return map(batch, count())
 
 
 class _Step(NamedTuple):

@@ -34,8 +34,7 @@ from sambasim.runtime.watch.watchdog import ANSWER_S, LEAST_LIMIT_S, OtherNodes,
 
 PATIENCE_S = 1.0
 """How long a failing rank waits for announcements. Ranks fail the same check within milliseconds."""
-DEADLINE_S = 5
-"""A failing rank exits within this time, whatever happens."""
+DEADLINE_S = 5  # a failing rank exits within this time, whatever happens
 ALL_EXIT_S = 30
 """The same once all ranks exit together: MPI_Finalize is slow on a busy machine."""
 FORWARDING_S = 0.3

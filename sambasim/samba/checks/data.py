@@ -28,8 +28,7 @@ _CHANCE = 8
 """Replicas that draw at random with replacement share a few samples by chance: up to so many for each further one."""
 
 Sampler: TypeAlias = "DistributedSampler[Any]"
-Place: TypeAlias = tuple[int, int]
-"""Epoch, and optimizer step of it; both count from 1."""
+Place: TypeAlias = tuple[int, int]  # epoch, and optimizer step of it; both count from 1
 
 
 @dataclass(frozen=True, slots=True)

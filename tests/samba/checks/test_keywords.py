@@ -11,7 +11,7 @@ from torch import nn
 
 from sambasim import samba
 from sambasim.samba import functional
-from sambasim.samba.notices import KeywordError, checks_keywords
+from sambasim.samba.notices import KeywordError, checks_keywords, nearest
 from sambasim.samba.session import session
 from sambasim.samba.utils.common import common_app_driver
 from tests.samba.harness import refused
@@ -101,3 +101,8 @@ def test_no_remedy_offers_what_a_pef_does_not_have() -> None:
             optimizer([PLAIN], **{mistake: True})
         assert not re.search(r"\b(maximize|amsgrad)\b", str(caught.value.remedy))
         assert not optimizer([PLAIN], maximize=False, foreach=True).defaults["maximize"]
+
+
+def test_without_a_similar_name_the_remedy_lists_all() -> None:
+    assert nearest("learning_rat", ["lr", "learning_rate"]) == "did you mean learning_rate?"
+    assert nearest("decay", ["lr", "momentum"]) == "it takes lr, momentum"

@@ -67,6 +67,14 @@ def test_state_that_is_loaded_late_is_found_once(app: App) -> None:
     assert app.changes == ["AP05: the app has loaded the state of an optimizer, and the device continues with its own"]
 
 
+def test_weights_that_are_not_sent_in_training_are_found(app: App) -> None:
+    app.model.load_state_dict({name: torch.zeros_like(value) for name, value in app.model.state_dict().items()})
+    app.step()
+    app.step()
+    (change,) = app.changes
+    assert change.startswith("AP05: the app has changed weights of the model, first 0.weight, and the device")
+
+
 def _fetch(app: App) -> None:
     app.step()
     samba.session.to_cpu(app.model)

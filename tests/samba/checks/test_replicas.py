@@ -12,7 +12,7 @@ from torch.utils.data.distributed import DistributedSampler
 from sambasim.runtime.machine.communicator import single_rank
 from sambasim.runtime.run.stepwise import Mode
 from sambasim.samba import process
-from sambasim.samba.checks import job
+from sambasim.samba.checks import job, replicas
 from sambasim.samba.checks.data import Division, Iteration
 from sambasim.samba.checks.job import Check, Point
 from sambasim.samba.checks.replicas import (
@@ -78,6 +78,19 @@ def test_another_number_of_backwards_is_found_unless_whole_steps_are_measured(
     session.run(BATCH)
     words = [f"DP02: --grad-accumulation-steps is 4, but the optimizer step follows {made}"] if made else []
     assert [finding.words for finding in reporter.findings] == words
+
+
+def test_the_hyperparameters_of_the_device_are_compared(load: Load) -> None:
+    load(made_linear, BATCH)
+    machine = session.machine
+    assert machine is not None
+    compared = []
+    for hyperparameters in ({"lr": 0.1, "momentum": 0.5}, {"lr": 0.2}, None, {"momentum": 0.5}):
+        session.run(BATCH, hyperparam_dict=hyperparameters)
+        machine.optimizers[0].param_groups[0]["lr"] = 0.3  # which the device does not see
+        (of_one,) = replicas.trained(machine).hyperparameters
+        compared.append((of_one["lr"], of_one["momentum"]))
+    assert compared == [(0.1, 0.5), (0.2, 0.5), (0.2, 0.5), (0.2, 0.5)]
 
 
 LINE = "app.py:1: sampler = DistributedSampler(data)"
