@@ -4,6 +4,7 @@
 # mypy: no-disallow-untyped-calls
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -65,7 +66,7 @@ class Kernels(TorchDispatchMode):
         self.called: list[str] = []
         self.read: set[torch.dtype] = set()
 
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]  # torch's
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.called.append(str(function))
         if function is not torch.ops.aten._to_copy.default:
             self.read |= {tensor.dtype for tensor in tensors_of((args, kwargs))}
