@@ -24,8 +24,9 @@ from sambasim.data.batches import Batch, each_value, values_of
 from sambasim.data.datasets import ArraysDataset
 from sambasim.errors import DataError, ModelError, OptionError
 from sambasim.optimizers import OPTIMIZERS
-from sambasim.options.base import one_of, show
-from sambasim.options.training import LOSS_ARGUMENTS, ScheduleOptions
+from sambasim.options.grammar import LOSS_ARGUMENTS
+from sambasim.options.problem import one_of, show
+from sambasim.options.training import ScheduleOptions
 from sambasim.runtime.run.plan import learning_rate_factor
 
 _MODULES: Mapping[type[nn.Module], str] = {

@@ -13,7 +13,7 @@ import click
 
 from sambasim.cli import shared
 from sambasim.errors import InternalError, LaunchError, MachineError
-from sambasim.options.compile import COMPILE_FLAGS, options_and_notes
+from sambasim.options.fields import COMPILE_FLAGS
 from sambasim.options.flag import MODEL
 from sambasim.runtime.machine.launcher import find_launcher
 from sambasim.terminal.output import phases, show
@@ -53,6 +53,8 @@ def compile_command(
     if launcher and launcher.world_size > 1:
         what = f"{launcher.name} started {launcher.world_size} ranks, but a PEF is compiled by one process"
         raise LaunchError(what, remedy="sambasim compile … without mpirun; -ws says the smallest number of replicas")
+    from sambasim.options.compile import options_and_notes
+
     options, notes = options_and_notes(config, model, overrides, flags)
     with shared.kept_imports():
         from sambasim.commands.compile import compile_named

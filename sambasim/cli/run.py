@@ -11,8 +11,8 @@ import click
 
 from sambasim.cli.shared import PanelCommand, field_options, kept_imports, output_folder, overrides, pef
 from sambasim.errors import OptionError
+from sambasim.options.fields import COMPILE_FLAGS, RUN_FLAGS
 from sambasim.options.flag import DATA, TRAINING
-from sambasim.options.run import RUN_FLAGS, run_options
 from sambasim.runtime.machine.launcher import find_launcher, mpirun_instead
 from sambasim.terminal.output import exit_code_of, report_error, scores, survive_closed_stdout
 from sambasim.units import format_seconds
@@ -30,8 +30,6 @@ class _RunCommand(PanelCommand):
         try:
             return super().parse_args(ctx, [*args])
         except click.NoSuchOption as error:
-            from sambasim.options.compile import COMPILE_FLAGS
-
             flag = error.option_name
             if all(flag not in setting.flag.names for setting in COMPILE_FLAGS.values()):
                 raise
@@ -64,6 +62,7 @@ def run_command(overrides: tuple[str, ...], output_folder: Path, **flags: object
       sambasim run --pef digits --emulate-replicas 4 --steps 10
     """
     from sambasim.options.given import given_overrides
+    from sambasim.options.run import run_options
 
     instead = mpirun_instead(os.environ, Path(sys.executable), sys.argv[1:])
     if instead:  # under torchrun: the first process becomes mpirun, and the others are done

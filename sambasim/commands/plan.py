@@ -12,10 +12,10 @@ from sambasim.commands.question import is_model, options_of_model
 from sambasim.errors import OptionError, shortened
 from sambasim.hardware.spec import ALIASES, ClusterSpec, DeviceSpec, load_cluster, load_device
 from sambasim.ir.program import Program
-from sambasim.options.base import nearest, suggested
 from sambasim.options.compile import BuildOptions, CompileOptions, ParallelOptions, options_in_python
 from sambasim.options.deepspeed import MICRO, STEPS, TRAIN
 from sambasim.options.deepspeed_file import AUTO, LOSS_SCALE, OPTIMIZERS_BY_TYPE, SCHEDULERS
+from sambasim.options.problem import nearest, suggested
 from sambasim.options.training import OptimizerOptions, ScheduleOptions, Sections
 from sambasim.pef import locate, read
 from sambasim.report.plan import headline

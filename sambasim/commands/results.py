@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from sambasim.commands.outputs import check_output_files, check_output_folder
 from sambasim.errors import OptionError, WeightsError
-from sambasim.options.base import Refused, show
 from sambasim.options.grammar import step_range
+from sambasim.options.problem import Refused, show
 from sambasim.pef import check as check_pef
 from sambasim.pef import locate, map_weights, peek
 from sambasim.records.digests import is_recording, read_recording

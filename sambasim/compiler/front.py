@@ -27,9 +27,9 @@ from sambasim.data.datasets import DEFAULT_SAMPLES, Source, open_source
 from sambasim.data.user_code import check_arguments, load_object, summary
 from sambasim.errors import DataError, ModelError, OptionError, SambasimError
 from sambasim.ir.program import Program
-from sambasim.options.base import did_you_mean, nearest
 from sambasim.options.compile import CompileOptions
 from sambasim.options.grammar import SYNTHETIC, InputSpec
+from sambasim.options.problem import did_you_mean, nearest
 from sambasim.units import counted
 
 _LONGEST_TEXT = 2048

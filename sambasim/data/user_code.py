@@ -17,8 +17,8 @@ from types import ModuleType
 from typing import TypeVar
 
 from sambasim.errors import DataError, ModelError, SambasimError, UserError
-from sambasim.options.base import nearest, show
 from sambasim.options.grammar import missing_file, missing_module, split_target, target_problems
+from sambasim.options.problem import nearest, show
 from sambasim.whose_code import is_users_file
 
 _ERRORS: Mapping[str, type[UserError]] = {"model": ModelError, "loss": ModelError}

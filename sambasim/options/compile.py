@@ -1,67 +1,26 @@
 """The options of `sambasim compile`: a TOML config, flags and the Python API all fill CompileOptions."""
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-from pydantic import AfterValidator, Field, JsonValue
+from pydantic import Field, JsonValue
 
-from sambasim.errors import LARGEST_COUNT, ModelError, OptionError
-from sambasim.options.base import Count, FilePath, Given, Options, Problem, Replicas, broken, build, checked, suggested
+from sambasim.errors import ModelError, OptionError
+from sambasim.options.base import Options, build
 from sambasim.options.deepspeed import World, deepspeed_options
 from sambasim.options.deepspeed_file import read_deepspeed
-from sambasim.options.flag import DEVICE, MODEL, NUMERICS, PARALLEL, TRAINING, Flag, flags_in
+from sambasim.options.fields import COMPILE_FLAGS, BuildFields, ParallelFields
 from sambasim.options.given import as_table, assign, changes_of, given_flags, given_overrides, given_settings, read_toml
 from sambasim.options.grammar import absolute_names, missing, split_target
-from sambasim.options.training import TABLES, ModelOptions, Sections, TrainingOptions, unreplaced
+from sambasim.options.problem import Given, Problem, broken, suggested
+from sambasim.options.training import ModelOptions, Sections, TrainingOptions, unreplaced
 
 QUICK_START = Path(__file__).parent.parent / "quickstart" / "digits.toml"
 
-OPT_LEVELS = {
-    "o0": "One operator per section.",
-    "o1": "Operators of one module share a section, at most 8.",
-    "o3": "The grouping with the shortest predicted step.",
-}
 
-_OF_FILE = AfterValidator(lambda name: "sn40" if name == "sn40l" else name)  # as the file of the device is called
-
-
-def _pef_name(name: str) -> Iterator[Problem]:
-    if not re.fullmatch(r"\w[\w.+-]*", name):
-        what = "must be a plain file name: letters, digits and . _ + -, without a folder"
-        yield Problem("", what, "--output-folder sets the folder", name)
-    elif name.endswith(".pef"):
-        yield Problem("", "must be given without .pef", f"--pef-name {name[:-4] or 'NAME'}", name)
-
-
-class BuildOptions(Options):
+class BuildOptions(BuildFields, Options):
     """How it is compiled: the `[compile]` table. `num_tiles` None is all tiles."""
-
-    panel = DEVICE
-
-    pef_name: Annotated[str | None, checked(_pef_name), Flag("--pef-name", MODEL, default="the model's name")] = None
-    """Name of the PEF."""
-    output_folder: Annotated[FilePath, Flag("--output-folder", MODEL)] = Path("out")
-    """Write OUT/NAME/NAME.pef in this folder."""
-    check: Annotated[
-        int | None, Field(ge=0, le=LARGEST_COUNT), Flag("--check", NUMERICS, default="2 to 8, fewer for large ones")
-    ] = None
-    """Steps in which the PEF is compared with eager PyTorch, bit for bit; 0 for none."""
-    inference: Annotated[bool, Flag("--inference", MODEL)] = False
-    """Compile the forward pass only: no loss, no optimizer."""
-    opt_level: Annotated[Literal["o0", "o1", "o3"], Flag("--o0/--o1/--o3", choices=OPT_LEVELS)] = "o3"
-    """How operators are grouped into sections."""
-    arch: Annotated[Literal["sn10", "sn30", "sn40", "sn40l"], _OF_FILE, Flag("--arch")] = "sn30"
-    """Device to compile for."""
-    dtype: Annotated[Literal["fp32", "bf16", "fp16"], Flag("--dtype", NUMERICS)] = "fp32"
-    """How parameters, activations and gradients are stored; fp16 scales the loss."""
-    stochastic_rounding: Annotated[bool, Flag("--enable-stoc-rounding", NUMERICS)] = False
-    """With bf16: optimizer steps round stochastically."""
-    master_weights: Annotated[bool, Flag("--master-weights", NUMERICS)] = False
-    """With bf16: optimizers update float32 copies of parameters, and have float32 states. fp16 always has them."""
-    num_tiles: Annotated[Count | None, Flag("--num-tiles", default="all")] = None
-    """Tiles of the device that one replica has."""
 
     def problems(self) -> Iterator[Problem]:
         off, no_master = "leave out --enable-stoc-rounding", "leave out --master-weights"
@@ -98,31 +57,9 @@ def plan_entry(pattern: str) -> str:
     return f'tensor_plan."{pattern}"'
 
 
-class ParallelOptions(Options):
+class ParallelOptions(ParallelFields, Options):
     """On how many ranks it runs, and how: the `[parallel]` table. `tensor_plan`: styles of weights, by module names."""
 
-    panel = PARALLEL
-
-    data_parallel: Annotated[bool, Flag("--data-parallel")] = False
-    """Add gradient groups, REDUCE and GATHER sections."""
-    world_size: Annotated[Replicas, Flag("-ws --ws --world-size")] = 1
-    """Fewest replicas that may run the PEF."""
-    tensor_parallel: Annotated[Literal["weight", "batch"] | None, Flag("--tensor-parallel")] = None
-    """What is cut over the chips of a replica: weights, in pairs of products, or the batch."""
-    n_chips: Annotated[Replicas, Flag("--n-chips")] = 1
-    """Chips of one replica, each with a rank of its own."""
-    pipeline_stages: Annotated[Replicas, Flag("--pipeline-stages")] = 1
-    """Ranks of a pipeline, each with some of the layers of a replica."""
-    micro_batches: Annotated[Count, Flag("--micro-batches")] = 1
-    """Parts of a batch, which go through the pipeline one after another."""
-    schedule: Annotated[str, Flag("--schedule NAME|FILE.csv")] = "1f1b"
-    """Order of work in the pipeline: gpipe, 1f1b, interleaved-1f1b, zb-h1, or a file."""
-    zero: Annotated[int, Field(ge=0, le=3), Flag("--zero")] = 1
-    """What replicas keep in slices only: 0 nothing, 1 optimizer states, 2 gradients too, 3 parameters too."""
-    recompute: Annotated[Literal["none", "sections", "full"], Flag("--recompute")] = "none"
-    """Compute activations again in the backward: those inside sections, or all but one tensor a segment."""
-    gradient_groups: Annotated[Literal["section", "parameter"], Flag("--gradient-groups")] = "section"
-    """A gradient group holds all gradients of a backward section, or that of one parameter."""
     tensor_plan: dict[str, str] | None = None
 
     def problems(self) -> Iterator[Problem]:
@@ -234,18 +171,6 @@ class CompileOptions(Sections, ParallelOptions, BuildOptions):
 
     def data_source(self) -> dict[str, JsonValue]:
         return self.data.model_dump(mode="json")
-
-
-class _Call(Options):
-    """What a compile has beside its config."""
-
-    panel = TRAINING
-
-    deepspeed: Annotated[FilePath | None, Flag("--deepspeed FILE")] = None
-    """A DeepSpeed config: batches, optimizer, scheduler, precision, clipping, ZeRO. It overrides --config."""
-
-
-COMPILE_FLAGS = flags_in({"": _Call, "compile": BuildOptions, "parallel": ParallelOptions, **TABLES}, "compile")
 
 
 class Compiling(NamedTuple):

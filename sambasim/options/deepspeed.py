@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from sambasim.optimizers import OPTIMIZERS
-from sambasim.options.base import Given, Problem, one_of, show, suggested
 from sambasim.options.deepspeed_file import AUTO, LOSS_SCALE, OPTIMIZERS_BY_TYPE, SCHEDULERS, DeepSpeedFile, Row, Table
 from sambasim.options.given import as_table, assign, leaf_paths
+from sambasim.options.problem import Given, Problem, one_of, show, suggested
 from sambasim.options.training import LossScaleOptions, ScheduleOptions
 
 TRAIN, MICRO, STEPS = "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"

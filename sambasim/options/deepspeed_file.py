@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from sambasim.errors import LARGEST_COUNT, OptionError, is_too_deep, shortened
-from sambasim.options.base import Problem, one_of, refusal, show, suggested
 from sambasim.options.given import as_table, config_text
+from sambasim.options.problem import Problem, one_of, refusal, show, suggested
 
 AUTO = "auto"  # the value of a field that another config or a flag fills in, as in Hugging Face's Trainer
 

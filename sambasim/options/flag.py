@@ -7,17 +7,16 @@ from collections.abc import Mapping
 from functools import cache
 from itertools import pairwise
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args, get_origin
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args, get_origin, get_type_hints
 
-if TYPE_CHECKING:
-    from sambasim.options.base import Options
+from sambasim.options.problem import one_of
 
 Command: TypeAlias = Literal["compile", "run"]
 
 MODEL, DATA, TRAINING, PARALLEL = "Model and PEF", "PEF and data", "Training", "Replicas and gradient sync"
-DEVICE, OUTPUT, CHECKPOINTS, INFERENCE = "Device and sections", "Output", "Checkpoints", "Inference"
+DEVICE, OUTPUT, INFERENCE = "Device and sections", "Output", "Inference"
 NUMERICS, OTHER = "Numerics", "Other"
-PANELS = (MODEL, DATA, TRAINING, PARALLEL, DEVICE, OUTPUT, CHECKPOINTS, INFERENCE, NUMERICS, OTHER)
+PANELS = (MODEL, DATA, TRAINING, PARALLEL, DEVICE, OUTPUT, "Checkpoints", INFERENCE, NUMERICS, OTHER)
 
 
 class Flag(NamedTuple):
@@ -59,42 +58,39 @@ class Setting(NamedTuple):
     flag: Flag
     kind: Any
     default: object
-    options: "type[Options]"
+    fields: type[Any]
 
     @property
     def panel(self) -> str:
-        return self.flag.panel or self.options.panel
+        return self.flag.panel or str(self.fields.panel)
 
     @property
     def help(self) -> str:
-        from sambasim.options.base import one_of  # pydantic, which most commands do without
-
-        text = " ".join(_docstrings(self.options)[self.name.rpartition(".")[2]].split())
+        text = " ".join(_docstrings(self.fields.__module__, self.fields.__name__)[self.name.rpartition(".")[2]].split())
         return text.replace("{values}", one_of(self.flag.values)) if self.flag.values else text
 
 
-def flags_in(tables: "Mapping[str, type[Options]]", command: Command) -> dict[str, Setting]:
-    """The flags of `command` in `tables`, by keyword."""
+def flags_in(tables: Mapping[str, type[Any]], command: Command) -> dict[str, Setting]:
+    """The flags of `command` in the fields of `tables`, by keyword."""
     settings = {}
-    for table, options in tables.items():
-        for name, field in options.model_fields.items():
-            flag = next((metadata for metadata in field.metadata if isinstance(metadata, Flag)), None)
+    for table, fields in tables.items():
+        for name, hint in get_type_hints(fields, include_extras=True).items():
+            flag = next((metadata for metadata in get_args(hint) if isinstance(metadata, Flag)), None)
             if flag is None or flag.only not in (None, command):
                 continue
             keyword = name if flag.choices else flag.names[-1].split("/")[0].strip("-").replace("-", "_")
-            dotted, kind = f"{table}.{name}" if table else name, field.annotation
+            dotted, kind = f"{table}.{name}" if table else name, hint
             while get_origin(kind) not in (None, Literal):
                 kind = next(part for part in get_args(kind) if part is not type(None))
-            default = ... if field.is_required() else field.default
-            settings[keyword] = Setting(keyword, dotted, flag, kind, default, options)
+            settings[keyword] = Setting(keyword, dotted, flag, kind, getattr(fields, name, ...), fields)
     return settings
 
 
 @cache
-def _docstrings(options: "type[Options]") -> Mapping[str, str]:
+def _docstrings(module: str, fields: str) -> Mapping[str, str]:
     """Those below fields, which are in the source alone; it is read only for `--help`, since that takes a while."""
-    source = ast.parse(inspect.getsource(sys.modules[options.__module__]))
-    (body,) = (node.body for node in source.body if isinstance(node, ast.ClassDef) and node.name == options.__name__)
+    source = ast.parse(inspect.getsource(sys.modules[module]))
+    (body,) = (node.body for node in source.body if isinstance(node, ast.ClassDef) and node.name == fields)
     return {
         ast.unparse(field.target): ast.literal_eval(below.value)
         for field, below in pairwise(body)

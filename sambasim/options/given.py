@@ -8,8 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from sambasim.errors import LARGEST_TOML_BYTES, OptionError, failing_with, is_too_deep, read_text, shortened
-from sambasim.options.base import Given, Problem, near_file, refusal, show, suggested
 from sambasim.options.flag import Setting
+from sambasim.options.problem import Given, Problem, near_file, refusal, show, suggested
 
 
 def config_text(path: Path, kind: str, if_missing: str, if_no_text: str) -> str:

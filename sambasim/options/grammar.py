@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from enum import StrEnum
 from importlib.machinery import ModuleSpec, PathFinder
-from math import prod
+from math import isfinite, prod
 from pathlib import Path
 from pkgutil import iter_modules
 from typing import Annotated, Literal
 
-from sambasim.options.base import Problem, Refused, checked, near_file, nearest, one_of, parsable, suggested
+from sambasim.optimizers import OPTIMIZERS
+from sambasim.options.problem import Problem, Refused, checked, near_file, nearest, one_of, parsable, suggested
 
 BUILTIN_SOURCES = {"digits": "sambasim.quickstart.digits:digits"}
 SYNTHETIC = "synthetic"
@@ -78,6 +79,41 @@ Target = Annotated[str, checked(target_problems)]
 Source = Annotated[str, checked(_source_problems)]
 
 
+LOSS_ARGUMENTS: Mapping[str, tuple[str, ...]] = {
+    "cross_entropy": ("ignore_index", "label_smoothing"), "mse": (), "l1": (), "smooth_l1": ("beta",),
+    "huber": ("delta",), "bce_with_logits": (), "nll": ("ignore_index",), "kl_div": ("log_target",),
+}  # fmt: skip
+"""The losses of `torch.nn.functional` that have a name here, and the arguments that each takes."""
+
+
+def _loss_problems(name: str) -> Iterator[Problem]:
+    if ":" in name:
+        yield from target_problems(name)
+    elif name not in LOSS_ARGUMENTS:
+        remedy = suggested(name.removesuffix("_loss").removesuffix("loss"), LOSS_ARGUMENTS)
+        yield Problem("", f"must be {one_of([*LOSS_ARGUMENTS, 'module:function'])}", remedy, name)
+
+
+LossName = Annotated[str, checked(_loss_problems)]
+
+
+def _optimizer_problems(name: str) -> Iterator[Problem]:
+    if name not in OPTIMIZERS:
+        yield Problem("", f"must be {one_of(OPTIMIZERS)}", suggested(name, OPTIMIZERS), name)
+
+
+def _pef_name(name: str) -> Iterator[Problem]:
+    if not re.fullmatch(r"\w[\w.+-]*", name):
+        what = "must be a plain file name: letters, digits and . _ + -, without a folder"
+        yield Problem("", what, "--output-folder sets the folder", name)
+    elif name.endswith(".pef"):
+        yield Problem("", "must be given without .pef", f"--pef-name {name[:-4] or 'NAME'}", name)
+
+
+OptimizerName = Annotated[str, checked(_optimizer_problems)]
+PefName = Annotated[str, checked(_pef_name)]
+
+
 def absolute_path(path: str | Path, folder: Path) -> Path:
     """`path` relative to `folder`, made absolute; a leading `~` is the home folder."""
     return Path(os.path.abspath(folder / Path(path).expanduser()))
@@ -98,6 +134,26 @@ def absolute_names(mapping: Mapping[str, object], folder: Path) -> dict[str, obj
         if isinstance(table, dict) and isinstance(table.get(key), str):
             result[name] = table | {key: _absolute(table[key], folder, key == "source")}
     return result
+
+
+def _json_problems(value: object, name: str = "") -> Iterator[Problem]:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if isinstance(key, str):
+                yield from _json_problems(inner, f"{name}.{key}" if name else key)
+            else:
+                yield Problem(name, "must have names that are text", given=key)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _json_problems(inner, name)
+    elif isinstance(value, float) and not isfinite(value):
+        yield Problem(name, "must be a finite number", given=value)
+    elif value is not None and not isinstance(value, str | int | float):
+        yield Problem(name, "must be text, a number, true or false, a list or a table", given=value)
+
+
+JsonTable = Annotated[dict[str, object], checked(_json_problems)]
+"""Keyword arguments for code of the user: anything that JSON can hold, as a PEF stores them as JSON."""
 
 
 FLOAT_DTYPES = ("float32", "float64", "float16", "bfloat16")

@@ -7,10 +7,9 @@ from functools import cache
 from typing import Literal, get_args, get_origin
 
 from sambasim.optimizers import OPTIMIZERS
-from sambasim.options.compile import COMPILE_FLAGS
+from sambasim.options.fields import COMPILE_FLAGS, RUN_FLAGS
 from sambasim.options.flag import Setting
-from sambasim.options.run import RUN_FLAGS
-from sambasim.options.training import LOSS_ARGUMENTS
+from sambasim.options.grammar import LOSS_ARGUMENTS
 
 _VALUE = r"""'[^']*'|"[^"]*"|\[[^\]]*\]|[^\s;,)]*[^\s;,:.)]|"""
 _FLAG = re.compile(rf"(?<![\w-])(?P<flag>--?[A-Za-z][\w-]*)(?:[ =](?!--?[A-Za-z])(?P<value>{_VALUE}))?")

@@ -2,68 +2,25 @@
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from pydantic import Field
 
-from sambasim.errors import MOST_REPLICAS, OptionError, PefError
-from sambasim.options.base import (
-    Count,
-    FilePath,
-    Given,
-    JsonTable,
-    Options,
-    Problem,
-    Replicas,
-    Text,
-    broken,
-    build,
-    parsable,
-    refusal,
-    show,
-)
+from sambasim.errors import OptionError, PefError
+from sambasim.options.base import Options, build
 from sambasim.options.deepspeed import Mapped, World, deepspeed_overrides
 from sambasim.options.deepspeed_file import read_deepspeed
-from sambasim.options.flag import CHECKPOINTS, DATA, INFERENCE, NUMERICS, OUTPUT, PARALLEL, TRAINING, Flag, flags_in
+from sambasim.options.fields import DEFAULT_EVERY, DEFAULT_KEEP, RUN_FLAGS, SAVE_SUFFIX, CheckpointFields, RunFields
 from sambasim.options.given import as_table, assign, given_flags, leaves
-from sambasim.options.grammar import Cadence, absolute_names, parse_cadence, step_range
+from sambasim.options.grammar import Cadence, JsonTable, absolute_names, parse_cadence
+from sambasim.options.problem import Given, Problem, broken, refusal, show
 from sambasim.options.training import DataOptions, LossOptions, OptimizerOptions, Sections, TrainingOptions, unreplaced
 from sambasim.units import counted
 
-HostSyncName: TypeAlias = Literal["mpi", "gloo", "parameter-server"]
-OnNonfinite: TypeAlias = Literal["stop", "skip", "ignore"]
 
-MOST_TRACED_STEPS = 1000  # a trace stays in memory until it is written
-MOST_THREADS = 4096  # more than any node has cores; each thread has a stack
-LONGEST_WAIT_S = 31_536_000  # a year
-SAVE_SUFFIX = ".safetensors"
-DEFAULT_EVERY, DEFAULT_KEEP = "10min", 3
-
-TrainingFlag = partial(Flag, training_only=True)
-
-
-class CheckpointOptions(Options):
+class CheckpointOptions(CheckpointFields, Options):
     """Where and how often a run writes checkpoints, and which one it continues from."""
-
-    panel = CHECKPOINTS
-
-    dir: Annotated[FilePath | None, Flag("--checkpoint-dir DIR")] = None
-    """Write checkpoints of the run here."""
-    every: Annotated[
-        str | None, parsable(parse_cadence), Flag("--checkpoint-every N[steps|epochs|s|min|h]", default=DEFAULT_EVERY)
-    ] = None
-    """Write one this often, and one at the end."""
-    keep: Annotated[Count | None, Flag("--keep K", default=str(DEFAULT_KEEP))] = None
-    """Keep the newest K checkpoints."""
-    resume: Annotated[Text | None, Flag("--resume [auto|if-any|PATH]", bare="newest")] = None
-    """Continue from the newest checkpoint, which must be valid. auto: from the newest that is valid. if-any: the same,
-    or from the start if there is none. PATH: from that checkpoint."""
-    exact: Annotated[bool, Flag("--exact")] = False
-    """With --resume: exit with an error if the bits of the run would change."""
-    on_failure: Annotated[Literal["warn", "stop"] | None, Flag("--on-checkpoint-failure", default="warn")] = None
-    """If a checkpoint cannot be written: warn and continue, or stop the run."""
 
     @property
     def cadence(self) -> Cadence:
@@ -87,76 +44,9 @@ class CheckpointOptions(Options):
         )
 
 
-class RunOptions(Options):
+class RunOptions(RunFields, Options):
     """Everything that `run` needs; `resolve_run` checks `overrides`."""
 
-    panel = OUTPUT
-
-    pef: Annotated[Text, Flag("-p --pef", DATA)]
-    """The PEF: a path, or NAME for OUT/NAME/NAME.pef."""
-    trust: Annotated[bool, Flag("--trust", DATA)] = False
-    """Execute a PEF that another account compiled, and open its data source."""
-    weights: Annotated[FilePath | None, Flag("--weights FILE", DATA)] = None
-    """Start from these weights, a file of --save."""
-    deepspeed: Annotated[FilePath | None, TrainingFlag("--deepspeed FILE", TRAINING)] = None
-    """A DeepSpeed config: changes what a run may change, and must agree with what is compiled in."""
-    data_parallel: Annotated[bool | None, Flag("--data-parallel", PARALLEL, default="on if np > 1")] = None
-    """Average gradients over replicas."""
-    reduce_on_rdu: Annotated[bool, Flag("--reduce-on-rdu", PARALLEL)] = False
-    """Sync gradients between devices, and not through the host."""
-    host_sync: Annotated[HostSyncName | None, TrainingFlag("--host-sync", PARALLEL, default="mpi")] = None
-    """How hosts exchange gradients."""
-    parameter_servers: Annotated[
-        int | None, Field(ge=0, le=MOST_REPLICAS), TrainingFlag("--parameter-servers N", PARALLEL, default="0")
-    ] = None
-    """The last N ranks are parameter servers and do not train; with 0, rank 0 trains and serves."""
-    emulate_replicas: Annotated[Replicas | None, TrainingFlag("--emulate-replicas N", PARALLEL)] = None
-    """Run N replicas in one process, with the same bits as under mpirun."""
-    one_process_per_replica: Annotated[bool, TrainingFlag("--one-process-per-replica", PARALLEL)] = False
-    """mpirun starts a process for each replica, which runs all its stages and the parts of its weights."""
-    cluster: Annotated[Text | None, Flag("--cluster NAME|FILE", PARALLEL, default="that of the device")] = None
-    """The simulated machine, see `sambasim devices`."""
-    threads: Annotated[
-        int | None, Field(ge=1, le=MOST_THREADS), Flag("--threads", PARALLEL, default="cores of the node / its ranks")
-    ] = None
-    """Intra-op threads of each rank."""
-    # Longer than any step, batch or section should take, and short against a night.
-    sync_timeout: Annotated[float, Field(gt=0, le=LONGEST_WAIT_S), Flag("--sync-timeout SECONDS", PARALLEL)] = 300.0
-    """Seconds that ranks wait for one that hangs."""
-    engine: Annotated[Literal["plain", "inductor"], Flag("--engine", NUMERICS)] = "plain"
-    """inductor: compile sections with torch's inductor, which needs g++."""
-    on_nonfinite: Annotated[OnNonfinite, TrainingFlag("--on-nonfinite", NUMERICS)] = "stop"
-    """If the loss is NaN or infinite: stop the run, skip the update of that step, or ignore it. skip turns off the
-    overlap of sync with the backward pass. Gradients are not checked."""
-    debug_numerics: Annotated[bool, TrainingFlag("--debug-numerics", NUMERICS)] = False
-    """Check the result of every operator, and stop at the first NaN or infinity. Slow."""
-    metrics: Annotated[FilePath | None, TrainingFlag("--metrics FILE")] = None
-    """Write steps, evaluations and a summary as JSON lines."""
-    save: Annotated[FilePath | None, TrainingFlag("--save FILE.safetensors")] = None
-    """Save the trained weights, for load_state_dict."""
-    trace: Annotated[FilePath | None, TrainingFlag("--trace FILE")] = None
-    """Write one trace of all ranks, for ui.perfetto.dev."""
-    trace_steps: Annotated[
-        int | None, Field(ge=1, le=MOST_TRACED_STEPS), TrainingFlag("--trace-steps N", default="3, after the first 2")
-    ] = None
-    """With --trace: how many steps it holds."""
-    record_digests: Annotated[FilePath | None, TrainingFlag("--record-digests FOLDER")] = None
-    """Write a digest of every value that leaves its section, for `sambasim compare`: one file per replica, some 100
-    bytes per value and step. Slow."""
-    record_steps: Annotated[
-        str | None, parsable(step_range), TrainingFlag("--record-steps FIRST-LAST", default="all")
-    ] = None
-    """With --record-digests: which steps."""
-    log_dir: Annotated[FilePath | None, TrainingFlag("--log-dir FOLDER")] = None
-    """Write one log file per rank here."""
-    json_output: Annotated[bool, Flag("--json")] = False
-    """Print the summary as one JSON line, and nothing else."""
-    predict: Annotated[bool, TrainingFlag("--predict")] = False
-    """Print at the end what is predicted for the simulated device, too."""
-    inference: Annotated[bool, Flag("--inference", INFERENCE)] = False
-    """Predict instead of training."""
-    predictions: Annotated[FilePath | None, Flag("--predictions FILE.safetensors", INFERENCE)] = None
-    """With --inference: write the outputs here."""
     overrides: JsonTable = Field(default_factory=dict)
     checkpoint: CheckpointOptions = Field(default_factory=CheckpointOptions)
 
@@ -214,13 +104,6 @@ class RunOptions(Options):
                 yield Problem(field, what, f"leave out {typed}, or leave out --inference")
         if self.checkpoint != CheckpointOptions():
             yield Problem("checkpoint", what, "leave out the flags of checkpoints, or leave out --inference")
-
-
-_TABLES: Mapping[str, type[Options]] = {
-    "": RunOptions, "overrides.data": DataOptions, "overrides.training": TrainingOptions,
-    "overrides.optimizer": OptimizerOptions, "checkpoint": CheckpointOptions,
-}  # fmt: skip
-RUN_FLAGS = flags_in(_TABLES, "run")
 
 
 def _typed(name: str) -> str:

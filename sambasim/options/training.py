@@ -8,11 +8,13 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, model_validator
 
-from sambasim.errors import LARGEST_COUNT, MOST_MICRO_STEPS
+from sambasim.errors import LARGEST_COUNT
 from sambasim.optimizers import OPTIMIZERS
 from sambasim.options import grammar
-from sambasim.options.base import Count, JsonTable, Options, Problem, broken, checked, one_of, suggested
-from sambasim.options.flag import DATA, MODEL, TRAINING, Flag
+from sambasim.options.base import Options
+from sambasim.options.fields import DataFields, LossFields, OptimizerFields, TrainingFields
+from sambasim.options.grammar import LOSS_ARGUMENTS, JsonTable
+from sambasim.options.problem import Count, Problem, broken, one_of
 
 Share: TypeAlias = Annotated[float, Field(ge=0, lt=1)]
 ScheduleName: TypeAlias = Literal[
@@ -124,9 +126,6 @@ class LossScaleOptions(Options):
                 yield Problem(name, "must be a power of two, so that scaling is exact", remedy, value)
 
 
-MOST_WORKERS = 256  # the most worker processes of one rank: a PEF can ask for them, and each takes memory
-
-
 class ModelOptions(Options):
     """The `[model]` table: an `nn.Module` class, or a function that returns a module, and its arguments."""
 
@@ -134,17 +133,11 @@ class ModelOptions(Options):
     args: JsonTable = Field(default_factory=dict)
 
 
-class DataOptions(Options):
+class DataOptions(DataFields, Options):
     """The `[data]` table. `source` is a data set of sambasim, a `module:function` that is called with `args`, a file,
     or `synthetic`. `evaluation_fraction` is held out, the same samples in every run. The rest are options of PyTorch's
     DataLoader; training drops the last partial batch."""
 
-    panel = DATA
-
-    source: Annotated[grammar.Source | None, Flag("--data")] = None
-    """The data source: module:function, file.py:NAME, FILE.npz, FILE.safetensors or synthetic."""
-    workers: Annotated[int, Field(ge=0, le=MOST_WORKERS), Flag("--workers")] = 0
-    """Worker processes of each rank that read data."""
     args: JsonTable = Field(default_factory=dict)
     evaluation_fraction: float = Field(default=0.0, ge=0, lt=1)
     inputs: grammar.Inputs | None = None
@@ -178,30 +171,9 @@ class DataOptions(Options):
         )
 
 
-LOSS_ARGUMENTS: Mapping[str, tuple[str, ...]] = {
-    "cross_entropy": ("ignore_index", "label_smoothing"), "mse": (), "l1": (), "smooth_l1": ("beta",),
-    "huber": ("delta",), "bce_with_logits": (), "nll": ("ignore_index",), "kl_div": ("log_target",),
-}  # fmt: skip
-"""The losses of `torch.nn.functional` that have a name here, and the arguments that each takes."""
-
-
-def _loss_problems(name: str) -> Iterator[Problem]:
-    if ":" in name:
-        yield from grammar.target_problems(name)
-    elif name not in LOSS_ARGUMENTS:
-        remedy = suggested(name.removesuffix("_loss").removesuffix("loss"), LOSS_ARGUMENTS)
-        yield Problem("", f"must be {one_of([*LOSS_ARGUMENTS, 'module:function'])}", remedy, name)
-
-
-class LossOptions(Options):
+class LossOptions(LossFields, Options):
     """The `[loss]` table: a key of LOSS_ARGUMENTS, or a callable of outputs and target, without a loss per sample."""
 
-    panel = TRAINING
-
-    name: Annotated[
-        str, checked(_loss_problems), Flag("--loss", only="compile", values=(*LOSS_ARGUMENTS, "module:function"))
-    ]
-    """Loss of outputs and target: {values}."""
     args: JsonTable = Field(default_factory=dict)
 
     def problems(self) -> Iterator[Problem]:
@@ -212,29 +184,9 @@ class LossOptions(Options):
                 yield Problem(f"args.{name}", f"is not an argument of {self.name}; {takes}")
 
 
-def _optimizer_problems(name: str) -> Iterator[Problem]:
-    if name not in OPTIMIZERS:
-        yield Problem("", f"must be {one_of(OPTIMIZERS)}", suggested(name, OPTIMIZERS), name)
-
-
-_OF_TORCH = "that of the optimizer in torch"
-
-
-class OptimizerOptions(Options):
+class OptimizerOptions(OptimizerFields, Options):
     """The `[optimizer]` table. A field that the optimizer does not take is None."""
 
-    panel = TRAINING
-
-    name: Annotated[str, checked(_optimizer_problems), Flag("--optimizer", only="compile", values=tuple(OPTIMIZERS))]
-    """Optimizer: {values}."""
-    lr: Annotated[float, Field(ge=0), Flag("--lr", default=_OF_TORCH)] = 1e-3
-    """Learning rate."""
-    momentum: Annotated[float | None, Field(ge=0), Flag("--momentum")] = None
-    """Momentum of SGD."""
-    weight_decay: Annotated[float, Field(ge=0), Flag("--weight-decay", default=_OF_TORCH)] = 0.0
-    """Weight decay."""
-    max_grad_norm: Annotated[float | None, Field(gt=0), Flag("--max-grad-norm")] = None
-    """Clip the norm of all gradients to this; a run needs a PEF with clipping."""
     dampening: float | None = None
     nesterov: bool | None = None
     betas: Annotated[tuple[Share, Share], Field(strict=False)] | None = None
@@ -272,23 +224,9 @@ class OptimizerOptions(Options):
         yield from broken((self.nesterov and is_plain, "nesterov", what, "--set optimizer.momentum=0.9"))
 
 
-class TrainingOptions(Options):
+class TrainingOptions(TrainingFields, Options):
     """The `[training]` table: `epochs` or `steps`; with neither, one epoch. A run may change all but `batch_size`."""
 
-    panel = TRAINING
-
-    batch_size: Annotated[Count, Flag("-b --batch-size", MODEL, only="compile")] = 1
-    """Samples that one replica takes in one micro-step."""
-    epochs: Annotated[Count | None, Flag("--epochs")] = None
-    """Passes over the data."""
-    steps: Annotated[Count | None, Flag("--steps")] = None
-    """Optimizer steps, instead of epochs."""
-    accumulation_steps: Annotated[int, Field(ge=1, le=MOST_MICRO_STEPS), Flag("--grad-accumulation-steps")] = 1
-    """Micro-steps in one optimizer step."""
-    seed: Annotated[int, Field(ge=0, lt=2**63), Flag("--seed")] = 0
-    """Seed of the order of samples, of dropout and of all other random numbers."""
-    evaluate: Annotated[bool, Flag("--evaluate/--no-evaluate", only="run")] = True
-    """Evaluate on the held-out samples after each epoch."""
     schedule: ScheduleOptions = Field(default_factory=ScheduleOptions)
     loss_scale: LossScaleOptions = Field(default_factory=LossScaleOptions)
 
@@ -296,11 +234,6 @@ class TrainingOptions(Options):
         remedy = "leave out one: --epochs or --steps, training.epochs or training.steps"
         what, both = f"cannot be given together with epochs, {self.epochs}", None not in (self.epochs, self.steps)
         yield from broken((both, "steps", what, remedy, self.steps))
-
-
-TABLES: Mapping[str, type[Options]] = {
-    "data": DataOptions, "loss": LossOptions, "optimizer": OptimizerOptions, "training": TrainingOptions,
-}  # fmt: skip
 
 
 class Sections(Options):

@@ -14,9 +14,10 @@ from sambasim.cli.main import _COMMANDS, sambasim
 from sambasim.cli.run import run_command
 from sambasim.errors import OptionError
 from sambasim.ir.schedule import SCHEDULES
-from sambasim.options.compile import COMPILE_FLAGS, compile_options
+from sambasim.options.compile import compile_options
+from sambasim.options.fields import COMPILE_FLAGS, RUN_FLAGS
 from sambasim.options.given import assign, given_flags, given_overrides, leaves
-from sambasim.options.run import RUN_FLAGS, ResolvedRun, resolve_run, run_options
+from sambasim.options.run import ResolvedRun, resolve_run, run_options
 from tests.cli.typed import invoked, printed, refused
 
 OPTIONS = compile_options(None, None, [], {})

@@ -15,9 +15,10 @@ from sambasim.commands.outputs import check_output_file, check_output_folder
 from sambasim.errors import OptionError
 from sambasim.hardware.spec import load_device
 from sambasim.options.base import dotted_names
-from sambasim.options.compile import COMPILE_FLAGS, QUICK_START, CompileFile, compile_options
+from sambasim.options.compile import QUICK_START, CompileFile, compile_options
+from sambasim.options.fields import COMPILE_FLAGS, RUN_FLAGS
 from sambasim.options.given import assign, given_overrides, read_toml
-from sambasim.options.run import RUN_FLAGS, RunOptions
+from sambasim.options.run import RunOptions
 from tests.support.mpi import ROOT
 
 BARE = st.text(string.ascii_letters + string.digits + "_-", min_size=1, max_size=8)

@@ -4,11 +4,10 @@ from typing import Any, Literal, get_args, get_origin
 
 import pytest
 
-from sambasim.options.compile import COMPILE_FLAGS
+from sambasim.options.fields import COMPILE_FLAGS, RUN_FLAGS
 from sambasim.options.flag import Setting
 from sambasim.options.given import given_flags, given_settings
 from sambasim.options.python_words import in_python
-from sambasim.options.run import RUN_FLAGS
 
 _SETTINGS = [*COMPILE_FLAGS.items(), *RUN_FLAGS.items()]
 _IN_PYTHON = {"emulate_replicas": "replicas"}

@@ -12,10 +12,18 @@ from torch.nn import functional
 
 from sambasim.ir.types import DTYPE_BYTES
 from sambasim.optimizers import OPTIMIZERS
-from sambasim.options.base import Refused
 from sambasim.options.compile import BuildOptions, ParallelOptions, compile_options
-from sambasim.options.grammar import DTYPES, INTEGER_LARGEST, LAST_STEP, InputSpec, parse_input, step_range
-from sambasim.options.training import LOSS_ARGUMENTS, OptimizerOptions
+from sambasim.options.grammar import (
+    DTYPES,
+    INTEGER_LARGEST,
+    LAST_STEP,
+    LOSS_ARGUMENTS,
+    InputSpec,
+    parse_input,
+    step_range,
+)
+from sambasim.options.problem import Refused
+from sambasim.options.training import OptimizerOptions
 from tests.support.mpi import ROOT
 
 _QUICK_START = compile_options(None, None, [], {})

@@ -9,9 +9,9 @@ import pytest
 
 from sambasim.data.user_code import load_object
 from sambasim.errors import ModelError, OptionError
-from sambasim.options.base import Problem
 from sambasim.options.compile import compile_options
 from sambasim.options.grammar import missing
+from sambasim.options.problem import Problem
 
 
 @pytest.fixture

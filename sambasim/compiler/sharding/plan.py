@@ -23,8 +23,8 @@ from sambasim.ir.mesh import TENSOR
 from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
-from sambasim.options.base import Problem, did_you_mean, nearest
 from sambasim.options.compile import TENSOR_STYLES, plan_entry
+from sambasim.options.problem import Problem, did_you_mean, nearest
 from sambasim.units import format_bytes
 
 JOINED = (1, 3, 2)  # how many tensors the columns of a weight may join: one; query, key and value; gate and value

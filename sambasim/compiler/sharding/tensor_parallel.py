@@ -15,7 +15,7 @@ from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.program import Program
 from sambasim.ir.types import Symbol, SymbolKind, parameter_of
 from sambasim.ir.verify import Progress
-from sambasim.options.base import one_of, refusal
+from sambasim.options.problem import one_of, refusal
 from sambasim.units import counted, format_bytes
 
 _MOST_NAMES = 4

@@ -12,8 +12,8 @@ from pydantic import JsonValue
 
 from sambasim.errors import CheckpointError, OptionError, SambasimError, failing_with
 from sambasim.ir.types import Symbol, SymbolKind
-from sambasim.options.base import show
 from sambasim.options.given import leaves
+from sambasim.options.problem import show
 from sambasim.options.run import CheckpointOptions
 from sambasim.pef import peek
 from sambasim.runtime.checkpoint import folder

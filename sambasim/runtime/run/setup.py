@@ -14,7 +14,8 @@ from sambasim.hardware.placement import Inventory, Placement, inventory_of, plac
 from sambasim.ir.mesh import DATA_PARALLEL, Mesh, copy_mesh, mesh_of
 from sambasim.ir.program import LOSS_SCALE, Program
 from sambasim.ir.ranks import in_slices
-from sambasim.options.run import HostSyncName, ResolvedRun, RunOptions, resolve_run, with_deepspeed
+from sambasim.options.fields import HostSyncName
+from sambasim.options.run import ResolvedRun, RunOptions, resolve_run, with_deepspeed
 from sambasim.options.training import LossScaleOptions, TrainingOptions
 from sambasim.pef import PefDocument, map_weights, read
 from sambasim.pef.files import is_compiled_here

@@ -15,7 +15,7 @@ from pydantic import Field, with_config
 
 from sambasim.errors import NumericsError
 from sambasim.ir.mesh import DATA_PARALLEL
-from sambasim.options.run import OnNonfinite
+from sambasim.options.fields import OnNonfinite
 from sambasim.options.training import LossScaleOptions, TrainingOptions
 from sambasim.records import Count
 from sambasim.runtime.run.plan import Plan, Position, cycled_momentum, learning_rate_factor

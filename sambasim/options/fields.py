@@ -1,0 +1,234 @@
+"""The flags of `compile` and `run`, and the fields of options that they set. To add a flag, add a field with a `Flag`:
+its docstring is its help, in the `panel` of its class. A command line is read without pydantic, see `problem.py`."""
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
+
+from sambasim.errors import LARGEST_COUNT, MOST_MICRO_STEPS, MOST_REPLICAS
+from sambasim.optimizers import OPTIMIZERS
+from sambasim.options.flag import DATA, DEVICE, INFERENCE, MODEL, NUMERICS, OUTPUT, PARALLEL, TRAINING, Flag, flags_in
+from sambasim.options.grammar import LOSS_ARGUMENTS, LossName, OptimizerName, PefName, Source, parse_cadence, step_range
+from sambasim.options.problem import Count, FilePath, Replicas, Text, after, limits, parsable
+
+if TYPE_CHECKING:
+    from sambasim.options.base import Options as Fields
+else:
+    Fields = object
+
+HostSyncName: TypeAlias = Literal["mpi", "gloo", "parameter-server"]
+OnNonfinite: TypeAlias = Literal["stop", "skip", "ignore"]
+
+MOST_TRACED_STEPS = 1000  # a trace stays in memory until it is written
+MOST_THREADS = 4096  # more than any node has cores; each thread has a stack
+LONGEST_WAIT_S = 31_536_000  # a year
+SAVE_SUFFIX = ".safetensors"
+DEFAULT_EVERY, DEFAULT_KEEP = "10min", 3
+MOST_WORKERS = 256  # the most worker processes of one rank: a PEF can ask for them, and each takes memory
+
+TrainingFlag = partial(Flag, training_only=True)
+_OF_TORCH = "that of the optimizer in torch"
+
+OPT_LEVELS = {
+    "o0": "One operator per section.",
+    "o1": "Operators of one module share a section, at most 8.",
+    "o3": "The grouping with the shortest predicted step.",
+}
+
+_OF_FILE = after(lambda name: "sn40" if name == "sn40l" else name)  # as the file of the device is called
+
+
+class DataFields(Fields):
+    panel = DATA
+    source: Annotated[Source | None, Flag("--data")] = None
+    """The data source: module:function, file.py:NAME, FILE.npz, FILE.safetensors or synthetic."""
+    workers: Annotated[int, limits(ge=0, le=MOST_WORKERS), Flag("--workers")] = 0
+    """Worker processes of each rank that read data."""
+
+
+class LossFields(Fields):
+    panel = TRAINING
+    name: Annotated[LossName, Flag("--loss", only="compile", values=(*LOSS_ARGUMENTS, "module:function"))]
+    """Loss of outputs and target: {values}."""
+
+
+class OptimizerFields(Fields):
+    panel = TRAINING
+    name: Annotated[OptimizerName, Flag("--optimizer", only="compile", values=tuple(OPTIMIZERS))]
+    """Optimizer: {values}."""
+    lr: Annotated[float, limits(ge=0), Flag("--lr", default=_OF_TORCH)] = 1e-3
+    """Learning rate."""
+    momentum: Annotated[float | None, limits(ge=0), Flag("--momentum")] = None
+    """Momentum of SGD."""
+    weight_decay: Annotated[float, limits(ge=0), Flag("--weight-decay", default=_OF_TORCH)] = 0.0
+    """Weight decay."""
+    max_grad_norm: Annotated[float | None, limits(gt=0), Flag("--max-grad-norm")] = None
+    """Clip the norm of all gradients to this; a run needs a PEF with clipping."""
+
+
+class TrainingFields(Fields):
+    panel = TRAINING
+    batch_size: Annotated[Count, Flag("-b --batch-size", MODEL, only="compile")] = 1
+    """Samples that one replica takes in one micro-step."""
+    epochs: Annotated[Count | None, Flag("--epochs")] = None
+    """Passes over the data."""
+    steps: Annotated[Count | None, Flag("--steps")] = None
+    """Optimizer steps, instead of epochs."""
+    accumulation_steps: Annotated[int, limits(ge=1, le=MOST_MICRO_STEPS), Flag("--grad-accumulation-steps")] = 1
+    """Micro-steps in one optimizer step."""
+    seed: Annotated[int, limits(ge=0, lt=2**63), Flag("--seed")] = 0
+    """Seed of the order of samples, of dropout and of all other random numbers."""
+    evaluate: Annotated[bool, Flag("--evaluate/--no-evaluate", only="run")] = True
+    """Evaluate on the held-out samples after each epoch."""
+
+
+class BuildFields(Fields):
+    panel = DEVICE
+    pef_name: Annotated[PefName | None, Flag("--pef-name", MODEL, default="the model's name")] = None
+    """Name of the PEF."""
+    output_folder: Annotated[FilePath, Flag("--output-folder", MODEL)] = Path("out")
+    """Write OUT/NAME/NAME.pef in this folder."""
+    check: Annotated[
+        int | None, limits(ge=0, le=LARGEST_COUNT), Flag("--check", NUMERICS, default="2 to 8, fewer for large ones")
+    ] = None
+    """Steps in which the PEF is compared with eager PyTorch, bit for bit; 0 for none."""
+    inference: Annotated[bool, Flag("--inference", MODEL)] = False
+    """Compile the forward pass only: no loss, no optimizer."""
+    opt_level: Annotated[Literal["o0", "o1", "o3"], Flag("--o0/--o1/--o3", choices=OPT_LEVELS)] = "o3"
+    """How operators are grouped into sections."""
+    arch: Annotated[Literal["sn10", "sn30", "sn40", "sn40l"], _OF_FILE, Flag("--arch")] = "sn30"
+    """Device to compile for."""
+    dtype: Annotated[Literal["fp32", "bf16", "fp16"], Flag("--dtype", NUMERICS)] = "fp32"
+    """How parameters, activations and gradients are stored; fp16 scales the loss."""
+    stochastic_rounding: Annotated[bool, Flag("--enable-stoc-rounding", NUMERICS)] = False
+    """With bf16: optimizer steps round stochastically."""
+    master_weights: Annotated[bool, Flag("--master-weights", NUMERICS)] = False
+    """With bf16: optimizers update float32 copies of parameters, and have float32 states. fp16 always has them."""
+    num_tiles: Annotated[Count | None, Flag("--num-tiles", default="all")] = None
+    """Tiles of the device that one replica has."""
+
+
+class ParallelFields(Fields):
+    panel = PARALLEL
+    data_parallel: Annotated[bool, Flag("--data-parallel")] = False
+    """Add gradient groups, REDUCE and GATHER sections."""
+    world_size: Annotated[Replicas, Flag("-ws --ws --world-size")] = 1
+    """Fewest replicas that may run the PEF."""
+    tensor_parallel: Annotated[Literal["weight", "batch"] | None, Flag("--tensor-parallel")] = None
+    """What is cut over the chips of a replica: weights, in pairs of products, or the batch."""
+    n_chips: Annotated[Replicas, Flag("--n-chips")] = 1
+    """Chips of one replica, each with a rank of its own."""
+    pipeline_stages: Annotated[Replicas, Flag("--pipeline-stages")] = 1
+    """Ranks of a pipeline, each with some of the layers of a replica."""
+    micro_batches: Annotated[Count, Flag("--micro-batches")] = 1
+    """Parts of a batch, which go through the pipeline one after another."""
+    schedule: Annotated[str, Flag("--schedule NAME|FILE.csv")] = "1f1b"
+    """Order of work in the pipeline: gpipe, 1f1b, interleaved-1f1b, zb-h1, or a file."""
+    zero: Annotated[int, limits(ge=0, le=3), Flag("--zero")] = 1
+    """What replicas keep in slices only: 0 nothing, 1 optimizer states, 2 gradients too, 3 parameters too."""
+    recompute: Annotated[Literal["none", "sections", "full"], Flag("--recompute")] = "none"
+    """Compute activations again in the backward: those inside sections, or all but one tensor a segment."""
+    gradient_groups: Annotated[Literal["section", "parameter"], Flag("--gradient-groups")] = "section"
+    """A gradient group holds all gradients of a backward section, or that of one parameter."""
+
+
+class CallFields(Fields):
+    panel = TRAINING
+    deepspeed: Annotated[FilePath | None, Flag("--deepspeed FILE")] = None
+    """A DeepSpeed config: batches, optimizer, scheduler, precision, clipping, ZeRO. It overrides --config."""
+
+
+class CheckpointFields(Fields):
+    panel = "Checkpoints"
+    dir: Annotated[FilePath | None, Flag("--checkpoint-dir DIR")] = None
+    """Write checkpoints of the run here."""
+    every: Annotated[
+        str | None, parsable(parse_cadence), Flag("--checkpoint-every N[steps|epochs|s|min|h]", default=DEFAULT_EVERY)
+    ] = None
+    """Write one this often, and one at the end."""
+    keep: Annotated[Count | None, Flag("--keep K", default=str(DEFAULT_KEEP))] = None
+    """Keep the newest K checkpoints."""
+    resume: Annotated[Text | None, Flag("--resume [auto|if-any|PATH]", bare="newest")] = None
+    """Continue from the newest checkpoint, which must be valid. auto: from the newest that is valid. if-any: the same,
+    or from the start if there is none. PATH: from that checkpoint."""
+    exact: Annotated[bool, Flag("--exact")] = False
+    """With --resume: exit with an error if the bits of the run would change."""
+    on_failure: Annotated[Literal["warn", "stop"] | None, Flag("--on-checkpoint-failure", default="warn")] = None
+    """If a checkpoint cannot be written: warn and continue, or stop the run."""
+
+
+class RunFields(Fields):
+    panel = OUTPUT
+    pef: Annotated[Text, Flag("-p --pef", DATA)]
+    """The PEF: a path, or NAME for OUT/NAME/NAME.pef."""
+    trust: Annotated[bool, Flag("--trust", DATA)] = False
+    """Execute a PEF that another account compiled, and open its data source."""
+    weights: Annotated[FilePath | None, Flag("--weights FILE", DATA)] = None
+    """Start from these weights, a file of --save."""
+    deepspeed: Annotated[FilePath | None, TrainingFlag("--deepspeed FILE", TRAINING)] = None
+    """A DeepSpeed config: changes what a run may change, and must agree with what is compiled in."""
+    data_parallel: Annotated[bool | None, Flag("--data-parallel", PARALLEL, default="on if np > 1")] = None
+    """Average gradients over replicas."""
+    reduce_on_rdu: Annotated[bool, Flag("--reduce-on-rdu", PARALLEL)] = False
+    """Sync gradients between devices, and not through the host."""
+    host_sync: Annotated[HostSyncName | None, TrainingFlag("--host-sync", PARALLEL, default="mpi")] = None
+    """How hosts exchange gradients."""
+    parameter_servers: Annotated[
+        int | None, limits(ge=0, le=MOST_REPLICAS), TrainingFlag("--parameter-servers N", PARALLEL, default="0")
+    ] = None
+    """The last N ranks are parameter servers and do not train; with 0, rank 0 trains and serves."""
+    emulate_replicas: Annotated[Replicas | None, TrainingFlag("--emulate-replicas N", PARALLEL)] = None
+    """Run N replicas in one process, with the same bits as under mpirun."""
+    one_process_per_replica: Annotated[bool, TrainingFlag("--one-process-per-replica", PARALLEL)] = False
+    """mpirun starts a process for each replica, which runs all its stages and the parts of its weights."""
+    cluster: Annotated[Text | None, Flag("--cluster NAME|FILE", PARALLEL, default="that of the device")] = None
+    """The simulated machine, see `sambasim devices`."""
+    threads: Annotated[
+        int | None, limits(ge=1, le=MOST_THREADS), Flag("--threads", PARALLEL, default="cores of the node / its ranks")
+    ] = None
+    """Intra-op threads of each rank."""
+    # Longer than any step, batch or section should take, and short against a night.
+    sync_timeout: Annotated[float, limits(gt=0, le=LONGEST_WAIT_S), Flag("--sync-timeout SECONDS", PARALLEL)] = 300.0
+    """Seconds that ranks wait for one that hangs."""
+    engine: Annotated[Literal["plain", "inductor"], Flag("--engine", NUMERICS)] = "plain"
+    """inductor: compile sections with torch's inductor, which needs g++."""
+    on_nonfinite: Annotated[OnNonfinite, TrainingFlag("--on-nonfinite", NUMERICS)] = "stop"
+    """If the loss is NaN or infinite: stop the run, skip the update of that step, or ignore it. skip turns off the
+    overlap of sync with the backward pass. Gradients are not checked."""
+    debug_numerics: Annotated[bool, TrainingFlag("--debug-numerics", NUMERICS)] = False
+    """Check the result of every operator, and stop at the first NaN or infinity. Slow."""
+    metrics: Annotated[FilePath | None, TrainingFlag("--metrics FILE")] = None
+    """Write steps, evaluations and a summary as JSON lines."""
+    save: Annotated[FilePath | None, TrainingFlag("--save FILE.safetensors")] = None
+    """Save the trained weights, for load_state_dict."""
+    trace: Annotated[FilePath | None, TrainingFlag("--trace FILE")] = None
+    """Write one trace of all ranks, for ui.perfetto.dev."""
+    trace_steps: Annotated[
+        int | None, limits(ge=1, le=MOST_TRACED_STEPS), TrainingFlag("--trace-steps N", default="3, after the first 2")
+    ] = None
+    """With --trace: how many steps it holds."""
+    record_digests: Annotated[FilePath | None, TrainingFlag("--record-digests FOLDER")] = None
+    """Write a digest of every value that leaves its section, for `sambasim compare`: one file per replica, some 100
+    bytes per value and step. Slow."""
+    record_steps: Annotated[
+        str | None, parsable(step_range), TrainingFlag("--record-steps FIRST-LAST", default="all")
+    ] = None
+    """With --record-digests: which steps."""
+    log_dir: Annotated[FilePath | None, TrainingFlag("--log-dir FOLDER")] = None
+    """Write one log file per rank here."""
+    json_output: Annotated[bool, Flag("--json")] = False
+    """Print the summary as one JSON line, and nothing else."""
+    predict: Annotated[bool, TrainingFlag("--predict")] = False
+    """Print at the end what is predicted for the simulated device, too."""
+    inference: Annotated[bool, Flag("--inference", INFERENCE)] = False
+    """Predict instead of training."""
+    predictions: Annotated[FilePath | None, Flag("--predictions FILE.safetensors", INFERENCE)] = None
+    """With --inference: write the outputs here."""
+
+
+_OF_BOTH: Mapping[str, type[Fields]] = {"data": DataFields, "optimizer": OptimizerFields, "training": TrainingFields}
+_OF_COMPILE = {"": CallFields, "compile": BuildFields, "parallel": ParallelFields, "loss": LossFields}
+_OF_RUN = {f"overrides.{name}": fields for name, fields in _OF_BOTH.items()}
+COMPILE_FLAGS = flags_in({**_OF_COMPILE, **_OF_BOTH}, "compile")
+RUN_FLAGS = flags_in({"": RunFields, "checkpoint": CheckpointFields, **_OF_RUN}, "run")
