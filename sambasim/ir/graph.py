@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 from itertools import zip_longest
+from typing import TypeAlias
 
 from typing_extensions import TypeAliasType
 
@@ -220,28 +221,18 @@ def format_argument(argument: Argument) -> str:
     return repr(argument)
 
 
-def node_difference(before: Graph, after: Graph) -> tuple[int, Node | None, Node | None] | None:
-    """The position of the first nodes that differ but in names and lines, and the nodes; None where one has no more."""
-    numbers = _numbers(before), _numbers(after)
-    for position, (node, other) in enumerate(zip_longest(before.nodes, after.nodes)):
-        if _numbered(node, numbers[0]) != _numbered(other, numbers[1]):
-            return position, node, other
+Part: TypeAlias = Node | Output | Section
+
+
+def graph_difference(before: Graph, after: Graph) -> tuple[int, Part | None, Part | None] | None:
+    """The position of the first nodes, or else outputs, or else sections, that differ but in names and lines, and both;
+    None where one graph has no more."""
+    for parts, others in zip(_compared(before), _compared(after), strict=True):
+        pairs = zip_longest(parts, others, fillvalue=(None, None))
+        for position, ((content, part), (other_content, other)) in enumerate(pairs):
+            if content != other_content:
+                return position, part, other
     return None
-
-
-def output_difference(before: Graph, after: Graph) -> str | None:
-    """The symbol of the first output that differs, for graphs with equal nodes."""
-    outputs = []
-    for graph in (before, after):
-        numbers = _numbers(graph)
-        outputs.append([(output.symbol, numbers.get(output.value, output.value)) for output in graph.outputs])
-    return next(((output or other)[0] for output, other in zip_longest(*outputs) if output != other), None)
-
-
-def section_difference(before: Graph, after: Graph) -> int | None:
-    """The number of the first section of another kind, or with other nodes."""
-    extents = ([(section.kind, section.start, section.stop) for section in graph.sections] for graph in (before, after))
-    return next((number for number, (one, two) in enumerate(zip_longest(*extents)) if one != two), None)
 
 
 def symbol_differences(
@@ -255,18 +246,19 @@ def symbol_differences(
             yield name, *symbols
 
 
-def _numbers(graph: Graph) -> Mapping[str, str]:
-    return {
+def _compared(graph: Graph) -> Iterator[Iterable[tuple[object, Part]]]:
+    """The nodes, the outputs and the sections, each after what is compared of it, with numbers for names of values."""
+    numbers = {
         name: f"{position}.{result}"
         for position, node in enumerate(graph.nodes)
         for result, name in enumerate(node.results)
         if name is not None
     }
 
+    def numbered(node: Node) -> Node:
+        results = tuple(name and numbers[name] for name in node.results)
+        return replace(renamed(node, numbers), name="", source=None, results=results)
 
-def _numbered(node: Node | None, numbers: Mapping[str, str]) -> Node | None:
-    """`node` without its name and line, with numbers for the names of values."""
-    if node is None:
-        return None
-    results = tuple(name and numbers[name] for name in node.results)
-    return replace(renamed(node, numbers), name="", source=None, results=results)
+    yield ((numbered(node), node) for node in graph.nodes)
+    yield (((output.symbol, numbers.get(output.value, output.value)), output) for output in graph.outputs)
+    yield (((section.kind, section.start, section.stop), section) for section in graph.sections)

@@ -3,7 +3,7 @@
 import re
 import shlex
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import count, zip_longest
 from pathlib import Path
@@ -15,14 +15,7 @@ from torch import Tensor, nn
 from sambasim.compiler.capture.tensors import check_model
 from sambasim.errors import OptionError, PefError
 from sambasim.hardware.placement import inventory_of, place_replicas
-from sambasim.ir.graph import (
-    Node,
-    format_argument,
-    node_difference,
-    output_difference,
-    section_difference,
-    symbol_differences,
-)
+from sambasim.ir.graph import Node, Output, format_argument, graph_difference, symbol_differences
 from sambasim.ir.mesh import replica_mesh
 from sambasim.ir.program import LOSS_SCALE, ROUNDING_SEED, Program
 from sambasim.ir.ranks import as_one_rank
@@ -225,7 +218,7 @@ def capture_and_compare(document: PefDocument, asked: Request, weights: Mapping[
     plan = pipeline(asked.options, asked.updates or None)
     passes = [replace(one, compiled=program) if isinstance(one, TensorParallel) else one for one in plan]
     traced = run_pipeline(built.program, passes, lambda title: None)
-    difference = _first_difference(program, traced)
+    difference = next(_differences(program, traced), None)
     if difference is not None:
         before, now = (set(one.names_of(SymbolKind.PARAMETER)) for one in (program, traced))
         if (before or now) and before.isdisjoint(now):
@@ -242,36 +235,34 @@ def capture_and_compare(document: PefDocument, asked: Request, weights: Mapping[
             raise app_error(PefError, what, "compile the app again")
 
 
-def _first_difference(compiled: Program, traced: Program) -> str | None:
-    """The first difference, with the source line of the model; None if both compute the same. Weights, names of
-    programs and line numbers are ignored. Symbols of data parallelism, which are named by digests, come last."""
+def _differences(compiled: Program, traced: Program) -> Iterator[str]:
+    """Nothing if both compute the same; with the source line of the model. Weights, names of programs and line numbers
+    are ignored. Symbols of data parallelism, which are named by digests, come last."""
     parallel = (SymbolKind.ACCUMULATION_GROUP, SymbolKind.REDUCE_BUFFER)
-    graphs, symbols = (compiled.leading, traced.leading), (compiled.symbols, traced.symbols)
+    symbols = compiled.symbols, traced.symbols
     plain = ({name: one for name, one in named.items() if one.kind not in parallel} for named in symbols)
-    if difference := _symbol_difference(*plain):
-        return difference
-    if nodes := node_difference(*graphs):
-        _, before, now = nodes
-        return _of_one_operator(before, now) or f"the PEF has {_described(before)}, and the model {_described(now)}"
-    if symbol := output_difference(*graphs):
-        return f"{symbol} is another value of the graph in the PEF than in the model"
-    if section_difference(*graphs) is not None:
-        return "the sections are cut at other places"
+    yield from _symbol_differences(*plain)
+    match graph_difference(compiled.leading, traced.leading):
+        case _, (Node() | None) as before, (Node() | None) as now:
+            yield _of_one_operator(before, now) or f"the PEF has {_described(before)}, and the model {_described(now)}"
+        case (_, Output(symbol=symbol), _) | (_, _, Output(symbol=symbol)):
+            yield f"{symbol} is another value of the graph in the PEF than in the model"
+        case _, _, _:
+            yield "the sections are cut at other places"
     for group, other in zip_longest(compiled.groups, traced.groups):
         if group is None or other is None or group.members != other.members or group.optimizer != other.optimizer:
-            return "the optimizers update other groups of parameters"
-    return _symbol_difference(*symbols)
+            yield "the optimizers update other groups of parameters"
+    yield from _symbol_differences(*symbols)
 
 
-def _symbol_difference(compiled: Mapping[str, Symbol], traced: Mapping[str, Symbol]) -> str | None:
+def _symbol_differences(compiled: Mapping[str, Symbol], traced: Mapping[str, Symbol]) -> Iterator[str]:
     for name, before, now in symbol_differences(compiled, traced):
         if before and now:
-            return f"{name} is {before.kind} {before.type} in the PEF, and {now.kind} {now.type} in the model"
-        if before:
-            return f"the PEF has the {before.kind} {name}, {before.type}, and the model does not"
-        if now:
-            return f"the model has the {now.kind} {name}, {now.type}, and the PEF does not"
-    return None
+            yield f"{name} is {before.kind} {before.type} in the PEF, and {now.kind} {now.type} in the model"
+        elif before:
+            yield f"the PEF has the {before.kind} {name}, {before.type}, and the model does not"
+        elif now:
+            yield f"the model has the {now.kind} {name}, {now.type}, and the PEF does not"
 
 
 def _of_one_operator(compiled: Node | None, traced: Node | None) -> str | None:

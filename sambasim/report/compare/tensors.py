@@ -6,15 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from sambasim.ir.graph import (
-    Graph,
-    Node,
-    format_node,
-    node_difference,
-    output_difference,
-    section_difference,
-    symbol_differences,
-)
+from sambasim.ir.graph import Graph, Node, Output, format_node, graph_difference, symbol_differences
 from sambasim.ir.program import Program
 from sambasim.pef import PefDocument
 from sambasim.report.compare import differing_facts, tensor_difference
@@ -181,16 +173,18 @@ def _graphs(a: Program, b: Program) -> Iterator[str]:
 
 
 def _difference(a: Graph, b: Graph) -> str | None:
-    if nodes := node_difference(a, b):
-        position, ours, theirs = nodes
-        sections = (*a.sections, *b.sections)
-        within = next((section for section in sections if section.start <= position < section.stop), None)
-        where = f", section {within.index} {within.kind} {within.name}" if within else ""
-        return f"operator {position}{where}\n  A: {_node_text(a, ours)}\n  B: {_node_text(b, theirs)}"
-    if symbol := output_difference(a, b):
-        return f"{symbol} is a different value"
-    number, counts = section_difference(a, b), f"{len(a.sections)} sections in A, {len(b.sections)} in B"
-    return None if number is None else f"the sections differ from section {number} on: {counts}"
+    match graph_difference(a, b):
+        case position, (Node() | None) as ours, (Node() | None) as theirs:
+            sections = (*a.sections, *b.sections)
+            within = next((section for section in sections if section.start <= position < section.stop), None)
+            where = f", section {within.index} {within.kind} {within.name}" if within else ""
+            return f"operator {position}{where}\n  A: {_node_text(a, ours)}\n  B: {_node_text(b, theirs)}"
+        case (_, Output(symbol=symbol), _) | (_, _, Output(symbol=symbol)):
+            return f"{symbol} is a different value"
+        case number, _, _:
+            counts = f"{len(a.sections)} sections in A, {len(b.sections)} in B"
+            return f"the sections differ from section {number} on: {counts}"
+    return None
 
 
 def _node_text(graph: Graph, node: Node | None) -> str:
