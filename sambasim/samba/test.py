@@ -12,8 +12,6 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 from pydantic import JsonValue
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from sambasim.compiler.capture.step import forward_parameters
@@ -25,7 +23,7 @@ from sambasim.ir.ranks import as_one_rank
 from sambasim.ir.types import SymbolKind
 from sambasim.pef import locate, read
 from sambasim.pef.archive import bytes_of
-from sambasim.runtime.values.memory import write_tensors
+from sambasim.runtime.values.memory import read_tensors, write_tensors
 from sambasim.samba import ending, process
 from sambasim.samba.device import DEVICE_STATE, rate_names
 from sambasim.samba.inputs import Inputs, inputs_of, name_inputs
@@ -80,11 +78,7 @@ class TestWithGold:
         `utils.assert_close` does, and WeightsError for a file of other outputs."""
         batch, gold = self._batch(), None
         if self.gold_file_path is not None and self.gold_file_path.exists():
-            try:
-                gold = load_file(self.gold_file_path)
-            except (OSError, SafetensorError) as error:
-                what = f"{self.gold_file_path} is no safetensors file: {error}"
-                raise WeightsError(what, remedy="delete it to write a new one") from error
+            gold = read_tensors(self.gold_file_path, "delete it to write a new one")
             batch = _under(_INPUT, gold)
         session.to_cpu(self._model)
         named = [SambaTensor(tensor, name=name, batch_dim=0) for name, tensor in batch.items()]
@@ -186,15 +180,13 @@ MAX_BF16_TRUNCATE_NORMAL_REL = 2.0**-7
 """The largest relative error of truncating a normal fp32 number to bf16, which has 8 significant bits."""
 
 
-def write_json(
-    path: str | os.PathLike[str], *rows: Mapping[str, JsonValue], mode: str = "w", makes_folder: bool = False
-) -> None:
-    """Writes each row as a line of JSON. Raises OptionError if the file cannot be written."""
+def write_json(path: str | os.PathLike[str], *rows: Mapping[str, JsonValue], appends: bool = False) -> None:
+    """Writes each row as a line of JSON, or `appends` it and makes the folder. Raises OptionError if that fails."""
     text = "".join(f"{json.dumps(row)}\n" for row in rows)
     with failing_with(OptionError, f"{path} cannot be written", "give another path"):
-        if makes_folder:
+        if appends:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
-        with open(path, mode, encoding="utf-8") as file:
+        with open(path, "a" if appends else "w", encoding="utf-8") as file:
             file.write(text)
 
 
@@ -289,7 +281,7 @@ def dump_accuracy_debug_info(
     folder = Path(args.output_folder or "out", "accuracy_debug") if isinstance(args, Namespace) else Path(args)
     path = folder / f"accuracy_debug_info.rank{process.current().rank}.jsonl"
     rows = [{"step": step, **row} for row in _rows(model)]
-    write_json(path, *rows, mode="a", makes_folder=True)
+    write_json(path, *rows, appends=True)
     return path
 
 

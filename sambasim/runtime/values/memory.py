@@ -53,16 +53,20 @@ def save_tensors(path: Path, tensors: Tensors) -> None:
     path.chmod(permissions)
 
 
+def read_tensors(path: Path, remedy: str) -> Tensors:
+    """The content of a safetensors file. Raises WeightsError for any other."""
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise WeightsError(f"{path} is no safetensors file: {error}", remedy=remedy) from error
+
+
 def load_weights(path: Path, program: Program) -> Tensors:
     """The parameters and buffers of `program`, by symbol, from a weights file. Raises WeightsError if unfit."""
     if not path.is_file():
         there = "a folder" if path.is_dir() else "not there"
         raise WeightsError(f"the weights file {path} is {there}", remedy="--weights FILE.safetensors, made by --save")
-    try:
-        tensors = load_file(path)
-    except (OSError, SafetensorError) as error:
-        what = f"{path} is no safetensors file: {error}"
-        raise WeightsError(what, remedy="--weights takes what --save wrote") from error
+    tensors = read_tensors(path, "--weights takes what --save wrote")
     return fitting(tensors, program, f"the weights in {path}")
 
 
