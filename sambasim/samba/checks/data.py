@@ -64,12 +64,11 @@ class Samplers:
 
     def __init__(self) -> None:
         self.shorten: Callable[[Iterator[Any]], Iterable[Any]] = iter  # the indices of an epoch, during a check
-        self.has_fed = False  # whether an optimizer step has used samples of a DistributedSampler
+        self.passes = 0  # over a sampler, that have fed an optimizer step
         self._last: Iteration | None = None  # the latest, unless it is an evaluation
         self._trained: Iteration | None = None  # the one that the last optimizer step used
         self._undecided: Iteration | None = None  # used by a forward so far: training only if a backward follows
         self._undecided_batch: Sequence[Tensor] = ()  # its batch, kept alive so that no other batch gets its addresses
-        self._passes = 0  # over a sampler, that have fed an optimizer step
         self._steps = 0  # of optimizers
         self._orders: WeakKeyDictionary[Sampler, set[tuple[int, int]]] = WeakKeyDictionary()  # that have trained
         self._line_of: WeakKeyDictionary[Sampler, str | None] = WeakKeyDictionary()
@@ -119,9 +118,8 @@ class Samplers:
         self._trained = last = self._last
         if last is None:
             return
-        self.has_fed = True
         last.steps += 1
-        self._passes += last.steps == 1
+        self.passes += last.steps == 1
         order = last.division.order
         if order is None or last.steps > _WARM_UP_STEPS + 1:
             return
@@ -140,7 +138,7 @@ class Samplers:
             return None, None, None
         division = last.division
         divides = division.num_replicas > 1
-        return division if divides else None, (self._passes, last.steps) if divides else None, division.where
+        return division if divides else None, (self.passes, last.steps) if divides else None, division.where
 
     def _drawn(self, current: Iteration, indices: Iterable[Any]) -> Iterator[Any]:
         for index in indices:

@@ -40,8 +40,7 @@ class Trained:
 
 def trained(machine: Machine, *, read: bool = True) -> Trained:
     """What this rank trains. `read=False` leaves out the weights: those of the device are not the trained ones."""
-    symbols = machine.program.symbols.items() if read else ()
-    names = [name for name, symbol in symbols if symbol.kind is SymbolKind.PARAMETER]
+    names = machine.program.names_of(SymbolKind.PARAMETER) if read else ()
     weights = {name: tensor_sha256(machine.replica.read(name)) for name in names}
     return Trained(weights, machine.replica.steps, list(machine.replica.hyperparameters.values()))
 
@@ -197,7 +196,7 @@ class Checks:
         if all(fed) and not current().reporter.has("DP04"):
             equal = data.equal_batches(fed, self._times_equal, self._step, line or where)
             # Equal random batches may be of a warm-up; no warm-up takes 8 steps, or draws from a DistributedSampler.
-            if self._step == _BATCHES_COMPARED[-1] or (watched is not None and watched.samplers.has_fed):
+            if self._step == _BATCHES_COMPARED[-1] or (watched is not None and watched.samplers.passes):
                 process.report(equal)
             else:
                 self._withheld = equal
@@ -212,7 +211,7 @@ class Checks:
 
     def _compare_last(self) -> None:
         """Compare after the last step. Collective, also for a rank that has nothing to show."""
-        if self._samplers is not None and not self._samplers.has_fed and not current().reporter.has("DP04"):
+        if self._samplers is not None and not self._samplers.passes and not current().reporter.has("DP04"):
             process.report(self._withheld, notice_only=True)
         own = None
         if self._synced and not current().reporter.has("DP03", "DP07", "DP09"):

@@ -120,7 +120,7 @@ def compare(load: Load, reporter: Reporter) -> Compare:
     watched = _begin_job(lambda own: [own, (own[0], change[-1](own[1]))], 2)
     reporter.on_demand = True  # collects DP09 too
     sampler = DistributedSampler[int](range(8), 2, 0)  # type: ignore[arg-type]  # it has all that a data set needs
-    watched.samplers._last, watched.samplers._passes = Iteration(sampler, OWN, "app.py:2: for batch in loader", 3), 1
+    watched.samplers._last, watched.samplers.passes = Iteration(sampler, OWN, "app.py:2: for batch in loader", 3), 1
     checks = Checks(session.machine, watched.communicator)
 
     def comparing(step: int, other: Change) -> Reporter:
@@ -150,7 +150,7 @@ def _later(shown: Snapshot, **changes: Any) -> Snapshot:
 def _set_fed(fed: bool) -> job.Job:
     watched = job.current()
     assert watched is not None
-    watched.samplers.has_fed = fed
+    watched.samplers.passes = int(fed)
     return watched
 
 
@@ -191,6 +191,7 @@ def test_equal_batches_are_reported_with_the_line_of_the_sampler(compare: Compar
 def test_a_supposed_warm_up_is_reported_at_the_end_if_no_sampler_has_fed_a_step(
     compare: Compare, monkeypatch: pytest.MonkeyPatch, fed: bool, codes: list[str]
 ) -> None:
+    _set_fed(False)
     for step in (1, 2):
         reporter = compare(step, lambda shown: replace(shown, division=None))
     assert not reporter.findings
