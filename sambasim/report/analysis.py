@@ -225,9 +225,6 @@ def costliest_line(graph: Graph, rows: Sequence[StageRow], section: TimedSection
     return graph.nodes[max(with_line)[1]].source if with_line else None
 
 
-WHICH_FLOPS = "FLOP of products a step, without recomputation"
-
-
 @dataclass(frozen=True, slots=True)
 class Roof:
     """The most FLOP/s and bytes/s of the tiles in use."""
@@ -356,7 +353,7 @@ class Analysis:
     def mfu_text(self) -> str:
         """Of what the MFU is a share, without its unit."""
         flops, peak = map(format_count, (self.model_flops, self.published.flops_per_s))
-        return f"{flops}{WHICH_FLOPS}; its tiles have {peak}FLOP/s"
+        return f"{flops}FLOP of products a step, without recomputation; its tiles have {peak}FLOP/s"
 
     @property
     def reachable(self) -> Roof:

@@ -260,9 +260,8 @@ def _operators_table(graph: Row) -> Table:
 
 
 def _symbols_table(facts: Row) -> Table:
-    types = [f"{symbol.dtype}[{', '.join(map(str, symbol.shape))}]" for symbol in facts.symbols]
-    shown = zip(facts.symbols[:_MOST_SYMBOLS], types, strict=False)
-    rows = [symbol.model_dump() | {"type": type_} for symbol, type_ in shown]
+    shown = facts.symbols[:_MOST_SYMBOLS]
+    rows = [symbol.model_dump() | {"type": f"{symbol.dtype}{list(symbol.shape)}"} for symbol in shown]
     title, hidden = f"symbols ({len(facts.symbols)})", len(facts.symbols) - _MOST_SYMBOLS
     symbols = table(title, rows, "name:symbol, kind, type", "offset, size_bytes:bytes")
     return replace(symbols, caption=f"and {hidden} more; --json lists all of them") if hidden > 0 else symbols

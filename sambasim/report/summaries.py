@@ -11,7 +11,6 @@ from pathlib import Path
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from sambasim.errors import printable
 from sambasim.ir.dataflow import axis_of, pass_and_update
 from sambasim.ir.graph import Graph
 from sambasim.ir.mesh import DATA_PARALLEL
@@ -197,7 +196,7 @@ def _step_rows(summary: SummaryRecord, predicted: PredictedRecord | None) -> Ite
 
 def step_times(summary: SummaryRecord, *, predicts: bool = False) -> list[RenderableType]:
     shown, notes = mean_step(summary, predicts=predicts)
-    return [shown, *([printable("\n".join(notes))] if notes else [])]
+    return [shown, *(["\n".join(notes)] if notes else [])]
 
 
 def collectives_report(record: CollectivesRecord) -> RenderableType:

@@ -15,7 +15,7 @@ from sambasim.costs.cut import Level
 from sambasim.costs.price import Bound
 from sambasim.hardware.spec import load_device
 from sambasim.ir.graph import SectionKind
-from sambasim.report.analysis import WHICH_FLOPS, Analysis, Run, costliest_line, runs_of, seconds_of
+from sambasim.report.analysis import Analysis, Run, costliest_line, runs_of, seconds_of
 from sambasim.report.page import predicted_page
 from sambasim.report.page.sections import roofline, section_graph
 from sambasim.report.simulation import simulation_json, simulation_report
@@ -74,7 +74,7 @@ def test_page_and_json_have_the_headline_and_the_same_figures() -> None:
     assert span is not None
     shown = (span.range, span.basis, f"{analysis.mfu:.1%}")
     assert {analysis.headline, analysis.costliest_lines, *shown} <= set(page.words)
-    assert WHICH_FLOPS in "".join(page.words)
+    assert "FLOP of products a step, without recomputation" in "".join(page.words)
     assert [row[15] for row in page.data["sections"]] == analysis.lines
     narrow = likely(predicted(perceptron(1 << 20, 256), tiles=4))
     assert narrow is not None

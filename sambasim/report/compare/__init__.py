@@ -8,7 +8,6 @@ from itertools import groupby, product
 from operator import itemgetter
 from typing import NamedTuple, TypeAlias
 
-from sambasim.errors import printable
 from sambasim.records.digests import RecordedRun, Recording, StepDigests, ValueDigest
 from sambasim.records.metrics import RunRecords, StepRecord, SummaryRecord
 from sambasim.report.tables import Row, Table, table, text_table
@@ -73,9 +72,7 @@ def differing_facts(a: Mapping[str, object], b: Mapping[str, object]) -> list[Ro
 
 def comparison(compared: Row) -> Iterator[str | Table]:
     for part in (compared.verdict, *_parts(compared)):
-        if isinstance(part, str):
-            yield printable(part)
-        elif part.rows:
+        if isinstance(part, str) or part.rows:
             yield part
 
 
@@ -129,7 +126,6 @@ def _losses(losses: Sequence[Row]) -> Table:
 
 
 _MOST_SHOWN = 6
-_SHORT_DIGEST = 12
 _NOT_BY_BIT = "not comparable bit by bit: {}; "
 _COMPARED_APART = ("training.seed", "training.batch_size")  # deciding facts themselves, or part of the PEF
 
@@ -293,7 +289,7 @@ def compare_runs(a: Recording, b: Recording, wanted: Callable[[int], bool] = lam
 def _deciding_facts(run: RecordedRun | SummaryRecord) -> Mapping[str, object]:
     # The row "engine" shows --engine.
     exempt = "; ".join(reason for reason in run.exempt_from_exactness if not reason.startswith("--engine"))
-    pef, cpu, more = run.pef_digest[:_SHORT_DIGEST], None, {}
+    pef, cpu, more = run.pef_digest[:12], None, {}
     if isinstance(run, RecordedRun):
         pef, cpu = f"{run.pef} {pef}", run.cpu
     else:

@@ -4,6 +4,7 @@
 from collections.abc import Mapping, Sequence
 from math import ceil, floor
 from random import Random
+from typing import Literal
 
 from sambasim.report.page import ui
 from sambasim.report.page.timeline import WAYS
@@ -49,17 +50,15 @@ def _scaling_figures(prediction: Prediction, nouns: str) -> Mapping[str, ui.Figu
     best = zip(*prediction.steps.values(), strict=True)
     rates, dashed = [max(step.ideal_samples_per_s for step in steps) for steps in best], {"dash": "dash", "width": 1.5}
     ideal = ui.lines("without sync", counts, rates, line={"color": ui.GREY, **dashed}, hoverinfo="skip")
-    speeds = {path: [step.samples_per_s for step in steps] for path, steps in prediction.steps.items()}
-    efficiencies = {path: [step.efficiency for step in steps] for path, steps in prediction.steps.items()}
-    least, most = zoomed([value for values in efficiencies.values() for value in values])
+    least, most = zoomed([step.efficiency for steps in prediction.steps.values() for step in steps])
     title = "predicted efficiency" + (f" (from {least:.0%}, not from 0)" if least else "")
     ticks = {"tickvals": counts, "ticktext": list(map(str, counts)), "fixedrange": True, "automargin": True}
     shared = {"xaxis": ui.axis(nouns, type="log", **ticks), "legend": {**ui.LEGEND, "y": 1.02}}
     speed = ui.axis("predicted samples/s", type="log", exponentformat="SI", dtick=1, fixedrange=True)
     efficiency = ui.axis(title, range=[least, most], tickformat=".0%", fixedrange=True)
     return {
-        "scaling-speed": ui.figure([ideal, *_scaling_curves(prediction, speeds)], **shared, yaxis=speed),
-        "scaling-efficiency": ui.figure(_scaling_curves(prediction, efficiencies), **shared, yaxis=efficiency),
+        "scaling-speed": ui.figure([ideal, *_scaling_curves(prediction, "samples_per_s")], **shared, yaxis=speed),
+        "scaling-efficiency": ui.figure(_scaling_curves(prediction, "efficiency"), **shared, yaxis=efficiency),
     }
 
 
@@ -71,7 +70,7 @@ def zoomed(efficiencies: Sequence[float]) -> tuple[float, float]:
     return (0.0 if start < 0.25 else start), ceil(100 * (most + margin)) / 100
 
 
-def _scaling_curves(prediction: Prediction, of_paths: Mapping[SyncPath, Sequence[float]]) -> list[ui.Trace]:
+def _scaling_curves(prediction: Prediction, field: Literal["samples_per_s", "efficiency"]) -> list[ui.Trace]:
     def text(path: SyncPath, step: PredictedStep) -> str:
         return (
             f"<b>{counted(step.replicas, 'replica')}, {WAYS[path]}</b><br>{plain_rate(step.samples_per_s)} samples/s, "
@@ -80,12 +79,12 @@ def _scaling_curves(prediction: Prediction, of_paths: Mapping[SyncPath, Sequence
         )
 
     traces = []
-    for path, values in of_paths.items():
-        steps, (colour, dash, symbol) = prediction.steps[path], _STYLES[path]
+    for path, steps in prediction.steps.items():
+        colour, dash, symbol = _STYLES[path]
         counts, texts = [step.mesh.world_size for step in steps], [text(path, step) for step in steps]
         style = {"line": {"color": colour, "width": 2.5, "dash": dash}, "marker": {"size": 7, "symbol": symbol}}
         how = {"mode": "lines+markers", "hovertext": texts, "hoverinfo": "text"}
-        traces.append(ui.lines(WAYS[path], counts, values, **how, **style))
+        traces.append(ui.lines(WAYS[path], counts, [getattr(step, field) for step in steps], **how, **style))
     return traces
 
 
@@ -123,7 +122,6 @@ def _frontier(plan: Plan) -> ui.Part:
         xaxis=ui.axis("predicted step, s", type="log"),
         yaxis=ui.axis(f"memory of the fullest {plan.device}, GiB", type="log"),
         margin={"l": 64, "r": 16, "t": 52, "b": 48},
-        legend=ui.LEGEND,
     )
     how = ": blue ones were compiled and priced, grey ones are estimates" if cloud else ""
     lead = (
