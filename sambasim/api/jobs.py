@@ -198,13 +198,11 @@ def predict(
     Raises OptionError, DataError, and WeightsError for weights of another model.
     """
     world, given = connected(), opened(pef)
-    own: dict[str, Path] = {}
+    file = Path(weights) if isinstance(weights, str | Path) else None
     held: Mapping[str, Tensor] | None = None
     match weights:
-        case None:
+        case None | str() | Path():
             pass
-        case str() | Path():
-            own["weights"] = Path(weights)
         case Run():
             held = weights.weights
         case nn.Module():
@@ -215,7 +213,7 @@ def predict(
             remedy = "a run, a model, a state_dict, or a file of --save"
             raise OptionError(f"weights is of type {type(weights).__name__}", remedy=remedy)
     instead = {"pef": "the first argument", "json": "the record of the result", "emulate_replicas": "for training"}
-    chosen = _options_of(given, data, options, instead, inference=True, **own)
+    chosen = _options_of(given, data, options, instead, inference=True, weights=file)
     path, mesh = checked_pef(chosen, Path("out"), world, command())
     live = None if isinstance(data, str | Path) else data_of(data)
     with supervised(world, path, mesh, chosen) as activity:
