@@ -169,10 +169,9 @@ class _Rank:
 
     def __init__(self, transport: Transport) -> None:
         program, memory = transport.program, transport.memory
-        kinds = {name: symbol.kind for name, symbol in program.symbols.items()}
-        names = (name for name, kind in kinds.items() if kind in (SymbolKind.BUFFER, SymbolKind.INPUT))
+        names = program.names_of(SymbolKind.BUFFER, SymbolKind.INPUT)
         own = {name: torch.empty_like(memory.tensor(name)) for name in names}
-        sample = {name: whole[:1].clone() if kinds[name] is SymbolKind.INPUT else whole for name, whole in own.items()}
+        sample = own | {name: own[name][:1].clone() for name in program.names_of(SymbolKind.INPUT)}
         self._tensors = own, sample
 
         def executor(graph: Graph, tensors: Mapping[str, Tensor]) -> Executor:
@@ -189,8 +188,7 @@ class _Rank:
 
 
 def buffers_of(memory: DeviceMemory) -> Mapping[str, Tensor]:
-    symbols = memory.program.symbols.values()
-    return {symbol.name: memory.tensor(symbol.name) for symbol in symbols if symbol.kind is SymbolKind.BUFFER}
+    return {name: memory.tensor(name) for name in memory.program.names_of(SymbolKind.BUFFER)}
 
 
 class InferenceJob:

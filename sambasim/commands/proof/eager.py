@@ -142,9 +142,8 @@ class Eager:
 
 
 def _by_symbol(model: nn.Module, program: Program) -> Iterator[tuple[str, Tensor]]:
-    kinds = (SymbolKind.PARAMETER, SymbolKind.BUFFER)
-    symbols = {name: symbol for name, symbol in program.symbols.items() if symbol.kind in kinds}
-    by_name = {torch_name: name for name, symbol in symbols.items() for torch_name in symbol.torch_names}
+    symbols = {*program.names_of(SymbolKind.PARAMETER, SymbolKind.BUFFER)}
+    by_name = {torch_name: name for name in symbols for torch_name in program.symbols[name].torch_names}
     prefix = type(model).__name__.lower()
     for held in held_by(model):
         symbol = next((by_name[name] for name in held.names if name in by_name), symbol_name(prefix, held.name))

@@ -194,12 +194,12 @@ _NEVER = 2**31 - 1
 _PR_SET_THP_DISABLE = 41  # of prctl(2)
 
 
-def keep_freed_memory() -> bool:
+def keep_freed_memory() -> None:
     """Let glibc keep freed memory in this process, so that pages are not faulted in again in every step."""
     with suppress(OSError, AttributeError):
         mallopt = ctypes.CDLL(None).mallopt
-        return all([mallopt(_M_TRIM_THRESHOLD, _NEVER), mallopt(_M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)])
-    return False
+        mallopt(_M_TRIM_THRESHOLD, _NEVER)
+        mallopt(_M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)
 
 
 def use_small_pages() -> None:

@@ -90,8 +90,7 @@ def seen_of_sections(graph: Graph, program: Program) -> Sequence[Sequence[Seen]]
 
 
 def seen_in_memory(program: Program, *kinds: SymbolKind) -> Sequence[Seen]:
-    symbols = [symbol for symbol in program.symbols.values() if symbol.kind in kinds]
-    return [Seen(cast("What", symbol.kind.value), symbol.name) for symbol in symbols]
+    return [Seen(cast("What", program.symbols[name].kind.value), name) for name in program.names_of(*kinds)]
 
 
 def digested(seen: Seen, tensor: Tensor, micro_step: int | None = None) -> ValueDigest:
