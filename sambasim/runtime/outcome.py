@@ -246,6 +246,6 @@ def _whole_tensors(setup: Setup, team: Team) -> Callable[[str], Tensor]:
         held = [part.view(setup.program.symbols[name].type.shape) for part in parts if part is not None]
         if not setup.is_first or not held:
             return nothing
-        return joined(held[: cuts[0].parts], cuts[0]) if cuts else held[0]
+        return joined(held[: cuts[0].parts] if cuts else held, cuts)
 
     return tensor_of

@@ -66,7 +66,7 @@ def test_a_reduction_and_an_update_allocate_nothing_after_the_first_step(replica
     settings = {"lr": 0.1, "momentum": 0.0, "dampening": 0.0, "nesterov": False, "weight_decay": 0.0}
     updates = []
     for rank in ranks:
-        optimizers = Optimizers(program, rank.sync.memory, {f"sgd0__{name}": value for name, value in settings.items()})
+        optimizers = Optimizers(rank.sync.memory, {f"sgd0__{name}": value for name, value in settings.items()})
         optimizers.begin(1, 1.0)
         start, stop = rank.sync.updated(group)
         updates.append(optimizers.slice(group, start, stop, rank.sync.memory.region(group, "gradient")[start:stop]))

@@ -7,11 +7,11 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from sambasim.ir.mesh import DATA_PARALLEL, PIPELINE, mesh_of
+from sambasim.ir.mesh import DATA_PARALLEL, PIPELINE, TENSOR, mesh_of
 from sambasim.ir.program import Program
 from sambasim.ir.ranks import first_holders, in_slices, ranks_of_groups
 from sambasim.ir.types import SymbolKind
-from sambasim.runtime.engine.executor import IN_MEMORY, Executor, Steps
+from sambasim.runtime.engine.executor import IN_MEMORY, Executor
 from sambasim.runtime.engine.update import Update
 from sambasim.runtime.machine.communicator import single_rank
 from sambasim.runtime.machine.process import Stream, derive, seed_torch
@@ -32,6 +32,10 @@ _MOST_UPDATED = 20_000_000  # parameters
 def seed_of(step: int, chip: int, micro_batch: int) -> int:
     """By which a pass draws random numbers, here and in eager PyTorch."""
     return derive(0, chip, step, micro_batch, Stream.GRAPH)
+
+
+def _seed(step: int, chip: int, micro_batch: int) -> None:
+    seed_torch(seed_of(step, chip, micro_batch))
 
 
 class Played:
@@ -57,16 +61,15 @@ class Played:
 
         self._transports = open_ranks(of_a_replica, single_rank("here"), Way.IN_PROCESS, fill, range(count), self._mesh)
         self._hub = self._transports[0].hub
-        arguments = {argument.name: argument.default for argument in program.runtime_arguments}
-        arguments |= {name: _UNCLIPPED for name in arguments if name.endswith("__max_grad_norm")}
-        self._executors, self._steps = list[Executor](), list[Update]()
+        names = (argument.name for argument in program.runtime_arguments)
+        unclipped = {name: _UNCLIPPED for name in names if name.endswith("__max_grad_norm")}
+        self._steps = list[tuple[Executor, Update]]()
         for transport in self._transports:
             own, read = transport.program, partial(self._tensor, transport.memory)
             if own.training is not None:
                 executor = Executor(own.training, own, read, transport=transport, observer=observer)
-                optimizers = Optimizers(own, transport.sync.memory, arguments)
-                self._executors.append(executor)
-                self._steps.append(Update(executor, transport, optimizers))
+                update = Update(executor, transport, Optimizers(transport.sync.memory, unclipped))
+                self._steps.append((executor, update))
         groups = ranks_of_groups(program)
         self._holders = dict(first_holders(program)) | {
             member.gradient: groups[group.name] for group in program.groups for member in group.members
@@ -77,31 +80,27 @@ class Played:
 
     def forward_and_backward(self, batches: Sequence[Sequence[Batch]], number: int) -> Sequence[Sequence[Outputs]]:
         """The outputs of step `number` by symbol; `batches` has the micro-batches of each chip."""
-        symbols, micro_batches = self.program.symbols, self.program.micro_batches
-        tangents = {
-            name: torch.full(symbol.type.shape, 1 / micro_batches, dtype=getattr(torch, symbol.type.dtype))
-            for name, symbol in symbols.items()
-            if symbol.kind is SymbolKind.TANGENT
-        }
+        program, count = self.program, self.program.micro_batches
+        types = [(name, program.symbols[name].type) for name in program.names_of(SymbolKind.TANGENT)]
+        tangents = {name: torch.full(of.shape, 1 / count, dtype=getattr(torch, of.dtype)) for name, of in types}
         passes = []
-        for rank, update in enumerate(self._steps):
+        for rank, (executor, update) in enumerate(self._steps):
             update.begin_step(self._updates + 1, 1.0)
-            passes.append(self._pass(rank, batches[self._chip(rank)], tangents, number))
+            chip = self._mesh.coordinate(rank, DATA_PARALLEL) % program.chips
+            own, seed = batches[chip], partial(_seed, number, chip)
+            if program.schedule is None:
+                place_inputs(self._transports[rank].memory, own[0])
+                own = IN_MEMORY
+            passes.append(executor.run(tangents, own, seed, last=True, overlapping=update.overlapping))
         outputs = run_together(passes, self._hub)
         return [
-            [self._joined({rank: outputs[rank][at] for rank in ranks}) for at in range(micro_batches)]
-            for ranks in self._ranks
+            [self._joined({rank: outputs[rank][at] for rank in ranks}) for at in range(count)] for ranks in self._ranks
         ]
 
     def update(self) -> None:
         """The rest of a step. Gradients stay as they were reduced."""
         self._updates += 1
-        run_together([update.run((0.0,)) for update in self._steps], self._hub)
-
-    def forget(self) -> None:
-        """After an error: the next step begins anew."""
-        if self._hub is not None:
-            self._hub.forget()
+        run_together([update.run((0.0,)) for _, update in self._steps], self._hub)
 
     def evaluate(self, batch: Batch, seed: int) -> Outputs:
         """What the evaluation graph gives, on the first chip."""
@@ -117,41 +116,19 @@ class Played:
 
     def read(self, symbol: str, chip: int = 0) -> Tensor:
         """The whole tensor of `symbol` that a chip has: a view, or a copy of one that is cut."""
-        held = [rank for rank in self._ranks[chip] if self._stage(rank) == self._holders[symbol]]
-        return self._whole(symbol, [self._tensor(self._transports[rank].memory, symbol) for rank in held])
-
-    def _whole(self, symbol: str, parts: Sequence[Tensor]) -> Tensor:
-        cuts = self.program.symbols[symbol].cuts
-        return joined(parts, cuts[0]) if cuts else parts[0]
+        at, holder = self._mesh.coordinate, self._holders[symbol]
+        held = [self._transports[rank].memory for rank in self._ranks[chip] if at(rank, PIPELINE) == holder]
+        return joined([self._tensor(memory, symbol) for memory in held], self.program.symbols[symbol].cuts)
 
     def _tensor(self, memory: DeviceMemory, symbol: str) -> Tensor:
         return self._read_only[symbol] if symbol in self._read_only else memory.tensor(symbol)
 
-    def _pass(
-        self, rank: int, batches: Sequence[Batch], tangents: dict[str, Tensor], number: int
-    ) -> Steps[Sequence[Outputs]]:
-        chip = self._chip(rank)
-        if self.program.schedule is None:
-            place_inputs(self._transports[rank].memory, batches[0])
-            batches = IN_MEMORY
-
-        def seed(micro_batch: int) -> None:
-            seed_torch(seed_of(number, chip, micro_batch))
-
-        overlapping = self._steps[rank].overlapping
-        return (yield from self._executors[rank].run(tangents, batches, seed, last=True, overlapping=overlapping))
-
     def _joined(self, of_ranks: Mapping[int, Outputs]) -> Outputs:
         """The outputs of a chip, from those of its ranks: whole, of the last stage that has them."""
         whole = {}
-        for name in dict.fromkeys(name for outputs in of_ranks.values() for name in outputs):
-            stage = max(self._stage(rank) for rank, outputs in of_ranks.items() if name in outputs)
-            held = [outputs[name] for rank, outputs in of_ranks.items() if self._stage(rank) == stage]
-            whole[name] = self._whole(name, held)
+        for rank, outputs in of_ranks.items():
+            peers = self._mesh.group(rank, TENSOR)
+            for name in outputs if rank == peers[0] else ():
+                parts = [of_ranks[peer][name] for peer in peers]
+                whole[name] = joined(parts, self.program.symbols[name].cuts)
         return whole
-
-    def _chip(self, rank: int) -> int:
-        return self._mesh.coordinate(rank, DATA_PARALLEL) % self.program.chips
-
-    def _stage(self, rank: int) -> int:
-        return self._mesh.coordinate(rank, PIPELINE)

@@ -187,8 +187,7 @@ class _Proof:
             except SambasimError as error:
                 if is_read:
                     raise
-                self._played.forget()  # the program checks what it took for granted, and it is not so here
-                self._refused = error
+                self._refused = error  # the program checks what it took for granted, and it is not so here
                 continue
             self._last = batch
             return True

@@ -17,7 +17,8 @@ from sambasim.ir.graph import Graph, Node, SourceLine
 from sambasim.ir.mesh import TENSOR
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
-from sambasim.runtime.watch.observer import Function, StepObserver
+from sambasim.runtime.engine.instructions import Function, reporting
+from sambasim.runtime.watch.observer import StepObserver
 
 _ROUNDINGS, _ROUNDINGS_OF_PARTS, _ROUNDINGS_IN_16_BITS = 16, 128, 2
 """The largest difference that is rounding, in units of the last place of the narrowest type of the graph. Products
@@ -81,15 +82,7 @@ class _GraphValues(StepObserver):
         self.keys: dict[str, Key] = {}
 
     def bind(self, replica: int, node: Node, function: Function) -> Function:
-        def noted(*operands: object, **keywords: object) -> object:
-            result = function(*operands, **keywords)
-            results = result if isinstance(result, tuple | list) else (result,)
-            for name, value in zip(node.results, results, strict=False):
-                if name is not None and isinstance(value, Tensor):
-                    self.keys[name] = key_of(value)
-            return result
-
-        return noted
+        return reporting(node, function, lambda name, value, operands: self.keys.update({name: key_of(value)}))
 
 
 class NotForEager(Exception):
@@ -173,7 +166,6 @@ class Steps:
         try:
             ours = play()
         except Exception:
-            self._played.forget()
             if self._eager.end() is None:
                 raise NotForEager from None
             raise

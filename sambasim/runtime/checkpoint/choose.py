@@ -373,7 +373,7 @@ def restore(setup: Setup, team: Team, checkpoint: Checkpoint) -> None:
     def read(symbol: Symbol, memory: DeviceMemory, rank: int, prefix: str = "") -> None:
         if symbol.name in memory.program.symbols:
             flat = memory.tensor(symbol.name).view(-1)
-            checkpoint.read_part(symbol.name, symbol.cuts, setup.mesh.coordinates(rank), 0, flat, prefix=prefix)
+            checkpoint.read_part(symbol, setup.mesh.coordinates(rank), 0, flat, prefix)
 
     own = {id(rank.memory): rank for rank in team.replicas if rank.memory.has_own_parameters}
     memories = [(rank.memory, rank.rank) for rank in own.values()]
@@ -390,7 +390,7 @@ def restore(setup: Setup, team: Team, checkpoint: Checkpoint) -> None:
                 read(symbol, rank.memory, rank.rank, prefix)
     for rank in team.first:
         sync, at = rank.transport.sync, setup.mesh.coordinates(rank.rank)
-        for piece in pieces_of(rank.memory.program, sync.memory, sync.current, at):
+        for piece in pieces_of(sync.memory, sync.current, at):
             if piece.symbol.kind is SymbolKind.OPTIMIZER_STATE:
-                checkpoint.read_part(piece.symbol.name, piece.symbol.cuts, at, piece.start, piece.data)
+                checkpoint.read_part(piece.symbol, at, piece.start, piece.data)
     setup.communicator.node_barrier()  # another rank may have restored memory that this one reads

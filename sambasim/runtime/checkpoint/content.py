@@ -18,7 +18,7 @@ from torch import Tensor
 
 from sambasim import __version__
 from sambasim.errors import CheckpointError, Misfit, OtherFormat, OtherVersion, failing_with, parse_json
-from sambasim.ir.types import DTYPE_BYTES, Cut, SymbolKind
+from sambasim.ir.types import DTYPE_BYTES, Cut, Symbol, SymbolKind
 from sambasim.pef.digests import PartDigests, StrictModel, part_digests
 from sambasim.pef.document import WRITER, Sha256
 from sambasim.records import Count
@@ -247,13 +247,11 @@ class Checkpoint:
             if low < high:
                 into[low - start : high - start].copy_(self._data(place)[low - place.start : high - place.start])
 
-    def read_part(
-        self, name: str, cuts: Sequence[Cut], at: Mapping[str, int], start: int, into: Tensor, prefix: str = ""
-    ) -> None:
-        """As `read`, of the part that the rank at `at` has of a tensor cut by `cuts`, which may be cut otherwise in the
-        checkpoint. `prefix`: that of `buffer_name`."""
-        saved = self.manifest.tensors[name]
-        if saved.cuts == tuple(cuts):
+    def read_part(self, symbol: Symbol, at: Mapping[str, int], start: int, into: Tensor, prefix: str = "") -> None:
+        """As `read`, of the part that the rank at `at` has of `symbol`, which may be cut otherwise in the checkpoint.
+        `prefix`: that of `buffer_name`."""
+        name, cuts, saved = symbol.name, symbol.cuts, self.manifest.tensors[symbol.name]
+        if saved.cuts == cuts:
             self.read(prefix + part_name(name, cuts, at), start, into)
             return
         parts = []
@@ -261,8 +259,7 @@ class Checkpoint:
             parts.append(part := torch.empty(saved.shape, dtype=into.dtype))
             there = {cut.axis: position for cut in saved.cuts}
             self.read(prefix + part_name(name, saved.cuts, there), 0, part.view(-1))
-        whole = joined(parts, saved.cuts[0]) if saved.cuts else parts[0]
-        into.copy_(part_of(whole, cuts, at).reshape(-1)[start : start + into.numel()])
+        into.copy_(part_of(joined(parts, saved.cuts), cuts, at).reshape(-1)[start : start + into.numel()])
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         for name, model in self.manifest.all_tensors():

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sambasim.errors import InternalError, MachineError
 from sambasim.ir.mesh import PIPELINE
-from sambasim.ir.program import ParameterGroup, Program
+from sambasim.ir.program import ParameterGroup
 from sambasim.ir.ranks import first_holders
 from sambasim.ir.types import Slice, Symbol, SymbolKind
 from sambasim.records.metrics import CheckpointRecord
@@ -28,6 +28,7 @@ from sambasim.runtime.run.plan import Plan, Position
 from sambasim.runtime.run.run_observer import RunObserver
 from sambasim.runtime.run.setup import Setup, Team
 from sambasim.runtime.run.training import LossWatch, Totals
+from sambasim.runtime.values.mean import parts_of
 from sambasim.runtime.values.memory import DeviceMemory, save_tensors
 from sambasim.runtime.watch.status_file import UNWATCHED, Activity
 
@@ -48,21 +49,17 @@ class Piece(NamedTuple):
 
 
 def pieces_of(
-    program: Program, memory: DeviceMemory, slice_of: Callable[[ParameterGroup], Slice], at: Mapping[str, int]
+    memory: DeviceMemory, slice_of: Callable[[ParameterGroup], Slice], at: Mapping[str, int]
 ) -> Iterator[Piece]:
     """The trained parameters and optimizer states in `memory` that lie in a slice of each group. `at`: the rank's
     coordinates."""
+    program = memory.program
     for group in program.groups:
-        start, stop = slice_of(group)
         optimizer = program.optimizers[group.optimizer]
-        for member in group.members:
-            low, high = max(start - member.start, 0), min(stop - member.start, member.numel)
-            if low >= high:
-                continue
-            for region, name in optimizer.symbols_of(member).items():
-                if region != "gradient":
-                    symbol, data = program.symbols[name], memory.tensor(name).view(-1)[low:high]
-                    yield Piece(symbol, part_name(name, symbol.cuts, at), low, data)
+        for region in ("parameter", *optimizer.states):
+            for member, start, data in parts_of(group, memory.region(group, region), slice_of(group)):
+                symbol = program.symbols[optimizer.symbols_of(member)[region]]
+                yield Piece(symbol, part_name(symbol.name, symbol.cuts, at), start, data)
 
 
 class Saver:
@@ -178,7 +175,7 @@ class Saver:
         """The parameters and optimizer states that this process saves."""
         for replica in self._team.first:
             sync, at = replica.transport.sync, self._setup.mesh.coordinates(replica.rank)
-            for piece in pieces_of(replica.memory.program, sync.memory, sync.saved, at):
+            for piece in pieces_of(sync.memory, sync.saved, at):
                 if replica.transport.is_first_copy or piece.symbol.cuts:
                     yield piece
 

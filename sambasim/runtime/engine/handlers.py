@@ -149,8 +149,8 @@ def _part(cut: Cut, position: int, whole: Tensor) -> Tensor:
 def _all_gather(node: Node, binding: Binding) -> Work:
     if groups_of(node):
         return binding.connected.sync.all_gather(binding.groups(node))
-    cut = _cut(node, binding)
-    return binding.axis_group(node).gather(node.name, lambda tensors: joined(tensors, cut))
+    cuts = (_cut(node, binding),)
+    return binding.axis_group(node).gather(node.name, lambda tensors: joined(tensors, cuts))
 
 
 _REDUCTIONS = {"sum": sum_of, "mean": mean_of, "max": lambda tensors: torch.stack([*tensors]).amax(0)}

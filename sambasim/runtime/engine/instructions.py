@@ -111,6 +111,20 @@ def instruction_for(
     return Instruction(node, function, tuple(operands), returned, results, tuple(kept), communication=communication)
 
 
+def reporting(node: Node, function: Function, report: Callable[[str, Tensor, Sequence[object]], None]) -> Function:
+    """`function`, which calls `report` with each result of `node` that is read: its name, the tensor, the operands."""
+
+    def reported(*operands: object, **keywords: object) -> object:
+        result = function(*operands, **keywords)
+        results = result if isinstance(result, tuple | list) else (result,)
+        for name, value in zip(node.results, results, strict=False):  # the code of the pass checks their number
+            if name is not None and isinstance(value, Tensor):
+                report(name, value, operands)
+        return result
+
+    return reported
+
+
 def aten_instruction(node: Node, registers: RegisterFile) -> Instruction:
     """The call of an ATen operator. Raises PefError if this torch lacks the operator or a constant."""
     operator = find_operator(node.operator)

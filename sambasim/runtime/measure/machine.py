@@ -198,7 +198,7 @@ def _replica(
     memory, tangent = transport.memory, tangent_of(program, 1.0)
     arguments = bind_arguments(program, work.optimizer, communicator.world_size, communicator.rank, 0)
     executor = Executor(program.step, program, memory.tensor, wanted=program.loss, transport=transport, observer=clock)
-    update = Update(executor, transport, Optimizers(program, transport.sync.memory, arguments))
+    update = Update(executor, transport, Optimizers(transport.sync.memory, arguments))
 
     def step() -> None:
         update.begin_step(len(steps) + 1, 1.0)

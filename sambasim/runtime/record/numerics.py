@@ -18,10 +18,11 @@ from sambasim.ir.mesh import Mesh
 from sambasim.ir.program import LOSS_SCALE, Program
 from sambasim.ir.types import Symbol, SymbolKind
 from sambasim.options.training import LossScaleOptions
+from sambasim.runtime.engine.instructions import Function, reporting
 from sambasim.runtime.record.digests import UNWRITTEN
 from sambasim.runtime.run.replica import Replica
 from sambasim.runtime.values.memory import DeviceMemory
-from sambasim.runtime.watch.observer import Function, StepObserver
+from sambasim.runtime.watch.observer import StepObserver
 
 _FINITE, _INFINITE, _NAN = range(3)
 _GIVEN = (SymbolKind.INPUT, SymbolKind.PARAMETER, SymbolKind.BUFFER, SymbolKind.CONSTANT)
@@ -229,16 +230,7 @@ class Probes(StepObserver):
     def bind(self, replica: int, node: Node, function: Function) -> Function:
         if UNWRITTEN.get(node.operator) == 0:
             return function
-
-        def checked(*operands: object, **keywords: object) -> object:
-            result = function(*operands, **keywords)
-            results = result if isinstance(result, tuple | list) else (result,)
-            for name, value in zip(node.results, results, strict=False):  # the executor checks the number of results
-                if name is not None and isinstance(value, Tensor):
-                    self._probes[replica].check(node, name, value, operands)
-            return result
-
-        return checked
+        return reporting(node, function, lambda name, value, read: self._probes[replica].check(node, name, value, read))
 
     def step_begins(self, step: int) -> None:
         self._step = step

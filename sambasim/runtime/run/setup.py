@@ -296,7 +296,7 @@ def assemble(setup: Setup, sources: Sequence[Source], report: RunObserver, probe
             transport,
             shard if setup.works else None,
             training,
-            Optimizers(transport.program, transport.sync.memory, setup.arguments),
+            Optimizers(transport.sync.memory, setup.arguments),
             engine.inductor if setup.works else None,
             overlaps=not options.debug_numerics,
             skips_nonfinite=options.on_nonfinite == "skip",

@@ -9,7 +9,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
 from itertools import zip_longest
-from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -21,7 +20,7 @@ from sambasim.ir.program import Program
 from sambasim.ir.ranks import with_cut_batch
 from sambasim.ir.schedule import ActionKind
 from sambasim.ir.types import Symbol, SymbolKind
-from sambasim.runtime.engine.executor import Executor, Steps, Tangent
+from sambasim.runtime.engine.executor import Executor, Tangent
 from sambasim.runtime.engine.update import Update
 from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.machine.process import check_node_memory
@@ -33,8 +32,6 @@ from sambasim.runtime.values.mean import tree_mean
 from sambasim.runtime.values.memory import SHARED_KINDS, DeviceMemory, joined, part_of, place_inputs, slices_of
 from sambasim.runtime.values.optimizers import Optimizers
 from sambasim.runtime.watch.observer import SectionClock
-
-R = TypeVar("R")
 
 STEP = frozenset({SectionKind.FWD, SectionKind.BCKWD, SectionKind.OPT})
 
@@ -102,7 +99,13 @@ class _Memory:
         for rank, memory in enumerate(self.of_ranks):
             place_inputs(memory, self._parts(inputs, rank))
 
+    def meet(self) -> None:
+        """Wait for the other replicas of the node, if they share what `write` writes."""
+        if self.is_sliced:
+            self._communicator.node_barrier()
+
     def write(self, name: str, value: Tensor) -> None:
+        """Set `name` to `value`; the first process of a node writes what it shares. Call `meet` before and after."""
         symbol = self.program.symbols[name]
         for rank in range(self.ranks):
             self._write(symbol, rank, part_of(value, symbol.cuts, {self._axis: rank}))
@@ -112,9 +115,8 @@ class _Memory:
         symbol = self.program.symbols[name]
         if unreduced and self.chips > 1 and symbol.kind is SymbolKind.GRADIENT:
             return mean_of([memory.tensor(name) for memory in self.of_ranks])
-        if symbol.cuts:
-            return joined([self._read(name, rank) for rank in range(self.ranks)], symbol.cuts[0])
-        return self._read(name, 0)
+        ranks = range(self.ranks if symbol.cuts else 1)
+        return joined([self._read(name, rank) for rank in ranks], symbol.cuts)
 
     def joined(self, of_ranks: Sequence[dict[str, Tensor]], of_inputs: Collection[str]) -> dict[str, Tensor]:
         """The outputs of the replica, from those of its ranks. `of_inputs`: gradients of inputs, which chips compute of
@@ -122,7 +124,7 @@ class _Memory:
         outputs = {}
         for name in of_ranks[0]:
             parts, cuts = [own[name] for own in of_ranks], self.program.symbols[name].cuts
-            whole = joined(parts, cuts[0]) if cuts else mean_of(parts) if self.chips > 1 else parts[0]
+            whole = mean_of(parts) if self.chips > 1 and not cuts else joined(parts, cuts)
             outputs[name] = whole / self.chips if cuts and name in of_inputs else whole
         return outputs
 
@@ -194,9 +196,8 @@ class StepwiseReplica:
     `change` has set, by optimizer; `mode`: None before the first OPT."""
 
     def __init__(self, program: Program, communicator: Communicator) -> None:
-        self._communicator = communicator
         self._memory = _Memory(program, communicator)
-        self._program = self._memory.program
+        self._program, self.write, self.meet = self._memory.program, self._memory.write, self._memory.meet
         self.mode: Mode | None = None
         self.hyperparameters: dict[int, Mapping[str, float | bool]] = {}
         self._transports = connect_here(self._memory.updating)
@@ -276,19 +277,9 @@ class StepwiseReplica:
     def forget(self) -> None:
         """Reset the optimizers and discard gradients."""
         if self.steps:  # before the first step, states are zero and their pages untouched
-            for symbol in self._program.symbols.values():
-                if symbol.kind is SymbolKind.OPTIMIZER_STATE:
-                    self.write(symbol.name, torch.zeros(()).expand(symbol.whole.shape))
+            for name in self._program.names_of(SymbolKind.OPTIMIZER_STATE):
+                self.write(name, torch.zeros(()).expand(self._program.symbols[name].whole.shape))
         self.steps = self._unused_backwards = 0
-
-    def meet(self) -> None:
-        """Wait for the other replicas of the node, if they share what `write` writes."""
-        if self._memory.is_sliced:
-            self._communicator.node_barrier()
-
-    def write(self, symbol: str, value: Tensor) -> None:
-        """Set `symbol` to `value`; the first process of a node writes what it shares. Call `meet` before and after."""
-        self._memory.write(symbol, value)
 
     def read(self, symbol: str) -> Tensor:
         """A copy of the whole `symbol`. Raises OptionError for a state of which another node has a part."""
@@ -298,15 +289,6 @@ class StepwiseReplica:
         """An executor for each rank. Of chips, the first has the only transport."""
         program, pairs = self._program, zip_longest(self._memory.of_ranks, self._transports)
         return [Executor(program.leading, program, memory.tensor, transport=transport) for memory, transport in pairs]
-
-    def _together(self, steps: Sequence[Steps[R]]) -> list[R]:
-        hub = self._transports[0].hub
-        try:
-            return run_together(steps, hub)
-        except BaseException:  # an app may go on with another batch
-            if hub is not None:
-                hub.forget()
-            raise
 
     def _pass(self, tangent: Tangent = None, only: ActionKind | None = None) -> dict[str, Tensor]:
         """The outputs of a pass, or of one kind of its actions `only`."""
@@ -320,7 +302,7 @@ class StepwiseReplica:
             )
             for executor, start, update in starts
         ]
-        of_ranks: list[dict[str, Tensor]] = [outputs for (outputs,) in self._together(passes)]
+        of_ranks: list[dict[str, Tensor]] = [outputs for (outputs,) in run_together(passes, self._transports[0].hub)]
         if len(of_ranks) == 1:
             return of_ranks[0]
         return self._memory.joined(of_ranks, self._executors[0].input_gradients)
@@ -348,23 +330,19 @@ class StepwiseReplica:
     def _finish_update(self) -> None:
         self.steps += 1
         self._memory.reduce_chips()
-        self._together([update.run([self.loss]) for update in self._updates])
+        run_together([update.run([self.loss]) for update in self._updates], self._transports[0].hub)
         self._begun = False
         self._unused_backwards = 0
 
     def _connect(self, mode: Mode) -> None:
         """Connect the replicas by `mode`, and move device memory to where it needs it."""
-        program, memory = self._program, self._memory
         self.mode = mode
         if mode is not Mode.ALONE:
-            self._transports = memory.connect(_WAYS[mode], keep_states=self.steps > 0)
-            if mode is Mode.DEVICE or memory.lies_along_tp:
+            self._transports = self._memory.connect(_WAYS[mode], keep_states=self.steps > 0)
+            if mode is Mode.DEVICE or self._memory.lies_along_tp:
                 self._executors = self._bound()
-        arguments = {argument.name: argument.default for argument in program.runtime_arguments}
-        self._updates = [
-            Update(executor, transport, Optimizers(program, transport.sync.memory, arguments))
-            for executor, transport in zip(self._executors, self._transports, strict=False)
-        ]
+        pairs = zip(self._executors, self._transports, strict=False)
+        self._updates = [Update(executor, rank, Optimizers(rank.sync.memory)) for executor, rank in pairs]
         for index, hyperparameters in self.hyperparameters.items():
             self.change(index, hyperparameters)
         self._observe()

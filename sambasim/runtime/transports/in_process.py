@@ -69,26 +69,31 @@ def run_together(
     steps: Sequence[Generator[None, None, R]], hub: Hub | None = None, generators: dict[int, Tensor] | None = None
 ) -> list[R]:
     """Run `steps` round-robin, each until it waits for another; returns their results. Raises InternalError on a
-    deadlock. `generators`: where each rank's random numbers stand between calls; without it, all begin alike."""
+    deadlock. After an error, `hub` is as if nothing had been sent: the caller may go on with another batch.
+    `generators`: where each rank's random numbers stand between calls; without it, all begin alike."""
     if hub is None or hub.size == 1:
         return [finished(step) for step in steps]
     results: dict[int, R] = {}
     waiting = dict(enumerate(steps))
     states = dict.fromkeys(waiting, torch.get_rng_state())
     states |= {rank: state for rank, state in (generators or {}).items() if rank > 0}
-    while waiting:
-        changes, left = hub.changes, len(waiting)
-        for number, step in [*waiting.items()]:
-            torch.set_rng_state(states[number])  # as if it ran alone, also after a communication
-            try:
-                next(step)
-            except StopIteration as end:
-                results[number] = end.value
-                del waiting[number]
-            states[number] = torch.get_rng_state()
-        if len(waiting) == left and hub.changes == changes:
-            numbers = ", ".join(map(str, waiting))
-            raise InternalError(f"deadlock: ranks {numbers} wait for one another in a communication of the program")
+    try:
+        while waiting:
+            changes, left = hub.changes, len(waiting)
+            for number, step in [*waiting.items()]:
+                torch.set_rng_state(states[number])  # as if it ran alone, also after a communication
+                try:
+                    next(step)
+                except StopIteration as end:
+                    results[number] = end.value
+                    del waiting[number]
+                states[number] = torch.get_rng_state()
+            if len(waiting) == left and hub.changes == changes:
+                numbers = ", ".join(map(str, waiting))
+                raise InternalError(f"deadlock: ranks {numbers} wait for one another in a communication of the program")
+    except BaseException:
+        hub.forget()
+        raise
     if generators is not None:
         generators.update(states)
         torch.set_rng_state(states[0])

@@ -148,9 +148,11 @@ def part(whole: Tensor, cut: Cut, position: int) -> Tensor:
     return parts.flatten(dim, dim + 1)
 
 
-def joined(parts: Sequence[Tensor], cut: Cut) -> Tensor:
-    """The whole tensor, from its parts in the order of ranks."""
-    shape, dim = parts[0].shape, cut.dim
+def joined(parts: Sequence[Tensor], cuts: Sequence[Cut]) -> Tensor:
+    """The whole tensor, from its parts in the order of ranks; the first of them if it is not cut."""
+    if not cuts:
+        return parts[0]
+    cut, shape, dim = cuts[0], parts[0].shape, cuts[0].dim
     outer = [part.reshape(*shape[:dim], cut.outer, -1, *shape[dim + 1 :]) for part in parts]
     return torch.stack(outer, dim + 1).flatten(dim, dim + 2)
 

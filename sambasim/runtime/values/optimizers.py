@@ -19,6 +19,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise, zip_longest
+from types import MappingProxyType
 from typing import TypeAlias
 
 import numpy as np
@@ -38,15 +39,14 @@ Arguments: TypeAlias = Mapping[str, float | int | bool]
 
 
 def bind_arguments(program: Program, options: OptimizerOptions, world_size: int, rank: int, seed: int) -> Arguments:
-    """A value for every runtime argument: from this run, else the program's default."""
-    bound: dict[str, float | int | bool] = {argument.name: argument.default for argument in program.runtime_arguments}
-    settings = options.hyperparameters().items()
+    """The runtime arguments that a run sets; others have the program's defaults."""
+    known, settings = {argument.name for argument in program.runtime_arguments}, options.hyperparameters().items()
     of_run = {f"{optimizer.name}__{name}": value for optimizer in program.optimizers for name, value in settings}
     of_run |= {"dp_scale_factor": world_size, "dp_replica": rank} if program.data_parallel else {}
-    of_run |= {ROUNDING_SEED: seed} if ROUNDING_SEED in bound else {}
-    if unknown := sorted(of_run.keys() - bound.keys()):
+    of_run |= {ROUNDING_SEED: seed} if ROUNDING_SEED in known else {}
+    if unknown := sorted(of_run.keys() - known):
         raise InternalError(f"the program takes no runtime argument {unknown[0]}")
-    return bound | of_run
+    return of_run
 
 
 Hyperparameters: TypeAlias = Mapping[str, float | bool]
@@ -230,11 +230,12 @@ _TORCH_CLIP_EPSILON = 1e-6
 
 
 class Optimizers:
-    """OPT of all groups of `program`, on the parameters and states in `memory`."""
+    """OPT of all groups, on the parameters and states in `memory`. `changed`: arguments without the default value."""
 
-    def __init__(self, program: Program, memory: DeviceMemory, arguments: Arguments) -> None:
-        self._program, self._memory = program, memory
-        self._scalars = []
+    def __init__(self, memory: DeviceMemory, changed: Arguments = MappingProxyType({})) -> None:
+        self._program, self._memory, self._scalars = memory.program, memory, list[Scalars]()
+        program = memory.program
+        arguments = {**{argument.name: argument.default for argument in program.runtime_arguments}, **changed}
         for optimizer in program.optimizers:
             prefix = f"{optimizer.name}__"
             given = {name.removeprefix(prefix): arguments[name] for name in arguments if name.startswith(prefix)}

@@ -153,7 +153,7 @@ def gradients(program: Program, built: Built, inputs: dict[str, Tensor]) -> dict
         if symbol.kind is SymbolKind.GRADIENT:
             parts = [memory.tensor(symbol.name) for memory in memories]
             assert symbol.cuts or all(torch.equal(part, parts[0]) for part in parts), symbol.name
-            found[symbol.name] = (joined(parts, symbol.cuts[0]) if symbol.cuts else parts[0]).clone()
+            found[symbol.name] = joined(parts, symbol.cuts).clone()
     return found
 
 
