@@ -4,8 +4,7 @@ given: `Scalars` in `runtime/values/optimizers.py`. The order of a slice's arith
 slice begins, at multiples of 64 elements: then any number of replicas gives the same bits."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 Tensor: TypeAlias = Any
 """One of torch's: who needs only the names of optimizers does not import torch."""
@@ -14,8 +13,7 @@ Numbers: TypeAlias = Mapping[str, float | bool]
 """Hyperparameters by the names of their runtime arguments: `betas` are `beta1` and `beta2`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Fused:
+class Fused(NamedTuple):
     """An update by a fused kernel of torch, which takes lists of tensors. `operands` follow parameters and gradients:
     states, `step`, or "" for an empty list. `keywords`: by hyperparameters, and whether the step is the first."""
 
@@ -28,8 +26,7 @@ Written: TypeAlias = Callable[[Tensor, Tensor, Mapping[str, Tensor], Numbers], o
 """An update in tensor methods: `(parameter, gradient, states, hyperparameters)`, in place. Tensors are flat."""
 
 
-@dataclass(frozen=True, slots=True)
-class OptimizerEntry:
+class OptimizerEntry(NamedTuple):
     """One optimizer: the default options, its states and what torch.optim calls them. `needs` is the hyperparameter
     without which it keeps no state; `torch_name` is its class in torch.optim."""
 

@@ -4,7 +4,6 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from types import UnionType
 from typing import ClassVar, Self, TypeVar, Union, get_args, get_origin
 
@@ -61,7 +60,7 @@ def _explain(error: ValidationError, model_class: type[BaseModel], origins: Mapp
         name, kind, context, value = ".".join(location), item["type"], item.get("ctx", {}), item["input"]
         remedy: str | None = None
         if isinstance(refused := context.get("error"), Refused):
-            problems += (replace(p, name=".".join(filter(None, (name, p.name)))) for p in refused.problems)
+            problems += (p._replace(name=".".join(filter(None, (name, p.name)))) for p in refused.problems)
             continue
         if kind == "extra_forbidden":
             problems.append(_unknown(location, model_class))

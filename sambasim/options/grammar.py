@@ -1,17 +1,14 @@
 """How targets, data sources, inputs, steps and checkpoint intervals are written; checked before any import."""
 
-import importlib.util
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from enum import StrEnum
 from importlib.machinery import ModuleSpec, PathFinder
 from math import isfinite, prod
 from pathlib import Path
-from pkgutil import iter_modules
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from sambasim.optimizers import OPTIMIZERS
 from sambasim.options.problem import Problem, Refused, checked, near_file, nearest, one_of, parsable, suggested
@@ -161,11 +158,10 @@ INTEGER_LARGEST = {"int64": 2**63 - 1, "int32": 2**31 - 1, "int16": 2**15 - 1, "
 DTYPES = (*FLOAT_DTYPES, *INTEGER_LARGEST, "bool")
 """The dtypes that a PEF can hold; a test compares them with those of `ir`."""
 
-_INPUT = re.compile(r"\s*(\w+)\s*\[\s*((?:\d+\s*(?:,\s*\d+\s*)*,?\s*)?)\]\s*(?:<\s*(\d+)\s*)?")
+_INPUT = r"\s*(\w+)\s*\[\s*((?:\d+\s*(?:,\s*\d+\s*)*,?\s*)?)\]\s*(?:<\s*(\d+)\s*)?"
 
 
-@dataclass(frozen=True, slots=True)
-class InputSpec:
+class InputSpec(NamedTuple):
     """Dtype and shape of one sample of input `name`. Integers are below `exclusive_bound`, if it is given."""
 
     name: str
@@ -184,7 +180,7 @@ class InputSpec:
 
 def parse_input(name: str, text: str) -> InputSpec:
     """`parse_input("target", "int64[] < 10")` -> the spec. Raises Refused, a ValueError."""
-    match, what, remedy = _INPUT.fullmatch(text), "", None
+    match, what, remedy = re.fullmatch(_INPUT, text), "", None
     dtype, extents, bound_text = match.groups() if match else ("", "", None)
     shape = tuple(int(extent) for extent in extents.split(",") if extent.strip())
     bound = None if bound_text is None else int(bound_text)
@@ -213,12 +209,12 @@ Inputs = Annotated[dict[str, str], parsable(parse_inputs)]
 
 LAST_STEP = 10**18  # of a range without end
 
-_RANGE = re.compile(r"(?P<first>[0-9]{0,18})(?P<dash>-?)(?P<last>[0-9]{0,18})")
+_RANGE = r"(?P<first>[0-9]{0,18})(?P<dash>-?)(?P<last>[0-9]{0,18})"
 
 
 def step_range(text: str | None) -> range:
     """The steps of `text`, counted from 1: `17`, `100-120`, `100-` or `-20`; all for None. Raises Refused."""
-    match = _RANGE.fullmatch("1-" if text is None else text.strip())
+    match = re.fullmatch(_RANGE, "1-" if text is None else text.strip())
     what = "must be a step, or a range of them"
     if match is not None and (match["first"] or match["last"]):
         first = int(match["first"] or 1)
@@ -229,13 +225,12 @@ def step_range(text: str | None) -> range:
     raise Refused(Problem("", what, "17, 100-120 or 100-", text))
 
 
-@dataclass(frozen=True, slots=True)
-class Cadence:
-    count: int
+class Cadence(NamedTuple):
+    every: int
     unit: Literal["steps", "epochs", "s"]
 
 
-_CADENCE = re.compile(r"([0-9]{1,9}) ?(|steps?|epochs?|s|min|h)")
+_CADENCE = r"([0-9]{1,9}) ?(|steps?|epochs?|s|min|h)"
 _UNITS: Mapping[str, Cadence] = {
     **dict.fromkeys(("", "step", "steps"), Cadence(1, "steps")),
     **dict.fromkeys(("epoch", "epochs"), Cadence(1, "epochs")),
@@ -245,12 +240,12 @@ _UNITS: Mapping[str, Cadence] = {
 
 def parse_cadence(text: str) -> Cadence:
     """`50`, `50steps`, `1epoch`, `30s`, `10min` or `2h`. Raises Refused for any other text."""
-    match = _CADENCE.fullmatch(text.strip())
+    match = re.fullmatch(_CADENCE, text.strip())
     if match is None or int(match[1]) == 0:
         what = "must be a number of steps, or one of epochs, s, min or h, and at least 1"
         raise Refused(Problem("", what, "--checkpoint-every 100, 1epoch, 30s or 10min", text))
     unit = _UNITS[match[2]]
-    return replace(unit, count=int(match[1]) * unit.count)
+    return unit._replace(every=int(match[1]) * unit.every)
 
 
 TRANSFORMERS = "transformers"  # the package whose models are made from a config
@@ -259,8 +254,8 @@ _PACKAGES = (TRANSFORMERS, "torch", "torchvision", "torchaudio", "timm", "diffus
 """Packages of models. Many begin with `torch`: by difflib, names are `_OF_A_SLIP` alike if one is a slip."""
 
 _OF_A_SLIP = 0.9
-_DEFINED = re.compile(r"^(?:class|def) +(\w+)", re.MULTILINE)
-_CLASS = re.compile(r"^class (\w+)\(", re.MULTILINE)
+_DEFINED = r"(?m)^(?:class|def) +(\w+)"
+_CLASS = r"(?m)^class (\w+)\("
 
 
 def missing(target: str) -> Problem | None:
@@ -277,7 +272,7 @@ def missing(target: str) -> Problem | None:
         return None
     folders = spec.submodule_search_locations or ()
     files = (file for folder in folders for file in Path(folder).glob("models/*/modeling_*.py"))
-    classes = {name for file in files for name in _CLASS.findall(file.read_text(encoding="utf-8"))}
+    classes = {name for file in files for name in re.findall(_CLASS, file.read_text(encoding="utf-8"))}
     remedy = suggested(first, sorted(classes)) or f"check the name, or pip install -U {TRANSFORMERS}"
     return None if first in classes else Problem("", f"{TRANSFORMERS} has no model {first}", remedy)
 
@@ -290,7 +285,7 @@ def missing_file(path: Path, another: str) -> Problem | None:
 
 def _missing_in_file(path: Path, name: str) -> Problem | None:
     text = path.read_text(encoding="utf-8", errors="replace")
-    defined = _DEFINED.findall(text)
+    defined = re.findall(_DEFINED, text)
     remedy = suggested(name, defined) or f"it has {', '.join(defined) or 'nothing of its own'}"
     may_be_there = re.search(rf"\b{name}\b|import \*|__getattr__", text)
     return None if may_be_there else Problem("", f"{path} has no {name}", remedy)
@@ -298,6 +293,8 @@ def _missing_in_file(path: Path, name: str) -> Problem | None:
 
 def missing_module(module: str, target: str) -> Problem:
     """The problem of a `target` whose module, or `module` above it, cannot be imported."""
+    from pkgutil import iter_modules
+
     package, (own, name), here = module.partition(".")[0], split_target(target), Path.cwd()
     what, spec = f"there is no module {module}", _spec(package)
     if spec is not None:
@@ -322,4 +319,6 @@ def missing_module(module: str, target: str) -> Problem:
 
 def _spec(package: str) -> ModuleSpec | None:
     """Of a package or module without dots, in this folder or installed."""
-    return PathFinder.find_spec(package, [os.getcwd()]) or importlib.util.find_spec(package)
+    from importlib.util import find_spec
+
+    return PathFinder.find_spec(package, [os.getcwd()]) or find_spec(package)

@@ -2,9 +2,7 @@
 command line is read without it."""
 
 import difflib
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -15,8 +13,7 @@ from sambasim.errors import LARGEST_COUNT, MOST_REPLICAS, OptionError
 LONGEST_VALUE = 60
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
+class Problem(NamedTuple):
     """One wrong option. `name`: relative to the model whose validator found it, or empty; `given`: `...` for none."""
 
     name: str
@@ -93,6 +90,8 @@ Text: TypeAlias = Annotated[str, limits(min_length=1)]
 
 def show(value: object) -> str:
     """A value as in TOML, shortened if it is long."""
+    import json  # it takes as long to import as the rest of this package
+
     text = json.dumps(value, ensure_ascii=False, skipkeys=True, default=str)
     return text if len(text) <= LONGEST_VALUE else text[: LONGEST_VALUE - 1] + "…"
 

@@ -1,7 +1,6 @@
 """A wrong name of a model is the first error, and says what to type."""
 
 import sys
-from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -64,8 +63,8 @@ def test_a_model_of_transformers_is_found_without_an_import() -> None:
         pytest.skip("transformers is not installed")
     what, again = "transformers has no model ", "check the name, or pip install -U transformers"
     slip, other = (Problem("", f"{what}{name}") for name in ("GPT2LMHedModel", "Qqqqq"))
-    assert missing("transformers:GPT2LMHedModel") == replace(slip, remedy="did you mean GPT2LMHeadModel?")
-    assert missing("transformers:Qqqqq") == replace(other, remedy=again)
+    assert missing("transformers:GPT2LMHedModel") == slip._replace(remedy="did you mean GPT2LMHeadModel?")
+    assert missing("transformers:Qqqqq") == other._replace(remedy=again)
     assert missing("transformers:GPT2LMHeadModel") is None
 
 

@@ -82,13 +82,13 @@ class Saver:
 
     def is_time(self) -> bool:
         """Whether a checkpoint is due by time. Rank 0 decides for all, because clocks differ."""
-        return self._cadence.unit == "s" and time.monotonic() - self._last_s >= self._cadence.count
+        return self._cadence.unit == "s" and time.monotonic() - self._last_s >= self._cadence.every
 
     def save_if_due(self, position: Position, totals: Totals, *, due: bool) -> None:
         """Call after a step within an epoch, and after an epoch and its evaluation. `due`: by time."""
         count = {"steps": position.step, "epochs": position.epoch}.get(self._cadence.unit)
         at_end = self._cadence.unit == "steps" or not position.used
-        if due or (count is not None and at_end and count % self._cadence.count == 0):
+        if due or (count is not None and at_end and count % self._cadence.every == 0):
             self.save(position, totals)
 
     def at_end(self, position: Position, totals: Totals) -> None:
