@@ -227,8 +227,12 @@ class RunFields(Fields):
     """With --inference: write the outputs here."""
 
 
-_OF_BOTH: Mapping[str, type[Fields]] = {"data": DataFields, "optimizer": OptimizerFields, "training": TrainingFields}
-_OF_COMPILE = {"": CallFields, "compile": BuildFields, "parallel": ParallelFields, "loss": LossFields}
-_OF_RUN = {f"overrides.{name}": fields for name, fields in _OF_BOTH.items()}
-COMPILE_FLAGS = flags_in({**_OF_COMPILE, **_OF_BOTH}, "compile")
-RUN_FLAGS = flags_in({"": RunFields, "checkpoint": CheckpointFields, **_OF_RUN}, "run")
+_OF_COMPILE: Mapping[str, type[Fields]] = {
+    "": CallFields, "compile": BuildFields, "parallel": ParallelFields, "data": DataFields, "loss": LossFields,
+    "optimizer": OptimizerFields, "training": TrainingFields,
+}  # fmt: skip
+_OF_RUN: Mapping[str, type[Fields]] = {
+    "": RunFields, "overrides.data": DataFields, "overrides.training": TrainingFields,
+    "overrides.optimizer": OptimizerFields, "checkpoint": CheckpointFields,
+}  # fmt: skip
+COMPILE_FLAGS, RUN_FLAGS = flags_in(_OF_COMPILE, "compile"), flags_in(_OF_RUN, "run")
