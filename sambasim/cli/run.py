@@ -1,4 +1,4 @@
-"""`sambasim run`: train a PEF, or predict with it, as one process or a rank. Flags: `options/run.py`, `training.py`."""
+"""`sambasim run`: train a PEF, or predict with it, as one process or a rank. Flags: `options/fields.py`."""
 
 import os
 import sys
@@ -61,14 +61,14 @@ def run_command(overrides: tuple[str, ...], output_folder: Path, **flags: object
       mpirun -np 3 sambasim run --host-sync parameter-server --parameter-servers 1 --pef digits
       sambasim run --pef digits --emulate-replicas 4 --steps 10
     """
-    from sambasim.options.given import given_overrides
-    from sambasim.options.run import run_options
-
     instead = mpirun_instead(os.environ, Path(sys.executable), sys.argv[1:])
     if instead:  # under torchrun: the first process becomes mpirun, and the others are done
         os.execv(instead[0], instead)
     if instead is not None:
         raise SystemExit(0)
+    from sambasim.options.given import given_overrides
+    from sambasim.options.run import run_options
+
     options = run_options(flags, given_overrides(overrides))
     if not (options.inference or options.json_output):  # what these print comes last, and is what was asked for
         survive_closed_stdout()

@@ -1,4 +1,4 @@
-"""What all options are: frozen, strict models, their problems, and one error for all of these, with their remedies."""
+"""What all options are: frozen, strict models; and what pydantic finds wrong in them, in words and with remedies."""
 
 import re
 import tomllib

@@ -8,14 +8,26 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 from sambasim.errors import LARGEST_COUNT, MOST_MICRO_STEPS, MOST_REPLICAS
 from sambasim.optimizers import OPTIMIZERS
-from sambasim.options.flag import DATA, DEVICE, INFERENCE, MODEL, NUMERICS, OUTPUT, PARALLEL, TRAINING, Flag, flags_in
+from sambasim.options.flag import (
+    CHECKPOINTS,
+    DATA,
+    DEVICE,
+    INFERENCE,
+    MODEL,
+    NUMERICS,
+    OUTPUT,
+    PARALLEL,
+    TRAINING,
+    Flag,
+    flags_in,
+)
 from sambasim.options.grammar import LOSS_ARGUMENTS, LossName, OptimizerName, PefName, Source, parse_cadence, step_range
 from sambasim.options.problem import Count, FilePath, Replicas, Text, after, limits, parsable
 
 if TYPE_CHECKING:
     from sambasim.options.base import Options as Fields
 else:
-    Fields = object
+    Fields = object  # models derive from these classes and from Options, whose import takes pydantic
 
 HostSyncName: TypeAlias = Literal["mpi", "gloo", "parameter-server"]
 OnNonfinite: TypeAlias = Literal["stop", "skip", "ignore"]
@@ -140,7 +152,7 @@ class CallFields(Fields):
 
 
 class CheckpointFields(Fields):
-    panel = "Checkpoints"
+    panel = CHECKPOINTS
     dir: Annotated[FilePath | None, Flag("--checkpoint-dir DIR")] = None
     """Write checkpoints of the run here."""
     every: Annotated[

@@ -1,4 +1,4 @@
-"""Flags of `compile` and `run`: metadata of the fields that they set. To add a flag, add `Flag(…)` to a field."""
+"""Flags of `compile` and `run`: metadata of the fields that they set, all of which are in `fields.py`."""
 
 import ast
 import inspect
@@ -14,9 +14,9 @@ from sambasim.options.problem import one_of
 Command: TypeAlias = Literal["compile", "run"]
 
 MODEL, DATA, TRAINING, PARALLEL = "Model and PEF", "PEF and data", "Training", "Replicas and gradient sync"
-DEVICE, OUTPUT, INFERENCE = "Device and sections", "Output", "Inference"
+DEVICE, OUTPUT, CHECKPOINTS, INFERENCE = "Device and sections", "Output", "Checkpoints", "Inference"
 NUMERICS, OTHER = "Numerics", "Other"
-PANELS = (MODEL, DATA, TRAINING, PARALLEL, DEVICE, OUTPUT, "Checkpoints", INFERENCE, NUMERICS, OTHER)
+PANELS = (MODEL, DATA, TRAINING, PARALLEL, DEVICE, OUTPUT, CHECKPOINTS, INFERENCE, NUMERICS, OTHER)
 
 
 class Flag(NamedTuple):

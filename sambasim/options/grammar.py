@@ -1,4 +1,4 @@
-"""How targets, data sources, inputs, steps and checkpoint intervals are written; checked before any import."""
+"""How names, targets, data sources, inputs, steps and checkpoint intervals are written; checked before any import."""
 
 import os
 import re

@@ -44,7 +44,8 @@ def broken(*rules: tuple[Any, ...]) -> Iterator[Problem]:
 
 
 class Later:
-    """Metadata of a field, `pydantic.NAME(…)`, made when pydantic needs it. annotated_types calls this grouped."""
+    """Metadata of a field, `pydantic.NAME(…)`, made when pydantic asks for it: it iterates over metadata with the first
+    attribute. Of `Field`, only constraints and strictness count."""
 
     __is_annotated_types_grouped_metadata__ = True
 
@@ -82,7 +83,7 @@ def checked(problems_of: Callable[[Any], Iterator[Problem]]) -> Later:
     return parsable(parse)
 
 
-FilePath: TypeAlias = Annotated[Path, limits(strict=False)]
+FilePath: TypeAlias = Annotated[Path, Later("Field", strict=False)]
 Count: TypeAlias = Annotated[int, limits(ge=1, le=LARGEST_COUNT)]
 Replicas: TypeAlias = Annotated[int, limits(ge=1, le=MOST_REPLICAS)]
 Text: TypeAlias = Annotated[str, limits(min_length=1)]

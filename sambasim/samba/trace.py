@@ -236,8 +236,9 @@ def capture_and_compare(document: PefDocument, asked: Request, weights: Mapping[
 
 
 def _differences(compiled: Program, traced: Program) -> Iterator[str]:
-    """Nothing if both compute the same; with the source line of the model. Weights, names of programs and line numbers
-    are ignored. Symbols of data parallelism, which are named by digests, come last."""
+    """The first difference, with the source line of the model, then what may follow from it; none if both compute the
+    same. Weights, names of programs and line numbers are ignored. Symbols of data parallelism, which are named by
+    digests, come last."""
     parallel = (SymbolKind.ACCUMULATION_GROUP, SymbolKind.REDUCE_BUFFER)
     symbols = compiled.symbols, traced.symbols
     plain = ({name: one for name, one in named.items() if one.kind not in parallel} for named in symbols)

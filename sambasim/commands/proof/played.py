@@ -126,7 +126,7 @@ class Played:
     def _joined(self, of_ranks: Mapping[int, Outputs]) -> Outputs:
         """The outputs of a chip, from those of its ranks: whole, of the last stage that has them."""
         whole = {}
-        for rank, outputs in of_ranks.items():
+        for rank, outputs in of_ranks.items():  # in the order of stages
             peers = self._mesh.group(rank, TENSOR)
             for name in outputs if rank == peers[0] else ():
                 parts = [of_ranks[peer][name] for peer in peers]

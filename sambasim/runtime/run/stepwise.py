@@ -193,11 +193,12 @@ class _Memory:
 class StepwiseReplica:
     """The replica of this process, which runs all of its ranks. Creating it is collective, and so is an OPT in a mode
     other than ALONE. `loss`: the mean of the loss, or of its substitute, in the last forward; `hyperparameters`: what
-    `change` has set, by optimizer; `mode`: None before the first OPT."""
+    `change` has set, by optimizer; `mode`: None before the first OPT; `write`, `meet`: those of its memory."""
 
     def __init__(self, program: Program, communicator: Communicator) -> None:
         self._memory = _Memory(program, communicator)
-        self._program, self.write, self.meet = self._memory.program, self._memory.write, self._memory.meet
+        self._program = self._memory.program
+        self.write, self.meet = self._memory.write, self._memory.meet
         self.mode: Mode | None = None
         self.hyperparameters: dict[int, Mapping[str, float | bool]] = {}
         self._transports = connect_here(self._memory.updating)

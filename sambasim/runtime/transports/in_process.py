@@ -69,7 +69,7 @@ def run_together(
     steps: Sequence[Generator[None, None, R]], hub: Hub | None = None, generators: dict[int, Tensor] | None = None
 ) -> list[R]:
     """Run `steps` round-robin, each until it waits for another; returns their results. Raises InternalError on a
-    deadlock. After an error, `hub` is as if nothing had been sent: the caller may go on with another batch.
+    deadlock. After an error, a hub of several is as if nothing had been sent: a caller may go on with another batch.
     `generators`: where each rank's random numbers stand between calls; without it, all begin alike."""
     if hub is None or hub.size == 1:
         return [finished(step) for step in steps]

@@ -1,7 +1,7 @@
 """The watchdog: a thread of each rank that ends a job that cannot continue.
 
     death     a process is gone that had not finished its work
-    stall     this rank has waited for others for `--sync-timeout` (`options/run.py`), and no rank that does not wait
+    stall     this rank has waited for others for `--sync-timeout` (`options/fields.py`), and no rank that does not wait
               has written anything new for as long; one that starts, and may load PyTorch from a slow disk, has
               `LEAST_LIMIT_S`
 
