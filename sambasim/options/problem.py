@@ -91,7 +91,7 @@ Text: TypeAlias = Annotated[str, limits(min_length=1)]
 
 def show(value: object) -> str:
     """A value as in TOML, shortened if it is long."""
-    import json  # it takes as long to import as the rest of this package
+    import json  # which a command line without mistakes of values does not need
 
     text = json.dumps(value, ensure_ascii=False, skipkeys=True, default=str)
     return text if len(text) <= LONGEST_VALUE else text[: LONGEST_VALUE - 1] + "…"
