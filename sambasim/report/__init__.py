@@ -1,4 +1,4 @@
-"""Everything that is printed or written for people.
+"""What is printed or written for people, but for `demo` and `doctor`, whose tables are in `cli`.
 
 `tables` (terminal, HTML, CSV, JSON, charts) is what all outputs are made of; `analysis` explains a prediction of one
 replica, by section, pipeline stage, source line and roofline, and says what would make it quicker. Other files are
