@@ -1,6 +1,6 @@
 """Opens the ranks of a process: their device memories, with weights, and their transports. For runs, SambaFlow apps and
-benchmarks. `Way` lists the sync paths; `runtime/run/setup.py` chooses one by the options. `measure/paths.py` has those
-that `bench` times, and `records/metrics.py` the names of host syncs."""
+benchmarks. `Way` lists the sync paths; `runtime/run/setup.py` chooses one by the options, `runtime/measure/paths.py`
+has those that `bench` times, and `records/metrics.py` the names of host syncs."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
