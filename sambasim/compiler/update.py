@@ -51,15 +51,17 @@ REDUCE_BUFFER = "accum_dummy_0_reduce_buf"
 @dataclass(frozen=True, slots=True)
 class Update:
     """An optimizer, its hyperparameters (`max_grad_norm` among them clips), and the paths of the parameters that it
-    updates; None stands for all that have a gradient."""
+    updates; None stands for all that have a gradient. With `has_all_states`, a run may turn on momentum that is 0."""
 
     kind: str
     hyperparameters: Mapping[str, float | bool]
     parameters: frozenset[str] | None = None
+    has_all_states: bool = False
 
     @property
     def states(self) -> tuple[str, ...]:
-        return OPTIMIZERS[self.kind].kept_states(self.hyperparameters)
+        entry = OPTIMIZERS[self.kind]
+        return tuple(entry.states) if self.has_all_states else entry.kept_states(self.hyperparameters)
 
 
 @dataclass(frozen=True, slots=True)

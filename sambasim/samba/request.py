@@ -184,7 +184,7 @@ def _updates(model: nn.Module, optimizers: Sequence[Optimizer]) -> Iterable[Upda
                 raise ModelError(f"two optimizers, or groups, update {twice[0]}", remedy="give it to one of them")
             updated |= names
             if names:
-                yield Update(options.name, options.hyperparameters(), names)
+                yield Update(options.name, options.hyperparameters(), names, has_all_states=True)
     missing = [held.name for held in held_by(model) if held.tensor.requires_grad and held.name not in updated]
     if missing:
         what = f"no optimizer updates {', '.join(missing[:3])}{' …' * (len(missing) > 3)}"

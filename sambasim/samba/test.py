@@ -155,12 +155,13 @@ def consistency_test(check: Check | None = None) -> Any:
             raise app_error(OptionError, "consistency_test needs a loaded PEF", remedy)
         replica = session.machine.replica
         state = {name: replica.read(name) for name in session.machine.program.names_of(*DEVICE_STATE)}
-        steps, drawn = replica.steps, torch.get_rng_state()
+        steps, begun, drawn = replica.steps, dict(replica.begun), torch.get_rng_state()
         first = [(name, to_torch(tensor).detach().clone()) for name, tensor in results(args, kwargs)]
         replica.meet()
         replica.forget()
         for name, value in state.items():
             replica.write(name, value)
+        replica.begun.update(begun)
         replica.steps = steps
         replica.meet()
         torch.set_rng_state(drawn)

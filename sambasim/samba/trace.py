@@ -1,5 +1,6 @@
 """`trace_graph`: load a PEF for the model that it was compiled from; an error says how another model differs."""
 
+import math
 import re
 import shlex
 from argparse import Namespace
@@ -163,7 +164,15 @@ def _request_of(
     options = document.compile_options.items()
     fields = {name: value for name, value in options if name in BUILD_FIELDS - unknown} | {"output_folder": Path("out")}
     losses = _losses(document, loss_indices)
-    return request.request(model, inputs, optimizers, fields, inference=predicts, loss_indices=losses, chips=chips)
+    asked = request.request(model, inputs, optimizers, fields, inference=predicts, loss_indices=losses, chips=chips)
+    if any(argument.name.endswith("__max_grad_norm") for argument in document.program.runtime_arguments):
+        off: Mapping[str, float | bool] = {"max_grad_norm": math.inf}
+        updates = (replace(one, hyperparameters={**off, **one.hyperparameters}) for one in asked.updates)
+        return replace(asked, updates=tuple(updates))
+    if any("max_grad_norm" in update.hyperparameters for update in asked.updates):
+        what = f"the optimizer has max_grad_norm, and the PEF {document.program.name} was compiled without"
+        raise app_error(PefError, what, "compile again with max_grad_norm, or leave it out")
+    return asked
 
 
 def _losses(document: PefDocument, given: Sequence[int] | int | None) -> Sequence[int] | int | None:

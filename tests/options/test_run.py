@@ -70,7 +70,6 @@ def test_another_source_brings_its_own_arguments(tmp_path: Path, monkeypatch: py
         ({"data": "synthetic"}, ["data.inputs.x='int8[]'"], [], "cannot change: the PEF was compiled without it"),
         ({"max_grad_norm": 1.0}, [], [], "cannot be turned on: the PEF was compiled without clipping"),
         ({"momentum": 0.9}, [], ["optimizer.name=sgd"], "optimizer.momentum = 0.9: cannot be turned on"),
-        ({"momentum": 0.0}, [], ["optimizer.name=sgd", "optimizer.momentum=0.9"], "cannot be turned off"),
     ],
 )
 def test_what_is_compiled_in_takes_a_compile(
