@@ -124,7 +124,7 @@ def test_dropout_rates_are_set_at_run_time(model: Dropping) -> None:
     session.run(section_types=["bckwd", "opt"], hyperparam_dict={"p": 0.5, "lr": 0.0})
     assert equal(weight.sn_grad, gradient), "the backward has the rates of its forward"
     assert not runs_as_evaluated(), "a rate that a backward was given holds from the next forward on"
-    with pytest.raises(OptionError, match="AP04: p in hyperparam_dict is 1.5, and a dropout rate is at most 1"):
+    with pytest.raises(OptionError, match=r"AP04: p in hyperparam_dict is 1\.5, and a dropout rate is at most 1"):
         session.run(inputs, hyperparam_dict={"p": 1.5})
 
 

@@ -1,5 +1,5 @@
-"""Hyperparameters of a run that are turned on, off and changed between steps, by `hyperparam_dict` and by the options of
-the optimizers in `trace_graph`: against plain PyTorch with the same changes, also across checkpoints."""
+"""Hyperparameters of a run that are turned on, off and changed between steps, by `hyperparam_dict` and by the options
+of the optimizers in `trace_graph`: against plain PyTorch with the same changes, also across checkpoints."""
 
 import copy
 import math
@@ -27,6 +27,7 @@ Changes = Sequence[Mapping[str, Any]]
 
 KINDS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 ON, OFF = {"momentum": 0.9}, {"momentum": 0.0}
+STOP: Mapping[str, Any] = {**OFF, "nesterov": False}
 
 
 def _made(kind: Any = samba.optim.SGD, groups: int = 1, **options: Any) -> Made:
@@ -85,7 +86,7 @@ TABLE: dict[str, tuple[Callable[[], Made], Changes]] = {
     "momentum": (_made, [{}, ON, {}, OFF, {}, {"momentum": 0.5}]),
     "momentum from the first step": (_made, [ON, {}, OFF, ON]),
     "dampening": (_made, [{"dampening": 0.5}, ON, {}, OFF, {**ON, "dampening": 0.25}, {"dampening": 0}]),
-    "nesterov": (_made, [{}, {**ON, "nesterov": True}, {}, {"nesterov": False}, {"nesterov": True}, {**OFF, "nesterov": False}]),
+    "nesterov": (_made, [{}, {**ON, "nesterov": True}, {}, {"nesterov": False}, {"nesterov": True}, STOP]),
     "decay": (_made, [{}, {"weight_decay": 0.1}, ON, {"weight_decay": 0.0}, {"weight_decay": 0.01}]),
     "rates of 0": (_made, [{"lr": 0.0}, ON, {"lr": 0.2}, {"lr": 0.0, **OFF}, {"lr": 0.1}]),
     "tensors and arrays": (
@@ -138,7 +139,7 @@ def test_momentum_that_is_turned_on_begins_as_that_of_a_new_optimizer(
     session.run(batch_of(2), hyperparam_dict=ON)
     for turned_on in (True, False):
         if not turned_on:
-            model, optimizer = _made(**ON)  # as `run --momentum 0.9` makes it
+            model, optimizer = _made(momentum=0.9)  # as `run --momentum 0.9` makes it
             model.load_state_dict(between)
             trace_graph(model, batch_of(), optimizer, pef=pef)
             session.run(batch_of(2))
