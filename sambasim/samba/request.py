@@ -242,9 +242,9 @@ def _print_compiled(done: Compiled) -> None:
         relative = os.path.relpath(path, process.STARTED_IN)
         typed = path if relative.startswith(os.pardir) else relative
         command = [*app, "run", *(["--inference"] if program.training is None else []), "--pef", typed]
-        if program.data_parallel:
-            ranks = str(max(program.world_size, 2))
-            command = ["mpirun", "-np", ranks, *command, "--data-parallel", "--reduce-on-rdu"]
+        if program.chooses_replicas:
+            ranks, on_rdu = str(max(program.world_size, 2)), ["--reduce-on-rdu"] * program.data_parallel
+            command = ["mpirun", "-np", ranks, *command, "--data-parallel", *on_rdu]
         print(f"next: {shlex.join(command)}")
     sys.stdout.flush()
 

@@ -190,7 +190,7 @@ def _losses(document: PefDocument, given: Sequence[int] | int | None) -> Sequenc
 
 
 def forward_of(program: Program) -> Program:
-    """The evaluation graph of a training program, as an inference program has it."""
+    """The evaluation graph of a training program, as an inference program has it; one replica of it is enough."""
     graph = program.evaluation
     read = {*graph.inputs, *(output.symbol for output in graph.outputs)}
     kept = {SymbolKind.INPUT, SymbolKind.PARAMETER, SymbolKind.BUFFER}
@@ -199,7 +199,8 @@ def forward_of(program: Program) -> Program:
         if symbol.kind is SymbolKind.BUFFER and not symbol.torch_names:  # a buffer in training only
             symbols[name] = replace(symbol, kind=SymbolKind.CONSTANT)
     forward = replace(program, symbols=symbols, training=None, single=None, loss=None, reduce_buffer=None, zero=0)
-    return replace(forward, optimizers=(), groups=(), runtime_arguments=())
+    mesh = tuple(replace(axis, size=axis.chips) if axis.at_run_time else axis for axis in program.mesh)
+    return replace(forward, mesh=mesh, optimizers=(), groups=(), runtime_arguments=())
 
 
 def _replica(program: Program, asked: Request, weights: Mapping[str, Tensor]) -> StepwiseReplica:
