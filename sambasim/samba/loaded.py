@@ -17,6 +17,7 @@ from sambasim.samba import ending, process
 from sambasim.samba.checks.replicas import Checks
 from sambasim.samba.device import Hyperparameters, Machine
 from sambasim.samba.flags import MEASURING
+from sambasim.samba.fingerprint import Request
 from sambasim.samba.inputs import Inputs, bind, flat, inputs_of, name_of
 from sambasim.samba.notices import nearest
 from sambasim.samba.process import app_error, type_error
@@ -29,14 +30,14 @@ _PART_OF_OPT = frozenset({SectionKind.GRADNORM, SectionKind.REDUCE, SectionKind.
 class Loaded:
     """A loaded PEF, and the inputs and outputs of its last run."""
 
-    def __init__(self, machine: Machine, inputs: Inputs, traced: Sequence[SambaTensor], *, loss_chosen: bool) -> None:
+    def __init__(self, machine: Machine, asked: Request, inputs: Inputs, traced: Sequence[SambaTensor]) -> None:
         program = machine.program
-        self.machine = machine
+        self.machine, self.example = machine, asked.example
         self.traced = tuple(traced)
         self.checks = Checks(machine, ending.communicator())
         self.hyperparameters = Hyperparameters(machine)
         self.wanted: Mapping[str, Symbol] = inputs_of(program)
-        self.start = Start(program, [str(tensor.sn_name) for tensor in traced], loss_chosen=loss_chosen)
+        self.start = Start(program, [str(tensor.sn_name) for tensor in traced], loss_chosen=bool(asked.loss_indices))
         self.output_gradients: dict[str, Tensor] = {}
         nodes = program.training.nodes if program.training is not None else ()
         # Dropout and batch normalization.
@@ -51,9 +52,11 @@ class Loaded:
         aliases = {output.value: output.symbol for output in outputs if output.value in graph.values}
         # Also without the prefix of the model.
         self.aliases = {value.partition("__")[2]: symbol for value, symbol in aliases.items()} | aliases
-        self.inputs: Mapping[str, Tensor] = bind(self.wanted, program.batch_size, machine.model, inputs)
-        self.traced_inputs = _samba_tensors(self.inputs, inputs)
+        names, called = [*asked.example.inputs], (asked.example.arguments or {}).items()
+        self._places = {place: names[at] if isinstance(at, int) else place for place, at in called}
         self.given: Mapping[str, SambaTensor] = {}
+        self.inputs = self.bind(inputs)
+        self.traced_inputs = self.given
         self.gradients: dict[str, Tensor] = {}  # of inputs
         for output in traced:
             output.keep_gradients_in(self.output_gradients)
@@ -62,7 +65,8 @@ class Loaded:
 
     def bind(self, inputs: Inputs) -> Mapping[str, Tensor]:
         """The batch of a run, by the names of the PEF's inputs."""
-        batch = bind(self.wanted, self.machine.program.batch_size, self.machine.model, inputs)
+        machine = self.machine
+        batch = bind(self.wanted, machine.program.batch_size, machine.model, inputs, self._places)
         if self.input_gradients:
             self.given = _samba_tensors(batch, inputs)
         return batch
@@ -151,7 +155,8 @@ def kinds_of(program: Program, section_types: Sequence[str] | None) -> Collectio
     kinds = set(map(SectionKind, words))
     if program.training is None and kinds != {SectionKind.FWD}:
         what = f"this PEF predicts, and has no {', '.join(sorted(kinds - {SectionKind.FWD}))}"
-        remedy = "run FWD alone; to train, compile and run without --inference, and give trace_graph the optimizers"
+        remedy = "run FWD alone; to train, compile and run without --inference, and give trace_graph the optimizers "
+        remedy += "of parameters that require a gradient"
         raise app_error(OptionError, what, remedy)
     return frozenset(kinds - _PART_OF_OPT)
 

@@ -37,7 +37,8 @@ class _OnDevice(torch.optim.Optimizer):
 
     def __init__(self, params: Parameters, *arguments: Any, max_grad_norm: float | None = None, **others: Any) -> None:
         """Raises OptionError as `options` does; torch raises ValueError or TypeError."""
-        super().__init__(params, *arguments, **others)
+        groups = params if isinstance(params, Tensor) else list(params) or [{"params": []}]  # torch refuses no groups
+        super().__init__(groups, *arguments, **others)
         for group in self.param_groups:  # torch's own defaults of SGD are integers
             group.update({name: float(group[name]) for name in ("dampening", "weight_decay") if name in group})
         self._bound_gradients(max_grad_norm)

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from sambasim.compiler.capture.step import Example
 from sambasim.compiler.capture.tensors import held_by
 from sambasim.compiler.update import Update
 from sambasim.errors import DataError, ModelError, OptionError
@@ -26,7 +25,7 @@ from sambasim.pef.document import Compiled
 from sambasim.samba import process
 from sambasim.samba.fingerprint import Request, fingerprint
 from sambasim.samba.flags import DTYPES, TENSOR_PARALLEL
-from sambasim.samba.inputs import Inputs, check_on_host, flat, name_inputs
+from sambasim.samba.inputs import Inputs, check_on_host, example_of, flat
 from sambasim.samba.notices import say_once
 from sambasim.samba.optim import SGD, Adam, AdamW
 from sambasim.samba.process import app_error, type_error
@@ -35,6 +34,9 @@ from sambasim.samba.tensor import SambaTensor, host_values
 if TYPE_CHECKING:
     from sambasim.compiler.build import Built
     from sambasim.compiler.compile import Stopwatch
+
+ONLY_TRAINING = frozenset({"data_parallel", "world_size", "stochastic_rounding"})
+"""Fields that a PEF for inference does not have."""
 
 Optimizer: TypeAlias = SGD | Adam | AdamW
 
@@ -62,10 +64,14 @@ def request(
         for name, value in {**vars(module), **module._buffers}.items():
             if isinstance(value, SambaTensor):
                 host_values(value, f"{path}.{name}".lstrip("."))
-    named, by_keyword = name_inputs(model, inputs)
+    example = example_of(model, inputs)
     dtypes = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
-    named = {name: _as_computed(tensor, dtypes) for name, tensor in named.items()}
+    named = {name: _as_computed(tensor, dtypes) for name, tensor in example.inputs.items()}
     updates = () if inference else tuple(_updates(model, optimizers))
+    if not (inference or updates):
+        why = f"no parameter of {type(model).__name__} requires a gradient, so nothing trains"
+        say_once("the optimizer", f"{why}: the PEF has the forward alone, in evaluation mode, as with --inference")
+        inference, given = True, {name: value for name, value in given.items() if name not in ONLY_TRAINING}
     parts: dict[str, object] = {name: value for name, value in given.items() if value is not None}
     parts |= {"inference": inference, "optimizer": optimizers[0].options()[0] if updates else None}
     parts["training"] = TrainingOptions(batch_size=_batch_size(inputs, named))
@@ -73,7 +79,7 @@ def request(
     options = build(CompileOptions, parts)
     if (chips := chips or options.chips) > 1:
         named = {name: tensor[: tensor.shape[0] // chips].contiguous() for name, tensor in named.items()}
-    return Request(model, Example(named, by_keyword), updates, options, indices)
+    return Request(model, example._replace(inputs=named), updates, options, indices)
 
 
 def fingerprint_of(asked: Request) -> dict[str, str]:

@@ -105,7 +105,7 @@ def _trace_graph(
     replica = _replica(document.program, asked, weights)
     machine = Machine(document, as_one_rank(document.program), model, optimizers, replica)
     outputs = tuple(outputs_of(machine.program))
-    session.load(machine, inputs, outputs, loss_chosen=bool(asked.loss_indices))
+    session.load(machine, asked, inputs, outputs)
     if transfer_device:
         session.to_device(model)
     for one in (model, wrapper):
@@ -159,7 +159,7 @@ def _request_of(
     predicts, chips = document.program.training is None, document.program.chips
     unknown = {"inference"}  # that of the program counts
     if predicts:
-        unknown |= {"data_parallel", "world_size", "stochastic_rounding"}
+        unknown |= request.ONLY_TRAINING
         unknown |= {"tensor_parallel", "n_chips"} if chips > 1 else set()
     options = document.compile_options.items()
     fields = {name: value for name, value in options if name in BUILD_FIELDS - unknown} | {"output_folder": Path("out")}
@@ -242,7 +242,8 @@ def capture_and_compare(document: PefDocument, asked: Request, weights: Mapping[
             readers = (node for graph in program.graphs for node in graph.nodes if constant in node.reads)
             first = next((f", which is read by {_described(node)}," for node in readers), "")
             what = f"the constant {constant}{first} has changed since the PEF {name} was compiled"
-            raise app_error(PefError, what, "compile the app again")
+            remedy = "compile the app again; if it draws the numbers, torch.manual_seed(0) before it makes them"
+            raise app_error(PefError, what, remedy)
 
 
 def _differences(compiled: Program, traced: Program) -> Iterator[str]:

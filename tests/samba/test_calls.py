@@ -251,7 +251,7 @@ def test_an_input_fits_if_it_differs_by_axes_of_one_element_behind_the_batch(
         DataError, match=re.escape(f"x has the shape {given}, and the PEF was compiled for {wanted}")
     )
     with nullcontext() if fits else refusal:
-        assert bind(symbols, wanted[0], nn.Identity(), [torch.ones(given)])["x"].shape == wanted
+        assert bind(symbols, wanted[0], nn.Identity(), [torch.ones(given)], {})["x"].shape == wanted
 
 
 ROWS = [torch.randn(BATCH, 3, generator=torch.Generator().manual_seed(1))]
