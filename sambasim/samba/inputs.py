@@ -120,12 +120,13 @@ def bind(
     names = ", ".join(wanted)
     if unknown:
         what = f"a tensor is called {unknown[0]}, and {type(model).__name__} was compiled with the inputs {names}"
-        raise DataError(what, remedy=f"name it as when it was compiled: name={next((one for one in wanted if one not in keys), '')!r}")
+        free = next((name for name in wanted if name not in keys), "")
+        raise DataError(what, remedy=f"name it as when it was compiled: name={free!r}")
     if len(tensors) > len(wanted):
         what = f"{len(tensors)} tensors are given, and the PEF has {len(wanted)} inputs: {names}"
         raise DataError(what, remedy="give one tensor for each input")
-    free = (name for name in wanted if name not in keys)
-    given = {key or next(free): tensor for key, tensor in zip(keys, tensors, strict=True)}
+    others = (name for name in wanted if name not in keys)
+    given = {key or next(others): tensor for key, tensor in zip(keys, tensors, strict=True)}
     missing = ", ".join(name for name in wanted if name not in given)
     if missing:
         remedy = "give one tensor for each input, with its name= or in its place"

@@ -16,8 +16,8 @@ from sambasim.runtime.run.stepwise import STEP
 from sambasim.samba import ending, process
 from sambasim.samba.checks.replicas import Checks
 from sambasim.samba.device import Hyperparameters, Machine
-from sambasim.samba.flags import MEASURING
 from sambasim.samba.fingerprint import Request
+from sambasim.samba.flags import MEASURING
 from sambasim.samba.inputs import Inputs, bind, flat, inputs_of, name_of
 from sambasim.samba.notices import nearest
 from sambasim.samba.process import app_error, type_error

@@ -14,7 +14,6 @@ from sambasim.errors import DataError, ModelError
 from sambasim.samba.inputs import example_of
 from sambasim.samba.session import session
 from sambasim.samba.test import TestWithGold
-from sambasim.samba.utils import trace_graph
 from tests.samba.harness import BATCH, Load, equal, named_batch, plain, with_sgd
 
 X, T = torch.ones(2, 3), torch.zeros(2)
@@ -83,7 +82,7 @@ class Masked(nn.Module):
         super().__init__()
         self.linear = nn.Linear(5, 3)
 
-    def forward(self, x: Tensor, mask: Tensor | None = None, y: Tensor | None = None) -> Any:
+    def forward(self, x: Tensor, mask: Tensor | None = None, y: Any = None) -> Any:
         out = self.linear(x if mask is None else x * mask)
         return nn.functional.cross_entropy(out, y), out
 
