@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from sambasim.compiler.capture.tensors import check_model
 from sambasim.errors import OptionError, PefError
 from sambasim.hardware.placement import inventory_of, place_replicas
+from sambasim.ir.dataflow import is_clipped
 from sambasim.ir.graph import Node, Output, format_argument, graph_difference, symbol_differences
 from sambasim.ir.mesh import replica_mesh
 from sambasim.ir.program import LOSS_SCALE, ROUNDING_SEED, Program
@@ -165,13 +166,10 @@ def _request_of(
     fields = {name: value for name, value in options if name in BUILD_FIELDS - unknown} | {"output_folder": Path("out")}
     losses = _losses(document, loss_indices)
     asked = request.request(model, inputs, optimizers, fields, inference=predicts, loss_indices=losses, chips=chips)
-    if any(argument.name.endswith("__max_grad_norm") for argument in document.program.runtime_arguments):
+    if is_clipped(document.program):
         off: Mapping[str, float | bool] = {"max_grad_norm": math.inf}
         updates = (replace(one, hyperparameters={**off, **one.hyperparameters}) for one in asked.updates)
         return replace(asked, updates=tuple(updates))
-    if any("max_grad_norm" in update.hyperparameters for update in asked.updates):
-        what = f"the optimizer has max_grad_norm, and the PEF {document.program.name} was compiled without"
-        raise app_error(PefError, what, "compile again with max_grad_norm, or leave it out")
     return asked
 
 
@@ -254,6 +252,8 @@ def _differences(compiled: Program, traced: Program) -> Iterator[str]:
     symbols = compiled.symbols, traced.symbols
     plain = ({name: one for name, one in named.items() if one.kind not in parallel} for named in symbols)
     yield from _symbol_differences(*plain)
+    if is_clipped(traced) and not is_clipped(compiled):
+        yield "the optimizer has max_grad_norm, and the PEF does not clip gradients"
     match graph_difference(compiled.leading, traced.leading):
         case _, (Node() | None) as before, (Node() | None) as now:
             yield _of_one_operator(before, now) or f"the PEF has {_described(before)}, and the model {_described(now)}"
