@@ -41,6 +41,8 @@ def test_hyperparameters_schedule_and_loader_may_change() -> None:
     assert (training.seed, training.accumulation_steps, training.evaluate) == (3, 4, False)
     assert resolved.data.workers == 2
     assert "optimizer.lr = 0.5 (compiled: 0.005)" in resolved.changed
+    without = run({"momentum": 0.0}, [], ["optimizer.name=sgd", "optimizer.momentum=0.9"])
+    assert "optimizer.momentum = 0.0 (compiled: 0.9)" in without.changed
 
 
 def test_steps_replace_epochs_and_the_reverse() -> None:
