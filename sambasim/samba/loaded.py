@@ -148,10 +148,10 @@ def kinds_of(program: Program, section_types: Sequence[str] | None) -> Collectio
         what = f"section_types must be a list of words, not the word {section_types!r}"
         raise app_error(OptionError, what, f'section_types=["{section_types}"]')
     known, words = list(SectionKind), [str(word).upper() for word in section_types]
-    unknown = next((typed for word, typed in zip(words, section_types, strict=True) if word not in known), None)
-    if unknown is not None:
-        what = f"section_types has {unknown!r}, which is no type of section"
-        raise app_error(OptionError, what, nearest(str(unknown).upper(), known))
+    for word, typed in zip(words, section_types, strict=True):
+        if word not in known:
+            what = f"section_types has {typed!r}, which is no type of section"
+            raise app_error(OptionError, what, nearest(word, known))
     kinds = set(map(SectionKind, words))
     if program.training is None and kinds != {SectionKind.FWD}:
         what = f"this PEF predicts, and has no {', '.join(sorted(kinds - {SectionKind.FWD}))}"

@@ -30,6 +30,7 @@ from sambasim.samba.notices import say_once
 from sambasim.samba.optim import SGD, Adam, AdamW
 from sambasim.samba.process import app_error, type_error
 from sambasim.samba.tensor import SambaTensor, host_values
+from sambasim.units import first_of
 
 if TYPE_CHECKING:
     from sambasim.compiler.build import Built
@@ -193,7 +194,7 @@ def _updates(model: nn.Module, optimizers: Sequence[Optimizer]) -> Iterable[Upda
                 yield Update(options.name, options.hyperparameters(), names, has_all_states=True)
     missing = [held.name for held in held_by(model) if held.tensor.requires_grad and held.name not in updated]
     if missing:
-        what = f"no optimizer updates {', '.join(missing[:3])}{' …' * (len(missing) > 3)}"
+        what = f"no optimizer updates {first_of(missing)}"
         raise ModelError(what, remedy="give them to an optimizer, or freeze them: parameter.requires_grad_(False)")
 
 
@@ -232,6 +233,10 @@ def captured(asked: Request, watch: "Stopwatch") -> "Built":
     return capture_model(asked.model, asked.example, asked.options, watch, losses=asked.losses)
 
 
+_told: set[str] = set()
+"""Notices of models that this process has printed."""
+
+
 def _print_compiled(done: Compiled) -> None:
     """The sections, how it was checked, notices, the file, and what runs it if a command line compiled it."""
     path, program = os.path.abspath(done.path), done.program
@@ -241,7 +246,9 @@ def _print_compiled(done: Compiled) -> None:
     if done.checked is not None:
         print(f"checked: {done.checked}")
     for notice in (*done.notices, *_of_the_loss(program)):
-        print(f"notice: {notice}")
+        if notice not in _told:  # an app may compile more than once
+            print(f"notice: {notice}")
+    _told.update(done.notices)
     print(f"PEF file {path} created\nCompilation succeeded")
     app = process.app_command()
     if app is not None:

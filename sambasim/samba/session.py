@@ -170,7 +170,7 @@ class Session:
 
     @checks_keywords()
     def end_samba_profile(self, filename: str | Path | None = None) -> None:
-        """Ends that event, and writes all events to `filename` as JSON."""
+        """Ends that event, and adds all new events to `filename` as lines of JSON."""
         self.profiler.end_event("samba_profile", filename)
 
     @checks_keywords()
@@ -180,7 +180,7 @@ class Session:
 
     @checks_keywords()
     def end_runtime_profile(self, filename: str | Path | None = None) -> None:
-        """Ends that event, and writes all events to `filename` as JSON."""
+        """Ends that event, and adds all new events to `filename` as lines of JSON."""
         self.profiler.end_event("runtime_profile", filename)
 
     enable_pinned_memory = without_effect("session.enable_pinned_memory", "inputs are copied within the process")

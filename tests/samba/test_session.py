@@ -127,6 +127,7 @@ def test_calls_that_cannot_mean_what_was_meant_are_refused(net: Made, load: Any)
     load(make_net, net_batch())
     for kind, words, call in (
         (OptionError, "section_types has 'FORWARD'", lambda: run(section_types=["FORWARD"])),
+        (OptionError, "section_types has None, which is no type", lambda: run(section_types=[None])),
         (OptionError, "there is no forward whose backward could be run", lambda: run(section_types=["BCKWD"])),
         (OptionError, "section_types must be a list of words, not the word 'FWD'", lambda: run(section_types="FWD")),
         (DataError, "output_tensors must be tensors, not int", lambda: run(0)),
