@@ -76,8 +76,8 @@ def _notices_of(built: Built, program: Program, model: nn.Module, options: Compi
     if sparse := list(sparse_embeddings(model)):
         yield (
             f"embeddings with sparse=True have dense gradients here: {first_of(sparse)}; an optimizer with momentum, "
-            "weight decay or adaptive rates then also updates rows that no sample of a batch reads, and results may differ "
-            "from PyTorch's in the last bits"
+            "weight decay or adaptive rates then also updates rows that no sample of a batch reads, and results may "
+            "differ from PyTorch's in the last bits"
         )
     if options.arch == "sn20":
         yield "--arch sn20 is priced as sn30: no figures of an SN20 are public"
