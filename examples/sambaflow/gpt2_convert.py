@@ -1,6 +1,8 @@
 """Makes a Hugging Face folder, config.json and model.safetensors, of a checkpoint of `gpt2_train.py`.
 
     python examples/sambaflow/gpt2_convert.py gpt2.pt gpt2_hf
+
+It needs PyTorch and safetensors alone.
 """
 
 import sys

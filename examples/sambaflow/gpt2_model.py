@@ -95,7 +95,7 @@ class GPT2(nn.Module):
 class CachedGPT2(GPT2):
     """One character after those of which the cache has keys and values.
 
-    `(token, place, keys, values)`: int64 `[batch, 1]` twice, and `[batch, LAYERS, HEADS, LENGTH, WIDTH // HEADS]` twice;
+    `(token, place, keys, values)`: two int64 `[batch, 1]`, two `[batch, LAYERS, HEADS, LENGTH, WIDTH // HEADS]`;
     to `(logits, keys, values)`: `[batch, 96]`, and the caches with those of this character at its place.
     """
 

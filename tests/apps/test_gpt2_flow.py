@@ -3,6 +3,7 @@
 import importlib.util
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from tests.apps.support import DATA_PARALLEL, DEVICE, HOST, SCRIPTS, differences
 from tests.support.mpi import mpirun, run_job
+from tests.support.whole import whole
 
 MODULE = [sys.executable, "-m", "sambasim"]
 TRAIN, GENERATE = (str(SCRIPTS / f"gpt2_{name}.py") for name in ("train", "generate"))
@@ -59,25 +61,43 @@ def likeliest(model: Any, alphabet: str, prompt: str, length: int) -> str:
     return "".join(alphabet[token] for token in tokens)
 
 
-def test_the_whole_flow(folder: Path, model_file: Any) -> None:
-    call(folder, *MODULE, TRAIN, "compile", "--o1", *DATA_PARALLEL, "--pef-name", "gpt2")
-    whole = trained(folder, "host.pt", "--steps", "4", *HOST)
-    trained(folder, "half.pt", "--steps", "2", *DEVICE)
-    resumed = trained(folder, "device.pt", "--steps", "2", "--resume", "half.pt", *DEVICE)
-    assert whole["step"] == resumed["step"] == 4
-    assert len(state_of(whole)) > len(whole["model"])
-    assert differences(state_of(whole), state_of(resumed)) == []
+@pytest.fixture(scope="module")
+def compiled(folder: Path) -> Path:
+    """The folder with both PEFs, which are compiled side by side."""
+    train = (*MODULE, TRAIN, "compile", "--o1", *DATA_PARALLEL, "--pef-name", "gpt2")
+    generate = (*MODULE, GENERATE, "compile", "--inference", "--pef-name", "gpt2_generate")
+    with ThreadPoolExecutor() as pool:
+        for job in [pool.submit(call, folder, *words) for words in (train, generate)]:
+            job.result()
+    return folder
+
+
+@whole
+def test_a_resumed_run_has_the_bits_of_one_long_run(compiled: Path) -> None:
+    long = trained(compiled, "long.pt", "--steps", "4", *HOST)
+    trained(compiled, "half.pt", "--steps", "2", *DEVICE)
+    resumed = trained(compiled, "resumed.pt", "--steps", "2", "--resume", "half.pt", *DEVICE)
+    assert long["step"] == resumed["step"] == 4
+    assert differences(state_of(long), state_of(resumed)) == []
+
+
+def test_the_whole_flow(compiled: Path, model_file: Any) -> None:
+    folder = compiled
+    by_host, by_device = (
+        trained(folder, f"{name}.pt", "--steps", "4", *flags) for name, flags in (("host", HOST), ("device", DEVICE))
+    )
+    assert len(state_of(by_host)) > len(by_host["model"])
+    assert differences(state_of(by_host), state_of(by_device)) == []
 
     call(folder, sys.executable, str(SCRIPTS / "gpt2_convert.py"), "device.pt", "trained")
     read = model_file.GPT2()
     model_file.load_pretrained(read, folder / "trained")
-    assert differences(read.state_dict(), whole["model"]) == []
+    assert differences(read.state_dict(), by_host["model"]) == []
 
     torch.manual_seed(0)
     for parameter in read.parameters():  # a text of a few steps is all blanks, and any cache would do
         parameter.data.add_(torch.randn_like(parameter), alpha=0.2)
     model_file.save_pretrained(read.state_dict(), folder / "varied")
-    call(folder, *MODULE, GENERATE, "compile", "--inference", "--pef-name", "gpt2_generate")
     words = (*MODULE, GENERATE, "run", "--inference", "--model", "varied", "--prompt", "The ")
     text = call(folder, *words, "--pef", "gpt2_generate")
     expected = likeliest(read, model_file.ALPHABET, "The ", model_file.LENGTH)
