@@ -36,9 +36,6 @@ if TYPE_CHECKING:
     from sambasim.compiler.build import Built
     from sambasim.compiler.compile import Stopwatch
 
-ONLY_TRAINING = frozenset({"data_parallel", "world_size", "stochastic_rounding"})
-"""Fields that a PEF for inference does not have."""
-
 Optimizer: TypeAlias = SGD | Adam | AdamW
 
 FINGERPRINT, FINGERPRINT_OF_FORWARD, LOSS_INDICES = "step_sha256", "forward_sha256", "loss_indices"
@@ -70,9 +67,9 @@ def request(
     named = {name: _as_computed(tensor, dtypes) for name, tensor in example.inputs.items()}
     updates = () if inference else tuple(_updates(model, optimizers))
     if not (inference or updates):
-        why = f"no parameter of {type(model).__name__} requires a gradient, so nothing trains"
-        say_once("the optimizer", f"{why}: the PEF has the forward alone, in evaluation mode, as with --inference")
-        inference, given = True, {name: value for name, value in given.items() if name not in ONLY_TRAINING}
+        why = "none of its parameters requires a gradient, so nothing trains: as with --inference, the PEF has the "
+        say_once(f"the optimizer of {type(model).__name__}", f"{why}forward alone, in evaluation mode")
+        inference, given = True, {**given, "stochastic_rounding": None}
     parts: dict[str, object] = {name: value for name, value in given.items() if value is not None}
     parts |= {"inference": inference, "optimizer": optimizers[0].options()[0] if updates else None}
     parts["training"] = TrainingOptions(batch_size=_batch_size(inputs, named))

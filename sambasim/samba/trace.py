@@ -160,7 +160,7 @@ def _request_of(
     predicts, chips = document.program.training is None, document.program.chips
     unknown = {"inference"}  # that of the program counts
     if predicts:
-        unknown |= request.ONLY_TRAINING
+        unknown |= {"data_parallel", "world_size", "stochastic_rounding"}
         unknown |= {"tensor_parallel", "n_chips"} if chips > 1 else set()
     options = document.compile_options.items()
     fields = {name: value for name, value in options if name in BUILD_FIELDS - unknown} | {"output_folder": Path("out")}
