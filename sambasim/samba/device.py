@@ -137,7 +137,7 @@ class Hyperparameters:
         self._machine, program = machine, machine.program
         self._arguments = {argument.name for argument in program.runtime_arguments}
         self._of_optimizers = {name.partition("__")[2] for name in self._arguments if "__" in name}
-        self.rates = () if program.training is None else rate_names(program.training)
+        self.rates = rate_names(program.leading)
         self.given: dict[str, float] = {}  # the hyperparameters that were given so far
         self._rates: dict[str, float] = {}
         self._rates_changed = False

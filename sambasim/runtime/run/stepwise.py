@@ -273,7 +273,10 @@ class StepwiseReplica:
     def use_graph(self, graph: Graph) -> None:
         """Use `graph` from the next forward on: the training graph with other numbers, such as the dropout rates that
         an app gives. A forward that waits for its backward is forgotten."""
-        self._program = replace(self._program, training=graph)
+        if self._program.training is None:
+            self._program = replace(self._program, evaluation=graph)
+        else:
+            self._program = replace(self._program, training=graph)
         self._executors = self._bound()  # updates stay: their sections are the same
         self._observe()
 
