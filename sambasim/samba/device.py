@@ -149,6 +149,9 @@ class Hyperparameters:
             return
         if not isinstance(given, Mapping):
             raise type_error(OptionError, "AP04: hyperparam_dict is a dictionary", given, 'hyperparam_dict={"lr": 0.1}')
+        if wrong := [name for name in given if not isinstance(name, str)]:
+            what = "AP04: a key of hyperparam_dict must be a word"
+            raise type_error(OptionError, what, wrong[0], 'hyperparam_dict={"lr": 0.1}')
         if self._machine.program.training is None and (names := [name for name in given if name in _OF_TRAINING]):
             what = f"session.run is given {', '.join(names)}, and this PEF predicts: nothing is trained"
             report_here("AP07", what, "compile and run without --inference, and give trace_graph the optimizers")

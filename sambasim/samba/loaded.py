@@ -77,6 +77,11 @@ class Loaded:
             return
         if not isinstance(wanted, Iterable):
             raise type_error(DataError, "output_tensors must be tensors", wanted, "give some of model.output_tensors")
+        listed: list[object] = [*flat(wanted)]
+        for value in listed:
+            if not isinstance(value, Tensor):
+                remedy = "give some of model.output_tensors"
+                raise type_error(DataError, "output_tensors must hold tensors", value, remedy)
         if any(tensor in of_other_models for tensor in flat(wanted)):
             what = f"output_tensors are of another model than the {type(self.machine.model).__name__} traced last"
             raise app_error(OptionError, what, "trace_graph before a model's run: a session holds one PEF at a time")
@@ -144,6 +149,8 @@ def kinds_of(program: Program, section_types: Sequence[str] | None) -> Collectio
     forward of an inference PEF. Raises OptionError for others than the PEF has."""
     if section_types is None:
         return STEP if program.training is not None else frozenset({SectionKind.FWD})
+    if not isinstance(section_types, Iterable):
+        raise type_error(OptionError, "section_types must be a list of words", section_types, 'section_types=["FWD"]')
     if isinstance(section_types, str):
         what = f"section_types must be a list of words, not the word {section_types!r}"
         raise app_error(OptionError, what, f'section_types=["{section_types}"]')
