@@ -137,6 +137,8 @@ class Loaded:
                     raise app_error(DataError, what, "give data of that shape")
                 replica.meet()
                 replica.write(name, plain)
+                if name in (states := self.machine.program.optimizer_states):
+                    replica.begun.setdefault(states[name][0].optimizer, 0)
                 replica.meet()
             elif name in of_outputs:
                 self.outputs[of_outputs[name]].sn_grad = as_gradient(plain)

@@ -133,7 +133,7 @@ class SambaTensor(Tensor):
         try:
             result = super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]  # torch's, untyped
         except (IndexError, RuntimeError, TypeError) as error:
-            if func in _OF_ELEMENTS and _is_single_output(args[0]):
+            if func in _OF_ELEMENTS and isinstance(args[0], SambaTensor) and _is_single_output(args[0]):
                 return super().__torch_function__(func, types, (args[0].reshape(1), *args[1:]), kwargs or {})  # type: ignore[no-untyped-call]  # likewise
             lazy = next((one for one in args if isinstance(one, SambaTensor) and one.is_meta), None)
             if lazy is not None and "meta" in str(error):
