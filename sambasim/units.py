@@ -3,7 +3,7 @@
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 KIB, MIB, GIB, TIB = 1 << 10, 1 << 20, 1 << 30, 1 << 40
 KILO, MEGA, GIGA, TERA = 10**3, 10**6, 10**9, 10**12
@@ -62,3 +62,9 @@ def plain_rate(per_s: float) -> str:
 def counted(number: int, noun: str, plural: str | None = None) -> str:
     """`1 step`, `2,000 steps`."""
     return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
+
+
+def first_of(names: Sequence[str], most: int = 3) -> str:
+    """`a, b, c and 45 more`: the names, or the first of them."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

@@ -137,7 +137,7 @@ def as_json(text: str) -> Callable[[F], F]:
 
 
 _TILES = "Tiles of the device that one replica has.  [default: as compiled, else all]"
-arch = click.option("--arch", help="Device: sn10, sn30, sn40 or a TOML file.  [default: as compiled]")
+arch = click.option("--arch", help="Device: sn10, sn20, sn30, sn40 or a TOML file.  [default: as compiled]")
 num_tiles = click.option("--num-tiles", type=int, help=_TILES)
 cluster = click.option("--cluster", help="Nodes and links: a name that `sambasim devices` lists, or a TOML file.")
 

@@ -10,7 +10,7 @@ import tomli_w
 
 from sambasim.commands.question import is_model, options_of_model
 from sambasim.errors import OptionError, shortened
-from sambasim.hardware.spec import ALIASES, ClusterSpec, DeviceSpec, load_cluster, load_device
+from sambasim.hardware.spec import ClusterSpec, DeviceSpec, load_cluster, load_device
 from sambasim.ir.program import Program
 from sambasim.options.compile import BuildOptions, CompileOptions, ParallelOptions, options_in_python
 from sambasim.options.deepspeed import MICRO, STEPS, TRAIN
@@ -76,7 +76,7 @@ def plan_task(asked: PlanRequest) -> PlanTask:
             raise OptionError(what, remedy="plan the config or the model that it was compiled from")
     elif asked.ranks is not None:
         raise OptionError("--ranks is for this machine", remedy="add --here, or give --nodes instead")
-    arch = next((alias for alias, name in ALIASES.items() if name == asked.arch), asked.arch)
+    arch = "sn40" if asked.arch == "sn40l" else asked.arch
     for load, name in ((load_device, arch), (load_cluster, asked.cluster)):
         if name is not None:
             load(name)  # a wrong name is the first error

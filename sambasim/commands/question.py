@@ -167,7 +167,7 @@ def _check_as_compiled(question: Question, program: Program) -> None:
 
 def several_replicas(program: Program, asked: Sequence[int]) -> bool:
     """Whether a run of `program` may have several replicas. Raises OptionError if it may not, and some are `asked`."""
-    several = any(axis.at_run_time for axis in program.mesh)
+    several = program.chooses_replicas
     if not several and set(asked) - {1}:
         what = f"the PEF {program.name} has one replica: it has no REDUCE and GATHER sections"
         raise OptionError(what, remedy="compile it with --data-parallel, or leave out --replicas")

@@ -41,6 +41,8 @@ def checked_pef(
         in_slices = header.zero >= 2 and not options.reduce_on_rdu and max(ranks, options.emulate_replicas or 1) > 1
         _check_features(options, header, in_slices)
         _check_ranks(options, header, ranks, command)
+    elif options.data_parallel and not header.training:
+        launcher.check_world_size(ranks, header.world_size, command=command, data_parallel=True)
     inventory = inventory_of(header.compile_options, cluster=options.cluster)
     nodes = communicator.node_of[: ranks - (options.parameter_servers or 0)]
     own = launcher.ranks_of_process(ranks, header.ranks_of_replica, options.emulate_replicas, whole=whole)

@@ -45,13 +45,13 @@ from sambasim.pef import PefDocument, write
 from sambasim.pef.digests import SOURCES, digests_of_model, record
 from sambasim.pef.document import Compiled
 from sambasim.pef.files import record_compiled
-from sambasim.units import format_bytes
+from sambasim.units import first_of, format_bytes
 
 _GRU_EXACT_MULTIPLE = 32
 """Hidden sizes of a GRU that are multiples of this give the bits of eager PyTorch: see docs/concepts.md."""
 
 
-def _notices_of(built: Built, program: Program, model: nn.Module, loss: str | None) -> Iterator[str]:
+def _notices_of(built: Built, program: Program, model: nn.Module, options: CompileOptions) -> Iterator[str]:
     """`program`: what became of `built`, the graphs of `model`."""
     held = held_by(model)
     yield from built.notices
@@ -65,20 +65,22 @@ def _notices_of(built: Built, program: Program, model: nn.Module, loss: str | No
         yield f"gathered along tp, {format_bytes(received.total())} a {one_pass}, to compute whole: {each}"
     if others := sorted(entries_of(model).keys() - {name for tensor in held for name in tensor.names}):
         yield (
-            f"in state_dict(), and no parameter or buffer: {', '.join(others)}; neither the PEF nor a file of --save "
+            f"in state_dict(), and no parameter or buffer: {first_of(others)}; neither the PEF nor a file of --save "
             "holds it"
         )
-    if strided := [tensor.name for tensor in held if not tensor.tensor.is_contiguous()]:
+    if strided := _strided(model):
         yield (
-            f"stored contiguously in the PEF: {', '.join(strided)}; results equal PyTorch's on contiguous tensors, and "
+            f"stored contiguously in the PEF: {first_of(strided)}; results equal PyTorch's on contiguous tensors, and "
             "with the strides of the model PyTorch may differ in the last bits"
         )
-    if sparse := ", ".join(sparse_embeddings(model)):
+    if sparse := list(sparse_embeddings(model)):
         yield (
-            f"embeddings with sparse=True have dense gradients here: {sparse}; an optimizer with momentum, weight "
-            "decay or adaptive rates then also updates rows that no sample of a batch reads, and results may differ "
-            "from PyTorch's in the last bits"
+            f"embeddings with sparse=True have dense gradients here: {first_of(sparse)}; an optimizer with momentum, "
+            "weight decay or adaptive rates then also updates rows that no sample of a batch reads, and results may "
+            "differ from PyTorch's in the last bits"
         )
+    if options.arch == "sn20":
+        yield "--arch sn20 is priced as sn30: no figures of an SN20 are public"
     if torch.__version__.split("+")[0] not in TESTED_TORCH:
         yield f"torch {torch.__version__} is not among the tested releases: {', '.join(TESTED_TORCH)}"
     if program.training is None:
@@ -92,8 +94,8 @@ def _notices_of(built: Built, program: Program, model: nn.Module, loss: str | No
     trained = {path for member in members for path in symbols[member.parameter].torch_names}
     needing = {tensor.name for tensor in held if tensor.is_parameter and tensor.tensor.requires_grad}
     if unused := sorted(needing - trained):
-        yield f"parameters without a gradient, which training leaves as they are: {', '.join(unused)}"
-    outputs = program.evaluation.outputs[1:]
+        yield f"parameters without a gradient, which training leaves as they are: {first_of(unused)}"
+    outputs, loss = program.evaluation.outputs[1:], options.loss.name if options.loss else None
     if loss in ("mse", "l1", "smooth_l1", "huber") and outputs and TARGET in symbols:
         shape, wanted = (list(symbols[name].whole.shape) for name in (outputs[0].symbol, TARGET))
         if shape != wanted:  # PyTorch only warns: the loss is then over all pairs, and mostly a mistake
@@ -101,6 +103,10 @@ def _notices_of(built: Built, program: Program, model: nn.Module, loss: str | No
                 f"the output of the model has shape {shape} and the target {wanted}: {loss} broadcasts them, "
                 "over pairs of samples that do not belong together; give both one shape"
             )
+
+
+def _strided(model: nn.Module) -> list[str]:
+    return [held.name for held in held_by(model) if not held.tensor.is_contiguous()]
 
 
 class Stopwatch:
@@ -182,12 +188,14 @@ def assemble(
     if inexact := ", ".join(str(size) for size in sizes if size % _GRU_EXACT_MULTIPLE):
         why = f"GRU of hidden size {inexact}: gradients may differ from eager in the last bits"
         facts["exempt_from_exactness"] = why
+    if strided := _strided(model):
+        facts["stored_contiguously"] = ", ".join(strided)  # `inspect` shows all names
     how = options.model_dump(mode="json", include=set(BUILD_FIELDS) - {"output_folder", "check"})
     how = {"model": options.model.model_dump(mode="json"), **how}
     document = PefDocument(program, options.data_source(), how, options.training_defaults(), facts)
     written = write(path or options.pef_path, document, built.weights)
     watch.end()
-    notices += _notices_of(built, program, model, options.loss.name if options.loss else None)
+    notices += _notices_of(built, program, model, options)
     if path is None:
         notices += record_compiled(written.digest)
     return Compiled(path or options.pef_path, program, written.digest, tuple(notices), watch.phases_s)

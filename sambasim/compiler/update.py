@@ -51,15 +51,17 @@ REDUCE_BUFFER = "accum_dummy_0_reduce_buf"
 @dataclass(frozen=True, slots=True)
 class Update:
     """An optimizer, its hyperparameters (`max_grad_norm` among them clips), and the paths of the parameters that it
-    updates; None stands for all that have a gradient."""
+    updates; None stands for all that have a gradient. With `has_all_states`, a run may turn on momentum that is 0."""
 
     kind: str
     hyperparameters: Mapping[str, float | bool]
     parameters: frozenset[str] | None = None
+    has_all_states: bool = False
 
     @property
     def states(self) -> tuple[str, ...]:
-        return OPTIMIZERS[self.kind].kept_states(self.hyperparameters)
+        entry = OPTIMIZERS[self.kind]
+        return tuple(entry.states) if self.has_all_states else entry.kept_states(self.hyperparameters)
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,11 +257,12 @@ def _optimizer_of(gradient: str, program: Program, updates: Sequence[Update]) ->
 
 @dataclass(frozen=True, slots=True)
 class AddDataParallel:
-    """Add the axis `dp`, gradient groups, the reduce operand buffer, and the REDUCE (reduce-scatter) and GATHER (all-
-    gather) sections; OPT updates one slice. Where gradients are clipped, GRADNORM gets an all-reduce. `world_size`: the
-    fewest replicas, each of `chips` ranks; with `several`, a run chooses how many. `zero`: see `ir/ranks.py`."""
+    """Add the axis `dp`; and for training gradient groups, the reduce operand buffer, and the REDUCE (reduce-scatter)
+    and GATHER (all-gather) sections; OPT updates one slice. Where gradients are clipped, GRADNORM gets an all-reduce.
+    `world_size`: the fewest replicas, each of `chips` ranks; with `several`, a run chooses how many. `zero`: see
+    `ir/ranks.py`."""
 
-    title: ClassVar[str] = "add gather and reduce sections"
+    title: ClassVar[str] = "add data parallelism"
     reaches: ClassVar[Progress] = Progress.OPTIMIZED
     world_size: int
     chips: int = 1
@@ -267,6 +270,9 @@ class AddDataParallel:
     several: bool = True
 
     def __call__(self, program: Program) -> Program:
+        mesh = (Axis(DATA_PARALLEL, self.world_size * self.chips, self.several, self.chips), *program.mesh)
+        if program.training is None:  # replicas that predict exchange nothing
+            return replace(program, mesh=mesh)
         groups, symbols, names = [], dict(program.symbols), UniqueNames()
         for group in program.groups:
             members = "\n".join(f"{member.gradient} {member.start}" for member in group.members)
@@ -289,7 +295,7 @@ class AddDataParallel:
             training=_with_communication(program),
             reduce_buffer=buffer,
             zero=self.zero,
-            mesh=(Axis(DATA_PARALLEL, self.world_size * self.chips, self.several, self.chips), *program.mesh),
+            mesh=mesh,
             runtime_arguments=(*program.runtime_arguments, *arguments),
         )
 

@@ -14,7 +14,7 @@ from pydantic_core import ValidationError
 
 from sambasim.errors import LARGEST_TOML_BYTES, OptionError, PefError, failing_with, is_too_deep, read_text, shortened
 
-ALIASES = {"sn40": "sn40l"}  # `--arch` values of SambaFlow, and the device file that each means
+ALIASES = {"sn20": "sn30", "sn40": "sn40l"}  # `--arch` values of SambaFlow, and the device file that each means
 
 
 class Spec(BaseModel):

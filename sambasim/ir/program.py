@@ -151,6 +151,11 @@ class Program:
         return self.reduce_buffer is not None
 
     @property
+    def chooses_replicas(self) -> bool:
+        """Whether a run chooses the number of replicas: they train with data parallelism, or each predicts a shard."""
+        return any(axis.at_run_time for axis in self.mesh)
+
+    @property
     def optimizer_states(self) -> dict[str, tuple[ParameterGroup, Member, str]]:
         """By symbol: the group, the member and the name of the state."""
         return {

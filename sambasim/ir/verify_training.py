@@ -158,7 +158,9 @@ def data_parallel(program: Program) -> None:
         require(fits, 10, f"the axis {axis.name} has {axis.size} ranks, and {axis.chips} chips a replica")
         several = axis.name == DATA_PARALLEL and axis.size > axis.chips
         require(axis.at_run_time or not several, 10, f"the axis {axis.name} has a fixed number of replicas")
-    require((DATA_PARALLEL in axes) == program.data_parallel, 10, "the axis dp goes with a reduce buffer")
+    predicts = program.training is None and program.chips == 1 and not program.data_parallel
+    right = predicts or (DATA_PARALLEL in axes) == program.data_parallel
+    require(right, 10, "the axis dp of a training step goes with a reduce buffer")
     right = 0 <= program.zero <= _MOST_ZERO * program.data_parallel
     require(right, 10, f"ZeRO {program.zero} of replicas that sync nothing, or of an unknown level")
     for group in program.groups:

@@ -120,8 +120,8 @@ class CompileOptions(Sections, ParallelOptions, BuildOptions):
         if self.inference:
             without = "does not go with inference, which has no"
             yield from broken(
-                (self.data_parallel, "parallel.data_parallel",
-                 f"{without} gradients to reduce", "leave out --data-parallel or --inference"),
+                (self.data_parallel and self.zero != 1, "parallel.zero",
+                 f"{without} states to keep in slices", "leave out --zero or --inference", self.zero),
                 (self.chips > 1, "parallel.tensor_parallel",
                  f"{without} gradients to sum over chips", "leave out --tensor-parallel or --inference", "batch"),
                 (self.pipeline_stages > 1, "parallel.pipeline_stages",

@@ -109,7 +109,7 @@ class BuildFields(Fields):
     """Compile the forward pass only: no loss, no optimizer."""
     opt_level: Annotated[Literal["o0", "o1", "o3"], Flag("--o0/--o1/--o3", choices=OPT_LEVELS)] = "o3"
     """How operators are grouped into sections."""
-    arch: Annotated[Literal["sn10", "sn30", "sn40", "sn40l"], _OF_FILE, Flag("--arch")] = "sn30"
+    arch: Annotated[Literal["sn10", "sn20", "sn30", "sn40", "sn40l"], _OF_FILE, Flag("--arch")] = "sn30"
     """Device to compile for."""
     dtype: Annotated[Literal["fp32", "bf16", "fp16"], Flag("--dtype", NUMERICS)] = "fp32"
     """How parameters, activations and gradients are stored; fp16 scales the loss."""

@@ -208,9 +208,9 @@ def _switched(before: OptimizerOptions | None, after: OptimizerOptions | None) -
     if before.max_grad_norm is None and after.max_grad_norm is not None:
         what = f"{cannot} on: the PEF was compiled without clipping"
         problems.append(_compile_again("optimizer.max_grad_norm", what, after.max_grad_norm))
-    if bool(before.momentum) != bool(after.momentum):
-        way = "off: the PEF was compiled with it" if before.momentum else "on: the PEF was compiled without it"
-        problems.append(_compile_again("optimizer.momentum", f"{cannot} {way}", after.momentum))
+    if after.momentum and not before.momentum:
+        what = f"{cannot} on: the PEF was compiled without it"
+        problems.append(_compile_again("optimizer.momentum", what, after.momentum))
     return problems
 
 

@@ -24,17 +24,12 @@ from sambasim.units import GIGA, counted, format_bytes, format_rate, format_seco
 
 
 def next_command(program: Program, path: Path) -> str:
-    if program.training is None:
-        return f"sambasim run --inference --pef {path}"
-    replicas = max(program.world_size, 2) if _chooses_replicas(program) else 1
-    ranks = replicas * program.ranks_of_replica
+    predicts = program.training is None  # then one process has all ranks of a replica
+    replicas = max(program.world_size, 2) if program.chooses_replicas else 1
+    ranks = replicas * (1 if predicts else program.ranks_of_replica)
     # --reduce-on-rdu would turn off slices of gradients, and of parameters.
-    flags = "--reduce-on-rdu " if program.data_parallel and program.zero < 2 else ""
-    return f"mpirun -np {ranks} sambasim run {flags}--pef {path}" if ranks > 1 else f"sambasim run --pef {path}"
-
-
-def _chooses_replicas(program: Program) -> bool:
-    return any(axis.at_run_time for axis in program.mesh)
+    flags = "--reduce-on-rdu " if program.data_parallel and program.zero < 2 else "--inference " * predicts
+    return f"mpirun -np {ranks} sambasim run {flags}--pef {path}" if ranks > 1 else f"sambasim run {flags}--pef {path}"
 
 
 def compilation_json(done: Compiled) -> str:
@@ -62,9 +57,9 @@ def compilation_report(done: Compiled, *, details: bool) -> list[RenderableType]
         *((labelled(_details(done), indent=""), f"digest           {done.digest}") if details else ()),
         f"{program.name}: {program.parameter_count:,} parameters, {contents}; {compiled}",
     ]
-    if program.ranks_of_replica > 1 or program.data_parallel:
+    if program.ranks_of_replica > 1 or program.chooses_replicas:
         several = f"at least {counted(program.world_size, 'replica')}"
-        replicas = several if _chooses_replicas(program) else "1 replica"
+        replicas = several if program.chooses_replicas else "1 replica"
         ranks = f" of {program.ranks_of_replica} ranks" if program.ranks_of_replica > 1 else ""
         parts.append(f"runs on {replicas}{ranks}, each with {format_bytes(program.device_bytes)}")
     return [
@@ -90,7 +85,8 @@ def _details(done: Compiled) -> Iterator[tuple[str, str]]:
     if program.data_parallel:
         reduced = format_bytes(program.gradient_bytes)
         yield "gradient groups", f"{len(program.groups)}, {reduced} to reduce each step"
-        yield "replicas", f"at least {program.world_size}" if _chooses_replicas(program) else "1"
+    if program.data_parallel or program.chooses_replicas:
+        yield "replicas", f"at least {program.world_size}" if program.chooses_replicas else "1"
     if program.chips > 1:
         yield "chips a replica", chips_in_words(program.chips, program.replica_batch_size)
     if program.ranks_of_replica > 1:

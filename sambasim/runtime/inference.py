@@ -1,13 +1,15 @@
 """The evaluation graph on held-out samples, during a run, and `run --inference`: its outputs for a data set.
 
-Rank r of N takes the samples r, r + N, …, with the running statistics of replica 0; padding of its last batch is
-discarded.
+During a run, rank r of N takes the samples r, r + N, …, with the running statistics of replica 0; padding of its last
+batch is discarded. `run --inference` deals out whole batches instead.
 """
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
+from itertools import zip_longest
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Generator, Tensor
@@ -36,6 +38,8 @@ from sambasim.runtime.values.memory import DeviceMemory, fitting, load_weights, 
 from sambasim.runtime.watch.status_file import UNWATCHED, Activity
 
 TARGET = "target"
+
+Part = TypeVar("Part")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +76,7 @@ class Evaluator:
         self._has_loss = program.loss is not None
         self._hub = ranks[0].hub
         self._generators: dict[int, Tensor] = {}
-        self._loaders: dict[tuple[int, int], DataLoader[object]] = {}  # by dataset and rank, to keep worker processes
+        self._loaders: dict[tuple[int, Sequence[int]], DataLoader[object]] = {}  # to keep worker processes
         self._ranks = [_Rank(rank) for rank in ranks]
 
     def use_buffers(self, buffers: Sequence[Mapping[str, Tensor]]) -> None:
@@ -84,21 +88,23 @@ class Evaluator:
         seed_everything(derive(seed, rank, step, 0, Stream.DATA))
         self._generators.clear()
         total = Sums()
-        for batch, count in self._batches(dataset, rank, world_size):
+        for batch, count in self._batches(dataset, range(rank, len(dataset), world_size)):
             total += self._sums_of(self._run(batch, self._program.evaluation), batch, count)
         return total
 
     def infer(self, dataset: WatchedDataset, rank: int, world_size: int) -> Iterator[tuple[Sums, list[Tensor]]]:
-        """For each batch, its sums, and the outputs of which it is the first axis, without padding."""
-        size = self._program.batch_size
-        for batch, count in self._batches(dataset, rank, world_size):
+        """For each batch of this rank, its sums, and the outputs of which it is the first axis, without padding. Rank r
+        of N has the batches r, r + N, …, so that each has the samples, and so the bits, that it has on one rank."""
+        size, samples = self._program.batch_size, len(dataset)
+        starts = range(rank * size, samples, world_size * size)
+        own = tuple(index for start in starts for index in range(start, min(start + size, samples)))
+        for batch, count in self._batches(dataset, own):
             outputs = self._run(batch, self._program.evaluation)
             kept = outputs[1:] if self._has_loss else outputs
             yield self._sums_of(outputs, batch, count), [o[:count].clone() for o in kept if o.shape[:1] == (size,)]
 
-    def _batches(self, dataset: WatchedDataset, rank: int, world_size: int) -> Iterator[tuple[Batch, int]]:
-        indices, options = range(rank, len(dataset), world_size), self._options
-        size, key = self._program.batch_size, (id(dataset), rank)
+    def _batches(self, dataset: WatchedDataset, indices: range | tuple[int, ...]) -> Iterator[tuple[Batch, int]]:
+        options, size, key = self._options, self._program.batch_size, (id(dataset), indices)
         if key not in self._loaders:
             self._loaders[key] = DataLoader(
                 Subset(dataset, indices),
@@ -241,13 +247,13 @@ class InferenceJob:
                 self._program = outputs_only
                 notices.append(f"no loss, because the samples have no {', '.join(sorted(labels))}")
         seed_everything(derive(seed, communicator.rank, 0, 0, Stream.DATA))
-        total, kept = Sums(), []
+        of_batches, kept = list[Sums](), []
         for sums, outputs in self._evaluator().infer(dataset, communicator.rank, communicator.world_size):
-            total += sums
+            of_batches.append(sums)
             kept += [outputs] if self._keeps_outputs else []
         activity.waits("waiting for peers to predict")
-        of_all = sum(communicator.all_gather_object(total), Sums())
-        evaluation = of_all.record(0, 0, self._program.loss is not None, began_s)
+        total = sum(_in_turn(communicator.all_gather_object(of_batches)), Sums())
+        evaluation = total.record(0, 0, self._program.loss is not None, began_s)
         if self._keeps_outputs:
             activity.takes_long("saving the predictions")
             self.outputs = self._gathered(kept)
@@ -290,10 +296,11 @@ class InferenceJob:
         """Collective. The outputs of all samples in dataset order, on rank 0."""
         own = [torch.cat(parts) for parts in zip(*of_batches, strict=True)]
         everybody = self._communicator.gather_object(own) or ()
-        outputs = []
-        for parts in zip(*filter(None, everybody), strict=True):  # a rank may have no samples
-            whole = parts[0].new_empty((sum(part.shape[0] for part in parts), *parts[0].shape[1:]))
-            for rank, part in enumerate(parts):
-                whole[rank :: len(parts)] = part
-            outputs.append(whole)
-        return outputs
+        of_outputs = zip(*filter(None, everybody), strict=True)  # a rank may have no samples
+        size = self._program.batch_size
+        return [torch.cat(list(_in_turn([part.split(size) for part in parts]))) for parts in of_outputs]
+
+
+def _in_turn(of_ranks: Sequence[Sequence[Part]]) -> Iterator[Part]:
+    """What ranks have of the batches of a data set, in its order: see `Evaluator.infer`."""
+    return (part for parts in zip_longest(*of_ranks) for part in parts if part is not None)

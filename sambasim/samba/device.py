@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from numbers import Real
 from operator import attrgetter
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -16,6 +17,7 @@ from sambasim.errors import OptionError, WeightsError
 from sambasim.ir.graph import Graph, Node, Ref
 from sambasim.ir.program import Program
 from sambasim.ir.types import Symbol, SymbolKind, gradient_name
+from sambasim.optimizers import OPTIMIZERS
 from sambasim.pef import PefDocument
 from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.run.stepwise import StepwiseReplica
@@ -49,10 +51,11 @@ class Machine:
                 what = f"{symbol.torch_names[0]} has the shape {shape}, and in the PEF {symbol.type.shape}"
                 raise WeightsError(what, remedy="load a checkpoint of the model that was compiled")
             self.replica.write(symbol.name, tensor.detach())
-        for name, parameter, state, optimizer in self._states():
+        for name, index, parameter, state, optimizer in self._states():
             value = optimizer.state.get(parameter, {}).get(_TORCH_STATES.get(state, state))
             if isinstance(value, Tensor):
                 self.replica.write(name, value)
+                self.replica.begun[index] = 0
         entries = [entry for optimizer in self.optimizers for entry in optimizer.state.values() if entry]
         # SGD counts no steps: 1 if it has momentum.
         self.replica.steps = max((int(entry.get("step", 1)) for entry in entries), default=0)
@@ -60,10 +63,14 @@ class Machine:
 
     def follow_first(self, communicator: Communicator) -> None:
         """Copies parameters, buffers and optimizer state of replica 0 to all replicas. Collective."""
-        for name in self.program.names_of(*DEVICE_STATE):
+        of_replicas = communicator.all_gather_object((dict(self.replica.begun), self.replica.steps))
+        states = self.replica.states_of({index for begun, _ in of_replicas for index in begun})
+        for name in (*self.program.names_of(SymbolKind.PARAMETER, SymbolKind.BUFFER), *states):
             own = self.replica.read(name) if communicator.rank == 0 else None
             self.replica.write(name, communicator.broadcast_object(own))
-        self.replica.steps = communicator.broadcast_object(self.replica.steps)
+        self.replica.begun.clear()
+        self.replica.begun |= of_replicas[0][0]
+        self.replica.steps = of_replicas[0][1]
 
     def gradient(self, tensor: Tensor) -> Tensor | None:
         """The gradient on the device of a trained parameter of the model; None for any other tensor."""
@@ -86,16 +93,17 @@ class Machine:
 
     def to_host(self) -> None:
         """Copies weights, buffers and optimizer state of the device to the host, in the types of the host."""
-        states = list(self._states()) if self.replica.steps else []
+        steps, begun = self.replica.steps, self.replica.begun
+        states = [one for one in self._states() if begun.get(one[1], steps + 1) <= steps]
         values = [self.replica.read(name) for name, *_ in states]
         with torch.no_grad():
             for symbol, tensor in self._on_host():
                 tensor.copy_(self.replica.read(symbol.name))
-        for (_, parameter, state, optimizer), value in zip(states, values, strict=True):
+        for (_, _, parameter, state, optimizer), value in zip(states, values, strict=True):
             entry = optimizer.state[parameter]
             entry[_TORCH_STATES.get(state, state)] = value.to(parameter.dtype)
             if state != "momentum":
-                entry["step"] = torch.tensor(float(self.replica.steps))
+                entry["step"] = torch.tensor(float(steps))
 
     def _on_host(self) -> list[tuple[Symbol, Tensor]]:
         """Each parameter and buffer with that of the model."""
@@ -103,19 +111,23 @@ class Machine:
         symbols = map(self.program.symbols.__getitem__, self.program.names_of(SymbolKind.PARAMETER, SymbolKind.BUFFER))
         return [(symbol, tensors[symbol.torch_names[0]]) for symbol in symbols if symbol.torch_names]
 
-    def _states(self) -> Iterator[tuple[str, Tensor, str, Optimizer]]:
-        """Every optimizer state on the device: its symbol, its parameter on the host, its name, and its optimizer."""
+    def _states(self) -> Iterator[tuple[str, int, Tensor, str, Optimizer]]:
+        """Every optimizer state on the device: its symbol and the number of its optimizer; its parameter on the host,
+        its name, and its optimizer there."""
         tensors = {symbol.name: tensor for symbol, tensor in self._on_host()}
         groups = ((optimizer, group) for optimizer in self.optimizers for group in optimizer.param_groups)
         owners = {id(parameter): optimizer for optimizer, group in groups for parameter in group["params"]}
-        for name, (_, member, state) in self.program.optimizer_states.items():
+        for name, (group, member, state) in self.program.optimizer_states.items():
             if (owner := owners.get(id(tensors[member.parameter]))) is not None:
-                yield name, tensors[member.parameter], state, owner
+                yield name, group.optimizer, tensors[member.parameter], state, owner
 
 
 ALL_DROPOUTS = "p"  # the name of the rate of all dropouts
 
+_OF_TRAINING = {"beta1", "beta2", "max_grad_norm"}.union(*(entry.defaults for entry in OPTIMIZERS.values()))
+
 _ELEMENTS, _CHANNELS = "aten.native_dropout.default", "aten.bernoulli.p"
+_UNDRAWN = {0.0: "aten.ones_like.default", 1.0: "aten.zeros_like.default"}  # what a rate of channels keeps
 
 
 class Hyperparameters:
@@ -125,7 +137,7 @@ class Hyperparameters:
         self._machine, program = machine, machine.program
         self._arguments = {argument.name for argument in program.runtime_arguments}
         self._of_optimizers = {name.partition("__")[2] for name in self._arguments if "__" in name}
-        self.rates = () if program.training is None else rate_names(program.training)
+        self.rates = rate_names(program.leading)
         self.given: dict[str, float] = {}  # the hyperparameters that were given so far
         self._rates: dict[str, float] = {}
         self._rates_changed = False
@@ -137,14 +149,16 @@ class Hyperparameters:
             return
         if not isinstance(given, Mapping):
             raise type_error(OptionError, "AP04: hyperparam_dict is a dictionary", given, 'hyperparam_dict={"lr": 0.1}')
-        if self._machine.program.training is None:
-            what = "session.run is given hyperparameters, and this PEF predicts: nothing is trained"
+        if wrong := [name for name in given if not isinstance(name, str)]:
+            what = "AP04: a key of hyperparam_dict must be a word"
+            raise type_error(OptionError, what, wrong[0], 'hyperparam_dict={"lr": 0.1}')
+        if self._machine.program.training is None and (names := [name for name in given if name in _OF_TRAINING]):
+            what = f"session.run is given {', '.join(names)}, and this PEF predicts: nothing is trained"
             report_here("AP07", what, "compile and run without --inference, and give trace_graph the optimizers")
-            return
         numbers = {name: _number(name, value) for name, value in self._known(given).items()}
         self._take_rates({name: value for name, value in numbers.items() if name not in self._of_optimizers})
         self._take_for_optimizers({name: value for name, value in numbers.items() if name in self._of_optimizers})
-        self._last = {} if any(isinstance(value, Tensor) for value in given.values()) else {**given}
+        self._last = {**given} if all(isinstance(value, Real) for value in given.values()) else {}
 
     def begin_forward(self) -> None:
         """Applies dropout rates that were given since the last forward."""
@@ -159,21 +173,32 @@ class Hyperparameters:
             what = f"hyperparam_dict has {name}, which no optimizer of this PEF takes"
             if name in takes:
                 known[name] = value
-            elif name == "betas" and "beta1" in self._of_optimizers and isinstance(value, tuple | list):
-                known |= dict(zip(("beta1", "beta2"), value, strict=False))
+            elif name == "betas" and "beta1" in self._of_optimizers:
+                known |= _betas(value)
+            elif self._machine.program.training is None and name in _OF_TRAINING:
+                continue
+            elif name == "max_grad_norm":
+                if _number(name, value) < math.inf:
+                    what = "max_grad_norm cannot be turned on: the PEF was compiled without clipping"
+                    raise app_error(OptionError, what, "give the optimizer max_grad_norm=1.0, and compile again")
+            elif not self.rates and (name == ALL_DROPOUTS or "dropout" in name):
+                if rate := _number(name, value):
+                    what = f"{name} in hyperparam_dict is {rate:g}, and this PEF drops nothing: it is left out"
+                    report_here("AP04", what, f"leave {name} out, or give it 0", notice_only=True)
             elif difflib.get_close_matches(name, takes, n=1, cutoff=0.8):
                 raise app_error(OptionError, f"AP04: {what}", nearest(name, sorted(takes)))
             else:
                 instead = sorted(word for word in takes if "__" not in word)  # without rates of single dropouts
                 if OTHER_WORDS.get(name) in takes - given.keys():
                     instead = [OTHER_WORDS[name]]
-                report_here("AP04", f"{what}: it is left out", f"it takes {', '.join(instead)}", notice_only=True)
+                remedy = f"it takes {', '.join(instead)}" if instead else f"leave {name} out"
+                report_here("AP04", f"{what}: it is left out", remedy, notice_only=True)
         return known
 
     def _take_rates(self, rates: Mapping[str, float]) -> None:
-        high = next((name for name, rate in rates.items() if rate >= 1), None)
+        high = next((name for name, rate in rates.items() if rate > 1), None)
         if high is not None:
-            what = f"AP04: {high} in hyperparam_dict is {rates[high]:g}, and a dropout rate is below 1"
+            what = f"AP04: {high} in hyperparam_dict is {rates[high]:g}, and a dropout rate is at most 1"
             raise app_error(OptionError, what, f'hyperparam_dict={{"{high}": 0.1}}')
         now = {**({} if ALL_DROPOUTS in rates else self._rates), **rates}  # the rate of all replaces single rates
         if now != self._rates:
@@ -182,17 +207,28 @@ class Hyperparameters:
     def _take_for_optimizers(self, numbers: Mapping[str, float]) -> None:
         changed = {name: value for name, value in numbers.items() if self.given.get(name) != value}
         for index, optimizer in enumerate(self._machine.program.optimizers):
-            taken = {name: value for name, value in changed.items() if f"{optimizer.name}__{name}" in self._arguments}
-            if taken.get("momentum") and not optimizer.states:
-                what = "momentum cannot be turned on: the PEF was compiled without it"
-                raise app_error(OptionError, what, "compile with momentum above 0")
+            taken = {
+                name: bool(value) if name == "nesterov" else value
+                for name, value in changed.items()
+                if f"{optimizer.name}__{name}" in self._arguments
+            }
             if taken:
                 self._machine.replica.change(index, taken)
         self.given = {**self.given, **changed}
 
 
+def _betas(value: object) -> Mapping[str, object]:
+    pair = value.tolist() if isinstance(value, Tensor | np.ndarray) else value
+    if not isinstance(pair, tuple | list) or len(pair) != 2:
+        what = f"AP04: betas in hyperparam_dict is {pair!r}"
+        raise app_error(OptionError, what, 'hyperparam_dict={"betas": (0.9, 0.999)}: two numbers')
+    return {"beta1": pair[0], "beta2": pair[1]}
+
+
 def _number(name: str, value: object) -> float:
-    number = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
+    number = value.item() if isinstance(value, Tensor | np.ndarray) and math.prod(value.shape) == 1 else value
+    if name == "max_grad_norm" and number in (None, math.inf):
+        return math.inf
     if isinstance(number, Real) and math.isfinite(float(number)) and float(number) >= 0:
         return float(number)
     remedy = f"give {name} as one number, 0 or more"
@@ -208,7 +244,8 @@ def rate_names(graph: Graph) -> tuple[str, ...]:
 
 
 def with_rates(graph: Graph, rates: Mapping[str, float]) -> Graph:
-    """`graph` with `rates`, each at least 0 and below 1, by the name of a dropout or for `ALL_DROPOUTS`."""
+    """`graph` with `rates` from 0 to 1, by the name of a dropout or for `ALL_DROPOUTS`. At 0 nothing is drawn, as in
+    PyTorch."""
     kept: dict[str, float] = {}  # by mask: the share that is kept
     products: dict[str, float] = {}  # of a mask, where a tensor is cut over chips
     nodes = []
@@ -219,18 +256,20 @@ def with_rates(graph: Graph, rates: Mapping[str, float]) -> Graph:
         read, other = (argument.name if isinstance(argument, Ref) else "" for argument in (first, second))
         args, results = node.args, [result for result in node.results if result is not None]
         if rate is not None:
-            args = (first, rate if operator == _ELEMENTS else 1 - rate, *args[2:])
+            args = (first, rate, rate > 0) if operator == _ELEMENTS else (first, 1 - rate, *args[2:])
+            if operator == _CHANNELS and rate in _UNDRAWN:
+                node, args = replace(node, operator=_UNDRAWN[rate]), (first,)
             kept |= dict.fromkeys(results if operator == _CHANNELS else filter(None, node.results[1:]), 1 - rate)
         elif operator == "aten.native_dropout_backward.default" and other in kept:
-            args = (*args[:2], 1 / kept[other])
+            args = (*args[:2], 1 / kept[other] if kept[other] else 0.0)
         elif operator == "comm.shard" and read in kept:
             kept |= dict.fromkeys(results, kept[read])
         elif operator == "aten.mul.Tensor" and other in kept:
             products |= dict.fromkeys(results, kept[other])
         elif operator == "aten.mul.Scalar" and read in products:
-            args = (first, 1 / products[read])
+            args = (first, 1 / products[read] if products[read] else 0.0)
         elif operator.startswith("aten.div.") and read in kept:
-            args = (first, kept[read], *args[2:])
+            args = (first, kept[read] or 1.0, *args[2:])
         nodes.append(node if args is node.args else replace(node, args=args))
     return replace(graph, nodes=tuple(nodes))
 

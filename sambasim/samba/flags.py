@@ -138,7 +138,7 @@ FLAGS: tuple[Flag, ...] = (
     _switch("--o0", "One operator in a section.", compiled=True, commands=_ONLY_COMPILE),
     _switch("--o1", "Operators fused by rules.", compiled=True, commands=_ONLY_COMPILE),
     _switch("--o3", "Sections as large as the device allows; the default.", commands=_ONLY_COMPILE),
-    _flag("--arch", "The device to compile for.", "sn30", choices=_choices("arch"), compiled=True,
+    _flag("--arch", "The device to compile for.", "sn30", str.lower, choices=_choices("arch"), compiled=True,
           commands=_ONLY_COMPILE),
     _switch("--enable-stoc-rounding --enable-stochastic-rounding", compiled=True, commands=_ONLY_COMPILE,
             meaning="With --dtype bf16: optimizer steps round stochastically."),

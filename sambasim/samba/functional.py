@@ -12,7 +12,7 @@ import torch.nn.functional
 from torch import Tensor
 
 from sambasim.compiler.capture.trial import is_tracing
-from sambasim.errors import OptionError
+from sambasim.errors import DataError, OptionError
 from sambasim.samba.notices import KeywordError, checks_keywords, no_such_name
 from sambasim.samba.process import app_error
 from sambasim.samba.tensor import SambaTensor, from_torch_tensor
@@ -82,9 +82,27 @@ def addmm(
     out: Tensor | None = None,
     is_transposed: bool = False,
 ) -> Tensor:
-    """`beta * input + alpha * (mat1 @ mat2)`, as torch.addmm. mat1 is [n, m], mat2 is [m, p], or with `is_transposed`
-    [p, m]; `input` broadcasts to the result, [n, p]."""
-    return torch.addmm(input, mat1, mat2.t() if is_transposed else mat2, beta=beta, alpha=alpha, out=out)
+    """`beta * input + alpha * (mat1 @ mat2)`: mat1 is [..., n, m], mat2 is [..., m, p], or [..., p, m] with
+    `is_transposed`. Their leading dimensions broadcast, and `input` to the result, [..., n, p]; with beta 0 its values
+    do not count. Raises DataError for operands that do not fit."""
+    try:
+        second = mat2.mT if is_transposed else mat2
+        if mat1.ndim <= 2 and second.ndim <= 2:
+            return torch.addmm(input, mat1, second, beta=beta, alpha=alpha, out=out)
+        lead = torch.broadcast_shapes(mat1.shape[:-2], second.shape[:-2])  # type: ignore[no-untyped-call]  # torch's
+        shape = (*lead, mat1.shape[-2], second.shape[-1])
+        if second.ndim == 2:  # one matrix for all rows, as in a linear layer
+            start = input if input.ndim < 2 else input.expand(shape).flatten(0, -2)
+            result = torch.addmm(start, mat1.flatten(0, -2), second, beta=beta, alpha=alpha)
+        else:
+            stacks = [one.expand(*lead, *one.shape[-2:]).flatten(0, -3) for one in (mat1, second)]
+            result = torch.baddbmm(input.expand(shape).flatten(0, -3), *stacks, beta=beta, alpha=alpha)
+        result = result.view(shape)
+        return result if out is None else torch.mul(result, 1, out=out)
+    except (IndexError, RuntimeError) as error:
+        what = f"wrong operands of samba.addmm: {str(error).splitlines()[0]}"
+        remedy = "mat1 is [..., n, m], mat2 [..., m, p], or [..., p, m] with is_transposed=True, and input [..., n, p]"
+        raise app_error(DataError, what, remedy) from error
 
 
 @checks_keywords()
@@ -135,21 +153,37 @@ def sn_zipmapreduce(
     return reductions[reduce_func.upper()](mapped, [*over])
 
 
+def _either(of_torch: Callable[..., Any], functional: Callable[..., Any]) -> Callable[..., Any]:
+    """`of_torch`; and `functional`, of the same name in torch.nn.functional, for arguments that only this takes."""
+
+    @functools.wraps(functional)
+    def call(*arguments: Any, **options: Any) -> Any:
+        try:
+            return of_torch(*arguments, **options)
+        except (RuntimeError, TypeError):  # the second also for tensors in another order, as in torch.embedding
+            return functional(*arguments, **options)
+
+    return call
+
+
 @functools.cache
 def operators() -> Mapping[str, Callable[..., Any]]:
-    """Every function of `samba` by name: those of `torch` and `torch.nn.functional` (torch's if both have one), those
-    that make a tensor, and SambaFlow's own."""
+    """Every function of `samba` by name: those of `torch` and `torch.nn.functional` (both if they differ), those that
+    make a tensor, and SambaFlow's own."""
     overridable = torch.overrides.get_overridable_functions()
-    known = {*overridable[torch], *overridable[torch.functional], *overridable[torch.nn.functional]}
+    of_functional = (*overridable[torch.nn.functional], torch.nn.functional.hardsigmoid, torch.nn.functional.hardswish)
+    known = {*overridable[torch], *overridable[torch.functional], *of_functional}
     named = {
         name: function
         for module in (torch.nn.functional, torch)
         for name, function in vars(module).items()
         if not name.startswith("_") and callable(function) and function in known
     }
+    others = {name: vars(torch.nn.functional).get(name) for name in named}
+    both = {name: _either(named[name], one) for name, one in others.items() if one in known and one is not named[name]}
     makers = {name: _naming(getattr(torch, name)) for name in _MAKERS}
     own = {"addmm": addmm, "randint": randint, "randn": randn, "triu_fill": triu_fill}
-    return {**named, **makers, **own}
+    return {**named, **both, **makers, **own}
 
 
 def operator(name: str) -> Callable[..., Any]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data.distributed import DistributedSampler
 
-from sambasim.compiler.capture.step import Losses, forward_parameters
+from sambasim.compiler.capture.step import Example, Losses, forward_parameters
 from sambasim.errors import DataError, ModelError
 from sambasim.ir.program import Program
 from sambasim.ir.types import Symbol, SymbolKind
@@ -58,28 +58,34 @@ def repeatable(inputs: Inputs) -> Inputs:
     return list(inputs)
 
 
-def name_inputs(model: nn.Module, inputs: Inputs) -> tuple[dict[str, Tensor], bool]:
-    """`inputs` as plain tensors by name, and whether `forward` is called by keyword. A tensor without a name has that
-    of its argument of `forward`. An input that is None is left out, and `forward` takes its default. Raises ModelError
-    for more inputs than `forward` takes; DataError for two of one name, and for no tensor."""
+def example_of(model: nn.Module, inputs: Inputs) -> Example:
+    """`inputs` as plain tensors by name, and how `forward` is called with them. A tensor without a name has that of its
+    argument of `forward`. An argument that is None takes its default, if it has one. Raises ModelError for more inputs
+    than `forward` takes; DataError for two of one name, and for no tensor."""
+    parameters, by_name = inspect.signature(model.forward).parameters, isinstance(inputs, Mapping)
     if isinstance(inputs, Mapping):
-        return {name: _tensor(name, one) for name, one in inputs.items() if one is not None}, True
-    sequence = [inputs] if isinstance(inputs, Tensor) else list(inputs)
-    arguments = forward_parameters(model)
-    kinds = [parameter.kind for parameter in inspect.signature(model.forward).parameters.values()]
-    if len(sequence) > len(arguments) and inspect.Parameter.VAR_POSITIONAL not in kinds:
-        takes = f"{type(model).__name__}.forward takes {len(arguments)}: {', '.join(arguments)}"
-        what = f"{len(sequence)} inputs are given, and {takes}"
-        raise app_error(ModelError, what, "give as many inputs as forward takes, in its order")
-    places = [arguments[i] if i < len(arguments) else f"input_{i}" for i in range(len(sequence))]
-    if any(one is None for one in sequence):
-        pairs = zip(places, sequence, strict=True)
-        return {place: _tensor(place, one) for place, one in pairs if one is not None}, True
-    names = [name_of(one) or place for one, place in zip(sequence, places, strict=True)]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise DataError(f"two inputs are called {twice}", remedy="give each a name= of its own")
-    return {name: _tensor(name, one) for name, one in zip(names, sequence, strict=True)}, False
+        places, given = list(inputs), list(inputs.values())
+    else:
+        given, arguments = [inputs] if isinstance(inputs, Tensor) else list(inputs), forward_parameters(model)
+        takes_more = any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters.values())
+        if len(given) > len(arguments) and not takes_more:
+            takes = f"{type(model).__name__}.forward takes {len(arguments)}: {', '.join(arguments)}"
+            remedy = "give as many inputs as forward takes, in its order; or a dictionary by its arguments"
+            raise app_error(ModelError, f"{len(given)} inputs are given, and {takes}", remedy)
+        places = [arguments[i] if i < len(arguments) else f"input_{i}" for i in range(len(given))]
+    by_keyword, tensors, called = by_name, dict[str, Tensor](), dict[str, int | None]()
+    for place, one in zip(places, given, strict=True):
+        default = parameters[place].default if place in parameters else None
+        if one is not None:
+            name = place if by_name else name_of(one) or place
+            if name in tensors:
+                raise DataError(f"two inputs are called {name}", remedy="give each a name= of its own")
+            called[place], tensors[name] = len(tensors), _tensor(name, one)
+        elif default is not None and default is not inspect.Parameter.empty:
+            by_keyword = True  # without it
+        elif place in parameters or not by_name:
+            called[place] = None
+    return Example(tensors, by_keyword, called)
 
 
 def _tensor(name: str, value: object) -> Tensor:
@@ -93,25 +99,34 @@ def inputs_of(program: Program) -> Mapping[str, Symbol]:
     return {name: symbol for name, symbol in program.symbols.items() if symbol.kind is SymbolKind.INPUT}
 
 
-def bind(wanted: Mapping[str, Symbol], batch_size: int, model: nn.Module, inputs: Inputs) -> dict[str, Tensor]:
+def bind(
+    wanted: Mapping[str, Symbol], batch_size: int, model: nn.Module, inputs: Inputs, places: Mapping[str, str]
+) -> dict[str, Tensor]:
     """The tensors of `inputs` as plain ones, in their order, by the names of the `wanted` symbols of the program.
-    Raises DataError for a tensor that fits no input, and for an input without a tensor."""
+    `places`: these names by the arguments of `forward`; of one that was None its own. Raises DataError for a tensor
+    that fits no input, and for an input without a tensor."""
     tensors = flat(inputs)
-    keys: list[str | None] = [name_of(tensor) for tensor in tensors]
     if isinstance(inputs, Mapping):
-        keys = [name for name, tensor in inputs.items() if tensor is not None]
+        keys: list[str | None] = [key for key, one in inputs.items() if one is not None]
+        if not wanted.keys() >= set(keys) and places.keys() >= set(keys):
+            keys = [places[str(key)] for key in keys]
+    else:
+        listed = [inputs] if isinstance(inputs, Tensor) else [*inputs]
+        at = [*places.values()] if len(tensors) < len(listed) == len(places) else [None] * len(listed)
+        keys = [name_of(one) or place for one, place in zip(listed, at, strict=True) if one is not None]
     if keys == [*wanted]:  # the usual case, in each step
         return {name: _fitting(name, wanted, one, batch_size) for name, one in zip(wanted, tensors, strict=True)}
     unknown = [key for key in keys if key is not None and key not in wanted]
     names = ", ".join(wanted)
     if unknown:
         what = f"a tensor is called {unknown[0]}, and {type(model).__name__} was compiled with the inputs {names}"
-        raise DataError(what, remedy=f"name it as when it was compiled: name={next(iter(wanted), '')!r}")
+        free = next((name for name in wanted if name not in keys), "")
+        raise DataError(what, remedy=f"name it as when it was compiled: name={free!r}")
     if len(tensors) > len(wanted):
         what = f"{len(tensors)} tensors are given, and the PEF has {len(wanted)} inputs: {names}"
         raise DataError(what, remedy="give one tensor for each input")
-    free = (name for name in wanted if name not in keys)
-    given = {key or next(free): tensor for key, tensor in zip(keys, tensors, strict=True)}
+    others = (name for name in wanted if name not in keys)
+    given = {key or next(others): tensor for key, tensor in zip(keys, tensors, strict=True)}
     missing = ", ".join(name for name in wanted if name not in given)
     if missing:
         remedy = "give one tensor for each input, with its name= or in its place"

@@ -16,6 +16,7 @@ from sambasim.runtime.run.stepwise import STEP
 from sambasim.samba import ending, process
 from sambasim.samba.checks.replicas import Checks
 from sambasim.samba.device import Hyperparameters, Machine
+from sambasim.samba.fingerprint import Request
 from sambasim.samba.flags import MEASURING
 from sambasim.samba.inputs import Inputs, bind, flat, inputs_of, name_of
 from sambasim.samba.notices import nearest
@@ -29,14 +30,14 @@ _PART_OF_OPT = frozenset({SectionKind.GRADNORM, SectionKind.REDUCE, SectionKind.
 class Loaded:
     """A loaded PEF, and the inputs and outputs of its last run."""
 
-    def __init__(self, machine: Machine, inputs: Inputs, traced: Sequence[SambaTensor], *, loss_chosen: bool) -> None:
+    def __init__(self, machine: Machine, asked: Request, inputs: Inputs, traced: Sequence[SambaTensor]) -> None:
         program = machine.program
-        self.machine = machine
+        self.machine, self.example = machine, asked.example
         self.traced = tuple(traced)
         self.checks = Checks(machine, ending.communicator())
         self.hyperparameters = Hyperparameters(machine)
         self.wanted: Mapping[str, Symbol] = inputs_of(program)
-        self.start = Start(program, [str(tensor.sn_name) for tensor in traced], loss_chosen=loss_chosen)
+        self.start = Start(program, [str(tensor.sn_name) for tensor in traced], loss_chosen=bool(asked.loss_indices))
         self.output_gradients: dict[str, Tensor] = {}
         nodes = program.training.nodes if program.training is not None else ()
         # Dropout and batch normalization.
@@ -51,9 +52,11 @@ class Loaded:
         aliases = {output.value: output.symbol for output in outputs if output.value in graph.values}
         # Also without the prefix of the model.
         self.aliases = {value.partition("__")[2]: symbol for value, symbol in aliases.items()} | aliases
-        self.inputs: Mapping[str, Tensor] = bind(self.wanted, program.batch_size, machine.model, inputs)
-        self.traced_inputs = _samba_tensors(self.inputs, inputs)
+        names, called = [*asked.example.inputs], (asked.example.arguments or {}).items()
+        self._places = {place: names[at] if isinstance(at, int) else place for place, at in called}
         self.given: Mapping[str, SambaTensor] = {}
+        self.inputs = self.bind(inputs)
+        self.traced_inputs = self.given
         self.gradients: dict[str, Tensor] = {}  # of inputs
         for output in traced:
             output.keep_gradients_in(self.output_gradients)
@@ -62,7 +65,8 @@ class Loaded:
 
     def bind(self, inputs: Inputs) -> Mapping[str, Tensor]:
         """The batch of a run, by the names of the PEF's inputs."""
-        batch = bind(self.wanted, self.machine.program.batch_size, self.machine.model, inputs)
+        machine = self.machine
+        batch = bind(self.wanted, machine.program.batch_size, machine.model, inputs, self._places)
         if self.input_gradients:
             self.given = _samba_tensors(batch, inputs)
         return batch
@@ -73,6 +77,11 @@ class Loaded:
             return
         if not isinstance(wanted, Iterable):
             raise type_error(DataError, "output_tensors must be tensors", wanted, "give some of model.output_tensors")
+        listed: list[object] = [*flat(wanted)]
+        for value in listed:
+            if not isinstance(value, Tensor):
+                remedy = "give some of model.output_tensors"
+                raise type_error(DataError, "output_tensors must hold tensors", value, remedy)
         if any(tensor in of_other_models for tensor in flat(wanted)):
             what = f"output_tensors are of another model than the {type(self.machine.model).__name__} traced last"
             raise app_error(OptionError, what, "trace_graph before a model's run: a session holds one PEF at a time")
@@ -128,6 +137,8 @@ class Loaded:
                     raise app_error(DataError, what, "give data of that shape")
                 replica.meet()
                 replica.write(name, plain)
+                if name in (states := self.machine.program.optimizer_states):
+                    replica.begun.setdefault(states[name][0].optimizer, 0)
                 replica.meet()
             elif name in of_outputs:
                 self.outputs[of_outputs[name]].sn_grad = as_gradient(plain)
@@ -140,18 +151,21 @@ def kinds_of(program: Program, section_types: Sequence[str] | None) -> Collectio
     forward of an inference PEF. Raises OptionError for others than the PEF has."""
     if section_types is None:
         return STEP if program.training is not None else frozenset({SectionKind.FWD})
+    if not isinstance(section_types, Iterable):
+        raise type_error(OptionError, "section_types must be a list of words", section_types, 'section_types=["FWD"]')
     if isinstance(section_types, str):
         what = f"section_types must be a list of words, not the word {section_types!r}"
         raise app_error(OptionError, what, f'section_types=["{section_types}"]')
     known, words = list(SectionKind), [str(word).upper() for word in section_types]
-    unknown = next((typed for word, typed in zip(words, section_types, strict=True) if word not in known), None)
-    if unknown is not None:
-        what = f"section_types has {unknown!r}, which is no type of section"
-        raise app_error(OptionError, what, nearest(str(unknown).upper(), known))
+    for word, typed in zip(words, section_types, strict=True):
+        if word not in known:
+            what = f"section_types has {typed!r}, which is no type of section"
+            raise app_error(OptionError, what, nearest(word, known))
     kinds = set(map(SectionKind, words))
     if program.training is None and kinds != {SectionKind.FWD}:
         what = f"this PEF predicts, and has no {', '.join(sorted(kinds - {SectionKind.FWD}))}"
-        remedy = "run FWD alone; to train, compile and run without --inference, and give trace_graph the optimizers"
+        remedy = "run FWD alone; to train, compile and run without --inference, and give trace_graph the optimizers "
+        remedy += "of parameters that require a gradient"
         raise app_error(OptionError, what, remedy)
     return frozenset(kinds - _PART_OF_OPT)
 

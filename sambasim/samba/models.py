@@ -17,7 +17,7 @@ from sambasim.samba.notices import checks_keywords, say_once
 from sambasim.samba.process import type_error
 from sambasim.samba.request import unwrapped
 from sambasim.samba.session import session
-from sambasim.samba.tensor import MATERIALIZER, SambaTensor, host_values, to_torch
+from sambasim.samba.tensor import MATERIALIZER, SambaTensor, made_by, no_data, of_shape
 
 __all__ = ["lazy_param", "materialize"]
 
@@ -80,7 +80,7 @@ def _cpu(model: M) -> M:
     return nn.Module.cpu(model)
 
 
-Part = TypeVar("Part", nn.Module, SambaTensor)
+Part = TypeVar("Part", nn.Module, SambaTensor, nn.Parameter)
 
 
 @checks_keywords()
@@ -97,13 +97,16 @@ def lazy_param(quantized: bool = False) -> Iterator[None]:
 def materialize(lazy: Part) -> Part:
     """Gives lazy parameters and buffers memory on the host and their initial values, in place; returns `lazy`. Calls
     `reset_parameters` of each layer with lazy tensors, inner layers first; of a layer without tensors of its own only
-    if all below it is lazy. Then calls the `materializer` of each SambaParameter, or of a lazy SambaTensor. What else a
-    constructor does, by `nn.init` or `apply`, is not repeated. Raises ModelError for a layer with lazy tensors that has
-    no `reset_parameters`, and WeightsError for a lazy SambaTensor without a materializer."""
-    if isinstance(lazy, SambaTensor):
-        if MATERIALIZER in vars(lazy):
-            lazy.sn_data = vars(lazy).pop(MATERIALIZER)()
-        host_values(lazy)
+    if all below it is lazy. Then calls the `materializer` of each SambaParameter; or that of a single one, or of a lazy
+    SambaTensor. What else a constructor does, by `nn.init` or `apply`, is not repeated. Raises ModelError for a layer
+    with lazy tensors that has no `reset_parameters`, and WeightsError for a lazy tensor without a materializer."""
+    if isinstance(lazy, Tensor):
+        if lazy.is_meta:
+            if MATERIALIZER not in vars(lazy):
+                raise no_data(lazy, vars(lazy).get("sn_name"))
+            real = _with_memory(lazy)
+            _fill(real)
+            torch.utils.swap_tensors(lazy, real)  # type: ignore[no-untyped-call]  # torch's, untyped
         return lazy
     if not hasattr(type(lazy), "__enter__"):
         # `with` finds these methods in the class only, and materialize must return the model itself.
@@ -130,9 +133,16 @@ def materialize(lazy: Part) -> Part:
         reset()
     for tensor in given:
         if MATERIALIZER in vars(tensor):
-            with torch.no_grad():
-                tensor.copy_(to_torch(vars(tensor).pop(MATERIALIZER)()))
+            _fill(tensor)
     return lazy
+
+
+def _fill(tensor: Tensor) -> None:
+    """Gives `tensor` the values of its materializer."""
+    materializer = vars(tensor).pop(MATERIALIZER)
+    made = made_by(materializer, lambda: SambaTensor(tensor.detach(), name=vars(tensor).get("sn_name")))
+    with torch.no_grad():
+        tensor.copy_(of_shape(tensor, made))
 
 
 def _parts_first(module: nn.Module, path: str, seen: set[nn.Module]) -> Iterator[tuple[str, nn.Module]]:
@@ -154,15 +164,19 @@ def _give_memory(module: nn.Module, made: dict[int, Tensor]) -> Iterator[Tensor]
     """Replaces the lazy tensors of the layer by unset ones with memory, which it yields."""
     for name, tensor in _own_tensors(module).items():
         if tensor.is_meta:
-            real = made.get(id(tensor))
-            if real is None:
-                # NaN, so that what no reset sets shows in the loss; 0 in integers.
-                unset = torch.nan if tensor.is_floating_point() or tensor.is_complex() else 0
-                real = torch.full_like(tensor, unset, device="cpu")
-                if isinstance(tensor, nn.Parameter):
-                    real = nn.Parameter(real, tensor.requires_grad)
-                vars(real).update(vars(tensor))  # sn_name, and the materializer
-                made[id(tensor)] = real
+            if id(tensor) not in made:
+                made[id(tensor)] = _with_memory(tensor)
             # By setattr, because an LSTM also keeps a list of its weights.
-            setattr(module, name, real)
-            yield real
+            setattr(module, name, made[id(tensor)])
+            yield made[id(tensor)]
+
+
+def _with_memory(lazy: Tensor) -> Tensor:
+    """An unset tensor of this shape with its attributes: sn_name and the materializer."""
+    is_real = lazy.is_floating_point() or lazy.is_complex()
+    # NaN, so that what no reset sets shows in the loss; 0 in integers, and for a materializer.
+    real = torch.full_like(lazy, torch.nan if is_real and MATERIALIZER not in vars(lazy) else 0, device="cpu")
+    if isinstance(lazy, nn.Parameter):
+        real = nn.Parameter(real, lazy.requires_grad)
+    vars(real).update(vars(lazy))
+    return real

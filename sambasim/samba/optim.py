@@ -36,8 +36,9 @@ class _OnDevice(torch.optim.Optimizer):
     load_state_dict = inspect.unwrap(torch.optim.Optimizer.load_state_dict)
 
     def __init__(self, params: Parameters, *arguments: Any, max_grad_norm: float | None = None, **others: Any) -> None:
-        """Raises OptionError as `options` does; torch raises ValueError or TypeError."""
-        super().__init__(params, *arguments, **others)
+        """Raises OptionError as `options` does; torch raises ValueError or TypeError, but not for no parameters."""
+        groups: Any = params if isinstance(params, Tensor) else list(params) or [{"params": []}]
+        super().__init__(groups, *arguments, **others)
         for group in self.param_groups:  # torch's own defaults of SGD are integers
             group.update({name: float(group[name]) for name in ("dampening", "weight_decay") if name in group})
         self._bound_gradients(max_grad_norm)

@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -9,8 +10,9 @@ from pathlib import Path
 from statistics import fmean
 
 from sambasim.errors import OptionError
+from sambasim.samba.checks import job
 from sambasim.samba.notices import checks_keywords
-from sambasim.samba.process import app_error
+from sambasim.samba.process import app_error, app_line
 
 __all__ = ["Event", "Profiler"]
 
@@ -36,28 +38,46 @@ class Profiler:
 
     def __init__(self) -> None:
         self.events: list[Event] = []  # events in the order in which they ended
-        self._running: list[Running] = []
+        self._running: defaultdict[str, dict[Running, None]] = defaultdict(dict)  # by name
+        self._written: dict[Path, int] = {}  # how many of the events each file has
 
     @checks_keywords()
     def start_event(self, name: str) -> Running:
         """Returns a handle for `end_event`."""
         running = Running(name, time.perf_counter())
-        self._running.append(running)
+        self._running[name][running] = None
         return running
 
     @checks_keywords()
     def end_event(self, event: Running | str, filename: str | Path | None = None) -> None:
-        """Ends the event of this handle, or the last started one of this name. With `filename`, writes all ended events
-        as a JSON list of `{"name": …, "elapsed_s": …}`. Raises OptionError if there is no such event."""
+        """Ends the event of this handle, or the last started one of this name. With `filename`, adds the events that
+        the file does not have yet, a line of JSON each, `{"name": …, "elapsed_s": …}`; the first call of a process
+        begins the file anew. Raises OptionError if there is no such event, or if the file cannot be written."""
         ended_s = time.perf_counter()
-        running = next((one for one in reversed(self._running) if event in (one, one.name)), None)
-        if running is None:
-            name = event.name if isinstance(event, Running) else event
+        name = event.name if isinstance(event, Running) else event
+        of_name = self._running[name]
+        running = event if isinstance(event, Running) else next(reversed(of_name), None)
+        if running is None or running not in of_name:
             raise app_error(OptionError, f"the event {name} was not started", f"profiler.start_event({name!r}) first")
-        self._running.remove(running)
-        self.events.append(Event(running.name, ended_s - running.began_s))
+        del of_name[running]
+        self.events.append(Event(name, ended_s - running.began_s))
         if filename is not None:
-            Path(filename).write_text(f"{json.dumps([*map(asdict, self.events)], indent=1)}\n", encoding="utf-8")
+            self._write(Path(filename).absolute())
+
+    def _write(self, path: Path) -> None:
+        """Takes as long as there are new events, however many there were before."""
+        known = self._written.get(path)
+        watched = job.current()
+        if known is None and watched is not None and (line := app_line()) is not None:
+            watched.files.note(str(path), line)
+        lines = (f"{json.dumps(asdict(event))}\n" for event in self.events[known or 0 :])
+        try:
+            with path.open("w" if known is None else "a", encoding="utf-8") as file:
+                file.writelines(lines)
+        except OSError as error:
+            what = f"the profile {path} cannot be written: {error.strerror}"
+            raise app_error(OptionError, what, "give the name of a file in a folder that exists") from error
+        self._written[path] = len(self.events)
 
     @contextmanager
     def event(self, name: str) -> Iterator[None]:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from sambasim.compiler.capture.step import Example
 from sambasim.compiler.capture.tensors import held_by
 from sambasim.compiler.update import Update
 from sambasim.errors import DataError, ModelError, OptionError
@@ -26,11 +25,12 @@ from sambasim.pef.document import Compiled
 from sambasim.samba import process
 from sambasim.samba.fingerprint import Request, fingerprint
 from sambasim.samba.flags import DTYPES, TENSOR_PARALLEL
-from sambasim.samba.inputs import Inputs, check_on_host, flat, name_inputs
+from sambasim.samba.inputs import Inputs, check_on_host, example_of, flat
 from sambasim.samba.notices import say_once
 from sambasim.samba.optim import SGD, Adam, AdamW
 from sambasim.samba.process import app_error, type_error
 from sambasim.samba.tensor import SambaTensor, host_values
+from sambasim.units import first_of
 
 if TYPE_CHECKING:
     from sambasim.compiler.build import Built
@@ -62,10 +62,14 @@ def request(
         for name, value in {**vars(module), **module._buffers}.items():
             if isinstance(value, SambaTensor):
                 host_values(value, f"{path}.{name}".lstrip("."))
-    named, by_keyword = name_inputs(model, inputs)
+    example = example_of(model, inputs)
     dtypes = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
-    named = {name: _as_computed(tensor, dtypes) for name, tensor in named.items()}
+    named = {name: _as_computed(tensor, dtypes) for name, tensor in example.inputs.items()}
     updates = () if inference else tuple(_updates(model, optimizers))
+    if not (inference or updates):
+        why = "none of its parameters requires a gradient, so nothing trains: as with --inference, the PEF has the "
+        say_once(f"the optimizer of {type(model).__name__}", f"{why}forward alone, in evaluation mode")
+        inference, given = True, {**given, "stochastic_rounding": None}
     parts: dict[str, object] = {name: value for name, value in given.items() if value is not None}
     parts |= {"inference": inference, "optimizer": optimizers[0].options()[0] if updates else None}
     parts["training"] = TrainingOptions(batch_size=_batch_size(inputs, named))
@@ -73,7 +77,7 @@ def request(
     options = build(CompileOptions, parts)
     if (chips := chips or options.chips) > 1:
         named = {name: tensor[: tensor.shape[0] // chips].contiguous() for name, tensor in named.items()}
-    return Request(model, Example(named, by_keyword), updates, options, indices)
+    return Request(model, example._replace(inputs=named), updates, options, indices)
 
 
 def fingerprint_of(asked: Request) -> dict[str, str]:
@@ -184,10 +188,10 @@ def _updates(model: nn.Module, optimizers: Sequence[Optimizer]) -> Iterable[Upda
                 raise ModelError(f"two optimizers, or groups, update {twice[0]}", remedy="give it to one of them")
             updated |= names
             if names:
-                yield Update(options.name, options.hyperparameters(), names)
+                yield Update(options.name, options.hyperparameters(), names, has_all_states=True)
     missing = [held.name for held in held_by(model) if held.tensor.requires_grad and held.name not in updated]
     if missing:
-        what = f"no optimizer updates {', '.join(missing[:3])}{' …' * (len(missing) > 3)}"
+        what = f"no optimizer updates {first_of(missing)}"
         raise ModelError(what, remedy="give them to an optimizer, or freeze them: parameter.requires_grad_(False)")
 
 
@@ -226,6 +230,10 @@ def captured(asked: Request, watch: "Stopwatch") -> "Built":
     return capture_model(asked.model, asked.example, asked.options, watch, losses=asked.losses)
 
 
+_told: set[str] = set()
+"""Notices of models that this process has printed."""
+
+
 def _print_compiled(done: Compiled) -> None:
     """The sections, how it was checked, notices, the file, and what runs it if a command line compiled it."""
     path, program = os.path.abspath(done.path), done.program
@@ -235,16 +243,18 @@ def _print_compiled(done: Compiled) -> None:
     if done.checked is not None:
         print(f"checked: {done.checked}")
     for notice in (*done.notices, *_of_the_loss(program)):
-        print(f"notice: {notice}")
+        if notice not in _told:  # an app may compile more than once
+            print(f"notice: {notice}")
+    _told.update(done.notices)
     print(f"PEF file {path} created\nCompilation succeeded")
     app = process.app_command()
     if app is not None:
         relative = os.path.relpath(path, process.STARTED_IN)
         typed = path if relative.startswith(os.pardir) else relative
         command = [*app, "run", *(["--inference"] if program.training is None else []), "--pef", typed]
-        if program.data_parallel:
-            ranks = str(max(program.world_size, 2))
-            command = ["mpirun", "-np", ranks, *command, "--data-parallel", "--reduce-on-rdu"]
+        if program.chooses_replicas:
+            ranks, on_rdu = str(max(program.world_size, 2)), ["--reduce-on-rdu"] * program.data_parallel
+            command = ["mpirun", "-np", ranks, *command, "--data-parallel", *on_rdu]
         print(f"next: {shlex.join(command)}")
     sys.stdout.flush()
 

@@ -24,6 +24,7 @@ from sambasim.runtime.watch.observer import SectionClock
 from sambasim.samba import process
 from sambasim.samba.checks import replicas
 from sambasim.samba.device import Machine
+from sambasim.samba.fingerprint import Request
 from sambasim.samba.inputs import Inputs, repeatable
 from sambasim.samba.loaded import Loaded, kinds_of
 from sambasim.samba.notices import AbsentNameError, checks_keywords, no_such_name, say_once, without_effect
@@ -81,15 +82,13 @@ class Session:
         asked = request(model, batch, listed, fields, inference=forward_only, loss_indices=loss_indices)
         return compile_request(asked, {**(pef_metadata or {}), **(metadata or {})})
 
-    def load(self, machine: Machine, inputs: Inputs, traced: Sequence[SambaTensor], *, loss_chosen: bool) -> None:
-        """Makes `machine` the loaded PEF, with the batch and the outputs that `trace_graph` traced.
-
-        loss_chosen: whether the app gave `loss_indices`"""
+    def load(self, machine: Machine, asked: Request, inputs: Inputs, traced: Sequence[SambaTensor]) -> None:
+        """Makes `machine` the loaded PEF, with what `trace_graph` was asked for, its batch and its outputs."""
         if self._now is not None and self._now.machine.model is machine.model:
             self._now.checks.host.note_replacement()
         elif self._now is not None:
             self._of_other_models.update(dict.fromkeys(self._now.traced, True))
-        self._now = Loaded(machine, inputs, traced, loss_chosen=loss_chosen)
+        self._now = Loaded(machine, asked, inputs, traced)
 
     @checks_keywords()
     def run(
@@ -171,7 +170,7 @@ class Session:
 
     @checks_keywords()
     def end_samba_profile(self, filename: str | Path | None = None) -> None:
-        """Ends that event, and writes all events to `filename` as JSON."""
+        """Ends that event, and adds all new events to `filename` as lines of JSON."""
         self.profiler.end_event("samba_profile", filename)
 
     @checks_keywords()
@@ -181,7 +180,7 @@ class Session:
 
     @checks_keywords()
     def end_runtime_profile(self, filename: str | Path | None = None) -> None:
-        """Ends that event, and writes all events to `filename` as JSON."""
+        """Ends that event, and adds all new events to `filename` as lines of JSON."""
         self.profiler.end_event("runtime_profile", filename)
 
     enable_pinned_memory = without_effect("session.enable_pinned_memory", "inputs are copied within the process")

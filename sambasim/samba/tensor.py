@@ -4,6 +4,7 @@ Results of operators are SambaTensors. Other forms of a tensor (`x.float()`, `x.
 and batch_dim; new values (`x + 1`, `x.mean()`, `x[:4]`) have none.
 """
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Real
 from typing import Any, NoReturn, TypeAlias, TypeVar, cast
@@ -21,6 +22,8 @@ from sambasim.samba.process import app_error, type_error
 __all__ = ["SambaTensor", "from_named_dict", "from_torch_tensor", "to_torch"]
 
 Dtype: TypeAlias = torch.dtype  # in the class below, `torch` is a method
+Materializer: TypeAlias = Callable[..., Tensor | None]
+"""A function that returns a tensor; or takes the tensor to fill, and returns it, another or None."""
 Outputs = TypeVar("Outputs", Tensor, tuple[Tensor, ...], list[Tensor])
 
 MATERIALIZER = "sn_materializer"
@@ -58,15 +61,19 @@ class SambaTensor(Tensor):
         batch_dim: int | None = None,
         named_dims: Iterable[str] | None = None,
         sized_dims: object = None,
-        materializer: Callable[[], Tensor] | None = None,
+        materializer: Materializer | None = None,
         is_complex: bool | None = None,
         region_name: str | None = None,
     ) -> "SambaTensor":
         """Makes a SambaTensor from a tensor, whose memory is shared unless `dtype` is another; by the `materializer`;
-        or of zeros in a `shape`, with `has_data` False until it is written to. Within `lazy_param` the last two have no
-        data until `sn_data` is assigned, or `samba.materialize` calls the materializer. Raises DataError for what is no
-        tensor or complex, and for another shape or a dimension that it does not have."""
-        given = materializer() if torch_tensor is None and materializer is not None else torch_tensor
+        or of zeros in a `shape`, with `has_data` False until it is written to. A materializer that takes an argument is
+        given such zeros to fill. Within `lazy_param` the last two have no data until `sn_data` is assigned, or
+        `samba.materialize` calls the materializer. Raises DataError for what is no tensor or complex, and for another
+        shape or a dimension that it does not have."""
+        given = torch_tensor
+        is_lazy = shape is not None and torch.get_default_device().type == "meta"
+        if given is None and materializer is not None and not is_lazy:
+            given = made_by(materializer, lambda: cls(shape=shape, dtype=dtype, name=name))
         if isinstance(given, tuple | list):
             raise _no_tensor(given)
         if given is None and shape is None:
@@ -125,10 +132,12 @@ class SambaTensor(Tensor):
     ) -> Any:
         try:
             result = super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]  # torch's, untyped
-        except RuntimeError as error:
+        except (IndexError, RuntimeError, TypeError) as error:
+            if func in _OF_ELEMENTS and isinstance(args[0], SambaTensor) and _is_single_output(args[0]):
+                return super().__torch_function__(func, types, (args[0].reshape(1), *args[1:]), kwargs or {})  # type: ignore[no-untyped-call]  # likewise
             lazy = next((one for one in args if isinstance(one, SambaTensor) and one.is_meta), None)
             if lazy is not None and "meta" in str(error):
-                raise _no_data(lazy, lazy.sn_name) from error
+                raise no_data(lazy, lazy.sn_name) from error
             raise
         if func in _OTHER_FORMS and isinstance(result, SambaTensor) and isinstance(args[0], SambaTensor):
             result._copy_description(args[0])
@@ -192,6 +201,9 @@ class SambaTensor(Tensor):
         """As torch's; `copy.deepcopy` requires a SambaTensor."""
         return super().new_empty(*arguments, **options).as_subclass(SambaTensor)
 
+    def __iter__(self) -> Any:
+        return Tensor.__iter__(self.reshape(1) if _is_single_output(self) else self)  # type: ignore[no-untyped-call]  # torch's
+
     def torch(self) -> Tensor:
         """This tensor as a plain one, in the same memory and the same autograd graph."""
         return to_torch(self)
@@ -217,8 +229,30 @@ _OTHER_FORMS: frozenset[Callable[..., Any]] = frozenset(
     }
 )  # fmt: skip
 
+_OF_ELEMENTS: frozenset[Callable[..., Any]] = frozenset({Tensor.__getitem__, Tensor.__len__, Tensor.size})
+
+
+def _is_single_output(tensor: SambaTensor) -> bool:
+    """Whether it is a result of a session without dimensions: apps also take such a loss as a tensor of 1 element."""
+    return tensor._sn_grads is not None and tensor.ndim == 0
+
+
 # torch.load reads checkpoints that contain SambaTensors.
 torch.serialization.add_safe_globals([SambaTensor])
+
+
+def made_by(materializer: Materializer, unset: Callable[[], Tensor]) -> Tensor:
+    """What a materializer makes. If it takes arguments without defaults, it is called with the tensor `unset()`, and
+    may return None once that is filled. Raises DataError if it returns no tensor."""
+    try:
+        parameters = inspect.signature(materializer).parameters.values()
+        takes_one = any(one.kind <= one.VAR_POSITIONAL and one.default is one.empty for one in parameters)
+    except ValueError:  # functions and methods of torch: torch.randn_like takes a tensor, values.clone has one
+        takes_one = getattr(materializer, "__self__", materializer) is None
+    tensors = [unset()] if takes_one else []
+    with torch.no_grad():
+        made = materializer(*tensors)
+    return to_torch(cast(Tensor, tensors[0] if made is None and tensors else made))
 
 
 @checks_keywords("samba.from_torch_tensor")
@@ -257,11 +291,11 @@ def to_torch(tensor: Outputs) -> Outputs:
 def host_values(tensor: Tensor, name: str | None = None) -> Tensor:
     """The detached plain tensor, in the same memory. Raises WeightsError for a lazy SambaTensor, which has no data."""
     if isinstance(tensor, SambaTensor) and tensor.is_meta:
-        raise _no_data(tensor, name or tensor.sn_name)
+        raise no_data(tensor, name or tensor.sn_name)
     return to_torch(tensor).detach()
 
 
-def _no_data(lazy: SambaTensor, name: str | None) -> WeightsError:
+def no_data(lazy: Tensor, name: str | None) -> WeightsError:
     what = f"{_called(name)} was made in lazy_param, and has no data"
     remedy = "assign its sn_data, or make it outside lazy_param"
     if MATERIALIZER in vars(lazy):

@@ -14,7 +14,6 @@ import torch
 from pydantic import JsonValue
 from torch import Tensor, nn
 
-from sambasim.compiler.capture.step import forward_parameters
 from sambasim.compiler.capture.tensors import held_by
 from sambasim.errors import DataError, OptionError, WeightsError, failing_with
 from sambasim.ir.graph import SectionKind
@@ -26,7 +25,7 @@ from sambasim.pef.archive import bytes_of
 from sambasim.runtime.values.memory import read_tensors, write_tensors
 from sambasim.samba import ending, process
 from sambasim.samba.device import DEVICE_STATE, rate_names
-from sambasim.samba.inputs import Inputs, inputs_of, name_inputs
+from sambasim.samba.inputs import Inputs, inputs_of, repeatable
 from sambasim.samba.notices import checks_keywords
 from sambasim.samba.process import app_error
 from sambasim.samba.request import Optimizer
@@ -69,7 +68,8 @@ class TestWithGold:
     ) -> None:
         path = getattr(args, "gold_file_path", None)
         self.gold_file_path = None if path is None else Path(path)
-        self._args, self._name, self._model, self._inputs, self._optimizer = args, name, model, inputs, optimizer
+        self._args, self._name, self._model, self._optimizer = args, name, model, optimizer
+        self._inputs = None if inputs is None else repeatable(inputs)
         self._bounds = threshold, rtol
 
     def test(self) -> dict[str, Tensor]:
@@ -93,22 +93,20 @@ class TestWithGold:
 
     def _batch(self) -> Mapping[str, Tensor]:
         """One batch, by the names of the PEF's inputs; the PEF is loaded when this returns."""
-        given = None if self._inputs is None else name_inputs(self._model, self._inputs)[0]
         try:
-            program = session.loaded(self._model).machine.program
+            now = session.loaded(self._model)
         except OptionError:
-            program = as_one_rank(read(locate(self._args.pef)).program)
-            given = _made_up(program) if given is None else given
-            named = [SambaTensor(tensor, name=name, batch_dim=0) for name, tensor in given.items()]
-            inputs = self._inputs if isinstance(self._inputs, Mapping) else named
+            made_up = _made_up(as_one_rank(read(locate(self._args.pef)).program)).items()
+            named = [SambaTensor(tensor, name=name, batch_dim=0) for name, tensor in made_up]
+            inputs = named if self._inputs is None else self._inputs
             trace_graph(self._model, inputs, self._optimizer, pef=self._args.pef)
-        batch = session.loaded(self._model).inputs if given is None else given
-        return {name: to_torch(tensor) for name, tensor in (batch or _made_up(program)).items()}
+            now = session.loaded(self._model)
+        return now.inputs if self._inputs is None else now.bind(self._inputs)
 
     def _write(self, batch: Mapping[str, Tensor], outputs: Sequence[str]) -> dict[str, Tensor]:
-        by_name = batch.keys() <= set(forward_parameters(self._model))
+        example = session.loaded(self._model).example
         with torch.no_grad():
-            computed = self._model(**batch) if by_name else self._model(*batch.values())
+            computed = example.call(self._model, [batch[name] for name in example.inputs])
         listed = [computed] if isinstance(computed, Tensor) else list(computed)
         gold = {name: to_torch(one).contiguous() for name, one in zip(outputs, listed, strict=True)}
         if self.gold_file_path is not None and ending.communicator().rank == 0:
@@ -155,12 +153,13 @@ def consistency_test(check: Check | None = None) -> Any:
             raise app_error(OptionError, "consistency_test needs a loaded PEF", remedy)
         replica = session.machine.replica
         state = {name: replica.read(name) for name in session.machine.program.names_of(*DEVICE_STATE)}
-        steps, drawn = replica.steps, torch.get_rng_state()
+        steps, begun, drawn = replica.steps, dict(replica.begun), torch.get_rng_state()
         first = [(name, to_torch(tensor).detach().clone()) for name, tensor in results(args, kwargs)]
         replica.meet()
         replica.forget()
         for name, value in state.items():
             replica.write(name, value)
+        replica.begun.update(begun)
         replica.steps = steps
         replica.meet()
         torch.set_rng_state(drawn)

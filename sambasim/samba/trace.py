@@ -1,5 +1,6 @@
 """`trace_graph`: load a PEF for the model that it was compiled from; an error says how another model differs."""
 
+import math
 import re
 import shlex
 from argparse import Namespace
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from sambasim.compiler.capture.tensors import check_model
 from sambasim.errors import OptionError, PefError
 from sambasim.hardware.placement import inventory_of, place_replicas
+from sambasim.ir.dataflow import is_clipped
 from sambasim.ir.graph import Node, Output, format_argument, graph_difference, symbol_differences
 from sambasim.ir.mesh import replica_mesh
 from sambasim.ir.program import LOSS_SCALE, ROUNDING_SEED, Program
@@ -104,7 +106,7 @@ def _trace_graph(
     replica = _replica(document.program, asked, weights)
     machine = Machine(document, as_one_rank(document.program), model, optimizers, replica)
     outputs = tuple(outputs_of(machine.program))
-    session.load(machine, inputs, outputs, loss_chosen=bool(asked.loss_indices))
+    session.load(machine, asked, inputs, outputs)
     if transfer_device:
         session.to_device(model)
     for one in (model, wrapper):
@@ -163,7 +165,12 @@ def _request_of(
     options = document.compile_options.items()
     fields = {name: value for name, value in options if name in BUILD_FIELDS - unknown} | {"output_folder": Path("out")}
     losses = _losses(document, loss_indices)
-    return request.request(model, inputs, optimizers, fields, inference=predicts, loss_indices=losses, chips=chips)
+    asked = request.request(model, inputs, optimizers, fields, inference=predicts, loss_indices=losses, chips=chips)
+    if is_clipped(document.program):
+        off: Mapping[str, float | bool] = {"max_grad_norm": math.inf}
+        updates = (replace(one, hyperparameters={**off, **one.hyperparameters}) for one in asked.updates)
+        return replace(asked, updates=tuple(updates))
+    return asked
 
 
 def _losses(document: PefDocument, given: Sequence[int] | int | None) -> Sequence[int] | int | None:
@@ -181,7 +188,7 @@ def _losses(document: PefDocument, given: Sequence[int] | int | None) -> Sequenc
 
 
 def forward_of(program: Program) -> Program:
-    """The evaluation graph of a training program, as an inference program has it."""
+    """The evaluation graph of a training program, as an inference program has it; one replica of it is enough."""
     graph = program.evaluation
     read = {*graph.inputs, *(output.symbol for output in graph.outputs)}
     kept = {SymbolKind.INPUT, SymbolKind.PARAMETER, SymbolKind.BUFFER}
@@ -190,7 +197,8 @@ def forward_of(program: Program) -> Program:
         if symbol.kind is SymbolKind.BUFFER and not symbol.torch_names:  # a buffer in training only
             symbols[name] = replace(symbol, kind=SymbolKind.CONSTANT)
     forward = replace(program, symbols=symbols, training=None, single=None, loss=None, reduce_buffer=None, zero=0)
-    return replace(forward, optimizers=(), groups=(), runtime_arguments=())
+    mesh = tuple(replace(axis, size=axis.chips) if axis.at_run_time else axis for axis in program.mesh)
+    return replace(forward, mesh=mesh, optimizers=(), groups=(), runtime_arguments=())
 
 
 def _replica(program: Program, asked: Request, weights: Mapping[str, Tensor]) -> StepwiseReplica:
@@ -232,7 +240,8 @@ def capture_and_compare(document: PefDocument, asked: Request, weights: Mapping[
             readers = (node for graph in program.graphs for node in graph.nodes if constant in node.reads)
             first = next((f", which is read by {_described(node)}," for node in readers), "")
             what = f"the constant {constant}{first} has changed since the PEF {name} was compiled"
-            raise app_error(PefError, what, "compile the app again")
+            remedy = "compile the app again; if it draws the numbers, torch.manual_seed(0) before it makes them"
+            raise app_error(PefError, what, remedy)
 
 
 def _differences(compiled: Program, traced: Program) -> Iterator[str]:
@@ -243,6 +252,8 @@ def _differences(compiled: Program, traced: Program) -> Iterator[str]:
     symbols = compiled.symbols, traced.symbols
     plain = ({name: one for name, one in named.items() if one.kind not in parallel} for named in symbols)
     yield from _symbol_differences(*plain)
+    if is_clipped(traced) and not is_clipped(compiled):
+        yield "the optimizer has max_grad_norm, and the PEF does not clip gradients"
     match graph_difference(compiled.leading, traced.leading):
         case _, (Node() | None) as before, (Node() | None) as now:
             yield _of_one_operator(before, now) or f"the PEF has {_described(before)}, and the model {_described(now)}"

@@ -2,7 +2,8 @@
 each rank has seen to FOLDER/NAME.RANK.pt. NAME is that of a PEF, alone, with `:rdu`, or with `:sliced` for a device
 sync as of a large model.
 
-Two optimizers, clipping, BatchNorm and dropout; two whole steps, and two of two batches each, section by section.
+Two optimizers, clipping, BatchNorm and dropout; two whole steps, and two of two batches each, section by section. The
+second step turns on momentum.
 """
 
 import sys
@@ -47,7 +48,7 @@ def model_and_optimizers() -> tuple[Net, list[Any]]:
     first = [*model.first.parameters(), *model.norm.parameters()]
     rest = [*model.second.parameters(), *model.head.parameters()]
     adam = samba.optim.AdamW(first, lr=0.01, max_grad_norm=0.5)
-    return model, [adam, samba.optim.SGD(rest, lr=0.1, momentum=0.9, max_grad_norm=0.5)]
+    return model, [adam, samba.optim.SGD(rest, lr=0.1, dampening=0.5, max_grad_norm=0.5)]
 
 
 def batch_of(number: int, replica: int, replicas: int) -> list[samba.SambaTensor]:
@@ -75,6 +76,7 @@ def train(pef: str, *, reduce_on_rdu: bool, drops: bool) -> Mapping[str, object]
     gradients = []
     for step, numbers in enumerate(STEPS):
         rate = {"p": 0.0} if not drops else {"p": CHANGED_RATE} if step == 2 else {}
+        rate |= {"momentum": 0.9} if step == 1 else {}
         for number in numbers:
             torch.manual_seed(number)
             batch = batch_of(number, ranks.rank, ranks.world_size)

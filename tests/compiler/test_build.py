@@ -18,6 +18,7 @@ from sambasim.ir.graph import Output
 from sambasim.ir.types import SymbolKind
 from sambasim.ir.verify import Progress, verify
 from sambasim.options.compile import CompileOptions
+from sambasim.pef import read
 from sambasim.pef.document import Compiled
 from tests.support.compiled import Made, net_options
 
@@ -173,8 +174,11 @@ def test_tensors_that_are_not_contiguous_are_stored_contiguously(name: str, dtyp
     assert stored.is_contiguous()
     assert torch.equal(stored, tensor.to(stored.dtype))
     assert (tensor.stride(), tensor.data_ptr(), tensor.dtype) == ((1, 3), address, torch.float32), "the model's own"
-    (notice,) = assemble(captured, model, _options(tmp_path, dtype=dtype), Stopwatch(print)).notices
+    done = assemble(captured, model, _options(tmp_path, dtype=dtype, arch="sn20"), Stopwatch(print))
+    notice, of_arch = done.notices
     assert f"stored contiguously in the PEF: lin.{name};" in notice
+    assert "sn20 is priced as sn30" in of_arch
+    assert read(done.path).metadata["stored_contiguously"] == f"lin.{name}"
     if name == "weight":
         assert captured.program == built(Net()).program
 

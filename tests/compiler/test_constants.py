@@ -1,6 +1,7 @@
 """Tensors that no module has: constants of the program, or refused with the line that reads them."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,10 +12,11 @@ from sambasim.compiler.capture.tensors import stored_in
 from sambasim.compiler.capture.trace import capture
 from sambasim.errors import CaptureError
 from tests.compiler.test_build import Net, built, constants
-from tests.support.compiled import Made
+from tests.support.compiled import Made, net_options
 
 SCALE = torch.tensor([1.0, 2.0, 3.0])
-LAYER = nn.Linear(3, 3)
+LAYERS = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3))
+WEIGHT = torch.ones(3, 3, requires_grad=True)
 
 
 class Scattered(Net):
@@ -72,15 +74,56 @@ class Added(Scattered):
         return super().loss_of(y + self.scales[0].add_(1))
 
 
+def _of_closure(layer: nn.Module) -> type[Net]:
+    class Closed(Net):
+        def loss_of(self, y: Tensor) -> Tensor:
+            return super().loss_of(layer(y))
+
+    return Closed
+
+
 class Outside(Net):
     def loss_of(self, y: Tensor) -> Tensor:
-        return super().loss_of(LAYER(y) if y.requires_grad else y)
+        return super().loss_of(LAYERS(y))
+
+
+class ByDefault(Net):
+    def loss_of(self, y: Tensor, layer: nn.Module = LAYERS) -> Tensor:
+        return super().loss_of(layer(y))
+
+
+class OfTensors(Net):
+    def loss_of(self, y: Tensor) -> Tensor:
+        return super().loss_of(y @ WEIGHT)
+
+
+@pytest.mark.parametrize(
+    ("build", "holder", "weight"),
+    [
+        (Outside, "the parameters of LAYERS", LAYERS[0].weight),
+        (ByDefault, "the parameters of default 0 of loss_of at test_constants.py:", LAYERS[0].weight),
+        (_of_closure(LAYERS), "the parameters of layer of loss_of at test_constants.py:", LAYERS[0].weight),
+        (lambda: Kept(lambda net: LAYERS), "the parameters of model.kept[0]", LAYERS[0].weight),
+        (lambda: Kept(lambda net: WEIGHT), "the tensor model.kept[0]", WEIGHT),
+        (OfTensors, "the tensor WEIGHT", WEIGHT),
+    ],
+)
+@pytest.mark.parametrize("inference", [False, True])
+def test_what_could_train_and_is_none_of_the_models_is_a_constant_and_told_once(
+    build: Callable[[], Net], holder: str, weight: Tensor, inference: bool
+) -> None:
+    optimizer = None if inference else {"name": "sgd"}
+    options = net_options(Path("out"), inference=inference, optimizer=optimizer, training={"batch_size": 4})
+    made = built(build(), options=options)
+    assert weight.tolist() in constants(made).values()
+    (told,) = made.notices
+    assert told.startswith(f"forward() uses {holder}")
+    assert told.count("(test_constants.py:") == 1
+    assert weight.grad is None
+    assert "does not train" in told
 
 
 VIEW = "a view of the {} that was kept from before: the graph would not see it change"
-UNREGISTERED = (
-    r"(?s)the training step cannot.*a parameter or buffer that is none of the model's.*nn.ModuleList for a list"
-)
 
 
 @pytest.mark.parametrize(
@@ -93,8 +136,6 @@ UNREGISTERED = (
             r"the constant kept_0 is not contiguous: its strides are \(1, 0\)",
         ),
         (lambda: Kept(lambda net: torch.ones(3, 3).to_sparse()), "a sparse tensor, where a PEF has dense ones"),
-        (lambda: Kept(lambda net: nn.Linear(3, 3)), UNREGISTERED),
-        (Outside, UNREGISTERED),
         (Added, "a tensor that is changed in place, and is no buffer of the model"),
     ],
 )

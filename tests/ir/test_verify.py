@@ -13,7 +13,7 @@ from sambasim.ir.program import Optimizer, Program
 from sambasim.ir.schedule import make
 from sambasim.ir.types import Cut, Symbol, SymbolKind, TensorType
 from sambasim.ir.verify import verify
-from tests.pef.samples import sample_program
+from tests.pef.samples import inference_program, sample_program
 
 Change: TypeAlias = Callable[[Program], Program]
 WEIGHT, GRADIENT, GROUP = "logreg__lin_layer__weight", "logreg__lin_layer__weight__grad", "group0"
@@ -187,3 +187,10 @@ def test_a_program_that_breaks_an_invariant_is_refused_with_its_number(at: int) 
 
 def test_each_invariant_is_broken_here() -> None:
     assert {number for number, *_ in BROKEN} == set(range(1, 18))
+
+
+def test_a_program_that_predicts_may_have_replicas_which_exchange_nothing() -> None:
+    verify(replace(inference_program(), mesh=(Axis("dp", 2, at_run_time=True),)))
+    for wrong in (Axis("dp", 2), Axis("dp", 4, at_run_time=True, chips=2)):
+        with pytest.raises(InvariantError, match="dp"):
+            verify(replace(inference_program(), mesh=(wrong,)))

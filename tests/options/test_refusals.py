@@ -59,7 +59,7 @@ REFUSED = [
     (["training.steps=5", "training.epochs=3"], "cannot be given together with epochs, 3"),
     (["training.schedule.name=step"], "training.schedule.step_size: is missing"),
     (["training.schedule.total_steps=5", "training.schedule.warmup_steps=5"], "must be below total_steps, 5"),
-    (["compile.inference=true", "parallel.data_parallel=true"], "does not go with inference, which has no gradients"),
+    (["compile.inference=true", "parallel.data_parallel=true", "parallel.zero=2"], "has no states to keep in slices"),
     (["parallel.n_chips=2"], "add --tensor-parallel weight"),
     (["parallel.tensor_parallel=batch"], "add --n-chips 2"),
     ([*_ON_CHIPS, "compile.inference=true"], "does not go with inference"),

@@ -79,10 +79,11 @@ def test_sums_and_predictions_are_those_of_eager_over_all_samples(example: str, 
         else:
             assert (total.correct, total.classified) == (int(logits.argmax(1).eq(one.batch[-1]).sum()), SAMPLES)
         assert (one.storage == before).all(), "evaluation has buffers and inputs of its own"
-        predicted = torch.full_like(logits, torch.nan)
-        for rank in range(min(world_size, SAMPLES)):
-            batches = [outputs for _, (outputs, *_) in one.evaluator.infer(one.samples, rank, world_size)]
-            predicted[rank::world_size] = torch.cat(batches)
+        of_batches: dict[int, Tensor] = {}
+        for rank in range(world_size):
+            for turn, (_, (outputs, *_)) in enumerate(one.evaluator.infer(one.samples, rank, world_size)):
+                of_batches[turn * world_size + rank] = outputs
+        predicted = torch.cat([of_batches[number] for number in sorted(of_batches)])
         torch.testing.assert_close(predicted, logits, rtol=1e-5, atol=1e-6)
 
 

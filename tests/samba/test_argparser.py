@@ -149,7 +149,7 @@ def exclusive(parser: Any) -> None:
         (["compile", "-b", "0"], "'0' is not a whole number of at least 1", "python app.py compile --help"),
         (["measure-sections", *PEF, "--min-duration", "nan"], "'nan' is not a number of seconds", "--help"),
         (["measure-sections", *PEF, "--min-duration", "-1"], "'-1' is not a number of seconds", "--help"),
-        (["compile", "--arch", "sn20"], "invalid choice: 'sn20' (choose from", "python app.py compile --help"),
+        (["compile", "--arch", "SN50"], "invalid choice: 'sn50' (choose from", "python app.py compile --help"),
         (["compile", "--mapping", "flat"], "invalid choice: 'flat'", "python app.py compile --help"),
         (["compile", "--log-level", "loud"], "'loud' is no logging level", "python app.py compile --help"),
         (["compile", "--o0", "--o1"], "--o0 and --o1 exclude each other", "leave out all but --o1"),

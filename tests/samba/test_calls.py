@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -123,8 +124,8 @@ def test_dropout_rates_are_set_at_run_time(model: Dropping) -> None:
     session.run(section_types=["bckwd", "opt"], hyperparam_dict={"p": 0.5, "lr": 0.0})
     assert equal(weight.sn_grad, gradient), "the backward has the rates of its forward"
     assert not runs_as_evaluated(), "a rate that a backward was given holds from the next forward on"
-    with pytest.raises(OptionError, match="AP04: p in hyperparam_dict is 1, and a dropout rate is below 1"):
-        session.run(inputs, hyperparam_dict={"p": 1.0})
+    with pytest.raises(OptionError, match=r"AP04: p in hyperparam_dict is 1\.5, and a dropout rate is at most 1"):
+        session.run(inputs, hyperparam_dict={"p": 1.5})
 
 
 def test_an_input_that_requires_a_gradient_has_the_bits_of_eager_pytorch(model: Dropping, pef: str) -> None:
@@ -250,7 +251,7 @@ def test_an_input_fits_if_it_differs_by_axes_of_one_element_behind_the_batch(
         DataError, match=re.escape(f"x has the shape {given}, and the PEF was compiled for {wanted}")
     )
     with nullcontext() if fits else refusal:
-        assert bind(symbols, wanted[0], nn.Identity(), [torch.ones(given)])["x"].shape == wanted
+        assert bind(symbols, wanted[0], nn.Identity(), [torch.ones(given)], {})["x"].shape == wanted
 
 
 ROWS = [torch.randn(BATCH, 3, generator=torch.Generator().manual_seed(1))]
@@ -291,7 +292,7 @@ def test_a_forward_alone_changes_the_statistics_of_batch_norm(normed: Any) -> No
 
 NUMBER = "give lr as one number, 0 or more"
 MISSPELT = "AP04: hyperparam_dict has momentun, which no optimizer of this PEF takes"
-NO_MOMENTUM = "momentum cannot be turned on: the PEF was compiled without it"
+NO_CLIPPING = "max_grad_norm cannot be turned on: the PEF was compiled without clipping"
 
 
 @pytest.mark.parametrize(
@@ -301,7 +302,8 @@ NO_MOMENTUM = "momentum cannot be turned on: the PEF was compiled without it"
         ("lr", "0.1", "AP04: lr in hyperparam_dict is '0.1'", NUMBER),
         ("lr", float("nan"), "AP04: lr in hyperparam_dict is nan", NUMBER),
         ("momentun", 0.9, MISSPELT, "did you mean momentum?"),
-        ("momentum", 0.9, NO_MOMENTUM, "compile with momentum above 0"),
+        ("max_grad_norm", 0.9, NO_CLIPPING, "give the optimizer max_grad_norm=1.0, and compile again"),
+        ("lr", np.ones(2), "AP04: lr in hyperparam_dict is a ndarray", NUMBER),
     ],
 )  # fmt: skip
 def test_a_wrong_hyperparameter_is_refused_with_its_line(

@@ -136,6 +136,7 @@ def test_a_model_that_was_changed_has_another(change: Callable[[Any], object]) -
         {"dtype": "bf16"},
         {"updates": ()},
         {"updates": (Update("sgd", {"lr": 0.1, "momentum": 0.9}),)},
+        {"updates": (Update("sgd", {"lr": 0.1, "momentum": 0.0}, has_all_states=True),)},
         {"updates": (Update("sgd", {"lr": 0.1, "momentum": 0.0, "max_grad_norm": 1.0}),)},
         {"updates": (Update("sgd", {"lr": 0.1, "momentum": 0.0}, frozenset({"linear.weight"})),)},
         {"updates": (SGD, SGD)},

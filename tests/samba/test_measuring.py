@@ -153,6 +153,12 @@ def test_sections_of_two_replicas(inputs: tuple[Any, Any], pef_of: PefOf, tmp_pa
     assert all(row["predicted_s"] is not None for row in figures["sections"])
 
 
+def written(path: Path) -> list[tuple[str, float]]:
+    """The events in a file of the profiler."""
+    lines = map(json.loads, path.read_text(encoding="utf-8").splitlines())
+    return [(event["name"], event["elapsed_s"]) for event in lines]
+
+
 def test_an_event_ends_by_its_handle_or_its_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(time, "perf_counter", count().__next__)
     profiler = Profiler()
@@ -162,8 +168,7 @@ def test_an_event_ends_by_its_handle_or_its_name(monkeypatch: pytest.MonkeyPatch
     profiler.end_event("data")
     profiler.end_event(inner, tmp_path / "profile.json")
     assert profiler.events == [Event("step", 3), Event("data", 2), Event("step", 4)]
-    written = json.loads((tmp_path / "profile.json").read_text(encoding="utf-8"))
-    assert [(event["name"], event["elapsed_s"]) for event in written] == [("step", 3), ("data", 2), ("step", 4)]
+    assert written(tmp_path / "profile.json") == [("step", 3), ("data", 2), ("step", 4)]
     for ended in (outer, "step"):
         with refused(OptionError, "the event step was not started"):
             profiler.end_event(ended)
@@ -183,13 +188,31 @@ def test_an_event_is_a_block_and_a_decorator_and_is_written(tmp_path: Path) -> N
     samba.session.start_runtime_profile()
     samba.session.end_samba_profile()
     samba.session.end_runtime_profile(tmp_path / "file.log")
-    events = json.loads((tmp_path / "file.log").read_text(encoding="utf-8"))[before:]
+    events = written(tmp_path / "file.log")[before:]
     names = ["decorated", "decorated", "block", "samba_profile", "runtime_profile"]
-    assert [event["name"] for event in events] == names
-    assert all(event["elapsed_s"] > 0 for event in events)
+    assert [name for name, _ in events] == names
+    assert all(elapsed_s > 0 for _, elapsed_s in events)
     samba.session.start_samba_profile()
     samba.session.end_samba_profile(filename=tmp_path / "file.log")
-    assert len(json.loads((tmp_path / "file.log").read_text(encoding="utf-8"))) == before + 6
+    assert len(written(tmp_path / "file.log")) == before + 6
+
+
+def test_a_profile_of_each_step_costs_what_the_step_adds(tmp_path: Path) -> None:
+    profiler, file = Profiler(), tmp_path / "p.log"
+    file.write_text("of a process before")
+    profiler.start_event("open")  # and never ended
+    for step in range(300):
+        profiler.start_event(f"step {step}")
+        profiler.end_event(f"step {step}", file)
+        if step == 0:
+            file.write_text(file.read_text().replace("step 0", "kept"))
+    assert [name for name, _ in written(file)] == ["kept", *(f"step {step}" for step in range(1, 300))]
+    appended = tmp_path / "q.log"
+    profiler.end_event(profiler.start_event("last"), appended)
+    assert written(appended) == [(event.name, event.elapsed_s) for event in profiler.events], "another file has all"
+    handle = profiler.start_event("step")
+    with refused(OptionError, "the profile /no/such/p.log cannot be written: No such file"):
+        profiler.end_event(handle, "/no/such/p.log")
 
 
 def test_statistics_leave_the_warmup_out() -> None:

@@ -1,7 +1,9 @@
 """Models, optimizers and tensors of apps: named, lazy, in bfloat16, of each kind of output, and trained as by torch."""
 
 import copy
+import pickle
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from sambasim import samba
-from sambasim.errors import DataError, ModelError
+from sambasim.errors import DataError, ModelError, WeightsError
 from sambasim.ir.types import SymbolKind
 from sambasim.pef import read
+from sambasim.samba import SambaTensor
 from sambasim.samba.nn import SambaParameter
 from sambasim.samba.session import session
 from tests.samba.harness import (
@@ -191,6 +194,99 @@ def test_a_samba_parameter_is_made_from_a_shape_or_by_a_function() -> None:
         assert same is model
     assert torch.equal(model.table, values)
     assert names_in(model) == {"table": "module__table"}
+
+
+class Filler:
+    """A materializer that is an object."""
+
+    def __call__(self, tensor: Any) -> None:
+        tensor.copy_(VALUES)
+
+    def method(self, tensor: Any, scale: float = 1.0) -> Any:
+        return tensor.torch().data.copy_(VALUES * scale)
+
+    def alone(self) -> Tensor:
+        return VALUES.clone()
+
+
+VALUES = torch.arange(6.0).reshape(3, 2)
+MATERIALIZERS: dict[str, Any] = {
+    "fills and returns": lambda this: this.copy_(VALUES),
+    "fills": lambda this: this.copy_(VALUES) is None or None,
+    "fills its data": lambda this: this.data.copy_(VALUES) is None or None,
+    "assigns its data": lambda this: setattr(this, "data", VALUES.clone()),
+    "assigns sn_data": lambda this: setattr(this, "sn_data", VALUES),
+    "adds to zeros": lambda this: this.add_(VALUES),
+    "makes one alike": lambda this: torch.zeros_like(this) + VALUES,
+    "by nn.init": lambda this: nn.init.zeros_(this).add_(VALUES),
+    "positional only": lambda this, /: VALUES.clone(),
+    "any arguments": lambda *these: these[0].copy_(VALUES),
+    "any arguments and keywords": lambda *these, **options: these[0].copy_(VALUES),
+    "a default besides": lambda this, scale=1.0: this.copy_(VALUES * scale),
+    "a bound default": lambda values=VALUES: values.clone(),
+    "none": lambda: VALUES.clone(),
+    "only keywords": lambda **options: VALUES.clone(),
+    "an object": Filler(),
+    "a method": Filler().method,
+    "a method without": Filler().alone,
+    "a method of a tensor": VALUES.clone,
+    "partial": partial(Filler.method, Filler(), scale=1.0),
+    "partial of torch": partial(torch.add, VALUES, 0),
+    "complete partial": partial(lambda this, values: values.clone(), None, VALUES),
+    "partial by keyword": partial(lambda this, values: this.copy_(values), values=VALUES),
+}
+
+
+@pytest.mark.parametrize("materializer", MATERIALIZERS.values(), ids=MATERIALIZERS)
+def test_a_materializer_fills_a_tensor_or_returns_one(materializer: Any) -> None:
+    given: Any = {"shape": (3, 2), "name": "table", "materializer": materializer}
+    model: Any = nn.Module()
+    with samba.lazy_param():
+        model.table, model.shift = SambaParameter(**given), SambaParameter(**given, requires_grad=False)
+        single, tensor = SambaParameter(**given), SambaTensor(**given)
+    copied = copy.deepcopy(model)
+    assert all(one.is_meta for one in (*model.parameters(), *copied.parameters(), single, tensor))
+    lazy: Any
+    for lazy in (model, copied, single, tensor):
+        assert samba.materialize(lazy) is lazy
+    parameters = (SambaParameter(**given), *model.parameters(), *copied.parameters(), single)
+    for one in (*parameters, tensor, SambaTensor(**given)):
+        assert equal(one, VALUES)
+        assert one.sn_name == "table"
+    assert all(type(one) is nn.Parameter and one.is_leaf for one in parameters)
+    assert [one.requires_grad for one in (*model.parameters(), *copied.parameters(), single)] == [True, False] * 2 + [
+        True
+    ]
+
+
+def test_a_materializer_that_cannot_be_is_refused() -> None:
+    for materializer, what in (
+        (lambda: None, "a tensor is needed, not NoneType"),
+        (lambda this: [1.0], "a tensor is needed, not float"),
+    ):
+        with refused(DataError, what):
+            SambaParameter(shape=(3, 2), materializer=materializer)  # type: ignore[arg-type]  # the mistake
+        with samba.lazy_param():
+            lazy = SambaParameter(shape=(3, 2), materializer=materializer)  # type: ignore[arg-type]  # the mistake
+        with refused(DataError, what):
+            samba.materialize(lazy)
+    with pytest.raises(DataError, match="needs a tensor or a shape"):
+        SambaParameter(materializer=lambda this: this)
+    with samba.lazy_param():
+        plain = nn.Parameter(torch.ones(2))
+    with refused(WeightsError, "was made in lazy_param, and has no data"):
+        samba.materialize(plain)
+
+
+def test_a_parameter_is_a_samba_parameter_once_its_model_is_converted() -> None:
+    model = nn.Linear(2, 2)
+    model.scale = SambaParameter(torch.ones(2))
+    converted = [isinstance(one, SambaParameter) for one in (model.weight, model.bias, model.scale, torch.ones(2))]
+    assert converted == [False, False, True, False]
+    samba.from_torch_model_(model)
+    for one in (model, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert all(isinstance(parameter, SambaParameter) for parameter in one.parameters())
+    assert names_in(copy.deepcopy(model)) == names_in(model)
 
 
 @pytest.mark.parametrize(

@@ -127,6 +127,11 @@ def test_calls_that_cannot_mean_what_was_meant_are_refused(net: Made, load: Any)
     load(make_net, net_batch())
     for kind, words, call in (
         (OptionError, "section_types has 'FORWARD'", lambda: run(section_types=["FORWARD"])),
+        (OptionError, "section_types has None, which is no type", lambda: run(section_types=[None])),
+        (OptionError, "section_types must be a list of words, not int", lambda: run(section_types=1)),
+        (DataError, "output_tensors must hold tensors, not str", lambda: run(["loss"])),
+        (OptionError, "AP04: a key of hyperparam_dict must be a word, not int", lambda: run(hyperparam_dict={1: 0.1})),
+        (DataError, "a gradient must be a tensor or a number, not str", lambda: run(grad_of_outputs=["1"])),
         (OptionError, "there is no forward whose backward could be run", lambda: run(section_types=["BCKWD"])),
         (OptionError, "section_types must be a list of words, not the word 'FWD'", lambda: run(section_types="FWD")),
         (DataError, "output_tensors must be tensors, not int", lambda: run(0)),

@@ -22,7 +22,8 @@ from sambasim.samba import functional as stir
 from sambasim.samba.inputs import SambaLoader
 from sambasim.samba.notices import KeywordError
 from sambasim.samba.test import assert_close
-from tests.samba.harness import Load, refused, with_sgd
+from tests.samba.conftest import make_logreg
+from tests.samba.harness import Load, batch_of, refused, with_sgd
 
 
 def image() -> SambaTensor:
@@ -61,6 +62,26 @@ def test_autograd_runs_through_it_unless_it_is_a_result_without_a_graph() -> Non
         (loss.mean() * 2).backward()
     (loss * weight).sum().backward()
     assert weight.grad.tolist() == [7, 7]
+
+
+def test_a_mean_loss_of_a_session_is_also_taken_as_one_element(load: Load) -> None:
+    load(make_logreg, batch_of())
+    loss, outputs = samba.session.run(batch_of())
+    value, plain = loss.item(), samba.to_torch(loss)
+    assert plain.ndim == 0
+    first: Any = loss[0]
+    last, whole = loss.float()[-1], loss.detach()[:1]
+    assert [first.item(), last.item(), *whole.tolist(), *(one.item() for one in loss)] == [value] * 4
+    assert float(loss[0].mean()) == float(loss.mean().numpy()) == value
+    assert (len(loss), loss.size(0), first.sn_name, first.ndim) == (1, 1, None, 0)
+    assert torch.stack([loss]).shape == torch.tensor([loss]).shape == np.array([loss]).shape == (1,)
+    uses: tuple[Callable[[Any], Any], ...] = (lambda x: x[0], len, iter, lambda x: x.size(0))
+    for use in uses:
+        for other in (plain, loss * 2, outputs.sum()):
+            with pytest.raises((IndexError, TypeError), match=r"0-d|no dimensions"):
+                use(other)
+    with pytest.raises(IndexError, match="index 1 is out of bounds"):
+        loss[1]
 
 
 def test_a_shape_alone_has_no_data_until_some_is_written() -> None:
@@ -183,18 +204,13 @@ def test_makers_take_what_describes_a_tensor() -> None:
 
 
 def test_an_operator_is_torchs_own() -> None:
-    for name in ("cat", "sigmoid", "mul", "log", "div", "einsum", "stack", "softmax", "where", "matmul", "split"):
+    for name in ("cat", "sigmoid", "mul", "log", "div", "einsum", "stack", "where", "matmul", "split"):
         assert getattr(samba, name) is getattr(torch, name)
     for name in ("cross_entropy", "gelu", "logsigmoid", "linear", "mse_loss"):
         assert getattr(samba, name) is getattr(nn.functional, name)
 
 
 def test_operators_of_samba_alone() -> None:
-    bias, x, weight = torch.randn(2), torch.randn(4, 3), torch.randn(2, 3)
-    expected = torch.addmm(bias, x, weight.t(), beta=0.5, alpha=2)
-    assert samba.addmm(bias, x, weight, beta=0.5, alpha=2, is_transposed=True).equal(expected)
-    samba.addmm(bias, x, weight.t(), beta=0.5, alpha=2, out=(out := torch.empty(4, 2)))
-    assert out.equal(expected)
     assert samba.triu_fill(torch.ones(2, 3), -5).tolist() == [[1, -5, -5], [1, 1, -5]]
     assert samba.triu_fill(torch.zeros(2, 2, 2), float("-inf"))[1].tolist() == [[0, float("-inf")], [0, 0]]
 

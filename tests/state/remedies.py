@@ -94,7 +94,7 @@ rewrite layer_with_detached_weights:
     return h + functional.linear(h, net.b.weight.detach(), net.b.bias.detach())
 def _norm():
     return nn.BatchNorm1d(4, affine=False)
-case batch_norm_in_a_list: REFUSED, given(norms=lambda: [_norm()]), says=(explain.UNREGISTERED.rewrite,), **NO_STEPS
+case batch_norm_in_a_list: REFUSED, given(norms=lambda: [_norm()]), says=(explain._UNREGISTERED.rewrite,), **NO_STEPS
     return net.norms[0](h)  # here
 rewrite: given(norms=lambda: nn.ModuleList([_norm()]))
     return net.norms[0](h)

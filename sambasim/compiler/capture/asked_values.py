@@ -17,7 +17,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from sambasim.compiler.capture.explain import UNREGISTERED, Obstacle, Occurrence, all_occurrences
+from sambasim.compiler.capture.explain import Obstacle, Occurrence, all_occurrences
 from sambasim.compiler.capture.recording import Recording, frames, line_of, mark_line, running_line
 from sambasim.compiler.capture.trial import Attributes, with_values
 from sambasim.errors import CaptureError
@@ -134,7 +134,8 @@ class Followed(TorchFunctionMode):
     def __init__(self, asked: Asked, step: nn.Module, attributes: Attributes) -> None:
         super().__init__()
         self._answers, self._next = asked.answers, 0
-        self._step, self._attributes, self._is_running = step, attributes, False
+        self._step, self._attributes, self._is_running, self._asked = step, attributes, False, asked
+        self._detached: dict[int, Tensor] = {}
         self._paths = {id(tensor): path for path, tensor in (*step.named_parameters(), *step.named_buffers())}
         self._hooks = (
             step.register_forward_pre_hook(lambda *given: self._begin()),
@@ -186,14 +187,20 @@ class Followed(TorchFunctionMode):
             return value
         if id(value) in self._paths:  # it is read from a list, say, and not from its module
             return attrgetter(self._paths[id(value)])(self._step)
-        if value.requires_grad:
-            where = str(running_line() or "")
-            if value.is_leaf:
-                raise all_occurrences([Occurrence(UNREGISTERED, where)], self._step.training)
+        if value.requires_grad and not value.is_leaf:
             what = "a tensor with a gradient that was computed before is read: the graph would not see it change"
-            raise CaptureError(what, where=where, remedy="compute it in forward(), or keep it detached in a buffer")
+            remedy = "compute it in forward(), or keep it detached in a buffer"
+            raise CaptureError(what, where=str(running_line() or ""), remedy=remedy)
         with torch._C.DisableTorchFunction():
-            return torch.ops.aten.lift_fresh.default(value)
+            return torch.ops.aten.lift_fresh.default(self._without_gradient(value) if value.requires_grad else value)
+
+    def _without_gradient(self, leaf: Tensor) -> Tensor:
+        """The same tensor each time, with the name of `leaf`."""
+        if id(leaf) not in self._detached:
+            with torch._C._DisableTorchDispatch():
+                detached = self._detached[id(leaf)] = leaf.detach()
+            self._asked.names = {**self._asked.names, id(detached): self._asked.names.get(id(leaf), "foreign")}
+        return self._detached[id(leaf)]
 
     def _answer(self) -> _Answer:
         """The next one. Raises CaptureError if another line asks than did before."""

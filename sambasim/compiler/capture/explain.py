@@ -47,7 +47,7 @@ _LENGTHS = Obstacle("ctc_loss() with lengths that are numbers", "give both as te
 _INPUT = Obstacle("an input that is changed in place", "make a new tensor: x = x * 2 instead of x.mul_(2) or x *= 2")
 _CONSTANT = Obstacle("a tensor that is changed in place, and is no buffer of the model",
     "register it: self.register_buffer(name, tensor)")
-UNREGISTERED = Obstacle("a parameter or buffer that is none of the model's",
+_UNREGISTERED = Obstacle("a buffer that is changed, and is none of the model's",
     "give its module to the model: as an attribute, in an nn.ModuleList for a list, in an nn.ModuleDict for a dict")
 _PARAMETER = Obstacle("a parameter that is changed in place",
     'change a buffer instead: self.register_buffer("weight", weight.detach().clone()); of a weight that is trained '
@@ -86,6 +86,9 @@ FIRST_CALL = (
 )
 INTO_MODEL = "make the loss a submodule of the model, whose forward(x, target) returns it first; there"
 KEPT = "changed by each call of the model, read by no later one, and so not in the PEF: {}"
+FOREIGN = (
+    "forward() uses {}; what is no submodule or parameter of the model does not train, and is a constant of the PEF"
+)
 OPENED = "opened by the model: {}; what it reads in files is as for the example batch in every step of a run"
 DONE = "done by forward(), and not by a run: {}"
 EVALUATED = "changed by forward() in evaluation too, and not by the evaluations of a run: {}"
@@ -116,7 +119,7 @@ _CHANGING = (
     (r"\| late ", _LATE),
     (r"\| input ", _INPUT),
     (r"\| (foreign )?parameter ", _PARAMETER),
-    (r"\| foreign ", UNREGISTERED),
+    (r"\| foreign buffer ", _UNREGISTERED),
     (r"\| (?!buffer )", _CONSTANT),
 )
 """Of operators that change tensors which existed before, `OPERATOR| TENSOR`."""
@@ -183,7 +186,7 @@ def _obstacle(op: Op, then: str, changed: Set[str]) -> Obstacle | None:
     if op.asks and (op.buffers is None or not op.buffers.isdisjoint(changed)):
         return _first(_ASKING, f"{op.function} {op.func} {then}")
     by_label = (_first(_CHANGING, f"{op.func}| {label}") for label in op.writes)
-    return next(filter(None, by_label), UNREGISTERED if op.foreign else None)
+    return next(filter(None, by_label), None)
 
 
 def _rewrite(occurrence: Occurrence) -> str:

@@ -52,8 +52,8 @@ class Op:
     """`text`: the operator, its numbers, and by labels the tensors that it reads. `writes`: labels of what existed
     before and is changed. `function`: of torch, with the number of its arguments, such as `one_hot/1`; empty if a
     capture has the answer. `line`: None in code of libraries alone. `asks`: the shape of its result, or a Python
-    number, depends on values; `draws_from`: it draws from a generator of the user's own; `foreign`: it reads a
-    parameter to train that is none of the model's; `buffers`: those that alone it depends on."""
+    number, depends on values; `draws_from`: it draws from a generator of the user's own; `foreign`: labels of
+    what it reads that requires a gradient, and is none of the model's; `buffers`: those that alone it depends on."""
 
     func: OpOverload
     text: str
@@ -62,7 +62,7 @@ class Op:
     line: Line | None
     asks: bool
     draws_from: bool
-    foreign: bool
+    foreign: tuple[str, ...]
     buffers: frozenset[str] | None
 
 
@@ -172,8 +172,8 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
         asks = not _ASKING.isdisjoint(func.tags) or func is torch.ops.aten._pack_padded_sequence.default
         if func is torch.ops.aten.index.Tensor:  # by numbers its shape is known
             asks = any(tensor.dtype in (torch.bool, torch.uint8) for tensor in tensors)
-        parameters = (tensor for tensor in tensors if isinstance(tensor, nn.Parameter) and tensor.requires_grad)
-        foreign = not all(is_named(self.label(parameter)) for parameter in parameters)
+        leaves_to_train = (self.label(tensor) for tensor in tensors if tensor.requires_grad and tensor.is_leaf)
+        foreign = tuple(label for label in leaves_to_train if not is_named(label))
         made_of = self.made_of(tensors) if not is_random and not draws_from else None
         line = running_line(is_obstacle=asks or bool(labels or foreign))
         self.ops.append(Op(func, text, labels, self.function, line, asks, draws_from, foreign, made_of))

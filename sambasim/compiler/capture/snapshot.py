@@ -48,6 +48,7 @@ class Snapshot:
     def __init__(self, roots: Mapping[str, object]) -> None:
         process = _process_state().items()
         self.slots = {(name, "process", 0): Slot(name, "process", None, None, value, value) for name, value in process}
+        self._modules: dict[str, nn.Module] = {}
         self._seen: dict[int, object] = {}  # so that no other object gets the id of one that is gone
         queue = collections.deque(roots.items())
         while queue:
@@ -64,6 +65,8 @@ class Snapshot:
             return
         self._seen[id(thing)] = thing
         self._add(own_slot(name, thing))
+        if isinstance(thing, nn.Module):
+            self._modules[name] = thing
         for path, owner, key, value in _children(name, thing):
             if isinstance(value, nn.Parameter):
                 needs = value.requires_grad
@@ -77,15 +80,28 @@ class Snapshot:
             keys = ((slot.name, slot.kind, count) for count in itertools.count())
             self.slots[next(key for key in keys if key not in self.slots)] = slot
 
-    def registered(self) -> dict[str, Tensor]:
-        """The parameters and buffers of all modules, also of those that the model has in a list."""
-        tensors = [slot for slot in self.slots.values() if slot.is_registered and isinstance(slot.value, Tensor)]
-        kinds = {True: "foreign parameter", False: "foreign buffer"}
-        return {f"{kinds[isinstance(slot.value, nn.Parameter)]} {slot.name}": slot.value for slot in tensors}
+    def labelled(self) -> dict[str, Tensor]:
+        """By label the parameters and buffers of all modules, also of those that the model has in a list, and other
+        tensors that require a gradient."""
+        tensors = {}
+        for slot in self.slots.values():
+            if isinstance(slot.value, Tensor) and (slot.is_registered or slot.value.requires_grad):
+                kind = "parameter" if isinstance(slot.value, nn.Parameter) else "buffer"
+                tensors[f"foreign {kind if slot.is_registered else 'tensor'} {slot.name}"] = slot.value
+        return tensors
+
+    def holder_of(self, label: str, model: nn.Module) -> str:
+        """The outermost module, none of `model`, that has the tensor of a label; else the tensor itself."""
+        own = set(map(id, model.modules()))
+        path = label.removeprefix("foreign ").partition(" ")[2]
+        outside = (name for name, module in self._modules.items() if id(module) not in own)
+        holder = next((name for name in outside if path.startswith(f"{name}.")), None)
+        named = f"the parameters of {holder}" if holder else f"the tensor {path}" if path else "a parameter"
+        return named.replace(" global ", " ")
 
     def names_of_tensors(self) -> dict[int, str]:
-        """By id, `kept_0` for `model.kept[0]`, of tensors that are neither parameters nor buffers."""
-        slots = (slot for slot in self.slots.values() if slot.kind == "tensor" and not slot.is_registered)
+        """By id, `kept_0` for `model.kept[0]`, of tensors."""
+        slots = (slot for slot in self.slots.values() if slot.kind == "tensor")
         return {id(slot.value): re.sub(r"^(model|global)|\W+", "_", slot.name).strip("_") for slot in slots}
 
     def changed_in(self, later: "Snapshot") -> list[Slot]:

@@ -4,8 +4,9 @@ all of that: so either nothing reads it, which is a notice, or the step is refus
 import contextlib
 import itertools
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -108,6 +109,7 @@ class Observer:
         self.is_fake = any(isinstance(one, FakeTensor) for one in (*inputs, *steps[0].parameters()))
         self._named: dict[str, Tensor] = {f"parameter {name}": tensor for name, tensor in steps[0].named_parameters()}
         self._named |= {f"buffer {name}": buffer for name, buffer in steps[0].named_buffers()}
+        self._before: Snapshot | None = None
         self._modes = [(module, module.training) for module in steps[0].modules()]
         self._fresh: Fork[Any] | None = None
         self.changed: Sequence[Slot] = ()
@@ -134,7 +136,7 @@ class Observer:
             stack.enter_context(generators_kept())
             stack.callback(self._set_modes, self._steps[0])
             before = Snapshot(self._roots)
-            self._named = before.registered() | self._named
+            self._before, self._named = before, before.labelled() | self._named
             first, changed, after = self._observed_round(before, 1)
             for asked in first:
                 asked.names = after.names_of_tensors()
@@ -180,14 +182,22 @@ class Observer:
                 held |= {name: fakes.setdefault(id(one), mode.from_tensor(one)) for name, one in tensors.items()}
         with mode:
             observer = Observer(self._steps, [mode.from_tensor(tensor) for tensor in self._inputs], self._loss)
-            asks = any(op.asks for op in _ops(observer.run()[0].values()))
+            asks = any(op.asks or op.foreign for op in _ops(observer.run()[0].values()))
         has_state = observer.changed or any(slot.kind != "value" for slot in observer.first_changed)
         return None if asks or has_state or not observer.repeats else observer.outside
 
     def _observed(self, first: _Round, kept: Sequence[Slot] = ()) -> Observed:
         names = dict.fromkeys(slot.name for slot in kept if slot.name not in (_OF_PYTHON, _OF_NUMPY))
-        notices = explain.notices({explain.KEPT: names, **self.outside})
+        notices = explain.notices({explain.FOREIGN: self._foreign(first), explain.KEPT: names, **self.outside})
         return dict(zip(self._steps, first, strict=True)), notices
+
+    def _foreign(self, first: _Round) -> Collection[str]:
+        """What is none of the model's, though it could be trained, with the line that first reads it."""
+        assert self._before is not None
+        model, lines = self._steps[0].get_submodule("model"), dict[str, str]()
+        for label, line in ((label, op.line) for op in _ops(first) if op.line for label in op.foreign):
+            lines.setdefault(self._before.holder_of(label, model), f"{Path(line.file).name}:{line.number}")
+        return [f"{holder} ({line})" for holder, line in lines.items()]
 
     def _round(self, seed: int = 1) -> _Round:
         return [self.call(step, seed) for step in self._steps]
@@ -223,7 +233,8 @@ class Observer:
                 outputs = step(*given)
             if isinstance(step, TrainingStep):
                 check_loss(loss_in(outputs), self._loss, any_shape=step.losses is not None)
-                gradients = [(parameter, "grad", None) for parameter in step.parameters()]  # they have theirs again
+                leaves = (one for one in self._named.values() if one.requires_grad and one.is_leaf)
+                gradients = [(leaf, "grad", None) for leaf in leaves]  # they have theirs again
                 with eagerly(step, given), quiet(), with_values(gradients), recording:
                     torch.autograd.backward(loss_in(outputs).sum())
             recording.check_generator()

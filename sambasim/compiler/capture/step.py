@@ -161,12 +161,19 @@ TARGET = "target"  # the name of the loss's second operand, where the config nam
 
 
 class Example(NamedTuple):
-    """A batch of inputs by name, and whether the model takes them by name. `arguments`: of a model that takes tensors
-    in dicts, tuples or lists, its arguments with positions of inputs in place of tensors; None where each is one."""
+    """A batch of inputs by name, and whether the model takes them by name. `arguments`: those of the model, which may
+    be dicts, tuples or lists, with positions of inputs in place of tensors; None where each input is one."""
 
     inputs: Mapping[str, Tensor]
     by_keyword: bool = False
     arguments: Mapping[str, object] | None = None
+
+    def call(self, model: nn.Module, tensors: Sequence[Tensor]) -> Any:
+        """What `model` returns for `tensors`, in place of as many inputs."""
+        given: Mapping[str, object] = dict(zip([*self.inputs][: len(tensors)], tensors, strict=True))
+        if self.arguments is not None:
+            given = each_value(self.arguments, lambda at, _: None if at is None else tensors[at])
+        return model(**given) if self.by_keyword else model(*given.values())
 
 
 class _Step(nn.Module):
@@ -175,10 +182,7 @@ class _Step(nn.Module):
         self.model, self.loss, self._example = model, loss, example
 
     def _call(self, inputs: Sequence[Tensor]) -> tuple[object, tuple[Tensor, ...]]:
-        given: Mapping[str, object] = dict(zip([*self._example.inputs][: len(inputs)], inputs, strict=True))
-        if self._example.arguments is not None:
-            given = each_value(self._example.arguments, lambda position, _: inputs[position])
-        result = self.model(**given) if self._example.by_keyword else self.model(*given.values())
+        result = self._example.call(self.model, inputs)
         tensors = _tensors_in(result)
         if not tensors:
             kind = "None" if result is None else f"a {type(result).__name__} without a tensor in it"

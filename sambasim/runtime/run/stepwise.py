@@ -30,7 +30,7 @@ from sambasim.runtime.transports.in_process import run_together
 from sambasim.runtime.transports.window import is_small
 from sambasim.runtime.values.mean import tree_mean
 from sambasim.runtime.values.memory import SHARED_KINDS, DeviceMemory, joined, part_of, place_inputs, slices_of
-from sambasim.runtime.values.optimizers import Optimizers
+from sambasim.runtime.values.optimizers import Begun, Optimizers
 from sambasim.runtime.watch.observer import SectionClock
 
 STEP = frozenset({SectionKind.FWD, SectionKind.BCKWD, SectionKind.OPT})
@@ -75,9 +75,9 @@ class _Memory:
         """Whether each process has only its own slices of the optimizer's state."""
         return bool(self._allocated.devices) and not is_small(self.program, self._allocated.groups[0])
 
-    def connect(self, way: Way, *, keep_states: bool) -> Sequence[Transport]:
+    def connect(self, way: Way, kept_states: Collection[str]) -> Sequence[Transport]:
         """Collective. Connect the replicas by `way`, with memory where it needs it. The first process of a node writes
-        what the node shares. With `keep_states`, optimizer states are moved too; otherwise they are zero."""
+        what the node shares. Of the optimizer states, `kept_states` are moved; the others are zero."""
         communicator, before, count = self._communicator, self.updating, len(self.updating)
         ranks = range(communicator.rank * count, (communicator.rank + 1) * count)
         mesh = mesh_of(self.program.mesh, communicator.world_size * self.ranks) if self.lies_along_tp else None
@@ -85,7 +85,7 @@ class _Memory:
             self._allocated = allocate(self.program, communicator, way, ranks, mesh)
             self._collect()
             for symbol in self.program.symbols.values():
-                is_kept = symbol.kind is not SymbolKind.OPTIMIZER_STATE or keep_states
+                is_kept = symbol.kind is not SymbolKind.OPTIMIZER_STATE or symbol.name in kept_states
                 if symbol.offset is not None and symbol.kind is not SymbolKind.REDUCE_BUFFER and is_kept:
                     for rank, memory in enumerate(before):
                         self._write(symbol, rank, memory.tensor(symbol.name))
@@ -193,7 +193,8 @@ class _Memory:
 class StepwiseReplica:
     """The replica of this process, which runs all of its ranks. Creating it is collective, and so is an OPT in a mode
     other than ALONE. `loss`: the mean of the loss, or of its substitute, in the last forward; `hyperparameters`: what
-    `change` has set, by optimizer; `mode`: None before the first OPT; `write`, `meet`: those of its memory."""
+    `change` has set, by optimizer; `mode`: None before the first OPT; `begun`: whoever writes states adds their
+    optimizer; `write`, `meet`: those of its memory."""
 
     def __init__(self, program: Program, communicator: Communicator) -> None:
         self._memory = _Memory(program, communicator)
@@ -208,6 +209,7 @@ class StepwiseReplica:
         self._unused_backwards = 0
         self.loss = 0.0
         self.steps = 0
+        self.begun: Begun = {}
         self._clock: SectionClock | None = None
 
     def time_by(self, clock: SectionClock | None) -> None:
@@ -271,16 +273,24 @@ class StepwiseReplica:
     def use_graph(self, graph: Graph) -> None:
         """Use `graph` from the next forward on: the training graph with other numbers, such as the dropout rates that
         an app gives. A forward that waits for its backward is forgotten."""
-        self._program = replace(self._program, training=graph)
+        if self._program.training is None:
+            self._program = replace(self._program, evaluation=graph)
+        else:
+            self._program = replace(self._program, training=graph)
         self._executors = self._bound()  # updates stay: their sections are the same
         self._observe()
 
     def forget(self) -> None:
         """Reset the optimizers and discard gradients."""
-        if self.steps:  # before the first step, states are zero and their pages untouched
-            for name in self._program.names_of(SymbolKind.OPTIMIZER_STATE):
-                self.write(name, torch.zeros(()).expand(self._program.symbols[name].whole.shape))
+        for name in self.states_of(self.begun):  # the pages of others are untouched
+            self.write(name, torch.zeros(()).expand(self._program.symbols[name].whole.shape))
+        self.begun.clear()
         self.steps = self._unused_backwards = 0
+
+    def states_of(self, optimizers: Collection[int]) -> list[str]:
+        """The symbols of the states of these optimizers."""
+        states = self._program.optimizer_states.items()
+        return [name for name, (group, *_) in states if group.optimizer in optimizers]
 
     def read(self, symbol: str) -> Tensor:
         """A copy of the whole `symbol`. Raises OptionError for a state of which another node has a part."""
@@ -339,11 +349,11 @@ class StepwiseReplica:
         """Connect the replicas by `mode`, and move device memory to where it needs it."""
         self.mode = mode
         if mode is not Mode.ALONE:
-            self._transports = self._memory.connect(_WAYS[mode], keep_states=self.steps > 0)
+            self._transports = self._memory.connect(_WAYS[mode], self.states_of(self.begun))
             if mode is Mode.DEVICE or self._memory.lies_along_tp:
                 self._executors = self._bound()
-        pairs = zip(self._executors, self._transports, strict=False)
-        self._updates = [Update(executor, rank, Optimizers(rank.sync.memory)) for executor, rank in pairs]
+        optimizers = (Optimizers(rank.sync.memory, begun=self.begun) for rank in self._transports)
+        self._updates = [*map(Update, self._executors, self._transports, optimizers)]
         for index, hyperparameters in self.hyperparameters.items():
             self.change(index, hyperparameters)
         self._observe()

@@ -51,6 +51,9 @@ def bind_arguments(program: Program, options: OptimizerOptions, world_size: int,
 
 Hyperparameters: TypeAlias = Mapping[str, float | bool]
 States: TypeAlias = Mapping[str, Tensor]
+Begun: TypeAlias = dict[int, int]
+"""By number of an optimizer, the first step that wrote its states: 0 if they were loaded; none while they are zeros."""
+
 SliceUpdate: TypeAlias = Callable[[], None]
 """Updates one slice of a group's parameters and states in place, by the mean gradient of that slice."""
 
@@ -63,6 +66,7 @@ class Scalars:
         self.counts = isinstance(self.entry.update, Fused) and "step" in self.entry.update.operands
         self.hyperparameters = hyperparameters
         self.step, self.number = 0, torch.zeros(())
+        self.uses_states = True
         self.keywords: dict[str, float | bool] = {}
         self.factor = 1.0
         """By what updates multiply gradients: that of clipping; for master weights, over the loss scale."""
@@ -70,15 +74,16 @@ class Scalars:
         """Whether gradients have overflowed: updates of master weights, which such programs have, then do nothing."""
         self._last_given: tuple[Hyperparameters, float, bool] | None = None
 
-    def begin(self, step: int, rate: float) -> None:
-        """Begin step `step` (from 1); `rate` multiplies the learning rate."""
-        given, before, is_first = self.hyperparameters, self._last_given, step == 1
+    def begin(self, step: int, rate: float, first: int = 1) -> None:
+        """Begin step `step` (from 1); `rate` multiplies the learning rate. `first`: the one that begins the states."""
+        given, before, is_first = self.hyperparameters, self._last_given, step == first
         self.step = step
         if self.counts:
             self.number.fill_(step)
         if before is None or before[0] is not given or before[1:] != (rate, is_first):
             self._last_given = (given, rate, is_first)
             now, update = {**given, "lr": float(given["lr"]) * rate}, self.entry.update
+            self.uses_states = self.entry.needs is None or bool(given[self.entry.needs])
             self.keywords.clear()
             self.keywords.update(update.keywords(now, is_first) if isinstance(update, Fused) else now)
 
@@ -95,7 +100,7 @@ def slice_update(
     It first divides the gradient by `divisor` or, if it `clips`, multiplies it by the factor of `scalars`, in place."""
     if parameter.numel() == 0:
         return lambda: None
-    update, keywords, needs = scalars.entry.update, scalars.keywords, scalars.entry.needs
+    update, keywords = scalars.entry.update, scalars.keywords
     # A gradient that is multiplied is read twice: in pieces that stay in the caches.
     limit = CHUNK_ELEMENTS * torch.get_num_threads() if clips else parameter.numel()
     parts = [
@@ -122,11 +127,11 @@ def slice_update(
     none = [list[Tensor]() for _ in update.operands]
 
     def fused() -> None:
-        reads_states = needs is None or keywords[needs]  # the kernel would write also a state that it does not read
         for parameters, gradients, operands in calls:
             if clips and scalars.factor != 1.0:
                 gradients[0].mul_(scalars.factor)
-            kernel(parameters, gradients, *(operands if reads_states else none), **keywords)
+            # The kernel would write also a state that it does not read.
+            kernel(parameters, gradients, *(operands if scalars.uses_states else none), **keywords)
 
     return fused
 
@@ -186,14 +191,15 @@ def wide_update(
             updates.append((narrow_gradient[a:b], gradient, copies, compute, roundings))
 
     def update_slice() -> None:
+        used = len(stored) if scalars.uses_states else 1
         for narrow, gradient, copies, compute, roundings in updates:
             if scalars.factor != 1.0:
                 narrow.mul_(scalars.factor)  # in its own dtype, as torch does
             gradient.copy_(narrow)
-            for value, place in copies:
+            for value, place in copies[:used]:
                 value.copy_(place)
             compute()
-            for round_piece in roundings:
+            for round_piece in roundings[:used]:
                 round_piece()
 
     return update_slice
@@ -230,9 +236,12 @@ _TORCH_CLIP_EPSILON = 1e-6
 
 
 class Optimizers:
-    """OPT of all groups, on the parameters and states in `memory`. `changed`: arguments without the default value."""
+    """OPT of all groups, on the parameters and states in `memory`. `changed`: arguments without the default value;
+    `begun`: shared by the ranks of a replica whose states may begin in any step, or else all do in step 1."""
 
-    def __init__(self, memory: DeviceMemory, changed: Arguments = MappingProxyType({})) -> None:
+    def __init__(
+        self, memory: DeviceMemory, changed: Arguments = MappingProxyType({}), begun: Begun | None = None
+    ) -> None:
         self._program, self._memory, self._scalars = memory.program, memory, list[Scalars]()
         program = memory.program
         arguments = {**{argument.name: argument.default for argument in program.runtime_arguments}, **changed}
@@ -240,6 +249,7 @@ class Optimizers:
             prefix = f"{optimizer.name}__"
             given = {name.removeprefix(prefix): arguments[name] for name in arguments if name.startswith(prefix)}
             self._scalars.append(Scalars(optimizer.kind, given))
+        self._begun = dict.fromkeys(range(len(self._scalars)), 1) if begun is None else begun
         seed = arguments.get(ROUNDING_SEED)
         self._rounding_seed = None if seed is None else int(seed)
         self._scratch: list[Tensor] = []
@@ -248,8 +258,12 @@ class Optimizers:
         self._clips = is_clipped(program)
 
     def begin(self, step: int, rate: float, loss_scale: float = 1.0) -> None:
-        for scalars in self._scalars:
-            scalars.begin(step, rate)
+        for index, scalars in enumerate(self._scalars):
+            if self._begun.get(index, step) == step:  # this step may begin again, with other hyperparameters
+                self._begun.pop(index, None)
+                if scalars.entry.kept_states(scalars.hyperparameters):
+                    self._begun[index] = step
+            scalars.begin(step, rate, self._begun.get(index, 0))
         self.loss_scale = loss_scale
 
     def skips(self, norm: float) -> bool:

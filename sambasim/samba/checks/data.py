@@ -112,8 +112,8 @@ class Samplers:
             self._undecided, self._undecided_batch, self._last = self._last, tensors, self._trained
             self._undecided.evaluated_after = self._steps
 
-    def note_step(self) -> None:
-        """An optimizer step uses what was drawn last. Reports DP06."""
+    def note_step(self, *, trains: bool = True) -> None:
+        """An optimizer step uses what was drawn last, or what predicts a shard does. Reports DP06 if it `trains`."""
         self._steps += 1
         self._trained = last = self._last
         if last is None:
@@ -121,7 +121,7 @@ class Samplers:
         last.steps += 1
         self.passes += last.steps == 1
         order = last.division.order
-        if order is None or last.steps > _WARM_UP_STEPS + 1:
+        if order is None or not trains or last.steps > _WARM_UP_STEPS + 1:
             return
         orders = self._orders.setdefault(last.sampler, set())
         if last.steps > _WARM_UP_STEPS:

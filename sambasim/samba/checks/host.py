@@ -74,6 +74,20 @@ class HostOptions:
         # While the host differs, each step counts.
         self._agreed = None if any(passed.steps_apart for passed in self._passed.values()) else (plain, given)
 
+    def only_on_device(self, given: Mapping[str, float]) -> list[dict[str, object]]:
+        """For each group, the options that the device has from `given`, where the host has those of `trace_graph`."""
+        groups = []
+        for at_trace, values in zip(self._at_trace, self._options(), strict=False):
+            now = _named(map(plain_number, values))
+            new: dict[str, object] = {
+                name: bool(value) if name == "nesterov" else None if value == math.inf else value
+                for name, value in given.items()
+                if at_trace.get(name) == now.get(name) is not None
+            }
+            betas = tuple(new.pop(name, now[name]) for name in ("beta1", "beta2"))
+            groups.append(new | ({} if None in betas else {"betas": betas}))
+        return groups
+
     def _options(self) -> list[list[object]]:
         groups = (group for optimizer in self._machine.optimizers for group in optimizer.param_groups)
         return [list(map(group.get, _OPTIONS)) for group in groups]
@@ -97,8 +111,7 @@ class HostOptions:
         optimizers = self._machine.program.optimizers
         arguments = {argument.name for argument in self._machine.program.runtime_arguments}
         is_taken = any(f"{optimizer.name}__{name}" in arguments for optimizer in optimizers)
-        stateless = name == "momentum" and not all(optimizer.states for optimizer in optimizers)
-        if not is_taken or stateless or None in values:
+        if not is_taken or None in values:
             return "set it where the optimizer is made, and compile the app again: the PEF has no other"
         if any(value != values[0] for value in values):
             return f"change {name} before trace_graph: hyperparam_dict sets one value for all parameter groups"
@@ -136,7 +149,7 @@ class Host:
     def __init__(self, machine: Machine) -> None:
         self.model = machine.model
         self._machine = machine
-        self._options = HostOptions(machine)
+        self.options = HostOptions(machine)
         self._requires_grad = {path: parameter.requires_grad for path, parameter in self._parameters()}
         self._weights: Mapping[str, str] = {}
         self._steps_at_exchange = self._runs = self._backwards = 0
@@ -171,7 +184,7 @@ class Host:
                 remedy = 'section_types=["FWD", "BCKWD"] for each batch, then ["OPT"] once'
                 process.report_here("DP02", what, remedy)
             self._backwards, self._backwards_wanted = 0, 1
-            for different in self._options.compare(given):
+            for different in self.options.compare(given):
                 self._report("AP05", *different)
             if self._state_is_new and not self._host_trains:
                 what = "the app has loaded the state of an optimizer, and the device continues with its own"

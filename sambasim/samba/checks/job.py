@@ -146,7 +146,11 @@ class Files:
         if file in self._new or ignored or not _TOOL_FOLDERS.isdisjoint(Path(file).parts):
             return
         if (where := own_line_of_app()) is not None:
-            self._new[file] = where
+            self.note(file, where)
+
+    def note(self, file: str, where: str) -> None:
+        """The app writes the whole of `file`, an absolute path, in the line `where`."""
+        self._new.setdefault(file, where)
 
     def _on_audit(self, event: str, arguments: tuple[object, ...]) -> None:
         if event == "open" and self.active:

@@ -15,7 +15,7 @@ from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
 from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.machine.launcher import check_world_size
-from sambasim.runtime.run.stepwise import Mode
+from sambasim.runtime.run.stepwise import STEP, Mode
 from sambasim.runtime.values.memory import tensor_sha256
 from sambasim.samba import process
 from sambasim.samba.checks import data, job
@@ -84,6 +84,26 @@ def _different_weight(first: Trained, other: Trained) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
+class Predicted:
+    """What a replica predicts: how its sampler divides the data, the line that feeds it, and digests of the batches in
+    `_BATCHES_COMPARED`."""
+
+    division: Division | None
+    where: str | None
+    batches: Sequence[tuple[str, ...]]
+
+
+def wrong_shards(replicas: Sequence[Predicted]) -> Finding | None:
+    """DP04 or DP05 for replicas that predict the same samples, or skip some."""
+    found = data.wrong_division([replica.division for replica in replicas], compares_epochs=False)
+    times = Counter[tuple[int, int]]()
+    for step, fed in zip(_BATCHES_COMPARED, zip(*(one.batches for one in replicas), strict=False), strict=False):
+        if all(fed):
+            found = found or data.equal_batches(fed, times, step, replicas[0].where)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """What a replica shows the others before a step."""
 
@@ -103,6 +123,7 @@ class Checks:
         self._times_equal = Counter[tuple[int, int]]()
         self._step = self._forwards = 0
         self._fed: tuple[str, ...] = ()
+        self._shards: list[tuple[str, ...]] = []  # the batches that a replica has predicted, of those that are compared
         self._withheld: Finding | None = None  # DP04 for batches that may be of a warm-up
         self.replaced = False  # whether the app has sent weights since the last step, perhaps on this rank alone
         self._synced = False
@@ -119,21 +140,32 @@ class Checks:
         self, kinds: Collection[SectionKind], batch: Mapping[str, Tensor], given: Mapping[str, float], **sync: bool
     ) -> Mode:
         """Sections of `kinds` are about to run on `batch`, with the hyperparameters `given` so far. Returns how an
-        optimizer step is synced, by the arguments `sync` of session.run; collective in a mode but ALONE. Raises
-        DataParallelError and LaunchError."""
+        optimizer step is synced, by the arguments `sync` of session.run; collective in a mode but ALONE. A forward that
+        predicts a shard waits for nobody. Raises DataParallelError and LaunchError."""
         program, size, watched = self._machine.program, self._communicator.world_size, job.current()
         has_step, trains = SectionKind.OPT in kinds, current().trains
+        predicts = program.training is None
+        shards = predicts and sync["data_parallel"]
+        if shards:
+            check_world_size(size, program.world_size, command=typed_command(), data_parallel=True)
         mode = mode_of(program, size, **sync) if has_step else Mode.ALONE
         self._forwards += SectionKind.FWD in kinds
         if trains:
             self.host.note_run(kinds, given, thoroughly=self._check is not None)
+        fed = STEP if shards else kinds  # what is predicted there is divided as what is trained on
         if self._check is not None:
-            self._check.note(program, kinds, batch)
-        if SectionKind.FWD in kinds and trains and size > 1 and self._step + 1 in _BATCHES_COMPARED:
-            self._fed = data.digests(batch)
+            self._check.note(program, fed, batch)
+        if SectionKind.FWD in kinds and trains and size > 1:
+            if shards and self._forwards in _BATCHES_COMPARED:
+                self._shards.append(data.digests(batch))
+                self._where = app_line()
+            elif not predicts and self._step + 1 in _BATCHES_COMPARED:
+                self._fed = data.digests(batch)
         if watched is not None:
-            watched.samplers.note_run(kinds, batch)
+            watched.samplers.note_run(fed, batch)
         if not has_step:
+            if shards and watched is not None:
+                watched.samplers.note_step(trains=False)
             return mode
         self._step += 1
         if watched is not None:
@@ -213,13 +245,20 @@ class Checks:
         """Compare after the last step. Collective, also for a rank that has nothing to show."""
         if self._samplers is not None and not self._samplers.passes and not current().reporter.has("DP04"):
             process.report(self._withheld, notice_only=True)
-        own = None
-        if self._synced and not current().reporter.has("DP03", "DP07", "DP09"):
+        own: Trained | Predicted | None = None
+        if self._shards:
+            division, _, line = self._samplers.feeding() if self._samplers else (None, None, None)
+            own = Predicted(division, line or self._where, self._shards)
+        elif self._synced and not current().reporter.has("DP03", "DP07", "DP09"):
             own = trained(self._machine, read=not self.replaced)
         of_replicas = self._communicator.all_gather_object(own)
-        if None not in of_replicas:
-            last = [replica for replica in of_replicas if replica is not None], "at the end", self._where
+        of_training = [replica for replica in of_replicas if isinstance(replica, Trained)]
+        of_shards = [replica for replica in of_replicas if isinstance(replica, Predicted)]
+        if len(of_training) == len(of_replicas):
+            last = of_training, "at the end", self._where
             process.report(different_hyperparameters(*last) or different_weights(*last), notice_only=True)
+        elif len(of_shards) == len(of_replicas) and not current().reporter.has("DP04", "DP05"):
+            process.report(wrong_shards(of_shards), notice_only=True)
 
 
 _OF_THE_GRAPH = ("batch_size", "inference")

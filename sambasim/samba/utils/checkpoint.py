@@ -32,11 +32,17 @@ def save_checkpoint(
     **others: object,
 ) -> None:
     """Copies weights and optimizer state from the device, and rank 0 writes them with `others`, as `epoch=3`: numbers,
-    texts, tensors, and lists and dictionaries of these. The file is replaced atomically."""
+    texts, tensors, and lists and dictionaries of these. Options of the optimizers are those of the device, as
+    `hyperparam_dict` has set them, unless the app has changed its own. The file is replaced atomically."""
     session.to_cpu(model)
     if not is_main_process():
         return
-    states, target = [optimizer.state_dict() for optimizer in as_sequence(optimizers)], Path(path)
+    states, target, now = [one.state_dict() for one in as_sequence(optimizers)], Path(path), session.loaded(model)
+    on_device = iter(now.checks.host.options.only_on_device(now.hyperparameters.given))
+    options = {id(one): [next(on_device) for _ in one.param_groups] for one in now.machine.optimizers}
+    for one, state in zip(as_sequence(optimizers), states, strict=True):
+        for group, changed in zip(state["param_groups"], options.get(id(one), ()), strict=False):
+            group.update(changed)
     try:
         with replacing(target) as temporary:
             torch.save({**others, "model": model.state_dict(), "optimizers": states}, temporary)

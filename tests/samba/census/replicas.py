@@ -90,6 +90,16 @@ def checkpoint(row: Row) -> None:
         samba.session.to_device(row.model)
 
 
+def momentum(row: Row) -> None:
+    """hyperparam_dict={'momentum': 0.9}, off, and on again, of a PEF compiled with momentum, and an SGD without"""
+    row.optimizers = samba.optim.SGD(row.model.parameters(), lr=0.1, dampening=0.5)
+    outputs = row.trace()
+    for step, number in enumerate((0.0, 0.9, 0.9, 0.0, 0.5)):
+        samba.session.run(row.batch(step), outputs, hyperparam_dict={"momentum": number}, **row.parallel)
+        row.plainly.optimizer.param_groups[0].update(momentum=number, dampening=0.5)
+        row.expect_step(step)
+
+
 def host_loss(row: Row) -> None:
     """grad_of_outputs=[output.grad] of a loss on the host, then output.sn_grad = output.grad"""
     outputs = row.trace()
@@ -166,6 +176,7 @@ def measuring(row: Row) -> None:
 ROWS: dict[Callable[[Row], None], tuple[Any, ...]] = {
     checkpoint: ("logreg",),
     bckwd_reduce: ("logreg",),
+    momentum: ("logreg",),
     host_loss: ("onlyout", OnlyOut),
     llm: ("llm", LogReg, "none"),
     num_replicas_1: ("logreg",),

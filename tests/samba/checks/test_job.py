@@ -5,6 +5,7 @@ import os
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy
 import pytest
@@ -13,8 +14,10 @@ import torch
 from safetensors.torch import save_file
 
 from sambasim.errors import DataParallelError
-from sambasim.samba.checks.job import Files, Point, different_steps
+from sambasim.samba import process
+from sambasim.samba.checks.job import Files, Job, Point, different_steps
 from sambasim.samba.process import Finding, Reporter
+from sambasim.samba.profiler import Profiler
 
 
 @pytest.fixture
@@ -41,6 +44,15 @@ def test_written_files_are_noted_with_the_line_of_the_app(watched: Files, tmp_pa
     assert all(where.startswith(f"{__file__}:") for where in seen.values()), seen
     assert seen[f"{tmp_path}/torch.pt"].endswith('torch.save(tensors, tmp_path / "torch.pt")')
     assert watched.take_new() == {}
+
+
+def test_a_profile_of_the_app_is_noted(watched: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(process.current().parts, Job, SimpleNamespace(files=watched))
+    profiler = Profiler()
+    for _ in range(2):
+        profiler.end_event(profiler.start_event("step"), tmp_path / "p.log")
+    ((path, where),) = watched.take_new().items()
+    assert (path, where.startswith(f"{__file__}:")) == (f"{tmp_path}/p.log", True)
 
 
 def test_appended_temporary_and_tool_files_are_ignored(watched: Files, tmp_path: Path) -> None:

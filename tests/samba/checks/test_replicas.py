@@ -17,11 +17,13 @@ from sambasim.samba.checks.data import Division, Iteration
 from sambasim.samba.checks.job import Check, Point
 from sambasim.samba.checks.replicas import (
     Checks,
+    Predicted,
     Snapshot,
     Trained,
     different_hyperparameters,
     different_start,
     different_weights,
+    wrong_shards,
 )
 from sambasim.samba.ending import leave
 from sambasim.samba.process import Finding, Reporter
@@ -53,6 +55,30 @@ def test_a_different_replica_is_found(change: dict[str, Any], start: str | None,
     assert (at_start and (at_start.words, at_start.where)) == (start and (start, "app.py:1: run()"))
     words = [f"DP07: at the end replica 2 {course}"] if course else []
     assert [finding.words for finding in later if finding] == words
+
+
+DIVIDED = [Division(2, rank, 8, None, False) for rank in range(2)]
+
+
+@pytest.mark.parametrize(
+    ("divisions", "second", "words"),
+    [
+        (DIVIDED, "cd", None),
+        (DIVIDED, "ab", "DP04: replicas 0 and 1 get the same samples, again in step 2"),
+        ([None, None], "ad", None),  # once, which may be chance
+        ([None, None], "a", None),  # with fewer batches
+        ([DIVIDED[0], DIVIDED[0]], "cd", "DP04: replicas 0 and 1 get the same samples: both samplers have rank 0"),
+        ([DIVIDED[0], replace(DIVIDED[1], length=9)], "cd", "DP05: the samplers of replicas 0 and 1 differ in the"),
+    ],
+)
+def test_replicas_that_predict_the_same_samples_are_found(
+    divisions: list[Division | None], second: str, words: str | None
+) -> None:
+    shards = [
+        Predicted(division, None, [(b,) for b in fed]) for division, fed in zip(divisions, ("ab", second), strict=True)
+    ]
+    found = wrong_shards(shards)
+    assert (found and found.words.startswith(words or "none")) == (words and True)
 
 
 @pytest.mark.parametrize(
