@@ -230,10 +230,6 @@ def captured(asked: Request, watch: "Stopwatch") -> "Built":
     return capture_model(asked.model, asked.example, asked.options, watch, losses=asked.losses)
 
 
-_told: set[str] = set()
-"""Notices of models that this process has printed."""
-
-
 def _print_compiled(done: Compiled) -> None:
     """The sections, how it was checked, notices, the file, and what runs it if a command line compiled it."""
     path, program = os.path.abspath(done.path), done.program
@@ -242,10 +238,11 @@ def _print_compiled(done: Compiled) -> None:
     print(f"{program.name}: {len(graph.sections)} sections ({kinds}), {len(graph.nodes)} operators")
     if done.checked is not None:
         print(f"checked: {done.checked}")
+    said = process.current().said
     for notice in (*done.notices, *_of_the_loss(program)):
-        if notice not in _told:  # an app may compile more than once
+        if notice not in said:  # an app may compile more than once
             print(f"notice: {notice}")
-    _told.update(done.notices)
+    said.update(done.notices)
     print(f"PEF file {path} created\nCompilation succeeded")
     app = process.app_command()
     if app is not None:
