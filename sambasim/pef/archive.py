@@ -213,6 +213,9 @@ _SAFETENSORS_DTYPES = {
 }  # fmt: skip
 
 
+WEIGHTS = (SymbolKind.PARAMETER, SymbolKind.BUFFER, SymbolKind.CONSTANT)
+
+
 @dataclass(frozen=True, slots=True)
 class Layout:
     """`header`: the length and the JSON at the beginning; `places`: of whole tensors behind it, in bytes."""
@@ -230,8 +233,7 @@ def weights_layout(symbols: Iterable[Symbol]) -> Layout:
     """The layout of the parameters, buffers and constants among `symbols`: the widest elements first, then by name."""
     places, stop = list[tuple[Symbol, slice]](), 0
     entries: dict[str, object] = {"__metadata__": {"format": "pt"}}  # tells other libraries whose tensors these are
-    kinds = (SymbolKind.PARAMETER, SymbolKind.BUFFER, SymbolKind.CONSTANT)
-    weights = [symbol for symbol in symbols if symbol.kind in kinds]
+    weights = [symbol for symbol in symbols if symbol.kind in WEIGHTS]
     for symbol in sorted(weights, key=lambda symbol: (-DTYPE_BYTES[symbol.type.dtype], symbol.name)):
         start, stop = stop, stop + symbol.whole.size_bytes
         places.append((symbol, slice(start, stop)))

@@ -19,7 +19,7 @@ from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
 from sambasim.pef.archive import bytes_of
-from sambasim.pef.document import PefDocument, Sha256, manifest_of, serializer
+from sambasim.pef.document import PefDocument, Sha256, left_out, manifest_of, serializer
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,7 +44,7 @@ class PartDigests(StrictModel):
 
 def part_digests(document: PefDocument) -> PartDigests:
     """Those of `document`, which has been read or written, so that it knows the digest of its weights."""
-    fields = serializer().to_python(manifest_of(document), mode="json")
+    fields = serializer().to_python(manifest_of(document), mode="json", exclude=left_out(document))
     program = fields["program"]
     of_optimizers = tuple(f"{optimizer['name']}__" for optimizer in program["optimizers"])
     numbers = {
@@ -60,7 +60,7 @@ def part_digests(document: PefDocument) -> PartDigests:
         "compile_options": [[axis.pop("size") for axis in program["mesh"]], fields["compile_options"]],
         "training_defaults": [numbers, fields["training_defaults"]],
         "metadata": fields["metadata"],
-        "graph": program,  # what is left of it
+        "graph": [program, fields["further"]] if document.further else program,  # what is left of it
     }
     return PartDigests(**{name: _sha256(json.dumps(part, sort_keys=True)) for name, part in parts.items()})
 

@@ -3,7 +3,7 @@ boolean, an integer and a float; NaN and infinities are written as Python's `jso
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from math import prod
 from pathlib import Path
@@ -13,13 +13,18 @@ from pydantic import ConfigDict, Field, JsonValue, TypeAdapter
 from pydantic_core import SchemaSerializer, SchemaValidator
 
 from sambasim import __version__
+from sambasim.errors import InternalError
 from sambasim.ir.mesh import DATA_PARALLEL, Mesh
 from sambasim.ir.program import Program
+from sambasim.ir.types import Symbol
+from sambasim.pef.archive import WEIGHTS
 from sambasim.units import counted
 
 FORMAT: Final = "sambasim-pef"
 VERSION: Final = "3"
 WRITER = f"sambasim {__version__}"
+FIRST_GRAPH = "first_graph"
+"""The metadata with the name of the first graph of a PEF of several."""
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
@@ -71,9 +76,21 @@ class Compiled:
 
 
 @dataclass(frozen=True, slots=True)
+class FurtherGraph:
+    """A graph of a PEF beside its first: a program of its own. It has the weights of the graphs before it, by symbol,
+    but for those in `own`, which differ."""
+
+    program: Program
+    metadata: Mapping[str, str]
+    checked: Checked | None = None
+    own: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class PefDocument:
     """The content of a PEF, without the weights. `checked`: None if it was not compared with its model. `digest` is the
-    SHA-256 of `pef.json`, and covers the weights through `weights_sha256`; the writer fills in both."""
+    SHA-256 of `pef.json`, and covers the weights through `weights_sha256`; the writer fills in both. `further`: the
+    graphs beside that of `program`, by name, in a PEF of several."""
 
     program: Program
     data_source: Mapping[str, JsonValue] = field(default_factory=dict)
@@ -83,6 +100,35 @@ class PefDocument:
     checked: Checked | None = None
     digest: str = ""
     weights_sha256: str = ""
+    further: Mapping[str, FurtherGraph] = field(default_factory=dict)
+
+    @property
+    def graphs(self) -> "Mapping[str, PefDocument]":
+        """Each graph by its name, as a PEF of one graph."""
+        first = replace(self, further={})
+        documents = {self.metadata.get(FIRST_GRAPH, ""): first}
+        for name, graph in self.further.items():
+            documents[name] = replace(first, program=graph.program, metadata=graph.metadata, checked=graph.checked)
+        return documents
+
+    def stored_as(self, graph: str) -> Mapping[str, str]:
+        """The names in the file of the weights of `graph`, by symbol."""
+        program, own = self.program, tuple[str, ...]()
+        if graph in self.further:
+            program, own = self.further[graph].program, self.further[graph].own
+        names = program.names_of(*WEIGHTS)
+        return {name: f"{graph}/{name}" if name in own else name for name in names}
+
+    @property
+    def stored(self) -> Mapping[str, Symbol]:
+        """All weights by their names in the file. Raises InternalError for one of which graphs have another type."""
+        found: dict[str, Symbol] = {}
+        for graph, document in self.graphs.items():
+            for name, key in self.stored_as(graph).items():
+                symbol = replace(document.program.symbols[name], name=key)
+                if found.setdefault(key, symbol).whole != symbol.whole:
+                    raise InternalError(f"{key} is {found[key].whole}, and {symbol.whole} in the graph {graph}")
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +177,7 @@ class Manifest:
     training_defaults: dict[str, JsonValue]
     metadata: dict[str, str]
     checked: Checked | None = None
+    further: dict[str, FurtherGraph] = field(default_factory=dict)
 
 
 _SHARED = tuple(field.name for field in fields(PefDocument) if field.name != "digest")
@@ -141,12 +188,18 @@ def manifest_of(document: PefDocument) -> Manifest:
     parts: dict[str, Any] = {name: getattr(document, name) for name in _SHARED}
     for name in ("data_source", "compile_options", "training_defaults", "metadata"):
         parts[name] = json.loads(json.dumps(dict(parts[name]), sort_keys=True, allow_nan=False, ensure_ascii=False))
+    parts["further"] = dict(document.further)
     return Manifest(FORMAT, VERSION, WRITER, **parts)
 
 
 def manifest_json(document: PefDocument) -> bytes:
     """The bytes of `pef.json`. Raises TypeError, ValueError or PydanticSerializationError for what JSON cannot say."""
-    return serializer().to_json(manifest_of(document), warnings="error")
+    return serializer().to_json(manifest_of(document), warnings="error", exclude=left_out(document))
+
+
+def left_out(document: PefDocument) -> set[str]:
+    """The keys that `pef.json` does not have."""
+    return set() if document.further else {"further"}
 
 
 def document_of(data: bytes) -> PefDocument:

@@ -19,7 +19,6 @@ from pydantic_core import PydanticSerializationError
 
 from sambasim.errors import (
     InternalError,
-    InvariantError,
     MachineError,
     Misfit,
     OptionError,
@@ -46,7 +45,18 @@ from sambasim.pef.archive import (
     weights_layout,
     write_archive,
 )
-from sambasim.pef.document import FORMAT, VERSION, WRITER, Checked, PefDocument, PefHeader, document_of, manifest_json
+from sambasim.pef.document import (
+    FIRST_GRAPH,
+    FORMAT,
+    VERSION,
+    WRITER,
+    Checked,
+    FurtherGraph,
+    PefDocument,
+    PefHeader,
+    document_of,
+    manifest_json,
+)
 from sambasim.units import format_bytes
 
 if TYPE_CHECKING:
@@ -132,15 +142,22 @@ def check(path: Path) -> PefDocument:
 def _read(archive: Archive, path: Path) -> PefDocument:
     document = replace(_parse(document_of, archive, path), digest=archive.digest)
     try:
-        verify(document.program)
-    except InvariantError as error:
+        _verify(document)
+    except InternalError as error:
         raise refusal(path, Rule.PROGRAM, error.what) from error
     _layout(archive, document, path)
     return document
 
 
+def _verify(document: PefDocument) -> None:
+    """Raises InternalError for a wrong program, and for graphs that disagree about a weight."""
+    for graph in document.graphs.values():
+        verify(graph.program)
+    _ = document.stored
+
+
 def _layout(archive: Archive, document: PefDocument, path: Path) -> Layout:
-    layout = weights_layout(document.program.symbols.values())
+    layout = weights_layout(document.stored.values())
     archive.file.seek(archive.weights_offset)
     found = archive.file.read(min(len(layout.header), archive.weights_bytes))
     if found != layout.header:
@@ -174,11 +191,11 @@ def _check_content(archive: Archive, document: PefDocument, path: Path) -> None:
 
 
 def write(path: Path, document: PefDocument, weights: "Mapping[str, torch.Tensor]") -> PefDocument:
-    """Writes `document` and its weights (by the symbols PARAMETER, BUFFER and CONSTANT) to `path`; returns it with its
-    digests. The file appears when it is complete; on an error nothing is left. Raises InvariantError or InternalError
-    for a wrong program or weights, UserError for what is not JSON, MachineError if the file cannot be written."""
-    verify(document.program)
-    layout = weights_layout(document.program.symbols.values())
+    """Writes `document` and its weights (by the names of `document.stored`) to `path`; returns it with its digests.
+    The file appears when it is complete; on an error nothing is left. Raises InternalError for a wrong program or
+    weights, UserError for what is not JSON, MachineError if the file cannot be written."""
+    _verify(document)
+    layout = weights_layout(document.stored.values())
     check_tensors(layout, weights)
     size_bytes = len(_json(document, "0" * 64))
     if size_bytes > LARGEST_MANIFEST_BYTES:
@@ -199,6 +216,29 @@ def write(path: Path, document: PefDocument, weights: "Mapping[str, torch.Tensor
             temporary.unlink()
         raise
     return replace(document, digest=digest, weights_sha256=weights_sha256)
+
+
+def join(path: Path, graphs: Mapping[str, Path]) -> PefDocument:
+    """Writes a PEF of several graphs to `path`, from a PEF of each, by name. Equal weights are stored once. Raises as
+    `write`."""
+    further: dict[str, FurtherGraph] = {}
+    weights: dict[str, torch.Tensor] = {}
+    documents = {name: read(part) for name, part in graphs.items()}
+    for name, document in documents.items():
+        tensors = map_weights(graphs[name], document)
+        own = [key for key, tensor in tensors.items() if key in weights and not _is_equal(weights[key], tensor)]
+        weights |= {f"{name}/{key}" if key in own else key: tensor for key, tensor in tensors.items()}
+        further[name] = FurtherGraph(document.program, document.metadata, document.checked, tuple(own))
+    first, *_ = documents
+    document = documents[first]
+    metadata = {**document.metadata, FIRST_GRAPH: first}
+    del further[first]
+    return write(path, replace(document, metadata=metadata, further=further), weights)
+
+
+def _is_equal(tensor: "torch.Tensor", other: "torch.Tensor") -> bool:
+    is_alike = (tensor.dtype, tensor.shape) == (other.dtype, other.shape)
+    return is_alike and bytes_of(tensor) == bytes_of(other)
 
 
 def seal(path: Path, to: Path, checked: Checked | None) -> str:

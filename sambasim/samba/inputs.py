@@ -4,7 +4,7 @@ import ast
 import inspect
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Sized
 from functools import partial, wraps
 from typing import Any, TypeAlias
 
@@ -100,11 +100,16 @@ def inputs_of(program: Program) -> Mapping[str, Symbol]:
 
 
 def bind(
-    wanted: Mapping[str, Symbol], batch_size: int, model: nn.Module, inputs: Inputs, places: Mapping[str, str]
+    wanted: Mapping[str, Symbol],
+    batch_size: int,
+    model: nn.Module,
+    inputs: Inputs,
+    places: Mapping[str, str],
+    kept: Collection[str] = (),
 ) -> dict[str, Tensor]:
     """The tensors of `inputs` as plain ones, in their order, by the names of the `wanted` symbols of the program.
-    `places`: these names by the arguments of `forward`; of one that was None its own. Raises DataError for a tensor
-    that fits no input, and for an input without a tensor."""
+    `places`: these names by the arguments of `forward`; of one that was None its own. `kept`: inputs that the device
+    has, which may be left out. Raises DataError for a tensor that fits no input, and for an input without a tensor."""
     tensors = flat(inputs)
     if isinstance(inputs, Mapping):
         keys: list[str | None] = [key for key, one in inputs.items() if one is not None]
@@ -125,9 +130,10 @@ def bind(
     if len(tensors) > len(wanted):
         what = f"{len(tensors)} tensors are given, and the PEF has {len(wanted)} inputs: {names}"
         raise DataError(what, remedy="give one tensor for each input")
-    others = (name for name in wanted if name not in keys)
+    first = [*wanted] if len(tensors) == len(wanted) else sorted(wanted, key=kept.__contains__)
+    others = (name for name in first if name not in keys)
     given = {key or next(others): tensor for key, tensor in zip(keys, tensors, strict=True)}
-    missing = ", ".join(name for name in wanted if name not in given)
+    missing = ", ".join(name for name in wanted if name not in given and name not in kept)
     if missing:
         remedy = "give one tensor for each input, with its name= or in its place"
         raise DataError(f"the input {missing} of the PEF has no tensor", remedy=remedy)

@@ -1,7 +1,10 @@
 """A PEF that a session has loaded: inputs, outputs, and the gradients from which its backward starts."""
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from numbers import Real
+from types import MappingProxyType
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,10 +30,23 @@ _PART_OF_OPT = frozenset({SectionKind.GRADNORM, SectionKind.REDUCE, SectionKind.
 """Kinds that run with OPT, whether they are named or not."""
 
 
-class Loaded:
-    """A loaded PEF, and the inputs and outputs of its last run."""
+class Loading(NamedTuple):
+    """What becomes a Loaded: the device, what the app asked for, its batch, and its outputs without data. `regions`: by
+    input and output, the region where it lies, if it lies in one; `aliases`: further names of outputs."""
 
-    def __init__(self, machine: Machine, asked: Request, inputs: Inputs, traced: Sequence[SambaTensor]) -> None:
+    machine: Machine
+    asked: Request
+    inputs: Inputs
+    traced: Sequence[SambaTensor]
+    regions: Mapping[str, str] = MappingProxyType({})
+    aliases: Mapping[str, str] = MappingProxyType({})
+
+
+class Loaded:
+    """A loaded PEF, or a graph of one, and the inputs and outputs of its last run."""
+
+    def __init__(self, loading: Loading) -> None:
+        machine, asked, inputs, traced, self.regions, aliases = loading
         program = machine.program
         self.machine, self.example = machine, asked.example
         self.traced = tuple(traced)
@@ -49,11 +65,15 @@ class Loaded:
         graph, symbols = program.leading, program.symbols
         outputs = [output for output in graph.outputs if symbols[output.symbol].kind is SymbolKind.OUTPUT]
         # Names by operators, `net__fc__linear__outputs__0`; a parameter that the model returns has none.
-        aliases = {output.value: output.symbol for output in outputs if output.value in graph.values}
+        of_values = {output.value: output.symbol for output in outputs if output.value in graph.values}
         # Also without the prefix of the model.
-        self.aliases = {value.partition("__")[2]: symbol for value, symbol in aliases.items()} | aliases
+        self.aliases = {value.partition("__")[2]: symbol for value, symbol in of_values.items()} | of_values
+        self.aliases |= aliases
         names, called = [*asked.example.inputs], (asked.example.arguments or {}).items()
         self._places = {place: names[at] if isinstance(at, int) else place for place, at in called}
+        self.kept: frozenset[str] = frozenset()
+        """The inputs that a run may leave out: the device has what was last written to their regions."""
+        self._readers: Mapping[str, Sequence[tuple[Loaded, str]]] = {}
         self.given: Mapping[str, SambaTensor] = {}
         self.inputs = self.bind(inputs)
         self.traced_inputs = self.given
@@ -66,10 +86,36 @@ class Loaded:
     def bind(self, inputs: Inputs) -> Mapping[str, Tensor]:
         """The batch of a run, by the names of the PEF's inputs."""
         machine = self.machine
-        batch = bind(self.wanted, machine.program.batch_size, machine.model, inputs, self._places)
+        batch = bind(self.wanted, machine.program.batch_size, machine.model, inputs, self._places, self.kept)
         if self.input_gradients:
             self.given = _samba_tensors(batch, inputs)
         return batch
+
+    def share_regions(self, graphs: "Sequence[Loaded]") -> None:
+        """From now on an input in a region has what a run of these `graphs`, this one among them, last wrote there. It
+        begins as it was traced. A region whose tensors differ in shape is none."""
+        members = [(graph, name, region) for graph in graphs for name, region in graph.regions.items()]
+        shapes = {(region, graph.machine.program.symbols[name].whole.shape) for graph, name, region in members}
+        whole = {region for region, count in Counter(region for region, _ in shapes).items() if count == 1}
+        self.kept = frozenset(name for name in self.wanted if self.regions.get(name) in whole)
+        self.machine.replica.place({name: self.inputs[name] for name in self.kept})
+        self._readers = {
+            name: [
+                (graph, other)
+                for graph, other, at in members
+                if at == region and other in graph.wanted and (graph, other) != (self, name)
+            ]
+            for name, region in self.regions.items()
+            if region in whole
+        }
+
+    def write_regions(self, batch: Mapping[str, Tensor], results: Mapping[str, Tensor]) -> None:
+        """The inputs of a run, and then its results, are written to the inputs in the same regions."""
+        for name, readers in self._readers.items():
+            value = results.get(name, batch.get(name))
+            if value is not None:
+                for graph, other in readers:
+                    graph.machine.replica.place({other: value})
 
     def check_outputs(self, wanted: Tensor | Sequence[Tensor], of_other_models: Collection[Tensor]) -> None:
         """Raises OptionError for outputs of a model that was traced before, and DataError for anything but tensors."""
@@ -93,12 +139,13 @@ class Loaded:
         for name, value in values.items():
             if name in outputs:
                 outputs[name] = outputs[name].with_data(value, name)
-            else:
+            elif name in self.input_gradients:
                 self.gradients[name] = value
                 for inputs in (self.traced_inputs, self.given):
                     if self.input_gradients[name] in inputs:
                         inputs[self.input_gradients[name]].sn_grad = value
-        names = outputs if wanted is None else [name_of(one) or "a tensor without a name" for one in flat(wanted)]
+        names = [*outputs] if wanted is None else [name_of(one) or "a tensor without a name" for one in flat(wanted)]
+        names = [name if name in outputs else self.aliases.get(name, name) for name in names]
         for name in names:
             if name not in outputs:
                 what = f"output_tensors has {name}, which is no output of the PEF"
@@ -107,6 +154,14 @@ class Loaded:
 
     def named_tensor(self, name: str) -> SambaTensor:
         """The tensor that an app calls `name`. Raises OptionError for a name that the PEF does not have."""
+        found = self.find(name)
+        if found is None:
+            remedy = f"sambasim inspect {self.machine.program.name} lists them"
+            raise app_error(OptionError, f"the PEF has no tensor {name}", remedy)
+        return found
+
+    def find(self, name: str) -> SambaTensor | None:
+        """The tensor that an app calls `name`; None for a name that the PEF does not have."""
         symbol = self.machine.program.symbols.get(name)
         if symbol is None:
             name = self.aliases.get(name, name)
@@ -116,8 +171,7 @@ class Loaded:
         if tensor is not None:
             return SambaTensor(tensor, name=name)
         if symbol is None or symbol.offset is None:
-            remedy = f"sambasim inspect {self.machine.program.name} lists them"
-            raise app_error(OptionError, f"the PEF has no tensor {name}", remedy)
+            return None
         return SambaTensor(self.machine.replica.read(name), name=name)
 
     def on_device(self, kind: SymbolKind) -> dict[str, SambaTensor]:

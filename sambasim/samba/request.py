@@ -7,11 +7,13 @@ from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
+from sambasim.compiler.capture.step import Example
 from sambasim.compiler.capture.tensors import held_by
 from sambasim.compiler.update import Update
 from sambasim.errors import DataError, ModelError, OptionError
@@ -22,6 +24,7 @@ from sambasim.options.base import build
 from sambasim.options.compile import CompileOptions
 from sambasim.options.training import TrainingOptions
 from sambasim.pef.document import Compiled
+from sambasim.pef.files import join, record_compiled
 from sambasim.samba import process
 from sambasim.samba.fingerprint import Request, fingerprint
 from sambasim.samba.flags import DTYPES, TENSOR_PARALLEL
@@ -51,18 +54,20 @@ def request(
     inference: bool,
     loss_indices: Sequence[int] | int | None = None,
     chips: int | None = None,
+    example: Example | None = None,
 ) -> Request:
     """The request for `model`, with errors for what does not fit together.
 
     given: fields of `[compile]` and `[parallel]`; None is the default
-    chips: those that share the batch; by default what `given` says"""
+    chips: those that share the batch; by default what `given` says
+    example: how the model is called with `inputs`; by default by position, or by name if they are a mapping"""
     if not isinstance(model, nn.Module):
         raise type_error(ModelError, "the model must be an nn.Module", model, "give the model, and then its inputs")
     for path, module in model.named_modules():
         for name, value in {**vars(module), **module._buffers}.items():
             if isinstance(value, SambaTensor):
                 host_values(value, f"{path}.{name}".lstrip("."))
-    example = example_of(model, inputs)
+    example = example_of(model, inputs) if example is None else example
     dtypes = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
     named = {name: _as_computed(tensor, dtypes) for name, tensor in example.inputs.items()}
     updates = () if inference else tuple(_updates(model, optimizers))
@@ -197,6 +202,25 @@ def _updates(model: nn.Module, optimizers: Sequence[Optimizer]) -> Iterable[Upda
 
 def compile_request(asked: Request, metadata: Mapping[str, object]) -> str:
     """Compiles a model. Returns the absolute path of the PEF. See `Session.compile`."""
+    return _print_compiled({"": _compiled(asked, metadata)})
+
+
+def compile_graphs(asked: Mapping[str, Request], metadata: Mapping[str, object]) -> str:
+    """Compiles each graph as a PEF of its own, and joins them. Returns the absolute path of the PEF."""
+    path = next(iter(asked.values())).options.pef_path
+    folder = path.parents[1]
+    folder.mkdir(parents=True, exist_ok=True)
+    done: dict[str, Compiled] = {}
+    with TemporaryDirectory(prefix=f".{path.stem}.", dir=folder) as parts:
+        for name, graph in asked.items():
+            options = graph.options.model_copy(update={"output_folder": Path(parts, str(len(done)))})
+            done[name] = _compiled(replace(graph, options=options), metadata)
+        digest = join(path, {name: one.path for name, one in done.items()}).digest
+    told = record_compiled(digest)
+    return _print_compiled({name: replace(one, path=path, notices=(*one.notices, *told)) for name, one in done.items()})
+
+
+def _compiled(asked: Request, metadata: Mapping[str, object]) -> Compiled:
     # It takes seconds to import, and a run does not need it.
     from sambasim.commands.compile import compile_proved
     from sambasim.commands.proof.eager import LiveModel
@@ -219,9 +243,7 @@ def compile_request(asked: Request, metadata: Mapping[str, object]) -> str:
 
     subject = LiveModel(asked.model, asked.example, losses=asked.losses)
     show = (lambda phase: None) if quiet else (lambda phase: print(f"{phase} …", file=sys.stderr, flush=True))
-    done = compile_proved(subject, asked.options, show, work=compiled)
-    _print_compiled(done)
-    return str(done.path.absolute())
+    return compile_proved(subject, asked.options, show, work=compiled)
 
 
 def captured(asked: Request, watch: "Stopwatch") -> "Built":
@@ -230,19 +252,22 @@ def captured(asked: Request, watch: "Stopwatch") -> "Built":
     return capture_model(asked.model, asked.example, asked.options, watch, losses=asked.losses)
 
 
-def _print_compiled(done: Compiled) -> None:
-    """The sections, how it was checked, notices, the file, and what runs it if a command line compiled it."""
-    path, program = os.path.abspath(done.path), done.program
-    graph = program.leading
-    kinds = ", ".join(f"{count} {kind}" for kind, count in graph.section_counts.items())
-    print(f"{program.name}: {len(graph.sections)} sections ({kinds}), {len(graph.nodes)} operators")
-    if done.checked is not None:
-        print(f"checked: {done.checked}")
+def _print_compiled(done: Mapping[str, Compiled]) -> str:
+    """Prints of each graph the sections, how it was checked, and notices; then the file, and what runs it if a command
+    line compiled it. Returns the path of the file."""
     said = process.current().said
-    for notice in (*done.notices, *_of_the_loss(program)):
-        if notice not in said:  # an app may compile more than once
-            print(f"notice: {notice}")
-    said.update(done.notices)
+    for name, one in done.items():
+        program, graph = one.program, one.program.leading
+        path = os.path.abspath(one.path)
+        kinds = ", ".join(f"{count} {kind}" for kind, count in graph.section_counts.items())
+        of_graph = f"{program.name}, graph {name}" if name else program.name
+        print(f"{of_graph}: {len(graph.sections)} sections ({kinds}), {len(graph.nodes)} operators")
+        if one.checked is not None:
+            print(f"checked: {one.checked}")
+        for notice in (*one.notices, *_of_the_loss(program)):
+            if notice not in said:  # an app may compile more than once
+                print(f"notice: {notice}")
+        said.update(one.notices)
     print(f"PEF file {path} created\nCompilation succeeded")
     app = process.app_command()
     if app is not None:
@@ -254,6 +279,7 @@ def _print_compiled(done: Compiled) -> None:
             command = ["mpirun", "-np", ranks, *command, "--data-parallel", *on_rdu]
         print(f"next: {shlex.join(command)}")
     sys.stdout.flush()
+    return path
 
 
 def _of_the_loss(program: Program) -> Iterator[str]:

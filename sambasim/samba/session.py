@@ -10,7 +10,7 @@ from contextlib import contextmanager, nullcontext
 from math import isfinite
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -24,14 +24,25 @@ from sambasim.runtime.watch.observer import SectionClock
 from sambasim.samba import process
 from sambasim.samba.checks import replicas
 from sambasim.samba.device import Machine
-from sambasim.samba.fingerprint import Request
 from sambasim.samba.inputs import Inputs, repeatable
-from sambasim.samba.loaded import Loaded, kinds_of
-from sambasim.samba.notices import AbsentNameError, checks_keywords, no_such_name, say_once, without_effect
-from sambasim.samba.process import app_error
+from sambasim.samba.loaded import Loaded, Loading, kinds_of
+from sambasim.samba.notices import AbsentNameError, checks_keywords, nearest, no_such_name, say_once, without_effect
+from sambasim.samba.process import app_error, type_error
 from sambasim.samba.profiler import Profiler
-from sambasim.samba.request import Optimizer, as_mapping, as_sequence, build_fields, compile_request, request, unwrapped
+from sambasim.samba.request import (
+    Optimizer,
+    as_mapping,
+    as_sequence,
+    build_fields,
+    compile_graphs,
+    compile_request,
+    request,
+    unwrapped,
+)
 from sambasim.samba.tensor import SambaTensor, of_shape
+
+if TYPE_CHECKING:
+    from sambasim.samba.graph import FwdGraph
 
 
 class Session:
@@ -42,6 +53,10 @@ class Session:
         self.ctx = SimpleNamespace(set_tensors=lambda tensors: self.loaded().set_tensors(tensors))
         self._config: Mapping[str, object] | None = None
         self._now: Loaded | None = None
+        self._graphs: dict[str, Loaded] = {}
+        """All that is loaded, by the name of the graph: "" of `trace_graph`. The last one is `_now`."""
+        self._added: dict[str, FwdGraph] = {}
+        self._are_used = False  # whether the added graphs are compiled or loaded
         self._of_other_models = WeakIdKeyDictionary()
 
     @checks_keywords()
@@ -73,8 +88,7 @@ class Session:
         init_output_grads, io_host_memory, is_split_batch, graph_transform_hook."""
         if graph_transform_hook is not None:
             say_once("graph_transform_hook", "the graph is compiled as it was captured")
-        default = process.current().arguments if self._config is None else self._config
-        config = as_mapping("config_dict", default if config_dict is None else config_dict)
+        config = self._config_of(config_dict)
         forward_only = bool(config.get("inference")) if inference is None else inference
         replicas.note_not_passed_on(config, inference=forward_only)
         model, listed, batch = unwrapped(model), as_sequence(optimizers), repeatable(inputs)
@@ -82,13 +96,93 @@ class Session:
         asked = request(model, batch, listed, fields, inference=forward_only, loss_indices=loss_indices)
         return compile_request(asked, {**(pef_metadata or {}), **(metadata or {})})
 
-    def load(self, machine: Machine, asked: Request, inputs: Inputs, traced: Sequence[SambaTensor]) -> None:
-        """Makes `machine` the loaded PEF, with what `trace_graph` was asked for, its batch and its outputs."""
-        if self._now is not None and self._now.machine.model is machine.model:
+    def _config_of(self, config_dict: Mapping[str, object] | None) -> Mapping[str, object]:
+        default = process.current().arguments if self._config is None else self._config
+        return as_mapping("config_dict", default if config_dict is None else config_dict)
+
+    @checks_keywords()
+    def add_graph(self, graph: "FwdGraph") -> None:
+        """Adds a graph to those that are compiled or loaded together next. Raises OptionError for a name that another
+        of them has."""
+        from sambasim.samba.graph import FwdGraph  # importing it installs hooks
+
+        if not isinstance(graph, FwdGraph):
+            raise type_error(OptionError, "add_graph takes a graph", graph, "FwdGraph(inputs, outputs, name)")
+        if self._are_used:
+            self._added, self._are_used = {}, False
+        if graph.name in self._added:
+            raise app_error(OptionError, f"two graphs are called {graph.name}", "give each a name= of its own")
+        self._added[graph.name] = graph
+
+    @checks_keywords()
+    def compile_multigraph(
+        self,
+        name: str | None = None,
+        config_dict: Mapping[str, object] | None = None,
+        pef_metadata: Mapping[str, object] | None = None,
+        enable_hypersection: bool = True,
+        inference: bool = True,
+        optimizers: Optimizer | Sequence[Optimizer] | None = None,
+        app_dir: str | Path | None = None,
+        metadata: Mapping[str, object] | None = None,
+    ) -> str:
+        """Compiles the added graphs into one PEF, in which equal weights are stored once. Returns its absolute path.
+        The arguments are those of `compile`; enable_hypersection has no effect.
+
+        Raises OptionError without graphs, and for training; else as `compile`."""
+        graphs, config = self._take_graphs(), self._config_of(config_dict)
+        if not inference or as_sequence(optimizers):
+            remedy = "leave out inference=False and the optimizers; session.compile makes a PEF that trains"
+            raise app_error(OptionError, "a PEF of several graphs predicts, and trains nothing", remedy)
+        replicas.note_not_passed_on(config, inference=True)
+        first = next(iter(graphs.values()))
+        fields = build_fields(config, name or type(first.model).__name__.lower())
+        asked = {name: graph.request(fields) for name, graph in graphs.items()}
+        return compile_graphs(asked, {**(pef_metadata or {}), **(metadata or {})})
+
+    @checks_keywords()
+    def init_multigraph_runtime(self, pef: str = "", config_dict: Mapping[str, object] | None = None) -> None:
+        """Loads the added graphs, all of a PEF or some, and copies the weights to the device. `pef`: as of
+        `trace_graph`.
+
+        Raises OptionError without graphs, for a PEF of one graph, and for a graph that it does not have; else as
+        `trace_graph`."""
+        from sambasim.samba.trace import trace_graphs  # it imports this module
+
+        trace_graphs(self._take_graphs(), pef, config_dict)
+
+    def _take_graphs(self) -> Mapping[str, "FwdGraph"]:
+        if not self._added:
+            what = "there are no graphs in the session"
+            raise app_error(OptionError, what, "samba.session.add_graph(FwdGraph(inputs, outputs, name)) for each")
+        self._are_used = True
+        return self._added
+
+    def load(self, graphs: Mapping[str, Loading]) -> None:
+        """Makes these graphs, by name, what is loaded."""
+        model = next(iter(graphs.values())).machine.model
+        if self._now is not None and self._now.machine.model is model:
             self._now.checks.host.note_replacement()
         elif self._now is not None:
             self._of_other_models.update(dict.fromkeys(self._now.traced, True))
-        self._now = Loaded(machine, asked, inputs, traced)
+        self._graphs = {name: Loaded(loading) for name, loading in graphs.items()}
+        for loaded in self._graphs.values():
+            loaded.share_regions([*self._graphs.values()])
+            self._now = loaded
+
+    def _choose(self, graph_name: str | None) -> Loaded:
+        """The loaded graph of this name, which is now the last. A PEF of `trace_graph` has one, whatever its name."""
+        if "" in self._graphs or self._now is None:
+            return self.loaded()
+        if graph_name is None and len(self._graphs) > 1:
+            what = f"session.run needs the name of a graph: {', '.join(self._graphs)} are loaded"
+            raise app_error(OptionError, what, f"graph_name={next(iter(self._graphs))!r}")
+        name = graph_name or next(iter(self._graphs))
+        if name not in self._graphs:
+            raise app_error(OptionError, f"no graph {name} is loaded", nearest(name, [*self._graphs]))
+        self._graphs[name] = self._now = self._graphs.pop(name)
+        self._now.machine.model.output_tensors = self._now.traced  # type: ignore[assignment]  # as in trace_graph
+        return self._now
 
     @checks_keywords()
     def run(
@@ -109,15 +203,17 @@ class Session:
         output_tensors: the outputs to return: one tensor, or several; None for all
         hyperparam_dict: lr, momentum, weight_decay … of all optimizers, and dropout rates, from this step on
         data_parallel, reduce_on_rdu: whether gradients are synced with the other replicas, and where
+        graph_name: of a PEF of several graphs, the one to run. Inputs in a region may be left out
         section_types: FWD, BCKWD, OPT, in any case; GRADNORM, REDUCE and GATHER run with OPT
         grad_of_outputs: for this run, the gradient of each output, or None; by default the `sn_grad` of outputs
 
         Raises OptionError and DataError for arguments that do not fit the PEF, and for findings of the checks."""
-        now = self.loaded()
+        now = self._choose(graph_name)
         machine = now.machine
         kinds = kinds_of(machine.program, section_types)
-        batch = {} if input_tensors is None else now.bind(repeatable(input_tensors))
-        if SectionKind.FWD in kinds and not batch:
+        given = [] if input_tensors is None and now.kept else input_tensors
+        batch = {} if given is None else now.bind(repeatable(given))
+        if SectionKind.FWD in kinds and not (batch or now.kept):
             raise app_error(OptionError, "section FWD needs a batch", "session.run(input_tensors=[…], …)")
         if isinstance(output_tensors, Iterator):
             output_tensors = [*output_tensors]
@@ -143,6 +239,7 @@ class Session:
                 optimizer._opt_called = True  # for torch's schedulers
         if now.start.is_loss and not isfinite(machine.replica.loss):
             now.checks.report_nonfinite_loss()
+        now.write_regions(batch, results)
         return now.answer(results, output_tensors)
 
     @checks_keywords()
@@ -152,8 +249,8 @@ class Session:
         self._config = dict(as_mapping("cfg", cfg))
 
     def reset(self) -> None:
-        """Forgets the loaded PEF, and what `setup` was given."""
-        self._now, self._config = None, None
+        """Forgets the loaded PEF, added graphs, and what `setup` was given."""
+        self._now, self._config, self._graphs, self._added = None, None, {}, {}
 
     @property
     def tracing(self) -> bool:
@@ -207,18 +304,20 @@ class Session:
     @checks_keywords()
     def to_cpu(self, model: nn.Module | None = None, optimizers: object = None) -> None:
         """Copies weights, buffers and the state of all optimizers from the device to the host."""
-        now = self.loaded(model)
-        now.checks.host.note_fetch()
-        now.machine.to_host()
-        now.checks.host.note_exchange()
+        for now in self._graphs_of(model):
+            now.checks.host.note_fetch()
+            if not now.machine.replica.has_weights_of_another:
+                now.machine.to_host()
+            now.checks.host.note_exchange()
 
     @checks_keywords()
     def to_device(self, model: nn.Module | None = None, optimizers: object = None) -> None:
         """Copies weights, buffers and the state of all optimizers from the host to the device."""
-        now = self.loaded(model)
-        now.checks.replaced = True
-        now.machine.to_device()
-        now.checks.host.note_exchange()
+        for now in self._graphs_of(model):
+            now.checks.replaced = True
+            if not now.machine.replica.has_weights_of_another:
+                now.machine.to_device()
+            now.checks.host.note_exchange()
 
     to_rdu = to_device
 
@@ -229,7 +328,14 @@ class Session:
         if isinstance(names, str):
             what = f"names must be a list of words, not the word {names!r}"
             raise app_error(OptionError, what, f'samba.session.get_tensors_by_name(["{names}"])')
-        return list(map(self.loaded().named_tensor, names))
+        return [self._named(name) for name in names]
+
+    def _named(self, name: str) -> SambaTensor:
+        """That of the graph that ran last, of those that have the name."""
+        for loaded in reversed(self._graphs.values()):
+            if (found := loaded.find(name)) is not None:
+                return found
+        return self.loaded().named_tensor(name)  # raises
 
     @checks_keywords()
     def get_tensors(self, tensors: Tensor | Sequence[Tensor]) -> tuple[SambaTensor, ...]:
@@ -263,17 +369,24 @@ class Session:
 
     def __getattr__(self, name: str) -> object:
         error = no_such_name("samba.session", name, [known for known in dir(type(self)) if not known.startswith("_")])
-        remedy = "leave it out; for several graphs compile a PEF for each: a PEF holds one graph here"
-        raise app_error(AbsentNameError, str(error), remedy)
+        raise app_error(AbsentNameError, str(error), "leave it out")
 
     def loaded(self, model: nn.Module | None = None) -> Loaded:
         """The loaded PEF. Raises OptionError if there is none, or one for another model than `model`."""
         if self._now is None:
             raise app_error(OptionError, "no PEF is loaded", "samba.utils.trace_graph(model, inputs, optim, pef=…)")
-        if model is not None and unwrapped(model) is not self._now.machine.model:
+        if model is None or unwrapped(model) is self._now.machine.model:
+            return self._now
+        others = [one for one in self._graphs.values() if one.machine.model is unwrapped(model)]
+        if not others:
             what = f"this {type(model).__name__} is not the model that was traced"
             raise app_error(OptionError, what, "give the model that trace_graph was called with")
-        return self._now
+        return others[-1]
+
+    def _graphs_of(self, model: nn.Module | None) -> list[Loaded]:
+        """What is loaded for `model`, or for all models."""
+        now = self.loaded(model)
+        return [one for one in self._graphs.values() if model is None or one.machine.model is now.machine.model]
 
 
 session = Session()

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import count, zip_longest
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -35,13 +35,16 @@ from sambasim.samba.device import Machine
 from sambasim.samba.fingerprint import Request
 from sambasim.samba.flags import DTYPES, TENSOR_PARALLEL
 from sambasim.samba.inputs import Inputs, repeatable
-from sambasim.samba.loaded import outputs_of
+from sambasim.samba.loaded import Loading, outputs_of
 from sambasim.samba.models import add_old_methods
-from sambasim.samba.notices import checks_keywords
+from sambasim.samba.notices import checks_keywords, nearest
 from sambasim.samba.process import app_error
 from sambasim.samba.request import LOSS_INDICES, Optimizer
 from sambasim.samba.session import session
 from sambasim.samba.tensor import SambaTensor
+
+if TYPE_CHECKING:
+    from sambasim.samba.graph import FwdGraph  # importing it installs hooks
 
 
 def trace_graph(*arguments: Any, **keywords: Any) -> tuple[SambaTensor, ...]:
@@ -77,42 +80,91 @@ def _trace_graph(
 
     Raises PefError with the first difference if the PEF was compiled from another graph; OptionError if it was compiled
     with another --dtype than the command line has; LaunchError for more replicas on a node than it has RDUs."""
-    context = process.current()
-    pef = pef or str(request.as_mapping("config_dict", config_dict).get("pef") or context.flag("pef") or "")
-    if not pef:
-        raise app_error(OptionError, "trace_graph needs a PEF", "samba.utils.trace_graph(model, inputs, optim, pef=…)")
     wrapper, model, inputs = model, request.unwrapped(model), repeatable(inputs)
-    path = locate(pef, compiling=process.compile_command())
-    document = read(path)
-    _check_pef(document)
-    communicator = ending.communicator()
-    communicator.barrier()  # so that all ranks raise the errors below together
-    ranks, command = document.program.ranks_of_replica, shlex.join(process.typed_command())
-    place_replicas(inventory_of(document.compile_options), communicator.node_of, ranks, command=command)
-    make_repeatable(context.flag("threads") or default_threads(communicator, ranks))
+    path, document = _opened("samba.utils.trace_graph(model, inputs, optim, pef=…)", pef, config_dict)
+    if document.further:
+        what = f"{path.name} is a PEF of the graphs {', '.join(document.graphs)}"
+        remedy = "samba.session.add_graph(FwdGraph(inputs, outputs, name)) for each, and then "
+        raise app_error(OptionError, what, f"{remedy}samba.session.init_multigraph_runtime(pef)")
     optimizers = request.as_sequence(optim)
     if document.program.training is not None and _predicts(path.name, optimizers):
         document = replace(document, program=forward_of(document.program))
     asked = _request_of(document, model, inputs, optimizers, loss_indices)
-    check_model(model, training=bool(asked.updates), replicas=document.program.data_parallel)
-    weights = dict(map_weights(path))
-    # The fingerprint of a PEF that was compiled elsewhere may be copied from another one.
-    of_this_machine = communicator.broadcast_object(is_compiled_here(document.digest))
-    known = request.fingerprint_of(asked).items() if of_this_machine else ()
-    if not any(document.metadata.get(name) == digest for name, digest in known):
-        capture_and_compare(document, asked, weights)
-    replicas.note_changed(document.metadata, document.program.replica_batch_size)
-    keep_freed_memory()
-    replica = _replica(document.program, asked, weights)
-    machine = Machine(document, as_one_rank(document.program), model, optimizers, replica)
+    machine = _machine(document, asked, dict(map_weights(path)), optimizers)
     outputs = tuple(outputs_of(machine.program))
-    session.load(machine, asked, inputs, outputs)
+    session.load({"": Loading(machine, asked, inputs, outputs)})
     if transfer_device:
         session.to_device(model)
     for one in (model, wrapper):
         one.output_tensors = outputs  # type: ignore[assignment]  # torch says that attributes are tensors and modules
         add_old_methods(one)
     return outputs
+
+
+def trace_graphs(
+    graphs: Mapping[str, "FwdGraph"], pef: str, config_dict: Mapping[str, object] | Namespace | None
+) -> None:
+    """Loads the `graphs` of `pef`, by name, for their models: see `Session.init_multigraph_runtime`."""
+    path, document = _opened("samba.session.init_multigraph_runtime(pef)", pef, config_dict)
+    if not document.further:
+        remedy = "samba.utils.trace_graph(model, inputs, optim, pef=…) loads it"
+        raise app_error(OptionError, f"{path.name} is a PEF of one graph", remedy)
+    stored, documents = map_weights(path), document.graphs
+    loading: dict[str, Loading] = {}
+    for name, graph in graphs.items():
+        if name not in documents:
+            raise app_error(OptionError, f"{path.name} has no graph {name}", nearest(name, [*documents]))
+        own = documents[name]
+        asked = graph.request(_fields(own), own.program.chips)
+        weights = {symbol: stored[key] for symbol, key in document.stored_as(name).items()}
+        of_model = (one.machine.replica for one in loading.values() if one.machine.model is graph.model)
+        machine = _machine(own, asked, weights, (), next(of_model, None))
+        every = tuple(outputs_of(machine.program))
+        outputs = [every[position] for position in graph.positions]
+        names = [str(output.sn_name) for output in outputs]
+        loading[name] = Loading(machine, asked, graph.given, outputs, graph.regions(names), graph.named(names))
+    session.load(loading)
+    session.to_device()
+
+
+def _opened(call: str, pef: str, config_dict: Mapping[str, object] | Namespace | None) -> tuple[Path, PefDocument]:
+    """The PEF that a `call` of the app names, by default that of `config_dict`, or of the command line. Collective."""
+    context = process.current()
+    pef = pef or str(request.as_mapping("config_dict", config_dict).get("pef") or context.flag("pef") or "")
+    if not pef:
+        raise app_error(OptionError, f"{call.partition('(')[0].rpartition('.')[2]} needs a PEF", call)
+    path = locate(pef, compiling=process.compile_command())
+    document = read(path)
+    for graph in document.graphs.values():
+        _check_pef(graph)
+    communicator = ending.communicator()
+    communicator.barrier()  # so that all ranks raise the errors below together
+    ranks, command = document.program.ranks_of_replica, shlex.join(process.typed_command())
+    place_replicas(inventory_of(document.compile_options), communicator.node_of, ranks, command=command)
+    make_repeatable(context.flag("threads") or default_threads(communicator, ranks))
+    return path, document
+
+
+def _machine(
+    document: PefDocument,
+    asked: Request,
+    weights: Mapping[str, Tensor],
+    optimizers: Sequence[Optimizer],
+    weights_of: StepwiseReplica | None = None,
+) -> Machine:
+    """The device with the PEF. Raises PefError if it was compiled from another model than that of `asked`. Collective.
+    `weights_of`: another replica with the weights of this model."""
+    model, program = asked.model, document.program
+    check_model(model, training=bool(asked.updates), replicas=program.data_parallel)
+    # The fingerprint of a PEF that was compiled elsewhere may be copied from another one.
+    of_this_machine = ending.communicator().broadcast_object(is_compiled_here(document.digest))
+    known = request.fingerprint_of(asked).items() if of_this_machine else ()
+    if not any(document.metadata.get(name) == digest for name, digest in known):
+        capture_and_compare(document, asked, weights)
+    replicas.note_changed(document.metadata, program.replica_batch_size)
+    keep_freed_memory()
+    replica = _replica(program, asked, weights, weights_of)
+    return Machine(document, as_one_rank(program), model, optimizers, replica)
 
 
 def _check_pef(document: PefDocument) -> None:
@@ -158,19 +210,23 @@ def _request_of(
     loss_indices: Sequence[int] | int | None,
 ) -> Request:
     predicts, chips = document.program.training is None, document.program.chips
-    unknown = {"inference"}  # that of the program counts
-    if predicts:
-        unknown |= {"data_parallel", "world_size", "stochastic_rounding"}
-        unknown |= {"tensor_parallel", "n_chips"} if chips > 1 else set()
-    options = document.compile_options.items()
-    fields = {name: value for name, value in options if name in BUILD_FIELDS - unknown} | {"output_folder": Path("out")}
-    losses = _losses(document, loss_indices)
+    fields, losses = _fields(document), _losses(document, loss_indices)
     asked = request.request(model, inputs, optimizers, fields, inference=predicts, loss_indices=losses, chips=chips)
     if is_clipped(document.program):
         off: Mapping[str, float | bool] = {"max_grad_norm": math.inf}
         updates = (replace(one, hyperparameters={**off, **one.hyperparameters}) for one in asked.updates)
         return replace(asked, updates=tuple(updates))
     return asked
+
+
+def _fields(document: PefDocument) -> dict[str, object]:
+    """The options with which the PEF was compiled."""
+    unknown = {"inference"}  # that of the program counts
+    if document.program.training is None:
+        unknown |= {"data_parallel", "world_size", "stochastic_rounding"}
+        unknown |= {"tensor_parallel", "n_chips"} if document.program.chips > 1 else set()
+    options = document.compile_options.items()
+    return {name: value for name, value in options if name in BUILD_FIELDS - unknown} | {"output_folder": Path("out")}
 
 
 def _losses(document: PefDocument, given: Sequence[int] | int | None) -> Sequence[int] | int | None:
@@ -201,12 +257,14 @@ def forward_of(program: Program) -> Program:
     return replace(forward, mesh=mesh, optimizers=(), groups=(), runtime_arguments=())
 
 
-def _replica(program: Program, asked: Request, weights: Mapping[str, Tensor]) -> StepwiseReplica:
+def _replica(
+    program: Program, asked: Request, weights: Mapping[str, Tensor], weights_of: StepwiseReplica | None
+) -> StepwiseReplica:
     """The device, with constants, the hyperparameters of the app's optimizers, and the seed of rank 0 for rounding."""
     communicator, declared = ending.communicator(), program.runtime_arguments
     seed = communicator.broadcast_object(torch.initial_seed())
     seeded = tuple(replace(one, default=seed) if one.name == ROUNDING_SEED else one for one in declared)
-    replica = StepwiseReplica(replace(program, runtime_arguments=seeded), communicator)
+    replica = StepwiseReplica(replace(program, runtime_arguments=seeded), communicator, weights_of)
     for name in program.names_of(SymbolKind.CONSTANT):  # masks, tables, plain attributes
         replica.write(name, weights[name])
     for index, update in enumerate(asked.updates):

@@ -5,7 +5,7 @@ import inspect
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from math import prod
 from typing import Any, NamedTuple, TypeAlias
 
@@ -66,13 +66,14 @@ def named_losses(name: str, args: Mapping[str, object]) -> tuple[Loss, Loss | No
 
 def first_tensor(result: object) -> Any:
     """The outputs that a loss with a name takes, of all that a model returns."""
-    return next(iter(_tensors_in(result)), result)
+    return next(iter(tensors_in(result)), result)
 
 
-def _tensors_in(result: object) -> list[Tensor]:
+def tensors_in(result: object) -> list[Tensor]:
+    """The tensors in what a model returns, in order."""
     if isinstance(result, Tensor):
         return [result]
-    return [tensor for item in _fields(result).values() for tensor in _tensors_in(item)]
+    return [tensor for item in _fields(result).values() for tensor in tensors_in(item)]
 
 
 def check_loss(value: Tensor, named: str | None, *, any_shape: bool) -> None:
@@ -160,6 +161,13 @@ Losses = Callable[[Sequence[Tensor]], tuple[int, ...]]  # which of a model's out
 TARGET = "target"  # the name of the loss's second operand, where the config names the loss
 
 
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """An argument of a model that is no tensor, and the same in every call."""
+
+    value: object
+
+
 class Example(NamedTuple):
     """A batch of inputs by name, and whether the model takes them by name. `arguments`: those of the model, which may
     be dicts, tuples or lists, with positions of inputs in place of tensors; None where each input is one."""
@@ -172,7 +180,7 @@ class Example(NamedTuple):
         """What `model` returns for `tensors`, in place of as many inputs."""
         given: Mapping[str, object] = dict(zip([*self.inputs][: len(tensors)], tensors, strict=True))
         if self.arguments is not None:
-            given = each_value(self.arguments, lambda at, _: None if at is None else tensors[at])
+            given = each_value(self.arguments, lambda at, _: tensors[at] if isinstance(at, int) else at and at.value)
         return model(**given) if self.by_keyword else model(*given.values())
 
 
@@ -183,7 +191,7 @@ class _Step(nn.Module):
 
     def _call(self, inputs: Sequence[Tensor]) -> tuple[object, tuple[Tensor, ...]]:
         result = self._example.call(self.model, inputs)
-        tensors = _tensors_in(result)
+        tensors = tensors_in(result)
         if not tensors:
             kind = "None" if result is None else f"a {type(result).__name__} without a tensor in it"
             remedy = "return a loss, (loss, outputs…), or outputs with the loss named: --loss cross_entropy"

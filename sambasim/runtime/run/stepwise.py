@@ -44,6 +44,7 @@ class Mode(StrEnum):
     DEVICE = "device"
 
 
+_WEIGHTS = (SymbolKind.PARAMETER, SymbolKind.BUFFER)
 _WAYS = {Mode.HOST: Way.HOST_REPLICATED, Mode.DEVICE: Way.DEVICE}
 
 
@@ -93,6 +94,18 @@ class _Memory:
         else:
             self._allocated = Allocated(before, groups_of(communicator, ranks, mesh))
         return connect(communicator, way, self._allocated, mesh=mesh)
+
+    def share(self, other: "_Memory") -> bool:
+        """Read the parameters and buffers of `other`, if its ranks hold the same parts; returns whether they do."""
+        held = [
+            {(one.name, one.type, one.cuts) for one in of.symbols.values() if one.kind in _WEIGHTS}
+            for of in (self.program, other.program)
+        ]
+        if held[0] != held[1] or self.ranks != other.ranks:
+            return False
+        for own, others in zip(self.of_ranks, other.of_ranks, strict=True):
+            own.take({name: others.tensor(name) for name, *_ in held[0]})
+        return True
 
     def place(self, inputs: Mapping[str, Tensor]) -> None:
         """Copy a batch to the ranks."""
@@ -194,12 +207,16 @@ class StepwiseReplica:
     """The replica of this process, which runs all of its ranks. Creating it is collective, and so is an OPT in a mode
     other than ALONE. `loss`: the mean of the loss, or of its substitute, in the last forward; `hyperparameters`: what
     `change` has set, by optimizer; `mode`: None before the first OPT; `begun`: whoever writes states adds their
-    optimizer; `write`, `meet`: those of its memory."""
+    optimizer; `write`, `meet`, `place`: those of its memory. `weights_of`: another replica that predicts with the same
+    model; its parameters and buffers are read."""
 
-    def __init__(self, program: Program, communicator: Communicator) -> None:
+    def __init__(
+        self, program: Program, communicator: Communicator, weights_of: "StepwiseReplica | None" = None
+    ) -> None:
         self._memory = _Memory(program, communicator)
+        self.has_weights_of_another = weights_of is not None and self._memory.share(weights_of._memory)
         self._program = self._memory.program
-        self.write, self.meet = self._memory.write, self._memory.meet
+        self.write, self.meet, self.place = self._memory.write, self._memory.meet, self._memory.place
         self.mode: Mode | None = None
         self.hyperparameters: dict[int, Mapping[str, float | bool]] = {}
         self._transports = connect_here(self._memory.updating)

@@ -197,6 +197,10 @@ class DeviceMemory:
             view = self._views[symbol_name] = _view(place, symbol.offset, symbol.type)
         return view
 
+    def take(self, tensors: Tensors) -> None:
+        """Have these tensors, by symbol, in place of its own."""
+        self._views |= tensors
+
     def region(self, group: ParameterGroup, region: str) -> Tensor:
         """A flat tensor of `group`, in place. `region`: "parameter", "gradient" or a state of its optimizer."""
         place = self._shared if region == "parameter" else self._bytes

@@ -35,8 +35,8 @@ _OUTSIDE = "sambasim.samba.shim.modules"
 
 _SOURCES: Mapping[str, str | tuple[str, ...]] = {
     **{f"sambaflow.{name}": f"sambasim.{name}" for name in (
-        "samba", "samba.functional", "samba.nn", "samba.optim", "samba.profiler", "samba.test", "samba.utils",
-        "samba.utils.argparser", "samba.utils.checkpoint", "samba.utils.common",
+        "samba", "samba.functional", "samba.graph", "samba.nn", "samba.optim", "samba.profiler", "samba.test",
+        "samba.utils", "samba.utils.argparser", "samba.utils.checkpoint", "samba.utils.common",
     )},
     "sambaflow": (_OUTSIDE, "__version__", "is_demo"),
     "sambaflow.logging.samba_logger": (
@@ -80,14 +80,11 @@ ABSENT: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "groupby": ("an operator of the RDU whose arguments are not public", "write it with torch operators"),
     },
     "sambaflow.samba.experiment_logger": dict.fromkeys(("AccMeter", "CountMeter", "DisplayMeter", "Logger"), _METER),
-    "sambaflow.samba.graph": {
-        "FwdGraph": ("one graph of a PEF of several", "compile a PEF for each graph: a PEF holds one graph here"),
-    },
     "sambaflow.samba.lazy_param": dict.fromkeys(("RNGProvider", "RNGProviderFactory"), _RANDOM),
     "sambaflow.samba.utils": {
         "SNType": ("an enumeration of the RDU's number types", "dtypes of torch, and --dtype at the compile"),
         "trace_multigraph": (
-            "loads a PEF of several graphs", "samba.utils.trace_graph for each model, with a PEF of its own",
+            "loads a PEF of several graphs", "samba.session.add_graph, and samba.session.init_multigraph_runtime(pef)",
         ),
     },
     "sambaflow.samba.utils.trainer.samba": {"train": _TRAIN},
