@@ -1,11 +1,11 @@
-"""A SambaFlow app: text from a Hugging Face folder of `gpt2_convert.py`, a character a run, with a cache.
+"""A SambaFlow app: text from a Hugging Face folder of `gpt2_convert.py`, by two graphs that share a cache.
 
     python -m sambasim examples/sambaflow/gpt2_generate.py compile --inference --pef-name gpt2_generate
     python -m sambasim examples/sambaflow/gpt2_generate.py run --inference --model gpt2_hf --prompt "The " \\
         --pef gpt2_generate
 
-Keys and values of the characters so far are outputs of one run and inputs of the next: each run computes one character
-alone. They go through the host, as a PEF holds one graph.
+The graph `prompt` reads the whole prompt, and the graph `token` one character at a time. Both are in one PEF, with one
+set of weights. Keys and values of the characters so far are in two regions of the device, which both graphs write.
 """
 
 import sys
@@ -17,9 +17,10 @@ from gpt2_model import HEADS, LAYERS, LENGTH, WIDTH, CachedGPT2, load_pretrained
 from gpt_model import ALPHABET
 from sambaflow import samba
 from sambaflow.samba import utils
+from sambaflow.samba.graph import FwdGraph
 from sambaflow.samba.utils.argparser import parse_app_args
 
-NAMES = ("token", "place", "keys", "values")
+CACHE = ("keys", "values")
 
 
 def add_run_args(parser: ArgumentParser) -> None:
@@ -27,21 +28,33 @@ def add_run_args(parser: ArgumentParser) -> None:
     parser.add_argument("--prompt", default="The ")
 
 
-def step_inputs(*tensors: torch.Tensor) -> list[samba.SambaTensor]:
-    """The inputs of a run, in the order of NAMES."""
-    named = zip(NAMES, tensors, strict=True)
-    return [samba.from_torch_tensor(tensor, name=name, batch_dim=0) for name, tensor in named]
+def inputs_of(tokens: list[int], place: int) -> list[samba.SambaTensor]:
+    """The inputs of a run but the cache: tokens, and the place of the last one in the text."""
+    named = {"tokens": torch.tensor([tokens]), "place": torch.tensor([[place]])}
+    return [samba.from_torch_tensor(tensor, name=name, batch_dim=0) for name, tensor in named.items()]
+
+
+def add_graphs(model: CachedGPT2) -> None:
+    """Adds both graphs to the session. An output has the region of the input that it is in the next run."""
+    shape = 1, LAYERS, HEADS, LENGTH, WIDTH // HEADS
+    cache = [samba.zeros(*shape, name=name, batch_dim=0, region_name=name) for name in CACHE]
+    for name, length in (("prompt", LENGTH), ("token", 1)):
+        inputs = inputs_of([*range(length)], length - 1) + (cache if name == "token" else [])
+        logits, *written = model(*inputs)
+        for output, region in zip(written, CACHE, strict=True):
+            output.sn_region_name = region
+        samba.session.add_graph(FwdGraph(inputs, (logits, *written), name))
 
 
 def generate(prompt: str) -> str:
     """The prompt and what follows it, up to LENGTH characters: always the most likely one."""
     tokens = [ALPHABET.index(character) for character in prompt]
-    keys = values = torch.zeros(1, LAYERS, HEADS, LENGTH, WIDTH // HEADS)
-    for place in range(LENGTH - 1):
-        here = step_inputs(torch.tensor([[tokens[place]]]), torch.tensor([[place]]), keys, values)
-        logits, keys, values = map(samba.to_torch, samba.session.run(here, section_types=["FWD"]))
-        if place + 1 == len(tokens):
-            tokens.append(int(logits.argmax()))
+    filled = tokens + [0] * (LENGTH - len(tokens))
+    logits, *_ = samba.session.run(input_tensors=inputs_of(filled, len(tokens) - 1), graph_name="prompt")
+    while len(tokens) < LENGTH:
+        tokens.append(int(samba.to_torch(logits).argmax()))
+        here = inputs_of(tokens[-1:], len(tokens) - 1)
+        logits, *_ = samba.session.run(input_tensors=here, graph_name="token")
     return "".join(ALPHABET[token] for token in tokens)
 
 
@@ -52,13 +65,12 @@ def main(argv: list[str]) -> None:
     if args.command == "run":
         load_pretrained(model, Path(args.model))
     samba.from_torch_model_(model)
-    nothing, cache = torch.zeros(1, 1, dtype=torch.int64), torch.zeros(1, LAYERS, HEADS, LENGTH, WIDTH // HEADS)
-    inputs = step_inputs(nothing, nothing, cache, cache)
+    add_graphs(model)
     if args.command == "run":
-        utils.trace_graph(model, inputs, pef=args.pef, mapping=args.mapping)
+        samba.session.init_multigraph_runtime(args.pef)
         print(f"text: {generate(args.prompt)!r}")
     else:
-        samba.session.compile(model, inputs, name="gpt2_generate", config_dict=vars(args), inference=True)
+        samba.session.compile_multigraph(name="gpt2_generate", config_dict=vars(args), inference=True)
 
 
 if __name__ == "__main__":

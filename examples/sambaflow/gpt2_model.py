@@ -93,23 +93,34 @@ class GPT2(nn.Module):
 
 
 class CachedGPT2(GPT2):
-    """One character after those of which the cache has keys and values.
+    """The whole text, or one character after those of which the cache has keys and values.
 
-    `(token, place, keys, values)`: two int64 `[batch, 1]`, two `[batch, LAYERS, HEADS, LENGTH, WIDTH // HEADS]`;
-    to `(logits, keys, values)`: `[batch, 96]`, and the caches with those of this character at its place.
+    `(tokens, place, keys, values)`: int64 `[batch, LENGTH]` without a cache, or `[batch, 1]`; int64 `[batch, 1]`, the
+    place of the last character; two `[batch, LAYERS, HEADS, LENGTH, WIDTH // HEADS]`, or None; to `(logits, keys,
+    values)`: `[batch, 96]` of the last character, and the cache with keys and values of these characters. What is
+    behind the last one is read by none, and replaced later.
     """
 
-    def forward(self, token: Tensor, place: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(
+        self, tokens: Tensor, place: Tensor, keys: Tensor | None = None, values: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         parts, places = self.transformer, torch.arange(LENGTH)
         here, so_far = (places == place)[:, None, :, None], (places <= place)[:, None, None, :]
-        x = parts["wte"](token) + parts["wpe"](place)
+        x = parts["wte"](tokens) + parts["wpe"](places if keys is None else place)
         new_keys, new_values = [], []
         for layer, block in enumerate(parts["h"]):
             query, key, value = block.attn.heads(block.ln_1(x))
-            new_keys.append(torch.where(here, key, keys[:, layer]))
-            new_values.append(torch.where(here, value, values[:, layer]))
-            read = F.scaled_dot_product_attention(query, new_keys[-1], new_values[-1], attn_mask=so_far)
+            if keys is not None and values is not None:
+                key = torch.where(here, key, keys[:, layer])
+                value = torch.where(here, value, values[:, layer])
+                read = F.scaled_dot_product_attention(query, key, value, attn_mask=so_far)
+            else:
+                read = F.scaled_dot_product_attention(query, key, value, is_causal=True)
             x = block.after_attention(x + block.attn.joined(read))
+            new_keys.append(key)
+            new_values.append(value)
+        if keys is None:
+            x = x.gather(1, place[:, :, None].expand(-1, -1, WIDTH))
         return self.lm_head(parts["ln_f"](x))[:, 0], torch.stack(new_keys, 1), torch.stack(new_values, 1)
 
 

@@ -48,7 +48,8 @@ def inspect_command(
     document = read(path)
     program = document.program
     if as_graph:
-        return print(printable("\n".join(format_graph(graph, program.symbols) for graph in program.graphs)), end="")
+        every = [(graph, one.program.symbols) for one in document.graphs.values() for graph in one.program.graphs]
+        return print(printable("\n".join(format_graph(*pair) for pair in every)), end="")
     if as_schedule and program.schedule is None:
         what = f"{program.name} is no pipeline, so it has no schedule"
         raise OptionError(what, remedy="sambasim compile --pipeline-stages 2 …")
@@ -57,7 +58,7 @@ def inspect_command(
     facts = contents(path, peek(path), document)
     if section is None:
         return shared.answer(as_json, facts.model_dump_json, lambda: [inspection(facts, everything=whole)])
-    graph, graph_facts = program.graphs[0], facts.graphs[0]  # the training step, if there is one
+    graph, graph_facts = program.graphs[0], facts.graphs[0]  # the training step, if there is one; of several the first
     if not 0 <= section < len(graph.sections):
         having = f"the graph {graph.name} of {facts.name} has {len(graph.sections)} sections"
         what = f"there is no section {section}: {having}"

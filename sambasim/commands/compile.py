@@ -191,6 +191,9 @@ def verify_against(path: Path, target: str, steps: int | None = None, on_phase: 
     document = read(path)
     options = _options_of(document, target)
     specs = tuple(input_specs(document.program))
+    if document.further:
+        remedy = "compile it again by its app, which compares each: python APP.py compile"
+        raise OptionError(f"{path.name} has several graphs: {', '.join(document.graphs)}", remedy=remedy)
     if "step_sha256" in document.metadata:  # which only apps write
         remedy = "compile it again by its app, which compares it: python APP.py compile"
         raise OptionError(f"{path.name} was compiled by an app, whose optimizers it does not name", remedy=remedy)

@@ -27,7 +27,8 @@ _OPTIONS = ("compile_options", "data_source", "training_defaults", "metadata")
 
 
 def contents(path: Path, header: PefHeader, document: PefDocument) -> Row:
-    """`kept`: by one of the fewest replicas between steps, in a host sync; `chips`: ranks that share its batch."""
+    """`kept`: by one of the fewest replicas between steps, in a host sync; `chips`: ranks that share its batch.
+    `graphs`: those of all graphs of a PEF of several; the rest is of the first."""
     program = document.program
     slices = {group.name: cut(group.numel, program.world_size * program.chips)[0] for group in program.groups}
     return Row(
@@ -51,15 +52,16 @@ def contents(path: Path, header: PefHeader, document: PefDocument) -> Row:
         loss=program.loss,
         graphs=[
             Row(
-                name=graph.name,
+                name=name or graph.name,
                 nodes=len(graph.nodes),
                 inputs=graph.inputs,
                 outputs=[output.symbol for output in graph.outputs],
-                sections=list(section_facts(program, graph)),
+                sections=list(section_facts(own.program, graph)),
                 operators=list(_operators(graph.nodes)),
-                gathered=list(_gathered(program, graph)),
+                gathered=list(_gathered(own.program, graph)),
             )
-            for graph in program.graphs
+            for name, own in document.graphs.items()
+            for graph in own.program.graphs
         ],
         sizes=list(_sizes(program)),
         symbols=list(map(_symbol, program.symbols.values())),

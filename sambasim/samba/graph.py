@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from sambasim.compiler.capture.step import Example, Fixed, tensors_in
+from sambasim.compiler.capture.step import Example, Fixed, Whole, tensors_in
 from sambasim.compiler.capture.trial import is_tracing
 from sambasim.data.batches import each_value
 from sambasim.errors import DataError, ModelError, OptionError
@@ -97,12 +97,14 @@ class FwdGraph:
         """Of `results` among all outputs of the call."""
         self.given: dict[str, Tensor] = {}
         """The inputs by name."""
+        self.whole: set[str] = set()
+        """The names of inputs that are one for all samples, such as a number or a mask."""
         self.example = self._example(call)
 
     def request(self, fields: Mapping[str, object], chips: int | None = None) -> Request:
         """The request for its program, as `request.request`."""
-        given = [*self.given.values()]
-        return request(self.model, given, (), fields, inference=True, chips=chips, example=self.example)
+        tensors = [self.example.inputs[name] if name in self.whole else one for name, one in self.given.items()]
+        return request(self.model, tensors, (), fields, inference=True, chips=chips, example=self.example)
 
     def named(self, outputs: Sequence[str]) -> dict[str, str]:
         """The names that the app has given to results, for those of `outputs`; results without one get theirs."""
@@ -125,6 +127,9 @@ class FwdGraph:
         keys = {id(one): key for key, one in self.inputs.items()} if isinstance(self.inputs, Mapping) else {}
         listed, kind = tensors_in(self.inputs), type(self.model).__name__
         plain: dict[str, Tensor] = {}
+        batches = [one for one in listed if one.ndim]
+        batches.sort(key=lambda one: getattr(one, "batch_dim", None) != 0)
+        size = batches[0].shape[0] if batches else 1
 
         def taken(value: Any, path: str) -> object:
             if value is None:
@@ -144,11 +149,15 @@ class FwdGraph:
             if name in plain:
                 raise app_error(DataError, f"two inputs are called {name}", "give each a name= of its own")
             self.given[name], plain[name] = own, to_torch(value).detach()
-            return len(plain) - 1
+            if value.shape[:1] == (size,):
+                return len(plain) - 1
+            self.whole.add(name)
+            plain[name] = plain[name].expand(size, *value.shape).contiguous()
+            return Whole(len(plain) - 1)
 
         arguments, by_keyword = _bound(self.model, call)
         kept = {name: each_value(value, taken, name) for name, value in arguments.items()}
-        used = {*map(_place, plain.values())}
+        used = {*map(_place, self.given.values())}
         for one in listed:
             if _place(one) not in used:
                 unused = name_of(one) or "one"

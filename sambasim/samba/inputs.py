@@ -106,10 +106,12 @@ def bind(
     inputs: Inputs,
     places: Mapping[str, str],
     kept: Collection[str] = (),
+    whole: Collection[str] = (),
 ) -> dict[str, Tensor]:
     """The tensors of `inputs` as plain ones, in their order, by the names of the `wanted` symbols of the program.
     `places`: these names by the arguments of `forward`; of one that was None its own. `kept`: inputs that the device
-    has, which may be left out. Raises DataError for a tensor that fits no input, and for an input without a tensor."""
+    has, which may be left out; `whole`: those that are one for all samples. Raises DataError for a tensor that fits no
+    input, and for an input without a tensor."""
     tensors = flat(inputs)
     if isinstance(inputs, Mapping):
         keys: list[str | None] = [key for key, one in inputs.items() if one is not None]
@@ -120,7 +122,7 @@ def bind(
         at = [*places.values()] if len(tensors) < len(listed) == len(places) else [None] * len(listed)
         keys = [name_of(one) or place for one, place in zip(listed, at, strict=True) if one is not None]
     if keys == [*wanted]:  # the usual case, in each step
-        return {name: _fitting(name, wanted, one, batch_size) for name, one in zip(wanted, tensors, strict=True)}
+        return {name: _fitting(name, wanted, one, batch_size, whole) for name, one in zip(wanted, tensors, strict=True)}
     unknown = [key for key in keys if key is not None and key not in wanted]
     names = ", ".join(wanted)
     if unknown:
@@ -137,16 +139,20 @@ def bind(
     if missing:
         remedy = "give one tensor for each input, with its name= or in its place"
         raise DataError(f"the input {missing} of the PEF has no tensor", remedy=remedy)
-    return {name: _fitting(name, wanted, tensor, batch_size) for name, tensor in given.items()}
+    return {name: _fitting(name, wanted, tensor, batch_size, whole) for name, tensor in given.items()}
 
 
-def _fitting(name: str, wanted: Mapping[str, Symbol], given_tensor: Tensor, batch_size: int) -> Tensor:
+def _fitting(
+    name: str, wanted: Mapping[str, Symbol], given_tensor: Tensor, batch_size: int, whole: Collection[str]
+) -> Tensor:
     """`given_tensor` as the input `name`: plain, and reshaped and detached if needed."""
     type_, tensor = wanted[name].type, to_torch(given_tensor)
     if not isinstance(tensor, Tensor):
         raise type_error(DataError, f"{name} must be a tensor", tensor, f"give one tensor for {name}")
     if tensor.requires_grad:
         tensor = tensor.detach()
+    if name in whole and tuple(tensor.shape) == type_.shape[1:]:
+        tensor = tensor.expand(type_.shape)
     dtype, shape, given = getattr(torch, type_.dtype), type_.shape, tuple(tensor.shape)
     if given == shape and tensor.dtype is dtype and tensor.is_cpu:
         return tensor

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from sambasim.compiler.capture.step import Whole
 from sambasim.errors import DataError, OptionError
 from sambasim.ir.graph import SectionKind
 from sambasim.ir.operators import OPERATORS
@@ -32,7 +33,8 @@ _PART_OF_OPT = frozenset({SectionKind.GRADNORM, SectionKind.REDUCE, SectionKind.
 
 class Loading(NamedTuple):
     """What becomes a Loaded: the device, what the app asked for, its batch, and its outputs without data. `regions`: by
-    input and output, the region where it lies, if it lies in one; `aliases`: further names of outputs."""
+    input and output, the region where it lies, if it lies in one; `aliases`: further names of outputs; `whole`: inputs
+    that are one for all samples."""
 
     machine: Machine
     asked: Request
@@ -40,13 +42,14 @@ class Loading(NamedTuple):
     traced: Sequence[SambaTensor]
     regions: Mapping[str, str] = MappingProxyType({})
     aliases: Mapping[str, str] = MappingProxyType({})
+    whole: Collection[str] = frozenset()
 
 
 class Loaded:
     """A loaded PEF, or a graph of one, and the inputs and outputs of its last run."""
 
     def __init__(self, loading: Loading) -> None:
-        machine, asked, inputs, traced, self.regions, aliases = loading
+        machine, asked, inputs, traced, self.regions, aliases, self._whole = loading
         program = machine.program
         self.machine, self.example = machine, asked.example
         self.traced = tuple(traced)
@@ -70,7 +73,8 @@ class Loaded:
         self.aliases = {value.partition("__")[2]: symbol for value, symbol in of_values.items()} | of_values
         self.aliases |= aliases
         names, called = [*asked.example.inputs], (asked.example.arguments or {}).items()
-        self._places = {place: names[at] if isinstance(at, int) else place for place, at in called}
+        indices = ((place, at.index if isinstance(at, Whole) else at) for place, at in called)
+        self._places = {place: names[at] if isinstance(at, int) else place for place, at in indices}
         self.kept: frozenset[str] = frozenset()
         """The inputs that a run may leave out: the device has what was last written to their regions."""
         self._readers: Mapping[str, Sequence[tuple[Loaded, str]]] = {}
@@ -86,7 +90,8 @@ class Loaded:
     def bind(self, inputs: Inputs) -> Mapping[str, Tensor]:
         """The batch of a run, by the names of the PEF's inputs."""
         machine = self.machine
-        batch = bind(self.wanted, machine.program.batch_size, machine.model, inputs, self._places, self.kept)
+        size, of_places = machine.program.batch_size, self._places
+        batch = bind(self.wanted, size, machine.model, inputs, of_places, self.kept, self._whole)
         if self.input_gradients:
             self.given = _samba_tensors(batch, inputs)
         return batch
@@ -95,7 +100,7 @@ class Loaded:
         """From now on an input in a region has what a run of these `graphs`, this one among them, last wrote there. It
         begins as it was traced. A region whose tensors differ in shape is none."""
         members = [(graph, name, region) for graph in graphs for name, region in graph.regions.items()]
-        shapes = {(region, graph.machine.program.symbols[name].whole.shape) for graph, name, region in members}
+        shapes = {(region, graph._shape(name)) for graph, name, region in members}
         whole = {region for region, count in Counter(region for region, _ in shapes).items() if count == 1}
         self.kept = frozenset(name for name in self.wanted if self.regions.get(name) in whole)
         self.machine.replica.place({name: self.inputs[name] for name in self.kept})
@@ -115,7 +120,12 @@ class Loaded:
             value = results.get(name, batch.get(name))
             if value is not None:
                 for graph, other in readers:
-                    graph.machine.replica.place({other: value})
+                    graph.machine.replica.place({other: value.expand(graph.wanted[other].type.shape)})
+
+    def _shape(self, name: str) -> tuple[int, ...]:
+        """That of an input or output as the app has it."""
+        shape = self.machine.program.symbols[name].type.shape
+        return shape[1:] if name in self._whole else shape
 
     def check_outputs(self, wanted: Tensor | Sequence[Tensor], of_other_models: Collection[Tensor]) -> None:
         """Raises OptionError for outputs of a model that was traced before, and DataError for anything but tensors."""

@@ -122,7 +122,8 @@ def trace_graphs(
         every = tuple(outputs_of(machine.program))
         outputs = [every[position] for position in graph.positions]
         names = [str(output.sn_name) for output in outputs]
-        loading[name] = Loading(machine, asked, graph.given, outputs, graph.regions(names), graph.named(names))
+        named = graph.regions(names), graph.named(names)
+        loading[name] = Loading(machine, asked, graph.given, outputs, *named, graph.whole)
     session.load(loading)
     session.to_device()
 

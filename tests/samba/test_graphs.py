@@ -1,5 +1,6 @@
 """PEFs of several graphs: a prompt graph and a token graph of one model, which share weights and a region."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,14 +9,22 @@ import torch
 from torch import Tensor, nn
 
 from sambasim import samba
+from sambasim.errors import DataError, ModelError, OptionError, PefError, SambasimError
+from sambasim.pef import peek, read
+from sambasim.report.inspect import contents
+from sambasim.runtime.machine.communicator import single_rank
+from sambasim.runtime.run.setup import set_up
 from sambasim.samba.session import session
-from tests.samba.harness import equal, imported, seeded
+from sambasim.samba.utils import trace_graph
+from tests.samba.harness import PefOf, equal, imported, layer_batch, refused, seeded, with_sgd
 
 BATCH = 2
 
 
 class Summing(nn.Module):
     """Words [batch, n, 8] and the sum so far [batch, 64], or None, to logits [batch, 8] and the sum."""
+
+    output_tensors: Any
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,22 +45,37 @@ def so_far() -> Any:
     return samba.from_torch_tensor(torch.zeros(BATCH, 64), name="so_far", batch_dim=0, region_name="sum")
 
 
-def add_graphs(model: nn.Module, token_name: str = "token", count: int = 3) -> None:
+def graph_of(*arguments: Any, **keywords: Any) -> Any:
+    return imported("samba.graph").FwdGraph(*arguments, **keywords)
+
+
+def add_graphs(model: nn.Module, token: str = "token", count: int = 3) -> None:
     """As an app does, at the compile and in a run."""
-    graph_of = imported("samba.graph").FwdGraph
-    prompt = [words(0, count), None]
-    outputs = model(*prompt)
+    inputs = [words(0, count), None]
+    imported("samba.graph")
+    outputs = model(*inputs)
     outputs["total"].sn_region_name = "sum"
-    session.add_graph(graph_of(prompt, outputs, "prompt"))
-    token = {"words": words(0, 1), "so_far": so_far()}
-    outputs = model(**token, scale=2.0)
-    outputs["total"].region_name = "sum"
+    session.add_graph(graph_of(inputs, outputs, "prompt"))
+    named = {"words": words(0, 1), "so_far": so_far()}
+    outputs = model(**named, scale=2.0)
     outputs["logits"].sn_name = "next_logits"
-    session.add_graph(graph_of(token, (outputs["logits"], outputs["total"]), name=token_name))
+    total = samba.from_torch_tensor(outputs["total"], region_name="sum")
+    session.add_graph(graph_of(named, (outputs["logits"], total), name=token))
 
 
 def make() -> Any:
     return samba.from_torch_model_(seeded(Summing))
+
+
+def compiled_once(name: str, folder: Path, add: Any) -> str:
+    path = folder / name / f"{name}.pef"
+    if not path.exists():
+        add()
+        options = {"config_dict": {"output_folder": str(folder)}, "pef_metadata": {"of": "app"}}
+        written = session.compile_multigraph(name=name, **options, enable_hypersection=True, inference=True)
+        assert written == str(path)
+        assert {one.name for one in folder.iterdir()} <= {"sums", "forms"}
+    return str(path)
 
 
 @pytest.fixture(scope="session")
@@ -61,14 +85,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def pef(app: None, folder: Path) -> str:
-    """Compiled once."""
-    if not (path := folder / "sums" / "sums.pef").exists():
-        add_graphs(make())
-        config = {"output_folder": str(folder), "inference": True}
-        assert session.compile_multigraph(
-            name="sums", config_dict=config, pef_metadata={"of": "app"}, enable_hypersection=True, inference=True
-        ) == str(path)
-    return str(path)
+    return compiled_once("sums", folder, lambda: add_graphs(make()))
 
 
 @pytest.fixture
@@ -85,11 +102,185 @@ def test_a_run_reads_what_the_region_holds(model: Any) -> None:
     logits, total = session.run(input_tensors=[words(1, 3)], graph_name="prompt")
     assert equal(logits, expected["logits"])
     assert equal(total, expected["total"])
-    for number in (2, 3):
-        expected = plain(samba.to_torch(words(number, 1)), expected["total"], 2.0)
-        logits, total = session.run(input_tensors=[words(number, 1)], graph_name="token")
+    for number, as_given in enumerate((lambda one: [one], lambda one: {"words": one}, samba.to_torch), 2):
+        given = samba.to_torch(words(number, 1))
+        expected = plain(given, expected["total"], 2.0)
+        logits, total = session.run(input_tensors=as_given(words(number, 1)), graph_name="token")
         assert equal(logits, expected["logits"])
         assert equal(total, expected["total"])
         total.zero_()  # the app's tensor is not the device's
-    (fetched,) = session.get_tensors_by_name(["next_logits"])
+    fetched, first = session.get_tensors_by_name(["next_logits", "summing__layer__weight"])
     assert equal(fetched, expected["logits"])
+    assert equal(first, plain.layer.weight)
+    # A region is also written by an input.
+    session.run([words(5, 1), torch.ones(BATCH, 64)], graph_name="token")
+    logits, _ = session.run(words(6, 1), graph_name="token")
+    before = plain(samba.to_torch(words(5, 1)), torch.ones(BATCH, 64))["total"]
+    assert equal(logits, plain(samba.to_torch(words(6, 1)), before, 2.0)["logits"])
+    assert [one.sn_name for one in model.output_tensors] == [
+        f"summing__evaluation__outputs__{index}" for index in (0, 1)
+    ]
+
+
+def test_before_a_run_a_region_holds_what_was_traced(model: Any) -> None:
+    logits, _ = session.run(words(1, 1), graph_name="token")
+    assert equal(logits, seeded(Summing)(samba.to_torch(words(1, 1)), torch.zeros(BATCH, 64), 2.0)["logits"])
+
+
+def test_graphs_of_a_model_have_one_set_of_weights(model: Any) -> None:
+    with torch.no_grad():
+        model.head.bias.add_(1.0)
+    session.to_device(model)
+    for name, *inputs, scale in ("prompt", words(1, 3), 1.0), ("token", words(1, 1), so_far(), 2.0):
+        logits, _ = session.run(inputs, graph_name=name)
+        assert equal(logits, model(*inputs, scale=scale)["logits"])
+    session.ctx.set_tensors({"summing__head__bias": torch.zeros(8)})
+    session.run(words(1, 3), graph_name="prompt")
+    assert equal(model.head.bias.sn_data, torch.zeros(8))
+    session.to_cpu(model)
+    assert equal(model.head.bias, torch.zeros(8))
+
+
+def test_the_file_lists_the_graphs_and_stores_weights_once(pef: str) -> None:
+    path = Path(pef)
+    document = read(path)
+    assert [*document.graphs] == ["prompt", "token"]
+    assert all(one.checked and one.metadata["of"] == "app" for one in document.graphs.values())
+    names = {f"summing__{layer}__{tensor}" for layer in ("layer", "head") for tensor in ("weight", "bias")}
+    assert document.stored.keys() == names
+    assert [graph.name for graph in contents(path, peek(path), document).graphs] == ["prompt", "token"]
+    with pytest.raises(OptionError, match="has several graphs, prompt, token, and sambasim run takes one"):
+        set_up(path, None, single_rank("here"))  # type: ignore[arg-type]
+
+
+ERRORS: list[tuple[type[SambasimError], str, str, Any]] = [
+    (
+        OptionError,
+        "session.run needs the name of a graph: prompt, token are loaded",
+        "prompt",
+        lambda: session.run(words(0, 3)),
+    ),
+    (
+        OptionError,
+        "no graph tokens is loaded",
+        "did you mean token",
+        lambda: session.run(words(0, 1), graph_name="tokens"),
+    ),
+    (DataError, "the input words of the PEF has no tensor", "", lambda: session.run(graph_name="token")),
+    (OptionError, "two graphs are called prompt", "name=", lambda: (add_graphs(make()), add_graphs(make()))),
+    (OptionError, "add_graph takes a graph", "FwdGraph", lambda: session.add_graph(make())),
+    (
+        OptionError,
+        "predicts, and trains nothing",
+        "session.compile",
+        lambda: session.compile_multigraph(inference=False),
+    ),
+    (OptionError, "there are no graphs", "add_graph", lambda: (session.reset(), session.compile_multigraph())),
+]
+
+
+@pytest.mark.parametrize(("kind", "what", "remedy", "call"), ERRORS)
+def test_calls_that_cannot_be_meant_are_refused(model: Any, kind: Any, what: str, remedy: str, call: Any) -> None:
+    with pytest.raises(kind, match=what) as caught:
+        call()
+    assert remedy in str(caught.value.remedy)
+
+
+def test_a_pef_is_loaded_as_it_was_compiled(pef: str, load: Any, pef_of: PefOf) -> None:
+    inputs = [words(0, 3)]
+    with refused(OptionError, "sums.pef is a PEF of the graphs prompt, token", "init_multigraph_runtime"):
+        trace_graph(make(), inputs, pef=pef)
+    init = partial(session.init_multigraph_runtime, pef=pef)
+    add_graphs(make(), count=4)
+    with refused(PefError, r"words is input float32\[2, 3, 8\] in the PEF, and input float32\[2, 4, 8\] in the model"):
+        init()
+    add_graphs(make(), token="tokens")
+    with refused(OptionError, "sums.pef has no graph tokens", "token"):
+        init()
+    of_one = pef_of(partial(with_sgd, nn.Identity), layer_batch(), inference=True)
+    with refused(OptionError, "is a PEF of one graph", "trace_graph"):
+        session.init_multigraph_runtime(of_one)
+
+
+def outside() -> Any:
+    """What no call returned."""
+    return torch.zeros(BATCH, 8)
+
+
+CALLS: list[tuple[type[SambasimError], str, Any]] = [
+    (ModelError, "the outputs of the graph g are not what a call of a module returned", lambda call, x: (x, outside())),
+    (ModelError, "are not what a call", lambda call, x: (x, call(x)["logits"] * 2)),
+    (ModelError, "the outputs of a graph must be tensors", lambda call, x: (x, None)),
+    (
+        DataError,
+        "was called with words, which is not among the inputs of the graph g",
+        lambda call, x: (outside(), call(x)),
+    ),
+    (DataError, "was not called with one of the inputs", lambda call, x: ([x, outside()], call(x))),
+    (DataError, "the argument scale of the graph g cannot be kept", lambda call, x: (x, call(x, None, Three()))),
+]
+
+
+class Three:
+    def __rmul__(self, other: Tensor) -> Tensor:
+        return other * 3
+
+
+@pytest.mark.parametrize(("kind", "what", "graph"), CALLS)
+def test_graphs_that_do_not_fit_a_call_are_refused(app: None, kind: Any, what: str, graph: Any) -> None:
+    imported("samba.graph")
+    with refused(kind, what):
+        graph_of(*graph(make(), words(0, 3)), "g")
+
+
+class Forms(nn.Module):
+    """Takes its arguments in many forms. Constants depend on the number of words."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, width)
+
+    def forward(self, words: Tensor, *more: Any, place: Any = None, past: Any = (), **others: Any) -> Any:
+        words = words + torch.arange(words.shape[1])[:, None]
+        for one in more:
+            words = words + one
+        for key, value in past:
+            words = words + key.sum(0) * value
+        if others:
+            words = words * others["mask"]
+        return [(self.linear(words), words), words.sum() if place is None else words[:, place]]
+
+
+def add_forms() -> dict[str, Any]:
+    """Adds graphs of two models of one class. Returns the model and what it was called with, by the graph."""
+    imported("samba.graph")
+    first, second = (samba.from_torch_model_(Forms(width)) for width in (4, 8))
+    mask = samba.SambaTensor(torch.rand(3, 8), name="mask")
+    place = samba.SambaTensor(torch.tensor(2), name="at")
+    past = [tuple(samba.SambaTensor(torch.rand(5, 3, 8), name=f"{name}{layer}") for name in "kv") for layer in (0, 1)]
+    past = [(key, value[0]) for key, value in past]
+    calls = {
+        "by_place": (first, (words(0, 3), samba.SambaTensor(torch.rand(BATCH, 1, 8), name="plus")), {}),
+        "by_name": (first, (words(0, 2),), {"place": 1}),
+        "nested": (second, (words(0, 3),), {"past": past, "mask": mask, "place": place}),
+    }
+    for name, (model, args, keywords) in calls.items():
+        outputs = model(*args, **keywords)
+        chosen = outputs if name != "by_name" else [outputs[1], outputs[0][0]]
+        inputs = [*args, *past, *keywords.values()] if keywords else args
+        session.add_graph(graph_of([one for one in inputs if not isinstance(one, int)], chosen, name))
+    return calls
+
+
+def test_many_forms_of_calls(app: None, folder: Path) -> None:
+    torch.manual_seed(0)
+    pef = compiled_once("forms", folder, add_forms)
+    torch.manual_seed(1)
+    calls = add_forms()
+    session.init_multigraph_runtime(pef)
+    for name, (model, args, keywords) in calls.items():
+        tensors = [*args, *(one for pair in keywords.get("past", ()) for one in pair)]
+        tensors += [one for one in (keywords.get("mask"), keywords.get("place")) if isinstance(one, Tensor)]
+        outputs = model(*args, **keywords)
+        chosen = [*outputs[0], outputs[1]] if name != "by_name" else [outputs[1], outputs[0][0]]
+        assert all(map(equal, session.run(tensors, graph_name=name), chosen)), name

@@ -168,9 +168,17 @@ class Fixed:
     value: object
 
 
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """An argument of a model that is one for all samples: of input number `index`, which has it for each sample."""
+
+    index: int
+
+
 class Example(NamedTuple):
     """A batch of inputs by name, and whether the model takes them by name. `arguments`: those of the model, which may
-    be dicts, tuples or lists, with positions of inputs in place of tensors; None where each input is one."""
+    be dicts, tuples or lists, with positions of inputs in place of tensors, or a Fixed or Whole; None where each input
+    is one."""
 
     inputs: Mapping[str, Tensor]
     by_keyword: bool = False
@@ -180,7 +188,13 @@ class Example(NamedTuple):
         """What `model` returns for `tensors`, in place of as many inputs."""
         given: Mapping[str, object] = dict(zip([*self.inputs][: len(tensors)], tensors, strict=True))
         if self.arguments is not None:
-            given = each_value(self.arguments, lambda at, _: tensors[at] if isinstance(at, int) else at and at.value)
+
+            def value(at: Any, _: str) -> Any:
+                if isinstance(at, Fixed):
+                    return at.value
+                return tensors[at.index][0] if isinstance(at, Whole) else None if at is None else tensors[at]
+
+            given = each_value(self.arguments, value)
         return model(**given) if self.by_keyword else model(*given.values())
 
 

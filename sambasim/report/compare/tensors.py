@@ -113,7 +113,10 @@ def compare_pefs(a: tuple[str, PefDocument], b: tuple[str, PefDocument], weights
     same_weights = ours.weights_sha256 == theirs.weights_sha256
     tensors, differences = (0, []) if same_weights else compare_tensors(*(read() for read in weights))
     options = differing_facts(_options(ours), _options(theirs))
-    symbols, graphs = list(_symbols(ours.program, theirs.program)), list(_graphs(ours.program, theirs.program))
+    pairs = [(ours.program, theirs.program)]
+    if ours.graphs.keys() == theirs.graphs.keys():
+        pairs = [(one.program, theirs.graphs[name].program) for name, one in ours.graphs.items()]
+    symbols, graphs = ([found for pair in pairs for found in differ(*pair)] for differ in (_symbols, _graphs))
     equal = ours.digest == theirs.digest
     if equal:
         verdict = f"equal: both are {ours.program.name}, digest {ours.digest}"
@@ -135,6 +138,7 @@ def _options(document: PefDocument) -> Mapping[str, object]:
     tables = {"compile": document.compile_options, **document.training_defaults, "data": document.data_source}
     return {
         "name": program.name,
+        **({"graphs": ", ".join(document.graphs)} if document.further else {}),
         "batch size": program.batch_size,
         "replicas, at least": program.world_size,
         **dict(_leaves("", tables | {"metadata": document.metadata})),
