@@ -3,8 +3,6 @@
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from numbers import Real
-from types import MappingProxyType
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,25 +29,10 @@ _PART_OF_OPT = frozenset({SectionKind.GRADNORM, SectionKind.REDUCE, SectionKind.
 """Kinds that run with OPT, whether they are named or not."""
 
 
-class Loading(NamedTuple):
-    """What becomes a Loaded: the device, what the app asked for, its batch, and its outputs without data. `regions`: by
-    input and output, the region where it lies, if it lies in one; `aliases`: further names of outputs; `whole`: inputs
-    that are one for all samples."""
-
-    machine: Machine
-    asked: Request
-    inputs: Inputs
-    traced: Sequence[SambaTensor]
-    regions: Mapping[str, str] = MappingProxyType({})
-    aliases: Mapping[str, str] = MappingProxyType({})
-    whole: Collection[str] = frozenset()
-
-
 class Loaded:
     """A loaded PEF, or a graph of one, and the inputs and outputs of its last run."""
 
-    def __init__(self, loading: Loading) -> None:
-        machine, asked, inputs, traced, self.regions, aliases, self._whole = loading
+    def __init__(self, machine: Machine, asked: Request, inputs: Inputs, traced: Sequence[SambaTensor]) -> None:
         program = machine.program
         self.machine, self.example = machine, asked.example
         self.traced = tuple(traced)
@@ -71,10 +54,13 @@ class Loaded:
         of_values = {output.value: output.symbol for output in outputs if output.value in graph.values}
         # Also without the prefix of the model.
         self.aliases = {value.partition("__")[2]: symbol for value, symbol in of_values.items()} | of_values
-        self.aliases |= aliases
         names, called = [*asked.example.inputs], (asked.example.arguments or {}).items()
         indices = ((place, at.index if isinstance(at, Whole) else at) for place, at in called)
         self._places = {place: names[at] if isinstance(at, int) else place for place, at in indices}
+        self.regions: Mapping[str, str] = {}
+        """The regions of inputs and outputs that lie in one."""
+        self.whole: Collection[str] = ()
+        """The inputs that are one for all samples, of which the device has as many."""
         self.kept: frozenset[str] = frozenset()
         """The inputs that a run may leave out: the device has what was last written to their regions."""
         self._readers: Mapping[str, Sequence[tuple[Loaded, str]]] = {}
@@ -91,7 +77,7 @@ class Loaded:
         """The batch of a run, by the names of the PEF's inputs."""
         machine = self.machine
         size, of_places = machine.program.batch_size, self._places
-        batch = bind(self.wanted, size, machine.model, inputs, of_places, self.kept, self._whole)
+        batch = bind(self.wanted, size, machine.model, inputs, of_places, self.kept, self.whole)
         if self.input_gradients:
             self.given = _samba_tensors(batch, inputs)
         return batch
@@ -125,7 +111,7 @@ class Loaded:
     def _shape(self, name: str) -> tuple[int, ...]:
         """That of an input or output as the app has it."""
         shape = self.machine.program.symbols[name].type.shape
-        return shape[1:] if name in self._whole else shape
+        return shape[1:] if name in self.whole else shape
 
     def check_outputs(self, wanted: Tensor | Sequence[Tensor], of_other_models: Collection[Tensor]) -> None:
         """Raises OptionError for outputs of a model that was traced before, and DataError for anything but tensors."""
@@ -164,14 +150,6 @@ class Loaded:
 
     def named_tensor(self, name: str) -> SambaTensor:
         """The tensor that an app calls `name`. Raises OptionError for a name that the PEF does not have."""
-        found = self.find(name)
-        if found is None:
-            remedy = f"sambasim inspect {self.machine.program.name} lists them"
-            raise app_error(OptionError, f"the PEF has no tensor {name}", remedy)
-        return found
-
-    def find(self, name: str) -> SambaTensor | None:
-        """The tensor that an app calls `name`; None for a name that the PEF does not have."""
         symbol = self.machine.program.symbols.get(name)
         if symbol is None:
             name = self.aliases.get(name, name)
@@ -181,7 +159,8 @@ class Loaded:
         if tensor is not None:
             return SambaTensor(tensor, name=name)
         if symbol is None or symbol.offset is None:
-            return None
+            remedy = f"sambasim inspect {self.machine.program.name} lists them"
+            raise app_error(OptionError, f"the PEF has no tensor {name}", remedy)
         return SambaTensor(self.machine.replica.read(name), name=name)
 
     def on_device(self, kind: SymbolKind) -> dict[str, SambaTensor]:

@@ -200,13 +200,11 @@ def _updates(model: nn.Module, optimizers: Sequence[Optimizer]) -> Iterable[Upda
         raise ModelError(what, remedy="give them to an optimizer, or freeze them: parameter.requires_grad_(False)")
 
 
-def compile_request(asked: Request, metadata: Mapping[str, object]) -> str:
-    """Compiles a model. Returns the absolute path of the PEF. See `Session.compile`."""
-    return _print_compiled({"": _compiled(asked, metadata)})
-
-
-def compile_graphs(asked: Mapping[str, Request], metadata: Mapping[str, object]) -> str:
-    """Compiles each graph as a PEF of its own, and joins them. Returns the absolute path of the PEF."""
+def compile_request(asked: Mapping[str, Request], metadata: Mapping[str, object]) -> str:
+    """Compiles a model, whose name here is "", or each graph as a PEF of its own, and joins them. Returns the absolute
+    path of the PEF. See `Session.compile`."""
+    if "" in asked:
+        return _print_compiled({"": _compiled(asked[""], metadata)})
     path = next(iter(asked.values())).options.pef_path
     folder = path.parents[1]
     folder.mkdir(parents=True, exist_ok=True)

@@ -6,7 +6,7 @@ There is one session a process, `samba.session`. The model has the weights of th
 
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from math import isfinite
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,20 +25,11 @@ from sambasim.samba import process
 from sambasim.samba.checks import replicas
 from sambasim.samba.device import Machine
 from sambasim.samba.inputs import Inputs, repeatable
-from sambasim.samba.loaded import Loaded, Loading, kinds_of
+from sambasim.samba.loaded import Loaded, kinds_of
 from sambasim.samba.notices import AbsentNameError, checks_keywords, nearest, no_such_name, say_once, without_effect
 from sambasim.samba.process import app_error, type_error
 from sambasim.samba.profiler import Profiler
-from sambasim.samba.request import (
-    Optimizer,
-    as_mapping,
-    as_sequence,
-    build_fields,
-    compile_graphs,
-    compile_request,
-    request,
-    unwrapped,
-)
+from sambasim.samba.request import Optimizer, as_mapping, as_sequence, build_fields, compile_request, request, unwrapped
 from sambasim.samba.tensor import SambaTensor, of_shape
 
 if TYPE_CHECKING:
@@ -55,6 +46,7 @@ class Session:
         self._now: Loaded | None = None
         self._graphs: dict[str, Loaded] = {}
         """All that is loaded, by the name of the graph: "" of `trace_graph`. The last one is `_now`."""
+        self._trace_graphs: Callable[..., None]  # set by trace.py, which imports this file
         self._added: dict[str, FwdGraph] = {}
         self._are_used = False  # whether the added graphs are compiled or loaded
         self._of_other_models = WeakIdKeyDictionary()
@@ -94,7 +86,7 @@ class Session:
         model, listed, batch = unwrapped(model), as_sequence(optimizers), repeatable(inputs)
         fields = build_fields(config, name or type(model).__name__.lower())
         asked = request(model, batch, listed, fields, inference=forward_only, loss_indices=loss_indices)
-        return compile_request(asked, {**(pef_metadata or {}), **(metadata or {})})
+        return compile_request({"": asked}, {**(pef_metadata or {}), **(metadata or {})})
 
     def _config_of(self, config_dict: Mapping[str, object] | None) -> Mapping[str, object]:
         default = process.current().arguments if self._config is None else self._config
@@ -104,7 +96,7 @@ class Session:
     def add_graph(self, graph: "FwdGraph") -> None:
         """Adds a graph to those that are compiled or loaded together next. Raises OptionError for a name that another
         of them has."""
-        from sambasim.samba.graph import FwdGraph  # importing it installs hooks
+        from sambasim.samba.graph import FwdGraph  # importing it has calls remembered
 
         if not isinstance(graph, FwdGraph):
             raise type_error(OptionError, "add_graph takes a graph", graph, "FwdGraph(inputs, outputs, name)")
@@ -123,33 +115,22 @@ class Session:
         enable_hypersection: bool = True,
         inference: bool = True,
         optimizers: Optimizer | Sequence[Optimizer] | None = None,
-        app_dir: str | Path | None = None,
-        metadata: Mapping[str, object] | None = None,
     ) -> str:
-        """Compiles the added graphs into one PEF, in which equal weights are stored once. Returns its absolute path.
-        The arguments are those of `compile`; enable_hypersection has no effect.
-
-        Raises OptionError without graphs, and for training; else as `compile`."""
+        """Compiles the added graphs into one PEF, in which equal weights are stored once: see `compile`.
+        enable_hypersection has no effect. Raises OptionError without graphs, and for training; else as `compile`."""
         graphs, config = self._take_graphs(), self._config_of(config_dict)
         if not inference or as_sequence(optimizers):
             remedy = "leave out inference=False and the optimizers; session.compile makes a PEF that trains"
             raise app_error(OptionError, "a PEF of several graphs predicts, and trains nothing", remedy)
         replicas.note_not_passed_on(config, inference=True)
-        first = next(iter(graphs.values()))
-        fields = build_fields(config, name or type(first.model).__name__.lower())
-        asked = {name: graph.request(fields) for name, graph in graphs.items()}
-        return compile_graphs(asked, {**(pef_metadata or {}), **(metadata or {})})
+        fields = build_fields(config, name or type(next(iter(graphs.values())).model).__name__.lower())
+        return compile_request({name: one.request(fields) for name, one in graphs.items()}, pef_metadata or {})
 
     @checks_keywords()
     def init_multigraph_runtime(self, pef: str = "", config_dict: Mapping[str, object] | None = None) -> None:
-        """Loads the added graphs, all of a PEF or some, and copies the weights to the device. `pef`: as of
-        `trace_graph`.
-
-        Raises OptionError without graphs, for a PEF of one graph, and for a graph that it does not have; else as
-        `trace_graph`."""
-        from sambasim.samba.trace import trace_graphs  # it imports this module
-
-        trace_graphs(self._take_graphs(), pef, config_dict)
+        """Loads the added graphs, all of `pef` or some, and copies the weights to the device. Raises OptionError
+        without graphs, for a PEF of one graph, and for a graph that it does not have; else as `trace_graph`."""
+        self._trace_graphs(self._take_graphs(), pef, config_dict)
 
     def _take_graphs(self) -> Mapping[str, "FwdGraph"]:
         if not self._added:
@@ -158,17 +139,16 @@ class Session:
         self._are_used = True
         return self._added
 
-    def load(self, graphs: Mapping[str, Loading]) -> None:
-        """Makes these graphs, by name, what is loaded."""
+    def load(self, graphs: Mapping[str, Loaded]) -> None:
+        """Makes these graphs, by name, what the session runs."""
         model = next(iter(graphs.values())).machine.model
         if self._now is not None and self._now.machine.model is model:
             self._now.checks.host.note_replacement()
         elif self._now is not None:
             self._of_other_models.update(dict.fromkeys(self._now.traced, True))
-        self._graphs = {name: Loaded(loading) for name, loading in graphs.items()}
-        for loaded in self._graphs.values():
-            loaded.share_regions([*self._graphs.values()])
-            self._now = loaded
+        self._graphs = dict(graphs)
+        for self._now in graphs.values():
+            self._now.share_regions([*graphs.values()])
 
     def _choose(self, graph_name: str | None) -> Loaded:
         """The loaded graph of this name, which is now the last. A PEF of `trace_graph` has one, whatever its name."""
@@ -333,8 +313,8 @@ class Session:
     def _named(self, name: str) -> SambaTensor:
         """That of the graph that ran last, of those that have the name."""
         for loaded in reversed(self._graphs.values()):
-            if (found := loaded.find(name)) is not None:
-                return found
+            with suppress(OptionError):
+                return loaded.named_tensor(name)
         return self.loaded().named_tensor(name)  # raises
 
     @checks_keywords()

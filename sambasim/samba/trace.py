@@ -35,7 +35,7 @@ from sambasim.samba.device import Machine
 from sambasim.samba.fingerprint import Request
 from sambasim.samba.flags import DTYPES, TENSOR_PARALLEL
 from sambasim.samba.inputs import Inputs, repeatable
-from sambasim.samba.loaded import Loading, outputs_of
+from sambasim.samba.loaded import Loaded, outputs_of
 from sambasim.samba.models import add_old_methods
 from sambasim.samba.notices import checks_keywords, nearest
 from sambasim.samba.process import app_error
@@ -44,7 +44,7 @@ from sambasim.samba.session import session
 from sambasim.samba.tensor import SambaTensor
 
 if TYPE_CHECKING:
-    from sambasim.samba.graph import FwdGraph  # importing it installs hooks
+    from sambasim.samba.graph import FwdGraph  # importing it has calls remembered
 
 
 def trace_graph(*arguments: Any, **keywords: Any) -> tuple[SambaTensor, ...]:
@@ -92,7 +92,7 @@ def _trace_graph(
     asked = _request_of(document, model, inputs, optimizers, loss_indices)
     machine = _machine(document, asked, dict(map_weights(path)), optimizers)
     outputs = tuple(outputs_of(machine.program))
-    session.load({"": Loading(machine, asked, inputs, outputs)})
+    session.load({"": Loaded(machine, asked, inputs, outputs)})
     if transfer_device:
         session.to_device(model)
     for one in (model, wrapper):
@@ -110,22 +110,26 @@ def trace_graphs(
         remedy = "samba.utils.trace_graph(model, inputs, optim, pef=…) loads it"
         raise app_error(OptionError, f"{path.name} is a PEF of one graph", remedy)
     stored, documents = map_weights(path), document.graphs
-    loading: dict[str, Loading] = {}
+    loaded: dict[str, Loaded] = {}
     for name, graph in graphs.items():
         if name not in documents:
             raise app_error(OptionError, f"{path.name} has no graph {name}", nearest(name, [*documents]))
         own = documents[name]
         asked = graph.request(_fields(own), own.program.chips)
         weights = {symbol: stored[key] for symbol, key in document.stored_as(name).items()}
-        of_model = (one.machine.replica for one in loading.values() if one.machine.model is graph.model)
+        of_model = (one.machine.replica for one in loaded.values() if one.machine.model is graph.model)
         machine = _machine(own, asked, weights, (), next(of_model, None))
         every = tuple(outputs_of(machine.program))
         outputs = [every[position] for position in graph.positions]
         names = [str(output.sn_name) for output in outputs]
-        named = graph.regions(names), graph.named(names)
-        loading[name] = Loading(machine, asked, graph.given, outputs, *named, graph.whole)
-    session.load(loading)
+        one = loaded[name] = Loaded(machine, asked, graph.example.inputs, outputs)
+        one.regions, one.whole = graph.regions(names), graph.whole
+        one.aliases |= graph.aliases(names)
+    session.load(loaded)
     session.to_device()
+
+
+session._trace_graphs = trace_graphs
 
 
 def _opened(call: str, pef: str, config_dict: Mapping[str, object] | Namespace | None) -> tuple[Path, PefDocument]:

@@ -1,9 +1,9 @@
 """The flow of a language model in the example apps: trained by two replicas, converted, and generating with a cache."""
 
 import importlib.util
+import runpy
 import sys
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -12,12 +12,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from sambasim.samba import process
+from sambasim.samba.session import session
 from tests.apps.support import DATA_PARALLEL, DEVICE, HOST, SCRIPTS, differences
+from tests.support.door import open_door
 from tests.support.mpi import mpirun, run_job
 from tests.support.whole import whole
 
 MODULE = [sys.executable, "-m", "sambasim"]
-TRAIN, GENERATE = (str(SCRIPTS / f"gpt2_{name}.py") for name in ("train", "generate"))
+TRAIN = str(SCRIPTS / "gpt2_train.py")
 
 
 @pytest.fixture(scope="module")
@@ -63,13 +66,27 @@ def likeliest(model: Any, alphabet: str, prompt: str, length: int) -> str:
 
 @pytest.fixture(scope="module")
 def compiled(folder: Path) -> Path:
-    """The folder with both PEFs, which are compiled side by side."""
-    train = (*MODULE, TRAIN, "compile", "--o1", *DATA_PARALLEL, "--pef-name", "gpt2")
-    generate = (*MODULE, GENERATE, "compile", "--inference", "--pef-name", "gpt2_generate")
-    with ThreadPoolExecutor() as pool:
-        for job in [pool.submit(call, folder, *words) for words in (train, generate)]:
-            job.result()
+    """The folder with the PEF that trains."""
+    call(folder, *MODULE, TRAIN, "compile", "--o1", *DATA_PARALLEL, "--pef-name", "gpt2")
     return folder
+
+
+@pytest.fixture
+def generate(
+    folder: Path, model_file: Any, monkeypatch: pytest.MonkeyPatch, one_thread: None
+) -> Iterator[Callable[..., None]]:
+    """The app `gpt2_generate`, called with the words of its command line in this process."""
+    monkeypatch.chdir(folder)
+
+    def call_main(*words: str) -> None:
+        session.reset()
+        process.reset()
+        import_module("gpt2_generate").main([*words])
+
+    with open_door():
+        yield call_main
+    session.reset()
+    process.reset()
 
 
 @whole
@@ -81,30 +98,34 @@ def test_a_resumed_run_has_the_bits_of_one_long_run(compiled: Path) -> None:
     assert differences(state_of(long), state_of(resumed)) == []
 
 
-def test_the_whole_flow(compiled: Path, model_file: Any) -> None:
-    folder = compiled
-    by_host, by_device = (
-        trained(folder, f"{name}.pt", "--steps", "4", *flags) for name, flags in (("host", HOST), ("device", DEVICE))
-    )
-    assert len(state_of(by_host)) > len(by_host["model"])
-    assert differences(state_of(by_host), state_of(by_device)) == []
-
-    call(folder, sys.executable, str(SCRIPTS / "gpt2_convert.py"), "device.pt", "trained")
+def test_a_trained_model_is_converted(compiled: Path, model_file: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved = trained(compiled, "device.pt", "--steps", "2", *DEVICE)
+    assert len(state_of(saved)) > len(saved["model"])
+    folder = compiled / "trained"
+    monkeypatch.setattr(sys, "argv", ["gpt2_convert.py", str(compiled / "device.pt"), str(folder)])
+    runpy.run_path(str(SCRIPTS / "gpt2_convert.py"), run_name="__main__")
     read = model_file.GPT2()
-    model_file.load_pretrained(read, folder / "trained")
-    assert differences(read.state_dict(), by_host["model"]) == []
+    model_file.load_pretrained(read, folder)
+    assert differences(read.state_dict(), saved["model"]) == []
 
+
+def test_text_by_two_graphs_is_that_of_pytorch_without_a_cache(
+    generate: Callable[..., None], folder: Path, model_file: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    generate("compile", "--inference", "--pef-name", "gpt2_generate")
     torch.manual_seed(0)
-    for parameter in read.parameters():  # a text of a few steps is all blanks, and any cache would do
+    model = model_file.GPT2()
+    for parameter in model.parameters():  # the most likely text of a new model is all blanks, and any cache would do
         parameter.data.add_(torch.randn_like(parameter), alpha=0.2)
-    model_file.save_pretrained(read.state_dict(), folder / "varied")
-    words = (*MODULE, GENERATE, "run", "--inference", "--model", "varied", "--prompt", "The ")
-    text = call(folder, *words, "--pef", "gpt2_generate")
-    expected = likeliest(read, model_file.ALPHABET, "The ", model_file.LENGTH)
+    model_file.save_pretrained(model.state_dict(), folder / "varied")
+    capsys.readouterr()
+    generate("run", "--inference", "--model", "varied", "--prompt", "The ", "--pef", "gpt2_generate")
+    expected = likeliest(model, model_file.ALPHABET, "The ", model_file.LENGTH)
     assert len(set(expected)) > 8
-    assert text == f"text: {expected!r}\n"
+    assert capsys.readouterr().out == f"text: {expected!r}\n"
 
 
+@whole
 def test_transformers_reads_the_folder_as_the_same_model(folder: Path, model_file: Any) -> None:
     if importlib.util.find_spec("transformers") is None:
         pytest.skip("transformers is not installed")

@@ -1,0 +1,95 @@
+"""The outermost calls of modules, so that a call is found again by the tensors that it returned. It is remembered for
+as long as the memory of all its outputs exists; and none is before `remember_calls`."""
+
+import inspect
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, TypeAlias
+
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+from sambasim.compiler.capture.step import tensors_in
+from sambasim.compiler.capture.trial import is_tracing
+from sambasim.errors import ModelError
+
+Place: TypeAlias = tuple[object, ...]
+_memory_of: Any = StorageWeakRef  # torch's, untyped
+
+
+def place(tensor: Tensor) -> Place:
+    """Where the elements of a tensor lie: equal for the tensor itself and for other forms of it."""
+    storage = tensor.untyped_storage()
+    return storage._cdata, tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call of `model`. `outputs`: the places of the tensors that it returned."""
+
+    model: nn.Module
+    args: Sequence[Any]
+    keywords: Mapping[str, Any]
+    outputs: Sequence[Place]
+    memories: Sequence[Any]
+
+    def arguments(self) -> tuple[Mapping[str, Any], bool]:
+        """What it was called with, by name, and whether `forward` takes it by name. Raises ModelError for keywords
+        beside arguments that it takes by position only."""
+        signature = inspect.signature(self.model.forward)
+        named = dict(signature.bind(*self.args, **self.keywords).arguments)
+        of_kind: dict[object, list[str]] = {parameter.kind: [] for parameter in signature.parameters.values()}
+        for name in named:
+            of_kind[signature.parameters[name].kind].append(name)
+        for name in of_kind.get(inspect.Parameter.VAR_KEYWORD, ()):
+            named |= named.pop(name)
+        if not any(map(of_kind.get, (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL))):
+            return named, True
+        if self.keywords:
+            what = f"{type(self.model).__name__}.forward takes some arguments by position only, and got keywords beside"
+            raise ModelError(what, remedy="call the model with all its arguments by position")
+        return {f"input_{index}": value for index, value in enumerate(self.args)}, False
+
+    def positions(self, outputs: Sequence[Tensor]) -> list[int]:
+        """Which of its outputs these are; equal ones one after another."""
+        found: list[int] = []
+        for output in map(place, outputs):
+            at = [index for index, other in enumerate(self.outputs) if other == output]
+            found.append(next((index for index in at if index not in found), at[0]))
+        return found
+
+
+_calls: list[Call] = []
+_depth = 0
+
+
+def call_with(outputs: Sequence[Tensor]) -> Call | None:
+    """The last call that returned all these tensors, perhaps among others."""
+    return next((call for call in reversed(_calls) if {*map(place, outputs)} <= {*call.outputs}), None)
+
+
+@cache
+def remember_calls() -> None:
+    """Remember calls from now on."""
+    register_module_forward_pre_hook(_enter)
+    register_module_forward_hook(_leave, with_kwargs=True, always_call=True)
+
+
+def _enter(model: nn.Module, args: object) -> None:
+    global _depth
+    _depth += 1
+
+
+def _leave(model: nn.Module, args: Any, keywords: Any, result: object) -> None:
+    """Also after an error, without a result."""
+    global _depth
+    _depth -= 1
+    outputs = [] if _depth or is_tracing() else tensors_in(result)
+    with suppress(RuntimeError, NotImplementedError):  # tensors of vmap, and sparse ones, have no storage
+        memories = [_memory_of(output.untyped_storage()) for output in outputs]
+        _calls[:] = [call for call in _calls if not any(memory.expired() for memory in call.memories)]
+        if outputs:
+            _calls.append(Call(model, args, keywords, [*map(place, outputs)], memories))
