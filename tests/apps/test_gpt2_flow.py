@@ -3,7 +3,8 @@
 import importlib.util
 import runpy
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import chdir
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,18 @@ def call(folder: Path, *words: str, np: int = 1) -> str:
     return run_job(argv, timeout=120, cwd=folder).check().stdout
 
 
+def called(folder: Path, app: str, *words: str) -> None:
+    """Calls the app with the words of its command line, in this process."""
+    with chdir(folder), open_door():
+        session.reset()
+        process.reset()
+        try:
+            import_module(app).main([*words])
+        finally:
+            session.reset()
+            process.reset()
+
+
 def trained(folder: Path, name: str, *flags: str) -> dict[str, Any]:
     """The checkpoint of two replicas."""
     words = (*MODULE, TRAIN, "run", "--pef", "gpt2", "--threads", "1", "--checkpoint", name, *flags)
@@ -65,28 +78,10 @@ def likeliest(model: Any, alphabet: str, prompt: str, length: int) -> str:
 
 
 @pytest.fixture(scope="module")
-def compiled(folder: Path) -> Path:
+def compiled(folder: Path, model_file: Any) -> Path:
     """The folder with the PEF that trains."""
-    call(folder, *MODULE, TRAIN, "compile", "--o1", *DATA_PARALLEL, "--pef-name", "gpt2")
+    called(folder, "gpt2_train", "compile", "--o1", *DATA_PARALLEL, "--pef-name", "gpt2")
     return folder
-
-
-@pytest.fixture
-def generate(
-    folder: Path, model_file: Any, monkeypatch: pytest.MonkeyPatch, one_thread: None
-) -> Iterator[Callable[..., None]]:
-    """The app `gpt2_generate`, called with the words of its command line in this process."""
-    monkeypatch.chdir(folder)
-
-    def call_main(*words: str) -> None:
-        session.reset()
-        process.reset()
-        import_module("gpt2_generate").main([*words])
-
-    with open_door():
-        yield call_main
-    session.reset()
-    process.reset()
 
 
 @whole
@@ -110,16 +105,18 @@ def test_a_trained_model_is_converted(compiled: Path, model_file: Any, monkeypat
 
 
 def test_text_by_two_graphs_is_that_of_pytorch_without_a_cache(
-    generate: Callable[..., None], folder: Path, model_file: Any, capsys: pytest.CaptureFixture[str]
+    folder: Path, model_file: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    generate("compile", "--inference", "--pef-name", "gpt2_generate")
+    called(folder, "gpt2_generate", "compile", "--inference", "--pef-name", "gpt2_generate")
     torch.manual_seed(0)
     model = model_file.GPT2()
     for parameter in model.parameters():  # the most likely text of a new model is all blanks, and any cache would do
         parameter.data.add_(torch.randn_like(parameter), alpha=0.2)
     model_file.save_pretrained(model.state_dict(), folder / "varied")
     capsys.readouterr()
-    generate("run", "--inference", "--model", "varied", "--prompt", "The ", "--pef", "gpt2_generate")
+    called(
+        folder, "gpt2_generate", "run", "--inference", "--model", "varied", "--prompt", "The ", "--pef", "gpt2_generate"
+    )
     expected = likeliest(model, model_file.ALPHABET, "The ", model_file.LENGTH)
     assert len(set(expected)) > 8
     assert capsys.readouterr().out == f"text: {expected!r}\n"
