@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import torch
 from torch import Generator, Tensor
-from torch.utils.data import DataLoader, Subset
+from torch.utils.data import DataLoader
 
 from sambasim.data import batches
 from sambasim.data.datasets import WatchedDataset, open_source
@@ -65,6 +65,18 @@ class Sums:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _Deal:
+    """The batches of a rank, as the sampler of a loader: up to `size` of the `indices` from each of `starts` on."""
+
+    indices: range
+    starts: range
+    size: int
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return (list(self.indices[start : start + self.size]) for start in self.starts)
+
+
 class Evaluator:
     """Runs the evaluation graph of one replica, with targets and for inference, on its `ranks` in this process."""
 
@@ -76,7 +88,7 @@ class Evaluator:
         self._has_loss = program.loss is not None
         self._hub = ranks[0].hub
         self._generators: dict[int, Tensor] = {}
-        self._loaders: dict[tuple[int, Sequence[int]], DataLoader[object]] = {}  # to keep worker processes
+        self._loaders: dict[tuple[int, _Deal], DataLoader[object]] = {}  # to keep worker processes
         self._ranks = [_Rank(rank) for rank in ranks]
 
     def use_buffers(self, buffers: Sequence[Mapping[str, Tensor]]) -> None:
@@ -88,7 +100,8 @@ class Evaluator:
         seed_everything(derive(seed, rank, step, 0, Stream.DATA))
         self._generators.clear()
         total = Sums()
-        for batch, count in self._batches(dataset, range(rank, len(dataset), world_size)):
+        own, size = range(rank, len(dataset), world_size), self._program.batch_size
+        for batch, count in self._batches(dataset, _Deal(own, range(0, len(own), size), size)):
             total += self._sums_of(self._run(batch, self._program.evaluation), batch, count)
         return total
 
@@ -96,19 +109,18 @@ class Evaluator:
         """For each batch of this rank, its sums, and the outputs of which it is the first axis, without padding. Rank r
         of N has the batches r, r + N, …, so that each has the samples, and so the bits, that it has on one rank."""
         size, samples = self._program.batch_size, len(dataset)
-        starts = range(rank * size, samples, world_size * size)
-        own = tuple(index for start in starts for index in range(start, min(start + size, samples)))
+        own = _Deal(range(samples), range(rank * size, samples, world_size * size), size)
         for batch, count in self._batches(dataset, own):
             outputs = self._run(batch, self._program.evaluation)
             kept = outputs[1:] if self._has_loss else outputs
             yield self._sums_of(outputs, batch, count), [o[:count].clone() for o in kept if o.shape[:1] == (size,)]
 
-    def _batches(self, dataset: WatchedDataset, indices: range | tuple[int, ...]) -> Iterator[tuple[Batch, int]]:
-        options, size, key = self._options, self._program.batch_size, (id(dataset), indices)
+    def _batches(self, dataset: WatchedDataset, deal: _Deal) -> Iterator[tuple[Batch, int]]:
+        options, key = self._options, (id(dataset), deal)
         if key not in self._loaders:
             self._loaders[key] = DataLoader(
-                Subset(dataset, indices),
-                batch_size=size,
+                dataset,
+                batch_sampler=deal,
                 collate_fn=batches.collate,
                 num_workers=options.workers,
                 prefetch_factor=options.prefetch_factor,
@@ -117,16 +129,15 @@ class Evaluator:
                 generator=Generator() if options.persistent_workers else None,
             )
         read = batches.batches_of(self._loaders[key], options.source or "the data")
-        for start in range(0, len(indices), size):
-            self._activity.does(f"evaluating batch {start // size + 1} of {-(-len(indices) // size)}")
-            batch = next(read)
-            count = min(size, len(indices) - start)
+        for number, indices in enumerate(deal, start=1):
+            self._activity.does(f"evaluating batch {number} of {len(deal.starts)}")
+            batch, count = next(read), len(indices)
             tensors = batches.bind(batch, [spec.name for spec in self._inputs], ignore_rest=not self._has_loss)
             for name, tensor in tensors.items():
-                missing = size - tensor.shape[0]
+                missing = deal.size - tensor.shape[0]
                 if missing > 0:
                     tensors[name] = torch.cat([tensor, tensor[:1].expand(missing, *tensor.shape[1:])])
-            yield batches.check(tensors, self._inputs, size), count
+            yield batches.check(tensors, self._inputs, deal.size), count
 
     def _run(self, batch: Batch, graph: Graph, number: int = 0) -> list[Tensor]:
         """Run the executors `number` of the ranks, of `graph`. Returns the outputs of the first rank that has any."""
