@@ -219,8 +219,15 @@ capture (LSTM's backward)."""
 WRITES_OUT = frozenset(f"aten.{name}" for name in _WITH_OUT.split())
 
 
+def _drop_all(value: Tensor, rate: float, trains: bool) -> tuple[Tensor, Tensor]:
+    """Dropout at rate 1 draws nothing in eager PyTorch; torch's kernel draws a number for each element."""
+    return value * 0.0, torch.zeros_like(value, dtype=torch.bool)
+
+
 def builtin(node: Node, schema: FunctionSchema) -> Function | None:
     """The Python function for `node`; None if there is none, or if it might choose another overload."""
+    if node.operator == "aten.native_dropout.default" and node.args[1:] == (1.0, True):
+        return _drop_all
     values = dict(zip((argument.name for argument in schema.arguments), node.args, strict=False)) | dict(node.kwargs)
     tensors = [argument.name for argument in schema.arguments if str(argument.type) == "Tensor"]
     return BUILTINS.get(node.operator) if all(isinstance(values.get(name), Ref) for name in tensors) else None
