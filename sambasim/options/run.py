@@ -1,7 +1,7 @@
 """The options of `sambasim run`, and how they override those in the PEF. Changing what is compiled in is an error."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -154,9 +154,10 @@ def resolve_run(
     training_defaults: Mapping[str, object],
     data_source: Mapping[str, object],
     given: Sequence[Given] = (),
+    states: Collection[str] = (),
 ) -> ResolvedRun:
-    """What the PEF stores, with the overrides of the run, of which a file may have `given` some. Raises PefError for
-    invalid stored options, OptionError for invalid overrides."""
+    """What the PEF stores, with the overrides of the run, of which a file may have `given` some. `states`: those that
+    its optimizers have. Raises PefError for invalid stored options, OptionError for invalid overrides."""
     try:
         stored = build(Sections, {**training_defaults, "data": dict(data_source)})
     except OptionError as error:
@@ -170,7 +171,7 @@ def resolve_run(
         raise refusal(problems)
     kept = unreplaced(before, leaves(options.overrides))
     merged = build(Sections, _merge(kept, options.overrides), given=given)
-    if problems := _switched(stored.optimizer, merged.optimizer):
+    if problems := _switched(stored.optimizer, merged.optimizer, states):
         raise refusal(problems)
     was, now = leaves(before), leaves(merged.model_dump(mode="json"))
     new = {name: value for name, value in now.items() if value not in (None, {}) and value != was.get(name)}
@@ -200,7 +201,9 @@ def _compiled_in(overrides: Mapping[str, object], was: Mapping[str, object]) -> 
     return problems
 
 
-def _switched(before: OptimizerOptions | None, after: OptimizerOptions | None) -> list[Problem]:
+def _switched(
+    before: OptimizerOptions | None, after: OptimizerOptions | None, states: Collection[str]
+) -> list[Problem]:
     """Hyperparameters whose new value needs other sections or another state of the optimizer."""
     if before is None or after is None:
         return []
@@ -208,7 +211,7 @@ def _switched(before: OptimizerOptions | None, after: OptimizerOptions | None) -
     if before.max_grad_norm is None and after.max_grad_norm is not None:
         what = f"{cannot} on: the PEF was compiled without clipping"
         problems.append(_compile_again("optimizer.max_grad_norm", what, after.max_grad_norm))
-    if after.momentum and not before.momentum:
+    if after.momentum and not before.momentum and "momentum" not in states:
         what = f"{cannot} on: the PEF was compiled without it"
         problems.append(_compile_again("optimizer.momentum", what, after.momentum))
     return problems

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from pydantic import JsonValue
 
 from sambasim.errors import CheckpointError, OptionError, SambasimError, failing_with
+from sambasim.ir.program import MASTER
 from sambasim.ir.types import Symbol, SymbolKind
 from sambasim.options.given import leaves
 from sambasim.options.problem import show
@@ -285,8 +286,7 @@ def _candidates(resume: str, checkpoint_dir: Path | None) -> list[Path]:
 
 def _in_folder(path: Path) -> list[Path]:
     with failing_with(OptionError, f"{path} cannot be read", "check its permissions"):
-        checkpoints = list(folder.checkpoints_in(path))
-    return checkpoints
+        return list(folder.checkpoints_in(path))
 
 
 def _checked(path: Path, communicator: Communicator) -> Checkpoint:
@@ -367,7 +367,7 @@ def find(setup: Setup, samples: int) -> Resumption | None:
 
 def restore(setup: Setup, team: Team, checkpoint: Checkpoint) -> None:
     """Collective. Make `checkpoint` the state of `team`: parameters in each memory, optimizer states of the slices that
-    a rank updates. Additional replicas get the buffers of replica 0, additional chips those of the first."""
+    a rank updates; all zeros have not begun. More replicas get the buffers of replica 0, more chips of the first."""
     program, run = setup.program, checkpoint.manifest.run
 
     def read(symbol: Symbol, memory: DeviceMemory, rank: int, prefix: str = "") -> None:
@@ -388,9 +388,13 @@ def restore(setup: Setup, team: Team, checkpoint: Checkpoint) -> None:
                 replica, chip = divmod(rank.replica, program.chips)
                 prefix = buffer_name(replica if replica < run.replicas else 0, chip if chip < run.chips else 0, "")
                 read(symbol, rank.memory, rank.rank, prefix)
+    states, begun = program.optimizer_states, False
     for rank in team.first:
         sync, at = rank.transport.sync, setup.mesh.coordinates(rank.rank)
         for piece in pieces_of(sync.memory, sync.current, at):
             if piece.symbol.kind is SymbolKind.OPTIMIZER_STATE:
                 checkpoint.read_part(piece.symbol, at, piece.start, piece.data)
-    setup.communicator.node_barrier()  # another rank may have restored memory that this one reads
+                begun |= states[piece.symbol.name][2] != MASTER and bool(piece.data.any())
+    if any(setup.communicator.all_gather_object(begun)):  # also: other ranks have restored what this one reads
+        for rank in team.replicas:
+            rank.optimizers.begun[0] = 0

@@ -112,7 +112,8 @@ def set_up(path: Path, options: RunOptions, communicator: Communicator) -> Setup
     mesh = mesh_of(program.mesh, len(roles.workers) * count)
     shards = mesh.size(DATA_PARALLEL)
     options, by_file = with_deepspeed(options, document.training_defaults, compiled, shards // program.chips)
-    resolved = resolve_run(options, document.training_defaults, document.data_source, by_file.given)
+    states = {state for optimizer in program.optimizers for state in optimizer.states}
+    resolved = resolve_run(options, document.training_defaults, document.data_source, by_file.given, states)
     check_trusted(path, document, options, communicator)
     if resolved.optimizer is None:
         raise InternalError("a training job without an optimizer")

@@ -237,7 +237,7 @@ _TORCH_CLIP_EPSILON = 1e-6
 
 class Optimizers:
     """OPT of all groups, on the parameters and states in `memory`. `changed`: arguments without the default value;
-    `begun`: shared by the ranks of a replica whose states may begin in any step, or else all do in step 1."""
+    `begun`: shared by the ranks of a replica; whoever writes states adds their optimizer."""
 
     def __init__(
         self, memory: DeviceMemory, changed: Arguments = MappingProxyType({}), begun: Begun | None = None
@@ -249,7 +249,7 @@ class Optimizers:
             prefix = f"{optimizer.name}__"
             given = {name.removeprefix(prefix): arguments[name] for name in arguments if name.startswith(prefix)}
             self._scalars.append(Scalars(optimizer.kind, given))
-        self._begun = dict.fromkeys(range(len(self._scalars)), 1) if begun is None else begun
+        self.begun: Begun = {} if begun is None else begun
         seed = arguments.get(ROUNDING_SEED)
         self._rounding_seed = None if seed is None else int(seed)
         self._scratch: list[Tensor] = []
@@ -259,11 +259,11 @@ class Optimizers:
 
     def begin(self, step: int, rate: float, loss_scale: float = 1.0) -> None:
         for index, scalars in enumerate(self._scalars):
-            if self._begun.get(index, step) == step:  # this step may begin again, with other hyperparameters
-                self._begun.pop(index, None)
+            if self.begun.get(index, step) == step:  # this step may begin again, with other hyperparameters
+                self.begun.pop(index, None)
                 if scalars.entry.kept_states(scalars.hyperparameters):
-                    self._begun[index] = step
-            scalars.begin(step, rate, self._begun.get(index, 0))
+                    self.begun[index] = step
+            scalars.begin(step, rate, self.begun.get(index, 0))
         self.loss_scale = loss_scale
 
     def skips(self, norm: float) -> bool:
