@@ -136,8 +136,14 @@ def as_json(text: str) -> Callable[[F], F]:
     return click.option("--json", "as_json", is_flag=True, help=text)
 
 
+def _in_lower_case(context: click.Context, parameter: click.Parameter, name: str | None) -> str | None:
+    """The name of a device, in any case; a file as it is."""
+    return name if name is None or name.endswith(".toml") or "/" in name else name.lower()
+
+
 _TILES = "Tiles of the device that one replica has.  [default: as compiled, else all]"
-arch = click.option("--arch", help="Device: sn10, sn20, sn30, sn40 or a TOML file.  [default: as compiled]")
+_ARCH = "Device: sn10, sn20, sn30, sn40 or a TOML file.  [default: as compiled]"
+arch = click.option("--arch", callback=_in_lower_case, help=_ARCH)
 num_tiles = click.option("--num-tiles", type=int, help=_TILES)
 cluster = click.option("--cluster", help="Nodes and links: a name that `sambasim devices` lists, or a TOML file.")
 
