@@ -137,7 +137,7 @@ class Hyperparameters:
         self._machine, program = machine, machine.program
         self._arguments = {argument.name for argument in program.runtime_arguments}
         self._of_optimizers = {name.partition("__")[2] for name in self._arguments if "__" in name}
-        self.rates = rate_names(program.leading)
+        self._compiled_rates = rates_of(program.leading)
         self.given: dict[str, float] = {}  # the hyperparameters that were given so far
         self._rates: dict[str, float] = {}
         self._rates_changed = False
@@ -159,6 +159,18 @@ class Hyperparameters:
         self._take_rates({name: value for name, value in numbers.items() if name not in self._of_optimizers})
         self._take_for_optimizers({name: value for name, value in numbers.items() if name in self._of_optimizers})
         self._last = {**given} if all(isinstance(value, Real) for value in given.values()) else {}
+
+    @property
+    def rates(self) -> Mapping[str, float]:
+        """The rate of each dropout, by its name."""
+        of_all = self._rates.get(ALL_DROPOUTS)
+        now = {name: rate if of_all is None else of_all for name, rate in self._compiled_rates.items()}
+        return {name: self._rates.get(name, rate) for name, rate in now.items()}
+
+    @property
+    def all_given(self) -> Mapping[str, float]:
+        """The hyperparameters and the rates that were given so far."""
+        return {**self.given, **self._rates}
 
     def begin_forward(self) -> None:
         """Applies dropout rates that were given since the last forward."""
@@ -238,9 +250,13 @@ def _number(name: str, value: object) -> float:
     raise app_error(OptionError, f"AP04: {name} in hyperparam_dict is {shown}", remedy)
 
 
-def rate_names(graph: Graph) -> tuple[str, ...]:
-    """The name of each dropout's rate: `net__drop__dropout_p`, or `…__dropout2d_p`."""
-    return tuple(name for node in graph.nodes if (name := _rate_name(graph, node)) is not None)
+def rates_of(graph: Graph) -> Mapping[str, float]:
+    """The rate of each dropout by its name: `net__drop__dropout_p`, or `…__dropout2d_p`."""
+    rates = dict[str, float]()
+    for node in graph.nodes:
+        if (name := _rate_name(graph, node)) is not None and isinstance(number := node.args[1], int | float):
+            rates[name] = round(1 - number, 12) if node.operator == _CHANNELS else number
+    return rates
 
 
 def with_rates(graph: Graph, rates: Mapping[str, float]) -> Graph:

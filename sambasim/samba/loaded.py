@@ -36,8 +36,8 @@ class Loaded:
         program = machine.program
         self.machine, self.example = machine, asked.example
         self.traced = tuple(traced)
-        self.checks = Checks(machine, ending.communicator())
         self.hyperparameters = Hyperparameters(machine)
+        self.checks = Checks(machine, ending.communicator(), self.hyperparameters)
         self.wanted: Mapping[str, Symbol] = inputs_of(program)
         self.start = Start(program, [str(tensor.sn_name) for tensor in traced], loss_chosen=bool(asked.loss_indices))
         self.output_gradients: dict[str, Tensor] = {}

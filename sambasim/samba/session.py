@@ -206,8 +206,7 @@ class Session:
             now.hyperparameters.take(hyperparam_dict)
         if SectionKind.FWD in kinds:
             now.hyperparameters.begin_forward()
-        changed, sync = now.hyperparameters.given, {"data_parallel": data_parallel, "reduce_on_rdu": reduce_on_rdu}
-        mode = now.checks.before(kinds, batch, changed, **sync)
+        mode = now.checks.before(kinds, batch, data_parallel=data_parallel, reduce_on_rdu=reduce_on_rdu)
         tangent = now.start.tangent(now.output_gradients, grad_of_outputs) if SectionKind.BCKWD in kinds else None
         is_cast = torch.is_autocast_enabled("cpu")
         if is_cast:
@@ -297,6 +296,8 @@ class Session:
             now.checks.replaced = True
             if not now.machine.replica.has_weights_of_another:
                 now.machine.to_device()
+            if kept := now.checks.host.options.taken_from_checkpoint():
+                now.hyperparameters.take(kept)
             now.checks.host.note_exchange()
 
     to_rdu = to_device
@@ -324,7 +325,7 @@ class Session:
 
     def get_dropout_rate_argin_names(self) -> tuple[str, ...]:
         """The keys of dropout rates in `hyperparam_dict`: `net__drop__dropout_p`."""
-        return self.loaded().hyperparameters.rates
+        return tuple(self.loaded().hyperparameters.rates)
 
     @property
     def tensor_dict(self) -> Mapping[str, object]:

@@ -24,7 +24,7 @@ from sambasim.pef import locate, read
 from sambasim.pef.archive import bytes_of
 from sambasim.runtime.values.memory import read_tensors, write_tensors
 from sambasim.samba import ending, process
-from sambasim.samba.device import DEVICE_STATE, rate_names
+from sambasim.samba.device import DEVICE_STATE, rates_of
 from sambasim.samba.inputs import Inputs, inputs_of, repeatable
 from sambasim.samba.notices import checks_keywords
 from sambasim.samba.process import app_error
@@ -216,7 +216,7 @@ def assert_close(
     worst = np.unravel_index(int(distance.argmax()), tuple(actual.shape))
     hint = "; in bf16: are both inputs the same, as of samba.randn(…).bfloat16().float()?" if rounded else ""
     training = None if session.machine is None else session.machine.program.training
-    if training is not None and rate_names(training):
+    if training is not None and rates_of(training):
         hint += '; the model has dropout, for which host and device draw different numbers: hyperparam_dict={"p": 0.0}'
     place = f" at {[int(index) for index in worst]}" if worst else ""
     raise AssertionError(

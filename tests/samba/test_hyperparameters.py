@@ -96,6 +96,7 @@ TABLE: dict[str, tuple[Callable[[], Made], Changes]] = {
     ),
     "groups": (_two_groups, [{}, ON, {"lr": 0.2}, OFF, {"dampening": 0.5, **ON}]),
     "clipping": (_clipped, [{}, {"max_grad_norm": None}, {"max_grad_norm": 0.01, **ON}, {"max_grad_norm": math.inf}]),
+    "clipping that only steps are given": (_made, [{}, {"max_grad_norm": 0.01}, {}]),
     "adam": (_adam, [{}, {"betas": (0.5, 0.9)}, {"eps": 1e-3}, {"weight_decay": 0.1}, {"betas": [0.9, 0.999]}]),
     "adamw": (
         _adamw,
@@ -110,7 +111,8 @@ TABLE: dict[str, tuple[Callable[[], Made], Changes]] = {
 def test_each_step_has_the_bits_of_pytorch(row: str, resumes: bool, pef_of: PefOf, tmp_path: Path) -> None:
     """Also if each step is one of a new process, which loads the checkpoint of the last."""
     make, changes = TABLE[row]
-    pef, (model, optimizer), file = pef_of(make, batch_of()), make(), tmp_path / "net.pt"
+    of_pef = _clipped if any("max_grad_norm" in given for given in changes) else make
+    pef, (model, optimizer), file = pef_of(of_pef, batch_of()), make(), tmp_path / "net.pt"
     eagerly = Eagerly(model, optimizer)
     trace_graph(model, batch_of(), optimizer, pef=pef)
     for number, given in enumerate(changes):
@@ -165,16 +167,32 @@ def test_momentum_given_between_the_backward_and_its_step_begins_in_that_step(lo
         _check(model, optimizer, eagerly)
 
 
-def test_what_the_app_has_changed_itself_is_what_a_checkpoint_keeps(load: Load, tmp_path: Path) -> None:
-    """As a scheduler does, whose rates may reach the device late."""
-    model, optimizer = load(_made, batch_of())
-    optimizer.param_groups[0]["lr"] = 0.05
-    session.run(batch_of(), hyperparam_dict={"lr": 0.1, "weight_decay": 0.5})
-    save_checkpoint(tmp_path / "net.pt", model, optimizer)
-    model, resumed = _made(lr=1.0)
-    load_checkpoint(tmp_path / "net.pt", model, resumed)
-    assert [resumed.param_groups[0][name] for name in ("lr", "weight_decay", "momentum")] == [0.05, 0.5, 0.0]
-    assert optimizer.param_groups[0]["weight_decay"] == 0.0, "the options of the app are its own"
+@pytest.mark.parametrize("after_trace", [False, True])
+def test_options_of_a_checkpoint_are_those_of_the_app(after_trace: bool, pef_of: PefOf, tmp_path: Path) -> None:
+    """So rates that are derived from them decay once. What the app has changed itself, as a scheduler does, is kept."""
+    pef, made, file = pef_of(_dropping, batch_of()), _dropping, tmp_path / "net.pt"
+    model, optimizer = made()
+    trace_graph(model, batch_of(), optimizer, pef=pef)
+    optimizer.param_groups[0]["momentum"] = 0.25
+    session.run(batch_of(), hyperparam_dict={"lr": 0.05, "weight_decay": 0.5, "momentum": 0.125, "p": 0.0, CHANNELS: 1})
+    save_checkpoint(file, model, optimizer)
+    model, resumed = made()
+    if after_trace:
+        trace_graph(model, batch_of(), resumed, pef=pef)
+        load_checkpoint(file, model, resumed)
+        session.to_device(model)
+    else:
+        load_checkpoint(file, model, resumed)
+        resumed.param_groups[0]["weight_decay"] = 0.0625
+        trace_graph(model, batch_of(), resumed, pef=pef)
+    names = ("lr", "weight_decay", "momentum")
+    weight_decay, momentum = (0.5, 0.0) if after_trace else (0.0625, 0.25)
+    assert session.machine is not None
+    on_device = session.machine.replica.hyperparameters[0]
+    assert [on_device[name] for name in names] == [0.05, weight_decay, momentum]
+    assert [resumed.param_groups[0][name] for name in names] == [0.1, 0.0 if after_trace else 0.0625, 0.25]
+    _, out = session.run(batch_of())
+    assert not plain(out).any(), "the rates of dropouts are kept"
 
 
 @pytest.mark.parametrize("clips", [False, True])
@@ -225,8 +243,10 @@ def test_dropout_rates_are_those_of_pytorch(load: Load) -> None:
         optimizer.param_groups[0]["lr"] = numbers.get("lr", 0.1)
         torch.manual_seed(number)
         loss, out = session.run(batch_of(number), hyperparam_dict=given)
+        drawn = torch.get_rng_state()
         torch.manual_seed(number)
         expected = eagerly(*map(plain, batch_of(number)))
+        assert torch.equal(drawn, torch.get_rng_state()), given
         assert equal(loss, expected[0].detach())
         assert equal(out, expected[1].detach())
         optimizer.zero_grad()

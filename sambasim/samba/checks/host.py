@@ -26,6 +26,8 @@ from sambasim.samba.request import Optimizer
 from sambasim.units import counted
 
 _OPTIONS = ("lr", "momentum", "dampening", "weight_decay", "nesterov", "betas", "eps", "max_grad_norm")
+ON_DEVICE = "on_device"
+"""The key of a parameter group in a checkpoint: hyperparameters of the device that the options do not have."""
 _LATE_STEPS = 3
 """An app may pass the value of an earlier step to the device, up to so many steps late."""
 
@@ -74,19 +76,21 @@ class HostOptions:
         # While the host differs, each step counts.
         self._agreed = None if any(passed.steps_apart for passed in self._passed.values()) else (plain, given)
 
-    def only_on_device(self, given: Mapping[str, float]) -> list[dict[str, object]]:
-        """For each group, the options that the device has from `given`, where the host has those of `trace_graph`."""
-        groups = []
-        for at_trace, values in zip(self._at_trace, self._options(), strict=False):
-            now = _named(map(plain_number, values))
-            new: dict[str, object] = {
-                name: bool(value) if name == "nesterov" else None if value == math.inf else value
-                for name, value in given.items()
-                if at_trace.get(name) == now.get(name) is not None
-            }
-            betas = tuple(new.pop(name, now[name]) for name in ("beta1", "beta2"))
-            groups.append(new | ({} if None in betas else {"betas": betas}))
-        return groups
+    def for_checkpoint(self, given: Mapping[str, float]) -> dict[str, tuple[list[object], float]]:
+        """What the device has from `given`, with the options of the host, where those are still of `trace_graph`."""
+        hosts = {name: self._of_groups(name) for name in given}
+        at_trace = {name: [group.get(name) for group in self._at_trace] for name in given}
+        return {name: (hosts[name], value) for name, value in given.items() if hosts[name] == at_trace[name]}
+
+    def taken_from_checkpoint(self) -> dict[str, float]:
+        """What `for_checkpoint` has kept in a checkpoint that the app has loaded, once, where the app has not changed
+        its options since."""
+        groups = (group for optimizer in self._machine.optimizers for group in optimizer.param_groups)
+        kept = {name: each for group in groups for name, each in group.pop(ON_DEVICE, {}).items()}
+        return {name: value for name, (hosts, value) in kept.items() if self._of_groups(name) == hosts}
+
+    def _of_groups(self, name: str) -> list[object]:
+        return [_named(map(plain_number, values)).get(name) for values in self._options()]
 
     def _options(self) -> list[list[object]]:
         groups = (group for optimizer in self._machine.optimizers for group in optimizer.param_groups)

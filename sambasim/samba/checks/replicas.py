@@ -21,7 +21,7 @@ from sambasim.samba import process
 from sambasim.samba.checks import data, job
 from sambasim.samba.checks.data import Division, Place
 from sambasim.samba.checks.host import Host, is_sampled
-from sambasim.samba.device import Machine
+from sambasim.samba.device import Hyperparameters, Machine
 from sambasim.samba.flags import FLAGS, MEASURING
 from sambasim.samba.process import Finding, app_error, app_line, current, report_here, typed_command
 
@@ -30,19 +30,24 @@ _BATCHES_COMPARED = (1, 2, 8)  # steps in which replicas compare their batches
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """What a replica trains: digests of its parameters by symbol, its optimizer steps, and the hyperparameters of each
-    of its optimizers."""
+    """What a replica trains: digests of its parameters by symbol, and which optimizers have a state; its optimizer
+    steps; the hyperparameters of each optimizer, and dropout rates."""
 
     weights: Mapping[str, str]
     steps: int
     hyperparameters: Sequence[Mapping[str, float | bool]]
 
 
-def trained(machine: Machine, *, read: bool = True) -> Trained:
-    """What this rank trains. `read=False` leaves out the weights: those of the device are not the trained ones."""
-    names = machine.program.names_of(SymbolKind.PARAMETER) if read else ()
-    weights = {name: tensor_sha256(machine.replica.read(name)) for name in names}
-    return Trained(weights, machine.replica.steps, list(machine.replica.hyperparameters.values()))
+def trained(machine: Machine, rates: Mapping[str, float], *, read: bool = True, starts: bool = False) -> Trained:
+    """What this rank trains with these dropout rates. `read=False` leaves out the weights: those of the device are not
+    the trained ones. `starts`: no step was taken, so the states of optimizers are compared too."""
+    program, replica = machine.program, machine.replica
+    names = program.names_of(SymbolKind.PARAMETER) if read else []
+    names += replica.states_of(replica.begun) if starts else []
+    weights = {name: tensor_sha256(replica.read(name)) for name in names}
+    if read:
+        weights |= {f"the state of {program.optimizers[index].name}": "" for index in sorted(replica.begun)}
+    return Trained(weights, replica.steps, [*replica.hyperparameters.values(), rates])
 
 
 def different_start(replicas: Sequence[Trained], where: str | None) -> Finding | None:
@@ -80,7 +85,10 @@ def different_weights(replicas: Sequence[Trained], when: str, where: str | None)
 
 
 def _different_weight(first: Trained, other: Trained) -> str | None:
-    return next((name for name, digest in first.weights.items() if other.weights.get(name, digest) != digest), None)
+    if not (first.weights and other.weights):  # a replica leaves them out
+        return None
+    names = {**first.weights, **other.weights}
+    return next((name for name in names if first.weights.get(name) != other.weights.get(name)), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +126,8 @@ class Snapshot:
 class Checks:
     """The checks of one loaded PEF. Every rank makes this object, and calls its methods in the same order."""
 
-    def __init__(self, machine: Machine, communicator: Communicator) -> None:
-        self._machine, self._communicator, self.host = machine, communicator, Host(machine)
+    def __init__(self, machine: Machine, communicator: Communicator, given: Hyperparameters) -> None:
+        self._machine, self._communicator, self.host, self._given = machine, communicator, Host(machine), given
         self._times_equal = Counter[tuple[int, int]]()
         self._step = self._forwards = 0
         self._fed: tuple[str, ...] = ()
@@ -136,12 +144,10 @@ class Checks:
                 batches = int(current().flag("grad_accumulation_steps") or 1)
                 watched.samplers.shorten = self._check.short_epoch(machine.program.batch_size, batches)
 
-    def before(
-        self, kinds: Collection[SectionKind], batch: Mapping[str, Tensor], given: Mapping[str, float], **sync: bool
-    ) -> Mode:
-        """Sections of `kinds` are about to run on `batch`, with the hyperparameters `given` so far. Returns how an
-        optimizer step is synced, by the arguments `sync` of session.run; collective in a mode but ALONE. A forward that
-        predicts a shard waits for nobody. Raises DataParallelError and LaunchError."""
+    def before(self, kinds: Collection[SectionKind], batch: Mapping[str, Tensor], **sync: bool) -> Mode:
+        """Sections of `kinds` are about to run on `batch`. Returns how an optimizer step is synced, by the arguments
+        `sync` of session.run; collective in a mode but ALONE. A forward that predicts a shard waits for nobody. Raises
+        DataParallelError and LaunchError."""
         program, size, watched = self._machine.program, self._communicator.world_size, job.current()
         has_step, trains = SectionKind.OPT in kinds, current().trains
         predicts = program.training is None
@@ -151,7 +157,7 @@ class Checks:
         mode = mode_of(program, size, **sync) if has_step else Mode.ALONE
         self._forwards += SectionKind.FWD in kinds
         if trains:
-            self.host.note_run(kinds, given, thoroughly=self._check is not None)
+            self.host.note_run(kinds, self._given.given, thoroughly=self._check is not None)
         fed = STEP if shards else kinds  # what is predicted there is divided as what is trained on
         if self._check is not None:
             self._check.note(program, fed, batch)
@@ -196,7 +202,8 @@ class Checks:
         self._where = where = app_line()
         division, place, line = watched.samplers.feeding() if watched else (None, None, None)
         files = watched.files.take_new() if watched else {}
-        own = Snapshot(mode, trained(self._machine), self._fed, division, place, files)
+        now = trained(self._machine, self._given.rates, starts=self._step == 1)
+        own = Snapshot(mode, now, self._fed, division, place, files)
         points, shown = job.meet(self._communicator, job.Point(self._step), own)
         if not job.together(points):
             for rank, snapshot in enumerate(shown):
@@ -250,7 +257,7 @@ class Checks:
             division, _, line = self._samplers.feeding() if self._samplers else (None, None, None)
             own = Predicted(division, line or self._where, self._shards)
         elif self._synced and not current().reporter.has("DP03", "DP07", "DP09"):
-            own = trained(self._machine, read=not self.replaced)
+            own = trained(self._machine, self._given.rates, read=not self.replaced)
         of_replicas = self._communicator.all_gather_object(own)
         of_training = [replica for replica in of_replicas if isinstance(replica, Trained)]
         of_shards = [replica for replica in of_replicas if isinstance(replica, Predicted)]

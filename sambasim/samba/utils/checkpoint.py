@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from sambasim.errors import OptionError, WeightsError, replacing
 from sambasim.runtime.values.memory import write_tensors
+from sambasim.samba.checks.host import ON_DEVICE
 from sambasim.samba.process import app_error
 from sambasim.samba.request import Optimizer, as_sequence
 from sambasim.samba.session import session
@@ -32,17 +33,14 @@ def save_checkpoint(
     **others: object,
 ) -> None:
     """Copies weights and optimizer state from the device, and rank 0 writes them with `others`, as `epoch=3`: numbers,
-    texts, tensors, and lists and dictionaries of these. Options of the optimizers are those of the device, as
-    `hyperparam_dict` has set them, unless the app has changed its own. The file is replaced atomically."""
+    texts, tensors, and lists and dictionaries of these. Options of the optimizers are those of the app; beside them is
+    what `hyperparam_dict` has set, unless the app has changed its own. The file is replaced atomically."""
     session.to_cpu(model)
     if not is_main_process():
         return
     states, target, now = [one.state_dict() for one in as_sequence(optimizers)], Path(path), session.loaded(model)
-    on_device = iter(now.checks.host.options.only_on_device(now.hyperparameters.given))
-    options = {id(one): [next(on_device) for _ in one.param_groups] for one in now.machine.optimizers}
-    for one, state in zip(as_sequence(optimizers), states, strict=True):
-        for group, changed in zip(state["param_groups"], options.get(id(one), ()), strict=False):
-            group.update(changed)
+    for state in states[:1]:
+        state["param_groups"][0][ON_DEVICE] = now.checks.host.options.for_checkpoint(now.hyperparameters.all_given)
     try:
         with replacing(target) as temporary:
             torch.save({**others, "model": model.state_dict(), "optimizers": states}, temporary)

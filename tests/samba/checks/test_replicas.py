@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import pytest
 from torch.utils.data.distributed import DistributedSampler
 
+from sambasim.ir.types import SymbolKind
 from sambasim.runtime.machine.communicator import single_rank
 from sambasim.runtime.run.stepwise import Mode
 from sambasim.samba import process
@@ -46,6 +47,7 @@ START = "DP03: replica 2 starts from other weights than replica 0: {} differs; a
         ({"hyperparameters": [OPTIONS, {"lr": 0.2}]}, None, "trains with lr 0.2, and replica 0 with 0.3"),
         ({}, None, None),
         ({"weights": {}}, None, None),  # it leaves them out
+        ({"weights": {**REPLICA.weights, "c": ""}}, START.format("c"), "has other weights than replica 0: c differs"),
     ],
 )
 def test_a_different_replica_is_found(change: dict[str, Any], start: str | None, course: str | None) -> None:
@@ -114,9 +116,25 @@ def test_the_hyperparameters_of_the_device_are_compared(load: Load) -> None:
     for hyperparameters in ({"lr": 0.1, "momentum": 0.5}, {"lr": 0.2}, None, {"momentum": 0.5}):
         session.run(BATCH, hyperparam_dict=hyperparameters)
         machine.optimizers[0].param_groups[0]["lr"] = 0.3  # which the device does not see
-        (of_one,) = replicas.trained(machine).hyperparameters
+        of_one, rates = replicas.trained(machine, {"p": 0.5}).hyperparameters
+        assert rates == {"p": 0.5}
         compared.append((of_one["lr"], of_one["momentum"]))
     assert compared == [(0.1, 0.5), (0.2, 0.5), (0.2, 0.5), (0.2, 0.5)]
+
+
+def test_states_that_have_begun_are_compared(load: Load) -> None:
+    """At the start also their values, of which a replica may have loaded others."""
+    load(made_linear, BATCH)
+    machine = session.machine
+    assert machine is not None
+    before = replicas.trained(machine, {}, starts=True).weights
+    session.run(BATCH, hyperparam_dict={"momentum": 0.5})
+    at_start, later, left_out = (
+        replicas.trained(machine, {}, starts=starts, read=read).weights.keys() - before.keys()
+        for starts, read in ((True, True), (False, True), (False, False))
+    )
+    states = {*machine.program.names_of(SymbolKind.OPTIMIZER_STATE)}
+    assert (at_start, later, left_out) == ({*states, "the state of sgd0"}, {"the state of sgd0"}, set())
 
 
 LINE = "app.py:1: sampler = DistributedSampler(data)"
@@ -147,7 +165,7 @@ def compare(load: Load, reporter: Reporter) -> Compare:
     reporter.on_demand = True  # collects DP09 too
     sampler = DistributedSampler[int](range(8), 2, 0)  # type: ignore[arg-type]  # it has all that a data set needs
     watched.samplers._last, watched.samplers.passes = Iteration(sampler, OWN, "app.py:2: for batch in loader", 3), 1
-    checks = Checks(session.machine, watched.communicator)
+    checks = Checks(session.machine, watched.communicator, session.loaded().hyperparameters)
 
     def comparing(step: int, other: Change) -> Reporter:
         change.append(other)
