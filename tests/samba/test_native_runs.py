@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import sambasim as ss
 from tests.samba.harness import BATCH, CLASSES, FEATURES, LogReg, Made, PefOf, batch_of, plain, seeded, with_sgd
@@ -30,10 +30,10 @@ def _data(replicas: int, steps: int) -> tuple[Tensor, Tensor]:
     return torch.randn(count, FEATURES, generator=generator), torch.randint(CLASSES, (count,), generator=generator)
 
 
-def _eager(runs: list[dict[str, float]], data: tuple[Tensor, Tensor], replicas: int) -> nn.Module:
+def _eager(runs: list[dict[str, float]], data: tuple[Tensor, Tensor], replicas: int) -> dict[str, Tensor]:
     model = seeded(LogReg)
     optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
-    of_steps = zip(*(part.split(replicas * BATCH) for part in data), strict=True)
+    of_steps = zip(*(torch.split(part, replicas * BATCH) for part in data), strict=True)
     for given, (x, y) in zip(runs, of_steps, strict=True):
         start = {"lr": 0.1, "momentum": 0.0, "dampening": 0.0, "nesterov": False, "weight_decay": 0.0}
         optimizer.param_groups[0].update({**start, **given})
@@ -45,7 +45,7 @@ def _eager(runs: list[dict[str, float]], data: tuple[Tensor, Tensor], replicas: 
         for parameter, *parts in zip(model.parameters(), *gradients, strict=True):
             parameter.grad = sum(parts) / replicas
         optimizer.step()
-    return model
+    return {name: plain(parameter) for name, parameter in model.named_parameters()}
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
@@ -54,13 +54,12 @@ def test_runs_turn_momentum_on_and_off(row: str, replicas: int, pef_of: PefOf, t
     runs = RUNS[row]
     pef = pef_of(_made, batch_of(), **({"data_parallel": True} if replicas > 1 else {}))
     data = _data(replicas, len(runs))
-    many = {"replicas": replicas} if replicas > 1 else {}
+    options: dict[str, Any] = {"quiet": True, "threads": 1, "checkpoint_dir": tmp_path}
+    options |= {"replicas": replicas} if replicas > 1 else {}
     for number, given in enumerate(runs, start=1):
         settings = {f"optimizer.{name}": value for name, value in given.items()} | {"data.shuffle": False}
-        resume = {"resume": "newest"} if number > 1 else {}
-        run = ss.run(
-            pef, data, quiet=True, threads=1, steps=number, checkpoint_dir=tmp_path, set=settings, **resume, **many
-        )
-    expected = dict(_eager(runs, data, replicas).named_parameters())
+        run = ss.run(pef, data, steps=number, set=settings, **options)
+        options["resume"] = "newest"
+    expected = _eager(runs, data, replicas)
     assert run.weights.keys() == expected.keys()
-    assert all(torch.equal(run.weights[name], plain(expected[name])) for name in expected)
+    assert all(torch.equal(run.weights[name], expected[name]) for name in expected)
