@@ -4,19 +4,15 @@ by which a graph finds its model."""
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from sambasim.compiler.capture.calls import Call, call_with, place, remember_calls
-from sambasim.compiler.capture.step import Example, Fixed, Whole, tensors_in
-from sambasim.data.batches import each_value
+from sambasim.compiler.capture.calls import call_with, remember_calls
+from sambasim.compiler.capture.step import tensors_in
 from sambasim.errors import DataError, ModelError
 from sambasim.samba.fingerprint import Request
 from sambasim.samba.inputs import name_of, repeatable
 from sambasim.samba.notices import checks_keywords
 from sambasim.samba.process import app_error, type_error
 from sambasim.samba.request import request, unwrapped
-from sambasim.samba.tensor import SambaTensor, to_torch
+from sambasim.samba.tensor import SambaTensor
 
 __all__ = ["FwdGraph"]
 
@@ -47,9 +43,12 @@ class FwdGraph:
         self.model = unwrapped(call.model)
         self.name = str(name or type(self.model).__name__.lower())
         self.positions = call.positions(self._results)
-        self.given: dict[str, Tensor] = {}
-        self.whole: set[str] = set()
-        self.example = self._example(call)
+        keys = {id(one): key for key, one in self.inputs.items()} if isinstance(self.inputs, Mapping) else {}
+        named = [(keys.get(id(one)) or name_of(one), one) for one in tensors_in(self.inputs)]
+        try:
+            self.example, self.given, self.whole = call.example(named)
+        except DataError as error:
+            raise app_error(DataError, f"the graph {self.name}: {error.what}", error.remedy or _CALLING) from None
 
     def request(self, fields: Mapping[str, object], chips: int | None = None) -> Request:
         """The request for its program, as `request.request`."""
@@ -68,35 +67,3 @@ class FwdGraph:
         """The regions by inputs, and by the `symbols` of outputs, of those that lie in one."""
         named = {**self.given, **dict(zip(symbols, self._results, strict=True))}.items()
         return {name: one.region_name for name, one in named if isinstance(one, SambaTensor) and one.region_name}
-
-    def _example(self, call: Call) -> Example:
-        keys = {id(one): key for key, one in self.inputs.items()} if isinstance(self.inputs, Mapping) else {}
-        listed, plain = tensors_in(self.inputs), dict[str, Tensor]()
-        batches = sorted((one for one in listed if one.ndim), key=lambda one: getattr(one, "batch_dim", None) != 0)
-        size = batches[0].shape[0] if batches else 1
-
-        def taken(value: Any, path: str) -> object:
-            if value is None:
-                return None
-            what = f"{type(self.model).__name__} was called with {path}"
-            if isinstance(value, bool | int | float | str | torch.dtype):
-                return Fixed(value)
-            if not isinstance(value, Tensor):
-                remedy = "give tensors, numbers and words, in tuples, lists and dictionaries"
-                raise type_error(DataError, f"{what}, which a graph cannot keep", value, remedy)
-            same = [one for one in listed if one is value] or [one for one in listed if place(one) == place(value)]
-            if not same:
-                raise app_error(DataError, f"{what}, which is not among the inputs of the graph {self.name}", _CALLING)
-            own = same[0] if isinstance(same[0], SambaTensor) else value
-            name = keys.get(id(same[0])) or name_of(own) or path
-            if name in plain:
-                raise app_error(DataError, f"two inputs are called {name}", "give each a name= of its own")
-            self.given[name], plain[name] = own, to_torch(value).detach()
-            if value.shape[:1] == (size,):
-                return len(plain) - 1
-            self.whole.add(name)
-            plain[name] = plain[name].expand(size, *value.shape).contiguous()
-            return Whole(len(plain) - 1)
-
-        arguments, by_keyword = call.arguments()
-        return Example(plain, by_keyword, {name: each_value(value, taken, name) for name, value in arguments.items()})

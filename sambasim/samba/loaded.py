@@ -3,11 +3,13 @@
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from numbers import Real
+from typing import cast
 
 import torch
 from torch import Tensor
 
-from sambasim.compiler.capture.step import Whole
+from sambasim.compiler.capture.step import tensors_in
+from sambasim.data.batches import flat as parts
 from sambasim.errors import DataError, OptionError
 from sambasim.ir.graph import SectionKind
 from sambasim.ir.operators import OPERATORS
@@ -54,9 +56,10 @@ class Loaded:
         of_values = {output.value: output.symbol for output in outputs if output.value in graph.values}
         # Also without the prefix of the model.
         self.aliases = {value.partition("__")[2]: symbol for value, symbol in of_values.items()} | of_values
-        names, called = [*asked.example.inputs], (asked.example.arguments or {}).items()
-        indices = ((place, at.index if isinstance(at, Whole) else at) for place, at in called)
-        self._places = {place: names[at] if isinstance(at, int) else place for place, at in indices}
+        called, names = asked.example.arguments or {}, [*asked.example.inputs]
+        indices = [(path, getattr(at, "index", at)) for key, value in called.items() for path, at in parts(value, key)]
+        self._places = {path: names[at] if isinstance(at, int) else path for path, at in indices}
+        self._is_nested = [path for path, _ in indices] != [*called]
         self.regions: Mapping[str, str] = {}
         """The regions of inputs and outputs that lie in one."""
         self.whole: Collection[str] = ()
@@ -76,6 +79,11 @@ class Loaded:
     def bind(self, inputs: Inputs) -> Mapping[str, Tensor]:
         """The batch of a run, by the names of the PEF's inputs."""
         machine = self.machine
+        if self._is_nested and isinstance(inputs, Mapping):
+            named = (pair for key, value in inputs.items() for pair in parts(value, key))
+            inputs = {path: cast(Tensor | None, one) for path, one in named}
+        elif self._is_nested:
+            inputs = tensors_in(inputs)
         size, of_places = machine.program.batch_size, self._places
         batch = bind(self.wanted, size, machine.model, inputs, of_places, self.kept, self.whole)
         if self.input_gradients:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
+from sambasim.compiler.capture.step import tensors_in
 from sambasim.compiler.capture.trial import is_tracing
 from sambasim.errors import OptionError
 from sambasim.ir.graph import SectionKind
@@ -197,6 +198,8 @@ class Session:
             raise app_error(OptionError, "section FWD needs a batch", "session.run(input_tensors=[…], …)")
         if isinstance(output_tensors, Iterator):
             output_tensors = [*output_tensors]
+        if output_tensors is not None and "" not in self._graphs:
+            output_tensors = tensors_in(output_tensors) or output_tensors
         if output_tensors is not None:
             now.check_outputs(output_tensors, self._of_other_models)
         if now.differs_in_evaluation and not machine.model.training:

@@ -8,13 +8,15 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeAlias
 
+import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from sambasim.compiler.capture.step import tensors_in
+from sambasim.compiler.capture.step import Example, Fixed, Whole, tensors_in
 from sambasim.compiler.capture.trial import is_tracing
-from sambasim.errors import ModelError
+from sambasim.data.batches import each_value
+from sambasim.errors import DataError, ModelError
 
 Place: TypeAlias = tuple[object, ...]
 _memory_of: Any = StorageWeakRef  # torch's, untyped
@@ -52,6 +54,43 @@ class Call:
             what = f"{type(self.model).__name__}.forward takes some arguments by position only, and got keywords beside"
             raise ModelError(what, remedy="call the model with all its arguments by position")
         return {f"input_{index}": value for index, value in enumerate(self.args)}, False
+
+    def example(self, given: Sequence[tuple[str | None, Tensor]]) -> tuple[Example, dict[str, Tensor], set[str]]:
+        """The call as an Example, the tensors in it by name, and the names of those that are one for all samples, such
+        as a mask. `given`: all of them, or other forms of them, with their names; one without has its place's. Raises
+        DataError for another argument that a graph cannot keep."""
+        batches = sorted((one for _, one in given if one.ndim), key=lambda one: getattr(one, "batch_dim", None) != 0)
+        size = batches[0].shape[0] if batches else 1
+        inputs, named, whole = dict[str, Tensor](), dict[str, Tensor](), set[str]()
+
+        def taken(value: Any, path: str) -> object:
+            if value is None:
+                return None
+            what = f"{type(self.model).__name__} was called with {path}, which"
+            if isinstance(value, bool | int | float | str | torch.dtype):
+                return Fixed(value)
+            if not isinstance(value, Tensor):
+                remedy = "give tensors, numbers and words, in tuples, lists and dictionaries"
+                raise DataError(f"{what} is a {type(value).__name__}, and no tensor or number", remedy=remedy)
+            same = [pair for pair in given if pair[1] is value] or [
+                pair for pair in given if place(pair[1]) == place(value)
+            ]
+            if not same:
+                raise DataError(f"{what} is not among the inputs")
+            name, own = same[0]
+            name = name or path
+            if name in inputs:
+                raise DataError(f"two inputs are called {name}", remedy="give each a name= of its own")
+            named[name], inputs[name] = own, value.detach().as_subclass(Tensor)
+            if value.shape[:1] == (size,):
+                return len(inputs) - 1
+            whole.add(name)
+            inputs[name] = inputs[name].expand(size, *value.shape).contiguous()
+            return Whole(len(inputs) - 1)
+
+        arguments, by_keyword = self.arguments()
+        kept = {name: each_value(value, taken, name) for name, value in arguments.items()}
+        return Example(inputs, by_keyword, kept), named, whole
 
     def positions(self, outputs: Sequence[Tensor]) -> list[int]:
         """Which of its outputs these are; equal ones one after another."""
