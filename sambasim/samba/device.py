@@ -138,7 +138,7 @@ class Hyperparameters:
         self._arguments = {argument.name for argument in program.runtime_arguments}
         self._of_optimizers = {name.partition("__")[2] for name in self._arguments if "__" in name}
         self._compiled_rates = rates_of(program.leading)
-        self.given: dict[str, float] = {}  # the hyperparameters that were given so far
+        self.given: dict[str, float] = {}  # the hyperparameters and rates that were given so far
         self._rates: dict[str, float] = {}
         self._rates_changed = False
         self._last: Mapping[str, object] = {}
@@ -163,14 +163,8 @@ class Hyperparameters:
     @property
     def rates(self) -> Mapping[str, float]:
         """The rate of each dropout, by its name."""
-        of_all = self._rates.get(ALL_DROPOUTS)
-        now = {name: rate if of_all is None else of_all for name, rate in self._compiled_rates.items()}
-        return {name: self._rates.get(name, rate) for name, rate in now.items()}
-
-    @property
-    def all_given(self) -> Mapping[str, float]:
-        """The hyperparameters and the rates that were given so far."""
-        return {**self.given, **self._rates}
+        compiled, now = self._compiled_rates, self._rates
+        return {name: now.get(name, now.get(ALL_DROPOUTS, rate)) for name, rate in compiled.items()}
 
     def begin_forward(self) -> None:
         """Applies dropout rates that were given since the last forward."""
@@ -214,7 +208,8 @@ class Hyperparameters:
             raise app_error(OptionError, what, f'hyperparam_dict={{"{high}": 0.1}}')
         now = {**({} if ALL_DROPOUTS in rates else self._rates), **rates}  # the rate of all replaces single rates
         if now != self._rates:
-            self._rates, self._rates_changed = now, True
+            others = {name: value for name, value in self.given.items() if name not in self._rates}
+            self._rates, self._rates_changed, self.given = now, True, {**others, **now}
 
     def _take_for_optimizers(self, numbers: Mapping[str, float]) -> None:
         changed = {name: value for name, value in numbers.items() if self.given.get(name) != value}

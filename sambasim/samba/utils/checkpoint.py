@@ -40,7 +40,7 @@ def save_checkpoint(
         return
     states, target, now = [one.state_dict() for one in as_sequence(optimizers)], Path(path), session.loaded(model)
     for state in states[:1]:
-        state["param_groups"][0][ON_DEVICE] = now.checks.host.options.for_checkpoint(now.hyperparameters.all_given)
+        state["param_groups"][0][ON_DEVICE] = now.checks.host.options.for_checkpoint(now.hyperparameters.given)
     try:
         with replacing(target) as temporary:
             torch.save({**others, "model": model.state_dict(), "optimizers": states}, temporary)
