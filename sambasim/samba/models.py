@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from sambasim.compiler.capture.tensors import held_by
 from sambasim.compiler.names import UniqueNames, loss_name, symbol_name
@@ -14,7 +15,7 @@ from sambasim.errors import ModelError
 from sambasim.ir.types import GRADIENT_SUFFIX
 from sambasim.samba import process
 from sambasim.samba.notices import checks_keywords, say_once
-from sambasim.samba.process import type_error
+from sambasim.samba.process import app_error, type_error
 from sambasim.samba.request import unwrapped
 from sambasim.samba.session import session
 from sambasim.samba.tensor import MATERIALIZER, SambaTensor, made_by, no_data, of_shape
@@ -86,12 +87,40 @@ Part = TypeVar("Part", nn.Module, SambaTensor, nn.Parameter)
 @checks_keywords()
 @contextmanager
 def lazy_param(quantized: bool = False) -> Iterator[None]:
-    """Within it, tensors that a model makes are lazy: they have a shape and a dtype on torch's device `meta`, and no
-    random number is drawn. `quantized` has no effect."""
+    """Within it, parameters and random tensors that a model makes are lazy: they have a shape and a dtype on torch's
+    device `meta`, and no random number is drawn. Tensors that a constructor computes, and parameters of them, have
+    their values. `quantized` has no effect."""
     if quantized:
         say_once("lazy_param(quantized=True)", "parameters keep the dtype that the model gives them")
-    with torch.device("meta"):
-        yield
+    kept = nn.Parameter.__new__
+
+    def new(cls: type, data: Tensor | None = None, requires_grad: bool = True) -> nn.Parameter:
+        return kept(cls, data if data is None or not hasattr(data, _UNIFORM) else data.to("meta"), requires_grad)
+
+    nn.Parameter.__new__ = new  # type: ignore[assignment, method-assign]  # for as long as the model is made
+    try:
+        with _Lazy():
+            yield
+    finally:
+        nn.Parameter.__new__ = kept  # type: ignore[method-assign]  # torch's own again
+
+
+_UNIFORM = "_sambasim_uniform"  # on a tensor that a constructor fills as it makes it, mostly to be set later
+_RANDOM = {torch.normal, torch.rand, torch.randint, torch.randn, torch.randperm}
+_UNSET = {torch.empty, torch.empty_permuted, torch.empty_strided, *_RANDOM}
+
+
+class _Lazy(TorchFunctionMode):
+    """Makes unset and random tensors lazy, and marks those of one value, which are lazy once they are parameters."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        options = dict(kwargs or {})
+        if func in _UNSET and options.get("device") is None:
+            options["device"] = "meta"
+        made = func(*args, **options)
+        if func in (torch.zeros, torch.ones, torch.full):
+            setattr(made, _UNIFORM, True)
+        return made
 
 
 def materialize(lazy: Part) -> Part:
@@ -115,7 +144,7 @@ def materialize(lazy: Part) -> Part:
     lazy_modules, resets = [], []
     for path, module in _parts_first(lazy, "", set()):
         lazy_tensors = [tensor for tensor in _own_tensors(module).values() if tensor.is_meta]
-        below = [tensor.is_meta for tensors in (module.parameters(), module.buffers()) for tensor in tensors]
+        below = [parameter.is_meta for parameter in module.parameters()]
         if lazy_tensors or (below and all(below)):
             lazy_modules.append(module)
             # torch has two names for the method.
@@ -126,7 +155,7 @@ def materialize(lazy: Part) -> Part:
                 remedy = "give the class a method reset_parameters that fills its parameters and buffers, or make it "
                 remedy += "outside lazy_param, or load_state_dict(…, assign=True) first"
                 what = f"{path or type(lazy).__name__} is a lazy {type(module).__name__}, which has no reset_parameters"
-                raise ModelError(what, remedy=remedy)
+                raise app_error(ModelError, what, remedy)
     made: dict[int, Tensor] = {}  # parameters that two layers share stay shared
     given = [tensor for layer in lazy_modules for tensor in _give_memory(layer, made)]
     for reset in resets:

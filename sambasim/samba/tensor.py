@@ -71,7 +71,7 @@ class SambaTensor(Tensor):
         `samba.materialize` calls the materializer. Raises DataError for what is no tensor or complex, and for another
         shape or a dimension that it does not have."""
         given = torch_tensor
-        is_lazy = shape is not None and torch.get_default_device().type == "meta"
+        is_lazy = shape is not None and torch.empty(0).is_meta
         if given is None and materializer is not None and not is_lazy:
             given = made_by(materializer, lambda: cls(shape=shape, dtype=dtype, name=name))
         if isinstance(given, tuple | list):
@@ -81,7 +81,7 @@ class SambaTensor(Tensor):
             raise DataError("SambaTensor needs a tensor or a shape", remedy=remedy)
         if given is None:
             with torch.inference_mode(False):  # inference tensors have no version counter
-                plain = torch.zeros(tuple(shape or ()), dtype=dtype)
+                plain = torch.zeros(tuple(shape or ()), dtype=dtype, device="meta" if is_lazy else None)
         else:
             plain = to_torch(given) if dtype is None else to_torch(given).to(dtype)
             if shape is not None and tuple(shape) != tuple(plain.shape):

@@ -332,7 +332,7 @@ def test_what_a_reset_fills_has_memory_of_its_type() -> None:
         def __init__(self) -> None:
             super().__init__()
             for dtype in (torch.float32, torch.int64, torch.bool):
-                self.register_buffer(str(dtype).replace(".", "_"), torch.ones(3, dtype=dtype))
+                self.register_buffer(str(dtype).replace(".", "_"), torch.empty(3, dtype=dtype))
 
     class Reset(Masked):
         def reset_parameters(self) -> None:
@@ -345,6 +345,39 @@ def test_what_a_reset_fills_has_memory_of_its_type() -> None:
     assert dtypes == {torch.float32, torch.int64, torch.bool}
     with pytest.raises(ModelError, match="Masked is a lazy Masked, which has no reset_parameters"):
         samba.materialize(without)
+
+
+def test_what_a_constructor_computes_has_its_values_in_lazy_param() -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rates = [rate.item() for rate in torch.linspace(0, 0.5, 3)]
+            self.register_buffer("position_ids", torch.arange(4).expand(1, -1), persistent=False)
+            waves = torch.zeros(4, 2)
+            waves[:, 0] = torch.arange(4) / torch.ones(4)
+            self.register_buffer("waves", waves)
+            self.constant = samba.from_torch_tensor(torch.eye(2), name="constant")
+            self.gamma = nn.Parameter(1e-4 * torch.ones(2))
+            prior = torch.tensor([0.7, 0.3])
+            self.prior = SambaParameter(shape=(2,), materializer=lambda this: this.copy_(prior))
+            self.norm, self.out = nn.BatchNorm1d(2), nn.Linear(2, 2)
+
+    class Token(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.token = nn.init.normal_(nn.Parameter(torch.zeros(1, 2)))
+
+    gold, new = Block(), nn.Parameter.__new__
+    with samba.lazy_param():
+        model, token = Block(), Token()
+    assert nn.Parameter.__new__ is new
+    assert [model.prior.is_meta, model.out.weight.is_meta, model.norm.weight.is_meta, token.token.is_meta] == [True] * 4
+    samba.materialize(model)
+    values, expected = model.state_dict(), gold.state_dict()
+    assert all(equal(values[name], expected[name]) for name in ("waves", "gamma", "prior", "norm.running_var"))
+    assert (model.rates, model.constant.tolist()) == (gold.rates, [[1, 0], [0, 1]])
+    with refused(ModelError, "Token is a lazy Token, which has no reset_parameters"):
+        samba.materialize(token)  # its constructor draws, which is not repeated
 
 
 def test_a_whole_resets_its_parts_after_they_have_begun_unless_some_are_loaded() -> None:
