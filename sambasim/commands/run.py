@@ -31,6 +31,9 @@ def checked_pef(
     replica. All ranks raise the same error, except that a rank raises an error about its own files alone."""
     path, ranks = locate(options.pef, output_folder), communicator.world_size
     header = peek(path)
+    if header.further:
+        what = f"the PEF {header.name} has several graphs, and sambasim run takes one"
+        raise OptionError(what, remedy=f"run the app that it was compiled from: sambasim app APP.py run --pef {path}")
     digests = communicator.all_gather_object(header.digest)
     if apart := [rank for rank, digest in enumerate(digests) if digest != digests[0]]:
         what = f"rank {apart[0]} reads another PEF than rank 0: {digests[apart[0]][:12]} and {digests[0][:12]}"

@@ -134,7 +134,8 @@ class PefDocument:
 @dataclass(frozen=True, slots=True)
 class PefHeader:
     """What decides whether a job can start. `world_size`: the fewest replicas; `replica`: the mesh of one;
-    `data_parallel`: whether a run chooses how many; `zero`: what they keep in slices only, see `ir/ranks.py`."""
+    `data_parallel`: whether a run chooses how many; `zero`: what they keep in slices only, see `ir/ranks.py`;
+    `further`: the names of graphs beside the first."""
 
     name: str
     batch_size: int
@@ -149,6 +150,7 @@ class PefHeader:
     compile_options: Mapping[str, JsonValue] = field(default_factory=dict)
     metadata: Mapping[str, JsonValue] = field(default_factory=dict)
     checked: Checked | None = None
+    further: tuple[str, ...] = ()
 
     @property
     def ranks_of_replica(self) -> int:

@@ -86,6 +86,7 @@ class _ManifestHead(_Lenient):
     compile_options: dict[str, JsonValue]
     metadata: dict[str, JsonValue]
     checked: Checked | None = None
+    further: dict[str, _Lenient] = {}
 
 
 _Parsed = TypeVar("_Parsed", _ManifestHead, PefDocument)
@@ -103,6 +104,7 @@ def peek(path: Path) -> PefHeader:
         **head.model_dump(include={"version", "writer", "compile_options", "metadata"}),
         **program.model_dump(include={"name", "batch_size", "zero"}),
         checked=head.checked,
+        further=tuple(head.further),
         training=program.training is not None,
         world_size=least_replicas(program.mesh),
         replica=replica_mesh(program.mesh),

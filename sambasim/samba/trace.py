@@ -4,9 +4,8 @@ import math
 import re
 import shlex
 from argparse import Namespace
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import count, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,16 +16,14 @@ from sambasim.compiler.capture.tensors import check_model
 from sambasim.errors import OptionError, PefError
 from sambasim.hardware.placement import inventory_of, place_replicas
 from sambasim.ir.dataflow import is_clipped
-from sambasim.ir.graph import Node, Output, format_argument, graph_difference, symbol_differences
 from sambasim.ir.mesh import replica_mesh
 from sambasim.ir.program import LOSS_SCALE, ROUNDING_SEED, Program
 from sambasim.ir.ranks import as_one_rank
-from sambasim.ir.types import Symbol, SymbolKind
+from sambasim.ir.types import SymbolKind
 from sambasim.options.compile import BUILD_FIELDS
 from sambasim.pef import PefDocument, locate, map_weights, read
 from sambasim.pef.archive import bytes_of
 from sambasim.pef.files import is_compiled_here
-from sambasim.runtime.engine.instructions import find_operator
 from sambasim.runtime.machine.process import check_device, default_threads, keep_freed_memory, make_repeatable
 from sambasim.runtime.run.stepwise import StepwiseReplica
 from sambasim.samba import ending, process, request
@@ -280,6 +277,7 @@ def _replica(
 def capture_and_compare(document: PefDocument, asked: Request, weights: Mapping[str, Tensor]) -> None:
     """Compiles the model as the PEF was. Raises PefError if the program, or a constant, is another."""
     # They take seconds to import, and samba should import fast.
+    from sambasim.commands.difference import described, differences
     from sambasim.compiler.compile import Stopwatch
     from sambasim.compiler.passes import pipeline, run_pipeline
     from sambasim.compiler.sharding.tensor_parallel import TensorParallel
@@ -289,7 +287,7 @@ def capture_and_compare(document: PefDocument, asked: Request, weights: Mapping[
     plan = pipeline(asked.options, asked.updates or None)
     passes = [replace(one, compiled=program) if isinstance(one, TensorParallel) else one for one in plan]
     traced = run_pipeline(built.program, passes, lambda title: None)
-    difference = next(_differences(program, traced), None)
+    difference = next(differences(program, traced), None)
     if difference is not None:
         before, now = (set(one.names_of(SymbolKind.PARAMETER)) for one in (program, traced))
         if (before or now) and before.isdisjoint(now):
@@ -301,74 +299,7 @@ def capture_and_compare(document: PefDocument, asked: Request, weights: Mapping[
     for constant in program.names_of(SymbolKind.CONSTANT):
         if bytes_of(weights[constant]) != bytes_of(built.weights[constant]):
             readers = (node for graph in program.graphs for node in graph.nodes if constant in node.reads)
-            first = next((f", which is read by {_described(node)}," for node in readers), "")
+            first = next((f", which is read by {described(node)}," for node in readers), "")
             what = f"the constant {constant}{first} has changed since the PEF {name} was compiled"
             remedy = "compile the app again; if it draws the numbers, torch.manual_seed(0) before it makes them"
             raise app_error(PefError, what, remedy)
-
-
-def _differences(compiled: Program, traced: Program) -> Iterator[str]:
-    """The first difference, with the source line of the model, then what may follow from it; none if both compute the
-    same. Weights, names of programs and line numbers are ignored. Symbols of data parallelism, which are named by
-    digests, come last."""
-    parallel = (SymbolKind.ACCUMULATION_GROUP, SymbolKind.REDUCE_BUFFER)
-    symbols = compiled.symbols, traced.symbols
-    plain = ({name: one for name, one in named.items() if one.kind not in parallel} for named in symbols)
-    yield from _symbol_differences(*plain)
-    if is_clipped(traced) and not is_clipped(compiled):
-        yield "the optimizer has max_grad_norm, and the PEF does not clip gradients"
-    match graph_difference(compiled.leading, traced.leading):
-        case _, (Node() | None) as before, (Node() | None) as now:
-            yield _of_one_operator(before, now) or f"the PEF has {_described(before)}, and the model {_described(now)}"
-        case (_, Output(symbol=symbol), _) | (_, _, Output(symbol=symbol)):
-            yield f"{symbol} is another value of the graph in the PEF than in the model"
-        case _, _, _:
-            yield "the sections are cut at other places"
-    for group, other in zip_longest(compiled.groups, traced.groups):
-        if group is None or other is None or group.members != other.members or group.optimizer != other.optimizer:
-            yield "the optimizers update other groups of parameters"
-    yield from _symbol_differences(*symbols)
-
-
-def _symbol_differences(compiled: Mapping[str, Symbol], traced: Mapping[str, Symbol]) -> Iterator[str]:
-    for name, before, now in symbol_differences(compiled, traced):
-        if before and now:
-            yield f"{name} is {before.kind} {before.type} in the PEF, and {now.kind} {now.type} in the model"
-        elif before:
-            yield f"the PEF has the {before.kind} {name}, {before.type}, and the model does not"
-        elif now:
-            yield f"the model has the {now.kind} {name}, {now.type}, and the PEF does not"
-
-
-def _of_one_operator(compiled: Node | None, traced: Node | None) -> str | None:
-    """The difference of two nodes with one operator: in its arguments, or in which results are read."""
-    if compiled is None or traced is None or compiled.operator != traced.operator:
-        return None
-    before, now = _arguments(compiled), _arguments(traced)
-    apart = [
-        f"{name} is {before.get(name, 'not given')} in the PEF, and {now.get(name, 'not given')} in the model"
-        for name in dict.fromkeys([*before, *now])
-        if before.get(name) != now.get(name)
-    ]
-    if apart:
-        return f"{'; '.join(apart)}: an argument of {_described(traced)}"
-    for number, (one, other) in enumerate(zip(compiled.results, traced.results, strict=False), start=1):
-        if (one is None) != (other is None):
-            reads, ignores = ("model", "PEF") if one is None else ("PEF", "model")
-            return f"the {reads} reads result {number} of {_described(traced)}, and the {ignores} does not"
-    return None
-
-
-def _arguments(node: Node) -> Mapping[str, str]:
-    """The arguments by torch's names; those of a composite node by number."""
-    is_torchs = node.operator.startswith("aten.")
-    names = [one.name for one in find_operator(node.operator)._schema.arguments] if is_torchs else map(str, count(1))
-    given = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
-    return {name: format_argument(argument) for name, argument in given.items()}
-
-
-def _described(node: Node | None) -> str:
-    if node is None:
-        return "nothing more"
-    module = f" in {node.module}" if node.module else ""
-    return f"`{node.operator}`{module}" + (f" from {node.source}" if node.source else "")

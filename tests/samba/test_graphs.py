@@ -1,5 +1,6 @@
 """PEFs of several graphs: a prompt graph and a token graph of one model, which share weights and a region."""
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from sambasim import samba
-from sambasim.errors import DataError, ModelError, OptionError, PefError, SambasimError
+from sambasim.commands.run import checked_pef
+from sambasim.errors import DataError, InternalError, ModelError, OptionError, PefError, SambasimError
+from sambasim.ir.types import TensorType
+from sambasim.options.run import RunOptions
 from sambasim.pef import peek, read
 from sambasim.report.inspect import contents
 from sambasim.runtime.machine.communicator import single_rank
-from sambasim.runtime.run.setup import set_up
 from sambasim.samba.session import session
 from sambasim.samba.utils import trace_graph
 from tests.samba.harness import PefOf, equal, imported, layer_batch, refused, seeded, with_sgd
@@ -150,8 +153,13 @@ def test_the_file_lists_the_graphs_and_stores_weights_once(pef: str) -> None:
     names = {f"summing__{layer}__{tensor}" for layer in ("layer", "head") for tensor in ("weight", "bias")}
     assert document.stored.keys() == names
     assert [graph.name for graph in contents(path, peek(path), document).graphs] == ["prompt", "token"]
-    with pytest.raises(OptionError, match="has several graphs, prompt, token, and sambasim run takes one"):
-        set_up(path, None, single_rank("here"))  # type: ignore[arg-type]
+    token, name = document.further["token"], "summing__head__bias"
+    symbols = {**token.program.symbols, name: replace(token.program.symbols[name], type=TensorType("float32", (9,)))}
+    other = replace(token, program=replace(token.program, symbols=symbols))
+    with pytest.raises(InternalError, match=r"bias is float32\[8\], and float32\[9\] in the graph token"):
+        _ = replace(document, further={"token": other}).stored
+    with pytest.raises(OptionError, match="the PEF sums has several graphs, and sambasim run takes one"):
+        checked_pef(RunOptions(pef=pef), path.parent, single_rank("here"), ["sambasim", "run"])
 
 
 def compile_nothing() -> None:

@@ -101,9 +101,6 @@ def set_up(path: Path, options: RunOptions, communicator: Communicator) -> Setup
     """Collective. Read the PEF at `path` and decide how to run it. Raises SambasimError if the two do not fit."""
     document = read(path)
     program, compiled = document.program, document.compile_options
-    if document.further:
-        what = f"the PEF {program.name} has several graphs, {', '.join(document.graphs)}, and sambasim run takes one"
-        raise OptionError(what, remedy="run the app that it was compiled from: sambasim app APP.py run --pef …")
     check_device(document)
     emulated, whole = options.emulate_replicas, options.one_process_per_replica
     count = ranks_of_process(communicator.world_size, program.ranks_of_replica, emulated, whole=whole)
