@@ -134,7 +134,7 @@ def test_a_device_that_no_config_can_name_is_not_emitted(tmp_path: Path) -> None
 def test_the_device_that_is_named_cuts_the_sections_too(tmp_path: Path) -> None:
     emitted, folder = tmp_path / "x.toml", ["--output-folder", str(tmp_path)]
     only = each("--only", ["stages=1", "replicas=1", "chips=1", "recompute=none", "passes=2", "tiles=4"])
-    best = record(*PLAN, *only, "--arch", "sn10", "--emit", str(emitted))["best"][0]
+    best = record(*PLAN, *only, "--arch", "SN10", "--emit", str(emitted))["best"][0]
     printed("compile", "--config", str(emitted), "--check", "0", *folder)
     simulated = record("simulate", "char_gpt", *folder, "--replicas", "1")
     assert best["predicted_step_s"] == pytest.approx(simulated["predicted_s"])

@@ -65,7 +65,7 @@ def test_predictions_are_printed_as_such(simulate: Simulate) -> None:
     ):  # fmt: skip
         assert said in text
     assert "range" not in text, "no calibration row is bound by launches, as this is"
-    text = simulate("--arch", "sn40")  # taken whole
+    text = simulate("--arch", "SN40")  # taken whole
     assert "on SN40L, o1" in text
     assert "no published step of SN40L backs this" in text
     assert "range" not in text
