@@ -15,9 +15,9 @@ Importing it imports torch, and no MPI.
 from sambasim.samba import nn, optim, test, utils
 from sambasim.samba.functional import addmm, operator, operators, randint, randn, triu_fill
 from sambasim.samba.inputs import SambaLoader, install_sampler_of_one_replica
-from sambasim.samba.models import from_torch_model_, lazy_param, materialize
+from sambasim.samba.models import from_torch_model_, install_attributes, lazy_param, materialize
 from sambasim.samba.notices import is_internal, patched_torch
-from sambasim.samba.session import install_attributes, session
+from sambasim.samba.session import session
 from sambasim.samba.tensor import SambaTensor, from_named_dict, from_torch_tensor, to_torch
 from sambasim.samba.utils.common import seed_from_environment
 

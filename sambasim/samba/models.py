@@ -1,6 +1,7 @@
-"""Models: `from_torch_model_` sets SambaFlow's names and methods; `lazy_param` and `materialize` give memory later."""
+"""Models: `from_torch_model_` sets SambaFlow's names and methods, `install_attributes` those of all tensors;
+`lazy_param` and `materialize` give memory later."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
@@ -11,9 +12,10 @@ from torch.overrides import TorchFunctionMode
 
 from sambasim.compiler.capture.tensors import held_by
 from sambasim.compiler.names import UniqueNames, loss_name, symbol_name
-from sambasim.errors import ModelError
+from sambasim.errors import ModelError, OptionError
 from sambasim.ir.types import GRADIENT_SUFFIX
 from sambasim.samba import process
+from sambasim.samba.device import Machine
 from sambasim.samba.notices import checks_keywords, say_once
 from sambasim.samba.process import app_error, type_error
 from sambasim.samba.request import unwrapped
@@ -209,3 +211,39 @@ def _with_memory(lazy: Tensor) -> Tensor:
         real = nn.Parameter(real, lazy.requires_grad)
     vars(real).update(vars(lazy))
     return real
+
+
+def install_attributes() -> None:
+    """Gives `torch.Tensor`, and so parameters, SambaFlow's attributes."""
+    on_outputs = "set sn_grad on an output: from it, session.run computes the gradients"
+    on_host = "param.data.copy_(…), and then samba.session.to_device(model)"
+    tensor: Any = Tensor
+    tensor.torch = tensor.torch_tensor = lambda tensor: tensor
+    tensor.sn_grad = _attribute("sn_grad", Machine.gradient, lambda _: None, lambda _, given: given, on_outputs)
+    tensor.sn_data = _attribute("sn_data", Machine.value, Tensor.detach, of_shape, on_host)
+    tensor.sn_name = None
+
+
+def _attribute(
+    name: str,
+    on_device: Callable[[Machine, Tensor], Tensor | None],
+    otherwise: Callable[[Tensor], Tensor | None],
+    checked: Callable[[Tensor, Any], Tensor | None],
+    remedy: str,
+) -> property:
+    """Of a tensor of the loaded model the value `on_device`, which cannot be assigned; of another tensor what the app
+    assigned, once it is `checked`, or `otherwise`."""
+    key = f"_assigned_{name}"
+
+    def value(tensor: Tensor) -> Tensor | None:
+        of_machine = None if session.machine is None else on_device(session.machine, tensor)
+        assigned: Tensor | None = vars(tensor).get(key) if of_machine is None else of_machine
+        return otherwise(tensor) if assigned is None else assigned
+
+    def assign(tensor: Tensor, given: Any) -> None:
+        if session.machine is not None and session.machine.value(tensor) is not None:
+            what = f"{name} of a parameter or buffer of the loaded model is on the device, and cannot be assigned"
+            raise app_error(OptionError, what, remedy)
+        vars(tensor)[key] = checked(tensor, given)
+
+    return property(value, assign)

@@ -10,7 +10,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from math import isfinite
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +31,7 @@ from sambasim.samba.notices import AbsentNameError, checks_keywords, nearest, no
 from sambasim.samba.process import app_error, type_error
 from sambasim.samba.profiler import Profiler
 from sambasim.samba.request import Optimizer, as_mapping, as_sequence, build_fields, compile_request, request, unwrapped
-from sambasim.samba.tensor import SambaTensor, of_shape
+from sambasim.samba.tensor import SambaTensor
 
 if TYPE_CHECKING:
     from sambasim.samba.graph import FwdGraph
@@ -374,39 +374,3 @@ class Session:
 
 
 session = Session()
-
-
-def install_attributes() -> None:
-    """Gives `torch.Tensor`, and so parameters, SambaFlow's attributes."""
-    on_outputs = "set sn_grad on an output: from it, session.run computes the gradients"
-    on_host = "param.data.copy_(…), and then samba.session.to_device(model)"
-    tensor: Any = Tensor
-    tensor.torch = tensor.torch_tensor = lambda tensor: tensor
-    tensor.sn_grad = _attribute("sn_grad", Machine.gradient, lambda _: None, lambda _, given: given, on_outputs)
-    tensor.sn_data = _attribute("sn_data", Machine.value, Tensor.detach, of_shape, on_host)
-    tensor.sn_name = None
-
-
-def _attribute(
-    name: str,
-    on_device: Callable[[Machine, Tensor], Tensor | None],
-    otherwise: Callable[[Tensor], Tensor | None],
-    checked: Callable[[Tensor, Any], Tensor | None],
-    remedy: str,
-) -> property:
-    """Of a tensor of the loaded model the value `on_device`, which cannot be assigned; of another tensor what the app
-    assigned, once it is `checked`, or `otherwise`."""
-    key = f"_assigned_{name}"
-
-    def value(tensor: Tensor) -> Tensor | None:
-        of_machine = None if session.machine is None else on_device(session.machine, tensor)
-        assigned: Tensor | None = vars(tensor).get(key) if of_machine is None else of_machine
-        return otherwise(tensor) if assigned is None else assigned
-
-    def assign(tensor: Tensor, given: Any) -> None:
-        if session.machine is not None and session.machine.value(tensor) is not None:
-            what = f"{name} of a parameter or buffer of the loaded model is on the device, and cannot be assigned"
-            raise app_error(OptionError, what, remedy)
-        vars(tensor)[key] = checked(tensor, given)
-
-    return property(value, assign)
