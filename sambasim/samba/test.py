@@ -202,7 +202,7 @@ def assert_close(
     are tensors, arrays or numbers, compared in float64. NaN is not close to anything. If one is bf16, 1/256 is added to
     `rtol`. `visualize` has no effect. Raises AssertionError with the worst element, or with the shapes; DataError for
     what cannot be compared, such as an sn_grad that is None."""
-    actual, expected = _float64(samba, label), _float64(gold, label)
+    actual, expected = _float64(samba, label, "first"), _float64(gold, label, "second")
     rounded = any(isinstance(one, Tensor) and one.dtype is torch.bfloat16 for one in (samba, gold))
     rtol += 2.0**-8 * rounded  # the largest relative error of rounding to bf16
     if actual.shape != expected.shape:
@@ -226,14 +226,16 @@ def assert_close(
     )
 
 
-def _float64(value: Any, label: str) -> Tensor:
+def _float64(value: Any, label: str, place: str) -> Tensor:
     try:
         tensor = value if isinstance(value, Tensor) else torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError) as error:
         remedy = "give two tensors, arrays or numbers"
         if value is None:
-            remedy += "; a gradient is None before the first backward, and where requires_grad is False"
-        raise app_error(DataError, f"{label}: a {type(value).__name__} cannot be compared", remedy) from error
+            remedy += "; a gradient is None before the first backward, where requires_grad is False (for sn_grad of an "
+            remedy += "input, at the compile), and for grad of a computed tensor, such as a weight under weight_norm_"
+        what = f"{label}: a {type(value).__name__} cannot be compared, the {place} value"
+        raise app_error(DataError, what, remedy) from error
     return host_values(tensor).to(torch.float64)
 
 
