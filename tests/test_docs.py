@@ -20,6 +20,7 @@ PAGES = [README, *DOCS]
 TEXTS = {page: page.read_text(encoding="utf-8") for page in PAGES}
 
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_INLINE = re.compile(r"`(sambasim [^`…]+)`")
 _TEST = re.compile(r"\btests/[\w/]+(?:\.py)?(?:::\w+)?")
 _ENDS = ("|", ">", ">>", "<", "&&", "||", "&", ";")
 
@@ -32,8 +33,9 @@ def typed_lines(text: str) -> Iterator[list[str]]:
 
 
 def _commands(text: str) -> Iterator[list[str]]:
-    """The words of every command in a console or bash block, one list for each command of a line."""
-    for lines in typed_lines(text.replace("\\\n", " ")):
+    """The words of every command in a console or bash block, one list for each command of a line; and of those in a
+    sentence or a table."""
+    for lines in (*typed_lines(text.replace("\\\n", " ")), _INLINE.findall(text)):
         for line in lines:
             lexer = shlex.shlex(line, posix=True, punctuation_chars="|&;<>")
             lexer.whitespace_split = True

@@ -18,6 +18,7 @@ from sambasim.ir.graph import Graph, Output, Section, SectionKind, with_sections
 from sambasim.ir.program import Program
 from sambasim.ir.types import DTYPE_BYTES, GRADIENT_SUFFIX, Symbol, SymbolKind, TensorType, gradient_name
 from sambasim.ir.verify import Progress, verify
+from sambasim.units import first_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +89,7 @@ class Builder:
         if cast_twice:
             names = dict.fromkeys(self._symbols[self._symbol_of_path[path]].torch_names[0] for path in cast_twice)
             notices.append(
-                f"read several times under torch.autocast: {', '.join(names)}; PyTorch adds up their gradients in 16 "
+                f"read several times under torch.autocast: {first_of([*names])}; PyTorch adds up their gradients in 16 "
                 "bits, and here they are added in the type of the parameter: results may differ in the last bits"
             )
         return Built(program, self._weights, tuple(notices))

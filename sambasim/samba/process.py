@@ -174,7 +174,7 @@ class Context:
     alone: bool = False  # the command runs in a single process
     has_left: bool = False  # `ending.leave` has reported an error; a later sys.exit is part of the same end
     reporter: Reporter = field(default_factory=Reporter)
-    said: set[str] = field(default_factory=set)  # what `notices.say_once` has told of, and notices of models
+    said: set[str] = field(default_factory=set)  # what `notices.say_once` and compiles have told of
     parts: dict[type, Any] = field(default_factory=dict)  # the job and the check of this process
 
     @property

@@ -31,6 +31,7 @@ class Running:
 
     name: str
     began_s: float
+    events_before: int
 
 
 class Profiler:
@@ -39,12 +40,13 @@ class Profiler:
     def __init__(self) -> None:
         self.events: list[Event] = []  # events in the order in which they ended
         self._running: defaultdict[str, dict[Running, None]] = defaultdict(dict)  # by name
-        self._written: dict[Path, int] = {}  # how many of the events each file has
+        self._written: dict[Path, int] = {}  # up to which event each file has them
+        self._kept = 0  # up to which event they are in some file
 
     @checks_keywords()
     def start_event(self, name: str) -> Running:
         """Returns a handle for `end_event`."""
-        running = Running(name, time.perf_counter())
+        running = Running(name, time.perf_counter(), len(self.events))
         self._running[name][running] = None
         return running
 
@@ -52,7 +54,8 @@ class Profiler:
     def end_event(self, event: Running | str, filename: str | Path | None = None) -> None:
         """Ends the event of this handle, or the last started one of this name. With `filename`, adds the events that
         the file does not have yet, a line of JSON each, `{"name": …, "elapsed_s": …}`; the first call of a process
-        begins the file anew. Raises OptionError if there is no such event, or if the file cannot be written."""
+        begins the file anew, with those that are in no file, or have ended while this one ran. Raises OptionError if
+        there is no such event, or if the file cannot be written."""
         ended_s = time.perf_counter()
         name = event.name if isinstance(event, Running) else event
         of_name = self._running[name]
@@ -62,22 +65,22 @@ class Profiler:
         del of_name[running]
         self.events.append(Event(name, ended_s - running.began_s))
         if filename is not None:
-            self._write(Path(filename).absolute())
+            self._write(Path(filename).absolute(), min(self._kept, running.events_before))
 
-    def _write(self, path: Path) -> None:
-        """Takes as long as there are new events, however many there were before."""
+    def _write(self, path: Path, first: int) -> None:
+        """Takes as long as there are new events, however many there were before; a new file starts with the `first`."""
         known = self._written.get(path)
         watched = job.current()
         if known is None and watched is not None and (line := app_line()) is not None:
             watched.files.note(str(path), line)
-        lines = (f"{json.dumps(asdict(event))}\n" for event in self.events[known or 0 :])
+        lines = (f"{json.dumps(asdict(event))}\n" for event in self.events[first if known is None else known :])
         try:
             with path.open("w" if known is None else "a", encoding="utf-8") as file:
                 file.writelines(lines)
         except OSError as error:
             what = f"the profile {path} cannot be written: {error.strerror}"
             raise app_error(OptionError, what, "give the name of a file in a folder that exists") from error
-        self._written[path] = len(self.events)
+        self._written[path] = self._kept = len(self.events)
 
     @contextmanager
     def event(self, name: str) -> Iterator[None]:

@@ -204,7 +204,7 @@ def compile_request(asked: Mapping[str, Request], metadata: Mapping[str, object]
     """Compiles a model, whose name here is "", or each graph as a PEF of its own, and joins them. Returns the absolute
     path of the PEF. See `Session.compile`."""
     if "" in asked:
-        return _print_compiled({"": _compiled(asked[""], metadata)})
+        return _print_compiled(asked, {"": _compiled(asked[""], metadata)})
     path = next(iter(asked.values())).options.pef_path
     folder = path.parents[1]
     folder.mkdir(parents=True, exist_ok=True)
@@ -215,7 +215,8 @@ def compile_request(asked: Mapping[str, Request], metadata: Mapping[str, object]
             done[name] = _compiled(replace(graph, options=options), metadata)
         digest = join(path, {name: one.path for name, one in done.items()}).digest
     told = record_compiled(digest)
-    return _print_compiled({name: replace(one, path=path, notices=(*one.notices, *told)) for name, one in done.items()})
+    done = {name: replace(one, path=path, notices=(*one.notices, *told)) for name, one in done.items()}
+    return _print_compiled(asked, done)
 
 
 def _compiled(asked: Request, metadata: Mapping[str, object]) -> Compiled:
@@ -250,7 +251,7 @@ def captured(asked: Request, watch: "Stopwatch") -> "Built":
     return capture_model(asked.model, asked.example, asked.options, watch, losses=asked.losses)
 
 
-def _print_compiled(done: Mapping[str, Compiled]) -> str:
+def _print_compiled(asked: Mapping[str, Request], done: Mapping[str, Compiled]) -> str:
     """Prints of each graph the sections, how it was checked, and notices; then the file, and what runs it if a command
     line compiled it. Returns the path of the file."""
     said = process.current().said
@@ -263,9 +264,10 @@ def _print_compiled(done: Mapping[str, Compiled]) -> str:
         if one.checked is not None:
             print(f"checked: {one.checked}")
         for notice in (*one.notices, *_of_the_loss(program)):
-            if notice not in said:  # an app may compile more than once
+            of_model = f"{type(asked[name].model).__name__}: {notice}"
+            if of_model not in said:  # an app may compile more than once
                 print(f"notice: {notice}")
-        said.update(one.notices)
+            said.add(of_model)
     print(f"PEF file {path} created\nCompilation succeeded")
     app = process.app_command()
     if app is not None:

@@ -163,3 +163,25 @@ def test_constants_are_on_the_device_and_outputs_are_not(tmp_path: Path) -> None
             trace_graph(model, x, optimizer, pef=pef)
         assert 'self.scales[0]["first"], has changed since the PEF net was compiled' in str(caught.value)
         tensor.copy_(before)
+
+
+class Strided(Layer):
+    """With weights that are not contiguous; the loss is its second output."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda y: (y, y.mean()))
+        self.linear.weight = nn.Parameter(self.linear.weight.detach().t().contiguous().t())
+
+
+class Again(Strided):
+    """Another model with the same notices."""
+
+
+def test_a_notice_comes_once_for_each_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    notices = ("stored contiguously in the PEF: linear.weight; ", "the loss is output 2 of the model\n")
+    told = []
+    for name, make in {"first": Strided, "second": Strided, "other": Again}.items():
+        compiled(with_sgd(make), layer_batch(), tmp_path, name)
+        said = capsys.readouterr().out
+        told.append([said.count(f"notice: {notice}") for notice in notices])
+    assert told == [[1, 1], [0, 0], [1, 1]]

@@ -9,6 +9,7 @@ from torch import nn
 
 from sambasim.compiler.capture.recording import Op, Recording, forward_line, is_bug, user_line
 from sambasim.errors import CaptureError, SambasimError
+from sambasim.units import first_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,5 +209,4 @@ def all_occurrences(occurrences: Sequence[Occurrence], training: bool) -> Captur
 
 def notices(told: Mapping[str, Collection[str]]) -> tuple[str, ...]:
     """Of names of slots, and of what calls do outside of Python, by what is told of them."""
-    shown = {what: [*names][:_MOST] + ["…"] * (len(names) > _MOST) for what, names in told.items()}
-    return tuple(what.format(", ".join(names)) for what, names in shown.items() if names)
+    return tuple(what.format(first_of([*names], _MOST)) for what, names in told.items() if names)
