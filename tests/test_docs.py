@@ -1,13 +1,16 @@
 """README.md and docs/: their length, links, commands, and the tests that they name."""
 
 import ast
+import pickle
 import re
 import shlex
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import click
 import pytest
+import torch
 
 from sambasim.cli.main import sambasim
 from sambasim.optimizers import OPTIMIZERS
@@ -114,6 +117,17 @@ def test_targets_tests_and_modules_that_are_named_exist(page: Path) -> None:
         assert not function or f"def {function}(" in file.read_text(encoding="utf-8"), name
     for name in set(re.findall(r"`((?:sambasim|[a-z]+)/[\w/]+(?:\.py|/))`", TEXTS[page])):
         assert any((folder / name).exists() for folder in (ROOT, ROOT / "sambasim")), name
+
+
+def test_what_is_told_of_the_lines_of_old_apps_is_so(tmp_path: Path) -> None:
+    table = TEXTS[ROOT / "docs" / "sambaflow.md"].partition("| line | why | remedy |")[2].partition("\n\n")[0]
+    for words in ("`torch.load(…, weights_only=False)`", "`pip install setuptools`", "`transformers<4.32`"):
+        assert words in table
+    torch.save(torch.nn.ReLU(), tmp_path / "model.pt")
+    with pytest.raises(pickle.UnpicklingError, match="weights_only"):
+        torch.load(tmp_path / "model.pt")
+    assert isinstance(torch.load(tmp_path / "model.pt", weights_only=False), torch.nn.ReLU)
+    assert ("distutils" in sys.stdlib_module_names) == (sys.version_info < (3, 12))
 
 
 def test_each_promise_names_a_test_that_make_test_runs() -> None:

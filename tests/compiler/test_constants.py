@@ -1,7 +1,9 @@
 """Tensors that no module has: constants of the program, or refused with the line that reads them."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -97,6 +99,40 @@ class OfTensors(Net):
         return super().loss_of(y @ WEIGHT)
 
 
+class Holder:
+    layers: ClassVar[list[nn.Module]] = [LAYERS]
+
+
+class OfClass(Net):
+    layers = LAYERS
+
+    def loss_of(self, y: Tensor) -> Tensor:
+        return super().loss_of(self.layers(y))
+
+
+class OfHolder(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.holder = Holder()
+
+    def loss_of(self, y: Tensor) -> Tensor:
+        return super().loss_of(self.holder.layers[0](y))
+
+
+CALL = partial(lambda layer, y: layer(y), LAYERS)
+PARALLEL = nn.DataParallel(LAYERS)
+
+
+class OfPartial(Net):
+    def loss_of(self, y: Tensor) -> Tensor:
+        return super().loss_of(CALL(y))
+
+
+class OfParallel(Net):
+    def loss_of(self, y: Tensor) -> Tensor:
+        return super().loss_of(PARALLEL(y))
+
+
 @pytest.mark.parametrize(
     ("build", "holder", "weight"),
     [
@@ -106,6 +142,10 @@ class OfTensors(Net):
         (lambda: Kept(lambda net: LAYERS), "the parameters of model.kept[0]", LAYERS[0].weight),
         (lambda: Kept(lambda net: WEIGHT), "the tensor model.kept[0]", WEIGHT),
         (OfTensors, "the tensor WEIGHT", WEIGHT),
+        (OfClass, "the parameters of OfClass.layers (", LAYERS[0].weight),
+        (OfHolder, "the parameters of Holder.layers[0] (", LAYERS[0].weight),
+        (OfPartial, "the parameters of CALL (", LAYERS[0].weight),
+        (OfParallel, "the parameters of PARALLEL (", LAYERS[0].weight),
     ],
 )
 @pytest.mark.parametrize("inference", [False, True])

@@ -202,6 +202,8 @@ def test_a_pef_that_is_not_named_is_named_by_time_and_process(monkeypatch: pytes
 def test_a_config_is_made_from_keywords_or_from_what_was_parsed() -> None:
     typed = parse_app_args(["run", *PEF, "-b", "8", "--inference"])
     assert vars(SambaConfig("run", pef="net.pef", batch_size=8, inference=True)) == vars(typed)
+    for arch in ("sn20", "SN20"):
+        assert SambaConfig("compile", arch=arch).arch == parse_app_args(["compile", f"--arch={arch}"]).arch == "sn20"
     assert SambaConfig("compile", hidden={"sizes": [1, 2]}, pef_name="net").hidden == {"sizes": [1, 2]}
     with pytest.raises(OptionError, match="'0' is not a whole number"):
         SambaConfig("compile", batch_size=0)

@@ -169,16 +169,21 @@ class Strided(Layer):
     """With weights that are not contiguous; the loss is its second output."""
 
     def __init__(self) -> None:
-        super().__init__(lambda y: (y, y.mean()))
-        self.linear.weight = nn.Parameter(self.linear.weight.detach().t().contiguous().t())
+        super().__init__(lambda y: (y, self.more(y).mean()))
+        self.more = nn.Sequential(*(nn.Linear(3, 3) for _ in range(4)))
+        for layer in (self.linear, *self.more):
+            layer.weight = nn.Parameter(layer.weight.detach().t().contiguous().t())
 
 
 class Again(Strided):
     """Another model with the same notices."""
 
 
-def test_a_notice_comes_once_for_each_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    notices = ("stored contiguously in the PEF: linear.weight; ", "the loss is output 2 of the model\n")
+def test_a_notice_has_three_names_and_comes_once_for_each_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = "linear.weight, more.0.weight, more.1.weight and 2 more"
+    notices = (f"stored contiguously in the PEF: {names}; ", "the loss is output 2 of the model\n")
     told = []
     for name, make in {"first": Strided, "second": Strided, "other": Again}.items():
         compiled(with_sgd(make), layer_batch(), tmp_path, name)
