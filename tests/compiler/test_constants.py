@@ -144,7 +144,7 @@ class OfParallel(Net):
         (OfTensors, "the tensor WEIGHT", WEIGHT),
         (OfClass, "the parameters of OfClass.layers (", LAYERS[0].weight),
         (OfHolder, "the parameters of Holder.layers[0] (", LAYERS[0].weight),
-        (OfPartial, "the parameters of CALL (", LAYERS[0].weight),
+        (OfPartial, "the parameters of CALL[0] (", LAYERS[0].weight),
         (OfParallel, "the parameters of PARALLEL (", LAYERS[0].weight),
     ],
 )
