@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch._C import TensorBase
+from torch.utils._pytree import tree_leaves, tree_map
 
 from sambasim.compiler.capture.trial import is_tracing
 from sambasim.errors import DataError, OptionError, WeightsError
@@ -135,6 +136,8 @@ class SambaTensor(Tensor):
         except (IndexError, RuntimeError, TypeError) as error:
             if func in _OF_ELEMENTS and isinstance(args[0], SambaTensor) and _is_single_output(args[0]):
                 return super().__torch_function__(func, types, (args[0].reshape(1), *args[1:]), kwargs or {})  # type: ignore[no-untyped-call]  # likewise
+            if (longer := _short_as_long(func, args)) is not args:
+                return func(*longer, **(kwargs or {}))
             lazy = next((one for one in args if isinstance(one, SambaTensor) and one.is_meta), None)
             if lazy is not None and "meta" in str(error):
                 raise no_data(lazy, lazy.sn_name) from error
@@ -235,6 +238,15 @@ _OF_ELEMENTS: frozenset[Callable[..., Any]] = frozenset({Tensor.__getitem__, Ten
 def _is_single_output(tensor: SambaTensor) -> bool:
     """Whether it is a result of a session without dimensions: apps also take such a loss as a tensor of 1 element."""
     return tensor._sn_grads is not None and tensor.ndim == 0
+
+
+def _short_as_long(function: Callable[..., Any], args: Sequence[Any]) -> Sequence[Any]:
+    """`args` with int16 SambaTensors as int64, which a session computes them as and torch needs for indices and labels;
+    `args` itself without any. What is written to or indexed, the first of `add_` or `__getitem__`, is left as it is."""
+    kept = args[:1] if function.__name__.endswith("_") else ()
+    others = args[len(kept) :]
+    short = {id(one) for one in tree_leaves(others) if isinstance(one, SambaTensor) and one.dtype is torch.int16}
+    return (*kept, *tree_map(lambda one: one.long() if id(one) in short else one, others)) if short else args
 
 
 # torch.load reads checkpoints that contain SambaTensors.

@@ -293,7 +293,7 @@ def capture_and_compare(document: PefDocument, asked: Request, weights: Mapping[
         if (before or now) and before.isdisjoint(now):
             remedy = f"give --pef the PEF of this model, or compile one: {process.compile_command()}"
             raise app_error(PefError, f"the PEF {name} is of another model: {difference}", remedy)
-        cause = replicas.likely_cause(document.metadata)
+        cause = replicas.likely_cause({"inference": str(program.training is None), **document.metadata})
         what = f"the PEF {name} was compiled from another graph: {difference}{cause}"
         raise app_error(PefError, what, "compile again, and run it with the same model, batch size and optimizers")
     for constant in program.names_of(SymbolKind.CONSTANT):

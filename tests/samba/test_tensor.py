@@ -215,6 +215,19 @@ def test_operators_of_samba_alone() -> None:
     assert samba.triu_fill(torch.zeros(2, 2, 2), float("-inf"))[1].tolist() == [[0, float("-inf")], [0, 0]]
 
 
+def test_int16_indices_and_labels_are_computed_as_int64_on_the_host() -> None:
+    table, rows = torch.eye(3), torch.tensor([2, 0])
+    short: Any = SambaTensor(rows.short(), name="rows")
+    functions: tuple[Callable[[Any], Any], ...] = (
+        lambda x: nn.functional.embedding(x, table), lambda x: table.index_select(0, x), lambda x: table[:, x],
+        lambda x: nn.functional.cross_entropy(table[:2], x), lambda x: nn.functional.one_hot(x),
+    )  # fmt: skip
+    for function in functions:
+        assert torch.equal(function(short), function(rows))
+    with pytest.raises(RuntimeError, match="can't be cast"):
+        short.add_(0.5)
+
+
 def test_what_is_no_operator_is_not_there_and_the_error_has_the_nearest_names() -> None:
     for name in ("save", "load", "manual_seed", "compile", "Tensor", "float32", "_VF", "__path_hooks__"):
         assert not hasattr(samba, name)
