@@ -33,6 +33,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    gc.set_threshold(50_000, 20, 50)  # torch and the compiler are a million objects, which a search goes through
     os.environ.pop("COLUMNS", None)  # pytest-xdist sets it for its workers
     # For the workers of pytest-xdist: three processes share the cores, and threads that spin would take them.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")

@@ -93,9 +93,12 @@ def test_a_resumed_run_has_the_bits_of_one_long_run(compiled: Path) -> None:
     assert differences(state_of(long), state_of(resumed)) == []
 
 
-def test_a_trained_model_is_converted(compiled: Path, model_file: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    saved = trained(compiled, "device.pt", "--steps", "2", *DEVICE)
+def test_both_syncs_train_alike_and_the_model_is_converted(
+    compiled: Path, model_file: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved, by_host = (trained(compiled, f"{way[-1]}.pt", "--steps", "2", *way) for way in (DEVICE, HOST))
     assert len(state_of(saved)) > len(saved["model"])
+    assert differences(state_of(saved), state_of(by_host)) == []
     folder = compiled / "trained"
     monkeypatch.setattr(sys, "argv", ["gpt2_convert.py", str(compiled / "device.pt"), str(folder)])
     runpy.run_path(str(SCRIPTS / "gpt2_convert.py"), run_name="__main__")

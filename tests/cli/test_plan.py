@@ -17,7 +17,7 @@ from sambasim.simulation.machine import Machine, PassTimes, Rates
 from tests.cli.typed import each, invoked, printed, record, refused
 from tests.mpi.training import run_of, train
 from tests.support.mpi import ROOT
-from tests.support.whole import whole_case
+from tests.support.whole import whole, whole_case
 
 SMALL = [
     "--set", "model.args.width=32", "--set", "model.args.layers=2", "--set", "model.args.length=16",
@@ -131,6 +131,7 @@ def test_a_device_that_no_config_can_name_is_not_emitted(tmp_path: Path) -> None
     assert "a config compiles for sn10, sn20, sn30, sn40, sn40l, not" in error.what
 
 
+@whole
 def test_the_device_that_is_named_cuts_the_sections_too(tmp_path: Path) -> None:
     emitted, folder = tmp_path / "x.toml", ["--output-folder", str(tmp_path)]
     only = each("--only", ["stages=1", "replicas=1", "chips=1", "recompute=none", "passes=2", "tiles=4"])

@@ -28,8 +28,7 @@ INEXACT_BOUND = 1e-6
 """For a family that is exempt from bits: how far loss and gradients may be off, relative to the largest."""
 
 BY_DEFAULT = (
-    "perceptron", "recommender", "convolutional", "lstm", "wide_gru", "encoder", "translator", "NeuralField", "gpt2",
-    "t5",
+    "perceptron", "recommender", "convolutional", "lstm", "encoder", "NeuralField", "gpt2",
 )  # fmt: skip
 FAMILIES = [one if one.name in BY_DEFAULT else whole_case(one) for one in CASES.values()]
 

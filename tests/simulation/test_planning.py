@@ -30,6 +30,7 @@ from sambasim.simulation.step import predict_step
 from sambasim.simulation.sync import SyncPath
 from sambasim.units import format_seconds
 from tests.support.mpi import ROOT
+from tests.support.whole import whole
 
 BATCH = 64
 DEVICE, CLUSTER = load_device("sn30"), load_cluster("sn30-8")
@@ -188,6 +189,7 @@ def test_memory_is_that_of_an_rdu_which_replicas_may_share() -> None:
     assert of_half == ["2 is 50% slower, with 2 of 4", f"2 is 25% faster, with 2 of 4{turns}"]
 
 
+@whole
 def test_few_layers_show_what_the_whole_model_costs() -> None:
     options = compile_options(ROOT / "configs" / "gpt_13b.toml", None, ["model.args.layers=16"], {"batch_size": 1})
     captured, model = captured_from_options(options)

@@ -77,6 +77,7 @@ def test_no_rank_of_four_holds_more_than_two_fifths_of_a_tied_gpt() -> None:
     assert sum(held) == whole_bytes + 2 * program.symbols[TIED].type.size_bytes, "all but its states are there twice"
 
 
+@whole
 def test_a_group_of_its_own_is_reduced_behind_the_copy_of_its_gradient() -> None:
     program = placed(replicas=2)
     forward = crossing(program, SectionKind.FWD)
