@@ -163,6 +163,13 @@ def test_what_could_train_and_is_none_of_the_models_is_a_constant_and_told_once(
     assert "does not train" in told
 
 
+def test_a_frozen_layer_outside_of_the_model_is_constants() -> None:
+    layer = nn.Linear(3, 3).requires_grad_(False)
+    made = built(_of_closure(layer)())
+    assert layer.weight.tolist() in constants(made).values()
+    assert made.notices == ()
+
+
 VIEW = "a view of the {} that was kept from before: the graph would not see it change"
 
 

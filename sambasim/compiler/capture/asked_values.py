@@ -192,7 +192,10 @@ class Followed(TorchFunctionMode):
             remedy = "compute it in forward(), or keep it detached in a buffer"
             raise CaptureError(what, where=str(running_line() or ""), remedy=remedy)
         with torch._C.DisableTorchFunction():
-            return torch.ops.aten.lift_fresh.default(self._without_gradient(value) if value.requires_grad else value)
+            is_parameter = isinstance(value, nn.Parameter)  # frozen ones too, which fake tensors do not take
+            return torch.ops.aten.lift_fresh.default(
+                self._without_gradient(value) if value.requires_grad or is_parameter else value
+            )
 
     def _without_gradient(self, leaf: Tensor) -> Tensor:
         """The same tensor each time, with the name of `leaf`."""
