@@ -96,7 +96,9 @@ def test_a_resumed_run_has_the_bits_of_one_long_run(compiled: Path) -> None:
 def test_both_syncs_train_alike_and_the_model_is_converted(
     compiled: Path, model_file: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    saved, by_host = (trained(compiled, f"{way[-1]}.pt", "--steps", "2", *way) for way in (DEVICE, HOST))
+    by_host, saved = (
+        trained(compiled, f"{name}.pt", "--steps", "2", *flags) for name, flags in (("host", HOST), ("device", DEVICE))
+    )
     assert len(state_of(saved)) > len(saved["model"])
     assert differences(state_of(saved), state_of(by_host)) == []
     folder = compiled / "trained"

@@ -11,7 +11,8 @@ from tests.zoo.play import play
 
 SAMPLE = (
     "DLRM", "MessagePassing", "GradientPenalty", "SpeechCTC", "FourierMixer", "StochasticDepth",
-    whole_case("mixtral"), whole_case("wav2vec2"), whole_case("llama"),
+    whole_case("mixtral"), whole_case("wav2vec2"),
+    whole_case("llama"),
     whole_case("debertav2"), whole_case("swinv2"), whole_case("bart"),
 )  # fmt: skip
 
