@@ -21,9 +21,10 @@ from sambasim.optimizers import OPTIMIZERS
 from sambasim.pef import PefDocument
 from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.run.stepwise import StepwiseReplica
-from sambasim.samba.notices import OTHER_WORDS, nearest
+from sambasim.samba.notices import OTHER_WORDS, nearest, say_once
 from sambasim.samba.process import app_error, report_here, type_error
 from sambasim.samba.request import Optimizer
+from sambasim.units import first_of
 
 _TORCH_STATES = {"momentum": "momentum_buffer"}  # torch.optim's names of states, where a PEF has another
 
@@ -138,6 +139,7 @@ class Hyperparameters:
         self._arguments = {argument.name for argument in program.runtime_arguments}
         self._of_optimizers = {name.partition("__")[2] for name in self._arguments if "__" in name}
         self._compiled_rates = rates_of(program.leading)
+        self._takes = self._of_optimizers.union((ALL_DROPOUTS, *self._compiled_rates) if self._compiled_rates else ())
         self.given: dict[str, float] = {}  # the hyperparameters and rates that were given so far
         self._rates: dict[str, float] = {}
         self._rates_changed = False
@@ -160,6 +162,12 @@ class Hyperparameters:
         self._take_for_optimizers({name: value for name, value in numbers.items() if name in self._of_optimizers})
         self._last = {**given} if all(isinstance(value, Real) for value in given.values()) else {}
 
+    def take_from_checkpoint(self, kept: Mapping[str, float]) -> None:
+        """Takes of `kept` what this PEF takes; if it trains, a notice names the rest."""
+        self.take({name: value for name, value in kept.items() if name in self._takes})
+        if self._machine.program.training is not None and (others := kept.keys() - self._takes):
+            say_once(f"{first_of(sorted(others))} of the checkpoint", "this PEF does not take it")
+
     @property
     def rates(self) -> Mapping[str, float]:
         """The rate of each dropout, by its name."""
@@ -174,7 +182,7 @@ class Hyperparameters:
 
     def _known(self, given: Mapping[str, object]) -> Mapping[str, object]:
         known: dict[str, object] = {}
-        takes = {*self._of_optimizers, *((ALL_DROPOUTS, *self.rates) if self.rates else ())}
+        takes = self._takes
         for name, value in given.items():
             what = f"hyperparam_dict has {name}, which no optimizer of this PEF takes"
             if name in takes:

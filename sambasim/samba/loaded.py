@@ -92,10 +92,10 @@ class Loaded:
 
     def share_regions(self, graphs: "Sequence[Loaded]") -> None:
         """From now on an input in a region has what a run of these `graphs`, this one among them, last wrote there. It
-        begins as it was traced. A region whose tensors differ in shape is none."""
+        begins as it was traced. A region whose tensors differ in shape or dtype is none."""
         members = [(graph, name, region) for graph in graphs for name, region in graph.regions.items()]
-        shapes = {(region, graph._shape(name)) for graph, name, region in members}
-        whole = {region for region, count in Counter(region for region, _ in shapes).items() if count == 1}
+        types = {(region, *graph._type(name)) for graph, name, region in members}
+        whole = {region for region, count in Counter(region for region, *_ in types).items() if count == 1}
         self.kept = frozenset(name for name in self.wanted if self.regions.get(name) in whole)
         self.machine.replica.place({name: self.inputs[name] for name in self.kept})
         self._readers = {
@@ -116,13 +116,16 @@ class Loaded:
                 for graph, other in readers:
                     graph.machine.replica.place({other: value.expand(graph.wanted[other].type.shape)})
 
-    def _shape(self, name: str) -> tuple[int, ...]:
-        """That of an input or output as the app has it."""
-        shape = self.machine.program.symbols[name].type.shape
-        return shape[1:] if name in self.whole else shape
+    def _type(self, name: str) -> tuple[str, tuple[int, ...]]:
+        """Dtype and shape of an input or output as the app has it."""
+        type_ = self.machine.program.symbols[name].type
+        return type_.dtype, type_.shape[1:] if name in self.whole else type_.shape
 
-    def check_outputs(self, wanted: Tensor | Sequence[Tensor], of_other_models: Collection[Tensor]) -> None:
-        """Raises OptionError for outputs of a model that was traced before, and DataError for anything but tensors."""
+    def check_outputs(
+        self, wanted: Tensor | Sequence[Tensor], of_other_models: Collection[Tensor], of_other_graphs: Sequence[Tensor]
+    ) -> None:
+        """Raises OptionError for outputs of a model that was traced before, or of a graph that does not run now, and
+        DataError for anything but tensors."""
         if wanted is self._accepted:
             return
         if not isinstance(wanted, Iterable):
@@ -135,6 +138,9 @@ class Loaded:
         if any(tensor in of_other_models for tensor in flat(wanted)):
             what = f"output_tensors are of another model than the {type(self.machine.model).__name__} traced last"
             raise app_error(OptionError, what, "trace_graph before a model's run: a session holds one PEF at a time")
+        if any(tensor is other for tensor in flat(wanted) for other in of_other_graphs):
+            what = "output_tensors are of another graph than the one that runs"
+            raise app_error(OptionError, what, "leave output_tensors out, or give outputs of that graph")
         self._accepted = wanted
 
     def answer(self, values: Mapping[str, Tensor], wanted: Tensor | Sequence[Tensor] | None) -> tuple[SambaTensor, ...]:

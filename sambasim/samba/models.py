@@ -97,7 +97,8 @@ def lazy_param(quantized: bool = False) -> Iterator[None]:
     kept = nn.Parameter.__new__
 
     def new(cls: type, data: Tensor | None = None, requires_grad: bool = True) -> nn.Parameter:
-        return kept(cls, data if data is None or not hasattr(data, _UNIFORM) else data.to("meta"), requires_grad)
+        is_lazy = data is not None and getattr(data, _UNIFORM, None) == data._version
+        return kept(cls, data.to("meta") if data is not None and is_lazy else data, requires_grad)
 
     nn.Parameter.__new__ = new  # type: ignore[assignment, method-assign]  # for as long as the model is made
     try:
@@ -107,7 +108,7 @@ def lazy_param(quantized: bool = False) -> Iterator[None]:
         nn.Parameter.__new__ = kept  # type: ignore[method-assign]  # torch's own again
 
 
-_UNIFORM = "_sambasim_uniform"  # on a tensor that a constructor fills as it makes it, mostly to be set later
+_UNIFORM = "_sambasim_uniform"  # the version of a tensor that is filled as it is made, mostly to be set later
 _RANDOM = {torch.normal, torch.rand, torch.randint, torch.randn, torch.randperm}
 _UNSET = {torch.empty, torch.empty_permuted, torch.empty_strided, *_RANDOM}
 
@@ -121,7 +122,7 @@ class _Lazy(TorchFunctionMode):
             options["device"] = "meta"
         made = func(*args, **options)
         if func in (torch.zeros, torch.ones, torch.full):
-            setattr(made, _UNIFORM, True)
+            setattr(made, _UNIFORM, made._version)
         return made
 
 

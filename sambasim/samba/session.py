@@ -146,7 +146,8 @@ class Session:
         if self._now is not None and self._now.machine.model is model:
             self._now.checks.host.note_replacement()
         elif self._now is not None:
-            self._of_other_models.update(dict.fromkeys(self._now.traced, True))
+            for graph in self._graphs.values():
+                self._of_other_models.update(dict.fromkeys(graph.traced, True))
         self._graphs = dict(graphs)
         for self._now in graphs.values():
             self._now.share_regions([*graphs.values()])
@@ -201,7 +202,8 @@ class Session:
         if output_tensors is not None and "" not in self._graphs:
             output_tensors = tensors_in(output_tensors) or output_tensors
         if output_tensors is not None:
-            now.check_outputs(output_tensors, self._of_other_models)
+            others = [one for graph in self._graphs.values() if graph is not now for one in graph.traced]
+            now.check_outputs(output_tensors, self._of_other_models, others)
         if now.differs_in_evaluation and not machine.model.training:
             say_once("model.eval()", "a training PEF runs in training mode; --inference predicts with it")
         now.inputs = batch or now.inputs
@@ -300,7 +302,7 @@ class Session:
             if not now.machine.replica.has_weights_of_another:
                 now.machine.to_device()
             if kept := now.checks.host.options.taken_from_checkpoint():
-                now.hyperparameters.take(kept)
+                now.hyperparameters.take_from_checkpoint(kept)
             now.checks.host.note_exchange()
 
     to_rdu = to_device

@@ -93,31 +93,43 @@ def test_a_resumed_run_has_the_bits_of_one_long_run(compiled: Path) -> None:
     assert differences(state_of(long), state_of(resumed)) == []
 
 
+@pytest.fixture(scope="module")
+def checkpoints(compiled: Path) -> list[dict[str, Any]]:
+    """By each sync."""
+    flags = {"host": HOST, "device": DEVICE}
+    return [trained(compiled, f"{name}.pt", "--steps", "2", *way) for name, way in flags.items()]
+
+
+def converted(folder: Path, name: str, model: Any) -> None:
+    """Converts the checkpoint NAME.pt into the folder NAME, and reads it into `model`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["gpt2_convert.py", str(folder / f"{name}.pt"), str(folder / name)])
+        runpy.run_path(str(SCRIPTS / "gpt2_convert.py"), run_name="__main__")
+    import_module("gpt2_model").load_pretrained(model, folder / name)
+
+
 def test_both_syncs_train_alike_and_the_model_is_converted(
-    compiled: Path, model_file: Any, monkeypatch: pytest.MonkeyPatch
+    folder: Path, checkpoints: list[dict[str, Any]], model_file: Any
 ) -> None:
-    by_host, saved = (
-        trained(compiled, f"{name}.pt", "--steps", "2", *flags) for name, flags in (("host", HOST), ("device", DEVICE))
-    )
+    by_host, saved = checkpoints
     assert len(state_of(saved)) > len(saved["model"])
     assert differences(state_of(saved), state_of(by_host)) == []
-    folder = compiled / "trained"
-    monkeypatch.setattr(sys, "argv", ["gpt2_convert.py", str(compiled / "device.pt"), str(folder)])
-    runpy.run_path(str(SCRIPTS / "gpt2_convert.py"), run_name="__main__")
     read = model_file.GPT2()
-    model_file.load_pretrained(read, folder)
+    converted(folder, "device", read)
     assert differences(read.state_dict(), saved["model"]) == []
 
 
 def test_text_by_two_graphs_is_that_of_pytorch_without_a_cache(
-    folder: Path, model_file: Any, capsys: pytest.CaptureFixture[str]
+    folder: Path, checkpoints: list[dict[str, Any]], model_file: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     called(folder, "gpt2_generate", "compile", "--inference", "--pef-name", "gpt2_generate")
     torch.manual_seed(0)
+    saved = checkpoints[1]
+    # The most likely text of a model of few steps is all blanks, and any cache would do.
+    weights = {name: value + 0.2 * torch.randn_like(value) for name, value in saved["model"].items()}
+    torch.save({**saved, "model": weights}, folder / "varied.pt")
     model = model_file.GPT2()
-    for parameter in model.parameters():  # the most likely text of a new model is all blanks, and any cache would do
-        parameter.data.add_(torch.randn_like(parameter), alpha=0.2)
-    model_file.save_pretrained(model.state_dict(), folder / "varied")
+    converted(folder, "varied", model)
     capsys.readouterr()
     called(
         folder, "gpt2_generate", "run", "--inference", "--model", "varied", "--prompt", "The ", "--pef", "gpt2_generate"

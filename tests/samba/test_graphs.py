@@ -126,6 +126,25 @@ def test_a_run_reads_what_the_region_holds(model: Any) -> None:
     ]
 
 
+def test_calls_are_found_after_one_that_was_interrupted(pef: str) -> None:
+    class Interrupted(nn.Module):
+        def forward(self, part: nn.Module) -> None:
+            raise KeyboardInterrupt
+
+    imported("samba.graph")
+    with pytest.raises(KeyboardInterrupt):
+        Interrupted()(nn.Identity())
+    add_graphs(make())
+
+
+def test_outputs_of_another_graph_are_refused(model: Any) -> None:
+    session.run(words(1, 3), graph_name="prompt")
+    with refused(OptionError, "output_tensors are of another graph than the one that runs", "leave output_tensors out"):
+        session.run(words(1, 1), model.output_tensors, graph_name="token")
+    logits, _ = session.run(words(1, 1), model.output_tensors, graph_name="token")  # those of the graph chosen last
+    assert logits.shape == (BATCH, 8)
+
+
 def test_before_a_run_a_region_holds_what_was_traced(model: Any) -> None:
     logits, _ = session.run(words(1, 1), graph_name="token")
     assert equal(logits, seeded(Summing)(samba.to_torch(words(1, 1)), torch.zeros(BATCH, 64), 2.0)["logits"])

@@ -283,5 +283,25 @@ def test_an_inference_pef_takes_rates_of_0(
     assert notices == findings
 
 
+def test_a_checkpoint_gives_a_pef_what_it_takes(
+    pef_of: PefOf, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, (model, optimizer) = tmp_path / "net.pt", _dropping()
+    trace_graph(model, batch_of(), optimizer, pef=pef_of(_dropping, batch_of()))
+    session.run(batch_of(), hyperparam_dict={"lr": 0.05, "p": 0.0})
+    save_checkpoint(file, model, optimizer)
+    for make, options, told in (
+        (_predicting, {"inference": True}, []),
+        (_made, {}, ["notice: p of the checkpoint has no effect: this PEF does not take it"]),
+    ):
+        model = make()[0]
+        resumed = samba.optim.SGD(model.parameters(), lr=0.1)
+        load_checkpoint(file, model, resumed)
+        capsys.readouterr()
+        trace_graph(model, batch_of(), resumed, pef=pef_of(make, batch_of(), **options))
+        session.run(batch_of())
+        assert [line for line in capsys.readouterr().err.splitlines() if line.startswith("notice")] == told
+
+
 def _predicting() -> Made:
     return _dropping()[0].eval(), None

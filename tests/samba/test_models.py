@@ -357,7 +357,7 @@ def test_what_a_constructor_computes_has_its_values_in_lazy_param() -> None:
             waves[:, 0] = torch.arange(4) / torch.ones(4)
             self.register_buffer("waves", waves)
             self.constant = samba.from_torch_tensor(torch.eye(2), name="constant")
-            self.gamma = nn.Parameter(1e-4 * torch.ones(2))
+            self.gamma, self.slopes = nn.Parameter(1e-4 * torch.ones(2)), nn.Parameter(waves)
             prior = torch.tensor([0.7, 0.3])
             self.prior = SambaParameter(shape=(2,), materializer=lambda this: this.copy_(prior))
             self.norm, self.out = nn.BatchNorm1d(2), nn.Linear(2, 2)
@@ -374,7 +374,8 @@ def test_what_a_constructor_computes_has_its_values_in_lazy_param() -> None:
     assert [model.prior.is_meta, model.out.weight.is_meta, model.norm.weight.is_meta, token.token.is_meta] == [True] * 4
     samba.materialize(model)
     values, expected = model.state_dict(), gold.state_dict()
-    assert all(equal(values[name], expected[name]) for name in ("waves", "gamma", "prior", "norm.running_var"))
+    names = ("waves", "gamma", "slopes", "prior", "norm.running_var")
+    assert all(equal(values[name], expected[name]) for name in names)
     assert (model.rates, model.constant.tolist()) == (gold.rates, [[1, 0], [0, 1]])
     with refused(ModelError, "Token is a lazy Token, which has no reset_parameters"):
         samba.materialize(token)  # its constructor draws, which is not repeated

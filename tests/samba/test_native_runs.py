@@ -13,16 +13,26 @@ from tests.samba.harness import BATCH, CLASSES, FEATURES, LogReg, Made, PefOf, b
 
 pytestmark = pytest.mark.usefixtures("app")
 
+ZEROS = "momentum of zeros has begun"
 RUNS: dict[str, list[dict[str, float]]] = {
     "off, on": [{}, {"momentum": 0.9, "dampening": 0.5}, {}, {"momentum": 0.9, "dampening": 0.25}],
     "on, off, on": [{"momentum": 0.5, "dampening": 0.5}, {"lr": 0.2}, {"momentum": 0.9, "weight_decay": 0.1}],
+    ZEROS: [{"momentum": 0.9, "dampening": 0.5}, {"momentum": 0.9, "dampening": 0.5}],
     "nesterov": [{"weight_decay": 0.5}, {"momentum": 0.9, "nesterov": True}, {"momentum": 0.9, "nesterov": True}],
 }
 """What each run is given, beside `lr=0.1`; each takes a step more."""
 
 
+class Unbiased(LogReg):
+    """Inputs of zeros have gradients of zeros."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin_layer.bias = None
+
+
 def _made() -> Made:
-    return with_sgd(LogReg)
+    return with_sgd(Unbiased)
 
 
 def _data(replicas: int, steps: int) -> tuple[Tensor, Tensor]:
@@ -31,7 +41,7 @@ def _data(replicas: int, steps: int) -> tuple[Tensor, Tensor]:
 
 
 def _eager(runs: list[dict[str, float]], data: tuple[Tensor, Tensor], replicas: int) -> dict[str, Tensor]:
-    model = seeded(LogReg)
+    model = seeded(Unbiased)
     optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
     of_steps = zip(*(torch.split(part, replicas * BATCH) for part in data), strict=True)
     for given, (x, y) in zip(runs, of_steps, strict=True):
@@ -54,6 +64,8 @@ def test_runs_turn_momentum_on_and_off(row: str, replicas: int, pef_of: PefOf, t
     runs = RUNS[row]
     pef = pef_of(_made, batch_of(), **({"data_parallel": True} if replicas > 1 else {}))
     data = _data(replicas, len(runs))
+    if row == ZEROS:
+        data[0][: replicas * BATCH] = 0.0
     options: dict[str, Any] = {"quiet": True, "threads": 1, "checkpoint_dir": tmp_path}
     options |= {"replicas": replicas} if replicas > 1 else {}
     for number, given in enumerate(runs, start=1):

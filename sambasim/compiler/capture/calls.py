@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from traceback import walk_stack
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.nn.modules.module import register_module_forward_hook
 
 from sambasim.compiler.capture.step import Example, Fixed, Whole, tensors_in
 from sambasim.compiler.capture.trial import is_tracing
@@ -102,7 +103,7 @@ class Call:
 
 
 _calls: list[Call] = []
-_depth = 0
+_CALL = nn.Module.__call__.__code__  # type: ignore[attr-defined]  # it is a function
 
 
 def call_with(outputs: Sequence[Tensor]) -> Call | None:
@@ -113,20 +114,13 @@ def call_with(outputs: Sequence[Tensor]) -> Call | None:
 @cache
 def remember_calls() -> None:
     """Remember calls from now on."""
-    register_module_forward_pre_hook(_enter)
-    register_module_forward_hook(_leave, with_kwargs=True, always_call=True)
+    register_module_forward_hook(_remember, with_kwargs=True)
 
 
-def _enter(model: nn.Module, args: object) -> None:
-    global _depth
-    _depth += 1
-
-
-def _leave(model: nn.Module, args: Any, keywords: Any, result: object) -> None:
-    """Also after an error, without a result."""
-    global _depth
-    _depth -= 1
-    outputs = [] if _depth or is_tracing() else tensors_in(result)
+def _remember(model: nn.Module, args: Any, keywords: Any, result: object) -> None:
+    if is_tracing() or sum(frame.f_code is _CALL for frame, _ in walk_stack(None)) > 1:  # a part of another model
+        return
+    outputs = tensors_in(result)
     with suppress(RuntimeError, NotImplementedError):  # tensors of vmap, and sparse ones, have no storage
         memories = [_memory_of(output.untyped_storage()) for output in outputs]
         _calls[:] = [call for call in _calls if not any(memory.expired() for memory in call.memories)]

@@ -367,7 +367,8 @@ def find(setup: Setup, samples: int) -> Resumption | None:
 
 def restore(setup: Setup, team: Team, checkpoint: Checkpoint) -> None:
     """Collective. Make `checkpoint` the state of `team`: parameters in each memory, optimizer states of the slices that
-    a rank updates; all zeros have not begun. More replicas get the buffers of replica 0, more chips of the first."""
+    a rank updates. These have begun if the run had momentum, or if they are not all zeros. More replicas get the
+    buffers of replica 0, more chips of the first."""
     program, run = setup.program, checkpoint.manifest.run
 
     def read(symbol: Symbol, memory: DeviceMemory, rank: int, prefix: str = "") -> None:
@@ -388,7 +389,8 @@ def restore(setup: Setup, team: Team, checkpoint: Checkpoint) -> None:
                 replica, chip = divmod(rank.replica, program.chips)
                 prefix = buffer_name(replica if replica < run.replicas else 0, chip if chip < run.chips else 0, "")
                 read(symbol, rank.memory, rank.rank, prefix)
-    states, begun = program.optimizer_states, False
+    had_momentum = bool(leaves(checkpoint.manifest.options).get("optimizer.momentum"))
+    states, begun = program.optimizer_states, had_momentum and checkpoint.manifest.position.step > 0
     for rank in team.first:
         sync, at = rank.transport.sync, setup.mesh.coordinates(rank.rank)
         for piece in pieces_of(sync.memory, sync.current, at):
