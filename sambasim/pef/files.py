@@ -183,9 +183,13 @@ def _parse(parse: Callable[[bytes], _Parsed], archive: Archive, path: Path) -> _
         raise refusal(path, Rule.SCHEMA, str(error)) from error
     if not _FILE_NAME.fullmatch(parsed.program.name):
         raise refusal(path, Rule.SCHEMA, "program.name: it cannot be the name of a file")
-    if parsed.further and str(parsed.metadata.get(FIRST_GRAPH, "")) in ("", *parsed.further):
-        raise refusal(path, Rule.SCHEMA, f"metadata.{FIRST_GRAPH}: the first of several graphs has a name of its own")
+    _check_first(path, parsed.metadata, parsed.further)
     return parsed
+
+
+def _check_first(path: Path, metadata: Mapping[str, object], further: Mapping[str, object]) -> None:
+    if further and str(metadata.get(FIRST_GRAPH, "")) in ("", *further):
+        raise refusal(path, Rule.SCHEMA, f"metadata.{FIRST_GRAPH}: the first of several graphs has a name of its own")
 
 
 def _check_content(archive: Archive, document: PefDocument, path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import sambasim as ss
 from tests.samba.harness import BATCH, CLASSES, FEATURES, LogReg, Made, PefOf, batch_of, plain, seeded, with_sgd
@@ -28,7 +28,7 @@ class Unbiased(LogReg):
 
     def __init__(self) -> None:
         super().__init__()
-        self.lin_layer.bias = None
+        self.lin_layer = nn.Linear(FEATURES, CLASSES, bias=False)
 
 
 def _made() -> Made:

@@ -103,7 +103,7 @@ class Call:
 
 
 _calls: list[Call] = []
-_CALL = nn.Module.__call__.__code__  # type: ignore[attr-defined]  # it is a function
+_CALL = nn.Module.__call__.__code__
 
 
 def call_with(outputs: Sequence[Tensor]) -> Call | None:
