@@ -215,7 +215,11 @@ def _compile(model: nn.Module) -> Any:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch.jit")
 @pytest.mark.parametrize("compute", [_vmap, _jit_trace, _export, _compile], ids=lambda one: one.__name__)
-def test_torch_can_transform_a_watched_model(whole: Any, compute: Callable[[nn.Module], Any]) -> None:
+def test_torch_can_transform_a_watched_model(
+    whole: Any, compute: Callable[[nn.Module], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Another test may have imported samba.graph, whose hook torch.export does not follow.
+    monkeypatch.setattr(nn.modules.module, "_global_forward_hooks", OrderedDict())
     expected, hooks = copy.deepcopy(whole)(X), _hooks(whole)
     for training in (True, False):
         whole.train(training)
