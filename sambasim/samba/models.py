@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from sambasim.compiler.capture.tensors import held_by
+from sambasim.compiler.capture.trial import with_values
 from sambasim.compiler.names import UniqueNames, loss_name, symbol_name
 from sambasim.errors import ModelError, OptionError
 from sambasim.ir.types import GRADIENT_SUFFIX
@@ -100,12 +101,8 @@ def lazy_param(quantized: bool = False) -> Iterator[None]:
         is_lazy = data is not None and getattr(data, _UNIFORM, None) == data._version
         return kept(cls, data.to("meta") if data is not None and is_lazy else data, requires_grad)
 
-    nn.Parameter.__new__ = new  # type: ignore[assignment, method-assign]  # for as long as the model is made
-    try:
-        with _Lazy():
-            yield
-    finally:
-        nn.Parameter.__new__ = kept  # type: ignore[method-assign]  # torch's own again
+    with with_values([(nn.Parameter, "__new__", new)]), _Lazy():
+        yield
 
 
 _UNIFORM = "_sambasim_uniform"  # the version of a tensor that is filled as it is made, mostly to be set later

@@ -163,7 +163,7 @@ class Session:
         if name not in self._graphs:
             raise app_error(OptionError, f"no graph {name} is loaded", nearest(name, [*self._graphs]))
         self._graphs[name] = self._now = self._graphs.pop(name)
-        self._now.machine.model.output_tensors = self._now.traced  # type: ignore[assignment]  # as in trace_graph
+        vars(self._now.machine.model)["output_tensors"] = self._now.traced  # as in trace_graph
         return self._now
 
     @checks_keywords()

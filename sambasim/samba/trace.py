@@ -93,7 +93,7 @@ def _trace_graph(
     if transfer_device:
         session.to_device(model)
     for one in (model, wrapper):
-        one.output_tensors = outputs  # type: ignore[assignment]  # torch says that attributes are tensors and modules
+        vars(one)["output_tensors"] = outputs
         add_old_methods(one)
     return outputs
 

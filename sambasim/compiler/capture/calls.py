@@ -121,7 +121,7 @@ def _remember(model: nn.Module, args: Any, keywords: Any, result: object) -> Non
     if is_tracing() or sum(frame.f_code is _CALL for frame, _ in walk_stack(None)) > 1:  # a part of another model
         return
     outputs = tensors_in(result)
-    with suppress(RuntimeError, NotImplementedError):  # tensors of vmap, and sparse ones, have no storage
+    with suppress(RuntimeError):  # tensors of vmap, and sparse ones, have no storage to ask for
         memories = [_memory_of(output.untyped_storage()) for output in outputs]
         _calls[:] = [call for call in _calls if not any(memory.expired() for memory in call.memories)]
         if outputs:

@@ -367,9 +367,8 @@ def find(setup: Setup, samples: int) -> Resumption | None:
 
 def restore(setup: Setup, team: Team, checkpoint: Checkpoint) -> None:
     """Collective. Make `checkpoint` the state of `team`: parameters in each memory, optimizer states of the slices that
-    a rank updates. These have begun if the run had momentum, or if they are not all zeros. More replicas get the
-    buffers of replica 0, more chips of the first."""
-    program, run = setup.program, checkpoint.manifest.run
+    a rank updates; zeros without momentum begin anew. More replicas get buffers of replica 0, chips of the first."""
+    program, saved, run = setup.program, checkpoint.manifest, checkpoint.manifest.run
 
     def read(symbol: Symbol, memory: DeviceMemory, rank: int, prefix: str = "") -> None:
         if symbol.name in memory.program.symbols:
@@ -378,8 +377,7 @@ def restore(setup: Setup, team: Team, checkpoint: Checkpoint) -> None:
 
     own = {id(rank.memory): rank for rank in team.replicas if rank.memory.has_own_parameters}
     memories = [(rank.memory, rank.rank) for rank in own.values()]
-    updated = [(rank.transport.sync.memory, rank) for rank in team.first]
-    memories += [(memory, rank.rank) for memory, rank in updated if memory is not rank.memory]
+    memories += [(of.memory, rank.rank) for rank in team.first if (of := rank.transport.sync).memory is not rank.memory]
     for symbol in program.symbols.values():
         if symbol.kind is SymbolKind.PARAMETER:
             for memory, number in memories:
@@ -389,8 +387,8 @@ def restore(setup: Setup, team: Team, checkpoint: Checkpoint) -> None:
                 replica, chip = divmod(rank.replica, program.chips)
                 prefix = buffer_name(replica if replica < run.replicas else 0, chip if chip < run.chips else 0, "")
                 read(symbol, rank.memory, rank.rank, prefix)
-    had_momentum = bool(leaves(checkpoint.manifest.options).get("optimizer.momentum"))
-    states, begun = program.optimizer_states, had_momentum and checkpoint.manifest.position.step > 0
+    states = program.optimizer_states
+    begun = saved.position.step > 0 and bool(leaves(saved.options).get("optimizer.momentum"))
     for rank in team.first:
         sync, at = rank.transport.sync, setup.mesh.coordinates(rank.rank)
         for piece in pieces_of(sync.memory, sync.current, at):
