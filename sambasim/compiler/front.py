@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from sambasim.compiler.capture.recording import forward_line, user_line
-from sambasim.compiler.capture.step import TARGET, Example, forward_parameters
+from sambasim.compiler.capture.step import TARGET, Example, by_place
 from sambasim.compiler.capture.trial import with_values
 from sambasim.compiler.compile import Stopwatch, capture_model
 from sambasim.compiler.passes import Fits, pipeline, run_pipeline
@@ -282,9 +282,10 @@ def inputs_of(
             values[TARGET] = values.pop(TARGET)
     else:
         parts = list(batch) if isinstance(batch, (tuple, list)) else [batch]
-        wanted, parameters = len(parts) - (loss is not None), [*forward_parameters(model)]
-        called = parameters[:wanted] + [f"input_{index}" for index in range(len(parameters), wanted)]
-        values = dict(zip([*called, *([TARGET] if loss is not None else [])], parts, strict=True))
+        wanted = len(parts) - (loss is not None)
+        values = by_place(model, parts[:wanted])
+        if loss is not None:
+            values[TARGET] = parts[-1]
     _check_inputs(model, list(values), loss, by_keyword=by_keyword)
     names = [name for top, value in values.items() for name, _ in flat(value, top)]
     if twice := [name for name, count in Counter(names).items() if count > 1]:

@@ -23,7 +23,7 @@ remember_calls()
 
 class FwdGraph:
     """`FwdGraph(inputs, outputs, name)`, after `outputs = model(*inputs)` in eager PyTorch. `given`: the inputs by
-    name; `whole`: those that are one for all samples, such as a mask."""
+    name; `order`: as a list has them; `whole`: those that are one for all samples, such as a mask."""
 
     @checks_keywords("samba.graph.FwdGraph")
     def __init__(self, inputs: Any, outputs: Any, name: str | None = None) -> None:
@@ -49,6 +49,7 @@ class FwdGraph:
             self.example, self.given, self.whole = call.example(named)
         except DataError as error:
             raise app_error(DataError, f"the graph {self.name}: {error.what}", error.remedy or _CALLING) from None
+        self.order = [name for _, one in named if not keys for name, own in self.given.items() if own is one]
 
     def request(self, fields: Mapping[str, object], chips: int | None = None) -> Request:
         """The request for its program, as `request.request`."""

@@ -12,7 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data.distributed import DistributedSampler
 
-from sambasim.compiler.capture.step import Example, Losses, forward_parameters
+from sambasim.compiler.capture.step import Example, Fixed, Losses, by_place
+from sambasim.data.batches import each_value
+from sambasim.data.batches import flat as parts
 from sambasim.errors import DataError, ModelError
 from sambasim.ir.program import Program
 from sambasim.ir.types import Symbol, SymbolKind
@@ -24,7 +26,7 @@ from sambasim.units import counted
 
 __all__ = ["SambaLoader"]
 
-Inputs: TypeAlias = Tensor | Iterable[Tensor | None] | Mapping[str, Tensor | None]
+Inputs: TypeAlias = Iterable[Any] | Mapping[str, Any]
 
 
 def check_on_host(name: str, tensor: Tensor) -> None:
@@ -35,56 +37,50 @@ def check_on_host(name: str, tensor: Tensor) -> None:
         raise app_error(DataError, what, f"{name}.cpu(), or leave it on the CPU: session.run copies it to the device")
 
 
-def name_of(tensor: Tensor) -> str | None:
+def name_of(tensor: object) -> str | None:
     return tensor.sn_name if isinstance(tensor, SambaTensor) else None
 
 
-def flat(inputs: Inputs) -> list[Tensor]:
-    """The tensors of `inputs`, in order, without those that are None."""
-    if isinstance(inputs, Tensor):
-        return [inputs]
-    if not isinstance(inputs, list | tuple) and isinstance(inputs, Mapping):  # isinstance of Mapping takes long
-        inputs = inputs.values()
-    return [one for one in inputs if one is not None]
-
-
-def repeatable(inputs: Inputs) -> Inputs:
-    """`inputs`, with `dict.values()` and generators as a list."""
-    if isinstance(inputs, list | tuple | Tensor | Mapping):
+def repeatable(inputs: Inputs, called: str = "inputs") -> Inputs:
+    """`inputs`, with one tensor, `dict.values()` and generators as a list."""
+    if isinstance(inputs, list | tuple | Mapping):
         return inputs
     if not isinstance(inputs, Iterable):
         remedy = "give a list or tuple of tensors, or a dictionary of tensors by name"
-        raise type_error(DataError, "inputs must be tensors", inputs, remedy)
-    return list(inputs)
+        raise type_error(DataError, f"{called} must be tensors", inputs, remedy)
+    return [inputs] if isinstance(inputs, Tensor) else [*inputs]
 
 
 def example_of(model: nn.Module, inputs: Inputs) -> Example:
     """`inputs` as plain tensors by name, and how `forward` is called with them. A tensor without a name has that of its
-    argument of `forward`. An argument that is None takes its default, if it has one. Raises ModelError for more inputs
-    than `forward` takes; DataError for two of one name, and for no tensor."""
-    parameters, by_name = inspect.signature(model.forward).parameters, isinstance(inputs, Mapping)
-    if isinstance(inputs, Mapping):
-        places, given = list(inputs), list(inputs.values())
-    else:
-        given, arguments = [inputs] if isinstance(inputs, Tensor) else list(inputs), forward_parameters(model)
-        takes_more = any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters.values())
-        if len(given) > len(arguments) and not takes_more:
-            takes = f"{type(model).__name__}.forward takes {len(arguments)}: {', '.join(arguments)}"
-            remedy = "give as many inputs as forward takes, in its order; or a dictionary by its arguments"
-            raise app_error(ModelError, f"{len(given)} inputs are given, and {takes}", remedy)
-        places = [arguments[i] if i < len(arguments) else f"input_{i}" for i in range(len(given))]
-    by_keyword, tensors, called = by_name, dict[str, Tensor](), dict[str, int | None]()
-    for place, one in zip(places, given, strict=True):
-        default = parameters[place].default if place in parameters else None
-        if one is not None:
-            name = place if by_name else name_of(one) or place
-            if name in tensors:
-                raise DataError(f"two inputs are called {name}", remedy="give each a name= of its own")
-            called[place], tensors[name] = len(tensors), _tensor(name, one)
-        elif default is not None and default is not inspect.Parameter.empty:
-            by_keyword = True  # without it
-        elif place in parameters or not by_name:
-            called[place] = None
+    argument of `forward`. An argument that is None takes its default, if it has one. Raises ModelError for inputs that
+    `forward` does not take; DataError for two of one name, and for no tensor."""
+    signature, by_keyword = inspect.signature(model.forward), isinstance(inputs, Mapping)
+    tensors, called = dict[str, Tensor](), dict[str, object]()
+
+    def taken(one: Any, path: str) -> int | None:
+        if one is None:
+            return None
+        name = path if by_keyword else name_of(one) or path
+        if name in tensors:
+            raise app_error(DataError, f"two inputs are called {name}", "give each a name= of its own")
+        tensors[name] = _tensor(name, one)
+        return len(tensors) - 1
+
+    given = inputs if isinstance(inputs, Mapping) else by_place(model, inputs)
+    for place, one in given.items():
+        parameter = signature.parameters.get(place)
+        if one is None and parameter is not None and parameter.default is not parameter.empty:
+            called[place] = Fixed(parameter.default)
+        elif one is not None or parameter is not None or not by_keyword:
+            called[place] = each_value(one, taken, place)
+    try:
+        signature.bind(**called) if by_keyword else signature.bind(*called.values())
+    except TypeError as error:
+        takes = f"{type(model).__name__}.forward takes {', '.join(signature.parameters)}"
+        what = f"{counted(len(called), 'input')} given, and {takes}: {error}"
+        remedy = "give as many inputs as forward takes, in its order; or a dictionary by its arguments"
+        raise app_error(ModelError, what, remedy) from None
     return Example(tensors, by_keyword, called)
 
 
@@ -99,51 +95,76 @@ def inputs_of(program: Program) -> Mapping[str, Symbol]:
     return {name: symbol for name, symbol in program.symbols.items() if symbol.kind is SymbolKind.INPUT}
 
 
-def bind(
-    wanted: Mapping[str, Symbol],
-    batch_size: int,
-    model: nn.Module,
-    inputs: Inputs,
-    places: Mapping[str, str],
-    kept: Collection[str] = (),
-    whole: Collection[str] = (),
-) -> dict[str, Tensor]:
-    """The tensors of `inputs` as plain ones, in their order, by the names of the `wanted` symbols of the program.
-    `places`: these names by the arguments of `forward`; of one that was None its own. `kept`: inputs that the device
-    has, which may be left out; `whole`: those that are one for all samples. Raises DataError for a tensor that fits no
-    input, and for an input without a tensor."""
-    tensors = flat(inputs)
-    if isinstance(inputs, Mapping):
-        keys: list[str | None] = [key for key, one in inputs.items() if one is not None]
-        if not wanted.keys() >= set(keys) and places.keys() >= set(keys):
-            keys = [places[str(key)] for key in keys]
-    else:
-        listed = [inputs] if isinstance(inputs, Tensor) else [*inputs]
-        at = [*places.values()] if len(tensors) < len(listed) == len(places) else [None] * len(listed)
-        keys = [name_of(one) or place for one, place in zip(listed, at, strict=True) if one is not None]
-    if keys == [*wanted]:  # the usual case, in each step
-        return {name: _fitting(name, wanted, one, batch_size, whole) for name, one in zip(wanted, tensors, strict=True)}
-    unknown = [key for key in keys if key is not None and key not in wanted]
-    names = ", ".join(wanted)
-    if unknown:
-        what = f"a tensor is called {unknown[0]}, and {type(model).__name__} was compiled with the inputs {names}"
-        free = next((name for name in wanted if name not in keys), "")
-        raise DataError(what, remedy=f"name it as when it was compiled: name={free!r}")
-    if len(tensors) > len(wanted):
-        what = f"{len(tensors)} tensors are given, and the PEF has {len(wanted)} inputs: {names}"
-        raise DataError(what, remedy="give one tensor for each input")
-    first = [*wanted] if len(tensors) == len(wanted) else sorted(wanted, key=kept.__contains__)
-    others = (name for name in first if name not in keys)
-    given = {key or next(others): tensor for key, tensor in zip(keys, tensors, strict=True)}
-    missing = ", ".join(name for name in wanted if name not in given and name not in kept)
-    if missing:
-        remedy = "give one tensor for each input, with its name= or in its place"
-        raise DataError(f"the input {missing} of the PEF has no tensor", remedy=remedy)
-    return {name: _fitting(name, wanted, tensor, batch_size, whole) for name, tensor in given.items()}
+class Binder:
+    """Finds the inputs of a program in those of a run: a tensor by its name, or else by the place in `forward` that it
+    has in the `example`. What has no tensor there is a constant of the program: None, a number, or a default."""
+
+    def __init__(self, model: nn.Module, example: Example) -> None:
+        self._places, self._names, self._constants = example.places(model)
+        self._paths = {name: path for path, name in self._names.items()}
+        self.order = [*self._paths]
+        """The names of the inputs in a list of tensors alone."""
+        typed = [self._names.get(place, "None" if place in self._constants else "…") for place in self._places]
+        while typed[-1] == "None":
+            typed.pop()
+        self._forward, self._run = f"{type(model).__name__}.forward", f"session.run([{', '.join(typed)}])"
+
+    def named(self, inputs: Inputs, kept: Collection[str] = ()) -> dict[str, Any]:
+        """The tensors of `inputs`, in their order, by the names of the program. `kept`: inputs that the device has,
+        which may be left out. Raises DataError for what fits no input, and for an input without a tensor."""
+        if isinstance(inputs, list | tuple) and [*map(name_of, inputs)] == self.order:  # the usual case, in each step
+            return dict(zip(self.order, inputs, strict=True))
+        given: dict[str, Any] = {}
+        for path, called, one in self._found(inputs, kept):
+            name = self._names.get(path) if called is None else called if called in self._paths else None
+            if name in given:
+                what = f"two tensors are given for the input {name}"
+                raise app_error(DataError, what, f"{self._run}, with one tensor for each input")
+            if name is not None:
+                given[name] = one
+            elif isinstance(one, Tensor) or path not in self._constants or repr(one) != repr(self._constants[path]):
+                raise self._no_input(path, called, one)
+        missing = [name for name in self._paths if name not in given and name not in kept]
+        if missing:
+            places = f"{', '.join(map(self._paths.__getitem__, missing))} of {self._forward}"
+            what = f"the input {', '.join(missing)} of the PEF has no tensor: when it was compiled, {places} had one"
+            raise app_error(DataError, what, f"{self._run}: each tensor with its name=, or in its place")
+        return given
+
+    def _found(self, inputs: Inputs, kept: Collection[str]) -> Sequence[tuple[str, str | None, Any]]:
+        """Each value but None, after its path in the arguments of `forward`, and the name that the app gives it."""
+        if isinstance(inputs, Mapping):
+            paths = [(path, one) for key in inputs for path, one in parts(inputs[key], key) if one is not None]
+            by_name = {path for path, _ in paths} <= {*self._paths}
+            known = {} if by_name else {**self._names, **self._constants}
+            return [(path, None if path in known else path, one) for path, one in paths]
+        listed, names = [*inputs], [*map(name_of, inputs)]
+        if len(listed) <= len(self.order) and all(isinstance(one, Tensor) for one in listed):  # without constants
+            taken = {*names, *(kept if len(listed) < len(self.order) else ())}
+            free = (self._paths[name] for name in self.order if name not in taken)
+            paths = [("" if names[at] in self._paths else next(free, ""), one) for at, one in enumerate(listed)]
+        else:
+            places = [*self._places, *(f"input_{at}" for at in range(len(self._places), len(listed)))]
+            paths = [pair for place, one in zip(places, listed, strict=False) for pair in parts(one, place)]
+            paths = paths if self.order == [*self._paths] else [("", one) for _, one in paths]
+        return [(path, name_of(one), one) for path, one in paths if one is not None]
+
+    def _no_input(self, path: str, called: str | None, one: Any) -> DataError:
+        constant = next((at for at in (path, called, path.partition(".")[0]) if at in self._constants), None)
+        if constant is None:
+            called = "fits no place" if called is None else f"is called {called}"
+            what = f"a tensor {called}, and {self._forward} was compiled with the inputs {', '.join(self.order)}"
+            name = self._names.get(path)
+            remedy = f"name it as when it was compiled: name={name!r}" if name else f"{self._run}, each with its name="
+            return app_error(DataError, what, remedy)
+        value, now = self._constants[constant], "a tensor" if isinstance(one, Tensor) else repr(one)
+        was = "its default" if isinstance(value, Tensor) else repr(value)
+        what = f"{constant} of {self._forward} was {was} when it was compiled, a constant of the PEF; it is {now} now"
+        return app_error(DataError, what, f"{self._run}; or compile and trace it with a tensor for {constant}")
 
 
-def _fitting(
-    name: str, wanted: Mapping[str, Symbol], given_tensor: Tensor, batch_size: int, whole: Collection[str]
+def fitting(
+    name: str, wanted: Mapping[str, Symbol], given_tensor: Any, batch_size: int, whole: Collection[str]
 ) -> Tensor:
     """`given_tensor` as the input `name`: plain, and reshaped and detached if needed."""
     type_, tensor = wanted[name].type, to_torch(given_tensor)

@@ -3,13 +3,11 @@
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from numbers import Real
-from typing import cast
 
 import torch
 from torch import Tensor
 
 from sambasim.compiler.capture.step import tensors_in
-from sambasim.data.batches import flat as parts
 from sambasim.errors import DataError, OptionError
 from sambasim.ir.graph import SectionKind
 from sambasim.ir.operators import OPERATORS
@@ -22,7 +20,7 @@ from sambasim.samba.checks.replicas import Checks
 from sambasim.samba.device import Hyperparameters, Machine
 from sambasim.samba.fingerprint import Request
 from sambasim.samba.flags import MEASURING
-from sambasim.samba.inputs import Inputs, bind, flat, inputs_of, name_of
+from sambasim.samba.inputs import Binder, Inputs, fitting, inputs_of, name_of, repeatable
 from sambasim.samba.notices import nearest
 from sambasim.samba.process import app_error, type_error
 from sambasim.samba.tensor import SambaTensor, host_values, to_torch
@@ -56,10 +54,7 @@ class Loaded:
         of_values = {output.value: output.symbol for output in outputs if output.value in graph.values}
         # Also without the prefix of the model.
         self.aliases = {value.partition("__")[2]: symbol for value, symbol in of_values.items()} | of_values
-        called, names = asked.example.arguments or {}, [*asked.example.inputs]
-        indices = [(path, getattr(at, "index", at)) for key, value in called.items() for path, at in parts(value, key)]
-        self._places = {path: names[at] if isinstance(at, int) else path for path, at in indices}
-        self._is_nested = [path for path, _ in indices] != [*called]
+        self.binder = Binder(machine.model, asked.example)
         self.regions: Mapping[str, str] = {}
         """The regions of inputs and outputs that lie in one."""
         self.whole: Collection[str] = ()
@@ -74,21 +69,13 @@ class Loaded:
         for output in traced:
             output.keep_gradients_in(self.output_gradients)
         self.outputs = {str(t.sn_name): SambaTensor(t, name=t.sn_name) for t in traced}
-        self._accepted: object = None
 
     def bind(self, inputs: Inputs) -> Mapping[str, Tensor]:
         """The batch of a run, by the names of the PEF's inputs."""
-        machine = self.machine
-        if self._is_nested and isinstance(inputs, Mapping):
-            named = (pair for key, value in inputs.items() for pair in parts(value, key))
-            inputs = {path: cast(Tensor | None, one) for path, one in named}
-        elif self._is_nested:
-            inputs = tensors_in(inputs)
-        size, of_places = machine.program.batch_size, self._places
-        batch = bind(self.wanted, size, machine.model, inputs, of_places, self.kept, self.whole)
+        given, size = self.binder.named(inputs, self.kept), self.machine.program.batch_size
         if self.input_gradients:
-            self.given = _samba_tensors(batch, inputs)
-        return batch
+            self.given = {name: one for name, one in given.items() if isinstance(one, SambaTensor)}
+        return {name: fitting(name, self.wanted, one, size, self.whole) for name, one in given.items()}
 
     def share_regions(self, graphs: "Sequence[Loaded]") -> None:
         """From now on an input in a region has what a run of these `graphs`, this one among them, last wrote there. It
@@ -121,29 +108,26 @@ class Loaded:
         type_ = self.machine.program.symbols[name].type
         return type_.dtype, type_.shape[1:] if name in self.whole else type_.shape
 
-    def check_outputs(
-        self, wanted: Tensor | Sequence[Tensor], of_other_models: Collection[Tensor], of_other_graphs: Sequence[Tensor]
-    ) -> None:
-        """Raises OptionError for outputs of a model that was traced before, or of a graph that does not run now, and
-        DataError for anything but tensors."""
-        if wanted is self._accepted:
-            return
-        if not isinstance(wanted, Iterable):
-            raise type_error(DataError, "output_tensors must be tensors", wanted, "give some of model.output_tensors")
-        listed: list[object] = [*flat(wanted)]
-        for value in listed:
-            if not isinstance(value, Tensor):
+    def chosen(
+        self, given: Inputs, of_other_models: Collection[Tensor], of_other_graphs: Sequence[Tensor]
+    ) -> list[Tensor]:
+        """The tensors in `given`, some of the outputs. Raises OptionError for those of a model that was traced before,
+        or of a graph that does not run now, and DataError for anything but tensors."""
+        wanted = repeatable(given, "output_tensors")
+        for value in wanted.values() if isinstance(wanted, Mapping) else wanted:
+            if value is not None and not tensors_in(value):
                 remedy = "give some of model.output_tensors"
                 raise type_error(DataError, "output_tensors must hold tensors", value, remedy)
-        if any(tensor in of_other_models for tensor in flat(wanted)):
+        listed = tensors_in(wanted)
+        if any(tensor in of_other_models for tensor in listed):
             what = f"output_tensors are of another model than the {type(self.machine.model).__name__} traced last"
             raise app_error(OptionError, what, "trace_graph before a model's run: a session holds one PEF at a time")
-        if any(tensor is other for tensor in flat(wanted) for other in of_other_graphs):
+        if any(tensor is other for tensor in listed for other in of_other_graphs):
             what = "output_tensors are of another graph than the one that runs"
             raise app_error(OptionError, what, "leave output_tensors out, or give outputs of that graph")
-        self._accepted = wanted
+        return listed
 
-    def answer(self, values: Mapping[str, Tensor], wanted: Tensor | Sequence[Tensor] | None) -> tuple[SambaTensor, ...]:
+    def answer(self, values: Mapping[str, Tensor], wanted: Sequence[Tensor] | None) -> tuple[SambaTensor, ...]:
         """Keeps the results of a run; returns the outputs that are `wanted`, or all."""
         outputs = self.outputs
         for name, value in values.items():
@@ -154,7 +138,7 @@ class Loaded:
                 for inputs in (self.traced_inputs, self.given):
                     if self.input_gradients[name] in inputs:
                         inputs[self.input_gradients[name]].sn_grad = value
-        names = [*outputs] if wanted is None else [name_of(one) or "a tensor without a name" for one in flat(wanted)]
+        names = [*outputs] if wanted is None else [name_of(one) or "a tensor without a name" for one in wanted]
         names = [name if name in outputs else self.aliases.get(name, name) for name in names]
         for name in names:
             if name not in outputs:
@@ -236,10 +220,6 @@ def outputs_of(program: Program) -> Iterator[SambaTensor]:
             shape, dtype = symbol.type.shape, getattr(torch, symbol.type.dtype)
             batch_dim = 0 if shape[:1] == (program.batch_size,) else None
             yield SambaTensor(shape=shape, dtype=dtype, name=symbol.name, batch_dim=batch_dim)
-
-
-def _samba_tensors(bound: Mapping[str, Tensor], inputs: Inputs) -> Mapping[str, SambaTensor]:
-    return {name: tensor for name, tensor in zip(bound, flat(inputs), strict=True) if isinstance(tensor, SambaTensor)}
 
 
 class Start:

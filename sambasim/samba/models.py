@@ -70,7 +70,7 @@ def _run(model: nn.Module, *inputs: Any, **options: Any) -> Any:
         inputs = (options.pop("inputs"),)
     for flag in ("data_parallel", "reduce_on_rdu"):
         options.setdefault(flag, bool(process.current().flag(flag)))
-    one_by_one = len(inputs) > 1 and all(isinstance(one, Tensor) for one in inputs)
+    one_by_one = isinstance(next(iter(inputs), None), Tensor) and all(isinstance(one, Tensor | None) for one in inputs)
     return session.run(inputs, **options) if one_by_one else session.run(*inputs, **options)
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from sambasim.compiler.capture.step import Example
+from sambasim.compiler.capture.step import Example, tensors_in
 from sambasim.compiler.capture.tensors import held_by
 from sambasim.compiler.update import Update
 from sambasim.errors import DataError, ModelError, OptionError
@@ -28,7 +28,7 @@ from sambasim.pef.files import join, record_compiled
 from sambasim.samba import process
 from sambasim.samba.fingerprint import Request, fingerprint
 from sambasim.samba.flags import DTYPES, TENSOR_PARALLEL
-from sambasim.samba.inputs import Inputs, check_on_host, example_of, flat
+from sambasim.samba.inputs import Inputs, check_on_host, example_of
 from sambasim.samba.notices import say_once
 from sambasim.samba.optim import SGD, Adam, AdamW
 from sambasim.samba.process import app_error, type_error
@@ -159,7 +159,7 @@ def _as_computed(tensor: Tensor, parameters: set[torch.dtype]) -> Tensor:
 def _batch_size(inputs: Inputs, named: Mapping[str, Tensor]) -> int:
     if not named:
         raise DataError("the model has no inputs", remedy="pass inputs= a list of SambaTensors")
-    for name, tensor in zip(named, flat(inputs), strict=True):
+    for name, tensor in zip(named, tensors_in(inputs), strict=True):
         check_on_host(name, tensor)
         axis = getattr(tensor, "batch_dim", None)
         if axis not in (None, 0):

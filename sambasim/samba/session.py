@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from sambasim.compiler.capture.step import tensors_in
 from sambasim.compiler.capture.trial import is_tracing
 from sambasim.errors import OptionError
 from sambasim.ir.graph import SectionKind
@@ -197,13 +196,8 @@ class Session:
         batch = {} if given is None else now.bind(repeatable(given))
         if SectionKind.FWD in kinds and not (batch or now.kept):
             raise app_error(OptionError, "section FWD needs a batch", "session.run(input_tensors=[…], …)")
-        if isinstance(output_tensors, Iterator):
-            output_tensors = [*output_tensors]
-        if output_tensors is not None and "" not in self._graphs:
-            output_tensors = tensors_in(output_tensors) or output_tensors
-        if output_tensors is not None:
-            others = [one for graph in self._graphs.values() if graph is not now for one in graph.traced]
-            now.check_outputs(output_tensors, self._of_other_models, others)
+        others = [one for graph in self._graphs.values() if graph is not now for one in graph.traced]
+        wanted = None if output_tensors is None else now.chosen(output_tensors, self._of_other_models, others)
         if now.differs_in_evaluation and not machine.model.training:
             say_once("model.eval()", "a training PEF runs in training mode; --inference predicts with it")
         now.inputs = batch or now.inputs
@@ -224,7 +218,7 @@ class Session:
         if now.start.is_loss and not isfinite(machine.replica.loss):
             now.checks.report_nonfinite_loss()
         now.write_regions(batch, results)
-        return now.answer(results, output_tensors)
+        return now.answer(results, wanted)
 
     @checks_keywords()
     def setup(self, cfg: Namespace | Mapping[str, object]) -> None:
@@ -326,7 +320,7 @@ class Session:
     @checks_keywords()
     def get_tensors(self, tensors: Tensor | Sequence[Tensor]) -> tuple[SambaTensor, ...]:
         """Outputs of the last run, for output tensors of `trace_graph`."""
-        return self.loaded().answer({}, tensors)
+        return self.loaded().answer({}, self.loaded().chosen(tensors, self._of_other_models, ()))
 
     def get_dropout_rate_argin_names(self) -> tuple[str, ...]:
         """The keys of dropout rates in `hyperparam_dict`: `net__drop__dropout_p`."""

@@ -121,6 +121,7 @@ def trace_graphs(
         names = [str(output.sn_name) for output in outputs]
         one = loaded[name] = Loaded(machine, asked, graph.example.inputs, outputs)
         one.regions, one.whole = graph.regions(names), graph.whole
+        one.binder.order = graph.order or one.binder.order
         one.aliases |= graph.aliases(names)
     session.load(loaded)
     session.to_device()

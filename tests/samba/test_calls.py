@@ -21,7 +21,7 @@ from sambasim.errors import DataError, LaunchError, MachineError, OptionError
 from sambasim.ir.types import Symbol, SymbolKind, TensorType
 from sambasim.samba import process
 from sambasim.samba.ending import translated
-from sambasim.samba.inputs import bind
+from sambasim.samba.inputs import fitting
 from sambasim.samba.session import session
 from sambasim.samba.utils import trace_graph
 from tests.samba.harness import BATCH, Layer, Load, PefOf, compiled, equal, named_batch, net_batch, refused, with_sgd
@@ -251,7 +251,7 @@ def test_an_input_fits_if_it_differs_by_axes_of_one_element_behind_the_batch(
         DataError, match=re.escape(f"x has the shape {given}, and the PEF was compiled for {wanted}")
     )
     with nullcontext() if fits else refusal:
-        assert bind(symbols, wanted[0], nn.Identity(), [torch.ones(given)], {})["x"].shape == wanted
+        assert fitting("x", symbols, torch.ones(given), wanted[0], ()).shape == wanted
 
 
 ROWS = [torch.randn(BATCH, 3, generator=torch.Generator().manual_seed(1))]

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from sambasim import samba
 from sambasim.commands.run import checked_pef
+from sambasim.compiler.capture.step import tensors_in
 from sambasim.errors import DataError, InternalError, ModelError, OptionError, PefError, SambasimError
 from sambasim.ir.types import TensorType
 from sambasim.options.run import RunOptions
@@ -314,3 +315,8 @@ def test_many_forms_of_calls(app: None, folder: Path) -> None:
         tensors = {"words": args[0], **keywords} if name == "nested" else args
         chosen = [*outputs[0], outputs[1]] if name != "by_name" else [outputs[1], outputs[0][0]]
         assert all(map(equal, session.run(tensors, graph_name=name), chosen)), name
+        # Without names, in the order of the graph's inputs, which may be another than that of the call.
+        listed = samba.to_torch(tensors_in([*args, *keywords.values()]))
+        assert all(map(equal, session.run(listed, graph_name=name), chosen)), name
+    with refused(DataError, "a tensor fits no place", r"words.*, each with its name="):
+        session.run([*listed, None], graph_name="nested")

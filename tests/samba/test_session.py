@@ -43,6 +43,7 @@ RUNS = [
     "session.run((a, b), X)",
     "model.run(a, b)",
     "model.run([a, b])",
+    "model.run(a, b, None)",
     "session.run(input_tensors=[a, b], output_tensors=X, hyperparam_dict={'lr': 0.5})",
     "model.run([a, b], hyperparam_dict={'lr': 0.5})",
 ]
@@ -110,8 +111,8 @@ def test_inputs_bind_by_name_and_then_by_place(net: Made) -> None:
         (net_batch(size=5), "AP01: x has 5 samples, and the PEF takes 4 at a time"),
         ([torch.ones(4, 3), TARGET], r"x has the shape \(4, 3\), and the PEF was compiled for \(4, 5\)"),
         ([X], "the input target of the PEF has no tensor"),
-        ([X, TARGET, torch.zeros(4)], "3 tensors are given, and the PEF has 2 inputs: x, target"),
-        ([samba.SambaTensor(X, name="images")], "a tensor is called images, and Net was compiled"),
+        ([X, TARGET, torch.zeros(4)], "a tensor fits no place, and Net.forward was compiled with the inputs x, target"),
+        ([samba.SambaTensor(X, name="images")], "a tensor is called images, and Net.forward was compiled"),
         ([X, TARGET.float()], "target is float32, and the PEF was compiled for int64"),
     ],
 )

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.modules.module import register_module_forward_hook
 
-from sambasim.compiler.capture.step import Example, Fixed, Whole, tensors_in
+from sambasim.compiler.capture.step import Example, Fixed, Whole, by_place, tensors_in
 from sambasim.compiler.capture.trial import is_tracing
 from sambasim.data.batches import each_value
 from sambasim.errors import DataError, ModelError
@@ -54,7 +54,7 @@ class Call:
         if self.keywords:
             what = f"{type(self.model).__name__}.forward takes some arguments by position only, and got keywords beside"
             raise ModelError(what, remedy="call the model with all its arguments by position")
-        return {f"input_{index}": value for index, value in enumerate(self.args)}, False
+        return by_place(self.model, self.args), False
 
     def example(self, given: Sequence[tuple[str | None, Tensor]]) -> tuple[Example, dict[str, Tensor], set[str]]:
         """The call as an Example, the tensors in it by name, and the names of those that are one for all samples, such

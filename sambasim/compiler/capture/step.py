@@ -3,7 +3,7 @@ is detached: the backward starts from the loss alone. Losses have names, or are 
 
 import inspect
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from math import prod
@@ -175,6 +175,16 @@ class Whole:
     index: int
 
 
+class Places(NamedTuple):
+    """What the arguments of `forward` are in an Example, by their dotted paths. `order`: those that a list of arguments
+    gives, and then others; `inputs`: the names of inputs, in that order; `constants`: the values of all others, and the
+    defaults of arguments that are left out, which are constants of a program."""
+
+    order: Sequence[str]
+    inputs: Mapping[str, str]
+    constants: Mapping[str, object]
+
+
 class Example(NamedTuple):
     """A batch of inputs by name, and whether the model takes them by name. `arguments`: those of the model, which may
     be dicts, tuples or lists, with positions of inputs in place of tensors, or a Fixed or Whole; None where each input
@@ -196,6 +206,23 @@ class Example(NamedTuple):
 
             given = each_value(self.arguments, value)
         return model(**given) if self.by_keyword else model(*given.values())
+
+    def places(self, model: nn.Module) -> Places:
+        names = [*self.inputs]
+        called = self.arguments or by_place(model, range(len(names)))
+        order = [*dict.fromkeys((*forward_parameters(model), *called))]
+        defaults = {name: one.default for name, one in inspect.signature(model.forward).parameters.items()}
+        empty = inspect.Parameter.empty
+        constants = {name: one for name, one in defaults.items() if name not in called and one is not empty}
+        inputs: dict[str, str] = {}
+        for top in sorted(called, key=order.index):
+            for path, at in flat(called[top], top):
+                at = at.index if isinstance(at, Whole) else at
+                if isinstance(at, int):
+                    inputs[path] = names[at]
+                else:
+                    constants[path] = at.value if isinstance(at, Fixed) else None
+        return Places(order, inputs, constants)
 
 
 class _Step(nn.Module):
@@ -304,6 +331,12 @@ def forward_parameters(model: nn.Module) -> tuple[str, ...]:
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parameters = inspect.signature(model.forward).parameters.values()
     return tuple(parameter.name for parameter in parameters if parameter.kind in kinds)
+
+
+def by_place(model: nn.Module, values: Iterable[Any]) -> dict[str, Any]:
+    """The arguments `values` of `forward`, in order, by its parameters; further ones, for `*args`, as `input_2` …"""
+    names = forward_parameters(model)
+    return {names[at] if at < len(names) else f"input_{at}": value for at, value in enumerate(values)}
 
 
 @contextmanager
