@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from sambasim.compiler.capture.explain import Obstacle, Occurrence, all_occurrences
-from sambasim.compiler.capture.recording import Recording, frames, line_of, mark_line, running_line
+from sambasim.compiler.capture.recording import Recording, frames, line_of, mark_line, running_line, unmark_line
 from sambasim.compiler.capture.trial import Attributes, with_values
 from sambasim.errors import CaptureError
 from sambasim.whose_code import is_library_file, is_package_file, is_users_file, torch_folder
@@ -145,6 +145,9 @@ class Followed(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if not self._is_running and torch._C._current_graph_task_id() < 0:  # torch prepares the trace
+            unmark_line()
+            return func(*args, **(kwargs or {}))
         args, kwargs = _as_traced(func, args, kwargs or {})
         if any(type(leaf) in _UNTRACED for leaf in tree_leaves((args, kwargs))):
             mark_line()  # of the constants too

@@ -290,9 +290,14 @@ def running_line(*, is_obstacle: bool = True) -> Line | None:
     return Line(outer.f_code.co_filename, outer.f_lineno, inside)
 
 
+def unmark_line() -> None:
+    """What is traced next has no line."""
+    traceback.current_meta.pop("stack_trace", None)
+
+
 def mark_line() -> None:
     """What is traced next has the line that is running."""
-    traceback.current_meta.pop("stack_trace", None)
+    unmark_line()
     if (frame := next(_users(), None)) is not None:
         file, line, name = frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name
         code = linecache.getline(file, line).strip()
