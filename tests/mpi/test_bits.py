@@ -220,7 +220,7 @@ JOBS = (
         "four processes",
         4,
         (
-            *(one for one in meshes(4, MODELS[:1]) if one.pp > 1),
+            *(one for one in meshes(4, MODELS[:1]) if one.pp == 2),
             Layout("char_gpt", dp=2, tp=2),
             Layout("char_gpt", dp=2, chips=2, others=("compile.dtype=bf16",)),
         ),

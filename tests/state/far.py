@@ -71,7 +71,7 @@ late stream: 1000, given(text=lambda: io.StringIO("1" * 10_000)), where=None, sa
 late array_of_python: 1000, given(count=lambda: array.array("i", [0])), says=("count",), whole=True
     net.count[0] += 1  # here
     return int(net.count[0]) - 1
-late number_of_processes: 1000, given(count=lambda: multiprocessing.Value("i", 0)), says=("count",)
+late number_of_processes: 1000, given(count=lambda: multiprocessing.Value("i", 0)), says=("count",), whole=True
     net.count.value += 1  # here
     return int(net.count.value) - 1
 late environment: 1000, says=("the environment",), whole=True
@@ -83,19 +83,19 @@ def cached(number):
 late hits_of_a_cache: 1000, says=("cached.cache_info()",)
     cached(3)  # here
     return cached.cache_info().hits - 1
-case cache_whose_hits_nobody_reads: EQUAL
+case cache_whose_hits_nobody_reads: EQUAL, whole=True
     return h * cached(3)
 def connect():
     base = sqlite3.connect(":memory:", check_same_thread=False)
     base.execute("create table t(a)")
     return base
-late data_base_in_memory: 1000, given(base=lambda: connect()), says=("base.total_changes",)
+late data_base_in_memory: 1000, given(base=lambda: connect()), says=("base.total_changes",), whole=True
     net.base.execute("insert into t values(1)")  # here
     return int(net.base.total_changes) - 1
 late context_of_decimal: 1000, says=("the context of decimal",), whole=True
     decimal.getcontext().prec += 1  # here
     return decimal.getcontext().prec - 29
-late key_of_globals: 1000, says=("CALLS_BY_KEY",)
+late key_of_globals: 1000, says=("CALLS_BY_KEY",), whole=True
     globals()["CALLS_BY_KEY"] += 1  # here
     return int(globals()["CALLS_BY_KEY"]) - 1
 late attribute_of_torch: 1000, says=("torch.calls_of_a_case",)
@@ -111,7 +111,7 @@ class Clock(metaclass=Ticking):
     pass
 late property_of_a_class: 1000, says=("Ticking.ticks",), whole=True
     return int(Clock.tick)
-case exact_length_of_a_list: REFUSED, given(seen=list), steps=22, says=("seen", explain.REWRITES["content"])
+case exact_length_of_a_list: REFUSED, given(seen=list), steps=22, says=("seen", explain.REWRITES["content"]), whole=True
     net.seen.append(0)  # here
     return h * (0.5 if len(net.seen) == 21 else 1.0)
 rewrite count_in_place_of_a_length: given(steps=zero)
@@ -123,7 +123,7 @@ case exact_length_of_a_word: REFUSED, given(word=""), says=("word",), whole=True
 case every_second_call: REFUSED, given(turn=False), says=("turn",)
     net.turn = not net.turn  # here
     return h * (0.5 if net.turn else 1.0)
-built rate_that_forward_sets: REFUSED, where=None, says=("param_groups[0]['lr']",)
+built rate_that_forward_sets: REFUSED, where=None, says=("param_groups[0]['lr']",), whole=True
     def then(net, h):
         net.kept[0].param_groups[0]["lr"] *= 0.9
         return h

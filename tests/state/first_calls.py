@@ -36,11 +36,11 @@ case lru_cache_around_a_draw: EITHER
     return h + _drawn(4)  # here
 
 # Caches of what depends on neither inputs, parameters nor the generator: exact, and the model works afterwards.
-case table_in_a_global: EQUAL
+case table_in_a_global: EQUAL, whole=True
     if h.shape[1] not in CACHE:
         CACHE[h.shape[1]] = torch.arange(4).float().cos()
     return h + CACHE[h.shape[1]]
-case deque_that_keeps_activations: EQUAL, given(kept=lambda: deque(maxlen=10))
+case deque_that_keeps_activations: EQUAL, given(kept=lambda: deque(maxlen=10)), whole=True
     net.kept.append(h)
 case weight_made_in_the_first_call: REFUSED, own_losses=True
     if not hasattr(net, "w"):

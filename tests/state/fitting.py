@@ -31,7 +31,7 @@ cases(__name__)("""
 import threading
 from sambasim.compiler.capture import trial
 from torch.utils.checkpoint import checkpoint
-case gradient_of_the_last_step: REFUSED, says=(trial._GRAD.rewrite,)
+case gradient_of_the_last_step: REFUSED, says=(trial._GRAD.rewrite,), whole=True
     last = net.b.weight.grad  # here
     return h if last is None else h / (1 + last.norm())
 rewrite:
@@ -56,7 +56,7 @@ rewrite norm_of_this_gradient:
 def _views(net):
     net.register_buffer("rows", torch.zeros(2, 4))
     net.register_buffer("first", net.rows[0])
-case buffer_that_is_a_row_of_another: REFUSED, _views, says=BUFFER_SAYS, where=None
+case buffer_that_is_a_row_of_another: REFUSED, _views, says=BUFFER_SAYS, where=None, whole=True
     before = net.first.clone()
     net.rows.mul_(0.5).add_(h.detach().mean(0))
     return h - before
@@ -95,7 +95,7 @@ rewrite weights_chosen_by_a_count: given(steps=zero, c=lambda: _layer(frozen=Fal
     net.steps.add_(1)
     weight, bias = (torch.where(net.steps < 3, one.detach(), one) for one in (net.c.weight, net.c.bias))
     return functional.linear(h, weight, bias)
-case first_call_by_an_event: REFUSED, given(first=threading.Event), says=("model.first._flag",)
+case first_call_by_an_event: REFUSED, given(first=threading.Event), says=("model.first._flag",), whole=True
     if not net.first.is_set():
         net.first.set()  # here
         return h * 0.1
@@ -110,14 +110,14 @@ def _whole(net, h):
 def _methods(net):
     net.then_half = _half.__get__(net)
     net.act = _whole.__get__(net)
-case method_that_replaces_itself: REFUSED, _methods, says=("model.act, ",), where="net.act = net.then_half"
+case method_that_replaces_itself: REFUSED, _methods, says=("model.act, ",), where="net.act = net.then_half", whole=True
     return net.act(h)
 rewrite method_chosen_by_a_count: given(steps=zero)
     net.steps.add_(1)
     return torch.where(net.steps < 2, h, h * 0.5)
 def _with_draws(net):
     net.register_buffer("noise", torch.randn(4, generator=torch.Generator().manual_seed(3)))
-case generator_made_in_forward: REFUSED, says=(explain.MADE.rewrite, explain.MADE.what)
+case generator_made_in_forward: REFUSED, says=(explain.MADE.rewrite, explain.MADE.what), whole=True
     own = torch.Generator().manual_seed(3)
     return h + torch.randn(4, generator=own)  # here
 rewrite: _with_draws
@@ -129,7 +129,7 @@ class Trainer:
     def of_process(cls):
         cls.made = cls.made or cls()
         return cls.made
-case count_of_an_object_that_the_first_call_makes: REFUSED, says=("Trainer.made.steps, ",)
+case count_of_an_object_that_the_first_call_makes: REFUSED, says=("Trainer.made.steps, ",), whole=True
     trainer = Trainer.of_process()
     trainer.steps += 1  # here
     return h * (1.0 if trainer.steps < 3 else 0.5)
@@ -143,7 +143,7 @@ case weight_clamped_in_forward: REFUSED, says=(explain._PARAMETER.rewrite,), own
         net.b.weight.clamp_(-0.25, 0.25)  # here
 rewrite:
     return h + functional.linear(h, net.b.weight.clamp(-0.25, 0.25))
-case parameter_made_anew: REFUSED, says=("which forward() replaces",)
+case parameter_made_anew: REFUSED, says=("which forward() replaces",), whole=True
     net.a.bias = nn.Parameter(net.a.bias * 0.5)  # here
 case weight_replaced_in_forward: REFUSED, says=WEIGHT_SAYS, own_losses=True
     net.b.weight.data = functional.normalize(net.b.weight.data)  # here

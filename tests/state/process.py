@@ -13,7 +13,7 @@ POINTER = given(ptr=lambda: torch.zeros((), dtype=torch.long))
 cases(__name__)("""
 import random
 from sambasim.compiler.capture import explain
-case initial_seed: REFUSED
+case initial_seed: REFUSED, whole=True
     return h * (1 + torch.initial_seed() % 7)  # here
 case seed_of_the_default_generator: REFUSED, **BUFFERED, says=(explain.SEEDED.rewrite,)
     torch.default_generator.manual_seed(5)  # here
@@ -23,7 +23,7 @@ case fork_of_the_generator: EITHER, **BUFFERED
         torch.manual_seed(5)  # here
         noise = torch.randn(4)
     return h + noise
-case fork_around_a_draw: EITHER
+case fork_around_a_draw: EITHER, whole=True
     with torch.random.fork_rng(devices=[]):  # here
         noise = torch.randn(4)
     return h + noise + torch.randn(4)
@@ -34,7 +34,7 @@ case seed_of_python: EITHER, whole=True
     return h * random.random()  # here
 
 # Modes that a call leaves changed, or in which a conversion fails.
-case number_read_without_gradients: EITHER, POINTER, **UNSAID
+case number_read_without_gradients: EITHER, POINTER, **UNSAID, whole=True
     with torch.no_grad():
         n = int(net.ptr)  # here
     net.ptr.add_(1)

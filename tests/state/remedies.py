@@ -123,7 +123,7 @@ case draw_from_the_default_generator: EQUAL, never_says=("of its own",), whole=T
     return h + torch.randn(4, generator=torch.default_generator)
 def _divided(h):
     return h / h.detach().abs().max()
-case one_reason_beside_what_is_none: REFUSED, says=(explain._NUMBER.rewrite,), never_says=("one_hot",)
+case one_reason_beside_what_is_none: REFUSED, says=(explain._NUMBER.rewrite,), never_says=("one_hot",), whole=True
     h = h + functional.one_hot(_classes(h), 4)
     return h / h.detach().abs().max().item()  # here
 rewrite:
@@ -137,13 +137,13 @@ case row_of_the_largest: REFUSED, says=(explain._INDEX.rewrite,), whole=True
     return h + h[h[:, 0].argmax()]  # here
 rewrite:
     return h + h.index_select(0, h[:, 0].argmax().view(1))[0]
-case packed_sequence: REFUSED, LSTM, says=(explain._PACKED.rewrite,), own_losses=True
+case packed_sequence: REFUSED, LSTM, says=(explain._PACKED.rewrite,), own_losses=True, whole=True
     packed = pack_padded_sequence(h.expand(4, 4, 4), net.lengths, True, False)  # here
     return pad_packed_sequence(net.lstm(packed)[0], True, 0.0, 4)[0].sum(1)
 rewrite padded_sequence: LSTM
     outputs = net.lstm(h.expand(4, 4, 4))[0]
     return (outputs * (torch.arange(4) < net.lengths[:, None]).unsqueeze(-1)).sum(1)
-case tanh_of_numpy: REFUSED, says=(explain._NUMPY.rewrite,), own_losses=True
+case tanh_of_numpy: REFUSED, says=(explain._NUMPY.rewrite,), own_losses=True, whole=True
     return h + torch.from_numpy(np.tanh(h.detach().numpy()))  # here
 rewrite:
     return h + torch.tanh(h.detach())
@@ -153,11 +153,11 @@ rewrite: given(mix=lambda: torch.eye(4))
     return h + net.mix @ h
 def _ctc(h, lengths, targets):
     return functional.ctc_loss(h.log_softmax(1)[:, None], torch.tensor([[1, 2]]), lengths, targets)
-case lengths_that_are_numbers: REFUSED, says=(explain._LENGTHS.rewrite,), where="functional.ctc_loss"
+case lengths_that_are_numbers: REFUSED, says=(explain._LENGTHS.rewrite,), where="functional.ctc_loss", whole=True
     return h + _ctc(h, (4,), (2,))
 rewrite:
     return h + _ctc(h, torch.full((1,), 4), torch.full((1,), 2))
-built input_changed_in_place: REFUSED, says=(explain._INPUT.rewrite,)
+built input_changed_in_place: REFUSED, says=(explain._INPUT.rewrite,), whole=True
     def forward(net, x, y):
         x *= 2  # here
         return functional.mse_loss(net.layer(x).squeeze(1), y)
@@ -201,7 +201,7 @@ case steps_by_version: REFUSED, says=(trial._VERSION.rewrite,), own_losses=True,
     return h / (1 + net.b.weight._version)  # here
 rewrite steps_in_a_buffer: given(steps=zero)
     return h / net.steps.add_(1).clone()
-case inference_mode: REFUSED, says=(trial._INFERENCE_MODE.rewrite,)
+case inference_mode: REFUSED, says=(trial._INFERENCE_MODE.rewrite,), whole=True
     scale = torch.inference_mode()(torch.square)(net.b.weight).mean()  # here
     return h + scale
 rewrite no_gradients:

@@ -80,7 +80,7 @@ case data_of_an_activation_assigned: EITHER
     v = h * 1
     v.data = v.data * 3  # here
     return v
-case data_of_an_activation_filled: EITHER, says=(trial._DATA.rewrite,), own_losses=True
+case data_of_an_activation_filled: EITHER, says=(trial._DATA.rewrite,), own_losses=True, whole=True
     v = h.tanh()
     v.data[:, 0] = 0.5  # here
     return v
@@ -88,7 +88,7 @@ rewrite data_of_a_copy_filled:
     v = h.tanh().clone()
     v.data[:, 0] = 0.5
     return v
-case straight_through_by_data: EQUAL
+case straight_through_by_data: EQUAL, whole=True
     w = net.b.weight
     return h * (w + (torch.sign(w.data) - w).detach())
 case data_of_a_buffer_changed: EQUAL, given(mean=lambda: torch.zeros(4)), whole=True
@@ -103,7 +103,7 @@ case made_in_float64: EQUAL, whole=True
     finally:
         torch.set_default_dtype(torch.float32)
     return h + (made - 1e8).to(h.dtype)
-built inputs_of_float64: EQUAL | TOLD, notice="float64"
+built inputs_of_float64: EQUAL | TOLD, notice="float64", whole=True
     return _of_dtype(torch.float64)
 built inputs_of_float16: EQUAL, whole=True
     return _of_dtype(torch.float16)
@@ -118,7 +118,7 @@ built evaluation_of_a_transformer_with_norm_first: EQUAL, also=predicts, whole=T
     return _sequence(lambda: nn.TransformerEncoderLayer(4, 2, 8, 0.0, batch_first=True, norm_first=True))
 built evaluation_of_an_lstm_with_projection: EQUAL, also=predicts, whole=True
     return _sequence(lambda: nn.LSTM(4, 8, proj_size=4, batch_first=True))
-built model_in_bfloat16_with_momentum: EQUAL | TOLD, notice="differs from eager PyTorch by rounding"
+built model_in_bfloat16_with_momentum: EQUAL | TOLD, notice="differs from eager PyTorch by rounding", whole=True
     torch.manual_seed(0)
     x, y = points()
     setup = Setup(Outputs().bfloat16(), (x.bfloat16(), y.bfloat16()), "mse")

@@ -46,7 +46,7 @@ case distribution_that_validates: EQUAL, whole=True
     return h + Normal(h, h.square() + 1).log_prob(torch.zeros_like(h))
 case covariance_with_weights_and_correlation: EQUAL, whole=True
     return h @ torch.cov(h.T, aweights=torch.tensor([1.0, 2.0, 1.0, 0.5])) + h @ torch.corrcoef(h.T)
-case gaussian_likelihood: EQUAL
+case gaussian_likelihood: EQUAL, whole=True
     return h + functional.gaussian_nll_loss(h, torch.zeros_like(h), h.square() + 0.1)
 case batch_norm_without_momentum: EQUAL | TOLD, WITHOUT_MOMENTUM, notice="by rounding: the buffer norm.running_"
     return net.norm(h)
@@ -59,7 +59,7 @@ built gradient_penalty: EQUAL
         (slope,) = torch.autograd.grad(u.sum(), x, create_graph=True)
         return functional.mse_loss(u, y) + (slope.norm(dim=1) - 1).square().mean(), u
     return made(forward, net=_network)
-built derivative_as_the_output: EQUAL
+built derivative_as_the_output: EQUAL, whole=True
     def forward(model, x):
         x.requires_grad_(True)
         return torch.autograd.grad(model.net(x).sum(), x, create_graph=True)[0].sum(1)
@@ -69,7 +69,7 @@ case both_kinds_of_checkpoint: EQUAL, given(layers=_layers), whole=True
     h = checkpoint_sequential(net.layers, 2, h, use_reentrant=False)
     h = checkpoint_sequential(net.layers, 2, h, use_reentrant=True)
     return checkpoint(torch.tanh, h, use_reentrant=False)
-case order_in_an_integer_buffer: EQUAL, given(order=lambda: torch.tensor([2, 0, 1, 3]))
+case order_in_an_integer_buffer: EQUAL, given(order=lambda: torch.tensor([2, 0, 1, 3])), whole=True
     return h[:, net.order.flip(0).tolist()]
 case sizes_in_an_integer_buffer: EQUAL, given(sizes=lambda: torch.tensor([1, 3])), whole=True
     return torch.cat([part * 2 for part in h.split(net.sizes.tolist(), 1)], 1)
