@@ -172,13 +172,13 @@ def tilestat_command(as_json: bool, **asked: Any) -> None:
       sambasim tilestat out/digits/digits.pef --arch sn10 --num-tiles 2
       sambasim tilestat digits --json
     """
-    from sambasim.commands.question import predicted, question_of
+    from sambasim.commands.question import predicted_alone, question_of
     from sambasim.report.formats import tilestat, tilestat_view
     from sambasim.report.tables import json_line
 
     question = question_of(replicas="1", **asked)
     with phases(quiet=as_json) as on_phase:
-        (prediction,) = predicted(question, on_phase, one_device=True)
+        prediction = predicted_alone(question, on_phase, one_device=True)
     answer(as_json, lambda: json_line(tilestat(prediction)), lambda: tilestat_view(prediction))
 
 

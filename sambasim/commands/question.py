@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -88,7 +88,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class _Subject:
-    """A program for each requested batch size, and how it was compiled. `recomputed` captures a model again so."""
+    """A program for each graph and asked batch size, and how it was compiled. `recomputed`: captures a model anew."""
 
     programs: Sequence[tuple[int, Program]]
     arch: str
@@ -149,6 +149,16 @@ def predicted(question: Question, on_phase: OnPhase, *, one_device: bool = False
     return predictions
 
 
+def predicted_alone(question: Question, on_phase: OnPhase, *, one_device: bool = False) -> Prediction:
+    """For one batch size. Raises as `predicted`, and OptionError for a PEF of several graphs."""
+    prediction, *others = predicted(question, on_phase, one_device=one_device)
+    if others:
+        subject = question.subject
+        what = f"{subject} has several graphs, and this command predicts one"
+        raise OptionError(what, remedy=f"sambasim simulate {shlex.quote(subject)} predicts each of them")
+    return prediction
+
+
 def _check_as_compiled(question: Question, program: Program) -> None:
     """Raises OptionError for what is predicted of replicas of one rank only."""
     name, level = question.subject, question.level
@@ -177,7 +187,11 @@ def several_replicas(program: Program, asked: Sequence[int]) -> bool:
 def _of_pef(question: Question) -> _Subject:
     document = read(locate(question.subject, question.output_folder))
     program, compiled = document.program, document.compile_options
-    programs = [(size, program) for size in question.batch_sizes or (program.batch_size,)]
+    graphs = [program]
+    if document.further:
+        named = ((name, graph.program) for name, graph in document.graphs.items())
+        graphs = [replace(graph, name=f"{program.name}, graph {name}") for name, graph in named]
+    programs = [(size, graph) for graph in graphs for size in question.batch_sizes or (graph.batch_size,)]
     tiles, level = compiled.get("num_tiles"), _level_of(compiled.get("opt_level"))
     training = document.training_defaults.get("training")
     stored = training.get("accumulation_steps") if program.training and isinstance(training, dict) else None

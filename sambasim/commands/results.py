@@ -52,7 +52,7 @@ def predicted_texts(
     question: "Question", page: Path | None, tables: Path | None, run: Path | None, on_phase: "OnPhase"
 ) -> dict[Path, str]:
     """What is predicted, with the measurements of a `run` of the PEF, by file."""
-    from sambasim.commands.question import is_model, predicted
+    from sambasim.commands.question import is_model, predicted_alone
     from sambasim.report.formats import section_report_csv, summary_json
     from sambasim.report.page import predicted_page
     from sambasim.simulation.sync import SyncPath
@@ -73,7 +73,7 @@ def predicted_texts(
         remedy = f"give the PEF that was run, or a page of the run alone: sambasim report {run} --html FILE"
         raise OptionError(what, remedy=remedy)
     name = str(pef or subject)
-    (prediction,) = predicted(replace(question, subject=name, replicas=sorted(question.replicas)), on_phase)
+    prediction = predicted_alone(replace(question, subject=name, replicas=sorted(question.replicas)), on_phase)
     step = prediction.steps[SyncPath.RDU][0]
     if tables is not None and step.several_ranks:
         what = f"--tables is for replicas of one rank, and those of {name} have several"

@@ -33,6 +33,7 @@ from sambasim.ir.verify import verify
 from sambasim.pef.archive import (
     LARGEST_MANIFEST_BYTES,
     NOT_OURS,
+    WEIGHTS,
     Archive,
     Layout,
     Rule,
@@ -155,6 +156,9 @@ def _verify(document: PefDocument) -> None:
     """Raises InternalError for a wrong program, and for graphs that disagree about a weight."""
     for graph in document.graphs.values():
         verify(graph.program)
+    for name, further in document.further.items():
+        if unknown := set(further.own).difference(further.program.names_of(*WEIGHTS)):
+            raise InternalError(f"the graph {name} has no weight {min(unknown)}, which it is to have of its own")
     _ = document.stored
 
 

@@ -21,6 +21,7 @@ from sambasim.data.datasets import open_file
 from sambasim.errors import UserError
 from sambasim.hardware.spec import load_cluster, load_device, shipped_text
 from sambasim.options.compile import compile_options, options_and_notes
+from sambasim.pef.files import join
 from sambasim.runtime.values.memory import load_weights
 from tests.faults.command import sambasim
 from tests.fuzz.mutate import edit_json, mutate_bytes, mutate_json, to_bytes
@@ -90,7 +91,10 @@ def _pefs(folder: Path) -> Sequence[Path]:
         f"{_DENSE} --inference --pef-name guess",
         f"{_GPT} --data-parallel --o1 --pef-name gpt",
     )
-    return [folder / "out" / name / f"{name}.pef" for name in ("dense", "guess", "gpt")]
+    made = {name: folder / "out" / name / f"{name}.pef" for name in ("dense", "guess", "gpt")}
+    several = folder / "several.pef"
+    join(several, {name: made[name] for name in ("dense", "guess")})
+    return [*made.values(), several]
 
 
 def _edit_manifest(random: Random, data: bytes) -> bytes:

@@ -10,16 +10,18 @@ import torch
 from torch import Tensor, nn
 
 from sambasim import samba
+from sambasim.commands.question import predicted, predicted_alone, question_of
 from sambasim.commands.run import checked_pef
 from sambasim.compiler.capture.step import tensors_in
 from sambasim.errors import DataError, InternalError, ModelError, OptionError, PefError, SambasimError
 from sambasim.ir.types import TensorType
 from sambasim.options.run import RunOptions
-from sambasim.pef import peek, read
+from sambasim.pef import peek, read, write
 from sambasim.report.inspect import contents
 from sambasim.runtime.machine.communicator import single_rank
 from sambasim.samba.session import session
 from sambasim.samba.utils import trace_graph
+from sambasim.simulation.sync import SyncPath
 from tests.samba.harness import PefOf, equal, imported, layer_batch, refused, seeded, with_sgd
 
 BATCH = 2
@@ -178,8 +180,15 @@ def test_the_file_lists_the_graphs_and_stores_weights_once(pef: str) -> None:
     other = replace(token, program=replace(token.program, symbols=symbols))
     with pytest.raises(InternalError, match=r"bias is float32\[8\], and float32\[9\] in the graph token"):
         _ = replace(document, further={"token": other}).stored
+    with pytest.raises(InternalError, match="the graph token has no weight head, which it is to have of its own"):
+        write(path, replace(document, further={"token": replace(token, own=("head",))}), {})
     with pytest.raises(OptionError, match="the PEF sums has several graphs, and sambasim run takes one"):
         checked_pef(RunOptions(pef=pef), path.parent, single_rank("here"), ["sambasim", "run"])
+    predictions = predicted(question_of(pef, batch_sizes="2,4"), lambda phase: None)
+    names = [(one.program.name, one.steps[SyncPath.RDU][0].batch_size) for one in predictions]
+    assert names == [(f"sums, graph {graph}", size) for graph in ("prompt", "token") for size in (2, 4)]
+    with pytest.raises(OptionError, match="has several graphs, and this command predicts one"):
+        predicted_alone(question_of(pef), lambda phase: None)
 
 
 def compile_nothing() -> None:
