@@ -185,8 +185,8 @@ def test_the_file_lists_the_graphs_and_stores_weights_once(pef: str) -> None:
     with pytest.raises(OptionError, match="the PEF sums has several graphs, and sambasim run takes one"):
         checked_pef(RunOptions(pef=pef), path.parent, single_rank("here"), ["sambasim", "run"])
     predictions = predicted(question_of(pef, batch_sizes="2,4"), lambda phase: None)
-    names = [(one.program.name, one.steps[SyncPath.RDU][0].batch_size) for one in predictions]
-    assert names == [(f"sums, graph {graph}", size) for graph in ("prompt", "token") for size in (2, 4)]
+    each = [(one.program.name, one.steps[SyncPath.RDU][0].batch_size) for one in predictions]
+    assert each == [(f"sums, graph {graph}", size) for graph in ("prompt", "token") for size in (2, 4)]
     with pytest.raises(OptionError, match="has several graphs, and this command predicts one"):
         predicted_alone(question_of(pef), lambda phase: None)
 
