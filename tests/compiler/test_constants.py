@@ -28,9 +28,10 @@ class Scattered(Net):
         super().__init__()
         self.scales = [torch.tensor([2.0, 2.0, 3.0]), torch.tensor([3.0, 2.0, 3.0])]
         self.named = {"scale": [torch.tensor([4.0, 2.0, 3.0])]}
+        self.scales_1 = torch.tensor([5.0, 2.0, 3.0])
 
     def loss_of(self, y: Tensor) -> Tensor:
-        return super().loss_of(y * SCALE * self.scales[1] * self.named["scale"][0])
+        return super().loss_of(y * SCALE * self.scales[1] * self.named["scale"][0] * self.scales_1)
 
 
 class Asked(Scattered):
@@ -42,13 +43,13 @@ class Asked(Scattered):
 
 
 def test_tensors_that_no_module_has_are_constants_also_where_values_are_asked_for() -> None:
-    assert constants(built(Scattered())) == {
-        "scattered__SCALE": [1.0, 2.0, 3.0],
-        "scattered__scales_1": [3.0, 2.0, 3.0],
-        "scattered__named_scale_0": [4.0, 2.0, 3.0],
-    }
+    found = constants(built(Scattered()))
+    assert found["scattered__SCALE"] == [1.0, 2.0, 3.0]
+    assert found["scattered__named_scale_0"] == [4.0, 2.0, 3.0]
+    # Of scales[1] and scales_1.
+    assert sorted(found[f"scattered__scales_1{end}"] for end in ("", "_1")) == [[3.0, 2.0, 3.0], [5.0, 2.0, 3.0]]
     asked = constants(built(Asked())).values()
-    assert sorted(asked) == [[1.0, 2.0, 3.0], [2.0, 2.0, 3.0], [3.0, 2.0, 3.0], [4.0, 2.0, 3.0]]
+    assert sorted(asked) == [[number, 2.0, 3.0] for number in (1.0, 2.0, 3.0, 4.0, 5.0)]
 
 
 class Kept(Net):

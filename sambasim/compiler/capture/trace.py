@@ -23,6 +23,7 @@ from sambasim.compiler.capture.explain import SHAPE, tracer_error
 from sambasim.compiler.capture.recording import source_line
 from sambasim.compiler.capture.tensors import Widened, order_to_restore
 from sambasim.compiler.capture.trial import nothing_lost, tied_once, tracing, trial, with_values
+from sambasim.compiler.names import UniqueNames
 from sambasim.errors import CaptureError
 
 
@@ -150,11 +151,13 @@ def _described(module: fx.GraphModule, names: Mapping[int, str]) -> CapturedGrap
     output = next(iter(reversed(graph.nodes)))
     described = zip(output.args[0], output.meta["desc"], strict=True)
     outputs = tuple((value, _role(description)) for value, description in described if value is not None)
-    constants: dict[str, Tensor] = {}
+    constants, unique, targets = dict[str, Tensor](), UniqueNames(), dict[int, str]()
     for node in graph.find_nodes(op="get_attr"):
         value = attrgetter(node.target)(module)
         if isinstance(value, Tensor):
-            node.target = names.get(id(value), node.target)
+            if id(value) not in targets:
+                targets[id(value)] = unique.take(names.get(id(value), node.target))
+            node.target = targets[id(value)]
             constants[node.target] = value
     # A trace of torch.vmap takes values of this call for constants.
     if any(map(torch._C._functorch.is_functorch_wrapped_tensor, constants.values())):
