@@ -1,7 +1,8 @@
 """Tensors that no module has: constants of the program, or refused with the line that reads them."""
 
 from collections.abc import Callable
-from functools import partial
+from concurrent.futures import Future
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -134,6 +135,26 @@ class OfParallel(Net):
         return super().loss_of(PARALLEL(y))
 
 
+@lru_cache
+def cached(number: int) -> nn.Module:
+    return LAYERS[number]
+
+
+class OfCache(Net):
+    def loss_of(self, y: Tensor) -> Tensor:
+        return super().loss_of(cached(1)(cached(0)(y)))
+
+
+FUTURE: Future[nn.Module] = Future()
+
+
+class OfFuture(Net):
+    """Where no search for what a call may change arrives."""
+
+    def loss_of(self, y: Tensor) -> Tensor:
+        return super().loss_of(FUTURE.result()(y))
+
+
 @pytest.mark.parametrize(
     ("build", "holder", "weight"),
     [
@@ -147,12 +168,17 @@ class OfParallel(Net):
         (OfHolder, "the parameters of Holder.layers[0] (", LAYERS[0].weight),
         (OfPartial, "the parameters of CALL[0] (", LAYERS[0].weight),
         (OfParallel, "the parameters of PARALLEL (", LAYERS[0].weight),
+        (OfCache, "the parameters of cached(0) (", LAYERS[0].weight),
+        (OfFuture, "a parameter (", LAYERS[0].weight),
     ],
 )
 @pytest.mark.parametrize("inference", [False, True])
 def test_what_could_train_and_is_none_of_the_models_is_a_constant_and_told_once(
     build: Callable[[], Net], holder: str, weight: Tensor, inference: bool
 ) -> None:
+    if not FUTURE.done():
+        FUTURE.set_result(LAYERS)
+    _ = cached(0), cached(1)
     optimizer = None if inference else {"name": "sgd"}
     options = net_options(Path("out"), inference=inference, optimizer=optimizer, training={"batch_size": 4})
     made = built(build(), options=options)

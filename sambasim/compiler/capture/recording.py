@@ -75,6 +75,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
     def __init__(self, named: Mapping[str, Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's, untyped
         self.ops: list[Op] = []
+        self.foreign: dict[str, Tensor] = {}  # by label what could be trained, and is none of the model's
         self.function, self.seeded = "", False
         self.made_elements = self.made_bytes = 0
         self._labels = {_storage(tensor): label for label, tensor in named.items() if is_dense(tensor)}
@@ -172,8 +173,9 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
         asks = not _ASKING.isdisjoint(func.tags) or func is torch.ops.aten._pack_padded_sequence.default
         if func is torch.ops.aten.index.Tensor:  # by numbers its shape is known
             asks = any(tensor.dtype in (torch.bool, torch.uint8) for tensor in tensors)
-        leaves_to_train = (self.label(tensor) for tensor in tensors if tensor.requires_grad and tensor.is_leaf)
+        leaves_to_train = {self.label(tensor): tensor for tensor in tensors if tensor.requires_grad and tensor.is_leaf}
         foreign = tuple(label for label in leaves_to_train if not is_named(label))
+        self.foreign |= {label: leaves_to_train[label] for label in foreign}
         made_of = self.made_of(tensors) if not is_random and not draws_from else None
         line = running_line(is_obstacle=asks or bool(labels or foreign))
         self.ops.append(Op(func, text, labels, self.function, line, asks, draws_from, foreign, made_of))

@@ -141,6 +141,11 @@ def _children(name: str, thing: Any) -> Iterator[_Child]:
         yield from ((name, None, None, part) for part in gc.get_referents(thing))
     elif isinstance(thing, functools._lru_cache_wrapper):
         yield name, None, None, thing.__wrapped__
+        held = gc.get_referents(thing)  # each result behind its key, or in a dictionary by it
+        pairs = [*itertools.pairwise(held), *(pair for one in held if type(one) is dict for pair in one.items())]
+        for key, network in [pair for pair in pairs if isinstance(pair[1], nn.Module)]:
+            given = (str(one) for one in (key if isinstance(key, tuple) else (key,)) if isinstance(one, LEAVES))
+            yield f"{name}({', '.join(given)})", None, None, network
     elif isinstance(thing, types.FunctionType):
         yield from _of_function(thing)
     elif isinstance(thing, type):

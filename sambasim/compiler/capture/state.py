@@ -233,8 +233,9 @@ class Observer:
                 outputs = step(*given)
             if isinstance(step, TrainingStep):
                 check_loss(loss_in(outputs), self._loss, any_shape=step.losses is not None)
-                leaves = (one for one in self._named.values() if one.requires_grad and one.is_leaf)
-                gradients = [(leaf, "grad", None) for leaf in leaves]  # they have theirs again
+                leaves = [one for one in self._named.values() if one.requires_grad and one.is_leaf]
+                held = {id(one): one for one in (*leaves, *recording.foreign.values())}.values()
+                gradients = [(leaf, "grad", None) for leaf in held]  # they have theirs again
                 with eagerly(step, given), quiet(), with_values(gradients), recording:
                     torch.autograd.backward(loss_in(outputs).sum())
             recording.check_generator()
