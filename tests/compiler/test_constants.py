@@ -145,6 +145,14 @@ class OfCache(Net):
         return super().loss_of(cached(1)(cached(0)(y)))
 
 
+NORM = nn.BatchNorm1d(3).eval()
+
+
+class OfNorm(Net):
+    def loss_of(self, y: Tensor) -> Tensor:
+        return super().loss_of(NORM(y))
+
+
 FUTURE: Future[nn.Module] = Future()
 
 
@@ -169,6 +177,7 @@ class OfFuture(Net):
         (OfPartial, "the parameters of CALL[0] (", LAYERS[0].weight),
         (OfParallel, "the parameters of PARALLEL (", LAYERS[0].weight),
         (OfCache, "the parameters of cached(0) (", LAYERS[0].weight),
+        (OfNorm, "the parameters of NORM (", NORM.weight),
         (OfFuture, "a parameter (", LAYERS[0].weight),
     ],
 )

@@ -7,7 +7,7 @@ import linecache
 import os
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from traceback import extract_tb
@@ -151,8 +151,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
         leaves = tree_leaves((args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         text = f"{func} {[self.form(leaf) if isinstance(leaf, Tensor) else _text(leaf) for leaf in leaves]}"
-        changed = written(func, args, kwargs, () if "backward" in func.__name__ else RUNNING)
-        writes = [tensor for tensor in changed if not self.label(tensor).startswith("%")]
+        writes = [tensor for tensor in written(func, args, kwargs) if not self.label(tensor).startswith("%")]
         for tensor in writes:
             self._save(tensor)
         draws_from = any(isinstance(leaf, torch.Generator) and leaf is not torch.default_generator for leaf in leaves)
@@ -222,14 +221,13 @@ def is_dense(value: object) -> TypeGuard[Tensor]:
     return isinstance(value, Tensor) and value.layout is torch.strided
 
 
-def written(
-    func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], undeclared: Collection[str]
-) -> Iterator[Tensor]:
-    """The tensors that a call of `func` writes to, by its schema, and those of its arguments in `undeclared`."""
-    for index, argument in enumerate(func._schema.arguments):
-        value = args[index] if index < len(args) else kwargs.get(argument.name)
+def written(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[Tensor]:
+    """The tensors that a call of `func` writes to, by its schema, or as batch_norm does in training."""
+    given = {argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)} | {**kwargs}
+    undeclared = RUNNING if given.get("training") and "backward" not in func.__name__ else ()
+    for argument in func._schema.arguments:
         if argument.name in undeclared or (argument.alias_info is not None and argument.alias_info.is_write):
-            yield from (leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor))
+            yield from (leaf for leaf in tree_leaves(given.get(argument.name)) if isinstance(leaf, Tensor))
 
 
 def digest_of(tensor: Tensor) -> str:
