@@ -13,7 +13,7 @@ Importing it imports torch, and no MPI.
 """
 
 from sambasim.samba import nn, optim, test, utils
-from sambasim.samba.functional import addmm, operator, operators, randint, randn, triu_fill
+from sambasim.samba.functional import addmm, operator, operators, triu_fill
 from sambasim.samba.inputs import SambaLoader, install_sampler_of_one_replica
 from sambasim.samba.models import from_torch_model_, install_attributes, lazy_param, materialize
 from sambasim.samba.notices import is_internal, patched_torch
@@ -30,6 +30,8 @@ __all__ = [
     "from_torch_model_", "from_torch_tensor", "is_internal", "lazy_param", "materialize", "nn", "optim",
     "patched_torch", "randint", "randn", "session", "test", "to_torch", "triu_fill", "utils",
 ]  # fmt: skip
+
+tensor, trace = operator("tensor"), operator("trace")  # torch's, in place of our modules of these names
 
 install_attributes()
 install_sampler_of_one_replica()

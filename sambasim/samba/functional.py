@@ -4,6 +4,7 @@ Functions that make a tensor (`samba.zeros`) also take a name and a batch dimens
 """
 
 import functools
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
@@ -12,31 +13,36 @@ import torch.nn.functional
 from torch import Tensor
 
 from sambasim.compiler.capture.trial import is_tracing
-from sambasim.errors import DataError, OptionError
-from sambasim.samba.notices import KeywordError, checks_keywords, no_such_name
+from sambasim.errors import OptionError
+from sambasim.samba.notices import checks_keywords, no_such_name
 from sambasim.samba.process import app_error
 from sambasim.samba.tensor import SambaTensor, from_torch_tensor
 
-__all__ = ["addmm", "randint", "randn", "sn_imm", "sn_iteridx", "sn_select", "sn_zipmapreduce", "triu_fill"]
+__all__ = ["addmm", "sn_imm", "sn_iteridx", "sn_select", "sn_zipmapreduce", "triu_fill"]
 
 _MAKERS = (
-    "arange", "empty", "empty_like", "eye", "full", "full_like", "linspace", "logspace", "normal", "ones", "ones_like",
-    "rand", "rand_like", "randint_like", "randn_like", "randperm", "zeros", "zeros_like",
+    "arange", "as_tensor", "asarray", "bartlett_window", "blackman_window", "empty", "empty_like", "empty_permuted",
+    "empty_strided", "eye", "from_file", "from_numpy", "frombuffer", "full", "full_like", "hamming_window",
+    "hann_window", "kaiser_window", "linspace", "logspace", "normal", "ones", "ones_like", "rand", "rand_like",
+    "randint", "randint_like", "randn", "randn_like", "randperm", "range", "scalar_tensor", "tensor", "tril_indices",
+    "triu_indices", "zeros", "zeros_like",
 )  # fmt: skip
 """Functions of torch that make a tensor."""
 
-_KEYWORDS = (
-    "base", "device", "dtype", "end", "fill_value", "generator", "high", "input", "layout", "low", "m", "mean",
-    "memory_format", "n", "out", "pin_memory", "size", "start", "std", "step", "steps",
-)  # fmt: skip
-"""Keywords of these functions, each of some of them."""
+
+def _keywords(maker: str) -> list[str]:
+    """Those of torch's schemas for it, and what makers without a schema take."""
+    packet = getattr(torch.ops.aten, maker, None)
+    schemas = [getattr(packet, overload)._schema for overload in packet.overloads()] if packet else []
+    others = {"buffer", "copy", "count", "input", "obj", "offset", "pin_memory"}
+    return sorted(others.union(argument.name for schema in schemas for argument in schema.arguments) - {"self", "t"})
 
 
 def _naming(function: Callable[..., Tensor]) -> Callable[..., SambaTensor]:
     """`function` of torch that returns a SambaTensor, and also takes its description, and `shape` for `size`."""
     called = function.__name__
 
-    @checks_keywords(f"samba.{called}", _KEYWORDS)
+    @checks_keywords(f"samba.{called}", _keywords(called))
     def make(
         *arguments: Any,
         name: str | None = None,
@@ -50,11 +56,7 @@ def _naming(function: Callable[..., Tensor]) -> Callable[..., SambaTensor]:
     ) -> SambaTensor:
         if shape is not None:
             torch_options["size"] = tuple(shape)
-        try:
-            tensor = function(*arguments, **torch_options)
-        except TypeError as error:
-            what = f"AP04: wrong arguments of samba.{called}: {str(error).splitlines()[0]}"
-            raise app_error(KeywordError, what, f"give it the arguments of torch.{called}") from error
+        tensor = function(*arguments, **torch_options)
         if is_tracing():  # the tensor stays plain
             return cast(SambaTensor, tensor)
         named = from_torch_tensor(tensor, name, batch_dim, named_dims, sized_dims, region_name)
@@ -65,10 +67,6 @@ def _naming(function: Callable[..., Tensor]) -> Callable[..., SambaTensor]:
     make.__name__ = make.__qualname__ = called
     make.__doc__ = f"torch.{called} as a SambaTensor, which also takes the arguments of SambaTensor."
     return make
-
-
-randn = _naming(torch.randn)
-randint = _naming(torch.randint)
 
 
 @checks_keywords()
@@ -84,25 +82,20 @@ def addmm(
 ) -> Tensor:
     """`beta * input + alpha * (mat1 @ mat2)`: mat1 is [..., n, m], mat2 is [..., m, p], or [..., p, m] with
     `is_transposed`. Their leading dimensions broadcast, and `input` to the result, [..., n, p]; with beta 0 its values
-    do not count. Raises DataError for operands that do not fit."""
-    try:
-        second = mat2.mT if is_transposed else mat2
-        if mat1.ndim <= 2 and second.ndim <= 2:
-            return torch.addmm(input, mat1, second, beta=beta, alpha=alpha, out=out)
-        lead = torch.broadcast_shapes(mat1.shape[:-2], second.shape[:-2])  # type: ignore[no-untyped-call]  # torch's
-        shape = (*lead, mat1.shape[-2], second.shape[-1])
-        if second.ndim == 2:  # one matrix for all rows, as in a linear layer
-            start = input if input.ndim < 2 else input.expand(shape).flatten(0, -2)
-            result = torch.addmm(start, mat1.flatten(0, -2), second, beta=beta, alpha=alpha)
-        else:
-            stacks = [one.expand(*lead, *one.shape[-2:]).flatten(0, -3) for one in (mat1, second)]
-            result = torch.baddbmm(input.expand(shape).flatten(0, -3), *stacks, beta=beta, alpha=alpha)
-        result = result.view(shape)
-        return result if out is None else torch.mul(result, 1, out=out)
-    except (IndexError, RuntimeError) as error:
-        what = f"wrong operands of samba.addmm: {str(error).splitlines()[0]}"
-        remedy = "mat1 is [..., n, m], mat2 [..., m, p], or [..., p, m] with is_transposed=True, and input [..., n, p]"
-        raise app_error(DataError, what, remedy) from error
+    do not count."""
+    second = mat2.mT if is_transposed else mat2
+    if mat1.ndim == second.ndim == 2 or min(mat1.ndim, second.ndim) < 2:
+        return torch.addmm(input, mat1, second, beta=beta, alpha=alpha, out=out)
+    lead = torch.broadcast_shapes(mat1.shape[:-2], second.shape[:-2])  # type: ignore[no-untyped-call]  # torch's
+    shape = (*lead, mat1.shape[-2], second.shape[-1])
+    if second.ndim == 2:  # one matrix for all rows, as in a linear layer
+        start = input if input.ndim < 2 else input.expand(shape).flatten(0, -2)
+        result = torch.addmm(start, mat1.flatten(0, -2), second, beta=beta, alpha=alpha)
+    else:
+        stacks = [one.expand(*lead, *one.shape[-2:]).flatten(0, -3) for one in (mat1, second)]
+        result = torch.baddbmm(input.expand(shape).flatten(0, -3), *stacks, beta=beta, alpha=alpha)
+    result = result.view(shape)
+    return result if out is None else torch.mul(result, 1, out=out)
 
 
 @checks_keywords()
@@ -153,15 +146,15 @@ def sn_zipmapreduce(
     return reductions[reduce_func.upper()](mapped, [*over])
 
 
-def _either(of_torch: Callable[..., Any], functional: Callable[..., Any]) -> Callable[..., Any]:
-    """`of_torch`; and `functional`, of the same name in torch.nn.functional, for arguments that only this takes."""
+def _either(functional: Callable[..., Any], of_torch: Callable[..., Any]) -> Callable[..., Any]:
+    """`functional` of torch.nn.functional; and `of_torch`, of the same name, for arguments that only this takes."""
 
     @functools.wraps(functional)
     def call(*arguments: Any, **options: Any) -> Any:
         try:
-            return of_torch(*arguments, **options)
-        except (RuntimeError, TypeError):  # the second also for tensors in another order, as in torch.embedding
             return functional(*arguments, **options)
+        except (RuntimeError, TypeError):  # the first for tensors in another order, as in torch.embedding
+            return of_torch(*arguments, **options)
 
     return call
 
@@ -170,20 +163,18 @@ def _either(of_torch: Callable[..., Any], functional: Callable[..., Any]) -> Cal
 def operators() -> Mapping[str, Callable[..., Any]]:
     """Every function of `samba` by name: those of `torch` and `torch.nn.functional` (both if they differ), those that
     make a tensor, and SambaFlow's own."""
-    overridable = torch.overrides.get_overridable_functions()
-    of_functional = (*overridable[torch.nn.functional], torch.nn.functional.hardsigmoid, torch.nn.functional.hardswish)
-    known = {*overridable[torch], *overridable[torch.functional], *of_functional}
-    named = {
-        name: function
-        for module in (torch.nn.functional, torch)
-        for name, function in vars(module).items()
-        if not name.startswith("_") and callable(function) and function in known
+    names = {*dir(torch._C._VariableFunctions), *torch.functional.__all__}  # its functions in C++ and in Python
+    of_torch = {name: getattr(torch, name) for name in names if name[0] != "_" and hasattr(torch, name)}
+    modules = ("torch.nn.functional", "torch._C._nn")
+    of_functional = {
+        name: one
+        for name, one in vars(torch.nn.functional).items()
+        if name[0] != "_" and inspect.isroutine(one) and one.__module__ in modules
     }
-    others = {name: vars(torch.nn.functional).get(name) for name in named}
-    both = {name: _either(named[name], one) for name, one in others.items() if one in known and one is not named[name]}
+    other = of_functional.keys() & of_torch.keys() - {"sigmoid", "tanh"}  # which only call torch's
+    both = {name: _either(of_functional[name], of_torch[name]) for name in other}
     makers = {name: _naming(getattr(torch, name)) for name in _MAKERS}
-    own = {"addmm": addmm, "randint": randint, "randn": randn, "triu_fill": triu_fill}
-    return {**named, **both, **makers, **own}
+    return {**of_functional, **of_torch, **both, **makers, "addmm": addmm, "triu_fill": triu_fill}
 
 
 def operator(name: str) -> Callable[..., Any]:

@@ -116,7 +116,7 @@ class SambaTensor(Tensor):
         """An `sn_grad` that is set on this output, or on `float()` of it, is kept in `gradients` from now on."""
         self._sn_grads = gradients
 
-    def _copy_description(self, other: "SambaTensor") -> None:
+    def _copy_description(self, other: Tensor) -> None:
         vars(self).update({name: value for name, value in vars(other).items() if name in _DESCRIPTION})
 
     def backward(self, *args: Any, **keywords: Any) -> None:
@@ -131,19 +131,21 @@ class SambaTensor(Tensor):
     def __torch_function__(
         cls, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        kwargs = kwargs or {}
         try:
-            result = super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]  # torch's, untyped
+            result = super().__torch_function__(func, types, args, kwargs)  # type: ignore[no-untyped-call]  # torch's, untyped
         except (IndexError, RuntimeError, TypeError) as error:
             if func in _OF_ELEMENTS and isinstance(args[0], SambaTensor) and _is_single_output(args[0]):
-                return super().__torch_function__(func, types, (args[0].reshape(1), *args[1:]), kwargs or {})  # type: ignore[no-untyped-call]  # likewise
-            if (longer := _short_as_long(func, args)) is not args:
-                return func(*longer, **(kwargs or {}))
-            lazy = next((one for one in args if isinstance(one, SambaTensor) and one.is_meta), None)
+                return super().__torch_function__(func, types, (args[0].reshape(1), *args[1:]), kwargs)  # type: ignore[no-untyped-call]  # likewise
+            given = (args, kwargs)
+            if (longer := _short_as_long(func, given)) is not given:
+                return func(*longer[0], **longer[1])
+            lazy = next((one for one in tree_leaves(given) if isinstance(one, SambaTensor) and one.is_meta), None)
             if lazy is not None and "meta" in str(error):
                 raise no_data(lazy, lazy.sn_name) from error
             raise
-        if func in _OTHER_FORMS and isinstance(result, SambaTensor) and isinstance(args[0], SambaTensor):
-            result._copy_description(args[0])
+        if func in _OTHER_FORMS and isinstance(result, SambaTensor):
+            result._copy_description((*args, *kwargs.values())[0])
         return result
 
     name = property(lambda self: self.sn_name, lambda self, name: setattr(self, "sn_name", name))
@@ -232,7 +234,9 @@ _OTHER_FORMS: frozenset[Callable[..., Any]] = frozenset(
     }
 )  # fmt: skip
 
-_OF_ELEMENTS: frozenset[Callable[..., Any]] = frozenset({Tensor.__getitem__, Tensor.__len__, Tensor.size})
+_OF_ELEMENTS: frozenset[Callable[..., Any]] = frozenset(
+    {Tensor.__getitem__, Tensor.__setitem__, Tensor.__len__, Tensor.size}
+)
 
 
 def _is_single_output(tensor: SambaTensor) -> bool:
@@ -240,13 +244,14 @@ def _is_single_output(tensor: SambaTensor) -> bool:
     return tensor._sn_grads is not None and tensor.ndim == 0
 
 
-def _short_as_long(function: Callable[..., Any], args: Sequence[Any]) -> Sequence[Any]:
-    """`args` with int16 SambaTensors as int64, which a session computes them as and torch needs for indices and labels;
-    `args` itself without any. What is written to or indexed, the first of `add_` or `__getitem__`, is left as it is."""
-    kept = args[:1] if function.__name__.endswith("_") else ()
-    others = args[len(kept) :]
-    short = {id(one) for one in tree_leaves(others) if isinstance(one, SambaTensor) and one.dtype is torch.int16}
-    return (*kept, *tree_map(lambda one: one.long() if id(one) in short else one, others)) if short else args
+def _short_as_long(function: Callable[..., Any], given: Any) -> Any:
+    """`given`, arguments by position and by keyword, with int16 SambaTensors as int64, which a session computes them as
+    and torch needs for indices and labels; `given` itself without any. The first of `add_`, which is written to, is
+    left as it is."""
+    written = given[0][:1] if function.__name__.endswith("_") else ()
+    short = {id(one) for one in tree_leaves(given) if isinstance(one, SambaTensor) and one.dtype is torch.int16}
+    short -= {id(one) for one in written}
+    return tree_map(lambda one: one.long() if id(one) in short else one, given) if short else given
 
 
 # torch.load reads checkpoints that contain SambaTensors.

@@ -52,6 +52,7 @@ _SOURCES: Mapping[str, str | tuple[str, ...]] = {
     "sambaflow.samba.nn.parameter": "sambasim.samba.nn",
     "sambaflow.samba.sambaloader": "sambasim.samba.inputs",
     "sambaflow.samba.sambatensor": "sambasim.samba.tensor",
+    "sambaflow.samba.tensor": "sambasim.samba.tensor",
     "sambaflow.samba.schema.snconfig": "sambasim.samba.utils.argparser",
     "sambaflow.samba.utils.benchmark_acc": "sambasim.samba.test",
     "sambaflow.samba.utils.dataset": ("sambasim.samba.utils.common", "dataset_transform", "prepare_dataloader"),
@@ -127,7 +128,8 @@ class Facade(ModuleType):
 
     def __call__(self, *arguments: object, **options: object) -> object:
         """Calls the object that has the name of the module: Python may have put either under `samba.lazy_param`."""
-        value = vars(_ours(self.__name__)).get(self.__name__.rpartition(".")[2])
+        package, _, name = self.__name__.rpartition(".")
+        value = getattr(_ours(package), name, None)
         if callable(value):
             return value(*arguments, **options)
         raise TypeError(f"{self.__name__} is a module, and not callable")

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from sambasim import samba
-from sambasim.samba import functional
 from sambasim.samba.notices import KeywordError, checks_keywords, nearest
 from sambasim.samba.session import session
 from sambasim.samba.utils.common import common_app_driver
@@ -82,16 +81,6 @@ def test_wrong_arguments_are_an_error_with_the_nearest_and_the_line(
 ) -> None:
     with refused(KeywordError, f"AP04: {re.escape(words)}", re.escape(remedy)):
         mistake()
-
-
-def test_every_maker_takes_the_keywords_of_torch() -> None:
-    for maker in (*functional._MAKERS, "randn", "randint"):
-        packet = getattr(torch.ops.aten, maker)
-        named = {one.name for overload in packet.overloads() for one in getattr(packet, overload)._schema.arguments}
-        of_torch = {"input" if name == "self" else name for name in named}
-        of_torch -= {"input"} if maker == "normal" else {"out"} if "_like" in maker else set()  # the Tensor's own
-        assert of_torch - {"requires_grad", "names"} <= {*functional._KEYWORDS}, maker
-    assert samba.ones(size=(2, 3), dtype=torch.float64, name="x").dtype is torch.float64
 
 
 def test_no_remedy_offers_what_a_pef_does_not_have() -> None:

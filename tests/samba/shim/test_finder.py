@@ -14,7 +14,7 @@ from sambasim.samba import shim
 from sambasim.samba.notices import AbsentNameError
 from sambasim.samba.shim import ABSENT, MODULES, ROOT, AbsentModuleError
 from sambasim.samba.shim.modules import ConvTilingMetadata, OrderedSet, TilingMetadata
-from tests.samba.harness import refused
+from tests.samba.harness import imported, refused
 from tests.support.mpi import run_job
 from tests.support.whole import whole_case
 
@@ -80,6 +80,11 @@ def test_a_function_and_its_module_of_the_same_name_can_both_be_called() -> None
     assert samba.materialize is module, "Python put it there when it was imported"
     tensor = samba.randn(2)
     assert samba.materialize(tensor) is module.materialize(tensor) is tensor
+    module = imported("samba.tensor")
+    assert module.SambaTensor is imported("samba.sambatensor").SambaTensor
+    for samba in (imported("samba"), import_module("sambasim.samba")):
+        assert samba.tensor([1, 2], name="x").tolist() == module([1, 2]).tolist() == [1, 2]
+        assert samba.trace(samba.eye(3)) == 3
     with pytest.raises(TypeError, match=r"sambaflow\.samba\.env is a module, and not callable"):
         samba.env()
 
