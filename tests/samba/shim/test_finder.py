@@ -82,9 +82,9 @@ def test_a_function_and_its_module_of_the_same_name_can_both_be_called() -> None
     assert samba.materialize(tensor) is module.materialize(tensor) is tensor
     module = imported("samba.tensor")
     assert module.SambaTensor is imported("samba.sambatensor").SambaTensor
-    for samba in (imported("samba"), import_module("sambasim.samba")):
-        assert samba.tensor([1, 2], name="x").tolist() == module([1, 2]).tolist() == [1, 2]
-        assert samba.trace(samba.eye(3)) == 3
+    for one in (samba, import_module("sambasim.samba")):
+        assert one.tensor([1, 2], name="x").tolist() == module([1, 2]).tolist() == [1, 2]
+        assert one.trace(one.eye(3)) == 3
     with pytest.raises(TypeError, match=r"sambaflow\.samba\.env is a module, and not callable"):
         samba.env()
 
