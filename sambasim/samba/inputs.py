@@ -86,7 +86,7 @@ def example_of(model: nn.Module, inputs: Inputs) -> Example:
 
 def _tensor(name: str, value: object) -> Tensor:
     if not isinstance(value, Tensor):
-        remedy = f"{name} = samba.from_torch_tensor(torch.as_tensor(…), name={name!r}, batch_dim=0)"
+        remedy = f"samba.from_torch_tensor(torch.as_tensor(…), name={name!r}, batch_dim=0); or None, for its default"
         raise type_error(DataError, f"the input {name} must be a tensor", value, remedy)
     return to_torch(value)
 

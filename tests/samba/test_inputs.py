@@ -122,6 +122,7 @@ CACHE: Any = [X, {"v": T, "k": X, "mask": None}]
         (nested, [x, (None, t)], [X, (None, T)], "x target"),
         (nested, [x, (None, t)], [t, x], "target x"),
         (nested, CACHE, [X, {"k": X, "v": T}], "x pair.k pair.v"),
+        (nested, CACHE, [X, T, X], "x pair.v pair.k"),
         (nested, CACHE, {"pair": {"k": X, "v": T}, "x": X}, "pair.k pair.v x"),
     ],
 )

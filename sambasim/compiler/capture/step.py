@@ -214,15 +214,15 @@ class Example(NamedTuple):
         defaults = {name: one.default for name, one in inspect.signature(model.forward).parameters.items()}
         empty = inspect.Parameter.empty
         constants = {name: one for name, one in defaults.items() if name not in called and one is not empty}
-        inputs: dict[str, str] = {}
-        for top in sorted(called, key=order.index):
-            for path, at in flat(called[top], top):
+        inputs: list[tuple[int, int, str]] = []
+        for top, value in called.items():
+            for path, at in flat(value, top):
                 at = at.index if isinstance(at, Whole) else at
                 if isinstance(at, int):
-                    inputs[path] = names[at]
+                    inputs.append((order.index(top), at, path))
                 else:
                     constants[path] = at.value if isinstance(at, Fixed) else None
-        return Places(order, inputs, constants)
+        return Places(order, {path: names[at] for _, at, path in sorted(inputs)}, constants)
 
 
 class _Step(nn.Module):
