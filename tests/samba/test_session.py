@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,6 @@ from torch import Tensor, nn
 from sambasim import samba
 from sambasim.errors import DataError, ModelError, OptionError
 from sambasim.pef import read
-from sambasim.samba import trace
 from sambasim.samba.session import session
 from sambasim.samba.utils import trace_graph
 from tests.samba.conftest import make_logreg, make_net
@@ -184,7 +184,11 @@ def test_a_model_that_does_what_was_compiled_is_not_captured_again(
     net_pef: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     captured: list[object] = []
-    monkeypatch.setattr(trace, "capture_and_compare", lambda document, asked, weights: captured.append(asked))
+    monkeypatch.setattr(
+        import_module("sambasim.samba.trace"),
+        "capture_and_compare",
+        lambda document, asked, weights: captured.append(asked),
+    )
     model, optimizer = make_net()
     trace_graph(model, net_batch(), optimizer, pef=net_pef)
     assert not captured
