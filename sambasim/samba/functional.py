@@ -3,10 +3,11 @@
 Functions that make a tensor (`samba.zeros`) also take a name and a batch dimension.
 """
 
+import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional
@@ -16,7 +17,7 @@ from sambasim.compiler.capture.trial import is_tracing
 from sambasim.errors import OptionError
 from sambasim.samba.notices import checks_keywords, no_such_name
 from sambasim.samba.process import app_error
-from sambasim.samba.tensor import SambaTensor, from_torch_tensor
+from sambasim.samba.tensor import from_torch_tensor
 
 __all__ = ["addmm", "sn_imm", "sn_iteridx", "sn_select", "sn_zipmapreduce", "triu_fill"]
 
@@ -34,11 +35,11 @@ def _keywords(maker: str) -> list[str]:
     """Those of torch's schemas for it, and what makers without a schema take."""
     packet = getattr(torch.ops.aten, maker, None)
     schemas = [getattr(packet, overload)._schema for overload in packet.overloads()] if packet else []
-    others = {"buffer", "copy", "count", "input", "obj", "offset", "pin_memory"}
+    others = {"buffer", "copy", "count", "device", "dtype", "input", "obj", "offset", "pin_memory"}
     return sorted(others.union(argument.name for schema in schemas for argument in schema.arguments) - {"self", "t"})
 
 
-def _naming(function: Callable[..., Tensor]) -> Callable[..., SambaTensor]:
+def _naming(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """`function` of torch that returns a SambaTensor, and also takes its description, and `shape` for `size`."""
     called = function.__name__
 
@@ -53,16 +54,14 @@ def _naming(function: Callable[..., Tensor]) -> Callable[..., SambaTensor]:
         requires_grad: bool = False,
         shape: Iterable[int] | None = None,
         **torch_options: Any,
-    ) -> SambaTensor:
+    ) -> Tensor:
         if shape is not None:
             torch_options["size"] = tuple(shape)
         tensor = function(*arguments, **torch_options)
         if is_tracing():  # the tensor stays plain
-            return cast(SambaTensor, tensor)
+            return tensor
         named = from_torch_tensor(tensor, name, batch_dim, named_dims, sized_dims, region_name)
-        if requires_grad:
-            named.requires_grad_()
-        return named
+        return named.requires_grad_() if requires_grad else named
 
     make.__name__ = make.__qualname__ = called
     make.__doc__ = f"torch.{called} as a SambaTensor, which also takes the arguments of SambaTensor."
@@ -154,7 +153,9 @@ def _either(functional: Callable[..., Any], of_torch: Callable[..., Any]) -> Cal
         try:
             return functional(*arguments, **options)
         except (RuntimeError, TypeError):  # the first for tensors in another order, as in torch.embedding
-            return of_torch(*arguments, **options)
+            with contextlib.suppress(RuntimeError, TypeError):
+                return of_torch(*arguments, **options)
+            raise
 
     return call
 
@@ -165,11 +166,10 @@ def operators() -> Mapping[str, Callable[..., Any]]:
     make a tensor, and SambaFlow's own."""
     names = {*dir(torch._C._VariableFunctions), *torch.functional.__all__}  # its functions in C++ and in Python
     of_torch = {name: getattr(torch, name) for name in names if name[0] != "_" and hasattr(torch, name)}
-    modules = ("torch.nn.functional", "torch._C._nn")
     of_functional = {
         name: one
         for name, one in vars(torch.nn.functional).items()
-        if name[0] != "_" and inspect.isroutine(one) and one.__module__ in modules
+        if name[0] != "_" and inspect.isroutine(one) and one.__module__ in ("torch.nn.functional", "torch._C._nn")
     }
     other = of_functional.keys() & of_torch.keys() - {"sigmoid", "tanh"}  # which only call torch's
     both = {name: _either(of_functional[name], of_torch[name]) for name in other}
