@@ -124,9 +124,9 @@ def compare_command(as_json: bool, **asked: Any) -> None:
     """Find the first difference between two runs, PEFs, checkpoints or weights.
 
     A and B are two folders of `run --record-digests`, two PEFs (paths or names), two checkpoints, two .safetensors
-    files of weights, or two .jsonl files of `run --metrics`. For runs, it is the first step, section and tensor that
-    differ. If the runs have other threads, or another engine, torch or CPU, their bits may differ; the output says so
-    first.
+    files of weights, two .pt files of torch.save, as apps write, or two .jsonl files of `run --metrics`. For runs, it
+    is the first step, section and tensor that differ. If the runs have other threads, or another engine, torch or CPU,
+    their bits may differ; the output says so first.
 
     The exit code is 0 if all bits are equal, 1 if something differs or is missing in A or B, and 2 or more for errors.
     A run may start later than the other, as a resumed one does.

@@ -91,6 +91,7 @@ class _Kind(StrEnum):
     CHECKPOINT = "a checkpoint"
     WEIGHTS = "a file of weights"
     METRICS = "the metrics of a run"
+    SAVED = "a file of torch.save"
 
 
 def compare(a: str, b: str, steps: str | None, output_folder: Path) -> Row:
@@ -115,6 +116,11 @@ def compare(a: str, b: str, steps: str | None, output_folder: Path) -> Row:
 
     if kind is _Kind.WEIGHTS:
         return compare_files("weights", a, b, (_weights(Path(a)), _weights(Path(b))))
+    if kind is _Kind.SAVED:
+        (saved, values), (others, their_values) = _saved(Path(a)), _saved(Path(b))
+        pairs = [(name, values.get(name), their_values.get(name)) for name in sorted({**values, **their_values})]
+        facts = [Row(name=name, a=show(one), b=show(two)) for name, one, two in pairs if repr(one) != repr(two)]
+        return compare_files("files", a, b, (saved, others), facts)
     if kind is _Kind.CHECKPOINT:
         from sambasim.runtime.checkpoint.choose import differences
         from sambasim.runtime.checkpoint.content import check
@@ -139,7 +145,8 @@ def _kind(name: str, output_folder: Path) -> _Kind:
             what = f"there is nothing called {name}: no folder, no file and no PEF"
             raise OptionError(what, where=f"seen from {Path.cwd()}", remedy="sambasim compare --help") from None
     if not path.is_dir():
-        return {".safetensors": _Kind.WEIGHTS, ".jsonl": _Kind.METRICS}.get(path.suffix, _Kind.PEF)
+        saved = dict.fromkeys((".pt", ".pth", ".bin", ".ckpt"), _Kind.SAVED)
+        return {".safetensors": _Kind.WEIGHTS, ".jsonl": _Kind.METRICS, **saved}.get(path.suffix, _Kind.PEF)
     if is_recording(path):
         return _Kind.RUN
     if (path / MANIFEST_FILE).exists():
@@ -149,6 +156,26 @@ def _kind(name: str, output_folder: Path) -> _Kind:
         raise OptionError(what, remedy=f"name one of them: {path / there[0].name}")
     what = f"{name} is a folder without the digests of a run, and not a checkpoint"
     raise OptionError(what, where=str(path / "run.json"), remedy=f"sambasim run --pef … --record-digests {name}")
+
+
+def _saved(path: Path) -> "tuple[dict[str, Tensor], dict[str, object]]":
+    """The tensors of a file of torch.save by their place in it, as `model.head.weight`, and what else is in it."""
+    import torch
+    from torch.utils._pytree import tree_leaves_with_path
+
+    try:
+        held = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch has no class of its own for what a damaged file brings about
+        what = f"{path} is no file of torch.save with tensors, numbers and texts alone"
+        raise WeightsError(what, remedy="torch.save(model.state_dict(), FILE)") from error
+    tensors, others = dict[str, torch.Tensor](), dict[str, object]()
+    for keys, leaf in tree_leaves_with_path(held):
+        place = ".".join(str(getattr(key, "key", getattr(key, "idx", ""))) for key in keys)
+        if isinstance(leaf, torch.Tensor):
+            tensors[place] = leaf
+        else:
+            others[place] = leaf
+    return tensors, others
 
 
 def _weights(path: Path) -> "Mapping[str, Tensor]":

@@ -237,7 +237,8 @@ def open_source(
     """Open the data source that `options` name, or what is `given` instead, as a data function returns it. `inputs` are
     the PEF's, per sample; None when compiling. A file may lack those that are `optional`. Raises DataError."""
     if given is None and options.source is None:
-        remedy = "--set data.source=module:function, or FILE.npz, or synthetic"
+        by_app = "" if inputs is None else "; an app runs its PEF itself: sambasim app APP.py run --pef PEF"
+        remedy = f"--set data.source=module:function, or FILE.npz, or synthetic{by_app}"
         raise DataError("no data source is named", remedy=remedy)
     name = "the given data" if given is not None else options.source or ""
     asked = f"data.evaluation_fraction = {options.evaluation_fraction}"

@@ -1,6 +1,7 @@
 """`sambasim inspect`, `verify`, `report` and `compare`, as typed."""
 
 import json
+import math
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -42,6 +43,8 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write_recording(Path("b"), {0: [a_step(1), changed]}, recordings.a_run(sync="device"))
     save_file({"w": torch.zeros(3)}, "a.safetensors")
     save_file({"w": torch.tensor([0.0, 1.0, 0.0])}, "b.safetensors")
+    for name, epoch in (("a", 1), ("b", 2)):
+        torch.save({"epoch": epoch, "model": {"w": torch.ones(2)}, "rates": [0.1, math.nan]}, f"{name}.pt")
     return made
 
 
@@ -138,6 +141,7 @@ PAIRS = {
     "runs": ("a", "b", "they first differ at step 2, replica 0, section 0 FWD net__a: value net__relu; norms 2 and"),
     "weights": ("a.safetensors", "b.safetensors", "they first differ in w: 1 of 3 elements, by 1 at most"),
     "pefs": ("logreg", "b.pef", "they differ in the options: epochs 3 and 4"),
+    "files": ("a.pt", "b.pt", "1 tensor equal, but not: epoch 1 and 2"),
     "metrics": ("a.jsonl", "b.jsonl", "they first differ at step 8: loss 0.5 and 0.75, 3.3e-01 apart"),
 }
 
@@ -181,6 +185,10 @@ def test_a_damaged_file_of_weights_is_told() -> None:
     Path("b.safetensors").write_bytes(b"no")
     error = refused("compare", "a.safetensors", "b.safetensors", kind=WeightsError)
     assert error.what.startswith("b.safetensors is not a safetensors file: ")
+    torch.save(print, "b.pt")
+    assert (
+        "b.pt is no file of torch.save with tensors, numbers and texts alone" in refused("compare", "a.pt", "b.pt").what
+    )
 
 
 def test_two_checkpoints_differ_in_a_parameter_whichever_shards_it_lies_in() -> None:

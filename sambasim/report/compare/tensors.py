@@ -28,7 +28,11 @@ def compare_tensors(a: Tensors, b: Tensors) -> tuple[int, list[Row]]:
 
 
 def compare_files(
-    kind: Literal["weights", "checkpoints"], a: str, b: str, tensors: tuple[Tensors, Tensors], facts: Sequence[Row] = ()
+    kind: Literal["weights", "checkpoints", "files"],
+    a: str,
+    b: str,
+    tensors: tuple[Tensors, Tensors],
+    facts: Sequence[Row] = (),
 ) -> Row:
     common, differences = compare_tensors(*tensors)
     verdict = f"equal: {counted(common, 'tensor')}"
