@@ -33,8 +33,7 @@ _MAKERS = (
 
 def _keywords(maker: str) -> list[str]:
     """Those of torch's schemas for it, and what makers without a schema take."""
-    packet = getattr(torch.ops.aten, maker, None)
-    schemas = [getattr(packet, overload)._schema for overload in packet.overloads()] if packet else []
+    schemas = torch._C._jit_get_schemas_for_operator(f"aten::{maker}")
     others = {"buffer", "copy", "count", "device", "dtype", "input", "obj", "offset", "pin_memory"}
     return sorted(others.union(argument.name for schema in schemas for argument in schema.arguments) - {"self", "t"})
 

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch._C import TensorBase
+from torch.overrides import get_default_nowrap_functions
 from torch.utils._pytree import tree_leaves, tree_map
 
 from sambasim.compiler.capture.trial import is_tracing
@@ -131,19 +132,24 @@ class SambaTensor(Tensor):
     def __torch_function__(
         cls, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        if not all(issubclass(cls, one) for one in types):
+            return NotImplemented  # another class of tensors may know what it means
         kwargs = kwargs or {}
         try:
-            result = super().__torch_function__(func, types, args, kwargs)  # type: ignore[no-untyped-call]  # torch's, untyped
+            with torch._C.DisableTorchFunctionSubclass():
+                result = func(*args, **kwargs)
         except (IndexError, RuntimeError, TypeError) as error:
             if func in _OF_ELEMENTS and isinstance(args[0], SambaTensor) and _is_single_output(args[0]):
-                return super().__torch_function__(func, types, (args[0].reshape(1), *args[1:]), kwargs)  # type: ignore[no-untyped-call]  # likewise
-            given = (args, kwargs)
-            if (longer := _short_as_long(func, given)) is not given:
+                return func(args[0].reshape(1), *args[1:], **kwargs)
+            if longer := _short_as_long(func, (args, kwargs)):
                 return func(*longer[0], **longer[1])
-            lazy = next((one for one in tree_leaves(given) if isinstance(one, SambaTensor) and one.is_meta), None)
+            lazy = next((one for one in tree_leaves((args, kwargs)) if isinstance(one, cls) and one.is_meta), None)
             if lazy is not None and "meta" in str(error):
                 raise no_data(lazy, lazy.sn_name) from error
             raise
+        if func in get_default_nowrap_functions() or any(result is one for one in (*args, kwargs.get("out"))):
+            return result  # what is written to stays what it is
+        result = torch._tensor._convert(result, cls)  # type: ignore[no-untyped-call]  # torch's, untyped
         if func in _OTHER_FORMS and isinstance(result, SambaTensor):
             result._copy_description((*args, *kwargs.values())[0])
         return result
@@ -224,19 +230,15 @@ class SambaTensor(Tensor):
         return f"SambaTensor({self.torch().detach()!r}, {described})"
 
 
-_OTHER_FORMS: frozenset[Callable[..., Any]] = frozenset(
-    {
-        Tensor.to, Tensor.type, Tensor.type_as,
-        Tensor.bfloat16, Tensor.half, Tensor.float, Tensor.double,
-        Tensor.bool, Tensor.char, Tensor.byte, Tensor.short, Tensor.int, Tensor.long,
-        Tensor.clone, Tensor.contiguous, Tensor.detach, Tensor.pin_memory, vars(TensorBase)["data"].__get__,
-        torch.clone, torch.detach,
-    }
-)  # fmt: skip
+_OTHER_FORMS = {
+    Tensor.to, Tensor.type, Tensor.type_as,
+    Tensor.bfloat16, Tensor.half, Tensor.float, Tensor.double,
+    Tensor.bool, Tensor.char, Tensor.byte, Tensor.short, Tensor.int, Tensor.long,
+    Tensor.clone, Tensor.contiguous, Tensor.detach, Tensor.pin_memory, vars(TensorBase)["data"].__get__,
+    torch.clone, torch.detach,
+}  # fmt: skip
 
-_OF_ELEMENTS: frozenset[Callable[..., Any]] = frozenset(
-    {Tensor.__getitem__, Tensor.__setitem__, Tensor.__len__, Tensor.size}
-)
+_OF_ELEMENTS = {Tensor.__getitem__, Tensor.__setitem__, Tensor.__len__, Tensor.size}
 
 
 def _is_single_output(tensor: SambaTensor) -> bool:
@@ -245,13 +247,12 @@ def _is_single_output(tensor: SambaTensor) -> bool:
 
 
 def _short_as_long(function: Callable[..., Any], given: Any) -> Any:
-    """`given`, arguments by position and by keyword, with int16 SambaTensors as int64, which a session computes them as
-    and torch needs for indices and labels; `given` itself without any. The first of `add_`, which is written to, is
-    left as it is."""
+    """Arguments by position and by keyword with int16 SambaTensors as int64, which a session computes them as and torch
+    needs for indices and labels; None without any. The first of `add_`, which is written to, is left as it is."""
     written = given[0][:1] if function.__name__.endswith("_") else ()
     short = {id(one) for one in tree_leaves(given) if isinstance(one, SambaTensor) and one.dtype is torch.int16}
     short -= {id(one) for one in written}
-    return tree_map(lambda one: one.long() if id(one) in short else one, given) if short else given
+    return tree_map(lambda one: one.long() if id(one) in short else one, given) if short else None
 
 
 # torch.load reads checkpoints that contain SambaTensors.
