@@ -12,6 +12,8 @@ import torch
 from gpt2_model import save_pretrained
 
 if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit("usage: gpt2_convert.py CHECKPOINT.pt FOLDER")
     checkpoint, folder = map(Path, sys.argv[1:])
     save_pretrained(torch.load(checkpoint)["model"], folder)
     print(f"converted: {folder}")

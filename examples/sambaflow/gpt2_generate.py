@@ -60,6 +60,8 @@ def generate(prompt: str) -> str:
 
 def main(argv: list[str]) -> None:
     args = parse_app_args(argv=argv, run_parser_fn=add_run_args)
+    if args.command == "run" and not (0 < len(args.prompt) <= LENGTH and set(args.prompt) <= set(ALPHABET)):
+        sys.exit(f"--prompt takes 1 to {LENGTH} characters of {ALPHABET!r}")
     utils.set_seed(256)
     model = CachedGPT2()
     if args.command == "run":
