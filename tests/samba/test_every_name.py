@@ -4,10 +4,10 @@ is in UNCALLED, with the reason."""
 
 import ast
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatch
 from importlib import import_module
-from inspect import isclass
+from inspect import isclass, signature
 from itertools import chain, islice, product
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from sambasim import samba
+from sambasim.errors import OptionError
 from sambasim.samba import SambaTensor, from_torch_tensor
 from sambasim.samba.functional import _MAKERS, operators
 from tests.samba import test_functional as rows
@@ -285,3 +286,33 @@ def test_every_public_name_is_in_a_row_or_gives_torchs_bits_and_errors_for_torch
     matches = {one: [name for name in uncalled if fnmatch(name.removeprefix("."), one)] for one in patterns}
     assert not uncalled.difference(*matches.values()), "they are neither called nor in UNCALLED"
     assert all(matches.values()), "what is in UNCALLED is called"
+
+
+def _trained(optimizer: Callable[..., Any], settings: Sequence[Any], keywords: Mapping[str, Any]) -> Sequence[Tensor]:
+    """Weights after three steps."""
+    weights = [nn.Parameter(torch.arange(12.0).reshape(4, 3) / 7), nn.Parameter(torch.ones(2))]
+    made = optimizer(weights, *settings, **keywords)
+    for _ in range(3):
+        made.zero_grad()
+        torch.autograd.backward([weight.square().sum() for weight in weights])
+        made.step()
+    return weights
+
+
+def test_an_optimizer_steps_as_torchs_or_names_what_a_pef_does_not_have() -> None:
+    samples = {one.optim_cls.__name__: one for one in _samples("common_optimizers", "optim_db")}
+    for name in samba.optim.__all__:
+        ours, of_torch = getattr(samba.optim, name), getattr(torch.optim, name)
+        parameters = signature(of_torch).parameters.values()
+        positional = [one.default for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD]
+        forms = [((), one.kwargs) for one in samples[name].optim_inputs_func("cpu")]
+        for settings, keywords in (*forms, (positional[1:], {})):
+            if not {"maximize", "amsgrad"}.isdisjoint(keywords):
+                with pytest.raises(OptionError, match="the optimizer of a PEF does not have"):
+                    ours([nn.Parameter(torch.ones(2))], **keywords)
+                continue
+            trained = [_trained(one, settings, keywords) for one in (ours, of_torch)]
+            assert all(map(rows.same, *trained)), (name, keywords)
+    for name in {*samples} - {*samba.optim.__all__}:
+        with pytest.raises(AttributeError, match=rf"has no {name}; similar names: (Adam|SGD)"):
+            getattr(samba.optim, name)
