@@ -21,7 +21,7 @@ from sambasim.ir.mesh import Mesh
 from sambasim.options.python_words import in_python
 from sambasim.options.run import RunOptions
 from sambasim.runtime.machine.communicator import Communicator, single_rank
-from sambasim.runtime.machine.launcher import find_launcher
+from sambasim.runtime.machine.launcher import check_alone, find_launcher
 from sambasim.runtime.machine.mpi import connect
 from sambasim.runtime.watch.status_file import Activity
 from sambasim.runtime.watch.supervisor import FORWARDING_S, Failure, Supervisor
@@ -51,6 +51,7 @@ def connected() -> Communicator:
     """Collective at its first call. The ranks that mpirun started; else one, without MPI."""
     atexit.unregister(_abort)  # somebody has caught that sys.exit
     launcher = find_launcher(os.environ)
+    check_alone(os.environ, command())
     return single_rank(socket.gethostname()) if launcher is None or launcher.world_size == 1 else _of_mpirun()
 
 

@@ -10,6 +10,7 @@ from sambasim.errors import LaunchError
 from sambasim.ir.mesh import Mesh
 from sambasim.runtime.machine.launcher import (
     Launcher,
+    check_alone,
     check_emulation,
     check_launcher,
     check_world_size,
@@ -183,3 +184,12 @@ def test_scripts_and_apps_under_torchrun_are_told_of_mpirun() -> None:
     assert error.remedy == f"mpirun (of MPICH 5.0.2) -np 2 {TYPED}"
     for world_size in (None, 1):
         check_launcher(TORCHRUN | {"WORLD_SIZE": "1"}, world_size, MPICH, command=COMMAND, executable=NOWHERE)
+
+
+def test_processes_that_nothing_connects_are_refused() -> None:
+    several = {"RANK": "1", "WORLD_SIZE": "2"}
+    error = refusal(check_alone, several, COMMAND)
+    assert error.what.startswith("RANK=1 and WORLD_SIZE=2 are set, and no mpirun connects the 2 processes")
+    assert error.remedy == f"mpirun -np 2 {TYPED}; or for one process alone: env -u RANK -u WORLD_SIZE {TYPED}"
+    for environ in ({}, {"RANK": "0"}, {"WORLD_SIZE": "2"}, several | {"WORLD_SIZE": "1"}, several | {"PMI_SIZE": "1"}):
+        check_alone(environ, COMMAND)

@@ -59,6 +59,16 @@ def find_launcher(environ: Mapping[str, str]) -> Launcher | None:
     return None
 
 
+def check_alone(environ: Mapping[str, str], command: Sequence[str]) -> None:
+    """Raise LaunchError if a process without a launcher is one of several by RANK and WORLD_SIZE: of a script or a
+    cluster for torch.distributed, by which MPI does not connect them."""
+    ranks, rank, typed = _number(environ, "WORLD_SIZE") or 1, environ.get("RANK", ""), shlex.join(command)
+    if find_launcher(environ) is None and rank and ranks > 1:
+        what = f"RANK={rank} and WORLD_SIZE={ranks} are set, and no mpirun connects the {ranks} processes"
+        alone = f"for one process alone: env -u RANK -u WORLD_SIZE {typed}"
+        raise LaunchError(f"{what}: each would train alone", remedy=f"mpirun -np {ranks} {typed}; or {alone}")
+
+
 def launched_rank(environ: Mapping[str, str]) -> int:
     launcher = find_launcher(environ)
     return 0 if launcher is None else launcher.rank

@@ -32,7 +32,7 @@ from sambasim.runtime.machine.communicator import (
     SharedWindow,
     single_rank,
 )
-from sambasim.runtime.machine.launcher import check_launcher, find_launcher, library_name, ranks_of_node
+from sambasim.runtime.machine.launcher import check_alone, check_launcher, find_launcher, library_name, ranks_of_node
 from sambasim.runtime.machine.node_memory import ByteArray, Range, merged, second_mapping
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ def connect(command: Sequence[str], environ: Mapping[str, str] = os.environ) -> 
     """Collective. Start MPI and connect the ranks of this job. Raises LaunchError if the launcher does not fit the MPI,
     MachineError if MPI lacks shared memory. `command`: what was typed, for remedies."""
     names_before, launcher = node_memory.mapped_names(), find_launcher(environ)
+    check_alone(environ, command)
     try:
         version = _load_library()
     except LaunchError:

@@ -96,15 +96,22 @@ def bring_up(communicator: Communicator, timeout_s: float = 300.0) -> None:
         os.environ.setdefault(_INTERFACE_KEY, loopback[0])
     server, place = None, None
     if communicator.rank == 0:
-        server = dist.TCPStore(_LOOPBACK, 0, is_master=True, timeout=timeout, wait_for_workers=False)
-        place = _LOOPBACK if one_host else _outside_address(communicator.host_name), server.port
+        address, interface = (_LOOPBACK, _LOOPBACK) if one_host else _outside_address(communicator.host_name)
+        # The store has no authentication, and by itself it would listen on all interfaces.
+        listener = socket.create_server((interface, 0))
+        place, own = (address, listener.getsockname()[1]), interface or _LOOPBACK
+        with _silent():
+            server = dist.TCPStore(
+                own, place[1], None, True, timeout, wait_for_workers=False, master_listen_fd=listener.detach()
+            )
     host, port = communicator.broadcast_object(place)
     where = f"rank {communicator.rank} on host {communicator.host_name}, store at {host}:{port}"
     # Before torch tries it, which prints the C++ frames of each attempt.
     communicator.raise_first(_obstacle(host, port, min(30.0, timeout_s), where))
     hook = sys.excepthook
     try:
-        store = server or dist.TCPStore(host, port, is_master=False, timeout=timeout, wait_for_workers=False)
+        with _silent():
+            store = server or dist.TCPStore(host, port, is_master=False, timeout=timeout, wait_for_workers=False)
         # The store ends with rank 0, should gloo not start there.
         communicator.barrier()
         rank, world_size = communicator.rank, communicator.world_size
@@ -115,6 +122,19 @@ def bring_up(communicator: Communicator, timeout_s: float = 300.0) -> None:
         raise _not_connected(_reason(error), where) from error
     # A rank that ends early would close its connections while others still make theirs.
     communicator.barrier()
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Discards what C++ prints to stderr within: c10d warns of every address that no DNS has a name for."""
+    stderr, devnull = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(devnull, 2)
+    try:
+        yield
+    finally:
+        os.dup2(stderr, 2)
+        os.close(stderr)
+        os.close(devnull)
 
 
 def _obstacle(host: str, port: int, timeout_s: float, where: str) -> MachineError | None:
@@ -175,18 +195,19 @@ def take_down() -> None:
         dist.destroy_process_group()
 
 
-def _outside_address(host_name: str) -> str:
-    """The address by which other hosts reach this one: of the interface that the user has named, or to the outside."""
+def _outside_address(host_name: str) -> tuple[str, str]:
+    """The address by which other hosts reach this one, of the interface that the user has named, or to the outside; and
+    that to listen on, all ("") if only the name of the host is known."""
     name = os.environ.get(_INTERFACE_KEY, "").split(",")[0]
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         with suppress(OSError):  # none of this name, or with an IPv6 address only
             request = struct.pack("256s", name.encode())
-            return socket.inet_ntoa(fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)[20:24])
+            return (address := socket.inet_ntoa(fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)[20:24])), address
         try:
             probe.connect(_ANY_OUTSIDE_ADDRESS)
         except OSError:
-            return host_name
-        return str(probe.getsockname()[0])
+            return host_name, ""
+        return (address := str(probe.getsockname()[0])), address
 
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD = -1, -3, 32 << 20  # mallopt(3); the maximum of glibc

@@ -171,12 +171,26 @@ def clocks(c: Communicator) -> None:
         expect(abs(one.ahead_ns - rank * AHEAD_NS) <= one.accuracy_ns < AHEAD_NS, f"the clock of rank {rank}")
 
 
+def interfaces_of_store() -> set[str]:
+    """The addresses, in hexadecimal digits, on which the store of the process group accepts connections."""
+    store = dist.distributed_c10d._get_default_store()
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    expect(isinstance(store, dist.TCPStore), "the kind of the store")
+    own = int(getattr(store, "port", 0))
+    lines = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()]
+    listening = (line[1].partition(":") for line in lines if line[3] == "0A")
+    return {address for address, _, port in listening if int(port, 16) == own}
+
+
 def process_group(c: Communicator) -> None:
     """torch.distributed over the communicator: brought up, used by the ranks, taken down, and up again."""
     for _ in range(2):
         bring_up(c, timeout_s=30)
         found = (dist.get_rank(), dist.get_world_size(), dist.get_backend())
         expect(found == (c.rank, c.world_size, "gloo"), "the process group")
+        if len(set(c.all_gather_object(c.host_name))) == 1:
+            expect(interfaces_of_store() == {"0100007F"}, "the store of one host is for this host only")
         values = torch.tensor([10**c.rank, c.rank], dtype=torch.int64)
         dist.all_reduce(values)
         ranks = range(c.world_size)
