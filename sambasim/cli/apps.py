@@ -133,7 +133,9 @@ def _check_script(script: Path, arguments: Sequence[str], steps: int, as_json: b
 
 
 def _in_words(script: Path, check: "Check", findings: "Sequence[Finding]") -> str:
-    numbers = {"replica": check.replicas, "step": check.steps, "finding": len(findings)}
+    from sambasim.samba.process import current
+
+    numbers = {"replica": current().world_size, "step": check.steps, "finding": len(findings)}
     replicas, steps, found = (counted(count, noun) if count else f"no {noun}" for noun, count in numbers.items())
     cut = " with shortened epochs, so the scores differ from those of a run" if check.epochs_cut else ""
     lines = [f"check of {script}, {replicas}, {steps}{cut}: {found}"]
@@ -146,6 +148,7 @@ def _in_words(script: Path, check: "Check", findings: "Sequence[Finding]") -> st
 def _json(script: Path, check: "Check", findings: "Sequence[Finding]", error: BaseException | None = None) -> str:
     """One line, with the code of each finding and of the error that ended the app: "app" for its own exceptions."""
     from sambasim.samba.ending import translated
+    from sambasim.samba.process import current
 
     fields = None
     match error and translated(error):
@@ -153,7 +156,7 @@ def _json(script: Path, check: "Check", findings: "Sequence[Finding]", error: Ba
             fields = {"code": ours.code, "what": ours.what, "where": ours.where, "remedy": ours.remedy}
         case BaseException() as other:
             fields = {"code": "app", "what": f"{type(other).__name__}: {other}", "where": None, "remedy": None}
-    numbers = {"replicas": check.replicas, "steps": check.steps, "epochs_cut": check.epochs_cut}
+    numbers = {"replicas": current().world_size, "steps": check.steps, "epochs_cut": check.epochs_cut}
     record = {"script": str(script), **numbers, "findings": [asdict(finding) for finding in findings], "error": fields}
     return json.dumps(record, ensure_ascii=False, separators=(",", ":"))
 

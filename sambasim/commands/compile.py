@@ -163,7 +163,7 @@ def _model_of(path: Path) -> tuple[str, str] | None:
         return None
     model = header.compile_options.get("model")
     target = model.get("target") if isinstance(model, dict) else None
-    return str(target or ""), str(header.metadata.get("model", "")).partition("(")[0]
+    return str(target or ""), str(header.metadata.get("model_repr", "")).partition("(")[0]
 
 
 def _replaced(before: tuple[str, str] | None, path: Path) -> Iterator[str]:

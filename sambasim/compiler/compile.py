@@ -183,7 +183,7 @@ def assemble(
     watch.begin("write the PEF")
     facts = {**(metadata or {}), **digests_of_model(built.program, built.weights)}
     facts[SOURCES] = record(program, source_files(model), options.model.target or "")
-    facts |= {"sambasim": __version__, "torch": torch.__version__, "model": repr(model)}
+    facts |= {"sambasim": __version__, "torch": torch.__version__, "model_repr": repr(model)}
     sizes = sorted({module.hidden_size for module in model.modules() if isinstance(module, nn.GRU)})
     if inexact := ", ".join(str(size) for size in sizes if size % _GRU_EXACT_MULTIPLE):
         why = f"GRU of hidden size {inexact}: gradients may differ from eager in the last bits"

@@ -4,7 +4,7 @@ import ast
 import inspect
 import re
 import textwrap
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial, wraps
 from typing import Any, TypeAlias
 
@@ -218,14 +218,12 @@ class SambaLoader:
     ) -> None:
         """function_hook: called with each batch; the tensors of what it returns are named: `lambda batch: batch[0]`
         return_original_batch: yield pairs of the SambaTensors and the batch before the hook"""
-        self.torch_loader = torch_loader
+        self.torch_loader: Any = torch_loader
         self.names = (names,) if isinstance(names, str) else tuple(names)
         self.function_hook = function_hook
         self.return_original_batch = return_original_batch
 
     def __len__(self) -> int:
-        if not isinstance(self.torch_loader, Sized):
-            raise TypeError(f"{type(self.torch_loader).__name__} has no length")
         return len(self.torch_loader)
 
     def __iter__(self) -> Iterator[Any]:

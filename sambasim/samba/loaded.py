@@ -23,7 +23,7 @@ from sambasim.samba.flags import MEASURING
 from sambasim.samba.inputs import Binder, Inputs, fitting, inputs_of, name_of, repeatable
 from sambasim.samba.notices import nearest
 from sambasim.samba.process import app_error, type_error
-from sambasim.samba.tensor import SambaTensor, host_values, to_torch
+from sambasim.samba.tensor import SambaTensor, host_values, of_shape, to_torch
 
 _PART_OF_OPT = frozenset({SectionKind.GRADNORM, SectionKind.REDUCE, SectionKind.GATHER})
 """Kinds that run with OPT, whether they are named or not."""
@@ -67,7 +67,7 @@ class Loaded:
         self.traced_inputs = self.given
         self.gradients: dict[str, Tensor] = {}  # of inputs
         for output in traced:
-            output.keep_gradients_in(self.output_gradients)
+            output._sn_grads = self.output_gradients
         self.outputs = {str(t.sn_name): SambaTensor(t, name=t.sn_name) for t in traced}
 
     def bind(self, inputs: Inputs) -> Mapping[str, Tensor]:
@@ -173,9 +173,7 @@ class Loaded:
         for name, value in dict(tensors).items():
             plain = host_values(torch.as_tensor(value), name)
             if name in symbols and symbols[name].offset is not None:
-                if tuple(plain.shape) != symbols[name].type.shape:
-                    what = f"{name} has the shape {symbols[name].type.shape}, and the given data {tuple(plain.shape)}"
-                    raise app_error(DataError, what, "give data of that shape")
+                of_shape(self.named_tensor(name), plain)
                 replica.meet()
                 replica.write(name, plain)
                 if name in (states := self.machine.program.optimizer_states):

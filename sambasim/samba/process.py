@@ -183,6 +183,11 @@ class Context:
         return 0 if self.communicator is None else self.communicator.rank
 
     @property
+    def world_size(self) -> int:
+        """The number of ranks; 1 before they are connected, and in a single process."""
+        return 1 if self.communicator is None else self.communicator.world_size
+
+    @property
     def trains(self) -> bool:
         """Whether the app may train; measuring and testing run the same data everywhere, and need no such checks."""
         return self.command in (None, "run")

@@ -2,7 +2,6 @@
 
 import json
 import time
-from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -39,7 +38,7 @@ class Profiler:
 
     def __init__(self) -> None:
         self.events: list[Event] = []  # events in the order in which they ended
-        self._running: defaultdict[str, dict[Running, None]] = defaultdict(dict)  # by name
+        self._running: list[Running] = []
         self._written: dict[Path, int] = {}  # up to which event each file has them
         self._kept = 0  # up to which event they are in some file
 
@@ -47,7 +46,7 @@ class Profiler:
     def start_event(self, name: str) -> Running:
         """Returns a handle for `end_event`."""
         running = Running(name, time.perf_counter(), len(self.events))
-        self._running[name][running] = None
+        self._running.append(running)
         return running
 
     @checks_keywords()
@@ -57,13 +56,12 @@ class Profiler:
         begins the file anew, with those that are in no file, or have ended while this one ran. Raises OptionError if
         there is no such event, or if the file cannot be written."""
         ended_s = time.perf_counter()
-        name = event.name if isinstance(event, Running) else event
-        of_name = self._running[name]
-        running = event if isinstance(event, Running) else next(reversed(of_name), None)
-        if running is None or running not in of_name:
+        running = next((one for one in reversed(self._running) if event in (one, one.name)), None)
+        if running is None:
+            name = event.name if isinstance(event, Running) else event
             raise app_error(OptionError, f"the event {name} was not started", f"profiler.start_event({name!r}) first")
-        del of_name[running]
-        self.events.append(Event(name, ended_s - running.began_s))
+        self._running.remove(running)
+        self.events.append(Event(running.name, ended_s - running.began_s))
         if filename is not None:
             self._write(Path(filename).absolute(), min(self._kept, running.events_before))
 

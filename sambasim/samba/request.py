@@ -6,9 +6,10 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -34,10 +35,6 @@ from sambasim.samba.optim import SGD, Adam, AdamW
 from sambasim.samba.process import app_error, type_error
 from sambasim.samba.tensor import SambaTensor, host_values
 from sambasim.units import first_of
-
-if TYPE_CHECKING:
-    from sambasim.compiler.build import Built
-    from sambasim.compiler.compile import Stopwatch
 
 Optimizer: TypeAlias = SGD | Adam | AdamW
 
@@ -223,7 +220,7 @@ def _compiled(asked: Request, metadata: Mapping[str, object]) -> Compiled:
     # It takes seconds to import, and a run does not need it.
     from sambasim.commands.compile import compile_proved
     from sambasim.commands.proof.eager import LiveModel
-    from sambasim.compiler.compile import Stopwatch, assemble
+    from sambasim.compiler.compile import Stopwatch, assemble, capture_model
 
     context = process.current()
     kept = {str(getattr(key, "key", key)): str(value) for key, value in metadata.items()}
@@ -233,7 +230,7 @@ def _compiled(asked: Request, metadata: Mapping[str, object]) -> Compiled:
 
     def compiled(on_phase: Callable[[str], None], path: Path | None) -> Compiled:
         watch = Stopwatch(on_phase)
-        built = captured(asked, watch)
+        built = capture_model(asked.model, asked.example, asked.options, watch, losses=asked.losses)
         with_cut_batch(built.program, asked.options.chips)  # raises for outputs that it cannot join
         facts = kept | fingerprint_of(asked) | fingerprint_of(replace(asked, updates=()))
         if asked.loss_indices:
@@ -243,12 +240,6 @@ def _compiled(asked: Request, metadata: Mapping[str, object]) -> Compiled:
     subject = LiveModel(asked.model, asked.example, losses=asked.losses)
     show = (lambda phase: None) if quiet else (lambda phase: print(f"{phase} …", file=sys.stderr, flush=True))
     return compile_proved(subject, asked.options, show, work=compiled)
-
-
-def captured(asked: Request, watch: "Stopwatch") -> "Built":
-    from sambasim.compiler.compile import capture_model
-
-    return capture_model(asked.model, asked.example, asked.options, watch, losses=asked.losses)
 
 
 def _print_compiled(asked: Mapping[str, Request], done: Mapping[str, Compiled]) -> str:
@@ -273,11 +264,13 @@ def _print_compiled(asked: Mapping[str, Request], done: Mapping[str, Compiled]) 
     if app is not None:
         relative = os.path.relpath(path, process.STARTED_IN)
         typed = path if relative.startswith(os.pardir) else relative
-        command = [*app, "run", *(["--inference"] if program.training is None else []), "--pef", typed]
+        words = process.current().flag("parser").words_of_run() | {"pef": ["--pef", typed]}
+        if program.training is None:
+            words["inference"] = ["--inference"]
         if program.chooses_replicas:
-            ranks, on_rdu = str(max(program.world_size, 2)), ["--reduce-on-rdu"] * program.data_parallel
-            command = ["mpirun", "-np", ranks, *command, "--data-parallel", *on_rdu]
-        print(f"next: {shlex.join(command)}")
+            app = ["mpirun", "-np", str(max(program.world_size, 2)), *app]
+            words["data_parallel"] = ["--data-parallel", *["--reduce-on-rdu"] * program.data_parallel]
+        print(f"next: {shlex.join([*app, 'run', *chain.from_iterable(words.values())])}")
     sys.stdout.flush()
     return path
 

@@ -50,7 +50,7 @@ class SambaTensor(Tensor):
     mem_type: object = None
     _sn_grad: Tensor | None = None
     _sn_grads: dict[str, Tensor] | None = None
-    """On an output of a session: the session's gradients of outputs, by name."""
+    """On an output of a session, and on `float()` of it: the session's gradients of outputs, by name."""
     _version_when_made: int | None = None
 
     @checks_keywords("samba.SambaTensor")
@@ -112,10 +112,6 @@ class SambaTensor(Tensor):
         tensor = data.as_subclass(SambaTensor)
         tensor.sn_name, tensor.batch_dim, tensor._sn_grads = name, self.batch_dim, self._sn_grads
         return tensor
-
-    def keep_gradients_in(self, gradients: dict[str, Tensor]) -> None:
-        """An `sn_grad` that is set on this output, or on `float()` of it, is kept in `gradients` from now on."""
-        self._sn_grads = gradients
 
     def _copy_description(self, other: Tensor) -> None:
         vars(self).update({name: value for name, value in vars(other).items() if name in _DESCRIPTION})

@@ -81,8 +81,7 @@ class TestWithGold:
             gold = read_tensors(self.gold_file_path, "delete it to write a new one")
             batch = _under(_INPUT, gold)
         session.to_cpu(self._model)
-        named = [SambaTensor(tensor, name=name, batch_dim=0) for name, tensor in batch.items()]
-        device = {str(one.sn_name): one for one in session.run(named, section_types=[SectionKind.FWD])}
+        device = {str(one.sn_name): one for one in session.run(batch, section_types=[SectionKind.FWD])}
         expected = self._write(batch, [*device]) if gold is None else _under(_OUTPUT, gold)
         if expected.keys() != device.keys():
             what = f"{self.gold_file_path} holds {', '.join(expected)}, and the PEF's outputs are {', '.join(device)}"

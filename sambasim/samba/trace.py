@@ -279,28 +279,30 @@ def capture_and_compare(document: PefDocument, asked: Request, weights: Mapping[
     """Compiles the model as the PEF was. Raises PefError if the program, or a constant, is another."""
     # They take seconds to import, and samba should import fast.
     from sambasim.commands.difference import described, differences
-    from sambasim.compiler.compile import Stopwatch
+    from sambasim.compiler.compile import Stopwatch, capture_model
     from sambasim.compiler.passes import pipeline, run_pipeline
     from sambasim.compiler.sharding.tensor_parallel import TensorParallel
 
     program, name = document.program, document.program.name
-    built = request.captured(asked, Stopwatch(lambda phase: None))
+    watch = Stopwatch(lambda phase: None)
+    built = capture_model(asked.model, asked.example, asked.options, watch, losses=asked.losses)
     plan = pipeline(asked.options, asked.updates or None)
     passes = [replace(one, compiled=program) if isinstance(one, TensorParallel) else one for one in plan]
     traced = run_pipeline(built.program, passes, lambda title: None)
     difference = next(differences(program, traced), None)
+    cause, remedy = replicas.likely_cause({"inference": str(program.training is None), **document.metadata})
     if difference is not None:
         before, now = (set(one.names_of(SymbolKind.PARAMETER)) for one in (program, traced))
         if (before or now) and before.isdisjoint(now):
             remedy = f"give --pef the PEF of this model, or compile one: {process.compile_command()}"
             raise app_error(PefError, f"the PEF {name} is of another model: {difference}", remedy)
-        cause = replicas.likely_cause({"inference": str(program.training is None), **document.metadata})
         what = f"the PEF {name} was compiled from another graph: {difference}{cause}"
-        raise app_error(PefError, what, "compile again, and run it with the same model, batch size and optimizers")
+        remedy = remedy or "compile again, and run it with the same model, batch size and optimizers"
+        raise app_error(PefError, what, remedy)
     for constant in program.names_of(SymbolKind.CONSTANT):
         if bytes_of(weights[constant]) != bytes_of(built.weights[constant]):
             readers = (node for graph in program.graphs for node in graph.nodes if constant in node.reads)
             first = next((f", which is read by {described(node)}," for node in readers), "")
-            what = f"the constant {constant}{first} has changed since the PEF {name} was compiled"
-            remedy = "compile the app again; if it draws the numbers, torch.manual_seed(0) before it makes them"
-            raise app_error(PefError, what, remedy)
+            what = f"the constant {constant}{first} has changed since the PEF {name} was compiled{cause}"
+            drawn = "compile the app again; if it draws the numbers, torch.manual_seed(0) before it makes them"
+            raise app_error(PefError, what, remedy or drawn)

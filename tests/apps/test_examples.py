@@ -103,6 +103,7 @@ class TestLogisticRegression(ExampleTests):
         result = app.call("run", "-b", "16", check=False)
         words = "the PEF logistic_regression was compiled from another graph: image is input float32[32, 64]"
         assert (result.returncode, f"error[pef]: {words}" in result.stderr) == (3, True)
+        assert "  try:   run it with -b 32, or compile again with -b 16\n" in result.stderr
 
 
 @whole

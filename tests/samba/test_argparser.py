@@ -6,6 +6,7 @@ import shutil
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,37 @@ def test_each_function_adds_its_flags_to_its_command() -> None:
         arguments = parse_app_args([command, *PEF], False, *functions)
         added = {"of_common", f"of_{command}"} if command in ("compile", "test", "run") else {"of_common"}
         assert {name for name in vars(arguments) if name.startswith("of_")} == added
+
+
+def needing(parser: ArgumentParser) -> None:
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--again", action="append")
+    parser.add_argument("data", nargs="?")
+
+
+@pytest.mark.parametrize(
+    ("compiled", "run"),
+    [
+        ("--pef-name net -ws 2 --o0", "--pef PEF --model MODEL"),
+        ("-b 16 --n_hidden=8 --only x --model a_b", "--pef PEF --model a_b -b 16 --n_hidden 8"),
+        ("--n-hidden=-8 x --sizes 1 2 --again a --again b",
+         "x --pef PEF --model MODEL --n-hidden=-8 --sizes 1 2 --again a --again b"),
+    ],
+)  # fmt: skip
+def test_a_run_like_the_compile_repeats_the_flags_that_it_takes(compiled: str, run: str) -> None:
+    def shape(parser: ArgumentParser) -> None:
+        parser.add_argument("--n-hidden", type=int)
+        parser.add_argument("--no-mask", action="store_true")
+        parser.add_argument("--sizes", nargs="+")
+
+    def only(parser: ArgumentParser) -> None:
+        parser.add_argument("--only")
+        parser.add_argument("--model")
+        parser.add_argument("--again", action="append")
+        parser.add_argument("data", nargs="?")
+
+    arguments: Any = parse_app_args(["compile", *compiled.split()], False, shape, only, None, needing)
+    assert " ".join(chain.from_iterable(arguments.parser.words_of_run().values())) == run
 
 
 @pytest.mark.parametrize("added", ["--batch-size", "--batch_size"])
@@ -287,7 +319,8 @@ def test_what_was_typed_counts_before_the_file_and_the_file_before_defaults(
     assert (config.command, config.pef, config.batch_size, config.inference) == ("run", "a.pef", 32, True)
     assert (config.lr, config.hidden, config.epochs, config.extra) == (1e-3, 4, 2, 1)
     assert set(vars(config)) == {*vars(typed), "extra"}
-    assert config.of_app == typed.of_app > {"lr", "hidden", "epochs"}
+    assert config.parser is typed.parser
+    assert config.parser.of_app > {"lr", "hidden", "epochs"}
     assert (process.current().arguments, capsys.readouterr().err) == (config, ""), "--debug is the app's own"
     with pytest.raises(OptionError, match="'many' is not a whole number"):
         parse_yaml_to_args(written(tmp_path, "batch_size: many\n"), typed)
@@ -313,7 +346,7 @@ def test_metadata_has_every_argument_the_model_and_the_versions() -> None:
 def test_a_pef_tells_what_is_in_it(pef: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     metadata, information = get_pefmeta_dict(Path(pef)), get_pef_info(pef)
     assert metadata["sambasim"] == __version__
-    assert "(linear): Linear(in_features=6, out_features=3, bias=True)" in metadata["model"]
+    assert "(linear): Linear(in_features=6, out_features=3, bias=True)" in metadata["model_repr"]
     assert (information["name"], information["batch_size"], information["training"]) == ("net", 4, False)
     monkeypatch.chdir(tmp_path)
     shutil.copytree(Path(pef).parents[1], "out")
@@ -354,8 +387,8 @@ def test_a_batch_size_that_the_app_computes_is_computed_again_by_a_run(
     args = spatial("compile", "-b", "3", *flags, "--inference", "--output-folder", str(tmp_path))
     model, x = predicting()[0], samba.randn(args.batch_size, 6, name="x", batch_dim=0)
     metadata = get_pefmeta(args, model)
-    assert (metadata["batch_size"], metadata["parsed_batch_size"]) == ("12", "3")
     pef = samba.session.compile(model, [x], name="net", config_dict=vars(args), pef_metadata=metadata)
+    assert (metadata["batch_size"], get_pefmeta_dict(pef)["parsed_batch_size"]) == ("12", "3")
     assert get_pef_info(pef)["batch_size"] == 12
     capsys.readouterr()
     assert spatial("run", "--pef", pef).batch_size == 12

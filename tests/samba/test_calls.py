@@ -182,7 +182,7 @@ def test_tensors_are_set_and_read_by_name(model: Dropping) -> None:
     names = {f"dropping__{layer}__{kind}__grad" for layer in ("first", "second") for kind in ("weight", "bias")}
     assert set(tensors["grads"]) == names
     assert not any(gradient.any() for gradient in tensors["grads"].values()), "the backward started from 0"
-    shapes = r"dropping__second__bias has the shape \(3,\), and the given data \(1, 3\)"
+    shapes = r"dropping__second__bias has the shape \(3,\), and the data the shape \(1, 3\)"
     with pytest.raises(DataError, match=shapes):
         session.ctx.set_tensors({"dropping__second__bias": bias.unsqueeze(0)})
     assert torch.equal(_on_device("dropping__second__bias"), bias)

@@ -274,7 +274,7 @@ def test_anything_to_iterate_over_is_a_loader() -> None:
         assert image.torch().equal(rows)
     batches = SambaLoader(Custom(), ["image", "label"])  # type: ignore[arg-type]  # an iterable by __getitem__
     assert [label.name for _, label in batches] == ["label", "label"]
-    with pytest.raises(TypeError, match="Custom has no length"):
+    with pytest.raises(TypeError, match="'Custom' has no len"):
         len(batches)
     [[label, image]] = SambaLoader([{"image": IMAGES, "index": 1, "label": LABELS}], ["label", "image"])
     assert label.torch().equal(LABELS)

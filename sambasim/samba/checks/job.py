@@ -260,11 +260,6 @@ class Check:
 
         return shortened
 
-    @property
-    def replicas(self) -> int:
-        communicator = process.current().communicator
-        return 1 if communicator is None else communicator.world_size
-
     def end(self) -> Sequence[Finding]:
         """The findings of all ranks, each once. Collective if the ranks are connected."""
         job, reporter = current(), process.current().reporter

@@ -3,9 +3,10 @@ the compile and what the app passes to the session (DP01, DP02, AP02)."""
 
 import shlex
 from argparse import Namespace
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -282,8 +283,8 @@ def note_not_passed_on(config: Mapping[str, object], *, inference: bool) -> None
     if context.flag("command") != "compile":
         return
     passed = {**config, "inference": inference}
-    of_app = context.flag("of_app") or ()  # the app's own flags, which may have the names of ours
-    read = [flag for flag in FLAGS if flag.compiled and flag.destination not in of_app]
+    own = context.flag("parser").of_app  # the app's own flags, which may have the names of ours
+    read = [flag for flag in FLAGS if flag.compiled and flag.destination not in own]
     typed = [flag for flag in read if context.flag(flag.destination) not in (None, flag.default)]
     missing = [flag.names[0] for flag in typed if passed.get(flag.destination, flag.default) == flag.default]
     if missing:
@@ -293,18 +294,31 @@ def note_not_passed_on(config: Mapping[str, object], *, inference: bool) -> None
 
 def note_changed(metadata: Mapping[str, str], batch_size: int) -> None:
     """Report flags of the library that differ from the compile (AP02). `batch_size` is that of the PEF."""
-    for name, before, now in _changed(metadata):
+    for fact in _changed(metadata):
         # An app may compile with batches of another size than -b; a run without -b then has the size of the PEF.
-        if name in _AGREEING and (name, now) != ("batch_size", str(batch_size)):
-            what = f"{_flag(name)} was {before} when the PEF was compiled, and is {now} now"
-            report_here("AP02", what, f"use the {_flag(name)} of the compile, or compile again")
+        if fact[0] in _AGREEING and (fact[0], fact[2]) != ("batch_size", str(batch_size)):
+            report_here("AP02", *_words([fact]))
 
 
-def likely_cause(metadata: Mapping[str, str]) -> str:
-    """The arguments that changed since the compile, to append to an error about a different graph; or ""."""
+def likely_cause(metadata: Mapping[str, str]) -> tuple[str, str]:
+    """The arguments that changed since the compile, to append to an error about a different graph, and what to type;
+    two times "" without them."""
     changed = [fact for fact in _changed(metadata) if fact[0] in _OF_THE_GRAPH or fact[0] not in _AGREEING]
-    causes = [f"{_flag(name)} was {before} at the compile, and is {now} now" for name, before, now in changed]
-    return f" (AP02: {'; '.join(causes)})" if causes else ""
+    what, remedy = _words(changed)
+    return (f" (AP02: {what})", remedy) if changed else ("", "")
+
+
+def _words(changed: Sequence[tuple[str, str, str]]) -> tuple[str, str]:
+    parser: Any = current().flag("parser")
+    causes = [f"{parser.flag(name)} was {before} at the compile, and is {now} now" for name, before, now in changed]
+    sides = []
+    for at in (1, 2):
+        settings = defaultdict[str, list[str]](list)
+        for fact in changed:
+            word, flag = parser.setting(fact[0], fact[at])
+            settings[word].append(flag)
+        sides.append(" and ".join(f"{word} {' '.join(flags)}" for word, flags in settings.items()))
+    return "; ".join(causes), f"run it {sides[0]}, or compile again {sides[1]}"
 
 
 def _changed(metadata: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
@@ -318,10 +332,6 @@ def _changed(metadata: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
         predicts = name == "inference" and value is True  # a training PEF predicts too
         if before is not None and before != str(value) and name not in free and value is not None and not predicts:
             yield name, before, str(value)
-
-
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
 
 
 def mode_of(program: Program, world_size: int, *, data_parallel: bool, reduce_on_rdu: bool) -> Mode:

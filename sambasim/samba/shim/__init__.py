@@ -60,7 +60,7 @@ _SOURCES: Mapping[str, str | tuple[str, ...]] = {
     "sambaflow.samba.utils.numeric": "sambasim.samba.test",
     "sambaflow.samba.utils.pef_utils": "sambasim.samba.utils.parser",
     "sambaflow.samba.utils.tensorboard_debug": "sambasim.samba.test",
-    "sambaflow.sambacollections": (_OUTSIDE, "OrderedSet"),
+    "sambaflow.sambacollections": ("torch.utils._ordered_set", "OrderedSet"),
 }  # fmt: skip
 """By the name that an app imports: the module of sambasim that answers; or a module, and which of its names."""
 

@@ -4,12 +4,11 @@ belong to which.
 sambaflow                       __version__, is_demo
 sambaflow.mac.metadata          ConvTilingMetadata, TilingMetadata: hints for the hardware's compiler, without effect
                                 here. An app gives a dictionary of them, by `key`, to session.compile(metadata=...).
-sambaflow.sambacollections      OrderedSet
 """
 
-from collections.abc import Hashable, Iterable, Iterator, MutableSet, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, TypeVar
+from typing import ClassVar
 
 from sambasim import __version__ as _own_version
 
@@ -45,40 +44,3 @@ class TilingMetadata:
 
     original_size: Sequence[int]
     num_tiles: int | Sequence[int] | None = None
-
-
-T = TypeVar("T", bound=Hashable)
-
-
-class OrderedSet(MutableSet[T]):
-    """A set in the order of insertion. It equals any set of the same elements."""
-
-    __slots__ = ("_elements",)
-
-    def __init__(self, elements: Iterable[T] = ()) -> None:
-        self._elements = dict.fromkeys(elements)
-
-    def __contains__(self, element: object) -> bool:
-        return element in self._elements
-
-    def __iter__(self) -> Iterator[T]:
-        return iter(self._elements)
-
-    def __reversed__(self) -> Iterator[T]:
-        return reversed(self._elements)
-
-    def __len__(self) -> int:
-        return len(self._elements)
-
-    def __repr__(self) -> str:
-        return f"OrderedSet({list(self._elements)!r})"
-
-    def add(self, value: T) -> None:
-        self._elements.setdefault(value)
-
-    def discard(self, value: T) -> None:
-        self._elements.pop(value, None)
-
-    def update(self, *others: Iterable[T]) -> None:
-        for other in others:
-            self._elements.update(dict.fromkeys(other))

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import torch.distributed as dist
@@ -19,7 +20,15 @@ from sambasim.samba.ending import communicator
 from sambasim.samba.flags import COMMANDS, COMPILE, FLAGS, RUN, TEST, WITH_PEF
 from sambasim.samba.notices import checks_keywords, say_once
 from sambasim.samba.process import current, type_error
-from sambasim.samba.utils.parser import AddArguments, Arguments, command_parser, overview, parse, program_name
+from sambasim.samba.utils.parser import (
+    AddArguments,
+    Arguments,
+    CommandParser,
+    command_parser,
+    overview,
+    parse,
+    program_name,
+)
 
 __all__ = ["SNConfig", "SambaConfig", "parse_app_args", "parse_yaml_to_args"]
 
@@ -35,7 +44,7 @@ class SambaConfig(Arguments):
 
     def __init__(self, command: str | argparse.Namespace, settings: object = None, /, **values: object) -> None:
         super().__init__()
-        self.typed, self.of_app = frozenset(), frozenset()
+        self.parser = CommandParser()
         if isinstance(settings, argparse.Namespace):
             vars(self).update(vars(settings))
         if isinstance(command, argparse.Namespace):
@@ -78,9 +87,13 @@ def parse_app_args(
         sys.stdout.write(overview())
         sys.exit(0)
     command = _checked_command(words[0] if words else None)
-    of_command = {COMPILE: compile_parser_fn, TEST: test_parser_fn, RUN: run_parser_fn}.get(command)
-    parser = command_parser(command, [add for add in (common_parser_fn, of_command) if add is not None])
-    arguments = parse(parser, command, words[1:])
+    of_command = {COMPILE: compile_parser_fn, TEST: test_parser_fn, RUN: run_parser_fn}
+
+    def parser_of(command: str) -> CommandParser:
+        return command_parser(command, [add for add in (common_parser_fn, of_command.get(command)) if add is not None])
+
+    arguments = parse(parser_of(command), command, words[1:])
+    arguments.parser.of_run = partial(parser_of, RUN)
     _enter(arguments)
     return arguments
 
@@ -101,9 +114,9 @@ def parse_yaml_to_args(path: str | os.PathLike[str], args_cli: argparse.Namespac
     of_chosen = _named_values(content[chosen], f"{file}, {chosen}") if chosen in of_commands else {}
     values = {name: value for name, value in content.items() if name not in of_commands} | of_chosen
     values = {name.replace("-", "_"): value for name, value in values.items()}
-    typed, of_app = (cli.typed, cli.of_app) if isinstance(cli, Arguments) else (frozenset(), frozenset())
+    parser = cli.parser if isinstance(cli, Arguments) else CommandParser()
     for name, default in vars(cli).items():
-        if name in typed:
+        if name in parser.typed:
             values.pop(name, None)
         elif isinstance(values.get(name), str) and isinstance(default, float):
             with suppress(ValueError):
@@ -115,7 +128,7 @@ def parse_yaml_to_args(path: str | os.PathLike[str], args_cli: argparse.Namespac
     for name, value in vars(cli).items():
         if name not in values:
             setattr(config, name, value)
-    config.command, config.of_app = chosen, of_app
+    config.command, config.parser = chosen, parser
     config.parsed_batch_size = config.batch_size
     _enter(config)
     return config
@@ -173,8 +186,8 @@ def _from_values(command: str, values: Mapping[str, object]) -> argparse.Namespa
 def _enter(arguments: Arguments) -> None:
     """Makes `arguments` those of this process, prints a notice of flags without an effect, sets the log level, and
     connects the ranks, which is collective."""
-    command, typed = arguments.command, arguments.typed  # nothing is typed if they come from keywords
-    library = [one for one in FLAGS if command in one.commands and one.destination not in arguments.of_app]
+    command, typed = arguments.command, arguments.parser.typed  # nothing is typed if they come from keywords
+    library = [one for one in FLAGS if command in one.commands and one.destination not in arguments.parser.of_app]
     given = {one.destination: one for one in library if getattr(arguments, one.destination) != one.default_for(command)}
     levels = [f"--{level}" for level in ("o0", "o1", "o3") if level in given]
     if len(levels) > 1:
@@ -204,7 +217,7 @@ def _connect(arguments: Arguments) -> None:
     """Connects the ranks, initializes `torch.distributed`, and sets `world_size`, the least number of replicas, to the
     number of ranks, unless it is the app's own. Collective. Raises LaunchError, and what `communicator` raises."""
     world = communicator()
-    if "world_size" not in arguments.of_app:
+    if "world_size" not in arguments.parser.of_app:
         started, wanted = world.world_size, arguments.world_size
         if started < wanted:
             replicas = "1 was started" if started == 1 else f"{started} were started"

@@ -42,8 +42,7 @@ def get_rank() -> int:
 
 def get_world_size() -> int:
     """The number of ranks; 1 before they are connected, and in a single process."""
-    communicator = process.current().communicator
-    return 1 if communicator is None else communicator.world_size
+    return process.current().world_size
 
 
 def is_main_process() -> bool:
@@ -114,9 +113,8 @@ def common_app_driver(
         # With --inference too: of a training PEF only the forward runs.
         trace_graph(model, inputs, optim, pef=args.pef, mapping=args.mapping)
         measure = measure_performance if args.command == MEASURE_PERFORMANCE else measure_sections
-        files = {name: getattr(args, name) for name in ("json", "bench_report_json", "compiled_stats_json")}
-        names = ("inference", "run_graph_only", "min_duration", "data_parallel", "reduce_on_rdu")
-        options = files | {name: getattr(args, name) for name in names}
+        names = ("json", "bench_report_json", "compiled_stats_json", "inference", "run_graph_only", "min_duration")
+        options: Any = {name: getattr(args, name) for name in (*names, "data_parallel", "reduce_on_rdu")}
         measure(model, inputs, args.batch_size, n_iterations=args.num_iterations, **options)
 
 

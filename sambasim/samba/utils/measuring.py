@@ -177,7 +177,7 @@ class _Repeated:
         document, self.program = machine.document, machine.program
         # The default of -b has no effect: an app may ignore -b, so that its batches have another size.
         arguments = process.current().arguments
-        typed = arguments.typed if isinstance(arguments, Arguments) else ("batch_size",)
+        typed = arguments.parser.typed if isinstance(arguments, Arguments) else ("batch_size",)
         is_default = "batch_size" not in typed and batch_size == getattr(arguments, "batch_size", None)
         if batch_size not in (None, self.program.batch_size) and not is_default:
             what = f"the batch size is {batch_size}, and the PEF was compiled for {self.program.batch_size}"

@@ -33,7 +33,7 @@ AddArguments = Callable[[argparse.ArgumentParser], object]
 """A function of the app that adds flags to a parser."""
 
 PARSED_BATCH_SIZE = "parsed_batch_size"
-"""The key of the -b of a compile in the metadata of its PEF."""
+"""The key of the -b of a compile in the metadata of its PEF, which is the default of -b of a run."""
 
 _EXAMPLES = {
     COMPILE: ("{} compile --pef-name net -b 32", "{} compile --pef-name net -b 32 --data-parallel -ws 2"),
@@ -48,13 +48,12 @@ _EXAMPLES = {
 
 
 class Arguments(Namespace):
-    """The parsed arguments. `vars` does not contain these three: the names of the arguments that were `typed`; those of
-    the app's own flags; and the batch size before the app changes it, None if the app has a flag of its own for it."""
+    """The parsed arguments. `vars` does not contain these two: the parser of the command line; and the batch size
+    before the app changes it, None if the app has a flag of its own for it."""
 
-    __slots__ = ("of_app", "parsed_batch_size", "typed")
-    typed: frozenset[str]
-    of_app: frozenset[str]
+    __slots__ = ("parsed_batch_size", "parser")
     parsed_batch_size: int | None
+    parser: "CommandParser"
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -65,13 +64,48 @@ class CommandParser(argparse.ArgumentParser):
 
     def __init__(self, *args: Any, **keywords: Any) -> None:
         super().__init__(*args, **keywords)
-        self.typed: set[str] = set()
-        """The destinations that the arguments set. Parsing without defaults would run the app's actions twice."""
+        self.words: Sequence[str] = ()
+        self.typed: dict[str, list[str]] = {}
+        """The words that set each destination. Parsing without defaults would run the app's actions twice."""
+        self.of_run: Callable[[], CommandParser] = CommandParser
 
     def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
         if action.option_strings or arg_strings:
-            self.typed.add(action.dest)
+            names = [word.partition("=")[0] for word in self.words]
+            names = [name for name in names if self._option_string_actions.get(name) is action]
+            words = [*(names or action.option_strings)[-1:], *arg_strings]
+            if action.option_strings and words[1:2] and words[1].startswith("-"):  # else it would be read as a flag
+                words[:2] = ["=".join(words[:2])]
+            self.typed.setdefault(action.dest, []).extend(words)
         return super()._get_values(action, arg_strings)
+
+    def words_of_run(self) -> dict[str, list[str]]:
+        """What to type, by destination, for a run of what was compiled: what run requires, and of the words that were
+        typed for the compile, those that it takes too."""
+        # Positional ones first: a flag may take all that follows.
+        actions = sorted(self.of_run()._actions, key=lambda one: (bool(one.option_strings), not one.required))
+        return {
+            one.dest: self.typed.get(one.dest, [*one.option_strings[:1], one.dest.upper()])
+            for one in actions
+            if one.required or one.dest in self.typed
+        }
+
+    def flag(self, name: str) -> str:
+        """How the argument of this destination is typed: as it was, or by its first name."""
+        names = [option for one in self._actions if one.dest == name for option in one.option_strings]
+        return [*(word for word in self.typed.get(name, ()) if word in self._option_string_actions), *names, name][0]
+
+    def setting(self, name: str, value: str) -> tuple[str, str]:
+        """What to run it `with`, or `without`, so that the argument of this destination has this value, as text."""
+        flag, action = self.flag(name), next((one for one in self._actions if one.dest == name), None)
+        if action is None:  # the app made it, or it comes from a file or a keyword
+            return "with", f"{name}={value}"
+        if isinstance(action, argparse.BooleanOptionalAction):
+            return "with", next(one for one in action.option_strings if one.startswith("--no-") is (value == "False"))
+        if action.nargs == 0 or value == "None":
+            return "with" if value == str(action.const) != "None" else "without", flag
+        text = shlex.quote(value) if action.nargs in (None, "?") else value.strip("[]").replace(",", "")
+        return "with", f"{flag} {text}"
 
     def error(self, message: str) -> NoReturn:
         raise OptionError(f"{self.prog}: {message}", remedy=f"{self.prog} --help") from None
@@ -115,20 +149,10 @@ def command_parser(command: str, additions: Sequence[AddArguments]) -> CommandPa
     for add in additions:
         add(parser)
     parser.of_app = frozenset(_give_way(parser, library))
+    for name, action in [*parser._option_string_actions.items()]:
+        for spelled in (_with_dashes(name), f"--{name[2:].replace('-', '_')}") if name.startswith("--") else ():
+            parser._option_string_actions.setdefault(spelled, action)
     return parser
-
-
-def respelled(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> list[str]:
-    """The arguments, with dashes and underscores in names as the parser knows them: `--pef_name` as `--pef-name`."""
-    known = {_with_dashes(name): name for name in parser._option_string_actions}
-    result = list(arguments)
-    for index, argument in enumerate(result):
-        if argument == "--":  # no flags follow
-            break
-        name, equals, value = argument.partition("=")
-        if name.startswith("--") and name not in parser._option_string_actions:
-            result[index] = known.get(_with_dashes(name), name) + equals + value
-    return result
 
 
 def parse(parser: CommandParser, command: str, arguments: Sequence[str]) -> Arguments:
@@ -137,16 +161,16 @@ def parse(parser: CommandParser, command: str, arguments: Sequence[str]) -> Argu
     # Only the intermixed kind accepts positional arguments both before and after flags.
     intermixed = any(not action.option_strings for action in parser._actions)
     known_args = parser.parse_known_intermixed_args if intermixed else parser.parse_known_args
-    namespace, unknown = known_args(respelled(parser, arguments), Arguments())
+    parser.words = arguments
+    namespace, unknown = known_args(arguments, Arguments())
     if unknown:
         raise _unknown(parser, command, unknown)
-    namespace.command, namespace.of_app = command, parser.of_app
-    namespace.typed = frozenset(parser.typed)
+    namespace.command, namespace.parser = command, parser
     for flag in FLAGS:
         if not hasattr(namespace, flag.destination):
             setattr(namespace, flag.destination, flag.default_for(command))
     of_library = {flag.destination for flag in FLAGS if command in flag.commands} - parser.of_app
-    free = of_library - namespace.typed  # their defaults may depend on --pef
+    free = of_library - parser.typed.keys()  # their defaults may depend on --pef
     has_pef = "pef" in of_library and namespace.pef is not None
     if has_pef and command == COMPILE:
         if "pef_name" in free:
@@ -233,12 +257,10 @@ def _examples(program: str, *commands: str) -> str:
 
 
 def get_pefmeta(args: Namespace | Mapping[str, object], model: nn.Module) -> dict[str, str]:
-    """The metadata of a PEF as text: every argument of the app, the `repr` of the model, versions, and the -b of the
-    command line, which is the default of -b of a run."""
+    """The metadata of a PEF as text: every argument of the app, the `repr` of the model, and versions."""
     arguments = {name: str(value) for name, value in sorted(as_mapping("args", args).items())}
     facts = {"model_repr": repr(model), "sambasim_version": __version__, "torch_version": str(torch.__version__)}
-    batch_size = process.current().flag(PARSED_BATCH_SIZE)
-    return {**arguments, **facts, **({} if batch_size is None else {PARSED_BATCH_SIZE: str(batch_size)})}
+    return {**arguments, **facts}
 
 
 def get_pefmeta_dict(

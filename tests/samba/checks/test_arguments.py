@@ -1,6 +1,8 @@
 """The command line compared with the compile, and with what is passed to the session."""
 
-from argparse import Namespace
+import shlex
+from argparse import ArgumentParser, BooleanOptionalAction, Namespace
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,19 +13,23 @@ from sambasim.runtime.run.stepwise import Mode
 from sambasim.samba import process
 from sambasim.samba.checks.replicas import likely_cause, mode_of, note_changed, note_not_passed_on
 from sambasim.samba.process import Reporter
-from sambasim.samba.utils.argparser import parse_app_args
+from sambasim.samba.utils.argparser import SambaConfig, parse_app_args
 
 METADATA = {"command": "compile", "batch_size": "8", "hidden": "32", "mapping": "section", "pef_name": "net", "lr": "1"}
 TYPED = {"command": "run", "batch_size": 8, "hidden": 32, "mapping": "section", "pef": "net", "lr": 1, "epochs": 3}
 
 
 def _typed(arguments: dict[str, Any]) -> None:
-    process.current().arguments = Namespace(**arguments)
+    process.current().arguments = SambaConfig(Namespace(**arguments))
 
 
-def _parsed(*argv: str) -> Namespace:
-    """The arguments of an app with one flag of its own."""
-    return parse_app_args(argv, common_parser_fn=lambda parser: parser.add_argument("--hidden", type=int, default=32))
+def _hidden(parser: ArgumentParser) -> None:
+    parser.add_argument("--hidden", type=int, default=32)
+
+
+def _parsed(*argv: str, add: Callable[[ArgumentParser], object] = _hidden) -> Namespace:
+    """The arguments of an app, by default with one flag of its own."""
+    return parse_app_args(argv, common_parser_fn=add)
 
 
 def test_equal_arguments_are_no_finding(reporter: Reporter) -> None:
@@ -32,7 +38,7 @@ def test_equal_arguments_are_no_finding(reporter: Reporter) -> None:
     _typed(TYPED)
     note_changed(METADATA, 8)
     note_changed({}, 8)
-    assert likely_cause(METADATA) == ""
+    assert likely_cause(METADATA) == ("", "")
     _typed({"command": "compile", "world_size": None})  # a flag of the app, without a default
     note_not_passed_on({}, inference=False)
     parse_app_args(["compile", "--arch", "v2"], common_parser_fn=lambda parser: parser.add_argument("--arch"))
@@ -43,11 +49,11 @@ def test_equal_arguments_are_no_finding(reporter: Reporter) -> None:
 @pytest.mark.parametrize(
     ("typed", "batch_size", "found", "cause"),
     [
-        ({"batch_size": 4, "hidden": 16}, 8, "--batch-size was 8 when the PEF was compiled, and is 4 now",
-         "--batch-size was 8 at the compile, and is 4 now; --hidden was 32 at the compile, and is 16 now"),
-        ({"batch_size": 500}, 500, "", "--batch-size was 8 at the compile, and is 500 now"),  # that of the PEF
-        ({"batch_size": 400}, 500, "--batch-size was 8 when the PEF was compiled, and is 400 now",
-         "--batch-size was 8 at the compile, and is 400 now"),
+        ({"batch_size": 4, "hidden": 16}, 8, "batch_size was 8 at the compile, and is 4 now",
+         "batch_size was 8 at the compile, and is 4 now; hidden was 32 at the compile, and is 16 now"),
+        ({"batch_size": 500}, 500, "", "batch_size was 8 at the compile, and is 500 now"),  # that of the PEF
+        ({"batch_size": 400}, 500, "batch_size was 8 at the compile, and is 400 now",
+         "batch_size was 8 at the compile, and is 400 now"),
     ],
 )  # fmt: skip
 def test_changed_arguments_are_found_and_are_a_likely_cause(
@@ -57,7 +63,7 @@ def test_changed_arguments_are_found_and_are_a_likely_cause(
     note_changed(METADATA, batch_size)
     assert [finding.words for finding in reporter.findings] == ([f"AP02: {found}"] if found else [])
     assert all("note_changed(METADATA, batch_size)" in str(finding.where) for finding in reporter.findings)
-    assert likely_cause(METADATA) == f" (AP02: {cause})"
+    assert likely_cause(METADATA)[0] == f" (AP02: {cause})"
 
 
 HIDDEN = " (AP02: --hidden was 32 at the compile, and is 16 now)"
@@ -79,9 +85,36 @@ def test_flags_of_a_command_line_are_compared(
 ) -> None:
     metadata = {name: str(value) for name, value in vars(_parsed("compile", *compiled.split())).items()}
     _parsed(*typed.split(), "--pef", "net")
-    assert likely_cause(metadata) == cause
+    assert likely_cause(metadata)[0] == cause
     note_changed(metadata, 1)
     assert bool(reporter.findings) == found, "the app's own flags may differ"
+
+
+def _shaping(parser: ArgumentParser) -> None:
+    parser.add_argument("--hidden", "-H", type=int, default=32)
+    parser.add_argument("--no-mask", dest="mask", action="store_false")
+    parser.add_argument("--deep", action="store_true")
+    parser.add_argument("--bias", action=BooleanOptionalAction, default=True)
+    parser.add_argument("--sizes", nargs="+", type=int, default=[4])
+    parser.add_argument("--name")
+
+
+@pytest.mark.parametrize(
+    ("compiled", "typed", "remedy"),
+    [
+        ("--hidden 12", "", "run it with --hidden 12, or compile again with --hidden 32"),
+        ("-b 32", "-b 16", "run it with -b 32, or compile again with -b 16"),
+        ("-H 12 --deep", "-H=16 --no-mask", "run it with --deep -H 12 and without --no-mask, or compile again without "
+         "--deep and with -H 16 --no-mask"),
+        ("--no-bias --sizes 3 5", "", "run it with --no-bias --sizes 3 5, or compile again with --bias --sizes 4"),
+        ("--sizes 4 --name a_b", "--name 'a b'", "run it with --name a_b, or compile again with --name 'a b'"),
+        ("", "--name x", "run it without --name, or compile again with --name x"),
+    ],
+)  # fmt: skip
+def test_the_remedy_is_what_to_type(compiled: str, typed: str, remedy: str) -> None:
+    metadata = {name: str(value) for name, value in vars(_parsed("compile", *compiled.split(), add=_shaping)).items()}
+    _parsed("run", "--pef", "net", *shlex.split(typed), add=_shaping)
+    assert likely_cause(metadata)[1] == remedy
 
 
 @pytest.mark.parametrize(

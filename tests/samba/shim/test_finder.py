@@ -13,7 +13,7 @@ from sambasim import __version__
 from sambasim.samba import shim
 from sambasim.samba.notices import AbsentNameError
 from sambasim.samba.shim import ABSENT, MODULES, ROOT, AbsentModuleError
-from sambasim.samba.shim.modules import ConvTilingMetadata, OrderedSet, TilingMetadata
+from sambasim.samba.shim.modules import ConvTilingMetadata, TilingMetadata
 from tests.samba.harness import imported, refused
 from tests.support.mpi import run_job
 from tests.support.whole import whole_case
@@ -98,20 +98,7 @@ def test_version_demo_metadata_and_other_packages() -> None:
     record = ConvTilingMetadata(original_size=(3, 512, 512))
     assert (record.key, repr(record)) == ("conv_tiling", "ConvTilingMetadata(original_size=(3, 512, 512))")
     assert (TilingMetadata.key, TilingMetadata(original_size=(3, 512, 512), num_tiles=4).num_tiles) == ("tiling", 4)
-
-
-def test_a_set_in_order() -> None:
-    numbers = OrderedSet([3, 1, 3])
-    numbers.add(2)
-    numbers.add(3)
-    numbers.update([5, 1], (4,))
-    numbers.discard(1)
-    numbers.discard(9)
-    assert (list(numbers), list(reversed(numbers)), len(numbers)) == ([3, 2, 5, 4], [4, 5, 2, 3], 4)
-    assert (2 in numbers, 1 in numbers, repr(numbers)) == (True, False, "OrderedSet([3, 2, 5, 4])")
-    assert numbers == OrderedSet([2, 3, 4, 5])
-    assert list(numbers | OrderedSet([7, 2])) == [3, 2, 5, 4, 7]
-    assert list(numbers - {5}) == [3, 2, 4]
+    assert [*import_module("sambaflow.sambacollections").OrderedSet([3, 1, 3]).union([2])] == [3, 1, 2]
 
 
 @pytest.mark.parametrize(("env", "rank"), [whole_case({}, ""), ({"PMI_SIZE": "4", "PMI_RANK": "3"}, " rank 3")])
