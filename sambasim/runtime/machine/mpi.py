@@ -65,6 +65,9 @@ def connect(command: Sequence[str], environ: Mapping[str, str] = os.environ) -> 
     if not MPI.Is_initialized():
         # Windows are within a node; Open MPI's component for others prints a warning.
         os.environ.setdefault("OMPI_MCA_osc", "^ucx")
+        # UCX remembers every region that is unmapped, such as each batch of a data worker, until it registers another,
+        # which over TCP it never does.
+        os.environ.setdefault("UCX_RCACHE_MAX_UNRELEASED", "64k")
         with warnings.catch_warnings():
             # of a launcher of another MPI: check_launcher raises an error for it
             warnings.filterwarnings("ignore", message="suspicious MPI execution environment")
