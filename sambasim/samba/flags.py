@@ -108,7 +108,7 @@ _NO_TILING = "device memory holds each tensor whole"
 _NO_DEVICE = "there is no device"
 
 FLAGS: tuple[Flag, ...] = (
-    _count("--batch-size -b", "Samples of one replica in one batch.", 1),
+    _count("--batch-size -b", "Samples of one replica in a batch; by default those of the PEF, or 1.", lambda: 1),
     _count("--microbatch-size -mb", "Samples that the device computes together.",
            inert="the device computes the whole batch at once"),
     _count("--grad-accumulation-steps", "Batches whose gradients make one optimizer step.", 1),

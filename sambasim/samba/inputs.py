@@ -68,6 +68,13 @@ def example_of(model: nn.Module, inputs: Inputs) -> Example:
         return len(tensors) - 1
 
     given = inputs if isinstance(inputs, Mapping) else by_place(model, inputs)
+    names = {place: name_of(one) for place, one in given.items() if one is not None and not by_keyword}
+    own = {place: name if name in signature.parameters else place for place, name in names.items()}
+    for place, name in own.items():
+        if name != place:
+            meant = [one if one in own.values() else "None" for one in signature.parameters]
+            what = f"the tensor named {name} is given in the place of {place} of {type(model).__name__}.forward"
+            process.report_here("AP04", what, f"inputs are bound by place: ({', '.join(meant)})", notice_only=True)
     for place, one in given.items():
         parameter = signature.parameters.get(place)
         if one is None and parameter is not None and parameter.default is not parameter.empty:

@@ -55,13 +55,12 @@ class Reporter:
 
     on_demand: bool = False  # collect findings for a `--check`, print nothing and raise nothing
     at_exit: bool = False  # the run is over, so new findings appear in the summary only
-    _found: dict[tuple[str, str], tuple[Finding, str]] = field(default_factory=dict)
-    _printed: set[tuple[str, str]] = field(default_factory=set)
+    _found: dict[tuple[str, str], tuple[Finding, str, bool]] = field(default_factory=dict)  # the last: was it printed
 
     @property
     def findings(self) -> Sequence[Finding]:
         """The findings of this rank so far, each once."""
-        return tuple(finding for finding, _ in self._found.values())
+        return tuple(finding for finding, *_ in self._found.values())
 
     def report(self, finding: Finding | None, *, notice_only: bool = False) -> None:
         """Report a finding of this rank; rank 0 prints it. Raises DataParallelError for one that ends the run, but not
@@ -74,8 +73,7 @@ class Reporter:
     def report_from(self, rank: int, findings: Sequence[Finding]) -> None:
         """Report those findings of another rank that this rank does not have."""
         for finding in findings:
-            if (finding.code, finding.what) not in self._found:
-                self._add(finding, f" (rank {rank})")
+            self._add(finding, f" (rank {rank})")
 
     def has(self, *codes: str) -> bool:
         """Whether a finding with one of these codes was reported."""
@@ -85,18 +83,19 @@ class Reporter:
         """Print all findings again, on rank 0: in short those that were printed before."""
         if self._found and not self.on_demand and launched_rank(os.environ) == 0:
             lines = [f"summary: {counted(len(self._found), 'finding')}; sambasim app --check checks every step"]
-            for key, (finding, source) in self._found.items():
-                lines.append(_shown_as(f"  {finding.code}{source}", finding, short=key in self._printed))
+            for finding, source, is_printed in self._found.values():
+                lines.append(_shown_as(f"  {finding.code}{source}", finding, short=is_printed))
             sys.stdout.flush()
             sys.stderr.write("\n".join(lines) + "\n")
             sys.stderr.flush()
 
     def _add(self, finding: Finding, source: str = "") -> None:
         key = finding.code, finding.what
-        is_new = key not in self._found
-        self._found[key] = finding, source
-        if is_new and not (self.on_demand or self.at_exit) and launched_rank(os.environ) == 0:
-            self._printed.add(key)
+        if key in self._found:
+            return
+        prints = not (self.on_demand or self.at_exit) and launched_rank(os.environ) == 0
+        self._found[key] = finding, source, prints
+        if prints:
             sys.stderr.write(_shown_as(f"notice{source}: {finding.code}", finding) + "\n")
             sys.stderr.flush()
 
@@ -172,6 +171,7 @@ class Context:
     arguments: Namespace | None = None
     communicator: "Communicator | None" = None  # None before the ranks are connected
     alone: bool = False  # the command runs in a single process
+    has_run: bool = False  # whether sections of a PEF were run
     has_left: bool = False  # `ending.leave` has reported an error; a later sys.exit is part of the same end
     reporter: Reporter = field(default_factory=Reporter)
     said: set[str] = field(default_factory=set)  # what `notices.say_once` and compiles have told of

@@ -283,6 +283,6 @@ def _of_the_loss(program: Program) -> Iterator[str]:
     place = [name for name in names if program.symbols[name].kind is SymbolKind.OUTPUT].index(program.loss)
     if len(loss.shape) > 1:
         what = "the model returns no loss: set sn_grad on the output that a backward starts from"
-        yield f"{what}; without it, it is output {place + 1}, {loss}"
+        yield f"{what}; without it, it is {program.loss}, {loss}"
     elif place > 0:
         yield f"the loss is output {place + 1} of the model"

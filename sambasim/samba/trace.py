@@ -297,8 +297,7 @@ def capture_and_compare(document: PefDocument, asked: Request, weights: Mapping[
             remedy = f"give --pef the PEF of this model, or compile one: {process.compile_command()}"
             raise app_error(PefError, f"the PEF {name} is of another model: {difference}", remedy)
         what = f"the PEF {name} was compiled from another graph: {difference}{cause}"
-        remedy = remedy or "compile again, and run it with the same model, batch size and optimizers"
-        raise app_error(PefError, what, remedy)
+        raise app_error(PefError, what, remedy or "compile again, and run it with the same model, batch and optimizers")
     for constant in program.names_of(SymbolKind.CONSTANT):
         if bytes_of(weights[constant]) != bytes_of(built.weights[constant]):
             readers = (node for graph in program.graphs for node in graph.nodes if constant in node.reads)

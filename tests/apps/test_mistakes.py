@@ -172,6 +172,9 @@ def test_a_replica_that_waits_without_comparison_is_reported(folder: Path, longe
     words = f"DP09: replica {1 - longer} came to its end after 5 steps, and replica {longer} waits for it in step 6"
     assert f"(rank {1 - longer} on " in run.stderr
     assert words in run.stderr
+    assert f"\n  where: {folder}" in run.stderr
+    assert _line(RUN) in run.stderr
+    assert "session.run with OPT on every rank" in run.stderr
     assert run.stderr.count("DP09") == 1
 
 

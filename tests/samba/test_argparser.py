@@ -17,7 +17,7 @@ from sambasim import __version__, samba
 from sambasim.errors import OptionError, PefError
 from sambasim.samba import process
 from sambasim.samba.flags import COMMANDS, FLAGS
-from sambasim.samba.utils.argparser import SambaConfig, SNConfig, parse_app_args, parse_yaml_to_args
+from sambasim.samba.utils.argparser import SambaConfig, SNConfig, _note_unmeasured, parse_app_args, parse_yaml_to_args
 from sambasim.samba.utils.common import get_pef_info, get_pefmeta, get_pefmeta_dict
 from tests.samba.harness import Layer, Made, PefOf, layer_batch, refused
 
@@ -117,6 +117,16 @@ def test_each_function_adds_its_flags_to_its_command() -> None:
         arguments = parse_app_args([command, *PEF], False, *functions)
         added = {"of_common", f"of_{command}"} if command in ("compile", "test", "run") else {"of_common"}
         assert {name for name in vars(arguments) if name.startswith("of_")} == added
+
+
+def test_a_command_that_has_measured_nothing_says_what_measures(capsys: pytest.CaptureFixture[str]) -> None:
+    for command, has_run in (("test", False), ("measure-sections", True), ("measure-sections", False)):
+        parse_app_args([command, *PEF])
+        process.current().has_run = has_run
+        assert capsys.readouterr().err == ""
+        _note_unmeasured()
+    notice = "notice: measure-sections has measured nothing\n  try:   samba.utils.common.common_app_driver("
+    assert capsys.readouterr().err.startswith(notice)
 
 
 def needing(parser: ArgumentParser) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from sambasim import samba
 from sambasim.errors import DataError, ModelError, SambasimError
 from sambasim.samba.inputs import Binder, example_of, repeatable
+from sambasim.samba.process import Reporter
 from sambasim.samba.session import session
 from sambasim.samba.test import TestWithGold
 from tests.samba.harness import BATCH, Load, equal, named_batch, plain, refused, with_sgd
@@ -86,6 +87,27 @@ def test_inputs_that_forward_does_not_take_or_that_share_a_name_are_refused(
 ) -> None:
     with refused(kind, what, "a dictionary by its arguments|a name= of its own|from_torch_tensor"):
         example_of(_module(forward), inputs)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "found"),
+    [
+        ((x, None, _named(T, "labels")), []),
+        ((_named(X, "image"), None, t), []),
+        ({"x": X, "labels": _named(T, "mask")}, []),
+        ((x, _named(T, "labels")), [("labels", "mask", "(x, None, labels)")]),
+        ((_named(X, "image"), None, _named(T, "mask")), [("mask", "labels", "(x, mask, None)")]),
+        ((_named(X, "mask"), x), [("mask", "x", "(x, mask, None)"), ("x", "mask", "(x, mask, None)")]),
+    ],
+)
+def test_a_tensor_in_the_place_of_another_argument_than_its_name_is_found(
+    inputs: Any, found: list[tuple[str, str, str]], reporter: Reporter
+) -> None:
+    example_of(_module(lambda x, mask=None, labels=None: (x, mask, labels)), inputs)
+    words = [f"the tensor named {name} is given in the place of {place} of Module.forward" for name, place, _ in found]
+    assert [(one.code, one.what, one.remedy) for one in reporter.findings] == [
+        ("AP04", what, f"inputs are bound by place: {meant}") for what, (_, _, meant) in zip(words, found, strict=True)
+    ]
 
 
 def masked(x: Any, mask: Any = None, y: Any = None) -> None: ...

@@ -26,6 +26,7 @@ from sambasim.samba.checks.data import EVEN_BATCHES, Samplers
 from sambasim.samba.process import Finding, app_line, own_line_of_app
 from sambasim.units import counted
 
+_EVEN_STEPS = f"session.run with OPT on every rank, not in `if rank == 0`; and {EVEN_BATCHES}"
 Shown = TypeVar("Shown")
 Leave: TypeAlias = Callable[[BaseException, Path | None], int]
 
@@ -58,7 +59,7 @@ def different_steps(points: Sequence[Point], where: str | None) -> Finding | Non
     if together(points):
         return None
     rank, other = next((rank, point) for rank, point in enumerate(points) if not together([points[0], point]))
-    return Finding("DP09", f"replica 0 {points[0].words}, and replica {rank} {other.words}", where, EVEN_BATCHES)
+    return Finding("DP09", f"replica 0 {points[0].words}, and replica {rank} {other.words}", where, _EVEN_STEPS)
 
 
 class StatusPages:
@@ -175,6 +176,7 @@ class Job:
 
     def __init__(self, communicator: Communicator, leave: Leave) -> None:
         self.communicator, self.leave, self.steps = communicator, leave, 0
+        self.where: str | None = None  # the line of the app that took the last step with a comparison
         self.samplers, self.files = Samplers(), Files(communicator.node_of)
         self.pages = StatusPages(communicator)
         self.compare_last: Callable[[], object] = lambda: communicator.all_gather_object(None)
@@ -208,7 +210,7 @@ def finish() -> None:
     if waiting := job.pages.end():
         rank, step = waiting
         words = f"DP09: replica {job.communicator.rank} {end.words}, and replica {rank} waits for it in step {step}"
-        os._exit(job.leave(DataParallelError(words, remedy=EVEN_BATCHES), None))
+        os._exit(job.leave(DataParallelError(words, where=job.where, remedy=_EVEN_STEPS), None))
     points, shown = meet(job.communicator, end, (job.files.take_new(), context.reporter.findings))
     if together(points):
         for rank, (_, findings) in enumerate(shown):

@@ -157,6 +157,7 @@ class Checks:
             check_world_size(size, program.world_size, command=typed_command(), data_parallel=True)
         mode = mode_of(program, size, **sync) if has_step else Mode.ALONE
         self._forwards += SectionKind.FWD in kinds
+        current().has_run = True
         if trains:
             self.host.note_run(kinds, self._given.given, thoroughly=self._check is not None)
         fed = STEP if shards else kinds  # what is predicted there is divided as what is trained on
@@ -201,6 +202,8 @@ class Checks:
     def _compare(self, mode: Mode, watched: job.Job | None) -> None:
         """Compare all replicas before a step. In the first step compare how they sync, too."""
         self._where = where = app_line()
+        if watched is not None:
+            watched.where = where
         division, place, line = watched.samplers.feeding() if watched else (None, None, None)
         files = watched.files.take_new() if watched else {}
         now = trained(self._machine, self._given.rates, starts=self._step == 1)

@@ -17,7 +17,7 @@ from sambasim.errors import LaunchError, OptionError, failing_with
 from sambasim.runtime.machine.launcher import find_launcher, launched_rank
 from sambasim.runtime.machine.process import bring_up, bring_up_on_demand, take_down
 from sambasim.samba.ending import communicator
-from sambasim.samba.flags import COMMANDS, COMPILE, FLAGS, RUN, TEST, WITH_PEF
+from sambasim.samba.flags import COMMANDS, COMPILE, FLAGS, MEASURING, RUN, TEST, WITH_PEF
 from sambasim.samba.notices import checks_keywords, say_once
 from sambasim.samba.process import current, type_error
 from sambasim.samba.utils.parser import (
@@ -51,7 +51,6 @@ class SambaConfig(Arguments):
             vars(self).update(vars(command), **values)
         else:
             vars(self).update(vars(_from_values(command, values)))
-        self.parsed_batch_size = getattr(self, "batch_size", None)
 
     def get_all_params(self) -> dict[str, object]:
         return dict(vars(self))
@@ -110,9 +109,8 @@ def parse_yaml_to_args(path: str | os.PathLike[str], args_cli: argparse.Namespac
     named = content.pop("command", None)
     cli = args_cli if isinstance(args_cli, argparse.Namespace) else argparse.Namespace(command=args_cli)
     chosen = _checked_command(cli.command or (None if named is None else str(named)))
-    of_commands = {name for name, value in content.items() if name in COMMANDS and isinstance(value, dict)}
-    of_chosen = _named_values(content[chosen], f"{file}, {chosen}") if chosen in of_commands else {}
-    values = {name: value for name, value in content.items() if name not in of_commands} | of_chosen
+    of_commands = {name: content.pop(name) for name in COMMANDS if isinstance(content.get(name), dict)}
+    values = content | _named_values(of_commands.get(chosen, {}), f"{file}, {chosen}")
     values = {name.replace("-", "_"): value for name, value in values.items()}
     parser = cli.parser if isinstance(cli, Arguments) else CommandParser()
     for name, default in vars(cli).items():
@@ -129,7 +127,6 @@ def parse_yaml_to_args(path: str | os.PathLike[str], args_cli: argparse.Namespac
         if name not in values:
             setattr(config, name, value)
     config.command, config.parser = chosen, parser
-    config.parsed_batch_size = config.batch_size
     _enter(config)
     return config
 
@@ -205,12 +202,23 @@ def _enter(arguments: Arguments) -> None:
         say_once("--enable-stoc-rounding", "only optimizer steps with --dtype bf16 round stochastically")
     launcher, context = find_launcher(os.environ), current()
     context.command, context.arguments = command, arguments
+    arguments.parsed_batch_size = None if "batch_size" in arguments.parser.of_app else arguments.batch_size
     is_single = launcher is None or launcher.world_size == 1  # such apps use torch.distributed too
     context.alone = command in WITH_PEF and is_single and not arguments.data_parallel
     if context.alone:
         bring_up_on_demand(lambda: communicator() if current().alone else None)
     if command in WITH_PEF and arguments.data_parallel:
         _connect(arguments)
+
+
+@atexit.register
+def _note_unmeasured() -> None:
+    """A notice of a command that measures and has run no step of a PEF."""
+    context = current()
+    is_told = context.has_run or context.has_left or hasattr(sys, "last_value")
+    if context.command in MEASURING and not is_told and launched_rank(os.environ) == 0:
+        remedy = "samba.utils.common.common_app_driver(args, model, inputs, optim) for all commands but run and test"
+        sys.stderr.write(f"notice: {context.command} has measured nothing\n  try:   {remedy}\n")
 
 
 def _connect(arguments: Arguments) -> None:

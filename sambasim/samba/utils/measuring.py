@@ -24,7 +24,7 @@ from sambasim.samba.inputs import Inputs
 from sambasim.samba.notices import checks_keywords, say_once
 from sambasim.samba.session import session
 from sambasim.samba.test import write_json
-from sambasim.samba.utils.parser import Arguments, get_pef_info
+from sambasim.samba.utils.parser import get_pef_info
 from sambasim.units import counted, format_seconds
 
 _WARM_UP_STEPS = 3
@@ -176,9 +176,8 @@ class _Repeated:
         machine = session.loaded(model).machine
         document, self.program = machine.document, machine.program
         # The default of -b has no effect: an app may ignore -b, so that its batches have another size.
-        arguments = process.current().arguments
-        typed = arguments.parser.typed if isinstance(arguments, Arguments) else ("batch_size",)
-        is_default = "batch_size" not in typed and batch_size == getattr(arguments, "batch_size", None)
+        flag = process.current().flag
+        is_default = flag("parser") and "batch_size" not in flag("parser").typed and batch_size == flag("batch_size")
         if batch_size not in (None, self.program.batch_size) and not is_default:
             what = f"the batch size is {batch_size}, and the PEF was compiled for {self.program.batch_size}"
             raise OptionError(what, remedy=f"-b {self.program.batch_size}, or compile again")

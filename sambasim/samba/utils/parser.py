@@ -22,7 +22,7 @@ from sambasim.ir.mesh import DATA_PARALLEL
 from sambasim.pef import PefHeader, locate, peek, read
 from sambasim.runtime.machine.launcher import launched_rank
 from sambasim.samba import process
-from sambasim.samba.flags import COMMANDS, COMPILE, FLAGS, MEASURE_PERFORMANCE, MEASURE_SECTIONS, RUN, TEST, Flag
+from sambasim.samba.flags import COMMANDS, COMPILE, FLAGS, RUN, Flag
 from sambasim.samba.process import app_error
 from sambasim.samba.request import as_mapping
 
@@ -32,18 +32,12 @@ __all__ = ["get_pef_info", "get_pefmeta", "get_pefmeta_dict"]
 AddArguments = Callable[[argparse.ArgumentParser], object]
 """A function of the app that adds flags to a parser."""
 
-PARSED_BATCH_SIZE = "parsed_batch_size"
-"""The key of the -b of a compile in the metadata of its PEF, which is the default of -b of a run."""
-
 _EXAMPLES = {
     COMPILE: ("{} compile --pef-name net -b 32", "{} compile --pef-name net -b 32 --data-parallel -ws 2"),
     RUN: (
         "{} run --pef out/net/net.pef -b 32",
         "mpirun -np 2 {} run --pef out/net/net.pef -b 32 --data-parallel --reduce-on-rdu",
     ),
-    TEST: ("{} test --pef out/net/net.pef -b 32",),
-    MEASURE_PERFORMANCE: ("{} measure-performance --pef out/net/net.pef -b 32 --json",),
-    MEASURE_SECTIONS: ("{} measure-sections --pef out/net/net.pef -b 32 --json",),
 }
 
 
@@ -84,11 +78,8 @@ class CommandParser(argparse.ArgumentParser):
         typed for the compile, those that it takes too."""
         # Positional ones first: a flag may take all that follows.
         actions = sorted(self.of_run()._actions, key=lambda one: (bool(one.option_strings), not one.required))
-        return {
-            one.dest: self.typed.get(one.dest, [*one.option_strings[:1], one.dest.upper()])
-            for one in actions
-            if one.required or one.dest in self.typed
-        }
+        shown = [one for one in actions if one.required or one.dest in self.typed]
+        return {one.dest: self.typed.get(one.dest, [*one.option_strings[:1], one.dest.upper()]) for one in shown}
 
     def flag(self, name: str) -> str:
         """How the argument of this destination is typed: as it was, or by its first name."""
@@ -180,7 +171,6 @@ def parse(parser: CommandParser, command: str, arguments: Sequence[str]) -> Argu
     elif has_pef and "batch_size" in free and namespace.batch_size == 1:  # else the app has its own default
         with suppress(SambasimError):
             _take_batch_size(namespace, peek(locate(namespace.pef)), free)
-    namespace.parsed_batch_size = namespace.batch_size if "batch_size" in of_library else None
     return namespace
 
 
@@ -188,7 +178,7 @@ def _take_batch_size(namespace: Arguments, pef: PefHeader, free: Collection[str]
     """Takes the batch size of a PEF; or where the app computed it, as by `args.batch_size *= args.num_spatial_batches`,
     the values that these flags had at the compile: the app computes it again. free: flags that were not typed"""
     namespace.batch_size = batch_size = pef.batch_size * pef.replica.size(DATA_PARALLEL)
-    parsed = pef.metadata.get(PARSED_BATCH_SIZE, str(batch_size))
+    parsed = pef.metadata.get("parsed_batch_size", str(batch_size))
     if parsed == str(batch_size):
         return
     for flag in FLAGS:
@@ -253,7 +243,8 @@ def _with_dashes(name: str) -> str:
 
 
 def _examples(program: str, *commands: str) -> str:
-    return "\n".join(["examples:", *(f"  {line.format(program)}" for name in commands for line in _EXAMPLES[name])])
+    lines = (line for name in commands for line in _EXAMPLES.get(name, (f"{{}} {name} --pef out/net/net.pef",)))
+    return "\n".join(["examples:", *(f"  {line.format(program)}" for line in lines)])
 
 
 def get_pefmeta(args: Namespace | Mapping[str, object], model: nn.Module) -> dict[str, str]:
