@@ -14,21 +14,12 @@ Quoted text can come from any file, with lines that look like a remedy. So all l
 its title, and control characters are escaped.
 """
 
-import errno
-import os
-import stat
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import chain
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import ClassVar
 
-from sambasim.units import MIB, format_bytes
-
-if TYPE_CHECKING:
-    from pydantic import ValidationError
-
-T = TypeVar("T")
+from sambasim.units import MIB
 
 LARGEST_TOML_BYTES = 4 * MIB
 DEEPEST_TABLES = 32  # levels of tables and arrays in a TOML file; real ones have four
@@ -39,72 +30,7 @@ LARGEST_COUNT = 10**9  # of steps, samples and the like: more than any run has
 MOST_REPLICAS = 16_384  # more than any published job has; a placement lists each
 MOST_MICRO_STEPS = 4096  # of one optimizer step: a prediction has a time for each section of each of them
 
-
-def read_text(path: Path, most_bytes: int) -> str:
-    """The text of the regular UTF-8 file at `path`. Raises OSError if it is no regular file or has more than
-    `most_bytes`, UnicodeDecodeError if it is not UTF-8."""
-    # Opening a pipe without O_NONBLOCK waits for a writer.
-    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
-        data = file.read(most_bytes + 1)
-    if len(data) > most_bytes:
-        raise OSError(errno.EFBIG, f"it has more than {format_bytes(most_bytes)}", str(path))
-    return data.decode("utf-8").replace("\r\n", "\n")
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A file to write beside `path`, which then takes its place at once. Nothing is left of it after an error."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        yield temporary
-        temporary.replace(path)
-    finally:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-
-
-class OtherFormat(Exception):
-    """The `format` of a JSON file is another."""
-
-
-class OtherVersion(Exception):
-    """A JSON file has another `version`; `writer` is the program that wrote it."""
-
-    def __init__(self, version: object, writer: object) -> None:
-        quoted, self.writer = (ascii(text)[1:-1][:40] for text in (str(version), str(writer)))
-        super().__init__(f"format {quoted}, written by {self.writer}")
-
-
-class Misfit(Exception):
-    """A JSON file does not have the keys and types that it should: where, and what is wrong."""
-
-
-def parse_json(data: bytes, parse: Callable[[bytes], T], format_name: str, version: str) -> T:
-    """What `parse`, of pydantic, makes of JSON whose keys `format` and `version` must be these, as `parse` checks too.
-    Raises OtherFormat, OtherVersion or Misfit."""
-    try:
-        return parse(data)
-    except ValueError as error:
-        from pydantic import ValidationError
-        from pydantic_core import from_json
-
-        head: Any = None
-        with suppress(ValueError):
-            head = from_json(data)
-        if isinstance(head, dict) and head.get("format") != format_name:
-            raise OtherFormat from None
-        if isinstance(head, dict) and head.get("version") != version:
-            raise OtherVersion(head.get("version"), head.get("writer")) from None
-        if not isinstance(error, ValidationError):
-            raise
-        raise Misfit(first_fault(error)) from error
-
-
-def first_fault(error: "ValidationError") -> str:
-    fault = error.errors(include_url=False, include_input=False)[0]
-    return f"{'.'.join(map(str, fault['loc'])) or 'the whole'}: {fault['msg']}"
+_OUT_OF_MEMORY = ("can't allocate memory", "cannot allocate memory", "not enough memory", "out of memory")
 
 
 def shortened(text: str) -> str:
@@ -171,6 +97,11 @@ def failing_with(kind: type[SambasimError], what: str, remedy: str, where: str |
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror or error if isinstance(error, OSError) else "it is not UTF-8 text"
         raise kind(f"{what}: {reason}", where=where, remedy=remedy) from error
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether there was not enough memory, in the words of Python, torch or safetensors."""
+    return isinstance(error, MemoryError) or any(words in str(error).lower() for words in _OUT_OF_MEMORY)
 
 
 class ModelError(UserError, code="model"):

@@ -1,7 +1,6 @@
 """Compiles in a child of this process, and compares the PEF with its model in a second one, as `verify --against` also
 does. The caller's model, generators, caches and process stay as they were."""
 
-import secrets
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,6 +23,7 @@ from sambasim.compiler.front import build_model, example_batch
 from sambasim.compiler.passes import schedule_of
 from sambasim.data.datasets import Source, open_source
 from sambasim.errors import CaptureError, MachineError, ModelError, OptionError, SambasimError
+from sambasim.files import replacing
 from sambasim.hardware.budget import available_bytes
 from sambasim.options.base import build
 from sambasim.options.compile import BUILD_FIELDS, CompileOptions
@@ -32,7 +32,7 @@ from sambasim.options.grammar import SYNTHETIC
 from sambasim.options.training import ModelOptions, Sections
 from sambasim.pef import PefDocument, peek, read, seal
 from sambasim.pef.document import Compiled
-from sambasim.pef.files import record_compiled
+from sambasim.pef.files import record_compiled, writing
 from sambasim.runtime.run.replica import input_specs
 from sambasim.units import format_bytes
 
@@ -117,13 +117,12 @@ def compile_proved(
     _children += 1
     if _children == 2:  # one alone would take as long
         warm_up()
-    hidden = path.with_name(f".{path.name}.{secrets.token_hex(8)}.new")
+    with _hidden(path) as hidden:
 
-    def at_once(phase: OnPhase) -> Compiled:
-        Observer.may_begin_again = True
-        return compiled(phase, hidden)
+        def at_once(phase: OnPhase) -> Compiled:
+            Observer.may_begin_again = True
+            return compiled(phase, hidden)
 
-    try:
         try:  # a large model is captured at once, and in another child only if it has to be observed first
             done = in_child(at_once, on_phase)
         except NotSound:
@@ -141,18 +140,25 @@ def compile_proved(
             except MachineError as error:
                 notices.append(f"{_NOT_COMPARED}: {error.what}")
             phases_s[_PROVE] = time.perf_counter() - began_s
-        digest = seal(hidden, path, checked)
-    except MachineError as error:
-        error.what = error.what.replace(str(hidden), str(path))
-        raise
-    finally:
-        hidden.unlink(missing_ok=True)
+        digest = seal(hidden, checked)
     by_line: dict[str, list[str]] = {}
     for exception in checked.exceptions if checked is not None else ():
         by_line.setdefault(exception.source and f", at {exception.source}", []).append(str(exception))
     notices += [f"differs from eager PyTorch by rounding: {', '.join(names)}{at}" for at, names in by_line.items()]
     notices += [*record_compiled(digest), *_replaced(before, path)]
     return replace(done, path=path, digest=digest, notices=tuple(notices), phases_s=phases_s, checked=checked)
+
+
+@contextmanager
+def _hidden(path: Path) -> Iterator[Path]:
+    """Where to compile the PEF that is then to appear at `path`."""
+    with writing(path, "free space there, or --output-folder FOLDER"), replacing(path) as hidden:
+        try:
+            yield hidden
+        except MachineError as error:
+            error.what = error.what.replace(str(hidden), str(path))
+            error.where = error.where and error.where.replace(str(hidden.parent), str(path.parent))
+            raise
 
 
 def _model_of(path: Path) -> tuple[str, str] | None:

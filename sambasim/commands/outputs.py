@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from sambasim.errors import MachineError, OptionError, failing_with
+from sambasim.files import write_whole
 
 
 def check_output_file(path: Path, what: str, remedy: str) -> None:
@@ -63,5 +64,4 @@ def _folder_problem(path: Path) -> str | None:
 
 def write(file: Path, text: str) -> None:
     with failing_with(MachineError, f"{file} cannot be written", "free disk space there, or name another place"):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text, encoding="utf-8")
+        write_whole(file, text)

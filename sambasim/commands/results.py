@@ -9,14 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sambasim.commands.outputs import check_output_files, check_output_folder
-from sambasim.errors import OptionError, WeightsError
+from sambasim.errors import MachineError, OptionError, WeightsError
+from sambasim.files import in_memory
 from sambasim.options.grammar import step_range
 from sambasim.options.problem import Refused, show
 from sambasim.pef import check as check_pef
 from sambasim.pef import locate, map_weights, peek
 from sambasim.records.digests import is_recording, read_recording
 from sambasim.records.metrics import read_run
-from sambasim.report.compare import compare_metrics, compare_runs
+from sambasim.report.compare import compare_metrics
+from sambasim.report.compare.recordings import compare_runs
 from sambasim.report.tables import Row
 from sambasim.runtime.checkpoint.folder import MANIFEST_FILE, checkpoints_in
 
@@ -97,7 +99,7 @@ class _Kind(StrEnum):
 def compare(a: str, b: str, steps: str | None, output_folder: Path) -> Row:
     """The differences of `a` and `b`, in `steps` alone. Raises OptionError if they are not two of one kind."""
     try:
-        wanted = step_range(steps).__contains__
+        asked = None if steps is None else step_range(steps)
     except Refused as error:
         (problem,) = error.problems
         raise OptionError(f"--steps {show(steps)}: {problem.what}", remedy=f"--steps {problem.remedy}") from None
@@ -107,31 +109,37 @@ def compare(a: str, b: str, steps: str | None, output_folder: Path) -> Row:
         raise OptionError(what, remedy=f"sambasim compare {a} OTHER, where OTHER is {kind} too")
     if steps is not None and kind not in (_Kind.RUN, _Kind.METRICS):
         raise OptionError(f"--steps is for runs, and {a} is {kind}", remedy=f"sambasim compare {a} {b}")
+    left, right = (locate(name, output_folder) if kind is _Kind.PEF else Path(name) for name in (a, b))
+    with in_memory(left, right):
+        return _compared(kind, left, right, asked)
+
+
+def _compared(kind: _Kind, a: Path, b: Path, asked: range | None) -> Row:
     if kind is _Kind.RUN:
-        return compare_runs(read_recording(Path(a)), read_recording(Path(b)), wanted)
+        return compare_runs(read_recording(a), read_recording(b), asked)
     if kind is _Kind.METRICS:
-        return compare_metrics((a, read_run(Path(a))), (b, read_run(Path(b))), wanted)
+        return compare_metrics((str(a), read_run(a)), (str(b), read_run(b)), asked)
 
     from sambasim.report.compare.tensors import compare_files, compare_pefs  # torch
 
+    names = str(a), str(b)
     if kind is _Kind.WEIGHTS:
-        return compare_files("weights", a, b, (_weights(Path(a)), _weights(Path(b))))
+        return compare_files("weights", *names, (_weights(a), _weights(b)))
     if kind is _Kind.SAVED:
-        (saved, values), (others, their_values) = _saved(Path(a)), _saved(Path(b))
+        (saved, values), (others, their_values) = _saved(a), _saved(b)
         pairs = [(name, values.get(name), their_values.get(name)) for name in sorted({**values, **their_values})]
         facts = [Row(name=name, a=show(one), b=show(two)) for name, one, two in pairs if repr(one) != repr(two)]
-        return compare_files("files", a, b, (saved, others), facts)
+        return compare_files("files", *names, (saved, others), facts)
     if kind is _Kind.CHECKPOINT:
         from sambasim.runtime.checkpoint.choose import differences
         from sambasim.runtime.checkpoint.content import check
 
-        ours, theirs = check(Path(a)), check(Path(b))
+        ours, theirs = check(a), check(b)
         changes = differences(ours.manifest, theirs.manifest)
         facts = [Row(name=change.name, a=change.before, b=change.now) for change in changes]
-        return compare_files("checkpoints", a, b, (ours.tensors(), theirs.tensors()), facts)
-    paths = locate(a, output_folder), locate(b, output_folder)
-    left, right = ((str(path), check_pef(path)) for path in paths)
-    read_left, read_right = (partial(map_weights, path, check=False) for path in paths)
+        return compare_files("checkpoints", *names, (ours.tensors(), theirs.tensors()), facts)
+    left, right = ((str(path), check_pef(path)) for path in (a, b))
+    read_left, read_right = (partial(map_weights, path, check=False) for path in (a, b))
     return compare_pefs(left, right, (read_left, read_right))
 
 
@@ -164,7 +172,10 @@ def _saved(path: Path) -> "tuple[dict[str, Tensor], dict[str, object]]":
     from torch.utils._pytree import tree_leaves_with_path
 
     try:
-        held = torch.load(path, map_location="cpu", weights_only=True)
+        with in_memory(path):
+            held = torch.load(path, map_location="cpu", weights_only=True)
+    except MachineError:
+        raise
     except Exception as error:  # torch has no class of its own for what a damaged file brings about
         what = f"{path} is no file of torch.save with tensors, numbers and texts alone"
         raise WeightsError(what, remedy="torch.save(model.state_dict(), FILE)") from error
@@ -179,13 +190,9 @@ def _saved(path: Path) -> "tuple[dict[str, Tensor], dict[str, object]]":
 
 
 def _weights(path: Path) -> "Mapping[str, Tensor]":
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
+    from sambasim.runtime.values.memory import read_tensors
 
     remedy = "a file of sambasim run --save FILE.safetensors"
     if not path.is_file():  # but a PEF of this name may be in the output folder
         raise WeightsError(f"the weights file {path} is not there", remedy=remedy)
-    try:
-        return load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise WeightsError(f"{path} is not a safetensors file: {error}", remedy=remedy) from error
+    return read_tensors(path, remedy)

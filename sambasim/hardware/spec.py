@@ -12,7 +12,8 @@ from typing import ClassVar, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 from pydantic_core import ValidationError
 
-from sambasim.errors import LARGEST_TOML_BYTES, OptionError, PefError, failing_with, is_too_deep, read_text, shortened
+from sambasim.errors import LARGEST_TOML_BYTES, OptionError, PefError, failing_with, is_too_deep, shortened
+from sambasim.files import read_text
 
 ALIASES = {"sn20": "sn30", "sn40": "sn40l"}  # `--arch` values of SambaFlow, and the device file that each means
 

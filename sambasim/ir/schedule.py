@@ -25,7 +25,8 @@ from enum import StrEnum
 from itertools import accumulate, chain
 from pathlib import Path
 
-from sambasim.errors import OptionError, failing_with, read_text, shortened
+from sambasim.errors import OptionError, failing_with, shortened
+from sambasim.files import read_text
 from sambasim.units import MIB, counted
 
 

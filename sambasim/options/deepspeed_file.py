@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from sambasim.errors import LARGEST_COUNT, OptionError, is_too_deep, shortened
+from sambasim.files import once
 from sambasim.options.given import as_table, config_text
-from sambasim.options.problem import Problem, one_of, refusal, show, suggested
+from sambasim.options.problem import Problem, refusal, show, suggested
 
 AUTO = "auto"  # the value of a field that another config or a flag fills in, as in Hugging Face's Trainer
 
@@ -185,7 +186,7 @@ def _parsed(path: Path) -> dict[str, object]:
     text = _COMMENT.sub(lambda found: found[0] if found[0][0] == '"' else re.sub(r"[^\n]", " ", found[0]), text)
     text = _LAST_COMMA.sub(lambda found: found[0] if found[0][0] == '"' else " ", text)
     try:
-        config = json.loads(text, object_pairs_hook=_once, parse_float=_number)
+        config = json.loads(text, object_pairs_hook=once, parse_float=_number)
         if isinstance(config, dict) and is_too_deep(config):
             raise RecursionError
     except json.JSONDecodeError as error:
@@ -201,13 +202,6 @@ def _parsed(path: Path) -> dict[str, object]:
         what = f"the DeepSpeed config is {show(config)}, not a table"
         raise OptionError(what, where=str(path), remedy='{"train_batch_size": 32, …}')
     return config
-
-
-def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    names = [name for name, _ in pairs]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise ValueError(f"{one_of(twice)} is given twice in one table")
-    return dict(pairs)
 
 
 def _number(text: str) -> float:

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from sambasim.errors import LARGEST_TOML_BYTES, OptionError, failing_with, is_too_deep, read_text, shortened
+from sambasim.errors import LARGEST_TOML_BYTES, OptionError, failing_with, is_too_deep, shortened
+from sambasim.files import read_text
 from sambasim.options.flag import Setting
 from sambasim.options.problem import Given, Problem, near_file, refusal, show, suggested
 

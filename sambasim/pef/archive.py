@@ -2,7 +2,6 @@
 and `pef.json`; the rules 1 to 6 that a reader checks before it parses; the place of each tensor, its bytes, and mapping
 without a copy. One program has one layout, so a reader compares a file's header with the only one that fits."""
 
-import errno
 import hashlib
 import json
 import mmap
@@ -18,7 +17,8 @@ from enum import IntEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from sambasim.errors import InternalError, MachineError, PefError, shortened
+from sambasim.errors import InternalError, PefError, shortened
+from sambasim.files import in_memory
 from sambasim.ir.types import DTYPE_BYTES, Symbol, SymbolKind, align
 from sambasim.units import MIB, format_bytes
 
@@ -112,11 +112,9 @@ def open_pef(path: Path) -> Iterator[Archive]:
         try:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise refusal(path, Rule.READABLE, "it is not a regular file", remedy="name a .pef file")
-            yield _open_archive(file, path)
+            with in_memory(path):
+                yield _open_archive(file, path)
         except OSError as error:
-            if error.errno == errno.ENOMEM:
-                what = f"there is not enough memory to map {path.name}"
-                raise MachineError(what, remedy="raise `ulimit -v`, or free some memory") from error
             what = f"reading it failed: {error.strerror or type(error).__name__}"
             raise refusal(path, Rule.READABLE, what, remedy="check the disk") from error
 

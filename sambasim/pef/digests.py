@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict
 
+from sambasim.files import once
 from sambasim.ir.graph import Argument, Ref, SectionKind, leaves
 from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.program import Program
@@ -88,7 +89,7 @@ def changed(document: PefDocument) -> Iterator[str]:
     """A notice for each file here that is not what it was at compile time; none for a PEF of another Python."""
     digests: object = None
     with suppress(ValueError):
-        digests = json.loads(document.metadata.get(SOURCES, "{}"))
+        digests = json.loads(document.metadata.get(SOURCES, "{}"), object_pairs_hook=once)
     if not isinstance(digests, dict) or digests.pop("python", None) != _PYTHON:
         return
     model = document.compile_options.get("model")

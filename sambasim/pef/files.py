@@ -5,29 +5,19 @@ broken; a writer writes all of it, or nothing. Of the PEFs that this account com
 
 import os
 import re
-import secrets
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, JsonValue
 from pydantic_core import PydanticSerializationError
 
-from sambasim.errors import (
-    InternalError,
-    MachineError,
-    Misfit,
-    OptionError,
-    OtherFormat,
-    OtherVersion,
-    UserError,
-    failing_with,
-    parse_json,
-)
+from sambasim.errors import InternalError, MachineError, OptionError, UserError, failing_with
+from sambasim.files import Misfit, OtherFormat, OtherVersion, parse_file, replacing
 from sambasim.ir.mesh import Axis, least_replicas, replica_mesh
 from sambasim.ir.verify import verify
 from sambasim.pef.archive import (
@@ -176,7 +166,7 @@ def _layout(archive: Archive, document: PefDocument, path: Path) -> Layout:
 
 def _parse(parse: Callable[[bytes], _Parsed], archive: Archive, path: Path) -> _Parsed:
     try:
-        parsed = parse_json(archive.manifest, parse, FORMAT, VERSION)
+        parsed = parse_file(archive.manifest, parse, FORMAT, VERSION)
     except OtherFormat:
         what = f'its key "format" is not "{FORMAT}", so this is no PEF'
         raise refusal(path, Rule.FORMAT, what, remedy=NOT_OURS) from None
@@ -215,18 +205,11 @@ def write(path: Path, document: PefDocument, weights: "Mapping[str, torch.Tensor
         what = f"the program takes {format_bytes(size_bytes)} of JSON, and a PEF holds at most {limit}"
         raise UserError(what, remedy="compile a smaller model, or one with fewer unrolled steps")
 
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     remedy = f"free {format_bytes(layout.size_bytes + size_bytes)}, or choose another folder with --output-folder"
-    try:
-        # "x" and not mkstemp, whose files other users could not read.
-        with _published(temporary, "xb", path, remedy) as file:
-            tensors = (bytes_of(weights[symbol.name]) for symbol, _ in layout.places)
-            pieces = chain([memoryview(layout.header)], tensors)
-            digest, weights_sha256 = write_archive(file, pieces, layout.size_bytes, partial(_json, document))
-    except BaseException:
-        with suppress(OSError):
-            temporary.unlink()
-        raise
+    with writing(path, remedy), replacing(path) as hidden, hidden.open("xb") as file:
+        tensors = (bytes_of(weights[symbol.name]) for symbol, _ in layout.places)
+        pieces = chain([memoryview(layout.header)], tensors)
+        digest, weights_sha256 = write_archive(file, pieces, layout.size_bytes, partial(_json, document))
     return replace(document, digest=digest, weights_sha256=weights_sha256)
 
 
@@ -253,35 +236,17 @@ def _is_equal(tensor: "torch.Tensor", other: "torch.Tensor") -> bool:
     return is_alike and bytes_of(tensor) == bytes_of(other)
 
 
-def seal(path: Path, to: Path, checked: Checked | None) -> str:
-    """Move the PEF at `path`, which nobody else knows, to `to` in the same folder, with how it was `checked`. Returns
-    its digest. Raises MachineError if the file cannot be written."""
-    with _published(path, "r+b", to, "free space there, or --output-folder FOLDER") as file:
-        with open_pef(path) as archive:
-            document = _read(archive, path)
+def seal(path: Path, checked: Checked | None) -> str:
+    """Add to the PEF at `path`, which nobody else knows, how it was `checked`. Returns its digest."""
+    with open_pef(path) as archive:
+        document = _read(archive, path)
+    with path.open("r+b") as file:
         return replace_manifest(file, manifest_json(replace(document, checked=checked)))
 
 
-@contextmanager
-def _published(path: Path, mode: Literal["xb", "r+b"], to: Path, remedy: str) -> Iterator[BinaryIO]:
-    """The file at `path`, open; afterwards it is at `to`, and on the disk. Raises MachineError."""
-    with failing_with(MachineError, f"cannot write {to}", remedy, str(to.parent)):
-        to.parent.mkdir(parents=True, exist_ok=True)
-        with path.open(mode) as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        path.replace(to)
-        sync_folder(to.parent)
-
-
-def sync_folder(path: Path) -> None:
-    """Puts new names on the disk."""
-    folder = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+def writing(path: Path, remedy: str) -> AbstractContextManager[None]:
+    """Raises MachineError for an OSError within."""
+    return failing_with(MachineError, f"cannot write {path}", remedy, str(path.parent))
 
 
 def _json(document: PefDocument, weights_sha256: str) -> bytes:

@@ -10,9 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeVar
 
-from pydantic import ValidationError
-
-from sambasim.errors import ArtifactError, OptionError, failing_with, first_fault
+from sambasim.errors import ArtifactError, OptionError, failing_with
+from sambasim.files import Misfit, parse_json
 from sambasim.records import Count, Record
 
 RUN_FILE = "run.json"
@@ -58,8 +57,8 @@ class SectionName(NamedTuple):
 
 
 class RecordedRun(Record):
-    """The content of run.json: everything that decides the bits of a run, and what was recorded. `options` go by dotted
-    name; `sees`: an engine that compiles sections together hides the values inside."""
+    """The content of run.json: everything that decides the bits of a run, and what was recorded. `ranks` each have a
+    file; `options` go by dotted name; `sees`: an engine that compiles sections together hides the values inside."""
 
     kind: Literal["digests"] = "digests"
     by: str
@@ -71,6 +70,7 @@ class RecordedRun(Record):
     cpu: str
     exempt_from_exactness: tuple[str, ...]
     world_size: Count
+    ranks: Count
     emulated: bool
     sync: str
     seed: Count
@@ -87,7 +87,8 @@ _WRITTEN_BY = "a folder of sambasim run --record-digests FOLDER, of this version
 
 
 class Recording(NamedTuple):
-    """A folder of digests. `replicas` are those that have a file, in order."""
+    """A folder of digests. `replicas` are those that have a file, in order. A resumed run may begin with a later step
+    than it was to record first."""
 
     folder: Path
     run: RecordedRun
@@ -95,13 +96,20 @@ class Recording(NamedTuple):
 
     def steps(self, replica: int) -> Iterator[StepDigests]:
         """The steps of one replica, without an incomplete last line. Raises OptionError and ArtifactError, also if
-        there is no step."""
-        path, line = self.folder / replica_file(replica), ""
+        there is no step, or a line does not follow the one before it."""
+        path, last = self.folder / replica_file(replica), None
         with failing_with(OptionError, f"{path} cannot be read", _WRITTEN_BY), path.open(encoding="utf-8") as lines:
             for number, line in enumerate(lines, 1):
                 if line.endswith("\n"):
-                    yield _read(StepDigests, line, f"{path}:{number}", "a line")
-        if not line:
+                    step = _read(StepDigests, line, f"{path}:{number}", "a line")
+                    due = max(step.step, self.run.first_step - 1) if last is None else last + 1
+                    if (step.step, step.begins) != (due, last is None):
+                        named = "the initial state" if last is None else f"one of step {due}"
+                        what = f"{path.name}: a line is of step {step.step}, where {named} is due"
+                        raise ArtifactError(what, where=f"{path}:{number}", remedy=_WRITTEN_BY)
+                    last = step.step
+                    yield step
+        if last is None:
             remedy = "record the run again, or wait for its first step"
             raise ArtifactError(f"replica {replica} has no recorded step", where=str(path), remedy=remedy)
 
@@ -127,7 +135,7 @@ def read_recording(folder: Path) -> Recording:
 
 def _read(model: type[_Model], text: str, where: str, what: str) -> _Model:
     try:
-        return model.model_validate_json(text)
-    except ValidationError as error:
-        what = f"{what} is not what sambasim run --record-digests writes: {first_fault(error)}"
+        return parse_json(text.encode(), model.model_validate_json)
+    except Misfit as error:
+        what = f"{what} is not what sambasim run --record-digests writes: {error}"
         raise ArtifactError(what, where=where, remedy=_WRITTEN_BY) from error

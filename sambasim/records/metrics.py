@@ -3,13 +3,14 @@ And the line of `sambasim bench collectives`."""
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
 from pydantic import Field, ValidationError
 
-from sambasim.errors import LARGEST_RECORDS_BYTES, ArtifactError, OptionError, failing_with, read_text
+from sambasim.errors import LARGEST_RECORDS_BYTES, ArtifactError, OptionError, failing_with
+from sambasim.files import TwiceError, in_memory, once, read_text
 from sambasim.records import Count, Record
 
 
@@ -183,7 +184,8 @@ _KINDS: Mapping[str, type[Line]] = {line.model_fields["kind"].default: line for 
 
 
 class RunRecords(NamedTuple):
-    """Steps and evaluations of a run, in order. A run that failed or is still running has no summary."""
+    """Steps and evaluations of a run, in order, no step missing; those of a resumed run may begin later than at step 1.
+    A run that failed or is still running has no summary."""
 
     steps: tuple[StepRecord, ...]
     evaluations: tuple[EvaluationRecord, ...]
@@ -191,31 +193,55 @@ class RunRecords(NamedTuple):
 
 
 def read_run(path: Path) -> RunRecords:
-    """The records in `path`, without an incomplete last line. Raises OptionError, or ArtifactError with the line
-    number."""
-    with failing_with(OptionError, f"{path} cannot be read", _WRITTEN_BY):
-        text = read_text(path, LARGEST_RECORDS_BYTES)
-    *lines, _ = text.split("\n")
-    records = [_record(line, f"{path}:{number}") for number, line in enumerate(lines, 1)]
+    """The records in `path`, without an incomplete last line. Raises OptionError, or ArtifactError with the number of
+    the line that is wrong, or does not follow the one before it."""
+    with failing_with(OptionError, f"{path} cannot be read", _WRITTEN_BY), in_memory(path):
+        *lines, _ = read_text(path, LARGEST_RECORDS_BYTES).split("\n")
+        records = [_record(line, f"{path}:{number}") for number, line in enumerate(lines, 1)]
     if not records:
         remedy = "write one with sambasim run --metrics FILE, or wait for the first step"
         raise ArtifactError(f"{path} has no records", remedy=remedy)
+    summary = records[-1] if isinstance(records[-1], SummaryRecord) else None
+    _check_order(records, summary, path)
     return RunRecords(
         tuple(record for record in records if isinstance(record, StepRecord)),
         tuple(record for record in records if isinstance(record, EvaluationRecord)),
-        next((record for record in reversed(records) if isinstance(record, SummaryRecord)), None),
+        summary,
     )
+
+
+def _check_order(records: Sequence[Line], summary: SummaryRecord | None, path: Path) -> None:
+    """Raises ArtifactError unless steps follow one another, each with its evaluation and checkpoint behind it."""
+    most = math.inf if summary is None else summary.resumed_after_step or 0  # steps before the first line
+    last: int | None = None
+    of_step: list[Line] = []
+    for number, record in enumerate(records, 1):
+        step, is_step = (record.steps if isinstance(record, SummaryRecord) else record.step), record.kind == "step"
+        due = min(step, most + is_step) if last is None else last + is_step
+        what = f"a line is of step {step}, where one of step {due} is due" if step != due else None
+        if of_step and of_step[-1] is summary:
+            what = "a line follows the summary"
+        elif record in of_step:
+            what = "a line is there twice"
+        elif record is summary and summary.evaluation not in (None, *of_step):
+            what = "the evaluation in the summary is not there"
+        if what is not None:
+            remedy = "run again, or give the file as sambasim run --metrics wrote it"
+            raise ArtifactError(f"{path.name}: {what}", where=f"{path}:{number}", remedy=remedy)
+        last, of_step = step, [record] if is_step else [*of_step, record]
 
 
 def _record(line: str, where: str) -> Line:
     try:
-        fields = json.loads(line)
+        fields = json.loads(line, object_pairs_hook=once)
         model = _KINDS[fields["kind"]]
         # JSON has no NaN and no infinity: the writer writes null instead.
         required = {name for name, field in model.model_fields.items() if field.annotation is float}
         return model.model_validate({k: math.nan if v is None and k in required else v for k, v in fields.items()})
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        fault = f"{error.error_count()} invalid fields" if isinstance(error, ValidationError) else "not a record"
+        fault = str(error) if isinstance(error, TwiceError) else "not a record"
+        if isinstance(error, ValidationError):
+            fault = f"{error.error_count()} invalid fields"
         what = f"a line is not what sambasim run --metrics writes: {fault}"
         raise ArtifactError(what, where=where, remedy=f"{_WRITTEN_BY}, of this version") from error
 

@@ -36,7 +36,7 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, digest in (("run", pef.read(made).digest), ("other", "f" * 64)):
         _write(name, *run.steps, *run.evaluations, run.summary.model_copy(update={"pef_digest": digest}))
     for name, loss in (("a", 0.5), ("b", 0.75)):
-        _write(name, *run.steps[:-1], run.steps[-1].model_copy(update={"loss": loss}))
+        _write(name, *run.steps[:-1], run.steps[-1].model_copy(update={"loss": loss}), *run.evaluations, run.summary)
     other = VALUES[1]._replace(digest="ff" * 8, norm=2.5)
     write_recording(Path("a"), {0: [a_step(1), a_step(2)]})
     changed = a_step(2, changed={"net__relu": other})
@@ -184,7 +184,7 @@ def test_what_cannot_be_compared_is_refused(arguments: tuple[str, ...], what: st
 def test_a_damaged_file_of_weights_is_told() -> None:
     Path("b.safetensors").write_bytes(b"no")
     error = refused("compare", "a.safetensors", "b.safetensors", kind=WeightsError)
-    assert error.what.startswith("b.safetensors is not a safetensors file: ")
+    assert error.what.startswith("b.safetensors is no safetensors file: ")
     torch.save(print, "b.pt")
     assert (
         "b.pt is no file of torch.save with tensors, numbers and texts alone" in refused("compare", "a.pt", "b.pt").what

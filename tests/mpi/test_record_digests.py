@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from sambasim.records.digests import read_recording, replica_file
-from sambasim.report.compare import compare_runs, place
+from sambasim.report.compare import place
+from sambasim.report.compare.recordings import compare_runs
 from sambasim.report.tables import Row
 from tests.faults.command import sambasim
 from tests.mpi.training import TWO_NODES, WAYS, Trained, run_of, runs_of, train

@@ -120,6 +120,7 @@ CASES: dict[str, tuple[Damage, int, str]] = {
     "a hostile version": (fields(lambda f: f.update(version="\x1b[2K" * 90)), 8, r"it is a PEF of format \x1b[2K"),
     "not JSON": (lambda p: damage.change_members(p, manifest=lambda d: d[:-1]), 9, "the whole: Invalid JSON"),
     "a number of 5,000 digits": (manifest(b'"epochs":3', b'"epochs":' + b"3" * 5000), 9, "the whole: Invalid JSON"),
+    "a key twice": (manifest(b'"epochs":3', b'"epochs":3,"epoch\\u0073":3'), 9, "epochs is given twice in one table"),
     "deeply nested": (
         lambda p: damage.change_members(p, manifest=lambda d: b"[" * 200_000), 9, "recursion limit",
     ),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sambasim.errors import ArtifactError, OptionError
-from sambasim.records.digests import RUN_FILE, ValueDigest, is_recording, read_recording, replica_file
+from sambasim.records.digests import RUN_FILE, StepDigests, ValueDigest, is_recording, read_recording, replica_file
 from sambasim.records.metrics import read_run
 from sambasim.records.trace import TraceProcess, TraceSpan, Track, trace_json
 from tests.report.test_page import a_run as a_run_with_metrics
@@ -56,6 +56,18 @@ def test_a_line_that_is_no_record_is_named(tmp_path: Path, line: str) -> None:
     assert caught.value.where == f"{path}:2"
 
 
+def test_a_key_that_is_there_twice_is_refused(tmp_path: Path) -> None:
+    path = write_metrics(tmp_path, metrics_lines()[0].replace('"step":1', '"step":1,"step":1'))
+    with pytest.raises(ArtifactError, match="step is given twice in one table"):
+        read_run(path)
+    for name, key in ((RUN_FILE, '"seed":0'), (replica_file(0), '"loss":0.5')):
+        recording = read_recording(write_recording(tmp_path / name, {0: [a_step(1)]}))
+        file = recording.folder / name
+        file.write_text(file.read_text(encoding="utf-8").replace(key, f"{key},{key}"), encoding="utf-8")
+        with pytest.raises(ArtifactError, match="is given twice in one table"):
+            list(read_recording(recording.folder).steps(0))
+
+
 def test_metrics_that_are_not_there_or_empty(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="cannot be read: No such file"):
         read_run(tmp_path / "run.jsonl")
@@ -69,17 +81,18 @@ NAN = ValueDigest("gradient", "net__w__grad", 0, 1, "ab" * 8, None, 3)
 def test_a_recording_comes_back_up_to_its_last_whole_line_and_a_line_that_is_none_is_named(tmp_path: Path) -> None:
     steps = [a_step(1, loss=None), a_step(2, more=[NAN])]
     recording = read_recording(write_recording(tmp_path / "a", {0: steps, 11: steps}))
-    assert recording.run == a_run()
+    assert recording.run == a_run(ranks=12, last_step=2)
     assert recording.replicas == (0, 11)
-    assert list(recording.steps(11)) == steps
+    begins = StepDigests(step=0, begins=True, values=())
+    assert list(recording.steps(11)) == [begins, *steps]
     file = recording.folder / replica_file(0)
     text = file.read_text(encoding="utf-8")
     file.write_text(text[:-10], encoding="utf-8")
-    assert list(recording.steps(0)) == steps[:1]
+    assert list(recording.steps(0)) == [begins, steps[0]]
     file.write_text(text.replace('"step":2', '"stop":2'), encoding="utf-8")
     with pytest.raises(ArtifactError, match="is not what sambasim run --record-digests writes: step: Field") as error:
         list(recording.steps(0))
-    assert error.value.where == f"{file}:2"
+    assert error.value.where == f"{file}:3"
 
 
 def test_a_folder_of_something_else_is_no_recording(tmp_path: Path) -> None:

@@ -18,7 +18,8 @@ from sambasim.errors import ArtifactError
 from sambasim.pef import PefDocument, map_weights, read, write
 from sambasim.records.digests import RecordedRun, StepDigests, ValueDigest, read_recording
 from sambasim.records.metrics import RunRecords, StepRecord, SummaryRecord
-from sambasim.report.compare import compare_metrics, compare_runs, comparison, tensor_difference
+from sambasim.report.compare import compare_metrics, comparison, tensor_difference
+from sambasim.report.compare.recordings import compare_runs
 from sambasim.report.compare.tensors import compare_pefs, compare_tensors
 from sambasim.report.tables import Row
 from tests.pef.samples import sample_document, sample_weights
@@ -38,8 +39,10 @@ def changed(value: ValueDigest, **fields: object) -> ValueDigest:
     return value._replace(**{"digest": "ff" * 8, **fields})  # type: ignore[arg-type]  # the fields have many types
 
 
-def compared(tmp_path: Path, a: Replicas, b: Replicas, run_b: RecordedRun | None = None) -> Row:
-    folders = write_recording(tmp_path / "a", a), write_recording(tmp_path / "b", b, run_b)
+def compared(
+    tmp_path: Path, a: Replicas, b: Replicas, run_b: RecordedRun | None = None, run_a: RecordedRun | None = None
+) -> Row:
+    folders = write_recording(tmp_path / "a", a, run_a), write_recording(tmp_path / "b", b, run_b)
     return compare_runs(read_recording(folders[0]), read_recording(folders[1]))
 
 
@@ -56,10 +59,10 @@ def test_what_is_shown_of_runs_that_part(tmp_path: Path, request: pytest.Fixture
         ],
         1: [STEP, a_step(2, changed={"net__relu": changed(RELU, norm=4.0), "net__w": other}, loss=None)],
     }
-    run_b = a_run(threads=2, options={"optimizer.lr": 0.2, "training.seed": 0})
+    run_b = a_run(last_step=40, threads=2, options={"optimizer.lr": 0.2, "training.seed": 0})
     console = Console(width=200, force_terminal=False, highlight=False)
     with console.capture() as captured:
-        for part in comparison(compared(tmp_path, ours, theirs, run_b)):
+        for part in comparison(compared(tmp_path, ours, theirs, run_b, a_run(last_step=40))):
             console.print(part, markup=False, soft_wrap=isinstance(part, str))
     text = "".join(f"{line.rstrip()}\n" for line in captured.get().splitlines())
     if request.config.getoption("--update-golden"):
@@ -88,12 +91,12 @@ def test_what_makes_bits_differ_by_right_is_said_first(fact: Mapping[str, object
 
 
 def test_of_a_run_that_died_all_steps_that_it_did_are_compared(tmp_path: Path) -> None:
-    found = compared(tmp_path, {0: [STEP]}, {0: [STEP, a_step(2)]}, a_run(last_step=2))
+    found = compared(tmp_path, {0: [STEP]}, {0: [STEP, a_step(2)]}, run_a=a_run(last_step=40))
     assert not found.equal
     assert found.verdict == "equal as far as both have recorded: 1 step, 1 replica, 5 digests"
     assert found.notes == ["A ends after step 1, and was to record up to step 40", "B ends after step 2"]
     both = [STEP, a_step(2)]
-    found = compared(tmp_path / "replica", {0: both, 1: both}, {0: both[:1], 1: both}, a_run(last_step=2))
+    found = compared(tmp_path / "replica", {0: both, 1: both}, {0: both[:1], 1: both})
     assert not found.equal
     assert "replica 0 of B ends after step 1" in found.notes
     with pytest.raises(ArtifactError, match="replica 1 has no recorded step") as refused:
@@ -123,7 +126,8 @@ def test_the_first_loss_that_differs_is_named_and_times_are_not_compared() -> No
     def compared_metrics(a: RunRecords, b: RunRecords) -> Row:
         return compare_metrics(("a.jsonl", a), ("b.jsonl", b))
 
-    assert compared_metrics(records(3.0, 2.0), records(3.0, 2.0, step_s=9.0)).verdict == "equal: losses of 2 steps"
+    found = compared_metrics(records(3.0, 2.0), records(3.0, 2.0, step_s=9.0))
+    assert found.verdict == "equal: losses of 2 steps, as far as both go"
     found = compared_metrics(records(3.0, 2.0, 1.0), records(3.0, 2.5, math.nan))
     assert not found.equal
     assert found.verdict == "they first differ at step 2: loss 2.0 and 2.5, 2.0e-01 apart"

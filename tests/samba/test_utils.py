@@ -134,7 +134,7 @@ def test_a_checkpoint_resumes(inputs: tuple[Any, Any], net: Made, net_pef: str, 
     samba.session.to_cpu(resumed)
     assert same_weights(model, resumed)
     with pytest.raises(OptionError, match="the checkpoint cannot be written"):
-        checkpoint.save_checkpoint(tmp_path / "no" / "net.pt", resumed, optimizer)
+        checkpoint.save_checkpoint(file / "net.pt", resumed, optimizer)
     torch.save(model.state_dict(), tmp_path / "other.pt")
     for words, path, *given in (
         ("has the state of 1 optimizers, and 0 are given", file, resumed),

@@ -19,7 +19,8 @@ def a_run(**changed: object) -> RecordedRun:
     facts: dict[str, object] = {
         "by": "sambasim 0", "pef": "net", "pef_digest": "f" * 64, "threads": 1, "engine": "plain", "torch": "2.13.0",
         "cpu": "x86_64 AVX2", "exempt_from_exactness": (), "world_size": 2, "emulated": False, "sync": "host",
-        "seed": 0, "options": {"optimizer.lr": 0.1, "training.seed": 0}, "steps": 40, "first_step": 1, "last_step": 40,
+        "ranks": 1,
+        "seed": 0, "options": {"optimizer.lr": 0.1, "training.seed": 0}, "steps": 40, "first_step": 1, "last_step": 1,
         "sections": sections, "sees": "values that leave their section",
     }  # fmt: skip
     return RecordedRun.model_validate({**facts, **changed})
@@ -42,10 +43,15 @@ def a_step(
 def write_recording(
     folder: Path, replicas: Mapping[int, Sequence[StepDigests]], run: RecordedRun | None = None
 ) -> Path:
-    """`folder`, with a file of each replica."""
+    """`folder`, with a file of each replica that begins with an empty initial state, unless one is given. `run` is to
+    have recorded these steps at least."""
     folder.mkdir(parents=True)
-    (folder / RUN_FILE).write_text((run or a_run()).model_dump_json(), encoding="utf-8")
+    run = run or a_run()
+    last_step = max((step.step for steps in replicas.values() for step in steps), default=1)
+    facts = {"ranks": max(replicas) + 1, "last_step": max(run.last_step, last_step)}
+    (folder / RUN_FILE).write_text(run.model_copy(update=facts).model_dump_json(), encoding="utf-8")
     for replica, steps in replicas.items():
-        text = "".join(step.model_dump_json() + "\n" for step in steps)
+        begins = [StepDigests(step=step.step - 1, begins=True, values=()) for step in steps[:1] if not step.begins]
+        text = "".join(step.model_dump_json() + "\n" for step in (*begins, *steps))
         (folder / replica_file(replica)).write_text(text, encoding="utf-8")
     return folder

@@ -1,14 +1,10 @@
-"""What `sambasim compare` finds, as rows, text and tables: of recordings and metrics here, of tensors in `tensors`."""
+"""What `sambasim compare` finds, as rows, text and tables: of metrics here, of others in `recordings` and `tensors`."""
 
 import math
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from heapq import merge
-from itertools import groupby, product
-from operator import itemgetter
-from typing import NamedTuple, TypeAlias
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 
-from sambasim.records.digests import RecordedRun, Recording, StepDigests, ValueDigest
+from sambasim.records.digests import RecordedRun
 from sambasim.records.metrics import RunRecords, StepRecord, SummaryRecord
 from sambasim.report.tables import Row, Table, table, text_table
 from sambasim.units import counted
@@ -25,11 +21,11 @@ def place(difference: Row) -> str:
         where = f", section {difference.section_title}"
     else:
         where = "" if difference.begins else ", the batch" if difference.what == "input" else ", after the update"
-    replicas = _named("replica", difference.replicas)
+    replicas = named("replica", difference.replicas)
     return f"{when}, {replicas}{micro_step}{where}: {difference.what} {difference.name}"
 
 
-def _named(noun: str, things: Sequence[object], between: str = ", ") -> str:
+def named(noun: str, things: Sequence[object], between: str = ", ") -> str:
     """`replicas 0, 2`."""
     return f"{noun if len(things) == 1 else f'{noun}s'} {between.join(map(str, things))}"
 
@@ -42,7 +38,7 @@ def digest_difference(difference: Row) -> str:
     if relative < 1e-15:
         return "same norm to 15 digits"
     norms = list(dict.fromkeys(f"{norm:.9g}" for norm in (difference.norm_a, difference.norm_b)))
-    return f"{_named('norm', norms, ' and ')}, {relative:.1e} apart"
+    return f"{named('norm', norms, ' and ')}, {relative:.1e} apart"
 
 
 def tensor_difference(difference: Row) -> str:
@@ -125,168 +121,10 @@ def _losses(losses: Sequence[Row]) -> Table:
     return text_table("losses", (), ("step", "A", "B", "relative difference"), map(cells, losses))
 
 
-_MOST_SHOWN = 6
-_NOT_BY_BIT = "not comparable bit by bit: {}; "
-_COMPARED_APART = ("training.seed", "training.batch_size")  # deciding facts themselves, or part of the PEF
-
-_Line: TypeAlias = tuple[int, int, int, StepDigests]  # step, replica and side (0 is A)
+NOT_BY_BIT = "not comparable bit by bit: {}; "
 
 
-class _Pair(NamedTuple):
-    """The digests of one tensor in both runs. `begins`: of the state before the first step of one of them."""
-
-    step: int
-    replica: int
-    a: ValueDigest
-    b: ValueDigest
-    begins: bool
-
-
-class _RunsComparison:
-    """Steps are added in order; then `result` has what was found. Tensors are matched by name, in the order in which
-    the first run computed them; at equal positions the lowest replica comes first."""
-
-    def __init__(self, a: Recording, b: Recording) -> None:
-        self.sides = a, b
-        self.replicas = tuple(sorted({*a.replicas} & {*b.replicas}))
-        self.titles = {section.number: f"{section.number} {section.kind} {section.name}" for section in a.run.sections}
-        self.digests = self.equal_before = 0
-        self.differences: list[Row] = []
-        self.last_equal: _Pair | None = None
-        self.by_step: Counter[int] = Counter()
-        self.losses: dict[int, tuple[float | None, float | None]] = {}
-        self.only_in: Counter[int] = Counter()
-        self.starts: dict[int, int] = {}
-        self.ends: tuple[dict[int, int], dict[int, int]] = ({}, {})
-
-    def add_step(self, step: int, lines: Iterable[_Line]) -> None:
-        pairs: list[tuple[int, _Pair]] = []
-        for replica, of_replica in groupby(lines, key=itemgetter(1)):
-            sides = {side: digests for _, _, side, digests in of_replica}
-            for side, digests in sides.items():
-                self.ends[side][replica] = step
-                if not digests.begins:
-                    self.starts.setdefault(side, step)
-            if len(sides) == 1:
-                continue
-            begins = any(digests.begins for digests in sides.values())
-            if not begins:
-                self.losses.setdefault(step, (sides[0].loss, sides[1].loss))
-            # In the order of computation. The section is not part of the key: another program may have others.
-            ours, theirs = (
-                {(value.what, value.name, value.micro_step): value for value in sides[side].values} for side in (0, 1)
-            )
-            if sides[0].begins == sides[1].begins:  # otherwise one is a whole step, and the other only the state after
-                self.only_in += Counter({0: len(ours.keys() - theirs.keys()), 1: len(theirs.keys() - ours.keys())})
-            for position, (key, digest) in enumerate(ours.items()):
-                if key in theirs:
-                    pairs.append((position, _Pair(step, replica, digest, theirs[key], begins)))
-        for _, pair in sorted(pairs, key=lambda row: (row[0], row[1].replica)):
-            self.digests += 1
-            last = self.differences[-1] if self.differences else None
-            if pair.a.digest == pair.b.digest:
-                if last is None:
-                    self.equal_before, self.last_equal = self.equal_before + 1, pair
-                continue
-            self.by_step[step] += 1
-            if last is not None and (last.step, last.what, last.name, last.micro_step) == (step, *pair.a[:3]):
-                self.differences[-1] = last.model_copy(update={"replicas": (*last.replicas, pair.replica)})
-            elif len(self.differences) < _MOST_SHOWN:
-                self.differences.append(self._difference(pair))
-
-    def _difference(self, pair: _Pair) -> Row:
-        a, b = pair.a, pair.b
-        title = None if a.section is None else self.titles.get(a.section, str(a.section))
-        return Row(
-            step=pair.step,
-            replicas=(pair.replica,),
-            **{"micro_step": a.micro_step, "section": a.section, "section_title": title, "what": a.what},
-            **{"name": a.name, "norm_a": a.norm, "norm_b": b.norm},
-            relative_norm_difference=_relative_difference(a.norm, b.norm),
-            **{"not_finite_a": a.not_finite, "not_finite_b": b.not_finite, "begins": pair.begins},
-        )
-
-    def result(self) -> Row:
-        """`first`: the first difference; `not_comparable`: facts that explain other bits, the most important first."""
-        a, b = self.sides
-        facts = differing_facts(_deciding_facts(a.run), _deciding_facts(b.run))
-        whole = a.replicas == b.replicas and self.ends[0] == self.ends[1] and not any(self.only_in.values())
-        first = self.differences[0] if self.differences else None
-        if first is not None:
-            at = f"{'' if first.begins else 'at '}{place(first)}; {digest_difference(first)}"
-            verdict = f"{_facts_text(_NOT_BY_BIT, facts)}they first differ {at}"
-        elif self.digests:
-            steps, of_replicas = counted(len(self.losses), "step"), counted(len(self.replicas), "replica")
-            far = "" if whole else " as far as both have recorded"
-            verdict = f"equal{far}: {steps}, {of_replicas}, {self.digests:,} digests{_facts_text(', though {}', facts)}"
-        else:
-            verdict = "nothing to compare: they have no step of a replica in common"
-        last = place(self._difference(self.last_equal)) if first is not None and self.last_equal is not None else None
-        options = ({k: v for k, v in side.run.options.items() if k not in _COMPARED_APART} for side in self.sides)
-        return Row(
-            kind="runs",
-            a=str(a.folder),
-            b=str(b.folder),
-            equal=first is None and whole and self.digests > 0,
-            verdict=verdict,
-            not_comparable=facts,
-            other_options=differing_facts(*options),
-            steps=len(self.losses),
-            replicas=self.replicas,
-            digests=self.digests,
-            first=first,
-            equal_before=self.equal_before,
-            last_equal=last,
-            next_differences=self.differences[1:],
-            differing_by_step=dict(list(self.by_step.items())[:_MOST_SHOWN]),
-            losses=_differing_losses([(step, *both) for step, both in self.losses.items()]),
-            only_in_a=self.only_in[0],
-            only_in_b=self.only_in[1],
-            notes=list(self._notes()),
-        )
-
-    def _notes(self) -> Iterator[str]:
-        a, b = self.sides
-        for side, start in sorted(self.starts.items()):
-            if start > min(self.starts.values()):
-                yield f"{'AB'[side]} begins at step {start}"
-        for name, recording, ends in zip("AB", self.sides, self.ends, strict=True):
-            if self.ends[0] != self.ends[1] and ends:
-                first, last = min(ends, key=ends.__getitem__), max(ends.values())
-                until = recording.run.last_step
-                planned = f", and was to record up to step {until}" if last < until else ""
-                yield f"{name} ends after step {last}{planned}"
-                if ends[first] < last:
-                    yield f"replica {first} of {name} ends after step {ends[first]}"
-        for name, recording in zip("AB", self.sides, strict=True):
-            if alone := [str(replica) for replica in recording.replicas if replica not in self.replicas]:
-                yield f"only {name} has {_named('replica', alone)}"
-        for side, count in sorted(self.only_in.items()):
-            digests = f"{counted(count, 'digest')} of common steps"
-            yield f"{digests} only in {'AB'[side]}, without a counterpart by name"
-        if a.run.sees != b.run.sees:
-            yield f"A has the {a.run.sees}, B the {b.run.sees}"
-        if a.run.pef_digest != b.run.pef_digest:
-            yield "the PEFs differ: sambasim compare A.pef B.pef says where"
-
-
-def compare_runs(a: Recording, b: Recording, wanted: Callable[[int], bool] = lambda step: True) -> Row:
-    """Compare the steps of two recordings for which `wanted` is true. Raises what `Recording.steps` raises."""
-
-    def lines_of(recording: Recording, replica: int, side: int) -> Iterator[_Line]:
-        for line in recording.steps(replica):
-            if wanted(line.step) or (line.begins and wanted(line.step + 1)):
-                yield line.step, replica, side, line
-
-    comparison = _RunsComparison(a, b)
-    sides = product(comparison.replicas, enumerate((a, b)))
-    recorded = [lines_of(recording, replica, side) for replica, (side, recording) in sides]
-    for step, lines in groupby(merge(*recorded, key=itemgetter(0, 1, 2)), key=itemgetter(0)):
-        comparison.add_step(step, lines)
-    return comparison.result()
-
-
-def _deciding_facts(run: RecordedRun | SummaryRecord) -> Mapping[str, object]:
+def deciding_facts(run: RecordedRun | SummaryRecord) -> Mapping[str, object]:
     # The row "engine" shows --engine.
     exempt = "; ".join(reason for reason in run.exempt_from_exactness if not reason.startswith("--engine"))
     pef, cpu, more = run.pef_digest[:12], None, {}
@@ -298,7 +136,7 @@ def _deciding_facts(run: RecordedRun | SummaryRecord) -> Mapping[str, object]:
     return {**facts, "world size": run.world_size, "seed": run.seed, "PEF": pef, **more}
 
 
-def _facts_text(sentence: str, facts: Sequence[Row]) -> str:
+def facts_text(sentence: str, facts: Sequence[Row]) -> str:
     """`sentence` with the facts; empty without any."""
 
     def text(fact: Row) -> str:
@@ -309,7 +147,7 @@ def _facts_text(sentence: str, facts: Sequence[Row]) -> str:
     return sentence.format(", ".join(map(text, facts))) if facts else ""
 
 
-def _relative_difference(a: float | None, b: float | None) -> float | None:
+def relative_difference(a: float | None, b: float | None) -> float | None:
     """Relative to the larger number."""
     if a is None or b is None:
         return None
@@ -317,7 +155,7 @@ def _relative_difference(a: float | None, b: float | None) -> float | None:
     return abs(a - b) / largest if largest else 0.0
 
 
-def _differing_losses(losses: Sequence[tuple[int, float | None, float | None]]) -> list[Row]:
+def differing_losses(losses: Sequence[tuple[int, float | None, float | None]]) -> list[Row]:
     """The first step whose losses differ, then steps at doubling distances, and the last."""
     first = next((index for index, (_, a, b) in enumerate(losses) if a != b), None)
     if first is None:
@@ -327,40 +165,63 @@ def _differing_losses(losses: Sequence[tuple[int, float | None, float | None]]) 
         chosen.append(first + distance)
         distance *= 2
     rows = [losses[index] for index in dict.fromkeys([*chosen, last])]
-    return [Row(step=step, a=a, b=b, relative=_relative_difference(a, b)) for step, a, b in rows]
+    return [Row(step=step, a=a, b=b, relative=relative_difference(a, b)) for step, a, b in rows]
 
 
-def compare_metrics(
-    a: tuple[str, RunRecords], b: tuple[str, RunRecords], wanted: Callable[[int], bool] = lambda step: True
-) -> Row:
-    ours, theirs = ({line.step: line for line in records.steps if wanted(line.step)} for _, records in (a, b))
+def has_all(first: float, last: float, end: float, asked: range | None) -> bool:
+    """Whether steps `first` to `last` are all up to step `end`, and all that are `asked`. Without that, a run may begin
+    with any step, as a resumed one does."""
+    return last >= end and (asked is None or first <= asked.start)
+
+
+def compare_metrics(a: tuple[str, RunRecords], b: tuple[str, RunRecords], asked: range | None = None) -> Row:
+    """Compare two runs, or only the steps that are `asked`."""
+    runs = [a[1], b[1]]
+    kept = runs if asked is None else [_only(asked, records) for records in runs]
+    ours, theirs = ({line.step: line for line in records.steps} for records in kept)
     common = [step for step in ours if step in theirs]
     names = product(common, ("loss", "lr", "grad_norm"))
     differences = (_step_difference(step, name, ours[step], theirs[step]) for step, name in names)
     first = next(filter(None, differences), None)
-    summaries = a[1].summary, b[1].summary
-    facts = differing_facts(*map(_deciding_facts, filter(None, summaries))) if all(summaries) else []
-    results = differing_facts(*_results(a[1], b[1]))
+    summaries = [records.summary for records in runs]
+    facts = differing_facts(*map(deciding_facts, filter(None, summaries))) if all(summaries) else []
+    evaluated = [{line.step for line in records.evaluations} for records in kept]
+    results = differing_facts(*_results(*kept))
     differ = first or next((f"{fact.name}: {fact.a} and {fact.b}" for fact in results), None)
-    whole = ours.keys() == theirs.keys()
+    alike = ours.keys() == theirs.keys() and evaluated[0] == evaluated[1]
+    whole = alike and all(_is_whole(records, asked) for records in runs)
     if differ is not None:
-        verdict = f"{_facts_text(_NOT_BY_BIT, facts)}they first differ at {differ}"
+        verdict = f"{facts_text(NOT_BY_BIT, facts)}they first differ at {differ}"
     elif common:
         far = "" if whole else ", as far as both go"
-        verdict = f"equal: losses of {counted(len(common), 'step')}{far}{_facts_text(', though {}', facts)}"
+        also = f", {counted(len(evaluated[0] & evaluated[1]), 'evaluation')}" if any(evaluated) else ""
+        verdict = f"equal: losses of {counted(len(common), 'step')}{also}{far}{facts_text(', though {}', facts)}"
     else:
         verdict = "nothing to compare: they have no step in common"
-    equal, notes = differ is None and whole and bool(ours), list(_metrics_notes((list(ours), list(theirs)), summaries))
-    losses = _differing_losses([(step, _finite(ours[step].loss), _finite(theirs[step].loss)) for step in common])
+    equal, notes = differ is None and whole and bool(ours), list(_metrics_notes(runs, kept, asked))
+    losses = differing_losses([(step, _finite(ours[step].loss), _finite(theirs[step].loss)) for step in common])
     found = {"not_comparable": facts, "steps": len(common), "first": first, "losses": losses, "results": results}
     return Row(kind="metrics", a=a[0], b=b[0], equal=equal, verdict=verdict, **found, notes=notes)
+
+
+def _only(asked: range, records: RunRecords) -> RunRecords:
+    summary = records.summary
+    steps = tuple(line for line in records.steps if line.step in asked)
+    evaluations = tuple(line for line in records.evaluations if line.step in asked)
+    return RunRecords(steps, evaluations, summary if summary is not None and summary.steps in asked else None)
+
+
+def _is_whole(records: RunRecords, asked: range | None) -> bool:
+    end = math.inf if records.summary is None else records.summary.steps
+    end = end if asked is None else min(end, asked[-1])
+    return bool(records.steps) and has_all(records.steps[0].step, records.steps[-1].step, end, asked)
 
 
 def _step_difference(step: int, name: str, ours: StepRecord, theirs: StepRecord) -> str | None:
     a, b = getattr(ours, name), getattr(theirs, name)
     if repr(a) == repr(b):  # NaNs are equal, and -0.0 differs from 0.0
         return None
-    relative = _relative_difference(_finite(a), _finite(b))
+    relative = relative_difference(_finite(a), _finite(b))
     much = "" if relative is None else f", {relative:.1e} apart"
     return f"step {step}: {name} {a!r} and {b!r}{much}"
 
@@ -380,11 +241,18 @@ def _results(a: RunRecords, b: RunRecords) -> list[dict[str, object]]:
     return [{name: of_run[name] for name in ours if name in theirs} for of_run in (ours, theirs)]
 
 
-def _metrics_notes(steps: tuple[list[int], list[int]], summaries: Sequence[SummaryRecord | None]) -> Iterator[str]:
-    for name, mine, summary in zip("AB", steps, summaries, strict=True):
+def _metrics_notes(runs: Sequence[RunRecords], kept: Sequence[RunRecords], asked: range | None) -> Iterator[str]:
+    steps = [[line.step for line in records.steps] for records in kept]
+    evaluated = [[line.step for line in records.evaluations] for records in kept]
+    first = asked.start if asked is not None else min((of_run[0] for of_run in steps if of_run), default=0)
+    for name, mine, (ours, theirs), run in zip("AB", steps, (evaluated, evaluated[::-1]), runs, strict=True):
+        if mine and mine[0] > first:
+            yield f"{name} begins at step {mine[0]}"
         if all(steps) and steps[0][-1] != steps[1][-1]:
             yield f"{name} ends after step {mine[-1]}"
-        if summary is None:
+        if alone := [step for step in ours if step not in theirs]:
+            yield f"only {name} has an evaluation after {named('step', alone)}"
+        if run.summary is None:
             yield f"{name} has no summary: that run failed or is still running; its threads and engine are unknown"
     yield "times are not compared; `run --record-digests` finds the first tensor in which two runs differ"
 

@@ -4,7 +4,7 @@ shards, of which any range can be read, and any part of a tensor that was cut ot
 import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -17,7 +17,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from sambasim import __version__
-from sambasim.errors import CheckpointError, Misfit, OtherFormat, OtherVersion, failing_with, parse_json
+from sambasim.errors import CheckpointError, failing_with
+from sambasim.files import Misfit, OtherFormat, OtherVersion, in_memory, parse_file
 from sambasim.ir.types import DTYPE_BYTES, Cut, Symbol, SymbolKind
 from sambasim.pef.digests import PartDigests, StrictModel, part_digests
 from sambasim.pef.document import WRITER, Sha256
@@ -320,10 +321,12 @@ def _damaged(path: Path, part: str, what: str) -> CheckpointError:
     return CheckpointError(f"{path.name} is damaged: {part}: {what}", where=str(path), remedy=remedy, is_damage=True)
 
 
-def _reading(path: Path, name: str) -> AbstractContextManager[None]:
+@contextmanager
+def _reading(path: Path, name: str) -> Iterator[None]:
     """Raises CheckpointError for an OSError within: no damage, it may be readable later, or for another user."""
     what, remedy = f"{name} of {path.name} cannot be read", "check the disk and the permissions"
-    return failing_with(CheckpointError, what, remedy, str(path))
+    with failing_with(CheckpointError, what, remedy, str(path)), in_memory(path / name):
+        yield
 
 
 def _size_of(path: Path, name: str) -> int:
@@ -340,7 +343,7 @@ def _read_manifest(path: Path) -> Manifest:
     with _reading(path, MANIFEST_FILE):
         data = (path / MANIFEST_FILE).read_bytes()
     try:
-        manifest = parse_json(data, Manifest.model_validate_json, FORMAT_NAME, FORMAT_VERSION)
+        manifest = parse_file(data, Manifest.model_validate_json, FORMAT_NAME, FORMAT_VERSION)
     except OtherFormat as error:
         raise _damaged(path, MANIFEST_FILE, f'its key "format" is not "{FORMAT_NAME}"') from error
     except OtherVersion as error:

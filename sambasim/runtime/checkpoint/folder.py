@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from sambasim.errors import MachineError, OptionError
-from sambasim.pef.files import sync_folder
+from sambasim.files import to_disk
 from sambasim.runtime.machine.communicator import Communicator
 
 MANIFEST_FILE = "checkpoint.json"
@@ -59,7 +59,7 @@ def begin(path: Path) -> None:
 def publish(path: Path) -> None:
     """Rename the complete partial checkpoint to `path`, atomically. It replaces an existing one of that name."""
     partial, old = partial_of(path), path.with_name(f".{path.name}.old")
-    sync_folder(partial)
+    to_disk(partial)
     if path.exists():
         shutil.rmtree(old, ignore_errors=True)
         path.rename(old)
@@ -69,7 +69,7 @@ def publish(path: Path) -> None:
         if old.exists():
             old.rename(path)
         raise
-    sync_folder(path.parent)
+    to_disk(path.parent)
     shutil.rmtree(old, ignore_errors=True)
 
 
@@ -129,7 +129,7 @@ def _create_and_lock(folder: Path) -> BinaryIO:
             raise BlockingIOError(error.errno, error.strerror) from error
         raise
     for place in created:  # a checkpoint survives a power cut only if the folders above it do
-        sync_folder(place.parent)
+        to_disk(place.parent)
     with suppress(OSError):
         _clean(folder)
     return lock

@@ -24,7 +24,15 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from sambasim.errors import AssertionFailedError, DataError, InternalError, MachineError, PefError, SambasimError
+from sambasim.errors import (
+    AssertionFailedError,
+    DataError,
+    InternalError,
+    MachineError,
+    PefError,
+    SambasimError,
+    is_out_of_memory,
+)
 from sambasim.ir.dataflow import axis_of
 from sambasim.ir.graph import Node
 from sambasim.ir.mesh import DATA_PARALLEL
@@ -39,7 +47,6 @@ class Misfit(Exception):
 
 
 _REPORT = re.compile(r"[,.]? ?please report a bug to PyTorch\.?", re.IGNORECASE)
-_OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
 
 Held: TypeAlias = Sequence[tuple[Symbol, Tensor]]  # inputs of the program, and the tensors that they hold
 
@@ -49,7 +56,7 @@ def operator_error(node: Node, raised: Exception, held: Held) -> SambasimError:
     said = _REPORT.sub("", str(raised).strip().partition("\n")[0])
     text = f"{type(raised).__name__}: {said}"
     where = str(node.source) if node.source else f"the operator {node.operator}"
-    if isinstance(raised, MemoryError) or any(mark in text for mark in _OUT_OF_MEMORY):
+    if is_out_of_memory(raised):
         remedy = "compile for a smaller --batch-size, or start fewer ranks on this host"
         return MachineError(f"there is not enough memory for a step: {text}", where=where, remedy=remedy)
     if isinstance(raised, torch.linalg.LinAlgError):

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from sambasim import __version__
 from sambasim.errors import OptionError
+from sambasim.files import write_whole
 from sambasim.ir.dataflow import pass_and_update
 from sambasim.ir.graph import Graph, Section
 from sambasim.ir.program import Program
@@ -38,7 +39,7 @@ from sambasim.records.digests import (
 )
 from sambasim.runtime.outcome import exempt
 from sambasim.runtime.run.plan import Plan
-from sambasim.runtime.run.run_observer import LineFile, RunObserver, write_whole, writing
+from sambasim.runtime.run.run_observer import LineFile, RunObserver, writing
 from sambasim.runtime.run.setup import Setup, Team
 from sambasim.runtime.watch.observer import StepRecorder
 
@@ -119,6 +120,7 @@ def _run_of(setup: Setup, team: Team, plan: Plan, asked: range) -> RecordedRun:
         cpu=f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
         exempt_from_exactness=tuple(exempt(setup, team)),
         world_size=setup.replicas,
+        ranks=setup.mesh.world_size,
         emulated=setup.is_emulation,
         sync=team.transport.title,
         seed=setup.seed,

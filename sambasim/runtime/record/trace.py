@@ -14,12 +14,13 @@ from typing import NamedTuple
 import numpy as np
 
 from sambasim import __version__
+from sambasim.files import write_whole
 from sambasim.ir.dataflow import pass_and_update
 from sambasim.ir.graph import Section, SectionKind
 from sambasim.records.trace import TraceProcess, TraceSpan, Track, trace_json
 from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.run.plan import Plan
-from sambasim.runtime.run.run_observer import RunObserver, write_whole, writing
+from sambasim.runtime.run.run_observer import RunObserver, writing
 from sambasim.runtime.run.setup import Setup, Team
 from sambasim.runtime.watch.observer import SpanArgs, StepRecorder
 from sambasim.units import format_seconds

@@ -12,7 +12,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
-from sambasim.errors import MachineError, OptionError, failing_with, replacing
+from sambasim.errors import MachineError, OptionError, failing_with
+from sambasim.files import once, unless_foreign_link, write_whole
 from sambasim.records import Record
 from sambasim.records.metrics import CheckpointRecord, EvaluationRecord, StepRecord, SummaryRecord
 from sambasim.runtime.run.plan import Plan
@@ -134,7 +135,7 @@ class MetricsFile(RunObserver):
 def _step_of(line: str) -> float:
     """The step of a record; infinity for a line that is not kept."""
     with suppress(ValueError):
-        match json.loads(line):
+        match json.loads(line, object_pairs_hook=once):
             case {"kind": "step" | "evaluation" | "checkpoint", "step": int(step)}:
                 return step
     return math.inf
@@ -152,7 +153,7 @@ class LineFile:
 
     def __init__(self, path: Path, *, append: bool = False) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("ab" if append else "wb", buffering=0)
+        self._file = io.FileIO(path, "a" if append else "w", opener=unless_foreign_link)
 
     def write(self, lines: str) -> None:
         """Add `lines`, with their ends. Raises OSError if that fails, and then removes what was written of them."""
@@ -174,13 +175,3 @@ def writing(what: str, path: Path, choice: str) -> AbstractContextManager[None]:
     """Raises MachineError for an OSError within. `choice`: what may be given instead of `path`, and how."""
     remedy = f"free disk space there, or choose another {choice}"
     return failing_with(MachineError, f"{what} cannot be written to {path}", remedy)
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file whole or not at all. Raises OSError. A link's target, such as /dev/stdout, is written in place."""
-    if path.is_symlink() or (path.exists() and not path.is_file()):
-        path.write_text(text, encoding="utf-8")
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")

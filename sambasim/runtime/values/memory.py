@@ -2,6 +2,7 @@
 
 import errno
 import hashlib
+import json
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -13,7 +14,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from sambasim.errors import InternalError, MachineError, OptionError, WeightsError, replacing
+from sambasim.errors import InternalError, MachineError, OptionError, WeightsError
+from sambasim.files import TwiceError, in_memory, once, replacing
 from sambasim.ir.dataflow import is_clipped
 from sambasim.ir.program import ParameterGroup, Program
 from sambasim.ir.types import DTYPE_BYTES, Cut, Slice, SymbolKind, TensorType, cut, cut_at
@@ -36,9 +38,8 @@ def state_dict(program: Program, tensor_of: Callable[[str], Tensor]) -> Tensors:
 def write_tensors(path: Path, tensors: Tensors, what: str, remedy: str) -> None:
     """Write a safetensors file atomically, and its folders. Raises OptionError or, for a full disk, MachineError."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as temporary:
-            save_tensors(temporary, tensors)
+        with replacing(path) as hidden:
+            save_tensors(hidden, tensors)
     except (OSError, SafetensorError) as error:
         failure = f"{what} cannot be written to {path}"
         if os.strerror(errno.ENOSPC) in str(error):  # safetensors gives no errno
@@ -56,8 +57,12 @@ def save_tensors(path: Path, tensors: Tensors) -> None:
 def read_tensors(path: Path, remedy: str) -> Tensors:
     """The content of a safetensors file. Raises WeightsError for any other."""
     try:
-        return load_file(path)
-    except (OSError, SafetensorError) as error:
+        with in_memory(path), path.open("rb") as file:
+            tensors = load_file(path)
+            header = file.read(int.from_bytes(file.read(8), "little"))  # of a length that is right
+            json.loads(header, object_pairs_hook=once)
+            return tensors
+    except (OSError, SafetensorError, TwiceError) as error:
         raise WeightsError(f"{path} is no safetensors file: {error}", remedy=remedy) from error
 
 

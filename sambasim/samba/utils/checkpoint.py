@@ -14,7 +14,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from sambasim.errors import OptionError, WeightsError, replacing
+from sambasim.errors import OptionError, WeightsError
+from sambasim.files import once, replacing
 from sambasim.runtime.values.memory import write_tensors
 from sambasim.samba.checks.host import ON_DEVICE
 from sambasim.samba.process import app_error
@@ -42,9 +43,9 @@ def save_checkpoint(
     for state in states[:1]:
         state["param_groups"][0][ON_DEVICE] = now.checks.host.options.for_checkpoint(now.hyperparameters.given)
     try:
-        with replacing(target) as temporary:
-            torch.save({**others, "model": model.state_dict(), "optimizers": states}, temporary)
-    except (OSError, RuntimeError) as error:  # torch has a RuntimeError for a folder that is not there
+        with replacing(target) as hidden:
+            torch.save({**others, "model": model.state_dict(), "optimizers": states}, hidden)
+    except (OSError, RuntimeError) as error:  # torch has a RuntimeError for a full disk
         raise OptionError(f"the checkpoint cannot be written to {target}", where=str(error)) from error
 
 
@@ -130,7 +131,8 @@ def _shards(path: Path) -> list[Path]:
     index = next(iter(sorted(path.glob("*.index.json"))), None)
     if index is not None:
         try:
-            return [path / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
+            weight_map = json.loads(index.read_text(), object_pairs_hook=once)["weight_map"]
+            return [path / name for name in sorted(set(weight_map.values()))]
         except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
             raise _misfit(index, "is no index of weights", "copy the checkpoint again") from error
     for suffix in (".safetensors", ".bin", ".pt"):

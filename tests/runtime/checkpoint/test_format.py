@@ -55,6 +55,10 @@ CASES: dict[str, tuple[Damage, str]] = {
     "another format": (fields(lambda found: found.update(format="zip")), 'its key "format" is not'),
     "another version": (fields(lambda found: found.update(version="3.9")), "a checkpoint of format 3.9"),
     "a changed step": (in_file(MANIFEST_FILE, lambda data: data.replace(b'"step":50', b'"step":51')), "digest differs"),
+    "a key twice": (
+        in_file(MANIFEST_FILE, lambda data: data.replace(b'"step":50', b'"step":50,"step":50')),
+        "step is given twice in one table",
+    ),
     "an unknown key": (fields(lambda found: found.update(code="import os")), "code: Extra inputs"),
     "too many skipped steps": (fields(lambda found: found["progress"].update(skipped_steps=51)), "51 steps skipped"),
     "too many samples": (fields(lambda found: found["position"].update(used=10**6)), "1000000 samples used"),

@@ -1,0 +1,220 @@
+"""Files: text and JSON that are read within limits, and files that are written whole or not at all.
+
+    .NAME.HEX/NAME   NAME while it is written: HEX is random but for its beginning, which is that of the host
+
+Only its owner may open that folder, so nobody can put a link in the way of what is written there. Its writer holds a
+lock on it until NAME is in its place. A writer that was killed holds none, and the next one of that name removes what
+it left.
+"""
+
+import errno
+import fcntl
+import json
+import os
+import secrets
+import shutil
+import stat
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from glob import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from sambasim.errors import MachineError, is_out_of_memory
+from sambasim.units import format_bytes
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
+
+T = TypeVar("T")
+
+_WRITABLE_BY_OTHERS = 0o022
+
+
+def read_text(path: Path, most_bytes: int) -> str:
+    """The text of the regular UTF-8 file at `path`. Raises OSError if it is no regular file or has more than
+    `most_bytes`, UnicodeDecodeError if it is not UTF-8."""
+    # Opening a pipe without O_NONBLOCK waits for a writer.
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+        data = file.read(most_bytes + 1)
+    if len(data) > most_bytes:
+        raise OSError(errno.EFBIG, f"it has more than {format_bytes(most_bytes)}", str(path))
+    return data.decode("utf-8").replace("\r\n", "\n")
+
+
+@contextmanager
+def in_memory(*paths: Path) -> Iterator[None]:
+    """Raises MachineError for files or folders within that the memory cannot hold."""
+    try:
+        yield
+    except (MemoryError, OSError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        needed = " and ".join(f"{path} ({format_bytes(_size_bytes(path))})" for path in dict.fromkeys(paths))
+        what = ": ".join(filter(None, (f"there is not enough memory for {needed}", str(error))))
+        raise MachineError(what, remedy="free some memory, or raise what limits it (ulimit -v)") from error
+
+
+def _size_bytes(path: Path) -> int:
+    """Of a file, or of all files in a folder."""
+    return sum(file.stat().st_size for file in (path, *path.rglob("*")) if file.is_file())
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A file to write, which then takes the place of `path` at once, and is on the disk. Folders are created. Nothing
+    is left of it all after an error. Raises OSError."""
+    missing = [folder for folder in path.absolute().parents if not folder.exists()]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        _remove_leftovers(path)
+        with _hidden_folder(path) as folder:
+            hidden = folder / path.name
+            yield hidden
+            to_disk(hidden)
+            hidden.replace(path)
+            to_disk(path.parent)
+    finally:
+        for folder in missing:  # which are empty after an error
+            with suppress(OSError):
+                folder.rmdir()
+
+
+def to_disk(path: Path) -> None:
+    """Puts a file, or the names in a folder, on the disk."""
+    opened = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
+
+
+@contextmanager
+def _hidden_folder(path: Path) -> Iterator[Path]:
+    """A new folder for a file that is to become `path`, locked."""
+    while True:
+        folder = path.with_name(f".{path.name}.{_host()}{secrets.token_hex(8)}")
+        folder.mkdir(mode=0o700)
+        with suppress(FileNotFoundError):  # if another process has taken it for a leftover
+            descriptor = os.open(folder, os.O_RDONLY)
+            with suppress(OSError):  # a file system without locks
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if folder.exists():
+                break
+            os.close(descriptor)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(descriptor)
+
+
+def _remove_leftovers(path: Path) -> None:
+    """Remove what processes of this account and host left of `path` that no longer live."""
+    for folder in path.parent.glob(f".{escape(path.name)}.{_host()}{'[0-9a-f]' * 16}"):
+        with suppress(OSError):
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises while its writer lives
+                if os.fstat(descriptor).st_uid == os.geteuid():
+                    shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(descriptor)
+
+
+def _host() -> str:
+    """Eight digits for this host: on a file system of several, its locks may be of each host alone."""
+    return f"{zlib.crc32(os.uname().nodename.encode()):08x}"
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file whole or not at all. Raises OSError. A link's target, such as /dev/stdout, is written in place."""
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        with open(path, "w", encoding="utf-8", opener=unless_foreign_link) as file:
+            file.write(text)
+        return
+    with replacing(path) as hidden:
+        hidden.write_text(text, encoding="utf-8")
+
+
+def unless_foreign_link(path: str, flags: int) -> int:
+    """An opener for `open`. Raises OSError for a link that another account made in a folder that others can write:
+    whoever follows it writes to a file of their choice. (Linux refuses it in folders such as /tmp.)"""
+    status, folder = None, os.stat(os.path.dirname(path) or ".")
+    with suppress(FileNotFoundError):
+        status = os.lstat(path)
+    if status is None or not stat.S_ISLNK(status.st_mode):
+        return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+    if folder.st_mode & _WRITABLE_BY_OTHERS and status.st_uid not in (os.geteuid(), folder.st_uid):
+        raise OSError(errno.ELOOP, "it is a link of another account, in a folder that others can write", path)
+    return os.open(path, flags, 0o666)
+
+
+class OtherFormat(Exception):
+    """The `format` of a JSON file is another."""
+
+
+class OtherVersion(Exception):
+    """A JSON file has another `version`; `writer` is the program that wrote it."""
+
+    def __init__(self, version: object, writer: object) -> None:
+        quoted, self.writer = (ascii(text)[1:-1][:40] for text in (str(version), str(writer)))
+        super().__init__(f"format {quoted}, written by {self.writer}")
+
+
+class Misfit(Exception):
+    """JSON does not have the keys and types that it should: where, and what is wrong."""
+
+
+def parse_file(data: bytes, parse: Callable[[bytes], T], format_name: str, version: str) -> T:
+    """As `parse_json`, of JSON whose keys `format` and `version` must be these, as `parse` checks too. Raises
+    OtherFormat, OtherVersion or Misfit."""
+    try:
+        return parse_json(data, parse)
+    except Misfit:
+        from pydantic_core import from_json
+
+        head: Any = None
+        with suppress(ValueError):
+            head = from_json(data)
+        if isinstance(head, dict) and head.get("format") != format_name:
+            raise OtherFormat from None
+        if isinstance(head, dict) and head.get("version") != version:
+            raise OtherVersion(head.get("version"), head.get("writer")) from None
+        raise
+
+
+def parse_json(data: bytes, parse: Callable[[bytes], T]) -> T:
+    """What `parse`, of pydantic, makes of JSON in which no table has a key twice. Raises Misfit."""
+    from pydantic import ValidationError
+
+    try:
+        parsed = parse(data)
+        json.loads(data.decode(), object_pairs_hook=once, parse_int=str)  # pydantic would take the last of two
+    except ValidationError as error:
+        raise Misfit(first_fault(error)) from error
+    except TwiceError as error:
+        raise Misfit(str(error)) from None
+    return parsed
+
+
+class TwiceError(ValueError):
+    """A table of JSON has a key twice."""
+
+
+def once(pairs: list[tuple[str, T]]) -> dict[str, T]:
+    """The `object_pairs_hook` of all JSON. Raises TwiceError."""
+    table = dict(pairs)
+    if len(table) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise TwiceError(f"{twice} is given twice in one table")
+    return table
+
+
+def first_fault(error: "ValidationError") -> str:
+    fault = error.errors(include_url=False, include_input=False)[0]
+    return f"{'.'.join(map(str, fault['loc'])) or 'the whole'}: {fault['msg']}"
