@@ -27,8 +27,17 @@ LARGEST_RECORDS_BYTES = 1024 * MIB  # a run of three million steps
 LONGEST_MESSAGE = 1000
 LONGEST_LINE = 4000
 LARGEST_COUNT = 10**9  # of steps, samples and the like: more than any run has
+LARGEST_BYTES = 1 << 46  # 64 TiB: more than any machine has, and far from where arithmetic on sizes could overflow
+LARGEST_INTEGER = (1 << 63) - 1
+LARGEST_FACTOR = 1e10  # of a hyperparameter; float32 holds its square
+HIGHEST_RATE = 1e18  # bytes or FLOP a second, of one link or unit
+LONGEST_WAIT_S = 31_536_000  # a year
 MOST_REPLICAS = 16_384  # more than any published job has; a placement lists each
+MOST_RDUS = 1024  # of a node
+MOST_TILES = 64  # of an RDU
+MOST_UNITS = 10**6  # of an RDU
 MOST_MICRO_STEPS = 4096  # of one optimizer step: a prediction has a time for each section of each of them
+MOST_THREADS = 4096  # more than any node has cores; each thread has a stack
 
 _OUT_OF_MEMORY = ("can't allocate memory", "cannot allocate memory", "not enough memory", "out of memory")
 

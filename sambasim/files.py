@@ -21,7 +21,7 @@ from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sambasim.errors import MachineError, is_out_of_memory
+from sambasim.errors import LONGEST_MESSAGE, MachineError, is_out_of_memory
 from sambasim.units import format_bytes
 
 if TYPE_CHECKING:
@@ -37,11 +37,12 @@ def read_text(path: Path, most_bytes: int) -> str:
     `most_bytes`, UnicodeDecodeError if it is not UTF-8."""
     # Opening a pipe without O_NONBLOCK waits for a writer.
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "it is not a regular file", str(path))
-        data = file.read(most_bytes + 1)
-    if len(data) > most_bytes:
-        raise OSError(errno.EFBIG, f"it has more than {format_bytes(most_bytes)}", str(path))
+        if status.st_size > most_bytes:
+            raise OSError(errno.EFBIG, f"it has more than {format_bytes(most_bytes)}", str(path))
+        data = file.read(status.st_size)  # `most_bytes` would be allocated
     return data.decode("utf-8").replace("\r\n", "\n")
 
 
@@ -216,5 +217,11 @@ def once(pairs: list[tuple[str, T]]) -> dict[str, T]:
 
 
 def first_fault(error: "ValidationError") -> str:
-    fault = error.errors(include_url=False, include_input=False)[0]
-    return f"{'.'.join(map(str, fault['loc'])) or 'the whole'}: {fault['msg']}"
+    return fault_text(error.errors(include_url=False)[0])
+
+
+def fault_text(fault: Any) -> str:
+    """A fault that pydantic found: `nodes = -1: Input should be greater than 0`."""
+    name, given = ".".join(map(str, fault["loc"])) or "the whole", fault["input"]
+    is_number = isinstance(given, float) or (type(given) is int and given.bit_length() < LONGEST_MESSAGE)
+    return f"{name}{f' = {given}' if is_number else ''}: {fault['msg'].removeprefix('Value error, ')}"

@@ -274,7 +274,7 @@ def placed(
     place_all = partial(place, device=inventory.device, tiles=inventory.tiles, cluster=inventory.cluster)
     of_a_node, mesh = place_all(1).per_full_node, None
     if program is None or program.ranks_of_replica == 1:
-        placement = place_all(replicas or of_a_node)
+        placement = place_all(replicas or min(of_a_node, MOST_REPLICAS))
     else:
         ranks = program.ranks_of_replica
         several = several_replicas(program, [replicas] if replicas else [])

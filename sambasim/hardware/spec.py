@@ -7,15 +7,35 @@ from difflib import get_close_matches
 from functools import cache, partial
 from importlib.resources import files
 from pathlib import Path
-from typing import ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, TypeAlias, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import ValidationError
 
-from sambasim.errors import LARGEST_TOML_BYTES, OptionError, PefError, failing_with, is_too_deep, shortened
-from sambasim.files import read_text
+from sambasim.errors import (
+    HIGHEST_RATE,
+    LARGEST_BYTES,
+    LARGEST_COUNT,
+    LARGEST_TOML_BYTES,
+    LONGEST_WAIT_S,
+    MOST_RDUS,
+    MOST_TILES,
+    MOST_UNITS,
+    OptionError,
+    PefError,
+    failing_with,
+    is_too_deep,
+    shortened,
+)
+from sambasim.files import fault_text, read_text
 
 ALIASES = {"sn20": "sn30", "sn40": "sn40l"}  # `--arch` values of SambaFlow, and the device file that each means
+
+
+Bytes: TypeAlias = Annotated[int, Field(ge=1, le=LARGEST_BYTES)]
+Rate: TypeAlias = Annotated[float, Field(ge=1, le=HIGHEST_RATE)]
+Units: TypeAlias = Annotated[int, Field(ge=1, le=MOST_UNITS)]
+Links: TypeAlias = Annotated[int, Field(ge=1, le=MOST_RDUS)]
 
 
 class Spec(BaseModel):
@@ -40,15 +60,15 @@ class Spec(BaseModel):
 class DeviceSpec(Spec):
     """One RDU. Units are in the names. `cluster` is the default cluster of the device."""
 
-    tiles: PositiveInt | None = None  # not published for every device
-    pcus: PositiveInt
-    pmus: PositiveInt
-    sram_bytes: PositiveInt
-    pcu_bf16_flops_per_s: PositiveFloat  # the peak of one
-    ddr_capacity_bytes: PositiveInt
-    ddr_bandwidth_bytes_per_s: PositiveFloat
-    hbm_capacity_bytes: PositiveInt | None = None
-    hbm_bandwidth_bytes_per_s: PositiveFloat | None = None
+    tiles: int | None = Field(default=None, ge=1, le=MOST_TILES)  # not published for every device
+    pcus: Units
+    pmus: Units
+    sram_bytes: Bytes
+    pcu_bf16_flops_per_s: Rate  # the peak of one
+    ddr_capacity_bytes: Bytes
+    ddr_bandwidth_bytes_per_s: Rate
+    hbm_capacity_bytes: Bytes | None = None
+    hbm_bandwidth_bytes_per_s: Rate | None = None
     cluster: str = "sn30-8"
     choices: ClassVar[frozenset[str]] = frozenset({"cluster"})
 
@@ -70,8 +90,8 @@ class DeviceSpec(Spec):
 class LinkSpec(Spec):
     """A full-duplex link: bytes per second in each direction, and the latency of an empty message."""
 
-    bandwidth_bytes_per_s: PositiveFloat
-    latency_s: NonNegativeFloat
+    bandwidth_bytes_per_s: Rate
+    latency_s: float = Field(ge=0, le=LONGEST_WAIT_S)
 
 
 class ClusterSpec(Spec):
@@ -83,15 +103,15 @@ class ClusterSpec(Spec):
     network_link: between nodes; the RDUs of a node share `network_links_per_node` of them
     """
 
-    nodes: PositiveInt | None = None
-    rdus_per_node: PositiveInt
+    nodes: int | None = Field(default=None, ge=1, le=LARGEST_COUNT)
+    rdus_per_node: int = Field(ge=1, le=MOST_RDUS)
     peer_link: LinkSpec
-    peer_links_per_rdu: PositiveInt
+    peer_links_per_rdu: Links
     host_link: LinkSpec
-    host_links_per_rdu: PositiveInt
-    host_memory_bytes_per_s: PositiveFloat
+    host_links_per_rdu: Links
+    host_memory_bytes_per_s: Rate
     network_link: LinkSpec
-    network_links_per_node: PositiveInt
+    network_links_per_node: Links
     choices: ClassVar[frozenset[str]] = frozenset({"nodes"})
 
 
@@ -161,7 +181,7 @@ def _load(model: type[_Table], kind: str, flag: str, name: str) -> _Table:
             raise RecursionError
         return model.model_validate({key: _with_link(key, value, where) for key, value in tables.items()})
     except ValidationError as error:
-        wrong = "; ".join(_problem(detail["loc"], detail["msg"], detail["type"]) for detail in error.errors())
+        wrong = "; ".join(map(_problem, error.errors()))
         raise OptionError(f"{where} is not a valid {model.__name__}: {wrong}", remedy="correct the file") from error
     except ValueError as error:  # also an integer of thousands of digits
         raise OptionError(f"{where} is not valid TOML: {shortened(str(error))}", remedy="correct the file") from error
@@ -169,8 +189,7 @@ def _load(model: type[_Table], kind: str, flag: str, name: str) -> _Table:
         raise OptionError(f"{where} is nested too deeply", remedy="correct the file") from None
 
 
-def _problem(place: tuple[int | str, ...], message: str, kind: str) -> str:
-    name = ".".join(map(str, place))
-    if kind in ("missing", "extra_forbidden"):
-        return f"{name} is {'missing' if kind == 'missing' else 'unknown'}"
-    return ": ".join(filter(None, [name, message.removeprefix("Value error, ")]))
+def _problem(fault: Any) -> str:
+    if (kind := fault["type"]) in ("missing", "extra_forbidden"):
+        return f"{'.'.join(map(str, fault['loc']))} is {'missing' if kind == 'missing' else 'unknown'}"
+    return fault_text(fault)

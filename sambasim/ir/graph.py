@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from typing_extensions import TypeAliasType
 
-from sambasim.ir.types import VALUE_BYTES, Symbol, TensorType
+from sambasim.ir.types import VALUE_BYTES, Count, Symbol, TensorType
 
 MADE_AGAIN = "__again"
 """The end of the names of nodes and values that recomputation repeats."""
@@ -57,7 +57,7 @@ Argument = TypeAliasType(
 @dataclass(frozen=True, slots=True)
 class SourceLine:
     file: str
-    line: int
+    line: Count
     code: str
 
     def __str__(self) -> str:
@@ -99,12 +99,12 @@ class Section:
     """A unit of execution: nodes `start` up to `stop` of its graph. `stage`: of a pipeline, for sections of a
     pass; `weights_only`: of a backward, the gradients of weights, which a schedule may run later than the rest."""
 
-    index: int
+    index: Count
     kind: SectionKind
     name: str
-    start: int
-    stop: int
-    stage: int = 0
+    start: Count
+    stop: Count
+    stage: Count = 0
     weights_only: bool = False
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import prod
 
 from sambasim.errors import InternalError
+from sambasim.ir.types import Ranks
 
 DATA_PARALLEL = "dp"
 """The axis of replicas, or of their chips: each rank trains a copy of the model on its own part of the data."""
@@ -24,9 +25,9 @@ class Axis:
     `chips`: on the axis dp, so many ranks share the batch of a replica, and the size is a multiple of it."""
 
     name: str
-    size: int
+    size: Ranks
     at_run_time: bool = False
-    chips: int = 1
+    chips: Ranks = 1
 
 
 @dataclass(frozen=True, slots=True)

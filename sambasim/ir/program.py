@@ -3,12 +3,16 @@ an inference program has only evaluation."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from math import inf
+from typing import Annotated
 
-from sambasim.errors import InternalError
+from annotated_types import Interval
+
+from sambasim.errors import LARGEST_INTEGER, InternalError
 from sambasim.ir.graph import Graph
 from sambasim.ir.mesh import DATA_PARALLEL, Axis, least_replicas, replica_mesh
 from sambasim.ir.schedule import Schedule
-from sambasim.ir.types import DTYPE_BYTES, NORM_BLOCK_ELEMENTS, Symbol, SymbolKind, TensorType, norm_blocks
+from sambasim.ir.types import DTYPE_BYTES, NORM_BLOCK_ELEMENTS, Count, Size, Symbol, SymbolKind, TensorType, norm_blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,9 +22,9 @@ class Member:
 
     parameter: str
     gradient: str
-    start: int  # elements, a multiple of 64
-    numel: int
-    block: int
+    start: Size  # elements, a multiple of 64
+    numel: Size
+    block: Size
 
     @property
     def blocks(self) -> int:
@@ -36,10 +40,10 @@ class ParameterGroup:
 
     name: str
     dtype: str
-    numel: int
+    numel: Size
     members: tuple[Member, ...]
-    optimizer: int
-    regions: Mapping[str, int]
+    optimizer: Count
+    regions: Mapping[str, Size]
     state_dtype: str | None = None
     wrapper: str | None = None  # $OPT_dp_accum_group_<40 hex>
 
@@ -80,8 +84,12 @@ def state_name(parameter: str, optimizer: str, state: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RuntimeArgument:
+    """`default` is infinite where nothing is clipped, and never NaN."""
+
     name: str
-    default: float | int | bool
+    default: (
+        Annotated[float, Interval(ge=-inf)] | Annotated[int, Interval(ge=-LARGEST_INTEGER, le=LARGEST_INTEGER)] | bool
+    )
     meaning: str
 
 
@@ -104,7 +112,7 @@ class Program:
     arrive; `zero`: what replicas then keep in slices only, see `ir/ranks.py`."""
 
     name: str
-    batch_size: int
+    batch_size: Count
     symbols: Mapping[str, Symbol]
     training: Graph | None
     evaluation: Graph
@@ -114,11 +122,11 @@ class Program:
     optimizers: tuple[Optimizer, ...]
     groups: tuple[ParameterGroup, ...]
     runtime_arguments: tuple[RuntimeArgument, ...]
-    device_bytes: int
+    device_bytes: Size
     mesh: tuple[Axis, ...] = ()
     schedule: Schedule | None = None
     reduce_buffer: str | None = None
-    zero: int = 0
+    zero: Annotated[int, Interval(ge=0, le=3)] = 0
 
     @property
     def graphs(self) -> tuple[Graph, ...]:

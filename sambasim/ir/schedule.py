@@ -27,6 +27,7 @@ from pathlib import Path
 
 from sambasim.errors import OptionError, failing_with, shortened
 from sambasim.files import read_text
+from sambasim.ir.types import Count
 from sambasim.units import MIB, counted
 
 
@@ -45,8 +46,8 @@ class Action:
     """One stage's work on one micro-batch. Its text is a cell of PyTorch's schedule CSV: `2F0`."""
 
     kind: ActionKind
-    stage: int
-    micro_batch: int
+    stage: Count
+    micro_batch: Count
 
     def __str__(self) -> str:
         return f"{self.stage}{self.kind}{self.micro_batch}"
@@ -57,8 +58,8 @@ class Schedule:
     """The actions of each rank of the axis pp, in order."""
 
     name: str
-    stages: int
-    micro_batches: int
+    stages: Count
+    micro_batches: Count
     rows: tuple[tuple[Action, ...], ...]
 
     @property

@@ -7,9 +7,19 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
 from math import prod
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
-from sambasim.errors import InternalError
+from annotated_types import Interval
+
+from sambasim.errors import LARGEST_BYTES, LARGEST_COUNT, LARGEST_INTEGER, MOST_REPLICAS, InternalError
+
+Size: TypeAlias = Annotated[int, Interval(ge=0, le=LARGEST_BYTES)]
+Count: TypeAlias = Annotated[int, Interval(ge=0, le=LARGEST_COUNT)]
+Ranks: TypeAlias = Annotated[int, Interval(ge=1, le=MOST_REPLICAS)]
+"""Numbers with the bounds that they have in files."""
+
+HIGHEST_RANK = 64
+"""Dimensions of a tensor; torch's own limit. It keeps the products of shapes in a file from becoming astronomical."""
 
 DTYPE_BYTES = {
     "bool": 1, "uint8": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8,
@@ -41,7 +51,7 @@ ALIGNMENT_BYTES = 512
 @dataclass(frozen=True, slots=True)
 class TensorType:
     dtype: str
-    shape: tuple[int, ...]
+    shape: tuple[Size, ...]
 
     @property
     def numel(self) -> int:
@@ -74,9 +84,9 @@ class Cut:
     is so many tensors joined (query, key and value, say), and each of them is cut."""
 
     axis: str
-    dim: int
-    parts: int
-    outer: int = 1
+    dim: Annotated[int, Interval(ge=0, lt=HIGHEST_RANK)]
+    parts: Ranks
+    outer: Annotated[int, Interval(ge=1, le=LARGEST_COUNT)] = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +98,9 @@ class Symbol:
     name: str
     kind: SymbolKind
     type: TensorType
-    offset: int | None = None
+    offset: Size | None = None
     torch_names: tuple[str, ...] = ()
-    exclusive_bound: int | None = None
+    exclusive_bound: Annotated[int, Interval(ge=0, le=LARGEST_INTEGER)] | None = None
     cuts: tuple[Cut, ...] = ()
 
     @property

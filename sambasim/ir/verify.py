@@ -17,7 +17,8 @@ memory; a PEF is always at that last stage.
     10  with the axis dp, one REDUCE section reduces every group along it (the mean, in the order of the tree), and one
         GATHER section gathers every group; each has a wrapper, and fits into the reduce buffer. Without the axis there
         is none of these, and no ZeRO. Its size is a multiple of the chips of a replica, and one replica unless a run
-        chooses. Communication names an axis of the mesh, and what is cut has a part for each rank on one
+        chooses, and a mesh has at most 16,384 ranks. Communication names an axis of the mesh, and what is cut has a
+        part for each rank on one
     11  a training step has a loss, a tangent of its type, and one optimizer node for each group; it returns every
         gradient. If one optimizer clips, all do, by the norm of all gradients, summed over every axis of the mesh
     12  every type and every size is within what a machine can address
@@ -37,19 +38,22 @@ from enum import IntEnum
 from itertools import pairwise
 from operator import itemgetter
 
+from sambasim.errors import LARGEST_BYTES
 from sambasim.ir import verify_training as steps
 from sambasim.ir.graph import TORCH_CONSTANTS, TorchConstant, leaves
 from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.program import MASTER, ParameterGroup, Program
 from sambasim.ir.ranks import symbols_of_ranks
-from sambasim.ir.types import ALIGNMENT_BYTES, ALIGNMENT_ELEMENTS, DTYPE_BYTES, VALUE_BYTES, SymbolKind, TensorType
+from sambasim.ir.types import (
+    ALIGNMENT_BYTES,
+    ALIGNMENT_ELEMENTS,
+    DTYPE_BYTES,
+    HIGHEST_RANK,
+    VALUE_BYTES,
+    SymbolKind,
+    TensorType,
+)
 from sambasim.ir.verify_training import require
-
-LARGEST_BYTES = 1 << 46
-"""64 TiB: more than any machine that we know of has, and far from where arithmetic on sizes could overflow."""
-
-HIGHEST_RANK = 64
-"""Dimensions of a tensor; torch's own limit. It keeps the products of shapes in a file from becoming astronomical."""
 
 
 class Progress(IntEnum):

@@ -1,6 +1,8 @@
 """The training step, its update and its pipeline: invariants 5, 10, 11, 13 and 16 of `verify`."""
 
-from sambasim.errors import InvariantError, OptionError
+from math import prod
+
+from sambasim.errors import MOST_REPLICAS, InvariantError, OptionError
 from sambasim.ir.dataflow import axis_of, groups_of, pass_and_update
 from sambasim.ir.graph import Graph, Node, Ref, SectionKind
 from sambasim.ir.mesh import DATA_PARALLEL, PIPELINE
@@ -152,6 +154,8 @@ _MOST_ZERO = 3
 def data_parallel(program: Program) -> None:
     axes = [axis.name for axis in program.mesh]
     require(len(axes) == len(set(axes)), 10, f"the mesh has an axis twice: {', '.join(axes)}")
+    ranks = prod(axis.size for axis in program.mesh)
+    require(ranks <= MOST_REPLICAS, 10, f"the mesh has {ranks:,} ranks, and at most {MOST_REPLICAS:,} are possible")
     for axis in program.mesh:
         require(axis.size >= 1, 10, f"the axis {axis.name} has the size {axis.size}")
         fits = axis.chips == 1 or (axis.name == DATA_PARALLEL and axis.chips > 1 and axis.size % axis.chips == 0)

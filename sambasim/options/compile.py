@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 
 from pydantic import Field, JsonValue
 
-from sambasim.errors import ModelError, OptionError
+from sambasim.errors import MOST_REPLICAS, ModelError, OptionError
 from sambasim.options.base import Options, build
 from sambasim.options.deepspeed import World, deepspeed_options
 from sambasim.options.deepspeed_file import read_deepspeed
@@ -84,6 +84,9 @@ class ParallelOptions(ParallelFields, Options):
             (1 < parts < stages and not self.schedule.endswith(".csv"), "micro_batches",
              f"cannot keep {stages} stages busy",
              f"--micro-batches N of at least {stages}; 1 is plain model parallelism", parts),
+            (self.world_size * chips * stages > MOST_REPLICAS, "world_size",
+             f"takes {self.world_size * chips * stages:,} ranks, and at most {MOST_REPLICAS:,} are possible",
+             "fewer replicas, --n-chips or --pipeline-stages", self.world_size),
             (self.zero != 1 and not (self.data_parallel or self.chips > 1), "zero",
              "needs data parallelism", "add --data-parallel", self.zero),
         )  # fmt: skip

@@ -6,7 +6,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
-from sambasim.errors import LARGEST_COUNT, MOST_MICRO_STEPS, MOST_REPLICAS
+from sambasim.errors import (
+    LARGEST_COUNT,
+    LARGEST_FACTOR,
+    LARGEST_INTEGER,
+    LONGEST_WAIT_S,
+    MOST_MICRO_STEPS,
+    MOST_REPLICAS,
+    MOST_THREADS,
+    MOST_TILES,
+)
 from sambasim.optimizers import OPTIMIZERS
 from sambasim.options.flag import (
     CHECKPOINTS,
@@ -33,8 +42,6 @@ HostSyncName: TypeAlias = Literal["mpi", "gloo", "parameter-server"]
 OnNonfinite: TypeAlias = Literal["stop", "skip", "ignore"]
 
 MOST_TRACED_STEPS = 1000  # a trace stays in memory until it is written
-MOST_THREADS = 4096  # more than any node has cores; each thread has a stack
-LONGEST_WAIT_S = 31_536_000  # a year
 SAVE_SUFFIX = ".safetensors"
 DEFAULT_EVERY, DEFAULT_KEEP = "10min", 3
 MOST_WORKERS = 256  # the most worker processes of one rank: a PEF can ask for them, and each takes memory
@@ -69,13 +76,13 @@ class OptimizerFields(Fields):
     panel = TRAINING
     name: Annotated[OptimizerName, Flag("--optimizer", only="compile", values=tuple(OPTIMIZERS))]
     """Optimizer: {values}."""
-    lr: Annotated[float, limits(ge=0), Flag("--lr", default=_OF_TORCH)] = 1e-3
+    lr: Annotated[float, limits(ge=0, le=LARGEST_FACTOR), Flag("--lr", default=_OF_TORCH)] = 1e-3
     """Learning rate."""
-    momentum: Annotated[float | None, limits(ge=0), Flag("--momentum")] = None
+    momentum: Annotated[float | None, limits(ge=0, le=LARGEST_FACTOR), Flag("--momentum")] = None
     """Momentum of SGD."""
-    weight_decay: Annotated[float, limits(ge=0), Flag("--weight-decay", default=_OF_TORCH)] = 0.0
+    weight_decay: Annotated[float, limits(ge=0, le=LARGEST_FACTOR), Flag("--weight-decay", default=_OF_TORCH)] = 0.0
     """Weight decay."""
-    max_grad_norm: Annotated[float | None, limits(gt=0), Flag("--max-grad-norm")] = None
+    max_grad_norm: Annotated[float | None, limits(gt=0, le=LARGEST_FACTOR), Flag("--max-grad-norm")] = None
     """Clip the norm of all gradients to this; a run needs a PEF with clipping."""
 
 
@@ -89,7 +96,7 @@ class TrainingFields(Fields):
     """Optimizer steps, instead of epochs."""
     accumulation_steps: Annotated[int, limits(ge=1, le=MOST_MICRO_STEPS), Flag("--grad-accumulation-steps")] = 1
     """Micro-steps in one optimizer step."""
-    seed: Annotated[int, limits(ge=0, lt=2**63), Flag("--seed")] = 0
+    seed: Annotated[int, limits(ge=0, le=LARGEST_INTEGER), Flag("--seed")] = 0
     """Seed of the order of samples, of dropout and of all other random numbers."""
     evaluate: Annotated[bool, Flag("--evaluate/--no-evaluate", only="run")] = True
     """Evaluate on the held-out samples after each epoch."""
@@ -117,7 +124,7 @@ class BuildFields(Fields):
     """With bf16: optimizer steps round stochastically."""
     master_weights: Annotated[bool, Flag("--master-weights", NUMERICS)] = False
     """With bf16: optimizers update float32 copies of parameters, and have float32 states. fp16 always has them."""
-    num_tiles: Annotated[Count | None, Flag("--num-tiles", default="all")] = None
+    num_tiles: Annotated[int | None, limits(ge=1, le=MOST_TILES), Flag("--num-tiles", default="all")] = None
     """Tiles of the device that one replica has."""
 
 

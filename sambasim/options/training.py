@@ -8,13 +8,15 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, model_validator
 
-from sambasim.errors import LARGEST_COUNT
+from sambasim.errors import LARGEST_COUNT, LARGEST_FACTOR
 from sambasim.optimizers import OPTIMIZERS
 from sambasim.options import grammar
 from sambasim.options.base import Options
 from sambasim.options.fields import DataFields, LossFields, OptimizerFields, TrainingFields
 from sambasim.options.grammar import LOSS_ARGUMENTS, JsonTable
 from sambasim.options.problem import Count, Problem, broken, one_of
+
+MOST_PREFETCHED = 1024  # batches of one worker
 
 Share: TypeAlias = Annotated[float, Field(ge=0, lt=1)]
 ScheduleName: TypeAlias = Literal[
@@ -53,12 +55,12 @@ class ScheduleOptions(Options):
     total_steps: Count | None = None
     final_factor: float = Field(default=0.0, ge=0, le=1)
     step_size: Count | None = None
-    gamma: float = Field(default=0.1, gt=0)
+    gamma: float = Field(default=0.1, gt=0, le=LARGEST_FACTOR)
     warmup_curve: Literal["log", "linear"] | None = None
-    start_factor: float | None = Field(default=None, ge=0)
+    start_factor: float | None = Field(default=None, ge=0, le=LARGEST_FACTOR)
     up_steps: Count | None = None
     down_steps: Count | None = None
-    rate: float | None = Field(default=None, ge=0)
+    rate: float | None = Field(default=None, ge=0, le=LARGEST_FACTOR)
     staircase: bool | None = None
     momentum: Annotated[tuple[Share, Share], Field(strict=False)] | None = None
 
@@ -114,7 +116,7 @@ class LossScaleOptions(Options):
     window: Count = 1000
     hysteresis: Count = 2
     consecutive: bool = False
-    minimum: float = Field(default=1.0, gt=0)
+    minimum: float = Field(default=1.0, gt=0, le=2.0**32)
 
     def problems(self) -> Iterator[Problem]:
         if self.start < self.minimum:
@@ -143,7 +145,7 @@ class DataOptions(DataFields, Options):
     inputs: grammar.Inputs | None = None
     samples: Count | None = None
     shuffle: bool = True
-    prefetch_factor: Count | None = None
+    prefetch_factor: int | None = Field(default=None, ge=1, le=MOST_PREFETCHED)
     persistent_workers: bool = False
 
     @property
@@ -187,11 +189,11 @@ class LossOptions(LossFields, Options):
 class OptimizerOptions(OptimizerFields, Options):
     """The `[optimizer]` table. A field that the optimizer does not take is None."""
 
-    dampening: float | None = None
+    dampening: float | None = Field(default=None, ge=-LARGEST_FACTOR, le=LARGEST_FACTOR)
     nesterov: bool | None = None
     betas: Annotated[tuple[Share, Share], Field(strict=False)] | None = None
-    eps: float | None = Field(default=None, gt=0)
-    lr_decay: float | None = Field(default=None, ge=0)
+    eps: float | None = Field(default=None, gt=0, le=LARGEST_FACTOR)
+    lr_decay: float | None = Field(default=None, ge=0, le=LARGEST_FACTOR)
 
     def hyperparameters(self) -> dict[str, float | bool]:
         """The numbers of its update by runtime argument: `betas` as `beta1` and `beta2`, if clipped `max_grad_norm`."""

@@ -16,7 +16,7 @@ from sambasim import __version__
 from sambasim.errors import InternalError
 from sambasim.ir.mesh import DATA_PARALLEL, Mesh
 from sambasim.ir.program import Program
-from sambasim.ir.types import Symbol
+from sambasim.ir.types import Count, Symbol
 from sambasim.pef.archive import WEIGHTS
 from sambasim.units import counted
 
@@ -35,7 +35,7 @@ class Rounded:
     `source`: the line of the model that gives it, or ""."""
 
     name: str
-    difference: float
+    difference: Annotated[float, Field(ge=0, allow_inf_nan=False)]
     source: str
 
     def __str__(self) -> str:
@@ -48,11 +48,11 @@ class Checked:
     each on another batch than the one that was compiled, so many tensors were `compared`. All had equal bits but for
     those that are `rounded`; `exceptions` are the ones that differ most."""
 
-    steps: int
-    compared: int
-    threads: int
+    steps: Count
+    compared: Count
+    threads: Count
     torch: str
-    rounded: int = 0
+    rounded: Count = 0
     exceptions: tuple[Rounded, ...] = ()
 
     def __str__(self) -> str:

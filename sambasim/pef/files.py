@@ -19,6 +19,7 @@ from pydantic_core import PydanticSerializationError
 from sambasim.errors import InternalError, MachineError, OptionError, UserError, failing_with
 from sambasim.files import Misfit, OtherFormat, OtherVersion, parse_file, replacing
 from sambasim.ir.mesh import Axis, least_replicas, replica_mesh
+from sambasim.ir.types import Count
 from sambasim.ir.verify import verify
 from sambasim.pef.archive import (
     LARGEST_MANIFEST_BYTES,
@@ -63,10 +64,10 @@ class _Lenient(BaseModel):
 
 class _ProgramHead(_Lenient):
     name: str
-    batch_size: int
+    batch_size: Count
     training: _Lenient | None
     mesh: list[Axis]
-    zero: int
+    zero: Count
 
 
 class _ManifestHead(_Lenient):
@@ -89,8 +90,6 @@ def peek(path: Path) -> PefHeader:
         head = _parse(_ManifestHead.model_validate_json, archive, path)
         digest = archive.digest
     program = head.program
-    if any(min(axis.size, axis.chips) < 1 for axis in program.mesh):
-        raise refusal(path, Rule.SCHEMA, "program.mesh: it has an axis without ranks")
     return PefHeader(
         **head.model_dump(include={"version", "writer", "compile_options", "metadata"}),
         **program.model_dump(include={"name", "batch_size", "zero"}),

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from sambasim import pef
+from sambasim.runtime.engine.operator_types import check_operators
 from tests.faults.command import sambasim
 from tests.faults.fault import Compiled, net
 from tests.pef.damage import Fields, put_together, unpack
@@ -92,6 +94,28 @@ def test_a_node_that_cannot_be_priced_is_an_error_of_the_file(folder: Path) -> N
         outcome = sambasim(command, folder)
         assert outcome.returncode == 3, outcome.stderr
         assert "argument 1 of aten.conv2d.default is not a tensor with a dimension 0" in outcome.stderr
+
+
+def test_an_operator_that_does_not_fit_its_graph_is_not_executed(folder: Path) -> None:
+    def with_another_shape(fields: Fields) -> None:
+        program = fields["program"]
+        node = program["training"]["nodes"][0]
+        (weight,) = node["args"]
+        node.update(operator="aten.view.default", args=[weight, [100_000]])
+
+    change(folder, with_another_shape)
+    refused = run(folder, "--steps 1 --trust")
+    assert refused.returncode == 3, refused.stderr
+    assert "error[pef]: node " in refused.stderr
+    assert "aten.view.default does not take its arguments: RuntimeError: shape '[100000]' is invalid" in refused.stderr
+    assert not (folder / "ran").exists()
+
+
+@pytest.mark.parametrize("name", ["cut", "stages", "shared", "asserting", "asserting_cut"])
+def test_operators_of_sound_programs_fit_their_graphs(name: str, tmp_path: Path, compiled: Compiled) -> None:
+    path = tmp_path / "sound.pef"
+    path.write_bytes(compiled(name))
+    check_operators(pef.read(path).program)
 
 
 def test_a_table_shows_nothing_that_a_terminal_would_obey(folder: Path) -> None:

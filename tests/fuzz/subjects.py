@@ -127,7 +127,7 @@ def _checkpoints(folder: Path) -> Sequence[Path]:
     return list((folder / "saved").glob("step-*"))
 
 
-def _sealed(fields: Any) -> Any:
+def sealed(fields: Any) -> Any:
     """With the digest that `fields` have now."""
     if isinstance(fields, dict):
         fields["digest"] = ""
@@ -201,7 +201,7 @@ SUBJECTS: dict[str, Subject] = {
         ),
     ),
     "checkpoint": Subject(
-        "", _checkpoints, (edit_json(_sealed), edit_json(_sealed), _edit_header, mutate_bytes),
+        "", _checkpoints, (edit_json(sealed), edit_json(sealed), _edit_header, mutate_bytes),
         (command("compare FILE FILE"),),
     ),
     "arrays": Subject(".npz", _arrays, (mutate_bytes,), (_samples_of,)),

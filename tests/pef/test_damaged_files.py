@@ -134,7 +134,14 @@ CASES: dict[str, tuple[Damage, int, str]] = {
         node(0, kwargs=[["dtype", {"kind": "dtype", "name": "load"}]]), 10, "invariant 3: node t takes the dtype load",
     ),
     "an astronomical shape": (
-        program(lambda p: p["symbols"]["loss"]["type"].update(shape=[2**63])), 10, "invariant 12: loss has the shape",
+        program(lambda p: p["symbols"]["loss"]["type"].update(shape=[2**46, 9])), 10, "invariant 12: loss would need",
+    ),
+    "an extent out of bounds": (
+        program(lambda p: p["symbols"]["loss"]["type"].update(shape=[2**63])), 9,
+        "program.symbols.loss.type.shape.0 = 9223372036854775808: Input should be less than or equal to 703687",
+    ),
+    "a mesh of more ranks than any job": (
+        program(lambda p: p["mesh"][0].update(size=10**7)), 9, "program.mesh.0.size = 10000000: Input should be less",
     ),
     "a dangling reference": (
         node(0, args=[{"name": "nowhere\n  try:\trm\x1b[2K"}]),

@@ -17,9 +17,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from sambasim import __version__
-from sambasim.errors import CheckpointError, failing_with
+from sambasim.errors import MOST_REPLICAS, MOST_THREADS, CheckpointError, failing_with
 from sambasim.files import Misfit, OtherFormat, OtherVersion, in_memory, parse_file
-from sambasim.ir.types import DTYPE_BYTES, Cut, Symbol, SymbolKind
+from sambasim.ir.types import DTYPE_BYTES, Cut, Ranks, Symbol, SymbolKind
 from sambasim.pef.digests import PartDigests, StrictModel, part_digests
 from sambasim.pef.document import WRITER, Sha256
 from sambasim.records import Count
@@ -36,7 +36,6 @@ MAX_MANIFEST_BYTES = 64 * MIB
 EXACT_SYNC = "fixed order of addition"
 
 _SAVED_KINDS = (SymbolKind.PARAMETER, SymbolKind.OPTIMIZER_STATE, SymbolKind.BUFFER)
-_MOST_RANKS = 1 << 20
 _KEY = pattern(r"(.+)\[([0-9]{1,18}):([0-9]{1,18})\]")
 
 
@@ -67,10 +66,10 @@ class ProgressModel(_Model):
 class RunModel(_Model):
     """What decides the bits of a run besides options. `chips` share the batch of a replica; `samples`: of the data."""
 
-    replicas: Annotated[int, Field(ge=1, le=_MOST_RANKS)]
-    chips: Annotated[int, Field(ge=1, le=_MOST_RANKS)]
+    replicas: Ranks
+    chips: Ranks
     samples: Count
-    threads: Annotated[int, Field(ge=1)]
+    threads: Annotated[int, Field(ge=1, le=MOST_THREADS)]
     engine: str
     gradient_sync: str
     torch: str
@@ -78,7 +77,7 @@ class RunModel(_Model):
 
     @model_validator(mode="after")
     def _chips_are_ranks(self) -> Self:
-        if self.replicas * self.chips > _MOST_RANKS:
+        if self.replicas * self.chips > MOST_REPLICAS:
             raise ValueError(f"{self.replicas} replicas of {self.chips} chips")
         return self
 
@@ -102,12 +101,6 @@ class TensorModel(_Model):
         for cut in self.cuts:
             shape[cut.dim] *= cut.parts
         return self.kind, self.dtype, tuple(shape)
-
-    @model_validator(mode="after")
-    def _parts_are_ranks(self) -> Self:
-        if any(not 1 <= cut.parts <= _MOST_RANKS for cut in self.cuts):
-            raise ValueError(f"it is cut into {self.cuts[0].parts} parts")
-        return self
 
 
 class ShardModel(_Model):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import JsonValue
 
 from sambasim.data.datasets import Source
-from sambasim.errors import DataError, InternalError, MachineError, OptionError
+from sambasim.errors import DataError, InternalError, MachineError, OptionError, PefError
 from sambasim.hardware.placement import Inventory, Placement, inventory_of, place_replicas
 from sambasim.ir.mesh import DATA_PARALLEL, Mesh, copy_mesh, mesh_of
 from sambasim.ir.program import LOSS_SCALE, Program
@@ -19,6 +19,7 @@ from sambasim.options.run import ResolvedRun, RunOptions, resolve_run, with_deep
 from sambasim.options.training import LossScaleOptions, TrainingOptions
 from sambasim.pef import PefDocument, map_weights, read
 from sambasim.pef.files import is_compiled_here
+from sambasim.runtime.engine.operator_types import check_operators
 from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.machine.kernels import find_cpp_compiler
 from sambasim.runtime.machine.launcher import ranks_of_process
@@ -138,14 +139,25 @@ def set_up(path: Path, options: RunOptions, communicator: Communicator) -> Setup
 
 
 def check_trusted(path: Path, document: PefDocument, options: RunOptions, communicator: Communicator) -> None:
-    """Collective. Raises OptionError for a PEF that this account did not compile, unless --trust was given."""
-    trusted = options.trust or (communicator.rank == 0 and is_compiled_here(document.digest))
-    if not communicator.broadcast_object(trusted):
+    """Collective. Raises OptionError for a PEF that this account did not compile, unless --trust was given; then
+    PefError if its operators do not fit its graph."""
+    is_own = communicator.rank == 0 and is_compiled_here(document.digest)
+    is_own, is_trusted = communicator.broadcast_object((is_own, options.trust))
+    if is_own:
+        return
+    if not is_trusted:
         raise OptionError(
             f"this account did not compile {path.name}: its graph and its data source are not executed",
             where=str(path),
             remedy="compile the model yourself: sambasim compile; or, if you trust the author of the file, add --trust",
         )
+    fault: PefError | None = None
+    try:
+        if communicator.rank == 0:  # it imports a part of torch that takes a second
+            check_operators(document.program)
+    except PefError as error:
+        fault = error
+    communicator.raise_first(fault)
 
 
 def _check_trainable(program: Program, training: TrainingOptions) -> None:
