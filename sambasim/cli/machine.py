@@ -17,6 +17,7 @@ from sambasim import __version__
 from sambasim.cli.shared import COUNT, FILE, answer, as_json, kept_imports, write_all
 from sambasim.errors import LaunchError, MachineError, OptionError, SambasimError, shortened
 from sambasim.runtime.machine import node_memory
+from sambasim.runtime.machine.agreement import check_job
 from sambasim.runtime.machine.launcher import cores_of_this_process, fitting_mpirun
 from sambasim.terminal.output import exit_code_of, report_error
 from sambasim.units import GIB, TIB, format_bytes, parse_bytes
@@ -315,6 +316,7 @@ def collectives_command(
         with kept_imports():
             from sambasim.runtime.measure.collectives import Request, measure, sizes_between
 
+        check_job(communicator, None)
         record = measure(communicator, Request(sizes_between(least_bytes, most_bytes), paths, runs), progress)
         if communicator.rank == 0:
             answer(as_json, record.model_dump_json, lambda: [collectives_report(record)])

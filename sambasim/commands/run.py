@@ -7,13 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sambasim.commands.outputs import check_output_file, check_output_folder
-from sambasim.errors import LaunchError, MachineError, OptionError, PeerError, failing_with
+from sambasim.errors import LaunchError, MachineError, OptionError, failing_with
 from sambasim.hardware.placement import inventory_of, place_replicas
 from sambasim.ir.mesh import DATA_PARALLEL, PIPELINE, Mesh
+from sambasim.options.given import leaves
 from sambasim.options.run import RunOptions
 from sambasim.pef import PefHeader, locate, peek
 from sambasim.records.metrics import CheckpointRecord, EvaluationRecord, SummaryRecord
 from sambasim.runtime.machine import launcher
+from sambasim.runtime.machine.agreement import check_equal, check_job
 from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.run.run_observer import LineFile, MetricsFile, RunObserver, RunObservers, Start, Step
 from sambasim.runtime.watch.status_file import Activity
@@ -29,15 +31,13 @@ def checked_pef(
 ) -> tuple[Path, Mesh]:
     """Collective. The path of the PEF, and the mesh of the processes: one without axes where each plays all ranks of a
     replica. All ranks raise the same error, except that a rank raises an error about its own files alone."""
+    check_job(communicator, options.threads, _flags_of(options))
     path, ranks = locate(options.pef, output_folder), communicator.world_size
     header = peek(path)
     if header.further:
         what = f"the PEF {header.name} has several graphs, and sambasim run takes one"
         raise OptionError(what, remedy=f"run the app that it was compiled from: sambasim app APP.py run --pef {path}")
-    digests = communicator.all_gather_object(header.digest)
-    if apart := [rank for rank, digest in enumerate(digests) if digest != digests[0]]:
-        what = f"rank {apart[0]} reads another PEF than rank 0: {digests[apart[0]][:12]} and {digests[0][:12]}"
-        raise PeerError(what, remedy="copy the same PEF to every host, or keep it in a shared folder")
+    check_equal(communicator, {"PEF": header.digest[:12], **_files_of(options)})
     whole = options.one_process_per_replica
     if not options.inference:
         launcher.check_emulation(ranks, options.emulate_replicas or 1, command=command)
@@ -64,6 +64,33 @@ def checked_pef(
         if output is not None and (check is check_output_folder or communicator.rank == 0):  # rank 0 writes the files
             check(output, what, f"another place: {flag}")
     return path, Mesh({}) if options.inference or whole else header.mesh(ranks)
+
+
+_OF_RANKS = {
+    "pef", "weights", "deepspeed", "cluster", "threads", "predict", "json_output", "metrics", "trace", "save",
+    "predictions", "log_dir", "record_digests",
+}  # fmt: skip
+"""Options that may differ between ranks: paths, what is only printed, and what is compared by itself."""
+
+
+def _flags_of(options: RunOptions) -> dict[str, str]:
+    """What must be the same on all ranks, by flag."""
+    tables = {"--set": options.overrides, "--checkpoint-…": options.checkpoint.model_dump(exclude={"dir"})}
+    flags = {
+        flag: ", ".join(f"{name}={value}" for name, value in leaves(table).items()) for flag, table in tables.items()
+    }
+    for name in RunOptions.model_fields.keys() - _OF_RANKS - {"overrides", "checkpoint"}:
+        flags[f"--{name.replace('_', '-')}"] = str(getattr(options, name))
+    return {flag: text or "not given" for flag, text in flags.items()}
+
+
+def _files_of(options: RunOptions) -> dict[str, str]:
+    """The identities of the files that every rank reads, but for the PEF, by flag."""
+    named = {"--weights": options.weights, "--deepspeed": options.deepspeed, "--cluster": options.cluster}
+    files = {flag: Path(name) for flag, name in named.items() if name is not None and Path(name).is_file()}
+    if files:
+        from sambasim.data.identity import identity_of_file  # torch
+    return {flag: identity_of_file(path) for flag, path in files.items()}
 
 
 def _check_features(options: RunOptions, header: PefHeader, in_slices: bool) -> None:

@@ -14,6 +14,7 @@ from safetensors import safe_open
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
+from sambasim.data.identity import identity_of
 from sambasim.data.user_code import call_object, guarded, summary, user_line
 from sambasim.errors import DataError
 from sambasim.options.grammar import BUILTIN_SOURCES, FLOAT_DTYPES, InputSpec, SourceKind
@@ -229,6 +230,10 @@ class Source:
     train: WatchedDataset
     evaluation: WatchedDataset | None
     description: str
+
+    def identity(self) -> str:
+        held = [watched.dataset for watched in (self.train, self.evaluation) if watched is not None]
+        return identity_of(*{id(dataset): dataset for dataset in held}.values())
 
 
 def open_source(

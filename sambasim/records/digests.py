@@ -68,6 +68,7 @@ class RecordedRun(Record):
     engine: str
     torch: str
     cpu: str
+    data: str = ""
     exempt_from_exactness: tuple[str, ...]
     world_size: Count
     ranks: Count

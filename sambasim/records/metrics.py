@@ -102,11 +102,11 @@ class PredictedRecord(Record):
 
 class SummaryRecord(Record):
     """The whole run. `state_sha256` is over the parameters, the buffers of replica 0 and the optimizer states, in name
-    order; it is promised to be equal for equal threads, torch build and engine. `world_size` counts replicas, and
-    `chips` those that share the batch of one. `training_s` is of rank 0; `model_s` is the part in forward and backward,
-    with reading data and the hidden sync, without `waited_s`, by mesh axis. After a resume, they count the steps since
-    `resumed_after_step`. `steps` includes `skipped_steps`, whose loss or float16 gradients were not finite;
-    `loss_scale` is that of the next step."""
+    order; it is promised to be equal for equal threads, torch build and engine. `data` is the identity of the data.
+    `world_size` counts replicas, and `chips` those that share the batch of one. `training_s` is of rank 0; `model_s` is
+    the part in forward and backward, with reading data and the hidden sync, without `waited_s`, by mesh axis. After a
+    resume, they count the steps since `resumed_after_step`. `steps` includes `skipped_steps`, whose loss or float16
+    gradients were not finite; `loss_scale` is that of the next step."""
 
     kind: Literal["summary"] = "summary"
     pef_digest: str
@@ -121,6 +121,7 @@ class SummaryRecord(Record):
     threads: Count
     torch: str
     mpi: str
+    data: str = ""
     seed: Count
     batch_size: Count
     global_batch_size: Count

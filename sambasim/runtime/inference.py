@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 from sambasim.data import batches
 from sambasim.data.datasets import WatchedDataset, open_source
 from sambasim.ir.graph import Graph
-from sambasim.ir.mesh import Mesh, copy_mesh
+from sambasim.ir.mesh import copy_mesh
 from sambasim.ir.program import Program
 from sambasim.ir.ranks import without_loss
 from sambasim.ir.types import SymbolKind
@@ -248,7 +248,7 @@ class InferenceJob:
         labels = {*names}.difference(spec.name for spec in input_specs(outputs_only))
         source = open_source(self._resolved.data, tuple(specs), self._data, labels)
         activity.waits("waiting for peers to open the data")
-        check_sources(communicator, [source], Mesh({}))
+        check_sources(communicator, [source])
         notices = list(changed(self._document)) if communicator.rank == 0 else []
         dataset = source.evaluation or source.train
         if labels:

@@ -147,7 +147,7 @@ class TrainingJob:
             seed_everything(derive(setup.seed, 0, 0, 0, Stream.SOURCE))
             sources.append(open_source(setup.resolved.data, tuple(input_specs(setup.program)), self._data))
         self._activity.waits("waiting for peers to open the data")
-        check_sources(self._communicator, sources, setup.mesh)
+        self._setup = replace(setup, data_identity=check_sources(self._communicator, sources))
         return sources
 
     def _step(self, trainer: Trainer, epoch: int, recorder: StepRecorder | None, observers: list[StepObserver]) -> Step:

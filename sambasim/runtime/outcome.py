@@ -158,6 +158,7 @@ def summarize(
         threads=setup.threads,
         torch=torch.__version__,
         mpi=setup.communicator.library,
+        data=setup.data_identity,
         seed=setup.seed,
         batch_size=steps.batch_size,
         global_batch_size=steps.global_batch_size,

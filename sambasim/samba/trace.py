@@ -24,6 +24,7 @@ from sambasim.options.compile import BUILD_FIELDS
 from sambasim.pef import PefDocument, locate, map_weights, read
 from sambasim.pef.archive import bytes_of
 from sambasim.pef.files import is_compiled_here
+from sambasim.runtime.machine.agreement import check_job
 from sambasim.runtime.machine.process import check_device, default_threads, keep_freed_memory, make_repeatable
 from sambasim.runtime.run.stepwise import StepwiseReplica
 from sambasim.samba import ending, process, request
@@ -141,7 +142,7 @@ def _opened(call: str, pef: str, config_dict: Mapping[str, object] | Namespace |
     for graph in document.graphs.values():
         _check_pef(graph)
     communicator = ending.communicator()
-    communicator.barrier()  # so that all ranks raise the errors below together
+    check_job(communicator, context.flag("threads"), {"PEF": document.digest[:12]})
     ranks, command = document.program.ranks_of_replica, shlex.join(process.typed_command())
     place_replicas(inventory_of(document.compile_options), communicator.node_of, ranks, command=command)
     make_repeatable(context.flag("threads") or default_threads(communicator, ranks))
@@ -216,8 +217,7 @@ def _request_of(
     fields, losses = _fields(document), _losses(document, loss_indices)
     asked = request.request(model, inputs, optimizers, fields, inference=predicts, loss_indices=losses, chips=chips)
     if is_clipped(document.program):
-        off: Mapping[str, float | bool] = {"max_grad_norm": math.inf}
-        updates = (replace(one, hyperparameters={**off, **one.hyperparameters}) for one in asked.updates)
+        updates = (replace(u, hyperparameters={"max_grad_norm": math.inf, **u.hyperparameters}) for u in asked.updates)
         return replace(asked, updates=tuple(updates))
     return asked
 

@@ -53,7 +53,7 @@ def drawn():
     return samples(torch.tensor(np.random.randn(96, 64), dtype=torch.float32))
 
 def by_rank():
-    return samples(count=96 // (dist.get_rank() + 1))
+    return samples(torch.full((96, 64), float(dist.get_rank())))
 
 def indices():
     generator = torch.Generator().manual_seed(0)
@@ -157,8 +157,9 @@ def test_data_that_draw_random_numbers_are_the_same_for_ranks_and_emulation(by_w
 def test_ranks_that_see_other_data_are_refused_and_do_not_wait_for_ever(folder: Path) -> None:
     result = run_mpi(2, [*SAMBASIM, "run", "--pef", "net", "--data", "app.py:by_rank"], cwd=folder, timeout=30)
     assert result.returncode == 2
-    assert "gives replica 0 96 samples to train, but replica 1 48 samples to train" in result.stderr
-    assert "give every rank the whole data set" in result.stderr
+    assert result.stderr.count("error[data] (every rank): data set is ") == 1
+    assert result.stderr.count("app.py:by_rank with 96 samples to train, content ") == 2
+    assert "give every rank the same whole data set" in result.stderr
 
 
 @whole

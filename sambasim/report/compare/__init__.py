@@ -133,7 +133,7 @@ def deciding_facts(run: RecordedRun | SummaryRecord) -> Mapping[str, object]:
     else:
         more = {"batch size": run.batch_size, "accumulation steps": run.accumulation_steps}
     facts = {"threads": run.threads, "engine": run.engine, "torch": run.torch, "CPU": cpu, "exempt": exempt or None}
-    return {**facts, "world size": run.world_size, "seed": run.seed, "PEF": pef, **more}
+    return {**facts, "data": run.data or None, "world size": run.world_size, "seed": run.seed, "PEF": pef, **more}
 
 
 def facts_text(sentence: str, facts: Sequence[Row]) -> str:

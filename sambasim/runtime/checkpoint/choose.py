@@ -36,6 +36,7 @@ _SAMPLES = "samples of the data"
 _RUN_FIELDS = {
     "replicas_and_chips": "replicas",
     "samples": _SAMPLES,
+    "data": "identity of the data",
     "threads": "threads of a rank",
     "engine": "engine",
     "gradient_sync": "gradient sync",
@@ -341,8 +342,7 @@ def find(setup: Setup, samples: int) -> Resumption | None:
             communicator.barrier()  # no rank writes before all have checked
         return None
     checkpoint, notices = choose(options.resume, options.dir, communicator)
-    saved, where = checkpoint.manifest, str(checkpoint.path)
-    step = saved.position.step
+    saved, where, step = checkpoint.manifest, str(checkpoint.path), checkpoint.manifest.position.step
     # A folder holds one course of a run, because the checkpoints of two could not be distinguished.
     later = [path for path in _in_folder(options.dir) if folder.step_of(path) > step] if options.dir else []
     if later:

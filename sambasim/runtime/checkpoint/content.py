@@ -31,7 +31,7 @@ from sambasim.runtime.values.memory import joined, part_of
 from sambasim.units import MIB
 
 FORMAT_NAME: Final = "sambasim-checkpoint"
-FORMAT_VERSION: Final = "3.2"
+FORMAT_VERSION: Final = "3.3"
 MAX_MANIFEST_BYTES = 64 * MIB
 EXACT_SYNC = "fixed order of addition"
 
@@ -64,11 +64,13 @@ class ProgressModel(_Model):
 
 
 class RunModel(_Model):
-    """What decides the bits of a run besides options. `chips` share the batch of a replica; `samples`: of the data."""
+    """What decides the bits of a run besides options. `chips` share the batch of a replica; `samples`: of the data;
+    `data`: its identity."""
 
     replicas: Ranks
     chips: Ranks
     samples: Count
+    data: str
     threads: Annotated[int, Field(ge=1, le=MOST_THREADS)]
     engine: str
     gradient_sync: str
@@ -112,7 +114,7 @@ class Manifest(_Model):
     """All of `checkpoint.json`; `format`, `version` and `writer` keep their meaning in every later version."""
 
     format: Literal["sambasim-checkpoint"] = FORMAT_NAME
-    version: Literal["3.2"] = FORMAT_VERSION
+    version: Literal["3.3"] = FORMAT_VERSION
     writer: str = f"sambasim {__version__}"
     digest: str = ""
     pef: PefModel
@@ -183,6 +185,7 @@ def describe(setup: Setup, samples: int) -> Manifest:
             replicas=setup.replicas,
             chips=program.chips,
             samples=samples,
+            data=setup.data_identity,
             threads=setup.threads,
             engine=setup.options.engine,
             gradient_sync="gloo" if setup.host_sync == "gloo" and setup.shards > 1 else EXACT_SYNC,

@@ -11,16 +11,18 @@ import fcntl
 import os
 import re
 import shutil
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import chain, count
 from pathlib import Path
 from typing import BinaryIO
 
-from sambasim.errors import MachineError, OptionError
+from sambasim.errors import MachineError, OptionError, failing_with
 from sambasim.files import to_disk
 from sambasim.runtime.machine.communicator import Communicator
 
+_SHOWN_AFTER_S = 2.0
 MANIFEST_FILE = "checkpoint.json"
 LOCK_FILE = ".lock"
 
@@ -112,7 +114,40 @@ def claim(folder: Path, communicator: Communicator) -> BinaryIO | None:
             where = str(error.filename or folder)
             fault = MachineError(what, where=where, remedy="another place: --checkpoint-dir DIR")
     communicator.raise_first(fault)
+    check_shared(folder, "--checkpoint-dir", communicator)
     return lock
+
+
+def check_shared(folder: Path, flag: str, communicator: Communicator) -> None:
+    """Collective. Raises OptionError if a host has another `folder` than rank 0: one without the file that rank 0 makes
+    there."""
+    if communicator.node_count == 1:
+        return
+    fault: OptionError | None = None
+    mark = folder / f".shared-{os.urandom(8).hex()}"
+    if communicator.rank == 0:
+        with failing_with(MachineError, f"no file can be written into {folder}", f"another place: {flag} DIR"):
+            mark.touch(exist_ok=False)
+    try:
+        name, first_host = communicator.broadcast_object((mark.name, communicator.host_name))
+        if communicator.local_rank == 0 and not _appears(folder, name):
+            what = f"{flag} {folder} is another folder on {communicator.host_name} than on {first_host}"
+            fault = OptionError(what, remedy=f"{flag} DIR, a folder that all hosts share, such as on NFS")
+        communicator.raise_first(fault)
+    finally:
+        mark.unlink(missing_ok=True)
+
+
+def _appears(folder: Path, name: str) -> bool:
+    """Whether `folder` has a file that is there on another host. Network file systems may show it late."""
+    until = time.monotonic() + _SHOWN_AFTER_S
+    while True:
+        with suppress(OSError):
+            if name in os.listdir(folder):  # which asks the server, other than looking for one name
+                return True
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.05)
 
 
 def _create_and_lock(folder: Path) -> BinaryIO:

@@ -253,11 +253,11 @@ def check_node_memory(
 
 
 def default_threads(communicator: Communicator, replicas_here: int, environ: Mapping[str, str] = os.environ) -> int:
-    """Collective. Intra-op threads of a rank, the same on all: OMP_NUM_THREADS, or a node's cores by replicas."""
+    """Collective. Intra-op threads of a rank, the same on all: OMP_NUM_THREADS, which `check_job` has compared, or a
+    node's cores by replicas."""
     text = environ.get("OMP_NUM_THREADS", "")
-    wanted = communicator.all_gather_object(int(text) if text.isdecimal() else 0)
-    if any(wanted):
-        return min(filter(None, wanted))
+    if text.isdecimal() and int(text):
+        return int(text)
     cores = communicator.all_gather_object(cores_of_this_process())
     nodes = [[cores[r] for r, index in enumerate(communicator.node_of) if index == n] for n in {*communicator.node_of}]
     return max(1, min(len(frozenset().union(*of_ranks)) // (len(of_ranks) * replicas_here) for of_ranks in nodes))

@@ -37,6 +37,7 @@ from sambasim.records.digests import (
     is_recording,
     replica_file,
 )
+from sambasim.runtime.checkpoint.folder import check_shared
 from sambasim.runtime.outcome import exempt
 from sambasim.runtime.run.plan import Plan
 from sambasim.runtime.run.run_observer import LineFile, RunObserver, writing
@@ -118,6 +119,7 @@ def _run_of(setup: Setup, team: Team, plan: Plan, asked: range) -> RecordedRun:
         engine=team.engine.name,
         torch=torch.__version__,
         cpu=f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
+        data=setup.data_identity,
         exempt_from_exactness=tuple(exempt(setup, team)),
         world_size=setup.replicas,
         ranks=setup.mesh.world_size,
@@ -165,6 +167,7 @@ class RunDigests(StepRecorder):
                     old.unlink()
                 write_whole(folder / RUN_FILE, run.model_dump_json(indent=1) + "\n")
         setup.communicator.barrier()
+        check_shared(folder, "--record-digests", setup.communicator)
         self.steps = range(max(run.first_step - 1, done), run.last_step)
         self._setup, self._team, self._observer, self._folder = setup, team, observer, folder
         self._inputs = seen_in_memory(program, SymbolKind.INPUT)

@@ -20,6 +20,7 @@ from sambasim.options.training import LossScaleOptions, TrainingOptions
 from sambasim.pef import PefDocument, map_weights, read
 from sambasim.pef.files import is_compiled_here
 from sambasim.runtime.engine.operator_types import check_operators
+from sambasim.runtime.machine.agreement import DATA, check_equal
 from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.machine.kernels import find_cpp_compiler
 from sambasim.runtime.machine.launcher import ranks_of_process
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 class Setup:
     """One process's view of a run. `mesh`: its ranks, but for parameter servers; `ranks`: those that this process runs;
     `inventory`, `placement`: the simulated machine; `threads`: intra-op threads of a rank; `notes`: on the DeepSpeed
-    config."""
+    config; `data_identity`: of the data, once it is open."""
 
     path: Path
     options: RunOptions
@@ -56,6 +57,7 @@ class Setup:
     arguments: Arguments
     threads: int
     notes: tuple[str, ...]
+    data_identity: str = ""
 
     @property
     def program(self) -> Program:
@@ -176,20 +178,16 @@ def _check_trainable(program: Program, training: TrainingOptions) -> None:
     raise OptionError(what, remedy="run it by the app that compiled it: python APP.py run --pef …")
 
 
-def check_sources(communicator: Communicator, sources: Sequence[Source], mesh: Mesh) -> None:
-    """Collective. Raises DataError if replicas have datasets of different sizes, and so different numbers of steps."""
+def check_sources(communicator: Communicator, sources: Sequence[Source]) -> str:
+    """Collective. The identity of the data. Raises DataError if ranks have other data."""
 
-    def sizes(source: Source) -> str:
+    def facts(source: Source, identity: str) -> dict[str, str]:
         held_out = "" if source.evaluation is None else f" and {len(source.evaluation)} held out"
-        return f"{len(source.train)} samples to train{held_out}"
+        return {DATA: f"{source.name} with {len(source.train)} samples to train{held_out}, {identity}"}
 
-    of_ranks = [size for own in communicator.all_gather_object([*map(sizes, sources)]) for size in own]
-    if apart := [rank for rank, size in enumerate(of_ranks) if size != of_ranks[0]]:
-        first, other = mesh.who(0), mesh.who(apart[0])
-        raise DataError(
-            f"{sources[0].name} gives {first} {of_ranks[0]}, but {other} {of_ranks[apart[0]]}",
-            remedy="give every rank the whole data set: sambasim distributes the samples itself",
-        )
+    identities = [source.identity() for source in sources]
+    check_equal(communicator, *map(facts, sources, identities), kind=DataError)
+    return identities[0]
 
 
 EngineName = Literal["plain", "inductor"]

@@ -39,7 +39,7 @@ def manifest(step: int = 50) -> Manifest:
     tensors["net__steps"] = TensorModel(kind=SymbolKind.BUFFER, dtype="int64", shape=())
     digests: Fields = {"digest": "a" * 64, "operators_sha256": "e" * 64, "integers_sha256": "d" * 64}
     of_pef: Fields = {"name": "net", "batch_size": 4, "parts": PARTS, "compile_options": {"dtype": "fp32"}}
-    of_run: Fields = {"threads": 1, "engine": "plain", "torch": torch.__version__, "cpu": "any"}
+    of_run: Fields = {"threads": 1, "engine": "plain", "torch": torch.__version__, "cpu": "any", "data": "content 0"}
     return Manifest(
         pef=content.PefModel(**of_pef, **digests),
         position=Position(step=step, epoch=1, used=16),

@@ -1,0 +1,106 @@
+"""What all ranks of a job must have in common, compared before anything else: else hosts with another version of
+sambasim, or other files, would wait for each other in vain, or train with other bits in silence.
+
+Ranks exchange JSON texts, which every version of sambasim can read.
+"""
+
+import hashlib
+import json
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import NamedTuple
+
+from sambasim import __version__
+from sambasim.errors import LaunchError, SambasimError
+from sambasim.runtime.machine.communicator import Communicator
+
+DATA = "data set"
+_SAMBASIM, _THREADS = "sambasim", "OMP_NUM_THREADS"
+_COPY = "copy the same file to every host, or keep it in a folder that all hosts share"
+_REMEDIES = {
+    _SAMBASIM: "install the same sambasim on every host, or keep it in a folder that all hosts share",
+    "Python": "start the same Python on every host: mpirun -np N /PATH/TO/python -m sambasim …",
+    "torch": "on {host}: python -m pip install torch=={first}",
+    "MPI": "use one version of the MPI library on every host, that of the mpirun",
+    _THREADS: "--threads N gives as many to every rank; or set OMP_NUM_THREADS alike on every host",
+    "PEF": _COPY,
+    "--weights": _COPY,
+    "--deepspeed": _COPY,
+    "--cluster": _COPY,
+    DATA: "give every rank the same whole data set: sambasim distributes the samples itself",
+}
+_START_ALIKE = "start all ranks with the same flags"
+
+
+def check_job(communicator: Communicator, threads: int | None, flags: Mapping[str, object] | None = None) -> None:
+    """Collective. Raises LaunchError unless ranks have the same versions, number of threads and `flags`. `threads`:
+    those that were asked for by a flag."""
+    if communicator.world_size > 1:
+        asked = os.environ.get(_THREADS) or "not set" if threads is None else str(threads)
+        versions = {
+            _SAMBASIM: f"{__version__} (code {_code_sha256()[:8]})" if communicator.local_rank == 0 else None,
+            "Python": platform.python_version(),
+            "torch": metadata.version("torch"),
+            "MPI": communicator.library,
+        }
+        check_equal(communicator, {**versions, _THREADS if threads is None else "--threads": asked, **(flags or {})})
+
+
+def check_equal(
+    communicator: Communicator, *facts: Mapping[str, object], kind: type[SambasimError] = LaunchError
+) -> None:
+    """Collective. Raises an error of `kind` unless all ranks give equal facts under each name; those of None do not
+    count. `facts`: of each rank that this process runs."""
+    if communicator.world_size > 1 or len(facts) > 1:
+        texts = [{name: str(value) for name, value in own.items() if value is not None} for own in facts]
+        difference = first_difference(communicator.all_gather_object(json.dumps([communicator.host_name, texts])))
+        if difference is not None:
+            raise kind(difference.what, remedy=difference.remedy)
+
+
+class Difference(NamedTuple):
+    what: str
+    remedy: str
+
+
+def first_difference(answers: Sequence[str]) -> Difference | None:
+    """The first name under which ranks have told different things. An answer is the JSON text of a process: its host,
+    and for each of its ranks texts by name. That of an older version is anything else."""
+    told: dict[str, tuple[str, str]] = {}
+    rank = 0
+    for answer in answers:
+        host, of_ranks = _read(answer)
+        for facts in of_ranks:
+            where = f"rank {rank} on {host}"
+            rank += 1
+            for name, text in facts.items():
+                first, who = told.setdefault(name, (text, where))
+                if text != first:
+                    remedy = _REMEDIES.get(name, _START_ALIKE).format(host=host, first=first.partition("+")[0])
+                    return Difference(f"{name} is {first} for {who}, and {text} for {where}", remedy)
+    return None
+
+
+def _read(answer: object) -> tuple[str, list[Mapping[str, str]]]:
+    try:
+        host, of_ranks = json.loads(str(answer))
+        return host, [{str(name): str(text) for name, text in facts.items()} for facts in of_ranks]
+    except (ValueError, TypeError, AttributeError):
+        return "another host", [{_SAMBASIM: "an older version"}]
+
+
+def _code_sha256() -> str:
+    """Of the source files of sambasim: a version has many states between releases."""
+    sha256, package = hashlib.sha256(), Path(__file__).parents[2]
+    for folder, folders, files in os.walk(package):
+        folders.sort()
+        for name in sorted(files):
+            if name.endswith((".py", ".c")):
+                path = os.path.join(folder, name)
+                sha256.update(os.path.relpath(path, package).encode())
+                with open(path, "rb") as file:
+                    sha256.update(file.read())
+    return sha256.hexdigest()

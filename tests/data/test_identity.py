@@ -1,0 +1,110 @@
+"""The identity of data: equal for equal content, and other for another value, whatever holds it."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import ConcatDataset, Dataset, StackDataset, Subset, TensorDataset
+
+from sambasim.data import identity
+from sambasim.data.datasets import ArraysDataset
+from sambasim.data.identity import identity_of, identity_of_file
+
+
+class Own(Dataset[object]):
+    """A data set of the user's, whose code must not run."""
+
+    def __init__(self, rows: Tensor, **more: object) -> None:
+        self.rows, self.rank, self.folder = rows, id(self), f"/scratch/{id(self)}"
+        vars(self).update(more)
+
+    def __len__(self) -> int:
+        raise AssertionError
+
+    def __getitem__(self, index: int) -> object:
+        raise AssertionError
+
+
+class OwnList(list[Any]):
+    def __getitem__(self, index: Any) -> Any:
+        raise AssertionError
+
+
+HOLDERS: dict[str, Callable[[Tensor], object]] = {
+    "tensors": lambda rows: TensorDataset(torch.arange(6), rows),
+    "arrays": lambda rows: ArraysDataset({"x": rows}),
+    "attribute": Own,
+    "numpy": lambda rows: Own(torch.zeros(1), data=rows.numpy()),
+    "subset": lambda rows: Subset(TensorDataset(rows), [0, 1]),
+    "concatenation": lambda rows: ConcatDataset([TensorDataset(torch.zeros(2)), TensorDataset(rows)]),
+    "stack": lambda rows: StackDataset(x=TensorDataset(rows), y=TensorDataset(torch.zeros(6))),
+    "list of samples": lambda rows: [(row, 1) for row in rows],
+    "numbers": lambda rows: Own(torch.zeros(1), tokens=rows.flatten().tolist()),
+    "bytes": lambda rows: Own(torch.zeros(1), images=[rows.numpy().tobytes()]),
+    "transposed": lambda rows: TensorDataset(rows.T),
+    "bfloat16": lambda rows: TensorDataset(rows.bfloat16()),
+}
+
+
+@pytest.mark.parametrize("holder", HOLDERS.values(), ids=HOLDERS)
+@pytest.mark.parametrize("whole", [True, False])
+def test_one_other_value_changes_it(
+    holder: Callable[[Tensor], object], whole: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not whole:
+        monkeypatch.setattr(identity, "READ_WHOLE_BYTES", 8)
+        monkeypatch.setattr(identity, "_MOST_ITEMS", 5)
+    rows = torch.arange(24, dtype=torch.float32).reshape(6, 4)
+    other = rows.clone()
+    other[0, 0] = -1  # which is always in a sample
+    own = identity_of(holder(rows))
+    assert own == identity_of(holder(rows.clone()))
+    assert own != identity_of(holder(other))
+    assert own.split()[0] == ("content" if whole else "sample")
+
+
+def test_data_that_hold_no_arrays_are_known_by_nothing() -> None:
+    assert identity_of(OwnList([1])) == identity_of(OwnList([2]))
+    assert identity_of(OwnList([1])).startswith("length ")
+
+
+@pytest.mark.parametrize(
+    "array",
+    [torch.zeros(3_000_000), torch.zeros(1).expand(1 << 33), np.zeros((1, 3_000_000)), torch.zeros(1 << 12, 1 << 10)],
+    ids=["flat", "endless", "one row", "rows"],
+)
+def test_of_large_arrays_a_bounded_sample_is_read(array: identity.Array, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(identity, "READ_WHOLE_BYTES", 1 << 16)
+    read: list[int] = []
+    whole = identity._bytes
+
+    def bytes_of(part: identity.Array) -> bytes:
+        read.append(part.nbytes)
+        return whole(part)
+
+    monkeypatch.setattr(identity, "_bytes", bytes_of)
+    assert identity_of(array).startswith("sample ")
+    assert 1 << 14 <= sum(read) <= 1 << 16
+
+
+def test_lists_are_sampled_too() -> None:
+    assert identity_of([torch.tensor(at) for at in range(20_000)]).startswith("sample ")
+    assert identity_of([0] * 19_999 + [1]) != identity_of([0] * 20_000)
+
+
+def test_holders_of_themselves_have_an_end() -> None:
+    held: list[object] = [1]
+    held.append(held)
+    assert identity_of(held).startswith("sample ")
+
+
+def test_a_file_has_one(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(b"")
+    assert identity_of_file(file).startswith("length ")
+    file.write_bytes(b"a")
+    assert identity_of_file(file).startswith("content ")
