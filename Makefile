@@ -31,7 +31,7 @@ JOBS := $(addprefix tests/,api apps faults fuzz mpi operators parity samba/censu
 	$(addprefix tests/samba/,shim/test_scripts.py test_bf16.py test_chips.py test_joining.py test_measuring.py test_session.py)
 
 # Tests that fail if a job takes too long, and so need idle cores. All others run in three processes.
-ALONE := $(addprefix tests/faults/test_,job_ends.py sweep.py)
+ALONE := $(addprefix tests/faults/test_,job_ends.py strikes.py sweep.py)
 SPREAD := -n 3 --dist loadfile --no-loadscope-reorder
 BESIDE := $(SPREAD) $(ALONE:%=--ignore=%)
 

@@ -20,6 +20,9 @@ from sambasim.errors import InternalError, MachineError
 
 T = TypeVar("T")
 
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+"""Each asks a run to stop after its step."""
+
 _PR_SET_PDEATHSIG = 1  # of prctl(2)
 _LONGEST_S = 120  # A fresh copy that needs longer, as in a loop that never ends, has no result
 _LONGEST_WAIT_S = 10.0  # A copy that does nothing for so long waits for a thread that is not in it, and has no result

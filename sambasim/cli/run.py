@@ -76,12 +76,14 @@ def run_command(overrides: tuple[str, ...], output_folder: Path, **flags: object
     from sambasim.commands.run import checked_pef, failure_details, train
     from sambasim.runtime.machine.mpi import connect
     from sambasim.runtime.run.run_observer import print_whole_lines
-    from sambasim.runtime.watch.supervisor import Supervisor, limit_time
+    from sambasim.runtime.watch.supervisor import StopSignals, Supervisor, interrupted, limit_time, signal_of
     from sambasim.terminal.progress import RunProgress
 
     launcher, command, screen = find_launcher(os.environ), ["sambasim", *sys.argv[1:]], ExitStack()
     if launcher is not None and launcher.world_size != 1:
         limit_time(options.sync_timeout, launcher.rank)
+    # Signals count from here on, to the end of --save.
+    signals = None if options.inference else click.get_current_context().with_resource(StopSignals())
     communicator = connect(command)
     if communicator.world_size > 1:
         print_whole_lines()
@@ -106,10 +108,17 @@ def run_command(overrides: tuple[str, ...], output_folder: Path, **flags: object
         else:
             with screen:
                 observers = [screen.enter_context(closing(RunProgress(predicts=options.predict)))] if prints else []
-                summary, _ = train(path, options, communicator, supervisor.activity, command, observers)
+                summary, _ = train(
+                    path, options, communicator, supervisor.activity, command, observers, signals=signals
+                )
             printed = summary.model_dump_json() if options.json_output else ""
         if communicator.rank == 0 and printed:
             print(printed)
+        if signals is not None:
+            number = signal_of(max(communicator.all_gather_object(signals.received)))
+            if number is not None:
+                saved = options.save or (Path(summary.checkpoint) if summary.checkpoint else None)
+                raise interrupted(number, summary.steps, saved, None)
         supervisor.finish()
     try:
         communicator.finish()

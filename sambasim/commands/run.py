@@ -19,7 +19,7 @@ from sambasim.runtime.machine.agreement import check_equal, check_job
 from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.run.run_observer import LineFile, MetricsFile, RunObserver, RunObservers, Start, Step
 from sambasim.runtime.watch.status_file import Activity
-from sambasim.runtime.watch.supervisor import Failure
+from sambasim.runtime.watch.supervisor import Failure, StopSignals
 from sambasim.units import format_seconds
 
 if TYPE_CHECKING:
@@ -160,6 +160,7 @@ def train(
     data: object = None,
     *,
     keeps_weights: bool = False,
+    signals: StopSignals | None = None,
 ) -> "tuple[SummaryRecord, Mapping[str, Tensor]]":
     """Collective. Train a PEF that `checked_pef` has checked. Returns the weights by name, if they are kept."""
     from sambasim.runtime.job import TrainingJob  # torch
@@ -171,7 +172,7 @@ def train(
     if options.log_dir is not None:
         members.append(RankLog(options.log_dir, rank))
     setup, told = set_up(path, options, communicator), RunObservers(members)
-    job = TrainingJob(setup, told, activity, command, data, keeps_weights=keeps_weights)
+    job = TrainingJob(setup, told, activity, command, data, keeps_weights=keeps_weights, signals=signals)
     return job.run(), job.weights
 
 

@@ -1,15 +1,12 @@
 """From samples to a batch: collate them, name the tensors as the inputs, and check dtypes and shapes."""
 
-import signal
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from multiprocessing.util import get_temp_dir
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import default_collate
 
 from sambasim.data.datasets import Samples
 from sambasim.data.user_code import summary
@@ -168,25 +165,3 @@ def _kind(value: object) -> str:
     if isinstance(value, Tensor | np.ndarray):
         return f"{str(value.dtype).removeprefix('torch.')}[{', '.join(map(str, value.shape))}]"
     return "None" if value is None else f"a {type(value).__name__}"
-
-
-def batches_of(loader: "DataLoader[object]", name: str) -> Iterator[Batch]:
-    """`iter(loader)`; `name` is the data source's. A batch raises DataError if a worker process died."""
-    if not loader.num_workers:
-        return iter(loader)
-    get_temp_dir()  # workers inherit it and this process deletes it; a killed worker would leave its own
-    batches = iter(loader)
-    if threading.current_thread() is threading.main_thread():
-        # PyTorch's handler would raise wherever this process is, as in a collective. Reading finds the death as well.
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    return _of_workers(batches, name)
-
-
-def _of_workers(batches: Iterator[Batch], name: str) -> Iterator[Batch]:
-    try:
-        yield from batches
-    except (RuntimeError, ConnectionError, EOFError) as raised:  # the last two if it died while it sent a batch
-        if isinstance(raised, RuntimeError) and "DataLoader worker (pid" not in str(raised):
-            raise
-        remedy = "--workers 0 reads in the main process; check the free memory and the size of /dev/shm"
-        raise DataError(f"a worker process that reads {name} died: {summary(raised)}", remedy=remedy) from None

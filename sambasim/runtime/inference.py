@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 
 from sambasim.data import batches
 from sambasim.data.datasets import WatchedDataset, open_source
+from sambasim.data.workers import batches_of, worker_options
 from sambasim.ir.graph import Graph
 from sambasim.ir.mesh import copy_mesh
 from sambasim.ir.program import Program
@@ -122,13 +123,13 @@ class Evaluator:
                 dataset,
                 batch_sampler=deal,
                 collate_fn=batches.collate,
-                num_workers=options.workers,
+                **worker_options(options.workers),
                 prefetch_factor=options.prefetch_factor,
                 persistent_workers=options.persistent_workers,
                 # Kept workers draw no seed again: so that evaluations draw alike, none draws from the global generator.
                 generator=Generator() if options.persistent_workers else None,
             )
-        read = batches.batches_of(self._loaders[key], options.source or "the data")
+        read = batches_of(self._loaders[key], options.source or "the data")
         for number, indices in enumerate(deal, start=1):
             self._activity.does(f"evaluating batch {number} of {len(deal.starts)}")
             batch, count = next(read), len(indices)

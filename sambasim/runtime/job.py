@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from typing import BinaryIO
 
@@ -37,7 +37,8 @@ from sambasim.runtime.watch.watchdog import WATCHDOG_FIRST_S
 
 class TrainingJob:
     """Trains a PEF. Collective: every rank creates one and calls `run`. Remedies repeat `command`, typed without
-    mpirun; `data` replaces the data source. With `keeps_weights`, every rank then has `weights`, as in a state_dict."""
+    mpirun; `data` replaces the data source. With `keeps_weights`, every rank then has `weights`, as in a state_dict.
+    `signals`: the caller's, who has entered them; else signals ask to stop while it trains."""
 
     def __init__(
         self,
@@ -48,12 +49,15 @@ class TrainingJob:
         data: object = None,
         *,
         keeps_weights: bool = False,
+        signals: StopSignals | None = None,
     ) -> None:
         self._setup, self._communicator, self._observer = setup, setup.communicator, observer
         self._activity, self._data, self._keeps_weights = activity, data, keeps_weights
         self.weights: Mapping[str, Tensor] = {}
         self._saver: Saver | None = None
-        self._signals = StopSignals(self._signalled)
+        self._signals = signals or StopSignals()
+        self._signals.notify = self._signalled
+        self._heeds_signals = signals is not None  # from before this job to after it
         self._losses = LossWatch(
             setup.options.on_nonfinite,
             observer,
@@ -108,7 +112,7 @@ class TrainingJob:
         if self._activity is not UNWATCHED:
             observers.append(StepStatus(self._activity, team.memory.program))
         trainer.observe(together(observers))
-        with self._signals:
+        with nullcontext() if self._heeds_signals else self._signals:
             evaluation = self._epochs(trainer, evaluator, sources, steps, team, observers)
         self._activity.waits("comparing the weights")
         totals, save = trainer.totals, setup.options.save

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
-from sambasim.data.batches import Batch, batches_of, bind, check, collate
+from sambasim.data.batches import Batch, bind, check, collate
 from sambasim.data.datasets import WatchedDataset, tensor_batches
+from sambasim.data.workers import batches_of, worker_options
 from sambasim.errors import DataError
 from sambasim.options.grammar import InputSpec
 from tests.support.mpi import run_job
@@ -182,7 +183,7 @@ class Deadly(Dataset[Tensor]):
 
 def test_when_the_next_batch_is_read() -> None:
     reading = batches_of(
-        DataLoader(WatchedDataset(Deadly(), "pictures"), collate_fn=collate, num_workers=1), "pictures"
+        DataLoader(WatchedDataset(Deadly(), "pictures"), collate_fn=collate, **worker_options(1)), "pictures"
     )
     next(reading)
     time.sleep(1.0)  # the death comes in here, where a handler of SIGCHLD could raise
@@ -207,7 +208,7 @@ def test_as_it_hands_a_batch_over(error: Exception) -> None:
 SLOW = """
 import time, torch
 from torch.utils.data import DataLoader
-from sambasim.data.batches import batches_of
+from sambasim.data.workers import batches_of, worker_options
 
 
 class Slow(torch.utils.data.Dataset):
@@ -220,7 +221,7 @@ class Slow(torch.utils.data.Dataset):
         return torch.tensor(index)
 
 
-reading = batches_of(DataLoader(Slow(), num_workers=2), "pictures")
+reading = batches_of(DataLoader(Slow(), **worker_options(2)), "pictures")
 print(next(reading), flush=True)
 raise SystemExit(0)
 """

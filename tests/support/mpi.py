@@ -155,7 +155,7 @@ def run_job(
     """As `run_mpi`, for a command line that starts with something else. `is_fresh`: its processes import all anew."""
     job = uuid.uuid4().hex
     environ = job_environ(job, env)
-    names_before = _segment_names()
+    names_before = segment_names()
     start = time.monotonic()
     process = subprocess.Popen(
         command if is_fresh else warm.command(command, environ),
@@ -173,7 +173,7 @@ def run_job(
         stdout, stderr = _kill(process, job)
         pytest.fail(f"the job did not end within {timeout} s\n--- stdout\n{stdout}\n--- stderr\n{stderr}")
     elapsed_s = time.monotonic() - start
-    _check_nothing_left(job, names_before)
+    check_nothing_left(job, names_before)
     return Result(process.returncode, stdout, _NOTICE.sub("", stderr), elapsed_s)
 
 
@@ -199,14 +199,14 @@ def _kill(process: "subprocess.Popen[str]", job: str) -> tuple[str, str]:
     return process.communicate(timeout=_GOODBYE_S)
 
 
-def _check_nothing_left(job: str, names_before: frozenset[str]) -> None:
+def check_nothing_left(job: str, names_before: frozenset[str]) -> None:
     left = _lasting(lambda: processes_of(job))
     for pid in left:
         _kill_process(pid)
     if left:
         pytest.fail(f"the job left processes behind: {left}")
     # Those of other jobs are mapped, but for moments.
-    if forgotten := _lasting(lambda: [name for name in _segment_names() - names_before if not _is_mapped(name)]):
+    if forgotten := _lasting(lambda: [name for name in segment_names() - names_before if not _is_mapped(name)]):
         pytest.fail(f"the job left shared memory behind: {sorted(forgotten)}")
 
 
@@ -246,5 +246,5 @@ def _kill_process(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def _segment_names() -> frozenset[str]:
+def segment_names() -> frozenset[str]:
     return frozenset(entry.name for entry in _SHARED_MEMORY.iterdir()) if _SHARED_MEMORY.is_dir() else frozenset()

@@ -19,6 +19,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from sambasim.data import batches
 from sambasim.data.datasets import Samples, WatchedDataset, tensor_batches
+from sambasim.data.workers import batches_of, worker_options
 from sambasim.errors import InternalError
 from sambasim.ir.program import Program
 from sambasim.ir.types import Symbol, SymbolKind
@@ -65,7 +66,7 @@ class Shard:
             _Seeded(self.dataset),
             batch_sampler=self,
             collate_fn=batches.collate,
-            num_workers=self.options.workers,
+            **worker_options(self.options.workers),
             prefetch_factor=self.options.prefetch_factor,
             persistent_workers=self.options.persistent_workers,
             generator=self._generator,
@@ -88,7 +89,7 @@ class Shard:
             return
         self._next_step = step
         self._generator.manual_seed(derive(self.seed, self.rank, epoch, 0, Stream.WORKER))
-        self._iterator = batches.batches_of(self._loader, self.options.source or "the data")
+        self._iterator = batches_of(self._loader, self.options.source or "the data")
 
     def __iter__(self) -> Iterator[_SeededBatch]:
         """The batches of the current epoch, as the sampler of its loader."""

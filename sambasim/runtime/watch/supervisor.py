@@ -9,12 +9,13 @@ watchdog finds that the job cannot continue, the rank
 
 A timer ends the process if MPI itself does not return. If no rank was able to report, the status file stays.
 
-SIGTERM (of schedulers), SIGINT (Ctrl-C) and SIGUSR1 ask a run to stop after its step; a second one ends the process at
-once. Open MPI's mpirun forwards SIGUSR1, and kills its ranks half a second after any of the others. A signal may reach
-only some ranks, so each sends its request with its loss.
+SIGTERM (of schedulers), SIGINT (Ctrl-C) and SIGUSR1 ask a run to stop after its step; another one, a second later, ends
+the process at once. Open MPI's mpirun forwards SIGUSR1, and kills its ranks half a second after any of the others. A
+signal may reach only some ranks, so each sends its request with its loss.
 """
 
 import faulthandler
+import math
 import os
 import signal
 import sys
@@ -27,6 +28,7 @@ from types import FrameType
 from typing import Final, NamedTuple, NoReturn, Self, cast
 
 from sambasim.errors import Interrupted, PeerError
+from sambasim.forks import STOP_SIGNALS
 from sambasim.ir.mesh import Mesh
 from sambasim.runtime.machine.communicator import Communicator, FailureNotice
 from sambasim.runtime.watch.status_file import UNWATCHED, Activity, State, StatusFile, name_of
@@ -203,24 +205,25 @@ SAVE: Final = 1
 """The request for a checkpoint; a request to stop is larger. The largest request of all ranks counts."""
 
 _STOP = 100  # plus the number of the signal
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+SAME_S = 1.0
+"""Signals within this time are one request: mpirun forwards what all processes of its group receive."""
 _wakeup_fds: set[int] = set()
 _masks = threading.local()
 
 
 class StopSignals:
-    """Within its block, in the main thread, the first signal is passed to `notify`, and a second ends the process: by a
-    thread that reads the pipe of the interpreter's handler, because a wait in MPI runs no Python handler."""
+    """Within its block, in the main thread, the first signal is passed to `notify`, and a later one ends the process,
+    by a thread that reads the pipe of the interpreter's handler, because a wait in MPI runs no Python handler."""
 
-    def __init__(self, notify: Callable[[str], None]) -> None:
-        self._notify = notify
+    def __init__(self, notify: Callable[[str], object] = lambda name: None) -> None:
+        self.notify = notify
         self._handlers: dict[signal.Signals, object] = {}
         self._received = 0
-        self._is_reported = False
+        self._is_reported = self._has_ended = False
 
     def __enter__(self) -> "StopSignals":
         try:
-            self._handlers = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
+            self._handlers = {number: signal.signal(number, self._on_signal) for number in STOP_SIGNALS}
         except ValueError:  # not the main thread
             return self
         reads, self._writes = os.pipe()
@@ -236,35 +239,45 @@ class StopSignals:
         signal.set_wakeup_fd(self._wakeup_fd)
         _wakeup_fds.discard(self._writes)
         os.close(self._writes)  # ends the thread
+        self._has_ended = True
         if self._is_reported and not self._received:
             return  # another rank was signalled: the signal to this one may still come, and must not kill it
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]  # what signal() returned is what it takes
+        self._restore()
+
+    @property
+    def received(self) -> int:
+        """The request to stop, or 0."""
+        return self._received and _STOP + self._received
 
     def request(self) -> int:
         if self._received:
             self.report(self._received)  # not in the handler, which may interrupt a print
-        return self._received and _STOP + self._received
+        return self.received
 
     def report(self, number: int) -> None:
         """Notify of signal `number`, received by this rank or another, unless one was reported before."""
         if not self._is_reported:
             self._is_reported = True
-            self._notify(signal.Signals(number).name)
+            self.notify(signal.Signals(number).name)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self._received = number
-        for handled in _SIGNALS:
-            signal.signal(handled, signal.SIG_DFL)
+        self._received = self._received or number
+        if self._has_ended:
+            self._restore()
+
+    def _restore(self) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]  # what signal() returned is what it takes
 
 
 def _exit_at_second(pipe: int) -> None:
-    received = 0
+    first_s = math.inf
     while numbers := os.read(pipe, 64):
         for number in numbers:
-            received += number in _SIGNALS
-            if received > 1:
-                os._exit(128 + number)
+            if number in STOP_SIGNALS:
+                first_s = min(first_s, time.monotonic())
+                if time.monotonic() - first_s > SAME_S:
+                    os._exit(128 + number)
     os.close(pipe)
 
 
@@ -273,7 +286,7 @@ def _exit_at_second(pipe: int) -> None:
 
 
 def _block() -> None:
-    _masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    _masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
 
 
 def _unblock() -> None:

@@ -1,0 +1,83 @@
+"""Processes that read batches ahead: they outlive requests to stop, which launchers send to every process of a job, and
+end with the process that reads them."""
+
+import ctypes
+import multiprocessing.context
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from functools import partial
+from multiprocessing.popen_fork import Popen
+from multiprocessing.util import get_temp_dir
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from sambasim.data.batches import Batch
+from sambasim.data.user_code import summary
+from sambasim.errors import DataError
+from sambasim.forks import STOP_SIGNALS
+
+_PR_SET_PDEATHSIG = 1  # of prctl(2)
+
+
+class _Popen(Popen):
+    def terminate(self) -> None:  # of torch and of multiprocessing at their ends; SIGTERM ends no worker
+        self.kill()
+
+
+class _Process(multiprocessing.context.ForkProcess):
+    @staticmethod
+    def _Popen(process: Any) -> Popen:
+        return _Popen(process)
+
+
+class _Context(multiprocessing.context.ForkContext):
+    Process = _Process
+
+
+def worker_options(count: int) -> dict[str, Any]:
+    """The arguments of a DataLoader with `count` workers."""
+    if not count:
+        return {"num_workers": 0}
+    parent = os.getpid() if threading.current_thread() is threading.main_thread() else None
+    return {"num_workers": count, "multiprocessing_context": _Context(), "worker_init_fn": partial(_begin, parent)}
+
+
+def _begin(parent: int | None, number: int) -> None:
+    """In a worker, whose stop signals are blocked: they are received for nothing from now on, and programs that the
+    worker starts have them as usual. With a `parent` that is a main thread, it is killed at its end."""
+    if parent is not None:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+    for one in STOP_SIGNALS:
+        signal.signal(one, lambda received, frame: None)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+
+
+def batches_of(loader: "DataLoader[object]", name: str) -> Iterator[Batch]:
+    """`iter(loader)`; `name` is the data source's. A batch raises DataError if a worker process died."""
+    if not loader.num_workers:
+        return iter(loader)
+    get_temp_dir()  # workers inherit it and this process deletes it; a killed worker would leave its own
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # workers inherit it
+    try:
+        batches = iter(loader)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    if threading.current_thread() is threading.main_thread():
+        # PyTorch's handler would raise wherever this process is, as in a collective. Reading finds the death as well.
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    return _of_workers(batches, name)
+
+
+def _of_workers(batches: Iterator[Batch], name: str) -> Iterator[Batch]:
+    try:
+        yield from batches
+    except (RuntimeError, ConnectionError, EOFError) as raised:  # the last two if it died while it sent a batch
+        if isinstance(raised, RuntimeError) and "DataLoader worker (pid" not in str(raised):
+            raise
+        remedy = "--workers 0 reads in the main process; check the free memory and the size of /dev/shm"
+        raise DataError(f"a worker process that reads {name} died: {summary(raised)}", remedy=remedy) from None

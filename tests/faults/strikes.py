@@ -1,0 +1,186 @@
+"""Each signal that asks a run to stop, at each phase of a job, with and without data workers, to mpirun, to a rank and
+to all processes: the run ends with its checkpoint and the signal's code, and leaves nothing.
+
+python -m tests.faults.strikes [--rounds 2]        the whole matrix takes about eight minutes a round
+"""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+from random import Random
+from typing import NamedTuple
+
+import click
+import pytest
+
+from sambasim.forks import STOP_SIGNALS, children_of
+from sambasim.runtime.checkpoint.content import check
+from sambasim.runtime.checkpoint.folder import checkpoints_in
+from tests.faults.command import sambasim
+from tests.support.mpi import (
+    SAMBASIM,
+    check_nothing_left,
+    codes_of_signalled,
+    job_environ,
+    mpirun,
+    processes_of,
+    segment_names,
+)
+
+MODEL = """
+import os, time, torch
+from torch import nn
+
+class Samples(torch.utils.data.Dataset):
+    def __len__(self):
+        return 64
+    def __getitem__(self, index):
+        time.sleep(0.002)
+        return torch.randn(8, generator=torch.Generator().manual_seed(index)), index % 3
+
+def samples():
+    open("opening", "w").close()
+    time.sleep(0.5)
+    return Samples(), Samples()
+
+def net():
+    return nn.Linear(8, 3)
+"""
+COMPILE = (
+    "compile net.py:net --pef-name net --data-parallel -b 4 --set data.source=net.py:samples "
+    "--set loss.name=cross_entropy --set optimizer.name=adamw"
+)
+PHASES = ("start", "first step", "middle", "evaluation", "checkpoint", "save")
+TARGETS = ("mpirun", "rank", "all")
+STEPS = 24
+_END_S = 30.0
+
+
+class Strike(NamedTuple):
+    phase: str
+    number: signal.Signals
+    target: str
+    workers: int
+
+    def __str__(self) -> str:
+        return f"{self.number.name} to {self.target}, {self.phase}, {self.workers} workers"
+
+
+MATRIX = tuple(Strike(*one) for one in product(PHASES, STOP_SIGNALS, TARGETS, (0, 2)))
+
+
+def prepare(folder: Path) -> None:
+    (folder / "net.py").write_text(MODEL)
+    assert sambasim(COMPILE.split(), folder).returncode == 0
+
+
+def _wait(phase: str, folder: Path, random: Random) -> bool:
+    """Whether the phase came; then this is within it."""
+    until, metrics = time.monotonic() + 60, folder / "m.jsonl"
+
+    def has_come() -> bool:
+        text = metrics.read_text() if metrics.exists() else ""
+        match phase:
+            case "start":
+                return (folder / "opening").exists()
+            case "first step":
+                return metrics.exists()
+            case "middle":
+                return '"step":9,' in text
+            case "evaluation":
+                return f'"step":{STEPS // 3},' in text
+            case "checkpoint":
+                return any((folder / "saved").glob(".*.partial")) or any((folder / "saved").glob("step-*"))
+        return f'"step":{STEPS},' in text
+
+    while not has_come():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.001)
+    time.sleep(random.random() * {"evaluation": 0.1, "start": 0.4, "save": 0.0}.get(phase, 0.02))
+    return True
+
+
+def _targets(pid: int, job: str, target: str) -> list[int]:
+    ranks = [one for one in processes_of(job) if one != pid and "sambasim" in _command(one)]
+    mains = [one for one in ranks if not any(one in children_of(other) for other in ranks)]
+    return {"mpirun": [pid], "rank": sorted(mains)[:1], "all": [pid, *ranks]}[target]
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return ""
+
+
+def wrong(strike: Strike, folder: Path, seed: int = 0) -> Iterator[str]:
+    """What is wrong with how a job ends that is struck so."""
+    for name in ("opening", "m.jsonl"):
+        (folder / name).unlink(missing_ok=True)
+    shutil.rmtree(folder / "saved", ignore_errors=True)
+    run = [*SAMBASIM, "run", "--pef", "net", "--threads", "1", "--workers", str(strike.workers), "--steps", str(STEPS)]
+    files = ["--checkpoint-dir", "saved", "--checkpoint-every", "7", "--metrics", "m.jsonl", "--save", "w.safetensors"]
+    job, before = f"strike{seed:026}", segment_names()
+    process = subprocess.Popen(
+        [mpirun(), "-np", "2", *run, *files],
+        cwd=folder,
+        env=job_environ(job),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    if not _wait(strike.phase, folder, Random(f"{strike} {seed}")):
+        yield f"it did not come to the phase {strike.phase}"
+    for pid in _targets(process.pid, job, strike.target):
+        try:
+            os.kill(pid, strike.number)
+        except ProcessLookupError:
+            continue
+    try:
+        printed, _ = process.communicate(timeout=_END_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        printed, _ = process.communicate()
+        yield f"it had not ended after {_END_S} s"
+    if process.returncode not in codes_of_signalled(strike.number):
+        yield f"exit code {process.returncode}\n{printed[-1500:]}"
+    steps = [int(step) for step in re.findall(r'"kind":"step","step":(\d+)', (folder / "m.jsonl").read_text())]
+    there = checkpoints_in(folder / "saved") if (folder / "saved").exists() else []
+    if not there:
+        yield "there is no checkpoint"
+    else:
+        check(there[0])
+        if steps and int(there[0].name[5:]) != steps[-1]:
+            yield f"{there[0].name} is not of the last step, {steps[-1]}"
+    try:
+        check_nothing_left(job, before)
+    except pytest.fail.Exception as error:
+        yield str(error)
+
+
+@click.command()
+@click.option("--rounds", default=1)
+def main(rounds: int) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        prepare(Path(name))
+        faults = 0
+        for seed, strike in product(range(rounds), MATRIX):
+            found = list(wrong(strike, Path(name), seed))
+            faults += bool(found)
+            print(f"{strike}: {'; '.join(found) or 'ended as it should'}", flush=True)
+    print(f"{rounds * len(MATRIX)} strikes, {faults} with something wrong")
+    sys.exit(faults > 0)
+
+
+if __name__ == "__main__":
+    main()
