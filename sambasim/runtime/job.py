@@ -142,7 +142,7 @@ class TrainingJob:
 
     def _signalled(self, name: str) -> None:
         if self._setup.is_first:
-            self._observer.noted(f"{name}: the run ends after this step; once more ends it at once")
+            self._observer.noted(f"{name}: the run ends after this step; another one, a second later, ends it at once")
 
     def _open_sources(self) -> Sequence[Source]:
         """Collective. The data, opened once for each rank of this process, with the same random numbers for all."""
