@@ -14,10 +14,11 @@ Quoted text can come from any file, with lines that look like a remedy. So all l
 its title, and control characters are escaped.
 """
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain
-from typing import ClassVar
+from typing import ClassVar, TextIO
 
 from sambasim.units import MIB
 
@@ -60,6 +61,17 @@ def one_line(text: str) -> str:
     """`text`, or its beginning if it is long, on one line without control characters."""
     spelled = printable(text[: LONGEST_LINE + 1], kept="")
     return spelled if len(spelled) <= LONGEST_LINE else f"{spelled[:LONGEST_LINE]}…"
+
+
+def say(text: str, file: TextIO | None = None) -> None:
+    """Print `text` at once, with control characters escaped: names in it may come from any file or argument."""
+    print(printable(text), file=file, flush=True)
+
+
+def say_json(line: str, file: TextIO | None = None) -> None:
+    """As `say`, in the escapes of JSON."""
+    shown = line if line.isprintable() else "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in line)
+    print(shown, file=file, flush=True)
 
 
 def is_too_deep(tables: object) -> bool:

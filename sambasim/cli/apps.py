@@ -24,7 +24,8 @@ import click
 
 import sambasim
 from sambasim.cli.shared import COUNT, as_json
-from sambasim.errors import LaunchError, OptionError, SambasimError, failing_with, one_line
+from sambasim.errors import LaunchError, OptionError, SambasimError, failing_with, one_line, say, say_json
+from sambasim.files import unless_foreign_link
 from sambasim.runtime.machine.launcher import mpirun_here
 from sambasim.terminal.output import survive_closed_stdout
 from sambasim.units import counted
@@ -125,10 +126,10 @@ def _check_script(script: Path, arguments: Sequence[str], steps: int, as_json: b
             raise OptionError(f"{script} took no step, so there is nothing to check", remedy=remedy)
     except BaseException as error:
         if as_json and is_first:
-            print(_json(script, check, current().reporter.findings, error), file=stdout, flush=True)
+            say_json(_json(script, check, current().reporter.findings, error), stdout)
         raise
     if is_first:
-        print((_json if as_json else _in_words)(script, check, findings), file=stdout, flush=True)
+        (say_json if as_json else say)((_json if as_json else _in_words)(script, check, findings), stdout)
     return int(bool(findings))
 
 
@@ -349,7 +350,7 @@ def _become(argv: list[str], options: Mapping[str, str], variables: Mapping[str,
         for option, streams in (("output", (1, 2)), ("error", (2,))):
             if option in options:
                 file = _file_name(options[option], environ)
-                descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+                descriptor = unless_foreign_link(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
                 for stream in streams:
                     os.dup2(descriptor, stream)
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and the command would inherit that
@@ -372,4 +373,4 @@ def _file_name(pattern: str, environ: Mapping[str, str]) -> str:
 
 
 def _notice(text: str) -> None:
-    print(f"notice: {text}", file=sys.stderr, flush=True)
+    say(f"notice: {text}", sys.stderr)

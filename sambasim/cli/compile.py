@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from sambasim.cli import shared
-from sambasim.errors import InternalError, LaunchError, MachineError
+from sambasim.errors import InternalError, LaunchError, MachineError, say
 from sambasim.options.fields import COMPILE_FLAGS
 from sambasim.options.flag import MODEL
 from sambasim.runtime.machine.launcher import find_launcher
@@ -111,7 +111,7 @@ def demo_command(context: click.Context, output_folder: Path, smoke: bool) -> No
 
 def _run(*command: str) -> None:
     """Raises MachineError if the command fails."""
-    print(f"\n$ {shlex.join(command)}")
+    say(f"\n$ {shlex.join(command)}")
     environ = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"}
     try:
         subprocess.run(command, env=environ, timeout=_TIMEOUT_S, check=True)

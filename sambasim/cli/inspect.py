@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from sambasim.cli import shared
-from sambasim.errors import OptionError, printable
+from sambasim.errors import OptionError, say
 from sambasim.terminal.output import phases
 
 
@@ -49,12 +49,12 @@ def inspect_command(
     program = document.program
     if as_graph:
         every = [(graph, one.program.symbols) for one in document.graphs.values() for graph in one.program.graphs]
-        return print(printable("\n".join(format_graph(*pair) for pair in every)), end="")
+        return say("\n".join(format_graph(*pair) for pair in every).removesuffix("\n"))
     if as_schedule and program.schedule is None:
         what = f"{program.name} is no pipeline, so it has no schedule"
         raise OptionError(what, remedy="sambasim compile --pipeline-stages 2 …")
     if as_schedule and program.schedule is not None:
-        return print(draw(program.schedule))
+        return say(draw(program.schedule))
     facts = contents(path, peek(path), document)
     if section is None:
         return shared.answer(as_json, facts.model_dump_json, lambda: [inspection(facts, everything=whole)])
@@ -98,10 +98,10 @@ def verify_command(pef: str, output_folder: Path, against: str | None, check: in
         raise OptionError("--check has nothing to compare", remedy="name the model: --against package.module:Name")
     path = locate(pef, output_folder)
     document = checked_file(path)
-    print(f"{path} is valid: it follows the rules of the PEF format, and every byte is as it was written")
-    print(f"  digest          {document.digest}")
-    print(f"  weights sha256  {document.weights_sha256}")
-    print(f"  checked         {'no' if document.checked is None else document.checked}")
+    say(f"{path} is valid: it follows the rules of the PEF format, and every byte is as it was written")
+    say(f"  digest          {document.digest}")
+    say(f"  weights sha256  {document.weights_sha256}")
+    say(f"  checked         {'no' if document.checked is None else document.checked}")
     if against is None:
         return
     with shared.kept_imports():
@@ -109,9 +109,9 @@ def verify_command(pef: str, output_folder: Path, against: str | None, check: in
 
     with phases(quiet=False) as on_phase:
         proof = verify_against(path, against, check, on_phase)
-    print(f"  against {against}: {proof.checked or 'PyTorch takes no batch of this kind'}")
+    say(f"  against {against}: {proof.checked or 'PyTorch takes no batch of this kind'}")
     for notice in proof.notices:
-        print(f"notice: {notice}")
+        say(f"notice: {notice}")
 
 
 @click.command("compare")

@@ -15,7 +15,7 @@ import click
 
 from sambasim import __version__
 from sambasim.cli.shared import COUNT, FILE, answer, as_json, kept_imports, write_all
-from sambasim.errors import LaunchError, MachineError, OptionError, SambasimError, shortened
+from sambasim.errors import LaunchError, MachineError, OptionError, SambasimError, say, shortened
 from sambasim.runtime.machine import node_memory
 from sambasim.runtime.machine.agreement import check_job
 from sambasim.runtime.machine.launcher import cores_of_this_process, fitting_mpirun
@@ -310,7 +310,7 @@ def collectives_command(
 
     def progress(line: str) -> None:
         if communicator.rank == 0 and not as_json:
-            print(f"{line} …", file=sys.stderr)
+            say(f"{line} …", sys.stderr)
 
     with Supervisor(communicator, report=lambda each: report_error(each.error, each.reporter), exit_code=exit_code_of):
         with kept_imports():

@@ -8,7 +8,7 @@ from typing import cast
 import click
 from click.shell_completion import CompletionItem
 
-from sambasim.errors import UserError, shortened
+from sambasim.errors import UserError, say, shortened
 from sambasim.terminal.output import exit_code_of, report_error, set_up_streams
 
 _PANELS: Mapping[str, Mapping[str, tuple[str, str]]] = {
@@ -83,7 +83,7 @@ def _print_versions(ctx: click.Context, parameter: click.Parameter, asked: bool)
     from sambasim.cli.machine import versions
 
     for name, value in versions().items():
-        print(f"{name:<9}{value}")
+        say(f"{name:<9}{value}")
     ctx.exit()
 
 
@@ -131,7 +131,7 @@ def _code_of(work: Callable[[], object]) -> int:
         if not isinstance(error, SystemExit):
             report_error(error)
         elif not isinstance(error.code, int | None):
-            print(error.code, file=sys.stderr)
+            say(str(error.code), sys.stderr)
         code = exit_code_of(error)
     return code if isinstance(code, int) else 0
 
@@ -146,7 +146,7 @@ def _of_click(error: BaseException) -> BaseException:
         case click.Abort():
             return KeyboardInterrupt()
         case click.exceptions.NoArgsIsHelpError():
-            print(error.format_message(), file=sys.stderr)
+            say(error.format_message(), sys.stderr)
             return SystemExit(error.exit_code)
         case click.UsageError():
             typed = [word for word in sys.argv[1:2] if not word.startswith("-")]

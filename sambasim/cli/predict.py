@@ -8,6 +8,7 @@ import click
 
 from sambasim.cli import shared
 from sambasim.cli.shared import COUNT, FILE, REPLICAS, answer
+from sambasim.errors import say
 from sambasim.terminal.output import phases
 
 _SET = "For a config or a model: set any field."
@@ -82,7 +83,7 @@ def plan_command(
         options = task.options.model_copy(update=changes_of(chosen.best[0].strategy, task.options))
         texts[emit], left_out = emitted(chosen, options, emit, request)
         for what in left_out:
-            print(f"{emit} cannot say: {what}", file=sys.stderr)
+            say(f"{emit} cannot say: {what}", sys.stderr)
     shared.write_all(texts, quiet=as_json)
     if not chosen.best:
         sys.exit(1)

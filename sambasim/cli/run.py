@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from sambasim.cli.shared import PanelCommand, field_options, kept_imports, output_folder, overrides, pef
-from sambasim.errors import OptionError
+from sambasim.errors import OptionError, say, say_json
 from sambasim.options.fields import COMPILE_FLAGS, RUN_FLAGS
 from sambasim.options.flag import DATA, TRAINING
 from sambasim.runtime.machine.launcher import find_launcher, mpirun_instead
@@ -77,7 +77,7 @@ def run_command(overrides: tuple[str, ...], output_folder: Path, **flags: object
     from sambasim.runtime.machine.mpi import connect
     from sambasim.runtime.run.run_observer import print_whole_lines
     from sambasim.runtime.watch.supervisor import StopSignals, Supervisor, interrupted, limit_time, signal_of
-    from sambasim.terminal.progress import RunProgress
+    from sambasim.terminal.progress import RunProgress, RunWarnings
 
     launcher, command, screen = find_launcher(os.environ), ["sambasim", *sys.argv[1:]], ExitStack()
     if launcher is not None and launcher.world_size != 1:
@@ -99,7 +99,7 @@ def run_command(overrides: tuple[str, ...], output_folder: Path, **flags: object
         prints = communicator.rank == 0 and not options.json_output
         # Nothing else is left if every rank is killed.
         if supervisor.path is not None and prints:
-            print(f"status file: {supervisor.path} says what each rank does, and stays if one dies")
+            say(f"status file: {supervisor.path} says what each rank does, and stays if one dies")
         with kept_imports():
             from sambasim.runtime.inference import InferenceJob
         if options.inference:
@@ -107,13 +107,15 @@ def run_command(overrides: tuple[str, ...], output_folder: Path, **flags: object
             printed = prediction.model_dump_json() if options.json_output else _in_words(prediction)
         else:
             with screen:
-                observers = [screen.enter_context(closing(RunProgress(predicts=options.predict)))] if prints else []
+                shown = [screen.enter_context(closing(RunProgress(predicts=options.predict)))] if prints else []
+                warned = [RunWarnings()] if communicator.rank == 0 and options.json_output else []
+                observers = [*shown, *warned]
                 summary, _ = train(
                     path, options, communicator, supervisor.activity, command, observers, signals=signals
                 )
             printed = summary.model_dump_json() if options.json_output else ""
         if communicator.rank == 0 and printed:
-            print(printed)
+            (say_json if options.json_output else say)(printed)
         if signals is not None:
             number = signal_of(max(communicator.all_gather_object(signals.received)))
             if number is not None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
 import click
 from click.shell_completion import CompletionItem
 
-from sambasim.errors import LARGEST_COUNT, MOST_REPLICAS
+from sambasim.errors import LARGEST_COUNT, MOST_REPLICAS, say, say_json
 from sambasim.options.flag import DATA, OTHER, PANELS
 from sambasim.terminal.output import show
 
@@ -151,7 +151,7 @@ cluster = click.option("--cluster", help="Nodes and links: a name that `sambasim
 def answer(as_json: bool, line: Callable[[], str], parts: "Callable[[], Iterable[RenderableType]]") -> None:
     """Print the line that `--json` asks for, else show text and tables."""
     if as_json:
-        print(line())
+        say_json(line())
     else:
         show(*parts())
 
@@ -163,7 +163,7 @@ def write_all(texts: Mapping[Path, str], *, quiet: bool = False) -> None:
     for file, text in texts.items():
         write(file, text)
         if not quiet:
-            print(f"{file} written{': open it in a browser' * (file.suffix == '.html')}")
+            say(f"{file} written{': open it in a browser' * (file.suffix == '.html')}")
 
 
 @contextmanager

@@ -2,12 +2,12 @@
 
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sambasim.commands.outputs import check_output_file, check_output_folder
-from sambasim.errors import LaunchError, MachineError, OptionError, failing_with
+from sambasim.errors import LaunchError, MachineError, OptionError, failing_with, one_line
 from sambasim.hardware.placement import inventory_of, place_replicas
 from sambasim.ir.mesh import DATA_PARALLEL, PIPELINE, Mesh
 from sambasim.options.given import leaves
@@ -166,26 +166,27 @@ def train(
     from sambasim.runtime.job import TrainingJob  # torch
     from sambasim.runtime.run.setup import set_up
 
-    rank, members = communicator.rank, [*observers]
+    rank, members, warn = communicator.rank, [*observers], RunObservers(observers).noted
     if rank == 0 and options.metrics is not None:
-        members.append(MetricsFile(options.metrics))
+        members.append(MetricsFile(options.metrics, warn))
     if options.log_dir is not None:
-        members.append(RankLog(options.log_dir, rank))
+        members.append(RankLog(options.log_dir, rank, warn))
     setup, told = set_up(path, options, communicator), RunObservers(members)
     job = TrainingJob(setup, told, activity, command, data, keeps_weights=keeps_weights, signals=signals)
     return job.run(), job.weights
 
 
 class RankLog(RunObserver):
-    """A log file of one rank: every step with its times, written at once. It is made when training starts."""
+    """A log file of one rank: every step with its times, written at once. It is made when training starts. `warn`: see
+    LineFile."""
 
-    def __init__(self, folder: Path, rank: int) -> None:
-        self._path = log_of(folder, rank)
+    def __init__(self, folder: Path, rank: int, warn: Callable[[str], None]) -> None:
+        self._path, self._warn = log_of(folder, rank), warn
         self._file: LineFile | None = None
 
     def started(self, start: Start) -> None:
         with failing_with(OptionError, f"no log can be written to {self._path.parent}", "--log-dir FOLDER"):
-            self._file = LineFile(self._path, append=bool(start.plan.start.step))
+            self._file = LineFile(self._path, self._warn, append=bool(start.plan.start.step))
         rank = start.rank and f"{start.rank}; "
         self._write(f"start {start.name}: {rank}sync {start.sync}, {start.threads} threads, {start.data}")
 
@@ -211,7 +212,7 @@ class RankLog(RunObserver):
         what, remedy = f"the log {self._path} cannot be written any more", "free space there, or name another place"
         with failing_with(MachineError, what, f"{remedy}: --log-dir FOLDER"):
             if self._file is not None:
-                self._file.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {line}\n")
+                self._file.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {one_line(line)}\n")
 
 
 def log_of(folder: Path, rank: int) -> Path:

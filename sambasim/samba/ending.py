@@ -25,7 +25,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
-from sambasim.errors import LaunchError, MachineError, OptionError, SambasimError, exit_code
+from sambasim.errors import LaunchError, MachineError, OptionError, SambasimError, exit_code, say
 from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.machine.launcher import find_launcher, launched_rank
 from sambasim.runtime.machine.mpi import connect
@@ -189,7 +189,7 @@ def _report(error: BaseException, script: Path | None, reporter: str = "") -> No
             frames = traceback.walk_tb(error.__traceback__)
             lines = [line for frame, line in frames if Path(frame.f_code.co_filename) == script]
             error.where = f"{script}:{lines[-1]}" if lines else None
-        print(f"error[{error.code}]{reporter}: {error}", file=sys.stderr)
+        say(f"error[{error.code}]{reporter}: {error}", sys.stderr)
     elif isinstance(error, KeyboardInterrupt):
         print(f"interrupted{reporter}", file=sys.stderr)
     elif isinstance(error, SystemExit):

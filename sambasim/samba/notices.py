@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
 from sambasim.compiler.capture.trial import is_tracing
-from sambasim.errors import UserError
+from sambasim.errors import UserError, say
 from sambasim.runtime.machine.launcher import launched_rank
 from sambasim.samba.process import app_error, app_line, current
 
@@ -26,8 +26,8 @@ def say_once(name: str, why: str) -> None:
     said = current().said
     if name not in said and launched_rank(os.environ) == 0:
         where = app_line()
-        place = f"  where: {where}\n" if where else ""
-        sys.stderr.write(f"notice: {name} has no effect: {why}\n{place}")
+        place = f"\n  where: {where}" if where else ""
+        say(f"notice: {name} has no effect: {why}{place}", sys.stderr)
     said.add(name)
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from sambasim.compiler.capture.step import Example, tensors_in
 from sambasim.compiler.capture.tensors import held_by
 from sambasim.compiler.update import Update
-from sambasim.errors import DataError, ModelError, OptionError
+from sambasim.errors import DataError, ModelError, OptionError, say
 from sambasim.ir.program import Program
 from sambasim.ir.ranks import with_cut_batch
 from sambasim.ir.types import SymbolKind
@@ -238,7 +238,7 @@ def _compiled(asked: Request, metadata: Mapping[str, object]) -> Compiled:
         return assemble(built, asked.model, asked.options, watch, asked.updates or None, facts, path)
 
     subject = LiveModel(asked.model, asked.example, losses=asked.losses)
-    show = (lambda phase: None) if quiet else (lambda phase: print(f"{phase} …", file=sys.stderr, flush=True))
+    show = (lambda phase: None) if quiet else (lambda phase: say(f"{phase} …", sys.stderr))
     return compile_proved(subject, asked.options, show, work=compiled)
 
 
@@ -251,15 +251,15 @@ def _print_compiled(asked: Mapping[str, Request], done: Mapping[str, Compiled]) 
         path = os.path.abspath(one.path)
         kinds = ", ".join(f"{count} {kind}" for kind, count in graph.section_counts.items())
         of_graph = f"{program.name}, graph {name}" if name else program.name
-        print(f"{of_graph}: {len(graph.sections)} sections ({kinds}), {len(graph.nodes)} operators")
+        say(f"{of_graph}: {len(graph.sections)} sections ({kinds}), {len(graph.nodes)} operators")
         if one.checked is not None:
-            print(f"checked: {one.checked}")
+            say(f"checked: {one.checked}")
         for notice in (*one.notices, *_of_the_loss(program)):
             of_model = f"{type(asked[name].model).__name__}: {notice}"
             if of_model not in said:  # an app may compile more than once
-                print(f"notice: {notice}")
+                say(f"notice: {notice}")
             said.add(of_model)
-    print(f"PEF file {path} created\nCompilation succeeded")
+    say(f"PEF file {path} created\nCompilation succeeded")
     app = process.app_command()
     if app is not None:
         relative = os.path.relpath(path, process.STARTED_IN)
@@ -270,8 +270,7 @@ def _print_compiled(asked: Mapping[str, Request], done: Mapping[str, Compiled]) 
         if program.chooses_replicas:
             app = ["mpirun", "-np", str(max(program.world_size, 2)), *app]
             words["data_parallel"] = ["--data-parallel", *["--reduce-on-rdu"] * program.data_parallel]
-        print(f"next: {shlex.join([*app, 'run', *chain.from_iterable(words.values())])}")
-    sys.stdout.flush()
+        say(f"next: {shlex.join([*app, 'run', *chain.from_iterable(words.values())])}")
     return path
 
 

@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TextIO
 
-from sambasim.errors import Interrupted, MachineError, SambasimError, exit_code, one_line, printable
+from sambasim.errors import Interrupted, MachineError, SambasimError, exit_code, one_line, printable, say
 from sambasim.runtime.machine.launcher import find_launcher
 
 if TYPE_CHECKING:
@@ -200,7 +200,7 @@ def phases(quiet: bool) -> Iterator[Callable[[str], None]]:
         with console.status("starting") as status:
             yield lambda phase: status.update(f"{phase} …")
     else:
-        yield lambda phase: print(f"{phase} …", file=sys.stderr, flush=True)
+        yield lambda phase: say(f"{phase} …", sys.stderr)
 
 
 exit_code_of = partial(exit_code, other=70)
@@ -225,4 +225,4 @@ def report_error(error: BaseException, reporter: str | None = None, details: Seq
         case _:
             trace, what = "".join(traceback.format_exception(error)), one_line(str(error))
             text = f"{trace}error[internal]{who}: this is a bug in sambasim, please report it: {what}"
-    print(printable("\n".join([text, *(f"  {title + ':':<6} {detail}" for title, detail in details)])), file=sys.stderr)
+    say("\n".join([text, *(f"  {title + ':':<6} {detail}" for title, detail in details)]), sys.stderr)

@@ -5,7 +5,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from sambasim.errors import one_line
+from sambasim.errors import one_line, printable, say
 from sambasim.records.metrics import CheckpointRecord, EvaluationRecord, SummaryRecord
 from sambasim.runtime.run.run_observer import RunObserver, Start, Step
 from sambasim.terminal.output import console_of, is_terminal, scores, show
@@ -17,6 +17,14 @@ if TYPE_CHECKING:
 _PLAIN_INTERVAL_S = 2.0
 _LIVE_INTERVAL_S = 0.5
 """Seconds of training between two plain lines, and the window of the averages beside the bar."""
+
+
+class RunWarnings(RunObserver):
+    """Prints warnings to stderr, where stdout is for JSON alone."""
+
+    def noted(self, what: str) -> None:
+        if what.startswith("warning: "):
+            say(what, sys.stderr)
 
 
 class RunProgress(RunObserver):
@@ -35,7 +43,7 @@ class RunProgress(RunObserver):
             self._bar.stop()
 
     def preparing(self, what: str) -> None:
-        print(what, flush=True)
+        say(what)
 
     def started(self, start: Start) -> None:
         self._start, plan = start, start.plan
@@ -52,7 +60,7 @@ class RunProgress(RunObserver):
         if plan.left_out:
             lines.append(f"each epoch leaves out {plan.left_out} of {plan.samples} samples, which do not fill a step")
         lines += [f"notice: {one_line(notice)}" for notice in start.notices]
-        print("\n".join(lines), flush=True)
+        say("\n".join(lines))
         if self._bar:
             self._bar.start()
             self._bar.start_task(self._bar.task_ids[0])
@@ -70,7 +78,7 @@ class RunProgress(RunObserver):
         elif self._start:
             steps = self._start.plan.steps
             if step.step in (self._start.plan.start.step + 1, steps) or self._averages.step_s > _PLAIN_INTERVAL_S:
-                print(f"step {step.step}/{steps}  {self._averages.facts(step)}", flush=True)
+                say(f"step {step.step}/{steps}  {self._averages.facts(step)}")
                 self._averages = _Averages()
 
     def evaluated(self, record: EvaluationRecord) -> None:
@@ -80,7 +88,7 @@ class RunProgress(RunObserver):
 
     def _print_evaluation(self, record: EvaluationRecord) -> None:
         facts = ", ".join(scores(record.loss, record.accuracy))
-        print(f"after step {record.step}, epoch {record.epoch}: held out {record.samples} samples: {facts}", flush=True)
+        say(f"after step {record.step}, epoch {record.epoch}: held out {record.samples} samples: {facts}")
         self._evaluation, self._printed_s = None, time.monotonic()
 
     def saved(self, record: CheckpointRecord) -> None:
@@ -89,9 +97,9 @@ class RunProgress(RunObserver):
 
     def noted(self, what: str) -> None:
         if self._bar:
-            self._bar.console.print(what, highlight=False)
+            self._bar.console.print(printable(what), markup=False, highlight=False)
         else:
-            print(what, flush=True)
+            say(what)
 
     def ended(self, summary: SummaryRecord) -> None:
         self.close()
@@ -102,10 +110,10 @@ class RunProgress(RunObserver):
         else:
             beyond = self._start.plan.beyond if self._start else None
             where = f"beyond {beyond}" if beyond else "the last one of the run"
-            print(f"nothing was left to do: the checkpoint is at step {summary.steps}, {where}")
-            print("to train longer: --epochs N or --steps N")
-        print(f"weights_sha256 {summary.weights_sha256}")
-        print(f"state_sha256   {summary.state_sha256}", flush=True)
+            say(f"nothing was left to do: the checkpoint is at step {summary.steps}, {where}")
+            say("to train longer: --epochs N or --steps N")
+        say(f"weights_sha256 {summary.weights_sha256}")
+        say(f"state_sha256   {summary.state_sha256}")
 
     def _print_result(self, summary: SummaryRecord) -> None:
         from sambasim.report.summaries import step_times
@@ -114,24 +122,24 @@ class RunProgress(RunObserver):
         hidden = f" ({format_seconds(hidden_s)} more overlapped with the backward)" if hidden_s else ""
         pace = f"{summary.samples_per_s:.0f} samples/s, {summary.sync_share:.0%} in sync{hidden}"
         loss = f"loss {summary.loss_first:.4f} -> {summary.loss_last:.4f}"
-        print(f"{steps} step{'s' * (steps != 1)} in {format_seconds(summary.training_s)} (measured): {pace}; {loss}")
+        say(f"{steps} step{'s' * (steps != 1)} in {format_seconds(summary.training_s)} (measured): {pace}; {loss}")
         bytes_of = summary.bytes.model_dump().items()
         if moved := [f"{format_bytes(count)} {kind.replace('_', ' ')}" for kind, count in bytes_of if count]:
-            print(f"sync moved {', '.join(moved)}")
+            say(f"sync moved {', '.join(moved)}")
         show(*step_times(summary, predicts=self._predicts))
         skipped = f"{summary.skipped_steps} of {summary.steps} steps were skipped"
         if summary.skipped_steps and summary.loss_scale is None:
-            print(f"warning: {skipped}: their loss was not finite, first at step {summary.first_nonfinite_step}")
+            say(f"warning: {skipped}: their loss was not finite, first at step {summary.first_nonfinite_step}")
         elif summary.skipped_steps:
             mark = "warning: " if summary.skipped_steps == summary.steps else ""
             what = "gradients were" if summary.first_nonfinite_step is None else "the loss or gradients were"
-            print(f"{mark}{skipped}: {what} not finite in float16; the loss scale is {summary.loss_scale:g}")
+            say(f"{mark}{skipped}: {what} not finite in float16; the loss scale is {summary.loss_scale:g}")
         if summary.first_nonfinite_step is not None and not (summary.skipped_steps and summary.loss_scale is None):
-            print(f"warning: the loss was not finite at step {summary.first_nonfinite_step}, the first such step")
+            say(f"warning: the loss was not finite at step {summary.first_nonfinite_step}, the first such step")
         if failed := summary.failed_checkpoints:
-            print(f"warning: {failed} checkpoint{'s' * (failed > 1)} could not be written")
+            say(f"warning: {failed} checkpoint{'s' * (failed > 1)} could not be written")
         for exempt in summary.exempt_from_exactness:
-            print(f"not exact: {exempt}")
+            say(f"not exact: {exempt}")
 
 
 class _Averages:

@@ -1,5 +1,6 @@
 """What a run reports: the metrics file, traces, tensors of recorded digests, and predicted times in the summary."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
@@ -69,6 +70,20 @@ def test_what_cannot_be_written_is_told(tmp_path: Path) -> None:
     file.started(START)
     with pytest.raises(OptionError, match=r"the metrics file cannot be written to .*file/m.jsonl"):
         file.stepped(STEP)
+
+
+@pytest.mark.parametrize("change", [Path.unlink, lambda path: path.rename(path.with_name("old")), Path.touch])
+def test_a_file_that_is_removed_or_renamed_while_it_is_written_is_told_once(
+    change: Callable[[Path], object], tmp_path: Path
+) -> None:
+    path, told = tmp_path / "m.jsonl", list[str]()
+    file = MetricsFile(path, told.append)
+    for number in range(1, 4):
+        file.stepped(STEP._replace(step=number))
+        if number == 1:
+            change(path)
+    there = f"warning: {path} was removed or replaced while it was written, and lacks what follows"
+    assert told == ([] if change is Path.touch else [there])
 
 
 @pytest.mark.parametrize(

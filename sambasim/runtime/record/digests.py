@@ -176,7 +176,7 @@ class RunDigests(StepRecorder):
         self._values: dict[int, list[ValueDigest]] = {rank: [] for rank in self._replicas}
         self._micro_step = dict.fromkeys(self._replicas, 0)
         with _writing(folder):
-            self._files = {rank: LineFile(folder / replica_file(rank)) for rank in self._replicas}
+            self._files = {rank: LineFile(folder / replica_file(rank), observer.noted) for rank in self._replicas}
 
     def begin(self, step: int) -> None:
         if step == self.steps[0]:

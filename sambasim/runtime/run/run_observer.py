@@ -5,7 +5,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,10 +86,10 @@ class RunObservers(RunObserver):
 
 class MetricsFile(RunObserver):
     """Writes every record as one JSON line, whole or not at all; a resumed run keeps the records of the steps before
-    it. Raises OptionError if the file cannot be created, and MachineError if the disk is full."""
+    it. Raises OptionError if the file cannot be created, and MachineError if the disk is full. `warn`: see LineFile."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, warn: Callable[[str], None] = lambda what: None) -> None:
+        self._path, self._warn = path, warn
         self._file: LineFile | None = None
 
     def started(self, start: Start) -> None:
@@ -119,7 +119,7 @@ class MetricsFile(RunObserver):
         with failing_with(OptionError, what, "another place: --metrics FILE"):
             if kept:
                 write_whole(self._path, kept)
-            file = self._file = LineFile(self._path, append=bool(kept))
+            file = self._file = LineFile(self._path, self._warn, append=bool(kept))
         return file
 
     def _write(self, record: Record) -> "LineFile":
@@ -149,9 +149,11 @@ def print_whole_lines() -> None:
 
 
 class LineFile:
-    """A text file that grows by whole, unbuffered lines. Its folder is created. Raises OSError."""
+    """A text file that grows by whole, unbuffered lines. Its folder is created. `warn` is called once if the file is
+    removed or replaced meanwhile. Raises OSError."""
 
-    def __init__(self, path: Path, *, append: bool = False) -> None:
+    def __init__(self, path: Path, warn: Callable[[str], None], *, append: bool = False) -> None:
+        self._path, self._warn, self._is_there = path, warn, True
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = io.FileIO(path, "a" if append else "w", opener=unless_foreign_link)
 
@@ -166,6 +168,15 @@ class LineFile:
             with suppress(OSError):  # a pipe or a device has no length
                 self._file.truncate(size)
             raise
+        if self._is_there and not self._has_its_name():
+            self._is_there = False
+            self._warn(f"warning: {self._path} was removed or replaced while it was written, and lacks what follows")
+
+    def _has_its_name(self) -> bool:
+        try:
+            return os.path.samestat(os.stat(self._path), os.fstat(self._file.fileno()))
+        except OSError:
+            return False
 
     def close(self) -> None:
         self._file.close()

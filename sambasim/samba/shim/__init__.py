@@ -24,7 +24,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
 
-from sambasim.errors import UserError
+from sambasim.errors import UserError, say
 from sambasim.runtime.machine.launcher import launched_rank
 from sambasim.samba import ending
 from sambasim.samba.notices import AbsentName, AbsentNameError
@@ -212,6 +212,6 @@ def enter(folder: Path) -> None:
     else:
         if launched_rank(os.environ) == 0:
             used = f"SambaFlow is installed ({installed.origin}), and is used in place of sambasim"
-            print(f"notice: {used}", file=sys.stderr)
+            say(f"notice: {used}", sys.stderr)
         sys.path[:] = others
     import_module(ROOT)
