@@ -164,7 +164,7 @@ def train(
 ) -> "tuple[SummaryRecord, Mapping[str, Tensor]]":
     """Collective. Train a PEF that `checked_pef` has checked. Returns the weights by name, if they are kept."""
     from sambasim.runtime.job import TrainingJob  # torch
-    from sambasim.runtime.run.setup import set_up
+    from sambasim.runtime.run.setup import blamed_on_strangers, set_up
 
     rank, members, warn = communicator.rank, [*observers], RunObservers(observers).noted
     if rank == 0 and options.metrics is not None:
@@ -173,7 +173,8 @@ def train(
         members.append(RankLog(options.log_dir, rank, warn))
     setup, told = set_up(path, options, communicator), RunObservers(members)
     job = TrainingJob(setup, told, activity, command, data, keeps_weights=keeps_weights, signals=signals)
-    return job.run(), job.weights
+    with blamed_on_strangers(setup.document):
+        return job.run(), job.weights
 
 
 class RankLog(RunObserver):

@@ -5,17 +5,17 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple, get_args
+from typing import Annotated, Literal, NamedTuple, get_args
 
 from pydantic import Field, ValidationError
 
 from sambasim.errors import LARGEST_RECORDS_BYTES, ArtifactError, OptionError, failing_with
-from sambasim.files import TwiceError, in_memory, once, read_text
-from sambasim.records import Count, Record
+from sambasim.files import TwiceError, first_fault, in_memory, once, read_text
+from sambasim.records import Count, Figure, Record
 
 
 class StepRecord(Record):
-    """One optimizer step; steps and epochs count from 1. `loss` is the mean over replicas and micro-steps. Seconds are
+    """One optimizer step; steps and epochs count from 1. `loss` is the mean over replicas and micro-steps. Figure are
     those of rank 0: `step_s` of the whole step, reading data included; `sync_s` in REDUCE, GATHER and the exchange of
     GRADNORM after its backward ended, waiting included, and in the passes of ZeRO 2 and 3; `hidden_sync_s` that before
     its backward ended, both without OPT; `waited_s` in communication within a replica, by mesh axis. `loss_scale` is
@@ -25,12 +25,12 @@ class StepRecord(Record):
     step: Count
     epoch: Count
     loss: float
-    lr: float
-    step_s: float
-    sync_s: float
-    hidden_sync_s: float = 0.0
-    waited_s: dict[str, float] = Field(default_factory=dict)
-    samples_per_s: float
+    lr: Annotated[float, Field(allow_inf_nan=False)]
+    step_s: Figure
+    sync_s: Figure
+    hidden_sync_s: Figure = 0.0
+    waited_s: dict[str, Figure] = Field(default_factory=dict)
+    samples_per_s: Figure
     grad_norm: float | None = None
     loss_scale: float | None = None
 
@@ -45,7 +45,7 @@ class EvaluationRecord(Record):
     samples: Count
     loss: float | None
     accuracy: float | None
-    evaluation_s: float
+    evaluation_s: Figure
 
 
 class CheckpointRecord(Record):
@@ -56,7 +56,7 @@ class CheckpointRecord(Record):
     epoch: Count
     path: str
     size_bytes: Count
-    checkpoint_s: float
+    checkpoint_s: Figure
 
 
 class BytesRecord(Record):
@@ -87,15 +87,15 @@ class PredictedRecord(Record):
     sync that does not overlap."""
 
     predicted_for: str
-    predicted_step_s: float
-    predicted_samples_per_s: float
-    predicted_host_s: float
-    predicted_model_s: float
-    predicted_update_s: float
-    predicted_sync_s: float
-    predicted_hidden_sync_s: float
-    predicted_waited_s: dict[str, float] = Field(default_factory=dict)
-    predicted_by_kind_s: dict[str, float]
+    predicted_step_s: Figure
+    predicted_samples_per_s: Figure
+    predicted_host_s: Figure
+    predicted_model_s: Figure
+    predicted_update_s: Figure
+    predicted_sync_s: Figure
+    predicted_hidden_sync_s: Figure
+    predicted_waited_s: dict[str, Figure] = Field(default_factory=dict)
+    predicted_by_kind_s: dict[str, Figure]
     predicted_sync: Literal["none", "host", "device"]
     predicted_backed_by: str
 
@@ -130,12 +130,12 @@ class SummaryRecord(Record):
     steps: Count
     samples: Count
     samples_left_out_each_epoch: Count
-    training_s: float
-    model_s: float = 0.0
-    samples_per_s: float
-    sync_share: float
-    hidden_sync_s: float = 0.0
-    waited_s: dict[str, float] = Field(default_factory=dict)
+    training_s: Figure
+    model_s: Figure = 0.0
+    samples_per_s: Figure
+    sync_share: Figure
+    hidden_sync_s: Figure = 0.0
+    waited_s: dict[str, Figure] = Field(default_factory=dict)
     loss_first: float
     loss_last: float
     first_nonfinite_step: Count | None
@@ -175,7 +175,7 @@ class InferenceRecord(Record):
     samples: Count
     loss: float | None
     accuracy: float | None
-    prediction_s: float
+    prediction_s: Figure
     predictions: str | None
     notices: list[str]
 
@@ -242,7 +242,7 @@ def _record(line: str, where: str) -> Line:
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         fault = str(error) if isinstance(error, TwiceError) else "not a record"
         if isinstance(error, ValidationError):
-            fault = f"{error.error_count()} invalid fields"
+            fault = first_fault(error)
         what = f"a line is not what sambasim run --metrics writes: {fault}"
         raise ArtifactError(what, where=where, remedy=f"{_WRITTEN_BY}, of this version") from error
 

@@ -32,7 +32,7 @@ from sambasim.runtime.machine import process
 from sambasim.runtime.machine.communicator import Communicator, single_rank
 from sambasim.runtime.machine.process import Stream, derive, seed_everything
 from sambasim.runtime.run.replica import input_specs
-from sambasim.runtime.run.setup import check_sources, check_trusted
+from sambasim.runtime.run.setup import blamed_on_strangers, check_sources, check_trusted
 from sambasim.runtime.transports.connect import Transport, Way, open_ranks
 from sambasim.runtime.transports.in_process import run_together
 from sambasim.runtime.values.memory import DeviceMemory, fitting, load_weights, place_weights, write_tensors
@@ -235,7 +235,8 @@ class InferenceJob:
         check_trusted(path, self._document, options, communicator)
 
     def run(self) -> InferenceRecord:
-        with process.repeatable(self._options.threads or process.default_threads(self._communicator, 1)):
+        threads = self._options.threads or process.default_threads(self._communicator, 1)
+        with process.repeatable(threads), blamed_on_strangers(self._document):
             return self._infer()
 
     def _infer(self) -> InferenceRecord:

@@ -6,7 +6,10 @@ from pathlib import Path
 import pytest
 
 from sambasim import pef
+from sambasim.errors import InternalError, PefError
+from sambasim.pef.files import record_compiled
 from sambasim.runtime.engine.operator_types import check_operators
+from sambasim.runtime.run.setup import blamed_on_strangers
 from tests.faults.command import sambasim
 from tests.faults.fault import Compiled, net
 from tests.pef.damage import Fields, put_together, unpack
@@ -109,6 +112,15 @@ def test_an_operator_that_does_not_fit_its_graph_is_not_executed(folder: Path) -
     assert "error[pef]: node " in refused.stderr
     assert "aten.view.default does not take its arguments: RuntimeError: shape '[100000]' is invalid" in refused.stderr
     assert not (folder / "ran").exists()
+
+
+def test_an_operator_that_fails_is_a_fault_of_the_file(folder: Path) -> None:
+    document = pef.read(folder / "net.pef")
+    with pytest.raises(PefError, match="it failed"), blamed_on_strangers(document):
+        raise InternalError("it failed")
+    record_compiled(document.digest)
+    with pytest.raises(InternalError, match="it failed"), blamed_on_strangers(document):
+        raise InternalError("it failed")
 
 
 @pytest.mark.parametrize("name", ["cut", "stages", "shared", "asserting", "asserting_cut"])

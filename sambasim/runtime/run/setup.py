@@ -18,6 +18,7 @@ from sambasim.options.fields import HostSyncName
 from sambasim.options.run import ResolvedRun, RunOptions, resolve_run, with_deepspeed
 from sambasim.options.training import LossScaleOptions, TrainingOptions
 from sambasim.pef import PefDocument, map_weights, read
+from sambasim.pef.archive import COMPILE_AGAIN
 from sambasim.pef.files import is_compiled_here
 from sambasim.runtime.engine.operator_types import check_operators
 from sambasim.runtime.machine.agreement import DATA, check_equal
@@ -160,6 +161,18 @@ def check_trusted(path: Path, document: PefDocument, options: RunOptions, commun
     except PefError as error:
         fault = error
     communicator.raise_first(fault)
+
+
+@contextmanager
+def blamed_on_strangers(document: PefDocument) -> Iterator[None]:
+    """What fails within is a fault of the PEF, if this account did not compile it: an argument can be of the right type
+    and have an impossible value. Raises PefError."""
+    try:
+        yield
+    except InternalError as error:
+        if is_compiled_here(document.digest):
+            raise
+        raise PefError(error.what, where=error.where, remedy=COMPILE_AGAIN) from error
 
 
 def _check_trainable(program: Program, training: TrainingOptions) -> None:
