@@ -157,7 +157,7 @@ def test_data_that_draw_random_numbers_are_the_same_for_ranks_and_emulation(by_w
 def test_ranks_that_see_other_data_are_refused_and_do_not_wait_for_ever(folder: Path) -> None:
     result = run_mpi(2, [*SAMBASIM, "run", "--pef", "net", "--data", "app.py:by_rank"], cwd=folder, timeout=30)
     assert result.returncode == 2
-    assert result.stderr.count("error[data] (every rank): data set is ") == 1
+    assert result.stderr.count("error[data] (every rank): data set: ") == 1
     assert result.stderr.count("app.py:by_rank with 96 samples to train, content ") == 2
     assert "give every rank the same whole data set" in result.stderr
 

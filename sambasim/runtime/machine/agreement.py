@@ -18,7 +18,7 @@ from sambasim.errors import LaunchError, SambasimError
 from sambasim.runtime.machine.communicator import Communicator
 
 DATA = "data set"
-_SAMBASIM, _THREADS = "sambasim", "OMP_NUM_THREADS"
+_SAMBASIM, _THREADS = "sambasim", "threads"
 _COPY = "copy the same file to every host, or keep it in a folder that all hosts share"
 _REMEDIES = {
     _SAMBASIM: "install the same sambasim on every host, or keep it in a folder that all hosts share",
@@ -39,14 +39,17 @@ def check_job(communicator: Communicator, threads: int | None, flags: Mapping[st
     """Collective. Raises LaunchError unless ranks have the same versions, number of threads and `flags`. `threads`:
     those that were asked for by a flag."""
     if communicator.world_size > 1:
-        asked = os.environ.get(_THREADS) or "not set" if threads is None else str(threads)
+        by_environ = f"OMP_NUM_THREADS={os.environ.get('OMP_NUM_THREADS', '')}"
         versions = {
             _SAMBASIM: f"{__version__} (code {_code_sha256()[:8]})" if communicator.local_rank == 0 else None,
             "Python": platform.python_version(),
             "torch": metadata.version("torch"),
             "MPI": communicator.library,
         }
-        check_equal(communicator, {**versions, _THREADS if threads is None else "--threads": asked, **(flags or {})})
+        check_equal(
+            communicator,
+            {**versions, _THREADS: by_environ if threads is None else f"--threads {threads}", **(flags or {})},
+        )
 
 
 def check_equal(
@@ -80,7 +83,7 @@ def first_difference(answers: Sequence[str]) -> Difference | None:
                 first, who = told.setdefault(name, (text, where))
                 if text != first:
                     remedy = _REMEDIES.get(name, _START_ALIKE).format(host=host, first=first.partition("+")[0])
-                    return Difference(f"{name} is {first} for {who}, and {text} for {where}", remedy)
+                    return Difference(f"{name}: {first} for {who}, but {text} for {where}", remedy)
     return None
 
 
