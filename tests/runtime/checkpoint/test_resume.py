@@ -82,7 +82,14 @@ def changed(before: Manifest = SAVED, run: Fields | None = None, pef: Fields | N
 
 
 def test_exact_refuses_what_would_change_bits() -> None:
-    runs: list[Fields] = [{"replicas": 4}, {"chips": 2}, {"threads": 2}, {"torch": "3.0"}, {"gradient_sync": "gloo"}]
+    runs: list[Fields] = [
+        {"replicas": 4},
+        {"chips": 2},
+        {"threads": 2},
+        {"torch": "3.0"},
+        {"data": "content 1"},
+        {"gradient_sync": "gloo"},
+    ]
     for now in (*(changed(run=run) for run in runs), changed(optimizer={"lr": 0.2})):
         with pytest.raises(OptionError, match="would not have the bits of an uninterrupted run"):
             check_exact(changes(SAVED, now), "here")
