@@ -407,7 +407,8 @@ def run_here(line: str, folder: Path) -> Outcome:
     except BaseException:
         return Outcome(-1, traceback.format_exc(limit=-4)[-1500:], 0, 0)
     code, text = outcome.returncode, outcome.stderr
-    is_refused_or_done = code in (0, 2, 3) and "Traceback" not in text
+    answers = (0, 1, 2, 3) if line.startswith(("compare", "plan")) else (0, 2, 3)  # 1: they differ; nothing fits
+    is_refused_or_done = code in answers and "Traceback" not in text
     fault = "" if is_refused_or_done else f"exit code {code}: {text[-800:]}"
     return Outcome(code, fault, time.process_time() - began_s, 0)
 
