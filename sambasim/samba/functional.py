@@ -144,16 +144,16 @@ def sn_zipmapreduce(
     return reductions[reduce_func.upper()](mapped, [*over])
 
 
-def _either(functional: Callable[..., Any], of_torch: Callable[..., Any]) -> Callable[..., Any]:
-    """`functional` of torch.nn.functional; and `of_torch`, of the same name, for arguments that only this takes."""
+def _either(first: Callable[..., Any], second: Callable[..., Any]) -> Callable[..., Any]:
+    """`first`; and `second`, of the same name, for arguments that only this takes."""
 
-    @functools.wraps(functional)
+    @functools.wraps(first)
     def call(*arguments: Any, **options: Any) -> Any:
         try:
-            return functional(*arguments, **options)
-        except (RuntimeError, TypeError):  # the first for tensors in another order, as in torch.embedding
+            return first(*arguments, **options)
+        except (RuntimeError, TypeError, ValueError):  # the first for tensors in another order, as in embedding
             with contextlib.suppress(RuntimeError, TypeError):
-                return of_torch(*arguments, **options)
+                return second(*arguments, **options)
             raise
 
     return call
@@ -161,8 +161,7 @@ def _either(functional: Callable[..., Any], of_torch: Callable[..., Any]) -> Cal
 
 @functools.cache
 def operators() -> Mapping[str, Callable[..., Any]]:
-    """Every function of `samba` by name: those of `torch` and `torch.nn.functional` (both if they differ), those that
-    make a tensor, and SambaFlow's own."""
+    """Every function of `samba` by name: torch's, those of nn.functional (both if they differ), and SambaFlow's own."""
     names = {*dir(torch._C._VariableFunctions), *torch.functional.__all__}  # its functions in C++ and in Python
     of_torch = {name: getattr(torch, name) for name in names if name[0] != "_" and hasattr(torch, name)}
     of_functional = {
@@ -172,6 +171,7 @@ def operators() -> Mapping[str, Callable[..., Any]]:
     }
     other = of_functional.keys() & of_torch.keys() - {"sigmoid", "tanh"}  # which only call torch's
     both = {name: _either(of_functional[name], of_torch[name]) for name in other}
+    both |= {name: _either(of_torch[name], of_functional[name]) for name in ("softmax", "log_softmax")}
     makers = {name: _naming(getattr(torch, name)) for name in _MAKERS}
     return {**of_functional, **of_torch, **both, **makers, "addmm": addmm, "triu_fill": triu_fill}
 

@@ -143,8 +143,9 @@ class SambaTensor(Tensor):
             if lazy is not None and "meta" in str(error):
                 raise no_data(lazy, lazy.sn_name) from error
             raise
-        if func in get_default_nowrap_functions() or any(result is one for one in (*args, kwargs.get("out"))):
-            return result  # what is written to stays what it is
+        is_written = kwargs.get("out") is not None or any(result is one for one in args)
+        if is_written or func in get_default_nowrap_functions():  # what is written to stays what it is
+            return result
         result = torch._tensor._convert(result, cls)  # type: ignore[no-untyped-call]  # torch's, untyped
         if func in _OTHER_FORMS and isinstance(result, SambaTensor):
             result._copy_description((*args, *kwargs.values())[0])

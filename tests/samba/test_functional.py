@@ -272,6 +272,15 @@ def words_of(text: str, operands: str) -> Iterator[str]:
         yield f"{name}({', '.join(filter(None, (operands, others)))})"
 
 
+def test_the_third_argument_of_softmax_is_its_dtype_as_in_torch() -> None:
+    x = from_torch_tensor(torch.ones(2, 3))
+    assert [samba.softmax(x, 1, torch.float64).dtype, samba.log_softmax(x, 1, torch.float64).dtype] == [
+        torch.float64
+    ] * 2
+    one, other = torch.empty(2), torch.empty(2, dtype=torch.int64)
+    assert samba.max(x, 1, out=(one, other))[0] is one
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("rank", [2, 3, 4])
 def test_a_function_has_torchs_forms_and_bits_in_any_rank(rank: int) -> None:
