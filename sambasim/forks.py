@@ -46,8 +46,7 @@ def forked(live: Callable[[], object]) -> int:
         return pid
     status = 1
     try:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() == parent:
+        if ends_with(parent):
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, signal.SIG_DFL)
             signal.set_wakeup_fd(-1)
@@ -55,6 +54,12 @@ def forked(live: Callable[[], object]) -> int:
             status = 0
     finally:
         os._exit(status)
+
+
+def ends_with(parent: int) -> bool:
+    """From now on this process is killed when the thread of `parent` that forked it ends; False if `parent` has."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    return os.getppid() == parent
 
 
 class Fork(Generic[T]):

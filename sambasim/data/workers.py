@@ -1,7 +1,6 @@
 """Processes that read batches ahead: they outlive requests to stop, which launchers send to every process of a job, and
 end with the process that reads them."""
 
-import ctypes
 import multiprocessing.context
 import os
 import signal
@@ -17,13 +16,11 @@ from torch.utils.data import DataLoader
 from sambasim.data.batches import Batch
 from sambasim.data.user_code import summary
 from sambasim.errors import DataError
-from sambasim.forks import STOP_SIGNALS
-
-_PR_SET_PDEATHSIG = 1  # of prctl(2)
+from sambasim.forks import STOP_SIGNALS, ends_with
 
 
 class _Popen(Popen):
-    def terminate(self) -> None:  # of torch and of multiprocessing at their ends; SIGTERM ends no worker
+    def terminate(self) -> None:  # by DataLoader and multiprocessing at shutdown; workers ignore SIGTERM
         self.kill()
 
 
@@ -46,12 +43,10 @@ def worker_options(count: int) -> dict[str, Any]:
 
 
 def _begin(parent: int | None, number: int) -> None:
-    """In a worker, whose stop signals are blocked: they are received for nothing from now on, and programs that the
-    worker starts have them as usual. With a `parent` that is a main thread, it is killed at its end."""
-    if parent is not None:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)
+    """In a worker, whose stop signals are blocked: it ignores them from now on; programs that it starts do not. With a
+    `parent`, whose main thread has started it, it is killed at the end of that."""
+    if parent is not None and not ends_with(parent):
+        os._exit(1)
     for one in STOP_SIGNALS:
         signal.signal(one, lambda received, frame: None)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)

@@ -13,7 +13,7 @@ POINTER = given(ptr=lambda: torch.zeros((), dtype=torch.long))
 cases(__name__)("""
 import random
 from sambasim.compiler.capture import explain
-case initial_seed: REFUSED, whole=True
+case initial_seed: REFUSED
     return h * (1 + torch.initial_seed() % 7)  # here
 case seed_of_the_default_generator: REFUSED, **BUFFERED, says=(explain.SEEDED.rewrite,)
     torch.default_generator.manual_seed(5)  # here

@@ -143,7 +143,7 @@ case packed_sequence: REFUSED, LSTM, says=(explain._PACKED.rewrite,), own_losses
 rewrite padded_sequence: LSTM
     outputs = net.lstm(h.expand(4, 4, 4))[0]
     return (outputs * (torch.arange(4) < net.lengths[:, None]).unsqueeze(-1)).sum(1)
-case tanh_of_numpy: REFUSED, says=(explain._NUMPY.rewrite,), own_losses=True, whole=True
+case tanh_of_numpy: REFUSED, says=(explain._NUMPY.rewrite,), own_losses=True
     return h + torch.from_numpy(np.tanh(h.detach().numpy()))  # here
 rewrite:
     return h + torch.tanh(h.detach())
@@ -153,7 +153,7 @@ rewrite: given(mix=lambda: torch.eye(4))
     return h + net.mix @ h
 def _ctc(h, lengths, targets):
     return functional.ctc_loss(h.log_softmax(1)[:, None], torch.tensor([[1, 2]]), lengths, targets)
-case lengths_that_are_numbers: REFUSED, says=(explain._LENGTHS.rewrite,), where="functional.ctc_loss", whole=True
+case lengths_that_are_numbers: REFUSED, says=(explain._LENGTHS.rewrite,), where="functional.ctc_loss"
     return h + _ctc(h, (4,), (2,))
 rewrite:
     return h + _ctc(h, torch.full((1,), 4), torch.full((1,), 2))
@@ -201,7 +201,7 @@ case steps_by_version: REFUSED, says=(trial._VERSION.rewrite,), own_losses=True,
     return h / (1 + net.b.weight._version)  # here
 rewrite steps_in_a_buffer: given(steps=zero)
     return h / net.steps.add_(1).clone()
-case inference_mode: REFUSED, says=(trial._INFERENCE_MODE.rewrite,), whole=True
+case inference_mode: REFUSED, says=(trial._INFERENCE_MODE.rewrite,)
     scale = torch.inference_mode()(torch.square)(net.b.weight).mean()  # here
     return h + scale
 rewrite no_gradients:
