@@ -174,9 +174,7 @@ def fitting(
     name: str, wanted: Mapping[str, Symbol], given_tensor: Any, batch_size: int, whole: Collection[str]
 ) -> Tensor:
     """`given_tensor` as the input `name`: plain, and reshaped and detached if needed."""
-    type_, tensor = wanted[name].type, to_torch(given_tensor)
-    if not isinstance(tensor, Tensor):
-        raise type_error(DataError, f"{name} must be a tensor", tensor, f"give one tensor for {name}")
+    type_, tensor = wanted[name].type, _tensor(name, given_tensor)
     if tensor.requires_grad:
         tensor = tensor.detach()
     if name in whole and tuple(tensor.shape) == type_.shape[1:]:

@@ -1,7 +1,9 @@
 """Command lines, YAML files and metadata of PEFs: what an app gets of them, and what is refused in which words."""
 
 import argparse
+import copy
 import logging
+import pickle
 import shutil
 import sys
 from argparse import ArgumentParser, Namespace
@@ -331,6 +333,9 @@ def test_what_was_typed_counts_before_the_file_and_the_file_before_defaults(
     assert set(vars(config)) == {*vars(typed), "extra"}
     assert config.parser is typed.parser
     assert config.parser.of_app > {"lr", "hidden", "epochs"}
+    for copied in (copy.deepcopy(typed), pickle.loads(pickle.dumps(typed)), pickle.loads(pickle.dumps(config))):
+        again = parse_yaml_to_args(written(tmp_path, text), copied)
+        assert (vars(again), again.parser.of_app) == (vars(config), config.parser.of_app)
     assert (process.current().arguments, capsys.readouterr().err) == (config, ""), "--debug is the app's own"
     with pytest.raises(OptionError, match="'many' is not a whole number"):
         parse_yaml_to_args(written(tmp_path, "batch_size: many\n"), typed)

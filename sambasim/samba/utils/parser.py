@@ -51,7 +51,7 @@ class Arguments(Namespace):
 
 
 class CommandParser(argparse.ArgumentParser):
-    """An ArgumentParser that raises OptionError instead of exiting."""
+    """An ArgumentParser that raises OptionError instead of exiting. A copy or pickle of it has what was typed alone."""
 
     of_app: frozenset[str] = frozenset()
     """The names of the app's own flags."""
@@ -62,6 +62,9 @@ class CommandParser(argparse.ArgumentParser):
         self.typed: dict[str, list[str]] = {}
         """The words that set each destination. Parsing without defaults would run the app's actions twice."""
         self.of_run: Callable[[], CommandParser] = CommandParser
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return CommandParser, (), {"typed": self.typed, "of_app": self.of_app}
 
     def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
         if action.option_strings or arg_strings:
