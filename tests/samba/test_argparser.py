@@ -144,6 +144,8 @@ def needing(parser: ArgumentParser) -> None:
         ("-b 16 --n_hidden=8 --only x --model a_b", "--pef PEF --model a_b -b 16 --n_hidden 8"),
         ("--n-hidden=-8 x --sizes 1 2 --again a --again b",
          "x --pef PEF --model MODEL --n-hidden=-8 --sizes 1 2 --again a --again b"),
+        ("--sizes -1 -2", "--pef PEF --model MODEL --sizes -1 -2"),
+        ("--sizes -1", "--pef PEF --model MODEL --sizes=-1"),
     ],
 )  # fmt: skip
 def test_a_run_like_the_compile_repeats_the_flags_that_it_takes(compiled: str, run: str) -> None:

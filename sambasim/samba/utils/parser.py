@@ -68,12 +68,11 @@ class CommandParser(argparse.ArgumentParser):
 
     def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
         if action.option_strings or arg_strings:
-            names = [word.partition("=")[0] for word in self.words]
-            names = [name for name in names if self._option_string_actions.get(name) is action]
-            words = [*(names or action.option_strings)[-1:], *arg_strings]
-            if action.option_strings and words[1:2] and words[1].startswith("-"):  # else it would be read as a flag
-                words[:2] = ["=".join(words[:2])]
-            self.typed.setdefault(action.dest, []).extend(words)
+            typed = [word.partition("=")[0] for word in self.words]
+            names = [*action.option_strings, *(one for one in typed if self._option_string_actions.get(one) is action)]
+            words = [*names[-1:], *arg_strings]
+            is_joined = names and len(words) == 2 and words[1].startswith("-")  # else it would be read as a flag
+            self.typed.setdefault(action.dest, []).extend(["=".join(words)] if is_joined else words)
         return super()._get_values(action, arg_strings)
 
     def words_of_run(self) -> dict[str, list[str]]:
