@@ -1,6 +1,6 @@
 """From samples to a batch: collate them, name the tensors as the inputs, and check dtypes and shapes."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -53,15 +53,17 @@ def _narrowed(batch: object, sample: object) -> Batch:
     return narrowed if isinstance(narrowed, Tensor | Mapping | list) else [narrowed]
 
 
-def flat(value: object, name: str) -> Iterator[tuple[str, object]]:
+def flat(value: object, name: str, whole: Collection[str] = ()) -> Iterator[tuple[str, object]]:
     """The values inside of dicts, tuples and lists, each with its dotted name; those of a dict in order of their keys,
-    whatever order the dict has. A batch of texts is one value."""
-    if isinstance(value, Mapping):
+    whatever order the dict has. A batch of texts is one value, and so is what has a name of `whole`."""
+    if name in whole:
+        yield name, value
+    elif isinstance(value, Mapping):
         for key in sorted(value, key=str):
-            yield from flat(value[key], f"{name}.{key}")
+            yield from flat(value[key], f"{name}.{key}", whole)
     elif isinstance(value, tuple | list) and not _is_text(value):
         for index, item in enumerate(value):
-            yield from flat(item, f"{name}.{index}")
+            yield from flat(item, f"{name}.{index}", whole)
     else:
         yield name, value
 
@@ -74,6 +76,25 @@ def each_value(value: Any, change: Callable[[Any, str], object], name: str = "")
         changed = [each_value(item, change, f"{name}.{index}") for index, item in enumerate(value)]
         return type(value)(*changed) if hasattr(value, "_fields") else type(value)(changed)
     return change(value, name)
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two values are equal: tensors and arrays by dtype and content, and dicts, tuples and lists by what is
+    inside; nan is equal to nan."""
+    if one is other:
+        return True
+    for kind in (Tensor, np.ndarray, tuple, list):
+        if isinstance(one, kind) is not isinstance(other, kind):
+            return False
+    if isinstance(one, Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, np.ndarray):
+        return one.dtype == other.dtype and np.array_equal(one, other)
+    if isinstance(one, tuple | list):
+        return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    return bool(one == other or (one != one and other != other))
 
 
 def _is_text(value: Sequence[object]) -> bool:

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from torch.utils.data.distributed import DistributedSampler
 
 from sambasim.compiler.capture.step import Example, Fixed, Losses, by_place
-from sambasim.data.batches import each_value
-from sambasim.data.batches import flat as parts
-from sambasim.errors import DataError, ModelError
+from sambasim.data.batches import each_value, flat, same
+from sambasim.errors import DataError, ModelError, one_line
 from sambasim.ir.program import Program
 from sambasim.ir.types import Symbol, SymbolKind
 from sambasim.samba import process
@@ -129,7 +128,7 @@ class Binder:
                 raise app_error(DataError, what, f"{self._run}, with one tensor for each input")
             if name is not None:
                 given[name] = one
-            elif isinstance(one, Tensor) or path not in self._constants or repr(one) != repr(self._constants[path]):
+            elif path not in self._constants or not same(one, self._constants[path]):
                 raise self._no_input(path, called, one)
         missing = [name for name in self._paths if name not in given and name not in kept]
         if missing:
@@ -140,8 +139,9 @@ class Binder:
 
     def _found(self, inputs: Inputs, kept: Collection[str]) -> Sequence[tuple[str, str | None, Any]]:
         """Each value but None, after its path in the arguments of `forward`, and the name that the app gives it."""
+        parts = partial(flat, whole=self._constants)
         if isinstance(inputs, Mapping):
-            paths = [(path, one) for key in inputs for path, one in parts(inputs[key], key) if one is not None]
+            paths = [(path, one) for key in inputs for path, one in parts(inputs[key], str(key)) if one is not None]
             by_name = {path for path, _ in paths} <= {*self._paths}
             known = {} if by_name else {**self._names, **self._constants}
             return [(path, None if path in known else path, one) for path, one in paths]
@@ -157,15 +157,15 @@ class Binder:
         return [(path, name_of(one), one) for path, one in paths if one is not None]
 
     def _no_input(self, path: str, called: str | None, one: Any) -> DataError:
-        constant = next((at for at in (path, called, path.partition(".")[0]) if at in self._constants), None)
+        constant = next((at for at in (path, called) if at in self._constants), None)
         if constant is None:
             called = "fits no place" if called is None else f"is called {called}"
             what = f"a tensor {called}, and {self._forward} was compiled with the inputs {', '.join(self.order)}"
             name = self._names.get(path)
             remedy = f"name it as when it was compiled: name={name!r}" if name else f"{self._run}, each with its name="
             return app_error(DataError, what, remedy)
-        value, now = self._constants[constant], "a tensor" if isinstance(one, Tensor) else repr(one)
-        was = "its default" if isinstance(value, Tensor) else repr(value)
+        value, now = self._constants[constant], "a tensor" if isinstance(one, Tensor) else one_line(repr(one))
+        was = "its default" if isinstance(value, Tensor) else one_line(repr(value))
         what = f"{constant} of {self._forward} was {was} when it was compiled, a constant of the PEF; it is {now} now"
         return app_error(DataError, what, f"{self._run}; or compile and trace it with a tensor for {constant}")
 

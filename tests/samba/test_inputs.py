@@ -1,10 +1,12 @@
 """Inputs by name, by place and None among them: what forward is called with, and what a run binds."""
 
+import copy
 from argparse import Namespace
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -110,6 +112,10 @@ def test_a_tensor_in_the_place_of_another_argument_than_its_name_is_found(
     ]
 
 
+CONFIG = {"sizes": [1, 2], "rate": float("nan"), "of": ((), X)}
+NUMBERS = np.arange(5000)
+
+
 def masked(x: Any, mask: Any = None, y: Any = None) -> None: ...
 def scaled(x: Any, scale: float = 1.0, y: Any = None) -> None: ...
 def moded(x: Any, mode: str = "mean", weight: Any = X, y: Any = None) -> None: ...
@@ -117,6 +123,8 @@ def trailing(x: Any, y: Any, mask: Any = None) -> None: ...
 def starred(x: Any, k: int = 2, *more: Any) -> None: ...
 def by_keyword(x: Any, *, k: int = 2, y: Any, **more: Any) -> None: ...
 def nested(x: Any, pair: Any = ()) -> None: ...
+def configured(x: Any, cfg: Any = CONFIG, y: Any = None) -> None: ...
+def numbered(x: Any, at: Any = NUMBERS) -> None: ...
 
 
 IN_ORDER = [x, None, t]
@@ -142,6 +150,13 @@ CACHE: Any = [X, {"v": T, "k": X, "mask": None}]
         (by_keyword, KEYS, [X, T], "x y"),
         (by_keyword, KEYS, KEYS, "y x"),
         (nested, [x, (None, t)], [X, (None, T)], "x target"),
+        (nested, [x], [X, ()], "x"),
+        (scaled, IN_ORDER, [X, 1, T], "x target"),
+        (scaled, IN_ORDER, [X, True, T], "x target"),
+        (moded, [x, None, None, t], [X, None, X.clone(), T], "x target"),
+        (configured, IN_ORDER, [X, copy.deepcopy(CONFIG) | {"rate": float("nan")}, T], "x target"),
+        (configured, [x], {"x": X, "cfg": copy.deepcopy(CONFIG)}, "x"),
+        (numbered, [x], [X, NUMBERS.copy()], "x"),
         (nested, [x, (None, t)], [t, x], "target x"),
         (nested, CACHE, [X, {"k": X, "v": T}], "x pair.k pair.v"),
         (nested, CACHE, [X, T, X], "x pair.v pair.k"),
@@ -173,7 +188,7 @@ def test_a_tensor_is_the_input_of_its_name_or_place(
         (scaled, IN_ORDER, [X, 2.0, T], r"^scale .* was 1\.0 .* it is 2\.0 now"),
         (scaled, IN_ORDER, {"x": X, "scale": T, "y": T}, r"^scale .* was 1\.0"),
         (moded, [x, None, None, t], [X, T, None, None], "^mode .* was 'mean'"),
-        (moded, [x, None, None, t], [X, None, X, T], "^weight .* was its default"),
+        (moded, [x, None, None, t], [X, None, X + 1, T], "^weight .* was its default"),
         (trailing, [x, t], [X, None, T], "^mask .* was None"),
         (trailing, [x, t], [X, T, X], "^mask .* was None"),
         (masked, [x], [X, T], "^mask .* was None"),
@@ -187,6 +202,17 @@ def test_a_tensor_is_the_input_of_its_name_or_place(
             "a tensor is called z, and Module.forward was compiled with the inputs x, y",
         ),
         (nested, [x, (None, t)], [X, (T, None)], r"^pair\.0 .* was None"),
+        (nested, [x], [X, [1]], r"^pair .* was \(\) .* it is \[1\] now"),
+        (
+            configured,
+            [x],
+            [X, {**CONFIG, "sizes": [1]}],
+            r"^cfg .* was \{'sizes': \[1, 2\], .* it is \{'sizes': \[1\],",
+        ),
+        (configured, [x], [X, []], r"^cfg .* it is \[\] now"),
+        (numbered, [x], [X, NUMBERS + (NUMBERS == 2500)], "^at .* was array"),
+        (numbered, [x], [X, [1]], "^at .* was array"),
+        (masked, [x], {1: X}, "a tensor is called 1, and Module.forward was compiled with the inputs x"),
         (nested, [x], [X, (T, None)], r"^pair of Module.forward was \(\)"),
         (
             masked,
