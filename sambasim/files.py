@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _WRITABLE_BY_OTHERS = 0o022
+_UNSIZED_BYTES = 1 << 20  # read of a file whose size the system does not know, as in /proc
 
 
 def read_text(path: Path, most_bytes: int) -> str:
@@ -42,7 +43,7 @@ def read_text(path: Path, most_bytes: int) -> str:
             raise OSError(errno.EINVAL, "it is not a regular file", str(path))
         if status.st_size > most_bytes:
             raise OSError(errno.EFBIG, f"it has more than {format_bytes(most_bytes)}", str(path))
-        data = file.read(status.st_size)  # `most_bytes` would be allocated
+        data = file.read(status.st_size or _UNSIZED_BYTES)  # `most_bytes` would be allocated
     return data.decode("utf-8").replace("\r\n", "\n")
 
 

@@ -18,7 +18,7 @@ from itertools import chain, count
 from pathlib import Path
 from typing import BinaryIO
 
-from sambasim.errors import MachineError, OptionError, failing_with
+from sambasim.errors import MachineError, OptionError
 from sambasim.files import to_disk
 from sambasim.runtime.machine.communicator import Communicator
 
@@ -123,11 +123,15 @@ def check_shared(folder: Path, flag: str, communicator: Communicator) -> None:
     there."""
     if communicator.node_count == 1:
         return
-    fault: OptionError | None = None
+    fault: OptionError | MachineError | None = None
     mark = folder / f".shared-{os.urandom(8).hex()}"
     if communicator.rank == 0:
-        with failing_with(MachineError, f"no file can be written into {folder}", f"another place: {flag} DIR"):
+        try:
             mark.touch(exist_ok=False)
+        except OSError as error:
+            what = f"no file can be written into {folder}: {error.strerror}"
+            fault = MachineError(what, remedy=f"another place: {flag} DIR")
+    communicator.raise_first(fault)
     try:
         name, first_host = communicator.broadcast_object((mark.name, communicator.host_name))
         if communicator.local_rank == 0 and not _appears(folder, name):
