@@ -1,7 +1,10 @@
 """The identity of data: equal for equal content, and other for another value, whatever holds it."""
 
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -33,6 +36,22 @@ class OwnList(list[Any]):
     def __getitem__(self, index: Any) -> Any:
         raise AssertionError
 
+    __len__ = __iter__ = __str__ = __getitem__  # type: ignore[assignment]
+
+
+class OwnDict(dict[Any, Any]):
+    __getitem__ = __len__ = __iter__ = keys = items = values = __str__ = OwnList.__getitem__  # type: ignore[assignment]
+
+
+class Key:
+    def __str__(self) -> str:
+        raise AssertionError
+
+
+@dataclass(slots=True)
+class Slots:
+    x: Tensor
+
 
 HOLDERS: dict[str, Callable[[Tensor], object]] = {
     "tensors": lambda rows: TensorDataset(torch.arange(6), rows),
@@ -45,6 +64,14 @@ HOLDERS: dict[str, Callable[[Tensor], object]] = {
     "list of samples": lambda rows: [(row, 1) for row in rows],
     "numbers": lambda rows: Own(torch.zeros(1), tokens=rows.flatten().tolist()),
     "bytes": lambda rows: Own(torch.zeros(1), images=[rows.numpy().tobytes()]),
+    "plain object": lambda rows: Own(torch.zeros(1), store=SimpleNamespace(x=rows)),
+    "slots": lambda rows: Own(torch.zeros(1), store=[Slots(rows)]),
+    "deque": lambda rows: deque([rows]),
+    "own list": lambda rows: OwnList([rows]),
+    "own mapping": lambda rows: OwnDict({Key(): rows}),
+    "numbers of samples": lambda rows: [{"x": value} for value in rows.flatten().tolist()],
+    "numbers of NumPy": lambda rows: list(rows.flatten().numpy()),
+    "conjugate": lambda rows: TensorDataset(torch.complex(rows, rows).conj()),
     "transposed": lambda rows: TensorDataset(rows.T),
     "bfloat16": lambda rows: TensorDataset(rows.bfloat16()),
 }
@@ -56,7 +83,7 @@ def test_one_other_value_changes_it(
     holder: Callable[[Tensor], object], whole: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not whole:
-        monkeypatch.setattr(identity, "READ_WHOLE_BYTES", 8)
+        monkeypatch.setattr(identity, "READ_WHOLE_BYTES", 16)
         monkeypatch.setattr(identity, "_MOST_ITEMS", 5)
     rows = torch.arange(24, dtype=torch.float32).reshape(6, 4)
     other = rows.clone()
@@ -68,8 +95,18 @@ def test_one_other_value_changes_it(
 
 
 def test_data_that_hold_no_arrays_are_known_by_nothing() -> None:
-    assert identity_of(OwnList([1])) == identity_of(OwnList([2]))
-    assert identity_of(OwnList([1])).startswith("length ")
+    one, other = (identity_of(Own(name, generator=np.random.default_rng(0))) for name in ("a", "b"))  # type: ignore[arg-type]
+    assert one == other
+    assert one.startswith("length ")
+
+
+@pytest.mark.parametrize(
+    "held",
+    [{1}, np.random.default_rng(0), np.array([{}]), torch.zeros(2).to_sparse(), np.ma.zeros(2), iter([1])],
+    ids=type,
+)
+def test_content_is_of_everything(held: object) -> None:
+    assert identity_of(torch.zeros(1), [held]).startswith("sample ")
 
 
 @pytest.mark.parametrize(
@@ -94,6 +131,23 @@ def test_of_large_arrays_a_bounded_sample_is_read(array: identity.Array, monkeyp
 def test_lists_are_sampled_too() -> None:
     assert identity_of([torch.tensor(at) for at in range(20_000)]).startswith("sample ")
     assert identity_of([0] * 19_999 + [1]) != identity_of([0] * 20_000)
+
+
+def test_all_lists_together_are_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(identity, "_MOST_ITEMS", 64)
+    seen = 0
+    whole = identity._walk
+
+    def walk(*args: Any, **listed: bool) -> Any:
+        nonlocal seen
+        seen += 1
+        return whole(*args, **listed)
+
+    monkeypatch.setattr(identity, "_walk", walk)
+    lists = {str(name): [0] * 50 for name in range(2_000)}
+    assert identity_of(Own(torch.zeros(1), **lists)).startswith("sample ")
+    assert identity_of(Own(torch.zeros(1), lists=lists)).startswith("sample ")
+    assert seen < 5_000
 
 
 def test_holders_of_themselves_have_an_end() -> None:
