@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from sambasim.commands.torch_optimizers import plain_number
 from sambasim.compiler.capture.tensors import held_by
+from sambasim.data.batches import same
 from sambasim.ir.graph import SectionKind
 from sambasim.ir.types import SymbolKind
 from sambasim.runtime.values.memory import tensor_sha256
@@ -285,7 +286,7 @@ class Host:
 
     def _note_loading(self, optimizer: Optimizer, state_dict: Mapping[str, Any]) -> None:
         # State that was just fetched is on the device already.
-        self._state_is_new |= not _is_equal(state_dict["state"], optimizer.state_dict()["state"])
+        self._state_is_new |= not same(state_dict["state"], optimizer.state_dict()["state"])
 
     def _report_behind(self, use: str, when: str) -> None:
         what = f"{use} the host, and the device has trained for {counted(self._ahead, 'step')} since"
@@ -323,15 +324,6 @@ def _changed_by(machine: Machine) -> Iterator[nn.Module]:
     for module in machine.model.modules():
         if any(id(tensor) in tensors for tensor in (*module.parameters(), *module.buffers())):
             yield module
-
-
-def _is_equal(first: object, second: object) -> bool:
-    match first, second:
-        case Tensor(), Tensor():
-            return torch.equal(first, second)
-        case dict(), dict():
-            return first.keys() == second.keys() and all(_is_equal(first[key], second[key]) for key in first)
-    return type(first) is type(second) and first == second
 
 
 def _hook(method: "weakref.WeakMethod[Callable[..., None]]") -> Callable[..., None]:
