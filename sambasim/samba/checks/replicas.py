@@ -317,8 +317,7 @@ def _words(changed: Sequence[tuple[str, str, str]]) -> tuple[str, str]:
     sides = []
     for at in (1, 2):
         settings = defaultdict[str, list[str]](list)
-        for fact in changed:
-            word, flag = parser.setting(fact[0], fact[at])
+        for word, flag in (parser.setting(fact[0], fact[at]) for fact in changed):
             settings[word].append(flag)
         sides.append(" and ".join(f"{word} {' '.join(flags)}" for word, flags in settings.items()))
     return "; ".join(causes), f"run it {sides[0]}, or compile again {sides[1]}"

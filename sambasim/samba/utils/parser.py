@@ -1,6 +1,7 @@
 """The parser of a command of an app, whose flags replace the library's of the same name; and the metadata of a PEF."""
 
 import argparse
+import ast
 import difflib
 import os
 import shlex
@@ -68,12 +69,15 @@ class CommandParser(argparse.ArgumentParser):
 
     def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
         if action.option_strings or arg_strings:
-            typed = [word.partition("=")[0] for word in self.words]
-            names = [*action.option_strings, *(one for one in typed if self._option_string_actions.get(one) is action)]
-            words = [*names[-1:], *arg_strings]
-            is_joined = names and len(words) == 2 and words[1].startswith("-")  # else it would be read as a flag
-            self.typed.setdefault(action.dest, []).extend(["=".join(words)] if is_joined else words)
+            self.typed.setdefault(action.dest, []).extend(self._to_type(action, arg_strings))
         return super()._get_values(action, arg_strings)
+
+    def _to_type(self, action: argparse.Action, values: Sequence[str]) -> list[str]:
+        """The flag, as it was typed or by its first name, and these values; one with a - would be read as a flag."""
+        typed = [word.partition("=")[0] for word in self.words]
+        names = [one for one in typed if self._option_string_actions.get(one) is action] or action.option_strings[:1]
+        words = [*names[-1:], *values]
+        return ["=".join(words)] if names and len(values) == 1 and values[0].startswith("-") else words
 
     def words_of_run(self) -> dict[str, list[str]]:
         """What to type, by destination, for a run of what was compiled: what run requires, and of the words that were
@@ -96,9 +100,15 @@ class CommandParser(argparse.ArgumentParser):
         if isinstance(action, argparse.BooleanOptionalAction):
             return "with", next(one for one in action.option_strings if one.startswith("--no-") is (value == "False"))
         if action.nargs == 0 or value == "None":
-            return "with" if value == str(action.const) != "None" else "without", flag
-        text = shlex.quote(value) if action.nargs in (None, "?") else value.strip("[]").replace(",", "")
-        return "with", f"{flag} {text}"
+            is_count = action.const is None and value.isdecimal()
+            times = int(value) - (action.default or 0) if is_count else int(value == str(action.const) != "None")
+            return ("with", " ".join([flag] * times)) if times > 0 else ("without", flag)
+        values, repeats = [value], isinstance(action, argparse._AppendAction)
+        if repeats or action.nargs not in (None, "?"):
+            with suppress(SyntaxError, TypeError, ValueError):  # a value that is no literal stays as it is
+                values = [*map(str, ast.literal_eval(value))]
+        groups = [[one] for one in values] if repeats else [values]
+        return "with", " ".join(shlex.join(self._to_type(action, group)) for group in groups)
 
     def error(self, message: str) -> NoReturn:
         raise OptionError(f"{self.prog}: {message}", remedy=f"{self.prog} --help") from None
@@ -251,9 +261,8 @@ def _examples(program: str, *commands: str) -> str:
 
 def get_pefmeta(args: Namespace | Mapping[str, object], model: nn.Module) -> dict[str, str]:
     """The metadata of a PEF as text: every argument of the app, the `repr` of the model, and versions."""
-    arguments = {name: str(value) for name, value in sorted(as_mapping("args", args).items())}
-    facts = {"model_repr": repr(model), "sambasim_version": __version__, "torch_version": str(torch.__version__)}
-    return {**arguments, **facts}
+    facts = {"model_repr": repr(model), "sambasim_version": __version__, "torch_version": torch.__version__}
+    return {name: str(value) for name, value in [*sorted(as_mapping("args", args).items()), *facts.items()]}
 
 
 def get_pefmeta_dict(

@@ -97,6 +97,10 @@ def _shaping(parser: ArgumentParser) -> None:
     parser.add_argument("--bias", action=BooleanOptionalAction, default=True)
     parser.add_argument("--sizes", nargs="+", type=int, default=[4])
     parser.add_argument("--name")
+    parser.add_argument("-v", action="count", default=0)
+    parser.add_argument("--only", nargs="*", default=["all"])
+    parser.add_argument("--again", action="append")
+    parser.add_argument("data", nargs="?")
 
 
 @pytest.mark.parametrize(
@@ -109,6 +113,11 @@ def _shaping(parser: ArgumentParser) -> None:
         ("--no-bias --sizes 3 5", "", "run it with --no-bias --sizes 3 5, or compile again with --bias --sizes 4"),
         ("--sizes 4 --name a_b", "--name 'a b'", "run it with --name a_b, or compile again with --name 'a b'"),
         ("", "--name x", "run it without --name, or compile again with --name x"),
+        ("-vv", "", "run it with -v -v, or compile again without -v"),
+        ("--only", "--only 'a, b' c", "run it with --only, or compile again with --only 'a, b' c"),
+        ("--again a", "--again=-b --again c", "run it with --again a, or compile again with --again=-b --again c"),
+        ("--sizes -3", "--sizes -3 -5", "run it with --sizes=-3, or compile again with --sizes -3 -5"),
+        ("a", "b", "run it with a, or compile again with b"),
     ],
 )  # fmt: skip
 def test_the_remedy_is_what_to_type(compiled: str, typed: str, remedy: str) -> None:
