@@ -3,14 +3,17 @@ defines it."""
 
 import hashlib
 import sys
+import weakref
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterator
 from contextlib import suppress
 from enum import Enum
+from io import IOBase
 from itertools import islice
 from logging import Logger
 from operator import itemgetter
 from pathlib import Path, PurePath
+from threading import Lock, RLock
 from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, MethodType, ModuleType, SimpleNamespace
 from typing import Any, Generic, TypeAlias
 
@@ -74,7 +77,12 @@ _NO_DATA = (
     Enum,
     torch.dtype,
     torch.device,
+    IOBase,
+    type(Lock()),
+    type(RLock()),
+    weakref.ref,
 )
+"""One rank alone may have some of them, in a progress bar, say."""
 
 
 class _Number(str):
