@@ -30,7 +30,7 @@ LONGEST_LINE = 4000
 LARGEST_COUNT = 10**9  # of steps, samples and the like: more than any run has
 LARGEST_BYTES = 1 << 46  # 64 TiB: more than any machine has, and far from where arithmetic on sizes could overflow
 LARGEST_INTEGER = (1 << 63) - 1
-LARGEST_FACTOR = 1e10  # of a hyperparameter; float32 holds its square
+LARGEST_FACTOR = 1e38  # of a hyperparameter: float32 holds it
 HIGHEST_RATE = 1e18  # bytes or FLOP a second, of one link or unit
 LONGEST_WAIT_S = 31_536_000  # a year
 MOST_REPLICAS = 16_384  # more than any published job has; a placement lists each
@@ -69,9 +69,8 @@ def say(text: str, file: TextIO | None = None) -> None:
 
 
 def say_json(line: str, file: TextIO | None = None) -> None:
-    """As `say`, in the escapes of JSON."""
-    shown = line if line.isprintable() else "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in line)
-    print(shown, file=file, flush=True)
+    """As `say`, in the escapes of JSON, for one line or several."""
+    print("".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in line), file=file, flush=True)
 
 
 def is_too_deep(tables: object) -> bool:

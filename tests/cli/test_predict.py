@@ -116,12 +116,12 @@ def test_a_model_that_does_not_fit_is_refused(simulate: Simulate, own_device: Ca
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        (("pcus = 64", "pcus = 0"), "pcus: Input should be greater than 0"),
+        (("pcus = 64", "pcus = 0"), "pcus = 0: Input should be greater than or equal to 1"),
         (("pcus = 64\n", ""), "pcus is missing"),
         (("tiles = 2", "tiels = 2"), "tiels is unknown"),
         (('pcus = "estimate"\n', ""), "no source is given for pcus"),
         (("100e9", "9" * 5000), "is not valid TOML: Exceeds the limit"),
-        (("100e9", "inf"), "ddr_bandwidth_bytes_per_s: Input should be a finite number"),
+        (("100e9", "inf"), "ddr_bandwidth_bytes_per_s = inf: Input should be a finite number"),
         (("[sources]", "[sources]\npcu = 'estimate'"), "sources has pcu, which is not a figure"),
         (("[sources]", 'hbm_capacity_bytes = 1\n[sources]\nhbm_capacity_bytes = "estimate"'), "HBM needs both"),
     ],
