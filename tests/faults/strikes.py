@@ -110,7 +110,7 @@ def _wait(phase: str, folder: Path, random: Random) -> bool:
 
 
 def _targets(pid: int, job: str, target: str) -> list[int]:
-    ranks = [one for one in processes_of(job) if one != pid and "sambasim" in _command(one)]
+    ranks = [one for one in processes_of(job) if one != pid and "\0sambasim\0run\0" in _command(one)]
     mains = [one for one in ranks if not any(one in children_of(other) for other in ranks)]
     return {"mpirun": [pid], "rank": sorted(mains)[:1], "all": [pid, *ranks]}[target]
 
