@@ -36,11 +36,11 @@ class OwnList(list[Any]):
     def __getitem__(self, index: Any) -> Any:
         raise AssertionError
 
-    __len__ = __iter__ = __str__ = __getitem__  # type: ignore[assignment]
+    __len__ = __iter__ = __str__ = __getitem__  # type: ignore[assignment]  # none is to be called
 
 
 class OwnDict(dict[Any, Any]):
-    __getitem__ = __len__ = __iter__ = keys = items = values = __str__ = OwnList.__getitem__  # type: ignore[assignment]
+    __getitem__ = __len__ = __iter__ = keys = items = values = __str__ = OwnList.__getitem__  # type: ignore[assignment]  # nor these
 
 
 class Key:
@@ -95,7 +95,7 @@ def test_one_other_value_changes_it(
 
 
 def test_data_that_hold_no_arrays_are_known_by_nothing() -> None:
-    one, other = (identity_of(Own(name, generator=np.random.default_rng(0))) for name in ("a", "b"))  # type: ignore[arg-type]
+    one, other = (identity_of(Own(name, generator=np.random.default_rng(0))) for name in ("a", "b"))  # type: ignore[arg-type]  # any attribute
     assert one == other
     assert one.startswith("length ")
 

@@ -4,7 +4,8 @@ from random import Random
 
 import pytest
 
-from tests.fuzz.numbers import FORMATS, cases, check_sound, prepared, run, run_here, try_case
+from tests.fuzz.number_formats import FORMATS
+from tests.fuzz.numbers import cases, check_sound, prepared, run, run_here, try_case
 from tests.support.whole import is_whole
 
 SMALL = ("device", "cluster", "metrics", "digests", "checkpoint")

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import torch.distributed as dist
 
 from sambasim.runtime.machine.process import take_down
@@ -29,15 +28,6 @@ def new_process() -> Iterator[None]:
     process.reset()
     if dist.is_initialized():
         take_down()
-
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """Torch computes in one: with small tensors, several would only wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture

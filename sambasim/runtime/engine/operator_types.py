@@ -55,7 +55,7 @@ def _results(node: Node, held: Mapping[str, Tensor]) -> Sequence[object] | None:
     arguments = [_value(argument, held) for argument in node.args]
     try:
         result = function(*arguments, **keywords)
-    except NotImplementedError:
+    except NotImplementedError:  # there is no kernel without memory, or the shape depends on values
         return None
     except Exception as error:  # of any kind: it is torch's word for arguments that do not fit
         said = str(error).strip().partition("\n")[0]
