@@ -2,6 +2,7 @@
 to all processes: the run ends with its checkpoint and the signal's code, and leaves nothing.
 
 python -m tests.faults.strikes [--rounds 2]        the whole matrix takes about eight minutes a round
+python -m tests.faults.strikes --random 50         50 jobs, each struck three times at random and resumed to its end
 """
 
 import os
@@ -122,36 +123,46 @@ def _command(pid: int) -> str:
         return ""
 
 
-def wrong(strike: Strike, folder: Path, seed: int = 0) -> Iterator[str]:
-    """What is wrong with how a job ends that is struck so."""
-    for name in ("opening", "m.jsonl"):
-        (folder / name).unlink(missing_ok=True)
-    shutil.rmtree(folder / "saved", ignore_errors=True)
-    run = [*SAMBASIM, "run", "--pef", "net", "--threads", "1", "--workers", str(strike.workers), "--steps", str(STEPS)]
+def _job(folder: Path, name: str, workers: int, steps: int, *flags: str) -> subprocess.Popen[str]:
+    run = [*SAMBASIM, "run", "--pef", "net", "--threads", "1", "--workers", str(workers), "--steps", str(steps)]
     files = ["--checkpoint-dir", "saved", "--checkpoint-every", "7", "--metrics", "m.jsonl", "--save", "w.safetensors"]
-    job, before = f"strike{seed:026}", segment_names()
-    process = subprocess.Popen(
-        [mpirun(), "-np", "2", *run, *files],
+    return subprocess.Popen(
+        [mpirun(), "-np", "2", *run, *files, *flags],
         cwd=folder,
-        env=job_environ(job),
+        env=job_environ(name),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
     )
-    if not _wait(strike.phase, folder, Random(f"{strike} {seed}")):
-        yield f"it did not come to the phase {strike.phase}"
-    for pid in _targets(process.pid, job, strike.target):
+
+
+def _strike(process: subprocess.Popen[str], job: str, target: str, number: int) -> None:
+    for pid in _targets(process.pid, job, target):
         try:
-            os.kill(pid, strike.number)
+            os.kill(pid, number)
         except ProcessLookupError:
             continue
+
+
+def _end(process: subprocess.Popen[str]) -> str:
+    """What it printed."""
     try:
-        printed, _ = process.communicate(timeout=_END_S)
+        return process.communicate(timeout=_END_S)[0]
     except subprocess.TimeoutExpired:
         process.kill()
-        printed, _ = process.communicate()
-        yield f"it had not ended after {_END_S} s"
+        return f"it had not ended after {_END_S} s\n{process.communicate()[0]}"
+
+
+def wrong(strike: Strike, folder: Path, seed: int = 0) -> Iterator[str]:
+    """What is wrong with how a job ends that is struck so."""
+    _clear(folder)
+    job, before = f"strike{seed:026}", segment_names()
+    process = _job(folder, job, strike.workers, STEPS)
+    if not _wait(strike.phase, folder, Random(f"{strike} {seed}")):
+        yield f"it did not come to the phase {strike.phase}"
+    _strike(process, job, strike.target, strike.number)
+    printed = _end(process)
     if process.returncode not in codes_of_signalled(strike.number):
         yield f"exit code {process.returncode}\n{printed[-1500:]}"
     steps = [int(step) for step in re.findall(r'"kind":"step","step":(\d+)', (folder / "m.jsonl").read_text())]
@@ -162,17 +173,70 @@ def wrong(strike: Strike, folder: Path, seed: int = 0) -> Iterator[str]:
         check(there[0])
         if steps and int(there[0].name[5:]) != steps[-1]:
             yield f"{there[0].name} is not of the last step, {steps[-1]}"
+    yield from _left(job, before)
+
+
+def wrong_of_resumed(folder: Path, seed: int, expected: bytes) -> Iterator[str]:
+    """What is wrong with a job that is struck three times at any moment of its life, killed at times, and resumed until
+    it ends: `expected` are the weights that it must save."""
+    _clear(folder)
+    random, before = Random(seed), segment_names()
+    for turn in range(4):
+        job, number = f"strike{seed:020}x{turn:05}", random.choice([*STOP_SIGNALS, signal.SIGKILL])
+        target, workers = (
+            random.choice(TARGETS if number != signal.SIGKILL else ["rank", "mpirun"]),
+            random.choice((0, 2)),
+        )
+        process = _job(folder, job, workers, 3 * STEPS, "--resume", "if-any", "--exact")
+        codes = {0}
+        if turn < 3:
+            codes |= (
+                codes_of_signalled(number) if number != signal.SIGKILL else {128 + number, -number}
+            )  # of a rank, of mpirun
+            time.sleep(random.uniform(0.5, 6))
+            _strike(process, job, target, number)
+        printed = _end(process)
+        if process.returncode not in codes:
+            yield f"{number.name} to {target}, turn {turn}: exit code {process.returncode}\n{printed[-1500:]}"
+        yield from _left(job, before)
+    if (folder / "w.safetensors").read_bytes() != expected:
+        yield "other weights"
+
+
+def _clear(folder: Path) -> None:
+    for name in ("opening", "m.jsonl", "w.safetensors"):
+        (folder / name).unlink(missing_ok=True)
+    shutil.rmtree(folder / "saved", ignore_errors=True)
+
+
+def _left(job: str, before: frozenset[str]) -> Iterator[str]:
     try:
         check_nothing_left(job, before)
     except pytest.fail.Exception as error:
         yield str(error)
 
 
+def _random_strikes(folder: Path, number: int) -> int:
+    """How many of them went wrong."""
+    _clear(folder)
+    _end(_job(folder, "strike", 0, 3 * STEPS))
+    expected, faults = (folder / "w.safetensors").read_bytes(), 0
+    for seed in range(number):
+        found = list(wrong_of_resumed(folder, seed, expected))
+        faults += bool(found)
+        print(f"job {seed}: {'; '.join(found) or 'the same weights'}", flush=True)
+    print(f"{number} jobs, {3 * number} strikes, {faults} with something wrong")
+    return faults
+
+
 @click.command()
-@click.option("--rounds", default=1)
-def main(rounds: int) -> None:
+@click.option("--rounds", default=1, help="How often the matrix is tried.")
+@click.option("--random", "jobs", default=0, help="Instead: this many jobs, each struck three times and resumed.")
+def main(rounds: int, jobs: int) -> None:
     with tempfile.TemporaryDirectory() as name:
         prepare(Path(name))
+        if jobs:
+            sys.exit(_random_strikes(Path(name), jobs) > 0)
         faults = 0
         for seed, strike in product(range(rounds), MATRIX):
             found = list(wrong(strike, Path(name), seed))
