@@ -229,7 +229,8 @@ def choose(resume: str, checkpoint_dir: Path | None, communicator: Communicator)
     damaged: dict[Path, CheckpointError] = {}
     for path in candidates:
         try:
-            checkpoint = _checked(path, communicator)
+            with communicator.alike():
+                checkpoint = check(path, communicator.rank, communicator.world_size)
         except CheckpointError as error:
             if resume != AUTO or not error.is_damage:
                 raise
@@ -251,16 +252,10 @@ def settle(asked: CheckpointOptions, communicator: Communicator) -> tuple[Checkp
     """Collective. `asked` with AUTO or None for IF_ANY, and a notice if None. Rank 0 decides; damaged ones count."""
     if asked.resume != IF_ANY or asked.dir is None:
         return asked, []
-    found, fault = False, None
-    if communicator.rank == 0:
-        try:
-            found = bool(_in_folder(asked.dir) or folder.damaged_in(asked.dir))
-        except OptionError as error:
-            fault = error
-    communicator.raise_first(fault)
-    if communicator.broadcast_object(found):
+    path = asked.dir
+    if communicator.from_first(lambda: bool(_in_folder(path) or folder.damaged_in(path))):
         return asked.model_copy(update={"resume": AUTO}), []
-    return asked.model_copy(update={"resume": None}), [f"starts from the beginning: {asked.dir} holds no checkpoint"]
+    return asked.model_copy(update={"resume": None}), [f"starts from the beginning: {path} holds no checkpoint"]
 
 
 def nothing_in(checkpoint_dir: Path) -> OptionError:
@@ -288,20 +283,6 @@ def _candidates(resume: str, checkpoint_dir: Path | None) -> list[Path]:
 def _in_folder(path: Path) -> list[Path]:
     with failing_with(OptionError, f"{path} cannot be read", "check its permissions"):
         return list(folder.checkpoints_in(path))
-
-
-def _checked(path: Path, communicator: Communicator) -> Checkpoint:
-    """Collective. The checkpoint at `path`, every byte of it checked. Raises CheckpointError, the same on all ranks."""
-    own: Checkpoint | CheckpointError
-    try:
-        own = check(path, communicator.rank, communicator.world_size)
-    except CheckpointError as error:
-        own = error
-    faults = [*filter(None, communicator.all_gather_object(own if isinstance(own, CheckpointError) else None))]
-    if isinstance(own, Checkpoint) and not faults:
-        return own
-    faults[0].is_damage = all(fault.is_damage for fault in faults)
-    raise faults[0]
 
 
 def _put_aside(path: Path) -> str:

@@ -18,7 +18,7 @@ from itertools import chain, count
 from pathlib import Path
 from typing import BinaryIO
 
-from sambasim.errors import MachineError, OptionError
+from sambasim.errors import MachineError, OptionError, failing_with
 from sambasim.files import to_disk
 from sambasim.runtime.machine.communicator import Communicator
 
@@ -101,19 +101,8 @@ def _clean(folder: Path) -> None:
 def claim(folder: Path, communicator: Communicator) -> BinaryIO | None:
     """Collective. Create `folder`, lock it for this run and clean it up. Rank 0 gets the lock file, to close. Raises
     OptionError if another run holds the lock, MachineError if it cannot be created."""
-    lock: BinaryIO | None = None
-    fault: OptionError | MachineError | None = None
-    if communicator.rank == 0:
-        try:
-            lock = _create_and_lock(folder)
-        except BlockingIOError:
-            what = f"another run is writing its checkpoints into {folder}"
-            fault = OptionError(what, remedy="name another --checkpoint-dir, or wait for that run to end")
-        except OSError as error:
-            what = f"no checkpoint can be written into {folder}: {error.strerror}"
-            where = str(error.filename or folder)
-            fault = MachineError(what, where=where, remedy="another place: --checkpoint-dir DIR")
-    communicator.raise_first(fault)
+    with communicator.alike():
+        lock = _create_and_lock(folder) if communicator.rank == 0 else None
     check_shared(folder, "--checkpoint-dir", communicator)
     return lock
 
@@ -123,21 +112,19 @@ def check_shared(folder: Path, flag: str, communicator: Communicator) -> None:
     there."""
     if communicator.node_count == 1:
         return
-    fault: OptionError | MachineError | None = None
     mark = folder / f".shared-{os.urandom(8).hex()}"
-    if communicator.rank == 0:
-        try:
+
+    def make() -> tuple[str, str]:
+        with failing_with(MachineError, f"no file can be written into {folder}", f"another place: {flag} DIR"):
             mark.touch(exist_ok=False)
-        except OSError as error:
-            what = f"no file can be written into {folder}: {error.strerror}"
-            fault = MachineError(what, remedy=f"another place: {flag} DIR")
-    communicator.raise_first(fault)
+        return mark.name, communicator.host_name
+
+    name, first_host = communicator.from_first(make)
     try:
-        name, first_host = communicator.broadcast_object((mark.name, communicator.host_name))
-        if communicator.local_rank == 0 and not _appears(folder, name):
-            what = f"{flag} {folder} is another folder on {communicator.host_name} than on {first_host}"
-            fault = OptionError(what, remedy=f"{flag} DIR, a folder that all hosts share, such as on NFS")
-        communicator.raise_first(fault)
+        with communicator.alike():
+            if communicator.local_rank == 0 and not _appears(folder, name):
+                what = f"{flag} {folder} is another folder on {communicator.host_name} than on {first_host}"
+                raise OptionError(what, remedy=f"{flag} DIR, a folder that all hosts share, such as on NFS")
     finally:
         mark.unlink(missing_ok=True)
 
@@ -155,20 +142,23 @@ def _appears(folder: Path, name: str) -> bool:
 
 
 def _create_and_lock(folder: Path) -> BinaryIO:
-    """A POSIX record lock: forked processes do not inherit it, and it works on NFS. Raises BlockingIOError if held."""
+    """A POSIX record lock: forked processes do not inherit it, and it works on NFS."""
     absolute = Path(os.path.abspath(folder))
     created = [place for place in (absolute, *absolute.parents) if not place.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
-    lock = (folder / LOCK_FILE).open("ab")
     try:
-        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / LOCK_FILE).open("ab")
+        try:
+            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError) as error:  # POSIX lets systems report a held lock as EACCES
+            lock.close()
+            what = f"another run is writing its checkpoints into {folder}"
+            raise OptionError(what, remedy="name another --checkpoint-dir, or wait for that run to end") from error
+        for place in created:  # a checkpoint survives a power cut only if the folders above it do
+            to_disk(place.parent)
     except OSError as error:
-        lock.close()
-        if isinstance(error, PermissionError):  # POSIX lets systems report a held lock as EACCES
-            raise BlockingIOError(error.errno, error.strerror) from error
-        raise
-    for place in created:  # a checkpoint survives a power cut only if the folders above it do
-        to_disk(place.parent)
+        what, where = f"no checkpoint can be written into {folder}: {error.strerror}", str(error.filename or folder)
+        raise MachineError(what, where=where, remedy="another place: --checkpoint-dir DIR") from error
     with suppress(OSError):
         _clean(folder)
     return lock

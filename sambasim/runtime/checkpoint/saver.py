@@ -5,7 +5,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -217,35 +217,35 @@ def write(
         folder.publish(path)
 
     activity.waits("waiting for peers to begin a checkpoint")
-    _together(path, communicator, lambda: folder.begin(path) if rank == 0 else None)
+    _together(path, communicator, activity, lambda: folder.begin(path) if rank == 0 else None)
     activity.takes_long("writing a checkpoint")
-    shards = _together(path, communicator, write_shard, activity)
+    shards = _together(path, communicator, activity, write_shard)
     manifest = manifest.sealed(dict(shards))
-    _together(path, communicator, lambda: finish() if rank == 0 else None)
+    _together(path, communicator, activity, lambda: finish() if rank == 0 else None)
     activity.does("going on after a checkpoint")
     return manifest
 
 
-def _together(path: Path, communicator: Communicator, work: Callable[[], T], activity: Activity = UNWATCHED) -> list[T]:
+def _together(path: Path, communicator: Communicator, activity: Activity, work: Callable[[], T]) -> tuple[T, ...]:
     """Collective. The results of `work` on all ranks. If one fails, the partial checkpoint goes and all raise."""
-    result: T | MachineError
     try:
-        result = work()
-    except (OSError, SafetensorError) as error:
-        # safetensors has one class for all: "Error while serializing: I/O error: No space left on device (os error 28)"
-        match = re.search(r"I/O error: (.+?) \(os error", str(error))
-        why = match[1] if match else getattr(error, "strerror", None) or str(error)
-        result = MachineError(
-            f"checkpoint {path.name} cannot be written: {why}",
-            where=f"rank {communicator.rank} on {communicator.host_name}, {path.parent}",
-            remedy="free some space there, or name another place that all hosts share: --checkpoint-dir FOLDER",
-        )
-    activity.waits("waiting for peers' parts of a checkpoint")
-    results: Sequence[T | MachineError] = communicator.all_gather_object(result)
-    failures = [result for result in results if isinstance(result, MachineError)]
-    if not failures:
-        return [result for result in results if not isinstance(result, MachineError)]
-    if communicator.rank == 0:
-        shutil.rmtree(folder.partial_of(path), ignore_errors=True)
-    communicator.barrier()
-    raise failures[0]
+        with communicator.alike():
+            try:
+                result = work()
+            except (OSError, SafetensorError) as error:
+                # safetensors has one class for all: "Error while serializing: I/O error: No space left … (os error 28)"
+                match = re.search(r"I/O error: (.+?) \(os error", str(error))
+                why = match[1] if match else getattr(error, "strerror", None) or str(error)
+                raise MachineError(
+                    f"checkpoint {path.name} cannot be written: {why}",
+                    where=f"rank {communicator.rank} on {communicator.host_name}, {path.parent}",
+                    remedy="free some space there, or name another place that all hosts share: --checkpoint-dir FOLDER",
+                ) from error
+            finally:
+                activity.waits("waiting for peers' parts of a checkpoint")
+    except MachineError:
+        if communicator.rank == 0:
+            shutil.rmtree(folder.partial_of(path), ignore_errors=True)
+        communicator.barrier()
+        raise
+    return communicator.all_gather_object(result)

@@ -7,12 +7,13 @@ reduction: the owner of a slice adds gradients, in an order that does not depend
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple, NewType, NoReturn, TypeAlias, TypeVar, cast
 
-from sambasim.errors import InternalError
+from sambasim.errors import InternalError, SambasimError
 from sambasim.runtime.machine.node_memory import ByteArray, Range, private_storage
 
 T = TypeVar("T")
@@ -107,10 +108,25 @@ class Communicator:
         """Collective: the values of all ranks in rank order, on every rank."""
         return (value,)
 
-    def raise_first(self, fault: Exception | None) -> None:
-        """Collective: raise, on every rank, the fault of the lowest rank that has one."""
+    @contextmanager
+    def alike(self) -> Iterator[None]:
+        """Collective: an error of sambasim that a rank raises within the block, where nothing is collective, is raised
+        on every rank; of several, that of the lowest rank."""
+        fault: SambasimError | None = None
+        try:
+            yield
+        except SambasimError as error:
+            fault = error
         for raised in filter(None, self.all_gather_object(fault)):
             raise raised
+
+    def from_first(self, work: Callable[[], T]) -> T:
+        """Collective: what `work` returns on rank 0, or raises of sambasim's errors."""
+        value = None
+        with self.alike():
+            if self.rank == 0:
+                value = work()
+        return self.broadcast_object(value)
 
     def all_gather(self, send: ByteArray, receive: ByteArray) -> None:
         """Collective: `receive` becomes the `send` of every rank, in rank order; all have one length."""

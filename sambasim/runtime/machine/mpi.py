@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast, final
 import numpy as np
 from numpy.typing import NDArray
 
-from sambasim.errors import InternalError, LaunchError, MachineError
+from sambasim.errors import InternalError, LaunchError
 from sambasim.ir.types import align
 from sambasim.runtime.machine import node_memory
 from sambasim.runtime.machine.communicator import (
@@ -182,13 +182,11 @@ class MpiCommunicator(Communicator):
             node_memory.check_demands(self.job.all_gather_object(demand))
             # Without the memory, MPIs raise an error, wait forever, or die at the first access. So every rank tries.
             node_bytes, own = sum(self._node.allgather(whole)), None
-            fault = node_memory.try_mapping(node_bytes, self.host_name, self.job.rank) if shared else None
-            if not shared:
-                try:
+            with self.job.alike():
+                if shared:
+                    node_memory.try_mapping(node_bytes, self.host_name, self.job.rank)
+                else:
                     own = Communicator.allocate_shared(self, size_bytes)
-                except MachineError as error:
-                    fault = error
-            self.job.raise_first(fault)
         if own is not None:
             return own
         names_before = node_memory.mapped_names()

@@ -248,10 +248,10 @@ def check_start(ranks: int, host_name: str, there_bytes: int | None) -> None:
         raise MachineError(f"{what}, and {has}", where=f"host {host_name}", remedy=_LARGER)
 
 
-def try_mapping(size_bytes: int, host_name: str, rank: int) -> MachineError | None:
-    """Map that much shared memory without touching it, and unmap it. Returns the error, with its limit."""
+def try_mapping(size_bytes: int, host_name: str, rank: int) -> None:
+    """Map that much shared memory without touching it, and unmap it. Raises MachineError, with its limit."""
     if not FOLDER.is_dir():
-        return None
+        return
     try:
         with tempfile.TemporaryFile(dir=FOLDER) as file:
             os.ftruncate(file.fileno(), size_bytes)
@@ -266,8 +266,7 @@ def try_mapping(size_bytes: int, host_name: str, rank: int) -> MachineError | No
         need = f"the replicas of this node need a shared window of {format_bytes(size_bytes)}"
         what = f"{need}, which rank {rank} cannot map: {error.strerror}: {limit}"
         remedy = "raise what limits it, or run with fewer replicas or a smaller batch"
-        return MachineError(what, where=f"host {host_name}", remedy=remedy)
-    return None
+        raise MachineError(what, where=f"host {host_name}", remedy=remedy) from error
 
 
 def window_error(needed_bytes: int, host_name: str, reason: str) -> MachineError:

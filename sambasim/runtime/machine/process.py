@@ -107,7 +107,8 @@ def bring_up(communicator: Communicator, timeout_s: float = 300.0) -> None:
     host, port = communicator.broadcast_object(place)
     where = f"rank {communicator.rank} on host {communicator.host_name}, store at {host}:{port}"
     # Before torch tries it, which prints the C++ frames of each attempt.
-    communicator.raise_first(_obstacle(host, port, min(30.0, timeout_s), where))
+    with communicator.alike():
+        _check_reachable(host, port, min(30.0, timeout_s), where)
     hook = sys.excepthook
     try:
         with _silent():
@@ -137,17 +138,16 @@ def _silent() -> Iterator[None]:
         os.close(devnull)
 
 
-def _obstacle(host: str, port: int, timeout_s: float, where: str) -> MachineError | None:
-    """Why gloo cannot start on this rank, whose process group has its store at `host` and `port`."""
+def _check_reachable(host: str, port: int, timeout_s: float, where: str) -> None:
+    """Raises MachineError if gloo cannot start on this rank, whose process group has its store at `host` and `port`."""
     known = [name for _, name in socket.if_nameindex()]
     for name in filter(None, os.environ.get(_INTERFACE_KEY, "").split(",")):
         if name not in known:
-            return _not_connected(f"{_INTERFACE_KEY} is {name}, and the interfaces are {', '.join(known)}", where)
+            raise _not_connected(f"{_INTERFACE_KEY} is {name}, and the interfaces are {', '.join(known)}", where)
     try:
         socket.create_connection((host, port), timeout_s).close()
     except OSError as error:
-        return _not_connected(f"no connection to rank 0: {error.strerror or error}", where)
-    return None
+        raise _not_connected(f"no connection to rank 0: {error.strerror or error}", where) from error
 
 
 def _not_connected(why: str, where: str) -> MachineError:

@@ -154,13 +154,9 @@ def check_trusted(path: Path, document: PefDocument, options: RunOptions, commun
             where=str(path),
             remedy="compile the model yourself: sambasim compile; or, if you trust the author of the file, add --trust",
         )
-    fault: PefError | None = None
-    try:
+    with communicator.alike():
         if communicator.rank == 0:  # it imports a part of torch that takes a second
             check_operators(document.program)
-    except PefError as error:
-        fault = error
-    communicator.raise_first(fault)
 
 
 @contextmanager
