@@ -224,7 +224,7 @@ def _indented(text: str, width: int) -> str:
     return "\n".join((first, *(line if line.startswith(indentation) else indentation + line for line in others)))
 
 
-def exit_code(error: BaseException, other: int) -> int:
+def exit_code(error: BaseException, other: int = 70) -> int:
     """The exit code of a process that ends with `error`; `other` for an error of another library."""
     if isinstance(error, SambasimError):
         return error.exit_code

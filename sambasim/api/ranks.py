@@ -16,7 +16,7 @@ from typing import Any, NoReturn, TypeVar, cast
 
 from sambasim.commands.run import failure_details
 from sambasim.compiler.capture.trial import generators_kept
-from sambasim.errors import SambasimError
+from sambasim.errors import SambasimError, exit_code
 from sambasim.ir.mesh import Mesh
 from sambasim.options.python_words import in_python
 from sambasim.options.run import RunOptions
@@ -25,7 +25,7 @@ from sambasim.runtime.machine.launcher import check_alone, find_launcher
 from sambasim.runtime.machine.mpi import connect
 from sambasim.runtime.watch.status_file import Activity
 from sambasim.runtime.watch.supervisor import FORWARDING_S, Failure, Supervisor
-from sambasim.terminal.output import exit_code_of, report_error
+from sambasim.terminal.output import report_error
 
 T = TypeVar("T")
 
@@ -67,21 +67,21 @@ def _of_mpirun() -> Communicator:
             hook(type(failure.error), failure.error, failure.error.__traceback__)
 
     def end_all(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        with Supervisor(world, report=report, exit_code=exit_code_of):
+        with Supervisor(world, report=report):
             raise error.with_traceback(trace)
 
     def leaves(code: Any = None, /) -> NoReturn:
         if code not in (None, 0) and threading.current_thread() is threading.main_thread():
-            atexit.register(_abort, world, exit_code_of(SystemExit(code)))
+            atexit.register(_abort, world, exit_code(SystemExit(code)))
         leave(code)
 
     sys.excepthook, sys.exit = end_all, leaves
     return world
 
 
-def _abort(world: Communicator, exit_code: int) -> None:
+def _abort(world: Communicator, code: int) -> None:
     time.sleep(FORWARDING_S)
-    world.abort(exit_code)
+    world.abort(code)
 
 
 def command() -> list[str]:
@@ -115,7 +115,7 @@ def supervised(world: Communicator, path: Path, mesh: Mesh, options: RunOptions)
     def report(failure: Failure) -> None:
         _report(failure, failure_details(failure, options))
 
-    with generators_kept(), Supervisor(world, report=report, exit_code=exit_code_of) as supervisor:
+    with generators_kept(), Supervisor(world, report=report) as supervisor:
         if world.world_size > 1:  # it also cancels the timer of this process's faulthandler
             folders = [options.log_dir or path.resolve().parent, Path(tempfile.gettempdir())]
             supervisor.start(folders, path.stem, options.sync_timeout, mesh)

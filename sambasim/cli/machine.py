@@ -19,7 +19,7 @@ from sambasim.errors import LaunchError, MachineError, OptionError, SambasimErro
 from sambasim.runtime.machine import node_memory
 from sambasim.runtime.machine.agreement import check_job
 from sambasim.runtime.machine.launcher import cores_of_this_process, fitting_mpirun
-from sambasim.terminal.output import exit_code_of, report_error
+from sambasim.terminal.output import report_error
 from sambasim.units import GIB, TIB, format_bytes, parse_bytes
 
 if TYPE_CHECKING:
@@ -312,7 +312,7 @@ def collectives_command(
         if communicator.rank == 0 and not as_json:
             say(f"{line} …", sys.stderr)
 
-    with Supervisor(communicator, report=lambda each: report_error(each.error, each.reporter), exit_code=exit_code_of):
+    with Supervisor(communicator, report=lambda each: report_error(each.error, each.reporter)):
         with kept_imports():
             from sambasim.runtime.measure.collectives import Request, measure, sizes_between
 

@@ -8,8 +8,8 @@ from typing import cast
 import click
 from click.shell_completion import CompletionItem
 
-from sambasim.errors import UserError, say, shortened
-from sambasim.terminal.output import exit_code_of, report_error, set_up_streams
+from sambasim.errors import UserError, exit_code, say, shortened
+from sambasim.terminal.output import report_error, set_up_streams
 
 _PANELS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "Compile and run": {
@@ -132,7 +132,7 @@ def _code_of(work: Callable[[], object]) -> int:
             report_error(error)
         elif not isinstance(error.code, int | None):
             say(str(error.code), sys.stderr)
-        code = exit_code_of(error)
+        code = exit_code(error)
     return code if isinstance(code, int) else 0
 
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 import click
 
 from sambasim.cli.shared import PanelCommand, field_options, kept_imports, output_folder, overrides, pef
-from sambasim.errors import OptionError, say, say_json
+from sambasim.errors import OptionError, exit_code, say, say_json
 from sambasim.options.fields import COMPILE_FLAGS, RUN_FLAGS
 from sambasim.options.flag import DATA, TRAINING
 from sambasim.runtime.machine.launcher import find_launcher, mpirun_instead
-from sambasim.terminal.output import exit_code_of, report_error, scores, survive_closed_stdout
+from sambasim.terminal.output import report_error, scores, survive_closed_stdout
 from sambasim.units import format_seconds
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def run_command(overrides: tuple[str, ...], output_folder: Path, **flags: object
         screen.close()  # the watchdog reports while progress is shown
         report_error(failure.error, failure.reporter, failure_details(failure, options))
 
-    with Supervisor(communicator, report=report, exit_code=exit_code_of) as supervisor:
+    with Supervisor(communicator, report=report) as supervisor:
         path, mesh = checked_pef(options, output_folder, communicator, command)
         folders = [options.log_dir or path.resolve().parent, Path(tempfile.gettempdir())]
         supervisor.start(folders, path.stem, options.sync_timeout, mesh)
@@ -129,7 +129,7 @@ def run_command(overrides: tuple[str, ...], output_folder: Path, **flags: object
         if communicator.world_size == 1:
             raise
         report_error(error, supervisor.who)
-        raise SystemExit(exit_code_of(error)) from None
+        raise SystemExit(exit_code(error)) from None
 
 
 def _in_words(report: "InferenceRecord") -> str:

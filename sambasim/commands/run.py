@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sambasim.commands.outputs import check_output_file, check_output_folder
-from sambasim.errors import LaunchError, MachineError, OptionError, failing_with, one_line
+from sambasim.errors import LaunchError, OptionError, one_line
 from sambasim.hardware.placement import inventory_of, place_replicas
 from sambasim.ir.mesh import DATA_PARALLEL, PIPELINE, Mesh
 from sambasim.options.given import leaves
@@ -186,8 +186,8 @@ class RankLog(RunObserver):
         self._file: LineFile | None = None
 
     def started(self, start: Start) -> None:
-        with failing_with(OptionError, f"no log can be written to {self._path.parent}", "--log-dir FOLDER"):
-            self._file = LineFile(self._path, self._warn, append=bool(start.plan.start.step))
+        kept = None if start.plan.start.step else ""
+        self._file = LineFile(self._path, "the log", "--log-dir FOLDER", self._warn, kept)
         rank = start.rank and f"{start.rank}; "
         self._write(f"start {start.name}: {rank}sync {start.sync}, {start.threads} threads, {start.data}")
 
@@ -210,10 +210,8 @@ class RankLog(RunObserver):
             self._file.close()
 
     def _write(self, line: str) -> None:
-        what, remedy = f"the log {self._path} cannot be written any more", "free space there, or name another place"
-        with failing_with(MachineError, what, f"{remedy}: --log-dir FOLDER"):
-            if self._file is not None:
-                self._file.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {one_line(line)}\n")
+        if self._file is not None:
+            self._file.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {one_line(line)}\n")
 
 
 def log_of(folder: Path, rank: int) -> Path:

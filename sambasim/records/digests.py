@@ -8,11 +8,10 @@ it.
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeVar
+from typing import Literal, NamedTuple
 
 from sambasim.errors import ArtifactError, OptionError, failing_with
-from sambasim.files import Misfit, parse_json
-from sambasim.records import Count, Record
+from sambasim.records import Count, Record, parsed
 
 RUN_FILE = "run.json"
 REPLICA_FILES = "replica-*.jsonl"
@@ -83,7 +82,7 @@ class RecordedRun(Record):
     sees: Literal["values that leave their section", "values that leave their unit of compiled sections"]
 
 
-_Model = TypeVar("_Model", bound=Record)
+_FLAG = "--record-digests"
 _WRITTEN_BY = "a folder of sambasim run --record-digests FOLDER, of this version"
 
 
@@ -102,7 +101,7 @@ class Recording(NamedTuple):
         with failing_with(OptionError, f"{path} cannot be read", _WRITTEN_BY), path.open(encoding="utf-8") as lines:
             for number, line in enumerate(lines, 1):
                 if line.endswith("\n"):
-                    step = _read(StepDigests, line, f"{path}:{number}", "a line")
+                    step = parsed(line, StepDigests.model_validate_json, _FLAG, f"{path}:{number}")
                     due = max(step.step, self.run.first_step - 1) if last is None else last + 1
                     if (step.step, step.begins) != (due, last is None):
                         named = "the initial state" if last is None else f"one of step {due}"
@@ -124,7 +123,7 @@ def read_recording(folder: Path) -> Recording:
     path = folder / RUN_FILE
     with failing_with(OptionError, f"{path} cannot be read", _WRITTEN_BY):
         text = path.read_text(encoding="utf-8")
-    run = _read(RecordedRun, text, str(path), path.name)
+    run = parsed(text, RecordedRun.model_validate_json, _FLAG, str(path), path.name)
     names = (re.fullmatch(r"replica-([0-9]{1,9})\.jsonl", file.name) for file in folder.glob(REPLICA_FILES))
     replicas = tuple(sorted(int(name[1]) for name in names if name))
     if not replicas:
@@ -132,11 +131,3 @@ def read_recording(folder: Path) -> Recording:
         where = str(folder / replica_file(0))
         raise ArtifactError(f"{folder} has no file of a replica", where=where, remedy=remedy)
     return Recording(folder, run, replicas)
-
-
-def _read(model: type[_Model], text: str, where: str, what: str) -> _Model:
-    try:
-        return parse_json(text.encode(), model.model_validate_json)
-    except Misfit as error:
-        what = f"{what} is not what sambasim run --record-digests writes: {error}"
-        raise ArtifactError(what, where=where, remedy=_WRITTEN_BY) from error

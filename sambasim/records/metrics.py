@@ -1,17 +1,16 @@
 """The lines of `sambasim run --metrics`, one JSON record each. Every time is measured, except in a PredictedRecord.
 And the line of `sambasim bench collectives`."""
 
-import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple, get_args
+from typing import Annotated, Literal, NamedTuple
 
-from pydantic import Field, ValidationError
+from pydantic import Field, TypeAdapter
 
 from sambasim.errors import LARGEST_RECORDS_BYTES, ArtifactError, OptionError, failing_with
-from sambasim.files import TwiceError, first_fault, in_memory, once, read_text
-from sambasim.records import Count, Figure, Record
+from sambasim.files import in_memory, read_text
+from sambasim.records import Count, Figure, Loss, Record, parsed
 
 
 class StepRecord(Record):
@@ -24,7 +23,7 @@ class StepRecord(Record):
     kind: Literal["step"] = "step"
     step: Count
     epoch: Count
-    loss: float
+    loss: Loss
     lr: Annotated[float, Field(allow_inf_nan=False)]
     step_s: Figure
     sync_s: Figure
@@ -136,8 +135,8 @@ class SummaryRecord(Record):
     sync_share: Figure
     hidden_sync_s: Figure = 0.0
     waited_s: dict[str, Figure] = Field(default_factory=dict)
-    loss_first: float
-    loss_last: float
+    loss_first: Loss
+    loss_last: Loss
     first_nonfinite_step: Count | None
     skipped_steps: Count = 0
     loss_scale: float | None = None
@@ -181,7 +180,7 @@ class InferenceRecord(Record):
 
 
 _WRITTEN_BY = "a file of sambasim run --metrics FILE"
-_KINDS: Mapping[str, type[Line]] = {line.model_fields["kind"].default: line for line in get_args(Line)}
+_LINES: TypeAdapter[Line] = TypeAdapter(Annotated[Line, Field(discriminator="kind")])
 
 
 class RunRecords(NamedTuple):
@@ -198,7 +197,8 @@ def read_run(path: Path) -> RunRecords:
     the line that is wrong, or does not follow the one before it."""
     with failing_with(OptionError, f"{path} cannot be read", _WRITTEN_BY), in_memory(path):
         *lines, _ = read_text(path, LARGEST_RECORDS_BYTES).split("\n")
-        records = [_record(line, f"{path}:{number}") for number, line in enumerate(lines, 1)]
+        numbered = ((f"{path}:{number}", line) for number, line in enumerate(lines, 1))
+        records = [parsed(line, _LINES.validate_json, "--metrics", where) for where, line in numbered]
     if not records:
         remedy = "write one with sambasim run --metrics FILE, or wait for the first step"
         raise ArtifactError(f"{path} has no records", remedy=remedy)
@@ -230,21 +230,6 @@ def _check_order(records: Sequence[Line], summary: SummaryRecord | None, path: P
             remedy = "run again, or give the file as sambasim run --metrics wrote it"
             raise ArtifactError(f"{path.name}: {what}", where=f"{path}:{number}", remedy=remedy)
         last, of_step = step, [record] if is_step else [*of_step, record]
-
-
-def _record(line: str, where: str) -> Line:
-    try:
-        fields = json.loads(line, object_pairs_hook=once)
-        model = _KINDS[fields["kind"]]
-        # JSON has no NaN and no infinity: the writer writes null instead.
-        required = {name for name, field in model.model_fields.items() if field.annotation is float}
-        return model.model_validate({k: math.nan if v is None and k in required else v for k, v in fields.items()})
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        fault = str(error) if isinstance(error, TwiceError) else "not a record"
-        if isinstance(error, ValidationError):
-            fault = first_fault(error)
-        what = f"a line is not what sambasim run --metrics writes: {fault}"
-        raise ArtifactError(what, where=where, remedy=f"{_WRITTEN_BY}, of this version") from error
 
 
 DEFINITIONS = (

@@ -117,7 +117,7 @@ class TrainingJob:
         self._activity.waits("comparing the weights")
         totals, save = trainer.totals, setup.options.save
         keeps_tensors = save is not None or self._keeps_weights
-        state = trained_state(setup, team, totals.steps - totals.skipped_steps, keeps_tensors=keeps_tensors)
+        state = trained_state(setup, team, totals.steps - totals.progress.skipped_steps, keeps_tensors=keeps_tensors)
         summary = summarize(setup, team, start, totals, evaluation, self._saver, state)
         self._activity.takes_long("saving the weights")
         if setup.is_first and save is not None:
@@ -181,18 +181,19 @@ class TrainingJob:
         observers: list[StepObserver],
     ) -> EvaluationRecord | None:
         totals, scaling = trainer.totals, self._setup.resolved.training.loss_scale
+        progress = totals.progress
         evaluation, position, recorder = None, steps.start, self._recorder(team, steps)
 
         def save_if_due() -> None:
             if self._saver is not None and not self._losses.is_skipping:
-                self._saver.save_if_due(position, totals, due=trainer.requested == SAVE)
+                self._saver.save_if_due(position, progress, due=trainer.requested == SAVE)
 
         def stop_if(requested: int) -> None:
             """Collective. If a rank received a signal, save a checkpoint and raise Interrupted."""
             number, saver = signal_of(requested), self._saver
             if number is not None:
                 self._signals.report(number)
-                saved = None if saver is None else saver.save(position, totals, goes_on=False)
+                saved = None if saver is None else saver.save(position, progress, goes_on=False)
                 raise interrupted(number, position.step, saved, None if saver is None else saver.kept())
 
         for epoch in range(steps.start.epoch, steps.epochs):
@@ -203,8 +204,8 @@ class TrainingJob:
                 step = self._step(trainer, epoch, recorder, observers)
                 self._observer.stepped(step)
                 self._losses.check(step, trainer.losses)  # before a checkpoint saves its result
-                if totals.loss_scale is not None:
-                    self._losses.check_scale(totals.loss_scale.value, scaling.minimum, step)
+                if progress.loss_scale is not None:
+                    self._losses.check_scale(progress.loss_scale.value, scaling.minimum, step)
                 position = steps.position(totals.steps, epoch)
                 stop_if(trainer.requested)
                 if position.step < last:
@@ -218,10 +219,10 @@ class TrainingJob:
             if is_whole:
                 save_if_due()
         # Of skipped steps whose loss was finite, a dynamic scale may be on its way down.
-        if totals.loss_scale is None or not scaling.dynamic or self._losses.is_skipping:
-            self._losses.check_run(totals.steps, totals.skipped_steps)
+        if progress.loss_scale is None or not scaling.dynamic or self._losses.is_skipping:
+            self._losses.check_run(totals.steps, progress.skipped_steps)
         if self._saver is not None:
-            self._saver.at_end(position, totals)
+            self._saver.at_end(position, progress)
         return evaluation
 
     def _request(self) -> int:

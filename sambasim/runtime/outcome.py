@@ -1,6 +1,7 @@
 """What a run reports, as records: notices at its start; the summary at its end, with the predicted time of a step on
 devices, and the bytes that sync moved, added over ranks. Transports count them: `BytesMoved`."""
 
+import math
 from collections.abc import Callable
 from dataclasses import asdict
 from itertools import chain
@@ -143,9 +144,12 @@ def summarize(
     step: PredictedStep | str | None = None
     if setup.is_first:
         step = predicted(setup.program, setup.inventory, setup.placement, path, steps.accumulation_steps)
-    measured = {name: value for name, value in asdict(totals).items() if name not in ("sync_s", "loss_scale")}
+    progress = totals.progress
+    measured = asdict(totals) | asdict(progress)
+    measured["loss_scale"] = None if progress.loss_scale is None else progress.loss_scale.value
+    measured["loss_first"] = math.nan if progress.loss_first is None else progress.loss_first
     return SummaryRecord(
-        **measured,
+        **{name: value for name, value in measured.items() if name in SummaryRecord.model_fields},
         pef_digest=setup.document.digest,
         world_size=setup.replicas,
         chips=setup.program.chips,
@@ -167,7 +171,6 @@ def summarize(
         samples_left_out_each_epoch=steps.left_out,
         samples_per_s=taken * steps.samples_per_step / totals.training_s if taken else 0.0,
         sync_share=totals.sync_s / totals.training_s if taken else 0.0,
-        loss_scale=None if totals.loss_scale is None else totals.loss_scale.value,
         evaluation=evaluation,
         bytes=BytesRecord(**{kind: sum(getattr(own, kind) for own in moved) for kind in BytesRecord.model_fields}),
         weights_sha256=state.weights_sha256,

@@ -18,10 +18,9 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TextIO
 
-from sambasim.errors import Interrupted, MachineError, SambasimError, exit_code, one_line, printable, say
+from sambasim.errors import Interrupted, MachineError, SambasimError, one_line, printable, say
 from sambasim.runtime.machine.launcher import find_launcher
 
 if TYPE_CHECKING:
@@ -201,9 +200,6 @@ def phases(quiet: bool) -> Iterator[Callable[[str], None]]:
             yield lambda phase: status.update(f"{phase} …")
     else:
         yield lambda phase: say(f"{phase} …", sys.stderr)
-
-
-exit_code_of = partial(exit_code, other=70)
 
 
 def report_error(error: BaseException, reporter: str | None = None, details: Sequence[tuple[str, str]] = ()) -> None:

@@ -4,7 +4,6 @@ it (`restore`), also if the number of replicas or the mesh has changed."""
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import NamedTuple
 
@@ -301,13 +300,9 @@ class Resumption(NamedTuple):
     keeps_loss_scale: bool
 
     def carry_over(self, totals: Totals) -> None:
-        progress = self.checkpoint.manifest.progress
-        totals.samples, totals.skipped_steps = progress.samples, progress.skipped_steps
-        totals.first_nonfinite_step = progress.first_nonfinite_step
-        if progress.loss_scale is not None and self.keeps_loss_scale:
-            totals.loss_scale = replace(progress.loss_scale)
-        if progress.loss_first is not None:
-            totals.loss_first = progress.loss_first
+        begun, totals.progress = totals.progress, self.checkpoint.manifest.progress
+        if totals.progress.loss_scale is None or not self.keeps_loss_scale:
+            totals.progress.loss_scale = begun.loss_scale
 
 
 def find(setup: Setup, samples: int) -> Resumption | None:

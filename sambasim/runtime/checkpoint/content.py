@@ -5,7 +5,6 @@ import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from re import compile as pattern
@@ -26,7 +25,7 @@ from sambasim.records import Count
 from sambasim.runtime.checkpoint.folder import MANIFEST_FILE
 from sambasim.runtime.run.plan import BEGINNING, Position
 from sambasim.runtime.run.setup import Setup
-from sambasim.runtime.run.training import LossScale, Totals
+from sambasim.runtime.run.training import Progress
 from sambasim.runtime.values.memory import joined, part_of
 from sambasim.units import MIB
 
@@ -51,16 +50,6 @@ class PefModel(_Model):
     compile_options: dict[str, JsonValue]
     operators_sha256: str  # of the model, whatever its mesh and batch size
     integers_sha256: str  # of those of its operators that may depend on `batch_size`
-
-
-class ProgressModel(_Model):
-    """The counts of the summary so far. `samples` are those of all replicas; `loss_scale` is for float16."""
-
-    samples: Count
-    loss_first: Annotated[float | None, Field(strict=False)]  # not strict: NaN and infinities are strings
-    first_nonfinite_step: Count | None
-    skipped_steps: Count
-    loss_scale: LossScale | None = None
 
 
 class RunModel(_Model):
@@ -119,7 +108,7 @@ class Manifest(_Model):
     digest: str = ""
     pef: PefModel
     position: Position
-    progress: ProgressModel
+    progress: Progress
     run: RunModel
     options: dict[str, JsonValue]
     tensors: dict[str, TensorModel]
@@ -137,16 +126,6 @@ class Manifest(_Model):
         """The SHA-256 of everything but `digest`; with the digests of the shards it covers the whole checkpoint."""
         body = self.model_copy(update={"digest": ""})
         return hashlib.sha256(body.model_dump_json().encode()).hexdigest()
-
-    def at(self, position: Position, totals: Totals) -> "Manifest":
-        progress = ProgressModel(
-            samples=totals.samples,
-            loss_first=totals.loss_first if position.step else None,
-            first_nonfinite_step=totals.first_nonfinite_step,
-            skipped_steps=totals.skipped_steps,
-            loss_scale=totals.loss_scale and replace(totals.loss_scale),
-        )
-        return self.model_copy(update={"position": position, "progress": progress})
 
     def sealed(self, shards: dict[str, ShardModel]) -> "Manifest":
         """The complete manifest: with `shards` and the right digest."""
@@ -180,7 +159,7 @@ def describe(setup: Setup, samples: int) -> Manifest:
             integers_sha256=document.metadata.get("integers_sha256", ""),
         ),
         position=BEGINNING,
-        progress=ProgressModel(samples=0, loss_first=None, first_nonfinite_step=None, skipped_steps=0),
+        progress=Progress(),
         run=RunModel(
             replicas=setup.replicas,
             chips=program.chips,

@@ -27,7 +27,7 @@ from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.run.plan import Plan, Position
 from sambasim.runtime.run.run_observer import RunObserver
 from sambasim.runtime.run.setup import Setup, Team
-from sambasim.runtime.run.training import LossWatch, Totals
+from sambasim.runtime.run.training import LossWatch, Progress
 from sambasim.runtime.values.mean import parts_of
 from sambasim.runtime.values.memory import DeviceMemory, save_tensors
 from sambasim.runtime.watch.status_file import UNWATCHED, Activity
@@ -84,16 +84,16 @@ class Saver:
         """Whether a checkpoint is due by time. Rank 0 decides for all, because clocks differ."""
         return self._cadence.unit == "s" and time.monotonic() - self._last_s >= self._cadence.every
 
-    def save_if_due(self, position: Position, totals: Totals, *, due: bool) -> None:
+    def save_if_due(self, position: Position, progress: Progress, *, due: bool) -> None:
         """Call after a step within an epoch, and after an epoch and its evaluation. `due`: by time."""
         count = {"steps": position.step, "epochs": position.epoch}.get(self._cadence.unit)
         at_end = self._cadence.unit == "steps" or not position.used
         if due or (count is not None and at_end and count % self._cadence.every == 0):
-            self.save(position, totals)
+            self.save(position, progress)
 
-    def at_end(self, position: Position, totals: Totals) -> None:
+    def at_end(self, position: Position, progress: Progress) -> None:
         if self._saved_step != position.step:
-            self.save(position, totals, goes_on=False)
+            self.save(position, progress, goes_on=False)
 
     def check_end(self) -> None:
         """For a run that saves its weights nowhere else. Raises MachineError if its end could not be saved."""
@@ -114,14 +114,14 @@ class Saver:
         newest = self.newest()
         return f"the last checkpoint is {newest}" if newest else "there is no checkpoint yet"
 
-    def save(self, position: Position, totals: Totals, *, goes_on: bool = True) -> Path | None:
+    def save(self, position: Position, progress: Progress, *, goes_on: bool = True) -> Path | None:
         """Save a checkpoint now; returns its path, or None if that fails and --on-checkpoint-failure is `warn`.
         Existing ones stay. Raises MachineError, or NumericsError for non-finite parameters, as --on-nonfinite says."""
         began_s = time.perf_counter()
         setup, options = self._setup, self._setup.options.checkpoint
         self._losses.check_parameters(self._nonfinite_parameter(), position)
         path = self._folder / folder.name_of(position.step)
-        manifest = self._beginning.at(position, totals)
+        manifest = self._beginning.model_copy(update={"position": position, "progress": progress})
         try:
             written = write(path, manifest, self._own_pieces(), setup.communicator, self._activity)
         except MachineError as error:

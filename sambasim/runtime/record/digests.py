@@ -9,7 +9,6 @@ import hashlib
 import math
 import platform
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple, cast
 
@@ -138,7 +137,7 @@ def _run_of(setup: Setup, team: Team, plan: Plan, asked: range) -> RecordedRun:
     )
 
 
-_writing = partial(writing, "digests", choice="folder: --record-digests FOLDER")
+_FLAG = "--record-digests FOLDER"
 
 
 class RunDigests(StepRecorder):
@@ -160,7 +159,7 @@ class RunDigests(StepRecorder):
             )
         run = _run_of(setup, team, plan, asked)
         if setup.is_first:
-            with _writing(folder):
+            with writing("digests", folder, f"folder: {_FLAG}"):
                 folder.mkdir(parents=True, exist_ok=True)
                 (folder / RUN_FILE).unlink(missing_ok=True)
                 for old in folder.glob(REPLICA_FILES):
@@ -175,8 +174,8 @@ class RunDigests(StepRecorder):
         self._replicas = {replica.rank: replica for replica in team.replicas if replica.works}
         self._values: dict[int, list[ValueDigest]] = {rank: [] for rank in self._replicas}
         self._micro_step = dict.fromkeys(self._replicas, 0)
-        with _writing(folder):
-            self._files = {rank: LineFile(folder / replica_file(rank), observer.noted) for rank in self._replicas}
+        named = "the digests", _FLAG, observer.noted
+        self._files = {rank: LineFile(folder / replica_file(rank), *named) for rank in self._replicas}
 
     def begin(self, step: int) -> None:
         if step == self.steps[0]:
@@ -220,6 +219,5 @@ class RunDigests(StepRecorder):
         for rank, replica in self._replicas.items():
             memory = [digested(seen, replica.memory.tensor(seen.name)) for seen in kept]
             values, self._values[rank] = (*self._values[rank], *memory, *(states if rank == 0 else ())), []
-            with _writing(self._folder / replica_file(rank)):
-                line = StepDigests(step=step, begins=begins, loss=loss, values=values)
-                self._files[rank].write(line.model_dump_json() + "\n")
+            line = StepDigests(step=step, begins=begins, loss=loss, values=values)
+            self._files[rank].write(line.model_dump_json() + "\n")

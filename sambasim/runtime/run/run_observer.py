@@ -100,7 +100,7 @@ class MetricsFile(RunObserver):
         if step:
             with self._path.open(encoding="utf-8", errors="replace") as file:
                 kept = [line for line in file if line.endswith("\n") and _step_of(line) <= step]
-        self._open("".join(kept))
+        self._file = self._open("".join(kept))
 
     def stepped(self, step: Step) -> None:
         self._write(StepRecord(**step._asdict()))
@@ -115,20 +115,11 @@ class MetricsFile(RunObserver):
         self._write(summary).close()
 
     def _open(self, kept: str = "") -> "LineFile":
-        what = f"the metrics file cannot be written to {self._path}"
-        with failing_with(OptionError, what, "another place: --metrics FILE"):
-            if kept:
-                write_whole(self._path, kept)
-            file = self._file = LineFile(self._path, self._warn, append=bool(kept))
-        return file
+        return LineFile(self._path, "the metrics file", "--metrics FILE", self._warn, kept)
 
     def _write(self, record: Record) -> "LineFile":
         self._file = self._file or self._open()
-        try:
-            self._file.write(record.model_dump_json() + "\n")
-        except OSError as error:
-            what = f"the metrics file {self._path} cannot be written any more: {error.strerror}"
-            raise MachineError(what, remedy="free space there, or another place: --metrics FILE") from error
+        self._file.write(record.model_dump_json() + "\n")
         return self._file
 
 
@@ -149,25 +140,30 @@ def print_whole_lines() -> None:
 
 
 class LineFile:
-    """A text file that grows by whole, unbuffered lines. Its folder is created. `warn` is called once if the file is
-    removed or replaced meanwhile. Raises OSError."""
+    """A text file that grows by whole, unbuffered lines, and its folder; `what` and `flag` name it in errors. `warn` is
+    called once if it is removed or replaced meanwhile. It begins with `kept`; None: what is there. Raises OptionError.
+    """
 
-    def __init__(self, path: Path, warn: Callable[[str], None], *, append: bool = False) -> None:
-        self._path, self._warn, self._is_there = path, warn, True
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = io.FileIO(path, "a" if append else "w", opener=unless_foreign_link)
+    def __init__(self, path: Path, what: str, flag: str, warn: Callable[[str], None], kept: str | None = "") -> None:
+        self._path, self._what, self._flag, self._warn, self._is_there = path, what, flag, warn, True
+        with failing_with(OptionError, f"{what} cannot be written to {path}", f"another place: {flag}"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if kept:
+                write_whole(path, kept)
+            self._file = io.FileIO(path, "w" if kept == "" else "a", opener=unless_foreign_link)
 
     def write(self, lines: str) -> None:
-        """Add `lines`, with their ends. Raises OSError if that fails, and then removes what was written of them."""
+        """Add `lines`, with their ends. Raises MachineError if that fails, and removes what was written of them."""
         size = os.fstat(self._file.fileno()).st_size
         left = memoryview(lines.encode("utf-8", errors="backslashreplace"))
         try:
             while left:
                 left = left[self._file.write(left) or 0 :]
-        except OSError:
+        except OSError as error:
             with suppress(OSError):  # a pipe or a device has no length
                 self._file.truncate(size)
-            raise
+            what = f"{self._what} {self._path} cannot be written any more: {error.strerror}"
+            raise MachineError(what, remedy=f"free space there, or another place: {self._flag}") from error
         if self._is_there and not self._has_its_name():
             self._is_there = False
             self._warn(f"warning: {self._path} was removed or replaced while it was written, and lacks what follows")

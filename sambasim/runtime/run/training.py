@@ -152,23 +152,32 @@ class LossScale:
             self.value /= 2
 
 
+@with_config(extra="forbid", strict=True, ser_json_inf_nan="strings")
+@dataclass(slots=True)
+class Progress:
+    """Of the whole run, resumed or not. `samples` are those of all replicas; `loss_scale` is that of the next step, in
+    float16."""
+
+    samples: Count = 0
+    loss_first: Annotated[float | None, Field(strict=False)] = None  # not strict: NaN and infinities are strings
+    first_nonfinite_step: Count | None = None
+    skipped_steps: Count = 0
+    loss_scale: LossScale | None = None
+
+
 @dataclass(slots=True)
 class Totals:
-    """Totals of a training loop; `steps` includes skipped ones; `loss_scale` is that of the next step, in float16. In a
-    resumed run, the seconds and `loss_last` cover this process, everything else the whole run."""
+    """Totals of a training loop; `steps` includes skipped ones. In a resumed run, the seconds and `loss_last` cover
+    this process."""
 
+    progress: Progress
     training_s: float = 0.0
     model_s: float = 0.0
     sync_s: float = 0.0
     hidden_sync_s: float = 0.0
     waited_s: dict[str, float] = field(default_factory=dict)
     steps: int = 0
-    samples: int = 0
-    skipped_steps: int = 0
-    loss_first: float = float("nan")
     loss_last: float = float("nan")
-    first_nonfinite_step: int | None = None
-    loss_scale: LossScale | None = None
 
 
 class Trainer:
@@ -188,9 +197,9 @@ class Trainer:
         self._optimizers, self._loss_dtype = replicas[0].optimizers, replicas[0].loss_dtype
         self._request = request
         self._observer: StepObserver | None = None
-        self.totals = Totals(steps=plan.start.step)
+        self.totals = Totals(Progress(), steps=plan.start.step)
         if self._optimizers.scales_loss:
-            self.totals.loss_scale = LossScale.first(training.loss_scale, self._loss_dtype)
+            self.totals.progress.loss_scale = LossScale.first(training.loss_scale, self._loss_dtype)
         self.requested = 0
         self.losses: Sequence[float] = ()  # of all replicas, in the last step
 
@@ -209,7 +218,8 @@ class Trainer:
     def step(self, epoch: int) -> Step:
         """Run one optimizer step on the next batches of every replica, and set `requested` and `losses`."""
         totals, observer, schedule = self.totals, self._observer, self._training.schedule
-        number, updates = totals.steps, totals.steps - totals.skipped_steps
+        progress = totals.progress
+        number, updates = totals.steps, totals.steps - progress.skipped_steps
         if observer is not None:
             observer.step_begins(number)
         began_ns = perf_counter_ns()
@@ -217,7 +227,7 @@ class Trainer:
         if (momentum := cycled_momentum(schedule, updates)) is not None:
             for replica in self._replicas:
                 replica.optimizers.change(0, {"beta1": momentum})
-        scale = totals.loss_scale
+        scale = progress.loss_scale
         used = 1.0 if scale is None else scale.value
         steps = [replica.step(number, updates + 1, rate, used, self._request) for replica in self._replicas]
         done = [finished(steps[0])] if len(steps) == 1 else run_together(steps, self._hub)
@@ -241,16 +251,16 @@ class Trainer:
             for axis, seconds in waited_s.items():
                 totals.waited_s[axis] = totals.waited_s.get(axis, 0.0) + seconds
         totals.steps += 1
-        totals.skipped_steps += not updated.applied
+        progress.skipped_steps += not updated.applied
         totals.training_s += step_s
         totals.sync_s += exposed_s
         totals.hidden_sync_s += hidden_s
-        totals.samples += self._samples
+        progress.samples += self._samples
         totals.loss_last = loss
-        if totals.steps == 1:
-            totals.loss_first = loss
-        if totals.first_nonfinite_step is None and not math.isfinite(loss):
-            totals.first_nonfinite_step = totals.steps
+        if progress.loss_first is None:
+            progress.loss_first = loss
+        if progress.first_nonfinite_step is None and not math.isfinite(loss):
+            progress.first_nonfinite_step = totals.steps
         if scale is not None and math.isfinite(loss):  # a loss that is not finite says nothing of the scale
             scale.update(self._training.loss_scale, self._loss_dtype, overflowed=not updated.applied)
         return Step(

@@ -27,7 +27,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Final, NamedTuple, NoReturn, Self, cast
 
-from sambasim.errors import Interrupted, PeerError
+from sambasim.errors import Interrupted, PeerError, exit_code
 from sambasim.forks import STOP_SIGNALS
 from sambasim.ir.mesh import Mesh
 from sambasim.runtime.machine.communicator import Communicator, FailureNotice
@@ -71,9 +71,8 @@ class Supervisor:
     def __init__(
         self,
         communicator: Communicator,
-        *,
         report: Callable[[Failure], None],
-        exit_code: Callable[[BaseException], int],
+        exit_code: Callable[[BaseException], int] = exit_code,
     ) -> None:
         self._communicator, self._report, self._exit_code = communicator, report, exit_code
         self._ending = threading.Lock()

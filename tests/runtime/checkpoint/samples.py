@@ -18,6 +18,7 @@ from sambasim.runtime.checkpoint.folder import MANIFEST_FILE
 from sambasim.runtime.checkpoint.saver import write
 from sambasim.runtime.machine.communicator import single_rank
 from sambasim.runtime.run.plan import Position
+from sambasim.runtime.run.training import Progress
 
 Fields = dict[str, Any]
 
@@ -43,7 +44,7 @@ def manifest(step: int = 50) -> Manifest:
     return Manifest(
         pef=content.PefModel(**of_pef, **digests),
         position=Position(step=step, epoch=1, used=16),
-        progress=content.ProgressModel(samples=400, loss_first=math.inf, first_nonfinite_step=None, skipped_steps=0),
+        progress=Progress(samples=400, loss_first=math.inf),
         run=content.RunModel(replicas=len(REPLICAS), chips=1, samples=384, gradient_sync=content.EXACT_SYNC, **of_run),
         options={
             "data": {"source": "synthetic", "shuffle": True},
