@@ -101,7 +101,8 @@ class TrainingJob:
             resumption.carry_over(trainer.totals)
             lines += resumption.notices
         if setup.options.checkpoint.dir is not None:
-            self._saver = Saver(setup, team, steps, self._observer, self._activity, self._losses)
+            resumed = resumption and resumption.checkpoint.path
+            self._saver = Saver(setup, team, samples, self._observer, self._activity, self._losses, resumed)
         evaluator = None
         if sources[0].evaluation is not None and training.evaluate:
             ranks = [replica.transport for replica in team.first]
@@ -222,7 +223,7 @@ class TrainingJob:
         if progress.loss_scale is None or not scaling.dynamic or self._losses.is_skipping:
             self._losses.check_run(totals.steps, progress.skipped_steps)
         if self._saver is not None:
-            self._saver.at_end(position, progress)
+            self._saver.save(position, progress, goes_on=False)
         return evaluation
 
     def _request(self) -> int:

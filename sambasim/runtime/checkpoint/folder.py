@@ -2,7 +2,6 @@
 
 step-0000000050/            a complete checkpoint
 .step-0000000060.partial/   a checkpoint that is being written or deleted
-.step-0000000050.old/       a checkpoint that is being replaced by another of the same step
 damaged-step-0000000070/    a checkpoint that `--resume auto` found damaged
 .lock                       locked by the run that writes here
 """
@@ -59,20 +58,10 @@ def begin(path: Path) -> None:
 
 
 def publish(path: Path) -> None:
-    """Rename the complete partial checkpoint to `path`, atomically. It replaces an existing one of that name."""
-    partial, old = partial_of(path), path.with_name(f".{path.name}.old")
-    to_disk(partial)
-    if path.exists():
-        shutil.rmtree(old, ignore_errors=True)
-        path.rename(old)
-    try:
-        partial.rename(path)
-    except OSError:
-        if old.exists():
-            old.rename(path)
-        raise
+    """Rename the complete partial checkpoint to `path`, atomically."""
+    to_disk(partial := partial_of(path))
+    partial.rename(path)
     to_disk(path.parent)
-    shutil.rmtree(old, ignore_errors=True)
 
 
 def remove(path: Path) -> None:
@@ -84,18 +73,6 @@ def put_aside(path: Path) -> Path:
     """Rename a damaged checkpoint to `damaged-…`; returns its new path."""
     names = (f"damaged-{path.name}{suffix}" for suffix in chain([""], (f"-{number}" for number in count(2))))
     return path.rename(next(path.with_name(name) for name in names if not path.with_name(name).exists()))
-
-
-def _clean(folder: Path) -> None:
-    """Restore or delete what a run left here that died while it wrote or deleted a checkpoint."""
-    for old in folder.glob(".step-*.old"):
-        path = old.with_name(old.name.removeprefix(".").removesuffix(".old"))
-        if path.exists():
-            shutil.rmtree(old, ignore_errors=True)
-        else:
-            old.rename(path)
-    for partial in folder.glob(".step-*.partial"):
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 def claim(folder: Path, communicator: Communicator) -> BinaryIO | None:
@@ -159,6 +136,6 @@ def _create_and_lock(folder: Path) -> BinaryIO:
     except OSError as error:
         what, where = f"no checkpoint can be written into {folder}: {error.strerror}", str(error.filename or folder)
         raise MachineError(what, where=where, remedy="another place: --checkpoint-dir DIR") from error
-    with suppress(OSError):
-        _clean(folder)
+    for partial in folder.glob(".step-*.partial"):  # of a run that died while it wrote or deleted a checkpoint
+        shutil.rmtree(partial, ignore_errors=True)
     return lock

@@ -24,7 +24,7 @@ from sambasim.runtime.checkpoint import folder
 from sambasim.runtime.checkpoint.content import Manifest, ShardModel, buffer_name, describe, part_name, piece_key
 from sambasim.runtime.checkpoint.folder import MANIFEST_FILE
 from sambasim.runtime.machine.communicator import Communicator
-from sambasim.runtime.run.plan import Plan, Position
+from sambasim.runtime.run.plan import Position
 from sambasim.runtime.run.run_observer import RunObserver
 from sambasim.runtime.run.setup import Setup, Team
 from sambasim.runtime.run.training import LossWatch, Progress
@@ -63,20 +63,28 @@ def pieces_of(
 
 
 class Saver:
-    """Saves checkpoints as the options ask. Every rank has one and makes the same calls."""
+    """Saves checkpoints as the options ask. Every rank has one and makes the same calls. `resumed`: the checkpoint that
+    the run began with."""
 
     def __init__(
-        self, setup: Setup, team: Team, plan: Plan, observer: RunObserver, activity: Activity, losses: LossWatch
+        self,
+        setup: Setup,
+        team: Team,
+        samples: int,
+        observer: RunObserver,
+        activity: Activity,
+        losses: LossWatch,
+        resumed: Path | None,
     ) -> None:
         options = setup.options.checkpoint
         if options.dir is None:
             raise InternalError("checkpoints of a run that asks for none")
         self._folder, self._cadence = options.dir, options.cadence
         self._setup, self._team, self._observer, self._activity, self._losses = setup, team, observer, activity, losses
-        self._beginning = describe(setup, plan.samples)
+        self._beginning = describe(setup, samples)
         self._failure: MachineError | None = None
         self._last_s = time.monotonic()
-        self._saved_step = plan.start.step or None  # a resumed run that takes no step need not save it again
+        self._saved = None if resumed is None else resumed.resolve()
         self.failed = 0
         self.last: Path | None = None
 
@@ -90,10 +98,6 @@ class Saver:
         at_end = self._cadence.unit == "steps" or not position.used
         if due or (count is not None and at_end and count % self._cadence.every == 0):
             self.save(position, progress)
-
-    def at_end(self, position: Position, progress: Progress) -> None:
-        if self._saved_step != position.step:
-            self.save(position, progress, goes_on=False)
 
     def check_end(self) -> None:
         """For a run that saves its weights nowhere else. Raises MachineError if its end could not be saved."""
@@ -116,11 +120,14 @@ class Saver:
 
     def save(self, position: Position, progress: Progress, *, goes_on: bool = True) -> Path | None:
         """Save a checkpoint now; returns its path, or None if that fails and --on-checkpoint-failure is `warn`.
-        Existing ones stay. Raises MachineError, or NumericsError for non-finite parameters, as --on-nonfinite says."""
+        That of this step, if there is one, is not saved again. Raises MachineError, or NumericsError for non-finite
+        parameters, as --on-nonfinite says."""
         began_s = time.perf_counter()
         setup, options = self._setup, self._setup.options.checkpoint
-        self._losses.check_parameters(self._nonfinite_parameter(), position)
         path = self._folder / folder.name_of(position.step)
+        if self._saved == path.resolve():
+            return path
+        self._losses.check_parameters(self._nonfinite_parameter(), position)
         manifest = self._beginning.model_copy(update={"position": position, "progress": progress})
         try:
             written = write(path, manifest, self._own_pieces(), setup.communicator, self._activity)
@@ -133,7 +140,7 @@ class Saver:
             return None
         finally:
             self._last_s = time.monotonic()
-        self._saved_step, self._failure, self.last = position.step, None, path
+        self._saved, self._failure, self.last = path.resolve(), None, path
         if setup.is_first:
             with suppress(OSError):  # what cannot be deleted stays, without harm
                 older = [kept for kept in folder.checkpoints_in(self._folder) if folder.step_of(kept) < position.step]

@@ -1,5 +1,6 @@
 """Which checkpoint a run resumes from, and which changes since it are reported or refused."""
 
+import shutil
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -60,8 +61,8 @@ def test_auto_never_starts_from_the_beginning_silently(three: list[Path], tmp_pa
     change_fields(three[2], lambda found: found.update(version="9.0", writer="sambasim 9.9"))
     with pytest.raises(CheckpointError, match=r"a checkpoint of format 9\.0"):
         choose(AUTO, tmp_path, ALONE)
-    write_sample(tmp_path, 30)
-    for path in three:
+    shutil.rmtree(three[2])
+    for path in (*three[:2], write_sample(tmp_path, 30)):
         flip_a_bit(path)
     with pytest.raises(CheckpointError, match=r"all 3 checkpoints in .* are damaged"):
         choose(AUTO, tmp_path, ALONE)
