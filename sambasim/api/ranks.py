@@ -21,10 +21,10 @@ from sambasim.ir.mesh import Mesh
 from sambasim.options.python_words import in_python
 from sambasim.options.run import RunOptions
 from sambasim.runtime.machine.communicator import Communicator, single_rank
-from sambasim.runtime.machine.launcher import check_alone, find_launcher
+from sambasim.runtime.machine.launcher import FORWARDING_S, check_alone, find_launcher
 from sambasim.runtime.machine.mpi import connect
 from sambasim.runtime.watch.status_file import Activity
-from sambasim.runtime.watch.supervisor import FORWARDING_S, Failure, Supervisor
+from sambasim.runtime.watch.supervisor import Failure, Supervisor
 from sambasim.terminal.output import report_error
 
 T = TypeVar("T")

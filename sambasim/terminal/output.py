@@ -13,6 +13,7 @@ import errno
 import io
 import os
 import select
+import socket
 import sys
 import time
 import traceback
@@ -20,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, NamedTuple, TextIO
 
-from sambasim.errors import Interrupted, MachineError, SambasimError, one_line, printable, say
+from sambasim.errors import Interrupted, MachineError, SambasimError, exit_code, one_line, printable, say
 from sambasim.runtime.machine.launcher import find_launcher
 
 if TYPE_CHECKING:
@@ -204,12 +205,13 @@ def phases(quiet: bool) -> Iterator[Callable[[str], None]]:
 
 def report_error(error: BaseException, reporter: str | None = None, details: Sequence[tuple[str, str]] = ()) -> None:
     """Print `error`, and below it `details`, each a title and a text. `reporter` is the rank and host that report; None
-    before the ranks have connected: then only rank 0 prints, and the others wait until it has."""
-    launcher = find_launcher(os.environ)
-    if reporter is None and launcher is not None and launcher.rank > 0:
-        if not isinstance(error, Interrupted | KeyboardInterrupt):
-            time.sleep(launcher.wait_for_report_s)
-        return
+    before the ranks have connected: then rank 0 prints and ends the job, or, if it has not failed, another rank."""
+    launcher = find_launcher(os.environ) if reporter is None else None
+    if launcher is not None and launcher.rank > 0:
+        if isinstance(error, Interrupted | KeyboardInterrupt) or not launcher.wait_for_report_s:
+            return
+        time.sleep(launcher.wait_for_report_s)
+        reporter = f"rank {launcher.rank} on {socket.gethostname()}"
     who = f" ({reporter})" if reporter else ""
     match error:
         case Interrupted():
@@ -222,3 +224,5 @@ def report_error(error: BaseException, reporter: str | None = None, details: Seq
             trace, what = "".join(traceback.format_exception(error)), one_line(str(error))
             text = f"{trace}error[internal]{who}: this is a bug in sambasim, please report it: {what}"
     say("\n".join([text, *(f"  {title + ':':<6} {detail}" for title, detail in details)]), sys.stderr)
+    if launcher is not None and not isinstance(error, Interrupted | KeyboardInterrupt):
+        launcher.end_job(exit_code(error))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sambasim.errors import PeerError
-from sambasim.runtime.watch.supervisor import FORWARDING_S
+from sambasim.runtime.machine.launcher import FORWARDING_S
 from tests.faults.fault import assert_contains
 from tests.mpi.training import EACH_ALONE, TWO_NODES
 from tests.support.mpi import RANKS, ROOT, Result, body_command, can_play_hosts, is_open_mpi, library, run_job, run_mpi

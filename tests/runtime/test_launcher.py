@@ -1,5 +1,7 @@
 """Launchers found in environments, and launches refused before any work."""
 
+import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from sambasim.runtime.machine.launcher import (
     ranks_of_node,
     replicas_of,
 )
+from sambasim.terminal.output import report_error
 
 MPICH = "MPICH Version:      5.0.2\nMPICH Release date: ...\n"
 OPEN_MPI = "Open MPI v5.0.8, package: Open MPI conda@host Distribution, ident: 5.0.8"
@@ -193,3 +196,20 @@ def test_processes_that_nothing_connects_are_refused() -> None:
     assert error.remedy == f"mpirun -np 2 {TYPED}; or for one process alone: env -u RANK -u WORLD_SIZE {TYPED}"
     for environ in ({}, {"RANK": "0"}, {"WORLD_SIZE": "2"}, several | {"WORLD_SIZE": "1"}, several | {"PMI_SIZE": "1"}):
         check_alone(environ, COMMAND)
+
+
+@pytest.mark.parametrize(("rank", "who"), [(0, ""), (1, f" (rank 1 on {socket.gethostname()})")])
+def test_an_error_before_mpi_ends_the_job(
+    rank: int, who: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Hydra would let the other ranks wait in MPI_Init."""
+    waited: list[float] = []
+    monkeypatch.setattr(time, "sleep", waited.append)
+    mpirun, served = socket.socketpair()
+    with mpirun, served:
+        for key, value in {"PMI_SIZE": 2, "PMI_RANK": rank, "PMI_FD": served.fileno()}.items():
+            monkeypatch.setenv(key, str(value))
+        report_error(LaunchError("one rank fails"))
+        assert mpirun.recv(100) == b"cmd=abort exitcode=2\n"
+    assert capsys.readouterr().err.startswith(f"error[launch]{who}: one rank fails")
+    assert sum(waited) > rank  # for an error of all ranks, which rank 0 reports

@@ -9,8 +9,11 @@ import os
 import re
 import shlex
 import shutil
+import stat
 import sys
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -36,9 +39,18 @@ class Launcher(NamedTuple):
     @property
     def wait_for_report_s(self) -> float:
         """How long a failed rank waits for rank 0's report (estimate): some launchers end all ranks at one exit."""
-        return 2.0 if self.rank > 0 and self.is_open_mpi else 0.0
+        return 2.0 if self.rank > 0 and (self.is_open_mpi or _pmi_socket() is not None) else 0.0
+
+    def end_job(self, exit_code: int) -> None:
+        """End the job that this process has not joined by MPI: Hydra would let the others wait for it in MPI_Init."""
+        if self.world_size > 1 and (pmi := _pmi_socket()) is not None:
+            time.sleep(FORWARDING_S)
+            with suppress(OSError):
+                os.write(pmi, f"cmd=abort exitcode={exit_code}\n".encode())  # of PMI-1
 
 
+FORWARDING_S = 0.3
+"""For the launcher to forward an error: some drop unread output when a job aborts."""
 _OPEN_MPI, _SRUN, _TORCHRUN = "mpirun of Open MPI", "srun", "torchrun"
 _LAUNCHERS = (
     (_OPEN_MPI, "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", ()),
@@ -49,6 +61,14 @@ _LAUNCHERS = (
 )
 """Name, variables with the number of ranks and the rank, and what must be there too. Earlier rows take precedence:
 under Slurm, MPICH's mpirun starts helpers with srun, whose step counts nodes, not ranks."""
+
+
+def _pmi_socket() -> int | None:
+    """The file descriptor by which Hydra, MPICH's mpirun, serves this process."""
+    descriptor = _number(os.environ, "PMI_FD")
+    with suppress(OSError):
+        return descriptor if descriptor and stat.S_ISSOCK(os.fstat(descriptor).st_mode) else None
+    return None
 
 
 def find_launcher(environ: Mapping[str, str]) -> Launcher | None:

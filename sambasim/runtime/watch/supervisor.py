@@ -31,6 +31,7 @@ from sambasim.errors import Interrupted, PeerError, exit_code
 from sambasim.forks import STOP_SIGNALS
 from sambasim.ir.mesh import Mesh
 from sambasim.runtime.machine.communicator import Communicator, FailureNotice
+from sambasim.runtime.machine.launcher import FORWARDING_S
 from sambasim.runtime.watch.status_file import UNWATCHED, Activity, State, StatusFile, name_of
 from sambasim.runtime.watch.watchdog import ANSWER_S, LEAST_LIMIT_S, OtherNodes, Watchdog, start_time
 
@@ -39,8 +40,6 @@ PATIENCE_S = 1.0
 DEADLINE_S = 5  # a failing rank exits within this time, whatever happens
 ALL_EXIT_S = 30
 """The same once all ranks exit together: MPI_Finalize is slow on a busy machine."""
-FORWARDING_S = 0.3
-"""For the launcher to forward the report: some drop unread output when a job aborts."""
 
 
 class Failure(NamedTuple):
