@@ -125,22 +125,26 @@ class Budget:
 Mapper: TypeAlias = Literal["compiler", "vendor"]
 
 
+def whole_tiles(device: DeviceSpec, tiles: int) -> int:
+    """All tiles of `device`, of which a replica has `tiles`. Raises OptionError for more than there are, and
+    where their number is not published."""
+    if device.tiles is None:
+        what = f"the number of tiles of an {device.name} is not published, so it cannot be divided"
+        raise OptionError(what, remedy="leave out --num-tiles")
+    if not 1 <= tiles <= device.tiles:
+        remedy = f"give 1 to {device.tiles}, or another --arch"
+        raise OptionError(f"--num-tiles {tiles} of an {device.name}, which has {device.tiles}", remedy=remedy)
+    return device.tiles
+
+
 def budget_of(
     device: DeviceSpec, tiles: int | None = None, mapped_by: Mapper = "compiler", calibration: Calibration | None = None
 ) -> Budget:
     """The budget of `tiles` tiles of `device`; None for all. Tiles have equal shares of everything. `mapped_by`: who
     placed operators on units; the vendor, by hand, keeps all of them busy. `calibration`: by default the shipped one.
-    Raises OptionError for more tiles than there are, and where their number is not published."""
+    Raises OptionError as `whole_tiles`."""
     calibration = calibration or load_calibration()
-    share = 1.0
-    if tiles is not None:
-        if device.tiles is None:
-            what = f"the number of tiles of an {device.name} is not published, so it cannot be divided"
-            raise OptionError(what, remedy="leave out --num-tiles")
-        if not 1 <= tiles <= device.tiles:
-            remedy = f"give 1 to {device.tiles}, or another --arch"
-            raise OptionError(f"--num-tiles {tiles} of an {device.name}, which has {device.tiles}", remedy=remedy)
-        share = tiles / device.tiles
+    share = 1.0 if tiles is None else tiles / whole_tiles(device, tiles)
     units = int(device.pcus * share)
     placed = 1.0 if mapped_by == "vendor" else calibration.placed_share.value
     ddr_bytes_per_s = device.ddr_bandwidth_bytes_per_s * share * calibration.ddr_efficiency.value

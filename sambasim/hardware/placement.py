@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 
 from sambasim.errors import LaunchError, OptionError, PefError
+from sambasim.hardware.budget import whole_tiles
 from sambasim.hardware.spec import ClusterSpec, DeviceSpec, arch_of, load_cluster, load_device
 from sambasim.units import counted
 
@@ -116,7 +117,7 @@ class Placement:
 
 def place(count: int, device: DeviceSpec, tiles: int | None, cluster: ClusterSpec, noun: str = "replica") -> Placement:
     """`count` replicas, with `tiles` tiles each, None for whole RDUs, fill one node after the other. `noun`: what the
-    error calls one. Raises OptionError if the cluster is too small."""
+    error calls one. Raises OptionError if the cluster is too small, or the device."""
     per_rdu = _per_rdu(device, tiles)
     on_full_node = per_rdu * cluster.rdus_per_node
     if cluster.nodes is not None and count > cluster.nodes * on_full_node:
@@ -163,7 +164,7 @@ def place_replicas(
 
 
 def _per_rdu(device: DeviceSpec, tiles: int | None) -> int:
-    return 1 if tiles is None or device.tiles is None else max(1, device.tiles // tiles)
+    return 1 if tiles is None else whole_tiles(device, tiles) // tiles
 
 
 def _limits(per_rdu: int, cluster: ClusterSpec) -> str:

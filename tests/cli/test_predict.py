@@ -145,6 +145,7 @@ def test_a_wrong_device_file_is_refused(
         (("--arch", "sn50"), "there is no device called 'sn50': there are sn10, sn30, sn40l"),
         (("--arch", "nothing.toml"), "--arch nothing.toml cannot be read: No such file or directory"),
         (("--cluster", "sn30-9"), "there is no cluster called 'sn30-9'"),
+        (("--num-tiles", "0"), "--num-tiles 0 of an SN30, which has 8"),
         (("--num-tiles", "9"), "--num-tiles 9 of an SN30, which has 8"),
         (("--set", "optimizer.lr=1"), "--set changes a config, and digits is a PEF"),
         (("--csv", "/proc/rows.csv"), "the CSV file cannot be written"),
@@ -282,7 +283,8 @@ def test_a_cluster_of_ones_own_and_the_device_of_a_pef(tmp_path: Path) -> None:
     error = refused("devices", "--cluster", farm, "--replicas", "7")
     assert "7 replicas, and farm holds at most 6: one for each RDU, 3 RDUs a node, 2 nodes" in error.what
     assert record("devices", "--pef", str(write_sample(tmp_path)))["device"] == "SN30"
-    assert "--num-tiles 9 of an SN30, which has 8" in refused("devices", "--num-tiles", "9").what
+    for tiles in ("9", "0"):
+        assert f"--num-tiles {tiles} of an SN30, which has 8" in refused("devices", "--num-tiles", tiles).what
 
 
 def test_a_pef_whose_replicas_have_several_ranks(mesh_pef: Path, tmp_path: Path) -> None:
