@@ -195,7 +195,9 @@ def summarize(
 
 def exempt(setup: Setup, team: Team) -> list[str]:
     of_pef = setup.document.metadata.get("exempt_from_exactness")
-    reasons = (of_pef, team.way is Way.GLOO and GLOO_EXEMPT, team.engine.inductor and INDUCTOR_EXEMPT)
+    cpus = f"ranks on CPUs of {len(setup.cpus)} kinds, whose kernels differ: {', '.join(setup.cpus)}"
+    of_engine = team.engine.inductor and INDUCTOR_EXEMPT
+    reasons = (of_pef, len(setup.cpus) > 1 and cpus, team.way is Way.GLOO and GLOO_EXEMPT, of_engine)
     return [reason for reason in reasons if reason]
 
 

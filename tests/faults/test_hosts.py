@@ -1,5 +1,6 @@
 """Runs over two hosts: equal bits, and what differs between them is an error before anything is computed."""
 
+import re
 import shlex
 import shutil
 from collections.abc import Iterator
@@ -95,6 +96,11 @@ def test_another_version_is_named(where: str, hosts: Hosts, folder: Path) -> Non
 def test_what_differs_between_hosts_is_named(first: str, flags: str, what: str, hosts: Hosts, folder: Path) -> None:
     (folder / "saved").mkdir()
     refused(run(hosts, folder, f"{_SHORT} {flags}", first), what)
+
+
+def test_other_vector_instructions_are_told(hosts: Hosts, folder: Path) -> None:
+    (told,) = run(hosts, folder, _SHORT, "export ATEN_CPU_CAPABILITY=default").summary.exempt_from_exactness
+    assert re.fullmatch(r"ranks on CPUs of 2 kinds, whose kernels differ: .* DEFAULT .*", told)
 
 
 def test_a_run_is_not_resumed_exactly_with_other_data(hosts: Hosts, folder: Path) -> None:

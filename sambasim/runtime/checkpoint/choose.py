@@ -40,7 +40,7 @@ _RUN_FIELDS = {
     "engine": "engine",
     "gradient_sync": "gradient sync",
     "torch": "torch",
-    "cpu": "vector instructions",
+    "cpu": "kind of CPU",
 }
 _PEF_PARTS = {
     "graph": "its graph",

@@ -169,7 +169,7 @@ def describe(setup: Setup, samples: int) -> Manifest:
             engine=setup.options.engine,
             gradient_sync="gloo" if setup.host_sync == "gloo" and setup.shards > 1 else EXACT_SYNC,
             torch=torch.__version__,
-            cpu=torch.backends.cpu.get_cpu_capability(),
+            cpu=", ".join(setup.cpus),
         ),
         options={**setup.option_tables, "on_nonfinite": setup.options.on_nonfinite},
         tensors={

@@ -13,12 +13,10 @@ For large products, oneDNN is 5 to 10 % faster than MKL on an AMD CPU; on an Int
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain, groupby, islice, zip_longest
 from operator import getitem
-from pathlib import Path
 from typing import NamedTuple, TypeAlias, TypeVar, cast
 
 import torch
@@ -38,7 +36,7 @@ from sambasim.ir.types import TensorType
 from sambasim.runtime.engine import instructions
 from sambasim.runtime.engine.instructions import Function, Instruction, RegisterFile, Unit, find_operator
 from sambasim.runtime.engine.pass_code import Route, find_routes, is_plain_view
-from sambasim.runtime.machine.kernels import find_cpp_compiler, use_inductor_cache
+from sambasim.runtime.machine.kernels import cpu_kind, find_cpp_compiler, use_inductor_cache
 
 T = TypeVar("T")
 Fakes: TypeAlias = Mapping[str, Tensor]
@@ -152,19 +150,12 @@ LINEAR = torch.ops.sambasim.linear.default
 FEWEST_FLOPS = 1 << 23
 
 
-@cache
-def _is_intel() -> bool:
-    with suppress(OSError):
-        return "GenuineIntel" in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    return False
-
-
 def by_onednn(x: Tensor, weight: Tensor) -> bool:
     """Whether LINEAR is faster than torch's product for `x @ weight.T`: if large, and not by MKL on an Intel CPU."""
     flops = 2 * x.shape[0] * x.shape[1] * weight.shape[0]
     if flops < FEWEST_FLOPS or x.dtype is not torch.float32 or not torch.backends.mkldnn.is_available():
         return False
-    return not (torch.backends.mkl.is_available() and _is_intel())
+    return not (torch.backends.mkl.is_available() and "GenuineIntel" in cpu_kind())
 
 
 _KEPT = (torch.ops.aten.gelu.default, torch.ops.aten.gelu_backward.default)

@@ -141,11 +141,23 @@ def use_inductor_cache() -> None:
 
 
 def _cpu_digest() -> str:
+    described = _cpuinfo("model name", "flags", "Features", "CPU part")
+    return _hex_digest([torch.backends.cpu.get_cpu_capability(), *described])
+
+
+def _cpuinfo(*starts: str) -> list[str]:
+    """The lines about the first core that start with one of these."""
     lines: list[str] = []
     with suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split("\n\n")[0].splitlines()
-    described = sorted(line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part")))
-    return _hex_digest([torch.backends.cpu.get_cpu_capability(), *described])
+    return sorted(line for line in lines if line.startswith(starts))
+
+
+@cache
+def cpu_kind() -> str:
+    """By which torch and MKL choose kernels, whose bits differ: `x86_64 AVX512 GenuineIntel`."""
+    vendor = [line.partition(":")[2].strip() for line in _cpuinfo("vendor_id", "CPU implementer")]
+    return " ".join([platform.machine(), torch.backends.cpu.get_cpu_capability(), *vendor])
 
 
 def _hex_digest(lines: Iterable[str]) -> str:

@@ -7,7 +7,6 @@ after the update        parameters of every replica; optimizer states, whole, wi
 
 import hashlib
 import math
-import platform
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, cast
@@ -117,7 +116,7 @@ def _run_of(setup: Setup, team: Team, plan: Plan, asked: range) -> RecordedRun:
         threads=setup.threads,
         engine=team.engine.name,
         torch=torch.__version__,
-        cpu=f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
+        cpu=", ".join(setup.cpus),
         data=setup.data_identity,
         exempt_from_exactness=tuple(exempt(setup, team)),
         world_size=setup.replicas,

@@ -23,7 +23,7 @@ from sambasim.pef.files import is_compiled_here
 from sambasim.runtime.engine.operator_types import check_operators
 from sambasim.runtime.machine.agreement import DATA, check_equal
 from sambasim.runtime.machine.communicator import Communicator
-from sambasim.runtime.machine.kernels import find_cpp_compiler
+from sambasim.runtime.machine.kernels import cpu_kind, find_cpp_compiler
 from sambasim.runtime.machine.launcher import ranks_of_process
 from sambasim.runtime.machine.process import check_device, default_threads
 from sambasim.runtime.run.replica import Replica, Shard, input_specs
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class Setup:
     """One process's view of a run. `mesh`: its ranks, but for parameter servers; `ranks`: those that this process runs;
-    `inventory`, `placement`: the simulated machine; `threads`: intra-op threads of a rank; `notes`: on the DeepSpeed
-    config; `data_identity`: of the data, once it is open."""
+    `inventory`, `placement`: the simulated machine; `threads`: intra-op threads of a rank; `cpus`: the kinds of
+    CPU of all ranks; `notes`: on the DeepSpeed config; `data_identity`: of the data, once it is open."""
 
     path: Path
     options: RunOptions
@@ -57,6 +57,7 @@ class Setup:
     placement: Placement
     arguments: Arguments
     threads: int
+    cpus: Sequence[str]
     notes: tuple[str, ...]
     data_identity: str = ""
 
@@ -137,6 +138,7 @@ def set_up(path: Path, options: RunOptions, communicator: Communicator) -> Setup
         placement=placement,
         arguments=arguments,
         threads=threads,
+        cpus=sorted({*communicator.all_gather_object(cpu_kind())}),
         notes=tuple(by_file.notes),
     )
 
