@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from sambasim.commands.torch_optimizers import is_of_a_library, options_of_group, plain_number, refuse_changed_step
 from sambasim.compiler.capture.step import NAMED_LOSSES, Loss, first_tensor
-from sambasim.compiler.capture.tensors import held_by
+from sambasim.compiler.capture.tensors import Held, held_by
 from sambasim.data.batches import Batch, each_value, values_of
 from sambasim.data.datasets import ArraysDataset
 from sambasim.errors import DataError, ModelError, OptionError
@@ -150,44 +150,71 @@ def _constant(loss: nn.Module) -> Callable[..., Any]:
     return called
 
 
+def optimizers_in(optimizer: object) -> tuple[torch.optim.Optimizer, ...]:
+    """Optimizers of torch, of one or of a list of them. Raises OptionError for anything else."""
+    given = tuple(optimizer) if isinstance(optimizer, list | tuple) and optimizer else (optimizer,)
+    for one in given:
+        if not isinstance(one, torch.optim.Optimizer):
+            remedy = "a name such as 'adamw', torch.optim.AdamW(model.parameters(), lr=1e-3), or a list of optimizers"
+            raise OptionError(f"optimizer is of type {type(one).__name__}", remedy=remedy)
+    return given
+
+
 def optimizer_of(optimizer: object, model: nn.Module) -> dict[str, object]:
-    """The `[optimizer]` table of a name, or of an optimizer of torch, which has one parameter group with all trained
-    parameters of `model`. Raises OptionError for another class, several groups, a scheduler, and a step that is not
-    torch's; ModelError for other parameters."""
+    """The `[optimizer]` table of a name, or of optimizers of torch, whose groups have all trained parameters of
+    `model`. Raises OptionError for another class, a scheduler, and a step that is not torch's; ModelError for other
+    parameters."""
     if isinstance(optimizer, str):
         return {"name": optimizer}
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        remedy = "a name such as 'adamw', or torch.optim.AdamW(model.parameters(), lr=1e-3)"
-        raise OptionError(f"optimizer is of type {type(optimizer).__name__}", remedy=remedy)
+    held, tables = held_by(model), list[tuple[dict[str, Any], list[str]]]()
+    names = {id(one.tensor): one.name for one in held if one.tensor.requires_grad}
+    optimizers = optimizers_in(optimizer)
+    for one in optimizers:
+        kind, full_name = _kind_of(one)
+        refuse_changed_step(one, full_name)
+        for group in one.param_groups:
+            _refuse_scheduler(one, group)
+            if unknown := group.keys() - one.defaults.keys() - {"params", "param_names", "name"}:
+                words = one_of(sorted(unknown))
+                what = f"a parameter group of {type(one).__name__} has {words}, which is no option of {full_name}"
+                raise OptionError(what, remedy="leave it out: torch does not read it, and neither does a run")
+            options = options_of_group(kind, group, full_name).model_dump(exclude_none=True, exclude={"groups"})
+            tables.append((options, [names[id(parameter)] for parameter in group["params"] if id(parameter) in names]))
+    _check_parameters(optimizers, held)
+    (first, _), *others = [table for table in tables if table[1]]
+    groups = [{"match": paths, **_differences(options, first)} for options, paths in others]
+    return {**first, "groups": groups}
+
+
+def _kind_of(optimizer: torch.optim.Optimizer) -> tuple[str, str]:
+    """The name of an optimizer here, and that of its class in torch."""
     kinds = {getattr(torch.optim, entry.torch_name): kind for kind, entry in OPTIMIZERS.items() if entry.torch_name}
     torchs = next((kind for kind in type(optimizer).__mro__ if kind in kinds), None)
     if torchs is None:
         names = one_of(kind.__name__ for kind in kinds)
         remedy = f"one of torch.optim.{names}, or a name: {one_of(OPTIMIZERS)}"
         raise OptionError(f"a PEF has no optimizer {type(optimizer).__name__}", remedy=remedy)
-    name, full_name = torchs.__name__, f"torch.optim.{torchs.__name__}"
-    made = f"{full_name}(model.parameters(), …)"
-    if (count := len(optimizer.param_groups)) > 1:
-        what = f"{name} has {count} parameter groups, and a run of a PEF trains one"
-        raise OptionError(what, remedy=f"{made}; SambaFlow apps can have several")
-    (group,) = optimizer.param_groups
-    _refuse_scheduler(optimizer, group)
-    refuse_changed_step(optimizer, full_name)
-    if unknown := group.keys() - optimizer.defaults.keys() - {"params", "param_names", "name"}:
-        what = f"the parameter group of {name} has {one_of(sorted(unknown))}, which is no option of {full_name}"
-        raise OptionError(what, remedy="leave it out: torch does not read it, and neither does a run")
-    _check_parameters(type(optimizer).__name__, group["params"], model, made)
-    return options_of_group(kinds[torchs], group, full_name).model_dump(exclude_none=True)
+    return kinds[torchs], f"torch.optim.{torchs.__name__}"
 
 
-def _check_parameters(name: str, parameters: Sequence[Tensor], model: nn.Module, made: str) -> None:
-    given = {id(parameter) for parameter in parameters}
-    trained = [held for held in held_by(model) if held.is_parameter and held.tensor.requires_grad]
-    if left := [held.name for held in trained if id(held.tensor) not in given]:
+def _differences(options: Mapping[str, Any], from_: Mapping[str, Any]) -> dict[str, Any]:
+    is_other = options["name"] != from_["name"]
+    return {name: value for name, value in options.items() if is_other or value != from_[name]}
+
+
+def _check_parameters(optimizers: Sequence[torch.optim.Optimizer], held: Sequence[Held]) -> None:
+    groups = (group for optimizer in optimizers for group in optimizer.param_groups)
+    parameters = [id(parameter) for group in groups for parameter in group["params"]]
+    name, given = " and ".join(type(optimizer).__name__ for optimizer in optimizers), set(parameters)
+    made = f"torch.optim.{type(optimizers[0]).__name__}(model.parameters(), …)"
+    trained = [one for one in held if one.is_parameter and one.tensor.requires_grad]
+    if not trained:
+        raise ModelError(f"the model has no parameter for {name}", remedy="set requires_grad_(True) on what is trained")
+    if left := [one.name for one in trained if id(one.tensor) not in given]:
         others = f" and {len(left) - 1} more" if len(left) > 1 else ""
         remedy = f"make it from all of them, {made}, or freeze the others"
         raise ModelError(f"{name} does not update {left[0]}{others}", remedy=remedy)
-    if foreign := len(given - {id(held.tensor) for held in held_by(model)}):
+    if foreign := len(given - {id(one.tensor) for one in held}):
         what = f"{name} also updates {foreign} parameters that the model does not have"
         raise ModelError(what, remedy=f"{made}, made for this model")
     if len(parameters) > len(given):

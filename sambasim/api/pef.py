@@ -1,6 +1,6 @@
 """Compile a live model in Python, or load what was compiled."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from rich.console import RenderableType
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from sambasim.api.given import batch_of, loss_of, optimizer_of
+from sambasim.api.given import batch_of, loss_of, optimizer_of, optimizers_in
 from sambasim.api.ranks import on_first, speaks_python
 from sambasim.commands.compile import compile_proved
 from sambasim.commands.proof.eager import LiveModel
@@ -97,7 +97,7 @@ def compile(
     example: object,
     *,
     loss: str | Callable[..., Any] | None = None,
-    optimizer: str | Optimizer = "adamw",
+    optimizer: str | Optimizer | Sequence[Optimizer] = "adamw",
     name: str | None = None,
     quiet: bool = False,
     **options: Any,
@@ -108,7 +108,7 @@ def compile(
     - `loss`: a name (`"cross_entropy"`) or a loss of torch, which take the model's first output, or a function of what
       the model returns and the target; the last value of the example is the target. None for a model that returns its
       loss first, or in a dictionary as "loss"
-    - `optimizer`: a name, whose options are flags (`lr=3e-4`), or an optimizer of torch with one parameter group
+    - `optimizer`: a name, whose options are flags (`lr=3e-4`), or an optimizer of torch, or a list of them
     - `name`: of the PEF; by default that of the model's class, in lower case
     - `quiet`: print no progress
     - `options`: flags of `sambasim compile` by keyword, such as `data_parallel=True, world_size=2`, and
@@ -142,14 +142,14 @@ def compile(
         micro = each_value(batch, lambda tensor, _: tensor[: chosen.micro_batch_size])
         of_pass = bound(micro, notice=notices.append)
         whole = bound(batch).inputs if chosen.micro_batch_size < size else None
-        users = optimizer if isinstance(optimizer, Optimizer) and not chosen.inference else None
+        users = () if isinstance(optimizer, str) or chosen.inference else optimizers_in(optimizer)
         # Some optimizers make their states before their first step.
-        states = users.state.values() if users else ()
+        states = [state for one in users for state in one.state.values()]
         if any(state and ("step" not in state or float(state["step"]) > 0) for state in states):
             notices.append(_STATE)
         with phases(quiet=quiet) as on_phase:
             users_loss = None if chosen.inference else function
-            live = LiveModel(model, of_pass, users_loss, optimizer=users, whole=whole)
+            live = LiveModel(model, of_pass, users_loss, optimizers=users, whole=whole)
             done = compile_proved(live, chosen, on_phase)
         said = (in_python(notice, compiles=True) for notice in (*notices, *notes, *done.notices))
         return Pef(done.path, tuple(said))

@@ -221,7 +221,8 @@ def as_deepspeed(options: CompileOptions) -> dict[str, object]:
     }
     if optimizer is not None:
         kinds = {known.name: kind for kind, known in OPTIMIZERS_BY_TYPE.items()} | {"adam": "Adam"}
-        params = optimizer.model_dump(mode="json", exclude={"name", "max_grad_norm"}, exclude_none=True)
+        of_all = {"name", "max_grad_norm", "no_decay", "groups"}
+        params = optimizer.model_dump(mode="json", exclude=of_all, exclude_none=True)
         params |= {"adam_w_mode": False} if optimizer.name == "adam" else {}
         config["optimizer"] = {"type": kinds[optimizer.name], "params": params}
         if optimizer.max_grad_norm is not None:
@@ -251,6 +252,8 @@ def beyond_deepspeed(options: CompileOptions) -> Iterator[str]:
             options.dtype == "bf16" and not options.keeps_master_weights,
         f"tensor parallelism over {options.n_chips} chips": options.tensor_parallel is not None,
         f"a pipeline of {stages} stages, which the script must make": stages > 1,
+        "parameter groups, which the script must make":
+            options.optimizer is not None and bool(options.optimizer.all_groups()),
         f"recomputation ({options.recompute}), which the model must ask for": options.recompute != "none",
     }  # fmt: skip
     return (what for what, is_lacking in lacks.items() if is_lacking)

@@ -294,7 +294,9 @@ def pipeline(
         sections = [partition] if options.recompute == "sections" else []
         passes = [*sections, Recompute(options.recompute), partition]
     if updates is None and options.optimizer is not None:
-        updates = [Update(options.optimizer.name, options.optimizer.hyperparameters())]
+        patterns = (None, *(frozenset(group.match) for group in options.optimizer.all_groups()))
+        of_groups = zip(options.optimizer.updates(), patterns, strict=True)
+        updates = [Update(update.name, update.hyperparameters(), names) for update, names in of_groups]
     of_tied = None
     if updates and not options.inference:
         scales, masters = options.dtype == "fp16", options.keeps_master_weights

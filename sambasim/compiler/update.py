@@ -12,6 +12,7 @@ import hashlib
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from itertools import accumulate, count, product
 from typing import ClassVar, Literal, TypeAlias
 
@@ -51,7 +52,8 @@ REDUCE_BUFFER = "accum_dummy_0_reduce_buf"
 @dataclass(frozen=True, slots=True)
 class Update:
     """An optimizer, its hyperparameters (`max_grad_norm` among them clips), and the paths of the parameters that it
-    updates; None stands for all that have a gradient. With `has_all_states`, a run may turn on momentum that is 0."""
+    updates, or patterns of paths; None stands for all that no other one updates. With `has_all_states`, a run may turn
+    on momentum that is 0."""
 
     kind: str
     hyperparameters: Mapping[str, float | bool]
@@ -62,6 +64,11 @@ class Update:
     def states(self) -> tuple[str, ...]:
         entry = OPTIMIZERS[self.kind]
         return tuple(entry.states) if self.has_all_states else entry.kept_states(self.hyperparameters)
+
+    def matches(self, paths: Sequence[str]) -> bool:
+        """Whether it updates the parameter that has these paths."""
+        named = self.parameters or frozenset[str]()
+        return not named.isdisjoint(paths) or any(fnmatchcase(*pair) for pair in product(paths, named))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +94,7 @@ class AttachOptimizers:
             raise OptionError(what, remedy="give all of them the same max_grad_norm, or none of them")
         moves = _moved(program)
         groups = _groups(program, self.updates, self.grouping, moves)
+        _check_used(program, self.updates, groups)
         if self.master_weights:
             groups = tuple(replace(group, state_dtype="float32") for group in groups)
         optimizers: list[Optimizer] = []
@@ -248,11 +256,28 @@ def _groups(
 
 def _optimizer_of(gradient: str, program: Program, updates: Sequence[Update]) -> int:
     paths = program.symbols[parameter_of(gradient)].torch_names
+    rest = None
     for index, update in enumerate(updates):
-        if update.parameters is None or not update.parameters.isdisjoint(paths):
+        if update.parameters is None:
+            rest = index
+        elif update.matches(paths):
             return index
+    if rest is not None:
+        return rest
     what = f"the parameter {paths[0] if paths else parameter_of(gradient)} has a gradient, but no optimizer updates it"
     raise OptionError(what, remedy="give it to an optimizer, or set requires_grad_(False)")
+
+
+def _check_used(program: Program, updates: Sequence[Update], groups: Sequence[ParameterGroup]) -> None:
+    """Raises OptionError for names that no parameter has."""
+    used = {group.optimizer for group in groups}
+    for index, update in enumerate(updates):
+        if update.parameters is not None and index not in used:
+            members = (program.symbols[member.parameter] for group in groups for member in group.members)
+            names = [path for symbol in members for path in symbol.torch_names]
+            what = f"no parameter belongs to the group that matches {' or '.join(sorted(update.parameters))}"
+            remedy = f"patterns match whole names, such as {names[0]} and {names[-1]}; the first group that does counts"
+            raise OptionError(what, remedy=remedy)
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,10 +65,12 @@ def _explain(error: ValidationError, model_class: type[BaseModel], origins: Mapp
         if kind == "extra_forbidden":
             problems.append(_unknown(location, model_class))
             continue
-        if kind == "missing" and isinstance(item["loc"][-1], int):
+        is_in_list = any(isinstance(part, int) for part in item["loc"])
+        if kind == "too_short" or (kind == "missing" and isinstance(item["loc"][-1], int)):
             what = "has too few values"
         elif kind == "missing":
-            what, remedy, value = "is missing", _MISSING.get(name, f"--set {name}=…"), ...
+            what, value = "is missing", ...
+            remedy = f"write {location[-1]} = …" if is_in_list else _MISSING.get(name, f"--set {name}=…")
         elif kind == "literal_error":
             choices = re.findall(r"'([^']*)'", context["expected"])
             what = f"must be {one_of(choices)}"
@@ -135,7 +137,7 @@ def _unknown(location: list[str], model_class: type[BaseModel]) -> Problem:
 def _nested(model_class: type[BaseModel], field: str) -> type[BaseModel] | None:
     info = model_class.model_fields.get(field)
     annotation = info.annotation if info else None
-    candidates = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+    candidates = get_args(annotation) if get_origin(annotation) in (Union, UnionType, tuple) else (annotation,)
     return next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), None)
 
 

@@ -82,6 +82,8 @@ class OptimizerFields(Fields):
     """Momentum of SGD."""
     weight_decay: Annotated[float, limits(ge=0, le=LARGEST_FACTOR), Flag("--weight-decay", default=_OF_TORCH)] = 0.0
     """Weight decay."""
+    no_decay: Annotated[Text | None, Flag("--no-decay PATTERNS", only="compile")] = None
+    """Parameters without weight decay, by name: '*.bias,*norm*'. The config can have [[optimizer.groups]]."""
     max_grad_norm: Annotated[float | None, limits(gt=0, le=LARGEST_FACTOR), Flag("--max-grad-norm")] = None
     """Clip the norm of all gradients to this; a run needs a PEF with clipping."""
 

@@ -154,10 +154,10 @@ def resolve_run(
     training_defaults: Mapping[str, object],
     data_source: Mapping[str, object],
     given: Sequence[Given] = (),
-    states: Collection[str] = (),
+    states: Sequence[Collection[str]] = (),
 ) -> ResolvedRun:
-    """What the PEF stores, with the overrides of the run, of which a file may have `given` some. `states`: those that
-    its optimizers have. Raises PefError for invalid stored options, OptionError for invalid overrides."""
+    """What the PEF stores, with the overrides of the run, of which a file may have `given` some. `states`: of each
+    of its optimizers. Raises PefError for invalid stored options, OptionError for invalid overrides."""
     try:
         stored = build(Sections, {**training_defaults, "data": dict(data_source)})
     except OptionError as error:
@@ -202,19 +202,24 @@ def _compiled_in(overrides: Mapping[str, object], was: Mapping[str, object]) -> 
 
 
 def _switched(
-    before: OptimizerOptions | None, after: OptimizerOptions | None, states: Collection[str]
+    before: OptimizerOptions | None, after: OptimizerOptions | None, states: Sequence[Collection[str]]
 ) -> list[Problem]:
-    """Hyperparameters whose new value needs other sections or another state of the optimizer."""
+    """Hyperparameters whose new value needs other sections, or another state of an optimizer."""
     if before is None or after is None:
         return []
+    was, now = ([(group.match, group.name) for group in optimizer.all_groups()] for optimizer in (before, after))
+    if was != now:
+        groups = [group.model_dump(exclude_none=True) for group in after.groups]
+        return [_compile_again("optimizer.groups", "are compiled in: a run may change their numbers", groups)]
     problems, cannot = list[Problem](), "cannot be turned"
     if before.max_grad_norm is None and after.max_grad_norm is not None:
         what = f"{cannot} on: the PEF was compiled without clipping"
         problems.append(_compile_again("optimizer.max_grad_norm", what, after.max_grad_norm))
-    if after.momentum and not before.momentum and "momentum" not in states:
-        what = f"{cannot} on: the PEF was compiled without it"
-        problems.append(_compile_again("optimizer.momentum", what, after.momentum))
-    return problems
+    for own, new, kept in zip(before.updates(), after.updates(), states, strict=False):  # an app has updates of its own
+        if new.momentum and not own.momentum and "momentum" not in kept:
+            what = f"{cannot} on: the PEF was compiled without it"
+            problems.append(_compile_again("optimizer.momentum", what, new.momentum))
+    return problems[:1]
 
 
 def _compile_again(name: str, what: str, value: object) -> Problem:

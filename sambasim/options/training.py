@@ -4,9 +4,9 @@ import copy
 import math
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, create_model, model_validator
 
 from sambasim.errors import LARGEST_COUNT, LARGEST_FACTOR
 from sambasim.optimizers import OPTIMIZERS
@@ -14,7 +14,7 @@ from sambasim.options import grammar
 from sambasim.options.base import Options
 from sambasim.options.fields import DataFields, LossFields, OptimizerFields, TrainingFields
 from sambasim.options.grammar import LOSS_ARGUMENTS, JsonTable
-from sambasim.options.problem import Count, Problem, broken, one_of
+from sambasim.options.problem import Count, Problem, Text, broken, one_of
 
 MOST_PREFETCHED = 1024  # batches of one worker
 
@@ -186,8 +186,12 @@ class LossOptions(LossFields, Options):
                 yield Problem(f"args.{name}", f"is not an argument of {self.name}; {takes}")
 
 
-class OptimizerOptions(OptimizerFields, Options):
-    """The `[optimizer]` table. A field that the optimizer does not take is None."""
+_OF_ALL = ("max_grad_norm", "no_decay")
+"""The options that hold for all parameters together."""
+
+
+class UpdateOptions(OptimizerFields, Options):
+    """How parameters are updated. A field that the optimizer does not take is None."""
 
     dampening: float | None = Field(default=None, ge=-LARGEST_FACTOR, le=LARGEST_FACTOR)
     nesterov: bool | None = None
@@ -214,9 +218,9 @@ class OptimizerOptions(OptimizerFields, Options):
     def problems(self) -> Iterator[Problem]:
         defaults = OPTIMIZERS[self.name].defaults
         takes = (*defaults, "max_grad_norm")
-        for field in OptimizerOptions.model_fields:
+        for field in UpdateOptions.model_fields:
             value = getattr(self, field)
-            if field not in ("name", *takes) and value is not None:
+            if field not in (*_OF_ALL, "name", *takes) and value is not None:
                 remedy = f"leave it out; --set optimizer.{field}= removes what a config or a PEF says"
                 yield Problem(field, f"is not for {self.name}, which takes {', '.join(takes)}", remedy)
             if field in defaults and value is None:
@@ -224,6 +228,56 @@ class OptimizerOptions(OptimizerFields, Options):
         what = f"needs momentum above 0 and dampening 0; here they are {self.momentum} and {self.dampening}"
         is_plain = not self.momentum or self.dampening
         yield from broken((self.nesterov and is_plain, "nesterov", what, "--set optimizer.momentum=0.9"))
+
+
+def _optional(field: Any) -> Any:
+    """The type of an option of a group: None is that of the optimizer."""
+    return Annotated[(field.annotation | None, *field.metadata)] if field.metadata else field.annotation | None
+
+
+if TYPE_CHECKING:
+
+    class _Differences(Options):
+        name: str | None
+else:
+    _of_group = {name: (_optional(f), None) for name, f in UpdateOptions.model_fields.items() if name not in _OF_ALL}
+    _Differences = create_model("_Differences", __base__=Options, **_of_group)
+
+
+class GroupOptions(_Differences):
+    """A table of `[[optimizer.groups]]`: the parameters whose names `match` one of the patterns, and the options in
+    which they differ from `[optimizer]`. With another `name` they have an optimizer of their own."""
+
+    match: Annotated[tuple[Text, ...], Field(min_length=1, strict=False)]
+
+
+class OptimizerOptions(UpdateOptions):
+    """The `[optimizer]` table. A parameter has the options of the first of its `groups` whose patterns match."""
+
+    groups: Annotated[tuple[GroupOptions, ...], Field(strict=False)] = ()
+
+    def all_groups(self) -> tuple[GroupOptions, ...]:
+        patterns = (pattern.strip() for pattern in (self.no_decay or "").split(","))
+        without = {"match": tuple(filter(None, patterns)), "weight_decay": 0.0}
+        return (*([] if self.no_decay is None else [GroupOptions.model_validate(without)]), *self.groups)
+
+    def updates(self) -> tuple[UpdateOptions, ...]:
+        """Of the parameters in no group, then of each group."""
+        own = self.model_dump(exclude_none=True, exclude={"groups", "no_decay"})
+        updates = [UpdateOptions.model_validate(own)]
+        for group in self.all_groups():
+            differences = group.model_dump(exclude_none=True, exclude={"match"})
+            shared = {"max_grad_norm": self.max_grad_norm} if "name" in differences else own
+            updates.append(UpdateOptions.model_validate({**shared, **differences}))
+        return tuple(updates)
+
+    def problems(self) -> Iterator[Problem]:
+        yield from (own := [*super().problems()])
+        try:
+            self.updates() if not own else ()
+        except ValidationError as error:
+            for item in error.errors():
+                yield from (p._replace(name=f"groups.{p.name}", remedy=None) for p in item["ctx"]["error"].problems)
 
 
 class TrainingOptions(TrainingFields, Options):
@@ -256,7 +310,7 @@ class Sections(Options):
 _REPLACED: Mapping[str, Collection[str]] = {
     "data.source": ("source", "args", "inputs", "samples", "evaluation_fraction"),
     "loss.name": ("name", "args"),
-    "optimizer.name": OptimizerOptions.model_fields.keys() - {"name", "lr", "weight_decay", "max_grad_norm"},
+    "optimizer.name": UpdateOptions.model_fields.keys() - {"name", "lr", "weight_decay", *_OF_ALL},
     "training.schedule.name": ScheduleOptions.model_fields.keys() - {"name", "warmup_steps", "total_steps"},
     "training.steps": ("epochs",),
     "training.epochs": ("steps",),

@@ -2,7 +2,7 @@
 typed trains as an eager loop with the optimizer as it was."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +111,53 @@ def test_parts_of_a_run_with_rates_of_their_own_are_what_the_remedy_says(folder:
     optimizer = sgd(model, 0.3)
     scheduler = lr_scheduler.MultiStepLR(optimizer, [4], 0.1)
     assert losses == pytest.approx(wanted(optimizer, model, scheduler=scheduler), rel=1e-5)
+
+
+def _without_decay(model: nn.Module) -> Sequence[Optimizer]:
+    named = [*model.named_parameters()]
+    decayed, others = ([p for _, p in named if (p.ndim > 1) is is_matrix] for is_matrix in (True, False))
+    groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
+    return [AdamW(groups, lr=0.01, fused=True)]
+
+
+def _layer_wise(model: nn.Module) -> Sequence[Optimizer]:
+    layers = [layer for layer in model.children() if isinstance(layer, nn.Linear)]
+    groups: Any = [{"params": layer.parameters(), "lr": 0.1 / (1 + depth)} for depth, layer in enumerate(layers)]
+    return [SGD(groups, momentum=0.9, fused=True)]
+
+
+def _several(model: nn.Module) -> Sequence[Optimizer]:
+    first, *_, last = model.children()
+    return [Adam(first.parameters(), lr=0.01, fused=True), SGD(last.parameters(), lr=0.1, momentum=0.9, fused=True)]
+
+
+def _frozen(model: nn.Module) -> Sequence[Optimizer]:
+    first, *_, last = model.children()
+    first.requires_grad_(False)
+    groups: Any = [{"params": first.parameters(), "lr": 9.0}, {"params": last.parameters()}]
+    return [SGD(groups, lr=0.1, fused=True)]
+
+
+@pytest.mark.parametrize("make", [_without_decay, _layer_wise, _several, _frozen])
+def test_groups_and_several_optimizers_train_as_in_an_eager_loop(
+    make: Callable[[nn.Module], Sequence[Optimizer]], folder: Path, tmp_path: Path
+) -> None:
+    model, losses = net(), []
+    given = make(model)
+    pef = compiled(folder, model, loss="cross_entropy", optimizer=given if len(given) > 1 else given[0])
+    for x, y in batches(*TRAIN, STEPS, 32):
+        loss = nn.functional.cross_entropy(model(x), y)
+        for optimizer in given:
+            optimizer.zero_grad()
+        torch.autograd.backward(loss)
+        for optimizer in given:
+            optimizer.step()
+        losses.append(loss.item())
+    whole = trained(pef, steps=STEPS, **IN_ORDER).losses
+    assert whole == pytest.approx(losses, rel=1e-6)  # torch rounds the last elements of a tensor in another way
+    parts = [trained(pef, steps=4, checkpoint_dir=tmp_path, **IN_ORDER)]
+    parts.append(trained(pef, steps=STEPS, checkpoint_dir=tmp_path, resume="newest", **IN_ORDER))
+    assert [loss for part in parts for loss in part.losses] == whole
 
 
 def _does_nothing(*given: object) -> None:

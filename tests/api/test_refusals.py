@@ -27,7 +27,7 @@ GROUPS = [{"params": [nn.Parameter(torch.zeros(1))]}, {"params": [nn.Parameter(t
         (lambda: ss.compile(net(), BATCH, loss="mce"), "loss.name"),
         (lambda: ss.compile(net(), BATCH, loss=nn.CrossEntropyLoss), "which is no loss function"),
         (lambda: ss.compile(net(), BATCH, loss="mse", optimizer="adamv"), "did you mean adam"),
-        (lambda: ss.compile(net(), BATCH, optimizer=torch.optim.SGD(GROUPS)), "2 parameter groups"),
+        (lambda: ss.compile(net(), BATCH, optimizer=torch.optim.SGD(GROUPS)), "SGD does not update 0.weight"),
         (lambda: ss.compile(net(), BATCH, optimizer=torch.optim.SGD(PARAMETERS)), "does not update 0.w"),
         (lambda: ss.compile(net(), BATCH, loss="mse", batch_size=64), "the example has 32 samples"),
         (lambda: ss.compile(net(), BATCH, loss=nn.MSELoss(reduction="sum")), "a loss is a mean"),

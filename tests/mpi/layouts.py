@@ -8,7 +8,13 @@ from sambasim.options.compile import CompileOptions, compile_options
 from tests.support.compiled import compile_from_options
 from tests.support.examples import ANY_OPTIMIZER, EXAMPLES, MICRO_BATCH, MICRO_BATCHES, example_options
 
-ADAMW = ("optimizer.name=adamw", "optimizer.lr=0.003", "optimizer.weight_decay=0.1", "optimizer.max_grad_norm=0.5")
+ADAMW = (
+    "optimizer.name=adamw",
+    "optimizer.lr=0.003",
+    "optimizer.weight_decay=0.1",
+    "optimizer.max_grad_norm=0.5",
+    'optimizer.groups=[{match=["*bias"], weight_decay=0.0, lr=0.006}]',
+)
 UNCLIPPED = "optimizer.max_grad_norm="
 REPLICATED = "parallel.data_parallel=true"
 """For a layout of one replica, which is compiled for one alone otherwise."""

@@ -18,9 +18,10 @@ _SERVER = {"host_sync": "parameter-server", "parameter_servers": 1}
 
 def run(flags: Mapping[str, object], overrides: Sequence[str] = (), compiled: Sequence[str] = ()) -> ResolvedRun:
     """A run of the quick start, compiled with `compiled`, through JSON as a PEF carries it."""
-    options = compile_options(None, None, compiled, {})
-    training, data = json.loads(json.dumps([options.training_defaults(), options.data_source()]))
-    return resolve_run(run_options({"pef": "digits", **flags}, given_overrides(overrides)), training, data)
+    made = compile_options(None, None, compiled, {})
+    training, data = json.loads(json.dumps([made.training_defaults(), made.data_source()]))
+    options = run_options({"pef": "digits", **flags}, given_overrides(overrides))
+    return resolve_run(options, training, data, states=[(), ()])
 
 
 def test_without_overrides_all_is_as_compiled() -> None:
@@ -63,6 +64,15 @@ def test_another_source_brings_its_own_arguments(tmp_path: Path, monkeypatch: py
     assert run({"data": "synthetic"}, ["data.samples=64"]).data.samples == 64
 
 
+_BIASES = 'match=["*.bias"]'
+
+
+def test_the_numbers_of_a_group_may_change() -> None:
+    changed = run({"lr": 0.5}, [f"optimizer.groups=[{{{_BIASES}, eps=0.1}}]"], [f"optimizer.groups=[{{{_BIASES}}}]"])
+    assert changed.optimizer is not None
+    assert [(update.lr, update.eps) for update in changed.optimizer.updates()] == [(0.5, 1e-8), (0.5, 0.1)]
+
+
 @pytest.mark.parametrize(
     ("flags", "overrides", "compiled", "text"),
     [
@@ -71,6 +81,12 @@ def test_another_source_brings_its_own_arguments(tmp_path: Path, monkeypatch: py
         ({}, ["loss.name=mse"], [], 'loss.name = "mse": cannot change: the PEF was compiled as "cross_entropy"'),
         ({"data": "synthetic"}, ["data.inputs.x='int8[]'"], [], "cannot change: the PEF was compiled without it"),
         ({"max_grad_norm": 1.0}, [], [], "cannot be turned on: the PEF was compiled without clipping"),
+        (
+            {},
+            [f"optimizer.groups=[{{{_BIASES}, name='sgd'}}]"],
+            [f"optimizer.groups=[{{{_BIASES}}}]"],
+            "are compiled in",
+        ),
         ({"momentum": 0.9}, [], ["optimizer.name=sgd"], "optimizer.momentum = 0.9: cannot be turned on"),
     ],
 )

@@ -38,13 +38,13 @@ _SMALL_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class LiveModel:
-    """A model, a batch of a pass, and `whole`, that of a replica, where it is known; `optimizer`: the user's own."""
+    """A model, a batch of a pass, and `whole`, that of a replica, where it is known; `optimizers`: the user's own."""
 
     model: nn.Module
     example: Example
     loss: Loss | None = None
     losses: Losses | None = None
-    optimizer: torch.optim.Optimizer | None = None
+    optimizers: tuple[torch.optim.Optimizer, ...] = ()
     whole: Batch | None = None
 
 
@@ -57,7 +57,7 @@ class Eager:
             model.train()
         self._step, self._evaluation = both_steps(model, live.example, named, live.loss, live.losses)
         self._program = program
-        self._optimizer = live.optimizer
+        self._optimizers = live.optimizers
         self._rounds = options.dtype != "fp32"
         self.tensors = dict(_by_symbol(model, program))  # the parameters and buffers of the model, by symbol
         for name, symbol in program.symbols.items():
@@ -101,12 +101,13 @@ class Eager:
         return gradient.to_dense() if gradient is not None and gradient.layout is not torch.strided else gradient
 
     def update(self) -> bool:
-        """A first step of the user's optimizer, or of torch's of the same kind; False if torch has none."""
+        """A first step of the user's optimizers, or of torch's of the same kind; False if torch has none."""
         narrow = (torch.bfloat16, torch.float16) if self._rounds else ()
         wide = {name: tensor for name, tensor in self.tensors.items() if tensor.dtype in narrow}
-        if self._optimizer is not None and not wide:
-            self._optimizer.state.clear()
-            self._optimizer.step()
+        if self._optimizers and not wide:
+            for own in self._optimizers:
+                own.state.clear()
+                own.step()
             return True
         updated = {name: tensor.detach().float() if name in wide else tensor for name, tensor in self.tensors.items()}
         for name, tensor in wide.items():

@@ -4,6 +4,7 @@ it (`restore`), also if the number of replicas or the mesh has changed."""
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from itertools import product
 from pathlib import Path, PurePath
 from typing import NamedTuple
 
@@ -364,13 +365,15 @@ def restore(setup: Setup, team: Team, checkpoint: Checkpoint) -> None:
                 prefix = buffer_name(replica if replica < run.replicas else 0, chip if chip < run.chips else 0, "")
                 read(symbol, rank.memory, rank.rank, prefix)
     states = program.optimizer_states
-    begun = saved.position.step > 0 and bool(leaves(saved.options).get("optimizer.momentum"))
+    has_momentum = saved.position.step > 0 and bool(leaves(saved.options).get("optimizer.momentum"))
+    begun = set(range(len(program.optimizers)) if has_momentum else ())
     for rank in team.first:
         sync, at = rank.transport.sync, setup.mesh.coordinates(rank.rank)
         for piece in pieces_of(sync.memory, sync.current, at):
             if piece.symbol.kind is SymbolKind.OPTIMIZER_STATE:
                 checkpoint.read_part(piece.symbol, at, piece.start, piece.data)
-                begun |= states[piece.symbol.name][2] != MASTER and bool(piece.data.any())
-    if any(setup.communicator.all_gather_object(begun)):  # also: other ranks have restored what this one reads
-        for rank in team.replicas:
-            rank.optimizers.begun[0] = 0
+                group, _, state = states[piece.symbol.name]
+                begun |= {group.optimizer} if state != MASTER and bool(piece.data.any()) else set()
+    # Also: other ranks have restored what this one reads.
+    for rank, each in product(team.replicas, set().union(*setup.communicator.all_gather_object(begun))):
+        rank.optimizers.begun[each] = 0

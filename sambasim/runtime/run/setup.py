@@ -16,7 +16,7 @@ from sambasim.ir.program import LOSS_SCALE, Program
 from sambasim.ir.ranks import in_slices
 from sambasim.options.fields import HostSyncName
 from sambasim.options.run import ResolvedRun, RunOptions, resolve_run, with_deepspeed
-from sambasim.options.training import LossScaleOptions, TrainingOptions
+from sambasim.options.training import LossScaleOptions
 from sambasim.pef import PefDocument, map_weights, read
 from sambasim.pef.archive import COMPILE_AGAIN
 from sambasim.pef.files import is_compiled_here
@@ -114,12 +114,12 @@ def set_up(path: Path, options: RunOptions, communicator: Communicator) -> Setup
     mesh = mesh_of(program.mesh, len(roles.workers) * count)
     shards = mesh.size(DATA_PARALLEL)
     options, by_file = with_deepspeed(options, document.training_defaults, compiled, shards // program.chips)
-    states = {state for optimizer in program.optimizers for state in optimizer.states}
+    states = [optimizer.states for optimizer in program.optimizers]
     resolved = resolve_run(options, document.training_defaults, document.data_source, by_file.given, states)
     check_trusted(path, document, options, communicator)
     if resolved.optimizer is None:
         raise InternalError("a training job without an optimizer")
-    _check_trainable(program, resolved.training)
+    _check_trainable(program, resolved)
     threads = options.threads or default_threads(communicator, count)
     inventory = inventory_of(compiled, cluster=options.cluster)
     placement = place_replicas(inventory, [communicator.node_of[rank] for rank in roles.workers], count)
@@ -173,14 +173,14 @@ def blamed_on_strangers(document: PefDocument) -> Iterator[None]:
         raise PefError(error.what, where=error.where, remedy=COMPILE_AGAIN) from error
 
 
-def _check_trainable(program: Program, training: TrainingOptions) -> None:
+def _check_trainable(program: Program, run: ResolvedRun) -> None:
     """Raises OptionError for programs that only apps can run, and for a scale of a loss that is not scaled."""
     scales = any(argument.name == LOSS_SCALE for argument in program.runtime_arguments)
-    if training.loss_scale != LossScaleOptions() and not scales:
+    if run.training.loss_scale != LossScaleOptions() and not scales:
         what = "training.loss_scale is for float16, and this PEF was compiled for another dtype"
         raise OptionError(what, remedy="leave it out, or compile again with --dtype fp16")
     loss = program.symbols[program.loss or ""].type
-    if len(program.optimizers) > 1:
+    if run.optimizer is not None and len(program.optimizers) != len(run.optimizer.updates()):
         what = f"this PEF has {len(program.optimizers)} optimizers, or groups of parameters, with options of their own"
     elif loss.numel > 1:
         what = f"this PEF's first output, {loss}, is a loss for each sample and not one number"

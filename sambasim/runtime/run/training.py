@@ -226,7 +226,7 @@ class Trainer:
         rate = learning_rate_factor(schedule, updates if self._counts_updates else number, self._plan.steps)
         if (momentum := cycled_momentum(schedule, updates)) is not None:
             for replica in self._replicas:
-                replica.optimizers.change(0, {"beta1": momentum})
+                replica.optimizers.cycle(momentum)
         scale = progress.loss_scale
         used = 1.0 if scale is None else scale.value
         steps = [replica.step(number, updates + 1, rate, used, self._request) for replica in self._replicas]

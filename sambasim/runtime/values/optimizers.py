@@ -40,8 +40,12 @@ Arguments: TypeAlias = Mapping[str, float | int | bool]
 
 def bind_arguments(program: Program, options: OptimizerOptions, world_size: int, rank: int, seed: int) -> Arguments:
     """The runtime arguments that a run sets; others have the program's defaults."""
-    known, settings = {argument.name for argument in program.runtime_arguments}, options.hyperparameters().items()
-    of_run = {f"{optimizer.name}__{name}": value for optimizer in program.optimizers for name, value in settings}
+    known = {argument.name for argument in program.runtime_arguments}
+    of_run: dict[str, float | int | bool] = {
+        f"{optimizer.name}__{name}": value
+        for optimizer, update in zip(program.optimizers, options.updates(), strict=True)
+        for name, value in update.hyperparameters().items()
+    }
     of_run |= {"dp_scale_factor": world_size, "dp_replica": rank} if program.data_parallel else {}
     of_run |= {ROUNDING_SEED: seed} if ROUNDING_SEED in known else {}
     if unknown := sorted(of_run.keys() - known):
@@ -304,6 +308,12 @@ class Optimizers:
     def change(self, index: int, hyperparameters: Hyperparameters) -> None:
         scalars = self._scalars[index]
         scalars.hyperparameters = {**scalars.hyperparameters, **hyperparameters}
+
+    def cycle(self, momentum: float) -> None:
+        """Set beta1 of each optimizer that has one."""
+        for index, scalars in enumerate(self._scalars):
+            if "beta1" in scalars.hyperparameters:
+                self.change(index, {"beta1": momentum})
 
     def first(self, name: str) -> float:
         return float(self._scalars[0].hyperparameters[name])
