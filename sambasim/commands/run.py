@@ -11,7 +11,7 @@ from sambasim.errors import LaunchError, OptionError, one_line
 from sambasim.hardware.placement import inventory_of, place_replicas
 from sambasim.ir.mesh import DATA_PARALLEL, PIPELINE, Mesh
 from sambasim.options.given import leaves
-from sambasim.options.run import RunOptions
+from sambasim.options.run import RunOptions, resolve_run
 from sambasim.pef import PefHeader, locate, peek
 from sambasim.records.metrics import CheckpointRecord, EvaluationRecord, SummaryRecord
 from sambasim.runtime.machine import launcher
@@ -51,6 +51,8 @@ def checked_pef(
     own = launcher.ranks_of_process(ranks, header.ranks_of_replica, options.emulate_replicas, whole=whole)
     or_else = "name a cluster with more RDUs a node: --cluster FILE.toml"
     place_replicas(inventory, nodes, own, command=shlex.join(command), or_else=or_else)
+    if options.deepspeed is None:  # before torch is imported, which takes seconds
+        resolve_run(options, header.training_defaults, header.data_source, states=("momentum",))
     outputs = (
         (check_output_file, "--metrics FILE", "the metrics file", options.metrics),
         (check_output_file, "--trace FILE", "the trace", options.trace),

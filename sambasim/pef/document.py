@@ -147,7 +147,9 @@ class PefHeader:
     version: str
     writer: str
     zero: int = 1
+    data_source: Mapping[str, JsonValue] = field(default_factory=dict)
     compile_options: Mapping[str, JsonValue] = field(default_factory=dict)
+    training_defaults: Mapping[str, JsonValue] = field(default_factory=dict)
     metadata: Mapping[str, JsonValue] = field(default_factory=dict)
     checked: Checked | None = None
     further: tuple[str, ...] = ()

@@ -75,7 +75,9 @@ class _ManifestHead(_Lenient):
     version: Literal["3"]
     writer: str
     program: _ProgramHead
+    data_source: dict[str, JsonValue]
     compile_options: dict[str, JsonValue]
+    training_defaults: dict[str, JsonValue]
     metadata: dict[str, JsonValue]
     checked: Checked | None = None
     further: dict[str, _Lenient] = {}
@@ -91,7 +93,7 @@ def peek(path: Path) -> PefHeader:
         digest = archive.digest
     program = head.program
     return PefHeader(
-        **head.model_dump(include={"version", "writer", "compile_options", "metadata"}),
+        **head.model_dump(exclude={"format", "program", "checked", "further"}),
         **program.model_dump(include={"name", "batch_size", "zero"}),
         checked=head.checked,
         further=tuple(head.further),
