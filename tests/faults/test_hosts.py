@@ -24,8 +24,9 @@ class Late(torch.utils.data.TensorDataset):
             os.system(open("action").read())
         return super().__getitem__(index)
 def samples():
-    rows = torch.full((64, 8), float(open("value").read()))
-    return Late(rows, torch.arange(64) % 3)
+    count = int(os.environ.get("SAMPLES", 64))
+    rows = torch.full((count, 8), float(open("value").read()))
+    return Late(rows, torch.arange(count) % 3)
 """
 _RUN = "run --pef pair --data net.py:samples --threads 1 --sync-timeout 3"
 _SHORT, _ENDLESS = "--steps 8 --json", "--epochs 100000"
@@ -89,6 +90,7 @@ def test_another_version_is_named(where: str, hosts: Hosts, folder: Path) -> Non
         (_WITHOUT_THREADS, "", "threads: --threads 1 for rank 0 on hA, but OMP_NUM_THREADS=1 for rank 1 on hB"),
         ("set -- $@ --reduce-on-rdu", "", "--reduce-on-rdu: False for rank 0 on hA, but True for rank 1 on hB"),
         (_MOUNTED.format("mount --bind other value"), "", "net.py:samples with 64 samples to train, content "),
+        ("export SAMPLES=72", "", "net.py:samples with 72 samples to train, content "),
         (_MOUNTED.format("mount -t tmpfs tmpfs saved"), "--checkpoint-dir saved", _OTHER_FOLDER),
         (_MOUNTED.format("mount -t tmpfs tmpfs saved"), "--record-digests saved", _OTHER_FOLDER),
     ],

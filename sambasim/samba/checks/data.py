@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data.distributed import DistributedSampler
 
+from sambasim.data.identity import identity_of
 from sambasim.ir.graph import Node, SectionKind
 from sambasim.ir.program import Program
 from sambasim.runtime.values.memory import tensor_sha256
@@ -33,7 +34,7 @@ Place: TypeAlias = tuple[int, int]  # epoch, and optimizer step of it; both coun
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """How a sampler divides a data set of `length` samples in one epoch.
+    """How a sampler divides a data set of `length` samples, with the identity `data`, in one epoch.
 
     order: seed and epoch; None without shuffle
     where: the line of the app that made the sampler or, if that was before `Samplers.start`, iterates it"""
@@ -43,6 +44,7 @@ class Division:
     length: int
     order: tuple[int, int] | None
     drop_last: bool
+    data: str = ""
     where: str | None = field(default=None, compare=False)
 
 
@@ -71,7 +73,7 @@ class Samplers:
         self._undecided_batch: Sequence[Tensor] = ()  # its batch, kept alive so that no other batch gets its addresses
         self._steps = 0  # of optimizers
         self._orders: WeakKeyDictionary[Sampler, set[tuple[int, int]]] = WeakKeyDictionary()  # that have trained
-        self._line_of: WeakKeyDictionary[Sampler, str | None] = WeakKeyDictionary()
+        self._made: WeakKeyDictionary[Sampler, tuple[str | None, str]] = WeakKeyDictionary()  # where, on which data
 
     def start(self) -> None:
         """Watch samplers that are made or iterated from now on. Called once in a process."""
@@ -80,14 +82,14 @@ class Samplers:
         def iterated(sampler: Sampler) -> Iterator[Any]:
             where, order = app_line(), (sampler.seed, sampler.epoch) if sampler.shuffle else None
             length = len(sampler.dataset)  # type: ignore[arg-type]  # this sampler needs a length; not every Dataset has one
-            made_at = self._line_of.get(sampler) or where
-            division = Division(sampler.num_replicas, sampler.rank, length, order, sampler.drop_last, made_at)
+            at, data = self._made.get(sampler, (where, ""))
+            division = Division(sampler.num_replicas, sampler.rank, length, order, sampler.drop_last, data, at or where)
             return self._drawn(Iteration(sampler, division, where), self.shorten(iterate(sampler)))
 
         @wraps(make)
         def made(sampler: Sampler, *arguments: Any, **keywords: Any) -> None:
             make(sampler, *arguments, **keywords)
-            self._line_of[sampler] = app_line()
+            self._made[sampler] = app_line(), identity_of(sampler.dataset)
 
         DistributedSampler.__iter__ = iterated  # type: ignore[method-assign]  # replaced on purpose: apps make samplers, not we
         DistributedSampler.__init__ = made  # type: ignore[method-assign, assignment]  # replaced on purpose, for any arguments
@@ -133,12 +135,10 @@ class Samplers:
     def feeding(self) -> tuple[Division | None, Place | None, str | None]:
         """How the sampler that feeds optimizer steps now divides the data, how far training is in it, and its line;
         without the first two if it does not divide."""
-        last = self._last
-        if last is None or not last.steps:
+        if (last := self._last) is None or not last.steps:
             return None, None, None
-        division = last.division
-        divides = division.num_replicas > 1
-        return division if divides else None, (self.passes, last.steps) if divides else None, division.where
+        division, place = last.division, (self.passes, last.steps)
+        return (division, place, division.where) if division.num_replicas > 1 else (None, None, division.where)
 
     def _drawn(self, current: Iteration, indices: Iterable[Any]) -> Iterator[Any]:
         for index in indices:
@@ -183,7 +183,7 @@ def wrong_division(divisions: Sequence[Division | None], *, compares_epochs: boo
     for rank, division in enumerate(known):
         if difference := _difference(first, division):
             what = f"the samplers of replicas 0 and {rank} differ in {difference}: samples are skipped or repeated"
-            return Finding("DP05", what, division.where, _remedy(first) if division.length == first.length else _WHOLE)
+            return Finding("DP05", what, division.where, _remedy(first) if division.data == first.data else _WHOLE)
     return None
 
 
@@ -200,6 +200,7 @@ def _difference(*two: Division) -> str | None:
     """The first argument in which the two samplers differ."""
     facts: dict[str, list[Any]] = {
         "the length of their data, {} and {}": [each.length for each in two],
+        "their data, {} and {}": [each.data for each in two],
         "shuffle=": [each.order is not None for each in two],
         "drop_last=": [each.drop_last for each in two],
         "their seed, {} and {}": [each.order and each.order[0] for each in two],
@@ -271,8 +272,7 @@ _RESHAPING = {"view", "reshape", "expand", "unsqueeze", "squeeze", "slice", "sel
 
 def lossy(program: Program, batch: Mapping[str, Tensor], where: str | None) -> Iterator[Finding]:
     """AP03 for each input whose values an RDU would change: it stores labels as int16 and floats as bf16."""
-    indices = _row_numbers(program)
-    limits = torch.iinfo(torch.int16)
+    indices, limits = _row_numbers(program), torch.iinfo(torch.int16)
     for name, tensor in batch.items():
         if tensor.dtype is torch.float64:
             what = f"{name} is float64: an RDU computes in bf16, and keeps 8 of its 53 bits"

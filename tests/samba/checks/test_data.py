@@ -8,9 +8,10 @@ from typing import cast
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
+from sambasim.data.identity import identity_of
 from sambasim.ir.graph import SectionKind
 from sambasim.pef import read
 from sambasim.samba.checks import data
@@ -21,7 +22,7 @@ from tests.samba.harness import compiled, with_sgd
 LENGTH = 8
 DATA = cast("Dataset[int]", range(LENGTH))  # it has all that a data set needs
 FORWARD, STEP = (SectionKind.FWD,), tuple(SectionKind)
-RIGHT = [Division(2, rank, LENGTH, (0, 3), False) for rank in range(2)]
+RIGHT = [Division(2, rank, LENGTH, (0, 3), False, "a") for rank in range(2)]
 
 
 @pytest.fixture
@@ -46,6 +47,15 @@ def _train(watched: Samplers, sampler: "DistributedSampler[int]", workers: int =
     return drawn
 
 
+def test_the_data_of_a_sampler_has_an_identity(watched: Samplers) -> None:
+    for number in range(2):
+        list(DistributedSampler(TensorDataset(torch.full((4,), number)), 2, 0))
+        watched.note_step()
+        division, *_ = watched.feeding()
+        assert division is not None
+        assert division.data == identity_of(TensorDataset(torch.full((4,), number)))
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_an_epoch_that_is_never_set_is_found(watched: Samplers, reporter: Reporter, workers: int) -> None:
     sampler = _sampler()
@@ -67,6 +77,7 @@ def test_an_epoch_that_is_never_set_is_found(watched: Samplers, reporter: Report
         ({"order": (0, 4)}, "DP05: the samplers of replicas 0 and 1 differ in their epoch, 3 and 4: samples are"),
         ({"order": None}, "DP05: the samplers of replicas 0 and 1 differ in shuffle=: samples are"),
         ({"drop_last": True}, "DP05: the samplers of replicas 0 and 1 differ in drop_last=: samples are"),
+        ({"data": "b"}, "DP05: the samplers of replicas 0 and 1 differ in their data, a and b: samples"),
         ({"length": 9}, "DP05: the samplers of replicas 0 and 1 differ in the length of their data, 8 and 9: samples"),
     ],
 )

@@ -138,7 +138,7 @@ def test_states_that_have_begun_are_compared(load: Load) -> None:
 
 
 LINE = "app.py:1: sampler = DistributedSampler(data)"
-OWN = Division(2, 0, 8, (0, 1), False, LINE)
+OWN = Division(2, 0, 8, (0, 1), False, where=LINE)
 OTHER = replace(OWN, rank=1)
 
 Change: TypeAlias = Callable[[Snapshot], Snapshot]
