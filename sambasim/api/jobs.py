@@ -24,7 +24,7 @@ from sambasim.records.metrics import EvaluationRecord, InferenceRecord, SummaryR
 from sambasim.report.simulation import simulation_json, simulation_report
 from sambasim.report.summaries import step_times
 from sambasim.report.tables import Shown, Tables, sparkline
-from sambasim.runtime.inference import InferenceJob
+from sambasim.runtime.inference import infer
 from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.run.run_observer import RunObserver, Step
 from sambasim.terminal.output import scores
@@ -217,9 +217,8 @@ def predict(
     path, mesh = checked_pef(chosen, Path("out"), world, command())
     live = None if isinstance(data, str | Path) else data_of(data)
     with supervised(world, path, mesh, chosen) as activity:
-        job = InferenceJob(path, chosen, world, activity, live, held, keeps_outputs=True)
-        record = job.run()
-        outputs = world.broadcast_object(job.outputs)
+        record, outputs = infer(path, chosen, world, activity, live, held, keeps_outputs=True)
+        outputs = world.broadcast_object(outputs)
     return Prediction(outputs, record)
 
 

@@ -4,7 +4,6 @@ import atexit
 import os
 import socket
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -117,8 +116,7 @@ def supervised(world: Communicator, path: Path, mesh: Mesh, options: RunOptions)
 
     with generators_kept(), Supervisor(world, report=report) as supervisor:
         if world.world_size > 1:  # it also cancels the timer of this process's faulthandler
-            folders = [options.log_dir or path.resolve().parent, Path(tempfile.gettempdir())]
-            supervisor.start(folders, path.stem, options.sync_timeout, mesh)
+            supervisor.start(path, options.log_dir, options.sync_timeout, mesh)
         yield supervisor.activity
         supervisor.finish()
     supervisor.release()

@@ -2,7 +2,6 @@
 
 import os
 import sys
-import tempfile
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -76,7 +75,7 @@ def run_command(overrides: tuple[str, ...], output_folder: Path, **flags: object
     from sambasim.commands.run import checked_pef, failure_details, train
     from sambasim.runtime.machine.mpi import connect
     from sambasim.runtime.run.run_observer import print_whole_lines
-    from sambasim.runtime.watch.supervisor import StopSignals, Supervisor, interrupted, limit_time, signal_of
+    from sambasim.runtime.watch.supervisor import StopSignals, Supervisor, interrupted, limit_time
     from sambasim.terminal.progress import RunProgress, RunWarnings
 
     launcher, command, screen = find_launcher(os.environ), ["sambasim", *sys.argv[1:]], ExitStack()
@@ -94,16 +93,15 @@ def run_command(overrides: tuple[str, ...], output_folder: Path, **flags: object
 
     with Supervisor(communicator, report=report) as supervisor:
         path, mesh = checked_pef(options, output_folder, communicator, command)
-        folders = [options.log_dir or path.resolve().parent, Path(tempfile.gettempdir())]
-        supervisor.start(folders, path.stem, options.sync_timeout, mesh)
+        supervisor.start(path, options.log_dir, options.sync_timeout, mesh)
         prints = communicator.rank == 0 and not options.json_output
         # Nothing else is left if every rank is killed.
         if supervisor.path is not None and prints:
             say(f"status file: {supervisor.path} says what each rank does, and stays if one dies")
         with kept_imports():
-            from sambasim.runtime.inference import InferenceJob
+            from sambasim.runtime.inference import infer
         if options.inference:
-            prediction = InferenceJob(path, options, communicator, supervisor.activity).run()
+            prediction, _ = infer(path, options, communicator, supervisor.activity)
             printed = prediction.model_dump_json() if options.json_output else _in_words(prediction)
         else:
             with screen:
@@ -116,11 +114,9 @@ def run_command(overrides: tuple[str, ...], output_folder: Path, **flags: object
             printed = summary.model_dump_json() if options.json_output else ""
         if communicator.rank == 0 and printed:
             (say_json if options.json_output else say)(printed)
-        if signals is not None:
-            number = signal_of(max(communicator.all_gather_object(signals.received)))
-            if number is not None:
-                saved = options.save or (Path(summary.checkpoint) if summary.checkpoint else None)
-                raise interrupted(number, summary.steps, saved, None)
+        if signals is not None and (number := max(communicator.all_gather_object(signals.received))):
+            saved = options.save or (Path(summary.checkpoint) if summary.checkpoint else None)
+            raise interrupted(number, summary.steps, saved, None)
         supervisor.finish()
     try:
         communicator.finish()

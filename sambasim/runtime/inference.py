@@ -1,7 +1,7 @@
 """The evaluation graph on held-out samples, during a run, and `run --inference`: its outputs for a data set.
 
-During a run, rank r of N takes the samples r, r + N, …, with the running statistics of replica 0; padding of its last
-batch is discarded. `run --inference` deals out whole batches instead.
+Rank r of N takes the batches r, r + N, …, so that each has the samples, and so the bits, that it has on one rank. In a
+run, the running statistics are those of replica 0. The padding of the last batch is discarded.
 """
 
 import time
@@ -66,18 +66,6 @@ class Sums:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Deal:
-    """The batches of a rank, as the sampler of a loader: up to `size` of the `indices` from each of `starts` on."""
-
-    indices: range
-    starts: range
-    size: int
-
-    def __iter__(self) -> Iterator[list[int]]:
-        return (list(self.indices[start : start + self.size]) for start in self.starts)
-
-
 class Evaluator:
     """Runs the evaluation graph of one replica, with targets and for inference, on its `ranks` in this process."""
 
@@ -89,7 +77,7 @@ class Evaluator:
         self._has_loss = program.loss is not None
         self._hub = ranks[0].hub
         self._generators: dict[int, Tensor] = {}
-        self._loaders: dict[tuple[int, _Deal], DataLoader[object]] = {}  # to keep worker processes
+        self._loaders: dict[tuple[int, int], DataLoader[object]] = {}  # to keep worker processes
         self._ranks = [_Rank(rank) for rank in ranks]
 
     def use_buffers(self, buffers: Sequence[Mapping[str, Tensor]]) -> None:
@@ -97,27 +85,23 @@ class Evaluator:
         for rank, own in zip(self._ranks, buffers, strict=True):
             rank.take(own)
 
-    def sums(self, dataset: WatchedDataset, rank: int, world_size: int, seed: int, step: int) -> Sums:
-        seed_everything(derive(seed, rank, step, 0, Stream.DATA))
+    def infer(
+        self, dataset: WatchedDataset, rank: int, world_size: int, seed: int
+    ) -> Iterator[tuple[Sums, list[Tensor]]]:
+        """For each batch of `rank`, its sums, and the outputs of which it is the first axis, without padding. `seed` is
+        for the code of the data set."""
+        seed_everything(seed)
         self._generators.clear()
-        total = Sums()
-        own, size = range(rank, len(dataset), world_size), self._program.batch_size
-        for batch, count in self._batches(dataset, _Deal(own, range(0, len(own), size), size)):
-            total += self._sums_of(self._run(batch, self._program.evaluation), batch, count)
-        return total
-
-    def infer(self, dataset: WatchedDataset, rank: int, world_size: int) -> Iterator[tuple[Sums, list[Tensor]]]:
-        """For each batch of this rank, its sums, and the outputs of which it is the first axis, without padding. Rank r
-        of N has the batches r, r + N, …, so that each has the samples, and so the bits, that it has on one rank."""
-        size, samples = self._program.batch_size, len(dataset)
-        own = _Deal(range(samples), range(rank * size, samples, world_size * size), size)
-        for batch, count in self._batches(dataset, own):
+        size = self._program.batch_size
+        for batch, count in self._batches(dataset, rank, world_size):
             outputs = self._run(batch, self._program.evaluation)
             kept = outputs[1:] if self._has_loss else outputs
-            yield self._sums_of(outputs, batch, count), [o[:count].clone() for o in kept if o.shape[:1] == (size,)]
+            yield self._sums_of(outputs, batch, count), [each[:count] for each in kept if each.shape[:1] == (size,)]
 
-    def _batches(self, dataset: WatchedDataset, deal: _Deal) -> Iterator[tuple[Batch, int]]:
-        options, key = self._options, (id(dataset), deal)
+    def _batches(self, dataset: WatchedDataset, rank: int, world_size: int) -> Iterator[tuple[Batch, int]]:
+        options, key = self._options, (id(dataset), rank)
+        size, samples = self._program.batch_size, range(len(dataset))
+        deal = [list(samples[start : start + size]) for start in samples[rank * size :: world_size * size]]
         if key not in self._loaders:
             self._loaders[key] = DataLoader(
                 dataset,
@@ -131,14 +115,14 @@ class Evaluator:
             )
         read = batches_of(self._loaders[key], options.source or "the data")
         for number, indices in enumerate(deal, start=1):
-            self._activity.does(f"evaluating batch {number} of {len(deal.starts)}")
+            self._activity.does(f"evaluating batch {number} of {len(deal)}")
             batch, count = next(read), len(indices)
             tensors = batches.bind(batch, [spec.name for spec in self._inputs], ignore_rest=not self._has_loss)
             for name, tensor in tensors.items():
-                missing = deal.size - tensor.shape[0]
+                missing = size - tensor.shape[0]
                 if missing > 0:
                     tensors[name] = torch.cat([tensor, tensor[:1].expand(missing, *tensor.shape[1:])])
-            yield batches.check(tensors, self._inputs, deal.size), count
+            yield batches.check(tensors, self._inputs, size), count
 
     def _run(self, batch: Batch, graph: Graph, number: int = 0) -> list[Tensor]:
         """Run the executors `number` of the ranks, of `graph`. Returns the outputs of the first rank that has any."""
@@ -209,72 +193,64 @@ def buffers_of(memory: DeviceMemory) -> Mapping[str, Tensor]:
     return {name: memory.tensor(name) for name in memory.program.names_of(SymbolKind.BUFFER)}
 
 
-class InferenceJob:
-    """`run --inference`: the outputs for the held-out samples, or all if none are held out, distributed over the ranks.
-    Without inputs that only the loss reads, there is no loss. `data` and `weights` replace those of the PEF. With
-    `keeps_outputs`, rank 0 has the `outputs` of all samples, in the order of the data."""
-
-    def __init__(
-        self,
-        path: Path,
-        options: RunOptions,
-        communicator: Communicator,
-        activity: Activity = UNWATCHED,
-        data: object = None,
-        weights: Mapping[str, Tensor] | None = None,
-        *,
-        keeps_outputs: bool = False,
-    ) -> None:
-        self._path, self._options, self._communicator = path, options, communicator
-        self._activity, self._data, self._weights = activity, data, weights
-        self._keeps_outputs = keeps_outputs or options.predictions is not None
-        self.outputs: list[Tensor] = []
-        self._document = read(path)
-        self._program = self._document.program
-        self._resolved = resolve_run(options, self._document.training_defaults, self._document.data_source)
-        check_trusted(path, self._document, options, communicator)
-
-    def run(self) -> InferenceRecord:
-        threads = self._options.threads or process.default_threads(self._communicator, 1)
-        with process.repeatable(threads), blamed_on_strangers(self._document):
-            return self._infer()
-
-    def _infer(self) -> InferenceRecord:
-        began_s = time.perf_counter()
-        communicator, options, activity = self._communicator, self._options, self._activity
-        seed = self._resolved.training.seed
+def infer(
+    path: Path,
+    options: RunOptions,
+    communicator: Communicator,
+    activity: Activity = UNWATCHED,
+    data: object = None,
+    weights: Mapping[str, Tensor] | None = None,
+    *,
+    keeps_outputs: bool = False,
+) -> tuple[InferenceRecord, list[Tensor]]:
+    """Collective. `run --inference`: for the held-out samples, or all if none are held out. Without inputs that only
+    the loss reads, there is no loss. `data` and `weights` replace those of the PEF. With `keeps_outputs`, rank 0 has
+    the outputs of all samples, in the order of the data."""
+    document, began_s = read(path), time.perf_counter()
+    resolved = resolve_run(options, document.training_defaults, document.data_source)
+    check_trusted(path, document, options, communicator)
+    program, seed, keeps_outputs = document.program, resolved.training.seed, keeps_outputs or bool(options.predictions)
+    threads = options.threads or process.default_threads(communicator, 1)
+    with process.repeatable(threads), blamed_on_strangers(document):
         activity.does("opening the data")
         seed_everything(derive(seed, 0, 0, 0, Stream.SOURCE))
-        specs, outputs_only = input_specs(self._program), without_loss(self._program)
+        specs, outputs_only = input_specs(program), without_loss(program)
         names = [spec.name for spec in specs]
         labels = {*names}.difference(spec.name for spec in input_specs(outputs_only))
-        source = open_source(self._resolved.data, tuple(specs), self._data, labels)
+        source = open_source(resolved.data, tuple(specs), data, labels)
         activity.waits("waiting for peers to open the data")
         check_sources(communicator, [source])
-        notices = list(changed(self._document)) if communicator.rank == 0 else []
+        notices = list(changed(document)) if communicator.rank == 0 else []
         dataset = source.evaluation or source.train
         if labels:
             values = dict(batches.values_of(sample := dataset[0]))
             lacks = not labels <= values.keys() if isinstance(sample, Mapping) else len(values) < len(names)
             if lacks:
-                self._program = outputs_only
+                program = outputs_only
                 notices.append(f"no loss, because the samples have no {', '.join(sorted(labels))}")
-        seed_everything(derive(seed, communicator.rank, 0, 0, Stream.DATA))
-        of_batches, kept = list[Sums](), []
-        for sums, outputs in self._evaluator().infer(dataset, communicator.rank, communicator.world_size):
+        held = dict(map_weights(path, document))
+        if options.weights is not None:
+            held |= load_weights(options.weights, program)
+        if weights is not None:
+            held |= fitting(weights, program, "the given weights")
+        evaluator = _evaluator(program, communicator, resolved, activity, held)
+        of_batches, kept, rank = list[Sums](), list[list[Tensor]](), communicator.rank
+        own_seed = derive(seed, rank, 0, 0, Stream.DATA)
+        for sums, outputs in evaluator.infer(dataset, rank, communicator.world_size, own_seed):
             of_batches.append(sums)
-            kept += [outputs] if self._keeps_outputs else []
+            kept += [[output.clone() for output in outputs]] if keeps_outputs else []
         activity.waits("waiting for peers to predict")
-        total = sum(_in_turn(communicator.all_gather_object(of_batches)), Sums())
-        evaluation = total.record(0, 0, self._program.loss is not None, began_s)
-        if self._keeps_outputs:
+        total = sum(in_turn(communicator.all_gather_object(of_batches)), Sums())
+        evaluation, all_outputs = total.record(0, 0, program.loss is not None, began_s), list[Tensor]()
+        if keeps_outputs:
             activity.takes_long("saving the predictions")
-            self.outputs = self._gathered(kept)
+            everybody = communicator.gather_object(kept) or ()
+            all_outputs = [torch.cat(parts) for parts in zip(*in_turn(everybody), strict=True)]
         if options.predictions is not None and communicator.rank == 0:
-            named = {f"output_{index}": output for index, output in enumerate(self.outputs)}
+            named = {f"output_{index}": output for index, output in enumerate(all_outputs)}
             write_tensors(options.predictions, named, "the predictions", "--predictions FILE.safetensors")
-        return InferenceRecord(
-            pef_digest=self._document.digest,
+        record = InferenceRecord(
+            pef_digest=document.digest,
             data=source.name,
             held_out=source.evaluation is not None,
             weights=None if options.weights is None else str(options.weights),
@@ -285,35 +261,24 @@ class InferenceJob:
             predictions=None if options.predictions is None else str(options.predictions),
             notices=notices,
         )
-
-    def _evaluator(self) -> Evaluator:
-        program = self._program
-        mesh = copy_mesh(program.mesh)  # this process plays all ranks that hold the model
-        process.check_node_memory(self._communicator, program.device_bytes * mesh.world_size)
-        weights = dict(map_weights(self._path, self._document))
-        if self._options.weights is not None:
-            weights |= load_weights(self._options.weights, program)
-        if self._weights is not None:
-            weights |= fitting(self._weights, program, "the given weights")
-
-        def fill(memory: DeviceMemory, rank: int) -> None:
-            place_weights(memory, weights, mesh.coordinates(rank))
-
-        alone = single_rank(self._communicator.host_name)
-        ranks = open_ranks(program, alone, Way.IN_PROCESS, fill, range(mesh.world_size), mesh)
-        evaluator = Evaluator(program, ranks, self._resolved, self._activity)
-        evaluator.use_buffers([buffers_of(rank.memory) for rank in ranks])
-        return evaluator
-
-    def _gathered(self, of_batches: list[list[Tensor]]) -> list[Tensor]:
-        """Collective. The outputs of all samples in dataset order, on rank 0."""
-        own = [torch.cat(parts) for parts in zip(*of_batches, strict=True)]
-        everybody = self._communicator.gather_object(own) or ()
-        of_outputs = zip(*filter(None, everybody), strict=True)  # a rank may have no samples
-        size = self._program.batch_size
-        return [torch.cat(list(_in_turn([part.split(size) for part in parts]))) for parts in of_outputs]
+        return record, all_outputs
 
 
-def _in_turn(of_ranks: Sequence[Sequence[Part]]) -> Iterator[Part]:
+def _evaluator(
+    program: Program, world: Communicator, resolved: ResolvedRun, activity: Activity, weights: Mapping[str, Tensor]
+) -> Evaluator:
+    mesh = copy_mesh(program.mesh)  # this process plays all ranks that hold the model
+    process.check_node_memory(world, program.device_bytes * mesh.world_size)
+
+    def fill(memory: DeviceMemory, rank: int) -> None:
+        place_weights(memory, weights, mesh.coordinates(rank))
+
+    ranks = open_ranks(program, single_rank(world.host_name), Way.IN_PROCESS, fill, range(mesh.world_size), mesh)
+    evaluator = Evaluator(program, ranks, resolved, activity)
+    evaluator.use_buffers([buffers_of(rank.memory) for rank in ranks])
+    return evaluator
+
+
+def in_turn(of_ranks: Sequence[Sequence[Part]]) -> Iterator[Part]:
     """What ranks have of the batches of a data set, in its order: see `Evaluator.infer`."""
     return (part for parts in zip_longest(*of_ranks) for part in parts if part is not None)

@@ -4,7 +4,6 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
-from typing import BinaryIO
 
 from torch import Tensor
 
@@ -13,10 +12,10 @@ from sambasim.errors import InternalError
 from sambasim.ir.mesh import DATA_PARALLEL
 from sambasim.ir.types import SymbolKind
 from sambasim.records.metrics import EvaluationRecord, SummaryRecord
-from sambasim.runtime.checkpoint.choose import AUTO, IF_ANY, NEWEST, find, nothing_in, restore, settle
+from sambasim.runtime.checkpoint.choose import AUTO, IF_ANY, NEWEST, find, restore, settle
 from sambasim.runtime.checkpoint.folder import claim
 from sambasim.runtime.checkpoint.saver import Saver
-from sambasim.runtime.inference import Evaluator, Sums, buffers_of
+from sambasim.runtime.inference import Evaluator, Sums, buffers_of, in_turn
 from sambasim.runtime.machine import process
 from sambasim.runtime.machine.process import Stream, derive, keep_freed_memory, repeatable, seed_everything
 from sambasim.runtime.outcome import notices, summarize, trained_state
@@ -31,7 +30,7 @@ from sambasim.runtime.run.training import LossWatch, Trainer
 from sambasim.runtime.values.memory import write_tensors
 from sambasim.runtime.watch.observer import StepObserver, StepRecorder, together
 from sambasim.runtime.watch.status_file import UNWATCHED, Activity, StepStatus
-from sambasim.runtime.watch.supervisor import SAVE, StopSignals, interrupted, signal_of
+from sambasim.runtime.watch.supervisor import SAVE, StopSignals, interrupted
 from sambasim.runtime.watch.watchdog import WATCHDOG_FIRST_S
 
 
@@ -83,9 +82,9 @@ class TrainingJob:
         sources = self._open_sources()
         samples = len(sources[0].train)
         self._activity.does("finding the checkpoint")
-        if lock := self._claim():
-            stack.callback(lock.close)
         checkpoint, lines = settle(self._setup.options.checkpoint, self._communicator)
+        if checkpoint.dir is not None and (lock := claim(checkpoint.dir, self._communicator)):
+            stack.callback(lock.close)
         options = self._setup.options.model_copy(update={"checkpoint": checkpoint})
         self._setup = setup = replace(self._setup, options=options)
         resumption = find(setup, samples)
@@ -130,16 +129,6 @@ class TrainingJob:
         if self._saver is not None and save is None:
             self._saver.check_end()
         return summary
-
-    def _claim(self) -> BinaryIO | None:
-        """Collective. Lock the folder of checkpoints before ranks read it; rank 0 gets the lock. Raises OptionError."""
-        options = self._setup.options.checkpoint
-        if options.dir is None:
-            return None
-        # Rank 0 decides, because another run may create the folder meanwhile.
-        if options.resume in (NEWEST, AUTO) and not self._communicator.broadcast_object(options.dir.exists()):
-            raise nothing_in(options.dir)
-        return claim(options.dir, self._communicator)
 
     def _signalled(self, name: str) -> None:
         if self._setup.is_first:
@@ -191,11 +180,11 @@ class TrainingJob:
 
         def stop_if(requested: int) -> None:
             """Collective. If a rank received a signal, save a checkpoint and raise Interrupted."""
-            number, saver = signal_of(requested), self._saver
-            if number is not None:
-                self._signals.report(number)
+            if requested > SAVE:
+                self._signals.report(requested)
+                saver = self._saver
                 saved = None if saver is None else saver.save(position, progress, goes_on=False)
-                raise interrupted(number, position.step, saved, None if saver is None else saver.kept())
+                raise interrupted(requested, position.step, saved, None if saver is None else saver.kept())
 
         for epoch in range(steps.start.epoch, steps.epochs):
             self._activity.does("beginning an epoch")
@@ -239,20 +228,19 @@ class TrainingJob:
         self._activity.waits("waiting for peers to evaluate")
         evaluator.use_buffers(self._buffers_of_first(team))
         self._activity.does("evaluating")
+        own: list[list[Sums]] = []
         with team.whole_parameters():
-            own = [
-                evaluator.sums(source.evaluation, replica.replica, setup.shards, setup.seed, step)
-                for replica, source in zip(team.replicas, sources, strict=True)
-                if replica.works
-                and source.evaluation is not None
-                and (team.hub is None or replica.transport.gives_loss)
-            ]
+            for rank, source in zip(team.replicas, sources, strict=True):
+                if rank.works and source.evaluation is not None and (team.hub is None or rank.transport.gives_loss):
+                    seed = derive(setup.seed, rank.replica, step, 0, Stream.DATA)
+                    batches = evaluator.infer(source.evaluation, rank.replica, setup.shards, seed)
+                    own.append([sums for sums, _ in batches])
         if not team.transport.gives_loss and team.hub is None:
             own = []  # another rank of the replica counts these samples
         self._activity.waits("waiting for peers to evaluate")
         everybody = self._communicator.all_gather_object((own, self._signals.request()))
         self._activity.does("evaluation done")
-        total = sum((sums for of_rank, _ in everybody for sums in of_rank), Sums())
+        total = sum(in_turn([of_replica for of_rank, _ in everybody for of_replica in of_rank]), Sums())
         requested = max(request for _, request in everybody)
         return total.record(step, epoch, setup.program.loss is not None, began_s), requested
 

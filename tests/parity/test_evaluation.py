@@ -17,7 +17,7 @@ from sambasim.data.datasets import WatchedDataset, open_source
 from sambasim.ir.types import SymbolKind
 from sambasim.options.run import RunOptions
 from sambasim.pef import map_weights
-from sambasim.runtime.inference import Evaluator, Sums
+from sambasim.runtime.inference import Evaluator, Sums, in_turn
 from sambasim.runtime.machine.node_memory import private_storage
 from sambasim.runtime.run.replica import input_specs
 from sambasim.runtime.transports.connect import connect_here
@@ -68,22 +68,16 @@ def test_sums_and_predictions_are_those_of_eager_over_all_samples(example: str, 
     for world_size in (1, 2, 3, SAMPLES, SAMPLES + 1):
         one = Evaluation(pefs[example, "sgd", False])
         before, losses, logits = one.storage.copy(), one.losses(), one.logits()
-        parts = [one.evaluator.sums(one.samples, rank, world_size, seed=0, step=0) for rank in range(world_size)]
-        total = sum(parts, Sums())
+        of_ranks = [list(one.evaluator.infer(one.samples, rank, world_size, seed=0)) for rank in range(world_size)]
+        total = sum((sums for of_batches in of_ranks for sums, _ in of_batches), Sums())
         assert total.samples == SAMPLES
         assert total.loss == pytest.approx(float(losses.double().sum()), rel=1e-5)
-        if world_size == SAMPLES:
-            assert [part.loss for part in parts] == pytest.approx(losses.tolist(), rel=1e-5)
         if example == "char_gpt":  # a model with a loss of its own says nothing about classes
             assert (total.correct, total.classified) == (0, 0)
         else:
             assert (total.correct, total.classified) == (int(logits.argmax(1).eq(one.batch[-1]).sum()), SAMPLES)
         assert (one.storage == before).all(), "evaluation has buffers and inputs of its own"
-        of_batches: dict[int, Tensor] = {}
-        for rank in range(world_size):
-            for turn, (_, (outputs, *_)) in enumerate(one.evaluator.infer(one.samples, rank, world_size)):
-                of_batches[turn * world_size + rank] = outputs
-        predicted = torch.cat([of_batches[number] for number in sorted(of_batches)])
+        predicted = torch.cat([outputs for _, (outputs, *_) in in_turn(of_ranks)])
         torch.testing.assert_close(predicted, logits, rtol=1e-5, atol=1e-6)
 
 
@@ -104,6 +98,6 @@ class OfProcesses(Dataset[object]):
 def test_evaluations_keep_their_workers(tmp_path: Path, pefs: Mapping[Variant, Path]) -> None:
     one = Evaluation(pefs["digits", "sgd", False], {"workers": 1, "persistent_workers": True, "prefetch_factor": 3})
     samples = WatchedDataset(OfProcesses(one.samples, tmp_path), "noted", range(SAMPLES))
-    sums = [one.evaluator.sums(samples, 0, 1, seed=0, step=step) for step in range(3)]
+    sums = [[of_batch for of_batch, _ in one.evaluator.infer(samples, 0, 1, seed=0)] for _ in range(3)]
     assert sums[0] == sums[1] == sums[2]
     assert len(list(tmp_path.iterdir())) == 1

@@ -10,7 +10,7 @@ import pytest
 from sambasim.errors import DataError, LaunchError, OptionError
 from sambasim.runtime.checkpoint.folder import check_shared
 from sambasim.runtime.machine import agreement
-from sambasim.runtime.machine.agreement import DATA, check_equal, check_job, first_difference
+from sambasim.runtime.machine.agreement import DATA, check_answers, check_equal, check_job
 from sambasim.runtime.machine.communicator import Communicator
 
 T = TypeVar("T")
@@ -38,11 +38,11 @@ def answer(host: str, *of_ranks: dict[str, str]) -> str:
 def test_a_difference_names_hosts_values_and_the_remedy(
     first: dict[str, str], other: dict[str, str], what: str, remedy: str
 ) -> None:
-    difference = first_difference([answer("hA", first), answer("hB", other)])
-    assert difference is not None
-    assert what in difference.what
-    assert difference.what.endswith("for rank 1 on hB")
-    assert remedy in difference.remedy
+    with pytest.raises(LaunchError) as caught:
+        check_answers([answer("hA", first), answer("hB", other)])
+    assert what in caught.value.what
+    assert caught.value.what.endswith("for rank 1 on hB")
+    assert remedy in (caught.value.remedy or "")
 
 
 @pytest.mark.parametrize("old", ["0a" * 32, "1" * 64, "1e5", None, 7, ["hB", []], "[1, 2]", '{"a": 1}'])
@@ -51,17 +51,15 @@ def test_an_older_version_is_recognized_by_whatever_it_sends(old: object) -> Non
         [answer("hA", {"sambasim": "2"}), cast(str, old)],
         [cast(str, old), answer("hA", {"sambasim": "2"})],
     ):
-        difference = first_difference(answers)
-        assert difference is not None
-        assert "an older version for rank" in difference.what
+        with pytest.raises(LaunchError, match="an older version for rank"):
+            check_answers(answers)
 
 
 def test_ranks_that_agree_or_do_not_tell_are_no_difference() -> None:
     telling, silent = {"sambasim": "2", "torch": "1"}, {"torch": "1"}
-    assert first_difference([answer("hA", telling, silent), answer("hB", telling), answer("hB", silent)]) is None
-    third = first_difference([answer("hA", silent, silent), answer("hB", {"torch": "3"})])
-    assert third is not None
-    assert third.what == "torch: 1 for rank 0 on hA, but 3 for rank 2 on hB"
+    check_answers([answer("hA", telling, silent), answer("hB", telling), answer("hB", silent)])
+    with pytest.raises(LaunchError, match="torch: 1 for rank 0 on hA, but 3 for rank 2 on hB"):
+        check_answers([answer("hA", silent, silent), answer("hB", {"torch": "3"})])
 
 
 @dataclass(frozen=True)

@@ -249,16 +249,22 @@ def choose(resume: str, checkpoint_dir: Path | None, communicator: Communicator)
 
 
 def settle(asked: CheckpointOptions, communicator: Communicator) -> tuple[CheckpointOptions, list[str]]:
-    """Collective. `asked` with AUTO or None for IF_ANY, and a notice if None. Rank 0 decides; damaged ones count."""
-    if asked.resume != IF_ANY or asked.dir is None:
+    """Collective. `asked` with AUTO or None for IF_ANY, and a notice if None. Rank 0 decides; damaged ones count.
+    Raises OptionError if there is no folder to resume from."""
+    resume, path = asked.resume, asked.dir
+    if path is None or resume not in (AUTO, NEWEST, IF_ANY):
         return asked, []
-    path = asked.dir
-    if communicator.from_first(lambda: bool(_in_folder(path) or folder.damaged_in(path))):
-        return asked.model_copy(update={"resume": AUTO}), []
-    return asked.model_copy(update={"resume": None}), [f"starts from the beginning: {path} holds no checkpoint"]
+    is_there, has_any = communicator.from_first(
+        lambda: (path.exists(), bool(_in_folder(path) or folder.damaged_in(path)))
+    )
+    if resume == IF_ANY and not has_any:
+        return asked.model_copy(update={"resume": None}), [f"starts from the beginning: {path} holds no checkpoint"]
+    if not is_there:
+        raise _nothing_in(path)
+    return asked.model_copy(update={"resume": AUTO if resume == IF_ANY else resume}), []
 
 
-def nothing_in(checkpoint_dir: Path) -> OptionError:
+def _nothing_in(checkpoint_dir: Path) -> OptionError:
     aside = folder.damaged_in(checkpoint_dir)
     damaged = f", only damaged ones: {', '.join(path.name for path in aside[-3:])}" if aside else ""
     remedy = "leave out --resume to start from the beginning, or name the right --checkpoint-dir"
@@ -268,7 +274,7 @@ def nothing_in(checkpoint_dir: Path) -> OptionError:
 def _candidates(resume: str, checkpoint_dir: Path | None) -> list[Path]:
     if resume in (AUTO, NEWEST) and checkpoint_dir is not None:
         if not (checkpoints := _in_folder(checkpoint_dir)):
-            raise nothing_in(checkpoint_dir)
+            raise _nothing_in(checkpoint_dir)
         return checkpoints if resume == AUTO else checkpoints[:1]
     path = Path(resume)
     if not path.exists() and not path.is_symlink():

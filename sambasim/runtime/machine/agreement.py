@@ -11,7 +11,6 @@ import platform
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import NamedTuple
 
 from sambasim import __version__
 from sambasim.errors import LaunchError, SambasimError
@@ -59,19 +58,12 @@ def check_equal(
     count. `facts`: of each rank that this process runs."""
     if communicator.world_size > 1 or len(facts) > 1:
         texts = [{name: str(value) for name, value in own.items() if value is not None} for own in facts]
-        difference = first_difference(communicator.all_gather_object(json.dumps([communicator.host_name, texts])))
-        if difference is not None:
-            raise kind(difference.what, remedy=difference.remedy)
+        check_answers(communicator.all_gather_object(json.dumps([communicator.host_name, texts])), kind)
 
 
-class Difference(NamedTuple):
-    what: str
-    remedy: str
-
-
-def first_difference(answers: Sequence[str]) -> Difference | None:
-    """The first name under which ranks have told different things. An answer is the JSON text of a process: its host,
-    and for each of its ranks texts by name. That of an older version is anything else."""
+def check_answers(answers: Sequence[str], kind: type[SambasimError] = LaunchError) -> None:
+    """Raises an error of `kind` for the first name under which ranks have told different things. An answer is the JSON
+    text of a process: its host, and for each of its ranks texts by name. That of an older version is anything else."""
     told: dict[str, tuple[str, str]] = {}
     rank = 0
     for answer in answers:
@@ -83,8 +75,7 @@ def first_difference(answers: Sequence[str]) -> Difference | None:
                 first, who = told.setdefault(name, (text, where))
                 if text != first:
                     remedy = _REMEDIES.get(name, _START_ALIKE).format(host=host, first=first.partition("+")[0])
-                    return Difference(f"{name}: {first} for {who}, but {text} for {where}", remedy)
-    return None
+                    raise kind(f"{name}: {first} for {who}, but {text} for {where}", remedy=remedy)
 
 
 def _read(answer: object) -> tuple[str, list[Mapping[str, str]]]:

@@ -7,11 +7,11 @@ reduction: the owner of a slice adds gradients, in an order that does not depend
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple, NewType, NoReturn, TypeAlias, TypeVar, cast
+from typing import Any, NamedTuple, NewType, NoReturn, TypeAlias, TypeVar, cast
 
 from sambasim.errors import InternalError, SambasimError
 from sambasim.runtime.machine.node_memory import ByteArray, Range, private_storage
@@ -21,6 +21,9 @@ T = TypeVar("T")
 Request = NewType("Request", object)
 """A message under way. Only `wait_all` and `test_all` of the communicator that began it can read one."""
 Message: TypeAlias = tuple[ByteArray, int]  # and the rank that it goes to or comes from
+
+
+NOTICE, QUESTION, NOTHING = 1, 2, 3  # tags of what is posted: by a rank that fails, by watchdogs, and never
 
 
 class Messages(NamedTuple):
@@ -55,7 +58,6 @@ class Communicator:
     node_of: tuple[int, ...]
     host_name: str
     library: str = "none"
-    _failures: dict[int, FailureNotice] = field(default_factory=dict, init=False)
 
     @property
     def world_size(self) -> int:
@@ -161,24 +163,17 @@ class Communicator:
         rank if a node lacks the shared memory. `touched`: the byte ranges that need memory; all by default."""
         return SharedWindow((private_storage(size_bytes),))
 
-    def announce_failure(self, notice: FailureNotice) -> None:
-        """Notify all other ranks that this one is failing. Does not wait, and needs no action by them."""
-        self._failures[self.rank] = notice
-
-    def failures(self) -> Mapping[int, FailureNotice]:
-        """The notices received so far, and this rank's own, by rank. Does not wait."""
-        return dict(self._failures)
-
     @property
     def serves_threads(self) -> bool:
         """Whether several threads may use it at the same time."""
         return True
 
-    def post(self, value: object, rank: int) -> None:
-        """Send `value` (any small picklable object) to another rank. Does not wait, and needs no action by it."""
+    def post(self, value: object, rank: int, tag: int) -> None:
+        """Send `value` (any small picklable object) to another rank. Does not wait, and needs no action by it. Only one
+        thread uses a `tag`."""
         raise InternalError(f"a message to rank {rank} of a job of one rank")
 
-    def posted(self) -> Sequence[tuple[int, object]]:
+    def posted(self, tag: int) -> "Sequence[tuple[int, Any]]":
         """The values posted to this rank since the last call, each after its sender. Does not wait."""
         return []
 

@@ -9,7 +9,7 @@ import socket
 import sys
 import time
 import warnings
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -23,15 +23,7 @@ from numpy.typing import NDArray
 from sambasim.errors import InternalError, LaunchError
 from sambasim.ir.types import align
 from sambasim.runtime.machine import node_memory
-from sambasim.runtime.machine.communicator import (
-    Communicator,
-    FailureNotice,
-    Message,
-    Messages,
-    Request,
-    SharedWindow,
-    single_rank,
-)
+from sambasim.runtime.machine.communicator import Communicator, Message, Messages, Request, SharedWindow, single_rank
 from sambasim.runtime.machine.launcher import check_alone, check_launcher, find_launcher, library_name, ranks_of_node
 from sambasim.runtime.machine.node_memory import ByteArray, Range, merged, second_mapping
 
@@ -40,7 +32,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_NOTICE_TAG, _FIRST_TAG, _POSTED_TAG = 1, 2, 3
+_FIRST_TAG = 2
 _PR_SET_PDEATHSIG = 1  # of prctl(2)
 
 
@@ -102,7 +94,7 @@ class MpiCommunicator(Communicator):
     _node: "MPI.Intracomm" = field(kw_only=True)
     _notices: "MPI.Intracomm" = field(kw_only=True)  # its messages do not mix with those of training
     _held: ExitStack = field(default_factory=ExitStack, init=False)  # what `close` frees, the last first
-    _posted: "deque[MPI.Request]" = field(default_factory=deque, init=False)  # by the thread of the watchdog
+    _posted: "defaultdict[int, deque[MPI.Request]]" = field(default_factory=lambda: defaultdict(deque), init=False)
     _sending: "deque[MPI.Request]" = field(default_factory=deque, init=False)
     _promised: node_memory.Promised = field(default_factory=node_memory.Promised)
     _job: "MpiCommunicator | None" = None
@@ -218,26 +210,14 @@ class MpiCommunicator(Communicator):
         node_memory.unlink(node_memory.mapped_names() - names_before)
         return SharedWindow(tuple(parts), handle.Sync)
 
-    def announce_failure(self, notice: FailureNotice) -> None:
-        self._failures[self.rank] = notice
-        others = (rank for rank in range(self.world_size) if rank != self.rank)
-        self._posted.extend(self._notices.isend(notice, dest=rank, tag=_NOTICE_TAG) for rank in others)
-
-    def failures(self) -> Mapping[int, FailureNotice]:
-        self._failures.update(self._received(_NOTICE_TAG))
-        return dict(self._failures)
-
     @property
     def serves_threads(self) -> bool:
         return bool(self._mpi.Query_thread() == self._mpi.THREAD_MULTIPLE)
 
-    def post(self, value: object, rank: int) -> None:
-        _keep(self._posted, self._notices.isend(value, dest=rank, tag=_POSTED_TAG))
+    def post(self, value: object, rank: int, tag: int) -> None:
+        _keep(self._posted[tag], self._notices.isend(value, dest=rank, tag=tag))
 
-    def posted(self) -> Sequence[tuple[int, object]]:
-        return self._received(_POSTED_TAG)
-
-    def _received(self, tag: int) -> "list[tuple[int, Any]]":
+    def posted(self, tag: int) -> "Sequence[tuple[int, Any]]":
         received = []
         while (message := self._notices.improbe(tag=tag)) is not None:
             status = self._mpi.Status()

@@ -7,9 +7,10 @@ import os
 import time
 from collections.abc import Sequence
 from enum import IntEnum
+from functools import partial
 
 from sambasim.records.trace import Track
-from sambasim.runtime.machine.communicator import Communicator
+from sambasim.runtime.machine.communicator import NOTHING, Communicator
 from sambasim.runtime.machine.launcher import cores_of_this_process
 from sambasim.runtime.watch.observer import span
 
@@ -48,7 +49,7 @@ class NodeFlags:
         self._patience = _CROWDED if job.local_size > len(cores) else _PATIENT
         # MPI messages to other ranks progress only inside MPI calls.
         has_others = job.node_count > 1 or job.world_size > communicator.world_size
-        self._poke = job.failures if has_others else os.sched_yield
+        self._poke = partial(job.posted, NOTHING) if has_others else os.sched_yield
 
     def publish(self, counter: Counter, value: int) -> None:
         """Set a counter. All earlier writes of this rank are visible to ranks that read `value`."""

@@ -19,6 +19,7 @@ import math
 import os
 import signal
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -30,7 +31,7 @@ from typing import Final, NamedTuple, NoReturn, Self, cast
 from sambasim.errors import Interrupted, PeerError, exit_code
 from sambasim.forks import STOP_SIGNALS
 from sambasim.ir.mesh import Mesh
-from sambasim.runtime.machine.communicator import Communicator, FailureNotice
+from sambasim.runtime.machine.communicator import NOTICE, Communicator, FailureNotice
 from sambasim.runtime.machine.launcher import FORWARDING_S
 from sambasim.runtime.watch.status_file import UNWATCHED, Activity, State, StatusFile, name_of
 from sambasim.runtime.watch.watchdog import ANSWER_S, LEAST_LIMIT_S, OtherNodes, Watchdog, start_time
@@ -95,9 +96,9 @@ class Supervisor:
         label = self._mesh.label(world.rank)
         return f"rank {world.rank} on {world.host_name}{label and f': {label}'}"
 
-    def start(self, folders: Sequence[Path], title: str, timeout_s: float, mesh: Mesh) -> None:
-        """Collective. Create the status files, in the first of `folders` that can be written, and start the watchdog;
-        with one rank neither. `timeout_s`: how long ranks wait for one without progress. Raises MachineError."""
+    def start(self, pef: Path, log_dir: Path | None, timeout_s: float, mesh: Mesh) -> None:
+        """Collective. Create the status files, in `log_dir`, beside the PEF or in /tmp, and start the watchdog; with
+        one rank neither. `timeout_s`: how long ranks wait for one without progress. Raises MachineError."""
         world = self._communicator
         if world.world_size == 1:
             faulthandler.cancel_dump_traceback_later()
@@ -105,7 +106,8 @@ class Supervisor:
         self._timeout_s, self._mesh = timeout_s, mesh
         first = world.local_ranks[0]
         if world.rank == first:
-            self._file = StatusFile.create(folders, name_of(title, world.host_name, os.getpid()), world.local_size)
+            folders = [log_dir or pef.resolve().parent, Path(tempfile.gettempdir())]
+            self._file = StatusFile.create(folders, name_of(pef.stem, world.host_name, os.getpid()), world.local_size)
         paths = world.all_gather_object(None if self._file is None else self._file.path)
         self._paths = [path for path in paths if path is not None]
         self._file = self._file or StatusFile.attach(cast("Path", paths[first]))
@@ -159,10 +161,14 @@ class Supervisor:
             self._watchdog.stop()
             error = self._watchdog.death() or error
         own = FailureNotice(f"{type(error).__name__}: {error}", self._exit_code(error), isinstance(error, PeerError))
-        world.announce_failure(own)
+        notices = {world.rank: own}
+        for rank in range(world.world_size):
+            if rank != world.rank:
+                world.post(own, rank, NOTICE)
         until = time.monotonic() + PATIENCE_S
-        while len(notices := world.failures()) < world.world_size and time.monotonic() < until:
+        while len(notices) < world.world_size and time.monotonic() < until:
             time.sleep(0.005)
+            notices.update(world.posted(NOTICE))
         all_exit = len(notices) == world.world_size
         alike = all_exit and all(notice.words == own.words for notice in notices.values())
         # The lowest rank whose error was not caused by another rank; else the lowest.
@@ -200,9 +206,9 @@ def _exit_within(seconds: float) -> None:
 
 
 SAVE: Final = 1
-"""The request for a checkpoint; a request to stop is larger. The largest request of all ranks counts."""
+"""The request for a checkpoint; one to stop is the number of the signal, which is larger. The largest request of all
+ranks counts."""
 
-_STOP = 100  # plus the number of the signal
 SAME_S = 1.0
 """Signals within this time are one request: mpirun forwards what all processes of its group receive."""
 _wakeup_fds: set[int] = set()
@@ -216,7 +222,7 @@ class StopSignals:
     def __init__(self, notify: Callable[[str], object] = lambda name: None) -> None:
         self.notify = notify
         self._handlers: dict[signal.Signals, object] = {}
-        self._received = 0
+        self.received = 0  # the number of the signal
         self._is_reported = self._has_ended = False
 
     def __enter__(self) -> "StopSignals":
@@ -238,18 +244,14 @@ class StopSignals:
         _wakeup_fds.discard(self._writes)
         os.close(self._writes)  # ends the thread
         self._has_ended = True
-        if self._is_reported and not self._received:
+        if self._is_reported and not self.received:
             return  # another rank was signalled: the signal to this one may still come, and must not kill it
         self._restore()
 
-    @property
-    def received(self) -> int:
-        """The request to stop, or 0."""
-        return self._received and _STOP + self._received
-
     def request(self) -> int:
-        if self._received:
-            self.report(self._received)  # not in the handler, which may interrupt a print
+        """The request to stop, or 0."""
+        if self.received:
+            self.report(self.received)  # not in the handler, which may interrupt a print
         return self.received
 
     def report(self, number: int) -> None:
@@ -259,7 +261,7 @@ class StopSignals:
             self.notify(signal.Signals(number).name)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self._received = self._received or number
+        self.received = self.received or number
         if self._has_ended:
             self._restore()
 
@@ -300,11 +302,6 @@ def _close_and_unblock() -> None:
 
 
 os.register_at_fork(before=_block, after_in_parent=_unblock, after_in_child=_close_and_unblock)
-
-
-def signal_of(request: int) -> int | None:
-    """The number of the signal in a request to stop; None in another request."""
-    return request - _STOP if request > _STOP else None
 
 
 def interrupted(number: int, step: int, saved: Path | None, kept: str | None) -> Interrupted:

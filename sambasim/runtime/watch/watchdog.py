@@ -21,7 +21,7 @@ from types import FrameType
 from sambasim.errors import PeerError, StallError
 from sambasim.forks import stat_of
 from sambasim.ir.mesh import Mesh
-from sambasim.runtime.machine.communicator import Communicator
+from sambasim.runtime.machine.communicator import QUESTION, Communicator
 from sambasim.runtime.watch.status_file import STARTING, RankStatus, State, StatusFile
 from sambasim.units import format_seconds
 from sambasim.whose_code import PACKAGE, is_users_file
@@ -40,7 +40,6 @@ _LONG_S = 10.0
 waits: communication within a section writes no activity, because it is short and frequent."""
 
 WAIT = "a wait for other ranks"
-_QUESTION = "what do you see?"
 _COMMUNICATION = tuple(f"{PACKAGE}runtime/{name}" for name in ("transports/", "machine/mpi.py"))
 _WHERE_INDENT = "\n         "
 
@@ -208,11 +207,11 @@ class OtherNodes:
 
     def answer(self, observed: Sequence[Observation]) -> None:
         """Send `observed` to those who have asked, and keep the answers to own questions. Does not wait."""
-        for rank, message in self._communicator.posted():
-            if message == _QUESTION:
-                self._communicator.post(tuple(observed), rank)
-            elif isinstance(message, tuple):
-                self._answers.update({seen.status.rank: seen for seen in message if isinstance(seen, Observation)})
+        for rank, message in self._communicator.posted(QUESTION):
+            if message is None:
+                self._communicator.post(tuple(observed), rank, QUESTION)
+            else:
+                self._answers.update({seen.status.rank: seen for seen in message})
 
     def ask(self, observed: Sequence[Observation]) -> Sequence[Observation]:
         """The observations of all other nodes, by rank. Meanwhile answers with `observed`."""
@@ -220,7 +219,7 @@ class OtherNodes:
         others = [rank for rank, node in enumerate(world.node_of) if node != world.node_index]
         self._answers.clear()
         for rank in others:
-            world.post(_QUESTION, rank)
+            world.post(None, rank, QUESTION)
         until = time.monotonic() + ANSWER_S
         while not self._answers.keys() >= set(others) and time.monotonic() < until:
             time.sleep(0.02)

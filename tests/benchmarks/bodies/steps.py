@@ -56,7 +56,7 @@ def measured(communicator: Communicator, folder: Path, name: str, way: str, step
                 how["checkpoint"] = CheckpointOptions(dir=where, every=every)
             with Supervisor(communicator, report=_report, exit_code=lambda error: 1) as own:
                 if way != "bare":
-                    own.start([folder], name, 300.0, Mesh({}))
+                    own.start(folder / name, folder, 300.0, Mesh({}))
                 bad = "ignore" if way == "bare" else "stop"
                 train(pef, communicator, clock, steps, own.activity, threads=1, on_nonfinite=bad, **how)
                 own.finish()

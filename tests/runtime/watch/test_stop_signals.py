@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 
-from sambasim.runtime.watch.supervisor import SAME_S, StopSignals, signal_of
+from sambasim.runtime.watch.supervisor import SAME_S, StopSignals
 
 _BEGUN = "it waits"
 
@@ -42,7 +42,7 @@ def test_the_first_one_is_a_request_and_handlers_come_back() -> None:
     with StopSignals(notified.append) as signals:
         assert signals.request() == 0
         os.kill(os.getpid(), signal.SIGUSR1)
-        assert signal_of(signals.request()) == signal.SIGUSR1
+        assert signals.request() == signal.SIGUSR1
         signals.request()
     assert notified == ["SIGUSR1"]
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)] == before
