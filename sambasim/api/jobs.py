@@ -20,13 +20,13 @@ from sambasim.compiler.capture.tensors import held_by
 from sambasim.errors import DataError, LaunchError, OptionError, WeightsError
 from sambasim.options.given import given_settings
 from sambasim.options.run import RunOptions, run_options
-from sambasim.records.metrics import EvaluationRecord, InferenceRecord, SummaryRecord
+from sambasim.records.metrics import EvaluationRecord, InferenceRecord, StepRecord, SummaryRecord
 from sambasim.report.simulation import simulation_json, simulation_report
 from sambasim.report.summaries import step_times
 from sambasim.report.tables import Shown, Tables, sparkline
 from sambasim.runtime.inference import infer
 from sambasim.runtime.machine.communicator import Communicator
-from sambasim.runtime.run.run_observer import RunObserver, Step
+from sambasim.runtime.run.run_observer import RunObserver
 from sambasim.terminal.output import scores
 from sambasim.terminal.progress import RunProgress
 from sambasim.units import counted, format_seconds
@@ -156,7 +156,7 @@ class _Recorder(RunObserver):
         self.losses: list[float] = []
         self.evaluations: list[EvaluationRecord] = []
 
-    def stepped(self, step: Step) -> None:
+    def stepped(self, step: StepRecord) -> None:
         self.losses.append(step.loss)
 
     def evaluated(self, record: EvaluationRecord) -> None:

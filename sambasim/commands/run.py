@@ -13,11 +13,11 @@ from sambasim.ir.mesh import DATA_PARALLEL, PIPELINE, Mesh
 from sambasim.options.given import leaves
 from sambasim.options.run import RunOptions, resolve_run
 from sambasim.pef import PefHeader, locate, peek
-from sambasim.records.metrics import CheckpointRecord, EvaluationRecord, SummaryRecord
+from sambasim.records.metrics import CheckpointRecord, EvaluationRecord, StepRecord, SummaryRecord
 from sambasim.runtime.machine import launcher
 from sambasim.runtime.machine.agreement import check_equal, check_job
 from sambasim.runtime.machine.communicator import Communicator
-from sambasim.runtime.run.run_observer import LineFile, MetricsFile, RunObserver, RunObservers, Start, Step
+from sambasim.runtime.run.run_observer import LineFile, MetricsFile, RunObserver, RunObservers, Start
 from sambasim.runtime.watch.status_file import Activity
 from sambasim.runtime.watch.supervisor import Failure, StopSignals
 from sambasim.units import format_seconds
@@ -193,7 +193,7 @@ class RankLog(RunObserver):
         rank = start.rank and f"{start.rank}; "
         self._write(f"start {start.name}: {rank}sync {start.sync}, {start.threads} threads, {start.data}")
 
-    def stepped(self, step: Step) -> None:
+    def stepped(self, step: StepRecord) -> None:
         times = f"step {format_seconds(step.step_s)}, sync {format_seconds(step.sync_s)}"
         self._write(f"step {step.step} epoch {step.epoch} loss {step.loss!r} {times}")
 

@@ -5,18 +5,20 @@ import multiprocessing.context
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from multiprocessing.popen_fork import Popen
 from multiprocessing.util import get_temp_dir
 from typing import Any
 
-from torch.utils.data import DataLoader
+from torch import Generator
+from torch.utils.data import DataLoader, Dataset
 
-from sambasim.data.batches import Batch
+from sambasim.data.batches import Batch, collate
 from sambasim.data.user_code import summary
 from sambasim.errors import DataError
 from sambasim.forks import STOP_SIGNALS, ends_with
+from sambasim.options.training import DataOptions
 
 
 class _Popen(Popen):
@@ -34,12 +36,22 @@ class _Context(multiprocessing.context.ForkContext):
     Process = _Process
 
 
-def worker_options(count: int) -> dict[str, Any]:
-    """The arguments of a DataLoader with `count` workers."""
-    if not count:
-        return {"num_workers": 0}
+def loader_of(
+    dataset: Dataset[object], sampler: Iterable[list[int]], options: DataOptions, generator: Generator | None
+) -> "DataLoader[object]":
+    """Reads the batches that `sampler` gives; workers are seeded from `generator`."""
     parent = os.getpid() if threading.current_thread() is threading.main_thread() else None
-    return {"num_workers": count, "multiprocessing_context": _Context(), "worker_init_fn": partial(_begin, parent)}
+    return DataLoader(
+        dataset,
+        batch_sampler=sampler,
+        collate_fn=collate,
+        num_workers=options.workers,
+        multiprocessing_context=_Context() if options.workers else None,
+        worker_init_fn=partial(_begin, parent),
+        prefetch_factor=options.prefetch_factor,
+        persistent_workers=options.persistent_workers,
+        generator=generator,
+    )
 
 
 def _begin(parent: int | None, number: int) -> None:

@@ -3,22 +3,26 @@ And the line of `sambasim bench collectives`."""
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
-from pydantic import Field, TypeAdapter
+from pydantic import Field, TypeAdapter, with_config
 
 from sambasim.errors import LARGEST_RECORDS_BYTES, ArtifactError, OptionError, failing_with
 from sambasim.files import in_memory, read_text
 from sambasim.records import Count, Figure, Loss, Record, parsed
 
 
-class StepRecord(Record):
+@with_config(extra="forbid")
+@dataclass(slots=True, kw_only=True)
+class StepRecord:
     """One optimizer step; steps and epochs count from 1. `loss` is the mean over replicas and micro-steps. Figure are
     those of rank 0: `step_s` of the whole step, reading data included; `sync_s` in REDUCE, GATHER and the exchange of
     GRADNORM after its backward ended, waiting included, and in the passes of ZeRO 2 and 3; `hidden_sync_s` that before
     its backward ended, both without OPT; `waited_s` in communication within a replica, by mesh axis. `loss_scale` is
-    that of the step, in float16; `grad_norm` is without it."""
+    that of the step, in float16; `grad_norm` is without it. It is validated when it is read: a step may take less time.
+    """
 
     kind: Literal["step"] = "step"
     step: Count
@@ -28,7 +32,7 @@ class StepRecord(Record):
     step_s: Figure
     sync_s: Figure
     hidden_sync_s: Figure = 0.0
-    waited_s: dict[str, Figure] = Field(default_factory=dict)
+    waited_s: dict[str, Figure] = field(default_factory=dict)
     samples_per_s: Figure
     grad_norm: float | None = None
     loss_scale: float | None = None
@@ -180,7 +184,11 @@ class InferenceRecord(Record):
 
 
 _WRITTEN_BY = "a file of sambasim run --metrics FILE"
-_LINES: TypeAdapter[Line] = TypeAdapter(Annotated[Line, Field(discriminator="kind")])
+LINES: TypeAdapter[Line] = TypeAdapter(Annotated[Line, Field(discriminator="kind")])
+
+
+def json_line(record: Line) -> str:
+    return f"{LINES.dump_json(record).decode()}\n"
 
 
 class RunRecords(NamedTuple):
@@ -198,7 +206,7 @@ def read_run(path: Path) -> RunRecords:
     with failing_with(OptionError, f"{path} cannot be read", _WRITTEN_BY), in_memory(path):
         *lines, _ = read_text(path, LARGEST_RECORDS_BYTES).split("\n")
         numbered = ((f"{path}:{number}", line) for number, line in enumerate(lines, 1))
-        records = [parsed(line, _LINES.validate_json, "--metrics", where) for where, line in numbered]
+        records = [parsed(line, LINES.validate_json, "--metrics", where) for where, line in numbered]
     if not records:
         remedy = "write one with sambasim run --metrics FILE, or wait for the first step"
         raise ArtifactError(f"{path} has no records", remedy=remedy)

@@ -171,23 +171,21 @@ def _step_rows(summary: SummaryRecord, predicted: PredictedRecord | None) -> Ite
     update_s = max(0.0, summary.training_s - summary.model_s - sync_s - sum(summary.waited_s.values()))
     of = {} if predicted is None else predicted.model_dump()
     waited_s = of.get("predicted_waited_s", {})
-    rows = [
+    rows: list[tuple[str, float | None, float | None]] = [
         ("whole step", summary.training_s, of.get("predicted_step_s")),
         ("forward and backward", summary.model_s, of.get("predicted_model_s")),
         *((f"waiting along {axis}", time_s, waited_s.get(axis, 0.0)) for axis, time_s in summary.waited_s.items()),
         ("waiting for sync", sync_s, of.get("predicted_sync_s")),
         ("update", update_s, of.get("predicted_update_s")),
     ]
-    if predicted is None:
-        yield from ((name, format_seconds(time_s / summary.steps_here)) for name, time_s, _ in rows if time_s)
-        yield "samples/s", format_rate(summary.samples_per_s)
-        return
-    host = ("host: sections, inputs, outputs", None, predicted.predicted_host_s)
-    hidden = ("sync during the backward", summary.hidden_sync_s, predicted.predicted_hidden_sync_s)
-    for name, time_s, predicted_s in (row for row in (*rows, host, hidden) if row[1] or row[2]):
+    if predicted is not None:
+        rows.append(("host: sections, inputs, outputs", None, predicted.predicted_host_s))
+        rows.append(("sync during the backward", summary.hidden_sync_s, predicted.predicted_hidden_sync_s))
+    for name, time_s, predicted_s in (row for row in rows if row[1] or row[2]):
         here = "-" if time_s is None else format_seconds(time_s / summary.steps_here)
-        yield name, here, format_seconds(predicted_s)
-    yield "samples/s", format_rate(summary.samples_per_s), format_rate(predicted.predicted_samples_per_s)
+        yield name, here, *([format_seconds(predicted_s or 0.0)] if predicted else ())
+    rates = (summary.samples_per_s, *([predicted.predicted_samples_per_s] if predicted else ()))
+    yield "samples/s", *map(format_rate, rates)
 
 
 def step_times(summary: SummaryRecord, *, predicts: bool = False) -> list[RenderableType]:

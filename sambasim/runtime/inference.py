@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 
 from sambasim.data import batches
 from sambasim.data.datasets import WatchedDataset, open_source
-from sambasim.data.workers import batches_of, worker_options
+from sambasim.data.workers import batches_of, loader_of
 from sambasim.ir.graph import Graph
 from sambasim.ir.mesh import copy_mesh
 from sambasim.ir.program import Program
@@ -103,16 +103,9 @@ class Evaluator:
         size, samples = self._program.batch_size, range(len(dataset))
         deal = [list(samples[start : start + size]) for start in samples[rank * size :: world_size * size]]
         if key not in self._loaders:
-            self._loaders[key] = DataLoader(
-                dataset,
-                batch_sampler=deal,
-                collate_fn=batches.collate,
-                **worker_options(options.workers),
-                prefetch_factor=options.prefetch_factor,
-                persistent_workers=options.persistent_workers,
-                # Kept workers draw no seed again: so that evaluations draw alike, none draws from the global generator.
-                generator=Generator() if options.persistent_workers else None,
-            )
+            # Kept workers draw no seed again: so that evaluations draw alike, none draws from the global generator.
+            generator = Generator() if options.persistent_workers else None
+            self._loaders[key] = loader_of(dataset, deal, options, generator)
         read = batches_of(self._loaders[key], options.source or "the data")
         for number, indices in enumerate(deal, start=1):
             self._activity.does(f"evaluating batch {number} of {len(deal)}")

@@ -11,7 +11,7 @@ from sambasim.data.datasets import Source, open_source
 from sambasim.errors import InternalError
 from sambasim.ir.mesh import DATA_PARALLEL
 from sambasim.ir.types import SymbolKind
-from sambasim.records.metrics import EvaluationRecord, SummaryRecord
+from sambasim.records.metrics import EvaluationRecord, StepRecord, SummaryRecord
 from sambasim.runtime.checkpoint.choose import AUTO, IF_ANY, NEWEST, find, restore, settle
 from sambasim.runtime.checkpoint.folder import claim
 from sambasim.runtime.checkpoint.saver import Saver
@@ -24,7 +24,7 @@ from sambasim.runtime.record.numerics import Probes
 from sambasim.runtime.record.trace import RunTrace
 from sambasim.runtime.run.plan import BEGINNING, Plan, Position, plan
 from sambasim.runtime.run.replica import input_specs
-from sambasim.runtime.run.run_observer import RunObserver, Start, Step
+from sambasim.runtime.run.run_observer import RunObserver, Start
 from sambasim.runtime.run.setup import Setup, Team, assemble, check_sources
 from sambasim.runtime.run.training import LossWatch, Trainer
 from sambasim.runtime.values.memory import write_tensors
@@ -144,7 +144,9 @@ class TrainingJob:
         self._setup = replace(setup, data_identity=check_sources(self._communicator, sources))
         return sources
 
-    def _step(self, trainer: Trainer, epoch: int, recorder: StepRecorder | None, observers: list[StepObserver]) -> Step:
+    def _step(
+        self, trainer: Trainer, epoch: int, recorder: StepRecorder | None, observers: list[StepObserver]
+    ) -> StepRecord:
         number = trainer.totals.steps
         if recorder is None or number not in recorder.steps:
             return trainer.step(epoch)

@@ -6,8 +6,8 @@ import time
 from typing import TYPE_CHECKING
 
 from sambasim.errors import one_line, printable, say
-from sambasim.records.metrics import CheckpointRecord, EvaluationRecord, SummaryRecord
-from sambasim.runtime.run.run_observer import RunObserver, Start, Step
+from sambasim.records.metrics import CheckpointRecord, EvaluationRecord, StepRecord, SummaryRecord
+from sambasim.runtime.run.run_observer import RunObserver, Start
 from sambasim.terminal.output import console_of, is_terminal, scores, show
 from sambasim.units import counted, format_bytes, format_seconds
 
@@ -66,7 +66,7 @@ class RunProgress(RunObserver):
             self._bar.start_task(self._bar.task_ids[0])
             self._bar.update(self._bar.task_ids[0], total=plan.steps)
 
-    def stepped(self, step: Step) -> None:
+    def stepped(self, step: StepRecord) -> None:
         self._averages.add(step)
         if self._bar:
             facts = self._averages.facts(step)
@@ -148,12 +148,12 @@ class _Averages:
     def __init__(self) -> None:
         self._samples = self._sync_s = self.step_s = 0.0
 
-    def add(self, step: Step) -> None:
+    def add(self, step: StepRecord) -> None:
         self._samples += step.samples_per_s * step.step_s
         self._sync_s += step.sync_s
         self.step_s += step.step_s
 
-    def facts(self, step: Step) -> str:
+    def facts(self, step: StepRecord) -> str:
         pace = f"{self._samples / self.step_s:.0f} samples/s  sync {self._sync_s / self.step_s:.0%}"
         return f"loss {step.loss:.4f}  {pace}"
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from pydantic import BaseModel
 from safetensors.torch import save_file
 
 import sambasim
 from sambasim import pef
 from sambasim.errors import PefError, WeightsError
+from sambasim.records.metrics import Line, json_line
 from tests.cli.typed import invoked, printed, record, refused
 from tests.pef import damage
 from tests.pef.samples import sample_document, sample_weights, write_sample
@@ -36,7 +36,7 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, digest in (("run", pef.read(made).digest), ("other", "f" * 64)):
         _write(name, *run.steps, *run.evaluations, run.summary.model_copy(update={"pef_digest": digest}))
     for name, loss in (("a", 0.5), ("b", 0.75)):
-        _write(name, *run.steps[:-1], run.steps[-1].model_copy(update={"loss": loss}), *run.evaluations, run.summary)
+        _write(name, *run.steps[:-1], replace(run.steps[-1], loss=loss), *run.evaluations, run.summary)
     other = VALUES[1]._replace(digest="ff" * 8, norm=2.5)
     write_recording(Path("a"), {0: [a_step(1), a_step(2)]})
     changed = a_step(2, changed={"net__relu": other})
@@ -48,8 +48,8 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return made
 
 
-def _write(name: str, *records: BaseModel) -> None:
-    text = "".join(record.model_dump_json() + "\n" for record in records)
+def _write(name: str, *records: Line) -> None:
+    text = "".join(map(json_line, records))
     Path(f"{name}.jsonl").write_text(text, encoding="utf-8")
 
 

@@ -17,9 +17,10 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
 from sambasim.data.batches import Batch, bind, check, collate
 from sambasim.data.datasets import WatchedDataset, tensor_batches
-from sambasim.data.workers import batches_of, worker_options
+from sambasim.data.workers import batches_of, loader_of
 from sambasim.errors import DataError
 from sambasim.options.grammar import InputSpec
+from sambasim.options.training import DataOptions
 from tests.support.mpi import run_job
 
 Sample = namedtuple("Sample", ["image", "label"])
@@ -182,9 +183,8 @@ class Deadly(Dataset[Tensor]):
 
 
 def test_when_the_next_batch_is_read() -> None:
-    reading = batches_of(
-        DataLoader(WatchedDataset(Deadly(), "pictures"), collate_fn=collate, **worker_options(1)), "pictures"
-    )
+    dataset, each = WatchedDataset(Deadly(), "pictures"), [[number] for number in range(8)]
+    reading = batches_of(loader_of(dataset, each, DataOptions(workers=1), None), "pictures")
     next(reading)
     time.sleep(1.0)  # the death comes in here, where a handler of SIGCHLD could raise
     with pytest.raises(DataError, match=r"a worker process that reads pictures died") as caught:
@@ -207,8 +207,8 @@ def test_as_it_hands_a_batch_over(error: Exception) -> None:
 
 SLOW = """
 import time, torch
-from torch.utils.data import DataLoader
-from sambasim.data.workers import batches_of, worker_options
+from sambasim.data.workers import batches_of, loader_of
+from sambasim.options.training import DataOptions
 
 
 class Slow(torch.utils.data.Dataset):
@@ -221,7 +221,8 @@ class Slow(torch.utils.data.Dataset):
         return torch.tensor(index)
 
 
-reading = batches_of(DataLoader(Slow(), **worker_options(2)), "pictures")
+each = [[number] for number in range(8)]
+reading = batches_of(loader_of(Slow(), each, DataOptions(workers=2), None), "pictures")
 print(next(reading), flush=True)
 raise SystemExit(0)
 """

@@ -9,7 +9,7 @@ import pytest
 from sambasim.commands.results import compare
 from sambasim.errors import ArtifactError
 from sambasim.records.digests import replica_file
-from sambasim.records.metrics import CheckpointRecord, EvaluationRecord
+from sambasim.records.metrics import CheckpointRecord, EvaluationRecord, Line, json_line
 from tests.report.test_page import a_run as a_run_with_metrics
 from tests.support.recordings import a_step, write_recording
 
@@ -29,9 +29,17 @@ def metrics(folder: Path) -> Sequence[Path]:
     assert run.summary is not None
     middle = EvaluationRecord(step=4, epoch=1, samples=36, loss=0.7, accuracy=0.5, evaluation_s=0.1)
     saved = CheckpointRecord(step=6, epoch=1, path="ck", size_bytes=8, checkpoint_s=0.1)
-    records = (*run.steps[:4], middle, *run.steps[4:6], saved, *run.steps[6:], *run.evaluations, run.summary)
+    records: Sequence[Line] = (
+        *run.steps[:4],
+        middle,
+        *run.steps[4:6],
+        saved,
+        *run.steps[6:],
+        *run.evaluations,
+        run.summary,
+    )
     file = folder / "run.jsonl"
-    file.write_text("".join(record.model_dump_json() + "\n" for record in records), encoding="utf-8")
+    file.write_text("".join(map(json_line, records)), encoding="utf-8")
     return [file]
 
 

@@ -3,13 +3,14 @@
 import json
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from sambasim.errors import ArtifactError, OptionError
 from sambasim.records.digests import RUN_FILE, StepDigests, ValueDigest, is_recording, read_recording, replica_file
-from sambasim.records.metrics import read_run
+from sambasim.records.metrics import Line, json_line, read_run
 from sambasim.records.trace import TraceProcess, TraceSpan, Track, trace_json
 from tests.report.test_page import a_run as a_run_with_metrics
 from tests.support.recordings import a_run, a_step, write_recording
@@ -24,7 +25,8 @@ def write_metrics(folder: Path, text: str) -> Path:
 def metrics_lines() -> list[str]:
     run = a_run_with_metrics()
     assert run.summary is not None
-    return [record.model_dump_json() + "\n" for record in (*run.steps, *run.evaluations, run.summary)]
+    records: list[Line] = [*run.steps, *run.evaluations, run.summary]
+    return [json_line(record) for record in records]
 
 
 def test_what_was_written_comes_back(tmp_path: Path) -> None:
@@ -35,8 +37,8 @@ def test_what_was_written_comes_back(tmp_path: Path) -> None:
 
 
 def test_a_loss_that_is_not_finite(tmp_path: Path) -> None:
-    record = a_run_with_metrics().steps[0].model_copy(update={"loss": math.nan, "grad_norm": math.inf})
-    (step,) = read_run(write_metrics(tmp_path, record.model_dump_json() + "\n")).steps
+    record = replace(a_run_with_metrics().steps[0], loss=math.nan, grad_norm=math.inf)
+    (step,) = read_run(write_metrics(tmp_path, json_line(record))).steps
     assert math.isnan(step.loss)
     assert step.grad_norm is None
 

@@ -20,7 +20,7 @@ from sambasim.pef import map_weights, read
 from sambasim.runtime.engine.executor import tangent_of
 from sambasim.runtime.machine.communicator import single_rank
 from sambasim.runtime.run.setup import Engine, Team
-from sambasim.runtime.run.stepwise import STEP, Mode, StepwiseReplica
+from sambasim.runtime.run.stepwise import STEP, StepwiseReplica
 from sambasim.runtime.transports.connect import Way
 from sambasim.runtime.watch import observer
 from sambasim.samba.inputs import losses_of
@@ -71,7 +71,7 @@ class Stepped:
         """Runs sections on the batch `number`; None: without inputs."""
         inputs = {} if number is None else batch(number)
         tangent = tangent_of(self.program, scale) if kinds & {BCKWD} else None
-        return [*self.replica.run(kinds, inputs, tangent, Mode.ALONE).values()]
+        return [*self.replica.run(kinds, inputs, tangent, Way.IN_PROCESS).values()]
 
     def state(self, *kinds: SymbolKind) -> dict[str, Tensor]:
         return {name: self.replica.read(name) for name, symbol in self.program.symbols.items() if symbol.kind in kinds}
@@ -146,8 +146,8 @@ def test_an_optimizer_needs_gradients_which_are_synced_in_one_mode(stepped: Step
     with pytest.raises(OptionError, match="there are no gradients"):
         stepped.run({OPT}, None)
     stepped.run()
-    with pytest.raises(OptionError, match="were synced in the mode alone, and now are to be in the mode host"):
-        stepped.replica.run(STEP, batch(0), tangent_of(stepped.program, 1.0), Mode.HOST)
+    with pytest.raises(OptionError, match="the sync of gradients was in-process, and is now to be host"):
+        stepped.replica.run(STEP, batch(0), tangent_of(stepped.program, 1.0), Way.HOST_REPLICATED)
 
 
 def test_ranks_that_take_turns_share_the_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,12 +89,6 @@ def _read(answer: object) -> tuple[str, list[Mapping[str, str]]]:
 def _code_sha256() -> str:
     """Of the source files of sambasim: a version has many states between releases."""
     sha256, package = hashlib.sha256(), Path(__file__).parents[2]
-    for folder, folders, files in os.walk(package):
-        folders.sort()
-        for name in sorted(files):
-            if name.endswith((".py", ".c")):
-                path = os.path.join(folder, name)
-                sha256.update(os.path.relpath(path, package).encode())
-                with open(path, "rb") as file:
-                    sha256.update(file.read())
+    for path in sorted(path for path in package.rglob("*") if path.suffix in (".py", ".c")):
+        sha256.update(str(path.relative_to(package)).encode() + path.read_bytes())
     return sha256.hexdigest()

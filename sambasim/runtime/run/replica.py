@@ -14,12 +14,12 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
 from torch import Generator, Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 from torch.utils.data.distributed import DistributedSampler
 
 from sambasim.data import batches
 from sambasim.data.datasets import Samples, WatchedDataset, tensor_batches
-from sambasim.data.workers import batches_of, worker_options
+from sambasim.data.workers import batches_of, loader_of
 from sambasim.errors import InternalError
 from sambasim.ir.program import Program
 from sambasim.ir.types import Symbol, SymbolKind
@@ -62,15 +62,7 @@ class Shard:
         self._next_step = 0  # of the first batch of this epoch
         # The loader seeds its workers from a generator; without one of its own it would draw from the global one.
         self._generator = Generator()
-        self._loader: DataLoader[object] = DataLoader(
-            _Seeded(self.dataset),
-            batch_sampler=self,
-            collate_fn=batches.collate,
-            **worker_options(self.options.workers),
-            prefetch_factor=self.options.prefetch_factor,
-            persistent_workers=self.options.persistent_workers,
-            generator=self._generator,
-        )
+        self._loader = loader_of(_Seeded(self.dataset), self, self.options, self._generator)
         # A TensorDataset is cut without the loader; None if it is none.
         self._tensors = None if self.options.workers else tensor_batches(self.dataset)
         self._iterator: Iterator[batches.Batch] = iter(())

@@ -5,35 +5,16 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
-from typing import NamedTuple
 
 from sambasim.errors import MachineError, OptionError, failing_with
 from sambasim.files import once, unless_foreign_link, write_whole
-from sambasim.records import Record
-from sambasim.records.metrics import CheckpointRecord, EvaluationRecord, StepRecord, SummaryRecord
+from sambasim.records.metrics import CheckpointRecord, EvaluationRecord, Line, StepRecord, SummaryRecord, json_line
 from sambasim.runtime.run.plan import Plan
 from sambasim.runtime.watch.observer import forward_events
-
-
-class Step(NamedTuple):
-    """One optimizer step: the fields of StepRecord. A step may take less time than validating a record does."""
-
-    step: int
-    epoch: int
-    loss: float
-    lr: float
-    step_s: float
-    sync_s: float
-    hidden_sync_s: float
-    samples_per_s: float
-    grad_norm: float | None = None
-    waited_s: Mapping[str, float] = MappingProxyType({})
-    loss_scale: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +42,7 @@ class RunObserver:
     def started(self, start: Start) -> None:
         """Training begins."""
 
-    def stepped(self, step: Step) -> None:
+    def stepped(self, step: StepRecord) -> None:
         """A step has ended."""
 
     def noted(self, what: str) -> None:
@@ -102,8 +83,8 @@ class MetricsFile(RunObserver):
                 kept = [line for line in file if line.endswith("\n") and _step_of(line) <= step]
         self._file = self._open("".join(kept))
 
-    def stepped(self, step: Step) -> None:
-        self._write(StepRecord(**step._asdict()))
+    def stepped(self, step: StepRecord) -> None:
+        self._write(step)
 
     def evaluated(self, record: EvaluationRecord) -> None:
         self._write(record)
@@ -117,9 +98,9 @@ class MetricsFile(RunObserver):
     def _open(self, kept: str = "") -> "LineFile":
         return LineFile(self._path, "the metrics file", "--metrics FILE", self._warn, kept)
 
-    def _write(self, record: Record) -> "LineFile":
+    def _write(self, record: Line) -> "LineFile":
         self._file = self._file or self._open()
-        self._file.write(record.model_dump_json() + "\n")
+        self._file.write(json_line(record))
         return self._file
 
 

@@ -7,7 +7,6 @@ they are chips that share the batch: then all read the parameters of the first, 
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from enum import StrEnum
 from itertools import zip_longest
 
 import torch
@@ -36,16 +35,7 @@ from sambasim.runtime.watch.observer import SectionClock
 STEP = frozenset({SectionKind.FWD, SectionKind.BCKWD, SectionKind.OPT})
 
 
-class Mode(StrEnum):
-    """How a replica syncs its gradients with the others."""
-
-    ALONE = "alone"
-    HOST = "host"
-    DEVICE = "device"
-
-
 _WEIGHTS = (SymbolKind.PARAMETER, SymbolKind.BUFFER)
-_WAYS = {Mode.HOST: Way.HOST_REPLICATED, Mode.DEVICE: Way.DEVICE}
 
 
 class _Memory:
@@ -205,7 +195,7 @@ class _Memory:
 
 class StepwiseReplica:
     """The replica of this process, which runs all of its ranks. Creating it is collective, and so is an OPT in a mode
-    other than ALONE. `loss`: the mean of the loss, or of its substitute, in the last forward; `hyperparameters`: what
+    but IN_PROCESS. `loss`: the mean of the loss, or of its substitute, in the last forward; `hyperparameters`: what
     `change` has set, by optimizer; `mode`: None before the first OPT; `begun`: whoever writes states adds their
     optimizer; `write`, `meet`, `place`: those of its memory. `weights_of`: another replica that predicts with the same
     model; its parameters and buffers are read."""
@@ -217,7 +207,7 @@ class StepwiseReplica:
         self.has_weights_of_another = weights_of is not None and self._memory.share(weights_of._memory)
         self._program = self._memory.program
         self.write, self.meet, self.place = self._memory.write, self._memory.meet, self._memory.place
-        self.mode: Mode | None = None
+        self.mode: Way | None = None
         self.hyperparameters: dict[int, Mapping[str, float | bool]] = {}
         self._transports = connect_here(self._memory.updating)
         self._executors = self._bound()
@@ -241,7 +231,7 @@ class StepwiseReplica:
             update.observe(self._clock)
 
     def run(
-        self, kinds: Collection[SectionKind], inputs: Mapping[str, Tensor], tangent: Tangent, mode: Mode
+        self, kinds: Collection[SectionKind], inputs: Mapping[str, Tensor], tangent: Tangent, mode: Way
     ) -> Mapping[str, Tensor]:
         """Run the sections of `kinds`; returns the outputs of FWD and the gradients of inputs of BCKWD, by symbol.
         `tangent`: what a backward starts from; `mode`: how an OPT syncs, the same on all ranks. Raises OptionError for
@@ -335,12 +325,12 @@ class StepwiseReplica:
             return of_ranks[0]
         return self._memory.joined(of_ranks, self._executors[0].input_gradients)
 
-    def _begin_update(self, mode: Mode) -> None:
+    def _begin_update(self, mode: Way) -> None:
         if self.mode is None:
             self._connect(mode)
         elif mode is not self.mode:
             raise OptionError(
-                f"gradients were synced in the mode {self.mode}, and now are to be in the mode {mode}",
+                f"the sync of gradients was {self.mode}, and is now to be {mode}",
                 remedy="give session.run the same data_parallel= and reduce_on_rdu= in every step",
             )
         if self._begun:  # hyperparameters may have been changed since
@@ -362,12 +352,12 @@ class StepwiseReplica:
         self._begun = False
         self._unused_backwards = 0
 
-    def _connect(self, mode: Mode) -> None:
+    def _connect(self, mode: Way) -> None:
         """Connect the replicas by `mode`, and move device memory to where it needs it."""
         self.mode = mode
-        if mode is not Mode.ALONE:
-            self._transports = self._memory.connect(_WAYS[mode], self.states_of(self.begun))
-            if mode is Mode.DEVICE or self._memory.lies_along_tp:
+        if mode is not Way.IN_PROCESS:
+            self._transports = self._memory.connect(mode, self.states_of(self.begun))
+            if mode is Way.DEVICE or self._memory.lies_along_tp:
                 self._executors = self._bound()
         optimizers = (Optimizers(rank.sync.memory, begun=self.begun) for rank in self._transports)
         self._updates = [*map(Update, self._executors, self._transports, optimizers)]

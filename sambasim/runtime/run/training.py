@@ -18,9 +18,10 @@ from sambasim.ir.mesh import DATA_PARALLEL
 from sambasim.options.fields import OnNonfinite
 from sambasim.options.training import LossScaleOptions, TrainingOptions
 from sambasim.records import Count
+from sambasim.records.metrics import StepRecord
 from sambasim.runtime.run.plan import Plan, Position, cycled_momentum, learning_rate_factor
 from sambasim.runtime.run.replica import Replica
-from sambasim.runtime.run.run_observer import RunObserver, Step
+from sambasim.runtime.run.run_observer import RunObserver
 from sambasim.runtime.transports.in_process import Hub, finished, run_together
 from sambasim.runtime.watch.observer import StepObserver
 
@@ -48,7 +49,7 @@ class LossWatch:
         """Whether the last step was skipped. Then only the end of the run is saved: the parameters may be the cause."""
         return self._in_a_row > 0
 
-    def check(self, step: Step, losses: Sequence[float]) -> None:
+    def check(self, step: StepRecord, losses: Sequence[float]) -> None:
         """Check the `losses` of all replicas in `step`. Raises NumericsError if the run must stop."""
         if math.isfinite(step.loss) or self.choice == "ignore":
             self._in_a_row = 0
@@ -63,7 +64,7 @@ class LossWatch:
             others = "; further ones are counted" if self._notes == MOST_NOTES else ""
             self.observer.noted(f"step {step.step} is skipped, its loss is not finite: {_which(losses)}{others}")
 
-    def check_scale(self, scale: float, least: float, step: Step) -> None:
+    def check_scale(self, scale: float, least: float, step: StepRecord) -> None:
         """Raises NumericsError if overflows have brought the loss scale below `least`."""
         if scale < least:
             what = f"the gradients of step {step.step} are not finite in float16, at the smallest loss scale, {least:g}"
@@ -84,7 +85,7 @@ class LossWatch:
             raise self._error(what, position, ", or --on-nonfinite ignore to go on")
 
     def _error(
-        self, what: str, at: Step | Position | None = None, otherwise: str = "", flags: str = ""
+        self, what: str, at: StepRecord | Position | None = None, otherwise: str = "", flags: str = ""
     ) -> NumericsError:
         """The error `at` a step, or at the end, with a command that resumes from the newest checkpoint, if there is
         one. `flags` are added to the command, and the text `otherwise` follows it. A `--resume` that is added overrides
@@ -215,7 +216,7 @@ class Trainer:
             if replica.works:
                 replica.shard.begin_epoch(epoch, self.totals.steps, start.used if epoch == start.epoch else 0)
 
-    def step(self, epoch: int) -> Step:
+    def step(self, epoch: int) -> StepRecord:
         """Run one optimizer step on the next batches of every replica, and set `requested` and `losses`."""
         totals, observer, schedule = self.totals, self._observer, self._training.schedule
         progress = totals.progress
@@ -263,7 +264,7 @@ class Trainer:
             progress.first_nonfinite_step = totals.steps
         if scale is not None and math.isfinite(loss):  # a loss that is not finite says nothing of the scale
             scale.update(self._training.loss_scale, self._loss_dtype, overflowed=not updated.applied)
-        return Step(
+        return StepRecord(
             step=number + 1,
             epoch=epoch + 1,
             loss=loss,

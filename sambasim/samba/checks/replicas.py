@@ -16,7 +16,8 @@ from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
 from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.machine.launcher import check_world_size
-from sambasim.runtime.run.stepwise import STEP, Mode
+from sambasim.runtime.run.stepwise import STEP
+from sambasim.runtime.transports.connect import Way
 from sambasim.runtime.values.memory import tensor_sha256
 from sambasim.samba import process
 from sambasim.samba.checks import data, job
@@ -116,7 +117,7 @@ def wrong_shards(replicas: Sequence[Predicted]) -> Finding | None:
 class Snapshot:
     """What a replica shows the others before a step."""
 
-    mode: Mode
+    mode: Way
     trained: Trained
     fed: tuple[str, ...]
     division: Division | None
@@ -145,17 +146,16 @@ class Checks:
                 batches = int(current().flag("grad_accumulation_steps") or 1)
                 watched.samplers.shorten = self._check.short_epoch(machine.program.batch_size, batches)
 
-    def before(self, kinds: Collection[SectionKind], batch: Mapping[str, Tensor], **sync: bool) -> Mode:
-        """Sections of `kinds` are about to run on `batch`. Returns how an optimizer step is synced, by the arguments
-        `sync` of session.run; collective in a mode but ALONE. A forward that predicts a shard waits for nobody. Raises
-        DataParallelError and LaunchError."""
+    def before(self, kinds: Collection[SectionKind], batch: Mapping[str, Tensor], **sync: bool) -> Way:
+        """Before sections of `kinds` run on `batch`: how an optimizer step is synced, by the arguments `sync` of
+        session.run. Collective unless IN_PROCESS; to predict a shard is not. Raises DataParallelError, LaunchError."""
         program, size, watched = self._machine.program, self._communicator.world_size, job.current()
         has_step, trains = SectionKind.OPT in kinds, current().trains
         predicts = program.training is None
         shards = predicts and sync["data_parallel"]
         if shards:
             check_world_size(size, program.world_size, command=typed_command(), data_parallel=True)
-        mode = mode_of(program, size, **sync) if has_step else Mode.ALONE
+        mode = mode_of(program, size, **sync) if has_step else Way.IN_PROCESS
         self._forwards += SectionKind.FWD in kinds
         current().has_run = True
         if trains:
@@ -181,7 +181,7 @@ class Checks:
             watched.samplers.note_step()
         elif size == 1:  # without a check
             return mode
-        if mode is Mode.ALONE and (self._step > 1 or not program.data_parallel):
+        if mode is Way.IN_PROCESS and (self._step > 1 or not program.data_parallel):
             return mode
         self.replaced = False
         compares = self._check is not None or is_sampled(self._step)
@@ -189,7 +189,7 @@ class Checks:
             watched.pages.begin_step(compares=compares)
         if compares:
             self._compare(mode, watched)
-        self._synced = mode is not Mode.ALONE
+        self._synced = mode is not Way.IN_PROCESS
         return mode
 
     def report_nonfinite_loss(self) -> None:
@@ -199,7 +199,7 @@ class Checks:
             remedy = "a smaller learning rate, max_grad_norm= for the optimizer, or inputs of a smaller range"
             process.report_here("AP08", what, remedy)
 
-    def _compare(self, mode: Mode, watched: job.Job | None) -> None:
+    def _compare(self, mode: Way, watched: job.Job | None) -> None:
         """Compare all replicas before a step. In the first step compare how they sync, too."""
         self._where = where = app_line()
         if watched is not None:
@@ -217,7 +217,7 @@ class Checks:
             raise job.CheckIsOver  # a check reports instead of raising, and cannot go on
         if self._step == 1:
             check_agreement([snapshot.mode for snapshot in shown], where)
-        if mode is Mode.ALONE:
+        if mode is Way.IN_PROCESS:
             return
         of_replicas = [snapshot.trained for snapshot in shown]
         if self._step == 1 and (start := different_start(of_replicas, where)) is not None:
@@ -336,12 +336,12 @@ def _changed(metadata: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
             yield name, before, str(value)
 
 
-def mode_of(program: Program, world_size: int, *, data_parallel: bool, reduce_on_rdu: bool) -> Mode:
+def mode_of(program: Program, world_size: int, *, data_parallel: bool, reduce_on_rdu: bool) -> Way:
     """How an optimizer step is synced, by the arguments of session.run. Reports DP01 if replicas that could sync do
     not: each trains alone, as on an RDU. Raises LaunchError for several replicas that cannot sync."""
     context, command, parallel = current(), typed_command(), program.data_parallel
     if world_size == 1 and not (data_parallel and parallel):
-        return Mode.ALONE
+        return Way.IN_PROCESS
     if not data_parallel and (parallel or context.flag("data_parallel")):
         check_world_size(world_size, program.world_size, command=command, data_parallel=parallel)
         missing, remedy = "session.run has no data_parallel=", _SESSION_RUN
@@ -351,25 +351,25 @@ def mode_of(program: Program, world_size: int, *, data_parallel: bool, reduce_on
         what = f"{world_size} replicas train independently: the PEF is data parallel, but {missing}"
         report_here("DP01", what, remedy)
         if not context.reporter.on_demand:
-            return Mode.ALONE
+            return Way.IN_PROCESS
         data_parallel = True  # a check continues as if the app were right
     if not data_parallel:
         what = f"{world_size} replicas were started, but neither the app nor its PEF is data parallel"
         raise app_error(LaunchError, what, "compile and run it with --data-parallel, or without mpirun")
     check_world_size(world_size, program.world_size, command=command, data_parallel=parallel)
     if world_size == 1:
-        return Mode.ALONE
+        return Way.IN_PROCESS
     if context.flag("reduce_on_rdu") and not reduce_on_rdu and not context.reporter.has("DP01"):
         what = "--reduce-on-rdu is on the command line, but not passed to session.run: gradients go through the host"
         report_here("DP02", what, "session.run(…, reduce_on_rdu=args.reduce_on_rdu)")
-    return Mode.DEVICE if reduce_on_rdu else Mode.HOST
+    return Way.DEVICE if reduce_on_rdu else Way.HOST_REPLICATED
 
 
-def check_agreement(modes: Sequence[Mode], where: str | None) -> None:
+def check_agreement(modes: Sequence[Way], where: str | None) -> None:
     """Raises DataParallelError (DP01) if replicas sync in different ways: some would wait for others forever."""
     rank = next((rank for rank, mode in enumerate(modes) if mode is not modes[0]), None)
     if rank is not None:
-        syncs = {Mode.ALONE: "trains without the others", Mode.HOST: "syncs through the host"}
+        syncs = {Way.IN_PROCESS: "trains without the others", Way.HOST_REPLICATED: "syncs through the host"}
         first, other = (syncs.get(mode, "syncs on the device") for mode in (modes[0], modes[rank]))
         what = f"DP01: replica 0 {first}, and replica {rank} {other}"
         raise DataParallelError(what, where=where, remedy=f"{_SESSION_RUN} on every rank")

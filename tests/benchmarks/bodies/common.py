@@ -16,12 +16,12 @@ from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
 from sambasim.options.run import RunOptions
-from sambasim.records.metrics import CheckpointRecord, SummaryRecord
+from sambasim.records.metrics import CheckpointRecord, StepRecord, SummaryRecord
 from sambasim.runtime.job import TrainingJob
 from sambasim.runtime.machine import process
 from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.machine.mpi import connect
-from sambasim.runtime.run.run_observer import RunObserver, Step
+from sambasim.runtime.run.run_observer import RunObserver
 from sambasim.runtime.run.setup import set_up
 from tests.benchmarks.workloads import Workload
 
@@ -36,7 +36,7 @@ class Clock(RunObserver):
         self.own_steps_s: list[float] = []
         self.checkpoints_s: list[float] = []
 
-    def stepped(self, step: Step) -> None:
+    def stepped(self, step: StepRecord) -> None:
         self.own_steps_s.append(step.step_s)
         self.tick()
 

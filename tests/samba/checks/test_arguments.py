@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sambasim.errors import LaunchError
-from sambasim.runtime.run.stepwise import Mode
+from sambasim.runtime.transports.connect import Way
 from sambasim.samba import process
 from sambasim.samba.checks.replicas import likely_cause, mode_of, note_changed, note_not_passed_on
 from sambasim.samba.process import Reporter
@@ -156,8 +156,8 @@ def test_the_finding_says_which_argument_is_missing(reporter: Reporter, typed: b
     program: Any = SimpleNamespace(data_parallel=True, world_size=2)
     _typed({"data_parallel": typed})
     reporter.on_demand = True
-    assert mode_of(program, 1, data_parallel=False, reduce_on_rdu=False) is Mode.ALONE
-    assert mode_of(program, 2, data_parallel=False, reduce_on_rdu=False) is Mode.HOST
+    assert mode_of(program, 1, data_parallel=False, reduce_on_rdu=False) is Way.IN_PROCESS
+    assert mode_of(program, 2, data_parallel=False, reduce_on_rdu=False) is Way.HOST_REPLICATED
     (finding,) = reporter.findings
     assert (finding.code, finding.what.endswith(words), finding.remedy.startswith(remedy)) == ("DP01", True, True)
 

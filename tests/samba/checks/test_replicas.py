@@ -11,7 +11,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from sambasim.ir.types import SymbolKind
 from sambasim.runtime.machine.communicator import single_rank
-from sambasim.runtime.run.stepwise import Mode
+from sambasim.runtime.transports.connect import Way
 from sambasim.samba import process
 from sambasim.samba.checks import job, replicas
 from sambasim.samba.checks.data import Division, Iteration
@@ -170,7 +170,7 @@ def compare(load: Load, reporter: Reporter) -> Compare:
     def comparing(step: int, other: Change) -> Reporter:
         change.append(other)
         checks._step, checks._fed = step, (f"batch of step {step}",)
-        checks._compare(Mode.HOST, job.current())
+        checks._compare(Way.HOST_REPLICATED, job.current())
         return reporter
 
     return comparing
