@@ -2,7 +2,7 @@
 and the slices of flat tensors that replicas own."""
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
@@ -89,6 +89,14 @@ class Cut:
     outer: Annotated[int, Interval(ge=1, le=LARGEST_COUNT)] = 1
 
 
+def whole_type(part: TensorType, cuts: Iterable[Cut]) -> TensorType:
+    """The type of the tensor of which each rank has such a part."""
+    shape = list(part.shape)
+    for cut in cuts:
+        shape[cut.dim] *= cut.parts
+    return TensorType(part.dtype, tuple(shape))
+
+
 @dataclass(frozen=True, slots=True)
 class Symbol:
     """A named tensor that outlives a section. `offset` is its address in device memory, None if it is handed out.
@@ -106,10 +114,7 @@ class Symbol:
     @property
     def whole(self) -> TensorType:
         """The type of the whole tensor, of all ranks."""
-        shape = list(self.type.shape)
-        for cut in self.cuts:
-            shape[cut.dim] *= cut.parts
-        return TensorType(self.type.dtype, tuple(shape))
+        return whole_type(self.type, self.cuts)
 
 
 def align(count: int, multiple: int) -> int:

@@ -38,9 +38,10 @@ from enum import IntEnum
 from itertools import pairwise
 from operator import itemgetter
 
-from sambasim.errors import LARGEST_BYTES
+from sambasim.errors import LARGEST_BYTES, InvariantError
 from sambasim.ir import verify_training as steps
-from sambasim.ir.graph import TORCH_CONSTANTS, TorchConstant, leaves
+from sambasim.ir.dataflow import groups_of
+from sambasim.ir.graph import TORCH_CONSTANTS, Node, TorchConstant, leaves
 from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.program import MASTER, ParameterGroup, Program
 from sambasim.ir.ranks import symbols_of_ranks
@@ -50,8 +51,10 @@ from sambasim.ir.types import (
     DTYPE_BYTES,
     HIGHEST_RANK,
     VALUE_BYTES,
+    Cut,
     SymbolKind,
     TensorType,
+    whole_type,
 )
 from sambasim.ir.verify_training import require
 
@@ -126,6 +129,31 @@ def _values(program: Program) -> None:
                 known.add(result)
         for output in graph.outputs:
             require(output.value in known, 2, f"{graph.name} returns {output.value}, which nothing defines")
+
+
+_OF_PARTS = ("comm.shard", "comm.reduce_scatter", "comm.all_gather")
+
+
+def _parts(program: Program) -> None:
+    """Nodes that cut a value into the parts of ranks, or join them."""
+    sizes = {axis.name: axis.size for axis in program.mesh}
+    for graph in program.graphs:
+        types = {**{name: program.symbols[name].type for name in graph.inputs}, **graph.values}
+        for node in graph.nodes:
+            if node.operator in _OF_PARTS and not groups_of(node):
+                cut = _cut(node, sizes)
+                types_here = [types[name] for name in (*node.reads, *filter(None, node.results))]
+                require(len(types_here) == 2, 10, f"{node.name} is of {len(types_here)} values")
+                part, whole = types_here if node.operator == "comm.all_gather" else reversed(types_here)
+                fits = 0 <= cut.dim < len(part.shape) and cut.outer >= 1 and part.shape[cut.dim] % cut.outer == 0
+                require(fits and whole_type(part, [cut]) == whole, 10, f"{node.name} cuts {whole} to {part} by {cut}")
+
+
+def _cut(node: Node, sizes: Mapping[str, int]) -> Cut:
+    match {"outer": 1, **dict(node.kwargs)}:
+        case {"axis": str(axis), "dim": int(dim), "outer": int(outer)} if axis in sizes:
+            return Cut(axis, dim, sizes[axis], outer)
+    raise InvariantError(10, f"{node.name} cuts along {dict(node.kwargs)}")
 
 
 def _sections(program: Program) -> None:
@@ -234,7 +262,7 @@ def _groups(program: Program) -> None:
 
 
 _RULES: Mapping[Progress, Sequence[Callable[[Program], None]]] = {
-    Progress.CAPTURED: (_types, _names, _values, _sections, _outputs, steps.sections_of_groups, steps.pipeline),
+    Progress.CAPTURED: (_types, _names, _values, _parts, _sections, _outputs, steps.sections_of_groups, steps.pipeline),
     Progress.OPTIMIZED: (_ownership, steps.training_step, steps.copies),
     Progress.PLACED: (_memory, _groups, steps.data_parallel),
 }

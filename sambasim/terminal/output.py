@@ -209,6 +209,7 @@ def report_error(error: BaseException, reporter: str | None = None, details: Seq
     launcher = find_launcher(os.environ) if reporter is None else None
     if launcher is not None and launcher.rank > 0:
         if isinstance(error, Interrupted | KeyboardInterrupt) or not launcher.wait_for_report_s:
+            launcher.end_job(exit_code(error))
             return
         time.sleep(launcher.wait_for_report_s)
         reporter = f"rank {launcher.rank} on {socket.gethostname()}"
@@ -224,5 +225,5 @@ def report_error(error: BaseException, reporter: str | None = None, details: Seq
             trace, what = "".join(traceback.format_exception(error)), one_line(str(error))
             text = f"{trace}error[internal]{who}: this is a bug in sambasim, please report it: {what}"
     say("\n".join([text, *(f"  {title + ':':<6} {detail}" for title, detail in details)]), sys.stderr)
-    if launcher is not None and not isinstance(error, Interrupted | KeyboardInterrupt):
+    if launcher is not None:
         launcher.end_job(exit_code(error))

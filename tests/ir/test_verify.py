@@ -12,7 +12,8 @@ from sambasim.ir.mesh import Axis
 from sambasim.ir.program import Optimizer, Program
 from sambasim.ir.schedule import make
 from sambasim.ir.types import Cut, Symbol, SymbolKind, TensorType
-from sambasim.ir.verify import verify
+from sambasim.ir.verify import Progress, verify
+from tests.mpi.bodies.by_hand import PROGRAMS
 from tests.pef.samples import inference_program, sample_program
 
 Change: TypeAlias = Callable[[Program], Program]
@@ -183,6 +184,16 @@ def test_a_program_that_breaks_an_invariant_is_refused_with_its_number(at: int) 
         verify(change(sample_program()))
     assert caught.value.number == number, caught.value.what
     assert all(text in caught.value.what for text in said)
+
+
+@pytest.mark.parametrize("how", [{"dim": 2}, {"dim": -1}, {"dim": 0}, {"dim": 1, "outer": 0}, {"dim": 1, "outer": 5}, {"dim": None}])
+def test_a_node_that_joins_parts_otherwise_than_its_types_is_refused(how: dict[str, Any]) -> None:
+    program = PROGRAMS["ring"]
+    verify(program, Progress.CAPTURED)
+    kwargs = (("axis", "ring"), *how.items())
+    changed = [replace(n, kwargs=kwargs) if n.operator == "comm.all_gather" else n for n in program.evaluation.nodes]
+    with pytest.raises(InvariantError, match="invariant 10"):
+        verify(replace(program, evaluation=replace(program.evaluation, nodes=tuple(changed))), Progress.CAPTURED)
 
 
 def test_each_invariant_is_broken_here() -> None:

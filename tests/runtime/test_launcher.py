@@ -213,3 +213,13 @@ def test_an_error_before_mpi_ends_the_job(
         assert mpirun.recv(100) == b"cmd=abort exitcode=2\n"
     assert capsys.readouterr().err.startswith(f"error[launch]{who}: one rank fails")
     assert sum(waited) > rank  # for an error of all ranks, which rank 0 reports
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_interrupt_before_mpi_ends_the_job(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    mpirun, served = socket.socketpair()
+    with mpirun, served:
+        for key, value in {"PMI_SIZE": 2, "PMI_RANK": rank, "PMI_FD": served.fileno()}.items():
+            monkeypatch.setenv(key, str(value))
+        report_error(KeyboardInterrupt())
+        assert mpirun.recv(100) == b"cmd=abort exitcode=130\n"
