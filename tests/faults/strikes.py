@@ -187,12 +187,13 @@ def wrong_of_resumed(folder: Path, seed: int, expected: bytes) -> Iterator[str]:
             random.choice(TARGETS if number != signal.SIGKILL else ["rank", "mpirun"]),
             random.choice((0, 2)),
         )
+        (folder / "opening").unlink(missing_ok=True)
         process = _job(folder, job, workers, 3 * STEPS, "--resume", "if-any", "--exact")
         codes = {0}
         if turn < 3:
-            codes |= (
-                codes_of_signalled(number) if number != signal.SIGKILL else {128 + number, -number}
-            )  # of a rank, of mpirun
+            if number == signal.SIGKILL:  # nothing can remove what MPI keeps in /dev/shm while it starts
+                _wait("start", folder, random)
+            codes |= {number, -number, 128 + number, *codes_of_signalled(number)}  # of mpirun; before Python has begun
             time.sleep(random.uniform(0.5, 6))
             _strike(process, job, target, number)
         printed = _end(process)
