@@ -193,7 +193,8 @@ def wrong_of_resumed(folder: Path, seed: int, expected: bytes) -> Iterator[str]:
         if turn < 3:
             if number == signal.SIGKILL:  # nothing can remove what MPI keeps in /dev/shm while it starts
                 _wait("start", folder, random)
-            codes |= {number, -number, 128 + number, *codes_of_signalled(number)}  # of mpirun; before Python has begun
+            # Before Python has begun, or of mpirun; of ranks that the launcher kills in turn.
+            codes |= {number, number | signal.SIGKILL, -number, 128 + number, *codes_of_signalled(number)}
             time.sleep(random.uniform(0.5, 6))
             _strike(process, job, target, number)
         printed = _end(process)

@@ -186,7 +186,9 @@ def test_a_program_that_breaks_an_invariant_is_refused_with_its_number(at: int) 
     assert all(text in caught.value.what for text in said)
 
 
-@pytest.mark.parametrize("how", [{"dim": 2}, {"dim": -1}, {"dim": 0}, {"dim": 1, "outer": 0}, {"dim": 1, "outer": 5}, {"dim": None}])
+@pytest.mark.parametrize(
+    "how", [{"dim": 2}, {"dim": -1}, {"dim": 0}, {"dim": 1, "outer": 0}, {"dim": 1, "outer": 5}, {"dim": None}]
+)
 def test_a_node_that_joins_parts_otherwise_than_its_types_is_refused(how: dict[str, Any]) -> None:
     program = PROGRAMS["ring"]
     verify(program, Progress.CAPTURED)
