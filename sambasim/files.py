@@ -15,6 +15,7 @@ import secrets
 import shutil
 import stat
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from glob import escape
@@ -211,8 +212,7 @@ def once(pairs: list[tuple[str, T]]) -> dict[str, T]:
     """The `object_pairs_hook` of all JSON. Raises TwiceError."""
     table = dict(pairs)
     if len(table) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
+        [(twice, _)] = Counter(name for name, _ in pairs).most_common(1)
         raise TwiceError(f"{twice} is given twice in one table")
     return table
 

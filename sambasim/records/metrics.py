@@ -109,7 +109,7 @@ class SummaryRecord(Record):
     `world_size` counts replicas, and `chips` those that share the batch of one. `training_s` is of rank 0; `model_s` is
     the part in forward and backward, with reading data and the hidden sync, without `waited_s`, by mesh axis. After a
     resume, they count the steps since `resumed_after_step`. `steps` includes `skipped_steps`, whose loss or float16
-    gradients were not finite; `loss_scale` is that of the next step."""
+    gradients were not finite; `loss_scale` is that of the next step. `lines` counts those before it in its file."""
 
     kind: Literal["summary"] = "summary"
     pef_digest: str
@@ -156,6 +156,7 @@ class SummaryRecord(Record):
     placement: PlacementRecord | None = None
     predicted: PredictedRecord | None = None
     not_predicted: str | None = None
+    lines: Count | None = None
 
     @property
     def steps_here(self) -> int:
@@ -234,6 +235,8 @@ def _check_order(records: Sequence[Line], summary: SummaryRecord | None, path: P
             what = "a line is there twice"
         elif record is summary and summary.evaluation not in (None, *of_step):
             what = "the evaluation in the summary is not there"
+        elif record is summary and summary.lines not in (None, number - 1):
+            what = f"of {summary.lines} lines before the summary, {number - 1} are there"
         if what is not None:
             remedy = "run again, or give the file as sambasim run --metrics wrote it"
             raise ArtifactError(f"{path.name}: {what}", where=f"{path}:{number}", remedy=remedy)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from sambasim.errors import ArtifactError, OptionError
+from sambasim.files import TwiceError, once
 from sambasim.records.digests import RUN_FILE, StepDigests, ValueDigest, is_recording, read_recording, replica_file
 from sambasim.records.metrics import Line, json_line, read_run
 from sambasim.records.trace import TraceProcess, TraceSpan, Track, trace_json
@@ -68,6 +69,12 @@ def test_a_key_that_is_there_twice_is_refused(tmp_path: Path) -> None:
         file.write_text(file.read_text(encoding="utf-8").replace(key, f"{key},{key}"), encoding="utf-8")
         with pytest.raises(ArtifactError, match="is given twice in one table"):
             list(read_recording(recording.folder).steps(0))
+
+
+def test_a_key_that_is_there_twice_is_found_soon_among_many() -> None:
+    many = [(str(number), 0) for number in range(200_000)]
+    with pytest.raises(TwiceError, match="199999 is given twice"):
+        once([*many, many[-1]])
 
 
 def test_metrics_that_are_not_there_or_empty(tmp_path: Path) -> None:

@@ -72,6 +72,7 @@ class MetricsFile(RunObserver):
     def __init__(self, path: Path, warn: Callable[[str], None] = lambda what: None) -> None:
         self._path, self._warn = path, warn
         self._file: LineFile | None = None
+        self._lines = 0
 
     def started(self, start: Start) -> None:
         if not self._path.is_file():
@@ -81,6 +82,7 @@ class MetricsFile(RunObserver):
         if step:
             with self._path.open(encoding="utf-8", errors="replace") as file:
                 kept = [line for line in file if line.endswith("\n") and _step_of(line) <= step]
+        self._lines = len(kept)
         self._file = self._open("".join(kept))
 
     def stepped(self, step: StepRecord) -> None:
@@ -93,7 +95,7 @@ class MetricsFile(RunObserver):
         self._write(record)
 
     def ended(self, summary: SummaryRecord) -> None:
-        self._write(summary).close()
+        self._write(summary.model_copy(update={"lines": self._lines})).close()
 
     def _open(self, kept: str = "") -> "LineFile":
         return LineFile(self._path, "the metrics file", "--metrics FILE", self._warn, kept)
@@ -101,6 +103,7 @@ class MetricsFile(RunObserver):
     def _write(self, record: Line) -> "LineFile":
         self._file = self._file or self._open()
         self._file.write(json_line(record))
+        self._lines += 1
         return self._file
 
 
