@@ -1,8 +1,11 @@
 """The `sambasim` command: imports subcommands when they are needed, and turns errors into exit codes."""
 
+import os
+import signal
 import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
+from types import FrameType
 from typing import cast
 
 import click
@@ -64,6 +67,13 @@ class _LazyGroup(click.Group):
             with formatter.section(title):
                 formatter.write_dl([(name, text) for name, (_, text) in panel.items()])
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        for word in args:
+            if any("\ud800" <= letter <= "\udfff" for letter in word):
+                what = f"{word!a} is not UTF-8, as the names in records and safetensors files are"
+                raise _UsageError(what, remedy="rename the file or the folder")
+        return super().parse_args(ctx, args)
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
@@ -115,9 +125,19 @@ def sambasim() -> None:
 def main() -> None:
     """Run the command line, and exit with the exit code of the error, if there is one."""
     set_up_streams()
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else the command is to ignore it
+        signal.signal(signal.SIGINT, _interrupt)
     code = _code_of(lambda: sambasim.main(prog_name="sambasim", standalone_mode=False))
     flush_codes = [_code_of(lambda: sys.stdout.flush()), _code_of(lambda: sys.stderr.flush())]
     sys.exit(code or max(flush_codes))
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """Raises KeyboardInterrupt; during the import of torch, which would turn that into errors of its own, ends."""
+    if getattr(getattr(sys.modules.get("torch"), "__spec__", None), "_initializing", False):
+        report_error(KeyboardInterrupt())
+        os._exit(exit_code(KeyboardInterrupt()))
+    signal.default_int_handler(number, frame)
 
 
 def _code_of(work: Callable[[], object]) -> int:

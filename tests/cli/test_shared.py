@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from sambasim.errors import UserError
 from sambasim.terminal.output import is_terminal
+from tests.cli.typed import refused
 from tests.support.mpi import mpirun, run_job
 
 OPEN_MPI = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"}
@@ -58,6 +60,30 @@ def test_a_pipe_that_takes_output_in_parts_gets_all_of_it() -> None:
         os.close(writes)
         assert pipe.read() == b"x" * 300_000 + b"\n"
     assert process.returncode == 0
+
+
+_SWALLOWS = """
+import os, signal
+try:
+    os.kill(os.getpid(), signal.SIGINT)
+except BaseException:
+    raise AttributeError("partially initialized")
+"""
+
+
+def test_ctrl_c_while_torch_is_imported_ends_the_command(tmp_path: Path) -> None:
+    """Torch turns the exception into others, some of which end the process."""
+    (tmp_path / "torch.py").write_text(_SWALLOWS)
+    (tmp_path / "a.py").write_text("import torch")
+    begin = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"  # background jobs ignore it
+    code = f"{begin}; import sys; sys.argv[1:] = ['app', 'a.py']; from sambasim.cli.main import main; main()"
+    ended = run_job([sys.executable, "-c", code], cwd=tmp_path, is_fresh=True)
+    assert (ended.returncode, ended.stderr) == (130, "interrupted\n")
+
+
+def test_a_name_that_is_not_utf_8_is_told() -> None:
+    for words in (["verify", "a\udcff.pef"], ["run", "--save=\udcff.safetensors"], ["\udcff"]):
+        assert "\\udcff" in refused(*words, kind=UserError).what
 
 
 _OWN = """
