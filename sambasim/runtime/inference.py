@@ -210,7 +210,8 @@ def infer(
         specs, outputs_only = input_specs(program), without_loss(program)
         names = [spec.name for spec in specs]
         labels = {*names}.difference(spec.name for spec in input_specs(outputs_only))
-        source = open_source(resolved.data, tuple(specs), data, labels)
+        with process.repeatable(threads):  # its module may set another number
+            source = open_source(resolved.data, tuple(specs), data, labels)
         activity.waits("waiting for peers to open the data")
         check_sources(communicator, [source])
         notices = list(changed(document)) if communicator.rank == 0 else []

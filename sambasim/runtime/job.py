@@ -139,7 +139,8 @@ class TrainingJob:
         setup, sources = self._setup, []
         for _ in setup.ranks:
             seed_everything(derive(setup.seed, 0, 0, 0, Stream.SOURCE))
-            sources.append(open_source(setup.resolved.data, tuple(input_specs(setup.program)), self._data))
+            with repeatable(setup.threads):  # its module may set a number of threads
+                sources.append(open_source(setup.resolved.data, tuple(input_specs(setup.program)), self._data))
         self._activity.waits("waiting for peers to open the data")
         self._setup = replace(setup, data_identity=check_sources(self._communicator, sources))
         return sources

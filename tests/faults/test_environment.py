@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.fault import TRAIN
+from tests.faults.command import sambasim as command
+from tests.faults.fault import SAMPLES, TRAIN, net
 from tests.support.mpi import Result, run_job, run_mpi
 from tests.support.whole import whole_case
 
@@ -53,6 +54,16 @@ def test_streams_may_be_closed_from_the_start(command: str, closed: str, folder:
     """No file that is opened later may get the output."""
     _shell(f"COMMAND run --pef nothing {closed}; END", folder, exit_code=2)
     _check_silent(_shell(f"COMMAND {command} --output-folder out {closed}; END", folder))
+
+
+@pytest.mark.parametrize("flags", ["--steps 2", "--inference"])
+def test_a_module_of_data_changes_no_number_of_threads(flags: str, folder: Path) -> None:
+    code = "torch.set_num_threads(3)\nclass Noting(TensorDataset):\n    def __getitem__(self, i):\n"
+    code += "        print(torch.get_num_threads(), end=' ', file=open('threads', 'a'))\n"
+    code += "        return super().__getitem__(i)\n\n\n"
+    (folder / "net.py").write_text(net(samples=SAMPLES.replace("TensorDataset", "Noting"), before=code))
+    command(f"run --pef net --data net.py:samples --threads 1 --json {flags}", folder).check()
+    assert {*(folder / "threads").read_text().split()} == {"1"}
 
 
 FULL = "standard output cannot be written any more: No space left on device"
