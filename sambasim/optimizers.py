@@ -4,8 +4,12 @@
 slice's arithmetic must be the same wherever the slice begins, at multiples of 64 elements: then any number of replicas
 gives the same bits."""
 
+import math
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
 
 Tensor: TypeAlias = Any
 """One of torch's: who needs only the names of optimizers does not import torch."""
@@ -15,12 +19,19 @@ Numbers: TypeAlias = Mapping[str, float | bool]
 
 
 class Fused(NamedTuple):
-    """An update by a fused kernel of torch, which takes lists of tensors. `operands` follow parameters and gradients:
-    states, `step`, or "" for an empty list. `keywords`: by hyperparameters, and whether the step is the first."""
+    """An update by a function of torch, which takes lists of tensors: a fused kernel, or that of a module of
+    torch.optim with the same name, which also writes its `numbers`. `operands` follow parameters and gradients: states,
+    and `numbers` by the step, from 1; lists of states that are not kept are empty. `keywords`: by hyperparameters, and
+    whether the step is the first."""
 
-    kernel: str
+    function: str
     operands: tuple[str, ...]
     keywords: Callable[[Numbers, bool], Mapping[str, float | bool]]
+    numbers: Mapping[str, Callable[[int, Numbers], float]] = MappingProxyType({})
+
+    @property
+    def is_kernel(self) -> bool:
+        return "." not in self.function
 
 
 Written: TypeAlias = Callable[[Tensor, Tensor, Mapping[str, Tensor], Numbers], object]
@@ -28,18 +39,19 @@ Written: TypeAlias = Callable[[Tensor, Tensor, Mapping[str, Tensor], Numbers], o
 
 
 class OptimizerEntry(NamedTuple):
-    """One optimizer: the default options, its states and what torch.optim calls them. `needs` is the hyperparameter
-    without which it keeps no state; `torch_name` is its class in torch.optim."""
+    """One optimizer: the default options, its states and what torch.optim calls them. `needs`: by state the
+    hyperparameter without which it is not kept; `torch_name` is its class in torch.optim."""
 
     defaults: Mapping[str, object]
     states: Mapping[str, str]
     update: Fused | Written
     torch_name: str | None = None
-    needs: str | None = None
+    needs: Mapping[str, str] = MappingProxyType({})
 
     def kept_states(self, hyperparameters: Numbers) -> tuple[str, ...]:
         """The states that an optimizer with these hyperparameters keeps."""
-        return () if self.needs is not None and not hyperparameters.get(self.needs) else tuple(self.states)
+        needs = self.needs
+        return tuple(state for state in self.states if state not in needs or hyperparameters.get(needs[state]))
 
 
 def _keywords(*names: str, **fixed: bool) -> Callable[[Numbers, bool], Mapping[str, float | bool]]:
@@ -47,7 +59,7 @@ def _keywords(*names: str, **fixed: bool) -> Callable[[Numbers, bool], Mapping[s
 
     def keywords(given: Numbers, is_first: bool) -> Mapping[str, float | bool]:
         known = {**given, "is_first_step": is_first}
-        return {name: known[name] for name in names} | {"maximize": False} | fixed
+        return {name: known[name] for name in (*names, "maximize")} | fixed
 
     return keywords
 
@@ -60,28 +72,77 @@ def _lion(parameter: Tensor, gradient: Tensor, states: Mapping[str, Tensor], giv
     average.lerp_(gradient, 1 - given["beta2"])
 
 
+def _step(step: int, given: Numbers) -> float:
+    return step
+
+
+def _steps_before(step: int, given: Numbers) -> float:
+    return step - 1
+
+
+def _momenta_before(step: int, given: Numbers) -> float:
+    """The product of NAdam's momenta of all steps before, in float32, as torch multiplies them."""
+    last = 110 / -math.log(given["beta1"] or 0.5)  # then the product is 0
+    steps = np.arange(1, min(step, last + 1))
+    momenta = given["beta1"] * (1.0 - 0.5 * 0.96 ** (steps * given["momentum_decay"]))
+    return float(np.multiply.reduce(momenta.astype(np.float32), initial=np.float32(1)))
+
+
 _AVERAGES = {"exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq"}
-_ADAM = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8}
-_ADAM_KEYWORDS = _keywords("lr", "weight_decay", "beta1", "beta2", "eps", amsgrad=False)
-_OF_ADAM = (("exp_avg", "exp_avg_sq", "", "step"), _ADAM_KEYWORDS)
+_OF_ADAM = {**_AVERAGES, "max_exp_avg_sq": "max_exp_avg_sq"}
+_ADAM = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "amsgrad": False, "maximize": False}
+_MOMENTS = ("lr", "weight_decay", "beta1", "beta2", "eps")
+_NUMBERS, _NUMBERS_BEFORE = {"step": _step}, {"step": _steps_before}
+
+
+def _adam(kernel: str) -> Fused:
+    return Fused(kernel, (*_OF_ADAM, "step"), _keywords(*_MOMENTS, "amsgrad"), _NUMBERS)
+
+
+_AMSGRAD = {"max_exp_avg_sq": "amsgrad"}
 _SGD_KEYWORDS = _keywords("lr", "weight_decay", "momentum", "dampening", "nesterov", "is_first_step")
+_PLAIN = {"foreach": False}
 
 OPTIMIZERS: Mapping[str, OptimizerEntry] = {
     "sgd": OptimizerEntry(
-        {"lr": 1e-3, "momentum": 0.0, "dampening": 0.0, "nesterov": False, "weight_decay": 0.0},
+        {"lr": 1e-3, "momentum": 0.0, "dampening": 0.0, "nesterov": False, "weight_decay": 0.0, "maximize": False},
         {"momentum": "momentum_buffer"},
         update=Fused("_fused_sgd_", ("momentum",), _SGD_KEYWORDS),
         torch_name="SGD",
-        needs="momentum",
+        needs={"momentum": "momentum"},
     ),
-    "adam": OptimizerEntry({**_ADAM, "weight_decay": 0.0}, _AVERAGES, Fused("_fused_adam_", *_OF_ADAM), "Adam"),
-    "adamw": OptimizerEntry({**_ADAM, "weight_decay": 0.01}, _AVERAGES, Fused("_fused_adamw_", *_OF_ADAM), "AdamW"),
+    "adam": OptimizerEntry({**_ADAM, "weight_decay": 0.0}, _OF_ADAM, _adam("_fused_adam_"), "Adam", _AMSGRAD),
+    "adamw": OptimizerEntry({**_ADAM, "weight_decay": 0.01}, _OF_ADAM, _adam("_fused_adamw_"), "AdamW", _AMSGRAD),
     "adagrad": OptimizerEntry(
-        {"lr": 1e-2, "lr_decay": 0.0, "eps": 1e-10, "weight_decay": 0.0},
+        {"lr": 1e-2, "lr_decay": 0.0, "eps": 1e-10, "weight_decay": 0.0, "maximize": False},
         {"sum": "sum"},
-        update=Fused("_fused_adagrad_", ("sum", "step"), _keywords("lr", "lr_decay", "weight_decay", "eps")),
+        Fused("_fused_adagrad_", ("sum", "step"), _keywords("lr", "lr_decay", "weight_decay", "eps"), _NUMBERS),
         torch_name="Adagrad",
     ),
+    "rmsprop": OptimizerEntry(
+        {"lr": 1e-2, "alpha": 0.99, "eps": 1e-8, "weight_decay": 0.0, "momentum": 0.0, "centered": False,
+         "maximize": False},
+        {"square_avg": "square_avg", "grad_avg": "grad_avg", "momentum": "momentum_buffer"},
+        Fused("torch.optim.rmsprop", ("square_avg", "grad_avg", "momentum", "step"),
+              _keywords("lr", "alpha", "eps", "weight_decay", "momentum", "centered", **_PLAIN), _NUMBERS_BEFORE),
+        torch_name="RMSprop",
+        needs={"grad_avg": "centered", "momentum": "momentum"},
+    ),
+    "adamax": OptimizerEntry(
+        {"lr": 2e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0, "maximize": False},
+        {"exp_avg": "exp_avg", "exp_inf": "exp_inf"},
+        Fused("torch.optim.adamax", ("exp_avg", "exp_inf", "step"), _keywords(*_MOMENTS, **_PLAIN), _NUMBERS_BEFORE),
+        torch_name="Adamax",
+    ),
+    "nadam": OptimizerEntry(
+        {"lr": 2e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0, "momentum_decay": 4e-3,
+         "decoupled_weight_decay": False, "maximize": False},
+        _AVERAGES,
+        Fused("torch.optim.nadam", (*_AVERAGES, "mu_product", "step"),
+              _keywords(*_MOMENTS, "momentum_decay", "decoupled_weight_decay", **_PLAIN),
+              {**_NUMBERS_BEFORE, "mu_product": _momenta_before}),
+        torch_name="NAdam",
+    ),
     "lion": OptimizerEntry({"lr": 1e-4, "betas": (0.9, 0.99), "weight_decay": 0.0}, {"exp_avg": "exp_avg"}, _lion),
-}
+}  # fmt: skip
 """By kind: the name in the config, and of its operator, `opt.<kind>`."""

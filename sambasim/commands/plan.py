@@ -221,8 +221,8 @@ def as_deepspeed(options: CompileOptions) -> dict[str, object]:
     }
     if optimizer is not None:
         kinds = {known.name: kind for kind, known in OPTIMIZERS_BY_TYPE.items()} | {"adam": "Adam"}
-        of_all = {"name", "max_grad_norm", "no_decay", "groups"}
-        params = optimizer.model_dump(mode="json", exclude=of_all, exclude_none=True)
+        others = {"name", "max_grad_norm", "no_decay", "groups", *OPTIMIZERS_BY_TYPE[kinds[optimizer.name]].switches}
+        params = optimizer.model_dump(mode="json", exclude=others, exclude_none=True)
         params |= {"adam_w_mode": False} if optimizer.name == "adam" else {}
         config["optimizer"] = {"type": kinds[optimizer.name], "params": params}
         if optimizer.max_grad_norm is not None:
@@ -243,7 +243,7 @@ def as_deepspeed(options: CompileOptions) -> dict[str, object]:
 
 def beyond_deepspeed(options: CompileOptions) -> Iterator[str]:
     """What options of training say that a DeepSpeed config cannot."""
-    schedule, stages = options.training.schedule, options.pipeline_stages
+    schedule, stages, optimizer = options.training.schedule, options.pipeline_stages, options.optimizer
     is_plain = schedule.counts_updates or schedule == ScheduleOptions(total_steps=schedule.total_steps)
     lacks = {
         f"the schedule {schedule.name} with {schedule.warmup_steps} steps of warm-up, which the script must make":
@@ -253,7 +253,9 @@ def beyond_deepspeed(options: CompileOptions) -> Iterator[str]:
         f"tensor parallelism over {options.n_chips} chips": options.tensor_parallel is not None,
         f"a pipeline of {stages} stages, which the script must make": stages > 1,
         "parameter groups, which the script must make":
-            options.optimizer is not None and bool(options.optimizer.all_groups()),
+            optimizer is not None and bool(optimizer.all_groups()),
+        "amsgrad and maximize of Adam":
+            optimizer is not None and optimizer.name in ("adam", "adamw") and (optimizer.amsgrad or optimizer.maximize),
         f"recomputation ({options.recompute}), which the model must ask for": options.recompute != "none",
     }  # fmt: skip
     return (what for what, is_lacking in lacks.items() if is_lacking)

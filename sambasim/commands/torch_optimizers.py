@@ -13,13 +13,7 @@ from sambasim.optimizers import OPTIMIZERS
 from sambasim.options.base import build
 from sambasim.options.training import OptimizerOptions
 
-NOT_IN_A_PEF: Mapping[str, str] = {
-    "amsgrad": "leave it out",
-    "maximize": "leave it out, and let the model return the negated loss",
-    "capturable": "leave it out: it is for graphs of another device",
-    "differentiable": "leave it out",
-    "initial_accumulator_value": "leave it out",
-}
+NOT_IN_A_PEF: Mapping[str, str] = {"differentiable": "leave it out", "initial_accumulator_value": "leave it out"}
 """Options of torch's optimizers that a PEF does not have, with remedies."""
 
 _LIBRARIES = ("torch.", "sambasim.", "typing_extensions")

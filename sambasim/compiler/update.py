@@ -63,7 +63,8 @@ class Update:
     @property
     def states(self) -> tuple[str, ...]:
         entry = OPTIMIZERS[self.kind]
-        return tuple(entry.states) if self.has_all_states else entry.kept_states(self.hyperparameters)
+        given = {**self.hyperparameters, "momentum": 1.0} if self.has_all_states else self.hyperparameters
+        return entry.kept_states(given)
 
     def matches(self, paths: Sequence[str]) -> bool:
         """Whether it updates the parameter that has these paths."""

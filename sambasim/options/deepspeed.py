@@ -166,7 +166,9 @@ class _Reading:
             wrong = f"must be {names}: sambasim has no other of DeepSpeed's", guess
             table.wrong("type", *(("is missing", f'"type": {names}') if kind is None else wrong))
             return
-        name, defaults = optimizer.name, {**OPTIMIZERS[optimizer.name].defaults, **optimizer.defaults}
+        name = optimizer.name
+        known = {**OPTIMIZERS[name].defaults, **optimizer.defaults}
+        defaults = {field: value for field, value in known.items() if field not in optimizer.switches}
         modes = _ADAM_MODES if name == "adamw" else ()
         if modes:
             decoupled, torchs = params.switch("adam_w_mode", True) is not False, params.switch("torch_adam")

@@ -262,13 +262,16 @@ class Optimizer(NamedTuple):
     switches: Mapping[str, bool] = {}
 
 
-ADAM = Optimizer("adamw", {"weight_decay": 0.0}, {"bias_correction": True, "amsgrad": False})
+ADAM = Optimizer("adamw", {"weight_decay": 0.0}, {"bias_correction": True, "amsgrad": False, "maximize": False})
 OPTIMIZERS_BY_TYPE: Mapping[str, Optimizer] = {
     "Adam": ADAM,
     "AdamW": ADAM,
-    "SGD": Optimizer("sgd", switches={"maximize": False}),
+    "SGD": Optimizer("sgd"),
     "Lion": Optimizer("lion", {"lr": 1e-3}),
-    "Adagrad": Optimizer("adagrad", switches={"maximize": False}),
+    "Adagrad": Optimizer("adagrad"),
+    "RMSprop": Optimizer("rmsprop"),
+    "Adamax": Optimizer("adamax"),
+    "NAdam": Optimizer("nadam"),
 }
 
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from pydantic import Field
 
 from sambasim.errors import OptionError, PefError
+from sambasim.optimizers import OPTIMIZERS
 from sambasim.options.base import Options, build
 from sambasim.options.deepspeed import Mapped, World, deepspeed_overrides
 from sambasim.options.deepspeed_file import read_deepspeed
@@ -215,10 +216,11 @@ def _switched(
     if before.max_grad_norm is None and after.max_grad_norm is not None:
         what = f"{cannot} on: the PEF was compiled without clipping"
         problems.append(_compile_again("optimizer.max_grad_norm", what, after.max_grad_norm))
-    for own, new, kept in zip(before.updates(), after.updates(), states, strict=False):  # an app has updates of its own
-        if new.momentum and not own.momentum and "momentum" not in kept:
-            what = f"{cannot} on: the PEF was compiled without it"
-            problems.append(_compile_again("optimizer.momentum", what, new.momentum))
+    for new, kept in zip(after.updates(), states, strict=False):  # an app has updates of its own
+        for state, switch in OPTIMIZERS[new.name].needs.items():
+            if getattr(new, switch) and state not in kept:
+                what = f"{cannot} on: the PEF was compiled without it"
+                problems.append(_compile_again(f"optimizer.{switch}", what, getattr(new, switch)))
     return problems[:1]
 
 

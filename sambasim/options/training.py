@@ -198,6 +198,12 @@ class UpdateOptions(OptimizerFields, Options):
     betas: Annotated[tuple[Share, Share], Field(strict=False)] | None = None
     eps: float | None = Field(default=None, gt=0, le=LARGEST_FACTOR)
     lr_decay: float | None = Field(default=None, ge=0, le=LARGEST_FACTOR)
+    alpha: float | None = Field(default=None, ge=0, le=LARGEST_FACTOR)
+    centered: bool | None = None
+    momentum_decay: float | None = Field(default=None, ge=0, le=LARGEST_FACTOR)
+    decoupled_weight_decay: bool | None = None
+    amsgrad: bool | None = None
+    maximize: bool | None = None
 
     def hyperparameters(self) -> dict[str, float | bool]:
         """The numbers of its update by runtime argument: `betas` as `beta1` and `beta2`, if clipped `max_grad_norm`."""

@@ -301,8 +301,10 @@ class Choices:
 
     def by_optimizer(self, asked: Choice) -> list[Estimate]:
         """For each optimizer with default options; if its default keeps no state, also with what it has at most."""
-        kept = {kind: dict.fromkeys((entry.kept_states({}), tuple(entry.states))) for kind, entry in OPTIMIZERS.items()}
-        pairs = ((kind, states) for kind, of_kind in kept.items() for states in of_kind)
+        kept = {kind: (entry.kept_states({}), tuple(entry.states)) for kind, entry in OPTIMIZERS.items()}
+        pairs = (
+            (kind, states) for kind, (least, most) in kept.items() for states in ([least] if least else [(), most])
+        )
         return [self.estimate(replace(asked, optimizer=kind, states=states)) for kind, states in pairs]
 
     def by_zero(self, asked: Choice) -> list[Estimate]:

@@ -192,7 +192,6 @@ def _changed(change: Callable[[Any], object]) -> Callable[[nn.Module], Optimizer
         (lambda model: Halved(model.parameters(), lr=0.1), "step of torch.optim.SGD is not torch's, but Halved.step"),
         (lambda model: type("AdamW", (AdamW,), {"step": _does_nothing})(model.parameters()), "AdamW is not torch's"),
         (lambda model: torch.optim.LBFGS(model.parameters()), "a PEF has no optimizer LBFGS"),
-        (lambda model: Adam(model.parameters(), capturable=True), "does not have capturable"),
         (lambda model: SGD(model.parameters(), differentiable=True), "does not have differentiable"),
         (lambda model: SGD([*model.parameters(), nn.Parameter(torch.zeros(1))]), "also updates 1 parameters"),
     ],

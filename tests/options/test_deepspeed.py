@@ -34,8 +34,9 @@ EXPECTED: Mapping[str, Mapping[str, object]] = {
     },
     "LRRangeTest": {
         "batch_size": 8, "name": "sgd", "lr": 0.0001, "momentum": 0.9, "dampening": 0.0, "nesterov": True,
-        "weight_decay": 5e-4, "betas": None, "eps": None, "schedule.name": "range_test", "schedule.warmup_steps": 0,
-        "schedule.step_size": 200, "schedule.rate": 1.0, "schedule.staircase": True,
+        "weight_decay": 5e-4, "betas": None, "eps": None, "amsgrad": None,
+        "schedule.name": "range_test", "schedule.warmup_steps": 0, "schedule.step_size": 200, "schedule.rate": 1.0,
+        "schedule.staircase": True,
     },
     "instruction tuning, ZeRO-3 with offload": {
         "batch_size": 4, "accumulation_steps": 4, "zero": 3, "dtype": "bf16", "master_weights": True, "lr": 2e-5,
@@ -54,7 +55,8 @@ EXPECTED: Mapping[str, Mapping[str, object]] = {
         "schedule.final_factor": 0.05, "schedule.warmup_curve": "linear", "zero": 0,
     },
     "ZeRO-Infinity": {
-        "batch_size": 8, "name": "lion", "lr": 0.001, "betas": (0.95, 0.98), "eps": None, "weight_decay": 0.0,
+        "batch_size": 8, "name": "lion", "lr": 0.001, "betas": (0.95, 0.98), "eps": None, "amsgrad": None,
+        "maximize": None, "weight_decay": 0.0,
         "dtype": "fp16", "zero": 3, "loss_scale.hysteresis": 4, "loss_scale.consecutive": True,
         "schedule.name": "warmup", "schedule.warmup_steps": 20, "schedule.warmup_curve": "linear",
     },

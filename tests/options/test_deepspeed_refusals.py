@@ -71,7 +71,10 @@ def _scheduler(kind: str, **params: object) -> dict[str, object]:
         ({"train_batch_size": 8, "gradient_clipping": 10**400}, "must be a finite number"),
         ('{"train_batch_size": 8, "gradient_clipping": 1e999}', "must be a finite number"),
         ({"train_batch_size": 0}, "train_batch_size = 0: must be at least 1"),
-        (_optimizer("Lamb"), 'optimizer.type = "Lamb": must be Adam, AdamW, SGD, Lion or Adagrad: sambasim has no oth'),
+        (
+            _optimizer("Lamb"),
+            'optimizer.type = "Lamb": must be Adam, AdamW, SGD, Lion, Adagrad, RMSprop, Adamax or NAdam: sam',
+        ),
         (_optimizer("AdmaW"), "did you mean AdamW?"),
         (_optimizer("Adam", bias_correction=False), "bias_correction = false: cannot be imitated"),
         (_optimizer("Adam", amsgrad=True), "optimizer.params.amsgrad = true: cannot be imitated"),

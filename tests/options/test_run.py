@@ -36,7 +36,15 @@ def test_hyperparameters_schedule_and_loader_may_change() -> None:
     )
     training, schedule = resolved.training, resolved.training.schedule
     assert resolved.optimizer is not None
-    numbers = {"lr": 0.5, "beta1": 0.8, "beta2": 0.9, "eps": 1e-8, "weight_decay": 0.01}
+    numbers = {
+        "lr": 0.5,
+        "beta1": 0.8,
+        "beta2": 0.9,
+        "eps": 1e-8,
+        "amsgrad": False,
+        "maximize": False,
+        "weight_decay": 0.01,
+    }
     assert resolved.optimizer.hyperparameters() == numbers
     assert (schedule.step_size, schedule.warmup_steps) == (9, 20), "warm-up stays when the schedule changes"
     assert (training.seed, training.accumulation_steps, training.evaluate) == (3, 4, False)

@@ -52,11 +52,13 @@ def test_loss_arguments_and_dtypes_are_those_of_torch_and_of_the_graph() -> None
 
 
 def test_hyperparameters_are_the_kernels_numbers() -> None:
-    numbers = {"lr": 0.5, "momentum": 0.9, "dampening": 0.0, "nesterov": False, "weight_decay": 0.0}
+    numbers = {"lr": 0.5, "momentum": 0.9, "dampening": 0.0, "nesterov": False, "weight_decay": 0.0, "maximize": False}
     sgd = OptimizerOptions(name="sgd", lr=0.5, momentum=0.9, max_grad_norm=2.0)
     assert list(sgd.hyperparameters().items()) == [*numbers.items(), ("max_grad_norm", 2.0)]
-    adamw = OptimizerOptions(name="adamw", betas=(0.8, 0.95))
-    assert adamw.hyperparameters() == {"lr": 1e-3, "beta1": 0.8, "beta2": 0.95, "eps": 1e-8, "weight_decay": 1e-2}
+    adagrad = OptimizerOptions(name="adagrad", lr_decay=0.5).hyperparameters()
+    assert adagrad == {"lr": 1e-2, "lr_decay": 0.5, "eps": 1e-10, "weight_decay": 0.0, "maximize": False}
+    adamax = OptimizerOptions(name="adamax", betas=(0.8, 0.95)).hyperparameters()
+    assert (adamax["beta1"], adamax["beta2"]) == (0.8, 0.95)
 
 
 @given(

@@ -96,8 +96,7 @@ def two_bounds(p: list[nn.Parameter]) -> SGD:
 @pytest.mark.parametrize(
     ("make", "what", "remedy"),
     [
-        (lambda p: Adam(p, amsgrad=True), "the optimizer of a PEF does not have amsgrad", "leave it out"),
-        (lambda p: SGD(p, maximize=True), "the optimizer of a PEF does not have maximize", "leave it out, and let"),
+        (lambda p: SGD(p, differentiable=True), "the optimizer of a PEF does not have differentiable", "leave it out"),
         (lambda p: Adam(p, decoupled_weight_decay=True), "Adam with decoupled_weight_decay is", "samba.optim.AdamW"),
         (two_bounds, "the parameter groups of SGD differ in max_grad_norm, 2.0 and 1.0, which", "give max_grad_norm"),
     ],

@@ -18,6 +18,7 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from importlib import import_module
 from itertools import pairwise, zip_longest
 from types import MappingProxyType
 from typing import TypeAlias
@@ -67,10 +68,11 @@ class Scalars:
 
     def __init__(self, kind: str, hyperparameters: Hyperparameters) -> None:
         self.entry = OPTIMIZERS[kind]
-        self.counts = isinstance(self.entry.update, Fused) and "step" in self.entry.update.operands
-        self.hyperparameters = hyperparameters
-        self.step, self.number = 0, torch.zeros(())
-        self.uses_states = True
+        self.hyperparameters, self.step = hyperparameters, 0
+        self._of_step = self.entry.update.numbers if isinstance(self.entry.update, Fused) else {}
+        self.numbers = {name: torch.zeros(()) for name in self._of_step}
+        self.kept: tuple[str, ...] = ()
+        """The states that updates use."""
         self.keywords: dict[str, float | bool] = {}
         self.factor = 1.0
         """By what updates multiply gradients: that of clipping; for master weights, over the loss scale."""
@@ -82,12 +84,12 @@ class Scalars:
         """Begin step `step` (from 1); `rate` multiplies the learning rate. `first`: the one that begins the states."""
         given, before, is_first = self.hyperparameters, self._last_given, step == first
         self.step = step
-        if self.counts:
-            self.number.fill_(step)
+        for name, number in self.numbers.items():
+            number.fill_(self._of_step[name](step, given))
         if before is None or before[0] is not given or before[1:] != (rate, is_first):
             self._last_given = (given, rate, is_first)
             now, update = {**given, "lr": float(given["lr"]) * rate}, self.entry.update
-            self.uses_states = self.entry.needs is None or bool(given[self.entry.needs])
+            self.kept = self.entry.kept_states(given)
             self.keywords.clear()
             self.keywords.update(update.keywords(now, is_first) if isinstance(update, Fused) else now)
 
@@ -122,20 +124,25 @@ def slice_update(
                 update(part, of_gradient, of_states, keywords)
 
         return written
-    scale = None if divisor == 1 else torch.tensor(float(divisor))
-    kernel: Callable[..., object] = partial(getattr(torch, update.kernel), grad_scale=scale)
-    calls = []
-    for part, of_gradient, of_states in parts:
-        tensors = {**of_states, "step": scalars.number}
-        calls.append(([part], [of_gradient], [[tensors[n]] if n in tensors else [] for n in update.operands]))
-    none = [list[Tensor]() for _ in update.operands]
+    calls = [
+        ([part], [of_gradient], {name: [tensor] for name, tensor in of_states.items()})
+        for part, of_gradient, of_states in parts
+    ]
+    if update.is_kernel:
+        scale = None if divisor == 1 else torch.tensor(float(divisor))
+        function: Callable[..., object] = partial(getattr(torch, update.function), grad_scale=scale)
+    else:
+        function = getattr(import_module(update.function), update.function.rpartition(".")[2])
 
     def fused() -> None:
-        for parameters, gradients, operands in calls:
+        for parameters, gradients, of_states in calls:
+            if divisor != 1 and not update.is_kernel:
+                gradients[0].div_(divisor)
             if clips and scalars.factor != 1.0:
                 gradients[0].mul_(scalars.factor)
-            # The kernel would write also a state that it does not read.
-            kernel(parameters, gradients, *(operands if scalars.uses_states else none), **keywords)
+            lists = {name: [number if update.is_kernel else number.clone()] for name, number in scalars.numbers.items()}
+            lists |= {name: of_states[name] for name in scalars.kept}  # a kernel writes also what it does not read
+            function(parameters, gradients, *(lists.get(name, []) for name in update.operands), **keywords)
 
     return fused
 
@@ -195,7 +202,7 @@ def wide_update(
             updates.append((narrow_gradient[a:b], gradient, copies, compute, roundings))
 
     def update_slice() -> None:
-        used = len(stored) if scalars.uses_states else 1
+        used = len(stored) if scalars.kept else 1
         for narrow, gradient, copies, compute, roundings in updates:
             if scalars.factor != 1.0:
                 narrow.mul_(scalars.factor)  # in its own dtype, as torch does
