@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sambasim.api.given import batch_of, loss_of, optimizer_of, optimizers_in
-from sambasim.api.ranks import on_first, speaks_python
+from sambasim.api.ranks import connected, speaks_python
 from sambasim.commands.compile import compile_proved
 from sambasim.commands.proof.eager import LiveModel
 from sambasim.compiler.front import inputs_of, refuse_torchscript
@@ -154,7 +154,7 @@ def compile(
         said = (in_python(notice, compiles=True) for notice in (*notices, *notes, *done.notices))
         return Pef(done.path, tuple(said))
 
-    return on_first(compiled)
+    return connected().from_first(compiled)
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

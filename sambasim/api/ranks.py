@@ -6,12 +6,12 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn, TypeVar, cast
+from typing import Any, NoReturn
 
 from sambasim.commands.run import failure_details
 from sambasim.compiler.capture.trial import generators_kept
@@ -25,8 +25,6 @@ from sambasim.runtime.machine.mpi import connect
 from sambasim.runtime.watch.status_file import Activity
 from sambasim.runtime.watch.supervisor import Failure, Supervisor
 from sambasim.terminal.output import report_error
-
-T = TypeVar("T")
 
 
 @contextmanager
@@ -86,24 +84,6 @@ def _abort(world: Communicator, code: int) -> None:
 def command() -> list[str]:
     """What was typed, without mpirun."""
     return ["python", *sys.argv]
-
-
-def on_first(work: Callable[[], T]) -> T:
-    """Collective. What `work` returns, or raises, on rank 0."""
-    world = connected()
-    if world.rank:
-        result, failure = world.broadcast_object(cast("tuple[T, Exception | None]", None))
-        if failure is not None:
-            raise failure
-        return result
-    try:
-        result = work()
-    except Exception as error:
-        other = RuntimeError(f"on rank 0: {type(error).__name__}: {error}")
-        world.broadcast_object((None, error if isinstance(error, SambasimError) else other))
-        raise
-    world.broadcast_object((result, None))
-    return result
 
 
 @contextmanager

@@ -112,18 +112,21 @@ class Communicator:
 
     @contextmanager
     def alike(self) -> Iterator[None]:
-        """Collective: an error of sambasim that a rank raises within the block, where nothing is collective, is raised
-        on every rank; of several, that of the lowest rank."""
-        fault: SambasimError | None = None
+        """Collective: what a rank raises within the block, where nothing is collective, is raised on every rank; of
+        several, that of the lowest rank. Errors that are not sambasim's are RuntimeErrors there."""
+        own: Exception | None = None
         try:
             yield
-        except SambasimError as error:
-            fault = error
-        for raised in filter(None, self.all_gather_object(fault)):
-            raise raised
+        except Exception as error:
+            own = error
+        is_ours = own is None or isinstance(own, SambasimError)
+        told = own if is_ours else RuntimeError(f"on rank {self.rank}: {type(own).__name__}: {own}")
+        for rank, raised in enumerate(self.all_gather_object(told)):
+            if raised is not None:
+                raise own if own is not None and rank == self.rank else raised
 
     def from_first(self, work: Callable[[], T]) -> T:
-        """Collective: what `work` returns on rank 0, or raises of sambasim's errors."""
+        """Collective: what `work` returns, or raises, on rank 0."""
         value = None
         with self.alike():
             if self.rank == 0:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from sambasim import __version__
-from sambasim.errors import OptionError
+from sambasim.errors import MachineError, OptionError, failing_with
 from sambasim.files import write_whole
 from sambasim.ir.dataflow import pass_and_update
 from sambasim.ir.graph import Graph, Section
@@ -38,7 +38,7 @@ from sambasim.records.digests import (
 from sambasim.runtime.checkpoint.folder import check_shared
 from sambasim.runtime.outcome import exempt
 from sambasim.runtime.run.plan import Plan
-from sambasim.runtime.run.run_observer import LineFile, RunObserver, writing
+from sambasim.runtime.run.run_observer import LineFile, RunObserver
 from sambasim.runtime.run.setup import Setup, Team
 from sambasim.runtime.watch.observer import StepRecorder
 
@@ -158,7 +158,7 @@ class RunDigests(StepRecorder):
             )
         run = _run_of(setup, team, plan, asked)
         if setup.is_first:
-            with writing("digests", folder, f"folder: {_FLAG}"):
+            with failing_with(MachineError, f"the digests cannot be written to {folder}", f"another place: {_FLAG}"):
                 folder.mkdir(parents=True, exist_ok=True)
                 (folder / RUN_FILE).unlink(missing_ok=True)
                 for old in folder.glob(REPLICA_FILES):

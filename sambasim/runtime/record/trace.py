@@ -14,13 +14,14 @@ from typing import NamedTuple
 import numpy as np
 
 from sambasim import __version__
+from sambasim.errors import MachineError, failing_with
 from sambasim.files import write_whole
 from sambasim.ir.dataflow import pass_and_update
 from sambasim.ir.graph import Section, SectionKind
 from sambasim.records.trace import TraceProcess, TraceSpan, Track, trace_json
 from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.run.plan import Plan
-from sambasim.runtime.run.run_observer import RunObserver, writing
+from sambasim.runtime.run.run_observer import RunObserver
 from sambasim.runtime.run.setup import Setup, Team
 from sambasim.runtime.watch.observer import SpanArgs, StepRecorder
 from sambasim.units import format_seconds
@@ -103,7 +104,8 @@ class RunTrace(StepRecorder):
         processes = sorted(chain.from_iterable(there for there, _ in everybody), key=attrgetter("number"))
         left_out = sum(count for _, count in everybody)
         accuracy_ns = max(clock.accuracy_ns for clock in clocks)
-        with writing("the trace", self._path, "file: --trace FILE"):
+        remedy = "free disk space there, or choose another file: --trace FILE"
+        with failing_with(MachineError, f"the trace cannot be written to {self._path}", remedy):
             write_whole(self._path, trace_json(processes, self._facts(accuracy_ns, left_out)))
         first, last = self.steps[0] + 1, self.steps[-1] + 1
         which = f"step {first}" if first == last else f"steps {first} to {last}"

@@ -6,7 +6,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -160,9 +160,3 @@ class LineFile:
 
     def close(self) -> None:
         self._file.close()
-
-
-def writing(what: str, path: Path, choice: str) -> AbstractContextManager[None]:
-    """Raises MachineError for an OSError within. `choice`: what may be given instead of `path`, and how."""
-    remedy = f"free disk space there, or choose another {choice}"
-    return failing_with(MachineError, f"{what} cannot be written to {path}", remedy)
