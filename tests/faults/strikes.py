@@ -99,7 +99,7 @@ def _wait(phase: str, folder: Path, random: Random) -> bool:
             case "evaluation":
                 return f'"step":{STEPS // 3},' in text
             case "checkpoint":
-                return any((folder / "saved").glob(".*.partial")) or any((folder / "saved").glob("step-*"))
+                return any((folder / "saved").glob(".step-*")) or any((folder / "saved").glob("step-*"))
         return f'"step":{STEPS},' in text
 
     while not has_come():

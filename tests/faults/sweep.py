@@ -108,7 +108,7 @@ def wait_for(moment: Moment, folder: Path, random: float) -> bool:
     until, metrics = time.monotonic() + 60.0, folder / "metrics.jsonl"
     step = {Moment.STEP: 1 + int(random * (STEPS - 10)), Moment.CHECKPOINT: 1, Moment.END: STEPS}[moment]
     saves = moment is Moment.CHECKPOINT
-    while f'"step":{step},' not in _text(metrics) or (saves and not any((folder / "saved").glob("*.partial"))):
+    while f'"step":{step},' not in _text(metrics) or (saves and not any((folder / "saved").glob(".step-*"))):
         if time.monotonic() > until or (saves and f'"step":{STEPS},' in _text(metrics)):
             return False
         time.sleep(0.0005)

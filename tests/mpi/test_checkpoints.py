@@ -48,7 +48,7 @@ def lines(metrics: Path, kind: str) -> Sequence[Mapping[str, object]]:
 
 
 def test_by_steps_and_at_the_end(pef: Path, tmp_path: Path) -> None:
-    (tmp_path / "saved" / ".step-0000000001.partial").mkdir(parents=True)  # of a run that died
+    (tmp_path / "saved" / ".step-0000000001.0123456789abcdef").mkdir(parents=True)  # of a run that died
     flags = ["--steps", "7", "--checkpoint-dir", "saved", "--checkpoint-every", "2", "--keep", "2", "--no-evaluate"]
     summary = run(pef, tmp_path, *TWO, *flags)
     assert names(tmp_path / "saved") == ["step-0000000006", "step-0000000007"]

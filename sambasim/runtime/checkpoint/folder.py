@@ -1,7 +1,7 @@
-"""The folder of a run's checkpoints: names, atomic publication, and the lock that gives it to one run at a time.
+"""The folder of a run's checkpoints: names, and the lock that gives it to one run at a time.
 
 step-0000000050/            a complete checkpoint
-.step-0000000060.partial/   a checkpoint that is being written or deleted
+.step-0000000060.…/         a checkpoint that is being written (see `files.py`) or deleted
 damaged-step-0000000070/    a checkpoint that `--resume auto` found damaged
 .lock                       locked by the run that writes here
 """
@@ -47,26 +47,9 @@ def damaged_in(folder: Path) -> Sequence[Path]:
     return sorted(folder.glob("damaged-step-*")) if folder.is_dir() else ()
 
 
-def partial_of(path: Path) -> Path:
-    return path.with_name(f".{path.name}.partial")
-
-
-def begin(path: Path) -> None:
-    if (partial := partial_of(path)).exists():
-        shutil.rmtree(partial)
-    partial.mkdir()  # without parents: if the folder itself is gone, its disk may have been unmounted
-
-
-def publish(path: Path) -> None:
-    """Rename the complete partial checkpoint to `path`, atomically."""
-    to_disk(partial := partial_of(path))
-    partial.rename(path)
-    to_disk(path.parent)
-
-
 def remove(path: Path) -> None:
     """Delete a checkpoint. It is renamed first, so that an interrupted deletion leaves no incomplete checkpoint."""
-    shutil.rmtree(path.rename(partial_of(path)))
+    shutil.rmtree(path.rename(path.with_name(f".{path.name}.deleted")))
 
 
 def put_aside(path: Path) -> Path:
@@ -136,6 +119,6 @@ def _create_and_lock(folder: Path) -> BinaryIO:
     except OSError as error:
         what, where = f"no checkpoint can be written into {folder}: {error.strerror}", str(error.filename or folder)
         raise MachineError(what, where=where, remedy="another place: --checkpoint-dir DIR") from error
-    for partial in folder.glob(".step-*.partial"):  # of a run that died while it wrote or deleted a checkpoint
-        shutil.rmtree(partial, ignore_errors=True)
+    for hidden in folder.glob(".step-*"):  # of a run that died while it wrote or deleted a checkpoint
+        shutil.rmtree(hidden, ignore_errors=True)
     return lock

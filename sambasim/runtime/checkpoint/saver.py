@@ -3,11 +3,10 @@
 import hashlib
 import os
 import re
-import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -15,6 +14,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from sambasim.errors import InternalError, MachineError
+from sambasim.files import replacing, to_disk
 from sambasim.ir.mesh import PIPELINE
 from sambasim.ir.program import ParameterGroup
 from sambasim.ir.ranks import first_holders
@@ -205,54 +205,52 @@ def write(
     """Collective. Write the checkpoint `path`, of which this rank has `pieces`; returns the complete manifest. Raises
     MachineError on all ranks if one fails; then nothing of it is left."""
     rank, count = communicator.rank, communicator.world_size
-    partial = folder.partial_of(path)
-    file = partial / f"shard-{rank:05}-of-{count:05}.safetensors"
+    with ExitStack() as stack:
 
-    def write_shard() -> tuple[str, ShardModel]:
-        save_tensors(file, pieces)
-        with file.open("rb") as stream, ThreadPoolExecutor(1) as other:
-            flushed = other.submit(os.fsync, stream.fileno())  # hashing takes as long
-            sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
-            flushed.result()
-            return file.name, ShardModel(size_bytes=stream.tell(), sha256=sha256)
+        def begin() -> Path:
+            path.parent.stat()  # raises if the folder itself is gone: its disk may have been unmounted
+            hidden = stack.enter_context(replacing(path))
+            hidden.mkdir()
+            return hidden.relative_to(path.parent)  # which may have another path on another host
 
-    def finish() -> None:
-        with (partial / MANIFEST_FILE).open("x") as stream:
-            stream.write(manifest.model_dump_json())
-            stream.flush()
-            os.fsync(stream.fileno())
-        folder.publish(path)
+        def write_shard() -> tuple[str, ShardModel]:
+            file = hidden / f"shard-{rank:05}-of-{count:05}.safetensors"
+            save_tensors(file, pieces)
+            with file.open("rb") as stream, ThreadPoolExecutor(1) as other:
+                flushed = other.submit(os.fsync, stream.fileno())  # hashing takes as long
+                sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
+                flushed.result()
+                return file.name, ShardModel(size_bytes=stream.tell(), sha256=sha256)
 
-    activity.waits("waiting for peers to begin a checkpoint")
-    _together(path, communicator, activity, lambda: folder.begin(path) if rank == 0 else None)
-    activity.takes_long("writing a checkpoint")
-    shards = _together(path, communicator, activity, write_shard)
-    manifest = manifest.sealed(dict(shards))
-    _together(path, communicator, activity, lambda: finish() if rank == 0 else None)
+        def finish() -> None:
+            (hidden / MANIFEST_FILE).write_text(manifest.model_dump_json())
+            to_disk(hidden / MANIFEST_FILE)
+            stack.close()
+
+        activity.waits("waiting for peers to begin a checkpoint")
+        hidden = path.parent / _together(path, communicator, activity, lambda: begin() if rank == 0 else path)[0]
+        activity.takes_long("writing a checkpoint")
+        shards = _together(path, communicator, activity, write_shard)
+        manifest = manifest.sealed(dict(shards))
+        _together(path, communicator, activity, lambda: finish() if rank == 0 else None)
     activity.does("going on after a checkpoint")
     return manifest
 
 
 def _together(path: Path, communicator: Communicator, activity: Activity, work: Callable[[], T]) -> tuple[T, ...]:
-    """Collective. The results of `work` on all ranks. If one fails, the partial checkpoint goes and all raise."""
-    try:
-        with communicator.alike():
-            try:
-                result = work()
-            except (OSError, SafetensorError) as error:
-                # safetensors has one class for all: "Error while serializing: I/O error: No space left … (os error 28)"
-                match = re.search(r"I/O error: (.+?) \(os error", str(error))
-                why = match[1] if match else getattr(error, "strerror", None) or str(error)
-                raise MachineError(
-                    f"checkpoint {path.name} cannot be written: {why}",
-                    where=f"rank {communicator.rank} on {communicator.host_name}, {path.parent}",
-                    remedy="free some space there, or name another place that all hosts share: --checkpoint-dir FOLDER",
-                ) from error
-            finally:
-                activity.waits("waiting for peers' parts of a checkpoint")
-    except MachineError:
-        if communicator.rank == 0:
-            shutil.rmtree(folder.partial_of(path), ignore_errors=True)
-        communicator.barrier()
-        raise
+    """Collective. The results of `work` on all ranks. If one fails, all raise MachineError."""
+    with communicator.alike():
+        try:
+            result = work()
+        except (OSError, SafetensorError) as error:
+            # safetensors has one class for all: "Error while serializing: I/O error: No space left … (os error 28)"
+            match = re.search(r"I/O error: (.+?) \(os error", str(error))
+            why = match[1] if match else getattr(error, "strerror", None) or str(error)
+            raise MachineError(
+                f"checkpoint {path.name} cannot be written: {why}",
+                where=f"rank {communicator.rank} on {communicator.host_name}, {path.parent}",
+                remedy="free some space there, or name another place that all hosts share: --checkpoint-dir FOLDER",
+            ) from error
+        finally:
+            activity.waits("waiting for peers' parts of a checkpoint")
     return communicator.all_gather_object(result)

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from sambasim.errors import CheckpointError, MachineError, OptionError
 from sambasim.runtime.checkpoint.content import MAX_MANIFEST_BYTES, check
-from sambasim.runtime.checkpoint.folder import LOCK_FILE, MANIFEST_FILE, claim, partial_of
+from sambasim.runtime.checkpoint.folder import LOCK_FILE, MANIFEST_FILE, claim
 from sambasim.runtime.machine.communicator import single_rank
 from tests.runtime.checkpoint import samples
 from tests.runtime.checkpoint.samples import SHARD, Fields, change_bytes, change_fields, flip_a_bit, write_sample
@@ -116,7 +116,7 @@ def test_other_tools_read_the_shards_and_the_same_state_has_the_same_bytes(tmp_p
 
 
 def test_a_checkpoint_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Path, "rename", Mock(side_effect=OSError(errno.EIO, "Input/output error")))
+    monkeypatch.setattr(Path, "replace", Mock(side_effect=OSError(errno.EIO, "Input/output error")))
     with pytest.raises(MachineError, match="Input/output error"):
         write_sample(tmp_path)
     assert list(tmp_path.iterdir()) == []
@@ -124,7 +124,7 @@ def test_a_checkpoint_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch
 
 def test_a_claim_cleans_up_after_runs_that_died(tmp_path: Path) -> None:
     complete = write_sample(tmp_path, 20)
-    partial_of(complete).mkdir()
+    (tmp_path / ".step-0000000030.0123456789abcdef" / "step-0000000030").mkdir(parents=True)
     held = claim(tmp_path, ALONE)
     assert held is not None
     assert sorted(path.name for path in tmp_path.iterdir()) == [LOCK_FILE, complete.name]

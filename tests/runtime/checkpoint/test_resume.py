@@ -37,7 +37,7 @@ def test_the_newest_is_taken_or_the_one_that_is_named(three: list[Path], tmp_pat
     assert chosen(str(three[0])) == three[0]
     best = three[2].rename(tmp_path / "best")
     assert chosen(str(best)) == best
-    best.rename(folder.partial_of(three[2]))
+    best.rename(tmp_path / f".{three[2].name}.deleted")
     assert chosen(NEWEST, tmp_path) == three[1]
 
 
