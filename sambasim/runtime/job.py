@@ -8,7 +8,6 @@ from dataclasses import replace
 from torch import Tensor
 
 from sambasim.data.datasets import Source, open_source
-from sambasim.errors import InternalError
 from sambasim.ir.mesh import DATA_PARALLEL
 from sambasim.ir.types import SymbolKind
 from sambasim.records.metrics import EvaluationRecord, StepRecord, SummaryRecord
@@ -99,9 +98,9 @@ class TrainingJob:
             team.release_parameters()
             resumption.carry_over(trainer.totals)
             lines += resumption.notices
-        if setup.options.checkpoint.dir is not None:
-            resumed = resumption and resumption.checkpoint.path
-            self._saver = Saver(setup, team, samples, self._observer, self._activity, self._losses, resumed)
+        if checkpoint.dir is not None:
+            told, resumed = (self._observer, self._activity, self._losses), resumption and resumption.checkpoint.path
+            self._saver = Saver(checkpoint.dir, setup, team, samples, *told, resumed)
         evaluator = None
         if sources[0].evaluation is not None and training.evaluate:
             ranks = [replica.transport for replica in team.first]
@@ -256,10 +255,7 @@ class TrainingJob:
         of_rank = self._communicator.all_gather_object(own if team.transport.replica == 0 else None)
         ranks, works = self._setup.ranks, self._setup.works
         first = self._setup.mesh.group(ranks[0], DATA_PARALLEL)[0] // len(ranks) if works else 0
-        buffers = of_rank[first]
-        if buffers is None:
-            raise InternalError(f"rank {first} is of replica 0 and has no buffers")
-        return buffers
+        return of_rank[first] or []  # it is of replica 0
 
     def _start(self, steps: Plan, team: Team, source: Source, lines: Sequence[str]) -> Start:
         setup, communicator, program = self._setup, self._communicator, self._setup.program

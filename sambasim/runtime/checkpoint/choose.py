@@ -89,12 +89,9 @@ def check_pef(saved: Manifest, now: Manifest, pef: Path, where: str) -> list[Cha
     compiled.pop("pef_name", None)
     if compiled and _is_same_model(saved, now) and all(name.split(".")[0] in _OF_MESH for name in compiled):
         return [Change(name, *values, _alters_bits(name, saved, now)) for name, values in compiled.items()]
-    reasons = []
-    if saved.pef.name != now.pef.name:
-        reasons.append(f"its name is {saved.pef.name!r}")
-    if saved.pef.batch_size != now.pef.batch_size:
-        reasons.append(f"its batch size is {saved.pef.batch_size} and not {now.pef.batch_size}")
-    reasons += [f"{name}: {before} → {after}" for name, (before, after) in compiled.items()]
+    named: list[dict[str, JsonValue]] = [{"name": of.pef.name, "batch size": of.pef.batch_size} for of in (saved, now)]
+    differing = _differing(*named) | compiled
+    reasons = [f"{name}: {before} → {after}" for name, (before, after) in differing.items()]
     if not reasons:
         training = (
             change for change in _options(saved, now) if change.name.startswith(("loss", "optimizer", "training"))

@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeVar
 from safetensors import SafetensorError
 from torch import Tensor
 
-from sambasim.errors import InternalError, MachineError
+from sambasim.errors import MachineError
 from sambasim.files import replacing, to_disk
 from sambasim.ir.mesh import PIPELINE
 from sambasim.ir.program import ParameterGroup
@@ -68,6 +68,7 @@ class Saver:
 
     def __init__(
         self,
+        directory: Path,
         setup: Setup,
         team: Team,
         samples: int,
@@ -77,9 +78,7 @@ class Saver:
         resumed: Path | None,
     ) -> None:
         options = setup.options.checkpoint
-        if options.dir is None:
-            raise InternalError("checkpoints of a run that asks for none")
-        self._folder, self._cadence = options.dir, options.cadence
+        self._folder, self._cadence = directory, options.cadence
         self._setup, self._team, self._observer, self._activity, self._losses = setup, team, observer, activity, losses
         self._beginning = describe(setup, samples)
         self._failure: MachineError | None = None

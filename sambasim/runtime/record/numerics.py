@@ -120,11 +120,9 @@ class Probe:
 
     def _first(self, bad: Mapping[str, str]) -> str | None:
         reached = self._causes(bad)
-        inputs = [symbol.name for symbol in self._given if symbol.name in reached]
-        origins = [name for name in self._origins if name in reached]
-        # Symbols with NaN come before those with infinities, which may be masks.
-        order = {name: (self._meant(name), self._node_of[name], not self._seen[name].nan) for name in origins}
-        order |= {name: (self._meant(name), -1, not self._seen[name].nan) for name in inputs}
+        first = [name for name in (*self._origins, *(symbol.name for symbol in self._given)) if name in reached]
+        # Symbols come first, and those with NaN before those with infinities, which may be masks.
+        order = {name: (self._meant(name), self._node_of.get(name, -1), not self._seen[name].nan) for name in first}
         return min(order, key=order.__getitem__, default=None)
 
     def _causes(self, values: Iterable[str]) -> set[str]:
@@ -222,9 +220,10 @@ class Probes(StepObserver):
 
     def watching(self, replicas: Sequence[Replica]) -> "Probes":
         self._replicas = replicas
-        for rank in (replica for replica in replicas if replica.works):
-            who, samples = self._mesh.who(rank.rank), rank.shard.samples_of_last_batch
-            self._probes[rank.rank] = Probe(who, self._program, rank.memory, samples, self._may_overflow)
+        for rank in replicas:
+            if rank.shard is not None:
+                who, samples = self._mesh.who(rank.rank), rank.shard.samples_of_last_batch
+                self._probes[rank.rank] = Probe(who, self._program, rank.memory, samples, self._may_overflow)
         return self
 
     def bind(self, replica: int, node: Node, function: Function) -> Function:

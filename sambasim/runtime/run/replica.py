@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from time import perf_counter_ns
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from torch import Generator, Tensor
 from torch.utils.data import Dataset
@@ -96,9 +96,7 @@ class Shard:
         self._batches += 1
         batch = next(self._iterator)
         if self._tensors is not None and self._all_fit:
-            if not isinstance(batch, list):
-                raise InternalError(f"a batch of tensors is a {type(batch).__name__}")
-            return dict(zip(self._names, batch, strict=True))
+            return dict(zip(self._names, cast("list[Tensor]", batch), strict=True))
         tensors = batches.bind(batch, self._names)
         checked = batches.check(tensors, self.inputs, self.batch_size)
         # All batches of plain tensors have the same types: if one passes unchanged, all do.
@@ -147,7 +145,7 @@ class Replica:
         self.memory, self.transport, self.optimizers = memory, transport, optimizers
         self.observer: StepObserver | None = None
         self._detailed: StepObserver | None = None  # the same, if it wants details
-        self._shard = shard
+        self.shard = shard
         self._reader = iter(shard.next_batch, None) if shard is not None else iter(())
         self.works = shard is not None
         """Whether it computes gradients; False for a parameter server without a replica."""
@@ -172,13 +170,6 @@ class Replica:
         self._detailed = observer if observer is not None and observer.detailed else None
         report_spans(self, observer, self.rank)
         self._update.observe(observer)
-
-    @property
-    def shard(self) -> Shard:
-        """Its part of the data. Raises InternalError for a parameter server without a replica."""
-        if self._shard is None:
-            raise InternalError("the data of a rank that has no replica")
-        return self._shard
 
     def step(self, step: int, update: int, rate: float, loss_scale: float, ask: Callable[[], int]) -> Steps[Updated]:
         """Run step `step` (from 0) with optimizer step `update` (from 1, without skipped ones); `rate` multiplies

@@ -213,7 +213,7 @@ class Trainer:
         """Distribute the samples of `epoch` over the replicas: the remaining ones, in the epoch where a run resumes."""
         start = self._plan.start
         for replica in self._replicas:
-            if replica.works:
+            if replica.shard is not None:
                 replica.shard.begin_epoch(epoch, self.totals.steps, start.used if epoch == start.epoch else 0)
 
     def step(self, epoch: int) -> StepRecord:

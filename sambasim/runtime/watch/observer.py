@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from time import perf_counter_ns
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
@@ -51,16 +52,13 @@ class StepObserver:
 
 def forward_events(events: Iterable[str], target: object, members: Sequence[object]) -> None:
     """Make each of the methods `events` of `target` call the same method of all `members`, in order."""
-
-    def forwarding(methods: Sequence[Callable[..., None]]) -> Callable[..., None]:
-        def event(*arguments: object) -> None:
-            for method in methods:
-                method(*arguments)
-
-        return event
-
     for name in events:
-        setattr(target, name, forwarding([getattr(member, name) for member in members]))
+        setattr(target, name, partial(_call_all, [getattr(member, name) for member in members]))
+
+
+def _call_all(methods: Sequence[Callable[..., None]], *arguments: object) -> None:
+    for method in methods:
+        method(*arguments)
 
 
 class Observers(StepObserver):

@@ -132,7 +132,7 @@ def test_another_pef_is_refused_with_what_differs() -> None:
     assert "these differ: the version of sambasim" in refused()
     assert 'these differ: loss.name: none → "l1"' in refused("training_defaults", loss={"name": "l1"})
     assert not any("the version of sambasim" in refused(part) for part in PartDigests.model_fields)
-    assert "its name is 'net'; its batch size is 4 and not 8" in refused(pef={"name": "lenet", "batch_size": 8})
+    assert 'name: "net" → "lenet"; batch size: 4 → 8' in refused(pef={"name": "lenet", "batch_size": 8})
     fewer = {name: tensor for name, tensor in SAVED.tensors.items() if name != "net__bias"}
     with pytest.raises(CheckpointError, match="does not hold the tensors of that PEF"):
         check_pef(SAVED, changed(tensors=fewer), Path("out/net/net.pef"), "here")
@@ -152,10 +152,10 @@ def test_the_pef_of_a_checkpoint_is_named_with_the_compile_options_that_differ(t
     (tmp_path / "new" / "other.pef").write_text("no PEF")
     with pytest.raises(CheckpointError) as error:
         check_pef(saved, now, new, "here")
-    assert error.value.what.endswith('PEF than new: its name is \'old\'; dtype: "fp32" → "bf16"; num_tiles: 4 → none')
+    assert error.value.what.endswith('PEF than new: name: "old" → "new"; dtype: "fp32" → "bf16"; num_tiles: 4 → none')
     assert f"run --pef {old}, the PEF that it was trained with" in str(error.value.remedy)
     old.unlink()
-    with pytest.raises(CheckpointError, match=r"PEF than new: its name is 'old'"):
+    with pytest.raises(CheckpointError, match=r'PEF than new: name: "old"'):
         check_pef(saved, now, new, "here")
 
 
