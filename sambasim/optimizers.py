@@ -9,8 +9,6 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
-import numpy as np
-
 Tensor: TypeAlias = Any
 """One of torch's: who needs only the names of optimizers does not import torch."""
 
@@ -82,6 +80,8 @@ def _steps_before(step: int, given: Numbers) -> float:
 
 def _momenta_before(step: int, given: Numbers) -> float:
     """The product of NAdam's momenta of all steps before, in float32, as torch multiplies them."""
+    import numpy as np  # which takes 0.1 s, and command lines need this table
+
     last = 110 / -math.log(given["beta1"] or 0.5)  # then the product is 0
     steps = np.arange(1, min(step, last + 1))
     momenta = given["beta1"] * (1.0 - 0.5 * 0.96 ** (steps * given["momentum_decay"]))

@@ -101,7 +101,9 @@ def loss_of(loss: object) -> tuple[dict[str, object] | None, Loss | None]:
         remedy = f"torch.nn.{kind}(), and a learning rate for the mean"
         raise OptionError(f"{kind} gives a sum, and a loss is a mean: replicas average their gradients", remedy=remedy)
     if name is not None and _is_plain(loss, name):
-        return {"name": name, "args": {argument: getattr(loss, argument) for argument in LOSS_ARGUMENTS[name]}}, None
+        args = {argument: getattr(loss, argument, None) for argument in LOSS_ARGUMENTS[name]}
+        args = {name: value.tolist() if isinstance(value, Tensor) else value for name, value in args.items()}
+        return {"name": name, "args": {name: value for name, value in args.items() if value is not None}}, None
     for name, function in NAMED_LOSSES.items():
         if loss is function and name != "kl_div":  # whose mean is that of elements
             return {"name": name}, None
@@ -121,9 +123,9 @@ def loss_of(loss: object) -> tuple[dict[str, object] | None, Loss | None]:
 
 
 def _is_plain(loss: Any, name: str) -> bool:
-    """Whether it is the unweighted mean called `name`, and a call does no more than its class in torch."""
+    """Whether it is the mean called `name`, and a call does no more than its class in torch."""
     is_mean = loss.reduction == ("batchmean" if name == "kl_div" else "mean")
-    is_weighted = any(getattr(loss, weight, None) is not None for weight in ("weight", "pos_weight"))
+    is_weighted = name == "bce_with_logits" and loss.weight is not None
     has_hooks = any(hooks for attribute, hooks in vars(loss).items() if attribute.endswith("_hooks"))
     is_changed = has_hooks or "forward" in vars(loss) or not is_of_a_library(type(loss).forward)
     return is_mean and not is_weighted and not is_changed

@@ -77,8 +77,9 @@ Source = Annotated[str, checked(_source_problems)]
 
 
 LOSS_ARGUMENTS: Mapping[str, tuple[str, ...]] = {
-    "cross_entropy": ("ignore_index", "label_smoothing"), "mse": (), "l1": (), "smooth_l1": ("beta",),
-    "huber": ("delta",), "bce_with_logits": (), "nll": ("ignore_index",), "kl_div": ("log_target",),
+    "cross_entropy": ("ignore_index", "label_smoothing", "weight"), "mse": (), "l1": (), "smooth_l1": ("beta",),
+    "huber": ("delta",), "bce_with_logits": ("pos_weight",), "nll": ("ignore_index", "weight"),
+    "kl_div": ("log_target",),
 }  # fmt: skip
 """The losses of `torch.nn.functional` that have a name here, and the arguments that each takes."""
 

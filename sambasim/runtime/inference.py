@@ -45,10 +45,12 @@ Part = TypeVar("Part")
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """The sums of one rank over its samples. `correct` of `classified` elements have the right class."""
+    """The sums of one rank over its samples. `loss` is of `counted` samples, or weights of counted elements; `correct`
+    of `classified` elements have the right class."""
 
     samples: int = 0
     loss: float = 0.0
+    counted: float = 0.0
     correct: int = 0
     classified: int = 0
 
@@ -60,7 +62,7 @@ class Sums:
             step=step,
             epoch=epoch + 1,
             samples=self.samples,
-            loss=self.loss / self.samples if has_loss and self.samples else None,
+            loss=self.loss / self.counted if has_loss and self.counted else None,
             accuracy=self.correct / self.classified if self.classified else None,
             evaluation_s=time.perf_counter() - began_s,
         )
@@ -132,30 +134,33 @@ class Evaluator:
         if self._program.per_sample_loss:
             if not outputs:
                 return Sums()  # another rank of the replica has them
-            correct, classified = self._count_correct(outputs[1:], batch, count)
-            return Sums(count, float(outputs[0][:count].double().sum()), correct, classified)
+            counted, correct, classified = self._count(outputs[1:], batch, count)
+            return Sums(count, float(outputs[0][:count].double().sum()), counted, correct, classified)
         if count == self._program.batch_size:
-            return Sums(count, float(outputs[0]) * count) if outputs else Sums()
+            return Sums(count, float(outputs[0]) * count, count) if outputs else Sums()
         # The model returns one mean over a batch with padding: run the real samples one by one, or skip them.
         total, single = Sums(), self._program.single
         for index in range(count):
             sample = {name: tensor[index : index + 1] for name, tensor in batch.items()}
             if single is not None and (loss := self._run(sample, single, 1)):
-                total += Sums(1, float(loss[0]))
+                total += Sums(1, float(loss[0]), 1)
         return total
 
-    def _count_correct(self, outputs: Sequence[Tensor], batch: Mapping[str, Tensor], count: int) -> tuple[int, int]:
-        """The number of correctly classified elements, and of all; (0, 0) if the loss is no classification."""
+    def _count(self, outputs: Sequence[Tensor], batch: Mapping[str, Tensor], count: int) -> tuple[float, int, int]:
+        """What a sum of losses is divided by, the number of correctly classified elements, and of all; without elements
+        if the loss is no classification."""
         if self._loss is None or TARGET not in batch:
-            return 0, 0
-        guess, target = outputs[0][:count], batch[TARGET][:count]
+            return count, 0, 0
+        guess, target, args = outputs[0][:count], batch[TARGET][:count], self._loss.args
         if self._loss.name in ("cross_entropy", "nll") and not target.is_floating_point():
-            ignored = self._loss.args.get("ignore_index", -100)
-            counted = target.ne(ignored if isinstance(ignored, int) else -100)
-            return int((guess.argmax(1).eq(target) & counted).sum()), int(counted.sum())
+            ignored = args.get("ignore_index", -100)
+            counted = target[is_counted := target.ne(ignored if isinstance(ignored, int) else -100)]
+            correct, weight = int(guess.argmax(1).eq(target)[is_counted].sum()), args.get("weight")
+            of_elements = counted.numel() if weight is None else float(torch.tensor(weight).double()[counted].sum())
+            return of_elements, correct, counted.numel()
         if self._loss.name == "bce_with_logits":
-            return int(guess.gt(0).eq(target.gt(0.5)).sum()), target.numel()
-        return 0, 0
+            return count, int(guess.gt(0).eq(target.gt(0.5)).sum()), target.numel()
+        return count, 0, 0
 
 
 class _Rank:

@@ -83,7 +83,7 @@ def _perceptual() -> nn.Module:
         (_parametrized(), NUMBERS, None),
         (_perceptual(), NUMBERS, None),
         (nn.HuberLoss(delta=0.2), NUMBERS, "huber"),
-        (nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 1.0, 0.5, 3.0])), CLASSES, None),
+        (nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 1.0, 0.5, 3.0])), CLASSES, "cross_entropy"),
         (nn.CrossEntropyLoss(label_smoothing=0.1, ignore_index=2), CLASSES, "cross_entropy"),
         (F.cross_entropy, CLASSES, "cross_entropy"),
         (partial(F.cross_entropy, label_smoothing=0.2), CLASSES, None),

@@ -47,7 +47,7 @@ REFUSED = [
     (['optimizer.groups=[{match=["a"], max_grad_norm=1.0}]'], "did you mean optimizer.max_grad_norm?"),
     (["optimizer=3"], "optimizer = 3 (from --set): must be a table"),
     (["loss.name=crossentropy"], "did you mean cross_entropy?"),
-    (["loss.args.label_smoothin=0.1"], "is not an argument of cross_entropy; it takes ignore_index or label_smoothing"),
+    (["loss.args.label_smoothin=0.1"], "is not an argument of cross_entropy; it takes ignore_index, label_"),
     (["model.target=net.py"], "add the name: net.py:NAME"),
     (["model.target=package.net.Net"], "put a colon before the name: package.net:Net"),
     (["model.target='dir/net:Net'"], "a file's name ends in .py: dir/net.py:Net"),

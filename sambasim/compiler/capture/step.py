@@ -32,10 +32,10 @@ NAMED_LOSSES: Mapping[str, Callable[..., Tensor]] = {
 
 
 def named_losses(name: str, args: Mapping[str, object]) -> tuple[Loss, Loss | None]:
-    """`loss(result, target)` of a batch, and of each of its samples, float[batch]: the mean over counted elements (for
-    kl_div the sum). A named loss of torch takes the first output; the callable at `module:name` takes what the model
-    returns, and gives no loss per sample. The mean over samples is the first loss, unless `weight` is given or samples
-    differ in how many elements are counted. Raises OptionError for other names."""
+    """`loss(result, target)` of a batch, the mean over counted elements (for kl_div the sum); and for evaluation of
+    each of its samples, float[batch]: the mean, or of classes the sum. A named loss of torch takes the first output;
+    the callable at `module:name` takes what the model returns, and gives no loss per sample. Raises OptionError for
+    other names."""
     if ":" in name:
         loaded = load_object(name, "loss")
         if isinstance(loaded, type):
@@ -47,21 +47,27 @@ def named_losses(name: str, args: Mapping[str, object]) -> tuple[Loss, Loss | No
     if name not in NAMED_LOSSES:
         known = ", ".join(NAMED_LOSSES)
         raise OptionError(f"there is no loss called {name!r}", remedy=f"loss.name takes one of {known}")
-    tensors = {key: torch.tensor(value) for key, value in args.items() if isinstance(value, (list, tuple))}
-    function, arguments, ignored = NAMED_LOSSES[name], {**args, **tensors}, args.get("ignore_index")
+    weights = {key: torch.tensor(value) for key, value in args.items() if isinstance(value, (list, tuple))}
+    function = NAMED_LOSSES[name]
     # kl_div's "mean" divides by elements, and torch itself warns that it is not the divergence; batchmean is.
     reduction = "batchmean" if name == "kl_div" else "mean"
 
-    def by_sample(result: object, target: Tensor) -> Tensor:
+    def called(result: object, target: Tensor, reduction: str) -> Tensor:
         outputs: Tensor = first_tensor(result)
-        elements = function(outputs, target, reduction="none", **arguments).reshape(outputs.shape[0], -1)
-        # A sample of one element needs no divisor: its loss is already 0 if it is not counted.
-        if name in ("cross_entropy", "nll") and not target.is_floating_point() and elements.shape[1] > 1:
-            counted = target.reshape(elements.shape).ne(ignored if isinstance(ignored, int) else -100)
-            return elements.sum(1) / counted.sum(1).clamp(min=1)
-        return elements.sum(1) if name == "kl_div" else elements.mean(1)
+        tensors = {key: weight.to(outputs.dtype) for key, weight in weights.items()}
+        return function(outputs, target, reduction=reduction, **{**args, **tensors})
 
-    return lambda result, target: function(first_tensor(result), target, reduction=reduction, **arguments), by_sample
+    def by_sample(result: object, target: Tensor) -> Tensor:
+        elements = called(result, target, "none").reshape(len(target), -1)
+        is_sum = name == "kl_div" or is_of_classes(name, target)
+        return elements.sum(1) if is_sum else elements.mean(1)
+
+    return lambda result, target: called(result, target, reduction), by_sample
+
+
+def is_of_classes(name: str, target: Tensor) -> bool:
+    """Whether the loss called `name` counts elements, by their classes: not all alike."""
+    return name in ("cross_entropy", "nll") and not target.is_floating_point()
 
 
 def first_tensor(result: object) -> Any:
