@@ -218,8 +218,8 @@ class InvariantError(InternalError, code="invariant"):
 
 
 def _indented(text: str, width: int) -> str:
-    """`text`; lines after the first begin with `width` spaces at least."""
-    first, *others = text.split("\n")
+    """`text`; long lines are shortened, and those after the first begin with `width` spaces at least."""
+    first, *others = map(shortened, text.split("\n"))
     indentation = " " * width
     return "\n".join((first, *(line if line.startswith(indentation) else indentation + line for line in others)))
 

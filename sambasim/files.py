@@ -1,6 +1,7 @@
 """Files: text and JSON that are read within limits, and files that are written whole or not at all.
 
-    .NAME.HEX/NAME   NAME while it is written: HEX is random but for its beginning, which is that of the host
+    .NAME.HEX/NAME   NAME (its beginning, if long) while it is written: HEX is random but for its beginning, which is
+                     that of the host
 
 Only its owner may open that folder, so nobody can put a link in the way of what is written there. Its writer holds a
 lock on it until NAME is in its place. A writer that was killed holds none, and the next one of that name removes what
@@ -20,6 +21,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from glob import escape
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sambasim.errors import LONGEST_MESSAGE, MachineError, is_out_of_memory
@@ -34,17 +36,23 @@ _WRITABLE_BY_OTHERS = 0o022
 _UNSIZED_BYTES = 1 << 20  # read of a file whose size the system does not know, as in /proc
 
 
+def regular(path: str | Path, flags: int) -> int:
+    """An opener for `open`. Raises OSError for what is no regular file: opening a pipe would wait for its other end."""
+    opened = os.open(path, flags | os.O_NONBLOCK, 0o666)
+    if stat.S_IFMT(os.fstat(opened).st_mode) in (stat.S_IFREG, stat.S_IFDIR):  # `open` has words for a folder
+        return opened
+    os.close(opened)
+    raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+
+
 def read_text(path: Path, most_bytes: int) -> str:
     """The text of the regular UTF-8 file at `path`. Raises OSError if it is no regular file or has more than
     `most_bytes`, UnicodeDecodeError if it is not UTF-8."""
-    # Opening a pipe without O_NONBLOCK waits for a writer.
-    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
-        if status.st_size > most_bytes:
+    with open(path, "rb", opener=regular) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > most_bytes:
             raise OSError(errno.EFBIG, f"it has more than {format_bytes(most_bytes)}", str(path))
-        data = file.read(status.st_size or _UNSIZED_BYTES)  # `most_bytes` would be allocated
+        data = file.read(size or _UNSIZED_BYTES)  # `most_bytes` would be allocated
     return data.decode("utf-8").replace("\r\n", "\n")
 
 
@@ -69,7 +77,14 @@ def _size_bytes(path: Path) -> int:
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A file to write, which then takes the place of `path` at once, and is on the disk. Folders are created. Nothing
-    is left of it all after an error. Raises OSError."""
+    is left of it all after an error. Raises OSError. What is no file, such as /dev/null, or is this process's stdout or
+    stderr, stays, and gets what was written."""
+    if _stays(path):
+        with TemporaryDirectory() as aside:
+            yield (hidden := Path(aside, path.name))
+            with hidden.open("rb") as written, open(path, "wb", opener=unless_foreign_link) as place:
+                shutil.copyfileobj(written, place)
+        return
     missing = [folder for folder in path.absolute().parents if not folder.exists()]
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -99,7 +114,7 @@ def to_disk(path: Path) -> None:
 def _hidden_folder(path: Path) -> Iterator[Path]:
     """A new folder for a file that is to become `path`, locked."""
     while True:
-        folder = path.with_name(f".{path.name}.{_host()}{secrets.token_hex(8)}")
+        folder = path.with_name(f"{_hidden_name(path)}{secrets.token_hex(8)}")
         folder.mkdir(mode=0o700)
         with suppress(FileNotFoundError):  # if another process has taken it for a leftover
             descriptor = os.open(folder, os.O_RDONLY)
@@ -117,7 +132,7 @@ def _hidden_folder(path: Path) -> Iterator[Path]:
 
 def _remove_leftovers(path: Path) -> None:
     """Remove what processes of this account and host left of `path` that no longer live."""
-    for folder in path.parent.glob(f".{escape(path.name)}.{_host()}{'[0-9a-f]' * 16}"):
+    for folder in path.parent.glob(f"{escape(_hidden_name(path))}{'[0-9a-f]' * 16}"):
         with suppress(OSError):
             descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
@@ -128,14 +143,26 @@ def _remove_leftovers(path: Path) -> None:
                 os.close(descriptor)
 
 
+def _hidden_name(path: Path) -> str:
+    """How it begins. A file system has names of up to 255 bytes."""
+    return f".{path.name[:50]}.{_host()}"
+
+
 def _host() -> str:
     """Eight digits for this host: on a file system of several, its locks may be of each host alone."""
     return f"{zlib.crc32(os.uname().nodename.encode()):08x}"
 
 
+def _stays(path: Path) -> bool:
+    with suppress(OSError):
+        status = path.stat()
+        return not stat.S_ISREG(status.st_mode) or any(os.path.samestat(status, os.fstat(own)) for own in (1, 2))
+    return False
+
+
 def write_whole(path: Path, text: str) -> None:
     """Write a file whole or not at all. Raises OSError. A link's target, such as /dev/stdout, is written in place."""
-    if path.is_symlink() or (path.exists() and not path.is_file()):
+    if path.is_symlink():
         with open(path, "w", encoding="utf-8", opener=unless_foreign_link) as file:
             file.write(text)
         return

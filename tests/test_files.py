@@ -7,11 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load, save_file
 
 from sambasim.commands.results import compare
 from sambasim.errors import MachineError, OptionError, WeightsError
 from sambasim.files import replacing, write_whole
+from sambasim.records.digests import RUN_FILE, read_recording
+from sambasim.runtime.checkpoint.folder import LOCK_FILE, claim
+from sambasim.runtime.machine.communicator import single_rank
 from sambasim.runtime.run.run_observer import LineFile
 from sambasim.runtime.values.memory import read_tensors, write_tensors
 
@@ -62,6 +65,11 @@ def test_two_writers_of_one_name_do_not_disturb_each_other(tmp_path: Path) -> No
     assert list(path.parent.iterdir()) == [path]
 
 
+def test_a_name_may_have_all_bytes_that_file_systems_allow(tmp_path: Path) -> None:
+    write_whole(tmp_path / ("n" * 255), "whole")
+    assert [path.read_text(encoding="utf-8") for path in tmp_path.iterdir()] == ["whole"]
+
+
 def test_nothing_is_left_of_a_writer_that_fails(tmp_path: Path) -> None:
     def fail() -> None:
         with replacing(tmp_path / "a" / "b" / "t.json") as hidden:
@@ -102,6 +110,31 @@ def test_a_link_of_another_account_in_a_folder_that_others_can_write_is_not_foll
     link.parent.chmod(0o755)
     write_whole(link, "theirs")
     assert victim.read_text(encoding="utf-8") == "theirs"
+
+
+def test_what_is_no_regular_file_stays_and_is_written_to(tmp_path: Path) -> None:
+    pipe, null = tmp_path / "pipe", tmp_path / "null"
+    os.mkfifo(pipe)
+    null.symlink_to("/dev/null")
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    for path in (pipe, null):
+        write_tensors(path, {"w": torch.zeros(1)}, "it", "--flag")
+    assert load(os.read(reader, 1000)).keys() == {"w"}
+    os.close(reader)
+    assert sorted(tmp_path.iterdir()) == [null, pipe]
+    assert pipe.is_fifo()
+    assert null.is_symlink()
+
+
+def test_no_reader_and_no_lock_waits_for_the_other_end_of_a_pipe(tmp_path: Path) -> None:
+    for name in (LOCK_FILE, RUN_FILE, "w.safetensors"):
+        os.mkfifo(tmp_path / name)
+    with pytest.raises(MachineError, match="No such device"):
+        claim(tmp_path, single_rank("here"))
+    with pytest.raises(OptionError, match="not a regular file"):
+        read_recording(tmp_path)
+    with pytest.raises(WeightsError, match="not a regular file"):
+        read_tensors(tmp_path / "w.safetensors", "another file")
 
 
 def test_a_file_that_memory_cannot_hold_is_told_with_its_bytes(tmp_path: Path) -> None:

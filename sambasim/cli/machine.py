@@ -15,7 +15,7 @@ import click
 
 from sambasim import __version__
 from sambasim.cli.shared import COUNT, FILE, answer, as_json, kept_imports, write_all
-from sambasim.errors import LaunchError, MachineError, OptionError, SambasimError, say, shortened
+from sambasim.errors import LaunchError, MachineError, OptionError, SambasimError, say
 from sambasim.runtime.machine import node_memory
 from sambasim.runtime.machine.agreement import check_job
 from sambasim.runtime.machine.launcher import cores_of_this_process, fitting_mpirun
@@ -235,7 +235,7 @@ def _bytes(ctx: click.Context, parameter: click.Parameter, text: str) -> int:
     try:
         size_bytes = parse_bytes(text)
     except ValueError as error:
-        raise OptionError(f"{flag}: {shortened(str(error))}", remedy=f'{flag} "64 KiB"') from None
+        raise OptionError(f"{flag}: {error}", remedy=f'{flag} "64 KiB"') from None
     if not 1 <= size_bytes <= TIB:
         raise OptionError(f"{flag}: must be from 1 B to {format_bytes(TIB)}", remedy="256 MiB")
     return size_bytes

@@ -1,5 +1,6 @@
 """The `sambasim` command: imports subcommands when they are needed, and turns errors into exit codes."""
 
+import errno
 import os
 import signal
 import sys
@@ -11,7 +12,7 @@ from typing import cast
 import click
 from click.shell_completion import CompletionItem
 
-from sambasim.errors import UserError, exit_code, say, shortened
+from sambasim.errors import OptionError, UserError, exit_code, say
 from sambasim.terminal.output import report_error, set_up_streams
 
 _PANELS: Mapping[str, Mapping[str, tuple[str, str]]] = {
@@ -161,8 +162,10 @@ class _UsageError(UserError, code="usage"):
 
 
 def _of_click(error: BaseException) -> BaseException:
-    """An error of click as one of sambasim; others as they are."""
+    """An error of click, or about a path that was typed, as one of sambasim; others as they are."""
     match error:
+        case OSError(errno=errno.EACCES | errno.ENAMETOOLONG, filename=str(path)):  # Path.exists and others raise it
+            return OptionError(f"{path} cannot be reached: {error.strerror}", remedy="check it: namei -l PATH")
         case click.Abort():
             return KeyboardInterrupt()
         case click.exceptions.NoArgsIsHelpError():
@@ -171,7 +174,7 @@ def _of_click(error: BaseException) -> BaseException:
         case click.UsageError():
             typed = [word for word in sys.argv[1:2] if not word.startswith("-")]
             command = error.ctx.command_path if error.ctx else " ".join(["sambasim", *typed])
-            return _UsageError(shortened(error.format_message()), remedy=f"{command} --help")
+            return _UsageError(error.format_message(), remedy=f"{command} --help")
         case click.ClickException():
             return _UsageError(error.format_message())
     return error

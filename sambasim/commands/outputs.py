@@ -15,6 +15,8 @@ def check_output_file(path: Path, what: str, remedy: str) -> None:
         why: str | None = f"{path} is a folder"
     elif path.exists() and not os.access(path, os.W_OK):
         why = f"{path} is not writable"
+    elif path.is_fifo() and not path.is_symlink():
+        why = f"{path} is a named pipe, which waits for a reader"
     elif _is_device(path):
         why = None  # such as /dev/stdout: it is written in place
     else:

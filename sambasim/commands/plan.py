@@ -9,7 +9,7 @@ from typing import Any, get_args
 import tomli_w
 
 from sambasim.commands.question import is_model, options_of_model
-from sambasim.errors import OptionError, shortened
+from sambasim.errors import OptionError
 from sambasim.hardware.spec import ClusterSpec, DeviceSpec, load_cluster, load_device
 from sambasim.ir.program import Program
 from sambasim.options.compile import BuildOptions, CompileOptions, ParallelOptions, options_in_python
@@ -175,10 +175,10 @@ def _only(allowed: Sequence[str]) -> Mapping[str, Sequence[object]]:
                 what = f"--only {text}: {wrong[0]!r} is none of {', '.join(known)}"
                 raise OptionError(what, remedy=f"--only {name}={nearest(wrong[0], known) or known[0]}")
         elif "=" in values:
-            each = shortened(text.replace(",", " --only "))
-            raise OptionError(f"--only {shortened(text)} names several fields", remedy=f"--only {each}")
+            each = text.replace(",", " --only ")
+            raise OptionError(f"--only {text} names several fields", remedy=f"--only {each}")
         elif not all(part.isdecimal() and len(part) < _MOST_DIGITS for part in parts):
-            raise OptionError(f"--only {shortened(text)}: {name} takes whole numbers", remedy=f"--only {name}=1,2")
+            raise OptionError(f"--only {text}: {name} takes whole numbers", remedy=f"--only {name}=1,2")
         chosen = parts if known is not None else [int(part) for part in parts]
         values_of[name] = list(dict.fromkeys([*values_of.get(name, ()), *chosen]))
     return values_of

@@ -8,15 +8,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from sambasim.costs.cut import Level
-from sambasim.errors import (
-    LARGEST_COUNT,
-    MOST_MICRO_STEPS,
-    MOST_REPLICAS,
-    MachineError,
-    OptionError,
-    PefError,
-    shortened,
-)
+from sambasim.errors import LARGEST_COUNT, MOST_MICRO_STEPS, MOST_REPLICAS, MachineError, OptionError, PefError
 from sambasim.hardware.placement import inventory_of, place
 from sambasim.hardware.spec import ALIASES, arch_of, cluster_names, device_names, load_cluster, load_device
 from sambasim.ir.mesh import copy_mesh, mesh_of
@@ -197,7 +189,7 @@ def _of_pef(question: Question) -> _Subject:
     stored = training.get("accumulation_steps") if program.training and isinstance(training, dict) else None
     steps = 1 if stored is None else stored
     if type(steps) is not int or not 1 <= steps <= MOST_MICRO_STEPS:
-        what = f"the PEF accumulates {shortened(ascii(steps))} micro-steps in a step; the most is {MOST_MICRO_STEPS:,}"
+        what = f"the PEF accumulates {steps!a} micro-steps in a step; the most is {MOST_MICRO_STEPS:,}"
         raise PefError(what, where="training.accumulation_steps of the PEF", remedy=COMPILE_AGAIN)
     return _Subject(programs, arch_of(compiled), tiles if isinstance(tiles, int) else None, level, steps)
 
@@ -260,7 +252,7 @@ def _counts(asked: _Numbers, name: str, most: int) -> tuple[int, ...]:
     except ValueError:
         numbers = ()
     if not numbers or min(numbers) < 1 or max(numbers) > most:
-        raise OptionError(f"{name} {shortened(text)}: must be whole numbers from 1 to {most:,}", remedy=f"{name} 1,2,4")
+        raise OptionError(f"{name} {text}: must be whole numbers from 1 to {most:,}", remedy=f"{name} 1,2,4")
     return numbers
 
 

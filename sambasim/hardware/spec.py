@@ -25,7 +25,6 @@ from sambasim.errors import (
     PefError,
     failing_with,
     is_too_deep,
-    shortened,
 )
 from sambasim.files import fault_text, read_text
 
@@ -173,7 +172,7 @@ def _load(model: type[_Table], kind: str, flag: str, name: str) -> _Table:
     else:
         found = get_close_matches(name.lower(), (*shipped, *(ALIASES if kind == "device" else ())), n=1)
         remedy = f"{flag} {found[0]}, or a TOML file" if found else f"one of them, or a TOML file: {flag} FILE.toml"
-        what = f"there is no {kind} called {shortened(name)!r}: there are {', '.join(shipped)}"
+        what = f"there is no {kind} called {name!r}: there are {', '.join(shipped)}"
         raise OptionError(what, remedy=remedy)
     try:
         tables = tomllib.loads(text)
@@ -184,7 +183,7 @@ def _load(model: type[_Table], kind: str, flag: str, name: str) -> _Table:
         wrong = "; ".join(map(_problem, error.errors()))
         raise OptionError(f"{where} is not a valid {model.__name__}: {wrong}", remedy="correct the file") from error
     except ValueError as error:  # also an integer of thousands of digits
-        raise OptionError(f"{where} is not valid TOML: {shortened(str(error))}", remedy="correct the file") from error
+        raise OptionError(f"{where} is not valid TOML: {error}", remedy="correct the file") from error
     except RecursionError:
         raise OptionError(f"{where} is nested too deeply", remedy="correct the file") from None
 

@@ -25,7 +25,7 @@ from enum import StrEnum
 from itertools import accumulate, chain
 from pathlib import Path
 
-from sambasim.errors import OptionError, failing_with, shortened
+from sambasim.errors import OptionError, failing_with
 from sambasim.files import read_text
 from sambasim.ir.types import Count
 from sambasim.units import MIB, counted
@@ -166,7 +166,7 @@ _MOST_CELLS = 100_000
 def make(name: str, ranks: int, micro_batches: int) -> Schedule:
     """The schedule `name`. Raises OptionError if there is none of that name, or none for these numbers."""
     if name not in SCHEDULES:
-        raise OptionError(f"there is no schedule {shortened(name)}", remedy=_CHOICES)
+        raise OptionError(f"there is no schedule {name}", remedy=_CHOICES)
     if ranks * micro_batches > _MOST_CELLS:
         most = f"ranks × micro-batches may be {_MOST_CELLS:,}"
         what = f"a schedule of {ranks:,} ranks and {micro_batches:,} micro-batches is too long: {most}"
@@ -193,7 +193,7 @@ def read_csv(path: Path) -> Schedule:
             elif cell:
                 where = f"{path}, row {number}, cell {column}"
                 remedy = 'write stage, F, B, I or W, and micro-batch, as in 2F0: PyTorch\'s format "compute_only"'
-                raise OptionError(f"{shortened(cell)} is no action", where=where, remedy=remedy)
+                raise OptionError(f"{cell} is no action", where=where, remedy=remedy)
     if not any(rows):
         raise OptionError("the schedule has no actions", where=str(path), remedy="write a row of actions for each rank")
     schedule = _schedule(path.stem, rows)

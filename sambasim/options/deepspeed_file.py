@@ -192,11 +192,11 @@ def _parsed(path: Path) -> dict[str, object]:
     except json.JSONDecodeError as error:
         line = text.split("\n")[error.lineno - 1].strip()
         what = f"the DeepSpeed config is not valid JSON: {error.msg[:1].lower()}{error.msg[1:]}"
-        raise OptionError(what, where=f"{path}:{error.lineno}: {shortened(line)}", remedy="correct that line") from None
+        raise OptionError(what, where=f"{path}:{error.lineno}: {line}", remedy="correct that line") from None
     except RecursionError:
         raise OptionError(f"the DeepSpeed config {path} is nested too deeply", remedy="correct it there") from None
     except ValueError as error:
-        what = f"the DeepSpeed config is not valid: {shortened(str(error))}"
+        what = f"the DeepSpeed config is not valid: {error}"
         raise OptionError(what, where=str(path), remedy="correct it there") from None
     if not isinstance(config, dict):
         what = f"the DeepSpeed config is {show(config)}, not a table"

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from sambasim.errors import LARGEST_TOML_BYTES, OptionError, failing_with, is_too_deep, shortened
+from sambasim.errors import LARGEST_TOML_BYTES, OptionError, failing_with, is_too_deep
 from sambasim.files import read_text
 from sambasim.options.flag import Setting
 from sambasim.options.problem import Given, Problem, near_file, refusal, show, suggested
@@ -39,8 +39,8 @@ def read_toml(path: Path) -> dict[str, object]:
         lines, at = text.splitlines(), re.match(r"line (\d+)", position)
         number = int(at.group(1)) if at else max(len(lines), 1)
         code = lines[number - 1].strip() if number <= len(lines) else ""
-        what = f"the config is not valid TOML: {shortened(reason[:1].lower() + reason[1:])}"
-        raise OptionError(what, where=f"{path}:{number}: {shortened(code)}", remedy="correct that line") from None
+        what = f"the config is not valid TOML: {reason[:1].lower() + reason[1:]}"
+        raise OptionError(what, where=f"{path}:{number}: {code}", remedy="correct that line") from None
 
 
 def given_overrides(overrides: Sequence[str]) -> list[Given]:

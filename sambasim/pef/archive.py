@@ -6,7 +6,6 @@ import hashlib
 import json
 import mmap
 import os
-import stat
 import struct
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from sambasim.errors import InternalError, PefError, shortened
-from sambasim.files import in_memory
+from sambasim.files import in_memory, regular
 from sambasim.ir.types import DTYPE_BYTES, Symbol, SymbolKind, align
 from sambasim.units import MIB, format_bytes
 
@@ -103,15 +102,12 @@ class Archive:
 def open_pef(path: Path) -> Iterator[Archive]:
     """Opens the PEF at `path` and checks its rules 1 to 6. Raises PefError."""
     try:
-        # Opening a pipe without O_NONBLOCK waits for a writer.
-        file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb")
+        file = os.fdopen(regular(path, os.O_RDONLY), "rb")
     except OSError as error:
         what = f"it cannot be read: {error.strerror or type(error).__name__}"
         raise refusal(path, Rule.READABLE, what, remedy="check the path and its permissions") from error
     with file:
         try:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise refusal(path, Rule.READABLE, "it is not a regular file", remedy="name a .pef file")
             with in_memory(path):
                 yield _open_archive(file, path)
         except OSError as error:

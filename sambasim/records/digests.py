@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from sambasim.errors import ArtifactError, OptionError, failing_with
+from sambasim.errors import LARGEST_RECORDS_BYTES, ArtifactError, OptionError, failing_with
+from sambasim.files import read_text, regular
 from sambasim.records import Count, Record, parsed
 
 RUN_FILE = "run.json"
@@ -98,7 +99,10 @@ class Recording(NamedTuple):
         """The steps of one replica, without an incomplete last line. Raises OptionError and ArtifactError, also if
         there is no step, or a line does not follow the one before it."""
         path, last = self.folder / replica_file(replica), None
-        with failing_with(OptionError, f"{path} cannot be read", _WRITTEN_BY), path.open(encoding="utf-8") as lines:
+        with (
+            failing_with(OptionError, f"{path} cannot be read", _WRITTEN_BY),
+            open(path, encoding="utf-8", opener=regular) as lines,
+        ):
             for number, line in enumerate(lines, 1):
                 if line.endswith("\n"):
                     step = parsed(line, StepDigests.model_validate_json, _FLAG, f"{path}:{number}")
@@ -122,7 +126,7 @@ def read_recording(folder: Path) -> Recording:
     """Open the recording in `folder`. Raises OptionError if it cannot be read, and ArtifactError if it is invalid."""
     path = folder / RUN_FILE
     with failing_with(OptionError, f"{path} cannot be read", _WRITTEN_BY):
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path, LARGEST_RECORDS_BYTES)
     run = parsed(text, RecordedRun.model_validate_json, _FLAG, str(path), path.name)
     names = (re.fullmatch(r"replica-([0-9]{1,9})\.jsonl", file.name) for file in folder.glob(REPLICA_FILES))
     replicas = tuple(sorted(int(name[1]) for name in names if name))

@@ -11,6 +11,7 @@ import pytest
 from sambasim.errors import UserError
 from sambasim.terminal.output import is_terminal
 from tests.cli.typed import refused
+from tests.faults.command import sambasim
 from tests.support.mpi import mpirun, run_job
 
 OPEN_MPI = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"}
@@ -79,6 +80,15 @@ def test_ctrl_c_while_torch_is_imported_ends_the_command(tmp_path: Path) -> None
     code = f"{begin}; import sys; sys.argv[1:] = ['app', 'a.py']; from sambasim.cli.main import main; main()"
     ended = run_job([sys.executable, "-c", code], cwd=tmp_path, is_fresh=True)
     assert (ended.returncode, ended.stderr) == (130, "interrupted\n")
+
+
+@pytest.mark.parametrize("typed", ["verify", "inspect", "simulate digits --sync", "devices --arch", "app", ""])
+def test_what_is_too_long_is_an_error_that_quotes_its_ends(typed: str, tmp_path: Path) -> None:
+    """Also as the name of a file, of which the system has an error of its own."""
+    ended = sambasim([*typed.split(), "a" * 5000 + "z"], tmp_path)
+    assert ended.returncode == 2
+    assert "az" in ended.stderr
+    assert len(ended.stderr) < 1200
 
 
 def test_a_name_that_is_not_utf_8_is_told() -> None:

@@ -140,6 +140,7 @@ def test_nesting_is_bounded(text: str, tmp_path: Path) -> None:
 def test_what_cannot_be_written_is_refused_and_nothing_is_left(tmp_path: Path) -> None:
     (tmp_path / "old.jsonl").write_text("kept")
     (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
     for link, target in (("linked", "folder"), ("away", "nowhere")):
         (tmp_path / link).symlink_to(tmp_path / target)
     before = sorted(tmp_path.rglob("*"))
@@ -148,7 +149,8 @@ def test_what_cannot_be_written_is_refused_and_nothing_is_left(tmp_path: Path) -
         check_output_folder((tmp_path / name).parent / "logs", "the logs", "--log-dir FOLDER")
     check_output_file(Path("/dev/null"), "the metrics file", "--metrics FILE")
     refused = {"old.jsonl/new.jsonl": "old.jsonl is not a folder", "away/new.jsonl": "away is not a folder"}
-    for name, why in {**refused, "folder": "folder is a folder"}.items():
+    refused |= {"pipe": "pipe is a named pipe, which waits for a reader", "folder": "folder is a folder"}
+    for name, why in refused.items():
         with pytest.raises(OptionError) as caught:
             check_output_file(tmp_path / name, "the metrics file", "--metrics FILE")
         assert caught.value.what == f"the metrics file cannot be written to {tmp_path / name}"

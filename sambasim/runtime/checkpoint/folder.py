@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from sambasim.errors import MachineError, OptionError, failing_with
-from sambasim.files import to_disk
+from sambasim.files import regular, to_disk
 from sambasim.runtime.machine.communicator import Communicator
 
 _SHOWN_AFTER_S = 2.0
@@ -107,7 +107,7 @@ def _create_and_lock(folder: Path) -> BinaryIO:
     created = [place for place in (absolute, *absolute.parents) if not place.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / LOCK_FILE).open("ab")
+        lock = os.fdopen(regular(folder / LOCK_FILE, os.O_WRONLY | os.O_CREAT), "wb")
         try:
             fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError) as error:  # POSIX lets systems report a held lock as EACCES

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from sambasim.errors import InternalError, MachineError, OptionError, WeightsError
-from sambasim.files import TwiceError, in_memory, once, replacing
+from sambasim.files import TwiceError, in_memory, once, regular, replacing
 from sambasim.ir.dataflow import is_clipped
 from sambasim.ir.program import ParameterGroup, Program
 from sambasim.ir.types import DTYPE_BYTES, Cut, Slice, SymbolKind, TensorType, cut, cut_at
@@ -57,7 +57,7 @@ def save_tensors(path: Path, tensors: Tensors) -> None:
 def read_tensors(path: Path, remedy: str) -> Tensors:
     """The content of a safetensors file. Raises WeightsError for any other."""
     try:
-        with in_memory(path), path.open("rb") as file:
+        with in_memory(path), open(path, "rb", opener=regular) as file:
             tensors = load_file(path)
             header = file.read(int.from_bytes(file.read(8), "little"))  # of a length that is right
             json.loads(header, object_pairs_hook=once)
