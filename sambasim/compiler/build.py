@@ -29,6 +29,7 @@ class Captures:
     evaluation: CapturedGraph
     single: CapturedGraph | None = None
     per_sample_loss: bool = False
+    counts: bool = False
     notices: tuple[str, ...] = ()
 
 
@@ -64,7 +65,7 @@ class Builder:
         for input_name, tensor in self._inputs.items():
             # A fake tensor has no values.
             is_bounded = not (tensor.is_floating_point() or isinstance(tensor, FakeTensor)) and tensor.numel() > 0
-            bound = int(tensor.max()) + 1 if is_bounded else None
+            bound = max(int(tensor.max()) + 1, 1) if is_bounded else None
             self._add(Symbol(input_name, SymbolKind.INPUT, tensor_type(tensor), exclusive_bound=bound))
         captures = self._captures
         training = self._training(captures.training) if captures.training else None
@@ -76,6 +77,7 @@ class Builder:
             evaluation=self._forward("evaluation", captures.evaluation),
             single=self._forward("single", captures.single) if captures.single else None,
             loss=self._loss if training else None,
+            count=self._outputs[1] if training and captures.counts else None,
             per_sample_loss=captures.per_sample_loss,
             optimizers=(),
             groups=(),

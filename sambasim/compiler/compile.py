@@ -95,7 +95,7 @@ def _notices_of(built: Built, program: Program, model: nn.Module, options: Compi
     needing = {tensor.name for tensor in held if tensor.is_parameter and tensor.tensor.requires_grad}
     if unused := sorted(needing - trained):
         yield f"parameters without a gradient, which training leaves as they are: {first_of(unused)}"
-    outputs, loss = program.evaluation.outputs[1:], options.loss.name if options.loss else None
+    outputs, loss = program.evaluation.outputs[program.loss_outputs :], options.loss.name if options.loss else None
     if loss in ("mse", "l1", "smooth_l1", "huber") and outputs and TARGET in symbols:
         shape, wanted = (list(symbols[name].whole.shape) for name in (outputs[0].symbol, TARGET))
         if shape != wanted:  # PyTorch only warns: the loss is then over all pairs, and mostly a mistake
@@ -229,7 +229,7 @@ def _capture(
                 asked = Observer([evaluation], ones).call(evaluation) if observed[evaluation].answers else None
                 single = capture(evaluation, ones, asked, narrow=narrow)
         notices = (*told, *explain.notices({explain.EVALUATED: captured.kept_buffers}))
-        return Captures(training, captured, single, per_sample, notices)
+        return Captures(training, captured, single, per_sample, step.counts, notices)
 
     observer = Observer(steps, tensors, loss)
     if (effects := found_sound(observer)) is None:

@@ -217,7 +217,7 @@ class PipelineParallel:
             assignment = replace(assignment, updater=updaters(assignment, sizes, schedule.ranks))
 
         def stage_of(output: Output) -> int | None:
-            return last if output.symbol == program.loss else owner.get(parameter_of(output.symbol))
+            return last if output.symbol in (program.loss, program.count) else owner.get(parameter_of(output.symbol))
 
         def divided(graph: Graph) -> Graph:
             if graph is training:

@@ -105,8 +105,9 @@ MASTER = "master"
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A compiled model. `mesh` holds the axes of its ranks, `batch_size` is that of one pass of a rank.
-    `per_sample_loss`: evaluation gives one loss for each sample; otherwise the model's own mean, and `single` is the
+    """A compiled model. `mesh` holds the axes of its ranks, `batch_size` is that of one pass of a rank. `count`: the
+    output by whose sum over a step the sum of its losses is divided; None if each loss is a mean. `per_sample_loss`:
+    evaluation gives one loss for each sample; otherwise the model's own mean, or sum and count, and `single` is the
     same graph at batch 1. `device_bytes` is the device memory of one rank. `schedule`: the order of work in a pipeline,
     whose passes take a micro-batch each. `reduce_buffer`: with data parallelism, the symbol where operands of peers
     arrive; `zero`: what replicas then keep in slices only, see `ir/ranks.py`."""
@@ -127,6 +128,7 @@ class Program:
     schedule: Schedule | None = None
     reduce_buffer: str | None = None
     zero: Annotated[int, Interval(ge=0, le=3)] = 0
+    count: str | None = None
 
     @property
     def graphs(self) -> tuple[Graph, ...]:
@@ -143,6 +145,11 @@ class Program:
         if self.training is None:
             raise InternalError(f"{self.name} has no training step")
         return self.training
+
+    @property
+    def loss_outputs(self) -> int:
+        """How many of the first outputs of its evaluation graph are the loss, with its count."""
+        return 0 if self.loss is None else 2 if self.count is not None and not self.per_sample_loss else 1
 
     def names_of(self, *kinds: SymbolKind) -> list[str]:
         return [name for name, symbol in self.symbols.items() if symbol.kind in kinds]

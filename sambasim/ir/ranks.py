@@ -218,7 +218,7 @@ def without_loss(program: Program) -> Program:
     """`program` for inference without its loss, and without the inputs that only the loss reads. Assertions and random
     draws stay, but for assertions on those inputs. A program that gives only its loss, or draws random numbers for
     them, is returned as it is."""
-    whole, outputs = program.evaluation, program.evaluation.outputs[1:]
+    whole, outputs = program.evaluation, program.evaluation.outputs[program.loss_outputs :]
     if program.loss is None or not outputs:
         return program
     wanted = {output.value for output in outputs}
@@ -232,7 +232,9 @@ def without_loss(program: Program) -> Program:
     inputs = tuple(name for name in whole.inputs if name in symbols)
     evaluation = replace(with_sections(whole, zip(whole.sections, left, strict=True)), inputs=inputs, outputs=outputs)
     # The training graph stays: a pipeline's ranks hold what it says.
-    return replace(program, symbols=symbols, evaluation=evaluation, single=None, loss=None, per_sample_loss=False)
+    return replace(
+        program, symbols=symbols, evaluation=evaluation, single=None, loss=None, count=None, per_sample_loss=False
+    )
 
 
 def _read(nodes: Sequence[Node], wanted: Iterable[str], effects: Set[str] = frozenset()) -> set[str]:

@@ -76,7 +76,7 @@ def training_step(program: Program) -> None:
     returned = [output.symbol for output in training.outputs]
     require(len(returned) == len(set(returned)), 11, "two outputs of the training step are kept in one symbol")
     gradients = [member.gradient for group in program.groups for member in group.members]
-    for name in (program.loss, *gradients):
+    for name in (program.loss, *gradients, *([] if program.count is None else [program.count])):
         require(name in returned, 11, f"the training step does not return {name}")
     updated = [name for node in _updates(program) for name in groups_of(node)]
     require(updated == [group.name for group in program.groups], 11, f"the optimizer nodes update {updated}")

@@ -174,11 +174,16 @@ class DataOptions(DataFields, Options):
 
 
 class LossOptions(LossFields, Options):
-    """The `[loss]` table: a key of LOSS_ARGUMENTS, or a callable of outputs and target, without a loss per sample."""
+    """The `[loss]` table: a key of LOSS_ARGUMENTS, or a callable of outputs and target, without a loss per sample. The
+    mean is over each batch, and then over batches and replicas; or over all elements that they count."""
 
     args: JsonTable = Field(default_factory=dict)
+    mean_over: Literal["batch", "elements"] = "batch"
 
     def problems(self) -> Iterator[Problem]:
+        if ":" in self.name and self.mean_over == "elements":
+            remedy = "let the function return the sum and the count: return losses.sum(), mask.sum()"
+            yield Problem("mean_over", "is for losses with a name", remedy, self.mean_over)
         known = LOSS_ARGUMENTS.get(self.name, tuple(self.args))
         takes = f"it takes {one_of(known)}" if known else "it takes no arguments"
         for name in self.args:

@@ -97,7 +97,7 @@ class Evaluator:
         size = self._program.batch_size
         for batch, count in self._batches(dataset, rank, world_size):
             outputs = self._run(batch, self._program.evaluation)
-            kept = outputs[1:] if self._has_loss else outputs
+            kept = outputs[self._program.loss_outputs :]
             yield self._sums_of(outputs, batch, count), [each[:count] for each in kept if each.shape[:1] == (size,)]
 
     def _batches(self, dataset: WatchedDataset, rank: int, world_size: int) -> Iterator[tuple[Batch, int]]:
@@ -137,14 +137,21 @@ class Evaluator:
             counted, correct, classified = self._count(outputs[1:], batch, count)
             return Sums(count, float(outputs[0][:count].double().sum()), counted, correct, classified)
         if count == self._program.batch_size:
-            return Sums(count, float(outputs[0]) * count, count) if outputs else Sums()
+            return self._mean_of(outputs, count)
         # The model returns one mean over a batch with padding: run the real samples one by one, or skip them.
         total, single = Sums(), self._program.single
         for index in range(count):
             sample = {name: tensor[index : index + 1] for name, tensor in batch.items()}
-            if single is not None and (loss := self._run(sample, single, 1)):
-                total += Sums(1, float(loss[0]), 1)
+            if single is not None:
+                total += self._mean_of(self._run(sample, single, 1), 1)
         return total
+
+    def _mean_of(self, outputs: Sequence[Tensor], count: int) -> Sums:
+        """From a mean, or from a sum and what it counts; nothing without outputs, which another rank has."""
+        if not outputs:
+            return Sums()
+        is_sum = self._program.count is not None
+        return Sums(count, float(outputs[0]) * (1 if is_sum else count), float(outputs[1]) if is_sum else count)
 
     def _count(self, outputs: Sequence[Tensor], batch: Mapping[str, Tensor], count: int) -> tuple[float, int, int]:
         """What a sum of losses is divided by, the number of correctly classified elements, and of all; without elements

@@ -28,11 +28,11 @@ class Tagger(nn.Module):
         return classes.transpose(1, 2)
 
 
-def _data() -> tuple[Tensor, Tensor]:
+def data(samples: int = SAMPLES) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(2)
-    tokens = torch.randint(9, (SAMPLES, LENGTH), generator=generator)
-    tags = torch.randint(CLASSES, (SAMPLES, LENGTH), generator=generator)
-    padded = torch.arange(LENGTH) >= torch.randint(1, LENGTH + 1, (SAMPLES, 1), generator=generator)
+    tokens = torch.randint(9, (samples, LENGTH), generator=generator)
+    tags = torch.randint(CLASSES, (samples, LENGTH), generator=generator)
+    padded = torch.arange(LENGTH) >= torch.randint(1, LENGTH + 1, (samples, 1), generator=generator)
     return tokens, tags.masked_fill(padded, -100)
 
 
@@ -46,7 +46,7 @@ LOSSES = [
 @pytest.mark.parametrize("loss", LOSSES, ids=["padded", "weighted", "smoothed"])
 @pytest.mark.usefixtures("one_thread")
 def test_of_classes(loss: nn.CrossEntropyLoss, tmp_path: Path) -> None:
-    tokens, tags = _data()
+    tokens, tags = data()
     tags = tags.clamp(min=0) if loss.ignore_index == 3 else tags
     model = Tagger()
     pef = ss.compile(model, (tokens[:4], tags[:4]), loss=loss, output_folder=tmp_path, quiet=True, data_parallel=True)

@@ -72,18 +72,19 @@ def test_what_nobody_reads_is_drawn_as_in_eager(level: str, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("args", [{}, {"ignore_index": 2}])
 @pytest.mark.parametrize("name", ["cross_entropy", "nll"])
-def test_the_loss_of_a_sample_is_the_mean_of_its_counted_elements(name: str, args: dict[str, Any]) -> None:
-    mean, by_sample = named_losses(name, args)
+def test_the_loss_of_a_sample_is_the_sum_of_its_counted_elements(name: str, args: dict[str, Any]) -> None:
+    total, by_sample = named_losses(name, args, counts=True)
     assert by_sample is not None
     torch.manual_seed(0)
     scores = torch.randn(3, 4, 3, 2).log_softmax(1)
     target = torch.tensor([[[2, 2], [2, 1], [2, 0]], [[2, 2], [2, 2], [2, 2]], [[3, 0], [1, 1], [0, 2]]])
     target[target == 2] = args.get("ignore_index", IGNORED)
     found = by_sample(scores, target)
-    expected = [mean(scores[i : i + 1], target[i : i + 1]) for i in (0, 2)]
+    expected = [total(scores[i : i + 1], target[i : i + 1])[0] for i in range(3)]
     assert found.shape == (3,)
     assert float(found[1]) == 0
-    torch.testing.assert_close(found[[0, 2]], torch.stack(expected))
+    torch.testing.assert_close(found, torch.stack(expected))
+    assert total(scores, target)[1] == target.ne(2 if args else IGNORED).sum()
 
 
 def test_probabilities_as_target_have_nothing_to_ignore() -> None:

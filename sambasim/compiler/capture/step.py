@@ -22,7 +22,10 @@ from sambasim.data.user_code import load_object, summary
 from sambasim.errors import ModelError, OptionError, SambasimError
 from sambasim.options.training import LossOptions
 
-Loss = Callable[[Any, Tensor], Tensor]  # of what the model returns, and the target
+Loss = Callable[[Any, Tensor], Tensor | tuple[Tensor, Tensor]]
+"""Of what the model returns, and the target: a mean, or a sum and the count by which to divide it."""
+
+LossOfSamples = Callable[[Any, Tensor], Tensor]
 
 NAMED_LOSSES: Mapping[str, Callable[..., Tensor]] = {
     "cross_entropy": functional.cross_entropy, "nll": functional.nll_loss, "mse": functional.mse_loss,
@@ -31,11 +34,11 @@ NAMED_LOSSES: Mapping[str, Callable[..., Tensor]] = {
 }  # fmt: skip
 
 
-def named_losses(name: str, args: Mapping[str, object]) -> tuple[Loss, Loss | None]:
-    """`loss(result, target)` of a batch, the mean over counted elements (for kl_div the sum); and for evaluation of
-    each of its samples, float[batch]: the mean, or of classes the sum. A named loss of torch takes the first output;
-    the callable at `module:name` takes what the model returns, and gives no loss per sample. Raises OptionError for
-    other names."""
+def named_losses(name: str, args: Mapping[str, object], *, counts: bool = False) -> tuple[Loss, LossOfSamples | None]:
+    """`loss(result, target)` of a batch, the mean over counted elements (for kl_div the sum), or if it `counts` the sum
+    and their count; and for evaluation of each of its samples, float[batch]: the mean, or of classes the sum. A named
+    loss of torch takes the first output; the callable at `module:name` takes what the model returns, and gives no loss
+    per sample. Raises OptionError for other names."""
     if ":" in name:
         loaded = load_object(name, "loss")
         if isinstance(loaded, type):
@@ -62,7 +65,18 @@ def named_losses(name: str, args: Mapping[str, object]) -> tuple[Loss, Loss | No
         is_sum = name == "kl_div" or is_of_classes(name, target)
         return elements.sum(1) if is_sum else elements.mean(1)
 
-    return lambda result, target: called(result, target, reduction), by_sample
+    def counted(result: object, target: Tensor) -> tuple[Tensor, Tensor]:
+        total = called(result, target, "sum")
+        if not is_of_classes(name, target):
+            one = first_tensor(result)
+            count = len(target) if name == "kl_div" else one.numel() // (one.shape[1] if name == "cross_entropy" else 1)
+            return total, total.new_full((), count)
+        counts = target.ne(ignored if isinstance(ignored := args.get("ignore_index"), int) else -100)
+        if "weight" not in weights:
+            return total, counts.sum()
+        return total, (weights["weight"].to(total.dtype)[target.where(counts, 0)] * counts).sum()
+
+    return counted if counts else (lambda result, target: called(result, target, reduction)), by_sample
 
 
 def is_of_classes(name: str, target: Tensor) -> bool:
@@ -235,6 +249,8 @@ class _Step(nn.Module):
     def __init__(self, model: nn.Module, example: Example, loss: Loss | None) -> None:
         super().__init__()
         self.model, self.loss, self._example = model, loss, example
+        self.counts = False
+        """Whether the last call gave a sum and a count in place of a mean: they are the first two outputs."""
 
     def _call(self, inputs: Sequence[Tensor]) -> tuple[object, tuple[Tensor, ...]]:
         result = self._example.call(self.model, inputs)
@@ -249,10 +265,14 @@ class _Step(nn.Module):
         """What the model returns; and the loss, before its other tensors."""
         result, tensors = self._call(inputs if self.loss is None else inputs[:-1])
         if self.loss is not None:
-            return result, (self.loss(result, inputs[-1]), *tensors)
-        named = _fields(result).get("loss")  # of a dictionary, a dataclass or a NamedTuple
-        if isinstance(named, Tensor):
-            tensors = (named, *(tensor for tensor in tensors if tensor is not named))
+            loss = self.loss(result, inputs[-1])
+            self.counts = isinstance(loss, tuple) and len(loss) == 2
+            return result, (*(loss if isinstance(loss, tuple) and self.counts else (loss,)), *tensors)
+        fields = _fields(result)  # of a dictionary, a dataclass or a NamedTuple
+        self.counts = "loss" not in fields and isinstance(fields.get("count"), Tensor) and "loss_sum" in fields
+        named = [fields.get(name) for name in (("loss_sum", "count") if self.counts else ("loss",))]
+        first = [tensor for tensor in named if isinstance(tensor, Tensor)]
+        tensors = (*first, *(tensor for tensor in tensors if all(tensor is not one for one in first)))
         return result, tensors
 
 
@@ -293,7 +313,8 @@ def both_steps(
     model: nn.Module, example: Example, named: LossOptions | None, loss: Loss | None, losses: Losses | None
 ) -> tuple[TrainingStep, EvaluationStep]:
     """`named`: the loss by its name, `loss` if it is None."""
-    mean, by_sample = named_losses(named.name, named.args) if named else (loss, None)
+    counts = named is not None and named.mean_over == "elements"
+    mean, by_sample = named_losses(named.name, named.args, counts=counts) if named else (loss, None)
     return TrainingStep(model, example, mean, losses), EvaluationStep(model, example, by_sample or mean)
 
 

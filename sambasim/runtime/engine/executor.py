@@ -6,7 +6,7 @@ where it must wait for another rank that this process runs (emulation).
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter_ns
@@ -82,7 +82,7 @@ def _spans(
 
 class Executor:
     """The pass of one graph, bound to tensors. `engine`: compiles the pass; None calls torch's operators one by one.
-    `wanted`: the only output that is returned; None for all. `observer`: replaces functions of instructions. Raises
+    `wanted`: the only outputs that are returned; None for all. `observer`: replaces functions of instructions. Raises
     PefError, and OptionError if `engine` cannot compile the pass."""
 
     def __init__(
@@ -91,7 +91,7 @@ class Executor:
         program: Program,
         tensor_of: Callable[[str], Tensor],
         engine: "Inductor | None" = None,
-        wanted: str | None = None,
+        wanted: Collection[str] | None = None,
         *,
         transport: Transport | None = None,
         observer: StepObserver | None = None,
@@ -121,7 +121,7 @@ class Executor:
         self._tangents = {name: register(name) for name in graph.inputs if kinds[name] is SymbolKind.TANGENT}
         of_kind = {kind: [out for out in graph.outputs if kinds[out.symbol] is kind] for kind in SymbolKind}
         buffers = of_kind[SymbolKind.BUFFER]
-        returned = [output for output in of_kind[SymbolKind.OUTPUT] if wanted in (None, output.symbol)]
+        returned = [output for output in of_kind[SymbolKind.OUTPUT] if wanted is None or output.symbol in wanted]
         of_micro_batch = {*self._inputs, *(output.symbol for output in buffers)} if schedule else ()
         for name in graph.inputs:
             number = register(name)

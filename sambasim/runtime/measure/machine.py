@@ -197,7 +197,9 @@ def _replica(
     (transport,) = open_ranks(program, communicator, way, _fill)
     memory, tangent = transport.memory, tangent_of(program, 1.0)
     arguments = bind_arguments(program, work.optimizer, communicator.world_size, communicator.rank, 0)
-    executor = Executor(program.step, program, memory.tensor, wanted=program.loss, transport=transport, observer=clock)
+    executor = Executor(
+        program.step, program, memory.tensor, wanted=[program.loss or ""], transport=transport, observer=clock
+    )
     update = Update(executor, transport, Optimizers(transport.sync.memory, arguments))
 
     def step() -> None:

@@ -150,13 +150,14 @@ class Replica:
         self.works = shard is not None
         """Whether it computes gradients; False for a parameter server without a replica."""
         self._seed, self._micro_steps = training.seed, training.accumulation_steps
-        self._program, self._loss = program, program.loss
+        self._program, self._loss, self._count = program, program.loss, program.count
         self.loss_dtype = program.symbols[self._loss].type.dtype
         self._batches = program.micro_batches  # of a pass
         is_placed = program.schedule is None  # otherwise each micro-batch brings its inputs
         self._inputs = {spec.name: memory.tensor(spec.name) for spec in input_specs(program)} if is_placed else None
+        wanted = tuple(filter(None, (program.loss, program.count)))
         self.executor = Executor(
-            program.step, program, memory.tensor, engine, self._loss, transport=transport, observer=observer
+            program.step, program, memory.tensor, engine, wanted, transport=transport, observer=observer
         )
         self._update = Update(self.executor, transport, optimizers, overlaps=overlaps and not skips_nonfinite)
         self._draws = self.executor.draws_random_numbers
@@ -180,7 +181,7 @@ class Replica:
             self.transport.sync.wait_for_readers()
         else:
             self._update.begin_step(update, rate, loss_scale)
-        began_ns, observer, total, loss = perf_counter_ns(), self.observer, 0.0, math.nan
+        began_ns, observer, total, counted, loss = perf_counter_ns(), self.observer, 0.0, 0.0, math.nan
         micro_steps, count = self._micro_steps, self._batches
         scale = loss_scale / (micro_steps * count)  # so gradients add up to that of the mean, scaled
         if scale not in self._tangents:
@@ -197,11 +198,17 @@ class Replica:
             for of_batch in outputs:
                 loss = float(of_batch[self._loss]) if self._loss in of_batch else math.nan
                 total += loss
+                counted += float(of_batch[self._count]) if self._count in of_batch else 0.0
             if observer is not None:
                 observer.pass_ends(self.rank, loss)
-        losses = (total / (micro_steps * count),) if self.works else ()
+        losses: tuple[float, ...] = (total / (micro_steps * count),) if self.works else ()
         if self._detailed is not None and losses:
             self._detailed.span_ends(self.rank, Track.HOST, "forward and backward", began_ns, {})
+        if self._count is not None:
+            of_passes = (counted / (micro_steps * count),) if self.works else ()
+            counts = (yield from self._update.run(of_passes, applies=False)).losses
+            self.optimizers.mean_count = sum(counts) / len(counts) or 1.0  # without any, gradients are 0
+            losses = tuple(of_replica / self.optimizers.mean_count for of_replica in losses)
         if self._guarded is None:
             return (yield from self._update.run(losses, ask()))
         # The losses are exchanged before any gradient is reduced.

@@ -265,6 +265,8 @@ class Optimizers:
         self._rounding_seed = None if seed is None else int(seed)
         self._scratch: list[Tensor] = []
         self.scales_loss, self.loss_scale = LOSS_SCALE in arguments, 1.0
+        self.mean_count = 1.0
+        """By what gradients are divided: what a pass counts, in the mean over all of a step."""
         self._has_masters = all(MASTER in optimizer.states for optimizer in program.optimizers)
         self._clips = is_clipped(program)
 
@@ -283,12 +285,13 @@ class Optimizers:
 
     def clip(self, square_sums: Iterable[float]) -> float:
         """Clip gradients by the norm of these, as torch does, in the updates of this step. Returns the norm, of scaled
-        gradients without the scale."""
-        norm = total_norm(square_sums) / self.loss_scale
+        gradients without the scale, of counted ones of the mean."""
+        scale = self.loss_scale * self.mean_count
+        norm = total_norm(square_sums) / scale
         bound, skips = self._scalars[0].hyperparameters.get("max_grad_norm"), self.skips(norm)
         factor = 1.0 if bound is None else min(1.0, bound / (norm + _TORCH_CLIP_EPSILON))
         for scalars in self._scalars:
-            scalars.factor = factor / self.loss_scale if self._has_masters else factor
+            scalars.factor = factor / (scale if self._has_masters else self.mean_count)
             scalars.skips = skips
         return norm
 
