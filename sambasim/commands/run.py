@@ -52,7 +52,7 @@ def checked_pef(
     or_else = "name a cluster with more RDUs a node: --cluster FILE.toml"
     place_replicas(inventory, nodes, own, command=shlex.join(command), or_else=or_else)
     if options.deepspeed is None:  # before torch is imported, which takes seconds
-        resolve_run(options, header.training_defaults, header.data_source, states=("momentum",))
+        resolve_run(options, header.training_defaults, header.data_source)
     outputs = (
         (check_output_file, "--metrics FILE", "the metrics file", options.metrics),
         (check_output_file, "--trace FILE", "the trace", options.trace),
