@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
 from sambasim.compiler.capture.step import named_losses
@@ -20,7 +21,7 @@ from sambasim.ir.program import Program
 from sambasim.ir.types import TensorType
 from sambasim.runtime.engine import inductor as module
 from sambasim.runtime.engine.executor import Executor, outputs_in_order, tangent_of
-from sambasim.runtime.engine.inductor import Inductor, fake_values, rebuild
+from sambasim.runtime.engine.inductor import Inductor, decompositions, fake_values, rebuild
 from sambasim.runtime.machine.kernels import INDUCTOR_CACHE_VARIABLE, find_cpp_compiler, use_inductor_cache
 from sambasim.runtime.values.memory import DeviceMemory
 from sambasim.runtime.watch.observer import StepObserver
@@ -167,9 +168,29 @@ def test_a_product_with_a_bias_keeps_its_value(monkeypatch: pytest.MonkeyPatch, 
     symbols = {"bias": torch.randn(SIDE), "x": torch.randn(SIDE, SIDE), "weight": torch.randn(SIDE, SIDE)}
     types = {name: TensorType("float32", tuple(tensor.shape)) for name, tensor in symbols.items()}
     node = Node("linear", "aten.addmm.default", tuple(Ref(name) for name in symbols), (), ("y",))
-    built = rebuild([node], list(symbols), ["y"], fake_values([node], types))
+    built = rebuild([node], list(symbols), ["y"], *fake_values([node], types))
     called = [str(call.target) for call in built.graph.nodes if call.op == "call_function"]
     apart = ["aten.t.default", "sambasim.linear.default", "aten.add.Tensor"]
     assert called == (apart if onednn else ["aten.addmm.default"])
     # Two libraries add 256 products of standard normal numbers in two orders.
     torch.testing.assert_close(built(*symbols.values())[0], torch.addmm(*symbols.values()), rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize(("swapped", "others"), [((1, 2), ()), ((1, 3), ()), ((1, 2), ("empty",))])
+def test_values_have_the_strides_that_the_graph_has(swapped: tuple[int, int], others: tuple[str, ...]) -> None:
+    """Inductor makes a copy of the only tensor in `cat` as it lies, of which the view that follows is impossible."""
+    symbols = {"x": torch.randn(2, 3, 4, 5), "empty": torch.empty(0)}
+    types = {name: TensorType("float32", tuple(tensor.shape)) for name, tensor in symbols.items()}
+    joined = tuple(map(Ref, (*others, "swapped")))
+    nodes = [
+        Node("swap", "aten.transpose.int", (Ref("x"), *swapped), (), ("swapped",)),
+        Node("join", "aten.cat.default", (joined, 1), (), ("joined",)),
+        Node("view", "aten.view.default", (Ref("joined"), (2, 60)), (), ("flat",)),
+    ]
+    fakes, strayed = fake_values(nodes, types)
+    assert strayed == {"joined"}
+    built = rebuild(nodes, list(symbols), ["joined", "flat"], fakes, strayed)
+    traced = make_fx(built, decomposition_table=decompositions())(*symbols.values())
+    for made, name in zip(traced(*symbols.values()), ("joined", "flat"), strict=True):
+        assert made.stride() == fakes[name].stride()
+        assert made.flatten().equal(symbols["x"].transpose(*swapped).flatten())

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain, groupby, islice, zip_longest
 from operator import getitem
-from typing import NamedTuple, TypeAlias, TypeVar, cast
+from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -27,6 +27,7 @@ from torch.fx import Graph, GraphModule
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.node import Argument as FxArgument
 from torch.library import Library
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from sambasim.errors import MachineError, OptionError
 from sambasim.ir.dataflow import kind_of, readers_of
@@ -177,22 +178,50 @@ def decompositions() -> dict[OpOverload, Function]:
     return {operator: simpler for operator, simpler in table.items() if operator not in _KEPT}
 
 
-def fake_values(nodes: Sequence[Node], inputs: Mapping[str, TensorType]) -> dict[str, Tensor]:
-    """A fake tensor (dtype, shape, strides) for every value of `nodes` and every input."""
+class _Decomposing(TorchDispatchMode):
+    """Calls the decomposition of each operator, as inductor does."""
+
+    def __torch_dispatch__(self, function: OpOverload, types: object, args: Any = (), kwargs: Any = None) -> object:
+        if function in decompositions():
+            with self:
+                result: object = decompositions()[function](*args, **(kwargs or {}))
+            if result is not NotImplemented:
+                return result
+        return function(*args, **(kwargs or {}))
+
+
+def fake_values(nodes: Sequence[Node], inputs: Mapping[str, TensorType]) -> tuple[dict[str, Tensor], set[str]]:
+    """A fake tensor (dtype, shape, strides) for every value of `nodes` and every input, and the names of those that
+    inductor's decompositions make with other strides, for which a view of the graph may be impossible."""
+    strayed = set[str]()
     # Inductor's cache needs a shape environment, even if all shapes are static.
     with FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True):
         values = {name: torch.empty(type_.shape, dtype=getattr(torch, type_.dtype)) for name, type_ in inputs.items()}
         for node in nodes:
             if node.operator != ASSERTION:
                 arguments, keywords = _arguments(node, values)
-                returned = find_operator(node.operator)(*arguments, **keywords)
-                several = returned if isinstance(returned, tuple | list) else [returned]
-                values.update((name, value) for name, value in zip(node.results, several, strict=True) if name)
-    return values
+                operator = find_operator(node.operator)
+                made = _by_name(node, operator(*arguments, **keywords))
+                values.update(made)
+                if operator in decompositions():
+                    with _Decomposing():
+                        simpler = _by_name(node, operator(*arguments, **keywords))
+                    strayed |= {name for name in made if made[name].stride() != simpler[name].stride()}
+    return values, strayed
 
 
-def rebuild(nodes: Iterable[Node], inputs: Sequence[str], outputs: Sequence[str], fakes: Fakes) -> GraphModule:
-    """A module from `inputs` to a tuple of `outputs`. Names are numbers, so that caches find equal layers."""
+def _by_name(node: Node, returned: Any) -> dict[str, Tensor]:
+    several = returned if isinstance(returned, tuple | list) else [returned]
+    return {name: value for name, value in zip(node.results, several, strict=True) if name}
+
+
+def rebuild(
+    nodes: Iterable[Node], inputs: Sequence[str], outputs: Sequence[str], fakes: Fakes, strayed: Collection[str] = ()
+) -> GraphModule:
+    """A module from `inputs` to a tuple of `outputs`, in which values have the strides of `fakes`, also the `strayed`.
+    Names are numbers, so that caches find equal layers."""
+    from torch._inductor.inductor_prims import force_stride_order
+
     graph = Graph()
     values: dict[str, FxArgument] = {name: graph.placeholder(f"input{i}") for i, name in enumerate(inputs)}
     for node in nodes:
@@ -203,7 +232,9 @@ def rebuild(nodes: Iterable[Node], inputs: Sequence[str], outputs: Sequence[str]
             is_one = instructions.tensors_returned(operator._schema) == 1
         for index, name in enumerate(node.results):
             if name is not None:
-                values[name] = call if is_one else graph.call_function(getitem, (call, index))
+                value = call if is_one else graph.call_function(getitem, (call, index))
+                strides = [*fakes[name].stride()]
+                values[name] = graph.call_function(force_stride_order, (value, strides)) if name in strayed else value
     graph.output(tuple(values[name] for name in outputs))
     return GraphModule({}, graph)
 
@@ -278,14 +309,14 @@ class Inductor:
     def _compile(
         self, regions: Sequence[Region], nodes: Sequence[Node], inputs: Mapping[str, TensorType]
     ) -> dict[Region, Function]:
-        fakes = fake_values(nodes, inputs)
+        fakes, strayed = fake_values(nodes, inputs)
         use_inductor_cache()
         began_s = time.perf_counter()
         compiled = {}
         for done, region in enumerate(regions):
             self.progress(done, len(regions), time.perf_counter() - began_s)
             body = [nodes[position] for position in sorted((*region.views, *region.nodes))]
-            module = rebuild(body, region.inputs, region.outputs, fakes)
+            module = rebuild(body, region.inputs, region.outputs, fakes, strayed)
             compiled[region] = _compile_module(module, [fakes[name] for name in region.inputs])
         self.progress(len(regions), len(regions), time.perf_counter() - began_s)
         return compiled
