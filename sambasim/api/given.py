@@ -1,23 +1,18 @@
 """Converts tensors, data sets, losses and optimizers of torch to data sets and options. An optimizer must do in a step
-what its class does; the error for a scheduler names the schedule that has its rates."""
+what its class does."""
 
-import copy
-import gc
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from itertools import chain, combinations
-from math import isclose
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, TensorDataset
 
-from sambasim.commands.torch_optimizers import is_of_a_library, options_of_group, plain_number, refuse_changed_step
+from sambasim.api.schedules import Taken, taken_over
+from sambasim.commands.torch_optimizers import is_of_a_library, options_of_group, refuse_changed_step
 from sambasim.compiler.capture.step import NAMED_LOSSES, Loss, first_tensor
 from sambasim.compiler.capture.tensors import Held, held_by
 from sambasim.data.batches import Batch, each_value, values_of
@@ -25,9 +20,7 @@ from sambasim.data.datasets import ArraysDataset
 from sambasim.errors import DataError, ModelError, OptionError
 from sambasim.optimizers import OPTIMIZERS
 from sambasim.options.grammar import LOSS_ARGUMENTS
-from sambasim.options.problem import one_of, show
-from sambasim.options.training import ScheduleOptions
-from sambasim.runtime.run.plan import learning_rate_factor
+from sambasim.options.problem import one_of
 
 _MODULES: Mapping[type[nn.Module], str] = {
     nn.CrossEntropyLoss: "cross_entropy",
@@ -162,30 +155,32 @@ def optimizers_in(optimizer: object) -> tuple[torch.optim.Optimizer, ...]:
     return given
 
 
-def optimizer_of(optimizer: object, model: nn.Module) -> dict[str, object]:
+def optimizer_of(optimizer: object, model: nn.Module) -> tuple[dict[str, object], Taken | None]:
     """The `[optimizer]` table of a name, or of optimizers of torch, whose groups have all trained parameters of
-    `model`. Raises OptionError for another class, a scheduler, and a step that is not torch's; ModelError for other
-    parameters."""
+    `model`, and what their schedulers do. Raises OptionError for another class, a scheduler without an equal, and a
+    step that is not torch's; ModelError for other parameters."""
     if isinstance(optimizer, str):
-        return {"name": optimizer}
+        return {"name": optimizer}, None
     held, tables = held_by(model), list[tuple[dict[str, Any], list[str]]]()
     names = {id(one.tensor): one.name for one in held if one.tensor.requires_grad}
     optimizers = optimizers_in(optimizer)
     for one in optimizers:
+        refuse_changed_step(one, _kind_of(one)[1])
+    taken = taken_over(optimizers)
+    groups = [(one, group) for one in optimizers for group in one.param_groups]
+    for (one, group), rate in zip(groups, taken.rates if taken else [group["lr"] for _, group in groups], strict=True):
         kind, full_name = _kind_of(one)
-        refuse_changed_step(one, full_name)
-        for group in one.param_groups:
-            _refuse_scheduler(one, group)
-            if unknown := group.keys() - one.defaults.keys() - {"params", "param_names", "name"}:
-                words = one_of(sorted(unknown))
-                what = f"a parameter group of {type(one).__name__} has {words}, which is no option of {full_name}"
-                raise OptionError(what, remedy="leave it out: torch does not read it, and neither does a run")
-            options = options_of_group(kind, group, full_name).model_dump(exclude_none=True, exclude={"groups"})
-            tables.append((options, [names[id(parameter)] for parameter in group["params"] if id(parameter) in names]))
+        if unknown := group.keys() - one.defaults.keys() - {"params", "param_names", "name", "initial_lr"}:
+            words = one_of(sorted(unknown))
+            what = f"a parameter group of {type(one).__name__} has {words}, which is no option of {full_name}"
+            raise OptionError(what, remedy="leave it out: torch does not read it, and neither does a run")
+        options = options_of_group(kind, {**group, "lr": rate}, full_name)
+        table = options.model_dump(exclude_none=True, exclude={"groups"})
+        tables.append((table, [names[id(parameter)] for parameter in group["params"] if id(parameter) in names]))
     _check_parameters(optimizers, held)
     (first, _), *others = [table for table in tables if table[1]]
-    groups = [{"match": paths, **_differences(options, first)} for options, paths in others]
-    return {**first, "groups": groups}
+    differing = [{"match": paths, **_differences(options, first)} for options, paths in others]
+    return {**first, "groups": differing}, taken
 
 
 def _kind_of(optimizer: torch.optim.Optimizer) -> tuple[str, str]:
@@ -221,108 +216,3 @@ def _check_parameters(optimizers: Sequence[torch.optim.Optimizer], held: Sequenc
         raise ModelError(what, remedy=f"{made}, made for this model")
     if len(parameters) > len(given):
         raise ModelError(f"{name} has a parameter twice, and would update it twice in a step", remedy=made)
-
-
-def _refuse_scheduler(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> None:
-    """Raises OptionError if a scheduler sets the rates of `optimizer`, with the schedule of a run that has them."""
-    holders = gc.get_referrers(optimizer)  # objects, or their dictionaries
-    if dictionaries := [holder for holder in holders if type(holder) is dict and "last_epoch" in holder]:
-        holders += gc.get_referrers(*dictionaries)
-    of_ids = {id(holder): holder for holder in holders if issubclass(type(holder), LRScheduler)}
-    inner = {id(scheduler) for outer in of_ids.values() for scheduler in vars(outer).get("_schedulers", ())}
-    listed = of_ids.values()
-    schedulers = [each for each in listed if id(each) not in inner and vars(each).get("optimizer") is optimizer]
-    if not schedulers and "initial_lr" not in group:
-        return
-    in_parts = 'run in parts: lr=…, checkpoint_dir=…, resume="newest"'
-    remedy = f"make it without: no schedule of a PEF has its rates; or {in_parts}"
-    if schedulers and (fitting := _schedule_of(schedulers, optimizer)):
-        lr, schedule, steps = fitting
-        settings = ", ".join(f'"training.schedule.{name}": {show(value)}' for name, value in schedule.items())
-        rates = f"the same rates in {steps:,} optimizer steps"
-        remedy = f"make it without, and give lr={lr:.10g}, set={{{settings}}}: {rates}"
-    called = " and ".join(type(scheduler).__name__ for scheduler in schedulers) or "which is gone by now"
-    rate = f"{plain_number(group['lr']):.4g}"
-    what = f"the optimizer has a learning rate scheduler, {called}, and a run would keep its rate of now, {rate}"
-    raise OptionError(what, remedy=remedy)
-
-
-def _schedule_of(
-    schedulers: Sequence[LRScheduler], optimizer: torch.optim.Optimizer
-) -> tuple[float, dict[str, object], int] | None:
-    """Rate and schedule of a run with the rates of `schedulers`, and in how many steps; None if none has them."""
-    integers = {number for scheduler in schedulers for number in _integers(vars(scheduler))}
-    numbers = sorted(number for number in integers if 0 < number < 10**9)
-    rates = _rates(schedulers, optimizer, min(2 * sum(numbers) + 1000, 20_000))
-    if len(rates) < 4 or max(rates) <= 0:
-        return None
-    highest = rates[0] if isclose(rates[0], max(rates), rel_tol=1e-4) else max(rates)  # some add up rounding errors
-    factors = [rate / highest for rate in rates]
-    for fields in _candidates(numbers, factors):
-        schedule = ScheduleOptions.model_validate(fields)
-        ends = max(fields.get("total_steps", len(factors)), *numbers, 3)  # after a cosine torch's rises again
-        wanted = factors[: ends + 1]
-        ours = (learning_rate_factor(schedule, step, len(factors)) for step in range(len(wanted)))
-        pairs = zip(ours, wanted, strict=True)
-        if all(isclose(factor, expected, rel_tol=1e-6, abs_tol=1e-9) for factor, expected in pairs):
-            return highest, fields, len(wanted)
-    return None
-
-
-def _candidates(numbers: Sequence[int], factors: Sequence[float]) -> Iterator[dict[str, Any]]:
-    """Schedules that may have these factors. Their lengths are among `numbers`, or sums of two."""
-    warmups: list[dict[str, Any]] = [{}]
-    if factors[0] < 1:
-        warmups = [{"warmup_steps": steps, "start_factor": _rounded(factors[0])} for steps in numbers]
-        warmups += [{"warmup_steps": round(1 / factors[0])}] if factors[0] > 1e-6 else []
-    for warmup in warmups:
-        steps = warmup.get("warmup_steps", 0)
-        if steps:
-            yield {"name": "constant", **warmup}
-        for length in sorted({*numbers, *map(sum, combinations(numbers, 2))}):
-            if steps < length < len(factors):
-                final = {**warmup, "total_steps": length, "final_factor": _rounded(factors[length])}
-                yield from ({"name": name, **final} for name in ("linear", "cosine"))
-        for size in (1, *numbers):
-            if steps + size < len(factors) and factors[steps] and factors[steps + size] > 0:
-                gamma = float(f"{factors[steps + size] / factors[steps]:.10g}")
-                yield {"name": "step", **warmup, "step_size": size, "gamma": gamma}
-
-
-def _rounded(factor: float) -> float:
-    return min(max(float(f"{factor:.10g}"), 0.0), 1.0)
-
-
-def _rates(schedulers: Sequence[LRScheduler], optimizer: torch.optim.Optimizer, count: int) -> list[float]:
-    """The next rates, by copies of `schedulers` on another optimizer; none if they set more than rates."""
-    twin = torch.optim.SGD([torch.zeros(1)])
-    (group,) = twin.param_groups
-    group.update({name: copy.copy(value) for name, value in optimizer.param_groups[0].items() if name != "params"})
-    rates, fixed = [], {name: value for name, value in group.items() if name not in ("params", "lr")}
-    with suppress(Exception):  # of a lambda of the user's, of a cycle that ends, or for want of a metric
-        copies = copy.deepcopy(list(schedulers), {id(optimizer): twin})
-        for _ in range(count):
-            rates.append(float(plain_number(group["lr"])))
-            with warnings.catch_warnings(action="ignore"):
-                for scheduler in copies:
-                    scheduler.step()
-            if any(group[name] != value for name, value in fixed.items()):
-                return []
-    return rates
-
-
-def _integers(value: object) -> Iterator[int]:
-    """Those in attributes, arguments and closures of a scheduler."""
-    if type(value) is int:
-        yield value
-    elif isinstance(value, Mapping):
-        yield from _integers([pair for pair in value.items() if pair[0] != "optimizer"])
-    elif isinstance(value, list | tuple):
-        yield from chain.from_iterable(map(_integers, value))
-    elif isinstance(value, LRScheduler):
-        yield from _integers(vars(value))
-    else:
-        cells = [cell.cell_contents for cell in getattr(value, "__closure__", None) or ()]
-        constants = getattr(getattr(value, "__code__", None), "co_consts", ())
-        given = [getattr(value, name, None) for name in ("__defaults__", "args", "keywords")]
-        yield from _integers([item for item in (*cells, *constants, *given) if item is not None])

@@ -127,9 +127,12 @@ def compile(
     def compiled() -> Pef:
         batch, size = batch_of(example)
         table, function = loss_of(loss)
-        tables: dict[str, object] = {"training": {"batch_size": size}}
+        training: dict[str, object] = {"batch_size": size}
+        tables, taken = dict[str, object](training=training), None
         if not options.get("inference"):
-            tables["optimizer"] = optimizer_of(optimizer, model)
+            tables["optimizer"], taken = optimizer_of(optimizer, model)
+        if taken is not None:
+            training["schedule"] = taken.schedule.model_dump(exclude_unset=True)
         if table is not None:
             tables["loss"] = table
         chosen, notes = options_in_python(tables, {"pef_name": name or type(model).__name__.lower(), **options})
@@ -147,9 +150,12 @@ def compile(
         states = [state for one in users for state in one.state.values()]
         if any(state and ("step" not in state or float(state["step"]) > 0) for state in states):
             notices.append(_STATE)
+        if taken and chosen.optimizer and chosen.training.schedule == taken.schedule:
+            notices.append(taken.notice(chosen.optimizer))
         with phases(quiet=quiet) as on_phase:
+            own = () if taken else users  # whose rates of now are those of the first step
             users_loss = None if chosen.inference else function
-            live = LiveModel(model, of_pass, users_loss, optimizers=users, whole=whole)
+            live = LiveModel(model, of_pass, users_loss, optimizers=own, whole=whole)
             done = compile_proved(live, chosen, on_phase)
         said = (in_python(notice, compiles=True) for notice in (*notices, *notes, *done.notices))
         return Pef(done.path, tuple(said))

@@ -198,7 +198,7 @@ class _Reading:
         kind, params = str(table.fields.get("type", "")), table.table("params")
         if kind not in SCHEDULERS:
             guess = suggested(kind, SCHEDULERS)
-            remedy = guess or "leave it out, and use --set training.schedule.name=cosine, linear or step"
+            remedy = guess or "leave it out, and use --lr-schedule cosine, linear or step"
             table.wrong("type", f"must be {one_of(SCHEDULERS)}", remedy)
             return
         scheduler = SCHEDULERS[kind]

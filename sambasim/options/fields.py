@@ -40,6 +40,9 @@ else:
 
 HostSyncName: TypeAlias = Literal["mpi", "gloo", "parameter-server"]
 OnNonfinite: TypeAlias = Literal["stop", "skip", "ignore"]
+ScheduleName: TypeAlias = Literal[
+    "constant", "linear", "cosine", "step", "warmup", "warmup_decay", "warmup_cosine", "one_cycle", "range_test"
+]
 
 MOST_TRACED_STEPS = 1000  # a trace stays in memory until it is written
 SAVE_SUFFIX = ".safetensors"
@@ -102,6 +105,14 @@ class TrainingFields(Fields):
     """Seed of the order of samples, of dropout and of all other random numbers."""
     evaluate: Annotated[bool, Flag("--evaluate/--no-evaluate", only="run")] = True
     """Evaluate on the held-out samples after each epoch."""
+
+
+class ScheduleFields(Fields):
+    panel = TRAINING
+    name: Annotated[ScheduleName, Flag("--lr-schedule")] = "constant"
+    """Factor of the learning rate over optimizer steps; --set training.schedule.total_steps=N gives its end."""
+    warmup_steps: Annotated[int, limits(ge=0, le=LARGEST_COUNT), Flag("--warmup-steps")] = 0
+    """Optimizer steps of warm-up before it."""
 
 
 class BuildFields(Fields):
@@ -250,10 +261,11 @@ class RunFields(Fields):
 
 _OF_COMPILE: Mapping[str, type[Fields]] = {
     "": CallFields, "compile": BuildFields, "parallel": ParallelFields, "data": DataFields, "loss": LossFields,
-    "optimizer": OptimizerFields, "training": TrainingFields,
+    "optimizer": OptimizerFields, "training": TrainingFields, "training.schedule": ScheduleFields,
 }  # fmt: skip
 _OF_RUN: Mapping[str, type[Fields]] = {
     "": RunFields, "overrides.data": DataFields, "overrides.training": TrainingFields,
-    "overrides.optimizer": OptimizerFields, "checkpoint": CheckpointFields,
+    "overrides.training.schedule": ScheduleFields, "overrides.optimizer": OptimizerFields,
+    "checkpoint": CheckpointFields,
 }  # fmt: skip
 COMPILE_FLAGS, RUN_FLAGS = flags_in(_OF_COMPILE, "compile"), flags_in(_OF_RUN, "run")

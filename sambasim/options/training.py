@@ -8,50 +8,23 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, ValidationError, create_model, model_validator
 
-from sambasim.errors import LARGEST_COUNT, LARGEST_FACTOR
+from sambasim.errors import LARGEST_FACTOR
 from sambasim.optimizers import OPTIMIZERS
 from sambasim.options import grammar
 from sambasim.options.base import Options
-from sambasim.options.fields import DataFields, LossFields, OptimizerFields, TrainingFields
+from sambasim.options.fields import DataFields, LossFields, OptimizerFields, ScheduleFields, TrainingFields
 from sambasim.options.grammar import LOSS_ARGUMENTS, JsonTable
 from sambasim.options.problem import Count, Problem, Text, broken, one_of
 
 MOST_PREFETCHED = 1024  # batches of one worker
 
 Share: TypeAlias = Annotated[float, Field(ge=0, lt=1)]
-ScheduleName: TypeAlias = Literal[
-    "constant", "linear", "cosine", "step", "warmup", "warmup_decay", "warmup_cosine", "one_cycle", "range_test"
-]
 
 
-class ScheduleOptions(Options):
-    """The `[training.schedule]` table: the factor of the learning rate at optimizer step `s`, counted from 0.
+class ScheduleOptions(ScheduleFields, Options):
+    """The `[training.schedule]` table: the factor of the learning rate at each step. The formulas are in
+    `configs/README.md`; `learning_rate_factor` computes them."""
 
-        warm-up     (s + 1) / warmup_steps                              while s < warmup_steps; then
-                    with start_factor: start_factor + (1 - start_factor) · s / warmup_steps
-        constant    1
-        linear      1 + (final_factor - 1) · t
-        cosine      final_factor + (1 - final_factor) · (1 + cos(π t)) / 2
-        step        gamma ** ((s - warmup_steps) // step_size)
-
-    where t = (s - warmup_steps) / (total_steps - warmup_steps), at most 1, and 1 if no steps remain after the warm-up.
-    The default of total_steps is the number of steps of the run.
-
-    The schedules of DeepSpeed count updates `u`, which skipped steps are not. With v = max(u - 1, 0), as DeepSpeed
-    begins its count at the second update, W = warmup_steps, at least 2, T = total_steps and c = up_steps + down_steps:
-
-        warmup          start_factor + (1 - start_factor) · w           w = v / W, or log(v + 1) / log W, at most 1
-        warmup_decay    the same; from v = W on with w = (T - v) / (T - W), at least 0
-        warmup_cosine   the same; from v = W on cosine, with t = (v - W + 1) / (T - W)
-        one_cycle       from start_factor to 1 in up_steps, and back in down_steps; then
-                        start_factor / (1 + rate · (u - c) / step_size)
-        range_test      1 + rate · u / step_size                        rounded down to stairs if staircase
-
-    `momentum` of one_cycle is what beta1 falls to, and what it rises to again, while the learning rate rises and falls.
-    """
-
-    name: ScheduleName = "constant"
-    warmup_steps: int = Field(default=0, ge=0, le=LARGEST_COUNT)
     total_steps: Count | None = None
     final_factor: float = Field(default=0.0, ge=0, le=1)
     step_size: Count | None = None
@@ -76,11 +49,10 @@ class ScheduleOptions(Options):
         for field, names in _SCHEDULES_WITH.items():
             value = getattr(self, field)
             if self.name not in names and value is not None:
-                yield Problem(field, f"is not for {self.name}", f"--set training.schedule.name={names[0]}", value)
+                yield Problem(field, f"is not for {self.name}", f"--lr-schedule {names[0]}", value)
         yield from broken(
             (self.name in _WITHOUT_WARMUP and self.warmup_steps, "warmup_steps",
-             f"is not for {self.name}, which has no warm-up", "--set training.schedule.warmup_steps=0",
-             self.warmup_steps),
+             f"is not for {self.name}, which has no warm-up", "--warmup-steps 0", self.warmup_steps),
             (self.rate and self.name == "one_cycle" and self.step_size is None, "rate",
              "needs step_size, the steps in which the learning rate falls by it after the cycle",
              "--set training.schedule.step_size=…", self.rate),
@@ -92,6 +64,8 @@ class ScheduleOptions(Options):
 
 
 _WITH_CURVE = ("warmup", "warmup_decay", "warmup_cosine")
+WITH_END = ("linear", "cosine", "warmup_decay", "warmup_cosine")
+"""The schedules that end with the run, unless total_steps says when."""
 _WITHOUT_WARMUP = ("one_cycle", "range_test")
 _BY_UPDATES = (*_WITH_CURVE, *_WITHOUT_WARMUP)
 _NEEDED = {"step": ("step_size",), "one_cycle": ("up_steps",), "range_test": ("step_size", "rate")}

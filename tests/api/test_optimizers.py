@@ -1,5 +1,5 @@
-"""An optimizer of torch whose step is more or other than torch's is refused, with what to type instead, and what is
-typed trains as an eager loop with the optimizer as it was."""
+"""An optimizer of torch trains as in an eager loop, with its groups and its scheduler; one whose step is more or other
+than torch's is refused, with what to type instead."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -44,6 +44,14 @@ def _warm_cosine(optimizer: Optimizer) -> lr_scheduler.LRScheduler:
     return lr_scheduler.SequentialLR(optimizer, parts, milestones=[4])
 
 
+def _stepped(optimizer: Optimizer) -> lr_scheduler.LRScheduler:
+    scheduler = lr_scheduler.StepLR(optimizer, 3, 0.5)
+    for _ in range(6):  # the rates go on from here
+        optimizer.step()
+        scheduler.step()
+    return scheduler
+
+
 @pytest.mark.parametrize(
     "make",
     [
@@ -57,21 +65,63 @@ def _warm_cosine(optimizer: Optimizer) -> lr_scheduler.LRScheduler:
         lambda o: lr_scheduler.LambdaLR(o, (lambda length: lambda step: min(step / length, 1.0))(4)),
         lambda o: lr_scheduler.MultiplicativeLR(o, lambda step: 0.7),
         _warm_cosine,
+        _stepped,
     ],
 )  # fmt: skip
-def test_a_scheduler_is_refused_with_the_schedule_that_has_its_rates(make: MakesScheduler, folder: Path) -> None:
+def test_a_scheduler_is_taken_over(make: MakesScheduler, folder: Path) -> None:
     model = net()
     optimizer = sgd(model, 0.3)
     scheduler = make(optimizer)
-    error = refused(folder, model, optimizer)
-    assert f"a learning rate scheduler, {type(scheduler).__name__}" in error.what
-    typed = re.search(r"give (lr=.*}): the same rates in ([\d,]+) optimizer steps", error.remedy or "")
-    assert typed is not None, error.remedy
-    assert int(typed[2].replace(",", "")) >= STEPS
-    given = eval(f"dict({typed[1]})")
-    other = net()
-    ours = run(folder, other, sgd(other, 0.3), **given)
+    pef = compiled(folder, model, loss="cross_entropy", optimizer=optimizer)
+    (notice,) = (notice for notice in pef.notices if "the learning rate follows" in notice)
+    said = re.search(r"follows (\w+) of the optimizer: lr [\d.]+, schedule.name .* \(equal in ([\d,]+) steps", notice)
+    assert said is not None, notice
+    assert (said[1], int(said[2].replace(",", "")) >= STEPS) == (type(scheduler).__name__, True)
+    ours = trained(pef, steps=STEPS, **IN_ORDER).losses
     assert ours == pytest.approx(wanted(optimizer, model, scheduler=scheduler), rel=1e-5)
+
+
+def _groups(model: nn.Module) -> Optimizer:
+    first, *_, last = model.children()
+    groups: Any = [{"params": first.parameters(), "lr": 0.3}, {"params": last.parameters(), "lr": 0.05}]
+    return SGD(groups, momentum=0.9)
+
+
+def test_a_scheduler_of_groups_multiplies_the_rate_of_each(folder: Path) -> None:
+    model = net()
+    optimizer = _groups(model)
+    scheduler = lr_scheduler.LambdaLR(optimizer, lambda step: step / 4 if step < 4 else 1.0)
+    pef = compiled(folder, model, loss="cross_entropy", optimizer=optimizer)
+    assert "LambdaLR of the optimizer: lr 0.3 and lr 0.05, schedule.name constant" in " ".join(pef.notices)
+    ours = trained(pef, steps=STEPS, **IN_ORDER).losses
+    assert ours == pytest.approx(wanted(optimizer, model, scheduler=scheduler), rel=1e-5)
+
+
+def test_what_is_given_for_the_rates_overrides_a_scheduler(folder: Path) -> None:
+    model, other = net(), net()
+    optimizer = sgd(model, 0.3)
+    scheduler = lr_scheduler.StepLR(optimizer, 3)
+    given: dict[str, Any] = {"lr_schedule": "constant", "warmup_steps": 4, "lr": 0.2}
+    pef = compiled(folder, model, loss="cross_entropy", optimizer=optimizer, **given)
+    assert not pef.notices
+    plain = sgd(other, 0.2)
+    linear = lr_scheduler.LambdaLR(plain, lambda step: min((step + 1) / 4, 1))
+    assert trained(pef, steps=STEPS, **IN_ORDER).losses == pytest.approx(
+        wanted(plain, other, scheduler=linear), rel=1e-5
+    )
+    del scheduler
+
+
+def test_a_scheduler_that_no_schedule_goes_on_from_says_why(folder: Path) -> None:
+    model = net()
+    optimizer = _groups(model)
+    scheduler: Any = lr_scheduler.LambdaLR(optimizer, [lambda step: 0.9**step, lambda step: 0.8**step])
+    assert "give all the same factor" in str(refused(folder, model, optimizer).remedy)
+    optimizer = sgd(model)
+    scheduler = lr_scheduler.CosineAnnealingLR(optimizer, LENGTH)
+    optimizer.step()
+    scheduler.step()
+    assert "it has stepped before" in str(refused(folder, model, optimizer).remedy)
 
 
 @pytest.mark.parametrize(
@@ -111,6 +161,25 @@ def test_parts_of_a_run_with_rates_of_their_own_are_what_the_remedy_says(folder:
     optimizer = sgd(model, 0.3)
     scheduler = lr_scheduler.MultiStepLR(optimizer, [4], 0.1)
     assert losses == pytest.approx(wanted(optimizer, model, scheduler=scheduler), rel=1e-5)
+
+
+def test_a_schedule_that_ends_with_a_longer_run_says_its_new_rates(folder: Path, tmp_path: Path) -> None:
+    model = net()
+    pef = compiled(folder, model, loss="cross_entropy", optimizer=sgd(model, 0.3), lr_schedule="linear")
+    order = {**IN_ORDER, "checkpoint_dir": tmp_path / "a", "resume": "if-any"}
+    parts = [trained(pef, steps=steps, **order) for steps in (4, STEPS)]
+    said = (
+        f"the linear schedule ends with the run, after {STEPS} steps and no longer 4: the factor of the learning rate"
+    )
+    assert f"{said} is 0.6 from here, not 0; --set training.schedule.total_steps={STEPS}" in str(
+        parts[1].summary.notices
+    )
+    fixed = {"data.shuffle": False, "training.schedule.total_steps": STEPS}
+    order |= {"checkpoint_dir": tmp_path / "b", "set": fixed, "lr_schedule": "cosine", "warmup_steps": 2}
+    parts = [trained(pef, steps=steps, **order) for steps in (4, STEPS)]
+    assert "ends with the run" not in str(parts[1].summary.notices)
+    whole = trained(pef, steps=STEPS, **{**order, "checkpoint_dir": None, "resume": None}).losses
+    assert [loss for part in parts for loss in part.losses] == whole
 
 
 def _without_decay(model: nn.Module) -> Sequence[Optimizer]:

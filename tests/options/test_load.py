@@ -102,8 +102,10 @@ def test_every_flag_sets_an_option_that_there_is() -> None:
     run = set(dotted_names(RunOptions)) | {f"overrides.{name}" for name in dotted_names(CompileFile)}
     assert {setting.name for setting in RUN_FLAGS.values()} <= run
     tables = [[*dict.fromkeys(one.name.rpartition(".")[0] for one in of.values())] for of in (COMPILE_FLAGS, RUN_FLAGS)]
-    assert tables[0] == ["", "compile", "parallel", "data", "loss", "optimizer", "training"], "the order of --help"
-    assert tables[1] == ["", "overrides.data", "overrides.training", "overrides.optimizer", "checkpoint"]
+    of_training = ["training", "training.schedule"]
+    assert tables[0] == ["", "compile", "parallel", "data", "loss", "optimizer", *of_training], "the order of --help"
+    overrides = [f"overrides.{table}" for table in ("data", *of_training, "optimizer")]
+    assert tables[1] == ["", *overrides, "checkpoint"]
 
 
 def test_broken_toml_is_reported_with_its_line(tmp_path: Path) -> None:

@@ -65,6 +65,12 @@ def test_the_length_of_a_schedule_may_be_given_and_its_end_stays() -> None:
     assert factors == pytest.approx([0.6, 0.2, 0.2, 0.2])
 
 
+def test_a_warm_up_may_begin_at_zero_as_in_recipes_with_lambdas() -> None:
+    schedule = ScheduleOptions(warmup_steps=WARMUP, start_factor=0)
+    factors = [learning_rate_factor(schedule, step, STEPS) for step in range(STEPS)]
+    assert factors == [min(step / WARMUP, 1.0) for step in range(STEPS)]
+
+
 def test_a_cycle_is_that_which_deepspeed_documents() -> None:
     """The rates of all schedules of DeepSpeed are compared in test_deepspeed.py."""
     schedule = ScheduleOptions(name="one_cycle", up_steps=9, start_factor=0.1, momentum=(0.85, 0.95))

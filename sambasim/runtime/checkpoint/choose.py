@@ -13,14 +13,16 @@ from pydantic import JsonValue
 from sambasim.errors import CheckpointError, OptionError, SambasimError, failing_with
 from sambasim.ir.program import MASTER
 from sambasim.ir.types import Symbol, SymbolKind
-from sambasim.options.given import leaves
+from sambasim.options.given import as_table, leaves
 from sambasim.options.problem import show
 from sambasim.options.run import CheckpointOptions
+from sambasim.options.training import WITH_END, TrainingOptions
 from sambasim.pef import peek
 from sambasim.runtime.checkpoint import folder
 from sambasim.runtime.checkpoint.content import EXACT_SYNC, Checkpoint, Manifest, buffer_name, check, describe
 from sambasim.runtime.checkpoint.saver import pieces_of
 from sambasim.runtime.machine.communicator import Communicator
+from sambasim.runtime.run.plan import learning_rate_factor, plan
 from sambasim.runtime.run.setup import Setup, Team
 from sambasim.runtime.run.training import Totals
 from sambasim.runtime.values.memory import DeviceMemory
@@ -198,11 +200,23 @@ def _changed(pairs: list[tuple[str, ...]]) -> Iterator[Change]:
 
 def _options(saved: Manifest, now: Manifest) -> Iterator[Change]:
     after = leaves(now.options)
-    by_progress = after.get("training.schedule.name") in ("linear", "cosine")
-    needs_length = by_progress and after.get("training.schedule.total_steps") is None
+    ends = after.get("training.schedule.name") in WITH_END and after.get("training.schedule.total_steps") is None
     for name, values in _differing(saved.options, now.options).items():
-        is_harmless = name in _WITHOUT_EFFECT or (name in _LENGTH and not needs_length)
+        is_harmless = name in _WITHOUT_EFFECT or (name in _LENGTH and not ends)
         yield Change(name, *values, alters_bits=not is_harmless and _alters_bits(name, saved, now))
+
+
+def _other_rates(saved: Manifest, now: Manifest, training: TrainingOptions) -> Iterator[str]:
+    """A notice if the learning rates depend on the number of steps of the whole run, which has changed."""
+    earlier = training.model_copy(update=as_table(saved.options.get("training")))
+    before = plan(saved.run.samples, saved.run.replicas, earlier).steps
+    steps, schedule = plan(now.run.samples, now.run.replicas, training).steps, training.schedule
+    if schedule.name in WITH_END and schedule.total_steps is None and before != steps > saved.position.step:
+        number = saved.position.step - saved.progress.skipped_steps * schedule.counts_updates
+        was, factor = (f"{learning_rate_factor(schedule, number, length):.4g}" for length in (before, steps))
+        what = f"the {schedule.name} schedule ends with the run, after {steps} steps and no longer {before}"
+        remedy = f"--set training.schedule.total_steps={steps} from the first step on keeps one length"
+        yield f"{what}: the factor of the learning rate is {factor} from here, not {was}; {remedy}"
 
 
 AUTO = "auto"
@@ -339,6 +353,7 @@ def find(setup: Setup, samples: int) -> Resumption | None:
         check_exact(differing, where)
     notices = [*notices, f"resumes after step {step}, from {where}"]
     notices += [f"changed since the checkpoint: {change}" for change in differing]
+    notices += _other_rates(saved, now, setup.resolved.training)
     if any(change.alters_bits for change in differing):
         notices.append("from here on, the bits may differ from those of an uninterrupted run")
     changes_scale = any(change.name.startswith("training.loss_scale") for change in differing)
