@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from glob import escape
+from io import IOBase
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -168,6 +169,16 @@ def write_whole(path: Path, text: str) -> None:
         return
     with replacing(path) as hidden:
         hidden.write_text(text, encoding="utf-8")
+
+
+def claimed(file: IOBase) -> bool:
+    """Whether no other process has claimed `file`, and this one now has, until it closes it. By a POSIX record lock:
+    forked processes do not inherit it, and it works on NFS. Raises OSError for a file system without locks."""
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):  # POSIX lets systems report a held lock as EACCES
+        return False
+    return True
 
 
 def unless_foreign_link(path: str, flags: int) -> int:

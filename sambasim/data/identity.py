@@ -104,6 +104,8 @@ def _walk(held: object, levels: int, most: int, *, listed: bool = False) -> Iter
             yield _Number(complex.__repr__(held))
         case range():
             yield _Number(repr(held))
+        case str() | PurePath() if listed:  # it is a sample, or names a file with one
+            yield _LEFT_OUT
         case _ if held is None or isinstance(held, _NO_DATA):
             yield None
         case Tensor():

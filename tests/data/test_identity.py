@@ -162,3 +162,8 @@ def test_a_file_has_one(tmp_path: Path) -> None:
     assert identity_of_file(file).startswith("length ")
     file.write_bytes(b"a")
     assert identity_of_file(file).startswith("content ")
+
+
+@pytest.mark.parametrize("listed", [["0.png", "1.png"], [("0.png", 1), ("1.png", 0)], {0: [Path("0.png")]}])
+def test_samples_that_texts_stand_for_are_not_its_content(listed: object) -> None:
+    assert identity_of(SimpleNamespace(files=listed, shape=(3, 32, 32))).startswith("sample ")

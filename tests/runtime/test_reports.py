@@ -1,5 +1,7 @@
 """What a run reports: the metrics file, traces, tensors of recorded digests, and predicted times in the summary."""
 
+import contextlib
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -61,6 +63,20 @@ def test_a_file_behind_a_link_is_written_and_not_the_link(tmp_path: Path) -> Non
         MetricsFile(link).started(replace(START, plan=replace(PLAN, start=Position(done, 0, done))))
         assert link.is_symlink()
         assert (target.read_text(), target.stat().st_mode & 0o777) == (left, 0o600)
+
+
+def test_a_file_that_another_run_is_writing_is_refused_and_stays(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    first = MetricsFile(path)
+    first.stepped(STEP)
+    if (child := os.fork()) == 0:
+        with contextlib.suppress(OptionError):
+            MetricsFile(path).started(START)
+            os._exit(1)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    first.stepped(STEP)
+    assert len(path.read_text().splitlines()) == 2
 
 
 def test_what_cannot_be_written_is_told(tmp_path: Path) -> None:

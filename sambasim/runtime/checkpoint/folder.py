@@ -6,7 +6,6 @@ damaged-step-0000000070/    a checkpoint that `--resume auto` found damaged
 .lock                       locked by the run that writes here
 """
 
-import fcntl
 import os
 import re
 import shutil
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from sambasim.errors import MachineError, OptionError, failing_with
-from sambasim.files import regular, to_disk
+from sambasim.files import claimed, regular, to_disk
 from sambasim.runtime.machine.communicator import Communicator
 
 _SHOWN_AFTER_S = 2.0
@@ -102,18 +101,15 @@ def _appears(folder: Path, name: str) -> bool:
 
 
 def _create_and_lock(folder: Path) -> BinaryIO:
-    """A POSIX record lock: forked processes do not inherit it, and it works on NFS."""
     absolute = Path(os.path.abspath(folder))
     created = [place for place in (absolute, *absolute.parents) if not place.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = os.fdopen(regular(folder / LOCK_FILE, os.O_WRONLY | os.O_CREAT), "wb")
-        try:
-            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (BlockingIOError, PermissionError) as error:  # POSIX lets systems report a held lock as EACCES
+        if not claimed(lock):
             lock.close()
             what = f"another run is writing its checkpoints into {folder}"
-            raise OptionError(what, remedy="name another --checkpoint-dir, or wait for that run to end") from error
+            raise OptionError(what, remedy="name another --checkpoint-dir, or wait for that run to end")
         for place in created:  # a checkpoint survives a power cut only if the folders above it do
             to_disk(place.parent)
     except OSError as error:

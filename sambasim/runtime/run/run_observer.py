@@ -1,5 +1,6 @@
 """The observer interface of a run, the metrics file, and text files that are written in whole lines."""
 
+import errno
 import io
 import json
 import math
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sambasim.errors import MachineError, OptionError, failing_with
-from sambasim.files import once, unless_foreign_link, write_whole
+from sambasim.files import claimed, once, unless_foreign_link, write_whole
 from sambasim.records.metrics import CheckpointRecord, EvaluationRecord, Line, StepRecord, SummaryRecord, json_line
 from sambasim.runtime.run.plan import Plan
 from sambasim.runtime.watch.observer import forward_events
@@ -134,7 +135,15 @@ class LineFile:
             path.parent.mkdir(parents=True, exist_ok=True)
             if kept:
                 write_whole(path, kept)
-            self._file = io.FileIO(path, "w" if kept == "" else "a", opener=unless_foreign_link)
+            self._file = io.FileIO(path, "a", opener=unless_foreign_link)
+            if kept is not None and path.is_file():  # and no pipe or device, which several may write to
+                is_mine = True
+                with suppress(OSError):  # a file system without locks
+                    is_mine = claimed(self._file)
+                if not is_mine:
+                    self._file.close()
+                    raise OSError(errno.EBUSY, "another run is writing it")
+                self._file.truncate(len(kept.encode()))
 
     def write(self, lines: str) -> None:
         """Add `lines`, with their ends. Raises MachineError if that fails, and removes what was written of them."""
