@@ -18,6 +18,7 @@ from sambasim.errors import OptionError
 from sambasim.options.training import OptimizerOptions, ScheduleOptions
 from sambasim.runtime.run.plan import learning_rate_factor
 
+MOST_STEPS = 300_000  # they take some 20 s
 _IN_PARTS = 'run in parts: lr=…, checkpoint_dir=…, resume="newest"'
 
 
@@ -49,7 +50,7 @@ def taken_over(optimizers: Sequence[Optimizer]) -> Taken | None:
     if schedulers:
         integers = {number for scheduler in schedulers for number in _integers(vars(scheduler))}
         numbers = sorted(number for number in integers if 0 < number < 10**9)
-        count = min(2 * sum(numbers) + 1000, 20_000)
+        count = min(sum(numbers[-2:]) + 1000, MOST_STEPS)
         of_optimizers = map(_rates, of_each, optimizers, repeat(count))
         together = [[*chain.from_iterable(rates)] for rates in zip(*of_optimizers, strict=False)]
         scaled = [*map(_scaled, zip(*together, strict=True), groups)]
@@ -60,7 +61,7 @@ def taken_over(optimizers: Sequence[Optimizer]) -> Taken | None:
                 return Taken(schedule, tuple(rate for rate, _ in scaled), called, steps)
             remedy = "one schedule multiplies the rates of all parameter groups: give all the same factor, as LambdaLR "
             remedy += f"with one function does, and eta_min=0 or training.schedule.final_factor; or {_IN_PARTS}"
-        elif any(scheduler.last_epoch > 0 for scheduler in schedulers):
+        elif any(vars(scheduler).get("last_epoch", 0) > 0 for scheduler in schedulers):
             remedy = f"it has stepped before, and no schedule goes on from there: make it anew; or {_IN_PARTS}"
     rate = " and ".join(dict.fromkeys(f"{plain_number(group['lr']):.4g}" for group in groups))
     called = called or "which is gone by now"
@@ -87,19 +88,27 @@ def _scaled(rates: Sequence[float], group: Mapping[str, Any]) -> tuple[float, li
 
 
 def _fitting(numbers: Sequence[int], factors: Sequence[float]) -> tuple[ScheduleOptions, int] | None:
-    """A schedule with these factors, and in how many steps they were compared."""
+    """A schedule with these factors, and in how many steps."""
     for fields in _candidates(numbers, factors):
         schedule = ScheduleOptions.model_validate(fields)
-        ends = max(fields.get("total_steps", len(factors)), *numbers, 3)  # after a cosine torch's rises again
-        if _has(factors, schedule, steps := min(ends + 1, len(factors))):
-            return schedule, steps
+        if _has(factors, schedule, len(factors)):
+            return schedule, len(factors)
+        if schedule.name == "cosine" and _has(factors, schedule, len(factors), rises=True):
+            return schedule, fields["total_steps"] + 1
     return None
 
 
-def _has(factors: Sequence[float], schedule: ScheduleOptions, steps: int) -> bool:
-    """Whether `schedule` has the first `steps` of `factors`."""
-    ours = (learning_rate_factor(schedule, step, steps) for step in range(steps))
-    return all(isclose(*pair, rel_tol=1e-6, abs_tol=1e-9) for pair in zip(ours, factors, strict=False))
+def _has(factors: Sequence[float], schedule: ScheduleOptions, steps: int, *, rises: bool = False) -> bool:
+    """Whether `schedule` has the first `steps` of `factors`, if it rises and falls again as torch's cosine does."""
+    begin, length = schedule.warmup_steps, (schedule.total_steps or 0) - schedule.warmup_steps
+
+    def ours(step: int) -> float:
+        if rises and step > begin:
+            past = (step - begin) % (2 * length)
+            step = begin + min(past, 2 * length - past)
+        return learning_rate_factor(schedule, step, steps)
+
+    return all(isclose(ours(step), factors[step], rel_tol=1e-6, abs_tol=1e-9) for step in range(steps))
 
 
 def _candidates(numbers: Sequence[int], factors: Sequence[float]) -> Iterator[dict[str, Any]]:
@@ -132,13 +141,15 @@ def _rates(schedulers: Sequence[LRScheduler], optimizer: Optimizer, count: int) 
     for group, given in zip(twin.param_groups, optimizer.param_groups, strict=True):
         group.update({name: copy.copy(value) for name, value in given.items() if name != "params"})
         fixed.append({name: value for name, value in group.items() if name not in ("params", "lr")})
-    with suppress(Exception):  # of a lambda of the user's, of a cycle that ends, or for want of a metric
+    with (
+        warnings.catch_warnings(action="ignore"),
+        suppress(Exception),
+    ):  # of a lambda of the user's, of a cycle that ends, or for want of a metric
         copies = copy.deepcopy(list(schedulers), {id(optimizer): twin})
-        for _ in range(count):
+        while len(rates) < count and all(group["lr"] >= 0 for group in twin.param_groups):
             rates.append([float(plain_number(group["lr"])) for group in twin.param_groups])
-            with warnings.catch_warnings(action="ignore"):
-                for scheduler in copies:
-                    scheduler.step()
+            for scheduler in copies:
+                scheduler.step()
             if any({**group, **before} != group for group, before in zip(twin.param_groups, fixed, strict=True)):
                 return []
     return rates

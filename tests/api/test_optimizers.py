@@ -131,6 +131,8 @@ def test_a_scheduler_that_no_schedule_goes_on_from_says_why(folder: Path) -> Non
         lambda o: lr_scheduler.MultiStepLR(o, [3, 5], 0.5),
         lambda o: lr_scheduler.ConstantLR(o, 0.5, total_iters=5),
         lambda o: lr_scheduler.LambdaLR(o, lambda step: 1.0 if step < 900 else 0.1),
+        lambda o: lr_scheduler.LambdaLR(o, lambda step: (10 / max(step, 10)) ** 0.5),
+        lambda o: lr_scheduler.ChainedScheduler([lr_scheduler.LinearLR(o), lr_scheduler.ExponentialLR(o, 0.9)]),
         lambda o: lr_scheduler.CyclicLR(o, 0.01, 0.3, 4, cycle_momentum=False),
         lr_scheduler.ReduceLROnPlateau,
     ],
