@@ -221,7 +221,8 @@ def as_deepspeed(options: CompileOptions) -> dict[str, object]:
     }
     if optimizer is not None:
         kinds = {known.name: kind for kind, known in OPTIMIZERS_BY_TYPE.items()} | {"adam": "Adam"}
-        others = {"name", "max_grad_norm", "no_decay", "groups", *OPTIMIZERS_BY_TYPE[kinds[optimizer.name]].switches}
+        others = {"name", "max_grad_norm", "max_grad_value", "no_decay", "groups"}
+        others |= {*OPTIMIZERS_BY_TYPE[kinds[optimizer.name]].switches}
         params = optimizer.model_dump(mode="json", exclude=others, exclude_none=True)
         params |= {"adam_w_mode": False} if optimizer.name == "adam" else {}
         config["optimizer"] = {"type": kinds[optimizer.name], "params": params}
@@ -254,6 +255,8 @@ def beyond_deepspeed(options: CompileOptions) -> Iterator[str]:
         f"a pipeline of {stages} stages, which the script must make": stages > 1,
         "parameter groups, which the script must make":
             optimizer is not None and bool(optimizer.all_groups()),
+        "max_grad_value":
+            optimizer is not None and optimizer.max_grad_value is not None,
         "amsgrad and maximize of Adam":
             optimizer is not None and optimizer.name in ("adam", "adamw") and (optimizer.amsgrad or optimizer.maximize),
         f"recomputation ({options.recompute}), which the model must ask for": options.recompute != "none",

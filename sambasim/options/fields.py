@@ -89,6 +89,8 @@ class OptimizerFields(Fields):
     """Parameters without weight decay, by name: '*.bias,*norm*'. The config can have [[optimizer.groups]]."""
     max_grad_norm: Annotated[float | None, limits(gt=0, le=LARGEST_FACTOR), Flag("--max-grad-norm")] = None
     """Clip the norm of all gradients to this; a run needs a PEF with clipping."""
+    max_grad_value: Annotated[float | None, limits(gt=0, le=LARGEST_FACTOR), Flag("--max-grad-value")] = None
+    """Clip each element of gradients to this; a run needs a PEF with it."""
 
 
 class TrainingFields(Fields):

@@ -213,9 +213,10 @@ def _switched(
         groups = [group.model_dump(exclude_none=True) for group in after.groups]
         return [_compile_again("optimizer.groups", "are compiled in: a run may change their numbers", groups)]
     problems, cannot = list[Problem](), "cannot be turned"
-    if before.max_grad_norm is None and after.max_grad_norm is not None:
-        what = f"{cannot} on: the PEF was compiled without clipping"
-        problems.append(_compile_again("optimizer.max_grad_norm", what, after.max_grad_norm))
+    for bound in ("max_grad_norm", "max_grad_value"):
+        if getattr(before, bound) is None and (value := getattr(after, bound)) is not None:
+            what = f"{cannot} on: the PEF was compiled without clipping"
+            problems.append(_compile_again(f"optimizer.{bound}", what, value))
     for new, kept in zip(after.updates(), states, strict=False):  # an app has updates of its own
         for state, switch in OPTIMIZERS[new.name].needs.items():
             if getattr(new, switch) and state not in kept:

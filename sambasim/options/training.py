@@ -165,7 +165,8 @@ class LossOptions(LossFields, Options):
                 yield Problem(f"args.{name}", f"is not an argument of {self.name}; {takes}")
 
 
-_OF_ALL = ("max_grad_norm", "no_decay")
+_BOUNDS = ("max_grad_norm", "max_grad_value")
+_OF_ALL = (*_BOUNDS, "no_decay")
 """The options that hold for all parameters together."""
 
 
@@ -185,9 +186,10 @@ class UpdateOptions(OptimizerFields, Options):
     maximize: bool | None = None
 
     def hyperparameters(self) -> dict[str, float | bool]:
-        """The numbers of its update by runtime argument: `betas` as `beta1` and `beta2`, if clipped `max_grad_norm`."""
+        """The numbers of its update by runtime argument: `betas` as `beta1` and `beta2`; if clipped, the bound."""
         numbers: dict[str, float | bool] = {}
-        for name in (*OPTIMIZERS[self.name].defaults, *(() if self.max_grad_norm is None else ("max_grad_norm",))):
+        bounds = (name for name in _BOUNDS if getattr(self, name) is not None)
+        for name in (*OPTIMIZERS[self.name].defaults, *bounds):
             value: Any = getattr(self, name)
             numbers |= {"beta1": value[0], "beta2": value[1]} if name == "betas" else {name: value}
         return numbers
@@ -202,7 +204,7 @@ class UpdateOptions(OptimizerFields, Options):
 
     def problems(self) -> Iterator[Problem]:
         defaults = OPTIMIZERS[self.name].defaults
-        takes = (*defaults, "max_grad_norm")
+        takes = (*defaults, *_BOUNDS)
         for field in UpdateOptions.model_fields:
             value = getattr(self, field)
             if field not in (*_OF_ALL, "name", *takes) and value is not None:
@@ -252,7 +254,7 @@ class OptimizerOptions(UpdateOptions):
         updates = [UpdateOptions.model_validate(own)]
         for group in self.all_groups():
             differences = group.model_dump(exclude_none=True, exclude={"match"})
-            shared = {"max_grad_norm": self.max_grad_norm} if "name" in differences else own
+            shared = {name: getattr(self, name) for name in _BOUNDS} if "name" in differences else own
             updates.append(UpdateOptions.model_validate({**shared, **differences}))
         return tuple(updates)
 

@@ -95,6 +95,7 @@ def test_the_numbers_of_a_group_may_change() -> None:
             [f"optimizer.groups=[{{{_BIASES}}}]"],
             "are compiled in",
         ),
+        ({"max_grad_value": 1.0}, [], [], "cannot be turned on: the PEF was compiled without clipping"),
         ({"momentum": 0.9}, [], ["optimizer.name=sgd"], "optimizer.momentum = 0.9: cannot be turned on"),
     ],
 )

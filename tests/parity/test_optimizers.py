@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
-from torch.nn.utils import clip_grad_norm_
+from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from torch.optim import Optimizer, lr_scheduler
 
 import sambasim as ss
 from sambasim.optimizers import OPTIMIZERS
 from tests.support.whole import whole_case
 
-STEPS, WARMUP, NORM, SAMPLES = 100, 10, 0.5, 8
+STEPS, WARMUP, NORM, VALUE, SAMPLES = 100, 10, 0.5, 0.02, 8
 MORE: dict[str, dict[str, Any]] = {
     "sgd": {"momentum": 0.9, "nesterov": True},
     "adam": {"amsgrad": True},
@@ -49,6 +49,8 @@ def test_a_hundred_steps_of_two_groups(kind: str, given: dict[str, Any], zero: i
     x, y = torch.randn(64, 6, generator=generator), torch.randint(3, (64,), generator=generator)
     model = _net()
     optimizer = _optimizer(kind, model, given)
+    by_value = kind in ("adagrad", "adamax")
+    bound: dict[str, Any] = {"max_grad_value" if by_value else "max_grad_norm": VALUE if by_value else NORM}
     pef = ss.compile(
         model,
         (x[:SAMPLES], y[:SAMPLES]),
@@ -57,7 +59,7 @@ def test_a_hundred_steps_of_two_groups(kind: str, given: dict[str, Any], zero: i
         output_folder=tmp_path,
         quiet=True,
         check=1,
-        max_grad_norm=NORM,
+        **bound,
         data_parallel=True,
         zero=zero,
     )
@@ -71,7 +73,10 @@ def test_a_hundred_steps_of_two_groups(kind: str, given: dict[str, Any], zero: i
         loss = cross_entropy(model(x[here]), y[here])
         optimizer.zero_grad()
         torch.autograd.backward(loss)
-        clip_grad_norm_(model.parameters(), NORM)
+        if by_value:
+            clip_grad_value_(model.parameters(), VALUE)
+        else:
+            clip_grad_norm_(model.parameters(), NORM)
         optimizer.step()
         scheduler.step()
         wanted.append(loss.item())

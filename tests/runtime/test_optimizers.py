@@ -114,6 +114,16 @@ def test_three_steps_agree_with_torch_optim(kind: str, fused: bool) -> None:
         assert bool(((ours.parameter - theirs.data).abs() <= 4 * torch.finfo(torch.float32).eps * scale).all())
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_bound_of_each_element_is_that_of_torch(kind: str) -> None:
+    bound = 0.25
+    ours, clamped = Trained(kind, torch.float32), Trained(kind, torch.float32)
+    ours.scalars.hyperparameters = {**KINDS[kind][0], "max_grad_value": bound}
+    clamped.gradients = [gradient.clamp(-bound, bound) for gradient in ours.gradients]
+    assert torch.equal(ours.train(), clamped.train())
+    assert not torch.equal(ours.values(), Trained(kind, torch.float32).train())
+
+
 def test_every_optimizer_of_the_table_is_tested() -> None:
     assert {kind: states for kind, (_, states) in KINDS.items()} == {
         kind: tuple(optimizer.states) for kind, optimizer in OPTIMIZERS.items()

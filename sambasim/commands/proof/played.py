@@ -7,6 +7,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from sambasim.errors import LARGEST_FACTOR
 from sambasim.ir.mesh import DATA_PARALLEL, PIPELINE, TENSOR, mesh_of
 from sambasim.ir.program import Program
 from sambasim.ir.ranks import first_holders, in_slices, ranks_of_groups
@@ -24,7 +25,7 @@ from sambasim.runtime.watch.observer import StepObserver
 Batch: TypeAlias = Mapping[str, Tensor]
 Outputs: TypeAlias = Mapping[str, Tensor]
 
-_UNCLIPPED = 1e300
+_UNCLIPPED = LARGEST_FACTOR
 
 _MOST_UPDATED = 20_000_000  # parameters
 
@@ -62,7 +63,7 @@ class Played:
         self._transports = open_ranks(of_a_replica, single_rank("here"), Way.IN_PROCESS, fill, range(count), self._mesh)
         self._hub = self._transports[0].hub
         names = (argument.name for argument in program.runtime_arguments)
-        unclipped = {name: _UNCLIPPED for name in names if name.endswith("__max_grad_norm")}
+        unclipped = {name: _UNCLIPPED for name in names if name.endswith(("__max_grad_norm", "__max_grad_value"))}
         self._steps = list[tuple[Executor, Update]]()
         for transport in self._transports:
             own, read = transport.program, partial(self._tensor, transport.memory)

@@ -106,21 +106,29 @@ def slice_update(
     It first divides the gradient by `divisor` or, if it `clips`, multiplies it by the factor of `scalars`, in place."""
     if parameter.numel() == 0:
         return lambda: None
-    update, keywords = scalars.entry.update, scalars.keywords
+    update, keywords, bounds = scalars.entry.update, scalars.keywords, "max_grad_value" in scalars.hyperparameters
+    divides = isinstance(update, Fused) and update.is_kernel and not bounds  # by itself
     # A gradient that is multiplied is read twice: in pieces that stay in the caches.
-    limit = CHUNK_ELEMENTS * torch.get_num_threads() if clips else parameter.numel()
+    limit = CHUNK_ELEMENTS * torch.get_num_threads() if clips or bounds else parameter.numel()
     parts = [
         (parameter[a:b], gradient[a:b], {name: state[a:b] for name, state in states.items()})
         for a, b in pieces(0, parameter.numel(), limit)
     ]
+
+    def scale(gradient: Tensor) -> None:
+        if divisor != 1 and not divides:
+            gradient.div_(divisor)
+        if clips and scalars.factor != 1.0:
+            gradient.mul_(scalars.factor)
+        if bounds:
+            bound = scalars.hyperparameters["max_grad_value"]
+            gradient.clamp_(-bound, bound)
+
     if not isinstance(update, Fused):
 
         def written() -> None:
             for part, of_gradient, of_states in parts:
-                if divisor != 1:
-                    of_gradient.div_(divisor)
-                if clips and scalars.factor != 1.0:
-                    of_gradient.mul_(scalars.factor)
+                scale(of_gradient)
                 update(part, of_gradient, of_states, keywords)
 
         return written
@@ -129,17 +137,14 @@ def slice_update(
         for part, of_gradient, of_states in parts
     ]
     if update.is_kernel:
-        scale = None if divisor == 1 else torch.tensor(float(divisor))
-        function: Callable[..., object] = partial(getattr(torch, update.function), grad_scale=scale)
+        divided = None if divisor == 1 or not divides else torch.tensor(float(divisor))
+        function: Callable[..., object] = partial(getattr(torch, update.function), grad_scale=divided)
     else:
         function = getattr(import_module(update.function), update.function.rpartition(".")[2])
 
     def fused() -> None:
         for parameters, gradients, of_states in calls:
-            if divisor != 1 and not update.is_kernel:
-                gradients[0].div_(divisor)
-            if clips and scalars.factor != 1.0:
-                gradients[0].mul_(scalars.factor)
+            scale(gradients[0])
             lists = {name: [number if update.is_kernel else number.clone()] for name, number in scalars.numbers.items()}
             lists |= {name: of_states[name] for name in scalars.kept}  # a kernel writes also what it does not read
             function(parameters, gradients, *(lists.get(name, []) for name in update.operands), **keywords)
