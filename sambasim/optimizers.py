@@ -4,16 +4,19 @@
 slice's arithmetic must be the same wherever the slice begins, at multiples of 64 elements: then any number of replicas
 gives the same bits."""
 
-import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 Tensor: TypeAlias = Any
 """One of torch's: who needs only the names of optimizers does not import torch."""
 
 Numbers: TypeAlias = Mapping[str, float | bool]
 """Hyperparameters by the names of their runtime arguments: `betas` are `beta1` and `beta2`."""
+
+
+NumberOfStep: TypeAlias = Literal["step", "steps before", "momenta before"]
+"""The number of a step from 1, of the steps before it, and the product of NAdam's momenta in those."""
 
 
 class Fused(NamedTuple):
@@ -25,7 +28,7 @@ class Fused(NamedTuple):
     function: str
     operands: tuple[str, ...]
     keywords: Callable[[Numbers, bool], Mapping[str, float | bool]]
-    numbers: Mapping[str, Callable[[int, Numbers], float]] = MappingProxyType({})
+    numbers: Mapping[str, NumberOfStep] = MappingProxyType({})
 
     @property
     def is_kernel(self) -> bool:
@@ -70,29 +73,12 @@ def _lion(parameter: Tensor, gradient: Tensor, states: Mapping[str, Tensor], giv
     average.lerp_(gradient, 1 - given["beta2"])
 
 
-def _step(step: int, given: Numbers) -> float:
-    return step
-
-
-def _steps_before(step: int, given: Numbers) -> float:
-    return step - 1
-
-
-def _momenta_before(step: int, given: Numbers) -> float:
-    """The product of NAdam's momenta of all steps before, in float32, as torch multiplies them."""
-    import numpy as np  # which takes 0.1 s, and command lines need this table
-
-    last = 110 / -math.log(given["beta1"] or 0.5)  # then the product is 0
-    steps = np.arange(1, min(step, last + 1))
-    momenta = given["beta1"] * (1.0 - 0.5 * 0.96 ** (steps * given["momentum_decay"]))
-    return float(np.multiply.reduce(momenta.astype(np.float32), initial=np.float32(1)))
-
-
 _AVERAGES = {"exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq"}
 _OF_ADAM = {**_AVERAGES, "max_exp_avg_sq": "max_exp_avg_sq"}
 _ADAM = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "amsgrad": False, "maximize": False}
 _MOMENTS = ("lr", "weight_decay", "beta1", "beta2", "eps")
-_NUMBERS, _NUMBERS_BEFORE = {"step": _step}, {"step": _steps_before}
+_NUMBERS: Mapping[str, NumberOfStep] = {"step": "step"}
+_NUMBERS_BEFORE: Mapping[str, NumberOfStep] = {"step": "steps before"}
 
 
 def _adam(kernel: str) -> Fused:
@@ -140,7 +126,7 @@ OPTIMIZERS: Mapping[str, OptimizerEntry] = {
         _AVERAGES,
         Fused("torch.optim.nadam", (*_AVERAGES, "mu_product", "step"),
               _keywords(*_MOMENTS, "momentum_decay", "decoupled_weight_decay", **_PLAIN),
-              {**_NUMBERS_BEFORE, "mu_product": _momenta_before}),
+              {**_NUMBERS_BEFORE, "mu_product": "momenta before"}),
         torch_name="NAdam",
     ),
     "lion": OptimizerEntry({"lr": 1e-4, "betas": (0.9, 0.99), "weight_decay": 0.0}, {"exp_avg": "exp_avg"}, _lion),

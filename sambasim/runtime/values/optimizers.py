@@ -31,7 +31,7 @@ from sambasim.errors import InternalError
 from sambasim.ir.dataflow import is_clipped
 from sambasim.ir.program import LOSS_SCALE, MASTER, ROUNDING_SEED, ParameterGroup, Program
 from sambasim.ir.types import pieces
-from sambasim.optimizers import OPTIMIZERS, Fused
+from sambasim.optimizers import OPTIMIZERS, Fused, NumberOfStep
 from sambasim.options.training import OptimizerOptions
 from sambasim.runtime.values.mean import CHUNK_ELEMENTS, total_norm
 from sambasim.runtime.values.memory import DeviceMemory
@@ -63,6 +63,21 @@ SliceUpdate: TypeAlias = Callable[[], None]
 """Updates one slice of a group's parameters and states in place, by the mean gradient of that slice."""
 
 
+def _momenta_before(step: int, given: Hyperparameters) -> float:
+    """In float32, as torch multiplies them."""
+    last = 110 / -math.log(given["beta1"] or 0.5)  # then the product is 0
+    steps = np.arange(1, min(step, last + 1))
+    momenta = given["beta1"] * (1.0 - 0.5 * 0.96 ** (steps * given["momentum_decay"]))
+    return float(np.multiply.reduce(momenta.astype(np.float32), initial=np.float32(1)))
+
+
+_NUMBERS: Mapping[NumberOfStep, Callable[[int, Hyperparameters], float]] = {
+    "step": lambda step, given: step,
+    "steps before": lambda step, given: step - 1,
+    "momenta before": _momenta_before,
+}
+
+
 class Scalars:
     """The scalar arguments of one optimizer's updates: hyperparameters, learning rate and step number."""
 
@@ -85,7 +100,7 @@ class Scalars:
         given, before, is_first = self.hyperparameters, self._last_given, step == first
         self.step = step
         for name, number in self.numbers.items():
-            number.fill_(self._of_step[name](step, given))
+            number.fill_(_NUMBERS[self._of_step[name]](step, given))
         if before is None or before[0] is not given or before[1:] != (rate, is_first):
             self._last_given = (given, rate, is_first)
             now, update = {**given, "lr": float(given["lr"]) * rate}, self.entry.update
