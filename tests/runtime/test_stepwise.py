@@ -29,7 +29,8 @@ from tests.support.compiled import Made, compile_model, net_options
 
 FWD, BCKWD, OPT = SectionKind.FWD, SectionKind.BCKWD, SectionKind.OPT
 ADAM = {"lr": 1e-2, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0}
-SGD = {"lr": 0.1, "momentum": 0.9, "dampening": 0.0, "nesterov": False, "weight_decay": 0.0}
+ADAM |= {"amsgrad": False, "maximize": False}
+SGD = {"lr": 0.1, "momentum": 0.9, "dampening": 0.0, "nesterov": False, "weight_decay": 0.0, "maximize": False}
 
 
 def losses_and_outputs(net: Any, x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:

@@ -63,7 +63,7 @@ def test_a_reduction_and_an_update_allocate_nothing_after_the_first_step(replica
     ranks = connect_here([DeviceMemory.private(program) for _ in range(replicas)])
     (group,) = program.groups
     reductions = [rank.sync.reduce_scatter(program.groups) for rank in ranks]
-    settings = {"lr": 0.1, "momentum": 0.0, "dampening": 0.0, "nesterov": False, "weight_decay": 0.0}
+    settings = {"lr": 0.1, "momentum": 0.0, "dampening": 0.0, "nesterov": False, "weight_decay": 0.0, "maximize": False}
     updates = []
     for rank in ranks:
         optimizers = Optimizers(rank.sync.memory, {f"sgd0__{name}": value for name, value in settings.items()})
