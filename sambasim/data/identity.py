@@ -22,6 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sambasim.files import in_memory
 from sambasim.units import MIB
 
 Array: TypeAlias = Tensor | NDArray[np.generic]
@@ -58,7 +59,8 @@ def identity_of(*held: object) -> str:
 
 
 def identity_of_file(path: Path) -> str:
-    return identity_of(np.memmap(path, np.uint8, "r") if path.stat().st_size else [])
+    with in_memory(path):
+        return identity_of(np.memmap(path, np.uint8, "r") if path.stat().st_size else [])
 
 
 _LEFT_OUT = "…"

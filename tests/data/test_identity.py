@@ -1,11 +1,13 @@
 """The identity of data: equal for equal content, and other for another value, whatever holds it."""
 
+import errno
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from torch.utils.data import ConcatDataset, Dataset, StackDataset, Subset, Tenso
 from sambasim.data import identity
 from sambasim.data.datasets import ArraysDataset
 from sambasim.data.identity import identity_of, identity_of_file
+from sambasim.errors import MachineError
 
 
 class Own(Dataset[object]):
@@ -167,3 +170,11 @@ def test_a_file_has_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize("listed", [["0.png", "1.png"], [("0.png", 1), ("1.png", 0)], {0: [Path("0.png")]}])
 def test_samples_that_texts_stand_for_are_not_its_content(listed: object) -> None:
     assert identity_of(SimpleNamespace(files=listed, shape=(3, 32, 32))).startswith("sample ")
+
+
+def test_a_file_that_memory_cannot_map_is_told_with_its_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "w.safetensors"
+    path.write_bytes(bytes(8))
+    monkeypatch.setattr(np, "memmap", Mock(side_effect=OSError(errno.ENOMEM, "Cannot allocate memory")))
+    with pytest.raises(MachineError, match=r"not enough memory for .*w.safetensors \(8 B\)"):
+        identity_of_file(path)

@@ -62,14 +62,18 @@ def slopes(folder: Path, kind: str, seconds: float) -> list[tuple[float, float]]
     ]
 
 
+def prepare(folder: Path) -> None:
+    (folder / "net.py").write_text(MODEL.replace("time.sleep(0.002)", "pass"))
+    assert sambasim(COMPILE.split(), folder).returncode == 0
+
+
 @click.command()
 @click.option("--minutes", default=10.0)
 @click.option("--kind", "kinds", multiple=True, type=click.Choice([*KINDS, "all"]), default=[*KINDS, "all"])
 def main(minutes: float, kinds: tuple[str, ...]) -> None:
     worst = 0.0
     with tempfile.TemporaryDirectory() as name:
-        (Path(name) / "net.py").write_text(MODEL.replace("time.sleep(0.002)", "pass"))
-        assert sambasim(COMPILE.split(), Path(name)).returncode == 0
+        prepare(Path(name))
         for kind in kinds:
             found = slopes(Path(name), kind, minutes * 60)
             worst = max(worst, *(grown for grown, _ in found))

@@ -189,17 +189,18 @@ def wrong_of_resumed(folder: Path, seed: int, expected: bytes) -> Iterator[str]:
         )
         (folder / "opening").unlink(missing_ok=True)
         process = _job(folder, job, workers, 3 * STEPS, "--resume", "if-any", "--exact")
-        codes = {0}
+        codes, has_started = {0}, True
         if turn < 3:
-            if number == signal.SIGKILL:  # nothing can remove what MPI keeps in /dev/shm while it starts
-                _wait("start", folder, random)
             # Before Python has begun, or of mpirun; of ranks that the launcher kills in turn.
             codes |= {number, number | signal.SIGKILL, -number, 128 + number, *codes_of_signalled(number)}
             time.sleep(random.uniform(0.5, 6))
+            has_started = (folder / "opening").exists()
             _strike(process, job, target, number)
         printed = _end(process)
         if process.returncode not in codes:
             yield f"{number.name} to {target}, turn {turn}: exit code {process.returncode}\n{printed[-1500:]}"
+        if not has_started:  # nothing can remove what MPI keeps in /dev/shm until all ranks have attached
+            before = segment_names()
         yield from _left(job, before)
     if (folder / "w.safetensors").read_bytes() != expected:
         yield "other weights"
