@@ -168,6 +168,10 @@ class ArtifactError(SambasimError, code="artifact", exit_code=3):
         super().__init__(one_line(what), where=where and one_line(where), remedy=remedy and one_line(remedy))
 
 
+class IncompleteError(ArtifactError, code="incomplete"):
+    """Lines of a record are missing, or in another order."""
+
+
 class PefError(ArtifactError, code="pef"):
     """A PEF is damaged, breaks a rule of the format, or was not compiled for what is asked of it."""
 

@@ -7,8 +7,8 @@ from typing import Any
 import click
 
 from sambasim.cli import shared
-from sambasim.errors import OptionError, say
-from sambasim.terminal.output import phases
+from sambasim.errors import IncompleteError, OptionError, say
+from sambasim.terminal.output import phases, report_error
 
 
 @click.command("inspect")
@@ -143,7 +143,11 @@ def compare_command(as_json: bool, **asked: Any) -> None:
     from sambasim.commands.results import compare
     from sambasim.report.compare import comparison
 
-    compared = compare(**asked)
+    try:
+        compared = compare(**asked)
+    except IncompleteError as error:
+        report_error(error)
+        click.get_current_context().exit(1)
     shared.answer(as_json, compared.model_dump_json, lambda: comparison(compared))
     if not compared.equal:
         click.get_current_context().exit(1)

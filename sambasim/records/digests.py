@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from sambasim.errors import LARGEST_RECORDS_BYTES, ArtifactError, OptionError, failing_with
+from sambasim.errors import LARGEST_RECORDS_BYTES, ArtifactError, IncompleteError, OptionError, failing_with
 from sambasim.files import read_text, regular
 from sambasim.records import Count, Record, parsed
 
@@ -110,7 +110,7 @@ class Recording(NamedTuple):
                     if (step.step, step.begins) != (due, last is None):
                         named = "the initial state" if last is None else f"one of step {due}"
                         what = f"{path.name}: a line is of step {step.step}, where {named} is due"
-                        raise ArtifactError(what, where=f"{path}:{number}", remedy=_WRITTEN_BY)
+                        raise IncompleteError(what, where=f"{path}:{number}", remedy=_WRITTEN_BY)
                     last = step.step
                     yield step
         if last is None:

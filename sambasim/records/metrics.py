@@ -9,7 +9,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field, TypeAdapter, with_config
 
-from sambasim.errors import LARGEST_RECORDS_BYTES, ArtifactError, OptionError, failing_with
+from sambasim.errors import LARGEST_RECORDS_BYTES, ArtifactError, IncompleteError, OptionError, failing_with
 from sambasim.files import in_memory, read_text
 from sambasim.records import Count, Figure, Loss, Record, parsed
 
@@ -221,7 +221,7 @@ def read_run(path: Path) -> RunRecords:
 
 
 def _check_order(records: Sequence[Line], summary: SummaryRecord | None, path: Path) -> None:
-    """Raises ArtifactError unless steps follow one another, each with its evaluation and checkpoint behind it."""
+    """Raises IncompleteError unless steps follow one another, each with its evaluation and checkpoint behind it."""
     most = math.inf if summary is None else summary.resumed_after_step or 0  # steps before the first line
     last: int | None = None
     of_step: list[Line] = []
@@ -239,7 +239,7 @@ def _check_order(records: Sequence[Line], summary: SummaryRecord | None, path: P
             what = f"of {summary.lines} lines before the summary, {number - 1} are there"
         if what is not None:
             remedy = "run again, or give the file as sambasim run --metrics wrote it"
-            raise ArtifactError(f"{path.name}: {what}", where=f"{path}:{number}", remedy=remedy)
+            raise IncompleteError(f"{path.name}: {what}", where=f"{path}:{number}", remedy=remedy)
         last, of_step = step, [record] if is_step else [*of_step, record]
 
 

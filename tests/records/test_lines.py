@@ -10,6 +10,7 @@ from sambasim.commands.results import compare
 from sambasim.errors import ArtifactError
 from sambasim.records.digests import replica_file
 from sambasim.records.metrics import CheckpointRecord, EvaluationRecord, Line, json_line
+from tests.faults.command import sambasim
 from tests.report.test_page import a_run as a_run_with_metrics
 from tests.support.recordings import a_step, write_recording
 
@@ -110,3 +111,14 @@ def test_runs_that_were_resumed_are_equal_from_there_on(tmp_path: Path) -> None:
     files[1].write_text("".join([*lines[5:-1], resumed]), encoding="utf-8")
     with pytest.raises(ArtifactError, match="a line is of step 5, where one of step 4 is due"):
         compare(a, b, None, tmp_path)
+
+
+@pytest.mark.parametrize("write", [digests, metrics])
+def test_a_record_that_lacks_a_line_is_no_equal_one(write: Callable[[Path], Sequence[Path]], tmp_path: Path) -> None:
+    (path, *others), whole = write(tmp_path / "a"), write(tmp_path / "b")[0]
+    a, b = (str(file.parent if others else file) for file in (path, whole))
+    assert sambasim(["compare", a, b], tmp_path).returncode == 0
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    path.write_text("".join([lines[0], *lines[2:]]), encoding="utf-8")
+    found = sambasim(["compare", a, b], tmp_path)
+    assert (found.returncode, "error[incomplete]" in found.stderr) == (1, True)
