@@ -244,9 +244,9 @@ class OptimizerOptions(UpdateOptions):
     groups: Annotated[tuple[GroupOptions, ...], Field(strict=False)] = ()
 
     def all_groups(self) -> tuple[GroupOptions, ...]:
-        patterns = (pattern.strip() for pattern in (self.no_decay or "").split(","))
-        without = {"match": tuple(filter(None, patterns)), "weight_decay": 0.0}
-        return (*([] if self.no_decay is None else [GroupOptions.model_validate(without)]), *self.groups)
+        patterns = tuple(filter(None, map(str.strip, (self.no_decay or "").split(","))))
+        without = {"match": patterns, "weight_decay": 0.0}
+        return (*([GroupOptions.model_validate(without)] if patterns else []), *self.groups)
 
     def updates(self) -> tuple[UpdateOptions, ...]:
         """Of the parameters in no group, then of each group."""
@@ -259,7 +259,10 @@ class OptimizerOptions(UpdateOptions):
         return tuple(updates)
 
     def problems(self) -> Iterator[Problem]:
-        yield from (own := [*super().problems()])
+        own = [*super().problems()]
+        if self.no_decay is not None and len(self.all_groups()) == len(self.groups):
+            own.append(Problem("no_decay", "has no pattern", "--no-decay '*.bias,*norm*'", self.no_decay))
+        yield from own
         try:
             self.updates() if not own else ()
         except ValidationError as error:

@@ -45,6 +45,7 @@ REFUSED = [
     (["optimizer.groups=[{match=[]}]"], "optimizer.groups.match = [] (from --set): has too few values"),
     (['optimizer.groups=[{match=["a"], momentum=0.9}]'], "optimizer.groups.momentum (from --set): is not for adamw"),
     (['optimizer.groups=[{match=["a"], max_grad_norm=1.0}]'], "did you mean optimizer.max_grad_norm?"),
+    (["optimizer.no_decay=', '"], 'optimizer.no_decay = ", " (from --set): has no pattern'),
     (["optimizer=3"], "optimizer = 3 (from --set): must be a table"),
     (["loss.name=crossentropy"], "did you mean cross_entropy?"),
     (["loss.args.label_smoothin=0.1"], "is not an argument of cross_entropy; it takes ignore_index, label_"),
