@@ -89,6 +89,13 @@ class Updated(NamedTuple):
     waited_s: Mapping[str, float]
     applied: bool
 
+    def after(self, earlier: Sequence["Updated"]) -> "Updated":
+        """With the seconds of exchanges in the same step, of which the first one began behind the passes."""
+        if not earlier:
+            return self
+        exposed_s = self.exposed_s + sum(one.exposed_s for one in earlier)
+        return self._replace(began_ns=earlier[0].began_ns, exposed_s=exposed_s, waited_s=earlier[0].waited_s)
+
 
 class Update:
     """The update after passes of `executor`. `overlaps`: communication may overlap with the last of them."""

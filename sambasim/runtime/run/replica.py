@@ -204,23 +204,23 @@ class Replica:
         losses: tuple[float, ...] = (total / (micro_steps * count),) if self.works else ()
         if self._detailed is not None and losses:
             self._detailed.span_ends(self.rank, Track.HOST, "forward and backward", began_ns, {})
+        earlier: list[Updated] = []
         if self._count is not None:
             of_passes = (counted / (micro_steps * count),) if self.works else ()
-            counts = (yield from self._update.run(of_passes, applies=False)).losses
+            earlier.append((yield from self._update.run(of_passes, applies=False)))
+            counts = earlier[0].losses
             self.optimizers.mean_count = sum(counts) / len(counts) or 1.0  # without any, gradients are 0
             losses = tuple(of_replica / self.optimizers.mean_count for of_replica in losses)
         if self._guarded is None:
-            return (yield from self._update.run(losses, ask()))
+            return (yield from self._update.run(losses, ask())).after(earlier)
         # The losses are exchanged before any gradient is reduced.
         exchanged = yield from self._update.run(losses, ask(), applies=False)
         if not all(map(math.isfinite, exchanged.losses)):
             for buffer, kept in self._guarded:
                 buffer.copy_(kept)
-            return exchanged._replace(applied=False)
+            return exchanged._replace(applied=False).after(earlier)
         self._update.begin_step(update, rate, loss_scale)
-        updated = yield from self._update.run(losses, exchanged.request)
-        exposed_s = updated.exposed_s + exchanged.exposed_s
-        return updated._replace(began_ns=exchanged.began_ns, exposed_s=exposed_s, waited_s=exchanged.waited_s)
+        return (yield from self._update.run(losses, exchanged.request)).after([*earlier, exchanged])
 
     def _next_batches(self, micro_step: int) -> Sequence[Batch]:
         if self.observer is not None:
