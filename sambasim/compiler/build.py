@@ -106,11 +106,11 @@ class Builder:
         self._changed = {_path(role.name) for _, role in outputs if role.kind == "buffer"}
         check_memory(self._held, self._changed)
         for held in self._held:
-            name, kind = symbol_name(self._prefix, held.name), SymbolKind.PARAMETER
-            if not held.is_parameter:
-                # What training changes is a buffer, whether it is saved or not.
-                is_buffer = held.names or not self._changed.isdisjoint(held.paths)
-                kind = SymbolKind.BUFFER if is_buffer else SymbolKind.CONSTANT
+            name, kind = symbol_name(self._prefix, held.name), SymbolKind.CONSTANT
+            if not self._changed.isdisjoint(held.paths):  # whether it is saved or not, and frozen parameters too
+                kind = SymbolKind.BUFFER
+            elif held.names:
+                kind = SymbolKind.PARAMETER if held.is_parameter else SymbolKind.BUFFER
             name = self._names.take(name, *([GRADIENT_SUFFIX] if held.is_parameter else []))
             self._add(Symbol(name, kind, tensor_type(held.tensor), torch_names=held.names))
             self._weights[name] = held.tensor.detach().contiguous()

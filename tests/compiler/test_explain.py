@@ -131,8 +131,8 @@ def test_all_obstacles_are_found_in_order_each_with_its_line() -> None:
     step, x = TrainingStep(Obstinate(), X, None), torch.randn(2, 4)
     call = Observer([step], [x]).run()[0][step].recording
     assert [(occurrence.where.rpartition("# ")[2], occurrence.obstacle.what) for occurrence in obstacles(call)] == [
-        ("1", "a parameter that is changed in place"),
-        ("2", "a parameter that is changed in place"),
+        ("1", "a trained parameter that is changed in place"),
+        ("2", "a trained parameter that is changed in place"),
         ("3", "an input that is changed in place"),
         ("4", "a branch on the value of a tensor"),
         ("5", "a branch on the value of a tensor"),

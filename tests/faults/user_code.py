@@ -76,8 +76,8 @@ USER_CODE: tuple[Fault, ...] = (
         net(_PACKED, init=_RNN),
     ),
     _model(
-        f"{_STEP}: a parameter that is changed in place ... net.py:18: self.linear.weight.clamp_(-1, 1) ... "
-        "self.register_buffer(",
+        f"{_STEP}: a trained parameter that is changed in place ... net.py:18: self.linear.weight.clamp_(-1, 1) ... "
+        "requires_grad_(False)",
         net("with torch.no_grad():\n    self.linear.weight.clamp_(-1, 1)\nreturn self.linear(x)"),
     ),
     _model(

@@ -201,7 +201,7 @@ OTHERS: tuple[Ingredient, ...] = (
         "        self.layer = nn.Linear(6, 6)\n\n"
         "    @functools.cached_property\n    def norm(self):\n        return self.layer.weight.detach().norm()",
     ),
-    Ingredient(
+    _sound(
         "buffer replaced by data",
         "self.last@.data = h.detach().mean(0)",
         'self.register_buffer("last@", torch.zeros(6))',

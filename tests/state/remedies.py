@@ -25,6 +25,7 @@ NO_STEPS = {"never_says": ("steps",)}
 MAX_NORM = given(table=lambda: nn.Embedding(3, 4, max_norm=1.0))
 SPARSE = given(mix=lambda: [torch.eye(4).to_sparse()])
 OF_PYTHON = given(own=lambda: random.Random(0))
+QUEUE = given(queue=lambda: torch.zeros(12, 4), at=lambda: torch.tensor(0))
 GENERATOR = given(own=lambda: torch.Generator().manual_seed(1))
 
 
@@ -106,17 +107,23 @@ rewrite: lambda net: parametrizations.spectral_norm(net.b)
     return h
 def _with_teacher(net):
     net.teacher = [copy.deepcopy(net.b).requires_grad_(False)]
-def _teacher_in_buffers(net):
-    net.register_buffer("weight", net.b.weight.detach().clone())
-    net.register_buffer("bias", net.b.bias.detach().clone())
-case teacher_that_follows: REFUSED, _with_teacher, says=(explain._PARAMETER.rewrite,), whole=True
+case teacher_in_a_list: REFUSED, _with_teacher, says=(explain._UNREGISTERED.rewrite,), whole=True
     for one, other in zip(net.teacher[0].parameters(), net.b.parameters(), strict=True):
         one.data.mul_(0.9).add_(other.data, alpha=0.1)  # here
     return h + net.teacher[0](h)
-rewrite teacher_in_buffers: _teacher_in_buffers
-    net.weight.mul_(0.9).add_(net.b.weight.detach(), alpha=0.1)
-    net.bias.mul_(0.9).add_(net.b.bias.detach(), alpha=0.1)
-    return h + functional.linear(h, net.weight, net.bias)
+rewrite: lambda net: setattr(net, "teacher", nn.ModuleList([copy.deepcopy(net.b).requires_grad_(False)]))
+    for one, other in zip(net.teacher[0].parameters(), net.b.parameters(), strict=True):
+        one.data.mul_(0.9).add_(other.data, alpha=0.1)
+    return h + net.teacher[0](h)
+case queue_with_a_pointer: REFUSED, QUEUE, says=(explain._NUMBER.rewrite,)
+    at = int(net.at)  # here
+    net.queue[at : at + 4] = h.detach()
+    net.at.fill_((at + 4) % 12)
+    return h + net.queue.mean(0)
+rewrite queue_by_indices: QUEUE
+    net.queue.index_copy_(0, (net.at + torch.arange(4)) % 12, h.detach())
+    net.at.add_(4).remainder_(12)
+    return h + net.queue.mean(0)
 
 # What is no reason is not listed, and a generator that is torch's own is not called the model's.
 case draw_from_the_default_generator: EQUAL, never_says=("of its own",), whole=True

@@ -65,6 +65,7 @@ def _sequence(make: Callable[[], nn.Module]) -> Setup:
 
 
 cases(__name__)("""
+import copy
 from sambasim.compiler.capture import trial
 case buffer_that_counts_in_evaluation_too: EQUAL, given(steps=zero), also=kept_in_evaluation
     net.steps.add_(1)
@@ -94,6 +95,37 @@ case straight_through_by_data: EQUAL, whole=True
 case data_of_a_buffer_changed: EQUAL, given(mean=lambda: torch.zeros(4)), whole=True
     net.mean.data.mul_(0.9).add_(h.data.mean(0), alpha=0.1)
     return h - net.mean
+
+# Frozen parameters that forward() changes.
+def _with_teacher(net):
+    net.teacher = copy.deepcopy(net.b).requires_grad_(False)
+def _pairs(net):
+    return list(zip(net.teacher.parameters(), net.b.parameters(), strict=True))
+def _with_narrow_teacher(net):
+    _with_teacher(net)
+    net.teacher.bfloat16()
+    net.tied = nn.Linear(4, 1, dtype=torch.bfloat16).requires_grad_(False)
+    net.tied.weight = net.teacher.weight
+case teacher_by_data: EQUAL, _with_teacher
+    for one, other in _pairs(net):
+        one.data = one.data * 0.9 + other.data * 0.1
+    return h + net.teacher(h)
+case teacher_after_it_is_read: EQUAL, _with_teacher, whole=True
+    with torch.no_grad():
+        h = h + net.teacher(h)
+        torch._foreach_lerp_(list(net.teacher.parameters()), list(net.b.parameters()), 0.1)
+    return h
+case teacher_in_16_bits_by_its_parts: EQUAL | TOLD, _with_narrow_teacher, notice="by rounding", whole=True
+    with torch.no_grad():
+        net.teacher.weight[:, :2].mul_(0.9).add_(net.b.weight[:, :2], alpha=0.1)
+        net.teacher.bias.copy_(net.b.bias * 0.5)
+    return h + net.teacher(h.bfloat16()).float() + net.tied(h.bfloat16()).float()
+case teacher_shares_memory: REFUSED, _with_teacher, says=("which forward() replaces",), own_losses=True, whole=True
+    net.teacher.weight.data = net.b.weight.data  # here
+    return h + net.teacher(h)
+rewrite copied: _with_teacher
+    net.teacher.weight.data.copy_(net.b.weight)
+    return h + net.teacher(h)
 
 # The default dtype, and inputs that are not float32.
 case made_in_float64: EQUAL, whole=True

@@ -30,7 +30,8 @@ class Occurrence:
 # fmt: off
 _BRANCH = Obstacle("a branch on the value of a tensor", "compute both sides, and choose: torch.where(condition, a, b)")
 _NUMBER = Obstacle("the value of a tensor as a Python number",
-    "keep it a tensor: leave out .item(), float(), int(), .tolist(); where it decides, torch.where(condition, a, b)")
+    "keep it a tensor: leave out .item(), float(), int(), .tolist(); where it decides, torch.where(condition, a, b); "
+    "to write at a position, a.index_copy_(0, (t + torch.arange(n)) % len(a), b)")
 _INDEX = Obstacle("an index that is the value of a tensor", "select by the tensor: a.index_select(0, t.view(1))[0]")
 _SIZE = Obstacle("a size that is the value of a tensor",
     "take the largest size that it may have, and a mask: torch.where(torch.arange(size) < n, a, b)")
@@ -48,11 +49,11 @@ _LENGTHS = Obstacle("ctc_loss() with lengths that are numbers", "give both as te
 _INPUT = Obstacle("an input that is changed in place", "make a new tensor: x = x * 2 instead of x.mul_(2) or x *= 2")
 _CONSTANT = Obstacle("a tensor that is changed in place, and is no buffer of the model",
     "register it: self.register_buffer(name, tensor)")
-_UNREGISTERED = Obstacle("a buffer that is changed, and is none of the model's",
+_UNREGISTERED = Obstacle("a buffer or frozen parameter that is changed, and is none of the model's",
     "give its module to the model: as an attribute, in an nn.ModuleList for a list, in an nn.ModuleDict for a dict")
-_PARAMETER = Obstacle("a parameter that is changed in place",
-    'change a buffer instead: self.register_buffer("weight", weight.detach().clone()); of a weight that is trained '
-    "take a changed copy, w = self.weight.clamp(-1, 1), which trains other numbers")
+_PARAMETER = Obstacle("a trained parameter that is changed in place",
+    "freeze it, requires_grad_(False), if no gradient is to train it; else take a changed copy, "
+    "w = self.weight.clamp(-1, 1), which trains other numbers")
 _MAX_NORM = Obstacle("max_norm of an embedding, which changes its weight in place",
     "leave out max_norm, and renorm a copy of the weight, which trains other numbers: "
     "F.embedding(i, torch.renorm(self.embedding.weight, 2, 0, max_norm))")

@@ -117,6 +117,11 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
             made |= part
         return made
 
+    def is_kept(self, tensor: Tensor, value: Tensor) -> bool:
+        """Whether to give a buffer the memory of `value` is to copy it, as the call has made that."""
+        is_state = self.label(tensor).startswith("buffer ") and self.label(value).startswith("%")
+        return is_state and (tensor.shape, tensor.dtype) == (value.shape, value.dtype)
+
     def has_changed(self, value: object) -> bool:
         return is_dense(value) and _storage(value) in self._saved
 
@@ -233,6 +238,11 @@ def written(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
 def digest_of(tensor: Tensor) -> str:
     with torch._C._DisableTorchDispatch():
         return hashlib.sha256(bytes_of(tensor.detach().resolve_conj().resolve_neg())).hexdigest()[:16]
+
+
+def role_of(tensor: Tensor) -> str:
+    """A frozen parameter, which a call may change, is a buffer."""
+    return "parameter" if isinstance(tensor, nn.Parameter) and tensor.requires_grad else "buffer"
 
 
 def is_named(label: str) -> bool:

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
+from sambasim.compiler.capture.recording import role_of
 from sambasim.compiler.capture.slots import LARGEST, LEAVES, MISSING, Slot, held_slot, is_iterator, own_slot
 from sambasim.whose_code import is_library_file, is_package_file
 
@@ -86,7 +87,7 @@ class Snapshot:
         tensors = {}
         for slot in self.slots.values():
             if isinstance(slot.value, Tensor) and (slot.is_registered or slot.value.requires_grad):
-                kind = "parameter" if isinstance(slot.value, nn.Parameter) else "buffer"
+                kind = role_of(slot.value)
                 tensors[f"foreign {kind if slot.is_registered else 'tensor'} {slot.name}"] = slot.value
         return tensors
 

@@ -19,11 +19,11 @@ from sambasim.compiler.capture import explain
 from sambasim.compiler.capture.as_eager import kernels_of_eager
 from sambasim.compiler.capture.asked_values import Asked, modes_reach_inside
 from sambasim.compiler.capture.explain import Obstacle, Occurrence, all_occurrences, changed_constants, obstacles
-from sambasim.compiler.capture.recording import Op, Recording, changing_line, digest_of
+from sambasim.compiler.capture.recording import Op, Recording, changing_line, digest_of, role_of
 from sambasim.compiler.capture.slots import FEW, MISSING, NUMBERS, Slot, fill, perturbed, vary
 from sambasim.compiler.capture.snapshot import Snapshot
 from sambasim.compiler.capture.step import EvaluationStep, TrainingStep, check_loss, eagerly, loss_in
-from sambasim.compiler.capture.trial import PLAIN, Told, generators_kept, quiet, watched, with_values
+from sambasim.compiler.capture.trial import PLAIN, Told, copying_data, generators_kept, quiet, watched, with_values
 from sambasim.errors import CaptureError, InternalError
 from sambasim.forks import Fork
 
@@ -107,8 +107,8 @@ class Observer:
         }
         self.parameters = sum(parameter.numel() for parameter in steps[0].parameters())
         self.is_fake = any(isinstance(one, FakeTensor) for one in (*inputs, *steps[0].parameters()))
-        self._named: dict[str, Tensor] = {f"parameter {name}": tensor for name, tensor in steps[0].named_parameters()}
-        self._named |= {f"buffer {name}": buffer for name, buffer in steps[0].named_buffers()}
+        held = (*steps[0].named_parameters(), *steps[0].named_buffers())
+        self._named: dict[str, Tensor] = {f"{role_of(tensor)} {name}": tensor for name, tensor in held}
         self._before: Snapshot | None = None
         self._modes = [(module, module.training) for module in steps[0].modules()]
         self._fresh: Fork[Any] | None = None
@@ -229,7 +229,8 @@ class Observer:
         asked = Asked(recording)
         self._set_modes(step)
         try:
-            with eagerly(step, given), quiet(), watched(self.outside), modes_reach_inside(), recording, asked:
+            data = with_values([copying_data(recording.is_kept)])
+            with eagerly(step, given), quiet(), watched(self.outside), modes_reach_inside(), data, recording, asked:
                 outputs = step(*given)
             if isinstance(step, TrainingStep):
                 check_loss(loss_in(outputs), self._loss, any_shape=step.losses is not None)

@@ -129,7 +129,8 @@ def capture(
             enter(Widened())
         with enter(contextlib.closing(Followed(asked, step, attributes))):
             joint = aot_export_joint_with_descriptors(stack, step, tuple(tensor.clone() for tensor in inputs))
-    captured = _described(joint.graph_module, asked.names)
+    frozen = {path for path, one in step.named_parameters(remove_duplicate=False) if not one.requires_grad}
+    captured = _described(joint.graph_module, asked.names, frozen)
     if step.training:
         return captured
     outputs = tuple((value, role) for value, role in captured.outputs if role.kind == "output")
@@ -137,7 +138,7 @@ def capture(
     return replace(captured, outputs=outputs, kept_buffers=buffers)
 
 
-def _described(module: fx.GraphModule, names: Mapping[int, str]) -> CapturedGraph:
+def _described(module: fx.GraphModule, names: Mapping[int, str], frozen: Set[str]) -> CapturedGraph:
     graph = module.graph
     for node in graph.nodes:
         for value in tree_leaves(node.meta.get("val")):
@@ -150,7 +151,7 @@ def _described(module: fx.GraphModule, names: Mapping[int, str]) -> CapturedGrap
     roles = {node.name: _role(node.meta["desc"]) for node in graph.nodes if node.op == "placeholder"}
     output = next(iter(reversed(graph.nodes)))
     described = zip(output.args[0], output.meta["desc"], strict=True)
-    outputs = tuple((value, _role(description)) for value, description in described if value is not None)
+    outputs = tuple((value, _role(description, frozen)) for value, description in described if value is not None)
     constants, unique, targets = dict[str, Tensor](), UniqueNames(), dict[int, str]()
     for node in graph.find_nodes(op="get_attr"):
         value = attrgetter(node.target)(module)
@@ -167,8 +168,10 @@ def _described(module: fx.GraphModule, names: Mapping[int, str]) -> CapturedGrap
     return CapturedGraph(graph, roles, outputs, constants)
 
 
-def _role(description: object) -> Role:
+def _role(description: object, frozen: Set[str] = frozenset()) -> Role:
     match description:
+        case aot.InputMutationAOTOutput(mutated_input=aot.ParamAOTInput(target=path)) if path in frozen:
+            return Role("buffer", path)
         case aot.ParamAOTInput(target=path):
             return Role("parameter", path)
         case (
@@ -186,7 +189,7 @@ def _role(description: object) -> Role:
         case aot.GradAOTOutput(grad_of=aot.PlainAOTInput(idx=index)):
             return Role("input_gradient", str(index))
     what = f"the traced step reads or returns something that sambasim does not know: {description}"
-    remedy = "a model may change its buffers, but neither its inputs nor its parameters, in forward()"
+    remedy = "a model may change buffers and frozen parameters in forward(), but neither inputs nor what it trains"
     raise CaptureError(what, remedy=remedy)
 
 

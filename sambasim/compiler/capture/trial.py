@@ -217,11 +217,29 @@ _INFERENCE_MODE = Obstacle("torch.inference_mode(), through which a graph would 
 # fmt: on
 
 
+_DATA_OF = vars(torch._C.TensorBase)["data"]
+
+
+def copying_data(
+    is_copied: Callable[[Tensor, Tensor], bool], read: Callable[[Tensor], Any] = _DATA_OF.__get__
+) -> tuple[Any, str, object]:
+    """The attribute `.data`, to which the user's code assigns by a copy if `is_copied`."""
+
+    def assign(tensor: Tensor, value: Tensor) -> None:
+        if not (_is_users(sys._getframe(1)) and is_copied(tensor, value)):
+            _DATA_OF.__set__(tensor, value)
+        else:
+            with torch.no_grad():
+                tensor.copy_(value)
+
+    return Tensor, "data", property(read, assign)
+
+
 @contextlib.contextmanager
 def nothing_lost(*, training: bool) -> Iterator[None]:
     """What a trace would lose raises CaptureError; blocks of torch.utils.checkpoint are called, marked `recompute`."""
     of_tensors = vars(torch._C.TensorBase)
-    count_of, data, grad = of_tensors["_version"].__get__, of_tensors["data"], of_tensors["grad"]
+    count_of, grad = of_tensors["_version"].__get__, of_tensors["grad"]
     lines: list[str] = []  # that read `.data`
 
     def refusing(
@@ -236,16 +254,9 @@ def nothing_lost(*, training: bool) -> Iterator[None]:
 
     def data_of(tensor: Tensor) -> Any:
         if not _is_users(sys._getframe(1)):
-            return data.__get__(tensor)
+            return _DATA_OF.__get__(tensor)
         lines.append(str(running_line()))
         return tensor.detach()
-
-    def set_data(tensor: Tensor, value: Tensor) -> None:
-        if not _is_users(sys._getframe(1)):
-            data.__set__(tensor, value)
-        else:
-            with torch.no_grad():
-                tensor.copy_(value)
 
     def not_reentrant(function: Callable[..., object], preserves: bool = True, *args: Any, **kwargs: Any) -> Any:
         if not preserves:
@@ -265,7 +276,7 @@ def nothing_lost(*, training: bool) -> Iterator[None]:
     substitutes = (
         (Tensor, "_version", property(refusing(count_of, _VERSION))),
         (Tensor, "grad", property(refusing(grad.__get__, _GRAD), grad.__set__, grad.__delete__)),
-        (Tensor, "data", property(data_of, set_data)),
+        copying_data(lambda tensor, value: True, data_of),
         (block, "__enter__", refusing(block.__enter__, _INFERENCE_MODE)),
         (hooks, "__enter__", refusing(hooks.__enter__, _SAVED, lambda hook: not isinstance(hook, save_on_cpu))),
         (FunctionCtx, zeros, refusing(getattr(FunctionCtx, zeros), _NO_ZEROS, lambda context, value: not value)),
