@@ -92,7 +92,7 @@ case layer_frozen_in_forward: REFUSED, **says(explain._FROZEN)
     net.b.requires_grad_(True)  # here
     return h + critic
 rewrite layer_with_detached_weights:
-    return h + functional.linear(h, net.b.weight.detach(), net.b.bias.detach())
+    return h + torch.func.functional_call(net.b, {name: w.detach() for name, w in net.b.named_parameters()}, h)
 def _norm():
     return nn.BatchNorm1d(4, affine=False)
 case batch_norm_in_a_list: REFUSED, given(norms=lambda: [_norm()]), says=(explain._UNREGISTERED.rewrite,), **NO_STEPS

@@ -63,7 +63,8 @@ _TWICE = Obstacle(
 _LATE = Obstacle("a tensor that a hook or another function of the backward changes in place",
     "compute with the gradient alone, which trains other numbers: return g / (1 + g.norm())")
 _FROZEN = Obstacle("requires_grad that is changed in forward()",
-    "detach the weights: F.linear(x, layer.weight.detach(), layer.bias.detach())")
+    "call it with detached weights: "
+    "torch.func.functional_call(layer, {name: w.detach() for name, w in layer.named_parameters()}, x)")
 DIFFERS = Obstacle("a value that differs from call to call, though nothing that the model can reach has changed",
     "give it to the model as an input, or compute it before")
 GENERATOR = Obstacle("a torch.Generator of its own, whose state a graph does not keep",

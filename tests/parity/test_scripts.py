@@ -1,0 +1,66 @@
+"""The scripts of tests/parity/scripts, in every layout, beside plain PyTorch in one process."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.parity.scripts import Trained
+from tests.parity.scripts.layouts import LAYOUTS, SCRIPTS, in_sambasim, saved_in, script
+from tests.support.mpi import run_mpi
+from tests.support.whole import whole, whole_case
+
+_BY_DEFAULT = ("np 1", "np 2, emulated")
+_HERE = [title for title, layout in LAYOUTS.items() if layout.ranks == 1]
+
+
+def _apart(one: Tensor, other: Tensor) -> float:
+    return float((one.double() - other.double()).abs().max() / other.double().abs().max())
+
+
+def apart(found: Trained, wanted: Trained) -> float:
+    """The largest difference of losses and of weights, relative to the largest number of a tensor."""
+    assert found.weights.keys() == wanted.weights.keys()
+    of_weights = [_apart(found.weights[name], one) for name, one in wanted.weights.items() if bool(one.any())]
+    assert max(wanted.losses) > min(wanted.losses)
+    return max(_apart(torch.tensor(found.losses), torch.tensor(wanted.losses)), *of_weights)
+
+
+@pytest.mark.parametrize("title", [one if one in _BY_DEFAULT else whole_case(one) for one in _HERE])
+@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.usefixtures("one_thread")
+def test_it_trains_as_plain_pytorch_does(name: str, title: str, tmp_path: Path) -> None:
+    layout, trained = LAYOUTS[title], script(name)
+    far = apart(in_sambasim(name, layout, tmp_path), trained.in_pytorch(layout.replicas))
+    assert far <= (SCRIPTS[name] if layout.replicas * trained.ACCUMULATED > 1 else 0.0)
+
+
+@whole
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.usefixtures("one_thread")
+def test_every_layout_has_the_bits_of_one_process(ranks: int, tmp_path: Path) -> None:
+    command = ["python", "-m", "tests.parity.scripts.layouts", str(ranks), str(tmp_path)]
+    run_mpi(ranks, command, timeout=280).check()
+    differing = {}
+    for name in SCRIPTS:
+        alone = {count: in_sambasim(name, LAYOUTS[_emulated(count)], tmp_path) for count in {1, 2, ranks}}
+        for title, layout in LAYOUTS.items():
+            if layout.ranks == ranks:
+                found = Trained(*torch.load(saved_in(tmp_path, name, title)))
+                wanted = alone[layout.replicas]
+                far = apart(found, script(name).in_pytorch(layout.replicas))
+                print(f"{name:6} {title:24} {far:.1e}")
+                assert far <= SCRIPTS[name]
+                if found.losses != wanted.losses or _others(found.weights, wanted.weights):
+                    differing[name, title] = _others(found.weights, wanted.weights)
+    assert not differing
+
+
+def _emulated(count: int) -> str:
+    return "np 1" if count == 1 else f"np {count}, emulated"
+
+
+def _others(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> list[str]:
+    return [name for name in other if not torch.equal(one[name], other[name])]
