@@ -35,12 +35,13 @@ from sambasim.units import counted, format_seconds
 @dataclass(repr=False, eq=False)
 class Run(Shown):
     """A run that has ended: the loss of each step, the evaluations, the trained weights by the names of the model's
-    `state_dict`, and the `summary` of `sambasim run --json`."""
+    `state_dict`, their averages `ema` if the PEF keeps them, and the `summary` of `sambasim run --json`."""
 
     name: str
     losses: list[float]
     evaluations: list[EvaluationRecord]
     weights: Mapping[str, Tensor]
+    ema: Mapping[str, Tensor]
     summary: SummaryRecord
 
     def load_into(self, model: nn.Module) -> nn.Module:
@@ -107,8 +108,8 @@ def run(
         observers.append(RunProgress(predicts=chosen.predict))
     with supervised(world, path, mesh, chosen) as activity:
         live = None if isinstance(data, str | Path) else data_of(data)
-        summary, weights = train(path, chosen, world, activity, command(), observers, live, keeps_weights=True)
-    return Run(given.name, recorder.losses, recorder.evaluations, dict(weights), summary)
+        summary, weights, ema = train(path, chosen, world, activity, command(), observers, live, keeps_weights=True)
+    return Run(given.name, recorder.losses, recorder.evaluations, dict(weights), dict(ema), summary)
 
 
 def _options_of(

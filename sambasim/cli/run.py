@@ -108,7 +108,7 @@ def run_command(overrides: tuple[str, ...], output_folder: Path, **flags: object
                 shown = [screen.enter_context(closing(RunProgress(predicts=options.predict)))] if prints else []
                 warned = [RunWarnings()] if communicator.rank == 0 and options.json_output else []
                 observers = [*shown, *warned]
-                summary, _ = train(
+                summary, *_ = train(
                     path, options, communicator, supervisor.activity, command, observers, signals=signals
                 )
             printed = summary.model_dump_json() if options.json_output else ""

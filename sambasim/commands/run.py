@@ -163,8 +163,8 @@ def train(
     *,
     keeps_weights: bool = False,
     signals: StopSignals | None = None,
-) -> "tuple[SummaryRecord, Mapping[str, Tensor]]":
-    """Collective. Train a PEF that `checked_pef` has checked. Returns the weights by name, if they are kept."""
+) -> "tuple[SummaryRecord, Mapping[str, Tensor], Mapping[str, Tensor]]":
+    """Collective. Train a PEF that `checked_pef` has checked. Returns the weights, and their averages, if they are kept."""
     from sambasim.runtime.job import TrainingJob  # torch
     from sambasim.runtime.run.setup import blamed_on_strangers, set_up
 
@@ -176,7 +176,7 @@ def train(
     setup, told = set_up(path, options, communicator), RunObservers(members)
     job = TrainingJob(setup, told, activity, command, data, keeps_weights=keeps_weights, signals=signals)
     with blamed_on_strangers(setup.document):
-        return job.run(), job.weights
+        return job.run(), job.weights, job.averages
 
 
 class RankLog(RunObserver):

@@ -300,7 +300,9 @@ def pipeline(
     of_tied = None
     if updates and not options.inference:
         scales, masters = options.dtype == "fp16", options.keeps_master_weights
-        attach = AttachOptimizers(tuple(updates), options.stochastic_rounding, options.gradient_groups, scales, masters)
+        ema = None if options.ema is None else options.ema.numbers()
+        how = (options.stochastic_rounding, options.gradient_groups, scales, masters, ema)
+        attach = AttachOptimizers(tuple(updates), *how)
         passes.append(attach)
         if options.zero < 2:  # from then on replicas keep gradients in slices, which need no balance
             of_tied = attach.state_bytes

@@ -22,6 +22,8 @@ from sambasim.ir.dataflow import pass_and_update
 from sambasim.ir.graph import Argument, Graph, Node, Ref, Section, SectionKind, with_sections
 from sambasim.ir.mesh import DATA_PARALLEL, PIPELINE, Axis
 from sambasim.ir.program import (
+    AVERAGE,
+    EMA_PREFIX,
     LOSS_SCALE,
     MASTER,
     ROUNDING_SEED,
@@ -77,7 +79,7 @@ class AttachOptimizers:
     """Attach `updates`, which clip alike; every parameter with a gradient must belong to one. With
     `stochastic_rounding` steps round by draws that depend on a run's seed; with `scales_loss` they are skipped if
     gradients are not finite; with `master_weights` states are float32, and a copy of the parameters is one of them.
-    Raises OptionError."""
+    With the numbers of an `ema`, their average over steps is one, too. Raises OptionError."""
 
     title: ClassVar[str] = "attach the optimizer"
     reaches: ClassVar[Progress] = Progress.OPTIMIZED
@@ -86,6 +88,7 @@ class AttachOptimizers:
     grouping: Grouping = "section"
     scales_loss: bool = False
     master_weights: bool = False
+    ema: Mapping[str, float | int | bool] | None = None
 
     def __call__(self, program: Program) -> Program:
         bounds = {update.hyperparameters.get("max_grad_norm") for update in self.updates}
@@ -131,7 +134,7 @@ class AttachOptimizers:
         return len(states) * TensorType("float32" if self.master_weights else type_.dtype, type_.shape).size_bytes
 
     def _states(self, update: Update) -> tuple[str, ...]:
-        return (MASTER, *update.states) if self.master_weights else update.states
+        return (*([MASTER] if self.master_weights else []), *update.states, *([] if self.ema is None else [AVERAGE]))
 
     def _arguments(self, optimizers: Sequence[Optimizer]) -> list[RuntimeArgument]:
         arguments = [
@@ -139,6 +142,8 @@ class AttachOptimizers:
             for optimizer, update in zip(optimizers, self.updates, strict=True)
             for name, value in sorted(update.hyperparameters.items())
         ]
+        for name, value in (self.ema or {}).items():
+            arguments.append(RuntimeArgument(f"{EMA_PREFIX}{name}", value, f"{name} of the average of the weights"))
         if self.stochastic_rounding:
             arguments.append(RuntimeArgument(ROUNDING_SEED, 0, "of the draws by which optimizer steps round"))
         if self.scales_loss:

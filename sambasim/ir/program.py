@@ -50,6 +50,8 @@ class ParameterGroup:
     def region_type(self, region: str) -> TensorType:
         """Of "parameter", "gradient" or a state."""
         dtype = self.dtype if region in ("parameter", "gradient") else self.state_dtype or self.dtype
+        if region == AVERAGE and dtype in ("bfloat16", "float16"):
+            dtype = "float32"
         return TensorType(dtype, (self.numel,))
 
     @property
@@ -101,6 +103,13 @@ LOSS_SCALE = "loss_scale"
 
 MASTER = "master"
 """The optimizer state that is a float32 copy of a 16-bit parameter, which steps update."""
+
+
+AVERAGE = "average"
+"""The optimizer state that is the average of a parameter over steps, in float32 if the parameter has 16 bits."""
+
+EMA_PREFIX = "ema__"
+"""The beginning of the runtime arguments of that average: the fields of `EmaOptions`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +189,12 @@ class Program:
             for member in group.members
             for state in optimizer.states
         }
+
+    @property
+    def averages(self) -> dict[str, str]:
+        """By parameter, the symbol of its average; empty if the program keeps none."""
+        states = self.optimizer_states.items()
+        return {member.parameter: symbol for symbol, (_, member, state) in states if state == AVERAGE}
 
     def symbols_of(self, group: ParameterGroup) -> Iterator[str]:
         """The symbols of its members: parameters, gradients and optimizer states."""

@@ -169,8 +169,8 @@ class CompileOptions(Sections, ParallelOptions, BuildOptions):
 
     def training_defaults(self) -> dict[str, JsonValue]:
         """Loss, optimizer and training as the PEF stores them, in JSON. A PEF for inference has neither."""
-        dumped = self.model_dump(mode="json", include={"loss", "optimizer", "training"})
-        return dumped | ({"loss": None, "optimizer": None} if self.inference else {})
+        dumped = self.model_dump(mode="json", include={"loss", "optimizer", "ema", "training"})
+        return dumped | ({"loss": None, "optimizer": None, "ema": None} if self.inference else {})
 
     def data_source(self) -> dict[str, JsonValue]:
         return self.data.model_dump(mode="json")

@@ -93,6 +93,12 @@ class OptimizerFields(Fields):
     """Clip each element of gradients to this; a run needs a PEF with it."""
 
 
+class EmaFields(Fields):
+    panel = TRAINING
+    decay: Annotated[float | None, limits(gt=0, lt=1), Flag("--ema DECAY", only="compile")] = None
+    """Keep an exponential moving average of the weights, for evaluations and run --save-ema."""
+
+
 class TrainingFields(Fields):
     panel = TRAINING
     batch_size: Annotated[Count, Flag("-b --batch-size", MODEL, only="compile")] = 1
@@ -236,6 +242,8 @@ class RunFields(Fields):
     """Write steps, evaluations and a summary as JSON lines."""
     save: Annotated[FilePath | None, TrainingFlag("--save FILE.safetensors")] = None
     """Save the trained weights, for load_state_dict."""
+    save_ema: Annotated[FilePath | None, TrainingFlag("--save-ema FILE.safetensors")] = None
+    """Save the average of the weights, of a PEF compiled with --ema."""
     trace: Annotated[FilePath | None, TrainingFlag("--trace FILE")] = None
     """Write one trace of all ranks, for ui.perfetto.dev."""
     trace_steps: Annotated[
@@ -263,7 +271,7 @@ class RunFields(Fields):
 
 _OF_COMPILE: Mapping[str, type[Fields]] = {
     "": CallFields, "compile": BuildFields, "parallel": ParallelFields, "data": DataFields, "loss": LossFields,
-    "optimizer": OptimizerFields, "training": TrainingFields, "training.schedule": ScheduleFields,
+    "optimizer": OptimizerFields, "ema": EmaFields, "training": TrainingFields, "training.schedule": ScheduleFields,
 }  # fmt: skip
 _OF_RUN: Mapping[str, type[Fields]] = {
     "": RunFields, "overrides.data": DataFields, "overrides.training": TrainingFields,

@@ -16,7 +16,15 @@ from sambasim.options.fields import DEFAULT_EVERY, DEFAULT_KEEP, RUN_FLAGS, SAVE
 from sambasim.options.given import as_table, assign, given_flags, leaves
 from sambasim.options.grammar import Cadence, JsonTable, absolute_names, parse_cadence
 from sambasim.options.problem import Given, Problem, broken, refusal, show
-from sambasim.options.training import DataOptions, LossOptions, OptimizerOptions, Sections, TrainingOptions, unreplaced
+from sambasim.options.training import (
+    DataOptions,
+    EmaOptions,
+    LossOptions,
+    OptimizerOptions,
+    Sections,
+    TrainingOptions,
+    unreplaced,
+)
 from sambasim.units import counted
 
 
@@ -52,7 +60,7 @@ class RunOptions(RunFields, Options):
     checkpoint: CheckpointOptions = Field(default_factory=CheckpointOptions)
 
     def problems(self) -> Iterator[Problem]:
-        for field in ("weights", "save", "predictions"):
+        for field in ("weights", "save", "save_ema", "predictions"):
             path = getattr(self, field)
             if path is not None and path.suffix != SAVE_SUFFIX:
                 remedy = f"{_typed(field)} {path.parent / f'{path.stem or field}{SAVE_SUFFIX}'}"
@@ -97,7 +105,7 @@ class RunOptions(RunFields, Options):
         yield from broken((self.engine != "plain", "engine", what, "leave out --engine", self.engine))
         for name in leaves(self.overrides):  # inference reads the seed and the batch size, too
             is_for_outputs = name in ("training.seed", "training.batch_size")
-            if name.startswith(("optimizer.", "training.")) and not is_for_outputs:
+            if name.startswith(("optimizer.", "ema.", "training.")) and not is_for_outputs:
                 yield Problem(f"overrides.{name}", what, "leave it out, or leave out --inference")
         for setting in RUN_FLAGS.values():
             field, typed = setting.name, setting.flag.typed
@@ -132,6 +140,7 @@ class ResolvedRun(NamedTuple):
     loss: LossOptions | None
     optimizer: OptimizerOptions | None
     training: TrainingOptions
+    ema: EmaOptions | None
     changed: tuple[str, ...]
 
 
@@ -172,13 +181,20 @@ def resolve_run(
         raise refusal(problems)
     kept = unreplaced(before, leaves(options.overrides))
     merged = build(Sections, _merge(kept, options.overrides), given=given)
-    if problems := _switched(stored.optimizer, merged.optimizer, states):
+    problems = _switched(stored.optimizer, merged.optimizer, states)
+    if stored.ema is None and not options.inference:
+        if options.save_ema is not None:
+            remedy = "compile again: sambasim compile … --ema 0.999"
+            problems.append(Problem("save_ema", "needs a PEF with averages", remedy))
+        if merged.ema is not None:
+            problems.append(_compile_again("ema.decay", "is compiled into the PEF", merged.ema.decay))
+    if problems:
         raise refusal(problems)
     was, now = leaves(before), leaves(merged.model_dump(mode="json"))
     new = {name: value for name, value in now.items() if value not in (None, {}) and value != was.get(name)}
     compiled = {name: "none" if was.get(name) is None else show(was[name]) for name in new}
     changed = tuple(f"{name} = {show(value)} (compiled: {compiled[name]})" for name, value in new.items())
-    return ResolvedRun(merged.data, merged.loss, merged.optimizer, merged.training, changed)
+    return ResolvedRun(merged.data, merged.loss, merged.optimizer, merged.training, merged.ema, changed)
 
 
 def _merge(under: Mapping[str, object], over: Mapping[str, object]) -> dict[str, object]:

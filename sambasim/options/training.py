@@ -12,7 +12,7 @@ from sambasim.errors import LARGEST_FACTOR
 from sambasim.optimizers import OPTIMIZERS
 from sambasim.options import grammar
 from sambasim.options.base import Options
-from sambasim.options.fields import DataFields, LossFields, OptimizerFields, ScheduleFields, TrainingFields
+from sambasim.options.fields import DataFields, EmaFields, LossFields, OptimizerFields, ScheduleFields, TrainingFields
 from sambasim.options.grammar import LOSS_ARGUMENTS, JsonTable
 from sambasim.options.problem import Count, Problem, Text, broken, one_of
 
@@ -270,6 +270,23 @@ class OptimizerOptions(UpdateOptions):
                 yield from (p._replace(name=f"groups.{p.name}", remedy=None) for p in item["ctx"]["error"].problems)
 
 
+class EmaOptions(EmaFields, Options):
+    """The `[ema]` table: an average of the weights, for evaluations and `--save-ema`. It is the weights of optimizer
+    step `start`, and then, `every` so many steps, `decay` of itself and the rest of the weights; without a decay, the
+    mean of those weights. With `warmup`, the decay of average n is at most (1 + n) / (10 + n)."""
+
+    every: Count = 1
+    start: Count = 1
+    warmup: bool = False
+
+    def numbers(self) -> dict[str, float | int | bool]:
+        """By runtime argument; the decay is 0 where there is none."""
+        return self.model_dump() | {"decay": self.decay or 0.0}
+
+    def problems(self) -> Iterator[Problem]:
+        yield from broken((self.warmup and self.decay is None, "warmup", "needs a decay", "--set ema.decay=0.999"))
+
+
 class TrainingOptions(TrainingFields, Options):
     """The `[training]` table: `epochs` or `steps`; with neither, one epoch. A run may change all but `batch_size`."""
 
@@ -288,6 +305,7 @@ class Sections(Options):
     data: DataOptions = Field(default_factory=DataOptions)
     loss: LossOptions | None = None
     optimizer: OptimizerOptions | None = None
+    ema: EmaOptions | None = None
     training: TrainingOptions = Field(default_factory=TrainingOptions)
 
     def problems(self) -> Iterator[Problem]:

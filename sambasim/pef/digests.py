@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict
 from sambasim.files import once
 from sambasim.ir.graph import Argument, Ref, SectionKind, leaves
 from sambasim.ir.operators import OPERATORS, OperatorKind
-from sambasim.ir.program import Program
+from sambasim.ir.program import EMA_PREFIX, Program
 from sambasim.ir.types import SymbolKind
 from sambasim.pef.archive import bytes_of
 from sambasim.pef.document import PefDocument, Sha256, left_out, manifest_of, serializer
@@ -47,7 +47,7 @@ def part_digests(document: PefDocument) -> PartDigests:
     """Those of `document`, which has been read or written, so that it knows the digest of its weights."""
     fields = serializer().to_python(manifest_of(document), mode="json", exclude=left_out(document))
     program = fields["program"]
-    of_optimizers = tuple(f"{optimizer['name']}__" for optimizer in program["optimizers"])
+    of_optimizers = (EMA_PREFIX, *(f"{optimizer['name']}__" for optimizer in program["optimizers"]))
     numbers = {
         argument["name"]: argument.pop("default")
         for argument in program["runtime_arguments"]

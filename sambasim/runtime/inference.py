@@ -5,7 +5,7 @@ run, the running statistics are those of replica 0. The padding of the last batc
 """
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -69,10 +69,16 @@ class Sums:
 
 
 class Evaluator:
-    """Runs the evaluation graph of one replica, with targets and for inference, on its `ranks` in this process."""
+    """Runs the evaluation graph of one replica, with targets and for inference, on its `ranks` in this process. `own`:
+    the symbols that `use` sets, besides running statistics."""
 
     def __init__(
-        self, program: Program, ranks: Sequence[Transport], resolved: ResolvedRun, activity: Activity = UNWATCHED
+        self,
+        program: Program,
+        ranks: Sequence[Transport],
+        resolved: ResolvedRun,
+        activity: Activity = UNWATCHED,
+        own: Collection[SymbolKind] = (),
     ) -> None:
         self._program, self._loss, self._options, self._activity = program, resolved.loss, resolved.data, activity
         self._inputs = input_specs(program)
@@ -80,11 +86,11 @@ class Evaluator:
         self._hub = ranks[0].hub
         self._generators: dict[int, Tensor] = {}
         self._loaders: dict[tuple[int, int], DataLoader[object]] = {}  # to keep worker processes
-        self._ranks = [_Rank(rank) for rank in ranks]
+        self._ranks = [_Rank(rank, own) for rank in ranks]
 
-    def use_buffers(self, buffers: Sequence[Mapping[str, Tensor]]) -> None:
-        """Use these running statistics, of replica 0's ranks."""
-        for rank, own in zip(self._ranks, buffers, strict=True):
+    def use(self, tensors: Sequence[Mapping[str, Tensor]]) -> None:
+        """Use these running statistics, of replica 0's ranks, or parameters."""
+        for rank, own in zip(self._ranks, tensors, strict=True):
             rank.take(own)
 
     def infer(
@@ -171,12 +177,12 @@ class Evaluator:
 
 
 class _Rank:
-    """One rank of a replica, with inputs and running statistics of its own. `executors`: of the evaluation graph, and
-    of that at batch 1, if the program has it."""
+    """One rank of a replica, with inputs, running statistics and `own_kinds` of its own. `executors`: of the evaluation
+    graph, and of that at batch 1, if the program has it."""
 
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, transport: Transport, own_kinds: Collection[SymbolKind]) -> None:
         program, memory = transport.program, transport.memory
-        names = program.names_of(SymbolKind.BUFFER, SymbolKind.INPUT)
+        names = program.names_of(SymbolKind.BUFFER, SymbolKind.INPUT, *own_kinds)
         own = {name: torch.empty_like(memory.tensor(name)) for name in names}
         sample = own | {name: own[name][:1].clone() for name in program.names_of(SymbolKind.INPUT)}
         self._tensors = own, sample
@@ -281,7 +287,7 @@ def _evaluator(
 
     ranks = open_ranks(program, single_rank(world.host_name), Way.IN_PROCESS, fill, range(mesh.world_size), mesh)
     evaluator = Evaluator(program, ranks, resolved, activity)
-    evaluator.use_buffers([buffers_of(rank.memory) for rank in ranks])
+    evaluator.use([buffers_of(rank.memory) for rank in ranks])
     return evaluator
 
 

@@ -17,7 +17,7 @@ from sambasim.runtime.checkpoint.saver import Saver
 from sambasim.runtime.inference import Evaluator, Sums, buffers_of, in_turn
 from sambasim.runtime.machine import process
 from sambasim.runtime.machine.process import Stream, derive, keep_freed_memory, repeatable, seed_everything
-from sambasim.runtime.outcome import notices, summarize, trained_state
+from sambasim.runtime.outcome import averages_after, notices, summarize, trained_state, whole_tensors
 from sambasim.runtime.record.digests import RunDigests
 from sambasim.runtime.record.numerics import Probes
 from sambasim.runtime.record.trace import RunTrace
@@ -25,8 +25,8 @@ from sambasim.runtime.run.plan import BEGINNING, Plan, Position, plan
 from sambasim.runtime.run.replica import input_specs
 from sambasim.runtime.run.run_observer import RunObserver, Start
 from sambasim.runtime.run.setup import Setup, Team, assemble, check_sources
-from sambasim.runtime.run.training import LossWatch, Trainer
-from sambasim.runtime.values.memory import write_tensors
+from sambasim.runtime.run.training import LossWatch, Totals, Trainer
+from sambasim.runtime.values.memory import part_of, write_tensors
 from sambasim.runtime.watch.observer import StepObserver, StepRecorder, together
 from sambasim.runtime.watch.status_file import UNWATCHED, Activity, StepStatus
 from sambasim.runtime.watch.supervisor import SAVE, StopSignals, interrupted
@@ -35,8 +35,8 @@ from sambasim.runtime.watch.watchdog import WATCHDOG_FIRST_S
 
 class TrainingJob:
     """Trains a PEF. Collective: every rank creates one and calls `run`. Remedies repeat `command`, typed without
-    mpirun; `data` replaces the data source. With `keeps_weights`, every rank then has `weights`, as in a state_dict.
-    `signals`: the caller's, who has entered them; else signals ask to stop while it trains."""
+    mpirun; `data` replaces the data source. With `keeps_weights`, every rank then has `weights` and `averages`, as
+    in a state_dict. `signals`: the caller's, who has entered them; else signals ask to stop while it trains."""
 
     def __init__(
         self,
@@ -52,6 +52,7 @@ class TrainingJob:
         self._setup, self._communicator, self._observer = setup, setup.communicator, observer
         self._activity, self._data, self._keeps_weights = activity, data, keeps_weights
         self.weights: Mapping[str, Tensor] = {}
+        self.averages: Mapping[str, Tensor] = {}
         self._saver: Saver | None = None
         self._signals = signals or StopSignals()
         self._signals.notify = self._signalled
@@ -104,7 +105,8 @@ class TrainingJob:
         evaluator = None
         if sources[0].evaluation is not None and training.evaluate:
             ranks = [replica.transport for replica in team.first]
-            evaluator = Evaluator(program, ranks, setup.resolved, self._activity)
+            own = () if setup.resolved.ema is None else (SymbolKind.PARAMETER,)
+            evaluator = Evaluator(program, ranks, setup.resolved, self._activity, own)
         start = self._start(steps, team, sources[0], (*notices(setup, team), *lines))
         self._observer.started(start)
         observers: list[StepObserver] = [] if probes is None else [probes.watching(team.replicas)]
@@ -114,15 +116,17 @@ class TrainingJob:
         with nullcontext() if self._heeds_signals else self._signals:
             evaluation = self._epochs(trainer, evaluator, sources, steps, team, observers)
         self._activity.waits("comparing the weights")
-        totals, save = trainer.totals, setup.options.save
-        keeps_tensors = save is not None or self._keeps_weights
+        totals, save, save_ema = trainer.totals, setup.options.save, setup.options.save_ema
+        keeps_tensors = save is not None or save_ema is not None or self._keeps_weights
         state = trained_state(setup, team, totals.steps - totals.progress.skipped_steps, keeps_tensors=keeps_tensors)
         summary = summarize(setup, team, start, totals, evaluation, self._saver, state)
         self._activity.takes_long("saving the weights")
         if setup.is_first and save is not None:
             write_tensors(save, state.tensors, "the weights", "--save FILE.safetensors")
+        if setup.is_first and save_ema is not None:
+            write_tensors(save_ema, state.averages, "the averages", "--save-ema FILE.safetensors")
         if self._keeps_weights:
-            self.weights = self._communicator.broadcast_object(state.tensors)
+            self.weights, self.averages = self._communicator.broadcast_object((state.tensors, state.averages))
         self._activity.does("reporting the summary")
         self._observer.ended(summary)
         if self._saver is not None and save is None:
@@ -205,7 +209,7 @@ class TrainingJob:
             if is_whole := position.step == steps.end_of(epoch):  # an evaluation of that is not repeated on resume
                 position = Position(position.step, epoch + 1)
             if evaluator is not None:
-                evaluation, requested = self._evaluate(evaluator, sources, totals.steps, epoch, team)
+                evaluation, requested = self._evaluate(evaluator, sources, totals, epoch, team)
                 self._observer.evaluated(evaluation)
                 stop_if(requested)
             if is_whole:
@@ -223,12 +227,14 @@ class TrainingJob:
         return self._signals.request() or (SAVE if saves else 0)
 
     def _evaluate(
-        self, evaluator: Evaluator, sources: Sequence[Source], step: int, epoch: int, team: Team
+        self, evaluator: Evaluator, sources: Sequence[Source], totals: Totals, epoch: int, team: Team
     ) -> tuple[EvaluationRecord, int]:
         """Collective. One evaluation, and the largest request of a rank after it."""
-        setup, began_s = self._setup, time.perf_counter()
+        setup, step, began_s = self._setup, totals.steps, time.perf_counter()
         self._activity.waits("waiting for peers to evaluate")
-        evaluator.use_buffers(self._buffers_of_first(team))
+        evaluator.use(self._buffers_of_first(team))
+        if (averages := averages_after(setup, step - totals.progress.skipped_steps)) is not None:
+            evaluator.use(self._weights_of_all(team, averages))
         self._activity.does("evaluating")
         own: list[list[Sums]] = []
         with team.whole_parameters():
@@ -256,6 +262,19 @@ class TrainingJob:
         ranks, works = self._setup.ranks, self._setup.works
         first = self._setup.mesh.group(ranks[0], DATA_PARALLEL)[0] // len(ranks) if works else 0
         return of_rank[first] or []  # it is of replica 0
+
+    def _weights_of_all(self, team: Team, averages: Mapping[str, str]) -> Sequence[Mapping[str, Tensor]]:
+        """Collective. For each rank that this process evaluates, its parts of the parameters, or of their `averages`;
+        those that are not trained are in each rank's memory."""
+        setup, tensor_of = self._setup, whole_tensors(self._setup, team)
+        own: list[dict[str, Tensor]] = [{} for _ in team.first]
+        for name in setup.program.names_of(SymbolKind.PARAMETER):
+            whole = self._communicator.broadcast_object(tensor_of(averages.get(name, name)))
+            for held, replica in zip(own, team.first, strict=True):
+                if name in replica.memory.program.symbols:
+                    at = setup.mesh.coordinates(replica.rank)
+                    held[name] = part_of(whole, setup.program.symbols[name].cuts, at)
+        return own
 
     def _start(self, steps: Plan, team: Team, source: Source, lines: Sequence[str]) -> Start:
         setup, communicator, program = self._setup, self._communicator, self._setup.program

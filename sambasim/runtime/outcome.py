@@ -2,7 +2,7 @@
 devices, and the bytes that sync moved, added over ranks. Transports count them: `BytesMoved`."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from itertools import chain
 
@@ -84,6 +84,7 @@ def notices(setup: Setup, team: Team) -> list[str]:
         lines.append(f"--host-sync has no effect: {nothing}")
     lines += _mesh_notices(setup)
     lines += _zero_notices(setup, team)
+    lines += ["evaluations are of the averages of the weights"] * (setup.resolved.ema is not None)
     if team.engine.notice is not None:
         lines.append(team.engine.notice)
     if team.sync_name == "device":
@@ -205,12 +206,20 @@ def trained_state(setup: Setup, team: Team, steps: int, *, keeps_tensors: bool) 
     """Collective. The state of replica 0 after `steps` optimizer steps; rank 0 has its tensors, if they are wanted.
     Raises PeerError if replicas have different parameters."""
     program = setup.program
-    state = state_of(program, _whole_tensors(setup, team), steps, keeps_tensors=keeps_tensors)
+    tensor_of, averages = whole_tensors(setup, team), averages_after(setup, steps)
+    state = state_of(program, tensor_of, steps, keeps_tensors=keeps_tensors, averages=averages)
     weights_sha256, state_sha256 = setup.communicator.broadcast_object((state.weights_sha256, state.state_sha256))
     if setup.shards > 1:
         is_whole = program.schedule is None and not any(symbol.cuts for symbol in program.symbols.values())
         _check_equal(setup, team, weights_sha256 if setup.is_first and is_whole else None)
-    return State(weights_sha256, state_sha256, state.tensors)
+    return State(weights_sha256, state_sha256, state.tensors, state.averages)
+
+
+def averages_after(setup: Setup, steps: int) -> Mapping[str, str] | None:
+    """By parameter, the state that is its average after `steps` optimizer steps: none before the first one is taken;
+    None if the program keeps none."""
+    ema = setup.resolved.ema
+    return None if ema is None else setup.program.averages if steps >= ema.start else {}
 
 
 def _check_equal(setup: Setup, team: Team, own_sha256: str | None) -> None:
@@ -227,7 +236,7 @@ def _check_equal(setup: Setup, team: Team, own_sha256: str | None) -> None:
             raise PeerError(f"the parameters of {who} differ from those of {other} after training")
 
 
-def _whole_tensors(setup: Setup, team: Team) -> Callable[[str], Tensor]:
+def whole_tensors(setup: Setup, team: Team) -> Callable[[str], Tensor]:
     """A collective function: on rank 0, the whole tensor of a symbol in replica 0; an empty one on other ranks."""
     nothing, pipelined = torch.empty(0), setup.program.schedule is not None
     sliced = dict(setup.program.optimizer_states)

@@ -13,6 +13,7 @@ ADAMW = (
     "optimizer.lr=0.003",
     "optimizer.weight_decay=0.1",
     "optimizer.max_grad_norm=0.5",
+    "ema.decay=0.9",
     'optimizer.groups=[{match=["*bias"], weight_decay=0.0, lr=0.006}]',
 )
 UNCLIPPED = "optimizer.max_grad_norm="

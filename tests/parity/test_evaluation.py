@@ -42,7 +42,7 @@ class Evaluation:
         buffers = {s.name for s in program.symbols.values() if s.kind is SymbolKind.BUFFER}
         changed = resolved._replace(data=resolved.data.model_copy(update=data))
         self.evaluator = Evaluator(program, connect_here([memory]), changed)
-        self.evaluator.use_buffers([{name: tensor for name, tensor in self.eager.state().items() if name in buffers}])
+        self.evaluator.use([{name: tensor for name, tensor in self.eager.state().items() if name in buffers}])
         held_out = open_source(resolved.data, tuple(input_specs(program))).evaluation
         assert held_out is not None
         self.samples = WatchedDataset(held_out, held_out.name, range(SAMPLES))

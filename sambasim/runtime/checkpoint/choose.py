@@ -11,7 +11,7 @@ from typing import NamedTuple
 from pydantic import JsonValue
 
 from sambasim.errors import CheckpointError, OptionError, SambasimError, failing_with
-from sambasim.ir.program import MASTER
+from sambasim.ir.program import AVERAGE, MASTER
 from sambasim.ir.types import Symbol, SymbolKind
 from sambasim.options.given import as_table, leaves
 from sambasim.options.problem import show
@@ -96,7 +96,9 @@ def check_pef(saved: Manifest, now: Manifest, pef: Path, where: str) -> list[Cha
     reasons = [f"{name}: {before} → {after}" for name, (before, after) in differing.items()]
     if not reasons:
         training = (
-            change for change in _options(saved, now) if change.name.startswith(("loss", "optimizer", "training"))
+            change
+            for change in _options(saved, now)
+            if change.name.startswith(("loss", "optimizer", "ema", "training"))
         )
         defaults = ", ".join(f"{change.name}: {change.before} → {change.now}" for change in training)
         texts = _PEF_PARTS | ({"training_defaults": defaults} if defaults else {})
@@ -391,7 +393,7 @@ def restore(setup: Setup, team: Team, checkpoint: Checkpoint) -> None:
             if piece.symbol.kind is SymbolKind.OPTIMIZER_STATE:
                 checkpoint.read_part(piece.symbol, at, piece.start, piece.data)
                 group, _, state = states[piece.symbol.name]
-                begun |= {group.optimizer} if state != MASTER and bool(piece.data.any()) else set()
+                begun |= {group.optimizer} if state not in (MASTER, AVERAGE) and bool(piece.data.any()) else set()
     # Also: other ranks have restored what this one reads.
     for rank, each in product(team.replicas, set().union(*setup.communicator.all_gather_object(begun))):
         rank.optimizers.begun[each] = 0

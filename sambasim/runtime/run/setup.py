@@ -97,8 +97,8 @@ class Setup:
 
     @property
     def option_tables(self) -> dict[str, JsonValue]:
-        """The resolved options of data, loss, optimizer and training."""
-        tables = {name: getattr(self.resolved, name) for name in ("data", "loss", "optimizer", "training")}
+        """The resolved options of data, loss, optimizer, averages and training."""
+        tables = {name: getattr(self.resolved, name) for name in ("data", "loss", "optimizer", "ema", "training")}
         return {name: table and table.model_dump(mode="json") for name, table in tables.items()}
 
 
@@ -124,7 +124,7 @@ def set_up(path: Path, options: RunOptions, communicator: Communicator) -> Setup
     inventory = inventory_of(compiled, cluster=options.cluster)
     placement = place_replicas(inventory, [communicator.node_of[rank] for rank in roles.workers], count)
     of_rank = mesh.coordinate(ranks[0], DATA_PARALLEL)
-    arguments = bind_arguments(program, resolved.optimizer, shards, of_rank, resolved.training.seed)
+    arguments = bind_arguments(program, resolved.optimizer, shards, of_rank, resolved.training.seed, resolved.ema)
     return Setup(
         path=path,
         options=options,

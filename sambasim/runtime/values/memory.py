@@ -112,11 +112,13 @@ def _some_of(names: list[str]) -> str:
 
 class State(NamedTuple):
     """What a run has trained: digests of the parameters and of the whole state; and copies of parameters and buffers,
-    by their names in the module's `state_dict`, if they are wanted."""
+    by their names in the module's `state_dict`, if they are wanted; also with averages in place of parameters, if the
+    program keeps them."""
 
     weights_sha256: str
     state_sha256: str
     tensors: Tensors
+    averages: Tensors
 
 
 def state_of(
@@ -126,20 +128,24 @@ def state_of(
     kinds: Collection[SymbolKind] = _STATE,
     *,
     keeps_tensors: bool = False,
+    averages: Mapping[str, str] | None = None,
 ) -> State:
-    """The state after `steps` optimizer steps: symbols of `kinds`, in name order. Calls `tensor_of` once for each."""
-    weights, state, kept = hashlib.sha256(), hashlib.sha256(), {}
+    """The state after `steps` optimizer steps: symbols of `kinds`, in name order. Calls `tensor_of` once for each.
+    `averages`: by parameter, the state that is its average; None if the program keeps none."""
+    weights, state, kept, at = hashlib.sha256(), hashlib.sha256(), {}, averages or {}
     for name, symbol in sorted(program.symbols.items()):
         if symbol.kind in kinds:
             tensor = tensor_of(name)
             state.update(bytes_of(tensor))
             if symbol.kind is SymbolKind.PARAMETER:
                 weights.update(bytes_of(tensor))
-            if keeps_tensors and symbol.kind in _SAVED:
+            if keeps_tensors and (symbol.kind in _SAVED or name in at.values()):
                 kept[name] = tensor
     state.update(steps.to_bytes(8, "little"))
+    keeps_averages = keeps_tensors and averages is not None
+    averaged = state_dict(program, lambda name: kept[at.get(name, name)]) if keeps_averages else {}
     tensors = state_dict(program, kept.pop) if keeps_tensors else {}
-    return State(weights.hexdigest(), state.hexdigest(), tensors)
+    return State(weights.hexdigest(), state.hexdigest(), tensors, averaged)
 
 
 def tensor_sha256(tensor: Tensor) -> str:

@@ -29,17 +29,19 @@ from torch import Tensor
 
 from sambasim.errors import InternalError
 from sambasim.ir.dataflow import is_clipped
-from sambasim.ir.program import LOSS_SCALE, MASTER, ROUNDING_SEED, ParameterGroup, Program
+from sambasim.ir.program import AVERAGE, EMA_PREFIX, LOSS_SCALE, MASTER, ROUNDING_SEED, ParameterGroup, Program
 from sambasim.ir.types import pieces
 from sambasim.optimizers import OPTIMIZERS, Fused, NumberOfStep
-from sambasim.options.training import OptimizerOptions
+from sambasim.options.training import EmaOptions, OptimizerOptions
 from sambasim.runtime.values.mean import CHUNK_ELEMENTS, total_norm
 from sambasim.runtime.values.memory import DeviceMemory
 
 Arguments: TypeAlias = Mapping[str, float | int | bool]
 
 
-def bind_arguments(program: Program, options: OptimizerOptions, world_size: int, rank: int, seed: int) -> Arguments:
+def bind_arguments(
+    program: Program, options: OptimizerOptions, world_size: int, rank: int, seed: int, ema: EmaOptions | None = None
+) -> Arguments:
     """The runtime arguments that a run sets; others have the program's defaults."""
     known = {argument.name for argument in program.runtime_arguments}
     of_run: dict[str, float | int | bool] = {
@@ -49,6 +51,7 @@ def bind_arguments(program: Program, options: OptimizerOptions, world_size: int,
     }
     of_run |= {"dp_scale_factor": world_size, "dp_replica": rank} if program.data_parallel else {}
     of_run |= {ROUNDING_SEED: seed} if ROUNDING_SEED in known else {}
+    of_run |= {f"{EMA_PREFIX}{name}": value for name, value in (ema.numbers() if ema else {}).items()}
     if unknown := sorted(of_run.keys() - known):
         raise InternalError(f"the program takes no runtime argument {unknown[0]}")
     return of_run
@@ -263,6 +266,18 @@ def master_update(
     return update_slice
 
 
+def weight_in_average(step: int, numbers: Arguments) -> float | None:
+    """The weight of the parameters after `step` (from 1) in their average: None if it stays, 1 if it begins. That of a
+    mean is rounded to float32, as by torch.optim.swa_utils."""
+    count, rest = divmod(step - int(numbers["start"]), int(numbers["every"]))
+    decay = float(numbers["decay"])
+    if count < 0 or rest:
+        return None
+    if count == 0 or not decay:
+        return float(np.float32(1) / np.float32(1 + count))
+    return 1 - (min(decay, (1 + count) / (10 + count)) if numbers["warmup"] else decay)
+
+
 _TORCH_CLIP_EPSILON = 1e-6
 
 
@@ -287,6 +302,9 @@ class Optimizers:
         self.scales_loss, self.loss_scale = LOSS_SCALE in arguments, 1.0
         self.mean_count = 1.0
         """By what gradients are divided: what a pass counts, in the mean over all of a step."""
+        prefix = EMA_PREFIX
+        self._ema = {name.removeprefix(prefix): arguments[name] for name in arguments if name.startswith(prefix)}
+        self._weight_in_average: float | None = None  # of the parameters, after this step
         self._has_masters = all(MASTER in optimizer.states for optimizer in program.optimizers)
         self._clips = is_clipped(program)
 
@@ -298,6 +316,7 @@ class Optimizers:
                     self.begun[index] = step
             scalars.begin(step, rate, self.begun.get(index, 0))
         self.loss_scale = loss_scale
+        self._weight_in_average = weight_in_average(step, self._ema) if self._ema else None
 
     def skips(self, norm: float) -> bool:
         """Whether gradients of this norm have overflowed, so that the update must be skipped."""
@@ -318,10 +337,31 @@ class Optimizers:
     def slice(self, group: ParameterGroup, start: int, stop: int, gradient: Tensor, divisor: int = 1) -> SliceUpdate:
         """A function that updates elements `start` to `stop` of `group`, multiples of 64, by `gradient`, in every step.
         In place, it clips the gradient or divides it by `divisor`: 1 unless the dtype `divides_exactly`."""
+        if not self._ema:
+            return self._step_of(group, start, stop, gradient, divisor)
+        scalars, averages = self._scalars[group.optimizer], self._memory.region(group, AVERAGE)
+        weights = self._memory.region(group, MASTER if self._has_masters else "parameter")
+        steps = [  # in pieces: what is averaged is still in the caches
+            (self._step_of(group, a, b, gradient[a - start : b - start], divisor), averages[a:b], weights[a:b])
+            for a, b in pieces(start, stop, CHUNK_ELEMENTS)
+        ]
+
+        def update_slice() -> None:
+            weight = None if scalars.skips else self._weight_in_average
+            for step, average, trained in steps:
+                step()
+                if weight == 1.0:
+                    average.copy_(trained)
+                elif weight is not None:
+                    average.lerp_(trained.to(average.dtype), weight)
+
+        return update_slice
+
+    def _step_of(self, group: ParameterGroup, start: int, stop: int, gradient: Tensor, divisor: int) -> SliceUpdate:
         memory, scalars = self._memory, self._scalars[group.optimizer]
         parameter = memory.region(group, "parameter")[start:stop]
         names = self._program.optimizers[group.optimizer].states
-        states = {name: memory.region(group, name)[start:stop] for name in names}
+        states = {name: memory.region(group, name)[start:stop] for name in names if name != AVERAGE}
         if MASTER in states:
             return master_update(parameter, gradient, states, scalars, self._scratch)
         if divides_exactly(group.dtype):
