@@ -164,7 +164,7 @@ def train(
     keeps_weights: bool = False,
     signals: StopSignals | None = None,
 ) -> "tuple[SummaryRecord, Mapping[str, Tensor], Mapping[str, Tensor]]":
-    """Collective. Train a PEF that `checked_pef` has checked. Returns the weights, and their averages, if they are kept."""
+    """Collective. Train a PEF that `checked_pef` has checked. Returns weights and averages, if they are kept."""
     from sambasim.runtime.job import TrainingJob  # torch
     from sambasim.runtime.run.setup import blamed_on_strangers, set_up
 

@@ -103,7 +103,8 @@ def test_every_flag_sets_an_option_that_there_is() -> None:
     assert {setting.name for setting in RUN_FLAGS.values()} <= run
     tables = [[*dict.fromkeys(one.name.rpartition(".")[0] for one in of.values())] for of in (COMPILE_FLAGS, RUN_FLAGS)]
     of_training = ["training", "training.schedule"]
-    assert tables[0] == ["", "compile", "parallel", "data", "loss", "optimizer", *of_training], "the order of --help"
+    of_step = ["loss", "optimizer", "ema", *of_training]
+    assert tables[0] == ["", "compile", "parallel", "data", *of_step], "the order of --help"
     overrides = [f"overrides.{table}" for table in ("data", *of_training, "optimizer")]
     assert tables[1] == ["", *overrides, "checkpoint"]
 

@@ -23,7 +23,7 @@ from sambasim.options.grammar import (
     step_range,
 )
 from sambasim.options.problem import Refused
-from sambasim.options.training import OptimizerOptions
+from sambasim.options.training import EmaOptions, OptimizerOptions
 from tests.support.mpi import ROOT
 
 _QUICK_START = compile_options(None, None, [], {})
@@ -84,6 +84,7 @@ def test_inputs_and_steps_are_read_as_they_are_written() -> None:
 TABLES: dict[str, type[BaseModel]] = {
     **{name: type(getattr(_QUICK_START, name)) for name in ("model", "data", "loss", "optimizer", "training")},
     **{f"training.{name}": type(getattr(_QUICK_START.training, name)) for name in ("schedule", "loss_scale")},
+    "ema": EmaOptions,
     "compile": BuildOptions,
     "parallel": ParallelOptions,
 }
