@@ -22,8 +22,8 @@ def _apart(one: Tensor, other: Tensor) -> float:
 
 def apart(found: Trained, wanted: Trained) -> float:
     """The largest difference of losses and of weights, relative to the largest number of a tensor."""
-    assert found.weights.keys() == wanted.weights.keys()
-    of_weights = [_apart(found.weights[name], one) for name, one in wanted.weights.items() if bool(one.any())]
+    assert found.tensors.keys() == wanted.tensors.keys()
+    of_weights = [_apart(found.tensors[name], one) for name, one in wanted.tensors.items() if bool(one.any())]
     assert max(wanted.losses) > min(wanted.losses)
     return max(_apart(torch.tensor(found.losses), torch.tensor(wanted.losses)), *of_weights)
 
@@ -53,8 +53,8 @@ def test_every_layout_has_the_bits_of_one_process(ranks: int, tmp_path: Path) ->
                 far = apart(found, script(name).in_pytorch(layout.replicas))
                 print(f"{name:6} {title:24} {far:.1e}")
                 assert far <= SCRIPTS[name]
-                if found.losses != wanted.losses or _others(found.weights, wanted.weights):
-                    differing[name, title] = _others(found.weights, wanted.weights)
+                if found.losses != wanted.losses or _others(found.tensors, wanted.tensors):
+                    differing[name, title] = _others(found.tensors, wanted.tensors)
     assert not differing
 
 

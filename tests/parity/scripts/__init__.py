@@ -19,6 +19,11 @@ BATCH, STEPS = 16, 12
 class Trained(NamedTuple):
     losses: list[float]
     weights: Mapping[str, Tensor]
+    averages: Mapping[str, Tensor] = {}
+
+    @property
+    def tensors(self) -> Mapping[str, Tensor]:
+        return {**self.weights, **{f"average of {name}": one for name, one in self.averages.items()}}
 
 
 class Built(NamedTuple):

@@ -1,4 +1,5 @@
-"""Fine-tuning of a GPT: no decay for biases and norms, a warm-up, and padded tokens that do not count."""
+"""Fine-tuning of a GPT: no decay for biases and norms, a warm-up, an average of the weights, and padded tokens that do
+not count."""
 
 # Calling a module gives Any.
 # mypy: no-warn-return-any, allow-untyped-calls
@@ -7,10 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from tests.parity.scripts import BATCH, STEPS, Built, Trained, batches, generator
 
-HOW = {"loss": "cross_entropy", "max_grad_norm": 1.0, "set": {"loss.mean_over": "elements"}}
+HOW = {"loss": "cross_entropy", "max_grad_norm": 1.0, "set": {"loss.mean_over": "elements", "ema.decay": 0.9}}
 ACCUMULATED = 2
 VOCABULARY, LENGTH, WIDTH, HEADS, WARMUP = 48, 16, 32, 4, 4
 
@@ -62,6 +64,7 @@ def data() -> tuple[Tensor, Tensor]:
 
 def in_pytorch(replicas: int) -> Trained:
     model, (optimizer,), (scheduler,) = build()
+    averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
     losses = []
     for tokens, targets in batches(*data()):
         counted = (targets != -100).sum()
@@ -75,5 +78,6 @@ def in_pytorch(replicas: int) -> Trained:
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         scheduler.step()
+        averaged.update_parameters(model)
         losses.append(total)
-    return Trained(losses, model.state_dict())
+    return Trained(losses, model.state_dict(), averaged.module.state_dict())

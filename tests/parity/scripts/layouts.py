@@ -55,7 +55,7 @@ def in_sambasim(name: str, layout: Layout, folder: Path) -> Trained:
     order = {"data.shuffle": False, "training.accumulation_steps": trained.ACCUMULATED}
     how = {"replicas": layout.replicas, "steps": STEPS, "threads": 1, "quiet": True, "set": order, **layout.run}
     run = ss.run(pef, samples, **how)
-    return Trained(run.losses, run.weights)
+    return Trained(run.losses, dict(run.weights), dict(run.ema))
 
 
 def main() -> None:
@@ -65,7 +65,7 @@ def main() -> None:
         for title, layout in LAYOUTS.items():
             if layout.ranks == ranks:
                 found = in_sambasim(name, layout, folder / "out")
-                torch.save((found.losses, dict(found.weights)), saved_in(folder, name, title))
+                torch.save(tuple(found), saved_in(folder, name, title))
 
 
 def saved_in(folder: Path, name: str, title: str) -> Path:
