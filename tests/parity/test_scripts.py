@@ -42,7 +42,7 @@ def test_it_trains_as_plain_pytorch_does(name: str, title: str, tmp_path: Path) 
 @pytest.mark.usefixtures("one_thread")
 def test_every_layout_has_the_bits_of_one_process(ranks: int, tmp_path: Path) -> None:
     command = ["python", "-m", "tests.parity.scripts.layouts", str(ranks), str(tmp_path)]
-    run_mpi(ranks, command, timeout=280).check()
+    run_mpi(ranks, command, timeout=500).check()
     differing = {}
     for name in SCRIPTS:
         alone = {count: in_sambasim(name, LAYOUTS[_emulated(count)], tmp_path) for count in {1, 2, ranks}}
