@@ -107,8 +107,8 @@ def loss_of(loss: object) -> tuple[dict[str, object] | None, Loss | None]:
     source = getattr(loss, "func", loss)  # of functools.partial
     takes_one = getattr(source, "__module__", "").startswith("torch.nn.")  # as losses with names do
 
-    def of_result(result: object, target: Tensor) -> Tensor:
-        value: Tensor = called(first_tensor(result) if takes_one else result, target)
+    def of_result(result: object, target: Tensor, **of_run: Tensor) -> Tensor:
+        value: Tensor = called(first_tensor(result) if takes_one else result, target, **of_run)
         return value
 
     vars(of_result)["of_user"] = loss  # whose state a compile looks for
@@ -133,9 +133,9 @@ def _constant(loss: nn.Module) -> Callable[..., Any]:
     # Not the parameters themselves: a capture takes none of others.
     frozen = {name: parameter.detach() for name, parameter in loss.named_parameters()}
 
-    def called(*given: object) -> object:
+    def called(*given: object, **of_run: object) -> object:
         before = {name: (buffer, _version(buffer)) for name, buffer in loss.named_buffers()}
-        value: object = functional_call(loss, frozen, given)
+        value: object = functional_call(loss, frozen, given, of_run)
         for name, buffer in loss.named_buffers():
             was, version = before.get(name, (None, 0))
             if was is not buffer or version != _version(buffer):

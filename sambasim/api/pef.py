@@ -1,6 +1,6 @@
 """Compile a live model in Python, or load what was compiled."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -98,6 +98,7 @@ def compile(
     *,
     loss: str | Callable[..., Any] | None = None,
     optimizer: str | Optimizer | Sequence[Optimizer] = "adamw",
+    arguments: Mapping[str, Any] | None = None,
     name: str | None = None,
     quiet: bool = False,
     **options: Any,
@@ -109,6 +110,8 @@ def compile(
       the model returns and the target; the last value of the example is the target. None for a model that returns its
       loss first, or in a dictionary as "loss"
     - `optimizer`: a name, whose options are flags (`lr=3e-4`), or an optimizer of torch, or a list of them
+    - `arguments`: what a run gives parameters of these names: numbers, or schedules such as
+      `{"schedule": "linear", "to": 1.0, "steps": 1000}`
     - `name`: of the PEF; by default that of the model's class, in lower case
     - `quiet`: print no progress
     - `options`: flags of `sambasim compile` by keyword, such as `data_parallel=True, world_size=2`, and
@@ -128,7 +131,7 @@ def compile(
         batch, size = batch_of(example)
         table, function = loss_of(loss)
         training: dict[str, object] = {"batch_size": size}
-        tables, taken = dict[str, object](training=training), None
+        tables, taken = dict[str, object](training=training, arguments=dict(arguments or {})), None
         if not options.get("inference"):
             tables["optimizer"], taken = optimizer_of(optimizer, model)
         if taken is not None:
@@ -141,7 +144,7 @@ def compile(
             what = f"batch_size is {chosen.training.batch_size}, and the example has {size} samples"
             raise OptionError(what, remedy="leave it out: the example is one batch of a replica")
         notices = [_EVALUATING] if not (model.training or chosen.inference) else []
-        bound = partial(inputs_of, model=model, loss=named, inference=chosen.inference)
+        bound = partial(inputs_of, model=model, loss=named, options=chosen)
         micro = each_value(batch, lambda tensor, _: tensor[: chosen.micro_batch_size])
         of_pass = bound(micro, notice=notices.append)
         whole = bound(batch).inputs if chosen.micro_batch_size < size else None

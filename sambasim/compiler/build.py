@@ -43,10 +43,12 @@ class Built:
 
 
 class Builder:
-    """Makes the first program of `model`, captured on `inputs`."""
+    """Makes the first program of `model`, captured on `inputs`, and on what a run gives."""
 
-    def __init__(self, model: nn.Module, inputs: Mapping[str, Tensor], captures: Captures) -> None:
-        self._model, self._inputs, self._captures = model, inputs, captures
+    def __init__(
+        self, model: nn.Module, inputs: Mapping[str, Tensor], captures: Captures, of_run: Mapping[str, Tensor]
+    ) -> None:
+        self._model, self._inputs, self._captures, self._of_run = model, {**inputs, **of_run}, captures, of_run
         self._prefix, self._held = type(model).__name__.lower(), held_by(model)
         self._symbols: dict[str, Symbol] = {}
         self._weights: dict[str, Tensor] = {}
@@ -54,7 +56,7 @@ class Builder:
         self._lifted: list[str] = []
         self._outputs: dict[int, str] = {}  # of the training step, by their index
         self._names = UniqueNames()
-        for input_name in inputs:  # first of all: samples are bound to inputs by these names
+        for input_name in self._inputs:  # first of all: samples are bound to inputs by these names
             self._names.take(input_name)
         # Then the loss and its tangent, so that their names rarely get a number.
         self._loss = self._names.take(loss_name(self._prefix), GRADIENT_SUFFIX)
@@ -66,7 +68,8 @@ class Builder:
             # A fake tensor has no values.
             is_bounded = not (tensor.is_floating_point() or isinstance(tensor, FakeTensor)) and tensor.numel() > 0
             bound = max(int(tensor.max()) + 1, 1) if is_bounded else None
-            self._add(Symbol(input_name, SymbolKind.INPUT, tensor_type(tensor), exclusive_bound=bound))
+            kind = SymbolKind.ARGUMENT if input_name in self._of_run else SymbolKind.INPUT
+            self._add(Symbol(input_name, kind, tensor_type(tensor), exclusive_bound=bound))
         captures = self._captures
         training = self._training(captures.training) if captures.training else None
         program = Program(

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from sambasim import __version__
 from sambasim.compiler.build import Builder, Built, Captures
 from sambasim.compiler.capture import explain
+from sambasim.compiler.capture.arguments import in_first_step
 from sambasim.compiler.capture.asked_values import Asked, RandomBranch
 from sambasim.compiler.capture.explain import explained, tracer_error
 from sambasim.compiler.capture.recording import forward_line, source_files
@@ -40,6 +41,8 @@ from sambasim.errors import CaptureError, DataError, ModelError
 from sambasim.ir.dataflow import gathers
 from sambasim.ir.mesh import TENSOR
 from sambasim.ir.program import Program
+from sambasim.ir.types import SymbolKind
+from sambasim.options.arguments import arguments_of
 from sambasim.options.compile import BUILD_FIELDS, CompileOptions
 from sambasim.pef import PefDocument, write
 from sambasim.pef.digests import SOURCES, digests_of_model, record
@@ -151,15 +154,17 @@ def capture_model(
             several = options.data_parallel or options.chips > 1
             check_model(model, training=not options.inference, replicas=several)
             with rare_collections(), stored_in(dtype, model), as_on_device(model):
-                steps = both_steps(model, example, named, loss, losses)
-                tensors = tuple(inputs.values())
+                steps = both_steps(model, example, named, loss, losses, options.arguments)
+                first = next(iter(inputs.values()))
+                of_run = in_first_step(steps[0], options.arguments, first, checks=not options.inference)
+                tensors = (*inputs.values(), *of_run.values())
                 if quick:
                     captures = _training_alone(steps[0], tensors)
                 else:
                     says = "function" if loss is not None else named.name if named else None
                     captures = _capture(*steps, tensors, options, watch, says)
                 watch.begin("translate to the graph")
-                return Builder(model, inputs, captures).built(options.name, tensors[0].shape[0])
+                return Builder(model, inputs, captures, of_run).built(options.name, first.shape[0])
     except Exception as error:
         if (refused := tracer_error("model", error)) is None:
             raise
@@ -192,7 +197,9 @@ def assemble(
         facts["stored_contiguously"] = ", ".join(strided)  # `inspect` shows all names
     how = options.model_dump(mode="json", include=set(BUILD_FIELDS) - {"output_folder", "check"})
     how = {"model": options.model.model_dump(mode="json"), **how}
-    document = PefDocument(program, options.data_source(), how, options.training_defaults(), facts)
+    arguments = arguments_of(program.names_of(SymbolKind.ARGUMENT), options.arguments)
+    defaults = options.model_copy(update={"arguments": arguments}).training_defaults()
+    document = PefDocument(program, options.data_source(), how, defaults, facts)
     written = write(path or options.pef_path, document, built.weights)
     watch.end()
     notices += _notices_of(built, program, model, options)
@@ -225,7 +232,7 @@ def _capture(
         if not (options.inference or per_sample) and tensors[0].shape[0] > 1:
             watch.begin("capture the evaluation graph at batch 1")
             with suppress(CaptureError, ModelError):  # not every sound model runs on one sample; a notice says so
-                ones = tuple(tensor[:1].clone() for tensor in tensors)
+                ones = tuple(tensor[:1].clone() if tensor.ndim else tensor for tensor in tensors)
                 asked = Observer([evaluation], ones).call(evaluation) if observed[evaluation].answers else None
                 single = capture(evaluation, ones, asked, narrow=narrow)
         notices = (*told, *explain.notices({explain.EVALUATED: captured.kept_buffers}))

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from sambasim.compiler.capture.arguments import kept_default, left_to_run, skipped
 from sambasim.compiler.capture.recording import forward_line, user_line
 from sambasim.compiler.capture.step import TARGET, Example, by_place
 from sambasim.compiler.capture.trial import with_values
@@ -261,21 +262,20 @@ def example_batch(
         raise DataError(what, remedy=f"--batch-size {len(source.train)} or less")
     batch = collate(source.train.__getitems__(range(options.micro_batch_size)))
     loss = options.loss.name if options.loss else None
-    return inputs_of(batch, model, loss, inference=options.inference, notice=notice)
+    return inputs_of(batch, model, loss, options, notice)
 
 
 def inputs_of(
     batch: Batch,
     model: nn.Module,
     loss: str | None,
-    *,
-    inference: bool,
+    options: CompileOptions,
     notice: Callable[[str], None] = lambda text: None,
 ) -> Example:
     """The inputs of a batch by name, the target last if there is a `loss`. Raises DataError if they do not fit."""
     if isinstance(batch, DataError):
         raise batch
-    by_keyword = isinstance(batch, Mapping)
+    by_keyword, table = isinstance(batch, Mapping), options.arguments
     if isinstance(batch, Mapping):
         values = {str(name): value for name, value in batch.items()}
         if loss and TARGET in values:
@@ -283,10 +283,16 @@ def inputs_of(
     else:
         parts = list(batch) if isinstance(batch, (tuple, list)) else [batch]
         wanted = len(parts) - (loss is not None)
-        values = by_place(model, parts[:wanted])
+        values = by_place(model, parts[:wanted], skipped(model, wanted, table))
         if loss is not None:
             values[TARGET] = parts[-1]
-    _check_inputs(model, list(values), loss, by_keyword=by_keyword)
+    has = values.keys() - ({TARGET} if loss else set())
+    of_run = left_to_run(model, table, has)
+    kinds = {parameter.kind for parameter in inspect.signature(model.forward).parameters.values()}
+    by_keyword |= bool(of_run) and inspect.Parameter.VAR_POSITIONAL not in kinds
+    if name := kept_default(model, {*has, *of_run}):
+        notice(f"forward() keeps the default of {name}: --set arguments.{name}={name} gives it that of the training")
+    _check_inputs(model, list(values), loss, of_run, by_keyword=by_keyword)
     names = [name for top, value in values.items() for name, _ in flat(value, top)]
     if twice := [name for name, count in Counter(names).items() if count > 1]:
         raise DataError(f"two values of a sample are both called {twice[0]}", remedy="give them keys without dots")
@@ -298,16 +304,19 @@ def inputs_of(
         inputs |= {name: inputs[name].float() for name in wide}
     if loss and names[-1] != TARGET:
         raise DataError("the target of a loss is one tensor, and a sample gives several", remedy="give one, or no loss")
-    if inference and loss:
+    if options.inference and loss:
         inputs.pop(TARGET)  # only the loss would read it
     given = {top: value for top, value in values.items() if not loss or top != TARGET}
     arguments = {top: each_value(value, lambda _, name: names.index(name), top) for top, value in given.items()}
     is_flat = all(isinstance(position, int) for position in arguments.values())
-    return Example(inputs, by_keyword, None if is_flat else arguments)
+    return Example(inputs, by_keyword, None if is_flat else arguments, of_run)
 
 
-def _check_inputs(model: nn.Module, names: Sequence[str], loss: str | None, *, by_keyword: bool) -> None:
-    """Raises DataError unless `model.forward` takes the values `names` of a sample, the last of them for the `loss`."""
+def _check_inputs(
+    model: nn.Module, names: Sequence[str], loss: str | None, of_run: Sequence[str], *, by_keyword: bool
+) -> None:
+    """Raises DataError unless `model.forward` takes the values `names` of a sample, the last of them for the `loss`,
+    and beside them `of_run`."""
     if loss is not None and (names[-1] != TARGET or len(names) == 1):
         only = f"{', '.join(names)} by name" if by_keyword else "one value"
         wanted = f'{{"x": x, "{TARGET}": label}}' if by_keyword else "(x, label)"
@@ -317,7 +326,7 @@ def _check_inputs(model: nn.Module, names: Sequence[str], loss: str | None, *, b
     parameters = inspect.signature(model.forward).parameters
     if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters.values()):
         return
-    takes = list(parameters)
+    takes = [name for name in parameters if name not in of_run]
     begin = 0 if by_keyword else len(called)
     needed = [name for name in takes[begin:] if parameters[name].default is inspect.Parameter.empty]
     missing = [name for name in needed if name not in called]

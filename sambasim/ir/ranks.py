@@ -89,7 +89,7 @@ def of_ranks(program: Program) -> tuple[Program, ...]:
     ranks = pipeline_ranks(program)
     if ranks == 1:
         return (program,)
-    everywhere = program.names_of(*_OF_A_BATCH, SymbolKind.REDUCE_BUFFER)
+    everywhere = program.names_of(*_OF_A_BATCH, SymbolKind.ARGUMENT, SymbolKind.REDUCE_BUFFER)
     rank_of, parts, held = ranks_of_groups(program), [], []
     for rank in range(ranks):
         groups = tuple(group for group in program.groups if rank_of[group.name] == rank)

@@ -67,6 +67,7 @@ class TensorType:
 
 class SymbolKind(StrEnum):
     INPUT = "input"
+    ARGUMENT = "argument"  # a number that a run sets before each step, such as `step`
     TANGENT = "tangent"  # the gradient that the backward starts from: a runtime input, SambaFlow's `sn_grad`
     PARAMETER = "parameter"
     BUFFER = "buffer"

@@ -31,6 +31,7 @@ memory; a PEF is always at that last stage.
         it. A trained parameter is read where its gradient is completed. If one more rank reads it, that rank updates
         it, in a group of its own: copy nodes bring the gradient there and the parameter back
     17  every parameter has a name in the state_dict of its model, and no name there is that of two symbols
+    18  an argument is one number, int64 or float32
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -87,6 +88,8 @@ def _types(program: Program) -> None:
         _type(name, symbol.whole, DTYPE_BYTES)
         batched = symbol.kind is not SymbolKind.INPUT or shape[:1] == (program.batch_size,)
         require(batched, 14, f"{name} is {symbol.type}, but the batch size is {program.batch_size}")
+        is_number = not shape and symbol.type.dtype in ("int64", "float32")
+        require(is_number or symbol.kind is not SymbolKind.ARGUMENT, 18, f"the argument {name} is {symbol.type}")
     for name, type_ in (item for graph in program.graphs for item in graph.values.items()):
         _type(name, type_, VALUE_BYTES)
     require(0 <= program.device_bytes <= LARGEST_BYTES, 12, f"device memory of {program.device_bytes} bytes")

@@ -168,8 +168,8 @@ class CompileOptions(Sections, ParallelOptions, BuildOptions):
         return self.training.batch_size // (self.chips * self.micro_batches)
 
     def training_defaults(self) -> dict[str, JsonValue]:
-        """Loss, optimizer and training as the PEF stores them, in JSON. A PEF for inference has neither."""
-        dumped = self.model_dump(mode="json", include={"loss", "optimizer", "ema", "training"})
+        """The tables of a run as the PEF stores them, in JSON; None for what a PEF for inference has not."""
+        dumped = self.model_dump(mode="json", include={"loss", "optimizer", "ema", "training", "arguments"})
         return dumped | ({"loss": None, "optimizer": None, "ema": None} if self.inference else {})
 
     def data_source(self) -> dict[str, JsonValue]:

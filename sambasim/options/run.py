@@ -9,6 +9,7 @@ from pydantic import Field
 
 from sambasim.errors import OptionError, PefError
 from sambasim.optimizers import OPTIMIZERS
+from sambasim.options.arguments import ArgumentOptions
 from sambasim.options.base import Options, build
 from sambasim.options.deepspeed import Mapped, World, deepspeed_overrides
 from sambasim.options.deepspeed_file import read_deepspeed
@@ -141,6 +142,7 @@ class ResolvedRun(NamedTuple):
     optimizer: OptimizerOptions | None
     training: TrainingOptions
     ema: EmaOptions | None
+    arguments: Mapping[str, ArgumentOptions]
     changed: tuple[str, ...]
 
 
@@ -181,7 +183,7 @@ def resolve_run(
         raise refusal(problems)
     kept = unreplaced(before, leaves(options.overrides))
     merged = build(Sections, _merge(kept, options.overrides), given=given)
-    problems = _switched(stored.optimizer, merged.optimizer, states)
+    problems = [*_other_arguments(stored, merged), *_switched(stored.optimizer, merged.optimizer, states)]
     if stored.ema is None and not options.inference:
         if options.save_ema is not None:
             remedy = "compile again: sambasim compile … --ema 0.999"
@@ -194,7 +196,8 @@ def resolve_run(
     new = {name: value for name, value in now.items() if value not in (None, {}) and value != was.get(name)}
     compiled = {name: "none" if was.get(name) is None else show(was[name]) for name in new}
     changed = tuple(f"{name} = {show(value)} (compiled: {compiled[name]})" for name, value in new.items())
-    return ResolvedRun(merged.data, merged.loss, merged.optimizer, merged.training, merged.ema, changed)
+    own = (merged.data, merged.loss, merged.optimizer, merged.training, merged.ema, merged.arguments)
+    return ResolvedRun(*own, changed)
 
 
 def _merge(under: Mapping[str, object], over: Mapping[str, object]) -> dict[str, object]:
@@ -216,6 +219,14 @@ def _compiled_in(overrides: Mapping[str, object], was: Mapping[str, object]) -> 
             compiled = f"as {show(was[name])}" if was.get(name) is not None else "without it"
             problems.append(_compile_again(name, f"cannot change: the PEF was compiled {compiled}", value))
     return problems
+
+
+def _other_arguments(before: Sections, after: Sections) -> Iterator[Problem]:
+    for name, argument in after.arguments.items():
+        was = before.arguments.get(name)
+        if was is None or was.dtype != argument.dtype:
+            what = "is no argument of the compiled model" if was is None else f"was compiled as {was.dtype}"
+            yield Problem(f"arguments.{name}", what, "compile again, with it in [arguments]")
 
 
 def _switched(

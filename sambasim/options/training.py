@@ -11,6 +11,7 @@ from pydantic import Field, ValidationError, create_model, model_validator
 from sambasim.errors import LARGEST_FACTOR
 from sambasim.optimizers import OPTIMIZERS
 from sambasim.options import grammar
+from sambasim.options.arguments import ArgumentOptions
 from sambasim.options.base import Options
 from sambasim.options.fields import DataFields, EmaFields, LossFields, OptimizerFields, ScheduleFields, TrainingFields
 from sambasim.options.grammar import LOSS_ARGUMENTS, JsonTable
@@ -307,6 +308,7 @@ class Sections(Options):
     optimizer: OptimizerOptions | None = None
     ema: EmaOptions | None = None
     training: TrainingOptions = Field(default_factory=TrainingOptions)
+    arguments: dict[str, ArgumentOptions] = Field(default_factory=dict)
 
     def problems(self) -> Iterator[Problem]:
         optimizer = self.optimizer

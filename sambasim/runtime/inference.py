@@ -31,7 +31,7 @@ from sambasim.runtime.engine.executor import Batch, Executor, outputs_in_order
 from sambasim.runtime.machine import process
 from sambasim.runtime.machine.communicator import Communicator, single_rank
 from sambasim.runtime.machine.process import Stream, derive, seed_everything
-from sambasim.runtime.run.replica import input_specs
+from sambasim.runtime.run.replica import arguments_in, input_specs
 from sambasim.runtime.run.setup import blamed_on_strangers, check_sources, check_trusted
 from sambasim.runtime.transports.connect import Transport, Way, open_ranks
 from sambasim.runtime.transports.in_process import run_together
@@ -284,6 +284,8 @@ def _evaluator(
 
     def fill(memory: DeviceMemory, rank: int) -> None:
         place_weights(memory, weights, mesh.coordinates(rank))
+        for tensor, argument in arguments_in(memory, resolved.arguments):
+            tensor.fill_(argument.at(None, 0, 1.0))
 
     ranks = open_ranks(program, single_rank(world.host_name), Way.IN_PROCESS, fill, range(mesh.world_size), mesh)
     evaluator = Evaluator(program, ranks, resolved, activity)

@@ -93,7 +93,7 @@ class TrainingJob:
         self._activity.does("placing the weights")
         probes = Probes(program, setup.mesh, training.loss_scale) if setup.options.debug_numerics else None
         team = assemble(setup, sources, self._observer, probes)
-        trainer = Trainer(team.replicas, steps, training, team.hub, self._request)
+        trainer = Trainer(team.replicas, steps, training, team.hub, self._request, setup.resolved.arguments)
         if resumption is not None:
             restore(setup, team, resumption.checkpoint)
             team.release_parameters()
@@ -209,6 +209,7 @@ class TrainingJob:
             if is_whole := position.step == steps.end_of(epoch):  # an evaluation of that is not repeated on resume
                 position = Position(position.step, epoch + 1)
             if evaluator is not None:
+                trainer.set_arguments(epoch)
                 evaluation, requested = self._evaluate(evaluator, sources, totals, epoch, team)
                 self._observer.evaluated(evaluation)
                 stop_if(requested)

@@ -110,7 +110,7 @@ def memory_of(
     for symbol in program.symbols.values():
         if symbol.kind is SymbolKind.PARAMETER and symbol.name not in grouped:
             frozen += symbol.type.size_bytes
-        if symbol.kind in (SymbolKind.INPUT, SymbolKind.BUFFER, SymbolKind.CONSTANT, SymbolKind.REDUCE_BUFFER):
+        if symbol.kind in ("input", "argument", "buffer", "constant", "reduce_buffer"):
             taken = samples if samples is not None and symbol.kind is SymbolKind.INPUT else program.batch_size
             buffers += symbol.type.size_bytes * taken // program.batch_size
     if sliced := [region for region in ("parameter", "gradient") if by[region] > 1]:

@@ -55,7 +55,8 @@ class Eager:
         model, named = live.model, None if options.inference or live.loss is not None else options.loss
         if not (model.training or options.inference):
             model.train()
-        self._step, self._evaluation = both_steps(model, live.example, named, live.loss, live.losses)
+        table = options.arguments
+        self._step, self._evaluation = both_steps(model, live.example, named, live.loss, live.losses, table)
         self._program = program
         self._optimizers = live.optimizers
         self._rounds = options.dtype != "fp32"

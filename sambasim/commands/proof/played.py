@@ -89,9 +89,9 @@ class Played:
             update.begin_step(self._updates + 1, 1.0)
             chip = self._mesh.coordinate(rank, DATA_PARALLEL) % program.chips
             own, seed = batches[chip], partial(_seed, number, chip)
-            if program.schedule is None:
-                place_inputs(self._transports[rank].memory, own[0])
-                own = IN_MEMORY
+            placed = program.names_of(SymbolKind.ARGUMENT) if program.schedule else own[0]
+            place_inputs(self._transports[rank].memory, {name: own[0][name] for name in placed})
+            own = IN_MEMORY if program.schedule is None else own
             passes.append(executor.run(tangents, own, seed, last=True, overlapping=update.overlapping))
         outputs = run_together(passes, self._hub)
         return [

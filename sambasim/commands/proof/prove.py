@@ -29,6 +29,8 @@ from sambasim.hardware.budget import available_bytes
 from sambasim.ir.operator_flops import Operands
 from sambasim.ir.operators import OPERATORS
 from sambasim.ir.program import Program
+from sambasim.ir.types import SymbolKind
+from sambasim.options.arguments import arguments_of
 from sambasim.options.compile import CompileOptions
 from sambasim.pef import map_weights, read
 from sambasim.pef.document import Checked, Rounded
@@ -126,6 +128,7 @@ class _Proof:
         self._steps = {graph.name: Steps(graph, self._played, self._eager, weights) for graph in graphs}
         self._last: Sequence[Batch] = ()
         self._refused: SambasimError | None = None
+        self._of_run = arguments_of(program.names_of(SymbolKind.ARGUMENT), options.arguments)
         self._is_evaluated = True
         self._whole: Batch | None = None if live.whole is None else stored(live.whole)
         if self._passes > 1 and source is not None:
@@ -141,7 +144,7 @@ class _Proof:
         if self._passes == 1 or self._whole is None or self._program.training is None:
             return
         batches = (self._whole, *parts(self._whole, self._passes))
-        of_whole, *of_parts = (self._eager.ask(self._played, "loss", part) for part in batches)
+        of_whole, *of_parts = (self._eager.ask(self._played, "loss", self._with_run(0, part)) for part in batches)
         known = [loss for loss in of_parts if loss is not None]
         if of_whole is None or len(known) < len(of_parts):
             return
@@ -179,7 +182,7 @@ class _Proof:
         """Play step `number` on the first of `batches` that PyTorch takes; False if it takes none."""
         for batch, is_read in batches:
             try:
-                play(number, batch)
+                play(number, [self._with_run(number, part) for part in batch])
             except NotForEager:
                 continue
             except (CaptureError, MachineError):
@@ -192,6 +195,12 @@ class _Proof:
             self._last = batch
             return True
         return False
+
+    def _with_run(self, number: int, batch: Batch) -> Batch:
+        """`batch`, and what a run gives in its step `number`."""
+        at, given = number / MOST_STEPS, self._of_run.items()
+        types = {name: getattr(torch, one.dtype) for name, one in given}
+        return {**batch, **{name: torch.tensor(one.at(number, 0, at), dtype=types[name]) for name, one in given}}
 
     def _batches(self, number: int) -> Iterator[tuple[Sequence[Batch], bool]]:
         """Batches for step `number`, in the parts that passes take, and whether they are of the data."""
@@ -216,7 +225,7 @@ def read_batches(
     with suppress(SambasimError):
         for start in range(first * size, len(source.train) - size + 1, size):
             batch = collate(source.train.__getitems__(range(start, start + size)))
-            inputs = inputs_of(batch, model, loss, inference=options.inference).inputs
+            inputs = inputs_of(batch, model, loss, options).inputs
             if any(inputs[name].shape[1:] != tensor.shape[1:] for name, tensor in example.items()):
                 return
             yield inputs_in(STORED[options.dtype], inputs)

@@ -37,6 +37,7 @@ _SIZE = Obstacle("a size that is the value of a tensor",
     "take the largest size that it may have, and a mask: torch.where(torch.arange(size) < n, a, b)")
 _CLASSES = Obstacle("one_hot() without a number of classes", "give it: F.one_hot(i, num_classes=…)")
 _COUNTS = Obstacle("bincount(), whose size depends on values", "count by a sum: F.one_hot(i, num_classes=…).sum(0)")
+_RATE = Obstacle("a dropout rate that is the value of a tensor", "draw it: x * (torch.rand_like(x) >= p) / (1 - p)")
 _REPEATS = Obstacle("repeat_interleave() by counts that are values of a tensor",
     "take a fixed number of rows: x.index_select(0, (torch.arange(n)[:, None] >= counts.cumsum(0)).sum(1))")
 SHAPE = Obstacle("a shape that depends on the values of a tensor",
@@ -72,6 +73,7 @@ GENERATOR = Obstacle("a torch.Generator of its own, whose state a graph does not
 # fmt: on
 
 COUNTED = (
+    "take the steps of the run, def forward(self, x, step), and choose by tensors: torch.where(step < 10, a, b); or "
     'count in a buffer, self.register_buffer("steps", torch.zeros(())), by self.steps.add_(1), and choose by tensors: '
     "torch.where(self.steps < 10, a, b)"
 )
@@ -106,6 +108,7 @@ _ASKING = (
     (r"^one_hot/", _CLASSES),
     (r"^bincount/", _COUNTS),
     (r"^repeat_interleave/", _REPEATS),
+    (r"^(feature_)?(alpha_)?dropout\d?d?/", _RATE),
     (r"^(__bool__|is_nonzero|equal|allclose)/", _BRANCH),
     (r"^(item|tolist|__int__|__float__|__complex__)/", _NUMBER),
     (r"_pack_padded_sequence", _PACKED),

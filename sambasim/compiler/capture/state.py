@@ -22,7 +22,8 @@ from sambasim.compiler.capture.explain import Obstacle, Occurrence, all_occurren
 from sambasim.compiler.capture.recording import Op, Recording, changing_line, digest_of, role_of
 from sambasim.compiler.capture.slots import FEW, MISSING, NUMBERS, Slot, fill, perturbed, vary
 from sambasim.compiler.capture.snapshot import Snapshot
-from sambasim.compiler.capture.step import EvaluationStep, TrainingStep, check_loss, eagerly, loss_in
+from sambasim.compiler.capture.step import EvaluationStep, TrainingStep, eagerly, loss_in
+from sambasim.compiler.capture.tensors import check_loss
 from sambasim.compiler.capture.trial import PLAIN, Told, copying_data, generators_kept, quiet, watched, with_values
 from sambasim.errors import CaptureError, InternalError
 from sambasim.forks import Fork

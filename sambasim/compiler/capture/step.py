@@ -3,7 +3,7 @@ is detached: the backward starts from the loss alone. Losses have names, or are 
 
 import inspect
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from math import prod
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
 
+from sambasim.compiler.capture.arguments import left_to_run
 from sambasim.compiler.capture.recording import forward_line, user_line
 from sambasim.compiler.capture.tensors import dtype_name
 from sambasim.compiler.capture.trial import as_written
@@ -22,8 +23,8 @@ from sambasim.data.user_code import load_object, summary
 from sambasim.errors import ModelError, OptionError, SambasimError
 from sambasim.options.training import LossOptions
 
-Loss = Callable[[Any, Tensor], Tensor | tuple[Tensor, Tensor]]
-"""Of what the model returns, and the target: a mean, or a sum and the count by which to divide it."""
+Loss = Callable[..., Tensor | tuple[Tensor, Tensor]]
+"""Of what the model returns, the target, and by name what a run gives: a mean, or a sum and by what to divide it."""
 
 LossOfSamples = Callable[[Any, Tensor], Tensor]
 
@@ -46,7 +47,12 @@ def named_losses(name: str, args: Mapping[str, object], *, counts: bool = False)
         if not callable(loaded):
             raise ModelError(f"the loss {name} is not callable")
         users: Callable[..., Tensor] = loaded
-        return lambda result, target: users(result, target, **args), None
+
+        def of_users(result: object, target: Tensor, **of_run: Tensor) -> Tensor:
+            return users(result, target, **args, **of_run)
+
+        vars(of_users)["of_user"] = users
+        return of_users, None
     if name not in NAMED_LOSSES:
         known = ", ".join(NAMED_LOSSES)
         raise OptionError(f"there is no loss called {name!r}", remedy=f"loss.name takes one of {known}")
@@ -94,26 +100,6 @@ def tensors_in(result: object) -> list[Tensor]:
     if isinstance(result, Tensor):
         return [result]
     return [tensor for item in _fields(result).values() for tensor in tensors_in(item)]
-
-
-def check_loss(value: Tensor, named: str | None, *, any_shape: bool) -> None:
-    """Raises ModelError unless `value`, the loss of an eager call, can start a backward. It must be one number, unless
-    `any_shape`."""
-    described = "the output with the loss" if any_shape else "the model's first output"
-    remedy = "check requires_grad, detach() and torch.no_grad() in the model, or compile with --inference"
-    if value.numel() != 1 and not any_shape:
-        what = f"has shape {tuple(value.shape)}, but a loss is one number"
-        remedy = "return the loss first, or name one: --loss cross_entropy"
-        if named:
-            remedy = "let the function return the mean: loss.mean()"
-    elif not value.is_floating_point():
-        what = f"is {dtype_name(value)}, but a loss is a floating-point number"
-        remedy = "compute it with floating-point operators: a count of mistakes has no gradient, cross_entropy has"
-    elif not value.requires_grad:
-        what = "does not depend on any parameter that requires a gradient"
-    else:
-        return
-    raise ModelError(f"{f'the loss {named}' if named else described} {what}", remedy=remedy)
 
 
 _CASTS = {torch.float32: "float()", torch.float64: "double()", torch.float16: "half()", torch.bfloat16: "bfloat16()"}
@@ -208,14 +194,16 @@ class Places(NamedTuple):
 class Example(NamedTuple):
     """A batch of inputs by name, and whether the model takes them by name. `arguments`: those of the model, which may
     be dicts, tuples or lists, with positions of inputs in place of tensors, or a Fixed or Whole; None where each input
-    is one."""
+    is one. `of_run`, `of_loss`: the parameters of the model and of the loss that a run gives."""
 
     inputs: Mapping[str, Tensor]
     by_keyword: bool = False
     arguments: Mapping[str, object] | None = None
+    of_run: tuple[str, ...] = ()
+    of_loss: tuple[str, ...] = ()
 
-    def call(self, model: nn.Module, tensors: Sequence[Tensor]) -> Any:
-        """What `model` returns for `tensors`, in place of as many inputs."""
+    def call(self, model: nn.Module, tensors: Sequence[Tensor], of_run: Mapping[str, Tensor] | None = None) -> Any:
+        """What `model` returns for `tensors`, in place of as many inputs, and `of_run`."""
         given: Mapping[str, object] = dict(zip([*self.inputs][: len(tensors)], tensors, strict=True))
         if self.arguments is not None:
 
@@ -225,7 +213,8 @@ class Example(NamedTuple):
                 return tensors[at.index][0] if isinstance(at, Whole) else None if at is None else tensors[at]
 
             given = each_value(self.arguments, value)
-        return model(**given) if self.by_keyword else model(*given.values())
+        of_run = of_run or {}
+        return model(**given, **of_run) if self.by_keyword else model(*given.values(), **of_run)
 
     def places(self, model: nn.Module) -> Places:
         names = [*self.inputs]
@@ -246,14 +235,25 @@ class Example(NamedTuple):
 
 
 class _Step(nn.Module):
+    """Takes the inputs of its example, the target of a loss last, and then what a run gives, `of_run`."""
+
     def __init__(self, model: nn.Module, example: Example, loss: Loss | None) -> None:
         super().__init__()
         self.model, self.loss, self._example = model, loss, example
+        self.of_run = tuple(dict.fromkeys((*example.of_run, *example.of_loss)))
         self.counts = False
         """Whether the last call gave a sum and a count in place of a mean: they are the first two outputs."""
 
-    def _call(self, inputs: Sequence[Tensor]) -> tuple[object, tuple[Tensor, ...]]:
-        result = self._example.call(self.model, inputs)
+    def target_of(self, given: Sequence[Tensor]) -> Tensor:
+        return given[len(self._example.inputs) - 1]
+
+    def _named(self, given: Sequence[Tensor], names: Sequence[str]) -> dict[str, Tensor]:
+        of_run = dict(zip(self.of_run, given[len(self._example.inputs) :], strict=True))
+        return {name: of_run[name] for name in names}
+
+    def _call(self, given: Sequence[Tensor]) -> tuple[object, tuple[Tensor, ...]]:
+        inputs = given[: len(self._example.inputs) - (self.loss is not None)]
+        result = self._example.call(self.model, inputs, self._named(given, self._example.of_run))
         tensors = tensors_in(result)
         if not tensors:
             kind = "None" if result is None else f"a {type(result).__name__} without a tensor in it"
@@ -261,11 +261,11 @@ class _Step(nn.Module):
             raise ModelError(f"the model returns {kind}", where=forward_line(self.model), remedy=remedy)
         return result, tuple(tensors)
 
-    def _loss_first(self, inputs: Sequence[Tensor]) -> tuple[object, tuple[Tensor, ...]]:
+    def _loss_first(self, given: Sequence[Tensor]) -> tuple[object, tuple[Tensor, ...]]:
         """What the model returns; and the loss, before its other tensors."""
-        result, tensors = self._call(inputs if self.loss is None else inputs[:-1])
+        result, tensors = self._call(given)
         if self.loss is not None:
-            loss = self.loss(result, inputs[-1])
+            loss = self.loss(result, self.target_of(given), **self._named(given, self._example.of_loss))
             self.counts = isinstance(loss, tuple) and len(loss) == 2
             return result, (*(loss if isinstance(loss, tuple) and self.counts else (loss,)), *tensors)
         fields = _fields(result)  # of a dictionary, a dataclass or a NamedTuple
@@ -310,11 +310,18 @@ class EvaluationStep(_Step):
 
 
 def both_steps(
-    model: nn.Module, example: Example, named: LossOptions | None, loss: Loss | None, losses: Losses | None
+    model: nn.Module,
+    example: Example,
+    named: LossOptions | None,
+    loss: Loss | None,
+    losses: Losses | None,
+    table: Collection[str],
 ) -> tuple[TrainingStep, EvaluationStep]:
-    """`named`: the loss by its name, `loss` if it is None."""
+    """`named`: the loss by its name, `loss` if it is None; `table`: the names in `[arguments]`."""
     counts = named is not None and named.mean_over == "elements"
     mean, by_sample = named_losses(named.name, named.args, counts=counts) if named else (loss, None)
+    has = {*example.inputs, *(named.args if named else ())}
+    example = example._replace(of_loss=left_to_run(mean, table, has, first=2) if mean else ())
     return TrainingStep(model, example, mean, losses), EvaluationStep(model, example, by_sample or mean)
 
 
@@ -360,9 +367,9 @@ def forward_parameters(model: nn.Module) -> tuple[str, ...]:
     return tuple(parameter.name for parameter in parameters if parameter.kind in kinds)
 
 
-def by_place(model: nn.Module, values: Iterable[Any]) -> dict[str, Any]:
+def by_place(model: nn.Module, values: Iterable[Any], skipped: Collection[str] = ()) -> dict[str, Any]:
     """The arguments `values` of `forward`, in order, by its parameters; further ones, for `*args`, as `input_2` …"""
-    names = forward_parameters(model)
+    names = [name for name in forward_parameters(model) if name not in skipped]
     return {names[at] if at < len(names) else f"input_{at}": value for at, value in enumerate(values)}
 
 
@@ -377,7 +384,8 @@ def eagerly(step: nn.Module, inputs: Sequence[Tensor]) -> Iterator[None]:
     except (Exception, SystemExit) as error:
         misfit = _misfit(error)
         if misfit is None and "Found dtype" in str(error) and isinstance(step, TrainingStep) and step.loss is not None:
-            misfit = _of_numbers("the loss", next(step.parameters()), inputs[-1])  # a backward has no frame of the loss
+            # A backward has no frame of the loss.
+            misfit = _of_numbers("the loss", next(step.parameters()), step.target_of(inputs))
         shapes = ", ".join(f"{dtype_name(tensor)}{list(tensor.shape)}" for tensor in inputs)
         remedy = f"check the model against its inputs, which were {shapes}"
         if "Expected more than 1 value per channel" in str(error):

@@ -306,6 +306,26 @@ class Widened(TorchFunctionMode):
         return tree_map(lambda leaf: leaf.to(dtype) if _is_float(leaf) else leaf, result) if is_rounded else result
 
 
+def check_loss(value: Tensor, named: str | None, *, any_shape: bool) -> None:
+    """Raises ModelError unless `value`, the loss of an eager call, can start a backward. It must be one number, unless
+    `any_shape`."""
+    described = "the output with the loss" if any_shape else "the model's first output"
+    remedy = "check requires_grad, detach() and torch.no_grad() in the model, or compile with --inference"
+    if value.numel() != 1 and not any_shape:
+        what = f"has shape {tuple(value.shape)}, but a loss is one number"
+        remedy = "return the loss first, or name one: --loss cross_entropy"
+        if named:
+            remedy = "let the function return the mean: loss.mean()"
+    elif not value.is_floating_point():
+        what = f"is {dtype_name(value)}, but a loss is a floating-point number"
+        remedy = "compute it with floating-point operators: a count of mistakes has no gradient, cross_entropy has"
+    elif not value.requires_grad:
+        what = "does not depend on any parameter that requires a gradient"
+    else:
+        return
+    raise ModelError(f"{f'the loss {named}' if named else described} {what}", remedy=remedy)
+
+
 def inputs_in(dtype: torch.dtype | None, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: one.to(dtype) if dtype and one.is_floating_point() else one for name, one in inputs.items()}
 

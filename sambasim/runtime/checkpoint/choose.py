@@ -30,6 +30,7 @@ from sambasim.runtime.values.memory import DeviceMemory
 _WITHOUT_EFFECT = ("training.evaluate", "data.workers", "data.prefetch_factor", "data.persistent_workers")
 _LENGTH = ("training.epochs", "training.steps")
 """The length of a run changes no step of it, unless the learning rate schedule depends on it."""
+_ENDING = ("progress", "linear", "cosine")
 _SAMPLE_ORDER = (
     "training.seed", "data.source", "data.args", "data.samples", "data.evaluation_fraction", "data.shuffle",
 )  # fmt: skip
@@ -203,6 +204,8 @@ def _changed(pairs: list[tuple[str, ...]]) -> Iterator[Change]:
 def _options(saved: Manifest, now: Manifest) -> Iterator[Change]:
     after = leaves(now.options)
     ends = after.get("training.schedule.name") in WITH_END and after.get("training.schedule.total_steps") is None
+    schedules = {name: value for name, value in after.items() if name.endswith(".schedule")}  # of arguments
+    ends |= any(value in _ENDING and after[f"{name[:-8]}steps"] is None for name, value in schedules.items())
     for name, values in _differing(saved.options, now.options).items():
         is_harmless = name in _WITHOUT_EFFECT or (name in _LENGTH and not ends)
         yield Change(name, *values, alters_bits=not is_harmless and _alters_bits(name, saved, now))

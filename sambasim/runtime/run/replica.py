@@ -20,16 +20,19 @@ from torch.utils.data.distributed import DistributedSampler
 from sambasim.data import batches
 from sambasim.data.datasets import Samples, WatchedDataset, tensor_batches
 from sambasim.data.workers import batches_of, loader_of
-from sambasim.errors import InternalError
+from sambasim.errors import InternalError, PefError
 from sambasim.ir.program import Program
 from sambasim.ir.types import Symbol, SymbolKind
+from sambasim.options.arguments import ArgumentOptions
 from sambasim.options.grammar import InputSpec
 from sambasim.options.training import DataOptions, TrainingOptions
+from sambasim.pef.archive import COMPILE_AGAIN
 from sambasim.records.trace import Track
 from sambasim.runtime.engine.executor import IN_MEMORY, Batch, Executor, Steps, tangent_of
 from sambasim.runtime.engine.update import Update, Updated
 from sambasim.runtime.machine.process import Stream, derive, seed_everything, seed_torch
 from sambasim.runtime.transports.connect import Transport
+from sambasim.runtime.values.memory import DeviceMemory
 from sambasim.runtime.values.optimizers import Optimizers
 from sambasim.runtime.watch.observer import StepObserver, report_spans, span
 
@@ -255,6 +258,14 @@ def changed_buffers(program: Program) -> list[Symbol]:
     """Those that a training step changes."""
     changed = [program.symbols[output.symbol] for output in (program.training.outputs if program.training else ())]
     return [symbol for symbol in changed if symbol.kind is SymbolKind.BUFFER]
+
+
+def arguments_in(memory: DeviceMemory, table: Mapping[str, ArgumentOptions]) -> list[tuple[Tensor, ArgumentOptions]]:
+    """What a run gives: each tensor, and how its values follow from `table`. Raises PefError for one that it lacks."""
+    names = memory.program.names_of(SymbolKind.ARGUMENT)
+    if lacking := [name for name in names if name not in table]:
+        raise PefError(f"the PEF does not say what its argument {lacking[0]} is", remedy=COMPILE_AGAIN)
+    return [(memory.tensor(name), table[name]) for name in names]
 
 
 def input_specs(program: Program) -> Sequence[InputSpec]:

@@ -97,9 +97,13 @@ class Setup:
 
     @property
     def option_tables(self) -> dict[str, JsonValue]:
-        """The resolved options of data, loss, optimizer, averages and training."""
+        """The resolved options of data, loss, optimizer, averages, training and arguments."""
         tables = {name: getattr(self.resolved, name) for name in ("data", "loss", "optimizer", "ema", "training")}
-        return {name: table and table.model_dump(mode="json") for name, table in tables.items()}
+        arguments = {name: one.model_dump(mode="json") for name, one in self.resolved.arguments.items()}
+        return {
+            **{name: table and table.model_dump(mode="json") for name, table in tables.items()},
+            "arguments": arguments,
+        }
 
 
 def set_up(path: Path, options: RunOptions, communicator: Communicator) -> Setup:

@@ -6,7 +6,7 @@ checked in each step. Parameters are checked before a checkpoint is written.
 
 import math
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter_ns
 from typing import Annotated
@@ -15,12 +15,13 @@ from pydantic import Field, with_config
 
 from sambasim.errors import NumericsError
 from sambasim.ir.mesh import DATA_PARALLEL
+from sambasim.options.arguments import ArgumentOptions
 from sambasim.options.fields import OnNonfinite
 from sambasim.options.training import LossScaleOptions, TrainingOptions
 from sambasim.records import Count
 from sambasim.records.metrics import StepRecord
 from sambasim.runtime.run.plan import Plan, Position, cycled_momentum, learning_rate_factor
-from sambasim.runtime.run.replica import Replica
+from sambasim.runtime.run.replica import Replica, arguments_in
 from sambasim.runtime.run.run_observer import RunObserver
 from sambasim.runtime.transports.in_process import Hub, finished, run_together
 from sambasim.runtime.watch.observer import StepObserver
@@ -192,11 +193,13 @@ class Trainer:
         training: TrainingOptions,
         hub: Hub | None = None,
         request: Callable[[], int] = lambda: 0,
+        arguments: Mapping[str, ArgumentOptions] | None = None,
     ) -> None:
         self._replicas, self._hub, self._plan, self._training = replicas, hub, plan, training
         self._samples, self._counts_updates = plan.samples_per_step, training.schedule.counts_updates
         self._optimizers, self._loss_dtype = replicas[0].optimizers, replicas[0].loss_dtype
         self._request = request
+        self._arguments = [pair for replica in replicas for pair in arguments_in(replica.memory, arguments or {})]
         self._observer: StepObserver | None = None
         self.totals = Totals(Progress(), steps=plan.start.step)
         if self._optimizers.scales_loss:
@@ -216,6 +219,13 @@ class Trainer:
             if replica.shard is not None:
                 replica.shard.begin_epoch(epoch, self.totals.steps, start.used if epoch == start.epoch else 0)
 
+    def set_arguments(self, epoch: int) -> None:
+        """Give the graphs what they take of the progress of the run. Skipped steps count for the latter only."""
+        totals = self.totals
+        step, progress = totals.steps - totals.progress.skipped_steps, totals.steps / max(self._plan.steps, 1)
+        for tensor, argument in self._arguments:
+            tensor.fill_(argument.at(step, epoch, progress))
+
     def step(self, epoch: int) -> StepRecord:
         """Run one optimizer step on the next batches of every replica, and set `requested` and `losses`."""
         totals, observer, schedule = self.totals, self._observer, self._training.schedule
@@ -228,6 +238,7 @@ class Trainer:
         if (momentum := cycled_momentum(schedule, updates)) is not None:
             for replica in self._replicas:
                 replica.optimizers.cycle(momentum)
+        self.set_arguments(epoch)
         scale = progress.loss_scale
         used = 1.0 if scale is None else scale.value
         steps = [replica.step(number, updates + 1, rate, used, self._request) for replica in self._replicas]
