@@ -55,6 +55,11 @@ case counts_of_nine_classes: REFUSED, **says(explain._COUNTS, whole=True)
     return h + torch.bincount(_classes(h), minlength=9)[:4] * 0.1  # here
 rewrite:
     return h + functional.one_hot(_classes(h), 9).sum(0)[:4] * 0.1
+case rate_of_a_dropout: REFUSED, **says(explain._RATE, whole=True)
+    return functional.dropout(h, h.detach().abs().mean().clamp(max=0.5))  # here
+rewrite:
+    p = h.detach().abs().mean().clamp(max=0.5)
+    return h * (torch.rand_like(h) >= p) / (1 - p)
 case samples_repeated: REFUSED, **says(explain._REPEATS, whole=True)
     counts = torch.where(h[:, 0] > h[:, 0].mean(), 2, 1)
     return torch.repeat_interleave(h, counts, dim=0)[:4]  # here
