@@ -16,7 +16,7 @@ from sambasim.options.base import build
 from sambasim.options.compile import CompileOptions
 from sambasim.options.run import RunOptions, resolve_run
 from sambasim.options.training import Sections
-from tests.support.compiled import Made, compile_model, net_options
+from tests.support.compiled import compile_model, net_options
 
 BATCH, STEPS, WARMUP = 8, 6, 4
 BETA = {"schedule": "linear", "from": 0.5, "to": 1.0, "steps": WARMUP}
@@ -72,7 +72,7 @@ def pefs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ss.Pef]:
     made, folder = {}, tmp_path_factory.mktemp("arguments")
     for name, more in {"plain": {}, "pipeline": {"pipeline_stages": 2, "micro_batches": 2}}.items():
         given: dict[str, Any] = {"data_parallel": True, "output_folder": folder, "quiet": True, "check": 1, **more}
-        table = {"optimizer": "sgd", "lr": 0.1, "arguments": {"beta": BETA}}
+        table: dict[str, Any] = {"optimizer": "sgd", "lr": 0.1, "arguments": {"beta": BETA}}
         made[name] = ss.compile(Coder(), samples(BATCH), loss=loss_of, name=name, **table, **given)
     return made
 
@@ -199,13 +199,18 @@ def test_what_still_misses_is_an_error() -> None:
     ],
 )
 def test_what_cannot_be_is_refused(then: Any, table: dict[str, object], text: str, tmp_path: Path) -> None:
-    class Net(Made):
-        def forward(self, x: Tensor, step: Tensor) -> Any:
-            return self.then(self, x, step).square().mean()
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Linear(3, 3)
+
+        def forward(self, x: Tensor, step: Tensor) -> Tensor:
+            result: Tensor = then(self, x, step).square().mean()
+            return result
 
     example = Example({"x": X}, by_keyword=True, of_run=("step",))
     with pytest.raises((CaptureError, OptionError), match=text):
-        compile_model(Net(then, w=nn.Linear(3, 3)), example, net_options(tmp_path, arguments=table))
+        compile_model(Net(), example, net_options(tmp_path, arguments=table))
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,6 @@ from sambasim.runtime.values.memory import DeviceMemory
 _WITHOUT_EFFECT = ("training.evaluate", "data.workers", "data.prefetch_factor", "data.persistent_workers")
 _LENGTH = ("training.epochs", "training.steps")
 """The length of a run changes no step of it, unless the learning rate schedule depends on it."""
-_ENDING = ("progress", "linear", "cosine")
 _SAMPLE_ORDER = (
     "training.seed", "data.source", "data.args", "data.samples", "data.evaluation_fraction", "data.shuffle",
 )  # fmt: skip
@@ -204,8 +203,8 @@ def _changed(pairs: list[tuple[str, ...]]) -> Iterator[Change]:
 def _options(saved: Manifest, now: Manifest) -> Iterator[Change]:
     after = leaves(now.options)
     ends = after.get("training.schedule.name") in WITH_END and after.get("training.schedule.total_steps") is None
-    schedules = {name: value for name, value in after.items() if name.endswith(".schedule")}  # of arguments
-    ends |= any(value in _ENDING and after[f"{name[:-8]}steps"] is None for name, value in schedules.items())
+    moving = (name for name, value in after.items() if name.endswith(".schedule") and value in ("progress", *WITH_END))
+    ends |= any(after[name.replace(".schedule", ".steps")] is None for name in moving)  # of arguments
     for name, values in _differing(saved.options, now.options).items():
         is_harmless = name in _WITHOUT_EFFECT or (name in _LENGTH and not ends)
         yield Change(name, *values, alters_bits=not is_harmless and _alters_bits(name, saved, now))
@@ -252,8 +251,7 @@ def choose(resume: str, checkpoint_dir: Path | None, communicator: Communicator)
                 raise
             damaged[path] = error
         else:
-            is_first = communicator.rank == 0
-            notices = [error.what + (_put_aside(path) if is_first else "") for path, error in damaged.items()]
+            notices = [error.what + _put_aside(path, communicator.rank) for path, error in damaged.items()]
             communicator.barrier()  # no rank reads the folder before
             return checkpoint, notices
     newest = damaged[candidates[0]]
@@ -307,10 +305,10 @@ def _in_folder(path: Path) -> list[Path]:
         return list(folder.checkpoints_in(path))
 
 
-def _put_aside(path: Path) -> str:
-    """Rename the damaged checkpoint; the end of the notice of it."""
+def _put_aside(path: Path, rank: int) -> str:
+    """Rename the damaged checkpoint, on rank 0; the end of the notice of it."""
     try:
-        return f"; renamed to {folder.put_aside(path).name}"
+        return f"; renamed to {folder.put_aside(path).name}" if rank == 0 else ""
     except OSError as failure:
         return f"; it cannot be renamed: {failure.strerror}"
 

@@ -100,10 +100,8 @@ class Setup:
         """The resolved options of data, loss, optimizer, averages, training and arguments."""
         tables = {name: getattr(self.resolved, name) for name in ("data", "loss", "optimizer", "ema", "training")}
         arguments = {name: one.model_dump(mode="json") for name, one in self.resolved.arguments.items()}
-        return {
-            **{name: table and table.model_dump(mode="json") for name, table in tables.items()},
-            "arguments": arguments,
-        }
+        dumped = {name: table and table.model_dump(mode="json") for name, table in tables.items()}
+        return {**dumped, "arguments": arguments}
 
 
 def set_up(path: Path, options: RunOptions, communicator: Communicator) -> Setup:
