@@ -35,7 +35,7 @@ LAYOUTS = {
     "np 1, 2 stages": Layout(1, 2, _STAGES, {}),
     "np 2, 2 stages": Layout(2, 4, _STAGES, {}),
 }
-SCRIPTS = {"moco": 0.0, "gan": 1e-6, "gpt": 1e-5}
+SCRIPTS = {"moco": 0.0, "gan": 1e-6, "gpt": 1e-5, "vae": 1e-6}
 """With the largest difference from plain PyTorch of several replicas or micro-batches, relative to the largest number
 of a tensor: the sum over them adds in another order than that over the whole batch."""
 
