@@ -56,9 +56,9 @@ case counts_of_nine_classes: REFUSED, **says(explain._COUNTS, whole=True)
 rewrite:
     return h + functional.one_hot(_classes(h), 9).sum(0)[:4] * 0.1
 case rate_of_a_dropout: REFUSED, **says(explain._RATE, whole=True)
-    return functional.dropout(h, h.detach().abs().mean().clamp(max=0.5))  # here
+    return functional.dropout(h, (h.detach().mean() > 99) * 0.5)  # here
 rewrite:
-    p = h.detach().abs().mean().clamp(max=0.5)
+    p = (h.detach().mean() > 99) * 0.5
     return h * (torch.rand_like(h) >= p) / (1 - p)
 case samples_repeated: REFUSED, **says(explain._REPEATS, whole=True)
     counts = torch.where(h[:, 0] > h[:, 0].mean(), 2, 1)
