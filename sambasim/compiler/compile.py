@@ -200,7 +200,9 @@ def assemble(
     arguments = arguments_of(program.names_of(SymbolKind.ARGUMENT), options.arguments)
     defaults = options.model_copy(update={"arguments": arguments}).training_defaults()
     document = PefDocument(program, options.data_source(), how, defaults, facts)
-    written = write(path or options.pef_path, document, built.weights)
+    first = {average: built.weights[name] for name, average in program.buffer_averages.items()}
+    first = {name: tensor.to(getattr(torch, program.symbols[name].type.dtype)) for name, tensor in first.items()}
+    written = write(path or options.pef_path, document, {**built.weights, **first})
     watch.end()
     notices += _notices_of(built, program, model, options)
     if path is None:

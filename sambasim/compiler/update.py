@@ -32,6 +32,7 @@ from sambasim.ir.program import (
     ParameterGroup,
     Program,
     RuntimeArgument,
+    dtype_of_average,
     state_name,
 )
 from sambasim.ir.ranks import pipeline_ranks, ranks_of_values
@@ -89,6 +90,7 @@ class AttachOptimizers:
     scales_loss: bool = False
     master_weights: bool = False
     ema: Mapping[str, float | int | bool] | None = None
+    averages_buffers: bool = False
 
     def __call__(self, program: Program) -> Program:
         bounds = {update.hyperparameters.get("max_grad_norm") for update in self.updates}
@@ -118,6 +120,11 @@ class AttachOptimizers:
                 name, parameter = state_name(member.parameter, optimizer.name, state), symbols[member.parameter]
                 type_ = TensorType(group.region_type(state).dtype, parameter.type.shape)
                 symbols[name] = Symbol(name, SymbolKind.OPTIMIZER_STATE, type_, cuts=parameter.cuts)
+        for name in (output.symbol for output in program.step.outputs) if self.averages_buffers else ():
+            if (buffer := symbols[name]).kind is SymbolKind.BUFFER and "float" in buffer.type.dtype:
+                type_ = TensorType(dtype_of_average(buffer.type.dtype), buffer.type.shape)
+                average = f"{name}${AVERAGE}"
+                symbols[average] = Symbol(average, SymbolKind.BUFFER, type_, cuts=buffer.cuts)
         return replace(
             program,
             symbols=symbols,

@@ -50,9 +50,7 @@ class ParameterGroup:
     def region_type(self, region: str) -> TensorType:
         """Of "parameter", "gradient" or a state."""
         dtype = self.dtype if region in ("parameter", "gradient") else self.state_dtype or self.dtype
-        if region == AVERAGE and dtype in ("bfloat16", "float16"):
-            dtype = "float32"
-        return TensorType(dtype, (self.numel,))
+        return TensorType(dtype_of_average(dtype) if region == AVERAGE else dtype, (self.numel,))
 
     @property
     def block_starts(self) -> tuple[int, ...]:
@@ -77,6 +75,10 @@ class Optimizer:
         """By region, the symbol of `member` in it."""
         states = {state: state_name(member.parameter, self.name, state) for state in self.states}
         return {"parameter": member.parameter, "gradient": member.gradient, **states}
+
+
+def dtype_of_average(dtype: str) -> str:
+    return "float32" if dtype in ("bfloat16", "float16") else dtype
 
 
 def state_name(parameter: str, optimizer: str, state: str) -> str:
@@ -106,7 +108,8 @@ MASTER = "master"
 
 
 AVERAGE = "average"
-"""The optimizer state that is the average of a parameter over steps, in float32 if the parameter has 16 bits."""
+"""The optimizer state that is the average of a parameter over steps, in float32 if the parameter has 16 bits. That of
+the buffer `bn__running_mean` is the buffer `bn__running_mean$average`."""
 
 EMA_PREFIX = "ema__"
 """The beginning of the runtime arguments of that average: the fields of `EmaOptions`."""
@@ -192,9 +195,14 @@ class Program:
 
     @property
     def averages(self) -> dict[str, str]:
-        """By parameter, the symbol of its average; empty if the program keeps none."""
+        """By parameter or buffer, the symbol of its average; empty if the program keeps none."""
         states = self.optimizer_states.items()
-        return {member.parameter: symbol for symbol, (_, member, state) in states if state == AVERAGE}
+        return self.buffer_averages | {of.parameter: symbol for symbol, (_, of, state) in states if state == AVERAGE}
+
+    @property
+    def buffer_averages(self) -> dict[str, str]:
+        names = ((name, f"{name}${AVERAGE}") for name in self.symbols)
+        return {name: average for name, average in names if average in self.symbols}
 
     def symbols_of(self, group: ParameterGroup) -> Iterator[str]:
         """The symbols of its members: parameters, gradients and optimizer states."""

@@ -100,6 +100,7 @@ def of_ranks(program: Program) -> tuple[Program, ...]:
             held[-1].update(graph.inputs, (output.symbol for output in graph.outputs))
         for group in groups:
             held[-1].update(program.symbols_of(group), filter(None, [group.wrapper]))
+        held[-1].update(average for name, average in program.buffer_averages.items() if name in held[-1])
     held[0] |= program.symbols.keys() - set().union(*held)
     symbols = [{name: symbol for name, symbol in program.symbols.items() if name in names} for names in held]
     return tuple(replace(part, symbols=of_part) for part, of_part in zip(parts, symbols, strict=True))

@@ -190,6 +190,8 @@ def resolve_run(
             problems.append(Problem("save_ema", "needs a PEF with averages", remedy))
         if merged.ema is not None:
             problems.append(_compile_again("ema.decay", "is compiled into the PEF", merged.ema.decay))
+    elif merged.ema is not None and stored.ema is not None and merged.ema.buffers != stored.ema.buffers:
+        problems.append(_compile_again("ema.buffers", "is compiled into the PEF", merged.ema.buffers))
     if problems:
         raise refusal(problems)
     was, now = leaves(before), leaves(merged.model_dump(mode="json"))

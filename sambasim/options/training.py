@@ -274,15 +274,17 @@ class OptimizerOptions(UpdateOptions):
 class EmaOptions(EmaFields, Options):
     """The `[ema]` table: an average of the weights, for evaluations and `--save-ema`. It is the weights of optimizer
     step `start`, and then, `every` so many steps, `decay` of itself and the rest of the weights; without a decay, the
-    mean of those weights. With `warmup`, the decay of average n is at most (1 + n) / (10 + n)."""
+    mean of those weights. With `warmup`, the decay of average n is at most (1 + n) / (10 + n). `buffers`: also average
+    those of floating point that training changes."""
 
     every: Count = 1
     start: Count = 1
     warmup: bool = False
+    buffers: bool = False
 
     def numbers(self) -> dict[str, float | int | bool]:
         """By runtime argument; the decay is 0 where there is none."""
-        return self.model_dump() | {"decay": self.decay or 0.0}
+        return self.model_dump(exclude={"buffers"}) | {"decay": self.decay or 0.0}
 
     def problems(self) -> Iterator[Problem]:
         yield from broken((self.warmup and self.decay is None, "warmup", "needs a decay", "--set ema.decay=0.999"))

@@ -233,9 +233,8 @@ class TrainingJob:
         """Collective. One evaluation, and the largest request of a rank after it."""
         setup, step, began_s = self._setup, totals.steps, time.perf_counter()
         self._activity.waits("waiting for peers to evaluate")
-        evaluator.use(self._buffers_of_first(team))
-        if (averages := averages_after(setup, step - totals.progress.skipped_steps)) is not None:
-            evaluator.use(self._weights_of_all(team, averages))
+        averages = averages_after(setup, step - totals.progress.skipped_steps)
+        evaluator.use(self._buffers_of_first(team) if averages is None else self._weights_of_all(team, averages))
         self._activity.does("evaluating")
         own: list[list[Sums]] = []
         with team.whole_parameters():
@@ -265,11 +264,11 @@ class TrainingJob:
         return of_rank[first] or []  # it is of replica 0
 
     def _weights_of_all(self, team: Team, averages: Mapping[str, str]) -> Sequence[Mapping[str, Tensor]]:
-        """Collective. For each rank that this process evaluates, its parts of the parameters, or of their `averages`;
-        those that are not trained are in each rank's memory."""
+        """Collective. For each rank that this process evaluates, its parts of all parameters and buffers of replica 0,
+        or of their `averages`."""
         setup, tensor_of = self._setup, whole_tensors(self._setup, team)
         own: list[dict[str, Tensor]] = [{} for _ in team.first]
-        for name in setup.program.names_of(SymbolKind.PARAMETER):
+        for name in setup.program.names_of(SymbolKind.PARAMETER, SymbolKind.BUFFER):
             whole = self._communicator.broadcast_object(tensor_of(averages.get(name, name)))
             for held, replica in zip(own, team.first, strict=True):
                 if name in replica.memory.program.symbols:

@@ -27,7 +27,7 @@ from sambasim.costs.work import Work
 from sambasim.ir.dataflow import groups_of, pass_and_update, spans_of_actions
 from sambasim.ir.graph import MADE_AGAIN, Graph, Node, SectionKind
 from sambasim.ir.operators import OPERATORS, OperatorKind
-from sambasim.ir.program import MASTER, ParameterGroup, Program
+from sambasim.ir.program import AVERAGE, MASTER, ParameterGroup, Program
 from sambasim.ir.ranks import in_slices
 from sambasim.ir.schedule import Action
 from sambasim.ir.types import Symbol, SymbolKind, TensorType, cut
@@ -237,7 +237,7 @@ DTYPES = (
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """`states` are those that the optimizer keeps of each parameter, without master weights."""
+    """`states` are those that the optimizer keeps of each parameter, without master weights and averages."""
 
     dtype: Dtype
     recompute: str
@@ -284,7 +284,7 @@ class Choices:
         stored, in_states = {self.dtype: dtype.stored}, "float32" if dtype.master else None
         dtypes = ((group, stored.get(group.dtype, group.dtype)) for group in program.groups)
         groups = tuple(replace(group, dtype=in_group, state_dtype=in_states) for group, in_group in dtypes)
-        states = (MASTER, *choice.states) if dtype.master else choice.states
+        states = *([MASTER] if dtype.master else []), *choice.states, *([AVERAGE] if program.averages else [])
         optimizers = tuple(replace(optimizer, kind=choice.optimizer, states=states) for optimizer in program.optimizers)
         symbols, whole = self._symbols_in(dtype.stored), self._whole(zero)
         changed = replace(program, symbols=symbols, groups=groups, optimizers=optimizers)

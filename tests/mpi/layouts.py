@@ -14,6 +14,7 @@ ADAMW = (
     "optimizer.weight_decay=0.1",
     "optimizer.max_grad_norm=0.5",
     "ema.decay=0.9",
+    "ema.buffers=true",
     'optimizer.groups=[{match=["*bias"], weight_decay=0.0, lr=0.006}]',
 )
 UNCLIPPED = "optimizer.max_grad_norm="

@@ -41,6 +41,7 @@ def _data() -> tuple[Tensor, Tensor]:
         pytest.param({"decay": 0.9}, exponential(0.9), id="exponential"),
         pytest.param({"every": 2, "start": 3}, mean(), id="mean"),
         pytest.param({"decay": 0.9, "warmup": True, "every": 3}, _warming, id="warm-up"),
+        pytest.param({"decay": 0.9, "buffers": True}, exponential(0.9), id="buffers"),
         pytest.param({"decay": 0.9, "start": 99}, exponential(0.9), id="not begun"),
     ],
 )
@@ -53,7 +54,8 @@ def test_averages_have_the_bits_of_torch(options: dict[str, Any], averaging: Ave
     run = ss.run(pef, ((x, y), (x, y)), steps=STEPS, threads=1, quiet=True, set={"data.shuffle": False})
 
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
-    averaged, first = AveragedModel(model, multi_avg_fn=averaging), options.get("start", 1)
+    first, too = options.get("start", 1), options.get("buffers", False)
+    averaged = AveragedModel(model, multi_avg_fn=averaging, use_buffers=too)
     for step in range(1, STEPS + 1):
         at = (step - 1) % 4 * SAMPLES
         optimizer.zero_grad()
@@ -65,6 +67,9 @@ def test_averages_have_the_bits_of_torch(options: dict[str, Any], averaging: Ave
     for name, parameter in expected.named_parameters():
         assert run.ema[name].equal(parameter), name
         assert run.weights[name].equal(model.get_parameter(name)), name
+
+    for name, buffer in averaged.module.named_buffers() if options.get("buffers") else ():
+        assert not buffer.is_floating_point() or run.ema[name].equal(buffer), name
 
     at_end = _net()
     at_end.load_state_dict(run.ema)

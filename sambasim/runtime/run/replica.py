@@ -33,7 +33,7 @@ from sambasim.runtime.engine.update import Update, Updated
 from sambasim.runtime.machine.process import Stream, derive, seed_everything, seed_torch
 from sambasim.runtime.transports.connect import Transport
 from sambasim.runtime.values.memory import DeviceMemory
-from sambasim.runtime.values.optimizers import Optimizers
+from sambasim.runtime.values.optimizers import Optimizers, take_into
 from sambasim.runtime.watch.observer import StepObserver, report_spans, span
 
 if TYPE_CHECKING:
@@ -167,6 +167,7 @@ class Replica:
         changed = [memory.tensor(symbol.name) for symbol in changed_buffers(program)]
         self._guarded = [(buffer, buffer.clone()) for buffer in changed] if skips_nonfinite else None
         """The buffers that a pass changes, with copies, to undo a skipped step."""
+        self._averages = [(memory.tensor(to), memory.tensor(of)) for of, to in program.buffer_averages.items()]
         self._tangents: dict[float, Tensor | None] = {}
 
     def observe(self, observer: StepObserver | None) -> None:
@@ -215,7 +216,7 @@ class Replica:
             self.optimizers.mean_count = sum(counts) / len(counts) or 1.0  # without any, gradients are 0
             losses = tuple(of_replica / self.optimizers.mean_count for of_replica in losses)
         if self._guarded is None:
-            return (yield from self._update.run(losses, ask())).after(earlier)
+            return self._averaged((yield from self._update.run(losses, ask())).after(earlier))
         # The losses are exchanged before any gradient is reduced.
         exchanged = yield from self._update.run(losses, ask(), applies=False)
         if not all(map(math.isfinite, exchanged.losses)):
@@ -223,7 +224,13 @@ class Replica:
                 buffer.copy_(kept)
             return exchanged._replace(applied=False).after(earlier)
         self._update.begin_step(update, rate, loss_scale)
-        return (yield from self._update.run(losses, exchanged.request)).after([*earlier, exchanged])
+        updated = yield from self._update.run(losses, exchanged.request)
+        return self._averaged(updated.after([*earlier, exchanged]))
+
+    def _averaged(self, updated: Updated) -> Updated:
+        for average, buffer in self._averages if updated.applied else ():
+            take_into(average, buffer, self.optimizers.weight_in_average)
+        return updated
 
     def _next_batches(self, micro_step: int) -> Sequence[Batch]:
         if self.observer is not None:

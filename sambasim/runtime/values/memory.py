@@ -142,8 +142,10 @@ def state_of(
             if keeps_tensors and (symbol.kind in _SAVED or name in at.values()):
                 kept[name] = tensor
     state.update(steps.to_bytes(8, "little"))
-    keeps_averages = keeps_tensors and averages is not None
-    averaged = state_dict(program, lambda name: kept[at.get(name, name)]) if keeps_averages else {}
+    averaged: Tensors = {}
+    if keeps_tensors and averages is not None:
+        symbols = program.symbols
+        averaged = state_dict(program, lambda n: kept[at.get(n, n)].to(getattr(torch, symbols[n].type.dtype)))
     tensors = state_dict(program, kept.pop) if keeps_tensors else {}
     return State(weights.hexdigest(), state.hexdigest(), tensors, averaged)
 

@@ -278,6 +278,13 @@ def weight_in_average(step: int, numbers: Arguments) -> float | None:
     return 1 - (min(decay, (1 + count) / (10 + count)) if numbers["warmup"] else decay)
 
 
+def take_into(average: Tensor, value: Tensor, weight: float | None) -> None:
+    if weight == 1.0:
+        average.copy_(value)
+    elif weight is not None:
+        average.lerp_(value.to(average.dtype), weight)
+
+
 _TORCH_CLIP_EPSILON = 1e-6
 
 
@@ -304,7 +311,8 @@ class Optimizers:
         """By what gradients are divided: what a pass counts, in the mean over all of a step."""
         prefix = EMA_PREFIX
         self._ema = {name.removeprefix(prefix): arguments[name] for name in arguments if name.startswith(prefix)}
-        self._weight_in_average: float | None = None  # of the parameters, after this step
+        self.weight_in_average: float | None = None
+        """That of what this step trains, see `weight_in_average`."""
         self._has_masters = all(MASTER in optimizer.states for optimizer in program.optimizers)
         self._clips = is_clipped(program)
 
@@ -316,7 +324,7 @@ class Optimizers:
                     self.begun[index] = step
             scalars.begin(step, rate, self.begun.get(index, 0))
         self.loss_scale = loss_scale
-        self._weight_in_average = weight_in_average(step, self._ema) if self._ema else None
+        self.weight_in_average = weight_in_average(step, self._ema) if self._ema else None
 
     def skips(self, norm: float) -> bool:
         """Whether gradients of this norm have overflowed, so that the update must be skipped."""
@@ -347,13 +355,10 @@ class Optimizers:
         ]
 
         def update_slice() -> None:
-            weight = None if scalars.skips else self._weight_in_average
+            weight = None if scalars.skips else self.weight_in_average
             for step, average, trained in steps:
                 step()
-                if weight == 1.0:
-                    average.copy_(trained)
-                elif weight is not None:
-                    average.lerp_(trained.to(average.dtype), weight)
+                take_into(average, trained, weight)
 
         return update_slice
 
