@@ -107,9 +107,8 @@ def loss_of(loss: object) -> tuple[dict[str, object] | None, Loss | None]:
     source = getattr(loss, "func", loss)  # of functools.partial
     takes_one = getattr(source, "__module__", "").startswith("torch.nn.")  # as losses with names do
 
-    def of_result(result: object, target: Tensor, **of_run: Tensor) -> Tensor:
-        value: Tensor = called(first_tensor(result) if takes_one else result, target, **of_run)
-        return value
+    def of_result(result: object, *targets: object, **of_run: Tensor) -> object:
+        return called(first_tensor(result) if takes_one else result, *targets, **of_run)
 
     vars(of_result)["of_user"] = loss  # whose state a compile looks for
     return None, of_result

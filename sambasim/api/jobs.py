@@ -34,11 +34,13 @@ from sambasim.units import counted, format_seconds
 
 @dataclass(repr=False, eq=False)
 class Run(Shown):
-    """A run that has ended: the loss of each step, the evaluations, the trained weights by the names of the model's
-    `state_dict`, their averages `ema` if the PEF keeps them, and the `summary` of `sambasim run --json`."""
+    """A run that has ended: the loss of each step, and by name what is logged beside it, the evaluations, the trained
+    weights by the names of the model's `state_dict`, their averages `ema` if the PEF keeps them, and the `summary` of
+    `sambasim run --json`."""
 
     name: str
     losses: list[float]
+    logged: dict[str, list[float]]
     evaluations: list[EvaluationRecord]
     weights: Mapping[str, Tensor]
     ema: Mapping[str, Tensor]
@@ -67,7 +69,7 @@ class Run(Shown):
     def parts(self) -> list[RenderableType]:
         lines = [repr(self), f"loss {sparkline(self.losses)}"]
         for evaluation in self.evaluations[-1:]:
-            facts = ", ".join(scores(evaluation.loss, evaluation.accuracy))
+            facts = ", ".join(scores(evaluation))
             lines.append(f"held out {evaluation.samples} samples: {facts}")
         return ["\n".join(lines), *(step_times(self.summary) if self.losses else ())]
 
@@ -109,7 +111,8 @@ def run(
     with supervised(world, path, mesh, chosen) as activity:
         live = None if isinstance(data, str | Path) else data_of(data)
         summary, weights, ema = train(path, chosen, world, activity, command(), observers, live, keeps_weights=True)
-    return Run(given.name, recorder.losses, recorder.evaluations, dict(weights), dict(ema), summary)
+    found = recorder.losses, recorder.logged, recorder.evaluations
+    return Run(given.name, *found, dict(weights), dict(ema), summary)
 
 
 def _options_of(
@@ -155,10 +158,13 @@ def _options_of_run(
 class _Recorder(RunObserver):
     def __init__(self) -> None:
         self.losses: list[float] = []
+        self.logged: dict[str, list[float]] = {}
         self.evaluations: list[EvaluationRecord] = []
 
     def stepped(self, step: StepRecord) -> None:
         self.losses.append(step.loss)
+        for name, value in step.logged.items():
+            self.logged.setdefault(name, []).append(value)
 
     def evaluated(self, record: EvaluationRecord) -> None:
         self.evaluations.append(record)
@@ -170,7 +176,7 @@ class Prediction(Shown):
 
     def __init__(self, outputs: list[Tensor], record: InferenceRecord) -> None:
         self.outputs, self.record = outputs, record
-        self.loss, self.accuracy = record.loss, record.accuracy
+        self.loss, self.logged, self.accuracy = record.loss, record.logged, record.accuracy
 
     def parts(self) -> list[RenderableType]:
         return ["\n".join([repr(self), *(f"notice: {notice}" for notice in self.record.notices)])]
@@ -179,7 +185,7 @@ class Prediction(Shown):
         facts = [f"{self.record.samples} samples in {format_seconds(self.record.prediction_s)} (measured)"]
         if self.outputs:
             facts.append(f"outputs {', '.join(str(list(output.shape)) for output in self.outputs)}")
-        return f"Prediction({', '.join([*facts, *scores(self.loss, self.accuracy)])})"
+        return f"Prediction({', '.join([*facts, *scores(self.record)])})"
 
 
 @speaks_python()

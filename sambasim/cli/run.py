@@ -134,6 +134,6 @@ def _in_words(report: "InferenceRecord") -> str:
     if report.weights is None:
         lines.append("notice: with the weights of the PEF, as they were compiled; --weights FILE reads trained ones")
     lines += [f"notice: {notice}" for notice in report.notices]
-    lines += scores(report.loss, report.accuracy)
+    lines += scores(report)
     lines += [f"outputs written to {report.predictions}"] if report.predictions else []
     return "\n".join(lines)

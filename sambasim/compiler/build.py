@@ -2,7 +2,7 @@
 and one BCKWD section, no optimizer, no addresses yet."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,8 @@ class Captures:
     single: CapturedGraph | None = None
     per_sample_loss: bool = False
     counts: bool = False
+    logged: Mapping[str, int] = field(default_factory=dict)
+    evaluated: Mapping[str, int] = field(default_factory=dict)
     notices: tuple[str, ...] = ()
 
 
@@ -81,6 +83,8 @@ class Builder:
             single=self._forward("single", captures.single) if captures.single else None,
             loss=self._loss if training else None,
             count=self._outputs[1] if training and captures.counts else None,
+            logged={name: self._outputs[index] for name, index in captures.logged.items()} if training else {},
+            evaluated=captures.evaluated if training else {},
             per_sample_loss=captures.per_sample_loss,
             optimizers=(),
             groups=(),

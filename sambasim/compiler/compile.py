@@ -228,17 +228,19 @@ def _capture(
         if not options.inference:
             watch.begin("capture the training step")
             training = _captured(step, tensors, narrow, observed[step])
+        logged = step.logged
         watch.begin("capture the evaluation graph")
         evaluation.eval()
         captured = _captured(evaluation, tensors, narrow, observed[evaluation])
-        if not (options.inference or per_sample) and tensors[0].shape[0] > 1:
+        evaluated = evaluation.logged
+        if not (options.inference or (per_sample and not evaluated)) and tensors[0].shape[0] > 1:
             watch.begin("capture the evaluation graph at batch 1")
             with suppress(CaptureError, ModelError):  # not every sound model runs on one sample; a notice says so
                 ones = tuple(tensor[:1].clone() if tensor.ndim else tensor for tensor in tensors)
                 asked = Observer([evaluation], ones).call(evaluation) if observed[evaluation].answers else None
                 single = capture(evaluation, ones, asked, narrow=narrow)
         notices = (*told, *explain.notices({explain.EVALUATED: captured.kept_buffers}))
-        return Captures(training, captured, single, per_sample, step.counts, notices)
+        return Captures(training, captured, single, per_sample, step.counts, logged, evaluated, notices)
 
     observer = Observer(steps, tensors, loss)
     if (effects := found_sound(observer)) is None:

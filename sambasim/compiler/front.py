@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from sambasim.compiler.capture.arguments import kept_default, left_to_run, skipped
 from sambasim.compiler.capture.recording import forward_line, user_line
-from sambasim.compiler.capture.step import TARGET, Example, by_place
+from sambasim.compiler.capture.step import NAMED_LOSSES, TARGET, Example, by_place
 from sambasim.compiler.capture.trial import with_values
 from sambasim.compiler.compile import Stopwatch, capture_model
 from sambasim.compiler.passes import Fits, pipeline, run_pipeline
@@ -272,27 +272,35 @@ def inputs_of(
     options: CompileOptions,
     notice: Callable[[str], None] = lambda text: None,
 ) -> Example:
-    """The inputs of a batch by name, the target last if there is a `loss`. Raises DataError if they do not fit."""
+    """The inputs of a batch by name, the targets last if there is a `loss`: that of a user takes several as a loop
+    would give them, `x, *targets = batch`, or in a dict those that `forward` does not take. Raises DataError if they do
+    not fit."""
     if isinstance(batch, DataError):
         raise batch
     by_keyword, table = isinstance(batch, Mapping), options.arguments
+    takes = inspect.signature(model.forward).parameters
+    takes_any = any(one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD) for one in takes.values())
+    may_be_several = loss is not None and loss not in NAMED_LOSSES and not takes_any
+    targets, rest = dict[str, Any](), list[object]()
     if isinstance(batch, Mapping):
         values = {str(name): value for name, value in batch.items()}
-        if loss and TARGET in values:
-            values[TARGET] = values.pop(TARGET)
+        if loss is not None:
+            others = [name for name in values if name not in takes] if may_be_several else []
+            targets = {name: values.pop(name) for name in (others if len(others) > 1 else [TARGET]) if name in values}
     else:
         parts = list(batch) if isinstance(batch, (tuple, list)) else [batch]
         wanted = len(parts) - (loss is not None)
-        values = by_place(model, parts[:wanted], skipped(model, wanted, table))
+        most = len(takes.keys() - table.keys())
+        wanted = min(wanted, most) if may_be_several else wanted
+        values, rest = by_place(model, parts[:wanted], skipped(model, wanted, table)), parts[wanted:]
         if loss is not None:
-            values[TARGET] = parts[-1]
-    has = values.keys() - ({TARGET} if loss else set())
-    of_run = left_to_run(model, table, has)
-    kinds = {parameter.kind for parameter in inspect.signature(model.forward).parameters.values()}
-    by_keyword |= bool(of_run) and inspect.Parameter.VAR_POSITIONAL not in kinds
-    if name := kept_default(model, {*has, *of_run}):
+            targets = {TARGET: rest[0] if len(rest) == 1 else rest}
+    of_run = left_to_run(model, table, values)
+    by_keyword |= bool(of_run) and all(one.kind is not one.VAR_POSITIONAL for one in takes.values())
+    if name := kept_default(model, {*values, *of_run}):
         notice(f"forward() keeps the default of {name}: --set arguments.{name}={name} gives it that of the training")
-    _check_inputs(model, list(values), loss, of_run, by_keyword=by_keyword)
+    _check_inputs(model, [*values], [*targets], loss, of_run, by_keyword=by_keyword)
+    values |= targets
     names = [name for top, value in values.items() for name, _ in flat(value, top)]
     if twice := [name for name, count in Counter(names).items() if count > 1]:
         raise DataError(f"two values of a sample are both called {twice[0]}", remedy="give them keys without dots")
@@ -302,27 +310,37 @@ def inputs_of(
     if wide and all(parameter.dtype is not torch.float64 for parameter in model.parameters()):
         notice(f"float64 samples become float32, as the model is: {', '.join(wide)}")
         inputs |= {name: inputs[name].float() for name in wide}
-    if loss and names[-1] != TARGET:
-        raise DataError("the target of a loss is one tensor, and a sample gives several", remedy="give one, or no loss")
-    if options.inference and loss:
-        inputs.pop(TARGET)  # only the loss would read it
-    given = {top: value for top, value in values.items() if not loss or top != TARGET}
-    arguments = {top: each_value(value, lambda _, name: names.index(name), top) for top, value in given.items()}
-    is_flat = all(isinstance(position, int) for position in arguments.values())
-    return Example(inputs, by_keyword, None if is_flat else arguments, of_run)
+    given = {top: each_value(value, lambda _, name: names.index(name), top) for top, value in values.items()}
+    of_loss = {top: given.pop(top) for top in targets}
+    is_one = [*of_loss] == [TARGET] and isinstance(of_loss[TARGET], int)
+    if loss in NAMED_LOSSES and not is_one:
+        what = f"the target of {loss} is one tensor, and a sample gives several"
+        raise DataError(what, remedy="give one, or a loss of your own: a function of the result and the targets")
+    if options.inference:  # only the loss would read them
+        own = (flat(value, top) for top, value in values.items() if top not in targets)
+        inputs = {name: inputs[name] for each in own for name, _ in each}
+    is_flat = all(isinstance(position, int) for position in given.values())
+    whole: Any = of_loss.get(TARGET) if len(of_loss) == 1 else of_loss
+    several = None if is_one or not targets else whole if len(rest) > 1 else [whole]
+    return Example(inputs, by_keyword, None if is_flat else given, of_run, targets=several)
 
 
 def _check_inputs(
-    model: nn.Module, names: Sequence[str], loss: str | None, of_run: Sequence[str], *, by_keyword: bool
+    model: nn.Module,
+    called: Sequence[str],
+    targets: Sequence[str],
+    loss: str | None,
+    of_run: Sequence[str],
+    *,
+    by_keyword: bool,
 ) -> None:
-    """Raises DataError unless `model.forward` takes the values `names` of a sample, the last of them for the `loss`,
-    and beside them `of_run`."""
-    if loss is not None and (names[-1] != TARGET or len(names) == 1):
-        only = f"{', '.join(names)} by name" if by_keyword else "one value"
+    """Raises DataError unless `model.forward` takes the values of a sample that are `called` so, and beside them
+    `of_run`, and there is a target for the `loss`."""
+    if loss is not None and not (targets and called):
+        only = f"{', '.join([*called, *targets])} by name" if by_keyword else "one value"
         wanted = f'{{"x": x, "{TARGET}": label}}' if by_keyword else "(x, label)"
         what = f"the loss {loss} needs a target, and a sample gives {only}"
         raise DataError(what, remedy=f"give {wanted} in the dataset, or name no loss for a model that returns its own")
-    called = names[:-1] if loss is not None else names
     parameters = inspect.signature(model.forward).parameters
     if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters.values()):
         return

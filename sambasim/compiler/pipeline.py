@@ -210,14 +210,14 @@ class PipelineParallel:
         training, schedule, last = program.step, self.schedule, self.schedule.stages - 1
         values = values_of(training, program)
         assignment = assign(program, values, schedule, self.budget, self.samples)
-        owner = assignment.owner
+        owner, of_loss = assignment.owner, {program.loss, program.count, *program.logged.values()}
         if (state_bytes := self.state_bytes) is not None:
             states = {name: state_bytes(gradient_name(name), program) / self.shards for name in owner}
             sizes = {name: (program.symbols[name].type.size_bytes, size) for name, size in states.items()}
             assignment = replace(assignment, updater=updaters(assignment, sizes, schedule.ranks))
 
         def stage_of(output: Output) -> int | None:
-            return last if output.symbol in (program.loss, program.count) else owner.get(parameter_of(output.symbol))
+            return last if output.symbol in of_loss else owner.get(parameter_of(output.symbol))
 
         def divided(graph: Graph) -> Graph:
             if graph is training:

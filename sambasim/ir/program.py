@@ -2,7 +2,7 @@
 an inference program has only evaluation."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Annotated
 
@@ -118,7 +118,9 @@ EMA_PREFIX = "ema__"
 @dataclass(frozen=True, slots=True)
 class Program:
     """A compiled model. `mesh` holds the axes of its ranks, `batch_size` is that of one pass of a rank. `count`: the
-    output by whose sum over a step the sum of its losses is divided; None if each loss is a mean. `per_sample_loss`:
+    output by whose sum over a step the sum of its losses is divided; None if each loss is a mean. `logged`: by name,
+    outputs of one number beside the loss, of which runs tell the mean; `evaluated`: those of the evaluation graphs, by
+    their place among the outputs. `per_sample_loss`:
     evaluation gives one loss for each sample; otherwise the model's own mean, or sum and count, and `single` is the
     same graph at batch 1. `device_bytes` is the device memory of one rank. `schedule`: the order of work in a pipeline,
     whose passes take a micro-batch each. `reduce_buffer`: with data parallelism, the symbol where operands of peers
@@ -141,6 +143,8 @@ class Program:
     reduce_buffer: str | None = None
     zero: Annotated[int, Interval(ge=0, le=3)] = 0
     count: str | None = None
+    logged: Mapping[str, str] = field(default_factory=dict)
+    evaluated: Mapping[str, Count] = field(default_factory=dict)
 
     @property
     def graphs(self) -> tuple[Graph, ...]:
@@ -162,6 +166,11 @@ class Program:
     def loss_outputs(self) -> int:
         """How many of the first outputs of its evaluation graph are the loss, with its count."""
         return 0 if self.loss is None else 2 if self.count is not None and not self.per_sample_loss else 1
+
+    @property
+    def exchanged(self) -> int:
+        """How many numbers a replica tells the others in a step: the loss, and what is logged beside it."""
+        return 1 + len(self.logged)
 
     def names_of(self, *kinds: SymbolKind) -> list[str]:
         return [name for name, symbol in self.symbols.items() if symbol.kind in kinds]

@@ -219,7 +219,8 @@ def without_loss(program: Program) -> Program:
     """`program` for inference without its loss, and without the inputs that only the loss reads. Assertions and random
     draws stay, but for assertions on those inputs. A program that gives only its loss, or draws random numbers for
     them, is returned as it is."""
-    whole, outputs = program.evaluation, program.evaluation.outputs[program.loss_outputs :]
+    whole, first, logged = program.evaluation, program.loss_outputs, program.evaluated.values()
+    outputs = tuple(one for at, one in enumerate(whole.outputs) if at >= first and at not in logged)
     if program.loss is None or not outputs:
         return program
     wanted = {output.value for output in outputs}
@@ -233,9 +234,8 @@ def without_loss(program: Program) -> Program:
     inputs = tuple(name for name in whole.inputs if name in symbols)
     evaluation = replace(with_sections(whole, zip(whole.sections, left, strict=True)), inputs=inputs, outputs=outputs)
     # The training graph stays: a pipeline's ranks hold what it says.
-    return replace(
-        program, symbols=symbols, evaluation=evaluation, single=None, loss=None, count=None, per_sample_loss=False
-    )
+    program = replace(program, symbols=symbols, evaluation=evaluation, single=None, per_sample_loss=False)
+    return replace(program, loss=None, count=None, logged={}, evaluated={})
 
 
 def _read(nodes: Sequence[Node], wanted: Iterable[str], effects: Set[str] = frozenset()) -> set[str]:

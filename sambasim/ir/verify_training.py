@@ -78,6 +78,13 @@ def training_step(program: Program) -> None:
     gradients = [member.gradient for group in program.groups for member in group.members]
     for name in (program.loss, *gradients, *([] if program.count is None else [program.count])):
         require(name in returned, 11, f"the training step does not return {name}")
+    for name, symbol in program.logged.items():
+        is_scalar = symbol in returned and program.symbols[symbol].type.numel == 1
+        require(is_scalar, 11, f"the training step returns no number {symbol}, to be logged as {name}")
+    for graph in filter(None, (program.evaluation, program.single)):
+        outputs = [program.symbols[output.symbol].type.numel for output in graph.outputs]
+        at = program.evaluated.values()
+        require(all(outputs[place : place + 1] == [1] for place in at), 11, f"{graph.name} lacks a number to be logged")
     updated = [name for node in _updates(program) for name in groups_of(node)]
     require(updated == [group.name for group in program.groups], 11, f"the optimizer nodes update {updated}")
     _verify_order(program)

@@ -17,17 +17,18 @@ from sambasim.records import Count, Figure, Loss, Record, parsed
 @with_config(extra="forbid")
 @dataclass(slots=True, kw_only=True)
 class StepRecord:
-    """One optimizer step; steps and epochs count from 1. `loss` is the mean over replicas and micro-steps. Figure are
-    those of rank 0: `step_s` of the whole step, reading data included; `sync_s` in REDUCE, GATHER and the exchange of
-    GRADNORM after its backward ended, waiting included, and in the passes of ZeRO 2 and 3; `hidden_sync_s` that before
-    its backward ended, both without OPT; `waited_s` in communication within a replica, by mesh axis. `loss_scale` is
-    that of the step, in float16; `grad_norm` is without it. It is validated when it is read: a step may take less time.
-    """
+    """One optimizer step; steps and epochs count from 1. `loss` is the mean over replicas and micro-steps, and so is
+    what is `logged` beside it, by the names that the model or the loss gives. Figures are those of rank 0: `step_s` of
+    the whole step, reading data included; `sync_s` in REDUCE, GATHER and the exchange of GRADNORM after its backward
+    ended, waiting included, and in the passes of ZeRO 2 and 3; `hidden_sync_s` that before its backward ended, both
+    without OPT; `waited_s` in communication within a replica, by mesh axis. `loss_scale` is that of the step, in
+    float16; `grad_norm` is without it. It is validated when it is read: a step may take less time."""
 
     kind: Literal["step"] = "step"
     step: Count
     epoch: Count
     loss: Loss
+    logged: dict[str, Loss] = field(default_factory=dict)
     lr: Annotated[float, Field(allow_inf_nan=False)]
     step_s: Figure
     sync_s: Figure
@@ -39,14 +40,15 @@ class StepRecord:
 
 
 class EvaluationRecord(Record):
-    """Means over the held-out samples, each counted once. `accuracy` is None if the loss is not a classification
-    loss."""
+    """Means over the held-out samples, each counted once; `logged`: of batches, by their samples. `accuracy` is None if
+    the loss is not a classification loss."""
 
     kind: Literal["evaluation"] = "evaluation"
     step: Count
     epoch: Count
     samples: Count
     loss: float | None
+    logged: dict[str, Loss] = Field(default_factory=dict)
     accuracy: float | None
     evaluation_s: Figure
 
@@ -168,8 +170,8 @@ Line = StepRecord | EvaluationRecord | CheckpointRecord | SummaryRecord
 
 
 class InferenceRecord(Record):
-    """A pass over a data set with `--inference`; `held_out`: over the held-out samples only. `loss` and `accuracy` are
-    those of an evaluation, for a PEF with a loss. `weights` is None for the weights in the PEF."""
+    """A pass over a data set with `--inference`; `held_out`: over the held-out samples only. `loss`, `logged` and
+    `accuracy` are those of an evaluation, for a PEF with a loss. `weights` is None for the weights in the PEF."""
 
     kind: Literal["prediction"] = "prediction"
     pef_digest: str
@@ -178,6 +180,7 @@ class InferenceRecord(Record):
     weights: str | None
     samples: Count
     loss: float | None
+    logged: dict[str, Loss] = Field(default_factory=dict)
     accuracy: float | None
     prediction_s: Figure
     predictions: str | None

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from itertools import zip_longest
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Generator, Tensor
@@ -46,23 +46,28 @@ Part = TypeVar("Part")
 @dataclass(frozen=True, slots=True)
 class Sums:
     """The sums of one rank over its samples. `loss` is of `counted` samples, or weights of counted elements; `correct`
-    of `classified` elements have the right class."""
+    of `classified` elements have the right class. `logged`: of what `told_of` samples have beside the loss."""
 
     samples: int = 0
     loss: float = 0.0
     counted: float = 0.0
     correct: int = 0
     classified: int = 0
+    told_of: int = 0
+    logged: tuple[float, ...] = ()
 
     def __add__(self, other: "Sums") -> "Sums":
-        return Sums(*map(sum, zip(astuple(self), astuple(other), strict=True)))
+        *numbers, (logged, further) = zip(astuple(self), astuple(other), strict=True)
+        sums: list[Any] = [*map(sum, numbers), tuple(map(sum, zip_longest(logged, further, fillvalue=0.0)))]
+        return Sums(*sums)
 
-    def record(self, step: int, epoch: int, has_loss: bool, began_s: float) -> EvaluationRecord:
+    def record(self, step: int, epoch: int, program: Program, began_s: float) -> EvaluationRecord:
         return EvaluationRecord(
             step=step,
             epoch=epoch + 1,
             samples=self.samples,
-            loss=self.loss / self.counted if has_loss and self.counted else None,
+            loss=self.loss / self.counted if program.loss is not None and self.counted else None,
+            logged={name: total / self.told_of for name, total in zip(program.evaluated, self.logged, strict=False)},
             accuracy=self.correct / self.classified if self.classified else None,
             evaluation_s=time.perf_counter() - began_s,
         )
@@ -137,14 +142,18 @@ class Evaluator:
         """The sums over the first `count` samples of a batch, from the outputs of the graph."""
         if not self._has_loss:
             return Sums(samples=count)
-        if self._program.per_sample_loss:
-            if not outputs:
-                return Sums()  # another rank of the replica has them
-            counted, correct, classified = self._count(outputs[1:], batch, count)
-            return Sums(count, float(outputs[0][:count].double().sum()), counted, correct, classified)
+        is_of_batch = not self._program.per_sample_loss
+        of_batch = self._of_batch(outputs, batch, count) if is_of_batch or self._program.evaluated else Sums()
+        if is_of_batch or not outputs:  # another rank of the replica has them
+            return of_batch
+        counted, correct, classified = self._count(outputs[1:], batch, count)
+        losses = float(outputs[0][:count].double().sum())
+        return Sums(count, losses, counted, correct, classified, of_batch.told_of, of_batch.logged)
+
+    def _of_batch(self, outputs: Sequence[Tensor], batch: Batch, count: int) -> Sums:
         if count == self._program.batch_size:
             return self._mean_of(outputs, count)
-        # The model returns one mean over a batch with padding: run the real samples one by one, or skip them.
+        # Means over a batch with padding: run the real samples one by one, or skip them.
         total, single = Sums(), self._program.single
         for index in range(count):
             sample = {name: tensor[index : index + 1] for name, tensor in batch.items()}
@@ -156,8 +165,10 @@ class Evaluator:
         """From a mean, or from a sum and what it counts; nothing without outputs, which another rank has."""
         if not outputs:
             return Sums()
-        is_sum = self._program.count is not None
-        return Sums(count, float(outputs[0]) * (1 if is_sum else count), float(outputs[1]) if is_sum else count)
+        logged = tuple(float(outputs[at]) * count for at in self._program.evaluated.values())
+        of_loss = (float(outputs[0]), float(outputs[1])) if self._program.loss_outputs == 2 else None
+        loss, counted = of_loss or (float(outputs[0].sum()) * count, count)
+        return Sums(count, loss, counted, told_of=count, logged=logged)
 
     def _count(self, outputs: Sequence[Tensor], batch: Mapping[str, Tensor], count: int) -> tuple[float, int, int]:
         """What a sum of losses is divided by, the number of correctly classified elements, and of all; without elements
@@ -253,7 +264,7 @@ def infer(
             kept += [[output.clone() for output in outputs]] if keeps_outputs else []
         activity.waits("waiting for peers to predict")
         total = sum(in_turn(communicator.all_gather_object(of_batches)), Sums())
-        evaluation, all_outputs = total.record(0, 0, program.loss is not None, began_s), list[Tensor]()
+        evaluation, all_outputs = total.record(0, 0, program, began_s), list[Tensor]()
         if keeps_outputs:
             activity.takes_long("saving the predictions")
             everybody = communicator.gather_object(kept) or ()
@@ -268,6 +279,7 @@ def infer(
             weights=None if options.weights is None else str(options.weights),
             samples=evaluation.samples,
             loss=evaluation.loss,
+            logged=evaluation.logged,
             accuracy=evaluation.accuracy,
             prediction_s=time.perf_counter() - began_s,
             predictions=None if options.predictions is None else str(options.predictions),

@@ -250,7 +250,7 @@ class TrainingJob:
         self._activity.does("evaluation done")
         total = sum(in_turn([of_replica for of_rank, _ in everybody for of_replica in of_rank]), Sums())
         requested = max(request for _, request in everybody)
-        return total.record(step, epoch, setup.program.loss is not None, began_s), requested
+        return total.record(step, epoch, setup.program, began_s), requested
 
     def _buffers_of_first(self, team: Team) -> Sequence[Mapping[str, Tensor]]:
         """Collective. The buffers of replica 0, for each of its ranks that this process evaluates."""

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
+    from sambasim.records.metrics import EvaluationRecord, InferenceRecord
+
 READER_GONE = 141
 
 _DIGITS = 6  # of COLUMNS: more would be no width
@@ -183,9 +185,10 @@ def show(*parts: "RenderableType") -> None:
         print(line.rstrip())
 
 
-def scores(loss: float | None, accuracy: float | None) -> list[str]:
+def scores(found: "EvaluationRecord | InferenceRecord") -> list[str]:
     """What is known of an evaluation, in words."""
-    measures = (("loss", loss, ".4f"), ("accuracy", accuracy, ".2%"))
+    logged = ((printable(name), value, ".4g") for name, value in found.logged.items())
+    measures = (("loss", found.loss, ".4f"), *logged, ("accuracy", found.accuracy, ".2%"))
     return [f"{name} {value:{form}}" for name, value, form in measures if value is not None]
 
 

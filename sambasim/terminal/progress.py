@@ -87,7 +87,7 @@ class RunProgress(RunObserver):
             self._print_evaluation(record)
 
     def _print_evaluation(self, record: EvaluationRecord) -> None:
-        facts = ", ".join(scores(record.loss, record.accuracy))
+        facts = ", ".join(scores(record))
         say(f"after step {record.step}, epoch {record.epoch}: held out {record.samples} samples: {facts}")
         self._evaluation, self._printed_s = None, time.monotonic()
 
@@ -155,7 +155,8 @@ class _Averages:
 
     def facts(self, step: StepRecord) -> str:
         pace = f"{self._samples / self.step_s:.0f} samples/s  sync {self._sync_s / self.step_s:.0%}"
-        return f"loss {step.loss:.4f}  {pace}"
+        logged = "".join(f"  {printable(name)} {value:.4g}" for name, value in step.logged.items())
+        return f"loss {step.loss:.4f}{logged}  {pace}"
 
 
 def _progress_bar() -> "Progress":

@@ -41,9 +41,9 @@ def test_counters_losses_and_requests_are_those_that_the_peer_has_published() ->
     peer.publish(Counter.PROGRESS, 2)
     assert own.reached(Counter.PROGRESS, 1)
     own.wait(Counter.PROGRESS, 2)
-    own.put(0, 0.25, 3)
-    peer.put(0, -1.5, 7)
-    peer.put(1, 9.0, 0)
+    own.put(0, [0.25], 3)
+    peer.put(0, [-1.5], 7)
+    peer.put(1, [9.0], 0)
     for flags in (own, peer):
         assert flags.numbers(0) == ([0.25, -1.5], 7)
         assert flags.numbers(1) == ([0.0, 9.0], 0)

@@ -5,7 +5,7 @@ import inspect
 import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple, TypeAlias
 
@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from sambasim.compiler.capture.arguments import left_to_run
 from sambasim.compiler.capture.recording import forward_line, user_line
+from sambasim.compiler.capture.results import by_position, check_one_loss, fields_of, is_in, named_loss, scalars_in
 from sambasim.compiler.capture.tensors import dtype_name
 from sambasim.compiler.capture.trial import as_written
 from sambasim.data.batches import each_value, flat
@@ -23,8 +24,9 @@ from sambasim.data.user_code import load_object, summary
 from sambasim.errors import ModelError, OptionError, SambasimError
 from sambasim.options.training import LossOptions
 
-Loss = Callable[..., Tensor | tuple[Tensor, Tensor]]
-"""Of what the model returns, the target, and by name what a run gives: a mean, or a sum and by what to divide it."""
+Loss = Callable[..., Any]
+"""Of what the model returns, the target or several, and by name what a run gives: a mean, or a sum and by what to
+divide it; or these in a dict, or before one, with scalars to log."""
 
 LossOfSamples = Callable[[Any, Tensor], Tensor]
 
@@ -48,8 +50,8 @@ def named_losses(name: str, args: Mapping[str, object], *, counts: bool = False)
             raise ModelError(f"the loss {name} is not callable")
         users: Callable[..., Tensor] = loaded
 
-        def of_users(result: object, target: Tensor, **of_run: Tensor) -> Tensor:
-            return users(result, target, **args, **of_run)
+        def of_users(result: object, *targets: object, **of_run: Tensor) -> Tensor:
+            return users(result, *targets, **args, **of_run)
 
         vars(of_users)["of_user"] = users
         return of_users, None
@@ -99,7 +101,7 @@ def tensors_in(result: object) -> list[Tensor]:
     """The tensors in what a model returns, in order."""
     if isinstance(result, Tensor):
         return [result]
-    return [tensor for item in _fields(result).values() for tensor in tensors_in(item)]
+    return [tensor for item in fields_of(result).values() for tensor in tensors_in(item)]
 
 
 _CASTS = {torch.float32: "float()", torch.float64: "double()", torch.float16: "half()", torch.bfloat16: "bfloat16()"}
@@ -194,13 +196,23 @@ class Places(NamedTuple):
 class Example(NamedTuple):
     """A batch of inputs by name, and whether the model takes them by name. `arguments`: those of the model, which may
     be dicts, tuples or lists, with positions of inputs in place of tensors, or a Fixed or Whole; None where each input
-    is one. `of_run`, `of_loss`: the parameters of the model and of the loss that a run gives."""
+    is one. `targets`: likewise what a loss takes after the result, of the last inputs; None if it is the last one.
+    `of_run`, `of_loss`: the parameters of the model and of the loss that a run gives."""
 
     inputs: Mapping[str, Tensor]
     by_keyword: bool = False
     arguments: Mapping[str, object] | None = None
     of_run: tuple[str, ...] = ()
     of_loss: tuple[str, ...] = ()
+    targets: Sequence[object] | None = None
+
+    def apart(self, given: Sequence[Tensor]) -> tuple[Sequence[Tensor], Sequence[object]]:
+        """The inputs of the model, and the targets."""
+        tensors = given[: len(self.inputs)]
+        if self.targets is None:
+            return tensors[:-1], tensors[-1:]
+        count = sum(1 for target in self.targets for _ in flat(target, ""))
+        return tensors[:-count], [each_value(target, lambda at, _: tensors[at]) for target in self.targets]
 
     def call(self, model: nn.Module, tensors: Sequence[Tensor], of_run: Mapping[str, Tensor] | None = None) -> Any:
         """What `model` returns for `tensors`, in place of as many inputs, and `of_run`."""
@@ -243,6 +255,8 @@ class _Step(nn.Module):
         self.of_run = tuple(dict.fromkeys((*example.of_run, *example.of_loss)))
         self.counts = False
         """Whether the last call gave a sum and a count in place of a mean: they are the first two outputs."""
+        self.logged: Mapping[str, int] = {}
+        """By name, the scalars beside the loss in the last call, by their place among the outputs."""
 
     def target_of(self, given: Sequence[Tensor]) -> Tensor:
         return given[len(self._example.inputs) - 1]
@@ -252,7 +266,7 @@ class _Step(nn.Module):
         return {name: of_run[name] for name in names}
 
     def _call(self, given: Sequence[Tensor]) -> tuple[object, tuple[Tensor, ...]]:
-        inputs = given[: len(self._example.inputs) - (self.loss is not None)]
+        inputs = given[: len(self._example.inputs)] if self.loss is None else self._example.apart(given)[0]
         result = self._example.call(self.model, inputs, self._named(given, self._example.of_run))
         tensors = tensors_in(result)
         if not tensors:
@@ -264,15 +278,23 @@ class _Step(nn.Module):
     def _loss_first(self, given: Sequence[Tensor]) -> tuple[object, tuple[Tensor, ...]]:
         """What the model returns; and the loss, before its other tensors."""
         result, tensors = self._call(given)
-        if self.loss is not None:
-            loss = self.loss(result, self.target_of(given), **self._named(given, self._example.of_loss))
-            self.counts = isinstance(loss, tuple) and len(loss) == 2
-            return result, (*(loss if isinstance(loss, tuple) and self.counts else (loss,)), *tensors)
-        fields = _fields(result)  # of a dictionary, a dataclass or a NamedTuple
-        self.counts = "loss" not in fields and isinstance(fields.get("count"), Tensor) and "loss_sum" in fields
-        named = [fields.get(name) for name in (("loss_sum", "count") if self.counts else ("loss",))]
-        first = [tensor for tensor in named if isinstance(tensor, Tensor)]
-        tensors = (*first, *(tensor for tensor in tensors if all(tensor is not one for one in first)))
+        if self.loss is None:
+            named = named_loss(result)
+            first = [*named.values()]
+            tensors = (*first, *(tensor for tensor in tensors if not is_in(first, tensor)))
+            scalars = dict(scalars_in(result))
+        else:
+            of_run = self._named(given, self._example.of_loss)
+            returned = self.loss(result, *self._example.apart(given)[1], **of_run)
+            named = named_loss(returned)
+            first = [*named.values()] or by_position(returned)
+            scalars = dict(scalars_in(returned))
+            others = [scalar for scalar in scalars.values() if not is_in((*first, *tensors), scalar)]
+            tensors = (*first, *others, *tensors)
+            scalars = dict(scalars_in(result)) | scalars
+        self.counts = len(first) == 2
+        places = {id(tensor): place for place, tensor in reversed([*enumerate(tensors)])}
+        self.logged = {name: places[id(scalar)] for name, scalar in scalars.items() if name not in named}
         return result, tensors
 
 
@@ -293,10 +315,7 @@ class TrainingStep(_Step):
             return tuple(tensor if index in losses else tensor.detach() for index, tensor in enumerate(tensors))
         result, (loss, *outputs) = self._loss_first(inputs)
         if self.loss is None:
-            _check_one_loss(result, len(inputs[0]) if inputs[0].ndim else 1)
-        if not isinstance(loss, Tensor):
-            what = f"the loss function returns a {type(loss).__name__}, not a tensor"
-            raise ModelError(what, remedy="return the mean loss as a tensor of shape (), without .item()")
+            check_one_loss(result, len(inputs[0]) if inputs[0].ndim else 1)
         return (loss, *(output.detach() for output in outputs))
 
 
@@ -321,39 +340,8 @@ def both_steps(
     counts = named is not None and named.mean_over == "elements"
     mean, by_sample = named_losses(named.name, named.args, counts=counts) if named else (loss, None)
     has = {*example.inputs, *(named.args if named else ())}
-    example = example._replace(of_loss=left_to_run(mean, table, has, first=2) if mean else ())
+    example = example._replace(of_loss=left_to_run(mean, table, has, 1 + len(example.targets or "1")) if mean else ())
     return TrainingStep(model, example, mean, losses), EvaluationStep(model, example, by_sample or mean)
-
-
-def _fields(result: object) -> Mapping[Any, object]:
-    """What the model returns by name, or by position where it has no names."""
-    if isinstance(result, Mapping):
-        return result
-    if is_dataclass(result):
-        return {field.name: getattr(result, field.name) for field in fields(result)}
-    values = tuple(result) if isinstance(result, tuple | list) else ()
-    return dict(zip(getattr(result, "_fields", range(len(values))), values, strict=True))
-
-
-def _check_one_loss(result: object, batch_size: int) -> None:
-    """Raises ModelError for several losses, none of which is called "loss", such as those of torchvision's detectors:
-    numbers with a gradient, which those of a batch of one sample may be without being losses."""
-    named = _fields(result)
-    if isinstance(named.get("loss"), Mapping | tuple | list):
-        kind = type(named["loss"]).__name__
-        raise ModelError(f'the model returns a {kind} as "loss"', remedy='add them up, and return the sum as "loss"')
-    numbers = [
-        name
-        for top, value in named.items()
-        for name, part in flat(value, f"output {top}" if isinstance(top, int) else str(top))
-        if isinstance(part, Tensor) and part.requires_grad
-        if part.ndim == 0 or (part.numel() == 1 and batch_size > 1)
-    ]
-    if "loss" not in named and len(numbers) > 1:
-        remedy = 'call the one to train "loss"; of parts, that is their sum'
-        if isinstance(next(iter(named)), int):
-            remedy = 'return {"loss": …, …} with the one to train, of parts their sum; or detach() the others'
-        raise ModelError(f"the model returns several losses: {', '.join(numbers)}", remedy=remedy)
 
 
 def loss_in(outputs: Sequence[Tensor]) -> Tensor:

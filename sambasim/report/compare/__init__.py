@@ -2,10 +2,9 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import product
 
 from sambasim.records.digests import RecordedRun
-from sambasim.records.metrics import RunRecords, StepRecord, SummaryRecord
+from sambasim.records.metrics import EvaluationRecord, RunRecords, StepRecord, SummaryRecord
 from sambasim.report.tables import Row, Table, table, text_table
 from sambasim.units import counted
 
@@ -180,8 +179,9 @@ def compare_metrics(a: tuple[str, RunRecords], b: tuple[str, RunRecords], asked:
     kept = runs if asked is None else [_only(asked, records) for records in runs]
     ours, theirs = ({line.step: line for line in records.steps} for records in kept)
     common = [step for step in ours if step in theirs]
-    names = product(common, ("loss", "lr", "grad_norm"))
-    differences = (_step_difference(step, name, ours[step], theirs[step]) for step, name in names)
+    told = [{step: _numbers(run[step], "loss", "lr", "grad_norm") for step in common} for run in (ours, theirs)]
+    names = ((step, name) for step in common for name in told[0][step] if name in told[1][step])
+    differences = (_step_difference(step, name, *(run[step][name] for run in told)) for step, name in names)
     first = next(filter(None, differences), None)
     summaries = [records.summary for records in runs]
     facts = differing_facts(*map(deciding_facts, filter(None, summaries))) if all(summaries) else []
@@ -217,8 +217,11 @@ def _is_whole(records: RunRecords, asked: range | None) -> bool:
     return bool(records.steps) and has_all(records.steps[0].step, records.steps[-1].step, end, asked)
 
 
-def _step_difference(step: int, name: str, ours: StepRecord, theirs: StepRecord) -> str | None:
-    a, b = getattr(ours, name), getattr(theirs, name)
+def _numbers(line: StepRecord | EvaluationRecord, *names: str) -> dict[str, float | None]:
+    return {name: getattr(line, name) for name in names} | {f"logged {name}": one for name, one in line.logged.items()}
+
+
+def _step_difference(step: int, name: str, a: float | None, b: float | None) -> str | None:
     if repr(a) == repr(b):  # NaNs are equal, and -0.0 differs from 0.0
         return None
     relative = relative_difference(_finite(a), _finite(b))
@@ -232,8 +235,11 @@ def _results(a: RunRecords, b: RunRecords) -> list[dict[str, object]]:
     alike = a.summary is not None and b.summary is not None and a.summary.steps == b.summary.steps
 
     def results(records: RunRecords) -> dict[str, object]:
-        pairs = product(records.evaluations, ("loss", "accuracy", "samples"))
-        found = {f"evaluation after step {line.step}, {name}": getattr(line, name) for line, name in pairs}
+        found: dict[str, object] = {
+            f"evaluation after step {line.step}, {name}": value
+            for line in records.evaluations
+            for name, value in _numbers(line, "loss", "accuracy", "samples").items()
+        }
         names = ("weights_sha256", "state_sha256") if alike else ()
         return found | {name: getattr(records.summary, name) for name in names}
 

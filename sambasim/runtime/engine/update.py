@@ -76,11 +76,13 @@ def _fits(pattern: tuple[str, ...], runs: Sequence[_Run], groups: Sequence[str])
 
 
 class Updated(NamedTuple):
-    """The results of an update: the losses of all replicas, the largest request, the norm of the gradients before
-    clipping (or None), the seconds of communication after the pass ended and during it, when it began, the seconds that
-    the passes of the step waited for communication, by mesh axis, and whether it was applied, not skipped."""
+    """The results of an update: the losses of all replicas, the means over them of what is logged, by name, the largest
+    request, the norm of the gradients before clipping (or None), the seconds of communication after the pass ended and
+    during it, when it began, the seconds that the passes of the step waited for communication, by mesh axis, and
+    whether it was applied, not skipped."""
 
     losses: Sequence[float]
+    logged: Mapping[str, float]
     request: int
     norm: float | None
     exposed_s: float
@@ -139,7 +141,7 @@ class Update:
 
     def run(self, losses: Sequence[float], request: int = 0, *, applies: bool = True) -> Steps[Updated]:
         """Run the update sections; afterwards every replica has the parameters of the next step. `losses`: of this
-        rank's replica. Unless it `applies`, only losses and requests are exchanged."""
+        rank's replica, and what is logged beside it. Unless it `applies`, only they and requests are exchanged."""
         transport, detailed = self._transport, self._detailed if applies else None
         moved: dict[str, int] = {}
         self._began_ns = began_ns = perf_counter_ns()
@@ -161,7 +163,10 @@ class Update:
             now = asdict(transport.sync.bytes_moved)
             args = {f"{name}_bytes": now[name] - before for name, before in moved.items() if now[name] != before}
             detailed.span_ends(transport.rank, Track.HOST, "sync and update", began_ns, args)
-        losses, request = live[self._shared]
+        shared, request = live[self._shared]
+        names, count = self._transport.program.logged, self._transport.program.exchanged
+        of_names = {name: shared[at::count] for at, name in enumerate(names, 1)}
+        logged = {name: sum(values) / len(values) for name, values in of_names.items() if values}
         applied = norm is None or not self.optimizers.skips(norm)
         exposed_s = 0.0
         if self._waited_s:
@@ -171,7 +176,7 @@ class Update:
         if self._waited_in_passes_s:
             waited_s = self._waited_in_passes_s.copy()
             self._waited_in_passes_s.clear()
-        return Updated(losses, request, norm, exposed_s, hidden_s, began_ns, waited_s, applied)
+        return Updated(shared[::count], logged, request, norm, exposed_s, hidden_s, began_ns, waited_s, applied)
 
     def _ended(self, unit: Unit) -> None:
         if self._detailed is not None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
+from operator import add
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, cast
 
@@ -154,11 +155,12 @@ class Replica:
         """Whether it computes gradients; False for a parameter server without a replica."""
         self._seed, self._micro_steps = training.seed, training.accumulation_steps
         self._program, self._loss, self._count = program, program.loss, program.count
+        self._told = (program.loss, *program.logged.values())
         self.loss_dtype = program.symbols[self._loss].type.dtype
         self._batches = program.micro_batches  # of a pass
         is_placed = program.schedule is None  # otherwise each micro-batch brings its inputs
         self._inputs = {spec.name: memory.tensor(spec.name) for spec in input_specs(program)} if is_placed else None
-        wanted = tuple(filter(None, (program.loss, program.count)))
+        wanted = tuple(filter(None, (*self._told, program.count)))
         self.executor = Executor(
             program.step, program, memory.tensor, engine, wanted, transport=transport, observer=observer
         )
@@ -185,7 +187,8 @@ class Replica:
             self.transport.sync.wait_for_readers()
         else:
             self._update.begin_step(update, rate, loss_scale)
-        began_ns, observer, total, counted, loss = perf_counter_ns(), self.observer, 0.0, 0.0, math.nan
+        began_ns, observer, counted, loss = perf_counter_ns(), self.observer, 0.0, math.nan
+        totals = [0.0] * len(self._told)
         micro_steps, count = self._micro_steps, self._batches
         scale = loss_scale / (micro_steps * count)  # so gradients add up to that of the mean, scaled
         if scale not in self._tangents:
@@ -200,21 +203,21 @@ class Replica:
                 overlapping=self._update.overlapping,
             )
             for of_batch in outputs:
-                loss = float(of_batch[self._loss]) if self._loss in of_batch else math.nan
-                total += loss
+                told = [float(of_batch[name]) if name in of_batch else math.nan for name in self._told]
+                totals, loss = [*map(add, totals, told)], told[0]
                 counted += float(of_batch[self._count]) if self._count in of_batch else 0.0
             if observer is not None:
                 observer.pass_ends(self.rank, loss)
-        losses: tuple[float, ...] = (total / (micro_steps * count),) if self.works else ()
+        losses = tuple(total / (micro_steps * count) for total in totals) if self.works else ()
         if self._detailed is not None and losses:
             self._detailed.span_ends(self.rank, Track.HOST, "forward and backward", began_ns, {})
         earlier: list[Updated] = []
         if self._count is not None:
-            of_passes = (counted / (micro_steps * count),) if self.works else ()
+            of_passes = (counted / (micro_steps * count), *losses[1:]) if self.works else ()
             earlier.append((yield from self._update.run(of_passes, applies=False)))
             counts = earlier[0].losses
             self.optimizers.mean_count = sum(counts) / len(counts) or 1.0  # without any, gradients are 0
-            losses = tuple(of_replica / self.optimizers.mean_count for of_replica in losses)
+            losses = (*(loss / self.optimizers.mean_count for loss in losses[:1]), *losses[1:])
         if self._guarded is None:
             return self._averaged((yield from self._update.run(losses, ask())).after(earlier))
         # The losses are exchanged before any gradient is reduced.

@@ -279,6 +279,7 @@ class Trainer:
             step=number + 1,
             epoch=epoch + 1,
             loss=loss,
+            logged=dict(updated.logged),
             lr=self._optimizers.first("lr") * rate,
             step_s=step_s,
             sync_s=exposed_s,

@@ -68,7 +68,8 @@ class Simple(Communication[R]):
 
 
 class Shared(NamedTuple):
-    """What ranks exchange in a step: the losses of all replicas, in rank order, and the largest request of a rank."""
+    """What ranks exchange in a step: the losses of all replicas, in rank order, each with the scalars that are logged
+    beside it, and the largest request of a rank."""
 
     losses: Sequence[float]
     request: int

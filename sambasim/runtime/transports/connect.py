@@ -186,7 +186,8 @@ def _in_hub(
 def _by_messages(memory: DeviceMemory, sync: GradientSync, mesh: Mesh, communicator: Communicator) -> Transport:
     """The only rank of its process. Along tp it uses shared memory, if the ranks are on one node."""
     rank, all_ranks, node_of = communicator.rank, range(mesh.world_size), communicator.node_of
-    gather_losses = GatherLosses(communicator, [other for other in all_ranks if mesh.gives_loss(other)])
+    give_loss = [other for other in all_ranks if mesh.gives_loss(other)]
+    gather_losses = GatherLosses(communicator, give_loss, memory.program.exchanged)
     along_tp = MessageGroup(communicator, mesh.group(rank, TENSOR))
     size_bytes, title = max(communicator.all_gather_object(box_bytes(memory.program, TENSOR))), f"mesh {mesh}"
     if size_bytes and all(node_of[other] == node_of[mesh.group(other, TENSOR)[0]] for other in all_ranks):

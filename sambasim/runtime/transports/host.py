@@ -57,7 +57,7 @@ class Host(GradientSync):
         self.title += ", every replica updating everything" if replicated else ""
         self.slices, self.replicas = places.slices, len(places.workers)
         self.bytes_moved, self.places, self._through_gloo = places.moved, places, through_gloo
-        self._exchange_losses = GatherLosses(places.communicator, places.workers)
+        self._exchange_losses = GatherLosses(places.communicator, places.workers, self.program.exchanged)
 
     @span(Track.COLLECTIVES, "losses of all")
     def end_of_step(self) -> Shared:

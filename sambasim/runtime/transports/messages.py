@@ -131,18 +131,20 @@ class _Gather(Communication):
 
 @final
 class GatherLosses:
-    """Gathers the losses of all replicas, in rank order, and the largest request. Only `workers` have a replica."""
+    """Gathers the losses of all replicas, in rank order, each of `numbers`, and the largest request. Only `workers`
+    have a replica."""
 
-    def __init__(self, communicator: Communicator, workers: Collection[int]) -> None:
+    def __init__(self, communicator: Communicator, workers: Collection[int], numbers: int) -> None:
         self._communicator, self._workers = communicator, sorted(workers)
-        self._send, self._receive = np.zeros(2), np.empty((communicator.world_size, 2))
+        self._send, self._receive = np.zeros(1 + numbers), np.empty((communicator.world_size, 1 + numbers))
         self._bytes = self._send.view(np.uint8), self._receive.reshape(-1).view(np.uint8)
 
     def __call__(self, losses: Sequence[float], request: int) -> Shared:
         self._send[: 1 + len(losses)] = (request, *losses)
         self._communicator.all_gather(*self._bytes)
         received: list[list[float]] = self._receive.tolist()
-        return Shared([received[rank][1] for rank in self._workers], int(max(row[0] for row in received)))
+        losses = [number for rank in self._workers for number in received[rank][1:]]
+        return Shared(losses, int(max(row[0] for row in received)))
 
 
 def collect(

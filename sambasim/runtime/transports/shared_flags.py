@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from enum import IntEnum
 from functools import partial
 
+from sambasim.ir.types import align
 from sambasim.records.trace import Track
 from sambasim.runtime.machine.communicator import NOTHING, Communicator
 from sambasim.runtime.machine.launcher import cores_of_this_process
@@ -33,10 +34,12 @@ class Counter(IntEnum):
 
 
 class NodeFlags:
-    """The counters of the ranks of `communicator` on this node, and two slots, each for a loss and a request."""
+    """The counters of the ranks of `communicator` on this node, and two slots, each for a request and a loss, with what
+    is logged beside it: of `numbers` in all."""
 
-    def __init__(self, communicator: Communicator) -> None:
-        parts, self._sync = communicator.allocate_shared(_PAGE_BYTES * 2)
+    def __init__(self, communicator: Communicator, numbers: int = 1) -> None:
+        self._of_slot = 1 + numbers
+        parts, self._sync = communicator.allocate_shared(_PAGE_BYTES + align(16 * self._of_slot, _PAGE_BYTES))
         rank = communicator.local_rank
         # Plain Python integers, read in tens of nanoseconds.
         words = [part.data.cast("q") for part in parts]
@@ -93,18 +96,19 @@ class NodeFlags:
         self.publish(counter, value)
         self.wait(counter, value)
 
-    def put(self, slot: int, loss: float, request: int) -> None:
-        """Store a loss and a request in `slot`, 0 or 1; the next published counter makes them visible."""
-        at = _NUMBERS_AT + 2 * slot
-        self._own_floats[at] = loss
-        self._own_floats[at + 1] = request
+    def put(self, slot: int, losses: Sequence[float], request: int) -> None:
+        """Store the loss and a request in `slot`, 0 or 1; the next published counter makes them visible."""
+        at = _NUMBERS_AT + self._of_slot * slot
+        self._own_floats[at] = request
+        for place, loss in enumerate(losses, at + 1):
+            self._own_floats[place] = loss
 
     def numbers(self, slot: int) -> tuple[Sequence[float], int]:
         """The contents of `slot` of all ranks of the node: the losses by local rank, and the largest request."""
-        at = _NUMBERS_AT + 2 * slot
-        losses, largest = [], 0.0
+        at = _NUMBERS_AT + self._of_slot * slot
+        losses, largest = list[float](), 0.0
         for floats in self._floats:
-            losses.append(floats[at])
-            if floats[at + 1] > largest:
-                largest = floats[at + 1]
+            losses += floats[at + 1 : at + self._of_slot]
+            if floats[at] > largest:
+                largest = floats[at]
         return losses, int(largest)

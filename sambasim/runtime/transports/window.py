@@ -91,10 +91,10 @@ class Window(GradientSync):
     def __init__(self, by_rank: Mapping[int, DeviceMemory], communicator: Communicator) -> None:
         super().__init__(by_rank[communicator.rank], MessageGroup(communicator))
         self.communicator, self.by_rank = communicator, by_rank
-        self.flags = NodeFlags(communicator)
+        self.flags = NodeFlags(communicator, self.program.exchanged)
         self.network = Network(communicator, by_rank, self.slices, self.bytes_moved)
         self.observed += [self.flags, self.network]
-        self.exchange = GatherLosses(communicator, range(communicator.world_size))
+        self.exchange = GatherLosses(communicator, range(communicator.world_size), self.program.exchanged)
         training = self.program.training
         self.pass_length = (len(pass_and_update(training)[0]) if training else 0) + 1
         self.steps = 0
@@ -112,8 +112,7 @@ class Window(GradientSync):
     def end_of_step(self) -> Shared:
         self.steps += 1
         if not self.network.sources:
-            (loss,), request = self.offered
-            self.flags.put(self.steps % 2, loss, request)  # a reader may be one step behind
+            self.flags.put(self.steps % 2, *self.offered)  # a reader may be one step behind
         self.flags.publish(Counter.UPDATED, self.steps)
         return self._meet()
 
@@ -287,7 +286,7 @@ class SmallWindow(GradientSync):
     def __init__(self, by_rank: Mapping[int, DeviceMemory], communicator: Communicator) -> None:
         memory, size = by_rank[communicator.rank], communicator.world_size
         super().__init__(memory, MessageGroup(communicator), replicated=True)
-        self.flags = NodeFlags(communicator)
+        self.flags = NodeFlags(communicator, self.program.exchanged)
         self.observed.append(self.flags)
         self.steps = 0
         self._has_met = False  # in this step
@@ -307,7 +306,7 @@ class SmallWindow(GradientSync):
 
     def offer(self, losses: Sequence[float], request: int) -> None:
         super().offer(losses, request)
-        self.flags.put(self.steps % 2, losses[0], request)  # a reader may be one step behind
+        self.flags.put(self.steps % 2, losses, request)  # a reader may be one step behind
 
     def wait_for_readers(self) -> None:
         self.flags.wait(Counter.UPDATED, self.steps)
