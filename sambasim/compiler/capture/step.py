@@ -340,7 +340,8 @@ def both_steps(
     counts = named is not None and named.mean_over == "elements"
     mean, by_sample = named_losses(named.name, named.args, counts=counts) if named else (loss, None)
     has = {*example.inputs, *(named.args if named else ())}
-    example = example._replace(of_loss=left_to_run(mean, table, has, 1 + len(example.targets or "1")) if mean else ())
+    first = 2 if example.targets is None else 1 + len(example.targets)
+    example = example._replace(of_loss=left_to_run(mean, table, has, first) if mean else ())
     return TrainingStep(model, example, mean, losses), EvaluationStep(model, example, by_sample or mean)
 
 
