@@ -2,7 +2,7 @@
 `OptimizerOptions` (`options/training.py`); SambaFlow apps need a class in `samba/optim.py`, DeepSpeed an entry in
 `options/deepspeed_file.py`. What an update is given: `Scalars` in `runtime/values/optimizers.py`. The order of a
 slice's arithmetic must be the same wherever the slice begins, at multiples of 64 elements: then any number of replicas
-gives the same bits."""
+gives the same bits. Users write optimizers of their own as functions: see `compiler/own_optimizer.py`."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -132,3 +132,8 @@ OPTIMIZERS: Mapping[str, OptimizerEntry] = {
     "lion": OptimizerEntry({"lr": 1e-4, "betas": (0.9, 0.99), "weight_decay": 0.0}, {"exp_avg": "exp_avg"}, _lion),
 }  # fmt: skip
 """By kind: the name in the config, and of its operator, `opt.<kind>`."""
+
+OWN = "own"
+"""The kind of optimizers of the user's own, whose names in a config are `module:function`."""
+
+KINDS = (*OPTIMIZERS, OWN)

@@ -15,6 +15,7 @@ from sambasim.api.schedules import Taken, taken_over
 from sambasim.commands.torch_optimizers import is_of_a_library, options_of_group, refuse_changed_step
 from sambasim.compiler.capture.step import NAMED_LOSSES, Loss, first_tensor
 from sambasim.compiler.capture.tensors import Held, held_by
+from sambasim.compiler.own_optimizer import FORM
 from sambasim.data.batches import Batch, each_value, values_of
 from sambasim.data.datasets import ArraysDataset
 from sambasim.errors import DataError, ModelError, OptionError
@@ -149,7 +150,8 @@ def optimizers_in(optimizer: object) -> tuple[torch.optim.Optimizer, ...]:
     given = tuple(optimizer) if isinstance(optimizer, list | tuple) and optimizer else (optimizer,)
     for one in given:
         if not isinstance(one, torch.optim.Optimizer):
-            remedy = "a name such as 'adamw', torch.optim.AdamW(model.parameters(), lr=1e-3), or a list of optimizers"
+            remedy = "a name such as 'adamw', torch.optim.AdamW(model.parameters(), lr=1e-3), a list of optimizers, or "
+            remedy += f"a function: {FORM}"
             raise OptionError(f"optimizer is of type {type(one).__name__}", remedy=remedy)
     return given
 
@@ -188,7 +190,7 @@ def _kind_of(optimizer: torch.optim.Optimizer) -> tuple[str, str]:
     torchs = next((kind for kind in type(optimizer).__mro__ if kind in kinds), None)
     if torchs is None:
         names = one_of(kind.__name__ for kind in kinds)
-        remedy = f"one of torch.optim.{names}, or a name: {one_of(OPTIMIZERS)}"
+        remedy = f"one of torch.optim.{names}, a name, {one_of(OPTIMIZERS)}, or a function of yours: {FORM}"
         raise OptionError(f"a PEF has no optimizer {type(optimizer).__name__}", remedy=remedy)
     return kinds[torchs], f"torch.optim.{torchs.__name__}"
 

@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
+from inspect import isfunction
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from rich.console import RenderableType
 from torch import Tensor, nn
@@ -97,7 +98,7 @@ def compile(
     example: object,
     *,
     loss: str | Callable[..., Any] | None = None,
-    optimizer: str | Optimizer | Sequence[Optimizer] = "adamw",
+    optimizer: str | Optimizer | Sequence[Optimizer] | Callable[..., object] = "adamw",
     arguments: Mapping[str, Any] | None = None,
     name: str | None = None,
     quiet: bool = False,
@@ -109,7 +110,8 @@ def compile(
     - `loss`: a name (`"cross_entropy"`) or a loss of torch, which take the model's first output, or a function of what
       the model returns and the target; the last value of the example is the target. None for a model that returns its
       loss first, or in a dictionary as "loss"
-    - `optimizer`: a name, whose options are flags (`lr=3e-4`), or an optimizer of torch, or a list of them
+    - `optimizer`: a name, whose options are flags (`lr=3e-4`), or an optimizer of torch, or a list of them, or a
+      function of your own, which updates a parameter
     - `arguments`: what a run gives parameters of these names: numbers, or schedules such as
       `{"schedule": "linear", "to": 1.0, "steps": 1000}`
     - `name`: of the PEF; by default that of the model's class, in lower case
@@ -126,6 +128,9 @@ def compile(
         raise ModelError(f"the model is of type {type(model).__name__}, not a torch.nn.Module", remedy=remedy)
     model = unwrapped(model)
     refuse_torchscript(model)
+
+    own = {f"{optimizer.__module__}:{optimizer.__name__}": optimizer} if isfunction(optimizer) else {}
+    optimizer = next(iter(own), cast(Any, optimizer))
 
     def compiled() -> Pef:
         batch, size = batch_of(example)
@@ -156,9 +161,9 @@ def compile(
         if taken and chosen.optimizer and chosen.training.schedule == taken.schedule:
             notices.append(taken.notice(chosen.optimizer))
         with phases(quiet=quiet) as on_phase:
-            own = () if taken else users  # whose rates of now are those of the first step
+            theirs = () if taken else users  # whose rates of now are those of the first step
             users_loss = None if chosen.inference else function
-            live = LiveModel(model, of_pass, users_loss, optimizers=own, whole=whole)
+            live = LiveModel(model, of_pass, users_loss, optimizers=theirs, whole=whole, own=own)
             done = compile_proved(live, chosen, on_phase)
         said = (in_python(notice, compiles=True) for notice in (*notices, *notes, *done.notices))
         return Pef(done.path, tuple(said))

@@ -20,6 +20,7 @@ from sambasim.compiler.capture.state import NotSound, Observer
 from sambasim.compiler.capture.step import TARGET, Example
 from sambasim.compiler.compile import Stopwatch, assemble, capture_model
 from sambasim.compiler.front import build_model, example_batch
+from sambasim.compiler.own_optimizer import updates_of
 from sambasim.compiler.passes import schedule_of
 from sambasim.data.datasets import Source, open_source
 from sambasim.errors import CaptureError, MachineError, ModelError, OptionError, SambasimError
@@ -88,7 +89,8 @@ def compile_named(options: CompileOptions, on_phase: OnPhase = lambda phase: Non
 def compile_live(live: LiveModel, options: CompileOptions, on_phase: OnPhase, path: Path | None) -> Compiled:
     watch = Stopwatch(on_phase)
     built = capture_model(live.model, live.example, options, watch, loss=live.loss)
-    return assemble(built, live.model, options, watch, path=path)
+    updates = updates_of(options.optimizer, live.own) if options.optimizer and live.own else None
+    return assemble(built, live.model, options, watch, updates, path=path)
 
 
 def compile_proved(

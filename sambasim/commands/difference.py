@@ -7,7 +7,7 @@ from sambasim.ir.dataflow import is_clipped
 from sambasim.ir.graph import Node, Output, format_argument, graph_difference, symbol_differences
 from sambasim.ir.program import Program
 from sambasim.ir.types import Symbol, SymbolKind
-from sambasim.runtime.engine.instructions import find_operator
+from sambasim.runtime.values.operators import find_operator
 
 
 def differences(compiled: Program, traced: Program) -> Iterator[str]:

@@ -271,9 +271,9 @@ def _scheduler(schedule: ScheduleOptions, optimizer: OptimizerOptions, steps: in
         value = getattr(schedule, row.option, None)
         match row.kind:
             case "rate":
-                params[row.key] = optimizer.lr
+                params[row.key] = optimizer.hyperparameters()["lr"]
             case "share":
-                params[row.key] = (value or 0.0) * optimizer.lr
+                params[row.key] = (value or 0.0) * optimizer.hyperparameters()["lr"]
             case "total":
                 params[row.key] = value or steps or AUTO
             case _ if value is not None or row.default is not None:

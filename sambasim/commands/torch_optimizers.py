@@ -8,6 +8,7 @@ import torch.optim.optimizer as torch_optimizer
 from torch import Tensor
 
 from sambasim.compiler.capture.recording import line_of
+from sambasim.compiler.own_optimizer import FORM
 from sambasim.errors import OptionError
 from sambasim.optimizers import OPTIMIZERS
 from sambasim.options.base import build
@@ -34,7 +35,7 @@ def refuse_changed_step(optimizer: torch_optimizer.Optimizer, name: str) -> None
     for method, function in _methods(optimizer):
         if hasattr(library, method) and not is_of_a_library(function):
             what = f"{method} of {name} is not torch's, but {_called(function)}, which a run does not call"
-            remedy = f"{name}(model.parameters(), …) as it is, or write what differs in the model"
+            remedy = f"{name}(model.parameters(), …) as it is, or write its update: {FORM}"
             raise OptionError(what, where=_line_of(function), remedy=remedy)
 
 

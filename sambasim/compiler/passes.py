@@ -13,6 +13,7 @@ from typing import ClassVar, Literal, Protocol
 
 from torch import nn
 
+from sambasim.compiler.own_optimizer import updates_of
 from sambasim.compiler.pipeline import PipelineParallel
 from sambasim.compiler.sharding.plan import tp_plan_of
 from sambasim.compiler.sharding.tensor_parallel import TensorParallel
@@ -294,9 +295,7 @@ def pipeline(
         sections = [partition] if options.recompute == "sections" else []
         passes = [*sections, Recompute(options.recompute), partition]
     if updates is None and options.optimizer is not None:
-        patterns = (None, *(frozenset(group.match) for group in options.optimizer.all_groups()))
-        of_groups = zip(options.optimizer.updates(), patterns, strict=True)
-        updates = [Update(update.name, update.hyperparameters(), names) for update, names in of_groups]
+        updates = updates_of(options.optimizer, {})
     of_tied = None
     if updates and not options.inference:
         scales, masters = options.dtype == "fp16", options.keeps_master_weights

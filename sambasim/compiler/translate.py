@@ -16,8 +16,8 @@ from sambasim.compiler.capture.trace import CapturedGraph
 from sambasim.compiler.names import UniqueNames, symbol_name
 from sambasim.errors import OperatorError
 from sambasim.ir.graph import TORCH_CONSTANTS, Argument, ComplexNumber, Node, Ref, SourceLine, TorchConstant
-from sambasim.ir.operators import ASSERTION, OPERATORS, OperatorKind
-from sambasim.ir.types import VALUE_BYTES, TensorType
+from sambasim.ir.operators import ASSERTION, NUMBERS, OPERATORS, OperatorKind
+from sambasim.ir.types import NUMBER, VALUE_BYTES, TensorType
 
 _NAMED_BY_LAYER = {
     OperatorKind.MATMUL, OperatorKind.CONVOLUTION, OperatorKind.RECURRENT, OperatorKind.NORMALIZATION,
@@ -43,7 +43,7 @@ def module_of(node: fx.Node) -> tuple[str, type | None]:
 
 _REFUSED = "refused"  # stands for the results of a refused operator, so that the rest of the graph can be checked too
 
-_ALIASES = {"aten.detach.default", "aten.alias.default", "aten.lift_fresh_copy.default"}
+ALIASES = frozenset({"aten.detach.default", "aten.alias.default", "aten.lift_fresh_copy.default"})
 """Operators that only autograd needs, and that are left out."""
 
 
@@ -88,8 +88,10 @@ class Translation:
             self._value_of[node] = self._result_of.get(_item(node), _REFUSED)
         elif operator in ("aten._assert_async.default", "aten._assert_async.msg"):
             self._assert(node)
-        elif operator in _ALIASES:
+        elif operator in ALIASES:
             self._value_of[node] = self._value_of[node.all_input_nodes[0]]
+        elif f"number.{operator}" in NUMBERS and is_function:
+            self._emit(node, f"number.{operator}")
         elif operator not in OPERATORS or operator.startswith("sambasim."):
             # Metadata, which are dtypes and shapes, hold for good once the trace has checked them.
             if operator != "aten._assert_tensor_metadata.default":
@@ -154,6 +156,10 @@ class Translation:
 
     def _results(self, node: fx.Node, name: str) -> tuple[str | None, ...]:
         value = node.meta["val"]
+        if isinstance(value, torch.SymFloat):
+            result = self._value_of[node] = f"{name}__outputs__0"
+            self.values[result] = NUMBER
+            return (result,)
         for tensor in (value,) if isinstance(value, Tensor) else value:
             if isinstance(tensor, Tensor) and dtype_name(tensor) not in VALUE_BYTES:
                 self._refused.setdefault(f"{node.target}, which gives {dtype_name(tensor)}", source_line(node))
@@ -198,7 +204,8 @@ class Translation:
         """Drops nodes that nothing reads, except assertions, and random draws, which eager PyTorch makes too."""
         needed, kept = set(self.outputs), []
         for node in reversed(self.nodes):
-            has_effect = node.operator == ASSERTION or OPERATORS[node.operator].draws_random_numbers
+            operator = OPERATORS.get(node.operator)  # None for one of numbers
+            has_effect = node.operator == ASSERTION or (operator is not None and operator.draws_random_numbers)
             if has_effect or not needed.isdisjoint(node.results):
                 kept.append(replace(node, results=tuple(name if name in needed else None for name in node.results)))
                 needed |= set(node.reads)

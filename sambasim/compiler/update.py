@@ -27,6 +27,7 @@ from sambasim.ir.program import (
     LOSS_SCALE,
     MASTER,
     ROUNDING_SEED,
+    STEP,
     Member,
     Optimizer,
     ParameterGroup,
@@ -56,15 +57,23 @@ REDUCE_BUFFER = "accum_dummy_0_reduce_buf"
 class Update:
     """An optimizer, its hyperparameters (`max_grad_norm` among them clips), and the paths of the parameters that it
     updates, or patterns of paths; None stands for all that no other one updates. With `has_all_states`, a run may turn
-    on momentum that is 0."""
+    on momentum that is 0. `graph`: the update of one of the user's own."""
 
     kind: str
     hyperparameters: Mapping[str, float | bool]
     parameters: frozenset[str] | None = None
     has_all_states: bool = False
+    graph: Graph | None = None
+
+    @property
+    def name(self) -> str:
+        return self.kind if self.graph is None else self.graph.name
 
     @property
     def states(self) -> tuple[str, ...]:
+        if self.graph is not None:
+            others = ("parameter", "gradient", *self.hyperparameters, STEP)
+            return tuple(name for name in self.graph.inputs if name not in others)
         entry = OPTIMIZERS[self.kind]
         given = {**self.hyperparameters, "momentum": 1.0} if self.has_all_states else self.hyperparameters
         return entry.kept_states(given)
@@ -108,11 +117,11 @@ class AttachOptimizers:
             updated = [m.parameter for group in groups if group.optimizer == index for m in group.members]
             states, taken = self._states(update), {optimizer.name for optimizer in optimizers}
             for number in count():  # the next that is free, and with which no state has the name of another symbol
-                name = f"{update.kind}{number}"
+                name = f"{update.name}{number}"
                 named = {state_name(parameter, name, state) for parameter, state in product(updated, states)}
                 if name not in taken and named.isdisjoint(program.symbols):
                     break
-            optimizers.append(Optimizer(name, update.kind, states))
+            optimizers.append(Optimizer(name, update.kind, states, update.graph))
         symbols = dict(program.symbols)
         for group in groups:
             optimizer = optimizers[group.optimizer]
@@ -145,7 +154,7 @@ class AttachOptimizers:
 
     def _arguments(self, optimizers: Sequence[Optimizer]) -> list[RuntimeArgument]:
         arguments = [
-            RuntimeArgument(f"{optimizer.name}__{name}", value, f"{name} of {optimizer.kind}")
+            RuntimeArgument(f"{optimizer.name}__{name}", value, f"{name} of {update.name}")
             for optimizer, update in zip(optimizers, self.updates, strict=True)
             for name, value in sorted(update.hyperparameters.items())
         ]

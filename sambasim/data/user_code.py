@@ -16,12 +16,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import TypeVar
 
-from sambasim.errors import DataError, ModelError, SambasimError, UserError
+from sambasim.errors import DataError, ModelError, OptionError, SambasimError, UserError
 from sambasim.options.grammar import missing_file, missing_module, split_target, target_problems
 from sambasim.options.problem import nearest, show
 from sambasim.whose_code import is_users_file
 
-_ERRORS: Mapping[str, type[UserError]] = {"model": ModelError, "loss": ModelError}
+_ERRORS: Mapping[str, type[UserError]] = {"model": ModelError, "loss": ModelError, "optimizer": OptionError}
 _TABLES = {"model": "model", "loss": "loss", "data source": "data"}
 
 T = TypeVar("T")
@@ -43,8 +43,8 @@ def summary(error: BaseException) -> str:
 
 
 def load_object(target: str, what: str) -> object:
-    """The object that a target names; a file is loaded once. `what` is its purpose: "model", "loss" or "data source".
-    Raises ModelError for a model or a loss, else DataError, with the user's file and line if the module raises."""
+    """The object that a target names; a file is loaded once. `what` is its purpose: "model", "loss", "optimizer" or
+    "data source". Raises the error of it, with the user's file and line if the module raises."""
     error = _ERRORS.get(what, DataError)
     for problem in target_problems(target):
         raise error(f"the {what} {show(target)} {problem.what}", remedy=problem.remedy)

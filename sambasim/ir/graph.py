@@ -176,7 +176,8 @@ def renamed(node: Node, names: Mapping[str, str]) -> Node:
 
 def format_graph(graph: Graph, symbols: Mapping[str, Symbol]) -> str:
     """For people and for golden files: one line for each node, sections as headings."""
-    inputs = [f"  %{name} : {symbols[name].type} {symbols[name].kind}" for name in graph.inputs]
+    held = (f"{symbols[name].type} {symbols[name].kind}" if name in symbols else "of update" for name in graph.inputs)
+    inputs = [f"  %{name} : {what}" for name, what in zip(graph.inputs, held, strict=True)]
     lines = [f"graph {graph.name}(", *inputs, ")"]
     for section in graph.sections:
         lines += format_section(graph, section)

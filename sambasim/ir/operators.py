@@ -12,7 +12,7 @@ from math import prod
 from types import MappingProxyType
 
 from sambasim.ir import operator_flops as count
-from sambasim.optimizers import OPTIMIZERS
+from sambasim.optimizers import KINDS
 
 
 class OperatorKind(StrEnum):
@@ -290,7 +290,7 @@ TABLE = (
         normal.Tensor_float|float_Tensor|Tensor_Tensor|float_float normal_functional uniform exponential geometric
         log_normal cauchy random.default|from|to _standard_gamma _sample_dirichlet
     """, draws_random_numbers=True),
-    Operator(OperatorKind.OPTIMIZER, (*(f"opt.{kind}" for kind in OPTIMIZERS), "opt.square_sums", "opt.total_norm")),
+    Operator(OperatorKind.OPTIMIZER, (*(f"opt.{kind}" for kind in KINDS), "opt.square_sums", "opt.total_norm")),
     Operator(OperatorKind.COLLECTIVE, (
         "comm.reduce_scatter", "comm.all_gather", "comm.all_reduce", "comm.broadcast", "comm.send", "comm.recv",
         "comm.shard", "comm.index", "comm.copy",
@@ -302,3 +302,16 @@ TABLE = (
 
 OPERATORS: Mapping[str, Operator] = MappingProxyType({name: operator for operator in TABLE for name in operator.names})
 """By full name: `aten.addmm.default`, `opt.adamw`, `comm.reduce_scatter`."""
+
+_OTHERWISE = "isin cross linalg_cross glu positive conj_physical _conj_physical _standard_gamma _prelu_kernel prelu"
+_ON_ELEMENTS = "copy clone _to_copy fill.Scalar zero zeros_like ones_like full_like scalar_tensor"
+
+ELEMENTWISE = frozenset({
+    *_aten(OperatorKind.COPY, _ON_ELEMENTS).names,
+    *(name for one in TABLE if one.kind is OperatorKind.POINTWISE for name in one.names
+      if name.split(".")[1] not in _OTHERWISE.split() and not name.startswith("aten._foreach_")),
+})  # fmt: skip
+"""Those of which an element of the result depends on the same element of each operand alone."""
+
+NUMBERS = frozenset(f"number.{name}" for name in ["add", "sub", "mul", "truediv", "pow", "neg", "sym_min", "sym_max"])
+"""Arithmetic of Python's numbers, in the update of an optimizer: the names of functions of `operator` and of torch."""

@@ -61,11 +61,13 @@ class ParameterGroup:
 
 @dataclass(frozen=True, slots=True)
 class Optimizer:
-    """One optimizer of the graph. Its hyperparameters are runtime arguments called `<name>__<hyperparameter>`."""
+    """One optimizer of the graph. Its hyperparameters are runtime arguments called `<name>__<hyperparameter>`. One of
+    the user's own has an `update`, of a part of its regions, by hyperparameters and the number of the step."""
 
     name: str  # sgd0, adamw0, …
-    kind: str  # a key of `optimizers.OPTIMIZERS`
+    kind: str  # one of `optimizers.KINDS`
     states: tuple[str, ...]  # names of the state tensors that each parameter has
+    update: Graph | None = None
 
     @property
     def regions(self) -> tuple[str, ...]:
@@ -79,6 +81,10 @@ class Optimizer:
 
 def dtype_of_average(dtype: str) -> str:
     return "float32" if dtype in ("bfloat16", "float16") else dtype
+
+
+STEP = "step"
+"""The input of an optimizer's update that is the number of the step, from 1."""
 
 
 def state_name(parameter: str, optimizer: str, state: str) -> str:

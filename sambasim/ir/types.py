@@ -165,6 +165,10 @@ def cut_at(groups: Sequence[tuple[Sequence[int], int]], world_size: int) -> list
     return slices
 
 
+PART, NUMBER = TensorType("float32", (ALIGNMENT_ELEMENTS,)), TensorType("float64", ())
+"""In the update of an optimizer: a part of a region, and a number of Python."""
+
+
 def pieces(start: int, stop: int, limit: int) -> tuple[Slice, ...]:
     """`start` to `stop` in pieces of `limit` elements, the last one shorter."""
     return tuple((at, min(at + limit, stop)) for at in range(start, stop, limit))

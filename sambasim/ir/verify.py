@@ -32,9 +32,12 @@ memory; a PEF is always at that last stage.
         it, in a group of its own: copy nodes bring the gradient there and the parameter back
     17  every parameter has a name in the state_dict of its model, and no name there is that of two symbols
     18  an argument is one number, int64 or float32
+    19  an optimizer of the user's own, and no other, has an update: element-wise operators on parts of its regions, and
+        arithmetic of hyperparameters and the number of the step, which give the parameter and states
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import IntEnum
 from itertools import pairwise
 from operator import itemgetter
@@ -42,15 +45,17 @@ from operator import itemgetter
 from sambasim.errors import LARGEST_BYTES, InvariantError
 from sambasim.ir import verify_training as steps
 from sambasim.ir.dataflow import groups_of
-from sambasim.ir.graph import TORCH_CONSTANTS, Node, TorchConstant, leaves
-from sambasim.ir.operators import OPERATORS, OperatorKind
-from sambasim.ir.program import MASTER, ParameterGroup, Program
+from sambasim.ir.graph import TORCH_CONSTANTS, Graph, Node, TorchConstant, leaves
+from sambasim.ir.operators import ELEMENTWISE, NUMBERS, OPERATORS, OperatorKind
+from sambasim.ir.program import AVERAGE, MASTER, STEP, ParameterGroup, Program
 from sambasim.ir.ranks import symbols_of_ranks
 from sambasim.ir.types import (
     ALIGNMENT_BYTES,
     ALIGNMENT_ELEMENTS,
     DTYPE_BYTES,
     HIGHEST_RANK,
+    NUMBER,
+    PART,
     VALUE_BYTES,
     Cut,
     SymbolKind,
@@ -58,6 +63,7 @@ from sambasim.ir.types import (
     whole_type,
 )
 from sambasim.ir.verify_training import require
+from sambasim.optimizers import OWN
 
 
 class Progress(IntEnum):
@@ -90,7 +96,8 @@ def _types(program: Program) -> None:
         require(batched, 14, f"{name} is {symbol.type}, but the batch size is {program.batch_size}")
         is_number = not shape and symbol.type.dtype in ("int64", "float32")
         require(is_number or symbol.kind is not SymbolKind.ARGUMENT, 18, f"the argument {name} is {symbol.type}")
-    for name, type_ in (item for graph in program.graphs for item in graph.values.items()):
+    updates = [optimizer.update for optimizer in program.optimizers if optimizer.update is not None]
+    for name, type_ in (item for graph in (*program.graphs, *updates) for item in graph.values.items()):
         _type(name, type_, VALUE_BYTES)
     require(0 <= program.device_bytes <= LARGEST_BYTES, 12, f"device memory of {program.device_bytes} bytes")
 
@@ -112,26 +119,56 @@ def _names(program: Program) -> None:
             held[name] = symbol.name
 
 
+_PERMITTED = frozenset(name for name, operator in OPERATORS.items() if operator.kind is not OperatorKind.MEMORY)
+
+
 def _values(program: Program) -> None:
     for graph in program.graphs:
-        known = set(graph.inputs)
-        for name in graph.inputs:
-            require(name in program.symbols, 2, f"{graph.name} takes in {name}, which is no symbol")
-        for node in graph.nodes:
-            permitted = node.operator in OPERATORS and OPERATORS[node.operator].kind is not OperatorKind.MEMORY
-            require(permitted, 3, f"node {node.name} is {node.operator}, which is not permitted")
-            for constant in leaves((node.args, node.kwargs)):
-                if isinstance(constant, TorchConstant):
-                    said = f"node {node.name} takes the {constant.kind} {constant.name}, which is not permitted"
-                    require(constant.name in TORCH_CONSTANTS.get(constant.kind, ()), 3, said)
-            for name in node.reads:
-                require(name in known, 2, f"node {node.name} reads {name}, which nothing before it defines")
-            for result in filter(None, node.results):
-                require(result not in known and result not in program.symbols, 1, f"{result} is defined twice")
-                require(result in graph.values, 1, f"{result} has no type")
-                known.add(result)
-        for output in graph.outputs:
-            require(output.value in known, 2, f"{graph.name} returns {output.value}, which nothing defines")
+        _defined(graph, program.symbols, _PERMITTED)
+
+
+def _defined(graph: Graph, symbols: Collection[str], operators: Collection[str]) -> None:
+    known = set(graph.inputs)
+    for name in graph.inputs:
+        require(name in symbols, 2, f"{graph.name} takes in {name}, which is no symbol")
+    for node in graph.nodes:
+        require(node.operator in operators, 3, f"node {node.name} is {node.operator}, which is not permitted")
+        for constant in leaves((node.args, node.kwargs)):
+            if isinstance(constant, TorchConstant):
+                said = f"node {node.name} takes the {constant.kind} {constant.name}, which is not permitted"
+                require(constant.name in TORCH_CONSTANTS.get(constant.kind, ()), 3, said)
+        for name in node.reads:
+            require(name in known, 2, f"node {node.name} reads {name}, which nothing before it defines")
+        for result in filter(None, node.results):
+            require(result not in known and result not in symbols, 1, f"{result} is defined twice")
+            require(result in graph.values, 1, f"{result} has no type")
+            known.add(result)
+    for output in graph.outputs:
+        require(output.value in known, 2, f"{graph.name} returns {output.value}, which nothing defines")
+
+
+def _updates(program: Program) -> None:
+    arguments = {argument.name for argument in program.runtime_arguments}
+    for optimizer in program.optimizers:
+        graph, its = optimizer.update, f"the update of {optimizer.name}"
+        require((graph is not None) == (optimizer.kind == OWN), 19, f"{its} does not fit to its kind, {optimizer.kind}")
+        if graph is not None:
+            regions = {*optimizer.regions} - {MASTER, AVERAGE}
+            numbers = [name for name in graph.inputs if name not in regions]
+            known = all(name == STEP or f"{optimizer.name}__{name}" in arguments for name in numbers)
+            require(known, 19, f"{its} takes in {', '.join(numbers)}")
+            _defined(graph, {*regions, *numbers}, ELEMENTWISE | NUMBERS)
+            types = {**dict.fromkeys(regions, PART), **dict.fromkeys(numbers, NUMBER), **graph.values}
+            for node in graph.nodes:
+                of_numbers = all(types[name] == NUMBER for name in node.reads) and int not in map(type, node.args)
+                gives = [types[name] for name in node.results if name is not None]
+                fits = len(gives) == len(node.results) == 1 and gives[0].shape in (PART.shape, ())
+                of_numbers = of_numbers or node.operator not in NUMBERS
+                require(fits and of_numbers, 19, f"{node.name} of {its} is neither of parts nor of numbers")
+            written = Counter(output.symbol for output in graph.outputs)
+            right = written.keys() <= regions - {"gradient"} and written["parameter"] == max(written.values()) == 1
+            right = right and all(graph.values.get(output.value) == PART for output in graph.outputs)
+            require(right, 19, f"{its} writes {', '.join(written)}")
 
 
 _OF_PARTS = ("comm.shard", "comm.reduce_scatter", "comm.all_gather")
@@ -266,7 +303,7 @@ def _groups(program: Program) -> None:
 
 _RULES: Mapping[Progress, Sequence[Callable[[Program], None]]] = {
     Progress.CAPTURED: (_types, _names, _values, _parts, _sections, _outputs, steps.sections_of_groups, steps.pipeline),
-    Progress.OPTIMIZED: (_ownership, steps.training_step, steps.copies),
+    Progress.OPTIMIZED: (_ownership, _updates, steps.training_step, steps.copies),
     Progress.PLACED: (_memory, _groups, steps.data_parallel),
 }
 """By how far a program is, what holds from then on, in an order in which each rule may assume those before."""

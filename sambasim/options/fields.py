@@ -77,13 +77,15 @@ class LossFields(Fields):
 
 class OptimizerFields(Fields):
     panel = TRAINING
-    name: Annotated[OptimizerName, Flag("--optimizer", only="compile", values=tuple(OPTIMIZERS))]
+    name: Annotated[OptimizerName, Flag("--optimizer", only="compile", values=(*OPTIMIZERS, "module:function"))]
     """Optimizer: {values}."""
-    lr: Annotated[float, limits(ge=0, le=LARGEST_FACTOR), Flag("--lr", default=_OF_TORCH)] = 1e-3
+    lr: Annotated[float | None, limits(ge=0, le=LARGEST_FACTOR), Flag("--lr", default=_OF_TORCH)] = None
     """Learning rate."""
     momentum: Annotated[float | None, limits(ge=0, le=LARGEST_FACTOR), Flag("--momentum")] = None
     """Momentum of SGD."""
-    weight_decay: Annotated[float, limits(ge=0, le=LARGEST_FACTOR), Flag("--weight-decay", default=_OF_TORCH)] = 0.0
+    weight_decay: Annotated[
+        float | None, limits(ge=0, le=LARGEST_FACTOR), Flag("--weight-decay", default=_OF_TORCH)
+    ] = None
     """Weight decay."""
     no_decay: Annotated[Text | None, Flag("--no-decay PATTERNS", only="compile")] = None
     """Parameters without weight decay, by name: '*.bias,*norm*'. The config can have [[optimizer.groups]]."""

@@ -96,8 +96,10 @@ LossName = Annotated[str, checked(_loss_problems)]
 
 
 def _optimizer_problems(name: str) -> Iterator[Problem]:
-    if name not in OPTIMIZERS:
-        yield Problem("", f"must be {one_of(OPTIMIZERS)}", suggested(name, OPTIMIZERS), name)
+    if ":" in name:
+        yield from target_problems(name)
+    elif name not in OPTIMIZERS:
+        yield Problem("", f"must be {one_of([*OPTIMIZERS, 'module:function'])}", suggested(name, OPTIMIZERS), name)
 
 
 def _pef_name(name: str) -> Iterator[Problem]:
@@ -127,10 +129,12 @@ def _absolute(text: str, folder: Path, is_source: bool) -> str:
 
 def absolute_names(mapping: Mapping[str, object], folder: Path) -> dict[str, object]:
     result = dict(mapping)
-    for name, key in (("model", "target"), ("data", "source"), ("loss", "name")):
+    for name, key in (("model", "target"), ("data", "source"), ("loss", "name"), ("optimizer", "name")):
         table = result.get(name)
         if isinstance(table, dict) and isinstance(table.get(key), str):
-            result[name] = table | {key: _absolute(table[key], folder, key == "source")}
+            result[name] = table = table | {key: _absolute(table[key], folder, key == "source")}
+        if isinstance(table, dict) and isinstance(groups := table.get("groups"), list):
+            result[name] = table | {"groups": [absolute_names({name: group}, folder)[name] for group in groups]}
     return result
 
 

@@ -247,7 +247,7 @@ def _switched(
             what = f"{cannot} on: the PEF was compiled without clipping"
             problems.append(_compile_again(f"optimizer.{bound}", what, value))
     for new, kept in zip(after.updates(), states, strict=False):  # an app has updates of its own
-        for state, switch in OPTIMIZERS[new.name].needs.items():
+        for state, switch in () if new.is_own else OPTIMIZERS[new.name].needs.items():
             if getattr(new, switch) and state not in kept:
                 what = f"{cannot} on: the PEF was compiled without it"
                 problems.append(_compile_again(f"optimizer.{switch}", what, getattr(new, switch)))

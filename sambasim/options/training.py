@@ -166,13 +166,14 @@ class LossOptions(LossFields, Options):
                 yield Problem(f"args.{name}", f"is not an argument of {self.name}; {takes}")
 
 
-_BOUNDS = ("max_grad_norm", "max_grad_value")
-_OF_ALL = (*_BOUNDS, "no_decay")
+BOUNDS = ("max_grad_norm", "max_grad_value")
+_OF_ALL = (*BOUNDS, "no_decay")
 """The options that hold for all parameters together."""
 
 
 class UpdateOptions(OptimizerFields, Options):
-    """How parameters are updated. A field that the optimizer does not take is None."""
+    """How parameters are updated. A field that the optimizer does not take is None. One of the user's own has defaults
+    of its own, and `args` beside `lr` and `weight_decay`."""
 
     dampening: float | None = Field(default=None, ge=-LARGEST_FACTOR, le=LARGEST_FACTOR)
     nesterov: bool | None = None
@@ -185,14 +186,24 @@ class UpdateOptions(OptimizerFields, Options):
     decoupled_weight_decay: bool | None = None
     amsgrad: bool | None = None
     maximize: bool | None = None
+    args: JsonTable | None = None
+
+    @property
+    def is_own(self) -> bool:
+        return ":" in self.name
+
+    @property
+    def _takes(self) -> tuple[str, ...]:
+        return (*(("lr", "weight_decay", "args") if self.is_own else OPTIMIZERS[self.name].defaults), *BOUNDS)
 
     def hyperparameters(self) -> dict[str, float | bool]:
         """The numbers of its update by runtime argument: `betas` as `beta1` and `beta2`; if clipped, the bound."""
         numbers: dict[str, float | bool] = {}
-        bounds = (name for name in _BOUNDS if getattr(self, name) is not None)
-        for name in (*OPTIMIZERS[self.name].defaults, *bounds):
+        for name in self._takes:
             value: Any = getattr(self, name)
-            numbers |= {"beta1": value[0], "beta2": value[1]} if name == "betas" else {name: value}
+            if value is not None:
+                several = {"beta1": value[0], "beta2": value[1]} if name == "betas" else value
+                numbers |= several if name in ("betas", "args") else {name: value}
         return numbers
 
     @model_validator(mode="before")
@@ -204,8 +215,10 @@ class UpdateOptions(OptimizerFields, Options):
         return {**(entry.defaults if entry else {}), **given}
 
     def problems(self) -> Iterator[Problem]:
-        defaults = OPTIMIZERS[self.name].defaults
-        takes = (*defaults, *_BOUNDS)
+        defaults, takes = () if self.is_own else OPTIMIZERS[self.name].defaults, self._takes
+        for name, number in (self.args or {}).items():
+            if type(number) not in (int, float):
+                yield Problem(f"args.{name}", "must be a number", given=number)
         for field in UpdateOptions.model_fields:
             value = getattr(self, field)
             if field not in (*_OF_ALL, "name", *takes) and value is not None:
@@ -255,7 +268,9 @@ class OptimizerOptions(UpdateOptions):
         updates = [UpdateOptions.model_validate(own)]
         for group in self.all_groups():
             differences = group.model_dump(exclude_none=True, exclude={"match"})
-            shared = {name: getattr(self, name) for name in _BOUNDS} if "name" in differences else own
+            shared = {name: getattr(self, name) for name in BOUNDS} if "name" in differences else own
+            if "args" in differences:
+                differences["args"] = {**(shared.get("args") or {}), **differences["args"]}
             updates.append(UpdateOptions.model_validate({**shared, **differences}))
         return tuple(updates)
 

@@ -15,14 +15,14 @@ from sambasim.ir.graph import Argument, Node, Ref
 from sambasim.ir.operator_flops import Operands
 from sambasim.ir.operators import OPERATORS, TABLE, OperatorKind
 from sambasim.ir.types import TensorType
-from sambasim.optimizers import OPTIMIZERS
+from sambasim.optimizers import KINDS
 from tests.operators import CHANGES, DEPENDS_ON_VALUES, NO_TENSOR, TORCHSCRIPT, reasons, schemas
 
 ATEN = sorted(name for name in OPERATORS if name.startswith("aten."))
 COMPOSITES = {"check.true",
     "comm.reduce_scatter", "comm.all_gather", "comm.all_reduce", "comm.broadcast", "comm.send", "comm.recv",
     "comm.shard", "comm.index", "comm.copy", "memory.release", "random.state", "random.set_state",
-    "opt.square_sums", "opt.total_norm", *(f"opt.{kind}" for kind in OPTIMIZERS),
+    "opt.square_sums", "opt.total_norm", *(f"opt.{kind}" for kind in KINDS),
 }  # fmt: skip
 
 SHAPE_MAY_DEPEND_ON_DATA = {

@@ -17,9 +17,10 @@ from sambasim.ir.program import Program
 from sambasim.ir.types import Symbol, SymbolKind, TensorType
 from sambasim.runtime.engine.code import generate, operator_error
 from sambasim.runtime.engine.executor import Executor
-from sambasim.runtime.engine.instructions import Instruction, RegisterFile, Unit, aten_instruction, find_operator
+from sambasim.runtime.engine.instructions import Instruction, RegisterFile, Unit, aten_instruction
 from sambasim.runtime.engine.pass_code import find_routes
 from sambasim.runtime.transports.communication import Communication
+from sambasim.runtime.values.operators import find_operator
 from tests.support.compiled import outputs_of
 
 X = torch.tensor([[1.0, 2.0], [3.0, 4.0]])

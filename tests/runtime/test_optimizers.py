@@ -61,7 +61,7 @@ class Trained:
         self.parameter = torch.randn(numel, generator=generator).to(dtype)
         self.gradients = [torch.randn(numel, generator=generator).to(dtype) for _ in range(3)]
         self.states = {state: torch.zeros(numel, dtype=dtype) for state in states}
-        self.scalars = Scalars(kind, hyperparameters)
+        self.scalars = Scalars(OPTIMIZERS[kind], hyperparameters)
 
     def stepper(self, seed: int | None = None, world_size: int = 1) -> Callable[[Tensor], None]:
         """What takes the next step by a gradient, in as many slices as there are replicas."""

@@ -6,7 +6,7 @@ import inspect
 import mmap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from types import FunctionType
 from typing import Any, NamedTuple, TypeAlias
@@ -23,9 +23,10 @@ from sambasim.compiler.capture.step import Example, Loss, Losses, both_steps
 from sambasim.compiler.capture.tensors import Widened, held_by
 from sambasim.compiler.capture.trial import modes_kept, quiet
 from sambasim.compiler.names import symbol_name
+from sambasim.compiler.own_optimizer import OwnUpdate, own_update
 from sambasim.errors import CaptureError, MachineError, ModelError
 from sambasim.forks import Fork
-from sambasim.ir.program import Program
+from sambasim.ir.program import STEP, Program
 from sambasim.ir.types import SymbolKind
 from sambasim.optimizers import OPTIMIZERS
 from sambasim.options.compile import CompileOptions
@@ -38,7 +39,8 @@ _SMALL_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class LiveModel:
-    """A model, a batch of a pass, and `whole`, that of a replica, where it is known; `optimizers`: the user's own."""
+    """A model, a batch of a pass, and `whole`, that of a replica, where it is known; the user's own: `optimizers` of
+    torch, and by name functions that are `own` optimizers."""
 
     model: nn.Module
     example: Example
@@ -46,6 +48,7 @@ class LiveModel:
     losses: Losses | None = None
     optimizers: tuple[torch.optim.Optimizer, ...] = ()
     whole: Batch | None = None
+    own: Mapping[str, OwnUpdate] = field(default_factory=dict)
 
 
 class Eager:
@@ -58,7 +61,8 @@ class Eager:
         table = options.arguments
         self._step, self._evaluation = both_steps(model, live.example, named, live.loss, live.losses, table)
         self._program = program
-        self._optimizers = live.optimizers
+        self._optimizers, self._own = live.optimizers, live.own
+        self._named = options.optimizer.updates() if options.optimizer is not None else ()
         self._rounds = options.dtype != "fp32"
         self.tensors = dict(_by_symbol(model, program))  # the parameters and buffers of the model, by symbol
         for name, symbol in program.symbols.items():
@@ -120,15 +124,21 @@ class Eager:
             tensor.data.copy_(updated[name])
         return bool(optimizers)
 
-    def _torchs(self, tensors: Mapping[str, Tensor]) -> list[torch.optim.Optimizer]:
-        made: list[torch.optim.Optimizer] = []
+    def _torchs(self, tensors: Mapping[str, Tensor]) -> "list[torch.optim.Optimizer | _FirstStep]":
+        made: list[torch.optim.Optimizer | _FirstStep] = []
         defaults = {argument.name: argument.default for argument in self._program.runtime_arguments}
         for number, optimizer in enumerate(self._program.optimizers):
-            entry, name = OPTIMIZERS[optimizer.kind], optimizer.name
+            groups, name = (group for group in self._program.groups if group.optimizer == number), optimizer.name
+            parameters = [tensors[member.parameter] for group in groups for member in group.members]
+            if optimizer.update is not None:
+                function = own_update(self._named[number].name, self._own)
+                keywords = [key for key in optimizer.update.inputs if key not in optimizer.regions]
+                numbers = {key: 1 if key == STEP else defaults[f"{name}__{key}"] for key in keywords}
+                made.append(_FirstStep(function, parameters, len(optimizer.update.inputs) - len(numbers) - 2, numbers))
+                continue
+            entry = OPTIMIZERS[optimizer.kind]
             if entry.torch_name is None:
                 return []
-            groups = (group for group in self._program.groups if group.optimizer == number)
-            parameters = [tensors[member.parameter] for group in groups for member in group.members]
             options: dict[str, Any] = {key: defaults[f"{name}__{key}"] for key in entry.defaults if key != "betas"}
             if "betas" in entry.defaults:
                 options["betas"] = tuple(defaults[f"{name}__beta{index}"] for index in (1, 2))
@@ -141,6 +151,22 @@ class Eager:
             for symbol, value in tensors.items():
                 if not torch.equal(self.tensors[symbol], value):
                     self.tensors[symbol].copy_(value)
+
+
+@dataclass(frozen=True, slots=True)
+class _FirstStep:
+    """Of an optimizer of the user's own, with so many `states`."""
+
+    function: OwnUpdate
+    parameters: Sequence[Tensor]
+    states: int
+    numbers: Mapping[str, float]
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for parameter in self.parameters:
+            states = (torch.zeros_like(parameter) for _ in range(self.states))
+            self.function(parameter, parameter.grad, *states, **self.numbers)
 
 
 def _by_symbol(model: nn.Module, program: Program) -> Iterator[tuple[str, Tensor]]:

@@ -8,13 +8,20 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter, ne
+from traceback import format_stack
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 from torch._functorch._aot_autograd import descriptors as aot
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.func import functionalize
 from torch.fx import traceback
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from sambasim.compiler.capture.as_eager import drop_as_eager, kernels_of_eager, plain_operators, strided_in_order
@@ -25,6 +32,7 @@ from sambasim.compiler.capture.tensors import Widened, order_to_restore
 from sambasim.compiler.capture.trial import nothing_lost, tied_once, tracing, trial, with_values
 from sambasim.compiler.names import UniqueNames
 from sambasim.errors import CaptureError
+from sambasim.ir.types import PART
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +199,37 @@ def _role(description: object, frozen: Set[str] = frozenset()) -> Role:
     what = f"the traced step reads or returns something that sambasim does not know: {description}"
     remedy = "a model may change buffers and frozen parameters in forward(), but neither inputs nor what it trains"
     raise CaptureError(what, remedy=remedy)
+
+
+def capture_update(update: Any, regions: Sequence[str], numbers: Sequence[str]) -> CapturedGraph:
+    """The graph of `update`, which takes flat tensors for `regions` by position, and changes them, and `numbers` by
+    keyword. Its outputs have the names of the regions that it changes."""
+    env = ShapeEnv()
+
+    def call(tensors: list[Tensor], values: list[torch.SymFloat]) -> None:
+        with _LinesNoted():
+            update(*tensors, **dict(zip(numbers, values, strict=True)))
+
+    with _tracing("update of the optimizer"), FakeTensorMode(shape_env=env), traceback.preserve_node_meta():
+        tensors = [torch.empty(PART.shape, dtype=torch.float32) for _ in regions]
+        values = [env.create_unbacked_symfloat() for _ in numbers]
+        env.pending_fresh_unbacked_symbols.clear()  # they are inputs, and no operator's results
+        graph = make_fx(functionalize(call, remove="mutations_and_views"))(tensors, values).graph
+    placeholders = graph.find_nodes(op="placeholder")
+    roles = {node.name: Role("input", name) for node, name in zip(placeholders, (*regions, *numbers), strict=True)}
+    writes = graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
+    outputs = tuple((node.args[1], Role("output", roles[node.args[0].name].name)) for node in writes)
+    for node in writes:
+        graph.erase_node(node)
+    return CapturedGraph(graph, roles, outputs, {})
+
+
+class _LinesNoted(TorchFunctionMode):
+    """Within it, the nodes of a trace have the line that calls a function of torch."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        traceback.current_meta["stack_trace"] = "".join(format_stack())
+        return func(*args, **(kwargs or {}))
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from sambasim.ir.operators import ASSERTION, OPERATORS, OperatorKind
 from sambasim.ir.program import ParameterGroup
 from sambasim.ir.ranks import ends_of
 from sambasim.ir.types import Cut, TensorType
-from sambasim.optimizers import OPTIMIZERS
+from sambasim.optimizers import KINDS
 from sambasim.runtime.engine import instructions
 from sambasim.runtime.engine.instructions import Function, Instruction, RegisterFile, value_of
 from sambasim.runtime.transports.communication import AxisGroup, Communication, Simple, mean_of, nothing, sum_of
@@ -247,7 +247,7 @@ def _optimizer(node: Node, binding: Binding) -> Work:
     return binding.updating.slice(group, start, stop, sync.memory.region(group, "gradient")[start:stop])
 
 
-UPDATES = frozenset(f"opt.{kind}" for kind in OPTIMIZERS)
+UPDATES = frozenset(f"opt.{kind}" for kind in KINDS)
 """The operators that are a step of an optimizer."""
 
 HANDLERS: Mapping[str, Handler] = {

@@ -35,9 +35,10 @@ from sambasim.ir.graph import Argument, Node, Ref, Section, SectionKind
 from sambasim.ir.operators import ASSERTION, OPERATORS, OperatorKind
 from sambasim.ir.types import TensorType
 from sambasim.runtime.engine import instructions
-from sambasim.runtime.engine.instructions import Function, Instruction, RegisterFile, Unit, find_operator
+from sambasim.runtime.engine.instructions import Function, Instruction, RegisterFile, Unit
 from sambasim.runtime.engine.pass_code import Route, find_routes, is_plain_view
 from sambasim.runtime.machine.kernels import cpu_kind, find_cpp_compiler, use_inductor_cache
+from sambasim.runtime.values.operators import find_operator, plain_argument
 
 T = TypeVar("T")
 Fakes: TypeAlias = Mapping[str, Tensor]
@@ -261,7 +262,7 @@ def _arguments(node: Node, values: Mapping[str, T]) -> tuple[tuple[T, ...], dict
             return values[argument.name]
         if isinstance(argument, tuple):
             return cast(T, [converted(item) for item in argument])
-        return cast(T, instructions.plain_argument(argument))
+        return cast(T, plain_argument(argument))
 
     return tuple(map(converted, node.args)), {name: converted(argument) for name, argument in node.kwargs}
 

@@ -10,12 +10,10 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import FunctionSchema, Tensor
-from torch._ops import OpOverload
 
-from sambasim.errors import PefError
-from sambasim.ir.graph import Argument, ComplexNumber, Node, Ref, Section, TorchConstant
-from sambasim.pef.archive import COMPILE_AGAIN
+from sambasim.ir.graph import Argument, Node, Ref, Section
 from sambasim.runtime.transports.communication import Communication
+from sambasim.runtime.values.operators import find_operator, plain_argument
 
 Function: TypeAlias = Callable[..., object]
 Registers: TypeAlias = list[Any]
@@ -159,40 +157,6 @@ def _refers(argument: Argument) -> bool:
 def tensors_returned(schema: FunctionSchema) -> int:
     """0 for a list of them."""
     return len(schema.returns) if all(str(value.type) == "Tensor" for value in schema.returns) else 0
-
-
-def find_operator(name: str) -> OpOverload:
-    """The operator called `name`, as in `aten.addmm.default`. Raises PefError if this torch does not have it."""
-    namespace, packet, overload = name.split(".")
-    try:
-        operator = getattr(getattr(getattr(torch.ops, namespace), packet), overload)
-    except AttributeError as error:
-        what = f"the PEF uses {name}, which torch {torch.__version__} does not have"
-        raise PefError(what, remedy="compile it again with this torch") from error
-    if not isinstance(operator, OpOverload):
-        raise PefError(f"the PEF uses {name}, which is no operator of torch {torch.__version__}")
-    return operator
-
-
-_KINDS = {kind: getattr(torch, kind) for kind in ("dtype", "layout", "memory_format", "device")}
-
-
-def plain_argument(argument: Argument) -> object:
-    """`argument` as torch takes it. A constant's name comes from a file: raises PefError unless it is of its kind."""
-    match argument:
-        case TorchConstant("device", "cpu"):
-            return torch.device("cpu")
-        case TorchConstant(kind, name):
-            value = getattr(torch, name, None)
-            if not isinstance(value, _KINDS.get(kind, ())):
-                what = f"the PEF uses {name[:40]!r} as a {kind[:40]}, which torch {torch.__version__} does not have"
-                raise PefError(what, remedy=COMPILE_AGAIN)
-            return value
-        case ComplexNumber():
-            return complex(argument.real, argument.imaginary)
-        case tuple():
-            return [plain_argument(item) for item in argument]
-    return argument
 
 
 _FUNCTIONS = """

@@ -12,7 +12,8 @@ from sambasim.ir.graph import Argument, Graph, Node, Ref
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind, TensorType
 from sambasim.pef.archive import COMPILE_AGAIN
-from sambasim.runtime.engine.instructions import Function, builtin, find_operator, plain_argument
+from sambasim.runtime.engine.instructions import Function, builtin
+from sambasim.runtime.values.operators import find_operator, plain_argument
 
 _META = torch.device("meta")
 

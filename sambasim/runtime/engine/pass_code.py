@@ -18,7 +18,8 @@ from sambasim.ir.graph import Node
 from sambasim.ir.operators import OperatorKind
 from sambasim.ir.ranks import ends_step
 from sambasim.runtime.engine.code import Code, generate
-from sambasim.runtime.engine.instructions import WRITES_OUT, Function, Instruction, Unit, builtin, find_operator
+from sambasim.runtime.engine.instructions import WRITES_OUT, Function, Instruction, Unit, builtin
+from sambasim.runtime.values.operators import find_operator
 
 
 @dataclass(frozen=True, slots=True)

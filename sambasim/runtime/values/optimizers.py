@@ -27,14 +27,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sambasim.errors import InternalError
+from sambasim.errors import OptionError
 from sambasim.ir.dataflow import is_clipped
-from sambasim.ir.program import AVERAGE, EMA_PREFIX, LOSS_SCALE, MASTER, ROUNDING_SEED, ParameterGroup, Program
+from sambasim.ir.program import (
+    AVERAGE,
+    EMA_PREFIX,
+    LOSS_SCALE,
+    MASTER,
+    ROUNDING_SEED,
+    STEP,
+    Optimizer,
+    ParameterGroup,
+    Program,
+)
 from sambasim.ir.types import pieces
-from sambasim.optimizers import OPTIMIZERS, Fused, NumberOfStep
+from sambasim.optimizers import OPTIMIZERS, Fused, NumberOfStep, OptimizerEntry
 from sambasim.options.training import EmaOptions, OptimizerOptions
 from sambasim.runtime.values.mean import CHUNK_ELEMENTS, total_norm
 from sambasim.runtime.values.memory import DeviceMemory
+from sambasim.runtime.values.operators import own_update
 
 Arguments: TypeAlias = Mapping[str, float | int | bool]
 
@@ -53,7 +64,8 @@ def bind_arguments(
     of_run |= {ROUNDING_SEED: seed} if ROUNDING_SEED in known else {}
     of_run |= {f"{EMA_PREFIX}{name}": value for name, value in (ema.numbers() if ema else {}).items()}
     if unknown := sorted(of_run.keys() - known):
-        raise InternalError(f"the program takes no runtime argument {unknown[0]}")
+        what = f"the optimizer {unknown[0].replace('__', ' takes no ', 1)}"
+        raise OptionError(what, remedy="leave it out: `sambasim inspect PEF --all` lists the arguments of a run")
     return of_run
 
 
@@ -84,8 +96,8 @@ _NUMBERS: Mapping[NumberOfStep, Callable[[int, Hyperparameters], float]] = {
 class Scalars:
     """The scalar arguments of one optimizer's updates: hyperparameters, learning rate and step number."""
 
-    def __init__(self, kind: str, hyperparameters: Hyperparameters) -> None:
-        self.entry = OPTIMIZERS[kind]
+    def __init__(self, entry: OptimizerEntry, hyperparameters: Hyperparameters) -> None:
+        self.entry = entry
         self.hyperparameters, self.step = hyperparameters, 0
         self._of_step = self.entry.update.numbers if isinstance(self.entry.update, Fused) else {}
         self.numbers = {name: torch.zeros(()) for name in self._of_step}
@@ -110,6 +122,8 @@ class Scalars:
             self.kept = self.entry.kept_states(given)
             self.keywords.clear()
             self.keywords.update(update.keywords(now, is_first) if isinstance(update, Fused) else now)
+        if not isinstance(self.entry.update, Fused):
+            self.keywords[STEP] = float(step)
 
 
 def divides_exactly(dtype: str) -> bool:
@@ -128,10 +142,12 @@ def slice_update(
     divides = isinstance(update, Fused) and update.is_kernel and not bounds  # by itself
     # A gradient that is multiplied is read twice: in pieces that stay in the caches.
     limit = CHUNK_ELEMENTS * torch.get_num_threads() if clips or bounds else parameter.numel()
-    parts = [
-        (parameter[a:b], gradient[a:b], {name: state[a:b] for name, state in states.items()})
-        for a, b in pieces(0, parameter.numel(), limit)
-    ]
+    spans = pieces(0, parameter.numel(), limit)
+    if not isinstance(update, Fused):  # its operators are called one by one, and divide a tensor among threads
+        limit = PIECE_ELEMENTS * torch.get_num_threads()
+        even = parameter.numel() // limit * limit
+        spans = (*pieces(0, even, limit), *pieces(even, parameter.numel(), PIECE_ELEMENTS))
+    parts = [(parameter[a:b], gradient[a:b], {name: state[a:b] for name, state in states.items()}) for a, b in spans]
 
     def scale(gradient: Tensor) -> None:
         if divisor != 1 and not divides:
@@ -171,7 +187,8 @@ def slice_update(
 
 
 PIECE_ELEMENTS = 32_768
-"""Elements that `wide_update` updates at a time, so that their float32 copies stay in a core's cache."""
+"""Elements that a thread updates at a time by several operators, so that they stay in a core's cache. An operator of
+torch does not divide so few among threads."""
 
 
 def draw(seed: int, step: int, parameter: int, tensor: int, start: int, stop: int) -> Tensor:
@@ -285,6 +302,13 @@ def take_into(average: Tensor, value: Tensor, weight: float | None) -> None:
         average.lerp_(value.to(average.dtype), weight)
 
 
+def _entry(optimizer: Optimizer) -> OptimizerEntry:
+    if optimizer.update is None:
+        return OPTIMIZERS[optimizer.kind]
+    states = {state: state for state in optimizer.states if state not in (MASTER, AVERAGE)}
+    return OptimizerEntry({}, states, own_update(optimizer.update))
+
+
 _TORCH_CLIP_EPSILON = 1e-6
 
 
@@ -301,7 +325,7 @@ class Optimizers:
         for optimizer in program.optimizers:
             prefix = f"{optimizer.name}__"
             given = {name.removeprefix(prefix): arguments[name] for name in arguments if name.startswith(prefix)}
-            self._scalars.append(Scalars(optimizer.kind, given))
+            self._scalars.append(Scalars(_entry(optimizer), given))
         self.begun: Begun = {} if begun is None else begun
         seed = arguments.get(ROUNDING_SEED)
         self._rounding_seed = None if seed is None else int(seed)

@@ -1,0 +1,95 @@
+"""Optimizers of the user's own. One is a function that updates a parameter and its states, zeros at first, in place:
+
+    def lion(parameter, gradient, exp_avg, *, lr=1e-4, beta1=0.9, beta2=0.99, weight_decay=0.0):
+        direction = exp_avg.lerp(gradient, 1 - beta1).sign_()
+        parameter.mul_(1 - lr * weight_decay).add_(direction, alpha=-lr)
+        exp_avg.lerp_(gradient, 1 - beta2)
+
+Hyperparameters, and `step` from 1 if it wants that, are numbers of Python; in the trace symbolic ones, whose arithmetic
+the graph keeps. It runs on flat slices of many parameters: only element-wise operators are possible."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
+
+from sambasim.compiler.capture.recording import line_of, source_line
+from sambasim.compiler.capture.trace import capture_update
+from sambasim.compiler.translate import ALIASES, Translation
+from sambasim.compiler.update import Update
+from sambasim.data.user_code import load_object
+from sambasim.errors import CaptureError, OperatorError, OptionError
+from sambasim.ir.graph import Graph, Output, Section, SectionKind, with_sections
+from sambasim.ir.operators import ELEMENTWISE
+from sambasim.ir.program import AVERAGE, MASTER, STEP
+from sambasim.optimizers import OWN
+from sambasim.options.training import BOUNDS, OptimizerOptions
+
+OwnUpdate: TypeAlias = Callable[..., object]
+
+FORM = "def NAME(parameter, gradient, STATE, *, step, lr=1e-3, beta=0.9): …, which changes them in place"
+
+
+def own_update(target: str, given: Mapping[str, OwnUpdate]) -> OwnUpdate:
+    """The function that a target names; one of those that are `given`, which may be anywhere."""
+    function = given.get(target) or load_object(target, "optimizer")
+    if inspect.isfunction(function):
+        return function
+    raise OptionError(f"the optimizer {target} is no function", remedy=f"write {FORM}")
+
+
+def updates_of(optimizer: OptimizerOptions, given: Mapping[str, OwnUpdate]) -> list[Update]:
+    """The updates that options ask for, of one group of parameters each. Raises OptionError and CaptureError."""
+    updates, patterns = [], (None, *(frozenset(group.match) for group in optimizer.all_groups()))
+    for options, names in zip(optimizer.updates(), patterns, strict=True):
+        numbers, graph = options.hyperparameters(), None
+        if options.is_own:
+            defaults, graph = _captured(own_update(options.name, given), options.name)
+            if unknown := numbers.keys() - {*defaults, *BOUNDS}:
+                what = f"the optimizer {options.name} takes no {min(unknown)}"
+                raise OptionError(what, remedy=f"it takes {', '.join(defaults)}")
+            numbers = {**defaults, **numbers}
+        updates.append(Update(OWN if options.is_own else options.name, numbers, names, graph=graph))
+    return updates
+
+
+def _captured(function: OwnUpdate, target: str) -> tuple[Mapping[str, float], Graph]:
+    """The defaults of hyperparameters, and the graph."""
+    code, name = inspect.unwrap(function).__code__, target.rpartition(":")[2]
+    line, given = line_of(code.co_filename, code.co_firstlineno), inspect.signature(function).parameters.values()
+    by_place = [one.name for one in given if one.kind is one.POSITIONAL_OR_KEYWORD]
+    numbers = {one.name: one.default for one in given if one.kind is one.KEYWORD_ONLY}
+    defaults = {name: value for name, value in numbers.items() if name != STEP}
+    reserved = {"parameter", "gradient", STEP, MASTER, AVERAGE, *BOUNDS}.intersection((*by_place[2:], *defaults))
+    are_numbers = all(type(value) in (int, float) for value in defaults.values())
+    if (
+        len(by_place) < 2
+        or len(by_place) + len(numbers) < len(given)
+        or reserved
+        or not are_numbers
+        or "lr" not in numbers
+    ):
+        remedy = f"write {FORM}; beside {STEP}, each keyword has a number by default"
+        raise OptionError(f"the optimizer {target} has other arguments", where=line, remedy=remedy)
+    try:
+        captured = capture_update(function, ("parameter", "gradient", *by_place[2:]), tuple(numbers))
+    except CaptureError as error:
+        error.where = error.where or line
+        if "branch" in error.what:
+            error.what += ", or of a number that is not known before a run"
+            error.remedy = (
+                "for if write torch.where, for min torch.sym_min, for max torch.sym_max, for math.sqrt x**0.5"
+            )
+        raise
+    for node in captured.graph.nodes:
+        if (operator := str(node.target)).startswith("aten.") and operator not in ELEMENTWISE | ALIASES:
+            remedy = "an update runs on slices of many parameters: without sums, norms, products of matrices, .item()"
+            raise OperatorError(f"{operator} is not element-wise", where=str(source_line(node) or line), remedy=remedy)
+    translation = Translation(captured, name, {name: role.name for name, role in captured.inputs.items()})
+    written = zip(translation.outputs, (role.name for _, role in captured.outputs), strict=True)
+    outputs = tuple(Output(value, region) for value, region in written if region != "gradient")
+    if all(output.symbol != "parameter" for output in outputs):
+        remedy = "change it in place: parameter.add_(update, alpha=-lr)"
+        raise OptionError(f"the optimizer {target} does not change the parameter", where=line, remedy=remedy)
+    graph = Graph(name, translation.inputs, (), outputs, translation.values)
+    whole = Section(0, SectionKind.OPT, name, 0, 0)
+    return defaults, with_sections(graph, [(whole, translation.nodes)])
