@@ -11,7 +11,8 @@ from torch._ops import OpOverload
 from sambasim.errors import OptionError, PefError
 from sambasim.ir.graph import Argument, ComplexNumber, Graph, Ref, TorchConstant
 from sambasim.ir.operators import NUMBERS
-from sambasim.optimizers import Numbers, Written
+from sambasim.ir.program import AVERAGE, MASTER, Optimizer
+from sambasim.optimizers import OPTIMIZERS, Numbers, OptimizerEntry, Written
 from sambasim.pef.archive import COMPILE_AGAIN
 
 
@@ -56,7 +57,14 @@ _ON_NUMBERS: Mapping[str, Callable[..., Any]] = {
 }
 
 
-def own_update(graph: Graph) -> Written:
+def entry_of(optimizer: Optimizer) -> OptimizerEntry:
+    if optimizer.update is None:
+        return OPTIMIZERS[optimizer.kind]
+    states = {state: state for state in optimizer.states if state not in (MASTER, AVERAGE)}
+    return OptimizerEntry({}, states, _own_update(optimizer.update))
+
+
+def _own_update(graph: Graph) -> Written:
     """A function that runs `graph`, the update of an optimizer, on tensors of any length. Numbers are Python's, as in
     an eager loop. Raises OptionError if torch or Python cannot."""
     calls, left = [], {name for node in graph.nodes for name in node.results}

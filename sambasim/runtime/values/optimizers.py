@@ -29,23 +29,13 @@ from torch import Tensor
 
 from sambasim.errors import OptionError
 from sambasim.ir.dataflow import is_clipped
-from sambasim.ir.program import (
-    AVERAGE,
-    EMA_PREFIX,
-    LOSS_SCALE,
-    MASTER,
-    ROUNDING_SEED,
-    STEP,
-    Optimizer,
-    ParameterGroup,
-    Program,
-)
+from sambasim.ir.program import AVERAGE, EMA_PREFIX, LOSS_SCALE, MASTER, ROUNDING_SEED, STEP, ParameterGroup, Program
 from sambasim.ir.types import pieces
-from sambasim.optimizers import OPTIMIZERS, Fused, NumberOfStep, OptimizerEntry
+from sambasim.optimizers import Fused, NumberOfStep, OptimizerEntry
 from sambasim.options.training import EmaOptions, OptimizerOptions
 from sambasim.runtime.values.mean import CHUNK_ELEMENTS, total_norm
 from sambasim.runtime.values.memory import DeviceMemory
-from sambasim.runtime.values.operators import own_update
+from sambasim.runtime.values.operators import entry_of
 
 Arguments: TypeAlias = Mapping[str, float | int | bool]
 
@@ -121,7 +111,8 @@ class Scalars:
             now, update = {**given, "lr": float(given["lr"]) * rate}, self.entry.update
             self.kept = self.entry.kept_states(given)
             self.keywords.clear()
-            self.keywords.update(update.keywords(now, is_first) if isinstance(update, Fused) else now)
+            as_floats = {name: float(value) for name, value in now.items()}
+            self.keywords.update(update.keywords(now, is_first) if isinstance(update, Fused) else as_floats)
         if not isinstance(self.entry.update, Fused):
             self.keywords[STEP] = float(step)
 
@@ -302,13 +293,6 @@ def take_into(average: Tensor, value: Tensor, weight: float | None) -> None:
         average.lerp_(value.to(average.dtype), weight)
 
 
-def _entry(optimizer: Optimizer) -> OptimizerEntry:
-    if optimizer.update is None:
-        return OPTIMIZERS[optimizer.kind]
-    states = {state: state for state in optimizer.states if state not in (MASTER, AVERAGE)}
-    return OptimizerEntry({}, states, own_update(optimizer.update))
-
-
 _TORCH_CLIP_EPSILON = 1e-6
 
 
@@ -325,7 +309,7 @@ class Optimizers:
         for optimizer in program.optimizers:
             prefix = f"{optimizer.name}__"
             given = {name.removeprefix(prefix): arguments[name] for name in arguments if name.startswith(prefix)}
-            self._scalars.append(Scalars(_entry(optimizer), given))
+            self._scalars.append(Scalars(entry_of(optimizer), given))
         self.begun: Begun = {} if begun is None else begun
         seed = arguments.get(ROUNDING_SEED)
         self._rounding_seed = None if seed is None else int(seed)
