@@ -79,7 +79,8 @@ def _own_update(graph: Graph) -> Written:
     calls.reverse()
 
     def update(parameter: Tensor, gradient: Tensor, states: Mapping[str, Tensor], given: Numbers) -> None:
-        held: dict[Any, Any] = {**given, **states, "parameter": parameter, "gradient": gradient}
+        held: dict[Any, Any] = {name: float(number) for name, number in given.items()}
+        held |= {**states, "parameter": parameter, "gradient": gradient}
         for node, function, arguments, keywords, last in calls:
             try:
                 named = {name: read(held) for name, read in keywords.items()}

@@ -111,8 +111,7 @@ class Scalars:
             now, update = {**given, "lr": float(given["lr"]) * rate}, self.entry.update
             self.kept = self.entry.kept_states(given)
             self.keywords.clear()
-            as_floats = {name: float(value) for name, value in now.items()}
-            self.keywords.update(update.keywords(now, is_first) if isinstance(update, Fused) else as_floats)
+            self.keywords.update(update.keywords(now, is_first) if isinstance(update, Fused) else now)
         if not isinstance(self.entry.update, Fused):
             self.keywords[STEP] = float(step)
 
@@ -178,8 +177,7 @@ def slice_update(
 
 
 PIECE_ELEMENTS = 32_768
-"""Elements that a thread updates at a time by several operators, so that they stay in a core's cache. An operator of
-torch does not divide so few among threads."""
+"""Elements that a thread updates at a time, so that they stay in a core's cache: torch does not divide so few."""
 
 
 def draw(seed: int, step: int, parameter: int, tensor: int, start: int, stop: int) -> Tensor:
