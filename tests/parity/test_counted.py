@@ -46,6 +46,7 @@ LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "2 × 2, clipped": ({"max_grad_norm": NORM}, {"replicas": 2, "grad_accumulation_steps": 2}),
     "4 × 1, ZeRO 2": ({"zero": 2}, {"replicas": 4}),
     "2 × 2, ZeRO 3": ({"zero": 3}, {"replicas": 2, "grad_accumulation_steps": 2}),
+    "2 × 2, pipeline": ({"pipeline_stages": 2, "micro_batches": 2}, {"replicas": 2, "grad_accumulation_steps": 2}),
     "2 × 2, skips": ({}, {"replicas": 2, "grad_accumulation_steps": 2, "on_nonfinite": "skip"}),
 }
 BY_DEFAULT = {("named", "2 × 2, clipped"), ("function", "1 × 4"), ("model", "4 × 1, ZeRO 2")}
