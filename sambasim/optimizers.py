@@ -136,4 +136,6 @@ OPTIMIZERS: Mapping[str, OptimizerEntry] = {
 OWN = "own"
 """The kind of optimizers of the user's own, whose names in a config are `module:function`."""
 
+FORM_OF_OWN = "def NAME(parameter, gradient, STATE, *, step, lr=1e-3, beta=0.9): …, which changes them in place"
+
 KINDS = (*OPTIMIZERS, OWN)

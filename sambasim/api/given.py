@@ -15,11 +15,10 @@ from sambasim.api.schedules import Taken, taken_over
 from sambasim.commands.torch_optimizers import is_of_a_library, options_of_group, refuse_changed_step
 from sambasim.compiler.capture.step import NAMED_LOSSES, Loss, first_tensor
 from sambasim.compiler.capture.tensors import Held, held_by
-from sambasim.compiler.own_optimizer import FORM
 from sambasim.data.batches import Batch, each_value, values_of
 from sambasim.data.datasets import ArraysDataset
 from sambasim.errors import DataError, ModelError, OptionError
-from sambasim.optimizers import OPTIMIZERS
+from sambasim.optimizers import FORM_OF_OWN, OPTIMIZERS
 from sambasim.options.grammar import LOSS_ARGUMENTS
 from sambasim.options.problem import one_of
 
@@ -151,7 +150,7 @@ def optimizers_in(optimizer: object) -> tuple[torch.optim.Optimizer, ...]:
     for one in given:
         if not isinstance(one, torch.optim.Optimizer):
             remedy = "a name such as 'adamw', torch.optim.AdamW(model.parameters(), lr=1e-3), a list of optimizers, or "
-            remedy += f"a function: {FORM}"
+            remedy += f"a function: {FORM_OF_OWN}"
             raise OptionError(f"optimizer is of type {type(one).__name__}", remedy=remedy)
     return given
 
@@ -190,7 +189,7 @@ def _kind_of(optimizer: torch.optim.Optimizer) -> tuple[str, str]:
     torchs = next((kind for kind in type(optimizer).__mro__ if kind in kinds), None)
     if torchs is None:
         names = one_of(kind.__name__ for kind in kinds)
-        remedy = f"one of torch.optim.{names}, a name, {one_of(OPTIMIZERS)}, or a function of yours: {FORM}"
+        remedy = f"one of torch.optim.{names}, a name, {one_of(OPTIMIZERS)}, or a function of yours: {FORM_OF_OWN}"
         raise OptionError(f"a PEF has no optimizer {type(optimizer).__name__}", remedy=remedy)
     return kinds[torchs], f"torch.optim.{torchs.__name__}"
 

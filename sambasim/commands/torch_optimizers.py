@@ -8,9 +8,8 @@ import torch.optim.optimizer as torch_optimizer
 from torch import Tensor
 
 from sambasim.compiler.capture.recording import line_of
-from sambasim.compiler.own_optimizer import FORM
 from sambasim.errors import OptionError
-from sambasim.optimizers import OPTIMIZERS
+from sambasim.optimizers import FORM_OF_OWN, OPTIMIZERS
 from sambasim.options.base import build
 from sambasim.options.training import OptimizerOptions
 
@@ -35,7 +34,7 @@ def refuse_changed_step(optimizer: torch_optimizer.Optimizer, name: str) -> None
     for method, function in _methods(optimizer):
         if hasattr(library, method) and not is_of_a_library(function):
             what = f"{method} of {name} is not torch's, but {_called(function)}, which a run does not call"
-            remedy = f"{name}(model.parameters(), …) as it is, or write its update: {FORM}"
+            remedy = f"{name}(model.parameters(), …) as it is, or write its update: {FORM_OF_OWN}"
             raise OptionError(what, where=_line_of(function), remedy=remedy)
 
 

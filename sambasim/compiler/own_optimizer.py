@@ -21,12 +21,10 @@ from sambasim.errors import CaptureError, OperatorError, OptionError
 from sambasim.ir.graph import Graph, Output, Section, SectionKind, with_sections
 from sambasim.ir.operators import ELEMENTWISE
 from sambasim.ir.program import AVERAGE, MASTER, STEP
-from sambasim.optimizers import OWN
+from sambasim.optimizers import FORM_OF_OWN, OWN
 from sambasim.options.training import BOUNDS, OptimizerOptions
 
 OwnUpdate: TypeAlias = Callable[..., object]
-
-FORM = "def NAME(parameter, gradient, STATE, *, step, lr=1e-3, beta=0.9): …, which changes them in place"
 
 
 def own_update(target: str, given: Mapping[str, OwnUpdate]) -> OwnUpdate:
@@ -34,7 +32,7 @@ def own_update(target: str, given: Mapping[str, OwnUpdate]) -> OwnUpdate:
     function = given.get(target) or load_object(target, "optimizer")
     if inspect.isfunction(function):
         return function
-    raise OptionError(f"the optimizer {target} is no function", remedy=f"write {FORM}")
+    raise OptionError(f"the optimizer {target} is no function", remedy=f"write {FORM_OF_OWN}")
 
 
 def updates_of(optimizer: OptimizerOptions, given: Mapping[str, OwnUpdate]) -> list[Update]:
@@ -68,7 +66,7 @@ def _captured(function: OwnUpdate, target: str) -> tuple[Mapping[str, float], Gr
         or not are_numbers
         or "lr" not in numbers
     ):
-        remedy = f"write {FORM}; beside {STEP}, each keyword has a number by default"
+        remedy = f"write {FORM_OF_OWN}; beside {STEP}, each keyword has a number by default"
         raise OptionError(f"the optimizer {target} has other arguments", where=line, remedy=remedy)
     try:
         captured = capture_update(function, ("parameter", "gradient", *by_place[2:]), tuple(numbers))

@@ -14,12 +14,13 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import sambasim as ss
-from sambasim.compiler.own_optimizer import FORM, updates_of
+from sambasim.compiler.own_optimizer import updates_of
 from sambasim.errors import CaptureError, InvariantError, OptionError, SambasimError
 from sambasim.ir.graph import Graph, Node, Output, Ref
 from sambasim.ir.program import Optimizer, Program
 from sambasim.ir.types import PART
 from sambasim.ir.verify import verify
+from sambasim.optimizers import FORM_OF_OWN
 from sambasim.options.training import OptimizerOptions
 from sambasim.runtime.values.operators import entry_of
 from tests.support.whole import whole_case
@@ -193,7 +194,7 @@ def test_hyperparameters_and_objects_that_there_are_not_are_refused(tmp_path: Pa
         more |= {"output_folder": tmp_path, "quiet": True}
         with pytest.raises(OptionError, match=said) as raised:
             ss.compile(model, (X[:8], Y[:8]), loss="cross_entropy", optimizer=optimizer, **more)
-    assert FORM in str(raised.value.remedy)  # of the last
+    assert FORM_OF_OWN in str(raised.value.remedy)  # of the last
 
 
 def test_a_foreign_update_is_verified(program: Program) -> None:
