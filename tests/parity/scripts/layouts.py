@@ -49,7 +49,7 @@ def in_sambasim(name: str, layout: Layout, folder: Path) -> Trained:
     model, optimizers, schedulers = trained.build()
     size = BATCH // layout.replicas // trained.ACCUMULATED
     several = {"data_parallel": True, "world_size": layout.replicas} if layout.replicas > 1 else {}
-    how = {**trained.HOW, **layout.compiled, **several, "output_folder": folder, "check": 1}
+    how = {**trained.HOW, **layout.compiled, **several, "output_folder": folder, "check": 0}
     pef = ss.compile(model, tuple(one[:size] for one in samples), optimizer=optimizers, name=name, quiet=True, **how)
     del schedulers  # an optimizer refers to its scheduler weakly
     order = {"data.shuffle": False, "training.accumulation_steps": trained.ACCUMULATED}
