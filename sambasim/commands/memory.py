@@ -13,8 +13,7 @@ from sambasim.compiler.front import build_model, example_of_one, model_of_shapes
 from sambasim.compiler.passes import Fits, Place, Recompute, pipeline
 from sambasim.errors import CaptureError, ModelError
 from sambasim.ir.graph import Graph
-from sambasim.ir.program import Program
-from sambasim.optimizers import OPTIMIZERS
+from sambasim.ir.program import AVERAGE, Program
 from sambasim.options.compile import CompileOptions
 from sambasim.options.training import OptimizerOptions
 from sambasim.simulation.memory import DTYPES, Choice, Choices
@@ -26,7 +25,7 @@ def memory_choices(options: CompileOptions, replicas: int, on_phase: OnPhase) ->
     asked = options.dtype, options.keeps_master_weights
     dtype = next(dtype for dtype in DTYPES if (dtype.name, dtype.master) == asked)
     optimizer = options.optimizer or OptimizerOptions(name="adamw")
-    states = OPTIMIZERS[optimizer.name].kept_states(optimizer.hyperparameters())
+    states = tuple(state for state in choices.program.optimizers[0].states if state != AVERAGE)
     return choices, Choice(dtype, options.recompute, optimizer.name, states, options.zero)
 
 

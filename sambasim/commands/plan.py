@@ -219,7 +219,7 @@ def as_deepspeed(options: CompileOptions) -> dict[str, object]:
         MICRO: training.batch_size // options.micro_batches,
         STEPS: training.accumulation_steps * options.micro_batches,  # DeepSpeed's pipelines have no other micro-batches
     }
-    if optimizer is not None:
+    if optimizer is not None and not optimizer.is_own:
         kinds = {known.name: kind for kind, known in OPTIMIZERS_BY_TYPE.items()} | {"adam": "Adam"}
         others = {"name", "max_grad_norm", "max_grad_value", "no_decay", "groups"}
         others |= {*OPTIMIZERS_BY_TYPE[kinds[optimizer.name]].switches}
@@ -255,6 +255,8 @@ def beyond_deepspeed(options: CompileOptions) -> Iterator[str]:
         f"a pipeline of {stages} stages, which the script must make": stages > 1,
         "parameter groups, which the script must make":
             optimizer is not None and bool(optimizer.all_groups()),
+        "an optimizer of your own, which the script must make":
+            optimizer is not None and optimizer.is_own,
         "max_grad_value":
             optimizer is not None and optimizer.max_grad_value is not None,
         "amsgrad and maximize of Adam":
