@@ -299,9 +299,7 @@ def pipeline(
     of_tied = None
     if updates and not options.inference:
         scales, masters = options.dtype == "fp16", options.keeps_master_weights
-        ema = None if options.ema is None else options.ema.numbers()
-        of_buffers = options.ema is not None and options.ema.buffers
-        how = (options.stochastic_rounding, options.gradient_groups, scales, masters, ema, of_buffers)
+        how = (options.stochastic_rounding, options.gradient_groups, scales, masters, options.ema)
         attach = AttachOptimizers(tuple(updates), *how)
         passes.append(attach)
         if options.zero < 2:  # from then on replicas keep gradients in slices, which need no balance

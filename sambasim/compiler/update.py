@@ -40,6 +40,7 @@ from sambasim.ir.ranks import pipeline_ranks, ranks_of_values
 from sambasim.ir.types import ALIGNMENT_ELEMENTS, Symbol, SymbolKind, TensorType, align, norm_blocks, parameter_of
 from sambasim.ir.verify import Progress
 from sambasim.optimizers import OPTIMIZERS
+from sambasim.options.training import EmaOptions
 
 Grouping: TypeAlias = Literal["section", "parameter"]
 """What one group holds: all gradients that a backward section completes, or, as in SambaFlow, that of one parameter."""
@@ -89,7 +90,7 @@ class AttachOptimizers:
     """Attach `updates`, which clip alike; every parameter with a gradient must belong to one. With
     `stochastic_rounding` steps round by draws that depend on a run's seed; with `scales_loss` they are skipped if
     gradients are not finite; with `master_weights` states are float32, and a copy of the parameters is one of them.
-    With the numbers of an `ema`, their average over steps is one, too. Raises OptionError."""
+    With an `ema`, their average over steps is one, too. Raises OptionError."""
 
     title: ClassVar[str] = "attach the optimizer"
     reaches: ClassVar[Progress] = Progress.OPTIMIZED
@@ -98,8 +99,7 @@ class AttachOptimizers:
     grouping: Grouping = "section"
     scales_loss: bool = False
     master_weights: bool = False
-    ema: Mapping[str, float | int | bool] | None = None
-    averages_buffers: bool = False
+    ema: EmaOptions | None = None
 
     def __call__(self, program: Program) -> Program:
         bounds = {update.hyperparameters.get("max_grad_norm") for update in self.updates}
@@ -129,7 +129,7 @@ class AttachOptimizers:
                 name, parameter = state_name(member.parameter, optimizer.name, state), symbols[member.parameter]
                 type_ = TensorType(group.region_type(state).dtype, parameter.type.shape)
                 symbols[name] = Symbol(name, SymbolKind.OPTIMIZER_STATE, type_, cuts=parameter.cuts)
-        for name in (output.symbol for output in program.step.outputs) if self.averages_buffers else ():
+        for name in (output.symbol for output in program.step.outputs) if self.ema and self.ema.buffers else ():
             if (buffer := symbols[name]).kind is SymbolKind.BUFFER and "float" in buffer.type.dtype:
                 type_ = TensorType(dtype_of_average(buffer.type.dtype), buffer.type.shape)
                 average = f"{name}${AVERAGE}"
@@ -158,7 +158,7 @@ class AttachOptimizers:
             for optimizer, update in zip(optimizers, self.updates, strict=True)
             for name, value in sorted(update.hyperparameters.items())
         ]
-        for name, value in (self.ema or {}).items():
+        for name, value in (self.ema.numbers() if self.ema else {}).items():
             arguments.append(RuntimeArgument(f"{EMA_PREFIX}{name}", value, f"{name} of the average of the weights"))
         if self.stochastic_rounding:
             arguments.append(RuntimeArgument(ROUNDING_SEED, 0, "of the draws by which optimizer steps round"))

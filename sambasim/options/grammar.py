@@ -2,9 +2,10 @@
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from difflib import get_close_matches
 from enum import StrEnum
+from functools import partial
 from importlib.machinery import ModuleSpec, PathFinder
 from math import isfinite, prod
 from pathlib import Path
@@ -84,22 +85,12 @@ LOSS_ARGUMENTS: Mapping[str, tuple[str, ...]] = {
 """The losses of `torch.nn.functional` that have a name here, and the arguments that each takes."""
 
 
-def _loss_problems(name: str) -> Iterator[Problem]:
+def _problems_among(known: Collection[str], name: str) -> Iterator[Problem]:
     if ":" in name:
         yield from target_problems(name)
-    elif name not in LOSS_ARGUMENTS:
-        remedy = suggested(name.removesuffix("_loss").removesuffix("loss"), LOSS_ARGUMENTS)
-        yield Problem("", f"must be {one_of([*LOSS_ARGUMENTS, 'module:function'])}", remedy, name)
-
-
-LossName = Annotated[str, checked(_loss_problems)]
-
-
-def _optimizer_problems(name: str) -> Iterator[Problem]:
-    if ":" in name:
-        yield from target_problems(name)
-    elif name not in OPTIMIZERS:
-        yield Problem("", f"must be {one_of([*OPTIMIZERS, 'module:function'])}", suggested(name, OPTIMIZERS), name)
+    elif name not in known:
+        remedy = suggested(name.removesuffix("_loss").removesuffix("loss"), known)
+        yield Problem("", f"must be {one_of([*known, 'module:function'])}", remedy, name)
 
 
 def _pef_name(name: str) -> Iterator[Problem]:
@@ -110,7 +101,8 @@ def _pef_name(name: str) -> Iterator[Problem]:
         yield Problem("", "must be given without .pef", f"--pef-name {name[:-4] or 'NAME'}", name)
 
 
-OptimizerName = Annotated[str, checked(_optimizer_problems)]
+LossName = Annotated[str, checked(partial(_problems_among, LOSS_ARGUMENTS))]
+OptimizerName = Annotated[str, checked(partial(_problems_among, OPTIMIZERS))]
 PefName = Annotated[str, checked(_pef_name)]
 
 

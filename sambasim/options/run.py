@@ -3,13 +3,11 @@
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
-from pydantic import Field
+from pydantic import Field, JsonValue
 
 from sambasim.errors import OptionError, PefError
 from sambasim.optimizers import OPTIMIZERS
-from sambasim.options.arguments import ArgumentOptions
 from sambasim.options.base import Options, build
 from sambasim.options.deepspeed import Mapped, World, deepspeed_overrides
 from sambasim.options.deepspeed_file import read_deepspeed
@@ -17,15 +15,7 @@ from sambasim.options.fields import DEFAULT_EVERY, DEFAULT_KEEP, RUN_FLAGS, SAVE
 from sambasim.options.given import as_table, assign, given_flags, leaves
 from sambasim.options.grammar import Cadence, JsonTable, absolute_names, parse_cadence
 from sambasim.options.problem import Given, Problem, broken, refusal, show
-from sambasim.options.training import (
-    DataOptions,
-    EmaOptions,
-    LossOptions,
-    OptimizerOptions,
-    Sections,
-    TrainingOptions,
-    unreplaced,
-)
+from sambasim.options.training import OptimizerOptions, Sections, unreplaced
 from sambasim.units import counted
 
 
@@ -134,16 +124,14 @@ def run_options(flags: Mapping[str, object], settings: Sequence[Given] = ()) -> 
     return build(RunOptions, mapping, given=given)
 
 
-class ResolvedRun(NamedTuple):
+class ResolvedRun(Sections):
     """What a run trains, and in words what `changed` since the PEF was compiled."""
 
-    data: DataOptions
-    loss: LossOptions | None
-    optimizer: OptimizerOptions | None
-    training: TrainingOptions
-    ema: EmaOptions | None
-    arguments: Mapping[str, ArgumentOptions]
-    changed: tuple[str, ...]
+    changed: tuple[str, ...] = ()
+
+    @property
+    def tables(self) -> dict[str, JsonValue]:
+        return self.model_dump(mode="json", exclude={"changed"})
 
 
 def with_deepspeed(
@@ -184,22 +172,16 @@ def resolve_run(
     kept = unreplaced(before, leaves(options.overrides))
     merged = build(Sections, _merge(kept, options.overrides), given=given)
     problems = [*_other_arguments(stored, merged), *_switched(stored.optimizer, merged.optimizer, states)]
-    if stored.ema is None and not options.inference:
-        if options.save_ema is not None:
-            remedy = "compile again: sambasim compile … --ema 0.999"
-            problems.append(Problem("save_ema", "needs a PEF with averages", remedy))
-        if merged.ema is not None:
-            problems.append(_compile_again("ema.decay", "is compiled into the PEF", merged.ema.decay))
-    elif merged.ema is not None and stored.ema is not None and merged.ema.buffers != stored.ema.buffers:
-        problems.append(_compile_again("ema.buffers", "is compiled into the PEF", merged.ema.buffers))
+    if stored.ema is None and options.save_ema is not None:
+        remedy = "compile again: sambasim compile … --ema 0.999"
+        problems.append(Problem("save_ema", "needs a PEF with averages", remedy))
     if problems:
         raise refusal(problems)
     was, now = leaves(before), leaves(merged.model_dump(mode="json"))
     new = {name: value for name, value in now.items() if value not in (None, {}) and value != was.get(name)}
     compiled = {name: "none" if was.get(name) is None else show(was[name]) for name in new}
     changed = tuple(f"{name} = {show(value)} (compiled: {compiled[name]})" for name, value in new.items())
-    own = (merged.data, merged.loss, merged.optimizer, merged.training, merged.ema, merged.arguments)
-    return ResolvedRun(*own, changed)
+    return ResolvedRun.model_construct(**dict(merged), changed=changed)
 
 
 def _merge(under: Mapping[str, object], over: Mapping[str, object]) -> dict[str, object]:
@@ -210,13 +192,16 @@ def _merge(under: Mapping[str, object], over: Mapping[str, object]) -> dict[str,
     return merged
 
 
+_FIXED = ("optimizer.name", "training.batch_size", "ema.buffers")
+
+
 def _compiled_in(overrides: Mapping[str, object], was: Mapping[str, object]) -> list[Problem]:
     problems: list[Problem] = []
     for name, value in leaves(overrides).items():
         section = name.partition(".")[0]
-        if section in ("compile", "model", "parallel"):
+        if section in ("compile", "model", "parallel") or (section == "ema" and was.get("ema.every") is None):
             problems.append(_compile_again(name, "is compiled into the PEF", value))
-        fixed = name in ("optimizer.name", "training.batch_size") or section == "loss" or name.startswith("data.inputs")
+        fixed = name in _FIXED or section == "loss" or name.startswith("data.inputs")
         if fixed and value != was.get(name):
             compiled = f"as {show(was[name])}" if was.get(name) is not None else "without it"
             problems.append(_compile_again(name, f"cannot change: the PEF was compiled {compiled}", value))

@@ -26,7 +26,8 @@ def run(flags: Mapping[str, object], overrides: Sequence[str] = (), compiled: Se
 
 def test_without_overrides_all_is_as_compiled() -> None:
     compiled = compile_options(None, None, [], {})
-    assert run({}) == (compiled.data, compiled.loss, compiled.optimizer, compiled.training, None, {}, ())
+    assert run({}).changed == ()
+    assert run({}).tables == {"data": compiled.data_source(), **compiled.training_defaults()}
 
 
 def test_hyperparameters_schedule_and_loader_may_change() -> None:

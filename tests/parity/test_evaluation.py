@@ -40,7 +40,7 @@ class Evaluation:
         memory = DeviceMemory(program, self.storage)
         place_weights(memory, map_weights(path))
         buffers = {s.name for s in program.symbols.values() if s.kind is SymbolKind.BUFFER}
-        changed = resolved._replace(data=resolved.data.model_copy(update=data))
+        changed = resolved.model_copy(update={"data": resolved.data.model_copy(update=data)})
         self.evaluator = Evaluator(program, connect_here([memory]), changed)
         self.evaluator.use([{name: tensor for name, tensor in self.eager.state().items() if name in buffers}])
         held_out = open_source(resolved.data, tuple(input_specs(program))).evaluation

@@ -171,7 +171,7 @@ def describe(setup: Setup, samples: int) -> Manifest:
             torch=torch.__version__,
             cpu=", ".join(setup.cpus),
         ),
-        options={**setup.option_tables, "on_nonfinite": setup.options.on_nonfinite},
+        options={**setup.resolved.tables, "on_nonfinite": setup.options.on_nonfinite},
         tensors={
             name: TensorModel(kind=symbol.kind, dtype=symbol.type.dtype, shape=symbol.type.shape, cuts=symbol.cuts)
             for name, symbol in program.symbols.items()

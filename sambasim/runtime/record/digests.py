@@ -105,7 +105,7 @@ def digested(seen: Seen, tensor: Tensor, micro_step: int | None = None) -> Value
 
 def _run_of(setup: Setup, team: Team, plan: Plan, asked: range) -> RecordedRun:
     graph = setup.program.training
-    tables = {name: table for name, table in setup.option_tables.items() if table is not None}
+    tables = {name: table for name, table in setup.resolved.tables.items() if table is not None}
     options = {name: value for name, value in leaves(tables).items() if value != {}}
     if setup.options.weights is not None:
         options["weights"] = str(setup.options.weights)

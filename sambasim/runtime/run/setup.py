@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import JsonValue
-
 from sambasim.data.datasets import Source
 from sambasim.errors import DataError, InternalError, MachineError, OptionError, PefError
 from sambasim.hardware.placement import Inventory, Placement, inventory_of, place_replicas
@@ -94,14 +92,6 @@ class Setup:
     @property
     def host_sync(self) -> HostSyncName:
         return self.options.host_sync or "mpi"
-
-    @property
-    def option_tables(self) -> dict[str, JsonValue]:
-        """The resolved options of data, loss, optimizer, averages, training and arguments."""
-        tables = {name: getattr(self.resolved, name) for name in ("data", "loss", "optimizer", "ema", "training")}
-        arguments = {name: one.model_dump(mode="json") for name, one in self.resolved.arguments.items()}
-        dumped = {name: table and table.model_dump(mode="json") for name, table in tables.items()}
-        return {**dumped, "arguments": arguments}
 
 
 def set_up(path: Path, options: RunOptions, communicator: Communicator) -> Setup:
