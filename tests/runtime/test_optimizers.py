@@ -17,10 +17,9 @@ from sambasim.runtime.values.optimizers import (
     PIECE_ELEMENTS,
     Scalars,
     draw,
-    master_update,
+    narrow_update,
     round_stochastically,
     slice_update,
-    wide_update,
 )
 
 NUMEL = 2 * PIECE_ELEMENTS + 64
@@ -72,7 +71,7 @@ class Trained:
             if self.parameter.dtype is torch.float32:
                 updates.append(slice_update(*operands, scalars))
             else:
-                updates.append(wide_update(*operands, scalars, scratch, seed, [(0, 0, a)]))
+                updates.append(narrow_update(*operands, scalars, scratch, seed, [(0, 0, a)]))
 
         def step(gradient: Tensor) -> None:
             scalars.begin(scalars.step + 1, 1.0)
@@ -230,7 +229,7 @@ def test_master_weights_are_those_of_float32_and_parameters_their_roundings(kind
     scratch, place, updates = list[Tensor](), torch.empty_like(narrow.parameter), []
     for a, b in cut(NUMEL, 3):
         own = {name: state[a:b] for name, state in states.items()}
-        updates.append(master_update(narrow.parameter[a:b], place[a:b], own, narrow.scalars, scratch))
+        updates.append(narrow_update(narrow.parameter[a:b], place[a:b], own, narrow.scalars, scratch))
     narrow.scalars.factor, step = 1 / 16, wide.stepper()
     for number, gradient in enumerate(narrow.gradients, start=1):
         step(gradient.float())

@@ -31,7 +31,7 @@ from sambasim.errors import OptionError
 from sambasim.ir.dataflow import is_clipped
 from sambasim.ir.program import AVERAGE, EMA_PREFIX, LOSS_SCALE, MASTER, ROUNDING_SEED, STEP, ParameterGroup, Program
 from sambasim.ir.types import pieces
-from sambasim.optimizers import Fused, NumberOfStep, OptimizerEntry
+from sambasim.optimizers import Fused, NumberOfStep, OptimizerEntry, Written
 from sambasim.options.training import EmaOptions, OptimizerOptions
 from sambasim.runtime.values.mean import CHUNK_ELEMENTS, total_norm
 from sambasim.runtime.values.memory import DeviceMemory
@@ -148,32 +148,29 @@ def slice_update(
             bound = scalars.hyperparameters["max_grad_value"]
             gradient.clamp_(-bound, bound)
 
-    if not isinstance(update, Fused):
+    written = update if not isinstance(update, Fused) else _fused(update, scalars, divisor if divides else 1)
 
-        def written() -> None:
-            for part, of_gradient, of_states in parts:
-                scale(of_gradient)
-                update(part, of_gradient, of_states, keywords)
+    def update_slice() -> None:
+        for part, of_gradient, of_states in parts:
+            scale(of_gradient)
+            written(part, of_gradient, of_states, keywords)
 
-        return written
-    calls = [
-        ([part], [of_gradient], {name: [tensor] for name, tensor in of_states.items()})
-        for part, of_gradient, of_states in parts
-    ]
+    return update_slice
+
+
+def _fused(update: Fused, scalars: Scalars, divisor: int) -> Written:
     if update.is_kernel:
-        divided = None if divisor == 1 or not divides else torch.tensor(float(divisor))
+        divided = None if divisor == 1 else torch.tensor(float(divisor))
         function: Callable[..., object] = partial(getattr(torch, update.function), grad_scale=divided)
     else:
         function = getattr(import_module(update.function), update.function.rpartition(".")[2])
 
-    def fused() -> None:
-        for parameters, gradients, of_states in calls:
-            scale(gradients[0])
-            lists = {name: [number if update.is_kernel else number.clone()] for name, number in scalars.numbers.items()}
-            lists |= {name: of_states[name] for name in scalars.kept}  # a kernel writes also what it does not read
-            function(parameters, gradients, *(lists.get(name, []) for name in update.operands), **keywords)
+    def written(parameter: Tensor, gradient: Tensor, states: States, keywords: Arguments) -> None:
+        lists = {name: [number if update.is_kernel else number.clone()] for name, number in scalars.numbers.items()}
+        lists |= {name: [states[name]] for name in scalars.kept}  # a kernel writes also what it does not read
+        function([parameter], [gradient], *(lists.get(name, []) for name in update.operands), **keywords)
 
-    return fused
+    return written
 
 
 PIECE_ELEMENTS = 32_768
@@ -199,24 +196,26 @@ def round_stochastically(values: Tensor, draws: Tensor, out: Tensor) -> None:
     out.copy_(values.masked_fill_(lost, torch.nan))
 
 
-def wide_update(
+def narrow_update(
     parameter: Tensor,
     narrow_gradient: Tensor,
     states: States,
     scalars: Scalars,
     scratch: list[Tensor],
-    seed: int | None,
-    places: Sequence[tuple[int, int, int]],
+    seed: int | None = None,
+    places: Sequence[tuple[int, int, int]] = ((0, 0, 0),),
 ) -> SliceUpdate:
-    """As `slice_update`, computed in float32, for parameters and states of 16 bits. `scratch`: float32 buffers that all
-    slices share; `seed`: None rounds to nearest. `places`, for the random bits: for each parameter in the slice, where
-    it begins there, its number, and the element of it at that place."""
-    stored = [parameter, *states.values()]
+    """As `slice_update`, computed in float32, for parameters of 16 bits. With master weights, first copies of them, all
+    states are float32, and only parameters are rounded. `scratch`: float32 buffers that all slices share; `seed`: None
+    rounds to nearest. `places`, for the random bits: for each parameter in the slice, where it begins there, its
+    number, and the element of it at that place."""
+    masters, own = states.get(MASTER), {name: state for name, state in states.items() if name != MASTER}
+    stored = [parameter] if masters is not None else [parameter, *own.values()]
     while len(scratch) <= len(stored):
         scratch.append(torch.empty(PIECE_ELEMENTS, dtype=torch.float32))
 
-    def rounded(tensor: int, a: int, b: int, number: int, offset: int) -> Callable[[], object]:
-        to, value = stored[tensor][a:b], scratch[1 + tensor][: b - a]
+    def rounded(tensor: int, value: Tensor, a: int, b: int, number: int, offset: int) -> Callable[[], object]:
+        to = stored[tensor][a:b]
         if seed is None:
             return partial(to.copy_, value)
         return lambda: round_stochastically(value, draw(seed, scalars.step, number, tensor, offset, offset + b - a), to)
@@ -225,15 +224,22 @@ def wide_update(
     for (start, number, offset), (stop, *_) in pairwise([*places, (parameter.numel(), 0, 0)]):
         for a, b in pieces(start, stop, PIECE_ELEMENTS):
             gradient, *wide = (buffer[: b - a] for buffer in scratch[: 1 + len(stored)])
-            compute = slice_update(wide[0], gradient, dict(zip(states, wide[1:], strict=True)), scalars)
             copies = [(value, whole[a:b]) for whole, value in zip(stored, wide, strict=True)]
-            roundings = [rounded(tensor, a, b, number, offset + a - start) for tensor in range(len(stored))]
+            of_states = dict(zip(own, wide[1:], strict=False))
+            if masters is not None:
+                wide, copies, of_states = [masters[a:b]], [], {name: state[a:b] for name, state in own.items()}
+            compute = slice_update(wide[0], gradient, of_states, scalars, clips=masters is not None)
+            roundings = [rounded(at, value, a, b, number, offset + a - start) for at, value in enumerate(wide)]
             updates.append((narrow_gradient[a:b], gradient, copies, compute, roundings))
 
     def update_slice() -> None:
+        if masters is not None and scalars.skips:
+            return
+        if masters is not None and scalars.step == 1:
+            masters.copy_(parameter)
         used = len(stored) if scalars.kept else 1
         for narrow, gradient, copies, compute, roundings in updates:
-            if scalars.factor != 1.0:
+            if masters is None and scalars.factor != 1.0:
                 narrow.mul_(scalars.factor)  # in its own dtype, as torch does
             gradient.copy_(narrow)
             for value, place in copies[:used]:
@@ -241,33 +247,6 @@ def wide_update(
             compute()
             for round_piece in roundings[:used]:
                 round_piece()
-
-    return update_slice
-
-
-def master_update(
-    parameter: Tensor, narrow_gradient: Tensor, states: States, scalars: Scalars, scratch: list[Tensor]
-) -> SliceUpdate:
-    """As `slice_update`, of the float32 parameters in `states`, first copies of `parameter`, then rounded to it."""
-    master = states[MASTER]
-    if not scratch:
-        scratch.append(torch.empty(PIECE_ELEMENTS, dtype=torch.float32))
-    updates = []
-    for a, b in pieces(0, parameter.numel(), PIECE_ELEMENTS):
-        others = {name: state[a:b] for name, state in states.items() if name != MASTER}
-        gradient, wide = scratch[0][: b - a], master[a:b]
-        compute = slice_update(wide, gradient, others, scalars, clips=True)
-        updates.append((narrow_gradient[a:b], gradient, compute, parameter[a:b], wide))
-
-    def update_slice() -> None:
-        if scalars.skips:
-            return
-        if scalars.step == 1:
-            master.copy_(parameter)
-        for narrow, gradient, compute, rounded, wide in updates:
-            gradient.copy_(narrow)
-            compute()
-            rounded.copy_(wide)
 
     return update_slice
 
@@ -373,18 +352,16 @@ class Optimizers:
         parameter = memory.region(group, "parameter")[start:stop]
         names = self._program.optimizers[group.optimizer].states
         states = {name: memory.region(group, name)[start:stop] for name in names if name != AVERAGE}
-        if MASTER in states:
-            return master_update(parameter, gradient, states, scalars, self._scratch)
         if divides_exactly(group.dtype):
             return slice_update(parameter, gradient, states, scalars, divisor=divisor, clips=self._clips)
-        places = [(0, 0, 0)]
-        if self._rounding_seed is not None:
+        seed, places = None if MASTER in states else self._rounding_seed, [(0, 0, 0)]
+        if seed is not None:
             places = [
                 (max(member.start - start, 0), member.block, max(start - member.start, 0))
                 for member, following in zip_longest(group.members, group.members[1:])
                 if member.start < stop and (following is None or following.start > start)
             ]
-        return wide_update(parameter, gradient, states, scalars, self._scratch, self._rounding_seed, places)
+        return narrow_update(parameter, gradient, states, scalars, self._scratch, seed, places)
 
     def change(self, index: int, hyperparameters: Hyperparameters) -> None:
         scalars = self._scalars[index]
