@@ -29,7 +29,7 @@ from sambasim.errors import LONGEST_MESSAGE, MachineError, is_out_of_memory
 from sambasim.units import format_bytes
 
 if TYPE_CHECKING:
-    from pydantic import ValidationError
+    pass
 
 T = TypeVar("T")
 
@@ -236,7 +236,7 @@ def parse_json(data: bytes, parse: Callable[[bytes], T]) -> T:
         parsed = parse(data)
         json.loads(data.decode(), object_pairs_hook=once, parse_int=str)  # pydantic would take the last of two
     except ValidationError as error:
-        raise Misfit(first_fault(error)) from error
+        raise Misfit(fault_text(error.errors(include_url=False)[0])) from error
     except TwiceError as error:
         raise Misfit(str(error)) from None
     return parsed
@@ -253,10 +253,6 @@ def once(pairs: list[tuple[str, T]]) -> dict[str, T]:
         [(twice, _)] = Counter(name for name, _ in pairs).most_common(1)
         raise TwiceError(f"{twice} is given twice in one table")
     return table
-
-
-def first_fault(error: "ValidationError") -> str:
-    return fault_text(error.errors(include_url=False)[0])
 
 
 def fault_text(fault: Any) -> str:

@@ -3,7 +3,7 @@
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 KIB, MIB, GIB, TIB = 1 << 10, 1 << 20, 1 << 30, 1 << 40
 KILO, MEGA, GIGA, TERA = 10**3, 10**6, 10**9, 10**12
@@ -68,3 +68,9 @@ def first_of(names: Sequence[str], most: int = 3) -> str:
     """`a, b, c and 45 more`: the names, or the first of them."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
+
+
+def numbered(noun: str, numbers: Iterable[object]) -> str:
+    """`rank 1`, or `ranks 0, 1 and 3`."""
+    *several, last = map(str, numbers)
+    return f"{noun}s {', '.join(several)} and {last}" if several else f"{noun} {last}"

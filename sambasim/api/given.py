@@ -21,6 +21,7 @@ from sambasim.errors import DataError, ModelError, OptionError
 from sambasim.optimizers import FORM_OF_OWN, OPTIMIZERS
 from sambasim.options.grammar import LOSS_ARGUMENTS
 from sambasim.options.problem import one_of
+from sambasim.units import first_of
 
 _MODULES: Mapping[type[nn.Module], str] = {
     nn.CrossEntropyLoss: "cross_entropy",
@@ -208,9 +209,8 @@ def _check_parameters(optimizers: Sequence[torch.optim.Optimizer], held: Sequenc
     if not trained:
         raise ModelError(f"the model has no parameter for {name}", remedy="set requires_grad_(True) on what is trained")
     if left := [one.name for one in trained if id(one.tensor) not in given]:
-        others = f" and {len(left) - 1} more" if len(left) > 1 else ""
         remedy = f"make it from all of them, {made}, or freeze the others"
-        raise ModelError(f"{name} does not update {left[0]}{others}", remedy=remedy)
+        raise ModelError(f"{name} does not update {first_of(left, 1)}", remedy=remedy)
     if foreign := len(given - {id(one.tensor) for one in held}):
         what = f"{name} also updates {foreign} parameters that the model does not have"
         raise ModelError(what, remedy=f"{made}, made for this model")

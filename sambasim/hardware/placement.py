@@ -8,7 +8,7 @@ from functools import cache, cached_property
 from sambasim.errors import LaunchError, OptionError, PefError
 from sambasim.hardware.budget import whole_tiles
 from sambasim.hardware.spec import ClusterSpec, DeviceSpec, arch_of, load_cluster, load_device
-from sambasim.units import counted
+from sambasim.units import counted, numbered
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,8 +172,6 @@ def _limits(per_rdu: int, cluster: ClusterSpec) -> str:
 
 
 def _ranges(noun: str, numbers: Sequence[int]) -> str:
-    """`RDU 0`, `RDUs 0-7`, `nodes 0, 2`."""
-    if len(numbers) == 1:
-        return f"{noun} {numbers[0]}"
-    consecutive = numbers[-1] - numbers[0] == len(numbers) - 1
-    return f"{noun}s {f'{numbers[0]}-{numbers[-1]}' if consecutive else ', '.join(map(str, numbers))}"
+    """`RDU 0`, `RDUs 0-7`, `nodes 0 and 2`."""
+    consecutive = numbers[-1] - numbers[0] == len(numbers) - 1 > 0
+    return f"{noun}s {numbers[0]}-{numbers[-1]}" if consecutive else numbered(noun, numbers)

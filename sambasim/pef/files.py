@@ -49,7 +49,7 @@ from sambasim.pef.document import (
     document_of,
     manifest_json,
 )
-from sambasim.units import format_bytes
+from sambasim.units import first_of, format_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -281,9 +281,8 @@ def locate(pef: str, output_folder: Path = Path("out"), *, compiling: str | None
         remedy = f"--pef NAME --resume {pef} to train on from it; sambasim compare {pef} OTHER tells two apart"
         raise OptionError(f"{pef} is a checkpoint, and no PEF", remedy=remedy)
     names = sorted(path.stem for path in output_folder.glob("*/*.pef") if path.stem == path.parent.name)
-    more = f" and {len(names) - _MOST_SUGGESTIONS} more" if len(names) > _MOST_SUGGESTIONS else ""
     or_compile = f"; or compile it: {compiling}" if compiling is not None else ""
-    remedy = f"one of those in {output_folder}: {', '.join(names[:_MOST_SUGGESTIONS])}{more}{or_compile}"
+    remedy = f"one of those in {output_folder}: {first_of(names, _MOST_SUGGESTIONS)}{or_compile}"
     if not names:
         remedy = f"compile it first: {compiling or 'sambasim compile'}"
     missing = [f"{path} ({'a folder' if path.is_dir() else 'not there'})" for path in candidates]

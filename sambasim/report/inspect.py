@@ -21,7 +21,7 @@ from sambasim.ir.types import DTYPE_BYTES, Symbol, SymbolKind, cut
 from sambasim.pef import PefDocument, PefHeader
 from sambasim.report.summaries import chips_in_words, held_bytes, parameter_bytes, received_bytes
 from sambasim.report.tables import Row, Table, table, text_table
-from sambasim.units import format_bytes
+from sambasim.units import first_of, format_bytes
 
 _OPTIONS = ("compile_options", "data_source", "training_defaults", "metadata")
 
@@ -155,7 +155,6 @@ def _groups(program: Program) -> Iterator[Row]:
 
 
 _MOST_SYMBOLS = 40
-_MOST_NAMES = 3
 
 
 def inspection(facts: Row, *, everything: bool) -> RenderableType:
@@ -170,7 +169,7 @@ def inspection(facts: Row, *, everything: bool) -> RenderableType:
         title = f"{graph.name}: sections ({len(graph.sections)})"
         tables += [_sections_table(title, graph.sections), _operators_table(graph)]
         if graph.gathered:
-            rows = [row.model_dump() | {"modules": _first(row.modules, _MOST_NAMES)} for row in graph.gathered]
+            rows = [row.model_dump() | {"modules": first_of(row.modules)} for row in graph.gathered]
             title = f"{graph.name}: computed whole, of gathered parts"
             tables.append(table(title, rows, "operator, axis", "values, received_bytes", "modules"))
     tables.append(table("sizes", facts.sizes, "kind", "symbols, elements, size_bytes:bytes"))
@@ -219,7 +218,7 @@ def _ranks_rows(facts: Row) -> Iterator[tuple[str, str]]:
     whole = [symbol for symbol in parameters if symbol.shape == symbol.whole_shape]
     if whole and any(axis.name == TENSOR for axis in facts.mesh):
         whole.sort(key=lambda symbol: -symbol.size_bytes)
-        names = _first([(*symbol.torch_names, symbol.name)[0] for symbol in whole], _MOST_NAMES)
+        names = first_of([(*symbol.torch_names, symbol.name)[0] for symbol in whole])
         size = format_bytes(sum(symbol.size_bytes for symbol in whole))
         yield "whole along tp", f"{len(whole)} of {len(parameters)} parameters, {size}: {names}"
 
@@ -235,7 +234,7 @@ def _zero_rows(facts: Row) -> Iterator[tuple[str, str]]:
 
 
 def section_detail(graph: Row, section: Row) -> RenderableType:
-    reads, writes = (_first(names, 4) for names in (section.reads, section.writes))
+    reads, writes = (first_of(names, 4) for names in (section.reads, section.writes))
     sections = _sections_table(f"{graph.name}: section {section.index}", [section])
     return Group(sections, Text(printable(f"reads   {reads}\nwrites  {writes}")))
 
@@ -244,18 +243,13 @@ def _sections_table(title: str, sections: Sequence[Row]) -> Table:
     return table(title, sections, "index:section, kind, name", "operators, in_bytes, out_bytes")
 
 
-def _first(names: Sequence[str], most: int) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
-
-
 def _operators_table(graph: Row) -> Table:
     shown = set[str]()
 
     def row(operator: Row) -> Mapping[str, object]:
         kind = "" if operator.kind in shown else operator.kind  # operators are in the order of their kinds
         shown.add(operator.kind)
-        return operator.model_dump() | {"kind": kind, "sources": _first(operator.sources, _MOST_NAMES)}
+        return operator.model_dump() | {"kind": kind, "sources": first_of(operator.sources)}
 
     title = f"{graph.name}: operators ({graph.nodes})"
     return table(title, map(row, graph.operators), "kind, operator", "count", "sources:source lines")

@@ -69,7 +69,7 @@ def test_replicas_sit_on_the_node_that_is_theirs(node_of: list[int], tiles: int 
     [
         ([0], None, "1 replica on node 0, RDU 0 of cluster sn30-8"),
         ([0, 0, 1, 1], None, "4 replicas on nodes 0-1 of cluster sn30-8, RDUs 0-1 of each"),
-        ([0, 0, 2], None, "3 replicas on nodes 0, 2 of cluster sn30-8, RDUs 0-1 of the fullest"),
+        ([0, 0, 2], None, "3 replicas on nodes 0 and 2 of cluster sn30-8, RDUs 0-1 of the fullest"),
         ([0] * 3, 4, "3 replicas on node 0, RDUs 0-1 of cluster sn30-8, 4 tiles a replica"),
     ],
 )

@@ -220,7 +220,7 @@ def test_another_constant_shows_in_its_section(folder: Path, host: Path) -> None
     assert "1.5" in sambasim(["inspect", "net", "--section", str(found.first.section)], folder).stdout
     assert graph["sections"][found.first.section]["kind"] == "FWD"
     assert (found.first.step, found.first.what, found.first.micro_step) == (1, "value", 0)
-    assert place(found.first).startswith(f"step 1, replicas 0, 1, section {found.first.section} FWD net__")
+    assert place(found.first).startswith(f"step 1, replicas 0 and 1, section {found.first.section} FWD net__")
 
 
 def test_only_the_steps_that_are_asked_for_are_recorded(folder: Path, host: Path) -> None:

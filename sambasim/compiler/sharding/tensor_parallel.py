@@ -16,7 +16,7 @@ from sambasim.ir.program import Program
 from sambasim.ir.types import Symbol, SymbolKind, parameter_of
 from sambasim.ir.verify import Progress
 from sambasim.options.problem import one_of, refusal
-from sambasim.units import counted, format_bytes
+from sambasim.units import counted, first_of, format_bytes
 
 _MOST_NAMES = 4
 
@@ -139,8 +139,7 @@ def _about_model(program: Program, names: Named, missed: list[str]) -> str:
         said = "is not used: it can cut no weight"
     elif missed:
         names_of_all = list(dict.fromkeys(_general_name(program.symbols[name]) for name in missed))
-        more = f" and {len(names_of_all) - _MOST_NAMES} more" if len(names_of_all) > _MOST_NAMES else ""
-        said = f"is used, because the search alone leaves weights whole: {', '.join(names_of_all[:_MOST_NAMES])}{more}"
+        said = f"is used, because the search alone leaves weights whole: {first_of(names_of_all, _MOST_NAMES)}"
     ignored = [f"{problem.name.removeprefix('parallel.tensor_plan.')} {problem.what}" for problem in names.problems]
     without = f"; of it, these have no effect: {'; '.join(ignored)}" if ignored else ""
     return f"tp_plan of the model {said}{without}"

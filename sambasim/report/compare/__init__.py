@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from sambasim.records.digests import RecordedRun
 from sambasim.records.metrics import EvaluationRecord, RunRecords, StepRecord, SummaryRecord
 from sambasim.report.tables import Row, Table, table, text_table
-from sambasim.units import counted
+from sambasim.units import counted, numbered
 
 NOTHING = "-"
 _MOST_ROWS = 12
@@ -20,13 +20,8 @@ def place(difference: Row) -> str:
         where = f", section {difference.section_title}"
     else:
         where = "" if difference.begins else ", the batch" if difference.what == "input" else ", after the update"
-    replicas = named("replica", difference.replicas)
+    replicas = numbered("replica", difference.replicas)
     return f"{when}, {replicas}{micro_step}{where}: {difference.what} {difference.name}"
-
-
-def named(noun: str, things: Sequence[object], between: str = ", ") -> str:
-    """`replicas 0, 2`."""
-    return f"{noun if len(things) == 1 else f'{noun}s'} {between.join(map(str, things))}"
 
 
 def digest_difference(difference: Row) -> str:
@@ -36,8 +31,8 @@ def digest_difference(difference: Row) -> str:
         return "elements not finite: {} in A, {} in B".format(*(count or "none" for count in counts))
     if relative < 1e-15:
         return "same norm to 15 digits"
-    norms = list(dict.fromkeys(f"{norm:.9g}" for norm in (difference.norm_a, difference.norm_b)))
-    return f"{named('norm', norms, ' and ')}, {relative:.1e} apart"
+    norms = dict.fromkeys(f"{norm:.9g}" for norm in (difference.norm_a, difference.norm_b))
+    return f"{numbered('norm', norms)}, {relative:.1e} apart"
 
 
 def tensor_difference(difference: Row) -> str:
@@ -257,7 +252,7 @@ def _metrics_notes(runs: Sequence[RunRecords], kept: Sequence[RunRecords], asked
         if all(steps) and steps[0][-1] != steps[1][-1]:
             yield f"{name} ends after step {mine[-1]}"
         if alone := [step for step in ours if step not in theirs]:
-            yield f"only {name} has an evaluation after {named('step', alone)}"
+            yield f"only {name} has an evaluation after {numbered('step', alone)}"
         if run.summary is None:
             yield f"{name} has no summary: that run failed or is still running; its threads and engine are unknown"
     yield "times are not compared; `run --record-digests` finds the first tensor in which two runs differ"

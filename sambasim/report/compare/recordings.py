@@ -17,12 +17,11 @@ from sambasim.report.compare import (
     digest_difference,
     facts_text,
     has_all,
-    named,
     place,
     relative_difference,
 )
 from sambasim.report.tables import Row
-from sambasim.units import counted
+from sambasim.units import counted, numbered
 
 _MOST_SHOWN = 6
 _COMPARED_APART = ("training.seed", "training.batch_size")  # deciding facts themselves, or part of the PEF
@@ -175,9 +174,9 @@ class _RunsComparison:
                     yield f"replica {first} of {name} ends after step {ends[first]}"
         for name, recording in zip("AB", self.sides, strict=True):
             if missing := [rank for rank in range(recording.run.ranks) if rank not in recording.replicas]:
-                yield f"{name} has no file of {named('replica', missing)}"
-            if alone := [str(replica) for replica in recording.replicas if replica not in self.replicas]:
-                yield f"only {name} has {named('replica', alone)}"
+                yield f"{name} has no file of {numbered('replica', missing)}"
+            if alone := [replica for replica in recording.replicas if replica not in self.replicas]:
+                yield f"only {name} has {numbered('replica', alone)}"
         for side, count in sorted(self.only_in.items()):
             digests = f"{counted(count, 'digest')} of common steps"
             yield f"{digests} only in {'AB'[side]}, without a counterpart by name"

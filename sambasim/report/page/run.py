@@ -46,9 +46,8 @@ def _glance(run: RunRecords, name: str) -> ui.Part:
     if summary is None:
         lead += " The run has no summary: it failed, was stopped, or is still running."
     else:
-        ranks = "1 replica" if summary.world_size == 1 else f"{summary.world_size} replicas"
         figures += [
-            ("throughput", f"{summary.samples_per_s:,.0f}", f"samples/s, {ranks}"),
+            ("throughput", f"{summary.samples_per_s:,.0f}", f"samples/s, {counted(summary.world_size, 'replica')}"),
             ("waiting for sync", f"{summary.sync_share:.1%}", "of the training time"),
             ("training", format_seconds(summary.training_s), f"{summary.steps_here} steps, {summary.engine} engine"),
         ]

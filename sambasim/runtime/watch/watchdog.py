@@ -23,7 +23,7 @@ from sambasim.forks import stat_of
 from sambasim.ir.mesh import Mesh
 from sambasim.runtime.machine.communicator import QUESTION, Communicator
 from sambasim.runtime.watch.status_file import STARTING, RankStatus, State, StatusFile
-from sambasim.units import format_seconds
+from sambasim.units import format_seconds, numbered
 from sambasim.whose_code import PACKAGE, is_users_file
 
 PERIOD_S = 0.25
@@ -194,8 +194,7 @@ def stall_error(observed: Sequence[Observation], timeout_s: float) -> StallError
 
 
 def _names(several: Sequence[Observation]) -> str:
-    numbers = [str(rank.status.rank) for rank in several]
-    return f"rank {numbers[0]}" if len(numbers) == 1 else f"ranks {', '.join(numbers[:-1])} and {numbers[-1]}"
+    return numbered("rank", [rank.status.rank for rank in several])
 
 
 class OtherNodes:
