@@ -26,8 +26,6 @@ from sambasim.samba.process import app_error, report_here, type_error
 from sambasim.samba.request import Optimizer
 from sambasim.units import first_of
 
-_TORCH_STATES = {"momentum": "momentum_buffer"}  # torch.optim's names of states, where a PEF has another
-
 DEVICE_STATE = (SymbolKind.PARAMETER, SymbolKind.BUFFER, SymbolKind.OPTIMIZER_STATE)
 
 
@@ -53,7 +51,7 @@ class Machine:
                 raise WeightsError(what, remedy="load a checkpoint of the model that was compiled")
             self.replica.write(symbol.name, tensor.detach())
         for name, index, parameter, state, optimizer in self._states():
-            value = optimizer.state.get(parameter, {}).get(_TORCH_STATES.get(state, state))
+            value = optimizer.state.get(parameter, {}).get(state)
             if isinstance(value, Tensor):
                 self.replica.write(name, value)
                 self.replica.begun[index] = 0
@@ -102,8 +100,8 @@ class Machine:
                 tensor.copy_(self.replica.read(symbol.name))
         for (_, _, parameter, state, optimizer), value in zip(states, values, strict=True):
             entry = optimizer.state[parameter]
-            entry[_TORCH_STATES.get(state, state)] = value.to(parameter.dtype)
-            if state != "momentum":
+            entry[state] = value.to(parameter.dtype)
+            if state != "momentum_buffer":
                 entry["step"] = torch.tensor(float(steps))
 
     def _on_host(self) -> list[tuple[Symbol, Tensor]]:
@@ -114,13 +112,14 @@ class Machine:
 
     def _states(self) -> Iterator[tuple[str, int, Tensor, str, Optimizer]]:
         """Every optimizer state on the device: its symbol and the number of its optimizer; its parameter on the host,
-        its name, and its optimizer there."""
+        its name in torch, and its optimizer there."""
         tensors = {symbol.name: tensor for symbol, tensor in self._on_host()}
         groups = ((optimizer, group) for optimizer in self.optimizers for group in optimizer.param_groups)
         owners = {id(parameter): optimizer for optimizer, group in groups for parameter in group["params"]}
         for name, (group, member, state) in self.program.optimizer_states.items():
             if (owner := owners.get(id(tensors[member.parameter]))) is not None:
-                yield name, group.optimizer, tensors[member.parameter], state, owner
+                of_torch = OPTIMIZERS[self.program.optimizers[group.optimizer].kind].states[state]
+                yield name, group.optimizer, tensors[member.parameter], of_torch, owner
 
 
 ALL_DROPOUTS = "p"  # the name of the rate of all dropouts

@@ -13,6 +13,7 @@ from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind, TensorType
 from sambasim.pef.archive import COMPILE_AGAIN
 from sambasim.runtime.engine.instructions import Function, builtin
+from sambasim.runtime.values.memory import type_of
 from sambasim.runtime.values.operators import find_operator, plain_argument
 
 _META = torch.device("meta")
@@ -40,8 +41,8 @@ def _check(graph: Graph, program: Program) -> None:
         for name, type_, result in zip(node.results, stated, results or [None] * len(stated), strict=True):
             if name is None or type_ is None:
                 continue
-            if results is not None and (not isinstance(result, Tensor) or _type_of(result) != type_):
-                what = _type_of(result) if isinstance(result, Tensor) else "no tensor"
+            if results is not None and (not isinstance(result, Tensor) or type_of(result) != type_):
+                what = type_of(result) if isinstance(result, Tensor) else "no tensor"
                 raise _misfit(node, f"{node.operator} gives {what}, and {name} is {type_}")
             held[name] = result if isinstance(result, Tensor) else _tensor(type_)
 
@@ -74,10 +75,6 @@ def _value(argument: Argument, held: Mapping[str, Tensor]) -> object:
 
 def _tensor(type_: TensorType) -> Tensor:
     return torch.empty(type_.shape, dtype=getattr(torch, type_.dtype), device=_META)
-
-
-def _type_of(tensor: Tensor) -> TensorType:
-    return TensorType(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
 
 
 def _misfit(node: Node, what: str) -> PefError:

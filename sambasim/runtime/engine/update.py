@@ -168,14 +168,9 @@ class Update:
         of_names = {name: shared[at::count] for at, name in enumerate(names, 1)}
         logged = {name: sum(values) / len(values) for name, values in of_names.items() if values}
         applied = norm is None or not self.optimizers.skips(norm)
-        exposed_s = 0.0
-        if self._waited_s:
-            exposed_s = sum(self._waited_s.values())
-            self._waited_s.clear()
-        waited_s: Mapping[str, float] = {}
-        if self._waited_in_passes_s:
-            waited_s = self._waited_in_passes_s.copy()
-            self._waited_in_passes_s.clear()
+        exposed_s, waited_s = sum(self._waited_s.values()), dict(self._waited_in_passes_s)
+        self._waited_s.clear()
+        self._waited_in_passes_s.clear()
         return Updated(shared[::count], logged, request, norm, exposed_s, hidden_s, began_ns, waited_s, applied)
 
     def _ended(self, unit: Unit) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sambasim.errors import InternalError, NumericsError
-from sambasim.ir.graph import Argument, Node, SectionKind
+from sambasim.ir.graph import Node, SectionKind, leaves
 from sambasim.ir.mesh import Mesh
 from sambasim.ir.program import LOSS_SCALE, Program
 from sambasim.ir.types import Symbol, SymbolKind
@@ -23,6 +23,7 @@ from sambasim.runtime.record.digests import UNWRITTEN
 from sambasim.runtime.run.replica import Replica
 from sambasim.runtime.values.memory import DeviceMemory
 from sambasim.runtime.watch.observer import StepObserver
+from sambasim.units import first_of
 
 _FINITE, _INFINITE, _NAN = range(3)
 _GIVEN = (SymbolKind.INPUT, SymbolKind.PARAMETER, SymbolKind.BUFFER, SymbolKind.CONSTANT)
@@ -55,12 +56,6 @@ def count(tensor: Tensor) -> Count:
     if is_integer or bool(tensor.isfinite().all()):
         return Count(0, 0, tensor.numel())
     return Count(int(tensor.isnan().sum()), int(tensor.isinf().sum()), tensor.numel())
-
-
-def _is_infinite(argument: Argument) -> bool:
-    if isinstance(argument, tuple):
-        return any(map(_is_infinite, argument))
-    return isinstance(argument, float) and math.isinf(argument)
 
 
 class _Origin(NamedTuple):
@@ -115,7 +110,8 @@ class Probe:
             ranges = [torch.aminmax(tensor.detach()) for tensor in tensors if tensor.numel()]
             least = min((float(bounds.min) for bounds in ranges), default=0.0)
             largest = max((float(bounds.max) for bounds in ranges), default=0.0)
-            meant = not made.nan and any(map(_is_infinite, (*node.args, *(value for _, value in node.kwargs))))
+            constants = (one for one in leaves((node.args, node.kwargs)) if isinstance(one, float))
+            meant = not made.nan and any(map(math.isinf, constants))
             self._origins[name] = _Origin(f"of operands from {least:.6g} to {largest:.6g}", meant)
 
     def _first(self, bad: Mapping[str, str]) -> str | None:
@@ -180,9 +176,10 @@ class Probe:
         if symbol.kind is SymbolKind.INPUT:
             values = self._memory.tensor(symbol.name)
             whole = values.isfinite().reshape(values.shape[0], -1).all(dim=1)
-            numbers = [number for number, finite in zip(self._samples(), whole.tolist(), strict=True) if not finite]
-            others = f" and {len(numbers) - _MOST_SAMPLES} more" if len(numbers) > _MOST_SAMPLES else ""
-            samples = f"sample{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers[:_MOST_SAMPLES]))}{others}"
+            numbers = [
+                str(number) for number, finite in zip(self._samples(), whole.tolist(), strict=True) if not finite
+            ]
+            samples = f"sample{'s' * (len(numbers) > 1)} {first_of(numbers, _MOST_SAMPLES)}"
             return NumericsError(
                 f"{ended}: the input {symbol.name} of the batch of {self._who} holds {nonfinite.word} ({samples}): "
                 f"{nonfinite}",

@@ -248,7 +248,7 @@ class Replica:
 
     @span(Track.HOST, "data", lambda self, micro_step: {"micro_step": micro_step})
     def _read(self, micro_step: int) -> Sequence[Batch]:
-        return [next(self._reader)] if self._batches == 1 else list(islice(self._reader, self._batches))
+        return list(islice(self._reader, self._batches))
 
     @span(
         Track.COPIES,

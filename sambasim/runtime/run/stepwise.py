@@ -321,8 +321,6 @@ class StepwiseReplica:
             for executor, start, update in starts
         ]
         of_ranks: list[dict[str, Tensor]] = [outputs for (outputs,) in run_together(passes, self._transports[0].hub)]
-        if len(of_ranks) == 1:
-            return of_ranks[0]
         return self._memory.joined(of_ranks, self._executors[0].input_gradients)
 
     def _begin_update(self, mode: Way) -> None:

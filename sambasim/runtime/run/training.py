@@ -23,8 +23,9 @@ from sambasim.records.metrics import StepRecord
 from sambasim.runtime.run.plan import Plan, Position, cycled_momentum, learning_rate_factor
 from sambasim.runtime.run.replica import Replica, arguments_in
 from sambasim.runtime.run.run_observer import RunObserver
-from sambasim.runtime.transports.in_process import Hub, finished, run_together
+from sambasim.runtime.transports.in_process import Hub, run_together
 from sambasim.runtime.watch.observer import StepObserver
+from sambasim.units import numbered
 
 MOST_NOTES = 5
 
@@ -104,17 +105,14 @@ class LossWatch:
 
 def _which(losses: Sequence[float]) -> str:
     """Which of `losses` are not finite: `nan on replica 1 of 4; inf on replicas 0 and 3 of 4`."""
-    replicas: dict[str, list[str]] = {}
+    replicas: dict[str, list[int]] = {}
     for replica, loss in enumerate(losses):
         if not math.isfinite(loss):
-            replicas.setdefault(str(loss), []).append(str(replica))
+            replicas.setdefault(str(loss), []).append(replica)
     if len(losses) == 1:
         return next(iter(replicas))
-    named = {
-        value: f"replicas {', '.join(numbers)} and {last}" if numbers else f"replica {last}"
-        for value, (*numbers, last) in replicas.items()
-    }
-    return "; ".join(f"{value} on {which} of {len(losses)}" for value, which in named.items())
+    named = ((value, numbered("replica", numbers)) for value, numbers in replicas.items())
+    return "; ".join(f"{value} on {which} of {len(losses)}" for value, which in named)
 
 
 _LARGEST = {"float16": 2.0**15}  # the largest power of two of a dtype, where it is small
@@ -242,7 +240,7 @@ class Trainer:
         scale = progress.loss_scale
         used = 1.0 if scale is None else scale.value
         steps = [replica.step(number, updates + 1, rate, used, self._request) for replica in self._replicas]
-        done = [finished(steps[0])] if len(steps) == 1 else run_together(steps, self._hub)
+        done = run_together(steps, self._hub)
         updated = done[0]
         if observer is not None:
             observer.step_ends(number, updated.norm)
@@ -251,17 +249,12 @@ class Trainer:
         loss = sum(updated.losses) / len(updated.losses)
         totals.model_s += (done[-1].began_ns - began_ns) / 1e9
         # The replicas of one process communicate one after another.
-        exposed_s, hidden_s, waited_s = updated.exposed_s, updated.hidden_s, dict(updated.waited_s)
-        for other in done[1:]:
-            exposed_s += other.exposed_s
-            hidden_s += other.hidden_s
-            for axis, seconds in other.waited_s.items():
-                waited_s[axis] = waited_s.get(axis, 0.0) + seconds
-        if waited_s:
-            totals.model_s -= sum(waited_s.values())
-            exposed_s += waited_s.pop(DATA_PARALLEL, 0.0)  # of ZeRO 2 and 3
-            for axis, seconds in waited_s.items():
-                totals.waited_s[axis] = totals.waited_s.get(axis, 0.0) + seconds
+        exposed_s, hidden_s = sum(one.exposed_s for one in done), sum(one.hidden_s for one in done)
+        waited_s = {axis: sum(one.waited_s.get(axis, 0.0) for one in done) for each in done for axis in each.waited_s}
+        totals.model_s -= sum(waited_s.values())
+        exposed_s += waited_s.pop(DATA_PARALLEL, 0.0)  # of ZeRO 2 and 3
+        for axis, seconds in waited_s.items():
+            totals.waited_s[axis] = totals.waited_s.get(axis, 0.0) + seconds
         totals.steps += 1
         progress.skipped_steps += not updated.applied
         totals.training_s += step_s

@@ -21,6 +21,7 @@ from sambasim.ir.program import ParameterGroup, Program
 from sambasim.ir.types import DTYPE_BYTES, Cut, Slice, SymbolKind, TensorType, cut, cut_at
 from sambasim.pef.archive import bytes_of
 from sambasim.runtime.machine.node_memory import ByteArray, freeing, private_storage
+from sambasim.units import first_of
 
 Tensors: TypeAlias = Mapping[str, Tensor]
 
@@ -89,25 +90,20 @@ def fitting(tensors: Tensors, program: Program, source: str) -> Tensors:
     missing = [symbol.torch_names[0] for symbol in wanted if not there[symbol.name]]
     unknown = [name for name in tensors if name not in names]
     if missing or unknown:
-        raise misfit(f"missing {_some_of(missing)}; not in the model {_some_of(unknown)}")
+        raise misfit(f"missing {first_of(missing) or 'nothing'}; not in the model {first_of(unknown) or 'nothing'}")
     for first, *tied in there.values():
         for name in tied:
             if tensors[name] is not tensors[first] and bytes_of(tensors[name]) != bytes_of(tensors[first]):
                 raise misfit(f"{first} and {name} are one tensor of the model, and differ there")
     loaded = {symbol: tensors[names_there[0]] for symbol, names_there in there.items()}
-    types = [(symbol.torch_names[0], _type_of(loaded[symbol.name]), str(symbol.whole)) for symbol in wanted]
+    types = [(symbol.torch_names[0], type_of(loaded[symbol.name]), symbol.whole) for symbol in wanted]
     if other := [f"{name} is {type_} and not {expected}" for name, type_, expected in types if type_ != expected]:
-        raise misfit(_some_of(other))
+        raise misfit(first_of(other))
     return loaded
 
 
-def _type_of(tensor: Tensor) -> str:
-    """As `TensorType` writes it."""
-    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
-
-
-def _some_of(names: list[str]) -> str:
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "") or "nothing"
+def type_of(tensor: Tensor) -> TensorType:
+    return TensorType(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
 
 
 class State(NamedTuple):

@@ -24,7 +24,7 @@ from sambasim.samba.checks.watched import BOUNDS, watch
 from sambasim.samba.device import Machine
 from sambasim.samba.process import Code, is_called_by_app
 from sambasim.samba.request import Optimizer
-from sambasim.units import counted
+from sambasim.units import counted, first_of
 
 _OPTIONS = ("lr", "momentum", "dampening", "weight_decay", "nesterov", "betas", "eps", "max_grad_norm")
 ON_DEVICE = "on_device"
@@ -113,10 +113,8 @@ class HostOptions:
     def _remedy(self, name: str, now: Sequence[Group]) -> str:
         """How to send hyperparameter `name` to the device."""
         values = [group.get(name) for group in now]
-        optimizers = self._machine.program.optimizers
-        arguments = {argument.name for argument in self._machine.program.runtime_arguments}
-        is_taken = any(f"{optimizer.name}__{name}" in arguments for optimizer in optimizers)
-        if not is_taken or None in values:
+        taken = {argument.name.partition("__")[2] for argument in self._machine.program.runtime_arguments}
+        if name not in taken or None in values:
             return "set it where the optimizer is made, and compile the app again: the PEF has no other"
         if any(value != values[0] for value in values):
             return f"change {name} before trace_graph: hyperparam_dict sets one value for all parameter groups"
@@ -265,8 +263,8 @@ class Host:
     def _compare_requires_grad(self) -> None:
         now = {path: parameter.requires_grad for path, parameter in self._parameters()}
         if changed := [path for path, trains in now.items() if self._requires_grad.get(path, trains) != trains]:
-            first, more = changed[0], f" and {len(changed) - 1} more" if len(changed) > 1 else ""
-            what = f"requires_grad of {first}{more} is {now[first]} now, and still {not now[first]} on the device"
+            trains = now[changed[0]]
+            what = f"requires_grad of {first_of(changed, 1)} is {trains} now, and still {not trains} on the device"
             remedy = "set it where the model is made, and compile the app again: a PEF contains what is trained"
             self._report("AP05", "requires_grad", what, remedy)
 
