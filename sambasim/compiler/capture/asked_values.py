@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from sambasim.compiler.capture.explain import Obstacle, Occurrence, all_occurrences
-from sambasim.compiler.capture.recording import Recording, frames, line_of, mark_line, running_line, unmark_line
+from sambasim.compiler.capture.recording import Recording, frames, line_of, mark_line, running_line
 from sambasim.compiler.capture.trial import Attributes, with_values
 from sambasim.errors import CaptureError
 from sambasim.whose_code import is_library_file, is_package_file, is_users_file, torch_folder
@@ -127,6 +127,14 @@ class Asked(TorchFunctionMode):
             self._drawn[id(made)] = made, lambda: func(*(draw() for draw in draws), **kwargs)
 
 
+class LinesMarked(TorchFunctionMode):
+    """Marks what is traced with the user's line."""
+
+    def __torch_function__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
+        mark_line()
+        return func(*args, **(kwargs or {}))
+
+
 class Followed(TorchFunctionMode):
     """Around a trace of `step`: each question has the answer that was recorded, and an assertion says so. Tensors that
     are none of the model's are constants. Marks what is traced with the user's line."""
@@ -146,7 +154,7 @@ class Followed(TorchFunctionMode):
         self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if not self._is_running and torch._C._current_graph_task_id() < 0:  # torch prepares the trace
-            unmark_line()
+            mark_line(is_users=False)
             return func(*args, **(kwargs or {}))
         args, kwargs = _as_traced(func, args, kwargs or {})
         if any(type(leaf) in _UNTRACED for leaf in tree_leaves((args, kwargs))):

@@ -77,7 +77,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
         self.ops: list[Op] = []
         self.foreign: dict[str, Tensor] = {}  # by label what could be trained, and is none of the model's
         self.function, self.seeded = "", False
-        self.made_elements = self.made_bytes = 0
+        self.made_bytes = 0
         self._labels = {_storage(tensor): label for label, tensor in named.items() if is_dense(tensor)}
         self._known = len(self._labels)
         self._alive: list[object] = list(named.values())  # so that nothing else gets a storage that is gone
@@ -195,7 +195,6 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
         self._labels[_storage(tensor)] = f"%{len(self.ops)}.{len(self._labels) - self._known}"
         kept = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]  # torch's, untyped
         self._alive.append(kept)  # so that its address is not used again
-        self.made_elements += tensor.numel()
         self.made_bytes += tensor.untyped_storage().nbytes()
 
     def _save(self, tensor: Tensor) -> None:
@@ -300,15 +299,10 @@ def running_line(*, is_obstacle: bool = True) -> Line | None:
     return Line(outer.f_code.co_filename, outer.f_lineno, inside)
 
 
-def unmark_line() -> None:
-    """What is traced next has no line."""
+def mark_line(*, is_users: bool = True) -> None:
+    """What is traced next has the line that is running, or none where that is not the user's."""
     traceback.current_meta.pop("stack_trace", None)
-
-
-def mark_line() -> None:
-    """What is traced next has the line that is running."""
-    unmark_line()
-    if (frame := next(_users(), None)) is not None:
+    if is_users and (frame := next(_users(), None)) is not None:
         file, line, name = frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name
         code = linecache.getline(file, line).strip()
         traceback.current_meta["stack_trace"] = f'  File "{file}", line {line}, in {name}\n    {code}\n'

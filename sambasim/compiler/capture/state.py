@@ -28,8 +28,8 @@ from sambasim.compiler.capture.trial import PLAIN, Told, copying_data, generator
 from sambasim.errors import CaptureError, InternalError
 from sambasim.forks import Fork
 
-_MOST_ELEMENTS = 20_000_000
-"""Where a call makes more elements of tensors, it is repeated only if it has changed something."""
+_MOST_BYTES = 80_000_000
+"""Where a call makes more bytes of tensors, it is repeated only if it has changed something."""
 
 _MOST_PARAMETERS = 20_000_000  # A model that has more is captured before it is observed
 
@@ -63,7 +63,7 @@ def _writes(done: _Round) -> list[tuple[str, ...]]:
 
 
 def _is_large(done: _Round) -> bool:
-    return sum(call.recording.made_elements for call in done) > _MOST_ELEMENTS
+    return sum(call.recording.made_bytes for call in done) > _MOST_BYTES
 
 
 def _carries(fork: Fork[Any] | None) -> bool:

@@ -1,11 +1,11 @@
 """The model and its loss as one callable of plain tensors, `(inputs…) -> (loss, outputs…)`. Every output but the loss
 is detached: the backward starts from the loss alone. Losses have names, or are the user's."""
 
-import inspect
 import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import Any, NamedTuple, TypeAlias
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
 
-from sambasim.compiler.capture.arguments import left_to_run
+from sambasim.compiler.capture.arguments import left_to_run, parameters_of
 from sambasim.compiler.capture.recording import forward_line, user_line
 from sambasim.compiler.capture.results import by_position, check_one_loss, fields_of, is_in, named_loss, scalars_in
 from sambasim.compiler.capture.tensors import dtype_name
@@ -48,12 +48,8 @@ def named_losses(name: str, args: Mapping[str, object], *, counts: bool = False)
             loaded, args = loaded(**args), {}
         if not callable(loaded):
             raise ModelError(f"the loss {name} is not callable")
-        users: Callable[..., Tensor] = loaded
-
-        def of_users(result: object, *targets: object, **of_run: Tensor) -> Tensor:
-            return users(result, *targets, **args, **of_run)
-
-        vars(of_users)["of_user"] = users
+        of_users = partial(loaded, **args)  # no module, which would be one of the step
+        vars(of_users)["of_user"] = loaded
         return of_users, None
     if name not in NAMED_LOSSES:
         known = ", ".join(NAMED_LOSSES)
@@ -232,9 +228,8 @@ class Example(NamedTuple):
         names = [*self.inputs]
         called = self.arguments or by_place(model, range(len(names)))
         order = [*dict.fromkeys((*forward_parameters(model), *called))]
-        defaults = {name: one.default for name, one in inspect.signature(model.forward).parameters.items()}
-        empty = inspect.Parameter.empty
-        constants = {name: one for name, one in defaults.items() if name not in called and one is not empty}
+        left = (one for one in parameters_of(model) if one.name not in called and one.default is not one.empty)
+        constants = {one.name: one.default for one in left}
         inputs: list[tuple[int, int, str]] = []
         for top, value in called.items():
             for path, at in flat(value, top):
@@ -351,9 +346,7 @@ def loss_in(outputs: Sequence[Tensor]) -> Tensor:
 
 
 def forward_parameters(model: nn.Module) -> tuple[str, ...]:
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    parameters = inspect.signature(model.forward).parameters.values()
-    return tuple(parameter.name for parameter in parameters if parameter.kind in kinds)
+    return tuple(one.name for one in parameters_of(model) if one.kind is not one.KEYWORD_ONLY)
 
 
 def by_place(model: nn.Module, values: Iterable[Any], skipped: Collection[str] = ()) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter, ne
-from traceback import format_stack
 from typing import Any
 
 import torch
@@ -21,11 +20,10 @@ from torch.fx import traceback
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from sambasim.compiler.capture.as_eager import drop_as_eager, kernels_of_eager, plain_operators, strided_in_order
-from sambasim.compiler.capture.asked_values import Asked, Followed, modes_reach_inside
+from sambasim.compiler.capture.asked_values import Asked, Followed, LinesMarked, modes_reach_inside
 from sambasim.compiler.capture.explain import SHAPE, tracer_error
 from sambasim.compiler.capture.recording import source_line
 from sambasim.compiler.capture.tensors import Widened, order_to_restore
@@ -207,7 +205,7 @@ def capture_update(update: Any, regions: Sequence[str], numbers: Sequence[str]) 
     env = ShapeEnv()
 
     def call(tensors: list[Tensor], values: list[torch.SymFloat]) -> None:
-        with _LinesNoted():
+        with LinesMarked():
             update(*tensors, **dict(zip(numbers, values, strict=True)))
 
     with _tracing("update of the optimizer"), FakeTensorMode(shape_env=env), traceback.preserve_node_meta():
@@ -222,14 +220,6 @@ def capture_update(update: Any, regions: Sequence[str], numbers: Sequence[str]) 
     for node in writes:
         graph.erase_node(node)
     return CapturedGraph(graph, roles, outputs, {})
-
-
-class _LinesNoted(TorchFunctionMode):
-    """Within it, the nodes of a trace have the line that calls a function of torch."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        traceback.current_meta["stack_trace"] = "".join(format_stack())
-        return func(*args, **(kwargs or {}))
 
 
 @contextlib.contextmanager
