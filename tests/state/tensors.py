@@ -96,6 +96,34 @@ case data_of_a_buffer_changed: EQUAL, given(mean=lambda: torch.zeros(4)), whole=
     net.mean.data.mul_(0.9).add_(h.data.mean(0), alpha=0.1)
     return h - net.mean
 
+# Tensors share the memory that `.data =` gives; a graph copies it.
+SHARED: dict[str, Any] = {"says": ("a.data.copy_(b) for a.data = b",)}
+case data_given_and_then_changed: REFUSED, LAST, **SHARED
+    t = h.detach().mean(0)
+    net.last.data = t
+    t.mul_(2)  # here
+    return h + net.last
+case data_given_to_two: REFUSED, given(last=lambda: torch.zeros(4), other=lambda: torch.zeros(4)), **SHARED, whole=True
+    net.last.data = net.other.data = h.detach().mean(0)
+    net.other.mul_(2)  # here
+    return h + net.last
+case data_of_what_has_a_view: REFUSED, LAST, **SHARED, whole=True
+    before = net.last.detach()
+    net.last.data = h.detach().mean(0)
+    return h + net.last - before  # here
+case data_of_an_activation_that_has_a_view: REFUSED, **SHARED, whole=True
+    v = h * 1
+    before = v.detach()
+    v.data = v.data * 3
+    return v + before  # here
+case data_given_twice: EQUAL, LAST, whole=True
+    for _ in range(2):
+        t = net.last * 0.9 + h.detach().mean(0)
+        net.last.data = t
+    net.last.data = t.clone()
+    net.last.mul_(0.5)
+    return h + net.last
+
 # Frozen parameters that forward() changes.
 def _with_teacher(net):
     net.teacher = copy.deepcopy(net.b).requires_grad_(False)

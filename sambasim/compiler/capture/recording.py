@@ -82,6 +82,9 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
         self._known = len(self._labels)
         self._alive: list[object] = list(named.values())  # so that nothing else gets a storage that is gone
         self._saved: dict[int, tuple[Tensor, Tensor]] = {}
+        self._holders = {storage: _holders(storage) for storage in self._labels}
+        self._given: dict[int, set[int]] = {}  # by memory that `.data =` has given away, what is a copy of it here
+        self._left: set[int] = set()  # memory that a tensor had before
         buffers = {label: tensor for label, tensor in named.items() if label.startswith("buffer ")}
         self._made_of = {_storage(tensor): frozenset({label}) for label, tensor in buffers.items()}
         self._generator = _random_state()
@@ -118,9 +121,30 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
         return made
 
     def is_kept(self, tensor: Tensor, value: Tensor) -> bool:
-        """Whether to give a buffer the memory of `value` is to copy it, as the call has made that."""
+        """Whether to give a buffer the memory of `value` is to copy it, as the call has made that, and no view of the
+        buffer."""
         is_state = self.label(tensor).startswith("buffer ") and self.label(value).startswith("%")
-        return is_state and (tensor.shape, tensor.dtype) == (value.shape, value.dtype)
+        fits = is_state and (tensor.shape, tensor.dtype) == (value.shape, value.dtype)
+        own, given = _storage(tensor), _storage(value)
+        is_kept = fits and _holders(own) == self._holders[own] + (own in self._saved)
+        for one in (tensor, value):  # as in `_make`
+            self._alive.append(StorageWeakRef(one.untyped_storage()))  # type: ignore[no-untyped-call]
+        for kept in self._given.values():
+            kept.discard(own)
+        self._given.setdefault(given, set()).update({own} if is_kept else ())
+        self._left.update(() if is_kept or own == given else {own})
+        return is_kept
+
+    def _is_lost(self, read: Iterable[Tensor], changed: Iterable[Tensor], source: object) -> bool:
+        """Whether it shows that `.data =` makes tensors share their memory, where a graph copies it. `source`: what a
+        copy reads."""
+        given, was = self._given, _storage(source) if is_dense(source) else 0
+        for own in map(_storage, filter(is_dense, changed)):
+            if own in given and (given[own] or _holders(own) > 1):
+                return True
+            if any(own in kept and one != was and (len(kept) > 1 or _holders(one)) for one, kept in given.items()):
+                return True
+        return not self._left.isdisjoint(map(_storage, filter(is_dense, read)))
 
     def has_changed(self, value: object) -> bool:
         return is_dense(value) and _storage(value) in self._saved
@@ -156,7 +180,12 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
         leaves = tree_leaves((args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         text = f"{func} {[self.form(leaf) if isinstance(leaf, Tensor) else _text(leaf) for leaf in leaves]}"
-        writes = [tensor for tensor in written(func, args, kwargs) if not self.label(tensor).startswith("%")]
+        changed, in_forward = [*written(func, args, kwargs)], torch._C._current_graph_task_id() < 0
+        if self._given and in_forward and self._is_lost(tensors, changed, args[1] if len(args) > 1 else None):
+            what = "memory that tensors share since one was assigned to .data of another, or that this one had before"
+            remedy = "copy: a.data.copy_(b) for a.data = b; and, to keep what a was, old = a.detach().clone() before"
+            raise CaptureError(f"{what}, is used", where=str(running_line() or ""), remedy=remedy)
+        writes = [tensor for tensor in changed if not self.label(tensor).startswith("%")]
         for tensor in writes:
             self._save(tensor)
         draws_from = any(isinstance(leaf, torch.Generator) and leaf is not torch.default_generator for leaf in leaves)
@@ -164,7 +193,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
         if is_random:
             self.check_generator()
         late, before = "", list[Tensor]()
-        if writes and torch._C._current_graph_task_id() >= 0:  # a backward does so, or recomputes a forward
+        if writes and not in_forward:  # a backward does so, or recomputes a forward
             late = "recomputed " if _is_again() else "late "
             if _is_again():
                 before = [tensor.detach().clone() for tensor in writes if not isinstance(tensor, FakeTensor)]
@@ -250,6 +279,11 @@ def is_named(label: str) -> bool:
 
 def _storage(tensor: Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
+
+
+def _holders(storage: int) -> int:
+    """How many tensors have it."""
+    return torch._C._storage_Use_Count(storage)
 
 
 def _text(value: object) -> str:
