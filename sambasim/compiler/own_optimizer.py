@@ -21,6 +21,7 @@ from sambasim.errors import CaptureError, OperatorError, OptionError
 from sambasim.ir.graph import Graph, Output, Section, SectionKind, with_sections
 from sambasim.ir.operators import ELEMENTWISE
 from sambasim.ir.program import AVERAGE, MASTER, STEP
+from sambasim.ir.types import PART
 from sambasim.optimizers import FORM_OF_OWN, OWN
 from sambasim.options.training import BOUNDS, OptimizerOptions
 
@@ -69,19 +70,24 @@ def _captured(function: OwnUpdate, target: str) -> tuple[Mapping[str, float], Gr
         remedy = f"write {FORM_OF_OWN}; beside {STEP}, each keyword has a number by default"
         raise OptionError(f"the optimizer {target} has other arguments", where=line, remedy=remedy)
     try:
-        captured = capture_update(function, ("parameter", "gradient", *by_place[2:]), tuple(numbers))
+        regions = "parameter", "gradient", *by_place[2:]
+        captured = capture_update(function, regions, tuple(numbers), PART.shape)
     except CaptureError as error:
         error.where = error.where or line
         if "branch" in error.what:
             error.what += ", or of a number that is not known before a run"
             error.remedy = (
-                "for if write torch.where, for min torch.sym_min, for max torch.sym_max, for math.sqrt x**0.5"
+                "for if write torch.where, for min torch.sym_min, for max torch.sym_max, for math.sqrt x**0.5, "
+                "for sub_(y, alpha=x) add_(y, alpha=-x)"
             )
         raise
     for node in captured.graph.nodes:
         if (operator := str(node.target)).startswith("aten.") and operator not in ELEMENTWISE | ALIASES:
             remedy = "an update runs on slices of many parameters: without sums, norms, products of matrices, .item()"
             raise OperatorError(f"{operator} is not element-wise", where=str(source_line(node) or line), remedy=remedy)
+    if str(captured.graph) != str(capture_update(function, regions, tuple(numbers), (3, 5)).graph):
+        what = f"the optimizer {target} depends on the shape of a tensor, or on what earlier calls have left in Python"
+        raise OptionError(what, where=line, remedy="give groups of parameters other numbers, and count by states")
     translation = Translation(captured, name, {name: role.name for name, role in captured.inputs.items()})
     written = zip(translation.outputs, (role.name for _, role in captured.outputs), strict=True)
     outputs = tuple(Output(value, region) for value, region in written if region != "gradient")

@@ -1,6 +1,7 @@
 """Optimizers of the user's own: functions that are captured, beside the same functions in an eager loop."""
 
 import inspect
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -137,6 +138,9 @@ def test_replicas_train_two_groups_to_the_bits_of_an_eager_loop(function: Update
     assert all(torch.equal(found[name], wanted) for name, wanted in _eager(function).items())
 
 
+COUNTED = itertools.count(1)
+
+
 # fmt: off
 def branches(p, g, *, lr=1e-3): p.add_(g) if lr > 0 else None  # type: ignore[no-untyped-def]
 def roots(p, g, *, lr=1e-3): p.add_(g, alpha=math.sqrt(lr))  # type: ignore[no-untyped-def]
@@ -145,6 +149,10 @@ def items(p, g, *, lr=1e-3): p.add_(g.max().item())  # type: ignore[no-untyped-d
 def views(p, g, *, lr=1e-3): p.add_(g.view(8, 8).t().reshape(-1))  # type: ignore[no-untyped-def]
 def draws(p, g, *, lr=1e-3): p.add_(torch.randn_like(g), alpha=lr)  # type: ignore[no-untyped-def]
 def returns(p, g, *, lr=1e-3): return p - lr * g  # type: ignore[no-untyped-def]
+def alphas(p, g, *, lr=1e-3): p.sub_(g, alpha=lr)  # type: ignore[no-untyped-def]
+def sizes(p, g, *, lr=1e-3): p.add_(g / p.numel() ** 0.5)  # type: ignore[no-untyped-def]
+def matrices(p, g, *, lr=1e-3): p.add_(g * 2 if p.ndim > 1 else g)  # type: ignore[no-untyped-def]
+def calls(p, g, *, lr=1e-3): p.add_(g / next(COUNTED))  # type: ignore[no-untyped-def]
 def no_rate(p, g, *, beta=0.9): p.sub_(g)  # type: ignore[no-untyped-def]
 def no_default(p, g, *, lr): p.sub_(g, alpha=lr)  # type: ignore[no-untyped-def]
 def switch(p, g, *, lr=1e-3, nesterov=False): p.sub_(g, alpha=lr)  # type: ignore[no-untyped-def]
@@ -155,6 +163,8 @@ def others(p, g, *states, lr=1e-3): p.sub_(g, alpha=lr)  # type: ignore[no-untyp
 REFUSED: list[tuple[Update, type[SambasimError], str]] = [
     (branches, CaptureError, "a number that is not known before a run"),
     (roots, CaptureError, "a number that is not known before a run"),
+    (alphas, CaptureError, "a number that is not known before a run"),
+    *((one, OptionError, "depends on the shape of a tensor, or on what earlier") for one in (sizes, matrices, calls)),
     (norms, CaptureError, "aten.linalg_vector_norm.default is not element-wise"),
     (items, CaptureError, "aten.max.default is not element-wise"),
     (views, CaptureError, "aten.view_copy.default is not element-wise"),
@@ -218,6 +228,7 @@ def test_a_foreign_update_is_verified(program: Program) -> None:
         (19, changed("aten.neg.default", ref, writes="elsewhere")),
         (19, changed("number.pow", Ref("lr"), 10**9)),
         (19, changed("number.neg", ref)),
+        (19, replace(optimizer, update=replace(optimizer.update, outputs=()))),
         (19, replace(optimizer, update=replace(optimizer.update, inputs=("parameter", "beta9")))),
         (19, replace(optimizer, update=None)),
     ]

@@ -27,10 +27,9 @@ from sambasim.compiler.capture.asked_values import Asked, Followed, LinesMarked,
 from sambasim.compiler.capture.explain import SHAPE, tracer_error
 from sambasim.compiler.capture.recording import source_line
 from sambasim.compiler.capture.tensors import Widened, order_to_restore
-from sambasim.compiler.capture.trial import nothing_lost, tied_once, tracing, trial, with_values
+from sambasim.compiler.capture.trial import nothing_lost, quiet, tied_once, tracing, trial, with_values
 from sambasim.compiler.names import UniqueNames
 from sambasim.errors import CaptureError
-from sambasim.ir.types import PART
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,17 +198,17 @@ def _role(description: object, frozen: Set[str] = frozenset()) -> Role:
     raise CaptureError(what, remedy=remedy)
 
 
-def capture_update(update: Any, regions: Sequence[str], numbers: Sequence[str]) -> CapturedGraph:
-    """The graph of `update`, which takes flat tensors for `regions` by position, and changes them, and `numbers` by
-    keyword. Its outputs have the names of the regions that it changes."""
+def capture_update(update: Any, regions: Sequence[str], numbers: Sequence[str], shape: Sequence[int]) -> CapturedGraph:
+    """The graph of `update`, which takes tensors of `shape` for `regions` by position, and changes them, and `numbers`
+    by keyword. Its outputs have the names of the regions that it changes."""
     env = ShapeEnv()
 
     def call(tensors: list[Tensor], values: list[torch.SymFloat]) -> None:
         with LinesMarked():
             update(*tensors, **dict(zip(numbers, values, strict=True)))
 
-    with _tracing("update of the optimizer"), FakeTensorMode(shape_env=env), traceback.preserve_node_meta():
-        tensors = [torch.empty(PART.shape, dtype=torch.float32) for _ in regions]
+    with _tracing("update of the optimizer"), quiet(), FakeTensorMode(shape_env=env), traceback.preserve_node_meta():
+        tensors = [torch.empty(shape, dtype=torch.float32) for _ in regions]
         values = [env.create_unbacked_symfloat() for _ in numbers]
         env.pending_fresh_unbacked_symbols.clear()  # they are inputs, and no operator's results
         graph = make_fx(functionalize(call, remove="mutations_and_views"))(tensors, values).graph

@@ -1,5 +1,6 @@
 """Operators and constants of torch by their names in a PEF, and calls of them: the update of an optimizer."""
 
+import math
 import operator
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -51,9 +52,8 @@ def plain_argument(argument: Argument) -> object:
 
 
 _ON_NUMBERS: Mapping[str, Callable[..., Any]] = {
-    "number.sym_min": min,
-    "number.sym_max": max,
     **{name: getattr(operator, name[7:]) for name in NUMBERS if "sym" not in name},
+    **{"number.sym_min": min, "number.sym_max": max, "number.pow": math.pow},  # whose results are no complex numbers
 }
 
 
@@ -85,7 +85,7 @@ def _own_update(graph: Graph) -> Written:
             try:
                 named = {name: read(held) for name, read in keywords.items()}
                 held[node.results[0]] = function(*(read(held) for read in arguments), **named)
-            except (ArithmeticError, RuntimeError, TypeError) as error:
+            except (ArithmeticError, RuntimeError, TypeError, ValueError) as error:
                 what = f"the update of the optimizer {graph.name} failed: {type(error).__name__}: {error}"
                 raise OptionError(what, where=str(node.source or node.name), remedy="other hyperparameters") from error
             for name in last:
