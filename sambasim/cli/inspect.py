@@ -49,7 +49,7 @@ def inspect_command(
     program = document.program
     if as_graph:
         every = [(graph, one.program.symbols) for one in document.graphs.values() for graph in one.program.graphs]
-        every += [(one.update, {}) for of in document.graphs.values() for one in of.program.optimizers if one.update]
+        every += [(update, {}) for one in document.graphs.values() for update in one.program.updates]
         return say("\n".join(format_graph(*pair) for pair in every).removesuffix("\n"))
     if as_schedule and program.schedule is None:
         what = f"{program.name} is no pipeline, so it has no schedule"

@@ -186,7 +186,7 @@ def assemble(
     notices: list[str] = []
     program = run_pipeline(built.program, pipeline(options, updates, model, notices.append), watch.begin)
     watch.begin("write the PEF")
-    facts = {**(metadata or {}), **digests_of_model(built.program, built.weights)}
+    facts = {**(metadata or {}), **digests_of_model(built.program, built.weights, program.updates)}
     facts[SOURCES] = record(program, source_files(model), options.model.target or "")
     facts |= {"sambasim": __version__, "torch": torch.__version__, "model_repr": repr(model)}
     sizes = sorted({module.hidden_size for module in model.modules() if isinstance(module, nn.GRU)})

@@ -174,6 +174,11 @@ class Program:
         return 0 if self.loss is None else 2 if self.count is not None and not self.per_sample_loss else 1
 
     @property
+    def updates(self) -> tuple[Graph, ...]:
+        """Those of the user's own optimizers."""
+        return tuple(optimizer.update for optimizer in self.optimizers if optimizer.update is not None)
+
+    @property
     def exchanged(self) -> int:
         """How many numbers a replica tells the others in a step: the loss, and what is logged beside it."""
         return 1 + len(self.logged)

@@ -34,6 +34,7 @@ memory; a PEF is always at that last stage.
     18  an argument is one number, int64 or float32
     19  an optimizer of the user's own, and no other, has an update: element-wise operators on parts of its regions, and
         arithmetic of hyperparameters and the number of the step, which give the parameter and states
+    20  all optimizers keep averages or none does; that of a buffer is a buffer like it, of at least 32 bits
 """
 
 from collections import Counter
@@ -47,7 +48,7 @@ from sambasim.ir import verify_training as steps
 from sambasim.ir.dataflow import groups_of
 from sambasim.ir.graph import TORCH_CONSTANTS, Graph, Node, TorchConstant, leaves
 from sambasim.ir.operators import ELEMENTWISE, NUMBERS, OPERATORS, OperatorKind
-from sambasim.ir.program import AVERAGE, MASTER, STEP, ParameterGroup, Program
+from sambasim.ir.program import AVERAGE, EMA_PREFIX, MASTER, STEP, ParameterGroup, Program, dtype_of_average
 from sambasim.ir.ranks import symbols_of_ranks
 from sambasim.ir.types import (
     ALIGNMENT_BYTES,
@@ -96,8 +97,7 @@ def _types(program: Program) -> None:
         require(batched, 14, f"{name} is {symbol.type}, but the batch size is {program.batch_size}")
         is_number = not shape and symbol.type.dtype in ("int64", "float32")
         require(is_number or symbol.kind is not SymbolKind.ARGUMENT, 18, f"the argument {name} is {symbol.type}")
-    updates = [optimizer.update for optimizer in program.optimizers if optimizer.update is not None]
-    for name, type_ in (item for graph in (*program.graphs, *updates) for item in graph.values.items()):
+    for name, type_ in (item for graph in (*program.graphs, *program.updates) for item in graph.values.items()):
         _type(name, type_, VALUE_BYTES)
     require(0 <= program.device_bytes <= LARGEST_BYTES, 12, f"device memory of {program.device_bytes} bytes")
 
@@ -166,9 +166,16 @@ def _updates(program: Program) -> None:
                 of_numbers = of_numbers or node.operator not in NUMBERS
                 require(fits and of_numbers, 19, f"{node.name} of {its} is neither of parts nor of numbers")
             written = Counter(output.symbol for output in graph.outputs)
-            right = written.keys() <= regions - {"gradient"} and written["parameter"] == max(written.values()) == 1
+            right = written.keys() <= regions - {"gradient"} and {written["parameter"], *written.values()} == {1}
             right = right and all(graph.values.get(output.value) == PART for output in graph.outputs)
             require(right, 19, f"{its} writes {', '.join(written)}")
+    kept = {AVERAGE in optimizer.states for optimizer in program.optimizers}
+    averages = any(name.startswith(EMA_PREFIX) for name in arguments)
+    require(kept <= {averages}, 20, "averages that some optimizers do not keep, or that have no runtime arguments")
+    for name, average in program.buffer_averages.items():
+        of, symbol = program.symbols[name], program.symbols[average]
+        fits = symbol.type == TensorType(dtype_of_average(of.type.dtype), of.type.shape) and symbol.cuts == of.cuts
+        require(fits and of.kind is symbol.kind is SymbolKind.BUFFER, 20, f"{average} is {symbol.type} {symbol.kind}")
 
 
 _OF_PARTS = ("comm.shard", "comm.reduce_scatter", "comm.all_gather")

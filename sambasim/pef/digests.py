@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel, ConfigDict
 
 from sambasim.files import once
-from sambasim.ir.graph import Argument, Ref, SectionKind, leaves
+from sambasim.ir.graph import Argument, Graph, Ref, SectionKind, leaves
 from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.program import EMA_PREFIX, Program
 from sambasim.ir.types import SymbolKind
@@ -53,7 +53,8 @@ def part_digests(document: PefDocument) -> PartDigests:
         for argument in program["runtime_arguments"]
         if argument["name"].startswith(of_optimizers)
     }
-    graphs = filter(None, (program["training"], program["evaluation"], program["single"]))
+    updates = (optimizer["update"] for optimizer in program["optimizers"])
+    graphs = filter(None, (program["training"], program["evaluation"], program["single"], *updates))
     parts = {
         "source": [[node.pop("source") for node in graph["nodes"]] for graph in graphs],
         "weights": fields["weights_sha256"],
@@ -79,7 +80,7 @@ _PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 def record(program: Program, more: Iterable[str], target: str) -> str:
     """The digests of all files that `program` was captured from, and of `more`. `target` names the model."""
-    lines = (node.source for graph in program.graphs for node in graph.nodes)
+    lines = (node.source for graph in (*program.graphs, *program.updates) for node in graph.nodes)
     files = sorted({line.file for line in lines if line is not None} | set(more))
     digests = {file: _digest(path) for file in files if (path := _find(file, target)) is not None}
     return json.dumps({"python": _PYTHON} | {file: digest for file, digest in digests.items() if digest})
@@ -150,17 +151,20 @@ _OF_COUNTS = (
 """Operators whose integers may be sizes of the batch: shapes, and counts of samples."""
 
 
-def digests_of_model(captured: Program, weights: "Mapping[str, Tensor]") -> dict[str, str]:
+def digests_of_model(
+    captured: Program, weights: "Mapping[str, Tensor]", updates: Iterable[Graph] = ()
+) -> dict[str, str]:
     """`operators_sha256`: the operators of the forward, with their modules, all arguments but integers that may be
-    sizes of the batch, and the constants; equal for every batch size. `integers_sha256`: the integers that are left
-    out, which are equal for one batch size."""
+    sizes of the batch, the constants, and the user's own `updates`; equal for every batch size. `integers_sha256`: the
+    integers that are left out, which are equal for one batch size."""
     symbols = [captured.symbols[name] for name in captured.leading.inputs]
     constants = [
         (symbol.name, str(symbol.type), hashlib.sha256(bytes_of(weights[symbol.name])).hexdigest())
         for symbol in symbols
         if symbol.kind is SymbolKind.CONSTANT
     ]
-    operators, integers = [], []
+    operators: list[object] = [(node.operator, node.args, node.kwargs) for one in updates for node in one.nodes]
+    integers = []
     for node in captured.leading.nodes_of(SectionKind.FWD):
         arguments = (*node.args, *(value for _, value in node.kwargs))
         has_sizes = OPERATORS[node.operator].kind in _OF_SHAPES or node.operator in _OF_COUNTS

@@ -11,11 +11,12 @@ from torch import Tensor, nn
 import sambasim as ss
 from sambasim.compiler.capture.step import Example
 from sambasim.compiler.front import inputs_of
-from sambasim.errors import CaptureError, DataError, OptionError, SambasimError
+from sambasim.errors import CaptureError, DataError, OptionError, PefError, SambasimError
 from sambasim.options.base import build
 from sambasim.options.compile import CompileOptions
 from sambasim.options.run import RunOptions, resolve_run
 from sambasim.options.training import Sections
+from tests.pef.damage import change_fields
 from tests.support.compiled import compile_model, net_options
 
 BATCH, STEPS, WARMUP = 8, 6, 4
@@ -30,10 +31,10 @@ class Coder(nn.Module):
         torch.manual_seed(0)
         self.encode, self.decode = nn.Linear(4, 6), nn.Linear(3, 4)
 
-    def forward(self, x: Tensor, *, step: Tensor, beta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self, x: Tensor, *, step: Tensor, schedule_kl: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         mean, log = self.encode(x).chunk(2, 1)
         kl = (mean * mean + log.exp() - log - 1).mean()
-        return self.decode(mean), beta * kl, torch.where(step >= 3, mean.abs().mean(), 0.0)
+        return self.decode(mean), schedule_kl * kl, torch.where(step >= 3, mean.abs().mean(), 0.0)
 
 
 def loss_of(result: tuple[Tensor, Tensor, Tensor], target: Tensor, progress: Tensor, epoch: Tensor) -> Tensor:
@@ -48,7 +49,7 @@ def samples(count: int) -> tuple[Tensor, Tensor]:
 
 def value(model: nn.Module, batch: tuple[Tensor, Tensor], step: int, epoch: int, done: int) -> Tensor:
     beta = torch.tensor(0.5 + 0.5 * min(step / WARMUP, 1.0))
-    result = model(batch[0], step=torch.tensor(step), beta=beta)
+    result = model(batch[0], step=torch.tensor(step), schedule_kl=beta)
     return loss_of(result, batch[1], torch.tensor(done / STEPS), torch.tensor(epoch))
 
 
@@ -72,12 +73,12 @@ def pefs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ss.Pef]:
     made, folder = {}, tmp_path_factory.mktemp("arguments")
     for name, more in {"plain": {}, "pipeline": {"pipeline_stages": 2, "micro_batches": 2}}.items():
         given: dict[str, Any] = {"data_parallel": True, "output_folder": folder, "quiet": True, "check": 1, **more}
-        table: dict[str, Any] = {"optimizer": "sgd", "lr": 0.1, "arguments": {"beta": BETA}}
+        table: dict[str, Any] = {"optimizer": "sgd", "lr": 0.1, "arguments": {"schedule_kl": BETA}}
         made[name] = ss.compile(Coder(), samples(BATCH), loss=loss_of, name=name, **table, **given)
     return made
 
 
-def trained(pef: ss.Pef, data: object, **more: Any) -> ss.Run:
+def trained(pef: ss.Pef | Path, data: object, **more: Any) -> ss.Run:
     return ss.run(pef, data, **{"epochs": 2, "threads": 1, "quiet": True, "set": {"data.shuffle": False}, **more})
 
 
@@ -109,7 +110,7 @@ def test_steps_are_those_of_an_eager_loop(pefs: dict[str, ss.Pef], layout: str) 
         assert all(torch.equal(found.weights[name], one) for name, one in model.state_dict().items())
         predicted = ss.predict(pefs[name], held_out, weights=found, threads=1)
         with torch.no_grad():  # after the training: a warm-up is over, and counts of steps and epochs are not known
-            decoded, kl, _ = model(held_out[0], step=torch.tensor(0), beta=torch.tensor(1.0))
+            decoded, kl, _ = model(held_out[0], step=torch.tensor(0), schedule_kl=torch.tensor(1.0))
             after = (decoded - held_out[1]).square().mean() * 2 + kl
         assert predicted.loss == pytest.approx(float(after), rel=1e-5)
 
@@ -122,10 +123,18 @@ def test_a_resumed_run_has_the_same_bits_and_a_run_may_change_numbers(pefs: dict
     assert resumed.summary.weights_sha256 == whole.summary.weights_sha256
     with pytest.raises(SambasimError, match=r"exact.*training\.epochs"):
         trained(pefs["plain"], samples(BATCH * STEPS // 2), replicas=1, epochs=3, **rest)
-    other = {"data.shuffle": False, "arguments.beta.to": 3.0}
+    other = {"data.shuffle": False, "arguments.schedule_kl.to": 3.0}
     changed = trained(pefs["plain"], samples(BATCH * STEPS // 2), replicas=1, set=other)
     assert changed.losses[0] == whole.losses[0]
     assert changed.losses[2] > whole.losses[2]
+
+
+def test_arguments_of_another_type_are_refused(pefs: dict[str, ss.Pef], tmp_path: Path) -> None:
+    path = tmp_path / "other.pef"
+    path.write_bytes(pefs["plain"].path.read_bytes())
+    change_fields(path, lambda fields: fields["training_defaults"]["arguments"]["progress"].update(schedule="step"))
+    with pytest.raises(PefError, match="does not say what its argument progress is"):
+        trained(path, samples(BATCH), trust=True)
 
 
 def options(**tables: object) -> CompileOptions:

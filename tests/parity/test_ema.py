@@ -1,6 +1,7 @@
 """Averages of the weights: the bits of torch.optim.swa_utils, what evaluations take, and what is refused."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,11 @@ from torch.nn.functional import cross_entropy
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, get_swa_multi_avg_fn
 
 import sambasim as ss
-from sambasim.errors import OptionError
+from sambasim.errors import InvariantError, OptionError, PefError
+from sambasim.ir.types import TensorType
+from sambasim.ir.verify import _updates
 from sambasim.runtime.values.optimizers import weight_in_average
+from tests.pef.damage import change_fields
 
 STEPS, SAMPLES, CLASSES = 10, 16, 64
 Averaging = Callable[[Any, Any, Any], None]
@@ -81,6 +85,30 @@ def test_the_first_average_is_the_weights_and_a_warm_up_has_a_smaller_decay() ->
     numbers = {"decay": 0.9, "start": 2, "every": 3, "warmup": True}
     weights = [weight_in_average(step, numbers) for step in range(1, 9)]
     assert weights == [None, 1.0, None, None, 1 - 2 / 11, None, None, 1 - 3 / 12]
+
+
+def test_averages_are_verified_and_begin_at_a_later_step(tmp_path: Path) -> None:
+    (x, y), how = _data(), {"ema.decay": 0.9, "ema.start": 9, "ema.buffers": True}
+    given: dict[str, Any] = {"optimizer": "sgd", "output_folder": tmp_path, "quiet": True, "check": 0}
+    pef = ss.compile(_net(), (x[:SAMPLES], y[:SAMPLES]), loss="cross_entropy", set=how, **given)
+    program, name = pef.program, "sequential__1__running_mean$average"
+    (optimizer,), arguments = program.optimizers, [one for one in program.runtime_arguments if "ema" not in one.name]
+    narrow = replace(program.symbols[name], type=TensorType("float16", (64,)))
+    changes: list[dict[str, Any]] = [
+        {"optimizers": (optimizer, replace(optimizer, name="other", states=("momentum",)))},
+        {"runtime_arguments": tuple(arguments)},
+        {"symbols": {**program.symbols, name: narrow}},
+    ]
+    for change in changes:
+        with pytest.raises(InvariantError, match="20"):
+            _updates(replace(program, **change))
+    run: dict[str, Any] = {"checkpoint_dir": tmp_path / "c", "threads": 1, "quiet": True}
+    ss.run(pef, (x, y), steps=2, **run)
+    with pytest.raises(OptionError, match=r"ema\.start = 2, and the checkpoint, after 2 steps, has no averages"):
+        ss.run(pef, (x, y), steps=4, resume="newest", set={"ema.start": 2}, **run)
+    change_fields(pef.path, lambda fields: fields["training_defaults"].update(ema=None))
+    with pytest.raises(PefError, match="how its weights are averaged"):
+        ss.run(pef.path, (x, y), steps=1, threads=1, quiet=True, trust=True)
 
 
 def test_what_a_run_cannot_have_is_refused(tmp_path: Path) -> None:

@@ -204,7 +204,7 @@ def _options(saved: Manifest, now: Manifest) -> Iterator[Change]:
     after = leaves(now.options)
     ends = after.get("training.schedule.name") in WITH_END and after.get("training.schedule.total_steps") is None
     moving = (name for name, value in after.items() if name.endswith(".schedule") and value in ("progress", *WITH_END))
-    ends |= any(after[name.replace(".schedule", ".steps")] is None for name in moving)  # of arguments
+    ends |= any(after[f"{name.removesuffix('schedule')}steps"] is None for name in moving)  # of arguments
     for name, values in _differing(saved.options, now.options).items():
         is_harmless = name in _WITHOUT_EFFECT or (name in _LENGTH and not ends)
         yield Change(name, *values, alters_bits=not is_harmless and _alters_bits(name, saved, now))
@@ -331,10 +331,8 @@ def find(setup: Setup, samples: int) -> Resumption | None:
     options, communicator = setup.options.checkpoint, setup.communicator
     if options.resume is None:
         if options.dir is not None and (earlier := _in_folder(options.dir)):
-            raise OptionError(
-                f"{options.dir} holds checkpoints of an earlier run, the newest {earlier[0].name}",
-                remedy="add --resume to continue that run, or name another --checkpoint-dir",
-            )
+            what = f"{options.dir} holds checkpoints of an earlier run, the newest {earlier[0].name}"
+            raise OptionError(what, remedy="add --resume to continue that run, or name another --checkpoint-dir")
         if options.dir is not None:
             communicator.barrier()  # no rank writes before all have checked
         return None
@@ -343,15 +341,17 @@ def find(setup: Setup, samples: int) -> Resumption | None:
     # A folder holds one course of a run, because the checkpoints of two could not be distinguished.
     later = [path for path in _in_folder(options.dir) if folder.step_of(path) > step] if options.dir else []
     if later:
-        raise OptionError(
-            f"{options.dir} holds {len(later)} later checkpoints than that of step {step}, the last {later[0].name}",
-            remedy="name another --checkpoint-dir for the new course of the run, or move the later ones away",
-        )
+        what = f"{options.dir} holds {len(later)} later checkpoints than that of step {step}, the last {later[0].name}"
+        raise OptionError(what, remedy="name another --checkpoint-dir for the new course, or move the later ones away")
     if options.dir is not None:
         communicator.barrier()
     now = describe(setup, samples)
     differing = [*check_pef(saved, now, setup.path, where), *changes(saved, now)]
     check_epoch(saved, now, differing, where)
+    taken, was, ema = step - saved.progress.skipped_steps, leaves(saved.options).get("ema.start"), setup.resolved.ema
+    if ema is not None and isinstance(was, int) and ema.start <= taken < was:
+        what = f"ema.start = {ema.start}, and the checkpoint, after {taken} steps, has no averages"
+        raise OptionError(what, where=where, remedy=f"--set ema.start={taken + 1}, or more")
     if options.exact:
         check_exact(differing, where)
     notices = [*notices, f"resumes after step {step}, from {where}"]

@@ -272,8 +272,8 @@ def changed_buffers(program: Program) -> list[Symbol]:
 
 def arguments_in(memory: DeviceMemory, table: Mapping[str, ArgumentOptions]) -> list[tuple[Tensor, ArgumentOptions]]:
     """What a run gives: each tensor, and how its values follow from `table`. Raises PefError for one that it lacks."""
-    names = memory.program.names_of(SymbolKind.ARGUMENT)
-    if lacking := [name for name in names if name not in table]:
+    symbols, names = memory.program.symbols, memory.program.names_of(SymbolKind.ARGUMENT)
+    if lacking := [name for name in names if name not in table or table[name].dtype != symbols[name].type.dtype]:
         raise PefError(f"the PEF does not say what its argument {lacking[0]} is", remedy=COMPILE_AGAIN)
     return [(memory.tensor(name), table[name]) for name in names]
 

@@ -116,6 +116,8 @@ def set_up(path: Path, options: RunOptions, communicator: Communicator) -> Setup
     inventory = inventory_of(compiled, cluster=options.cluster)
     placement = place_replicas(inventory, [communicator.node_of[rank] for rank in roles.workers], count)
     of_rank = mesh.coordinate(ranks[0], DATA_PARALLEL)
+    if (resolved.ema is None) == bool(program.averages):
+        raise PefError("the PEF does not say how its weights are averaged", remedy=COMPILE_AGAIN)
     arguments = bind_arguments(program, resolved.optimizer, shards, of_rank, resolved.training.seed, resolved.ema)
     return Setup(
         path=path,
