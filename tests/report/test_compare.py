@@ -132,6 +132,9 @@ def test_the_first_loss_that_differs_is_named_and_times_are_not_compared() -> No
     assert not found.equal
     assert found.verdict == "they first differ at step 2: loss 2.0 and 2.5, 2.0e-01 apart"
     assert [(row.step, row.a, row.b) for row in found.losses] == [(2, 2.0, 2.5), (3, 1.0, None)]
+    also = records(3.0)
+    also.steps[0].logged["ce"] = 1.5
+    assert compared_metrics(records(3.0), also).verdict == "they first differ at step 1: logged ce None and 1.5"
     summary = a_run_with_metrics().summary
     assert summary is not None
     other = summary.model_copy(update={"threads": 7, "weights_sha256": "0" * 64})

@@ -175,8 +175,8 @@ def compare_metrics(a: tuple[str, RunRecords], b: tuple[str, RunRecords], asked:
     ours, theirs = ({line.step: line for line in records.steps} for records in kept)
     common = [step for step in ours if step in theirs]
     told = [{step: _numbers(run[step], "loss", "lr", "grad_norm") for step in common} for run in (ours, theirs)]
-    names = ((step, name) for step in common for name in told[0][step] if name in told[1][step])
-    differences = (_step_difference(step, name, *(run[step][name] for run in told)) for step, name in names)
+    names = ((step, name) for step in common for name in told[0][step] | told[1][step])
+    differences = (_step_difference(step, name, *(run[step].get(name) for run in told)) for step, name in names)
     first = next(filter(None, differences), None)
     summaries = [records.summary for records in runs]
     facts = differing_facts(*map(deciding_facts, filter(None, summaries))) if all(summaries) else []
