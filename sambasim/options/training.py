@@ -217,8 +217,9 @@ class UpdateOptions(OptimizerFields, Options):
     def problems(self) -> Iterator[Problem]:
         defaults, takes = () if self.is_own else OPTIMIZERS[self.name].defaults, self._takes
         for name, number in (self.args or {}).items():
-            if type(number) not in (int, float):
-                yield Problem(f"args.{name}", "must be a number", given=number)
+            if name in takes or type(number) not in (int, float):
+                what = f"is the option {name} of the optimizer" if name in takes else "must be a number"
+                yield Problem(f"args.{name}", what, given=number)
         for field in UpdateOptions.model_fields:
             value = getattr(self, field)
             if field not in (*_OF_ALL, "name", *takes) and value is not None:

@@ -195,7 +195,8 @@ def test_hyperparameters_and_objects_that_there_are_not_are_refused(tmp_path: Pa
     model = _net()
     rows: list[tuple[Any, dict[str, Any], str]] = [
         (signs, {"momentum": 0.5}, "is not for .*:signs, which takes lr, weight_decay, args"),
-        (signs, {"set": {"optimizer.args.lr": "x"}}, "must be a number"),
+        (signs, {"set": {"optimizer.args.beta": "x"}}, "must be a number"),
+        (signs, {"set": {"optimizer.args.lr": 0.5}}, "is the option lr of the optimizer"),
         ("adamw", {"set": {"optimizer.args.lr": 0.5}}, "args.*is not for adamw"),
         ("no.such:thing", {}, "there is no module no"),
         (Mine(model.parameters()), {}, "step of torch.optim.AdamW is not torch's"),
