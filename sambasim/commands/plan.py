@@ -257,6 +257,7 @@ def beyond_deepspeed(options: CompileOptions) -> Iterator[str]:
             optimizer is not None and bool(optimizer.all_groups()),
         "an optimizer of your own, which the script must make":
             optimizer is not None and optimizer.is_own,
+        "averages of the weights, which the script must make": options.ema is not None,
         "max_grad_value":
             optimizer is not None and optimizer.max_grad_value is not None,
         "amsgrad and maximize of Adam":

@@ -215,8 +215,8 @@ def test_micro_batches_are_written_as_accumulation_steps_and_what_cannot_be_writ
     assert list(written.values())[:3] == [4 * 24 * 2, 4, 24], "of all, of one micro-batch, steps"
     overrides = ["training.schedule.name=constant", "training.schedule.warmup_steps=0"]
     assert list(beyond_deepspeed(compile_options(None, None, overrides, {}))) == []
-    flags = {"dtype": "bf16", "pipeline_stages": 2, "micro_batches": 2, "recompute": "full"}
+    flags = {"dtype": "bf16", "pipeline_stages": 2, "micro_batches": 2, "recompute": "full", "ema": 0.9}
     assert [line.partition(":")[0] for line in beyond_deepspeed(compile_options(None, None, overrides, flags))] == [
         "bf16 without master weights", "a pipeline of 2 stages, which the script must make",
-        "recomputation (full), which the model must ask for",
+        "averages of the weights, which the script must make", "recomputation (full), which the model must ask for",
     ]  # fmt: skip
