@@ -23,6 +23,7 @@ from sambasim.ir.types import PART
 from sambasim.ir.verify import verify
 from sambasim.optimizers import FORM_OF_OWN
 from sambasim.options.training import OptimizerOptions
+from sambasim.pef.digests import digests_of_model
 from sambasim.runtime.values.operators import entry_of
 from tests.support.whole import whole_case
 
@@ -236,3 +237,9 @@ def test_a_foreign_update_is_verified(program: Program) -> None:
     for number, one in bad:
         with pytest.raises(InvariantError, match=rf"\b{number}\b"):
             verify(replace(program, optimizers=(one,)))
+
+
+def test_another_update_makes_another_model(program: Program) -> None:
+    (update,) = program.updates
+    others = (), (update,), (replace(update, nodes=update.nodes[1:]),)
+    assert len({digests_of_model(program, {}, updates)["operators_sha256"] for updates in others}) == 3
