@@ -18,7 +18,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from sambasim.commands.proof.played import Batch, Played, seed_of
 from sambasim.compiler.capture.asked_values import modes_reach_inside
-from sambasim.compiler.capture.recording import Recording, digest_of, is_dense, line_of
+from sambasim.compiler.capture.recording import Recording, digest_of, line_of
+from sambasim.compiler.capture.sharing import is_dense
 from sambasim.compiler.capture.step import Example, Loss, Losses, both_steps
 from sambasim.compiler.capture.tensors import Widened, held_by
 from sambasim.compiler.capture.trial import modes_kept, quiet

@@ -12,17 +12,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from traceback import extract_tb
 from types import FrameType
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx, nn
 from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import traceback
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from sambasim.compiler.capture.sharing import Sharing, is_dense, kept_address, storage_of
 from sambasim.errors import CaptureError
 from sambasim.ir.graph import SourceLine
 from sambasim.pef.archive import bytes_of
@@ -78,15 +78,13 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
         self.foreign: dict[str, Tensor] = {}  # by label what could be trained, and is none of the model's
         self.function, self.seeded = "", False
         self.made_bytes = 0
-        self._labels = {_storage(tensor): label for label, tensor in named.items() if is_dense(tensor)}
+        self._labels = {storage_of(tensor): label for label, tensor in named.items() if is_dense(tensor)}
         self._known = len(self._labels)
         self._alive: list[object] = list(named.values())  # so that nothing else gets a storage that is gone
         self._saved: dict[int, tuple[Tensor, Tensor]] = {}
-        self._holders = {storage: _holders(storage) for storage in self._labels}
-        self._given: dict[int, set[int]] = {}  # by memory that `.data =` has given away, what is a copy of it here
-        self._left: set[int] = set()  # memory that a tensor had before
+        self._sharing = Sharing(self._labels)
         buffers = {label: tensor for label, tensor in named.items() if label.startswith("buffer ")}
-        self._made_of = {_storage(tensor): frozenset({label}) for label, tensor in buffers.items()}
+        self._made_of = {storage_of(tensor): frozenset({label}) for label, tensor in buffers.items()}
         self._generator = _random_state()
         self._states: set[bytes] = set()
         self._draws_again = False
@@ -99,7 +97,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
     def label(self, tensor: Tensor) -> str:
         if not is_dense(tensor):
             return f"{tensor.layout}"
-        storage = _storage(tensor)
+        storage = storage_of(tensor)
         if storage not in self._labels:
             self._labels[storage] = "" if isinstance(tensor, FakeTensor) else digest_of(tensor)
             self._alive.append(tensor)
@@ -115,39 +113,19 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
         made = frozenset[str]()
         for tensor in filter(is_dense, tensors):
             otherwise = None if is_named(self.label(tensor)) else frozenset[str]()
-            if (part := self._made_of.get(_storage(tensor), otherwise)) is None:
+            if (part := self._made_of.get(storage_of(tensor), otherwise)) is None:
                 return None
             made |= part
         return made
 
     def is_kept(self, tensor: Tensor, value: Tensor) -> bool:
-        """Whether to give a buffer the memory of `value` is to copy it, as the call has made that, and no view of the
-        buffer."""
+        """Whether to give a buffer the memory of `value` is to copy it, as the call has made that."""
         is_state = self.label(tensor).startswith("buffer ") and self.label(value).startswith("%")
         fits = is_state and (tensor.shape, tensor.dtype) == (value.shape, value.dtype)
-        own, given = _storage(tensor), _storage(value)
-        is_kept = fits and _holders(own) == self._holders[own] + (own in self._saved)
-        for one in (tensor, value):  # as in `_make`
-            self._alive.append(StorageWeakRef(one.untyped_storage()))  # type: ignore[no-untyped-call]
-        for kept in self._given.values():
-            kept.discard(own)
-        self._given.setdefault(given, set()).update({own} if is_kept else ())
-        self._left.update(() if is_kept or own == given else {own})
-        return is_kept
-
-    def _is_lost(self, read: Iterable[Tensor], changed: Iterable[Tensor], source: object) -> bool:
-        """Whether it shows that `.data =` makes tensors share their memory, where a graph copies it. `source`: what a
-        copy reads."""
-        given, was = self._given, _storage(source) if is_dense(source) else 0
-        for own in map(_storage, filter(is_dense, changed)):
-            if own in given and (given[own] or _holders(own) > 1):
-                return True
-            if any(own in kept and one != was and (len(kept) > 1 or _holders(one)) for one, kept in given.items()):
-                return True
-        return not self._left.isdisjoint(map(_storage, filter(is_dense, read)))
+        return self._sharing.begins(tensor, value, fits, saved=storage_of(tensor) in self._saved)
 
     def has_changed(self, value: object) -> bool:
-        return is_dense(value) and _storage(value) in self._saved
+        return is_dense(value) and storage_of(value) in self._saved
 
     def undo(self) -> None:
         """Tensors that existed before the call have their values again."""
@@ -181,7 +159,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         text = f"{func} {[self.form(leaf) if isinstance(leaf, Tensor) else _text(leaf) for leaf in leaves]}"
         changed, in_forward = [*written(func, args, kwargs)], torch._C._current_graph_task_id() < 0
-        if self._given and in_forward and self._is_lost(tensors, changed, args[1] if len(args) > 1 else None):
+        if in_forward and self._sharing.shows(tensors, changed, args[1] if len(args) > 1 else None):
             what = "memory that tensors share since one was assigned to .data of another, or that this one had before"
             remedy = "copy: a.data.copy_(b) for a.data = b; and, to keep what a was, old = a.detach().clone() before"
             raise CaptureError(f"{what}, is used", where=str(running_line() or ""), remedy=remedy)
@@ -213,23 +191,22 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
         line = running_line(is_obstacle=asks or bool(labels or foreign))
         self.ops.append(Op(func, text, labels, self.function, line, asks, draws_from, foreign, made_of))
         for made in filter(is_dense, tree_leaves(result)):
-            self._made_of.pop(_storage(made), None)
+            self._made_of.pop(storage_of(made), None)
             if made_of is not None:
-                self._made_of[_storage(made)] = made_of
-            if _storage(made) not in self._labels or func in _LIFTED:
+                self._made_of[storage_of(made)] = made_of
+            if storage_of(made) not in self._labels or func in _LIFTED:
                 self._make(made)
         return result
 
     def _make(self, tensor: Tensor) -> None:
-        self._labels[_storage(tensor)] = f"%{len(self.ops)}.{len(self._labels) - self._known}"
-        kept = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]  # torch's, untyped
-        self._alive.append(kept)  # so that its address is not used again
+        self._labels[storage_of(tensor)] = f"%{len(self.ops)}.{len(self._labels) - self._known}"
+        self._alive.append(kept_address(tensor))
         self.made_bytes += tensor.untyped_storage().nbytes()
 
     def _save(self, tensor: Tensor) -> None:
-        if is_dense(tensor) and _storage(tensor) not in self._saved and not isinstance(tensor, FakeTensor):
+        if is_dense(tensor) and storage_of(tensor) not in self._saved and not isinstance(tensor, FakeTensor):
             whole = torch.empty(0, dtype=tensor.dtype).set_(tensor.untyped_storage())
-            self._saved[_storage(tensor)] = whole, whole.clone()
+            self._saved[storage_of(tensor)] = whole, whole.clone()
 
     def check_generator(self) -> None:
         """A draw, and the end of the call, go on where the last draw ended. torch.utils.checkpoint may draw again."""
@@ -248,10 +225,6 @@ def _is_again() -> bool:
 def _random_state() -> bytes:
     with torch._C._DisableTorchDispatch():  # or a mode of fake tensors has the state, which has no values
         return torch.get_rng_state().numpy().tobytes()
-
-
-def is_dense(value: object) -> TypeGuard[Tensor]:
-    return isinstance(value, Tensor) and value.layout is torch.strided
 
 
 def written(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[Tensor]:
@@ -275,15 +248,6 @@ def role_of(tensor: Tensor) -> str:
 
 def is_named(label: str) -> bool:
     return label.startswith(("parameter ", "buffer ", "input ", "%"))
-
-
-def _storage(tensor: Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
-
-
-def _holders(storage: int) -> int:
-    """How many tensors have it."""
-    return torch._C._storage_Use_Count(storage)
 
 
 def _text(value: object) -> str:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sambasim.compiler.capture.recording import is_dense
+from sambasim.compiler.capture.sharing import is_dense
 
 MISSING = object()
 
