@@ -182,7 +182,11 @@ class Steps:
         shared = self._eager.shared
         for member in self._members:  # the optimizers are compared, and not what rounding does to gradients
             shared[member.parameter].copy_(self._played.read(member.gradient))
-        if not self._eager.ask(self._played, "update"):
+        updated = self._eager.ask(self._played, "update")
+        if updated is None:
+            what = "the step of the optimizer, which the graph computes, raises an error in eager PyTorch"
+            raise CaptureError(what, remedy="call the function on a parameter of the model, by itself")
+        if not updated:
             return
         for name, theirs in shared.items():
             said = f"{called(self._program, name)} after a step of the optimizer"
