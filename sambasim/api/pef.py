@@ -1,5 +1,6 @@
 """Compile a live model in Python, or load what was compiled."""
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from inspect import isfunction
@@ -12,11 +13,12 @@ from torch.optim import Optimizer
 
 from sambasim.api.given import batch_of, loss_of, optimizer_of, optimizers_in
 from sambasim.api.ranks import connected, speaks_python
+from sambasim.api.schedules import taken_over
 from sambasim.commands.compile import compile_proved
 from sambasim.commands.proof.eager import LiveModel
 from sambasim.compiler.front import inputs_of, refuse_torchscript
 from sambasim.data.batches import each_value
-from sambasim.errors import ModelError, OptionError
+from sambasim.errors import ModelError, OptionError, say
 from sambasim.ir.program import Program
 from sambasim.options.compile import options_in_python
 from sambasim.options.python_words import in_python
@@ -115,7 +117,7 @@ def compile(
     - `arguments`: what a run gives parameters of these names: numbers, or schedules such as
       `{"schedule": "linear", "to": 1.0, "steps": 1000}`
     - `name`: of the PEF; by default that of the model's class, in lower case
-    - `quiet`: print no progress
+    - `quiet`: print no progress and no notices
     - `options`: flags of `sambasim compile` by keyword, such as `data_parallel=True, world_size=2`, and
       `set={"data.shuffle": False}`
 
@@ -159,14 +161,16 @@ def compile(
         if any(state and ("step" not in state or float(state["step"]) > 0) for state in states):
             notices.append(_STATE)
         if taken and chosen.optimizer and chosen.training.schedule == taken.schedule:
-            notices.append(taken.notice(chosen.optimizer))
+            notices.append((taken_over(users, chosen.training.steps or 0) or taken).notice(chosen.optimizer))
         with phases(quiet=quiet) as on_phase:
             theirs = () if taken else users  # whose rates of now are those of the first step
             users_loss = None if chosen.inference else function
             live = LiveModel(model, of_pass, users_loss, optimizers=theirs, whole=whole, own=own)
             done = compile_proved(live, chosen, on_phase)
-        said = (in_python(notice, compiles=True) for notice in (*notices, *notes, *done.notices))
-        return Pef(done.path, tuple(said))
+        said = tuple(in_python(notice, compiles=True) for notice in (*notices, *notes, *done.notices))
+        if said and not quiet:
+            say("\n".join(f"notice: {notice}" for notice in said), sys.stderr)
+        return Pef(done.path, said)
 
     return connected().from_first(compiled)
 

@@ -38,8 +38,8 @@ class Taken(NamedTuple):
         return f"{what} (equal in {self.steps:,} steps); each optimizer step is one of the scheduler, not each epoch"
 
 
-def taken_over(optimizers: Sequence[Optimizer]) -> Taken | None:
-    """What the schedulers of `optimizers` do; None without. Raises OptionError if no schedule does that."""
+def taken_over(optimizers: Sequence[Optimizer], known_steps: int = 0) -> Taken | None:
+    """What the schedulers of `optimizers` do; None without. Raises OptionError if no schedule does that in a run."""
     of_each = [_schedulers_of(optimizer) for optimizer in optimizers]
     schedulers = [*chain.from_iterable(of_each)]
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
@@ -50,12 +50,13 @@ def taken_over(optimizers: Sequence[Optimizer]) -> Taken | None:
     if schedulers:
         integers = {number for scheduler in schedulers for number in _integers(vars(scheduler))}
         numbers = sorted(number for number in integers if 0 < number < 10**9)
-        count = min(sum(numbers[-2:]) + 1000, MOST_STEPS)
+        count = min(max(sum(numbers[-2:]) + 1000, known_steps), MOST_STEPS)
         of_optimizers = map(_rates, of_each, optimizers, repeat(count))
         together = [[*chain.from_iterable(rates)] for rates in zip(*of_optimizers, strict=False)]
         scaled = [*map(_scaled, zip(*together, strict=True), groups)]
         of_rates = [factors for rate, factors in scaled if rate]
-        if fitting := _fitting(numbers, of_rates[0]) if of_rates and len(together) > 3 else None:
+        fitting = _fitting(numbers, of_rates[0]) if of_rates and len(together) > 3 else None
+        if fitting and fitting[1] >= min(known_steps, count):
             if all(_has(factors, *fitting) for factors in of_rates):
                 schedule, steps = fitting
                 return Taken(schedule, tuple(rate for rate, _ in scaled), called, steps)

@@ -107,7 +107,7 @@ class TrainingJob:
             ranks = [replica.transport for replica in team.first]
             own = () if setup.resolved.ema is None else (SymbolKind.PARAMETER,)
             evaluator = Evaluator(program, ranks, setup.resolved, self._activity, own)
-        start = self._start(steps, team, sources[0], (*notices(setup, team), *lines))
+        start = self._start(steps, team, sources[0], (*notices(setup, team, steps), *lines))
         self._observer.started(start)
         observers: list[StepObserver] = [] if probes is None else [probes.watching(team.replicas)]
         if self._activity is not UNWATCHED:

@@ -4,7 +4,7 @@ devices, and the bytes that sync moved, added over ranks. Transports count them:
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from itertools import chain
+from itertools import chain, takewhile
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from sambasim.ir.types import SymbolKind
 from sambasim.pef.digests import changed
 from sambasim.records.metrics import BytesRecord, EvaluationRecord, PlacementRecord, PredictedRecord, SummaryRecord
 from sambasim.runtime.checkpoint.saver import Saver
+from sambasim.runtime.run.plan import Plan, learning_rate_factor
 from sambasim.runtime.run.replica import changed_buffers
 from sambasim.runtime.run.run_observer import Start
 from sambasim.runtime.run.setup import INDUCTOR_EXEMPT, Setup, Team
@@ -67,11 +68,16 @@ def predicted_record(step: PredictedStep, inventory: Inventory) -> PredictedReco
     )
 
 
-def notices(setup: Setup, team: Team) -> list[str]:
+def notices(setup: Setup, team: Team, steps: Plan) -> list[str]:
     options, program = setup.options, setup.program
     lines = [f"changed for this run: {change}" for change in setup.resolved.changed]
     lines += changed(setup.document) if setup.is_first else ()
     lines += setup.notes
+    schedule, backwards = setup.resolved.training.schedule, range(steps.steps - 1, steps.start.step - 1, -1)
+    if of_zero := [*takewhile(lambda step: not learning_rate_factor(schedule, step, steps.steps), backwards)]:
+        what = f"the learning rate is 0 from step {of_zero[-1] + 1} of {steps.steps} on"
+        to_type = f"; --set training.schedule.total_steps={steps.steps}" if schedule.total_steps else ""
+        lines.append(f"{what}: training.schedule counts optimizer steps, not epochs{to_type}")
     nothing = "gradients do not leave this process"
     if setup.shards == 1:
         nothing = "there is one replica, so there are no gradients to sync"

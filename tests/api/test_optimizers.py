@@ -3,6 +3,7 @@ than torch's is refused, with what to type instead."""
 
 import re
 from collections.abc import Callable, Sequence
+from math import cos, pi
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from torch.optim import SGD, Adam, AdamW, lr_scheduler
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 import sambasim as ss
-from tests.api.conftest import IN_ORDER, TRAIN, batches, compiled, eager, net, sgd, trained
+from sambasim.api.schedules import taken_over
+from tests.api.conftest import BATCH, IN_ORDER, TRAIN, batches, compiled, eager, net, sgd, trained
 from tests.support.whole import whole_case
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -144,6 +146,47 @@ def test_a_scheduler_without_an_equal_is_refused_as_one(make: MakesScheduler, fo
     error = refused(folder, model, optimizer)
     assert f"a learning rate scheduler, {type(scheduler).__name__}" in error.what
     assert "no schedule of a PEF has its rates; or run in parts" in str(error.remedy)
+    del scheduler
+
+
+@pytest.mark.parametrize(
+    ("make", "equal", "length"),
+    [
+        (lambda o: lr_scheduler.CosineAnnealingLR(o, 10), 11, {"steps": 12}),
+        (lambda o: lr_scheduler.LambdaLR(o, lambda s: (1 + cos(pi * (s - 5) / 35)) / 2 if s > 5 else (s + 1) / 6),
+         41, {"set": {"training.steps": 70}}),
+        (lambda o: lr_scheduler.LambdaLR(o, lambda step: 1 - step / 10), 11, {"steps": 30}),  # and below 0
+    ],
+)  # fmt: skip
+def test_a_scheduler_that_differs_within_the_known_steps_is_refused(
+    make: MakesScheduler, equal: int, length: dict[str, Any], folder: Path
+) -> None:
+    optimizer = sgd(net())
+    scheduler = make(optimizer)
+    taken = taken_over([optimizer], equal)
+    assert taken is not None
+    assert taken.steps == equal
+    with pytest.raises(ss.SambasimError, match=f"rate scheduler, {type(scheduler).__name__}"):
+        taken_over([optimizer], equal + 1)
+    model = net()
+    optimizer = sgd(model)
+    scheduler = make(optimizer)
+    with pytest.raises(ss.SambasimError, match=f"rate scheduler, {type(scheduler).__name__}"):
+        compiled(folder, model, loss="cross_entropy", optimizer=optimizer, **length)
+
+
+def test_notices_are_printed_and_a_rate_of_0_to_the_end_is_one(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    model = net()
+    optimizer = sgd(model)
+    scheduler = lr_scheduler.CosineAnnealingLR(optimizer, 5)
+    own: dict[str, Any] = {"check": 0, "output_folder": folder, "name": "told"}
+    pef = ss.compile(model, BATCH, loss="cross_entropy", optimizer=optimizer, **own)
+    assert "notice: the learning rate follows CosineAnnealingLR of the optimizer: lr 0.1" in capfd.readouterr().err
+    ss.run(pef, TRAIN, steps=9, **IN_ORDER)
+    said = "the learning rate is 0 from step 6 of 9 on: training.schedule counts optimizer steps, not epochs; "
+    assert f"notice: {said}--set training.schedule.total_steps=9\n" in capfd.readouterr().out
+    assert "learning rate is 0" not in str(trained(pef, steps=5, **IN_ORDER).summary.notices)
+    assert capfd.readouterr() == ("", "")
     del scheduler
 
 

@@ -254,13 +254,14 @@ def test_a_pef_that_was_compiled_again_or_of_another_model_is_told(
     assert "was the PEF of another model, Sequential, and is replaced" in third.notices[-1]
 
 
-def test_notices_say_what_is_not_as_in_the_script(folder: Path) -> None:
+def test_notices_say_what_is_not_as_in_the_script(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     model = net().eval()
     optimizer = torch.optim.AdamW(model.parameters())
     model(BATCH[0]).sum().backward()
     optimizer.step()
     pef = compiled(folder, model, (POINTS[:32], POINTS[:32, :1]), loss="mse", optimizer=optimizer, name="noted")
     assert len(pef.notices) == 3
+    assert capfd.readouterr() == ("", "")
     assert "evaluation mode" in pef.notices[0]
     assert "begin at zero" in pef.notices[1]
     assert "shape [32, 2] and the target [32, 1]: mse broadcasts them" in pef.notices[2]
