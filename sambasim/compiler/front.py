@@ -315,7 +315,7 @@ def inputs_of(
     is_one = [*of_loss] == [TARGET] and isinstance(of_loss[TARGET], int)
     if loss in NAMED_LOSSES and not is_one:
         what = f"the target of {loss} is one tensor, and a sample gives several"
-        raise DataError(what, remedy="give one, or a loss of your own: a function of the result and the targets")
+        raise DataError(what, remedy="give one, or for (x, y, w) a loss function of your own, f(outputs, y, w)")
     if options.inference:  # only the loss would read them
         own = (flat(value, top) for top, value in values.items() if top not in targets)
         inputs = {name: inputs[name] for each in own for name, _ in each}
@@ -354,13 +354,15 @@ def _check_inputs(
     gives, remedy = ", ".join(called), "leave it out of the samples, or take it in forward()"
     if missing:
         problem = f"needs {', '.join(missing)}"
-        remedy = "give it in every sample, or give it a default in forward()"
+        remedy = "give it in every sample, or give it a default in forward(), or a number in [arguments]: "
+        remedy += f'arguments={{"{missing[0]}": 0.1}}'
     elif by_keyword:
         problem = f"does not take {', '.join(extra)}"
     else:
         problem, gives = f"takes {counted(len(takes), 'input')}", counted(len(called), "input")
-    if not missing and loss is None:
-        remedy = "name the loss that takes the last value as its target: --loss cross_entropy"
+    if not missing:
+        last = "name the loss that takes the last value as its target: --loss cross_entropy"
+        remedy = last if loss is None else f"{remedy}; a loss function of your own takes several, f(outputs, y, w)"
     target = " and the target of the loss" if loss is not None else ""
     what = f"forward({', '.join(takes)}) {problem}, and a sample gives {gives}{target}"
     raise DataError(what, where=forward_line(model), remedy=remedy)

@@ -15,7 +15,7 @@ from sambasim.options.arguments import ArgumentOptions
 from sambasim.options.base import Options
 from sambasim.options.fields import DataFields, EmaFields, LossFields, OptimizerFields, ScheduleFields, TrainingFields
 from sambasim.options.grammar import LOSS_ARGUMENTS, JsonTable
-from sambasim.options.problem import Count, Problem, Text, broken, one_of
+from sambasim.options.problem import Count, Problem, Refused, Text, broken, one_of
 
 MOST_PREFETCHED = 1024  # batches of one worker
 
@@ -155,10 +155,16 @@ class LossOptions(LossFields, Options):
     args: JsonTable = Field(default_factory=dict)
     mean_over: Literal["batch", "elements"] = "batch"
 
+    @model_validator(mode="before")
+    @classmethod
+    def _counts_by_name(cls, given: object) -> object:
+        if isinstance(given, Mapping) and given.get("mean_over") == "elements" and ":" in str(given.get("name", ":")):
+            what = "is for losses such as cross_entropy; a model or a function returns the sum and the count itself"
+            remedy = 'leave it out, and return {"loss_sum": …, "count": …}; or in a function losses.sum(), mask.sum()'
+            raise Refused(Problem("mean_over", what, remedy, "elements"))
+        return given
+
     def problems(self) -> Iterator[Problem]:
-        if ":" in self.name and self.mean_over == "elements":
-            remedy = "let the function return the sum and the count: return losses.sum(), mask.sum()"
-            yield Problem("mean_over", "is for losses with a name", remedy, self.mean_over)
         known = LOSS_ARGUMENTS.get(self.name, tuple(self.args))
         takes = f"it takes {one_of(known)}" if known else "it takes no arguments"
         for name in self.args:

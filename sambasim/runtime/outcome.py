@@ -98,8 +98,8 @@ def notices(setup: Setup, team: Team, steps: Plan) -> list[str]:
     names = [(*symbol.torch_names, symbol.name)[0] for symbol in changed_buffers(program)]
     if setup.shards > 1 and names:
         each, first = ("chip", "the first chip") if program.chips > 1 else ("replica", "replica 0")
-        others = f" and {len(names) - 1} more buffers are" if len(names) > 1 else " is a buffer, and"
-        lines.append(f"{names[0]}{others} per {each}; those of {first} are evaluated and saved")
+        others = f" and {len(names) - 1} more are" if len(names) > 1 else " is"
+        lines.append(f"{names[0]}{others} kept per {each}; those of {first} are evaluated and saved")
     return lines
 
 

@@ -186,6 +186,9 @@ def test_a_second_loss_without_a_name_is_refused(returned: Callable[..., object]
     with pytest.raises(ss.SambasimError, match=f"the model returns several losses: {named}") as error:
         pef_of(folder, Returning(returned), NUMBERS, None)
     assert '"loss"' in str(error.value.remedy)
+    assert isinstance(returned(X, X, X), dict) or "detached values of a tuple are outputs, and not logged" in str(
+        error.value
+    )
 
 
 def test_outputs_of_one_element_are_no_second_loss(folder: Path) -> None:

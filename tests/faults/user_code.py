@@ -113,7 +113,8 @@ USER_CODE: tuple[Fault, ...] = (
     ),
     _model(
         "error[data]: forward(x, mask) needs mask, and a sample gives x and the target of the loss ... "
-        "where: HERE/net.py:16: def forward(self, x, mask): ... give it in every sample",
+        "where: HERE/net.py:16: def forward(self, x, mask): ... give it in every sample ... "
+        'arguments={"mask": 0.1}',
         net("return self.linear(x * mask)", parameters="x, mask"),
     ),
     Fault(

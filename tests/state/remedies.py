@@ -120,7 +120,7 @@ rewrite: lambda net: setattr(net, "teacher", nn.ModuleList([copy.deepcopy(net.b)
     for one, other in zip(net.teacher[0].parameters(), net.b.parameters(), strict=True):
         one.data.mul_(0.9).add_(other.data, alpha=0.1)
     return h + net.teacher[0](h)
-case queue_with_a_pointer: REFUSED, QUEUE, says=(explain._NUMBER.rewrite,)
+case queue_with_a_pointer: REFUSED, QUEUE, says=(explain._POSITION.rewrite,)
     at = int(net.at)  # here
     net.queue[at : at + 4] = h.detach()
     net.at.fill_((at + 4) % 12)

@@ -28,9 +28,13 @@ class Occurrence:
 
 
 # fmt: off
-_BRANCH = Obstacle("a branch on the value of a tensor", "compute both sides, and choose: torch.where(condition, a, b)")
+_BRANCH = Obstacle("a branch on the value of a tensor",
+    "compute both sides, and choose: torch.where(condition, a, b); min and max are torch.minimum(a, b), torch.clamp")
 _NUMBER = Obstacle("the value of a tensor as a Python number",
-    "keep it a tensor: leave out .item(), float(), int(), .tolist(); where it decides, torch.where(condition, a, b); "
+    "keep it a tensor, which is logged as it is: leave out .item(), float(), .tolist(); where it decides, "
+    "torch.where(condition, a, b)")
+_POSITION = Obstacle("the value of a tensor as a whole number",
+    "keep it a tensor: leave out int(); where it decides, torch.where(condition, a, b); "
     "to write at a position, a.index_copy_(0, (t + torch.arange(n)) % len(a), b)")
 _INDEX = Obstacle("an index that is the value of a tensor", "select by the tensor: a.index_select(0, t.view(1))[0]")
 _SIZE = Obstacle("a size that is the value of a tensor",
@@ -110,7 +114,8 @@ _ASKING = (
     (r"^repeat_interleave/", _REPEATS),
     (r"^(feature_)?(alpha_)?dropout\d?d?/", _RATE),
     (r"^(__bool__|is_nonzero|equal|allclose)/", _BRANCH),
-    (r"^(item|tolist|__int__|__float__|__complex__)/", _NUMBER),
+    (r"^__int__/", _POSITION),
+    (r"^(item|tolist|__float__|__complex__)/", _NUMBER),
     (r"_pack_padded_sequence", _PACKED),
     (r"_ctc_loss", _LENGTHS),
     (r"^__[gs]etitem__/.*_local_scalar_dense.* aten\.select\b", _INDEX),

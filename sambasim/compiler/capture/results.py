@@ -76,5 +76,6 @@ def check_one_loss(result: object, batch_size: int) -> None:
     if not ({"loss", "loss_sum"} & named.keys()) and len(numbers) > 1:
         remedy = 'call the one to train "loss"; of parts, that is their sum'
         if isinstance(next(iter(named)), int):
-            remedy = 'return {"loss": …, …} with the one to train, of parts their sum; or detach() the others'
+            remedy = 'return {"loss": …, "recon": …, "kl": …}, of parts "loss" is the sum, which logs the others; '
+            remedy += "detached values of a tuple are outputs, and not logged"
         raise ModelError(f"the model returns several losses: {', '.join(numbers)}", remedy=remedy)
