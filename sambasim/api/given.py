@@ -151,7 +151,7 @@ def optimizers_in(optimizer: object) -> tuple[torch.optim.Optimizer, ...]:
     for one in given:
         if not isinstance(one, torch.optim.Optimizer):
             remedy = "a name such as 'adamw', torch.optim.AdamW(model.parameters(), lr=1e-3), a list of optimizers, or "
-            remedy += f"a function: {FORM_OF_OWN}"
+            remedy += f"a function itself: {FORM_OF_OWN}"
             raise OptionError(f"optimizer is of type {type(one).__name__}", remedy=remedy)
     return given
 

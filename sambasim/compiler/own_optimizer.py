@@ -9,6 +9,7 @@ Hyperparameters, and `step` from 1 if it wants that, are numbers of Python; in t
 the graph keeps. It runs on flat slices of many parameters: only element-wise operators are possible."""
 
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
@@ -19,7 +20,7 @@ from sambasim.compiler.update import Update
 from sambasim.data.user_code import load_object
 from sambasim.errors import CaptureError, OperatorError, OptionError
 from sambasim.ir.graph import Graph, Output, Section, SectionKind, with_sections
-from sambasim.ir.operators import ELEMENTWISE
+from sambasim.ir.operators import ELEMENTWISE, NUMBERS
 from sambasim.ir.program import AVERAGE, MASTER, STEP
 from sambasim.ir.types import PART
 from sambasim.optimizers import FORM_OF_OWN, OWN
@@ -27,13 +28,18 @@ from sambasim.options.training import BOUNDS, OptimizerOptions
 
 OwnUpdate: TypeAlias = Callable[..., object]
 
+_OF_NUMBERS = (
+    "for if on numbers write at = torch.zeros_like(gradient) + step, and torch.where(at < 10, lr * 0.1, lr); for min "
+    "torch.sym_min, for max torch.sym_max, for sqrt x**0.5, for sub_(y, alpha=x) add_(y, alpha=-x)"
+)
+
 
 def own_update(target: str, given: Mapping[str, OwnUpdate]) -> OwnUpdate:
     """The function that a target names; one of those that are `given`, which may be anywhere."""
     function = given.get(target) or load_object(target, "optimizer")
     if inspect.isfunction(function):
         return function
-    raise OptionError(f"the optimizer {target} is no function", remedy=f"write {FORM_OF_OWN}")
+    raise OptionError(f"the optimizer {target} is no function", remedy=f"give the function itself: {FORM_OF_OWN}")
 
 
 def updates_of(optimizer: OptimizerOptions, given: Mapping[str, OwnUpdate]) -> list[Update]:
@@ -59,16 +65,12 @@ def _captured(function: OwnUpdate, target: str) -> tuple[Mapping[str, float], Gr
     numbers = {one.name: one.default for one in given if one.kind is one.KEYWORD_ONLY}
     defaults = {name: value for name, value in numbers.items() if name != STEP}
     reserved = {"parameter", "gradient", STEP, MASTER, AVERAGE, *BOUNDS}.intersection((*by_place[2:], *defaults))
-    are_numbers = all(type(value) in (int, float) for value in defaults.values())
-    if (
-        len(by_place) < 2
-        or len(by_place) + len(numbers) < len(given)
-        or reserved
-        or not are_numbers
-        or "lr" not in numbers
-    ):
-        remedy = f"write {FORM_OF_OWN}; beside {STEP}, each keyword has a number by default"
-        raise OptionError(f"the optimizer {target} has other arguments", where=line, remedy=remedy)
+    others = [name for name, value in defaults.items() if type(value) not in (int, float)]
+    others += sorted(reserved) + [one.name for one in given if one.name not in (*by_place, *numbers)]
+    if others or len(by_place) < 2 or "lr" not in numbers:
+        what = f"the optimizer {target} has other arguments: {', '.join(others) or 'no keyword lr, or no gradient'}"
+        remedy = f"give the function itself, {FORM_OF_OWN}; a keyword has one number (beta1, beta2), {STEP} none"
+        raise OptionError(what, where=line, remedy=remedy)
     try:
         regions = "parameter", "gradient", *by_place[2:]
         captured = capture_update(function, regions, tuple(numbers), PART.shape)
@@ -76,13 +78,14 @@ def _captured(function: OwnUpdate, target: str) -> tuple[Mapping[str, float], Gr
         error.where = error.where or line
         if "branch" in error.what:
             error.what += ", or of a number that is not known before a run"
-            error.remedy = (
-                "for if write torch.where, for min torch.sym_min, for max torch.sym_max, for math.sqrt x**0.5, "
-                "for sub_(y, alpha=x) add_(y, alpha=-x)"
-            )
+        error.remedy = _OF_NUMBERS if re.search("branch|Sym(Bool|Float)", error.what) else error.remedy
         raise
     for node in captured.graph.nodes:
-        if (operator := str(node.target)).startswith("aten.") and operator not in ELEMENTWISE | ALIASES:
+        operator, called = str(node.target), getattr(node.target, "__name__", "")
+        if operator.startswith("<") and f"number.{called}" not in NUMBERS:
+            what = f"the optimizer {target} uses {called} of numbers, which are not known before a run"
+            raise OperatorError(what, where=str(source_line(node) or line), remedy=_OF_NUMBERS)
+        if operator.startswith("aten.") and operator not in ELEMENTWISE | ALIASES:
             remedy = "an update runs on slices of many parameters: without sums, norms, products of matrices, .item()"
             raise OperatorError(f"{operator} is not element-wise", where=str(source_line(node) or line), remedy=remedy)
     if str(captured.graph) != str(capture_update(function, regions, tuple(numbers), (3, 5)).graph):

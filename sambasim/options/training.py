@@ -229,7 +229,8 @@ class UpdateOptions(OptimizerFields, Options):
         for field in UpdateOptions.model_fields:
             value = getattr(self, field)
             if field not in (*_OF_ALL, "name", *takes) and value is not None:
-                remedy = f"leave it out; --set optimizer.{field}= removes what a config or a PEF says"
+                own = f"--set optimizer.args.{field.replace('betas', 'beta1')}=… for its keyword, or " * self.is_own
+                remedy = f"{own}leave it out; --set optimizer.{field}= removes what a config or a PEF says"
                 yield Problem(field, f"is not for {self.name}, which takes {', '.join(takes)}", remedy)
             if field in defaults and value is None:
                 yield Problem(field, "must have a value")

@@ -5,6 +5,7 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch.nn.functional import cross_entropy
 
 import sambasim as ss
 from sambasim.compiler.own_optimizer import updates_of
-from sambasim.errors import CaptureError, InvariantError, OptionError, SambasimError
+from sambasim.errors import CaptureError, InvariantError, OperatorError, OptionError, SambasimError
 from sambasim.ir.graph import Graph, Node, Output, Ref
 from sambasim.ir.program import Optimizer, Program
 from sambasim.ir.types import PART
@@ -50,7 +51,8 @@ def signs(p: Tensor, g: Tensor, *, lr: float = 1e-3) -> None:
 
 def warm(p: Tensor, g: Tensor, m: Tensor, *, step: float, lr: float = 1e-3, warm_up: int = 20) -> None:
     smaller: Any = torch.sym_min
-    m.mul_(0.9).add_(torch.where(g > lr, g.clamp(max=1.0).tanh(), 0.0))
+    at = torch.zeros_like(g) + step
+    m.mul_(0.9).add_(torch.where(g > lr, g.clamp(max=1.0).tanh(), torch.where(at < 10, lr * 0.1, lr)))
     p.add_(m * smaller(1.0, step / warm_up), alpha=-lr)
 
 
@@ -151,6 +153,9 @@ def views(p, g, *, lr=1e-3): p.add_(g.view(8, 8).t().reshape(-1))  # type: ignor
 def draws(p, g, *, lr=1e-3): p.add_(torch.randn_like(g), alpha=lr)  # type: ignore[no-untyped-def]
 def returns(p, g, *, lr=1e-3): return p - lr * g  # type: ignore[no-untyped-def]
 def alphas(p, g, *, lr=1e-3): p.sub_(g, alpha=lr)  # type: ignore[no-untyped-def]
+def chooses(p, g, *, step, lr=1e-3): p.sub_(g * torch.where(step < 9, lr * 0.1, lr))  # type: ignore[no-untyped-def]
+def asks(p, g, *, step, lr=1e-3): p.add_(g, alpha=-torch.sym_ite(step < 9, lr * 0.1, lr))  # type: ignore
+def betas(p, g, *, lr=1e-3, betas=(0.9, 0.99)): p.sub_(g)  # type: ignore[no-untyped-def]
 def sizes(p, g, *, lr=1e-3): p.add_(g / p.numel() ** 0.5)  # type: ignore[no-untyped-def]
 def matrices(p, g, *, lr=1e-3): p.add_(g * 2 if p.ndim > 1 else g)  # type: ignore[no-untyped-def]
 def calls(p, g, *, lr=1e-3): p.add_(g / next(COUNTED))  # type: ignore[no-untyped-def]
@@ -165,6 +170,9 @@ REFUSED: list[tuple[Update, type[SambasimError], str]] = [
     (branches, CaptureError, "a number that is not known before a run"),
     (roots, CaptureError, "a number that is not known before a run"),
     (alphas, CaptureError, "a number that is not known before a run"),
+    (chooses, CaptureError, r"(?s)where\(\).*at = torch.zeros_like\(gradient\) \+ step"),
+    (asks, OperatorError, r"(?s)uses lt of numbers.*at = torch.zeros_like\(gradient\) \+ step"),
+    (betas, OptionError, "has other arguments: betas\n"),
     *((one, OptionError, "depends on the shape of a tensor, or on what earlier") for one in (sizes, matrices, calls)),
     (norms, CaptureError, "aten.linalg_vector_norm.default is not element-wise"),
     (items, CaptureError, "aten.max.default is not element-wise"),
@@ -196,6 +204,8 @@ def test_hyperparameters_and_objects_that_there_are_not_are_refused(tmp_path: Pa
     model = _net()
     rows: list[tuple[Any, dict[str, Any], str]] = [
         (signs, {"momentum": 0.5}, "is not for .*:signs, which takes lr, weight_decay, args"),
+        (lion, {"set": {"optimizer.betas": [0.9, 0.99]}}, r'(?s)is not for.*set={"optimizer.args.beta1": …}'),
+        (partial(lion), {}, "(?s)type partial.*function itself"),
         (signs, {"set": {"optimizer.args.beta": "x"}}, "must be a number"),
         (signs, {"set": {"optimizer.args.lr": 0.5}}, "is the option lr of the optimizer"),
         ("adamw", {"set": {"optimizer.args.lr": 0.5}}, "args.*is not for adamw"),
