@@ -2,15 +2,15 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from pydantic import Field, JsonValue
 
 from sambasim.errors import MOST_REPLICAS, ModelError, OptionError
-from sambasim.options.base import Options, build
+from sambasim.options.base import Options, build, dotted_names
 from sambasim.options.deepspeed import World, deepspeed_options
 from sambasim.options.deepspeed_file import read_deepspeed
-from sambasim.options.fields import COMPILE_FLAGS, BuildFields, ParallelFields
+from sambasim.options.fields import COMPILE_FLAGS, BuildFields, ParallelFields, ScheduleName
 from sambasim.options.given import as_table, assign, changes_of, given_flags, given_overrides, given_settings, read_toml
 from sambasim.options.grammar import absolute_names, missing, split_target
 from sambasim.options.problem import Given, Problem, broken, suggested
@@ -69,6 +69,7 @@ class ParallelOptions(ParallelFields, Options):
                 yield Problem(plan_entry(pattern), "must be colwise, rowwise or replicate", remedy, style)
         stages, parts, cut, chips = self.pipeline_stages, self.micro_batches, self.tensor_parallel, self.n_chips
         add_stages = "add --pipeline-stages 2"
+        add_order = f"--lr-schedule {self.schedule}" if self.schedule in get_args(ScheduleName) else add_stages
         yield from broken(
             (self.tensor_plan and cut != "weight", "tensor_plan",
              "needs weights to be cut", "add --tensor-parallel weight --n-chips 2"),
@@ -80,7 +81,7 @@ class ParallelOptions(ParallelFields, Options):
             (stages == 1 and parts > 1, "micro_batches",
              "needs a pipeline; without one, batches are taken one after another by --grad-accumulation-steps",
              add_stages, parts),
-            (stages == 1 and self.schedule != "1f1b", "schedule", "needs a pipeline", add_stages, self.schedule),
+            (stages == 1 and self.schedule != "1f1b", "schedule", "needs a pipeline", add_order, self.schedule),
             (1 < parts < stages and not self.schedule.endswith(".csv"), "micro_batches",
              f"cannot keep {stages} stages busy",
              f"--micro-batches N of at least {stages}; 1 is plain model parallelism", parts),
@@ -196,7 +197,7 @@ def options_and_notes(
     """The options of one compile: flags override `--set`, which overrides MODEL, a DeepSpeed config, the TOML file, and
     the defaults. Without a model and a config it is the quick start. Raises OptionError, which lists all mistakes, and
     ModelError if there is neither an optimizer nor the model."""
-    given = [*given_overrides(overrides), *given_flags(flags, COMPILE_FLAGS)]
+    given = [*given_overrides(overrides), *given_flags(flags, COMPILE_FLAGS, dotted_names(CompileFile))]
     if target is not None:
         given.insert(0, Given(("model", "target"), target, "the MODEL argument"))
     if config is None and all(list(path) != ["model", "target"] for path, _, _ in given):
@@ -216,7 +217,7 @@ def options_and_notes(
 def options_in_python(tables: Mapping[str, object], flags: Mapping[str, object]) -> Compiling:
     """The options of a compile in Python: flags by keyword, and `set`, override `tables`. Raises OptionError."""
     others = {name: value for name, value in flags.items() if name != "set"}
-    given = [*given_settings(flags.get("set") or {}), *given_flags(others, COMPILE_FLAGS)]
+    given = [*given_settings(flags.get("set") or {}), *given_flags(others, COMPILE_FLAGS, dotted_names(CompileFile))]
     file, given, notes = _built(tables, given, None)
     return Compiling(_whole(file, None, given), notes)
 

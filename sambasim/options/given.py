@@ -58,11 +58,14 @@ def given_settings(settings: object) -> list[Given]:
     return [Given(_path(str(name)), value, "set") for name, value in settings.items()]
 
 
-def given_flags(flags: Mapping[str, object], known: Mapping[str, Setting]) -> list[Given]:
-    """Each flag that was given, by keyword; None is one that was not. Raises OptionError for one not in `known`."""
+def given_flags(flags: Mapping[str, object], known: Mapping[str, Setting], options: Iterable[str] = ()) -> list[Given]:
+    """Each flag given, by keyword; None is not given. Raises OptionError for an unknown one, naming it in `options`."""
     for keyword in flags:
         if keyword not in known:
-            guess = suggested(keyword, known)
+            names = {name: f"--set {name}=…" for name in options}
+            names |= {one.name.removeprefix("overrides."): f"did you mean {word}?" for word, one in known.items()}
+            same = (names[name] for name in names if keyword in (name.replace(".", "_"), name.rpartition(".")[2]))
+            guess = next(same, suggested(keyword, known))
             what = "is not a flag" if guess else f"is not a flag; they are {', '.join(known)}"
             raise refusal([Problem(keyword, what, guess)])
     settings = ((known[keyword], value) for keyword, value in flags.items() if value is not None)

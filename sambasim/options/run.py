@@ -8,7 +8,7 @@ from pydantic import Field, JsonValue
 
 from sambasim.errors import OptionError, PefError
 from sambasim.optimizers import OPTIMIZERS
-from sambasim.options.base import Options, build
+from sambasim.options.base import Options, build, dotted_names
 from sambasim.options.deepspeed import Mapped, World, deepspeed_overrides
 from sambasim.options.deepspeed_file import read_deepspeed
 from sambasim.options.fields import DEFAULT_EVERY, DEFAULT_KEEP, RUN_FLAGS, SAVE_SUFFIX, CheckpointFields, RunFields
@@ -117,7 +117,7 @@ def run_options(flags: Mapping[str, object], settings: Sequence[Given] = ()) -> 
         what = f"--set {removed[0]}= removes an option, which a run cannot: the PEF has it"
         remedy = f"--set {removed[0]}=VALUE, or compile the model again with --set {removed[0]}="
         raise OptionError(what, remedy=remedy)
-    given = [*changes, *given_flags(flags, RUN_FLAGS)]
+    given = [*changes, *given_flags(flags, RUN_FLAGS, dotted_names(Sections))]
     mapping = assign({}, given)
     if "overrides" in mapping:
         mapping["overrides"] = absolute_names(as_table(mapping["overrides"]), Path.cwd())

@@ -141,6 +141,8 @@ def test_a_flag_that_is_wrong_is_not_blamed_on_a_file() -> None:
         "world_size": "parallel.world_size = 2 (from --world-size): needs data parallelism\n  try:   add --data",
         "worldsize": "worldsize: is not a flag\n  try:   did you mean world_size?",
         "zzz": "zzz: is not a flag; they are deepspeed, pef_name",
+        "ema_decay": "ema_decay: is not a flag\n  try:   did you mean ema?",
+        "mean_over": "mean_over: is not a flag\n  try:   --set loss.mean_over=…",
     }.items():
         with pytest.raises(OptionError) as caught:
             compile_options(None, None, [], {flag: 2})
