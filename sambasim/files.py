@@ -65,14 +65,11 @@ def in_memory(*paths: Path) -> Iterator[None]:
     except (MemoryError, OSError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        needed = " and ".join(f"{path} ({format_bytes(_size_bytes(path))})" for path in dict.fromkeys(paths))
+        files = {path: [one for one in (path, *path.rglob("*")) if one.is_file()] for path in paths}
+        sizes = {path: format_bytes(sum(one.stat().st_size for one in within)) for path, within in files.items()}
+        needed = " and ".join(f"{path} ({size})" for path, size in sizes.items())
         what = ": ".join(filter(None, (f"there is not enough memory for {needed}", str(error))))
         raise MachineError(what, remedy="free some memory, or raise what limits it (ulimit -v)") from error
-
-
-def _size_bytes(path: Path) -> int:
-    """Of a file, or of all files in a folder."""
-    return sum(file.stat().st_size for file in (path, *path.rglob("*")) if file.is_file())
 
 
 @contextmanager

@@ -211,10 +211,6 @@ class _Rank:
             self._tensors[number][name].copy_(tensor)
 
 
-def buffers_of(memory: DeviceMemory) -> Mapping[str, Tensor]:
-    return {name: memory.tensor(name) for name in memory.program.names_of(SymbolKind.BUFFER)}
-
-
 def infer(
     path: Path,
     options: RunOptions,
@@ -301,7 +297,8 @@ def _evaluator(
 
     ranks = open_ranks(program, single_rank(world.host_name), Way.IN_PROCESS, fill, range(mesh.world_size), mesh)
     evaluator = Evaluator(program, ranks, resolved, activity)
-    evaluator.use([buffers_of(rank.memory) for rank in ranks])
+    buffers = program.names_of(SymbolKind.BUFFER)
+    evaluator.use([{name: of.memory.tensor(name) for name in buffers if name in of.program.symbols} for of in ranks])
     return evaluator
 
 

@@ -8,13 +8,12 @@ from dataclasses import replace
 from torch import Tensor
 
 from sambasim.data.datasets import Source, open_source
-from sambasim.ir.mesh import DATA_PARALLEL
 from sambasim.ir.types import SymbolKind
 from sambasim.records.metrics import EvaluationRecord, StepRecord, SummaryRecord
 from sambasim.runtime.checkpoint.choose import AUTO, IF_ANY, NEWEST, find, restore, settle
 from sambasim.runtime.checkpoint.folder import claim
 from sambasim.runtime.checkpoint.saver import Saver
-from sambasim.runtime.inference import Evaluator, Sums, buffers_of, in_turn
+from sambasim.runtime.inference import Evaluator, Sums, in_turn
 from sambasim.runtime.machine import process
 from sambasim.runtime.machine.process import Stream, derive, keep_freed_memory, repeatable, seed_everything
 from sambasim.runtime.outcome import averages_after, notices, summarize, trained_state, whole_tensors
@@ -234,7 +233,7 @@ class TrainingJob:
         setup, step, began_s = self._setup, totals.steps, time.perf_counter()
         self._activity.waits("waiting for peers to evaluate")
         averages = averages_after(setup, step - totals.progress.skipped_steps)
-        evaluator.use(self._buffers_of_first(team) if averages is None else self._weights_of_all(team, averages))
+        evaluator.use(self._of_first(team, averages))
         self._activity.does("evaluating")
         own: list[list[Sums]] = []
         with team.whole_parameters():
@@ -252,24 +251,14 @@ class TrainingJob:
         requested = max(request for _, request in everybody)
         return total.record(step, epoch, setup.program, began_s), requested
 
-    def _buffers_of_first(self, team: Team) -> Sequence[Mapping[str, Tensor]]:
-        """Collective. The buffers of replica 0, for each of its ranks that this process evaluates."""
-        mine = (buffers_of(replica.memory) for replica in team.first)
-        own = [{name: tensor.clone() for name, tensor in buffers.items()} for buffers in mine]
-        if not any(symbol.kind is SymbolKind.BUFFER for symbol in self._setup.program.symbols.values()):
-            return own
-        of_rank = self._communicator.all_gather_object(own if team.transport.replica == 0 else None)
-        ranks, works = self._setup.ranks, self._setup.works
-        first = self._setup.mesh.group(ranks[0], DATA_PARALLEL)[0] // len(ranks) if works else 0
-        return of_rank[first] or []  # it is of replica 0
-
-    def _weights_of_all(self, team: Team, averages: Mapping[str, str]) -> Sequence[Mapping[str, Tensor]]:
-        """Collective. For each rank that this process evaluates, its parts of all parameters and buffers of replica 0,
-        or of their `averages`."""
+    def _of_first(self, team: Team, averages: Mapping[str, str] | None) -> Sequence[Mapping[str, Tensor]]:
+        """Collective. For each rank that this process evaluates, its parts of the buffers of replica 0; with `averages`
+        also of all parameters, each by its average if it has one."""
         setup, tensor_of = self._setup, whole_tensors(self._setup, team)
+        kinds = [SymbolKind.BUFFER] if averages is None else [SymbolKind.PARAMETER, SymbolKind.BUFFER]
         own: list[dict[str, Tensor]] = [{} for _ in team.first]
-        for name in setup.program.names_of(SymbolKind.PARAMETER, SymbolKind.BUFFER):
-            whole = self._communicator.broadcast_object(tensor_of(averages.get(name, name)))
+        for name in setup.program.names_of(*kinds):
+            whole = self._communicator.broadcast_object(tensor_of((averages or {}).get(name, name)))
             for held, replica in zip(own, team.first, strict=True):
                 if name in replica.memory.program.symbols:
                     at = setup.mesh.coordinates(replica.rank)
