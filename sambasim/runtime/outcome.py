@@ -74,7 +74,8 @@ def notices(setup: Setup, team: Team, steps: Plan) -> list[str]:
     lines += changed(setup.document) if setup.is_first else ()
     lines += setup.notes
     schedule, backwards = setup.resolved.training.schedule, range(steps.steps - 1, steps.start.step - 1, -1)
-    if of_zero := [*takewhile(lambda step: not learning_rate_factor(schedule, step, steps.steps), backwards)]:
+    of_zero = [*takewhile(lambda step: not learning_rate_factor(schedule, step, steps.steps), backwards)]
+    if len(of_zero) > 1:  # of a schedule that ends with the run the last step may be
         what = f"the learning rate is 0 from step {of_zero[-1] + 1} of {steps.steps} on"
         to_type = f"; --set training.schedule.total_steps={steps.steps}" if schedule.total_steps else ""
         lines.append(f"{what}: training.schedule counts optimizer steps, not epochs{to_type}")
