@@ -59,7 +59,7 @@ def given_settings(settings: object) -> list[Given]:
 
 
 def given_flags(flags: Mapping[str, object], known: Mapping[str, Setting], options: Iterable[str] = ()) -> list[Given]:
-    """Each flag given, by keyword; None is not given. Raises OptionError for an unknown one, naming it in `options`."""
+    """Each flag given, by keyword; None is not given. Raises OptionError for others, with the one of `options`."""
     for keyword in flags:
         if keyword not in known:
             names = {name: f"--set {name}=…" for name in options}
