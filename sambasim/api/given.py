@@ -108,8 +108,8 @@ def loss_of(loss: object) -> tuple[dict[str, object] | None, Loss | None]:
     source = getattr(loss, "func", loss)  # of functools.partial
     takes_one = getattr(source, "__module__", "").startswith("torch.nn.")  # as losses with names do
 
-    def of_result(result: object, *targets: object, **of_run: Tensor) -> object:
-        return called(first_tensor(result) if takes_one else result, *targets, **of_run)
+    def of_result(result: object, *targets: object, **by_name: object) -> object:
+        return called(first_tensor(result) if takes_one else result, *targets, **by_name)
 
     vars(of_result)["of_user"] = loss  # whose state a compile looks for
     return None, of_result

@@ -151,7 +151,7 @@ def compile(
             what = f"batch_size is {chosen.training.batch_size}, and the example has {size} samples"
             raise OptionError(what, remedy="leave it out: the example is one batch of a replica")
         notices = [_EVALUATING] if not (model.training or chosen.inference) else []
-        bound = partial(inputs_of, model=model, loss=named, options=chosen)
+        bound = partial(inputs_of, model=model, loss=named, options=chosen, function=function)
         micro = each_value(batch, lambda tensor, _: tensor[: chosen.micro_batch_size])
         of_pass = bound(micro, notice=notices.append)
         whole = bound(batch).inputs if chosen.micro_batch_size < size else None

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from sambasim.compiler.capture.arguments import kept_default, left_to_run, skipped
+from sambasim.compiler.capture.arguments import kept_default, left_to_run, parameters_of, skipped
 from sambasim.compiler.capture.recording import forward_line, user_line
-from sambasim.compiler.capture.step import NAMED_LOSSES, TARGET, Example, by_place
+from sambasim.compiler.capture.step import NAMED_LOSSES, TARGET, Example, Loss, by_place, named_losses
 from sambasim.compiler.capture.trial import with_values
 from sambasim.compiler.compile import Stopwatch, capture_model
 from sambasim.compiler.passes import Fits, pipeline, run_pipeline
@@ -271,22 +271,31 @@ def inputs_of(
     loss: str | None,
     options: CompileOptions,
     notice: Callable[[str], None] = lambda text: None,
+    function: Loss | None = None,
 ) -> Example:
-    """The inputs of a batch by name, the targets last if there is a `loss`: that of a user takes several as a loop
-    would give them, `x, *targets = batch`, or in a dict those that `forward` does not take. Raises DataError if they do
-    not fit."""
+    """The inputs of a batch by name, the targets last if there is a `loss`: that of a user, or a `function`, takes
+    several as a loop would give them, `x, *targets = batch`, or of a dict those that `forward` does not take, by its
+    parameters if they have their names, else in a dict. Raises DataError if they do not fit."""
     if isinstance(batch, DataError):
         raise batch
     by_keyword, table = isinstance(batch, Mapping), options.arguments
     takes = inspect.signature(model.forward).parameters
     takes_any = any(one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD) for one in takes.values())
-    may_be_several = loss is not None and loss not in NAMED_LOSSES and not takes_any
-    targets, rest = dict[str, Any](), list[object]()
+    is_named = loss in NAMED_LOSSES and function is None
+    may_be_several = loss is not None and not is_named and not takes_any
+    targets, rest, by_name = dict[str, Any](), list[object](), False
     if isinstance(batch, Mapping):
         values = {str(name): value for name, value in batch.items()}
         if loss is not None:
             others = [name for name in values if name not in takes] if may_be_several else []
-            targets = {name: values.pop(name) for name in (others if len(others) > 1 else [TARGET]) if name in values}
+            beside = parameters_of(function or named_losses(loss, options.loss.args if options.loss else {})[0])[1:]
+            needs = [one.name for one in beside if one.default is one.empty and one.name in values]
+            if needs and not (others or TARGET in values):
+                notice(f"of a sample, the loss takes {', '.join(needs)}, and not forward()")
+                others = needs
+            by_name = others not in ([], [TARGET]) and {*others} <= {one.name for one in beside}
+            others = others if by_name or len(others) > 1 else [TARGET]
+            targets = {name: values.pop(name) for name in others if name in values}
     else:
         parts = list(batch) if isinstance(batch, (tuple, list)) else [batch]
         wanted = len(parts) - (loss is not None)
@@ -313,15 +322,15 @@ def inputs_of(
     given = {top: each_value(value, lambda _, name: names.index(name), top) for top, value in values.items()}
     of_loss = {top: given.pop(top) for top in targets}
     is_one = [*of_loss] == [TARGET] and isinstance(of_loss[TARGET], int)
-    if loss in NAMED_LOSSES and not is_one:
+    if is_named and not is_one:
         what = f"the target of {loss} is one tensor, and a sample gives several"
         raise DataError(what, remedy="give one, or for (x, y, w) a loss function of your own, f(outputs, y, w)")
     if options.inference:  # only the loss would read them
         own = (flat(value, top) for top, value in values.items() if top not in targets)
         inputs = {name: inputs[name] for each in own for name, _ in each}
     is_flat = all(isinstance(position, int) for position in given.values())
-    whole: Any = of_loss.get(TARGET) if len(of_loss) == 1 else of_loss
-    several = None if is_one or not targets else whole if len(rest) > 1 else [whole]
+    whole: Any = of_loss.get(TARGET, of_loss) if len(of_loss) == 1 else of_loss
+    several = None if is_one or not targets else whole if by_name or len(rest) > 1 else [whole]
     return Example(inputs, by_keyword, None if is_flat else given, of_run, targets=several)
 
 
@@ -363,6 +372,6 @@ def _check_inputs(
     if not missing:
         last = "name the loss that takes the last value as its target: --loss cross_entropy"
         remedy = last if loss is None else f"{remedy}; a loss function of your own takes several, f(outputs, y, w)"
-    target = " and the target of the loss" if loss is not None else ""
-    what = f"forward({', '.join(takes)}) {problem}, and a sample gives {gives}{target}"
+    gives += " and the target of the loss" if loss is not None else ""
+    what = f"forward({', '.join(takes)}) {problem}, and a sample gives {gives}"
     raise DataError(what, where=forward_line(model), remedy=remedy)

@@ -159,9 +159,8 @@ class LossOptions(LossFields, Options):
     @classmethod
     def _counts_by_name(cls, given: object) -> object:
         if isinstance(given, Mapping) and given.get("mean_over") == "elements" and ":" in str(given.get("name", ":")):
-            what = "is for losses such as cross_entropy; a model or a function returns the sum and the count itself"
             remedy = 'leave it out, and return {"loss_sum": …, "count": …}; or in a function losses.sum(), mask.sum()'
-            raise Refused(Problem("mean_over", what, remedy, "elements"))
+            raise Refused(Problem("mean_over", "is for losses such as cross_entropy", remedy, "elements"))
         return given
 
     def problems(self) -> Iterator[Problem]:

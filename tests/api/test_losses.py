@@ -191,6 +191,37 @@ def test_a_second_loss_without_a_name_is_refused(returned: Callable[..., object]
     )
 
 
+class TakesLabels(nn.Linear):
+    def forward(self, x: Tensor, labels: Tensor | None = None) -> Tensor:
+        return super().forward(x)
+
+
+def l1(outputs: Tensor, both: tuple[Tensor, Tensor]) -> Tensor:
+    return (outputs - both[0]).mul(both[1]).abs().mean()
+
+
+def weighted(outputs: Tensor, y: Tensor, step: Tensor, skip: Tensor | None = None, *, w: Tensor) -> Tensor:
+    return l1(outputs, (y, w)) / (1 + step)
+
+
+@pytest.mark.parametrize(
+    ("sample", "loss", "notices"),
+    [
+        (lambda x, y: {"w": x, "y": y, "x": x}, weighted, []),
+        (lambda x, y: {"x": x, "labels": y}, lambda outputs, labels: F.mse_loss(outputs, labels),
+         ["of a sample, the loss takes labels, and not forward()"]),
+        (lambda x, y: {"x": x, "target": (y, x)}, l1, []),
+        (lambda x, y: {"x": x, "y": y, "w": x}, lambda outputs, rest: l1(outputs, (rest["y"], rest["w"])), []),
+    ],
+)  # fmt: skip
+def test_a_loss_function_takes_values_of_a_dict(
+    sample: Callable[[Tensor, Tensor], Any], loss: Callable[..., Tensor], notices: list[str], folder: Path
+) -> None:
+    pef = compiled(folder, TakesLabels(3, 3), sample(X[:BATCH], X[:BATCH].tanh()), loss=loss, optimizer="sgd", check=1)
+    assert str(pef.checked).startswith("1 step equal to eager PyTorch, bit for bit")
+    assert [notice for notice in pef.notices if notice.startswith("of a sample")] == notices
+
+
 def test_outputs_of_one_element_are_no_second_loss(folder: Path) -> None:
     compiled(folder, Returning(lambda kl, loss, outputs: (loss, outputs)), (X[:1], NUMBERS[:1]), optimizer="sgd")
 

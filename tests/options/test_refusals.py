@@ -48,7 +48,7 @@ REFUSED = [
     (["optimizer.no_decay=', '"], 'optimizer.no_decay = ", " (from --set): has no pattern'),
     (["optimizer=3"], "optimizer = 3 (from --set): must be a table"),
     (["loss.name=crossentropy"], "did you mean cross_entropy?"),
-    (["loss.name=net.py:f", "loss.mean_over=elements"], "a function returns the sum and the count itself"),
+    (["loss.name=net.py:f", "loss.mean_over=elements"], "in a function losses.sum(), mask.sum()"),
     (["loss.args.label_smoothin=0.1"], "is not an argument of cross_entropy; it takes ignore_index, label_"),
     (["model.target=net.py"], "add the name: net.py:NAME"),
     (["model.target=package.net.Net"], "put a colon before the name: package.net:Net"),

@@ -192,7 +192,8 @@ class Places(NamedTuple):
 class Example(NamedTuple):
     """A batch of inputs by name, and whether the model takes them by name. `arguments`: those of the model, which may
     be dicts, tuples or lists, with positions of inputs in place of tensors, or a Fixed or Whole; None where each input
-    is one. `targets`: likewise what a loss takes after the result, of the last inputs; None if it is the last one.
+    is one. `targets`: likewise what a loss takes after the result, of the last inputs, by place or in a dict by its
+    parameters; None if it is the last one.
     `of_run`, `of_loss`: the parameters of the model and of the loss that a run gives."""
 
     inputs: Mapping[str, Tensor]
@@ -200,15 +201,16 @@ class Example(NamedTuple):
     arguments: Mapping[str, object] | None = None
     of_run: tuple[str, ...] = ()
     of_loss: tuple[str, ...] = ()
-    targets: Sequence[object] | None = None
+    targets: Sequence[object] | Mapping[str, object] | None = None
 
-    def apart(self, given: Sequence[Tensor]) -> tuple[Sequence[Tensor], Sequence[object]]:
-        """The inputs of the model, and the targets."""
+    def apart(self, given: Sequence[Tensor]) -> tuple[Sequence[Tensor], Sequence[object], Mapping[str, object]]:
+        """The inputs of the model, and the targets, those without and those with names."""
         tensors = given[: len(self.inputs)]
         if self.targets is None:
-            return tensors[:-1], tensors[-1:]
-        count = sum(1 for target in self.targets for _ in flat(target, ""))
-        return tensors[:-count], [each_value(target, lambda at, _: tensors[at]) for target in self.targets]
+            return tensors[:-1], tensors[-1:], {}
+        targets = each_value(self.targets, lambda at, _: tensors[at])
+        rest = tensors[: -sum(1 for _ in flat(targets, ""))]
+        return (rest, (), targets) if isinstance(targets, Mapping) else (rest, targets, {})
 
     def call(self, model: nn.Module, tensors: Sequence[Tensor], of_run: Mapping[str, Tensor] | None = None) -> Any:
         """What `model` returns for `tensors`, in place of as many inputs, and `of_run`."""
@@ -279,8 +281,8 @@ class _Step(nn.Module):
             tensors = (*first, *(tensor for tensor in tensors if not is_in(first, tensor)))
             scalars = dict(scalars_in(result))
         else:
-            of_run = self._named(given, self._example.of_loss)
-            returned = self.loss(result, *self._example.apart(given)[1], **of_run)
+            _, by_place, by_name = self._example.apart(given)
+            returned = self.loss(result, *by_place, **by_name, **self._named(given, self._example.of_loss))
             named = named_loss(returned)
             first = [*named.values()] or by_position(returned)
             scalars = dict(scalars_in(returned))
@@ -334,8 +336,9 @@ def both_steps(
     """`named`: the loss by its name, `loss` if it is None; `table`: the names in `[arguments]`."""
     counts = named is not None and named.mean_over == "elements"
     mean, by_sample = named_losses(named.name, named.args, counts=counts) if named else (loss, None)
-    has = {*example.inputs, *(named.args if named else ())}
-    first = 2 if example.targets is None else 1 + len(example.targets)
+    by_name = example.targets if isinstance(example.targets, Mapping) else {}
+    has = {*example.inputs, *by_name, *(named.args if named else ())}
+    first = 1 if by_name else 2 if example.targets is None else 1 + len(example.targets)
     example = example._replace(of_loss=left_to_run(mean, table, has, first) if mean else ())
     return TrainingStep(model, example, mean, losses), EvaluationStep(model, example, by_sample or mean)
 
