@@ -360,7 +360,9 @@ def _check_inputs(
     extra = [name for name in called if name not in takes] if by_keyword else called[len(takes) :]
     if not missing and not extra:
         return
-    gives, remedy = ", ".join(called), "leave it out of the samples, or take it in forward()"
+    gives, remedy = ", ".join(called), "name the loss that takes the last value as its target: --loss cross_entropy"
+    if loss is not None:
+        remedy = "leave it out of the samples, or take it in forward() or in a loss function: f(outputs, y, w)"
     if missing:
         problem = f"needs {', '.join(missing)}"
         remedy = "give it in every sample, or give it a default in forward(), or a number in [arguments]: "
@@ -369,9 +371,6 @@ def _check_inputs(
         problem = f"does not take {', '.join(extra)}"
     else:
         problem, gives = f"takes {counted(len(takes), 'input')}", counted(len(called), "input")
-    if not missing:
-        last = "name the loss that takes the last value as its target: --loss cross_entropy"
-        remedy = last if loss is None else f"{remedy}; a loss function of your own takes several, f(outputs, y, w)"
     gives += " and the target of the loss" if loss is not None else ""
     what = f"forward({', '.join(takes)}) {problem}, and a sample gives {gives}"
     raise DataError(what, where=forward_line(model), remedy=remedy)

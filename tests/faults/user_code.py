@@ -112,6 +112,11 @@ USER_CODE: tuple[Fault, ...] = (
         net(samples="return TensorDataset(torch.randn(16, 8))"),
     ),
     _model(
+        "error[data]: forward(x) takes 1 input, and a sample gives 2 inputs and the target of the loss ... "
+        "take it in forward() or in a loss function: f(outputs, y, w)",
+        net(samples="return TensorDataset(torch.randn(16, 8), torch.zeros(16).long(), torch.ones(16))"),
+    ),
+    _model(
         "error[data]: forward(x, mask) needs mask, and a sample gives x and the target of the loss ... "
         "where: HERE/net.py:16: def forward(self, x, mask): ... give it in every sample ... "
         'arguments={"mask": 0.1}',
