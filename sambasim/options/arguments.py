@@ -53,4 +53,4 @@ class ArgumentOptions(Options, serialize_by_alias=True):
 
 def arguments_of(names: Iterable[str], table: Mapping[str, ArgumentOptions]) -> dict[str, ArgumentOptions]:
     """What a run gives as `names`: as `table` says, and else the counters of these names."""
-    return {name: table.get(name) or ArgumentOptions(schedule=name) for name in names}  # type: ignore[arg-type]
+    return {name: table.get(name) or ArgumentOptions.model_validate(name) for name in names}

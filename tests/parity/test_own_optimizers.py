@@ -1,8 +1,6 @@
 """Optimizers of the user's own: functions that are captured, beside the same functions in an eager loop."""
 
 import inspect
-import itertools
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -26,6 +24,7 @@ from sambasim.optimizers import FORM_OF_OWN
 from sambasim.options.training import OptimizerOptions
 from sambasim.pef.digests import digests_of_model
 from sambasim.runtime.values.operators import entry_of
+from tests.parity import refused_updates as refused
 from tests.support.whole import whole_case
 
 Update = Callable[..., object]
@@ -141,45 +140,26 @@ def test_replicas_train_two_groups_to_the_bits_of_an_eager_loop(function: Update
     assert all(torch.equal(found[name], wanted) for name, wanted in _eager(function).items())
 
 
-COUNTED = itertools.count(1)
-
-
-# fmt: off
-def branches(p, g, *, lr=1e-3): p.add_(g) if lr > 0 else None  # type: ignore[no-untyped-def]
-def roots(p, g, *, lr=1e-3): p.add_(g, alpha=math.sqrt(lr))  # type: ignore[no-untyped-def]
-def norms(p, g, *, lr=1e-3): p.add_(g / g.norm(), alpha=-lr)  # type: ignore[no-untyped-def]
-def items(p, g, *, lr=1e-3): p.add_(g.max().item())  # type: ignore[no-untyped-def]
-def views(p, g, *, lr=1e-3): p.add_(g.view(8, 8).t().reshape(-1))  # type: ignore[no-untyped-def]
-def draws(p, g, *, lr=1e-3): p.add_(torch.randn_like(g), alpha=lr)  # type: ignore[no-untyped-def]
-def returns(p, g, *, lr=1e-3): return p - lr * g  # type: ignore[no-untyped-def]
-def alphas(p, g, *, lr=1e-3): p.sub_(g, alpha=lr)  # type: ignore[no-untyped-def]
-def chooses(p, g, *, step, lr=1e-3): p.sub_(g * torch.where(step < 9, lr * 0.1, lr))  # type: ignore[no-untyped-def]
-def asks(p, g, *, step, lr=1e-3): p.add_(g, alpha=-torch.sym_ite(step < 9, lr * 0.1, lr))  # type: ignore
-def betas(p, g, *, lr=1e-3, betas=(0.9, 0.99)): p.sub_(g)  # type: ignore[no-untyped-def]
-def sizes(p, g, *, lr=1e-3): p.add_(g / p.numel() ** 0.5)  # type: ignore[no-untyped-def]
-def matrices(p, g, *, lr=1e-3): p.add_(g * 2 if p.ndim > 1 else g)  # type: ignore[no-untyped-def]
-def calls(p, g, *, lr=1e-3): p.add_(g / next(COUNTED))  # type: ignore[no-untyped-def]
-def no_rate(p, g, *, beta=0.9): p.sub_(g)  # type: ignore[no-untyped-def]
-def no_default(p, g, *, lr): p.sub_(g, alpha=lr)  # type: ignore[no-untyped-def]
-def switch(p, g, *, lr=1e-3, nesterov=False): p.sub_(g, alpha=lr)  # type: ignore[no-untyped-def]
-def masters(p, g, master, *, lr=1e-3): p.sub_(g, alpha=lr)  # type: ignore[no-untyped-def]
-def others(p, g, *states, lr=1e-3): p.sub_(g, alpha=lr)  # type: ignore[no-untyped-def]
-# fmt: on
-
 REFUSED: list[tuple[Update, type[SambasimError], str]] = [
-    (branches, CaptureError, "a number that is not known before a run"),
-    (roots, CaptureError, "a number that is not known before a run"),
-    (alphas, CaptureError, "a number that is not known before a run"),
-    (chooses, CaptureError, r"(?s)where\(\).*at = torch.zeros_like\(gradient\) \+ step"),
-    (asks, OperatorError, r"(?s)uses lt of numbers.*at = torch.zeros_like\(gradient\) \+ step"),
-    (betas, OptionError, "has other arguments: betas\n"),
-    *((one, OptionError, "depends on the shape of a tensor, or on what earlier") for one in (sizes, matrices, calls)),
-    (norms, CaptureError, "aten.linalg_vector_norm.default is not element-wise"),
-    (items, CaptureError, "aten.max.default is not element-wise"),
-    (views, CaptureError, "aten.view_copy.default is not element-wise"),
-    (draws, CaptureError, "aten.randn_like.default is not element-wise"),
-    (returns, OptionError, "does not change the parameter"),
-    *((one, OptionError, "has other arguments") for one in (no_rate, no_default, switch, masters, others)),
+    (refused.branches, CaptureError, "a number that is not known before a run"),
+    (refused.roots, CaptureError, "a number that is not known before a run"),
+    (refused.alphas, CaptureError, "a number that is not known before a run"),
+    (refused.chooses, CaptureError, r"(?s)where\(\).*at = torch.zeros_like\(gradient\) \+ step"),
+    (refused.asks, OperatorError, r"(?s)uses lt of numbers.*at = torch.zeros_like\(gradient\) \+ step"),
+    (refused.betas, OptionError, "has other arguments: betas\n"),
+    (refused.sizes, OptionError, "depends on the shape of a tensor, or on what earlier"),
+    (refused.matrices, OptionError, "depends on the shape of a tensor, or on what earlier"),
+    (refused.calls, OptionError, "depends on the shape of a tensor, or on what earlier"),
+    (refused.norms, CaptureError, "aten.linalg_vector_norm.default is not element-wise"),
+    (refused.items, CaptureError, "aten.max.default is not element-wise"),
+    (refused.views, CaptureError, "aten.view_copy.default is not element-wise"),
+    (refused.draws, CaptureError, "aten.randn_like.default is not element-wise"),
+    (refused.returns, OptionError, "does not change the parameter"),
+    (refused.no_rate, OptionError, "has other arguments"),
+    (refused.no_default, OptionError, "has other arguments"),
+    (refused.switch, OptionError, "has other arguments"),
+    (refused.masters, OptionError, "has other arguments"),
+    (refused.others, OptionError, "has other arguments"),
 ]
 
 
@@ -187,9 +167,7 @@ REFUSED: list[tuple[Update, type[SambasimError], str]] = [
 def test_what_cannot_be_is_refused_at_its_line(function: Update, error: type[SambasimError], said: str) -> None:
     with pytest.raises(error, match=said) as raised:
         _graph(function)
-    assert f"test_own_optimizers.py:{function.__code__.co_firstlineno}: def {function.__name__}" in str(
-        raised.value.where
-    )
+    assert f"refused_updates.py:{function.__code__.co_firstlineno}: def {function.__name__}" in str(raised.value.where)
 
 
 class Mine(torch.optim.AdamW):
