@@ -14,7 +14,7 @@ A step runs the sections of a *pass*, forward and backward, once for each micro-
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from sambasim.ir.graph import Graph, Node, Section, SectionKind, leaves
@@ -193,6 +193,16 @@ def readers_of(nodes: Sequence[Node]) -> Mapping[str, Sequence[int]]:
         for name in dict.fromkeys(node.reads):
             found[name].append(position)
     return found
+
+
+def last_uses(nodes: Sequence[Node], keep: Collection[str]) -> list[list[str]]:
+    """For each node, the results of `nodes` that no later one reads, without those to `keep`."""
+    left = {name for node in nodes for name in node.results}.difference(keep)
+    last: list[list[str]] = []
+    for node in reversed(nodes):
+        last.append([name for name in dict.fromkeys((*node.reads, *node.results)) if name and name in left])
+        left.difference_update(last[-1])
+    return last[::-1]
 
 
 def aliases_of(value: str, nodes: Sequence[Node], readers: Mapping[str, Sequence[int]]) -> set[str]:

@@ -14,10 +14,10 @@ For large products, oneDNN is 5 to 10 % faster than MKL on an AMD CPU; on an Int
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from itertools import chain, groupby, islice, zip_longest
 from operator import getitem
-from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -31,16 +31,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from sambasim.errors import MachineError, OptionError
 from sambasim.ir.dataflow import kind_of, readers_of
-from sambasim.ir.graph import Argument, Node, Ref, Section, SectionKind
+from sambasim.ir.graph import Node, Ref, Section, SectionKind
 from sambasim.ir.operators import ASSERTION, OPERATORS, OperatorKind
 from sambasim.ir.types import TensorType
 from sambasim.runtime.engine import instructions
 from sambasim.runtime.engine.instructions import Function, Instruction, RegisterFile, Unit
 from sambasim.runtime.engine.pass_code import Route, find_routes, is_plain_view
 from sambasim.runtime.machine.kernels import cpu_kind, find_cpp_compiler, use_inductor_cache
-from sambasim.runtime.values.operators import find_operator, plain_argument
+from sambasim.runtime.values.operators import call_of, find_operator
 
-T = TypeVar("T")
 Fakes: TypeAlias = Mapping[str, Tensor]
 
 BACKWARD_UNITS = 4
@@ -200,13 +199,13 @@ def fake_values(nodes: Sequence[Node], inputs: Mapping[str, TensorType]) -> tupl
         values = {name: torch.empty(type_.shape, dtype=getattr(torch, type_.dtype)) for name, type_ in inputs.items()}
         for node in nodes:
             if node.operator != ASSERTION:
-                arguments, keywords = _arguments(node, values)
                 operator = find_operator(node.operator)
-                made = _by_name(node, operator(*arguments, **keywords))
+                call = call_of(operator, node)
+                made = _by_name(node, call(values))
                 values.update(made)
                 if operator in decompositions():
                     with _Decomposing():
-                        simpler = _by_name(node, operator(*arguments, **keywords))
+                        simpler = _by_name(node, call(values))
                     strayed |= {name for name in made if made[name].stride() != simpler[name].stride()}
     return values, strayed
 
@@ -229,7 +228,7 @@ def rebuild(
         call, is_one = _product(node, fakes, values, graph), True
         if call is None:
             operator = find_operator(node.operator)
-            call = graph.call_function(operator, *_arguments(node, values))
+            call = call_of(partial(_added, graph, operator), node)(values)
             is_one = instructions.tensors_returned(operator._schema) == 1
         for index, name in enumerate(node.results):
             if name is not None:
@@ -238,6 +237,10 @@ def rebuild(
                 values[name] = graph.call_function(force_stride_order, (value, strides)) if name in strayed else value
     graph.output(tuple(values[name] for name in outputs))
     return GraphModule({}, graph)
+
+
+def _added(graph: Graph, operator: OpOverload, *args: FxArgument, **kwargs: FxArgument) -> torch.fx.Node:
+    return graph.call_function(operator, args, kwargs)
 
 
 def _product(node: Node, fakes: Fakes, values: Mapping[str, FxArgument], graph: Graph) -> torch.fx.Node | None:
@@ -252,19 +255,6 @@ def _product(node: Node, fakes: Fakes, values: Mapping[str, FxArgument], graph: 
     product = graph.call_function(LINEAR, (values[a], transposed))
     # Inductor fuses the addition of the bias with what follows.
     return graph.call_function(torch.ops.aten.add.Tensor, (product, values[bias[0]])) if bias else product
-
-
-def _arguments(node: Node, values: Mapping[str, T]) -> tuple[tuple[T, ...], dict[str, T]]:
-    """The arguments and keywords as torch takes them, with references replaced by `values`."""
-
-    def converted(argument: Argument) -> T:
-        if isinstance(argument, Ref):
-            return values[argument.name]
-        if isinstance(argument, tuple):
-            return cast(T, [converted(item) for item in argument])
-        return cast(T, plain_argument(argument))
-
-    return tuple(map(converted, node.args)), {name: converted(argument) for name, argument in node.kwargs}
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import FunctionSchema, Tensor
 
+from sambasim.ir.dataflow import last_uses
 from sambasim.ir.graph import Argument, Node, Ref, Section
 from sambasim.runtime.transports.communication import Communication
 from sambasim.runtime.values.operators import find_operator, plain_argument
@@ -82,16 +83,8 @@ def free_after_use(
     instructions: Sequence[Instruction | None], keep: Collection[str], registers: RegisterFile
 ) -> list[Instruction | None]:
     """The same instructions, each freeing the values that it is the last to read, except those in `keep`."""
-    left = {name for instruction in instructions if instruction for name in instruction.node.results}.difference(keep)
-    freeing: list[Instruction | None] = []
-    for instruction in reversed(instructions):
-        if instruction is not None:
-            names = dict.fromkeys((*instruction.node.reads, *instruction.node.results))
-            last = [name for name in names if name and name in left]
-            left.difference_update(last)
-            instruction = replace(instruction, frees=tuple(map(registers.value, last)))
-        freeing.append(instruction)
-    return freeing[::-1]
+    last = iter(last_uses([instruction.node for instruction in instructions if instruction], keep))
+    return [one and replace(one, frees=tuple(map(registers.value, next(last)))) for one in instructions]
 
 
 def instruction_for(

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from sambasim.errors import PefError
-from sambasim.ir.graph import Argument, Graph, Node, Ref
+from sambasim.ir.graph import Graph, Node
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind, TensorType
 from sambasim.pef.archive import COMPILE_AGAIN
 from sambasim.runtime.engine.instructions import Function, builtin
 from sambasim.runtime.values.memory import type_of
-from sambasim.runtime.values.operators import find_operator, plain_argument
+from sambasim.runtime.values.operators import call_of, find_operator
 
 _META = torch.device("meta")
 
@@ -51,12 +51,11 @@ def _results(node: Node, held: Mapping[str, Tensor]) -> Sequence[object] | None:
     """None if only values could tell."""
     operator = find_operator(node.operator)
     function: Function = builtin(node, operator._schema) or operator
-    keywords = {name: _value(argument, held) for name, argument in node.kwargs}
-    if any(argument.name == "device" for argument in operator._schema.arguments):
-        keywords["device"] = _META
-    arguments = [_value(argument, held) for argument in node.args]
+    has_device = any(argument.name == "device" for argument in operator._schema.arguments)
+    without_memory = {"device": _META} if has_device else {}
+    call = call_of(lambda *args, **kwargs: function(*args, **(kwargs | without_memory)), node)
     try:
-        result = function(*arguments, **keywords)
+        result = call(held)
     except NotImplementedError:  # there is no kernel without memory, or the shape depends on values
         return None
     except Exception as error:  # of any kind: it is torch's word for arguments that do not fit
@@ -65,12 +64,6 @@ def _results(node: Node, held: Mapping[str, Tensor]) -> Sequence[object] | None:
     if not node.results:
         return ()
     return result if isinstance(result, tuple | list) else (result,)
-
-
-def _value(argument: Argument, held: Mapping[str, Tensor]) -> object:
-    if isinstance(argument, Ref):
-        return held[argument.name]
-    return [_value(item, held) for item in argument] if isinstance(argument, tuple) else plain_argument(argument)
 
 
 def _tensor(type_: TensorType) -> Tensor:

@@ -1,4 +1,4 @@
-"""Operators and constants of torch by their names in a PEF, and calls of them: the update of an optimizer."""
+"""Operators and constants of torch by their names in a PEF, and calls of nodes: of the update of an optimizer, say."""
 
 import math
 import operator
@@ -10,7 +10,8 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from sambasim.errors import OptionError, PefError
-from sambasim.ir.graph import Argument, ComplexNumber, Graph, Ref, TorchConstant
+from sambasim.ir.dataflow import last_uses
+from sambasim.ir.graph import Argument, ComplexNumber, Graph, Node, Ref, TorchConstant
 from sambasim.ir.operators import NUMBERS
 from sambasim.ir.program import AVERAGE, MASTER, Optimizer
 from sambasim.optimizers import OPTIMIZERS, Numbers, OptimizerEntry, Written
@@ -51,6 +52,28 @@ def plain_argument(argument: Argument) -> object:
     return argument
 
 
+def call_of(function: Callable[..., Any], node: Node) -> Callable[[Mapping[str, Any]], Any]:
+    """Calls `function` with the arguments of `node`, whose values are given by name. Raises PefError as above."""
+    arguments = list(map(_reader, node.args))
+    keywords = {name: _reader(argument) for name, argument in node.kwargs}
+
+    def call(values: Mapping[str, Any]) -> Any:
+        named = {name: read(values) for name, read in keywords.items()}
+        return function(*(read(values) for read in arguments), **named)
+
+    return call
+
+
+def _reader(argument: Argument) -> Callable[[Mapping[str, Any]], object]:
+    if isinstance(argument, Ref):
+        return operator.itemgetter(argument.name)
+    if isinstance(argument, tuple):
+        items = list(map(_reader, argument))
+        return lambda values: [read(values) for read in items]
+    plain = plain_argument(argument)
+    return lambda values: plain
+
+
 _ON_NUMBERS: Mapping[str, Callable[..., Any]] = {
     **{name: getattr(operator, name[7:]) for name in NUMBERS if "sym" not in name},
     **{"number.sym_min": min, "number.sym_max": max, "number.pow": math.pow},  # whose results are no complex numbers
@@ -67,37 +90,22 @@ def entry_of(optimizer: Optimizer) -> OptimizerEntry:
 def _own_update(graph: Graph) -> Written:
     """A function that runs `graph`, the update of an optimizer, on tensors of any length. Numbers are Python's, as in
     an eager loop. Raises OptionError if torch or Python cannot."""
-    calls, left = [], {name for node in graph.nodes for name in node.results}
-    left.difference_update(output.value for output in graph.outputs)
-    for node in reversed(graph.nodes):
-        last = [name for name in {*node.reads, *node.results} if name in left]
-        left.difference_update(last)
-        function = _ON_NUMBERS.get(node.operator) or find_operator(node.operator)
-        arguments = [_reader(argument) for argument in node.args]
-        keywords = {name: _reader(argument) for name, argument in node.kwargs}
-        calls.append((node, function, arguments, keywords, last))
-    calls.reverse()
+    functions = [_ON_NUMBERS.get(node.operator) or find_operator(node.operator) for node in graph.nodes]
+    last = last_uses(graph.nodes, {output.value for output in graph.outputs})
+    calls = list(zip(graph.nodes, map(call_of, functions, graph.nodes), last, strict=True))
 
     def update(parameter: Tensor, gradient: Tensor, states: Mapping[str, Tensor], given: Numbers) -> None:
         held: dict[Any, Any] = {name: float(number) for name, number in given.items()}
         held |= {**states, "parameter": parameter, "gradient": gradient}
-        for node, function, arguments, keywords, last in calls:
+        for node, call, unread in calls:
             try:
-                named = {name: read(held) for name, read in keywords.items()}
-                held[node.results[0]] = function(*(read(held) for read in arguments), **named)
+                held[node.results[0]] = call(held)
             except (ArithmeticError, RuntimeError, TypeError, ValueError) as error:
                 what = f"the update of the optimizer {graph.name} failed: {type(error).__name__}: {error}"
                 raise OptionError(what, where=str(node.source or node.name), remedy="other hyperparameters") from error
-            for name in last:
+            for name in unread:
                 del held[name]
         for output in graph.outputs:
             held[output.symbol].copy_(held[output.value])
 
     return update
-
-
-def _reader(argument: Argument) -> Callable[[Mapping[Any, Any]], object]:
-    if isinstance(argument, Ref):
-        return operator.itemgetter(argument.name)
-    plain = plain_argument(argument)
-    return lambda held: plain
