@@ -64,14 +64,16 @@ class CheckpointRecord(Record):
     checkpoint_s: Figure
 
 
-class BytesRecord(Record):
-    """Bytes that gradient sync moved on all ranks together, counted by their receiver. `peer` is between devices of one
-    node; `network` is carried by MPI, within one machine too."""
+@with_config(extra="forbid")
+@dataclass(slots=True)
+class BytesMoved:
+    """Bytes that gradient sync moved, on one rank while it counts, then on all together; each transfer is counted once,
+    by its receiver. `peer` is between devices of one node; `network` is carried by MPI, within one machine too."""
 
-    device_to_host: Count
-    host_to_device: Count
-    peer: Count
-    network: Count
+    device_to_host: Count = 0
+    host_to_device: Count = 0
+    peer: Count = 0
+    network: Count = 0
 
 
 class PlacementRecord(Record):
@@ -147,7 +149,7 @@ class SummaryRecord(Record):
     skipped_steps: Count = 0
     loss_scale: float | None = None
     evaluation: EvaluationRecord | None
-    bytes: BytesRecord
+    bytes: BytesMoved
     weights_sha256: str
     state_sha256: str
     exempt_from_exactness: list[str]

@@ -26,7 +26,7 @@ from sambasim.ir.types import SymbolKind
 from sambasim.options.run import ResolvedRun, RunOptions, resolve_run
 from sambasim.pef import map_weights, read
 from sambasim.pef.digests import changed
-from sambasim.records.metrics import EvaluationRecord, InferenceRecord
+from sambasim.records.metrics import InferenceRecord
 from sambasim.runtime.engine.executor import Batch, Executor, outputs_in_order
 from sambasim.runtime.machine import process
 from sambasim.runtime.machine.communicator import Communicator, single_rank
@@ -61,16 +61,14 @@ class Sums:
         sums: list[Any] = [*map(sum, numbers), tuple(map(sum, zip_longest(logged, further, fillvalue=0.0)))]
         return Sums(*sums)
 
-    def record(self, step: int, epoch: int, program: Program, began_s: float) -> EvaluationRecord:
-        return EvaluationRecord(
-            step=step,
-            epoch=epoch + 1,
-            samples=self.samples,
-            loss=self.loss / self.counted if program.loss is not None and self.counted else None,
-            logged={name: total / self.told_of for name, total in zip(program.evaluated, self.logged, strict=False)},
-            accuracy=self.correct / self.classified if self.classified else None,
-            evaluation_s=time.perf_counter() - began_s,
-        )
+    def means(self, program: Program) -> dict[str, Any]:
+        """What records of an evaluation and of an inference say of the samples."""
+        return {
+            "samples": self.samples,
+            "loss": self.loss / self.counted if program.loss is not None and self.counted else None,
+            "logged": {name: total / self.told_of for name, total in zip(program.evaluated, self.logged, strict=False)},
+            "accuracy": self.correct / self.classified if self.classified else None,
+        }
 
 
 class Evaluator:
@@ -260,7 +258,7 @@ def infer(
             kept += [[output.clone() for output in outputs]] if keeps_outputs else []
         activity.waits("waiting for peers to predict")
         total = sum(in_turn(communicator.all_gather_object(of_batches)), Sums())
-        evaluation, all_outputs = total.record(0, 0, program, began_s), list[Tensor]()
+        all_outputs = list[Tensor]()
         if keeps_outputs:
             activity.takes_long("saving the predictions")
             everybody = communicator.gather_object(kept) or ()
@@ -273,10 +271,7 @@ def infer(
             data=source.name,
             held_out=source.evaluation is not None,
             weights=None if options.weights is None else str(options.weights),
-            samples=evaluation.samples,
-            loss=evaluation.loss,
-            logged=evaluation.logged,
-            accuracy=evaluation.accuracy,
+            **total.means(program),
             prediction_s=time.perf_counter() - began_s,
             predictions=None if options.predictions is None else str(options.predictions),
             notices=notices,

@@ -249,7 +249,8 @@ class TrainingJob:
         self._activity.does("evaluation done")
         total = sum(in_turn([of_replica for of_rank, _ in everybody for of_replica in of_rank]), Sums())
         requested = max(request for _, request in everybody)
-        return total.record(step, epoch, setup.program, began_s), requested
+        means, evaluation_s = total.means(setup.program), time.perf_counter() - began_s
+        return EvaluationRecord(step=step, epoch=epoch + 1, evaluation_s=evaluation_s, **means), requested
 
     def _of_first(self, team: Team, averages: Mapping[str, str] | None) -> Sequence[Mapping[str, Tensor]]:
         """Collective. For each rank that this process evaluates, its parts of the buffers of replica 0; with `averages`

@@ -1,9 +1,9 @@
 """What a run reports, as records: notices at its start; the summary at its end, with the predicted time of a step on
-devices, and the bytes that sync moved, added over ranks. Transports count them: `BytesMoved`."""
+devices, and the bytes that sync moved, added over ranks."""
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, astuple
 from itertools import chain, takewhile
 
 import torch
@@ -18,7 +18,7 @@ from sambasim.ir.program import Program
 from sambasim.ir.ranks import kept
 from sambasim.ir.types import SymbolKind
 from sambasim.pef.digests import changed
-from sambasim.records.metrics import BytesRecord, EvaluationRecord, PlacementRecord, PredictedRecord, SummaryRecord
+from sambasim.records.metrics import BytesMoved, EvaluationRecord, PlacementRecord, PredictedRecord, SummaryRecord
 from sambasim.runtime.checkpoint.saver import Saver
 from sambasim.runtime.run.plan import Plan, learning_rate_factor
 from sambasim.runtime.run.replica import changed_buffers
@@ -147,7 +147,7 @@ def summarize(
     taken = totals.steps - steps.start.step
     path = SyncPath.RDU if options.reduce_on_rdu else SyncPath.HOST
     moved_here = [replica.transport.sync.bytes_moved for replica in team.replicas]
-    moved = [own for of_process in setup.communicator.all_gather_object(moved_here) for own in of_process]
+    moved = [astuple(own) for of_process in setup.communicator.all_gather_object(moved_here) for own in of_process]
     locations = setup.placement.locations()
     step: PredictedStep | str | None = None
     if setup.is_first:
@@ -180,7 +180,7 @@ def summarize(
         samples_per_s=taken * steps.samples_per_step / totals.training_s if taken else 0.0,
         sync_share=totals.sync_s / totals.training_s if taken else 0.0,
         evaluation=evaluation,
-        bytes=BytesRecord(**{kind: sum(getattr(own, kind) for own in moved) for kind in BytesRecord.model_fields}),
+        bytes=BytesMoved(*map(sum, zip(*moved, strict=True))),
         weights_sha256=state.weights_sha256,
         state_sha256=state.state_sha256,
         exempt_from_exactness=exempt(setup, team),

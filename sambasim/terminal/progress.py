@@ -3,6 +3,7 @@ end, from the SummaryRecord that `runtime/outcome.py` makes."""
 
 import sys
 import time
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from sambasim.errors import one_line, printable, say
@@ -123,7 +124,7 @@ class RunProgress(RunObserver):
         pace = f"{summary.samples_per_s:.0f} samples/s, {summary.sync_share:.0%} in sync{hidden}"
         loss = f"loss {summary.loss_first:.4f} -> {summary.loss_last:.4f}"
         say(f"{steps} step{'s' * (steps != 1)} in {format_seconds(summary.training_s)} (measured): {pace}; {loss}")
-        bytes_of = summary.bytes.model_dump().items()
+        bytes_of = asdict(summary.bytes).items()
         if moved := [f"{format_bytes(count)} {kind.replace('_', ' ')}" for kind, count in bytes_of if count]:
             say(f"sync moved {', '.join(moved)}")
         show(*step_times(summary, predicts=self._predicts))

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 import sambasim as ss
 from sambasim.quickstart.digits import DigitsClassifier, digits
-from sambasim.records.metrics import BytesRecord, InferenceRecord, read_run
+from sambasim.records.metrics import BytesMoved, InferenceRecord, read_run
 from tests.faults.command import sambasim
 from tests.support.mpi import ROOT, SAMBASIM, run_job, run_mpi
 from tests.support.whole import whole
@@ -123,7 +123,7 @@ def samples():
     assert summary is not None
     assert (summary.world_size, summary.steps, summary.sync) == (3, 1, "device")
     peer = (3 - 1) * 4 * (28928 + 512)  # each owner of a slice of the quick start's two groups reads it from two peers
-    assert summary.bytes == BytesRecord(device_to_host=0, host_to_device=0, peer=peer, network=0)
+    assert summary.bytes == BytesMoved(device_to_host=0, host_to_device=0, peer=peer, network=0)
 
 
 @whole

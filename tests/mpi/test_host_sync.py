@@ -9,7 +9,7 @@ import pytest
 from sambasim.ir.program import Program
 from sambasim.ir.types import DTYPE_BYTES
 from sambasim.pef import read
-from sambasim.records.metrics import BytesRecord
+from sambasim.records.metrics import BytesMoved
 from tests.mpi.bodies.train import Run
 from tests.mpi.training import EXACT, WAYS, Trained, of_pef, runs_of, train
 from tests.support.examples import CompiledExample
@@ -104,5 +104,5 @@ def test_bytes_are_counted_as_the_documents_say(trained: ByPef, programs: Mappin
             assert moved[f"{way} in many rounds"] == moved[way]
 
 
-def _bytes(device_to_host: int, host_to_device: int, network: int) -> BytesRecord:
-    return BytesRecord(device_to_host=device_to_host, host_to_device=host_to_device, peer=0, network=network)
+def _bytes(device_to_host: int, host_to_device: int, network: int) -> BytesMoved:
+    return BytesMoved(device_to_host=device_to_host, host_to_device=host_to_device, peer=0, network=network)

@@ -1,7 +1,7 @@
 """Traces of real runs, by every way that replicas sync: of the right steps, well formed, and with the bits of a run
 without one."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import pytest
@@ -116,7 +116,7 @@ def test_the_steps_and_no_others_are_there_with_their_sections_in_order(runs: li
 def test_the_bytes_are_those_that_the_run_counts(runs: list[Run]) -> None:
     """In each step alike, and over all ranks."""
     for run in runs:
-        moved = run.traced.summary.bytes.model_dump()
+        moved = asdict(run.traced.summary.bytes)
         for kind, count in moved.items():
             counted = sum(one.args.get(f"{kind}_bytes", 0) for one in run.trace.named("sync and update"))
             if run.way == "device":  # some groups are read beside the backward, and parameters travel after REDUCE

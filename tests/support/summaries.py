@@ -1,6 +1,6 @@
 """The summary of a run that never ran."""
 
-from sambasim.records.metrics import BytesRecord, EvaluationRecord, SummaryRecord
+from sambasim.records.metrics import BytesMoved, EvaluationRecord, SummaryRecord
 
 
 def summary(
@@ -13,7 +13,7 @@ def summary(
         **dict.fromkeys(("training_s", "samples_per_s", "sync_share", "loss_first", "loss_last"), 0.5),
         **dict.fromkeys(("pef_digest", "torch", "mpi"), "x"),
         **{"first_nonfinite_step": None, "emulated": False, "engine": "plain", "exempt_from_exactness": []},
-        "bytes": BytesRecord(device_to_host=0, host_to_device=0, peer=2048, network=0),
+        "bytes": BytesMoved(device_to_host=0, host_to_device=0, peer=2048, network=0),
     }
     of_run = {"sync": sync, "evaluation": evaluation, "weights_sha256": weights, "state_sha256": state}
     return SummaryRecord.model_validate(fields | of_run)

@@ -1,10 +1,8 @@
 """The interfaces of transports: a communication of a step, which begins and finishes; a group of ranks along a mesh
-axis, in which values travel; `GradientSync`, by which a rank syncs gradients with its group along dp. And `BytesMoved`,
-in which each transport counts the bytes that the summary of a run shows."""
+axis, in which values travel; `GradientSync`, by which a rank syncs gradients with its group along dp."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeAlias, final
 
 from torch import Tensor
@@ -14,20 +12,11 @@ from sambasim.collectives import additions
 from sambasim.errors import InternalError
 from sambasim.ir.program import Member, ParameterGroup
 from sambasim.ir.types import Slice, TensorType
+from sambasim.records.metrics import BytesMoved
 from sambasim.runtime.values.memory import DeviceMemory, slices_of
 from sambasim.runtime.values.optimizers import Optimizers
 
 R = TypeVar("R", default=object, covariant=True)
-
-
-@dataclass(slots=True)
-class BytesMoved:
-    """Bytes that communication moved, by kind, on this rank. Each transfer is counted once, where it arrives."""
-
-    device_to_host: int = 0
-    host_to_device: int = 0
-    peer: int = 0
-    network: int = 0
 
 
 def nothing(*operands: object) -> None:

@@ -14,9 +14,10 @@ from torch import Tensor
 from sambasim.collectives import additions
 from sambasim.ir.program import ParameterGroup
 from sambasim.ir.types import ALIGNMENT_ELEMENTS, DTYPE_BYTES, Slice, pieces
+from sambasim.records.metrics import BytesMoved
 from sambasim.records.trace import Track
 from sambasim.runtime.machine.communicator import Communicator, Message, Request
-from sambasim.runtime.transports.communication import BytesMoved, Communication, Slices
+from sambasim.runtime.transports.communication import Communication, Slices
 from sambasim.runtime.values.mean import Sum, TreeMean
 from sambasim.runtime.values.memory import DeviceMemory, byte_array
 from sambasim.runtime.watch.observer import SpanArgs, span

@@ -8,9 +8,10 @@ from torch import Tensor
 from sambasim.collectives import all_gather_messages, blocks, port_of, reduce_scatter_messages
 from sambasim.ir.program import ParameterGroup
 from sambasim.ir.types import DTYPE_BYTES
+from sambasim.records.metrics import BytesMoved
 from sambasim.records.trace import Track
 from sambasim.runtime.machine.communicator import Communicator, Request
-from sambasim.runtime.transports.communication import BytesMoved, Slices
+from sambasim.runtime.transports.communication import Slices
 from sambasim.runtime.values.mean import tree_mean
 from sambasim.runtime.values.memory import DeviceMemory, byte_array
 from sambasim.runtime.watch.observer import span
