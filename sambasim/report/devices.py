@@ -34,14 +34,18 @@ class Placed(NamedTuple):
 def inventory_json(placed: Placed) -> str:
     """In SI base units. `placement` has the node, RDU and tiles of each replica, or of each rank of `mesh`."""
     devices, clusters, inventory, placement, mesh = placed
-    places = [asdict(at) for at in placement.locations()]
-    if mesh is not None:
-        numbered = enumerate(places)
-        places = [{"rank": at.pop("replica"), "coordinates": mesh.coordinates(rank), **at} for rank, at in numbered]
+    places = [asdict(at) if mesh is None else rank_fields(at, mesh) for at in placement.locations()]
     listed = {"devices": list(map(_record, devices)), "clusters": list(map(_record, clusters))}
     names = {"device": inventory.device.name, "cluster": inventory.cluster.name, "nodes": inventory.cluster.nodes}
     per_node = {"replicas_per_node" if mesh is None else "ranks_per_node": placement.per_full_node}
     return json_line({**listed, **names, **per_node, "placement": places})
+
+
+def rank_fields(at: Location, mesh: Mesh) -> dict[str, object]:
+    """The place of a rank, in the mesh and on the hardware."""
+    fields = asdict(at)
+    rank = fields.pop("replica")
+    return {"rank": rank, "coordinates": mesh.coordinates(rank), **fields}
 
 
 def inventory_report(placed: Placed) -> list[RenderableType]:

@@ -8,11 +8,11 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from sambasim.costs.price import Bound
-from sambasim.hardware.placement import Location
 from sambasim.ir.mesh import DATA_PARALLEL, PIPELINE
 from sambasim.ir.schedule import ActionKind
 from sambasim.ir.types import SymbolKind
 from sambasim.report.analysis import NOT_VALIDATED, PRICED_IN, Analysis, advice_fields, advice_parts, step_or_forward
+from sambasim.report.devices import rank_fields
 from sambasim.report.summaries import held_bytes
 from sambasim.report.tables import Curve, Row, Table, json_line, labelled, log_chart, table, text_table
 from sambasim.simulation.alone import RankAlone
@@ -55,12 +55,11 @@ def step_record(step: PredictedStep) -> Row:
 
 def _ranks(step: PredictedStep) -> Iterator[Row]:
     """Of the first replica, without ZeRO; `needed_bytes` with tensors between sections; shares of its passes."""
-    for number, at in enumerate(step.placement.locations()[: step.program.ranks_of_replica]):
-        coordinates, where = step.mesh.coordinates(number), asdict(at)
-        position = coordinates.get(PIPELINE, 0)
+    for at in step.placement.locations()[: step.program.ranks_of_replica]:
+        position = step.mesh.coordinate(at.replica, PIPELINE)
         rank, times, held = step.ranks[position], step.times_of(position), held_bytes(step.ranks[position].program)
         yield Row(
-            **{"rank": where.pop("replica"), "coordinates": dict(coordinates), **where},
+            **rank_fields(at, step.mesh),
             stages=tuple(step.schedule.stages_of(position)),
             parameter_bytes=held[SymbolKind.PARAMETER],
             gradient_bytes=held[SymbolKind.GRADIENT],
@@ -87,15 +86,12 @@ def _axes(step: PredictedStep) -> Iterator[Row]:
         yield Row(axis=axis, received_bytes=received, **seconds)
 
 
-def ranks_table(record: Row) -> Table:
-    def row(rank: Row) -> Mapping[str, object]:
-        mesh = ", ".join(f"{axis} {position}" for axis, position in rank.coordinates.items())
-        where = Location(rank.rank, rank.node, rank.rdu, rank.first_tile, rank.tiles)
-        return {**rank.model_dump(), "mesh": mesh, "where": str(where)}
-
+def ranks_table(step: PredictedStep) -> Table:
+    places = zip(_ranks(step), step.placement.locations(), strict=False)
+    rows = [rank.model_dump() | {"mesh": step.mesh.place(at.replica), "where": str(at)} for rank, at in places]
     sizes = "parameter_bytes:parameters, gradient_bytes:gradients, state_bytes:states, needed_bytes:memory"
     shares = "predicted_busy_share:busy, predicted_messages_share:messages, predicted_idle_share:idle"
-    return table("ranks of a replica", map(row, record.each_rank), "rank, mesh, where, stages", f"{sizes}, {shares}")
+    return table("ranks of a replica", rows, "rank, mesh, where, stages", f"{sizes}, {shares}")
 
 
 def axes_table(record: Row) -> Table:
@@ -260,7 +256,7 @@ def _several_ranks(step: PredictedStep) -> list[RenderableType]:
     title = "a micro-batch, by rank along pp" if len(step.ranks) > 1 else "a pass"
     stages = text_table(title, ["rank"], columns, rows)
     notes = Text("\n".join([NOT_VALIDATED, *zero_note(step.program)]))
-    return [Text("\n".join(lines)), stages, ranks_table(record), axes_table(record), notes]
+    return [Text("\n".join(lines)), stages, ranks_table(step), axes_table(record), notes]
 
 
 def _one_rank(analysis: Analysis, slowest: int) -> list[RenderableType]:

@@ -197,10 +197,7 @@ def phases(quiet: bool) -> Iterator[Callable[[str], None]]:
     if quiet:
         yield lambda phase: None
     elif is_terminal(sys.stderr):
-        from rich.console import Console
-
-        console = Console(file=sys.stderr)  # also while tests or traces redirect it
-        with console.status("starting") as status:
+        with console_of(sys.stderr).status("starting") as status:
             yield lambda phase: status.update(f"{phase} …")
     else:
         yield lambda phase: say(f"{phase} …", sys.stderr)

@@ -88,7 +88,7 @@ def parts_of_ranks(prediction: Prediction) -> list[ui.Part]:
         "Bytes are those that all ranks of a replica receive in a step; over host links, also those that they send. "
         "Rank 0 waits along dp for sync that does not overlap with its backward, and along pp also while it is idle."
     )
-    of_ranks = ui.Part("ranks", "Ranks", ranks, ui.table(ranks_table(record), "fitted"))
+    of_ranks = ui.Part("ranks", "Ranks", ranks, ui.table(ranks_table(step), "fitted"))
     of_axes = ui.Part("axes", "Bytes and time by axis", axes, ui.table(axes_table(record), "fitted"))
     return [_summary(step, record), _schedule(step), of_ranks, of_axes]
 
