@@ -173,14 +173,10 @@ _OF_UPDATES = (SymbolKind.OPTIMIZER_STATE, SymbolKind.ACCUMULATION_GROUP, Symbol
 
 
 def _as_captured(program: Program) -> Program:
-    """`program` without update, addresses and evaluation, but for its first node, since a graph must have one."""
-    training, whole = program.step, program.evaluation
+    """`program` without update, addresses and evaluation."""
+    training, evaluation = program.step, Graph("evaluation", (), (), (), {})
     sections, _ = pass_and_update(training)
     training = replace(training, nodes=training.nodes[: sections[-1].stop], sections=sections)
-    first = whole.nodes[:1]
-    values = {name: whole.values[name] for node in first for name in node.results if name is not None}
-    inputs = tuple(name for name in whole.inputs if any(name in node.reads for node in first))
-    evaluation = replace(with_sections(whole, [(whole.sections[0], first)]), inputs=inputs, outputs=(), values=values)
     symbols = {
         name: replace(symbol, offset=None) for name, symbol in program.symbols.items() if symbol.kind not in _OF_UPDATES
     }
