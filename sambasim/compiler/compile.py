@@ -159,6 +159,7 @@ def capture_model(
                 of_run = in_first_step(steps[0], options.arguments, first, checks=not options.inference)
                 tensors = (*inputs.values(), *of_run.values())
                 if quick:
+                    watch.begin("capture the training step")
                     captures = _training_alone(steps[0], tensors)
                 else:
                     says = "function" if loss is not None else named.name if named else None

@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from sambasim.compiler.capture.arguments import kept_default, left_to_run, parameters_of, skipped
 from sambasim.compiler.capture.recording import forward_line, user_line
 from sambasim.compiler.capture.step import NAMED_LOSSES, TARGET, Example, Loss, by_place, named_losses
+from sambasim.compiler.capture.tensors import inputs_in
 from sambasim.compiler.capture.trial import with_values
 from sambasim.compiler.compile import Stopwatch, capture_model
 from sambasim.compiler.passes import Fits, pipeline, run_pipeline
@@ -53,14 +54,20 @@ def shapes_from_options(options: CompileOptions, on_phase: Callable[[str], None]
 
 
 def captured_from_options(
-    options: CompileOptions, on_phase: Callable[[str], None] = lambda phase: None
+    options: CompileOptions,
+    on_phase: Callable[[str], None] = lambda phase: None,
+    *,
+    dtype: torch.dtype | None = None,
+    quick: bool = False,
 ) -> tuple[Program, nn.Module]:
-    """What `shapes_from_options` captures, before any pass, and the model."""
+    """What `shapes_from_options` captures, before any pass, and the model. `dtype`: that of its inputs, where it is not
+    their own; `quick`: see `capture_model`."""
     on_phase("build the model")
     model, example = model_of_shapes(
         lambda: build_model(options), lambda model: example_of_one(model, options), options.micro_batch_size
     )
-    return capture_model(model, example, options, Stopwatch(on_phase)).program, model
+    example = example._replace(inputs=inputs_in(dtype, example.inputs))
+    return capture_model(model, example, options, Stopwatch(on_phase), quick=quick).program, model
 
 
 def compile_shapes(

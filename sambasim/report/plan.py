@@ -206,8 +206,7 @@ def record_of(priced: Priced) -> dict[str, object]:
 
 def plan_csv(plan: Plan) -> str:
     rows = [record_of(priced) for priced in plan.everything]
-    empty = dict.fromkeys(rows[0], "") if rows else {}
-    rows += [{**empty, **asdict(refused.strategy), "problem": refused.why} for refused in plan.refused]
+    rows += [{**asdict(refused.strategy), "problem": refused.why} for refused in plan.refused]
     return csv_text(rows)
 
 
