@@ -9,12 +9,12 @@ from math import prod
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import ConfigDict, Field, JsonValue, TypeAdapter
+from pydantic import AliasPath, BaseModel, ConfigDict, Field, JsonValue, TypeAdapter
 from pydantic_core import SchemaSerializer, SchemaValidator
 
 from sambasim import __version__
 from sambasim.errors import InternalError
-from sambasim.ir.mesh import DATA_PARALLEL, Mesh
+from sambasim.ir.mesh import DATA_PARALLEL, Axis, Mesh, least_replicas, replica_mesh
 from sambasim.ir.program import Program
 from sambasim.ir.types import Count, Symbol
 from sambasim.pef.archive import WEIGHTS
@@ -131,32 +131,52 @@ class PefDocument:
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class PefHeader:
-    """What decides whether a job can start. `world_size`: the fewest replicas; `replica`: the mesh of one;
-    `data_parallel`: whether a run chooses how many; `zero`: what they keep in slices only, see `ir/ranks.py`;
-    `further`: the names of graphs beside the first."""
+class _Lenient(BaseModel):
+    model_config = ConfigDict(strict=True, frozen=True)
 
-    name: str
-    batch_size: int
-    world_size: int
-    replica: Mesh
-    data_parallel: bool
-    training: bool
-    digest: str
-    version: str
+
+def _of_program(name: str) -> Any:
+    return Field(validation_alias=AliasPath("program", name))
+
+
+class PefHeader(_Lenient):
+    """What decides whether a job can start: a part of `pef.json`, of which the rest is not looked at. `zero`: what
+    replicas keep in slices only, see `ir/ranks.py`; `further`: the graphs beside the first, by name."""
+
+    format: Literal["sambasim-pef"]
+    version: Literal["3"]
     writer: str
-    zero: int = 1
-    data_source: Mapping[str, JsonValue] = field(default_factory=dict)
-    compile_options: Mapping[str, JsonValue] = field(default_factory=dict)
-    training_defaults: Mapping[str, JsonValue] = field(default_factory=dict)
-    metadata: Mapping[str, JsonValue] = field(default_factory=dict)
+    name: str = _of_program("name")
+    batch_size: Count = _of_program("batch_size")
+    axes: list[Axis] = _of_program("mesh")
+    zero: Count = _of_program("zero")
+    training: _Lenient | None = _of_program("training")
+    data_source: dict[str, JsonValue]
+    compile_options: dict[str, JsonValue]
+    training_defaults: dict[str, JsonValue]
+    metadata: dict[str, JsonValue]
     checked: Checked | None = None
-    further: tuple[str, ...] = ()
+    further: dict[str, _Lenient] = {}
+    digest: str = ""
+
+    @property
+    def world_size(self) -> int:
+        """The fewest replicas."""
+        return least_replicas(self.axes)
+
+    @property
+    def replica(self) -> Mesh:
+        """The mesh of one replica."""
+        return replica_mesh(self.axes)
 
     @property
     def ranks_of_replica(self) -> int:
         return self.replica.world_size
+
+    @property
+    def data_parallel(self) -> bool:
+        """Whether a run chooses how many replicas there are."""
+        return any(axis.at_run_time for axis in self.axes)
 
     def mesh(self, ranks: int) -> Mesh:
         """The mesh of a job of `ranks` ranks, a multiple of those of a replica."""

@@ -11,15 +11,12 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from pydantic import BaseModel, ConfigDict, JsonValue
 from pydantic_core import PydanticSerializationError
 
 from sambasim.errors import InternalError, MachineError, OptionError, UserError, failing_with
 from sambasim.files import Misfit, OtherFormat, OtherVersion, parse_file, replacing
-from sambasim.ir.mesh import Axis, least_replicas, replica_mesh
-from sambasim.ir.types import Count
 from sambasim.ir.verify import verify
 from sambasim.pef.archive import (
     LARGEST_MANIFEST_BYTES,
@@ -58,51 +55,15 @@ _FILE_NAME = re.compile(r"[^/\\\x00-\x1f\x7f-\x9f\u2028\u2029]{1,255}")
 """What the name of a program may be: files are called by it."""
 
 
-class _Lenient(BaseModel):
-    model_config = ConfigDict(strict=True)
-
-
-class _ProgramHead(_Lenient):
-    name: str
-    batch_size: Count
-    training: _Lenient | None
-    mesh: list[Axis]
-    zero: Count
-
-
-class _ManifestHead(_Lenient):
-    format: Literal["sambasim-pef"]
-    version: Literal["3"]
-    writer: str
-    program: _ProgramHead
-    data_source: dict[str, JsonValue]
-    compile_options: dict[str, JsonValue]
-    training_defaults: dict[str, JsonValue]
-    metadata: dict[str, JsonValue]
-    checked: Checked | None = None
-    further: dict[str, _Lenient] = {}
-
-
-_Parsed = TypeVar("_Parsed", _ManifestHead, PefDocument)
+_Parsed = TypeVar("_Parsed", PefHeader, PefDocument)
 
 
 def peek(path: Path) -> PefHeader:
     """What decides whether a job can start; the program is not checked. Raises PefError."""
     with open_pef(path) as archive:
-        head = _parse(_ManifestHead.model_validate_json, archive, path)
-        digest = archive.digest
-    program = head.program
-    return PefHeader(
-        **head.model_dump(exclude={"format", "program", "checked", "further"}),
-        **program.model_dump(include={"name", "batch_size", "zero"}),
-        checked=head.checked,
-        further=tuple(head.further),
-        training=program.training is not None,
-        world_size=least_replicas(program.mesh),
-        replica=replica_mesh(program.mesh),
-        data_parallel=any(axis.at_run_time for axis in program.mesh),
-        digest=digest,
-    )
+        header = _parse(PefHeader.model_validate_json, archive, path)
+        _check_names(path, header.name, header.metadata, header.further)
+        return header.model_copy(update={"digest": archive.digest})
 
 
 def read(path: Path) -> PefDocument:
@@ -135,6 +96,7 @@ def check(path: Path) -> PefDocument:
 
 def _read(archive: Archive, path: Path) -> PefDocument:
     document = replace(_parse(document_of, archive, path), digest=archive.digest)
+    _check_names(path, document.program.name, document.metadata, document.further)
     try:
         _verify(document)
     except InternalError as error:
@@ -167,7 +129,7 @@ def _layout(archive: Archive, document: PefDocument, path: Path) -> Layout:
 
 def _parse(parse: Callable[[bytes], _Parsed], archive: Archive, path: Path) -> _Parsed:
     try:
-        parsed = parse_file(archive.manifest, parse, FORMAT, VERSION)
+        return parse_file(archive.manifest, parse, FORMAT, VERSION)
     except OtherFormat:
         what = f'its key "format" is not "{FORMAT}", so this is no PEF'
         raise refusal(path, Rule.FORMAT, what, remedy=NOT_OURS) from None
@@ -176,13 +138,11 @@ def _parse(parse: Callable[[bytes], _Parsed], archive: Archive, path: Path) -> _
         raise refusal(path, Rule.VERSION, what) from None
     except Misfit as error:
         raise refusal(path, Rule.SCHEMA, str(error)) from error
-    if not _FILE_NAME.fullmatch(parsed.program.name):
+
+
+def _check_names(path: Path, name: str, metadata: Mapping[str, object], further: Mapping[str, object]) -> None:
+    if not _FILE_NAME.fullmatch(name):
         raise refusal(path, Rule.SCHEMA, "program.name: it cannot be the name of a file")
-    _check_first(path, parsed.metadata, parsed.further)
-    return parsed
-
-
-def _check_first(path: Path, metadata: Mapping[str, object], further: Mapping[str, object]) -> None:
     if further and str(metadata.get(FIRST_GRAPH, "")) in ("", *further):
         raise refusal(path, Rule.SCHEMA, f"metadata.{FIRST_GRAPH}: the first of several graphs has a name of its own")
 

@@ -59,7 +59,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
 def test_the_header_for_the_start_of_a_job(tmp_path: Path) -> None:
     pef.write(tmp_path / "x.pef", PefDocument(inference_program()), sample_weights())
     header = pef.peek(tmp_path / "x.pef")
-    assert (header.training, header.data_parallel, header.world_size) == (False, False, 1)
+    assert (header.training, header.data_parallel, header.world_size) == (None, False, 1)
     assert pef.read(tmp_path / "x.pef").program == inference_program()
     trained = pef.peek(write_sample(tmp_path))
     assert (trained.name, trained.batch_size, trained.world_size, trained.data_parallel) == ("logreg", 4, 2, True)
