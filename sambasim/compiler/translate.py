@@ -156,18 +156,15 @@ class Translation:
 
     def _results(self, node: fx.Node, name: str) -> tuple[str | None, ...]:
         value = node.meta["val"]
-        if isinstance(value, torch.SymFloat):
-            result = self._value_of[node] = f"{name}__outputs__0"
-            self.values[result] = NUMBER
-            return (result,)
-        for tensor in (value,) if isinstance(value, Tensor) else value:
+        is_one = isinstance(value, Tensor | torch.SymFloat)
+        for tensor in (value,) if is_one else value:
             if isinstance(tensor, Tensor) and dtype_name(tensor) not in VALUE_BYTES:
                 self._refused.setdefault(f"{node.target}, which gives {dtype_name(tensor)}", source_line(node))
                 self._value_of[node] = _REFUSED
                 return ()
-        if isinstance(value, Tensor):
+        if is_one:
             result = self._value_of[node] = f"{name}__outputs__0"
-            self.values[result] = tensor_type(value)
+            self.values[result] = tensor_type(value) if isinstance(value, Tensor) else NUMBER
             return (result,)
         read = sorted({_item(user)[1] for user in node.users if user.target is getitem})
         results = {index: f"{name}__outputs__{index}" for index in read}

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sambasim.compiler.capture.calls import call_with, remember_calls
-from sambasim.compiler.capture.step import tensors_in
+from sambasim.compiler.capture.results import tensors_in
 from sambasim.errors import DataError, ModelError
 from sambasim.samba.fingerprint import Request
 from sambasim.samba.inputs import name_of, repeatable

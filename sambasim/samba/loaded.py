@@ -7,7 +7,7 @@ from numbers import Real
 import torch
 from torch import Tensor
 
-from sambasim.compiler.capture.step import tensors_in
+from sambasim.compiler.capture.results import tensors_in
 from sambasim.errors import DataError, OptionError
 from sambasim.ir.graph import SectionKind
 from sambasim.ir.operators import OPERATORS

@@ -14,7 +14,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from sambasim.compiler.capture.step import Example, tensors_in
+from sambasim.compiler.capture.results import tensors_in
+from sambasim.compiler.capture.step import Example
 from sambasim.compiler.capture.tensors import held_by
 from sambasim.compiler.update import Update
 from sambasim.errors import DataError, ModelError, OptionError, say

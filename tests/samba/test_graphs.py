@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from sambasim import samba
 from sambasim.commands.question import predicted, predicted_alone, question_of
 from sambasim.commands.run import checked_pef
-from sambasim.compiler.capture.step import tensors_in
+from sambasim.compiler.capture.results import tensors_in
 from sambasim.errors import DataError, InternalError, ModelError, OptionError, PefError, SambasimError
 from sambasim.ir.types import TensorType
 from sambasim.options.run import RunOptions

@@ -11,22 +11,21 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.modules.module import register_module_forward_hook
 
-from sambasim.compiler.capture.step import Example, Fixed, Whole, by_place, tensors_in
+from sambasim.compiler.capture.results import tensors_in
+from sambasim.compiler.capture.sharing import kept_address, storage_of
+from sambasim.compiler.capture.step import Example, Fixed, Whole, by_place
 from sambasim.compiler.capture.trial import is_tracing
 from sambasim.data.batches import each_value
 from sambasim.errors import DataError, ModelError
 
 Place: TypeAlias = tuple[object, ...]
-_memory_of: Any = StorageWeakRef  # torch's, untyped
 
 
 def place(tensor: Tensor) -> Place:
     """Where the elements of a tensor lie: equal for the tensor itself and for other forms of it."""
-    storage = tensor.untyped_storage()
-    return storage._cdata, tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype
+    return storage_of(tensor), tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +121,7 @@ def _remember(model: nn.Module, args: Any, keywords: Any, result: object) -> Non
         return
     outputs = tensors_in(result)
     with suppress(RuntimeError):  # tensors of vmap, and sparse ones, have no storage to ask for
-        memories = [_memory_of(output.untyped_storage()) for output in outputs]
+        memories = [*map(kept_address, outputs)]
         _calls[:] = [call for call in _calls if not any(memory.expired() for memory in call.memories)]
         if outputs:
             _calls.append(Call(model, args, keywords, [*map(place, outputs)], memories))

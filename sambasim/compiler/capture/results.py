@@ -43,16 +43,22 @@ def by_position(given: object) -> list[Tensor]:
     return first
 
 
-def scalars_in(value: object, name: str = "") -> Iterator[tuple[str, Tensor]]:
-    """The tensors without axes in what a model or a loss returns, by dotted names. What has only a position at the top
-    has no name."""
+def named_in(value: object, name: str = "") -> Iterator[tuple[str, Tensor]]:
+    """The tensors in what a model or a loss returns, in order, with dotted names: without one where there is only a
+    position at the top."""
     if isinstance(value, Tensor):
-        if name and value.ndim == 0:
-            yield name, value
-        return
+        yield name, value
     for key, item in fields_of(value).items():
-        inner = f"{name}.{key}" if name else "" if isinstance(key, int) else str(key)
-        yield from scalars_in(item, inner)
+        yield from named_in(item, f"{name}.{key}" if name else "" if isinstance(key, int) else str(key))
+
+
+def tensors_in(result: object) -> list[Tensor]:
+    return [tensor for _, tensor in named_in(result)]
+
+
+def scalars_in(result: object) -> dict[str, Tensor]:
+    """Those without axes that have a name."""
+    return {name: tensor for name, tensor in named_in(result) if name and tensor.ndim == 0}
 
 
 def is_in(tensors: Iterable[Tensor], tensor: Tensor) -> bool:

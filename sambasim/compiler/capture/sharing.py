@@ -2,7 +2,7 @@
 the same until one of them changes, or a view of what the other was before is read."""
 
 from collections.abc import Iterable
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ def storage_of(tensor: Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
-def kept_address(tensor: Tensor) -> object:
+def kept_address(tensor: Tensor) -> Any:
     """While this lives, nothing else gets the address of its storage, though that may be gone."""
     return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]  # torch's, untyped
 

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from sambasim.compiler.capture.arguments import left_to_run, parameters_of
 from sambasim.compiler.capture.recording import forward_line, user_line
-from sambasim.compiler.capture.results import by_position, check_one_loss, fields_of, is_in, named_loss, scalars_in
+from sambasim.compiler.capture.results import by_position, check_one_loss, is_in, named_loss, scalars_in, tensors_in
 from sambasim.compiler.capture.tensors import dtype_name
 from sambasim.compiler.capture.trial import as_written
 from sambasim.data.batches import each_value, flat
@@ -91,13 +91,6 @@ def is_of_classes(name: str, target: Tensor) -> bool:
 def first_tensor(result: object) -> Any:
     """The outputs that a loss with a name takes, of all that a model returns."""
     return next(iter(tensors_in(result)), result)
-
-
-def tensors_in(result: object) -> list[Tensor]:
-    """The tensors in what a model returns, in order."""
-    if isinstance(result, Tensor):
-        return [result]
-    return [tensor for item in fields_of(result).values() for tensor in tensors_in(item)]
 
 
 _CASTS = {torch.float32: "float()", torch.float64: "double()", torch.float16: "half()", torch.bfloat16: "bfloat16()"}
@@ -279,16 +272,16 @@ class _Step(nn.Module):
             named = named_loss(result)
             first = [*named.values()]
             tensors = (*first, *(tensor for tensor in tensors if not is_in(first, tensor)))
-            scalars = dict(scalars_in(result))
+            scalars = scalars_in(result)
         else:
             _, by_place, by_name = self._example.apart(given)
             returned = self.loss(result, *by_place, **by_name, **self._named(given, self._example.of_loss))
             named = named_loss(returned)
             first = [*named.values()] or by_position(returned)
-            scalars = dict(scalars_in(returned))
+            scalars = scalars_in(returned)
             others = [scalar for scalar in scalars.values() if not is_in((*first, *tensors), scalar)]
             tensors = (*first, *others, *tensors)
-            scalars = dict(scalars_in(result)) | scalars
+            scalars = scalars_in(result) | scalars
         self.counts = len(first) == 2
         places = {id(tensor): place for place, tensor in reversed([*enumerate(tensors)])}
         self.logged = {name: places[id(scalar)] for name, scalar in scalars.items() if name not in named}

@@ -18,7 +18,7 @@ from torch import Tensor
 from sambasim import __version__
 from sambasim.errors import MOST_REPLICAS, MOST_THREADS, CheckpointError, failing_with
 from sambasim.files import Misfit, OtherFormat, OtherVersion, in_memory, parse_file
-from sambasim.ir.types import DTYPE_BYTES, Cut, Ranks, Symbol, SymbolKind
+from sambasim.ir.types import DTYPE_BYTES, Cut, Ranks, Symbol, SymbolKind, TensorType, whole_type
 from sambasim.pef.digests import PartDigests, StrictModel, part_digests
 from sambasim.pef.document import WRITER, Sha256
 from sambasim.records import Count
@@ -87,11 +87,8 @@ class TensorModel(_Model):
 
     @property
     def whole(self) -> tuple[object, ...]:
-        """What does not depend on the mesh: the kind, the dtype, and the shape of the whole tensor."""
-        shape = list(self.shape)
-        for cut in self.cuts:
-            shape[cut.dim] *= cut.parts
-        return self.kind, self.dtype, tuple(shape)
+        """What does not depend on the mesh: the kind, and the type of the whole tensor."""
+        return self.kind, whole_type(TensorType(self.dtype, self.shape), self.cuts)
 
 
 class ShardModel(_Model):
