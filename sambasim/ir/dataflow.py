@@ -17,6 +17,7 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from sambasim.errors import InvariantError
 from sambasim.ir.graph import Graph, Node, Section, SectionKind, leaves
 from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.program import ParameterGroup, Program
@@ -34,6 +35,14 @@ def axis_of(node: Node) -> str | None:
     """The mesh axis along which `node` communicates; None for a node that does not."""
     axis = dict(node.kwargs).get("axis") if node.operator.startswith("comm.") else None
     return axis if isinstance(axis, str) else None
+
+
+def number_of(node: Node, keyword: str, default: int | None = None) -> int:
+    """A whole number that `node` has by keyword. Raises InvariantError if it has none."""
+    number = dict(node.kwargs).get(keyword, default)
+    if not isinstance(number, int):
+        raise InvariantError(16, f"the {keyword} of {node.name} is {number!r}")
+    return number
 
 
 @dataclass(frozen=True, slots=True)

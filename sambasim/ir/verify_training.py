@@ -3,7 +3,7 @@
 from math import prod
 
 from sambasim.errors import MOST_REPLICAS, InvariantError, OptionError
-from sambasim.ir.dataflow import axis_of, groups_of, pass_and_update
+from sambasim.ir.dataflow import axis_of, groups_of, number_of, pass_and_update
 from sambasim.ir.graph import Graph, Node, Ref, SectionKind
 from sambasim.ir.mesh import DATA_PARALLEL, PIPELINE
 from sambasim.ir.operators import OPERATORS, OperatorKind
@@ -240,7 +240,7 @@ def _verify_messages(graph: Graph, program: Program, ranks: int) -> None:
             made |= dict.fromkeys(filter(None, node.results), rank)
             if axis_of(node) != PIPELINE:
                 continue
-            peer, tag = (rank + _number(node, "shift")) % ranks, _tag(node)
+            peer, tag = (rank + number_of(node, "shift")) % ranks, _tag(node)
             if node.operator == "comm.send":
                 names = node.reads
                 require(len(names) == 1 and (peer, tag) not in tags, 16, f"{node.name} sends {len(names)} values")
@@ -282,13 +282,6 @@ def copies(program: Program) -> None:
 
 
 def _tag(node: Node) -> int:
-    tag = _number(node, "tag")
+    tag = number_of(node, "tag")
     require(0 <= tag <= _LARGEST_TAG, 16, f"{node.name} has the tag {tag}")
     return tag
-
-
-def _number(node: Node, keyword: str) -> int:
-    number = dict(node.kwargs).get(keyword)
-    if not isinstance(number, int):
-        raise InvariantError(16, f"a message with the shift or tag {number!r}")
-    return number

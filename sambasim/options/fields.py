@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 from sambasim.errors import (
     LARGEST_COUNT,
-    LARGEST_FACTOR,
     LARGEST_INTEGER,
     LONGEST_WAIT_S,
     MOST_MICRO_STEPS,
@@ -31,7 +30,7 @@ from sambasim.options.flag import (
     flags_in,
 )
 from sambasim.options.grammar import LOSS_ARGUMENTS, LossName, OptimizerName, PefName, Source, parse_cadence, step_range
-from sambasim.options.problem import Count, FilePath, Replicas, Text, after, limits, parsable
+from sambasim.options.problem import Count, Factor, FilePath, PositiveFactor, Replicas, Text, after, limits, parsable
 
 if TYPE_CHECKING:
     from sambasim.options.base import Options as Fields
@@ -79,19 +78,17 @@ class OptimizerFields(Fields):
     panel = TRAINING
     name: Annotated[OptimizerName, Flag("--optimizer", only="compile", values=(*OPTIMIZERS, "module:function"))]
     """Optimizer: {values}."""
-    lr: Annotated[float | None, limits(ge=0, le=LARGEST_FACTOR), Flag("--lr", default=_OF_TORCH)] = None
+    lr: Annotated[Factor | None, Flag("--lr", default=_OF_TORCH)] = None
     """Learning rate."""
-    momentum: Annotated[float | None, limits(ge=0, le=LARGEST_FACTOR), Flag("--momentum")] = None
+    momentum: Annotated[Factor | None, Flag("--momentum")] = None
     """Momentum of SGD."""
-    weight_decay: Annotated[
-        float | None, limits(ge=0, le=LARGEST_FACTOR), Flag("--weight-decay", default=_OF_TORCH)
-    ] = None
+    weight_decay: Annotated[Factor | None, Flag("--weight-decay", default=_OF_TORCH)] = None
     """Weight decay."""
     no_decay: Annotated[Text | None, Flag("--no-decay PATTERNS", only="compile")] = None
     """Parameters without weight decay, by name: '*.bias,*norm*'. The config can have [[optimizer.groups]]."""
-    max_grad_norm: Annotated[float | None, limits(gt=0, le=LARGEST_FACTOR), Flag("--max-grad-norm")] = None
+    max_grad_norm: Annotated[PositiveFactor | None, Flag("--max-grad-norm")] = None
     """Clip the norm of all gradients to this; a run needs a PEF with clipping."""
-    max_grad_value: Annotated[float | None, limits(gt=0, le=LARGEST_FACTOR), Flag("--max-grad-value")] = None
+    max_grad_value: Annotated[PositiveFactor | None, Flag("--max-grad-value")] = None
     """Clip each element of gradients to this; a run needs a PEF with it."""
 
 

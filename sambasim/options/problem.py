@@ -8,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, NamedTuple, TypeAlias
 
-from sambasim.errors import LARGEST_COUNT, MOST_REPLICAS, OptionError
+from sambasim.errors import LARGEST_COUNT, LARGEST_FACTOR, MOST_REPLICAS, OptionError
 
 LONGEST_VALUE = 60
 
@@ -86,6 +86,8 @@ def checked(problems_of: Callable[[Any], Iterator[Problem]]) -> Later:
 FilePath: TypeAlias = Annotated[Path, Later("Field", strict=False)]
 Count: TypeAlias = Annotated[int, limits(ge=1, le=LARGEST_COUNT)]
 Replicas: TypeAlias = Annotated[int, limits(ge=1, le=MOST_REPLICAS)]
+Factor: TypeAlias = Annotated[float, limits(ge=0, le=LARGEST_FACTOR)]
+PositiveFactor: TypeAlias = Annotated[float, limits(gt=0, le=LARGEST_FACTOR)]
 Text: TypeAlias = Annotated[str, limits(min_length=1)]
 
 

@@ -15,7 +15,7 @@ from sambasim.options.arguments import ArgumentOptions
 from sambasim.options.base import Options
 from sambasim.options.fields import DataFields, EmaFields, LossFields, OptimizerFields, ScheduleFields, TrainingFields
 from sambasim.options.grammar import LOSS_ARGUMENTS, JsonTable
-from sambasim.options.problem import Count, Problem, Refused, Text, broken, one_of
+from sambasim.options.problem import Count, Factor, PositiveFactor, Problem, Refused, Text, broken, one_of
 
 MOST_PREFETCHED = 1024  # batches of one worker
 
@@ -29,12 +29,12 @@ class ScheduleOptions(ScheduleFields, Options):
     total_steps: Count | None = None
     final_factor: float = Field(default=0.0, ge=0, le=1)
     step_size: Count | None = None
-    gamma: float = Field(default=0.1, gt=0, le=LARGEST_FACTOR)
+    gamma: PositiveFactor = 0.1
     warmup_curve: Literal["log", "linear"] | None = None
-    start_factor: float | None = Field(default=None, ge=0, le=LARGEST_FACTOR)
+    start_factor: Factor | None = None
     up_steps: Count | None = None
     down_steps: Count | None = None
-    rate: float | None = Field(default=None, ge=0, le=LARGEST_FACTOR)
+    rate: Factor | None = None
     staircase: bool | None = None
     momentum: Annotated[tuple[Share, Share], Field(strict=False)] | None = None
 
@@ -183,11 +183,11 @@ class UpdateOptions(OptimizerFields, Options):
     dampening: float | None = Field(default=None, ge=-LARGEST_FACTOR, le=LARGEST_FACTOR)
     nesterov: bool | None = None
     betas: Annotated[tuple[Share, Share], Field(strict=False)] | None = None
-    eps: float | None = Field(default=None, gt=0, le=LARGEST_FACTOR)
-    lr_decay: float | None = Field(default=None, ge=0, le=LARGEST_FACTOR)
-    alpha: float | None = Field(default=None, ge=0, le=LARGEST_FACTOR)
+    eps: PositiveFactor | None = None
+    lr_decay: Factor | None = None
+    alpha: Factor | None = None
     centered: bool | None = None
-    momentum_decay: float | None = Field(default=None, ge=0, le=LARGEST_FACTOR)
+    momentum_decay: Factor | None = None
     decoupled_weight_decay: bool | None = None
     amsgrad: bool | None = None
     maximize: bool | None = None

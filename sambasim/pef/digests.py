@@ -12,39 +12,34 @@ from pathlib import Path, PurePosixPath
 from types import CodeType
 from typing import TYPE_CHECKING
 
-from pydantic import BaseModel, ConfigDict
-
 from sambasim.files import once
 from sambasim.ir.graph import Argument, Graph, Ref, SectionKind, leaves
 from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.program import EMA_PREFIX, Program
 from sambasim.ir.types import SymbolKind
 from sambasim.pef.archive import bytes_of
-from sambasim.pef.document import PefDocument, Sha256, left_out, manifest_of, serializer
+from sambasim.pef.document import PefDocument, left_out, manifest_of, serializer
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class StrictModel(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+PARTS = {
+    "graph": "its graph",
+    "source": "source lines of its model",
+    "weights": "its initial weights",
+    "data_source": "its data source",
+    "compile_options": "the options it was compiled with",
+    "training_defaults": "its training defaults",
+    "metadata": "its metadata",
+}
+"""The parts of a PEF that have digests, in words."""
 
 
-class PartDigests(StrictModel):
-    """The SHA-256 of each part of a PEF, to find in which parts two PEFs differ. `compile_options` covers the smallest
-    world size, `training_defaults` the defaults of the optimizers' arguments, `source` the model's lines."""
-
-    graph: Sha256
-    source: Sha256
-    weights: Sha256
-    data_source: Sha256
-    compile_options: Sha256
-    training_defaults: Sha256
-    metadata: Sha256
-
-
-def part_digests(document: PefDocument) -> PartDigests:
-    """Those of `document`, which has been read or written, so that it knows the digest of its weights."""
+def part_digests(document: PefDocument) -> dict[str, str]:
+    """The SHA-256 of each of `PARTS`, to find in which parts two PEFs differ. `compile_options` covers the smallest
+    world size, `training_defaults` the defaults of the optimizers' arguments. `document` has been read or written, so
+    that it knows the digest of its weights."""
     fields = serializer().to_python(manifest_of(document), mode="json", exclude=left_out(document))
     program = fields["program"]
     of_optimizers = (EMA_PREFIX, *(f"{optimizer['name']}__" for optimizer in program["optimizers"]))
@@ -64,7 +59,7 @@ def part_digests(document: PefDocument) -> PartDigests:
         "metadata": fields["metadata"],
         "graph": [program, fields["further"]] if document.further else program,  # what is left of it
     }
-    return PartDigests(**{name: _sha256(json.dumps(part, sort_keys=True)) for name, part in parts.items()})
+    return {name: _sha256(json.dumps(parts[name], sort_keys=True)) for name in PARTS}
 
 
 def _sha256(text: str) -> str:

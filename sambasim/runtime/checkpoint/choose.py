@@ -18,6 +18,7 @@ from sambasim.options.problem import show
 from sambasim.options.run import CheckpointOptions
 from sambasim.options.training import WITH_END, TrainingOptions
 from sambasim.pef import peek
+from sambasim.pef.digests import PARTS
 from sambasim.runtime.checkpoint import folder
 from sambasim.runtime.checkpoint.content import EXACT_SYNC, Checkpoint, Manifest, buffer_name, check, describe
 from sambasim.runtime.checkpoint.saver import pieces_of
@@ -44,15 +45,6 @@ _RUN_FIELDS = {
     "gradient_sync": "gradient sync",
     "torch": "torch",
     "cpu": "kind of CPU",
-}
-_PEF_PARTS = {
-    "graph": "its graph",
-    "source": "source lines of its model",
-    "weights": "its initial weights",
-    "data_source": "its data source",
-    "compile_options": "the options it was compiled with",
-    "training_defaults": "its training defaults",
-    "metadata": "its metadata",
 }
 _MOST_OPTIONS = 4
 
@@ -101,8 +93,8 @@ def check_pef(saved: Manifest, now: Manifest, pef: Path, where: str) -> list[Cha
             if change.name.startswith(("loss", "optimizer", "ema", "training"))
         )
         defaults = ", ".join(f"{change.name}: {change.before} → {change.now}" for change in training)
-        texts = _PEF_PARTS | ({"training_defaults": defaults} if defaults else {})
-        parts = [text for part, text in texts.items() if getattr(saved.pef.parts, part) != getattr(now.pef.parts, part)]
+        texts = PARTS | ({"training_defaults": defaults} if defaults else {})
+        parts = [text for part, text in texts.items() if saved.pef.parts.get(part) != now.pef.parts.get(part)]
         reasons = [f"these differ: {', '.join(parts) or 'the version of sambasim'}"]
     right = "the PEF that it was trained with"
     for path in sorted({*pef.parent.glob("*.pef"), *pef.parent.parent.glob("*/*.pef")}):

@@ -11,7 +11,7 @@ from re import compile as pattern
 from typing import Annotated, Any, Final, Literal, NamedTuple, Self
 
 import torch
-from pydantic import ConfigDict, Field, JsonValue, model_validator
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -19,7 +19,7 @@ from sambasim import __version__
 from sambasim.errors import MOST_REPLICAS, MOST_THREADS, CheckpointError, failing_with
 from sambasim.files import Misfit, OtherFormat, OtherVersion, in_memory, parse_file
 from sambasim.ir.types import DTYPE_BYTES, Cut, Ranks, Symbol, SymbolKind, TensorType, whole_type
-from sambasim.pef.digests import PartDigests, StrictModel, part_digests
+from sambasim.pef.digests import part_digests
 from sambasim.pef.document import WRITER, Sha256
 from sambasim.records import Count
 from sambasim.runtime.checkpoint.folder import MANIFEST_FILE
@@ -38,15 +38,15 @@ _SAVED_KINDS = (SymbolKind.PARAMETER, SymbolKind.OPTIMIZER_STATE, SymbolKind.BUF
 _KEY = pattern(r"(.+)\[([0-9]{1,18}):([0-9]{1,18})\]")
 
 
-class _Model(StrictModel):
-    model_config = ConfigDict(ser_json_inf_nan="strings")
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, ser_json_inf_nan="strings")
 
 
 class PefModel(_Model):
     name: str
     digest: Sha256
     batch_size: Count
-    parts: PartDigests
+    parts: dict[str, Sha256]
     compile_options: dict[str, JsonValue]
     operators_sha256: str  # of the model, whatever its mesh and batch size
     integers_sha256: str  # of those of its operators that may depend on `batch_size`

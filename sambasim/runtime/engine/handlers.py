@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sambasim.errors import AssertionFailedError, InternalError
-from sambasim.ir.dataflow import axis_of, groups_of, kind_of
+from sambasim.ir.dataflow import axis_of, groups_of, kind_of, number_of
 from sambasim.ir.graph import Node, Ref
 from sambasim.ir.operators import ASSERTION, OPERATORS, OperatorKind
 from sambasim.ir.program import ParameterGroup
@@ -161,7 +161,7 @@ def _all_reduce(node: Node, binding: Binding) -> Work:
 
 
 def _broadcast(node: Node, binding: Binding) -> Work:
-    root = _number(node, "root")
+    root = number_of(node, "root")
     return binding.axis_group(node).gather(node.name, lambda tensors: tensors[root].clone())
 
 
@@ -172,17 +172,17 @@ def _index(node: Node, binding: Binding) -> Work:
 
 def _cut(node: Node, binding: Binding) -> Cut:
     size = binding.axis_group(node).size
-    return Cut(axis_of(node) or "", _number(node, "dim"), size, _number(node, "outer", 1))
+    return Cut(axis_of(node) or "", number_of(node, "dim"), size, number_of(node, "outer", 1))
 
 
 def _peer(node: Node, binding: Binding) -> int:
     """The position of the rank `shift` places further along the axis, which is a ring."""
     group = binding.axis_group(node)
-    return (group.position + _number(node, "shift")) % group.size
+    return (group.position + number_of(node, "shift")) % group.size
 
 
 def _copy(node: Node, binding: Binding) -> Work:
-    group, transport, tag = binding.axis_group(node), binding.connected, _number(node, "tag")
+    group, transport, tag = binding.axis_group(node), binding.connected, number_of(node, "tag")
     source, target = ends_of(node)
     symbol = transport.program.symbols[str(node.args[1])]
     tensor = binding.tensor_of(symbol.name)
@@ -199,13 +199,6 @@ def _copy(node: Node, binding: Binding) -> Work:
         sent.finish()
 
     return Simple(send)
-
-
-def _number(node: Node, name: str, default: int = 0) -> int:
-    value = dict(node.kwargs).get(name, default)
-    if not isinstance(value, int):
-        raise InternalError(f"{node.name}: {value!r} is not a whole number")
-    return value
 
 
 def _assertion(node: Node, binding: Binding) -> Work:
@@ -255,9 +248,9 @@ HANDLERS: Mapping[str, Handler] = {
     "comm.all_gather": _all_gather,
     "comm.all_reduce": _all_reduce,
     "comm.broadcast": _broadcast,
-    "comm.send": lambda node, binding: binding.axis_group(node).send(_peer(node, binding), _number(node, "tag")),
+    "comm.send": lambda node, binding: binding.axis_group(node).send(_peer(node, binding), number_of(node, "tag")),
     "comm.recv": lambda node, binding: binding.axis_group(node).recv(
-        _peer(node, binding), _number(node, "tag"), binding.values[node.results[0] or ""]
+        _peer(node, binding), number_of(node, "tag"), binding.values[node.results[0] or ""]
     ),
     "comm.copy": _copy,
     # This rank's part of a value that all ranks of the axis have.

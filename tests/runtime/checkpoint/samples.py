@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sambasim.ir.types import SymbolKind
-from sambasim.pef.digests import PartDigests
+from sambasim.pef import digests
 from sambasim.runtime.checkpoint import content
 from sambasim.runtime.checkpoint.content import Manifest, TensorModel, buffer_name, piece_key
 from sambasim.runtime.checkpoint.folder import MANIFEST_FILE
@@ -23,7 +23,7 @@ from sambasim.runtime.run.training import Progress
 Fields = dict[str, Any]
 
 REPLICAS = (0, 1)
-PARTS = PartDigests(**dict.fromkeys(PartDigests.model_fields, "c" * 64))
+PARTS = dict.fromkeys(digests.PARTS, "c" * 64)
 SHARD = "shard-00000-of-00001.safetensors"
 
 

@@ -11,7 +11,7 @@ from pydantic import JsonValue
 
 from sambasim.errors import CheckpointError, OptionError
 from sambasim.pef import write
-from sambasim.pef.digests import PartDigests
+from sambasim.pef.digests import PARTS
 from sambasim.runtime.checkpoint import folder
 from sambasim.runtime.checkpoint.choose import AUTO, NEWEST, changes, check_epoch, check_exact, check_pef, choose
 from sambasim.runtime.checkpoint.content import Manifest
@@ -122,7 +122,7 @@ def test_data_in_another_folder_is_accepted_without_exactness_and_other_data_is_
 
 def test_another_pef_is_refused_with_what_differs() -> None:
     def refused(*parts: str, pef: Fields | None = None, **fields: Any) -> str:
-        others = SAVED.pef.parts.model_copy(update=dict.fromkeys(parts, "d" * 64))
+        others = SAVED.pef.parts | dict.fromkeys(parts, "d" * 64)
         now = changed(pef={"digest": "b" * 64, "parts": others, **(pef or {})}, **fields)
         with pytest.raises(CheckpointError) as error:
             check_pef(SAVED, now, Path("out/net/net.pef"), "here")
@@ -131,7 +131,7 @@ def test_another_pef_is_refused_with_what_differs() -> None:
     assert "than net: these differ: its graph, its initial weights -> run" in refused("weights", "graph")
     assert "these differ: the version of sambasim" in refused()
     assert 'these differ: loss.name: none → "l1"' in refused("training_defaults", loss={"name": "l1"})
-    assert not any("the version of sambasim" in refused(part) for part in PartDigests.model_fields)
+    assert not any("the version of sambasim" in refused(part) for part in PARTS)
     assert 'name: "net" → "lenet"; batch size: 4 → 8' in refused(pef={"name": "lenet", "batch_size": 8})
     fewer = {name: tensor for name, tensor in SAVED.tensors.items() if name != "net__bias"}
     with pytest.raises(CheckpointError, match="does not hold the tensors of that PEF"):
