@@ -26,6 +26,21 @@ class Record(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+class RunFacts(Record):
+    """What decides the bits of a run, beside its options. `world_size` counts replicas; `data` is its identity."""
+
+    kind: str
+    pef_digest: str
+    world_size: Count
+    emulated: bool
+    engine: str
+    threads: Count
+    torch: str
+    data: str = ""
+    seed: Count
+    exempt_from_exactness: list[str]
+
+
 def parsed(text: str, parse: Callable[[bytes], T], flag: str, where: str, what: str = "a line") -> T:
     """What `parse`, of pydantic, makes of JSON that `sambasim run` with `flag` has written. Raises ArtifactError."""
     try:

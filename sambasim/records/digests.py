@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 
 from sambasim.errors import LARGEST_RECORDS_BYTES, ArtifactError, IncompleteError, OptionError, failing_with
 from sambasim.files import read_text, regular
-from sambasim.records import Count, Record, parsed
+from sambasim.records import Count, Record, RunFacts, parsed
 
 RUN_FILE = "run.json"
 REPLICA_FILES = "replica-*.jsonl"
@@ -56,25 +56,16 @@ class SectionName(NamedTuple):
     name: str
 
 
-class RecordedRun(Record):
+class RecordedRun(RunFacts):
     """The content of run.json: everything that decides the bits of a run, and what was recorded. `ranks` each have a
     file; `options` go by dotted name; `sees`: an engine that compiles sections together hides the values inside."""
 
     kind: Literal["digests"] = "digests"
     by: str
     pef: str
-    pef_digest: str
-    threads: Count
-    engine: str
-    torch: str
     cpu: str
-    data: str = ""
-    exempt_from_exactness: tuple[str, ...]
-    world_size: Count
     ranks: Count
-    emulated: bool
     sync: str
-    seed: Count
     options: dict[str, bool | int | float | str | None]
     steps: Count
     first_step: Count

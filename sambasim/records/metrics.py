@@ -11,7 +11,7 @@ from pydantic import Field, TypeAdapter, with_config
 
 from sambasim.errors import LARGEST_RECORDS_BYTES, ArtifactError, IncompleteError, OptionError, failing_with
 from sambasim.files import in_memory, read_text
-from sambasim.records import Count, Figure, Loss, Record, parsed
+from sambasim.records import Count, Figure, Loss, Record, RunFacts, parsed
 
 
 @with_config(extra="forbid")
@@ -107,29 +107,21 @@ class PredictedRecord(Record):
     predicted_backed_by: str
 
 
-class SummaryRecord(Record):
+class SummaryRecord(RunFacts):
     """The whole run. `state_sha256` is over the parameters, the buffers of replica 0 and the optimizer states, in name
-    order; it is promised to be equal for equal threads, torch build and engine. `data` is the identity of the data.
-    `world_size` counts replicas, and `chips` those that share the batch of one. `training_s` is of rank 0; `model_s` is
-    the part in forward and backward, with reading data and the hidden sync, without `waited_s`, by mesh axis. After a
-    resume, they count the steps since `resumed_after_step`. `steps` includes `skipped_steps`, whose loss or float16
-    gradients were not finite; `loss_scale` is that of the next step. `lines` counts those before it in its file."""
+    order; it is promised to be equal for equal threads, torch build and engine. `chips` share the batch of a replica.
+    `training_s` is of rank 0; `model_s` is the part in forward and backward, with reading data and the hidden sync,
+    without `waited_s`, by mesh axis. After a resume, they count the steps since `resumed_after_step`. `steps` includes
+    `skipped_steps`, whose loss or float16 gradients were not finite; `loss_scale` is that of the next step. `lines`
+    counts those before it in its file."""
 
     kind: Literal["summary"] = "summary"
-    pef_digest: str
-    world_size: Count
     chips: Count = 1
     mesh: dict[str, Count] = Field(default_factory=dict)
-    emulated: bool
     sync: Literal["none", "host", "device", "emulated"]
     host_sync: Literal["mpi", "gloo", "parameter-server"] | None = None
     parameter_servers: Count = 0
-    engine: str
-    threads: Count
-    torch: str
     mpi: str
-    data: str = ""
-    seed: Count
     batch_size: Count
     global_batch_size: Count
     accumulation_steps: Count
@@ -152,7 +144,6 @@ class SummaryRecord(Record):
     bytes: BytesMoved
     weights_sha256: str
     state_sha256: str
-    exempt_from_exactness: list[str]
     resumed_after_step: Count | None = None
     checkpoint: str | None = None
     failed_checkpoints: Count = 0

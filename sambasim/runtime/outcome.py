@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, astuple
 from itertools import chain, takewhile
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -158,20 +159,13 @@ def summarize(
     measured["loss_first"] = math.nan if progress.loss_first is None else progress.loss_first
     return SummaryRecord(
         **{name: value for name, value in measured.items() if name in SummaryRecord.model_fields},
-        pef_digest=setup.document.digest,
-        world_size=setup.replicas,
+        **facts(setup, team),
         chips=setup.program.chips,
         mesh=dict(setup.mesh.sizes),
-        emulated=setup.is_emulation,
         sync=team.sync_name,
         host_sync=setup.host_sync if team.sync_name == "host" else None,
         parameter_servers=options.parameter_servers or 0,
-        engine=team.engine.name,
-        threads=setup.threads,
-        torch=torch.__version__,
         mpi=setup.communicator.library,
-        data=setup.data_identity,
-        seed=setup.seed,
         batch_size=steps.batch_size,
         global_batch_size=steps.global_batch_size,
         accumulation_steps=steps.accumulation_steps,
@@ -183,7 +177,6 @@ def summarize(
         bytes=BytesMoved(*map(sum, zip(*moved, strict=True))),
         weights_sha256=state.weights_sha256,
         state_sha256=state.state_sha256,
-        exempt_from_exactness=exempt(setup, team),
         resumed_after_step=None if options.checkpoint.resume is None else steps.start.step,
         checkpoint=None if saver is None or saver.last is None else str(saver.last),
         failed_checkpoints=0 if saver is None else saver.failed,
@@ -201,7 +194,22 @@ def summarize(
     )
 
 
-def exempt(setup: Setup, team: Team) -> list[str]:
+def facts(setup: Setup, team: Team) -> dict[str, Any]:
+    """The values of RunFacts."""
+    return {
+        "pef_digest": setup.document.digest,
+        "world_size": setup.replicas,
+        "emulated": setup.is_emulation,
+        "engine": team.engine.name,
+        "threads": setup.threads,
+        "torch": torch.__version__,
+        "data": setup.data_identity,
+        "seed": setup.seed,
+        "exempt_from_exactness": _exempt(setup, team),
+    }
+
+
+def _exempt(setup: Setup, team: Team) -> list[str]:
     of_pef = setup.document.metadata.get("exempt_from_exactness")
     cpus = f"ranks on CPUs of {len(setup.cpus)} kinds, whose kernels differ: {', '.join(setup.cpus)}"
     of_engine = team.engine.inductor and INDUCTOR_EXEMPT

@@ -36,7 +36,7 @@ from sambasim.records.digests import (
     replica_file,
 )
 from sambasim.runtime.checkpoint.folder import check_shared
-from sambasim.runtime.outcome import exempt
+from sambasim.runtime.outcome import facts
 from sambasim.runtime.run.plan import Plan
 from sambasim.runtime.run.run_observer import LineFile, RunObserver
 from sambasim.runtime.run.setup import Setup, Team
@@ -110,20 +110,12 @@ def _run_of(setup: Setup, team: Team, plan: Plan, asked: range) -> RecordedRun:
     if setup.options.weights is not None:
         options["weights"] = str(setup.options.weights)
     return RecordedRun(
+        **facts(setup, team),
         by=f"sambasim {__version__}",
         pef=setup.program.name,
-        pef_digest=setup.document.digest,
-        threads=setup.threads,
-        engine=team.engine.name,
-        torch=torch.__version__,
         cpu=", ".join(setup.cpus),
-        data=setup.data_identity,
-        exempt_from_exactness=tuple(exempt(setup, team)),
-        world_size=setup.replicas,
         ranks=setup.mesh.world_size,
-        emulated=setup.is_emulation,
         sync=team.transport.title,
-        seed=setup.seed,
         options={
             name: value if value is None or isinstance(value, int | float | str) else repr(value)
             for name, value in options.items()
