@@ -167,15 +167,15 @@ class AttachOptimizers:
         return arguments
 
     def _with_update(self, groups: tuple[ParameterGroup, ...], program: Program, moves: Mapping[str, Move]) -> Graph:
-        """The training step with an OPT section for each group, behind a GRADNORM section if gradients are clipped,
-        counted or may overflow. Before it, gradients of `moves` are copied to the rank that updates them; after it, the
+        """The training step with an OPT section for each group, behind a GRADNORM section if gradients are clipped
+        or may overflow. Before it, gradients of `moves` are copied to the rank that updates them; after it, the
         parameters are copied back."""
         step, values, prefix = program.step, dict(program.step.values), prefix_of(program.loss or "")
         there, back = _copies(step, groups, moves)
         parts = [*_parts(step, step.sections), _part(SectionKind.REDUCE, f"{prefix}__copy_gradients", there)]
         norm: tuple[Ref, ...] = ()
         bounded = any("max_grad_norm" in update.hyperparameters for update in self.updates)
-        if bounded or self.scales_loss or program.count is not None:
+        if bounded or self.scales_loss:
             blocks, total = "$square_sums", "$gradient_norm"
             values[blocks] = TensorType("float64", (sum(m.blocks for group in groups for m in group.members),))
             values[total] = TensorType("float64", ())

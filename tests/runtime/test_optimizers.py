@@ -160,10 +160,10 @@ def test_a_clipped_update_has_the_bits_of_one_by_the_smaller_gradient(kind: str)
     """In several pieces, each of which is multiplied just before its update."""
     numel = 2 * CHUNK_ELEMENTS * torch.get_num_threads() + 64
     gradient, results = torch.randn(numel, generator=torch.Generator().manual_seed(5)), []
-    for clips, reduced in ((True, gradient.clone()), (False, 0.3 * gradient)):
+    for scales, reduced in ((True, gradient.clone()), (False, 0.3 * gradient)):
         trained = Trained(kind, torch.float32, numel)
         trained.scalars.factor = 0.3
-        update = slice_update(trained.parameter, reduced, trained.states, trained.scalars, clips=clips)
+        update = slice_update(trained.parameter, reduced, trained.states, trained.scalars, scales=scales)
         trained.scalars.begin(1, 1.0)
         update()
         results.append(torch.stack([*trained.values(), reduced]))

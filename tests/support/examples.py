@@ -18,7 +18,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "data.source=tests.support.text:text",
     ),
     "lstm_classifier": ("model.args.hidden=24",),
-    "resnet": ("model.args.width=4",),
+    "resnet": ("model.args.width=4", "loss.mean_over=elements"),
 }  # fmt: skip
 """By name of the config: what makes the example small enough to be run many times."""
 

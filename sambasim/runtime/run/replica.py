@@ -216,8 +216,9 @@ class Replica:
             of_passes = (counted / (micro_steps * count), *losses[1:]) if self.works else ()
             earlier.append((yield from self._update.run(of_passes, applies=False)))
             counts = earlier[0].losses
-            self.optimizers.mean_count = sum(counts) / len(counts) or 1.0  # without any, gradients are 0
-            losses = (*(loss / self.optimizers.mean_count for loss in losses[:1]), *losses[1:])
+            mean_count = sum(counts) / len(counts) or 1.0  # without any, gradients are 0
+            self.optimizers.divide_by(mean_count)
+            losses = (*(loss / mean_count for loss in losses[:1]), *losses[1:])
         if self._guarded is None:
             return self._averaged((yield from self._update.run(losses, ask())).after(earlier))
         # The losses are exchanged before any gradient is reduced.

@@ -100,6 +100,8 @@ class Window(GradientSync):
         self.steps = 0
 
     def fusions(self) -> Fusions:
+        if self.program.count is not None:  # known after the pass: an update cannot overlap with it
+            return {}
         return {_UNCLIPPED: partial(self.reduce_scatter, self.program.groups)}
 
     def reduce_scatter(self, groups: Sequence[ParameterGroup], optimizers: Optimizers | None = None) -> "WindowReduce":
@@ -124,6 +126,7 @@ class Window(GradientSync):
         return shared or Shared(*self.flags.numbers(self.steps % 2))
 
     def progress(self, count: int) -> int:
+        """After `count` sections of a pass. An exchange between a pass and its update counts as a step of all ranks."""
         return self.steps * self.pass_length + count
 
     def wait_for_updates(self) -> None:
@@ -179,7 +182,6 @@ class WindowReduce(Communication):
         self._all = sorted((self._work_of(g, ready_at[g.name]) for g in groups), key=lambda work: work.ready_at)
         self._incomplete: list[_Work] = []  # not yet complete on this node at the last check
         self._pending: list[_Work] = []
-        self._done = 0  # progress when the step began
         self._updating_s = self._updated_in_pass_s = self._in_pass_s = 0.0
 
     def _work_of(self, group: ParameterGroup, ready_at: int) -> _Work:
@@ -204,7 +206,6 @@ class WindowReduce(Communication):
 
     def begin_step(self) -> None:
         """A step begins: gradients are about to be overwritten."""
-        self._done = self._window.progress(0)
         self._pending = self._all[::-1]
         self._incomplete = self._pending.copy()
         self._updating_s = self._updated_in_pass_s = self._in_pass_s = 0.0
@@ -213,10 +214,10 @@ class WindowReduce(Communication):
 
     def section_done(self, count: int) -> None:
         """This rank has run `count` sections of the pass."""
-        self._flags.publish(Counter.PROGRESS, self._done + count)
+        self._flags.publish(Counter.PROGRESS, self._window.progress(count))
         began_s, incomplete = time.perf_counter(), self._incomplete
         while incomplete and (at := incomplete[-1].ready_at) <= count:
-            if not self._flags.reached(Counter.PROGRESS, self._done + at):
+            if not self._flags.reached(Counter.PROGRESS, self._window.progress(at)):
                 break  # other replicas of the node have not completed the group
             self._send(incomplete.pop())
         # Both are stacks. What `_pending` has on top, and `_incomplete` has not any more, is complete and not reduced.
@@ -226,9 +227,9 @@ class WindowReduce(Communication):
 
     def begin(self, *operands: object) -> None:
         self._updated_in_pass_s = self._updating_s
-        self._flags.publish(Counter.PROGRESS, self._done + self._window.pass_length)
+        self._flags.publish(Counter.PROGRESS, self._window.progress(self._window.pass_length))
         while self._incomplete:
-            self._flags.wait(Counter.PROGRESS, self._done + self._incomplete[-1].ready_at)
+            self._flags.wait(Counter.PROGRESS, self._window.progress(self._incomplete[-1].ready_at))
             self._send(self._incomplete.pop())
 
     def finish(self) -> None:
@@ -238,7 +239,7 @@ class WindowReduce(Communication):
             self._complete(self._pending.pop())
         if self._optimizers is None:
             # The update comes next, and changes parameters: no rank may still read them in its pass.
-            self._flags.wait(Counter.PROGRESS, self._done + self._window.pass_length)
+            self._flags.wait(Counter.PROGRESS, self._window.progress(self._window.pass_length))
         else:
             self._window.spread()
             self.update_s = self._updating_s - self._updated_in_pass_s

@@ -95,7 +95,7 @@ class Scalars:
         """The states that updates use."""
         self.keywords: dict[str, float | bool] = {}
         self.factor = 1.0
-        """By what updates multiply gradients: that of clipping; for master weights, over the loss scale."""
+        """By what updates multiply gradients: that of clipping over the count and, with master weights, the scale."""
         self.skips = False
         """Whether gradients have overflowed: updates of master weights, which such programs have, then do nothing."""
         self._last_given: tuple[Hyperparameters, float, bool] | None = None
@@ -122,16 +122,16 @@ def divides_exactly(dtype: str) -> bool:
 
 
 def slice_update(
-    parameter: Tensor, gradient: Tensor, states: States, scalars: Scalars, *, divisor: int = 1, clips: bool = False
+    parameter: Tensor, gradient: Tensor, states: States, scalars: Scalars, *, divisor: int = 1, scales: bool = False
 ) -> SliceUpdate:
     """A function that updates `parameter` and `states` by `gradient`, all flat, with the current values of `scalars`.
-    It first divides the gradient by `divisor` or, if it `clips`, multiplies it by the factor of `scalars`, in place."""
+    It first divides the gradient by `divisor` or, if it `scales`, multiplies it by their factor, in place."""
     if parameter.numel() == 0:
         return lambda: None
     update, keywords, bounds = scalars.entry.update, scalars.keywords, "max_grad_value" in scalars.hyperparameters
     divides = isinstance(update, Fused) and update.is_kernel and not bounds  # by itself
     # A gradient that is multiplied is read twice: in pieces that stay in the caches.
-    limit = CHUNK_ELEMENTS * torch.get_num_threads() if clips or bounds else parameter.numel()
+    limit = CHUNK_ELEMENTS * torch.get_num_threads() if scales or bounds else parameter.numel()
     spans = pieces(0, parameter.numel(), limit)
     if not isinstance(update, Fused):  # its operators are called one by one, and divide a tensor among threads
         limit = PIECE_ELEMENTS * torch.get_num_threads()
@@ -142,7 +142,7 @@ def slice_update(
     def scale(gradient: Tensor) -> None:
         if divisor != 1 and not divides:
             gradient.div_(divisor)
-        if clips and scalars.factor != 1.0:
+        if scales and scalars.factor != 1.0:
             gradient.mul_(scalars.factor)
         if bounds:
             bound = scalars.hyperparameters["max_grad_value"]
@@ -228,7 +228,7 @@ def narrow_update(
             of_states = dict(zip(own, wide[1:], strict=False))
             if masters is not None:
                 wide, copies, of_states = [masters[a:b]], [], {name: state[a:b] for name, state in own.items()}
-            compute = slice_update(wide[0], gradient, of_states, scalars, clips=masters is not None)
+            compute = slice_update(wide[0], gradient, of_states, scalars, scales=masters is not None)
             roundings = [rounded(at, value, a, b, number, offset + a - start) for at, value in enumerate(wide)]
             updates.append((narrow_gradient[a:b], gradient, copies, compute, roundings))
 
@@ -293,13 +293,12 @@ class Optimizers:
         self._scratch: list[Tensor] = []
         self.scales_loss, self.loss_scale = LOSS_SCALE in arguments, 1.0
         self.mean_count = 1.0
-        """By what gradients are divided: what a pass counts, in the mean over all of a step."""
         prefix = EMA_PREFIX
         self._ema = {name.removeprefix(prefix): arguments[name] for name in arguments if name.startswith(prefix)}
         self.weight_in_average: float | None = None
         """That of what this step trains, see `weight_in_average`."""
         self._has_masters = all(MASTER in optimizer.states for optimizer in program.optimizers)
-        self._clips = is_clipped(program)
+        self._scales_gradients = is_clipped(program) or program.count is not None
 
     def begin(self, step: int, rate: float, loss_scale: float = 1.0) -> None:
         for index, scalars in enumerate(self._scalars):
@@ -321,11 +320,19 @@ class Optimizers:
         scale = self.loss_scale * self.mean_count
         norm = total_norm(square_sums) / scale
         bound, skips = self._scalars[0].hyperparameters.get("max_grad_norm"), self.skips(norm)
-        factor = 1.0 if bound is None else min(1.0, bound / (norm + _TORCH_CLIP_EPSILON))
+        self._scale_gradients(1.0 if bound is None else min(1.0, bound / (norm + _TORCH_CLIP_EPSILON)))
         for scalars in self._scalars:
-            scalars.factor = factor / (scale if self._has_masters else self.mean_count)
             scalars.skips = skips
         return norm
+
+    def divide_by(self, mean_count: float) -> None:
+        """In the updates of this step. `mean_count`: what a pass counts, in the mean over all of the step."""
+        self.mean_count = mean_count
+        self._scale_gradients(1.0)
+
+    def _scale_gradients(self, factor: float) -> None:
+        for scalars in self._scalars:
+            scalars.factor = factor / (self.mean_count * (self.loss_scale if self._has_masters else 1.0))
 
     def slice(self, group: ParameterGroup, start: int, stop: int, gradient: Tensor, divisor: int = 1) -> SliceUpdate:
         """A function that updates elements `start` to `stop` of `group`, multiples of 64, by `gradient`, in every step.
@@ -353,7 +360,7 @@ class Optimizers:
         names = self._program.optimizers[group.optimizer].states
         states = {name: memory.region(group, name)[start:stop] for name in names if name != AVERAGE}
         if divides_exactly(group.dtype):
-            return slice_update(parameter, gradient, states, scalars, divisor=divisor, clips=self._clips)
+            return slice_update(parameter, gradient, states, scalars, divisor=divisor, scales=self._scales_gradients)
         seed, places = None if MASTER in states else self._rounding_seed, [(0, 0, 0)]
         if seed is not None:
             places = [
