@@ -15,7 +15,7 @@ from sambasim.api.given import data_of
 from sambasim.api.pef import Pef, opened, unwrapped
 from sambasim.api.ranks import command, connected, speaks_python, supervised
 from sambasim.commands.question import predicted, question_of
-from sambasim.commands.run import checked_pef, train
+from sambasim.commands.run import train
 from sambasim.compiler.capture.tensors import held_by
 from sambasim.errors import DataError, LaunchError, OptionError, WeightsError
 from sambasim.options.given import given_settings
@@ -103,12 +103,11 @@ def run(
     """
     world, given = connected(), opened(pef)
     chosen = _options_of_run(given, data, replicas, options, world)
-    path, mesh = checked_pef(chosen, Path("out"), world, command())
     recorder = _Recorder()
     observers: list[RunObserver] = [recorder]
     if world.rank == 0 and not quiet:
         observers.append(RunProgress(predicts=chosen.predict))
-    with supervised(world, path, mesh, chosen) as activity:
+    with supervised(world, chosen) as (path, activity):
         live = None if isinstance(data, str | Path) else data_of(data)
         summary, weights, ema = train(path, chosen, world, activity, command(), observers, live, keeps_weights=True)
     found = recorder.losses, recorder.logged, recorder.evaluations
@@ -221,9 +220,8 @@ def predict(
             raise OptionError(f"weights is of type {type(weights).__name__}", remedy=remedy)
     instead = {"pef": "the first argument", "json": "the record of the result", "emulate_replicas": "for training"}
     chosen = _options_of(given, data, options, instead, inference=True, weights=file)
-    path, mesh = checked_pef(chosen, Path("out"), world, command())
     live = None if isinstance(data, str | Path) else data_of(data)
-    with supervised(world, path, mesh, chosen) as activity:
+    with supervised(world, chosen) as (path, activity):
         record, outputs = infer(path, chosen, world, activity, live, held, keeps_outputs=True)
         outputs = world.broadcast_object(outputs)
     return Prediction(outputs, record)

@@ -13,10 +13,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
-from sambasim.commands.run import failure_details
+from sambasim.commands.run import checked_pef, failure_details
 from sambasim.compiler.capture.trial import generators_kept
 from sambasim.errors import SambasimError, exit_code
-from sambasim.ir.mesh import Mesh
 from sambasim.options.python_words import in_python
 from sambasim.options.run import RunOptions
 from sambasim.runtime.machine.communicator import Communicator, single_rank
@@ -87,9 +86,11 @@ def command() -> list[str]:
 
 
 @contextmanager
-def supervised(world: Communicator, path: Path, mesh: Mesh, options: RunOptions) -> Iterator[Activity]:
-    """Collective. Within the block, an error of one rank ends all of them, and is printed once; one rank alone raises
-    it. `mesh`: that of the ranks. Random numbers of this process are as before afterwards."""
+def supervised(world: Communicator, options: RunOptions) -> Iterator[tuple[Path, Activity]]:
+    """Collective. Checks the PEF that `options` name, whose path it gives. Within the block, an error of one rank ends
+    all of them, and is printed once; one rank alone raises it. Random numbers of this process are as before afterwards.
+    """
+    path, mesh = checked_pef(options, Path("out"), world, command())
 
     def report(failure: Failure) -> None:
         _report(failure, failure_details(failure, options))
@@ -97,7 +98,7 @@ def supervised(world: Communicator, path: Path, mesh: Mesh, options: RunOptions)
     with generators_kept(), Supervisor(world, report=report) as supervisor:
         if world.world_size > 1:  # it also cancels the timer of this process's faulthandler
             supervisor.start(path, options.log_dir, options.sync_timeout, mesh)
-        yield supervisor.activity
+        yield path, supervisor.activity
         supervisor.finish()
     supervisor.release()
     world.barrier()  # the status file of the next run has the same name

@@ -2,7 +2,7 @@
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -63,7 +63,7 @@ def contents(path: Path, header: PefHeader, document: PefDocument) -> Row:
             for name, own in document.graphs.items()
             for graph in own.program.graphs
         ],
-        sizes=list(_sizes(program)),
+        sizes=list(sizes_of(program.symbols.values())),
         symbols=list(map(_symbol, program.symbols.values())),
         groups=list(_groups(program)),
         runtime_arguments=program.runtime_arguments,
@@ -131,9 +131,10 @@ def _gathered(program: Program, graph: Graph) -> Iterator[Row]:
             yield Row(axis=axis.name, operator=operator, **sizes, modules=modules)
 
 
-def _sizes(program: Program) -> Iterator[Row]:
+def sizes_of(symbols: Collection[Symbol]) -> Iterator[Row]:
+    """By kind."""
     for kind in SymbolKind:
-        if types := [symbol.type for symbol in program.symbols.values() if symbol.kind is kind]:
+        if types := [symbol.type for symbol in symbols if symbol.kind is kind]:
             elements, size_bytes = sum(type_.numel for type_ in types), sum(type_.size_bytes for type_ in types)
             yield Row(kind=kind.value, symbols=len(types), elements=elements, size_bytes=size_bytes)
 

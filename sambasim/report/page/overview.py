@@ -5,6 +5,7 @@ from sambasim.ir.types import SymbolKind
 from sambasim.pef import Checked
 from sambasim.report.analysis import BACKED, NO_CHANGE, NOT_VALIDATED, PRICED_IN, Analysis, change_texts
 from sambasim.report.devices import figures_table, value_text
+from sambasim.report.inspect import sizes_of
 from sambasim.report.page import ui
 from sambasim.report.simulation import bound_text
 from sambasim.report.tables import table, text_table, title_of
@@ -138,12 +139,10 @@ def _byte_ticks(top_bytes: float) -> dict[str, object]:
 
 
 def _kept_table(analysis: Analysis) -> ui.Html:
-    program, rows = analysis.prediction.program, []
-    for kind in SymbolKind:
-        kept = [symbol for symbol in program.symbols.values() if symbol.kind is kind and symbol.offset is not None]
-        size_bytes = sum(symbol.type.size_bytes for symbol in kept)
-        if size_bytes and kind is not SymbolKind.ACCUMULATION_GROUP:  # these are the gradients again
-            rows.append({"kind": kind.value.replace("_", " "), "symbols": len(kept), "size_bytes": size_bytes})
+    program, again = analysis.prediction.program, SymbolKind.ACCUMULATION_GROUP  # which are the gradients
+    kept = [one for one in program.symbols.values() if one.offset is not None and one.kind is not again]
+    sizes = (row for row in sizes_of(kept) if row.size_bytes)
+    rows = [row.model_dump() | {"kind": row.kind.replace("_", " ")} for row in sizes]
     title = f"Kept by the program: {format_bytes(program.device_bytes)}"
     return ui.titled(table(title, rows, "kind", "symbols, size_bytes:bytes"))
 
