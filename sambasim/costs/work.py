@@ -14,8 +14,7 @@ from math import inf, prod
 from typing import NamedTuple
 
 from sambasim.ir.graph import Graph, Node, SectionKind
-from sambasim.ir.operator_flops import Operands
-from sambasim.ir.operators import OPERATORS, OperatorKind
+from sambasim.ir.operators import OPERATORS, OperatorKind, flops_of
 from sambasim.ir.program import Program
 from sambasim.ir.ranks import of_ranks
 from sambasim.ir.types import DTYPE_BYTES, VALUE_BYTES, Symbol, SymbolKind, TensorType
@@ -124,7 +123,7 @@ def work_of(graph: Graph, symbols: Mapping[str, Symbol]) -> Work:
     for known_graph, known_symbols, work in _RECENT:
         if known_graph is graph and known_symbols is symbols:
             return work
-    types = {**graph.values, **{name: symbol.type for name, symbol in symbols.items()}}
+    types = graph.types(symbols)
     base_of: dict[str, str] = {}
     stages = list(_without_masks(graph, _stages(graph, types, base_of)))
     float32 = _loss_values(graph, stages, types)
@@ -220,9 +219,8 @@ def _stages(graph: Graph, types: Mapping[str, TensorType], base_of: dict[str, st
             base_of.update(dict.fromkeys(results, base))
             continue
         is_training = len(node.args) > _TRAINING_FLAG and node.args[_TRAINING_FLAG] is True
-        flops = operator.flops(Operands(node, types)) if operator.flops else 0
         needs_all = node.operator in _WHOLE_BATCH_FIRST or (node.operator == _BATCH_NORM and is_training)
-        sizes = flops, blocks_of(node, types), columns_of(node, types)
+        sizes = flops_of(node, types), blocks_of(node, types), columns_of(node, types)
         yield Stage(index, _reads(node, read, types, base_of), tuple(results), *sizes, needs_all)
 
 

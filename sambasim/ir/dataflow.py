@@ -161,7 +161,7 @@ def readiness(program: Program) -> Mapping[str, Readiness]:
 
 def _usage(graph: Graph, sections: Sequence[Section], program: Program) -> tuple[dict[str, int], dict[str, list[int]]]:
     """After how many sections each value is made, and each input has been read, by a view of it too."""
-    types = {name: symbol.type for name, symbol in program.symbols.items()} | dict(graph.values)
+    types = graph.types(program.symbols)
     aliases = {name: {name} for name in graph.inputs}  # by value, the inputs whose memory it may share
     made: dict[str, int] = {}
     read: dict[str, list[int]] = defaultdict(list)

@@ -127,6 +127,10 @@ class Graph:
     values: Mapping[str, TensorType]
     sections: tuple[Section, ...] = ()
 
+    def types(self, symbols: Mapping[str, Symbol]) -> Mapping[str, TensorType]:
+        """Of its values and of `symbols`, by name."""
+        return {name: symbol.type for name, symbol in symbols.items()} | dict(self.values)
+
     @property
     def section_counts(self) -> Mapping[str, int]:
         """How many sections there are of each kind."""

@@ -12,6 +12,8 @@ from math import prod
 from types import MappingProxyType
 
 from sambasim.ir import operator_flops as count
+from sambasim.ir.graph import Node
+from sambasim.ir.types import TensorType
 from sambasim.optimizers import KINDS
 
 
@@ -315,3 +317,9 @@ ELEMENTWISE = frozenset({
 
 NUMBERS = frozenset(f"number.{name}" for name in ["add", "sub", "mul", "truediv", "pow", "neg", "sym_min", "sym_max"])
 """Arithmetic of Python's numbers, in the update of an optimizer: the names of functions of `operator` and of torch."""
+
+
+def flops_of(node: Node, types: Mapping[str, TensorType]) -> int:
+    """Of a product; 0 for another operator."""
+    formula = OPERATORS[node.operator].flops
+    return 0 if formula is None else formula(count.Operands(node, types))

@@ -14,8 +14,7 @@ from rich.text import Text
 from sambasim.costs.price import Bound
 from sambasim.costs.work import Work, at_batch_size, device_bytes_of, work_of
 from sambasim.ir.graph import MADE_AGAIN, Graph, SourceLine
-from sambasim.ir.operator_flops import Operands
-from sambasim.ir.operators import OPERATORS, OperatorKind
+from sambasim.ir.operators import OPERATORS, OperatorKind, flops_of
 from sambasim.ir.types import SymbolKind
 from sambasim.report.tables import labelled
 from sambasim.simulation.advice import Advice, Change, Step, advise, fetched_outputs
@@ -338,9 +337,8 @@ class Analysis:
     def model_flops(self) -> int:
         """FLOPs of matrix products, convolutions, attention and recurrent layers in a step, without recomputation."""
         step, graph, program = self.step, self.prediction.graph, self.prediction.program
-        types = {**graph.values, **{name: symbol.type for name, symbol in program.symbols.items()}}
-        again = ((OPERATORS[node.operator].flops, node) for node in graph.nodes if node.name.endswith(MADE_AGAIN))
-        made_again = sum(flops(Operands(node, types)) for flops, node in again if flops is not None)
+        types = graph.types(program.symbols)
+        made_again = sum(flops_of(node, types) for node in graph.nodes if node.name.endswith(MADE_AGAIN))
         all_flops = sum(step.runs(section) * section.load.product_flops for section in step.sections)
         return all_flops - step.micro_steps * made_again * step.batch_size // program.batch_size
 

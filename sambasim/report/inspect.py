@@ -77,8 +77,7 @@ def _stages(program: Program) -> Iterator[Row]:
     if program.schedule is None:
         return
     for rank, part in enumerate(of_ranks(program)):
-        nodes, held = part.leading.nodes, held_bytes(part)
-        types = {name: symbol.type for name, symbol in part.symbols.items()} | dict(part.leading.values)
+        nodes, types, held = part.leading.nodes, part.leading.types(part.symbols), held_bytes(part)
         sent = [name for node in nodes if node.operator == "comm.send" for name in node.reads]
         parameter_of = {member.gradient: member.parameter for group in part.groups for member in group.members}
         copies = {copied(node): node for node in nodes}
@@ -93,7 +92,7 @@ def _stages(program: Program) -> Iterator[Row]:
 
 def section_facts(program: Program, graph: Graph) -> Iterator[Row]:
     """`reads` and `writes` name values, symbols and `group.region`."""
-    types = {name: symbol.type for name, symbol in program.symbols.items()} | dict(graph.values)
+    types = dict(graph.types(program.symbols))
     for group in program.groups:
         types |= {f"{group.name}.{region}": group.region_type(region) for region in group.regions}
 

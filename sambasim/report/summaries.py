@@ -134,7 +134,7 @@ def received_bytes(program: Program, axis: str) -> int:
     def of_rank(rank: Program) -> int:
         graph, received = rank.leading, 0
         others = sum(each.size - 1 for each in rank.mesh if each.name == axis and not each.at_run_time)
-        types = {name: symbol.type for name, symbol in rank.symbols.items()} | dict(graph.values)
+        types = graph.types(rank.symbols)
         for node in (node for section in pass_and_update(graph)[0] for node in graph.section_nodes(section)):
             if axis_of(node) != axis or node.operator in ("comm.shard", "comm.send"):
                 continue

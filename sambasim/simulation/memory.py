@@ -171,7 +171,7 @@ class PassMemory:
 
 def pass_memory(graph: Graph, symbols: Mapping[str, Symbol]) -> PassMemory:
     """In the order of nodes. Views count as their bases, gradients of parameters not at all: they have their own."""
-    types = {name: symbol.type for name, symbol in symbols.items()} | dict(graph.values)
+    types = graph.types(symbols)
     base: dict[str, str] = {}
     made: dict[str, int] = {}  # by base: the position of its node
     last: dict[str, int] = {}

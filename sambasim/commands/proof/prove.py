@@ -26,8 +26,7 @@ from sambasim.data.batches import collate
 from sambasim.data.datasets import Source
 from sambasim.errors import CaptureError, MachineError, SambasimError
 from sambasim.hardware.budget import available_bytes
-from sambasim.ir.operator_flops import Operands
-from sambasim.ir.operators import OPERATORS
+from sambasim.ir.operators import flops_of
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
 from sambasim.options.arguments import arguments_of
@@ -47,9 +46,8 @@ _PART_OF_MEMORY, _MOST_TOLD, _SAME_LOSS = 3, 8, 1e-5
 def steps_of(program: Program) -> int:
     """How many steps a proof has by default: fewer for large ones, and the same on each machine."""
     graph = program.leading
-    types = {name: symbol.type for name, symbol in program.symbols.items()} | dict(graph.values)
-    formulas = [(node, OPERATORS[node.operator].flops) for node in graph.nodes]
-    each = sum(flops(Operands(node, types)) for node, flops in formulas if flops is not None)
+    types = graph.types(program.symbols)
+    each = sum(flops_of(node, types) for node in graph.nodes)
     return min(max(FEWEST_STEPS, int(_FLOPS / max(each * program.micro_batches, 1))), MOST_STEPS)
 
 

@@ -107,7 +107,7 @@ def _heads(query: int, key: int) -> str:
 def _undivided_heads(program: Program, ranks: int) -> Mapping[tuple[int, int], Node]:
     """By the numbers of query and key heads, the first attention with them."""
     undivided: dict[tuple[int, int], Node] = {}
-    types = {name: symbol.type for name, symbol in program.symbols.items()} | dict(program.leading.values)
+    types = program.leading.types(program.symbols)
     for node in program.leading.nodes:
         if OPERATORS[node.operator].kind is OperatorKind.ATTENTION:
             shapes = [types[argument.name].shape for argument in node.args[:3] if isinstance(argument, Ref)]

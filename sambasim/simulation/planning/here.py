@@ -19,8 +19,7 @@ from sambasim.errors import OptionError
 from sambasim.ir.dataflow import axis_of, pass_and_update, spans_of_actions
 from sambasim.ir.graph import MADE_AGAIN, Node
 from sambasim.ir.mesh import TENSOR
-from sambasim.ir.operator_flops import Operands
-from sambasim.ir.operators import OPERATORS, OperatorKind
+from sambasim.ir.operators import OPERATORS, OperatorKind, flops_of
 from sambasim.ir.program import Program
 from sambasim.ir.ranks import of_ranks
 from sambasim.ir.schedule import Action, ActionKind, Schedule, in_flight, make
@@ -89,7 +88,7 @@ class _Part:
 
     @cached_property
     def types(self) -> Mapping[str, TensorType]:
-        return {name: symbol.type for name, symbol in self.program.symbols.items()} | dict(self.program.step.values)
+        return self.program.step.types(self.program.symbols)
 
     @cached_property
     def sizes(self) -> Mapping[str, float]:
@@ -99,8 +98,7 @@ class _Part:
         return {node.name: self.size(node) for section in sections for node in graph.section_nodes(section)}
 
     def size(self, node: Node) -> float:
-        flops = OPERATORS[node.operator].flops
-        return float(flops(Operands(node, self.types)) if flops is not None else self.bytes_of(node))
+        return float(flops_of(node, self.types) or self.bytes_of(node))
 
     def bytes_of(self, node: Node) -> int:
         names = [*node.reads, *filter(None, node.results)]
