@@ -248,7 +248,7 @@ def _without(program: Program, graph: Graph, forward: Run, backward: Run, gone: 
             pairs = zip(node.reads, before.reads, strict=True)
             names = {**{name: instead.get(other, other) for name, other in pairs if name in lost}, **instead}
         left[at] = renamed(node, names)
-    known = {name for node in left.values() for name in node.results if name is not None}
+    known = {name for node in left.values() for name in node.makes}
     read = {name for node in left.values() for name in node.reads}
     left_out = {name for at in dropped for name in graph.nodes[at].reads} - read
     left_out |= {gradient_name(name) for name in left_out}

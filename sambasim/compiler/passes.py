@@ -59,7 +59,7 @@ class Recompute:
         before, after = _held(training), _held(_Repeated(training, kept).graph())
         for section in forward:
             if after[section.stage] >= before[section.stage]:  # it gains nothing
-                kept |= {name for node in training.section_nodes(section) for name in node.results if name is not None}
+                kept |= {name for node in training.section_nodes(section) for name in node.makes}
         return replace(program, training=_Repeated(training, kept).graph())
 
 
@@ -73,7 +73,7 @@ def _segments(graph: Graph, stage: Section, values: Values) -> list[int]:
     """The ends of segments of the forward of `stage`, of about equal bytes of activations, where one tensor crosses."""
     forward = graph.section_nodes(stage)
     places = [at for at, count in enumerate(crossing_of(forward, values), 1) if count == 1]
-    made = (sum(graph.values[name].size_bytes for name in node.results if name) for node in forward)
+    made = (sum(graph.values[name].size_bytes for name in node.makes) for node in forward)
     total = list(accumulate(made, initial=0))
     count = max(round(sqrt(len(places))), 1)
     wanted = (total[-1] * part / count for part in range(1, count))
@@ -94,7 +94,7 @@ def _never_repeated(graph: Graph, ends: list[int], passes: Sequence[Section], va
                 if made_in[name][1] != section.stage or (is_forward and made_in[name][0] != segment):
                     kept.add(name)
             if is_forward:
-                made_in |= {name: (segment, section.stage) for name in node.results if name is not None}
+                made_in |= dict.fromkeys(node.makes, (segment, section.stage))
                 operator = OPERATORS[node.operator]
                 is_made_once = operator.draws_random_numbers or operator.kind in _MADE_ONCE
                 if is_made_once or values.buffers_read_by(node):  # in an app, buffers have changed before the backward
@@ -112,9 +112,9 @@ def _held(graph: Graph) -> Counter[int]:
             if section.kind is not SectionKind.FWD:
                 read.update(bases)
             elif not is_view(node):
-                maker |= {name: (name, section.stage) for name in node.results if name is not None}
+                maker |= {name: (name, section.stage) for name in node.makes}
             elif bases:
-                maker |= {name: bases[0] for name in node.results if name is not None}
+                maker |= dict.fromkeys(node.makes, bases[0])
     held: Counter[int] = Counter()
     for name, stage in read:
         held[stage] += graph.values[name].size_bytes
@@ -125,7 +125,7 @@ class _Repeated:
     def __init__(self, graph: Graph, kept: frozenset[str]) -> None:
         forward = graph.nodes_of(SectionKind.FWD)
         self._graph, self._types = graph, dict(graph.values)
-        self._maker = {name: node for node in forward for name in node.results if name is not None and name not in kept}
+        self._maker = {name: node for node in forward for name in node.makes if name not in kept}
         self._again: dict[str, str] = {}
         self._nodes: list[Node] = []
 

@@ -111,7 +111,7 @@ class Connected:
         stage = segment.stage
         ends = "" if stage == self._stage_of[node.name] else f"__stage_{stage}"
         results = tuple(None if name is None else name + ends for name in node.results)
-        for name in filter(None, node.results):
+        for name in node.makes:
             self._local[name, stage] = name + ends
             self._types[name + ends] = self._types[name]
         self._add(replace(node, name=node.name + ends, results=results), segment)
@@ -186,9 +186,7 @@ def _weight_gradients(graph: Graph, assignment: Assignment) -> frozenset[str]:
             read_at[name].add(stage_of[node.name])
     outputs = only_output(graph, backward)
     to_one = [node for node in backward if node.name in outputs]
-    return frozenset(
-        node.name for node in to_one if all(read_at[name] <= {stage_of[node.name]} for name in node.results if name)
-    )
+    return frozenset(node.name for node in to_one if all(read_at[name] <= {stage_of[node.name]} for name in node.makes))
 
 
 @dataclass(frozen=True, slots=True)

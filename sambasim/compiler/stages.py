@@ -62,8 +62,8 @@ def values_of(graph: Graph, program: Program) -> Values:
     for node in graph.nodes:
         deepest = max((depth.get(name, _DEEPEST) for name in node.reads), default=0)
         if deepest < _DEEPEST and not OPERATORS[node.operator].draws_random_numbers:
-            depth.update((name, deepest + 1) for name in node.results if name is not None)
-    maker = {name: node for node in graph.nodes for name in node.results if name is not None}
+            depth.update((name, deepest + 1) for name in node.makes)
+    maker = {name: node for node in graph.nodes for name in node.makes}
     return Values(maker, frozenset(depth.keys() & maker.keys()), trained, changed)
 
 
@@ -93,14 +93,14 @@ def assign(program: Program, values: Values, schedule: Schedule, budget: Budget,
         seconds[stage.node] += alone_s(stage, work, budget)
     ends = _cut(program, forward, values, schedule, seconds)
     stage_of = {node.name: stage for stage, span in enumerate(pairwise([0, *ends])) for node in forward[slice(*span)]}
-    held = {name: {stage_of[node.name]} for node in forward for name in node.results if name is not None}
+    held = {name: {stage_of[node.name]} for node in forward for name in node.makes}
     for node in forward:
         if not is_view(node):
             for name in values.read_by(node):
                 held.setdefault(name, set()).add(stage_of[node.name])
     owner = {name: min(at) for name, at in held.items() if name in values.trained}
     stage_of |= _backward(graph, backward, values, held, owner, schedule.stages)
-    made = {name: stage_of[node.name] for node in backward for name in node.results if name is not None}
+    made = {name: stage_of[node.name] for node in backward for name in node.makes}
     for output in graph.outputs:
         name = parameter_of(output.symbol)
         if name in owner and output.value not in made:
@@ -162,7 +162,7 @@ def _cut(
 
 def crossing_of(forward: Sequence[Node], values: Values) -> list[int]:
     """How many tensors cross behind each operator but the last."""
-    made = {name: at for at, node in enumerate(forward) for name in node.results if name is not None}
+    made = {name: at for at, node in enumerate(forward) for name in node.makes}
     last: dict[str, int] = {}
     for at, node in enumerate(forward):
         if not is_view(node):
@@ -224,7 +224,7 @@ def _backward(
 ) -> Mapping[str, int]:
     """The stages of the backward. `held`: by value of the forward and by parameter, the stages that have it."""
     weight_of = {name: parameter_of(symbol) for name, symbol in only_output(graph, backward).items()}
-    names = {name for node in backward for name in node.results if name is not None}
+    names = {name for node in backward for name in node.makes}
     bound: dict[str, int] = {}  # by node: its stage if it reads what was saved, else the highest possible
     fixed: set[str] = set()
     for node in backward:

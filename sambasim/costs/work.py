@@ -34,7 +34,7 @@ def blocks_of(node: Node, types: Mapping[str, TensorType]) -> float:
 
 def columns_of(node: Node, types: Mapping[str, TensorType]) -> int:
     """The columns of the widest result; of a convolution, its channels."""
-    shapes = [types[name].shape for name in node.results if name is not None and name in types]
+    shapes = [types[name].shape for name in node.makes if name in types]
     channels = OPERATORS[node.operator].kind is OperatorKind.CONVOLUTION
     widths = [shape[1 if channels else -1] for shape in shapes if len(shape) > 1]
     return max(widths, default=1)
@@ -206,7 +206,7 @@ def _stages(graph: Graph, types: Mapping[str, TensorType], base_of: dict[str, st
     for index, node in enumerate(graph.nodes):
         operator = OPERATORS[node.operator]
         read = [name for name in dict.fromkeys(node.reads) if name in types]
-        results = [name for name in node.results if name is not None]
+        results = list(node.makes)
         if operator.kind in _NO_STAGE or not read:
             continue
         base = base_of.get(read[0], read[0])
@@ -257,7 +257,7 @@ def _reads(
 ) -> tuple[Read, ...]:
     """Each value once; of several views of one value, the largest."""
     reads: dict[str, Read] = {}
-    results = max((types[name].numel for name in node.results if name is not None), default=0)
+    results = max((types[name].numel for name in node.makes), default=0)
     for number, name in enumerate(names):
         value = base_of.get(name, name)
         whole = max(types[value].numel, 1)

@@ -74,7 +74,7 @@ def gathers(graph: Graph, axis: str, ranks: int) -> Sequence[Gather]:
 def section_effects(program: Program, graph: Graph, section: Section) -> tuple[set[str], set[str]]:
     """What a section reads of others and writes for them: values, symbols, regions of groups ("group0.gradient")."""
     nodes = graph.section_nodes(section)
-    made = {name for node in nodes for name in node.results if name is not None}
+    made = {name for node in nodes for name in node.makes}
     read = {name for node in nodes for name in node.reads} - made
     read_later = {name for node in graph.nodes[section.stop :] for name in node.reads}
     kept = {output.value: output.symbol for output in graph.outputs}
@@ -169,7 +169,7 @@ def _usage(graph: Graph, sections: Sequence[Section], program: Program) -> tuple
         for node in graph.section_nodes(section):
             for name in set().union(*(aliases.get(operand, ()) for operand in node.reads)):
                 read[name].append(position)
-            for result in filter(None, node.results):
+            for result in node.makes:
                 made[result] = position
                 shared = node.reads if may_alias(node) else ()
                 if node.operator in _MAY_BE_LEFT_OUT:
@@ -206,10 +206,10 @@ def readers_of(nodes: Sequence[Node]) -> Mapping[str, Sequence[int]]:
 
 def last_uses(nodes: Sequence[Node], keep: Collection[str]) -> list[list[str]]:
     """For each node, the results of `nodes` that no later one reads, without those to `keep`."""
-    left = {name for node in nodes for name in node.results}.difference(keep)
+    left = {name for node in nodes for name in node.makes}.difference(keep)
     last: list[list[str]] = []
     for node in reversed(nodes):
-        last.append([name for name in dict.fromkeys((*node.reads, *node.results)) if name and name in left])
+        last.append([name for name in dict.fromkeys((*node.reads, *node.makes)) if name in left])
         left.difference_update(last[-1])
     return last[::-1]
 

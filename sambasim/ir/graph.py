@@ -82,6 +82,11 @@ class Node:
         """The names of all values that it reads, in order, repeats included."""
         return tuple(argument.name for argument in leaves((self.args, self.kwargs)) if isinstance(argument, Ref))
 
+    @cached_property
+    def makes(self) -> tuple[str, ...]:
+        """The names of its results, without those that nothing reads."""
+        return tuple(name for name in self.results if name is not None)
+
 
 class SectionKind(StrEnum):
     """The purpose of a section, by SambaFlow's names. Sections are ordered by what they read and write, not by kind."""

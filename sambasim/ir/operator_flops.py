@@ -66,7 +66,7 @@ class Operands:
     @property
     def result(self) -> int:
         """The elements of the largest result."""
-        return max((self.types[name].numel for name in self.node.results if name is not None), default=0)
+        return max((self.types[name].numel for name in self.node.makes), default=0)
 
 
 Flops: TypeAlias = Callable[[Operands], int]

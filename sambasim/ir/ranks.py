@@ -53,7 +53,7 @@ def ranks_of_values(training: Graph, ranks: int) -> tuple[Mapping[str, int], Map
     read: dict[str, set[int]] = defaultdict(set)
     for section in pass_and_update(training)[0]:
         for node in training.section_nodes(section):
-            made |= dict.fromkeys(filter(None, node.results), section.stage % ranks)
+            made |= dict.fromkeys(node.makes, section.stage % ranks)
             for name in node.reads:
                 read[name].add(section.stage % ranks)
     return made, read

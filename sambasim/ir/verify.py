@@ -139,7 +139,7 @@ def _defined(graph: Graph, symbols: Collection[str], operators: Collection[str])
                 require(constant.name in TORCH_CONSTANTS.get(constant.kind, ()), 3, said)
         for name in node.reads:
             require(name in known, 2, f"node {node.name} reads {name}, which nothing before it defines")
-        for result in filter(None, node.results):
+        for result in node.makes:
             require(result not in known and result not in symbols, 1, f"{result} is defined twice")
             require(result in graph.values, 1, f"{result} has no type")
             known.add(result)
@@ -161,7 +161,7 @@ def _updates(program: Program) -> None:
             types = {**dict.fromkeys(regions, PART), **dict.fromkeys(numbers, NUMBER), **graph.values}
             for node in graph.nodes:
                 of_numbers = all(types[name] == NUMBER for name in node.reads) and int not in map(type, node.args)
-                gives = [types[name] for name in node.results if name is not None]
+                gives = [types[name] for name in node.makes]
                 fits = len(gives) == len(node.results) == 1 and gives[0].shape in (PART.shape, ())
                 of_numbers = of_numbers or node.operator not in NUMBERS
                 require(fits and of_numbers, 19, f"{node.name} of {its} is neither of parts nor of numbers")
@@ -189,7 +189,7 @@ def _parts(program: Program) -> None:
         for node in graph.nodes:
             if node.operator in _OF_PARTS and not groups_of(node):
                 cut = _cut(node, sizes)
-                types_here = [types[name] for name in (*node.reads, *filter(None, node.results))]
+                types_here = [types[name] for name in (*node.reads, *node.makes)]
                 require(len(types_here) == 2, 10, f"{node.name} is of {len(types_here)} values")
                 part, whole = types_here if node.operator == "comm.all_gather" else reversed(types_here)
                 fits = 0 <= cut.dim < len(part.shape) and cut.outer >= 1 and part.shape[cut.dim] % cut.outer == 0

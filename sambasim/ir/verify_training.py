@@ -237,7 +237,7 @@ def _verify_messages(graph: Graph, program: Program, ranks: int) -> None:
         for node in graph.section_nodes(section):
             for name in node.reads:
                 require(made.get(name, rank) == rank, 16, f"{node.name} reads {name}, which another rank makes")
-            made |= dict.fromkeys(filter(None, node.results), rank)
+            made |= dict.fromkeys(node.makes, rank)
             if axis_of(node) != PIPELINE:
                 continue
             peer, tag = (rank + number_of(node, "shift")) % ranks, _tag(node)

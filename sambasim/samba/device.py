@@ -272,7 +272,7 @@ def with_rates(graph: Graph, rates: Mapping[str, float]) -> Graph:
         first, second = (*node.args, None, None)[:2]
         rate = None if name is None else rates.get(name, rates.get(ALL_DROPOUTS))
         read, other = (argument.name if isinstance(argument, Ref) else "" for argument in (first, second))
-        args, results = node.args, [result for result in node.results if result is not None]
+        args, results = node.args, list(node.makes)
         if rate is not None:
             args = (first, rate, rate > 0) if operator == _ELEMENTS else (first, 1 - rate, *args[2:])
             if operator == _CHANNELS and rate in _UNDRAWN:

@@ -84,7 +84,7 @@ def fetched_outputs(program: Program) -> list[Fetched]:
 
 def _line_of(graph: Graph, value: str) -> str | None:
     """FILE:LINE of the operator that makes `value`; views and what has no line count as what they read."""
-    maker: Mapping[str, Node] = {name: node for node in graph.nodes for name in node.results if name is not None}
+    maker: Mapping[str, Node] = {name: node for node in graph.nodes for name in node.makes}
     node = maker.get(value)
     while node is not None:
         if node.source is not None and OPERATORS[node.operator].kind is not OperatorKind.VIEW:

@@ -186,7 +186,7 @@ def pass_memory(graph: Graph, symbols: Mapping[str, Symbol]) -> PassMemory:
             if at >= backward and (name.endswith(MADE_AGAIN) or made.get(name, backward) < backward):
                 kept.add(name)
         is_view = _is_operand(node, types)
-        for name in filter(None, node.results):
+        for name in node.makes:
             base[name] = operands[0] if is_view else name
             if not is_view:
                 made[name] = last[name] = at

@@ -110,7 +110,7 @@ class Steps:
         for output in graph.outputs:
             self._of_kind[program.symbols[output.symbol].kind].append((output.symbol, output.value))
         self._members = [member for group in program.groups for member in group.members]
-        self._sources = {name: node.source for node in graph.nodes for name in node.results if name}
+        self._sources = {name: node.source for node in graph.nodes for name in node.makes}
         """Of each value, in the order of the graph."""
         own = [symbol.type for symbol in program.symbols.values()] + list(graph.values.values())
         types = {getattr(torch, type_.dtype, torch.float32) for type_ in own}

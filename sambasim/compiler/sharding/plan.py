@@ -139,7 +139,7 @@ def settled(program: Program, ranks: int, layouts: Mapping[str, Layout], kept_wh
 def products(program: Program) -> Iterator[Product]:
     """The forward products with a parameter, in the order of execution."""
     graph = program.leading
-    made = {name: node for node in graph.nodes for name in node.results if name is not None}
+    made = {name: node for node in graph.nodes for name in node.makes}
     for node in graph.nodes_of(SectionKind.FWD):
         if node.operator not in _PRODUCTS:
             continue

@@ -104,7 +104,7 @@ def operators(analysis: Analysis) -> ui.Part:
     working = {stage.node for stage in analysis.work.stages}
     rows = []
     for place, node in enumerate(graph.nodes):
-        types = ", ".join(str(graph.values[name]) for name in filter(None, node.results) if name in graph.values)
+        types = ", ".join(str(graph.values[name]) for name in node.makes if name in graph.values)
         file, line, code = (node.source.file, node.source.line, node.source.code) if node.source else ("", None, "")
         kind = OPERATORS[node.operator].kind.value
         texts = (node.operator, kind, types, node.name, node.module, file, code.strip())

@@ -135,8 +135,8 @@ class Executor:
             ranges = {(ActionKind.FORWARD, 0): (0, forward), (ActionKind.BACKWARD, 0): (forward, len(self.sections))}
         section_of = dict.fromkeys(self._tangents, len(self.sections))
         for section in self.sections:
-            results = (name for node in graph.section_nodes(section) for name in node.results if name)
-            section_of |= dict.fromkeys(results, section.index)
+            for node in graph.section_nodes(section):
+                section_of |= dict.fromkeys(node.makes, section.index)
         bound = partial(self._bound, section_of, returned, buffers)
         self._spans = {only: [*map(bound, _spans(ranges, actions, only))] for only in (None, *ActionKind)}
 

@@ -86,7 +86,7 @@ class _Planner:
 
     def steps(self, units: Iterable[tuple[Section, ...]]) -> list[list[Step]]:
         nodes, last, drafts = self.nodes, self._gradient_products(), list[list[Step]]()
-        maker = {result: at for at, node in enumerate(nodes) for result in node.results if result is not None}
+        maker = {result: at for at, node in enumerate(nodes) for result in node.makes}
         alone = (OperatorKind.RECURRENT, OperatorKind.CHECK)
         for unit in units:
             positions, draft = range(unit[0].start, unit[-1].stop), list[Step]()

@@ -42,7 +42,7 @@ def find_routes(
 ) -> list[Route]:
     """The safe routes to the values in `stored`. `sections` gives the section of each node. Values that a later section
     or the caller reads are not safe: other ranks may overwrite a gradient once its section is done."""
-    position_of = {result: position for position, node in enumerate(nodes) for result in node.results if result}
+    position_of = {result: position for position, node in enumerate(nodes) for result in node.makes}
     readers = readers_of(nodes)
     routes = []
     for value in stored:

@@ -67,7 +67,7 @@ def seen_of_sections(graph: Graph, program: Program) -> Sequence[Sequence[Seen]]
     """For each section of the pass of `graph`, the tensors to record at its end, in the order of its nodes."""
     sections, _ = pass_and_update(graph)
     nodes = [(section.index, node) for section in sections for node in graph.section_nodes(section)]
-    section_of = {result: section for section, node in nodes for result in node.results if result is not None}
+    section_of = {result: section for section, node in nodes for result in node.makes}
     unwritten = {node.results[UNWRITTEN[node.operator]] for node in graph.nodes if node.operator in UNWRITTEN}
     read = {name for section, node in nodes for name in node.reads if section_of.get(name, section) != section}
     leaving = read - unwritten

@@ -74,7 +74,7 @@ class Probe:
     ) -> None:
         self._who, self._program, self._memory, self._samples = who, program, memory, samples
         self._graph = graph = program.step
-        self._node_of = {name: at for at, node in enumerate(graph.nodes) for name in node.results if name is not None}
+        self._node_of = {name: at for at, node in enumerate(graph.nodes) for name in node.makes}
         symbols = program.symbols
         self._given = [symbols[name] for name in graph.inputs if symbols[name].kind in _GIVEN]
         kinds = (SymbolKind.BUFFER,) if may_overflow else (SymbolKind.BUFFER, SymbolKind.GRADIENT)

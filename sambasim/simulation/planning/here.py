@@ -101,7 +101,7 @@ class _Part:
         return float(flops_of(node, self.types) or self.bytes_of(node))
 
     def bytes_of(self, node: Node) -> int:
-        names = [*node.reads, *filter(None, node.results)]
+        names = [*node.reads, *node.makes]
         return sum(self.types[name].size_bytes for name in names if name in self.types)
 
     @cached_property
