@@ -1,8 +1,8 @@
 # Every target makes the virtual environment .venv, with the pinned versions of .ci/constraints.txt and an MPI of its own.
-# `make PYTHON=python3.12 ...` chooses the Python; `make EXTRAS=test,models ...` uses the machine's own MPI.
+# `make PYTHON=python3.12 ...` chooses the Python; `make EXTRAS=test,models,train ...` uses the machine's own MPI.
 
 PYTHON ?= python3
-EXTRAS ?= test,models,mpi
+EXTRAS ?= test,models,mpi,train
 
 # Of `make fuzz` and `make faults`.
 COUNT ?= 2000
