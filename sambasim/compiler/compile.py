@@ -4,7 +4,7 @@ import gc
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -258,13 +258,17 @@ def _capture(
 @contextmanager
 def rare_collections() -> Iterator[None]:
     """Garbage collections are rare and skip what exists: a trace makes a million objects that live until its end."""
-    with ExitStack() as stack:
-        stack.callback(gc.set_threshold, *gc.get_threshold())
-        gc.set_threshold(50_000, 20, 100)
-        if gc.get_freeze_count() == 0:
-            gc.freeze()
-            stack.callback(gc.unfreeze)
+    before, rare = gc.get_threshold(), (50_000, 20, 100)
+    if before == rare:  # within another; to count what is frozen would take as long as a collection
         yield
+        return
+    gc.set_threshold(*rare)
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        gc.set_threshold(*before)
 
 
 def _training_alone(step: TrainingStep, tensors: Sequence[Tensor]) -> Captures:
