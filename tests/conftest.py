@@ -1,6 +1,7 @@
 """What all tests share: `--update-golden`, an account and examples of their own, hypothesis without deadlines."""
 
 import gc
+import itertools
 import os
 import tempfile
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from tests.support.whole import is_whole
 if TYPE_CHECKING:
     from tests.support.examples import CompiledExample
 
+_TESTS = itertools.count(1)
 
 _LONG = (
     *("tests/state/", "tests/mpi/test_bits", "tests/api/", "tests/cli/test_plan", "tests/simulation/test_planning"),
@@ -92,7 +94,11 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def thawed() -> Iterator[None]:
-    """No test leaves objects frozen, as a command does that it runs in this process."""
+def frozen() -> Iterator[None]:
+    """Collections, searches for referrers, and copies of this process skip what was there before the test. None leaves
+    objects frozen, as a command does that it runs in this process."""
+    if next(_TESTS) % 100 == 0:
+        gc.collect()
+    gc.freeze()
     yield
     gc.unfreeze()
