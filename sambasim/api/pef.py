@@ -74,8 +74,7 @@ class Pef(Shown):
     def weights(self) -> dict[str, Tensor]:
         """Copies of its parameters and buffers, by the names of the model's `state_dict`."""
         self.check()
-        held = dict(map_weights(self.path))
-        return dict(state_dict(self.program, held.__getitem__))
+        return dict(state_dict(self.program, dict(map_weights(self.path)).__getitem__))
 
     @cached_property
     def contents(self) -> Row:

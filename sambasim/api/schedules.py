@@ -142,10 +142,8 @@ def _rates(schedulers: Sequence[LRScheduler], optimizer: Optimizer, count: int) 
     for group, given in zip(twin.param_groups, optimizer.param_groups, strict=True):
         group.update({name: copy.copy(value) for name, value in given.items() if name != "params"})
         fixed.append({name: value for name, value in group.items() if name not in ("params", "lr")})
-    with (
-        warnings.catch_warnings(action="ignore"),
-        suppress(Exception),
-    ):  # of a lambda of the user's, of a cycle that ends, or for want of a metric
+    # A lambda of the user's may raise, a cycle end, or a metric be wanting.
+    with warnings.catch_warnings(action="ignore"), suppress(Exception):
         copies = copy.deepcopy(list(schedulers), {id(optimizer): twin})
         while len(rates) < count and all(group["lr"] >= 0 for group in twin.param_groups):
             rates.append([float(plain_number(group["lr"])) for group in twin.param_groups])

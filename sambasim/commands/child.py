@@ -33,7 +33,6 @@ from sambasim.whose_code import is_library_file
 
 T = TypeVar("T")
 OnPhase: TypeAlias = Callable[[str], None]
-_Tell: TypeAlias = Callable[[str, object], None]
 _Pipe: TypeAlias = "Connection[Any, Any]"
 
 _CHUNK_BYTES = 1 << 16
@@ -214,7 +213,7 @@ def _live(work: Callable[[OnPhase], object], pipes: list[tuple[_Pipe, _Pipe]], c
 class _Output(io.RawIOBase):
     """What is written is a message, so that it keeps its place among the others."""
 
-    def __init__(self, tell: _Tell, number: int) -> None:
+    def __init__(self, tell: Callable[[str, object], None], number: int) -> None:
         self._tell, self._number = tell, number
 
     def writable(self) -> bool:

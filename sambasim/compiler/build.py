@@ -93,7 +93,7 @@ class Builder:
         )
         verify(program, Progress.CAPTURED)
         notices, cast_twice = list(captures.notices), captures.training.cast_twice if captures.training else ()
-        if captures.training and captures.training.is_checkpointed:
+        if captures.training and any("recompute" in node.meta for node in captures.training.graph.nodes):
             notices.append("torch.utils.checkpoint in the model saves no memory here, and --recompute full does")
         if cast_twice:
             names = dict.fromkeys(self._symbols[self._symbol_of_path[path]].torch_names[0] for path in cast_twice)

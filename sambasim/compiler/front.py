@@ -268,8 +268,7 @@ def example_batch(
         what = f"the training data has {len(source.train)} samples, fewer than one batch of {batch_size}"
         raise DataError(what, remedy=f"--batch-size {len(source.train)} or less")
     batch = collate(source.train.__getitems__(range(options.micro_batch_size)))
-    loss = options.loss.name if options.loss else None
-    return inputs_of(batch, model, loss, options, notice)
+    return inputs_of(batch, model, options.loss.name if options.loss else None, options, notice)
 
 
 def inputs_of(
@@ -306,8 +305,7 @@ def inputs_of(
     else:
         parts = list(batch) if isinstance(batch, (tuple, list)) else [batch]
         wanted = len(parts) - (loss is not None)
-        most = len(takes.keys() - table.keys())
-        wanted = min(wanted, most) if may_be_several else wanted
+        wanted = min(wanted, len(takes.keys() - table.keys())) if may_be_several else wanted
         values, rest = by_place(model, parts[:wanted], skipped(model, wanted, table)), parts[wanted:]
         if loss is not None:
             targets = {TARGET: rest[0] if len(rest) == 1 else rest}

@@ -98,5 +98,4 @@ def _captured(function: OwnUpdate, target: str) -> tuple[Mapping[str, float], Gr
         remedy = "change it in place: parameter.add_(update, alpha=-lr)"
         raise OptionError(f"the optimizer {target} does not change the parameter", where=line, remedy=remedy)
     graph = Graph(name, translation.inputs, (), outputs, translation.values)
-    whole = Section(0, SectionKind.OPT, name, 0, 0)
-    return defaults, with_sections(graph, [(whole, translation.nodes)])
+    return defaults, with_sections(graph, [(Section(0, SectionKind.OPT, name, 0, 0), translation.nodes)])

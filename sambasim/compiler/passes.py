@@ -274,8 +274,7 @@ class Fits:
             graph = part.leading
             check_chip(graph, work, self.budget)
             ends = [section.stop for section in graph.sections if section.kind in (SectionKind.FWD, SectionKind.BCKWD)]
-            need = need_of(part, work, stage_ranges(work, ends), row=row)
-            check_memory(graph, need, self.budget)
+            check_memory(graph, need_of(part, work, stage_ranges(work, ends), row=row), self.budget)
         return program
 
 

@@ -118,8 +118,7 @@ def _verify(document: PefDocument) -> None:
 def _layout(archive: Archive, document: PefDocument, path: Path) -> Layout:
     layout = weights_layout(document.stored.values())
     archive.file.seek(archive.weights_offset)
-    found = archive.file.read(min(len(layout.header), archive.weights_bytes))
-    if found != layout.header:
+    if archive.file.read(min(len(layout.header), archive.weights_bytes)) != layout.header:
         raise refusal(path, Rule.LAYOUT, "its header is not the one that belongs to the symbols")
     if layout.size_bytes != archive.weights_bytes:
         what = f"it has {archive.weights_bytes} bytes, and header and tensors take {layout.size_bytes}"
@@ -193,8 +192,7 @@ def join(path: Path, graphs: Mapping[str, Path]) -> PefDocument:
 
 
 def _is_equal(tensor: "torch.Tensor", other: "torch.Tensor") -> bool:
-    is_alike = (tensor.dtype, tensor.shape) == (other.dtype, other.shape)
-    return is_alike and bytes_of(tensor) == bytes_of(other)
+    return (tensor.dtype, tensor.shape) == (other.dtype, other.shape) and bytes_of(tensor) == bytes_of(other)
 
 
 def seal(path: Path, checked: Checked | None) -> str:

@@ -41,8 +41,7 @@ def predicted(
 ) -> PredictedStep | str:
     """A step of all replicas of `placement`; or why there is no prediction: it must not lose what was measured."""
     try:
-        budget = budget_of(inventory.device, inventory.tiles)
-        return predict_step(program, budget, placement, path, micro_steps)
+        return predict_step(program, budget_of(inventory.device, inventory.tiles), placement, path, micro_steps)
     except SambasimError as error:
         return error.what
     except Exception as error:

@@ -130,6 +130,5 @@ class Played:
         for rank, outputs in of_ranks.items():  # in the order of stages
             peers = self._mesh.group(rank, TENSOR)
             for name in outputs if rank == peers[0] else ():
-                parts = [of_ranks[peer][name] for peer in peers]
-                whole[name] = joined(parts, self.program.symbols[name].cuts)
+                whole[name] = joined([of_ranks[peer][name] for peer in peers], self.program.symbols[name].cuts)
         return whole

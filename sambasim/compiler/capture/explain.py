@@ -196,8 +196,7 @@ def _obstacle(op: Op, then: str, changed: Set[str]) -> Obstacle | None:
     """`then`: the operator after it; `changed`: the tensors that the call changes."""
     if op.asks and (op.buffers is None or not op.buffers.isdisjoint(changed)):
         return _first(_ASKING, f"{op.function} {op.func} {then}")
-    by_label = (_first(_CHANGING, f"{op.func}| {label}") for label in op.writes)
-    return next(filter(None, by_label), None)
+    return next(filter(None, (_first(_CHANGING, f"{op.func}| {label}") for label in op.writes)), None)
 
 
 def _rewrite(occurrence: Occurrence) -> str:

@@ -195,13 +195,10 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
             if made_of is not None:
                 self._made_of[storage_of(made)] = made_of
             if storage_of(made) not in self._labels or func in _LIFTED:
-                self._make(made)
+                self._labels[storage_of(made)] = f"%{len(self.ops)}.{len(self._labels) - self._known}"
+                self._alive.append(kept_address(made))
+                self.made_bytes += made.untyped_storage().nbytes()
         return result
-
-    def _make(self, tensor: Tensor) -> None:
-        self._labels[storage_of(tensor)] = f"%{len(self.ops)}.{len(self._labels) - self._known}"
-        self._alive.append(kept_address(tensor))
-        self.made_bytes += tensor.untyped_storage().nbytes()
 
     def _save(self, tensor: Tensor) -> None:
         if is_dense(tensor) and storage_of(tensor) not in self._saved and not isinstance(tensor, FakeTensor):

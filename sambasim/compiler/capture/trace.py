@@ -52,11 +52,6 @@ class CapturedGraph:
     kept_buffers: tuple[str, ...] = ()
 
     @property
-    def is_checkpointed(self) -> bool:
-        """Whether a part of it was under torch.utils.checkpoint."""
-        return any("recompute" in node.meta for node in self.graph.nodes)
-
-    @property
     def cast_twice(self) -> tuple[str, ...]:
         """The parameters that several lines under torch.autocast read: PyTorch casts them once."""
         casts: Counter[str] = Counter()

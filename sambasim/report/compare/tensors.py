@@ -23,8 +23,7 @@ def compare_tensors(a: Tensors, b: Tensors) -> tuple[int, list[Row]]:
     """The number of common tensors, and the differences: in the order of `a`, then tensors that only `b` has."""
     ours, theirs = dict(a), dict(b)
     pairs = ((name, ours.get(name), theirs.get(name)) for name in dict.fromkeys((*ours, *theirs)))
-    differences = (_difference_of(*pair) for pair in pairs)
-    return len(ours.keys() & theirs.keys()), list(filter(None, differences))
+    return len(ours.keys() & theirs.keys()), list(filter(None, (_difference_of(*pair) for pair in pairs)))
 
 
 def compare_files(

@@ -153,5 +153,4 @@ def _best(plan: Plan) -> ui.Part:
     numbers = f"step_s, samples/s, rdu_bytes:memory, bubble_share:bubble, {terms}, rdus:{plan.device}s"
     best = ui.table(table("", rows, "strategy", numbers), "fitted")
     lead = "The best strategy of each shape of the mesh. The bars divide the step of the first two."
-    body = ui.joined(ui.pair(*map(shares, plan.best[:2])), best)
-    return ui.Part("best", "The best strategies", lead, body)
+    return ui.Part("best", "The best strategies", lead, ui.joined(ui.pair(*map(shares, plan.best[:2])), best))

@@ -25,8 +25,7 @@ def measured_parts(run: RunRecords, name: str, *, beside: bool = False) -> Itera
 
 
 def mesh_facts(summary: SummaryRecord) -> list[tuple[str, str]]:
-    several = prod(summary.mesh.values()) > summary.world_size
-    return [("mesh", str(Mesh(summary.mesh)))] if several else []
+    return [("mesh", str(Mesh(summary.mesh)))] if prod(summary.mesh.values()) > summary.world_size else []
 
 
 def _glance(run: RunRecords, name: str) -> ui.Part:

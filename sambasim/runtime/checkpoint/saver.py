@@ -77,8 +77,7 @@ class Saver:
         losses: LossWatch,
         resumed: Path | None,
     ) -> None:
-        options = setup.options.checkpoint
-        self._folder, self._cadence = directory, options.cadence
+        self._folder, self._cadence = directory, setup.options.checkpoint.cadence
         self._setup, self._team, self._observer, self._activity, self._losses = setup, team, observer, activity, losses
         self._beginning = describe(setup, samples)
         self._failure: MachineError | None = None
@@ -229,8 +228,7 @@ def write(
         activity.waits("waiting for peers to begin a checkpoint")
         hidden = path.parent / _together(path, communicator, activity, lambda: begin() if rank == 0 else path)[0]
         activity.takes_long("writing a checkpoint")
-        shards = _together(path, communicator, activity, write_shard)
-        manifest = manifest.sealed(dict(shards))
+        manifest = manifest.sealed(dict(_together(path, communicator, activity, write_shard)))
         _together(path, communicator, activity, lambda: finish() if rank == 0 else None)
     activity.does("going on after a checkpoint")
     return manifest

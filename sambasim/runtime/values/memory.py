@@ -72,8 +72,7 @@ def load_weights(path: Path, program: Program) -> Tensors:
     if not path.is_file():
         there = "a folder" if path.is_dir() else "not there"
         raise WeightsError(f"the weights file {path} is {there}", remedy="--weights FILE.safetensors, made by --save")
-    tensors = read_tensors(path, "--weights takes what --save wrote")
-    return fitting(tensors, program, f"the weights in {path}")
+    return fitting(read_tensors(path, "--weights takes what --save wrote"), program, f"the weights in {path}")
 
 
 def fitting(tensors: Tensors, program: Program, source: str) -> Tensors:

@@ -119,8 +119,7 @@ class Supervisor:
         faulthandler.cancel_dump_traceback_later()
         if not world.serves_threads:
             return  # this MPI may be used by one thread only, so there is no watchdog
-        hosts = [host for _, _, host in everybody]
-        others = OtherNodes(world, hosts, mesh) if world.node_count > 1 else None
+        others = OtherNodes(world, [host for _, _, host in everybody], mesh) if world.node_count > 1 else None
         self._watchdog = Watchdog(self._file, started_at, world.local_rank, timeout_s, others, self._end_job)
         self._watchdog.start()
 
