@@ -38,6 +38,7 @@ def test_it_trains_as_plain_pytorch_does(name: str, title: str, tmp_path: Path) 
 
 
 @whole
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.usefixtures("one_thread")
 def test_every_layout_has_the_bits_of_one_process(ranks: int, tmp_path: Path) -> None:
