@@ -1,6 +1,7 @@
 """Converts tensors, data sets, losses and optimizers of torch to data sets and options. An optimizer must do in a step
 what its class does."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -113,6 +114,21 @@ def loss_of(loss: object) -> tuple[dict[str, object] | None, Loss | None]:
 
     vars(of_result)["of_user"] = loss  # whose state a compile looks for
     return None, of_result
+
+
+def metrics_of(given: object) -> tuple[object, Mapping[str, Callable[..., object]]]:
+    """Names of metrics, and the functions among what is given, by their names. Raises OptionError for equal names."""
+    items, functions = given if isinstance(given, list | tuple) else [given], dict[str, Callable[..., object]]()
+    names = list[object]()
+    for item in items:
+        if callable(item):
+            name = f"python:{re.sub(r'[^0-9a-zA-Z_]', '_', getattr(item, '__name__', type(item).__name__))}"
+            if name in functions:
+                remedy = "give one of them another __name__"
+                raise OptionError(f"two metrics are called {name.removeprefix('python:')}", remedy=remedy)
+            functions[name] = item
+        names.append(name if callable(item) else item)
+    return (names if functions else given), functions
 
 
 def _is_plain(loss: Any, name: str) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import RenderableType
 from torch import Tensor, nn
 
-from sambasim.api.given import data_of
+from sambasim.api.given import data_of, metrics_of
 from sambasim.api.pef import Pef, opened, unwrapped
 from sambasim.api.ranks import command, connected, speaks_python, supervised
 from sambasim.commands.question import predicted, question_of
@@ -36,7 +36,7 @@ from sambasim.units import counted, format_seconds
 class Run(Shown):
     """A run that has ended: the loss of each step, and by name what is logged beside it, the evaluations, the trained
     weights by the names of the model's `state_dict`, their averages `ema` if the PEF keeps them, and the `summary` of
-    `sambasim run --json`."""
+    `sambasim run --json`. With `load_best`, the weights are those of the evaluation `best`."""
 
     name: str
     losses: list[float]
@@ -65,6 +65,11 @@ class Run(Shown):
     def accuracy(self) -> float | None:
         """Of the last evaluation."""
         return self.evaluations[-1].accuracy if self.evaluations else None
+
+    @property
+    def best(self) -> EvaluationRecord | None:
+        """The best evaluation, with `keep_best` or `stop_after`."""
+        return self.summary.best
 
     def parts(self) -> list[RenderableType]:
         lines = [repr(self), f"loss {sparkline(self.losses)}"]
@@ -95,13 +100,14 @@ def run(
     - `replicas`: how many this process runs, by default the fewest that the PEF allows; under mpirun, its ranks
     - `quiet`: print no progress
     - `options`: flags of `sambasim run` by keyword, such as `epochs=3, lr=1e-3, save="w.safetensors"`, and
-      `set={"data.shuffle": False}`
+      `set={"data.shuffle": False}`. `evaluation_metrics` takes functions of outputs and targets, too
 
     Each call starts from the weights of the PEF, or those of `weights="FILE"`. The bits are the same in one process and
     under mpirun. Raises OptionError, LaunchError, DataError and NumericsError; under mpirun, an error of one rank in
     training is printed once, and ends all ranks.
     """
     world, given = connected(), opened(pef)
+    options["evaluation_metrics"], functions = metrics_of(options.get("evaluation_metrics"))
     chosen = _options_of_run(given, data, replicas, options, world)
     recorder = _Recorder()
     observers: list[RunObserver] = [recorder]
@@ -109,7 +115,8 @@ def run(
         observers.append(RunProgress(predicts=chosen.predict))
     with supervised(world, chosen) as (path, activity):
         live = None if isinstance(data, str | Path) else data_of(data)
-        summary, weights, ema = train(path, chosen, world, activity, command(), observers, live, keeps_weights=True)
+        how = path, chosen, world, activity, command(), observers, live, functions
+        summary, weights, ema = train(*how, keeps_weights=True)
     found = recorder.losses, recorder.logged, recorder.evaluations
     return Run(given.name, *found, dict(weights), dict(ema), summary)
 
@@ -176,6 +183,7 @@ class Prediction(Shown):
     def __init__(self, outputs: list[Tensor], record: InferenceRecord) -> None:
         self.outputs, self.record = outputs, record
         self.loss, self.logged, self.accuracy = record.loss, record.logged, record.accuracy
+        self.metrics = record.metrics
 
     def parts(self) -> list[RenderableType]:
         return ["\n".join([repr(self), *(f"notice: {notice}" for notice in self.record.notices)])]
@@ -219,10 +227,11 @@ def predict(
             remedy = "a run, a model, a state_dict, or a file of --save"
             raise OptionError(f"weights is of type {type(weights).__name__}", remedy=remedy)
     instead = {"pef": "the first argument", "json": "the record of the result", "emulate_replicas": "for training"}
+    options["evaluation_metrics"], functions = metrics_of(options.get("evaluation_metrics"))
     chosen = _options_of(given, data, options, instead, inference=True, weights=file)
     live = None if isinstance(data, str | Path) else data_of(data)
     with supervised(world, chosen) as (path, activity):
-        record, outputs = infer(path, chosen, world, activity, live, held, keeps_outputs=True)
+        record, outputs = infer(path, chosen, world, activity, live, held, functions, keeps_outputs=True)
         outputs = world.broadcast_object(outputs)
     return Prediction(outputs, record)
 

@@ -4,6 +4,7 @@ import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from sambasim.commands.outputs import check_output_file, check_output_folder
@@ -160,6 +161,7 @@ def train(
     command: Sequence[str],
     observers: Sequence[RunObserver],
     data: object = None,
+    functions: Mapping[str, Callable[..., object]] = MappingProxyType({}),
     *,
     keeps_weights: bool = False,
     signals: StopSignals | None = None,
@@ -174,7 +176,7 @@ def train(
     if options.log_dir is not None:
         members.append(RankLog(options.log_dir, rank, warn))
     setup, told = set_up(path, options, communicator), RunObservers(members)
-    job = TrainingJob(setup, told, activity, command, data, keeps_weights=keeps_weights, signals=signals)
+    job = TrainingJob(setup, told, activity, command, data, functions, keeps_weights=keeps_weights, signals=signals)
     with blamed_on_strangers(setup.document):
         return job.run(), job.weights, job.averages
 
@@ -198,7 +200,8 @@ class RankLog(RunObserver):
         self._write(f"step {step.step} epoch {step.epoch} loss {step.loss!r} {times}")
 
     def evaluated(self, record: EvaluationRecord) -> None:
-        self._write(f"evaluation after step {record.step}: loss {record.loss!r} accuracy {record.accuracy!r}")
+        found = " ".join(f"{name} {number!r}" for name, number in record.numbers.items())
+        self._write(f"evaluation after step {record.step}: {found}")
 
     def saved(self, record: CheckpointRecord) -> None:
         self._write(f"checkpoint after step {record.step}: {record.path} in {format_seconds(record.checkpoint_s)}")

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from sambasim.data.identity import identity_of
 from sambasim.data.user_code import call_object, guarded, summary, user_line
 from sambasim.errors import DataError
+from sambasim.options.evaluation import EvaluationOptions
 from sambasim.options.grammar import BUILTIN_SOURCES, FLOAT_DTYPES, InputSpec, SourceKind
 from sambasim.options.training import DataOptions
 from sambasim.units import format_bytes
@@ -237,10 +238,15 @@ class Source:
 
 
 def open_source(
-    options: DataOptions, inputs: InputSpecs | None, given: object = None, optional: Collection[str] = frozenset()
+    options: DataOptions,
+    inputs: InputSpecs | None,
+    given: object = None,
+    optional: Collection[str] = frozenset(),
+    held_out_by: EvaluationOptions | None = None,
 ) -> Source:
     """Open the data source that `options` name, or what is `given` instead, as a data function returns it. `inputs` are
-    the PEF's, per sample; None when compiling. A file may lack those that are `optional`. Raises DataError."""
+    the PEF's, per sample; None when compiling. A file may lack those that are `optional`. `held_out_by` may name
+    a source of its own for evaluations, which replaces what that of `options` holds out. Raises DataError."""
     if given is None and options.source is None:
         by_app = "" if inputs is None else "; an app runs its PEF itself: sambasim app APP.py run --pef PEF"
         remedy = f"--set data.source=module:function, or FILE.npz, or synthetic{by_app}"
@@ -248,14 +254,21 @@ def open_source(
     name = "the given data" if given is not None else options.source or ""
     asked = f"data.evaluation_fraction = {options.evaluation_fraction}"
     train, evaluation = _datasets(options, inputs, optional) if given is None else _pair(given, name)
+    of_evaluation = name
+    if held_out_by is not None and held_out_by.data is not None and not (given is not None and evaluation is not None):
+        of_evaluation, changes = held_out_by.data, {"source": held_out_by.data, "args": held_out_by.args}
+        evaluation, another = _datasets(options.model_copy(update=changes), inputs, optional)
+        if another is not None:
+            what = f"evaluation.data {of_evaluation} gives a pair, and evaluations take one data set"
+            raise DataError(what, remedy="name a function that returns one")
     if evaluation is not None and options.evaluation_fraction > 0:
-        what = f"{name} gives an evaluation set, and {asked} asks for another"
+        what = f"{of_evaluation} gives an evaluation set, and {asked} asks for another"
         raise DataError(what, remedy="--set data.evaluation_fraction=0")
     count = _length(train, name, "training")
     kept = held_out = None
     if evaluation is not None:
-        _length(evaluation, name, "evaluation")
-        held_out = WatchedDataset(evaluation, name)
+        _length(evaluation, of_evaluation, "evaluation")
+        held_out = WatchedDataset(evaluation, of_evaluation)
     elif options.evaluation_fraction > 0:
         kept, held = split_indices(count, options.evaluation_fraction)
         if not kept or not held:

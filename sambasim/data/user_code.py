@@ -21,7 +21,12 @@ from sambasim.options.grammar import missing_file, missing_module, split_target,
 from sambasim.options.problem import nearest, show
 from sambasim.whose_code import is_users_file
 
-_ERRORS: Mapping[str, type[UserError]] = {"model": ModelError, "loss": ModelError, "optimizer": OptionError}
+_ERRORS: Mapping[str, type[UserError]] = {
+    "model": ModelError,
+    "loss": ModelError,
+    "optimizer": OptionError,
+    "metric": OptionError,
+}
 _TABLES = {"model": "model", "loss": "loss", "data source": "data"}
 
 T = TypeVar("T")
@@ -43,8 +48,8 @@ def summary(error: BaseException) -> str:
 
 
 def load_object(target: str, what: str) -> object:
-    """The object that a target names; a file is loaded once. `what` is its purpose: "model", "loss", "optimizer" or
-    "data source". Raises the error of it, with the user's file and line if the module raises."""
+    """The object that a target names; a file is loaded once. `what` is its purpose: "model", "loss", "optimizer",
+    "metric" or "data source". Raises the error of it, with the user's file and line if the module raises."""
     error = _ERRORS.get(what, DataError)
     for problem in target_problems(target):
         raise error(f"the {what} {show(target)} {problem.what}", remedy=problem.remedy)
@@ -109,7 +114,7 @@ def _load_module(name: str, target: str, what: str, error: type[UserError]) -> M
 
 def _load_file(path_text: str, target: str, what: str, error: type[UserError]) -> ModuleType:
     path = Path(os.path.abspath(Path(path_text).expanduser()))
-    names = {"model": "path/file.py:NAME", "loss": "--set loss.name=path/file.py:NAME"}
+    names = {"model": "path/file.py:NAME", "loss": "--set loss.name=path/file.py:NAME", "metric": "path/file.py:NAME"}
     if problem := missing_file(path, names.get(what, "--set data.source=…")):
         raise error(f"the {what} {target}: {problem.what}", remedy=problem.remedy)
     name = f"sambasim_file_{path.stem}"  # so that a file `random.py` does not replace Python's `random`

@@ -20,6 +20,7 @@ from sambasim.options.flag import (
     CHECKPOINTS,
     DATA,
     DEVICE,
+    EVALUATION,
     INFERENCE,
     MODEL,
     NUMERICS,
@@ -29,8 +30,30 @@ from sambasim.options.flag import (
     Flag,
     flags_in,
 )
-from sambasim.options.grammar import LOSS_ARGUMENTS, LossName, OptimizerName, PefName, Source, parse_cadence, step_range
-from sambasim.options.problem import Count, Factor, FilePath, PositiveFactor, Replicas, Text, after, limits, parsable
+from sambasim.options.grammar import (
+    LOSS_ARGUMENTS,
+    METRICS,
+    JsonTable,
+    LossName,
+    OptimizerName,
+    PefName,
+    Source,
+    metrics_table,
+    parse_cadence,
+    step_range,
+)
+from sambasim.options.problem import (
+    Count,
+    Factor,
+    FilePath,
+    PositiveFactor,
+    Replicas,
+    Text,
+    after,
+    before,
+    limits,
+    parsable,
+)
 
 if TYPE_CHECKING:
     from sambasim.options.base import Options as Fields
@@ -110,8 +133,32 @@ class TrainingFields(Fields):
     """Micro-steps in one optimizer step."""
     seed: Annotated[int, limits(ge=0, le=LARGEST_INTEGER), Flag("--seed")] = 0
     """Seed of the order of samples, of dropout and of all other random numbers."""
-    evaluate: Annotated[bool, Flag("--evaluate/--no-evaluate", only="run")] = True
-    """Evaluate on the held-out samples after each epoch."""
+
+
+class EvaluationFields(Fields):
+    panel = EVALUATION
+    enabled: Annotated[bool, Flag("--evaluate/--no-evaluate", only="run")] = True
+    """Evaluate on the held-out samples during training, if there are any."""
+    data: Annotated[Source | None, Flag("--evaluation-data", only="run")] = None
+    """Hold out this data source, of the same kinds as --data."""
+    every: Annotated[
+        str, parsable(partial(parse_cadence, by_clock=False)), Flag("--evaluate-every N[steps|epochs]", only="run")
+    ] = "1epoch"
+    """Evaluate this often, and at the end."""
+    metrics: Annotated[
+        dict[str, JsonTable] | None,
+        before(metrics_table),
+        Flag("--evaluation-metrics NAME,…", only="run", values=(*METRICS, "topK", "module:function")),
+    ] = None
+    """Also measure {values}, by torchmetrics; a function gets outputs and targets of all samples."""
+    keep_best: Annotated[Text | None, Flag("--keep-best METRIC", only="run")] = None
+    """Keep the weights of the best evaluation by this metric, loss or accuracy."""
+    mode: Annotated[Literal["max", "min"] | None, Flag("--best-mode", only="run", default="known by name")] = None
+    """Whether the largest value of it is the best, or the smallest."""
+    load_best: Annotated[bool, Flag("--load-best", only="run")] = False
+    """End with these weights: those that --save writes."""
+    stop_after: Annotated[Count | None, Flag("--stop-after N", only="run")] = None
+    """End after N evaluations in a row that are not better than the best, by --keep-best or the loss."""
 
 
 class ScheduleFields(Fields):
@@ -275,6 +322,6 @@ _OF_COMPILE: Mapping[str, type[Fields]] = {
 _OF_RUN: Mapping[str, type[Fields]] = {
     "": RunFields, "overrides.data": DataFields, "overrides.training": TrainingFields,
     "overrides.training.schedule": ScheduleFields, "overrides.optimizer": OptimizerFields,
-    "checkpoint": CheckpointFields,
+    "overrides.evaluation": EvaluationFields, "checkpoint": CheckpointFields,
 }  # fmt: skip
 COMPILE_FLAGS, RUN_FLAGS = flags_in(_OF_COMPILE, "compile"), flags_in(_OF_RUN, "run")

@@ -14,9 +14,10 @@ from sambasim.options.problem import one_of
 Command: TypeAlias = Literal["compile", "run"]
 
 MODEL, DATA, TRAINING, PARALLEL = "Model and PEF", "PEF and data", "Training", "Replicas and gradient sync"
+EVALUATION = "Evaluation"
 DEVICE, OUTPUT, CHECKPOINTS, INFERENCE = "Device and sections", "Output", "Checkpoints", "Inference"
 NUMERICS, OTHER = "Numerics", "Other"
-PANELS = (MODEL, DATA, TRAINING, PARALLEL, DEVICE, OUTPUT, CHECKPOINTS, INFERENCE, NUMERICS, OTHER)
+PANELS = (MODEL, DATA, TRAINING, EVALUATION, PARALLEL, DEVICE, OUTPUT, CHECKPOINTS, INFERENCE, NUMERICS, OTHER)
 
 
 class Flag(NamedTuple):

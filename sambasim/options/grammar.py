@@ -93,6 +93,31 @@ def _problems_among(known: Collection[str], name: str) -> Iterator[Problem]:
         yield Problem("", f"must be {one_of([*known, 'module:function'])}", remedy, name)
 
 
+METRICS: Mapping[str, Literal["max", "min"]] = {
+    **dict.fromkeys(("accuracy", "precision", "recall", "f1", "auroc", "r2"), "max"),
+    **dict.fromkeys(("mae", "mse", "perplexity"), "min"),
+}  # fmt: skip
+"""The metrics that have a name here, and whether their largest value is the best; also topK, such as top5."""
+
+
+def is_top_k(name: str) -> bool:
+    return re.fullmatch(r"top[1-9][0-9]{0,5}", name) is not None
+
+
+def metrics_table(given: object) -> object:
+    """Metrics by name, with their options: of `"f1, top5"` or a list of names, without any."""
+    names = given.split(",") if isinstance(given, str) else given
+    if isinstance(names, list | tuple) and all(isinstance(name, str) for name in names):
+        return {name.strip(): {} for name in names}
+    return given
+
+
+def metrics_problems(table: Mapping[str, object]) -> Iterator[Problem]:
+    for name in table:
+        if not is_top_k(name):
+            yield from _problems_among((*METRICS, "topK"), name)
+
+
 def _pef_name(name: str) -> Iterator[Problem]:
     if not re.fullmatch(r"\w[\w.+-]*", name):
         what = "must be a plain file name: letters, digits and . _ + -, without a folder"
@@ -127,6 +152,12 @@ def absolute_names(mapping: Mapping[str, object], folder: Path) -> dict[str, obj
             result[name] = table = table | {key: _absolute(table[key], folder, key == "source")}
         if isinstance(table, dict) and isinstance(groups := table.get("groups"), list):
             result[name] = table | {"groups": [absolute_names({name: group}, folder)[name] for group in groups]}
+    if isinstance(table := result.get("evaluation"), dict):
+        if isinstance(source := table.get("data"), str):
+            table = table | {"data": _absolute(source, folder, is_source=True)}
+        if isinstance(metrics := metrics_table(table.get("metrics")), dict):
+            table = table | {"metrics": {_absolute(name, folder, is_source=False): metrics[name] for name in metrics}}
+        result["evaluation"] = table
     return result
 
 
@@ -235,13 +266,16 @@ _UNITS: Mapping[str, Cadence] = {
 }  # fmt: skip
 
 
-def parse_cadence(text: str) -> Cadence:
-    """`50`, `50steps`, `1epoch`, `30s`, `10min` or `2h`. Raises Refused for any other text."""
+def parse_cadence(text: str, *, by_clock: bool = True) -> Cadence:
+    """`50`, `50steps`, `1epoch`, and `by_clock` `30s`, `10min` or `2h`. Raises Refused for any other text."""
     match = re.fullmatch(_CADENCE, text.strip())
-    if match is None or int(match[1]) == 0:
-        what = "must be a number of steps, or one of epochs, s, min or h, and at least 1"
-        raise Refused(Problem("", what, "--checkpoint-every 100, 1epoch, 30s or 10min", text))
-    unit = _UNITS[match[2]]
+    unit = _UNITS[match[2]] if match else None
+    if match is None or unit is None or int(match[1]) == 0 or (unit.unit == "s" and not by_clock):
+        units, remedy = "epochs", "--evaluate-every 100 or 2epochs"
+        if by_clock:
+            units, remedy = "epochs, s, min or h", "--checkpoint-every 100, 1epoch, 30s or 10min"
+        what = f"must be a number of steps, or one of {units}, and at least 1"
+        raise Refused(Problem("", what, remedy, text))
     return unit._replace(every=int(match[1]) * unit.every)
 
 

@@ -59,7 +59,7 @@ class Later:
         return iter(getattr(made, "metadata", [made]))
 
 
-limits, after = partial(Later, "Field"), partial(Later, "AfterValidator")
+limits, after, before = (partial(Later, kind) for kind in ("Field", "AfterValidator", "BeforeValidator"))
 
 
 def parsable(parse: Callable[[Any], object]) -> Later:

@@ -95,8 +95,8 @@ class RunOptions(RunFields, Options):
         what = "is for training, and this is inference"
         yield from broken((self.engine != "plain", "engine", what, "leave out --engine", self.engine))
         for name in leaves(self.overrides):  # inference reads the seed and the batch size, too
-            is_for_outputs = name in ("training.seed", "training.batch_size")
-            if name.startswith(("optimizer.", "ema.", "training.")) and not is_for_outputs:
+            is_for_outputs = name in ("training.seed", "training.batch_size") or name.startswith("evaluation.metrics")
+            if name.startswith(("optimizer.", "ema.", "training.", "evaluation.")) and not is_for_outputs:
                 yield Problem(f"overrides.{name}", what, "leave it out, or leave out --inference")
         for setting in RUN_FLAGS.values():
             field, typed = setting.name, setting.flag.typed

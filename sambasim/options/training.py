@@ -13,6 +13,7 @@ from sambasim.optimizers import OPTIMIZERS
 from sambasim.options import grammar
 from sambasim.options.arguments import ArgumentOptions
 from sambasim.options.base import Options
+from sambasim.options.evaluation import EvaluationOptions
 from sambasim.options.fields import DataFields, EmaFields, LossFields, OptimizerFields, ScheduleFields, TrainingFields
 from sambasim.options.grammar import LOSS_ARGUMENTS, JsonTable
 from sambasim.options.problem import Count, Factor, PositiveFactor, Problem, Refused, Text, broken, one_of
@@ -332,6 +333,7 @@ class Sections(Options):
     optimizer: OptimizerOptions | None = None
     ema: EmaOptions | None = None
     training: TrainingOptions = Field(default_factory=TrainingOptions)
+    evaluation: EvaluationOptions = Field(default_factory=EvaluationOptions)
     arguments: dict[str, ArgumentOptions] = Field(default_factory=dict)
 
     def problems(self) -> Iterator[Problem]:
@@ -348,6 +350,8 @@ _REPLACED: Mapping[str, Collection[str]] = {
     "training.schedule.name": ScheduleOptions.model_fields.keys() - {"name", "warmup_steps", "total_steps"},
     "training.steps": ("epochs",),
     "training.epochs": ("steps",),
+    "evaluation.data": ("args",),
+    "evaluation.keep_best": ("mode",),
     "data.workers": ("prefetch_factor", "persistent_workers"),
 }
 """What does not go with another value of a field, in the same table; for workers, with none."""

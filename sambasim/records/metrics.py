@@ -39,17 +39,29 @@ class StepRecord:
     loss_scale: float | None = None
 
 
-class EvaluationRecord(Record):
-    """Means over the held-out samples, each counted once; `logged`: of batches, by their samples. `accuracy` is None if
-    the loss is not a classification loss."""
+class Measured(Record):
+    """What an evaluation, or an inference of a PEF with a loss, says of samples."""
 
-    kind: Literal["evaluation"] = "evaluation"
-    step: Count
-    epoch: Count
+    kind: str
     samples: Count
     loss: float | None
     logged: dict[str, Loss] = Field(default_factory=dict)
     accuracy: float | None
+    metrics: dict[str, Loss] = Field(default_factory=dict)
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        found = {"loss": self.loss, **self.logged, "accuracy": self.accuracy, **self.metrics}
+        return {name: number for name, number in found.items() if number is not None}
+
+
+class EvaluationRecord(Measured):
+    """Means over the held-out samples, each counted once; `logged`: of batches, by their samples. `accuracy` is None if
+    the loss is not a classification loss; `metrics` are those of `[evaluation]`, by name."""
+
+    kind: Literal["evaluation"] = "evaluation"
+    step: Count
+    epoch: Count
     evaluation_s: Figure
 
 
@@ -112,8 +124,9 @@ class SummaryRecord(RunFacts):
     order; it is promised to be equal for equal threads, torch build and engine. `chips` share the batch of a replica.
     `training_s` is of rank 0; `model_s` is the part in forward and backward, with reading data and the hidden sync,
     without `waited_s`, by mesh axis. After a resume, they count the steps since `resumed_after_step`. `steps` includes
-    `skipped_steps`, whose loss or float16 gradients were not finite; `loss_scale` is that of the next step. `lines`
-    counts those before it in its file."""
+    `skipped_steps`, whose loss or float16 gradients were not finite; `loss_scale` is that of the next step. `best`: by
+    `--keep-best`; the weights are those of `weights_of_step`, the last by default; `stopped_early`: why the run ended
+    before its last step. `lines` counts those before it in its file."""
 
     kind: Literal["summary"] = "summary"
     chips: Count = 1
@@ -141,6 +154,9 @@ class SummaryRecord(RunFacts):
     skipped_steps: Count = 0
     loss_scale: float | None = None
     evaluation: EvaluationRecord | None
+    best: EvaluationRecord | None = None
+    weights_of_step: Count | None = None
+    stopped_early: str | None = None
     bytes: BytesMoved
     weights_sha256: str
     state_sha256: str
@@ -162,19 +178,16 @@ class SummaryRecord(RunFacts):
 Line = StepRecord | EvaluationRecord | CheckpointRecord | SummaryRecord
 
 
-class InferenceRecord(Record):
-    """A pass over a data set with `--inference`; `held_out`: over the held-out samples only. `loss`, `logged` and
-    `accuracy` are those of an evaluation, for a PEF with a loss. `weights` is None for the weights in the PEF."""
+class InferenceRecord(Measured):
+    """A pass over a data set with `--inference`; `held_out`: over the held-out samples only. `loss`, `logged`,
+    `accuracy` and `metrics` are those of an evaluation, for a PEF with a loss. `weights` is None for those in the PEF.
+    """
 
     kind: Literal["prediction"] = "prediction"
     pef_digest: str
     data: str
     held_out: bool
     weights: str | None
-    samples: Count
-    loss: float | None
-    logged: dict[str, Loss] = Field(default_factory=dict)
-    accuracy: float | None
     prediction_s: Figure
     predictions: str | None
     notices: list[str]

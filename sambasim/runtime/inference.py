@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from itertools import zip_longest
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import torch
@@ -23,7 +24,9 @@ from sambasim.ir.mesh import copy_mesh
 from sambasim.ir.program import Program
 from sambasim.ir.ranks import without_loss
 from sambasim.ir.types import SymbolKind
+from sambasim.options.given import as_table
 from sambasim.options.run import ResolvedRun, RunOptions, resolve_run
+from sambasim.options.training import LossOptions
 from sambasim.pef import map_weights, read
 from sambasim.pef.digests import changed
 from sambasim.records.metrics import InferenceRecord
@@ -31,6 +34,7 @@ from sambasim.runtime.engine.executor import Batch, Executor, outputs_in_order
 from sambasim.runtime.machine import process
 from sambasim.runtime.machine.communicator import Communicator, single_rank
 from sambasim.runtime.machine.process import Stream, derive, seed_everything
+from sambasim.runtime.metrics import Function, Metrics, Outcome
 from sambasim.runtime.run.replica import arguments_in, input_specs
 from sambasim.runtime.run.setup import blamed_on_strangers, check_sources, check_trusted
 from sambasim.runtime.transports.connect import Transport, Way, open_ranks
@@ -82,7 +86,9 @@ class Evaluator:
         resolved: ResolvedRun,
         activity: Activity = UNWATCHED,
         own: Collection[SymbolKind] = (),
+        metrics: Metrics | None = None,
     ) -> None:
+        self.metrics = metrics or Metrics(program, {}, None, {})
         self._program, self._loss, self._options, self._activity = program, resolved.loss, resolved.data, activity
         self._inputs = input_specs(program)
         self._has_loss = program.loss is not None
@@ -98,16 +104,17 @@ class Evaluator:
 
     def infer(
         self, dataset: WatchedDataset, rank: int, world_size: int, seed: int
-    ) -> Iterator[tuple[Sums, list[Tensor]]]:
-        """For each batch of `rank`, its sums, and the outputs of which it is the first axis, without padding. `seed` is
-        for the code of the data set."""
+    ) -> Iterator[tuple[Sums, list[Tensor], Outcome]]:
+        """For each batch of `rank`, its sums, the outputs of which it is the first axis, without padding, and what its
+        metrics are of. `seed` is for the code of the data set."""
         seed_everything(seed)
         self._generators.clear()
         size = self._program.batch_size
         for batch, count in self._batches(dataset, rank, world_size):
             outputs = self._run(batch, self._program.evaluation)
-            kept = outputs[self._program.loss_outputs :]
-            yield self._sums_of(outputs, batch, count), [each[:count] for each in kept if each.shape[:1] == (size,)]
+            kept = [one[:count] for one in outputs[self._program.loss_outputs :] if one.shape[:1] == (size,)]
+            found = self.metrics.of_batch(kept[0], batch, count) if kept else {}
+            yield self._sums_of(outputs, batch, count), kept, found
 
     def _batches(self, dataset: WatchedDataset, rank: int, world_size: int) -> Iterator[tuple[Batch, int]]:
         options, key = self._options, (id(dataset), rank)
@@ -216,12 +223,13 @@ def infer(
     activity: Activity = UNWATCHED,
     data: object = None,
     weights: Mapping[str, Tensor] | None = None,
+    functions: Mapping[str, Function] = MappingProxyType({}),
     *,
     keeps_outputs: bool = False,
 ) -> tuple[InferenceRecord, list[Tensor]]:
     """Collective. `run --inference`: for the held-out samples, or all if none are held out. Without inputs that only
-    the loss reads, there is no loss. `data` and `weights` replace those of the PEF. With `keeps_outputs`, rank 0 has
-    the outputs of all samples, in the order of the data."""
+    the loss reads, there are no loss and no metrics. `data` and `weights` replace those of the PEF. With
+    `keeps_outputs`, rank 0 has the outputs of all samples, in the order of the data."""
     document, began_s = read(path), time.perf_counter()
     resolved = resolve_run(options, document.training_defaults, document.data_source)
     check_trusted(path, document, options, communicator)
@@ -233,8 +241,9 @@ def infer(
         specs, outputs_only = input_specs(program), without_loss(program)
         names = [spec.name for spec in specs]
         labels = {*names}.difference(spec.name for spec in input_specs(outputs_only))
+        of_pef = data is None and "source" not in as_table(options.overrides.get("data"))
         with process.repeatable(threads):  # its module may set another number
-            source = open_source(resolved.data, tuple(specs), data, labels)
+            source = open_source(resolved.data, tuple(specs), data, labels, resolved.evaluation if of_pef else None)
         activity.waits("waiting for peers to open the data")
         check_sources(communicator, [source])
         notices = list(changed(document)) if communicator.rank == 0 else []
@@ -250,14 +259,19 @@ def infer(
             held |= load_weights(options.weights, program)
         if weights is not None:
             held |= fitting(weights, program, "the given weights")
-        evaluator = _evaluator(program, communicator, resolved, activity, held)
-        of_batches, kept, rank = list[Sums](), list[list[Tensor]](), communicator.rank
+        asked = (resolved.evaluation.metrics or {}) if program.loss is not None else {}
+        metrics = Metrics(program, asked, resolved.loss, functions)
+        evaluator = _evaluator(program, communicator, resolved, activity, held, metrics)
+        of_batches, kept, found, rank = list[Sums](), list[list[Tensor]](), list[Outcome](), communicator.rank
         own_seed = derive(seed, rank, 0, 0, Stream.DATA)
-        for sums, outputs in evaluator.infer(dataset, rank, communicator.world_size, own_seed):
+        for sums, outputs, outcome in evaluator.infer(dataset, rank, communicator.world_size, own_seed):
             of_batches.append(sums)
+            found.append(outcome)
             kept += [[output.clone() for output in outputs]] if keeps_outputs else []
         activity.waits("waiting for peers to predict")
         total = sum(in_turn(communicator.all_gather_object(of_batches)), Sums())
+        everywhere = communicator.gather_object(found) or ()
+        measured = communicator.from_first(lambda: metrics.over(in_turn(everywhere)))
         all_outputs = list[Tensor]()
         if keeps_outputs:
             activity.takes_long("saving the predictions")
@@ -272,6 +286,7 @@ def infer(
             held_out=source.evaluation is not None,
             weights=None if options.weights is None else str(options.weights),
             **total.means(program),
+            metrics=measured,
             prediction_s=time.perf_counter() - began_s,
             predictions=None if options.predictions is None else str(options.predictions),
             notices=notices,
@@ -280,7 +295,12 @@ def infer(
 
 
 def _evaluator(
-    program: Program, world: Communicator, resolved: ResolvedRun, activity: Activity, weights: Mapping[str, Tensor]
+    program: Program,
+    world: Communicator,
+    resolved: ResolvedRun,
+    activity: Activity,
+    weights: Mapping[str, Tensor],
+    metrics: Metrics,
 ) -> Evaluator:
     mesh = copy_mesh(program.mesh)  # this process plays all ranks that hold the model
     process.check_node_memory(world, program.device_bytes * mesh.world_size)
@@ -291,10 +311,15 @@ def _evaluator(
             tensor.fill_(argument.at(None, 0, 1.0))
 
     ranks = open_ranks(program, single_rank(world.host_name), Way.IN_PROCESS, fill, range(mesh.world_size), mesh)
-    evaluator = Evaluator(program, ranks, resolved, activity)
+    evaluator = Evaluator(program, ranks, resolved, activity, metrics=metrics)
     buffers = program.names_of(SymbolKind.BUFFER)
     evaluator.use([{name: of.memory.tensor(name) for name in buffers if name in of.program.symbols} for of in ranks])
     return evaluator
+
+
+def has_accuracy(loss: LossOptions | None) -> bool:
+    """Whether evaluations with this loss count what is classified correctly."""
+    return loss is not None and loss.name in ("cross_entropy", "nll", "bce_with_logits")
 
 
 def in_turn(of_ranks: Sequence[Sequence[Part]]) -> Iterator[Part]:

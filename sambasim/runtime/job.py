@@ -4,28 +4,35 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
 
 from torch import Tensor
 
 from sambasim.data.datasets import Source, open_source
+from sambasim.errors import CheckpointError, OptionError
 from sambasim.ir.types import SymbolKind
+from sambasim.options.problem import one_of
 from sambasim.records.metrics import EvaluationRecord, StepRecord, SummaryRecord
 from sambasim.runtime.checkpoint.choose import AUTO, IF_ANY, NEWEST, find, restore, settle
-from sambasim.runtime.checkpoint.folder import claim
+from sambasim.runtime.checkpoint.content import check
+from sambasim.runtime.checkpoint.folder import claim, name_of
 from sambasim.runtime.checkpoint.saver import Saver
-from sambasim.runtime.inference import Evaluator, Sums, in_turn
+from sambasim.runtime.inference import Evaluator, Sums, has_accuracy, in_turn
 from sambasim.runtime.machine import process
 from sambasim.runtime.machine.process import Stream, derive, keep_freed_memory, repeatable, seed_everything
+from sambasim.runtime.metrics import Function, Metrics, Outcome
 from sambasim.runtime.outcome import averages_after, notices, summarize, trained_state, whole_tensors
 from sambasim.runtime.record.digests import RunDigests
 from sambasim.runtime.record.numerics import Probes
 from sambasim.runtime.record.trace import RunTrace
+from sambasim.runtime.run.best import Watch
 from sambasim.runtime.run.plan import BEGINNING, Plan, Position, plan
 from sambasim.runtime.run.replica import input_specs
 from sambasim.runtime.run.run_observer import RunObserver, Start
 from sambasim.runtime.run.setup import Setup, Team, assemble, check_sources
 from sambasim.runtime.run.training import LossWatch, Totals, Trainer
-from sambasim.runtime.values.memory import part_of, write_tensors
+from sambasim.runtime.values.memory import State, part_of, write_tensors
 from sambasim.runtime.watch.observer import StepObserver, StepRecorder, together
 from sambasim.runtime.watch.status_file import UNWATCHED, Activity, StepStatus
 from sambasim.runtime.watch.supervisor import SAVE, StopSignals, interrupted
@@ -34,8 +41,9 @@ from sambasim.runtime.watch.watchdog import WATCHDOG_FIRST_S
 
 class TrainingJob:
     """Trains a PEF. Collective: every rank creates one and calls `run`. Remedies repeat `command`, typed without
-    mpirun; `data` replaces the data source. With `keeps_weights`, every rank then has `weights` and `averages`, as
-    in a state_dict. `signals`: the caller's, who has entered them; else signals ask to stop while it trains."""
+    mpirun; `data` replaces the data source; `functions`: metrics by name. With `keeps_weights`, every rank then has
+    `weights` and `averages`, as in a state_dict. `signals`: the caller's, who has entered them; else signals ask to
+    stop while it trains."""
 
     def __init__(
         self,
@@ -44,10 +52,13 @@ class TrainingJob:
         activity: Activity = UNWATCHED,
         command: Sequence[str] = ("sambasim", "run", "…"),
         data: object = None,
+        functions: Mapping[str, Function] = MappingProxyType({}),
         *,
         keeps_weights: bool = False,
         signals: StopSignals | None = None,
     ) -> None:
+        self._functions = functions
+        self._best: State | None = None  # of the best evaluation, if there is no folder for it
         self._setup, self._communicator, self._observer = setup, setup.communicator, observer
         self._activity, self._data, self._keeps_weights = activity, data, keeps_weights
         self.weights: Mapping[str, Tensor] = {}
@@ -101,11 +112,7 @@ class TrainingJob:
         if checkpoint.dir is not None:
             told, resumed = (self._observer, self._activity, self._losses), resumption and resumption.checkpoint.path
             self._saver = Saver(checkpoint.dir, setup, team, samples, *told, resumed)
-        evaluator = None
-        if sources[0].evaluation is not None and training.evaluate:
-            ranks = [replica.transport for replica in team.first]
-            own = () if setup.resolved.ema is None else (SymbolKind.PARAMETER,)
-            evaluator = Evaluator(program, ranks, setup.resolved, self._activity, own)
+        evaluator = self._evaluator(team, sources[0])
         start = self._start(steps, team, sources[0], (*notices(setup, team, steps), *lines))
         self._observer.started(start)
         observers: list[StepObserver] = [] if probes is None else [probes.watching(team.replicas)]
@@ -113,12 +120,18 @@ class TrainingJob:
             observers.append(StepStatus(self._activity, team.memory.program))
         trainer.observe(together(observers))
         with nullcontext() if self._heeds_signals else self._signals:
-            evaluation = self._epochs(trainer, evaluator, sources, steps, team, observers)
+            evaluation, stopped = self._epochs(trainer, evaluator, sources, steps, team, observers)
+        if stopped is not None:
+            self._observer.noted(stopped)
+            start = replace(start, plan=replace(steps, steps=trainer.totals.steps))
         self._activity.waits("comparing the weights")
         totals, save, save_ema = trainer.totals, setup.options.save, setup.options.save_ema
         keeps_tensors = save is not None or save_ema is not None or self._keeps_weights
-        state = trained_state(setup, team, totals.steps - totals.progress.skipped_steps, keeps_tensors=keeps_tensors)
+        best = self._load_best(team, totals, resumption and resumption.checkpoint.path.parent)
+        state = best or trained_state(setup, team, _updates(totals), keeps_tensors=keeps_tensors)
         summary = summarize(setup, team, start, totals, evaluation, self._saver, state)
+        of_step = totals.progress.best.step if best and totals.progress.best else None
+        summary = summary.model_copy(update={"stopped_early": stopped, "weights_of_step": of_step})
         self._activity.takes_long("saving the weights")
         if setup.is_first and save is not None:
             write_tensors(save, state.tensors, "the weights", "--save FILE.safetensors")
@@ -132,17 +145,65 @@ class TrainingJob:
             self._saver.check_end()
         return summary
 
+    def _evaluator(self, team: Team, source: Source) -> Evaluator | None:
+        """Raises OptionError if there is no evaluation, or not the metric, that the options ask for."""
+        setup, asked = self._setup, self._setup.resolved.evaluation
+        if source.evaluation is None or not asked.enabled:
+            if asked.watched is not None:
+                what = (
+                    f"{'keep_best' if asked.keep_best else 'stop_after'} needs evaluations, and no samples are held out"
+                )
+                raise OptionError(what, remedy="--set data.evaluation_fraction=0.1, or --evaluation-data SOURCE")
+            return None
+        program, loss = setup.program, setup.resolved.loss
+        metrics = Metrics(program, asked.metrics or {}, loss, self._functions)
+        numbers = ["loss", *program.evaluated, *(["accuracy"] if has_accuracy(loss) else []), *(asked.metrics or {})]
+        if asked.watched not in (None, *numbers) and not metrics.may_give(asked.watched or ""):
+            what = f"evaluations have no {asked.watched}, which is to say which is the best"
+            raise OptionError(what, remedy=f"--keep-best {one_of(numbers)}")
+        ranks = [replica.transport for replica in team.first]
+        own = () if setup.resolved.ema is None else (SymbolKind.PARAMETER,)
+        return Evaluator(program, ranks, setup.resolved, self._activity, own, metrics)
+
+    def _keep_best(self, team: Team, position: Position, totals: Totals) -> None:
+        """Collective. After the best evaluation so far."""
+        asked = self._setup.resolved.evaluation
+        if self._saver is not None and asked.keep_best is not None:
+            self._saver.save(position, totals.progress)
+        elif asked.load_best:
+            self._best = trained_state(self._setup, team, _updates(totals), keeps_tensors=True)
+
+    def _load_best(self, team: Team, totals: Totals, resumed: Path | None) -> State | None:
+        """Collective. The state of the best evaluation, if it is asked for and is not that of the end."""
+        setup, best = self._setup, totals.progress.best
+        if best is None or not setup.resolved.evaluation.load_best or best.step == totals.steps:
+            return None
+        folder = setup.options.checkpoint.dir or resumed
+        if self._best is not None or folder is None:
+            return self._best
+        try:
+            with self._communicator.alike():
+                checkpoint = check(folder / name_of(best.step), self._communicator.rank, self._communicator.world_size)
+        except CheckpointError as error:
+            self._observer.noted(f"warning: the weights are the last, not those of step {best.step}: {error.what}")
+            return None
+        restore(setup, team, checkpoint)
+        team.release_parameters()
+        updates = best.step - checkpoint.manifest.progress.skipped_steps
+        return trained_state(setup, team, updates, keeps_tensors=True)
+
     def _signalled(self, name: str) -> None:
         if self._setup.is_first:
             self._observer.noted(f"{name}: the run ends after this step; another one, a second later, ends it at once")
 
     def _open_sources(self) -> Sequence[Source]:
         """Collective. The data, opened once for each rank of this process, with the same random numbers for all."""
-        setup, sources = self._setup, []
+        setup, resolved, sources = self._setup, self._setup.resolved, []
+        specs = tuple(input_specs(setup.program))
         for _ in setup.ranks:
             seed_everything(derive(setup.seed, 0, 0, 0, Stream.SOURCE))
             with repeatable(setup.threads):  # its module may set a number of threads
-                sources.append(open_source(setup.resolved.data, tuple(input_specs(setup.program)), self._data))
+                sources.append(open_source(resolved.data, specs, self._data, held_out_by=resolved.evaluation))
         self._activity.waits("waiting for peers to open the data")
         self._setup = replace(setup, data_identity=check_sources(self._communicator, sources))
         return sources
@@ -174,10 +235,14 @@ class TrainingJob:
         steps: Plan,
         team: Team,
         observers: list[StepObserver],
-    ) -> EvaluationRecord | None:
+    ) -> tuple[EvaluationRecord | None, str | None]:
+        """Train. Returns the last evaluation, and why the run ends before its last step, if it does."""
         totals, scaling = trainer.totals, self._setup.resolved.training.loss_scale
         progress = totals.progress
         evaluation, position, recorder = None, steps.start, self._recorder(team, steps)
+        asked = self._setup.resolved.evaluation
+        watch = Watch(asked, progress)
+        stopped = watch.stops
 
         def save_if_due() -> None:
             if self._saver is not None and not self._losses.is_skipping:
@@ -191,11 +256,28 @@ class TrainingJob:
                 saved = None if saver is None else saver.save(position, progress, goes_on=False)
                 raise interrupted(requested, position.step, saved, None if saver is None else saver.kept())
 
+        def evaluate_if_due(epoch: int, *, is_whole: bool = False) -> None:
+            nonlocal evaluation, stopped
+            number, (every, unit) = totals.steps, asked.cadence
+            is_due = number % every == 0 if unit == "steps" else is_whole and (epoch + 1) % every == 0
+            if evaluator is None or number == progress.evaluated_after or not (is_due or number == steps.steps):
+                return
+            trainer.set_arguments(epoch)
+            evaluation, requested = self._evaluate(evaluator, sources, totals, epoch, team)
+            self._observer.evaluated(evaluation)
+            if watch.is_best(evaluation):
+                self._keep_best(team, position, totals)
+            stopped = watch.stops
+            stop_if(requested)
+
         for epoch in range(steps.start.epoch, steps.epochs):
+            if stopped:
+                break
             self._activity.does("beginning an epoch")
             trainer.begin_epoch(epoch)
             last = min(steps.end_of(epoch), steps.steps)
-            while totals.steps < last:
+            evaluate_if_due(epoch)  # where an interrupted run was to do it
+            while totals.steps < last and not stopped:
                 step = self._step(trainer, epoch, recorder, observers)
                 self._observer.stepped(step)
                 self._losses.check(step, trainer.losses)  # before a checkpoint saves its result
@@ -204,14 +286,12 @@ class TrainingJob:
                 position = steps.position(totals.steps, epoch)
                 stop_if(trainer.requested)
                 if position.step < last:
+                    evaluate_if_due(epoch)
                     save_if_due()
             if is_whole := position.step == steps.end_of(epoch):  # an evaluation of that is not repeated on resume
                 position = Position(position.step, epoch + 1)
-            if evaluator is not None:
-                trainer.set_arguments(epoch)
-                evaluation, requested = self._evaluate(evaluator, sources, totals, epoch, team)
-                self._observer.evaluated(evaluation)
-                stop_if(requested)
+            if not stopped:
+                evaluate_if_due(epoch, is_whole=is_whole)
             if is_whole:
                 save_if_due()
         # Of skipped steps whose loss was finite, a dynamic scale may be on its way down.
@@ -219,7 +299,7 @@ class TrainingJob:
             self._losses.check_run(totals.steps, progress.skipped_steps)
         if self._saver is not None:
             self._saver.save(position, progress, goes_on=False)
-        return evaluation
+        return evaluation, stopped if totals.steps < steps.steps else None
 
     def _request(self) -> int:
         """This rank's request after a step: to stop, by a signal; to save a checkpoint; or 0."""
@@ -232,25 +312,30 @@ class TrainingJob:
         """Collective. One evaluation, and the largest request of a rank after it."""
         setup, step, began_s = self._setup, totals.steps, time.perf_counter()
         self._activity.waits("waiting for peers to evaluate")
-        averages = averages_after(setup, step - totals.progress.skipped_steps)
+        averages = averages_after(setup, _updates(totals))
         evaluator.use(self._of_first(team, averages))
         self._activity.does("evaluating")
-        own: list[list[Sums]] = []
+        own: list[list[tuple[Sums, Outcome]]] = []
         with team.whole_parameters():
             for rank, source in zip(team.replicas, sources, strict=True):
                 if rank.works and source.evaluation is not None and (team.hub is None or rank.transport.gives_loss):
                     seed = derive(setup.seed, rank.replica, step, 0, Stream.DATA)
                     batches = evaluator.infer(source.evaluation, rank.replica, setup.shards, seed)
-                    own.append([sums for sums, _ in batches])
+                    own.append([(sums, outcome) for sums, _, outcome in batches])
         if not team.transport.gives_loss and team.hub is None:
             own = []  # another rank of the replica counts these samples
         self._activity.waits("waiting for peers to evaluate")
-        everybody = self._communicator.all_gather_object((own, self._signals.request()))
+        everybody = self._communicator.gather_object((own, self._signals.request())) or ()
         self._activity.does("evaluation done")
-        total = sum(in_turn([of_replica for of_rank, _ in everybody for of_replica in of_rank]), Sums())
-        requested = max(request for _, request in everybody)
-        means, evaluation_s = total.means(setup.program), time.perf_counter() - began_s
-        return EvaluationRecord(step=step, epoch=epoch + 1, evaluation_s=evaluation_s, **means), requested
+        of_batches = [*in_turn([of_replica for of_rank, _ in everybody for of_replica in of_rank])]
+
+        def over_all() -> tuple[EvaluationRecord, int]:
+            means = sum((sums for sums, _ in of_batches), Sums()).means(setup.program)
+            means["metrics"] = evaluator.metrics.over(outcome for _, outcome in of_batches)
+            requested, evaluation_s = max(request for _, request in everybody), time.perf_counter() - began_s
+            return EvaluationRecord(step=step, epoch=epoch + 1, evaluation_s=evaluation_s, **means), requested
+
+        return self._communicator.from_first(over_all)
 
     def _of_first(self, team: Team, averages: Mapping[str, str] | None) -> Sequence[Mapping[str, Tensor]]:
         """Collective. For each rank that this process evaluates, its parts of the buffers of replica 0; with `averages`
@@ -281,3 +366,7 @@ class TrainingJob:
             chips=program.chips,
             rank=rank if len(setup.ranks) == 1 and label else "",
         )
+
+
+def _updates(totals: Totals) -> int:
+    return totals.steps - totals.progress.skipped_steps

@@ -187,9 +187,8 @@ def show(*parts: "RenderableType") -> None:
 
 def scores(found: "EvaluationRecord | InferenceRecord") -> list[str]:
     """What is known of an evaluation, in words."""
-    logged = ((printable(name), value, ".4g") for name, value in found.logged.items())
-    measures = (("loss", found.loss, ".4f"), *logged, ("accuracy", found.accuracy, ".2%"))
-    return [f"{name} {value:{form}}" for name, value, form in measures if value is not None]
+    forms = {"loss": ".4f", "accuracy": ".2%"}
+    return [f"{printable(name)} {value:{forms.get(name, '.4g')}}" for name, value in found.numbers.items()]
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 end, from the SummaryRecord that `runtime/outcome.py` makes."""
 
 import sys
-import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -37,7 +36,6 @@ class RunProgress(RunObserver):
         self._bar = _progress_bar() if is_terminal(sys.stdout) else None
         self._averages = _Averages()
         self._evaluation: EvaluationRecord | None = None
-        self._printed_s = -_PLAIN_INTERVAL_S
 
     def close(self) -> None:
         if self._bar:
@@ -84,13 +82,8 @@ class RunProgress(RunObserver):
 
     def evaluated(self, record: EvaluationRecord) -> None:
         self._evaluation = record
-        if self._bar is None and time.monotonic() > self._printed_s + _PLAIN_INTERVAL_S:
-            self._print_evaluation(record)
-
-    def _print_evaluation(self, record: EvaluationRecord) -> None:
         facts = ", ".join(scores(record))
-        say(f"after step {record.step}, epoch {record.epoch}: held out {record.samples} samples: {facts}")
-        self._evaluation, self._printed_s = None, time.monotonic()
+        self.noted(f"after step {record.step}, epoch {record.epoch}: held out {record.samples} samples: {facts}")
 
     def saved(self, record: CheckpointRecord) -> None:
         took = f"{format_bytes(record.size_bytes)} in {format_seconds(record.checkpoint_s)}"
@@ -104,8 +97,6 @@ class RunProgress(RunObserver):
 
     def ended(self, summary: SummaryRecord) -> None:
         self.close()
-        if self._evaluation is not None:
-            self._print_evaluation(self._evaluation)
         if summary.steps_here:
             self._print_result(summary)
         else:
@@ -113,6 +104,9 @@ class RunProgress(RunObserver):
             where = f"beyond {beyond}" if beyond else "the last one of the run"
             say(f"nothing was left to do: the checkpoint is at step {summary.steps}, {where}")
             say("to train longer: --epochs N or --steps N")
+        if summary.best is not None:
+            loaded = "; the weights are those of it" if summary.weights_of_step else ""
+            say(f"best: after step {summary.best.step}: {', '.join(scores(summary.best))}{loaded}")
         say(f"weights_sha256 {summary.weights_sha256}")
         say(f"state_sha256   {summary.state_sha256}")
 

@@ -62,8 +62,9 @@ def run_of(
     **options: object,
 ) -> Run:
     """A run of `steps` steps at one thread. `emulate`: alone, with so many replicas."""
-    training: dict[str, Any] = {"steps": steps, "accumulation_steps": accumulation, "evaluate": evaluate}
+    training: dict[str, Any] = {"steps": steps, "accumulation_steps": accumulation}
     overrides = {"training": training | ({"schedule": schedule} if schedule else {})} | ({"data": data} if data else {})
+    overrides["evaluation"] = {"enabled": evaluate}
     given = {"pef": str(pef), "threads": 1, "overrides": overrides, **options}
     if emulate is not None:
         given["emulate_replicas"] = emulate

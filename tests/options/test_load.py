@@ -106,7 +106,7 @@ def test_every_flag_sets_an_option_that_there_is() -> None:
     of_step = ["loss", "optimizer", "ema", *of_training]
     assert tables[0] == ["", "compile", "parallel", "data", *of_step], "the order of --help"
     overrides = [f"overrides.{table}" for table in ("data", *of_training, "optimizer")]
-    assert tables[1] == ["", *overrides, "checkpoint"]
+    assert tables[1] == ["", *overrides, "overrides.evaluation", "checkpoint"]
 
 
 def test_broken_toml_is_reported_with_its_line(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def test_hyperparameters_schedule_and_loader_may_change() -> None:
     }
     assert resolved.optimizer.hyperparameters() == numbers
     assert (schedule.step_size, schedule.warmup_steps) == (9, 20), "warm-up stays when the schedule changes"
-    assert (training.seed, training.accumulation_steps, training.evaluate) == (3, 4, False)
+    assert (training.seed, training.accumulation_steps, resolved.evaluation.enabled) == (3, 4, False)
     assert resolved.data.workers == 2
     assert "optimizer.lr = 0.5 (compiled: 0.005)" in resolved.changed
     without = run({"momentum": 0.0}, [], ["optimizer.name=sgd", "optimizer.momentum=0.9"])
@@ -175,7 +175,7 @@ def test_invalid_options_in_the_pef_are_an_error_of_the_pef() -> None:
     [
         ({"epochs": 3}, [], "training.epochs (from --epochs)"),
         ({"lr": 0.1}, [], "optimizer.lr (from --lr)"),
-        ({"evaluate": False}, [], "training.evaluate (from --evaluate or --no-evaluate)"),
+        ({"evaluate": False}, [], "evaluation.enabled (from --evaluate or --no-evaluate)"),
         ({}, ["training.schedule.name=cosine"], "training.schedule.name (from --set)"),
     ],
 )

@@ -82,7 +82,10 @@ def test_inputs_and_steps_are_read_as_they_are_written() -> None:
 
 
 TABLES: dict[str, type[BaseModel]] = {
-    **{name: type(getattr(_QUICK_START, name)) for name in ("model", "data", "loss", "optimizer", "training")},
+    **{
+        name: type(getattr(_QUICK_START, name))
+        for name in ("model", "data", "loss", "optimizer", "evaluation", "training")
+    },
     **{f"training.{name}": type(getattr(_QUICK_START.training, name)) for name in ("schedule", "loss_scale")},
     "ema": EmaOptions,
     "compile": BuildOptions,

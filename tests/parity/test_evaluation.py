@@ -69,7 +69,7 @@ def test_sums_and_predictions_are_those_of_eager_over_all_samples(example: str, 
         one = Evaluation(pefs[example, "sgd", False])
         before, losses, logits = one.storage.copy(), one.losses(), one.logits()
         of_ranks = [list(one.evaluator.infer(one.samples, rank, world_size, seed=0)) for rank in range(world_size)]
-        total = sum((sums for of_batches in of_ranks for sums, _ in of_batches), Sums())
+        total = sum((sums for of_batches in of_ranks for sums, *_ in of_batches), Sums())
         assert total.samples == SAMPLES
         assert total.loss == pytest.approx(float(losses.double().sum()), rel=1e-5)
         if example == "char_gpt":  # a model with a loss of its own says nothing about classes
@@ -77,7 +77,7 @@ def test_sums_and_predictions_are_those_of_eager_over_all_samples(example: str, 
         else:
             assert (total.correct, total.classified) == (int(logits.argmax(1).eq(one.batch[-1]).sum()), SAMPLES)
         assert (one.storage == before).all(), "evaluation has buffers and inputs of its own"
-        predicted = torch.cat([outputs for _, (outputs, *_) in in_turn(of_ranks)])
+        predicted = torch.cat([outputs for _, (outputs, *_), _ in in_turn(of_ranks)])
         torch.testing.assert_close(predicted, logits, rtol=1e-5, atol=1e-6)
 
 
@@ -98,6 +98,6 @@ class OfProcesses(Dataset[object]):
 def test_evaluations_keep_their_workers(tmp_path: Path, pefs: Mapping[Variant, Path]) -> None:
     one = Evaluation(pefs["digits", "sgd", False], {"workers": 1, "persistent_workers": True, "prefetch_factor": 3})
     samples = WatchedDataset(OfProcesses(one.samples, tmp_path), "noted", range(SAMPLES))
-    sums = [[of_batch for of_batch, _ in one.evaluator.infer(samples, 0, 1, seed=0)] for _ in range(3)]
+    sums = [[of_batch for of_batch, *_ in one.evaluator.infer(samples, 0, 1, seed=0)] for _ in range(3)]
     assert sums[0] == sums[1] == sums[2]
     assert len(list(tmp_path.iterdir())) == 1

@@ -19,10 +19,12 @@ def run_options(
     data: Table | None = None,
     training: Table | None = None,
     optimizer: Table | None = None,
+    evaluation: Table | None = None,
     **flags: object,
 ) -> RunOptions:
-    """A run without evaluation, unless `training` says otherwise. `data`, `training` and `optimizer` are overrides."""
-    tables = {"data": data or {}, "training": {"evaluate": False, **(training or {})}, "optimizer": optimizer or {}}
+    """A run without evaluation, unless `evaluation` is given. The tables are overrides."""
+    tables = {"data": data or {}, "training": training or {}, "optimizer": optimizer or {}}
+    tables["evaluation"] = {"enabled": False} if evaluation is None else evaluation
     return RunOptions.model_validate({"pef": str(pef), "threads": 1, "overrides": tables, **flags})
 
 

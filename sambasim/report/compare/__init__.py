@@ -233,7 +233,7 @@ def _results(a: RunRecords, b: RunRecords) -> list[dict[str, object]]:
         found: dict[str, object] = {
             f"evaluation after step {line.step}, {name}": value
             for line in records.evaluations
-            for name, value in _numbers(line, "loss", "accuracy", "samples").items()
+            for name, value in (line.numbers | {"samples": line.samples}).items()
         }
         names = ("weights_sha256", "state_sha256") if alike else ()
         return found | {name: getattr(records.summary, name) for name in names}

@@ -28,7 +28,7 @@ from sambasim.runtime.run.setup import Setup, Team
 from sambasim.runtime.run.training import Totals
 from sambasim.runtime.values.memory import DeviceMemory
 
-_WITHOUT_EFFECT = ("training.evaluate", "data.workers", "data.prefetch_factor", "data.persistent_workers")
+_WITHOUT_EFFECT = ("data.workers", "data.prefetch_factor", "data.persistent_workers")
 _LENGTH = ("training.epochs", "training.steps")
 """The length of a run changes no step of it, unless the learning rate schedule depends on it."""
 _SAMPLE_ORDER = (
@@ -198,7 +198,7 @@ def _options(saved: Manifest, now: Manifest) -> Iterator[Change]:
     moving = (name for name, value in after.items() if name.endswith(".schedule") and value in ("progress", *WITH_END))
     ends |= any(after[f"{name.removesuffix('schedule')}steps"] is None for name in moving)  # of arguments
     for name, values in _differing(saved.options, now.options).items():
-        is_harmless = name in _WITHOUT_EFFECT or (name in _LENGTH and not ends)
+        is_harmless = name in _WITHOUT_EFFECT or name.startswith("evaluation.") or (name in _LENGTH and not ends)
         yield Change(name, *values, alters_bits=not is_harmless and _alters_bits(name, saved, now))
 
 

@@ -1,6 +1,7 @@
 """The folder of a run's checkpoints: names, and the lock that gives it to one run at a time.
 
 step-0000000050/            a complete checkpoint
+best                        a link to that of the best evaluation, which is not deleted
 .step-0000000060.…/         a checkpoint that is being written (see `files.py`) or deleted
 damaged-step-0000000070/    a checkpoint that `--resume auto` found damaged
 .lock                       locked by the run that writes here
@@ -44,6 +45,14 @@ def checkpoints_in(folder: Path) -> Sequence[Path]:
 
 def damaged_in(folder: Path) -> Sequence[Path]:
     return sorted(folder.glob("damaged-step-*")) if folder.is_dir() else ()
+
+
+def mark_best(path: Path) -> None:
+    """Make `path` the checkpoint that the link `best` names."""
+    link = path.with_name(".best")
+    link.unlink(missing_ok=True)
+    link.symlink_to(path.name)
+    link.replace(path.with_name("best"))
 
 
 def remove(path: Path) -> None:

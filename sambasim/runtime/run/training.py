@@ -19,7 +19,7 @@ from sambasim.options.arguments import ArgumentOptions
 from sambasim.options.fields import OnNonfinite
 from sambasim.options.training import LossScaleOptions, TrainingOptions
 from sambasim.records import Count
-from sambasim.records.metrics import StepRecord
+from sambasim.records.metrics import EvaluationRecord, StepRecord
 from sambasim.runtime.run.plan import Plan, Position, cycled_momentum, learning_rate_factor
 from sambasim.runtime.run.replica import Replica, arguments_in
 from sambasim.runtime.run.run_observer import RunObserver
@@ -156,13 +156,17 @@ class LossScale:
 @dataclass(slots=True)
 class Progress:
     """Of the whole run, resumed or not. `samples` are those of all replicas; `loss_scale` is that of the next step, in
-    float16."""
+    float16. `best`: the best evaluation; `not_better`: how many since then; `evaluated_after`: the step of the last.
+    """
 
     samples: Count = 0
     loss_first: Annotated[float | None, Field(strict=False)] = None  # not strict: NaN and infinities are strings
     first_nonfinite_step: Count | None = None
     skipped_steps: Count = 0
     loss_scale: LossScale | None = None
+    best: EvaluationRecord | None = None
+    not_better: Count = 0
+    evaluated_after: Count = 0
 
 
 @dataclass(slots=True)

@@ -73,8 +73,8 @@ def train(
     **options: Any,
 ) -> SummaryRecord:
     """So many steps as `sambasim run` does them, after the warm-up. `more`: what a job takes besides an observer."""
-    training = {"steps": steps + WARM_UP_STEPS, "evaluate": False, "accumulation_steps": accumulation}
-    chosen = RunOptions(pef=str(pef), overrides={"training": training}, **options)
+    training = {"steps": steps + WARM_UP_STEPS, "accumulation_steps": accumulation}
+    chosen = RunOptions(pef=str(pef), overrides={"training": training, "evaluation": {"enabled": False}}, **options)
     return TrainingJob(set_up(pef, chosen, communicator), observer, *more).run()
 
 

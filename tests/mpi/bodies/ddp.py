@@ -33,8 +33,9 @@ def main() -> None:
     communicator = connect(sys.argv)
     for path in paths:
         saved = folder / f"{path.stem}.safetensors"
-        training = {"steps": steps, "evaluate": False, "schedule": dict(CONSTANT_RATE)}
-        options = RunOptions(pef=str(path), threads=1, reduce_on_rdu=True, save=saved, overrides={"training": training})
+        training = {"steps": steps, "schedule": dict(CONSTANT_RATE)}
+        overrides = {"training": training, "evaluation": {"enabled": False}}
+        options = RunOptions(pef=str(path), threads=1, reduce_on_rdu=True, save=saved, overrides=overrides)
         TrainingJob(set_up(path, options, communicator), RunObservers([])).run()
         torch.set_num_threads(1)
         process.bring_up(communicator)
