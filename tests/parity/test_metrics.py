@@ -30,7 +30,7 @@ class Kind(NamedTuple):
     """`metrics`: of torchmetrics, on outputs and targets as the function `seen` gives them."""
 
     model: nn.Module
-    loss: object
+    loss: Any
     target: Callable[[int], Tensor]
     metrics: Mapping[str, tuple[Mapping[str, object], Any]]
     seen: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = lambda outputs, target: (outputs, target)
@@ -44,8 +44,8 @@ def class_indices(count: int) -> Tensor:
     return target
 
 
-_OF_CLASSES = {"num_classes": CLASSES, "ignore_index": -100}
-_OF_LABELS = {"num_labels": CLASSES}
+_OF_CLASSES: dict[str, Any] = {"num_classes": CLASSES, "ignore_index": -100}
+_OF_LABELS: dict[str, Any] = {"num_labels": CLASSES}
 KINDS = {
     "classes": Kind(
         nn.Linear(6, CLASSES),
