@@ -4,6 +4,7 @@ what its class does."""
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,8 @@ from sambasim.api.schedules import Taken, taken_over
 from sambasim.commands.torch_optimizers import is_of_a_library, options_of_group, refuse_changed_step
 from sambasim.compiler.capture.step import NAMED_LOSSES, Loss, first_tensor
 from sambasim.compiler.capture.tensors import Held, held_by
-from sambasim.data.batches import Batch, each_value, values_of
-from sambasim.data.datasets import ArraysDataset
+from sambasim.data.batches import Batch, collate, each_value, is_text, values_of
+from sambasim.data.datasets import ArraysDataset, Collate, Given, collate_named
 from sambasim.errors import DataError, ModelError, OptionError
 from sambasim.optimizers import FORM_OF_OWN, OPTIMIZERS
 from sambasim.options.grammar import LOSS_ARGUMENTS
@@ -41,9 +42,23 @@ _version: Callable[[Tensor], int] = vars(torch._C.TensorBase)["_version"].__get_
 
 
 def batch_of(example: object) -> tuple[Batch, int]:
-    """A batch of tensors, by position or by name, and its size. Raises DataError without a common first axis."""
-    first, *_ = _tensors(dict(values_of(example)), "the example").values()
-    return each_value(example, lambda value, _: torch.as_tensor(value)), len(first)
+    """A batch of tensors, by position or by name, with texts as they are, and its size. Raises DataError without a
+    common first axis."""
+    values = {name: value for name, value in values_of(example) if not is_text(value)}
+    first, *_ = _tensors(values, "the example").values()
+    return each_value(example, lambda value, _: value if is_text(value) else torch.as_tensor(value)), len(first)
+
+
+def collated(samples: object, collate_fn: Collate | str) -> object:
+    """A batch of a list of samples. Raises DataError."""
+    if not isinstance(samples, list):
+        what = f"with collate_fn the example is a list of samples, and it is of type {type(samples).__name__}"
+        raise DataError(
+            what, remedy="example=[dataset[index] for index in range(BATCH)]; or a batch, and no collate_fn"
+        )
+    if isinstance(batch := collate(samples, given_of(None, collate_fn).collate), DataError):
+        raise batch
+    return batch
 
 
 def _tensors(given: Mapping[Any, object], what: str) -> dict[str, Tensor]:
@@ -62,6 +77,16 @@ def _tensors(given: Mapping[Any, object], what: str) -> dict[str, Tensor]:
         remedy = "give (x, target) or {name: tensor}, with as many samples in each"
         raise DataError(f"the first axis of every value of {what} must be the samples: {counts}", remedy=remedy)
     return tensors
+
+
+def given_of(data: object, collate_fn: Collate | str | None) -> Given:
+    """What a call of `run` or `predict` gives. Raises DataError for what is no data or cannot be called."""
+    if isinstance(collate_fn, str) or collate_fn is None:
+        function = collate_named(collate_fn)
+    elif not callable(function := collate_fn):
+        what = f"collate_fn is of type {type(collate_fn).__name__}, which cannot be called"
+        raise DataError(what, remedy="give a function that makes a batch of a list of samples, or its name")
+    return Given(None if isinstance(data, str | Path) else data_of(data), function)
 
 
 def data_of(data: object) -> object:

@@ -11,12 +11,13 @@ from typing import Any
 from rich.console import RenderableType
 from torch import Tensor, nn
 
-from sambasim.api.given import data_of, metrics_of
+from sambasim.api.given import given_of, metrics_of
 from sambasim.api.pef import Pef, opened, unwrapped
 from sambasim.api.ranks import command, connected, speaks_python, supervised
 from sambasim.commands.question import predicted, question_of
 from sambasim.commands.run import train
 from sambasim.compiler.capture.tensors import held_by
+from sambasim.data.datasets import Collate
 from sambasim.errors import DataError, LaunchError, OptionError, WeightsError
 from sambasim.options.given import given_settings
 from sambasim.options.run import RunOptions, run_options
@@ -91,13 +92,20 @@ def _tensors_of(model: nn.Module) -> dict[str, Tensor]:
 
 @speaks_python()
 def run(
-    pef: Pef | str | Path, data: object = None, *, replicas: int | None = None, quiet: bool = False, **options: Any
+    pef: Pef | str | Path,
+    data: object = None,
+    *,
+    replicas: int | None = None,
+    collate_fn: Collate | str | None = None,
+    quiet: bool = False,
+    **options: Any,
 ) -> Run:
     """Train a PEF, in this process or as the ranks of `mpirun -np N python SCRIPT`; any number of times.
 
     - `data`: arrays or tensors side by side, `(x, target)` or `{"x": x, "target": y}`; a map-style data set; a pair of
       them, to train and to evaluate; a string as for `--data`; None for what the PEF names
     - `replicas`: how many this process runs, by default the fewest that the PEF allows; under mpirun, its ranks
+    - `collate_fn`: makes a batch of a list of samples, as that of torch's DataLoader; a function, or its name
     - `quiet`: print no progress
     - `options`: flags of `sambasim run` by keyword, such as `epochs=3, lr=1e-3, save="w.safetensors"`, and
       `set={"data.shuffle": False}`. `evaluation_metrics` takes functions of outputs and targets, too
@@ -114,8 +122,7 @@ def run(
     if world.rank == 0 and not quiet:
         observers.append(RunProgress(predicts=chosen.predict))
     with supervised(world, chosen) as (path, activity):
-        live = None if isinstance(data, str | Path) else data_of(data)
-        how = path, chosen, world, activity, command(), observers, live, functions
+        how = path, chosen, world, activity, command(), observers, given_of(data, collate_fn), functions
         summary, weights, ema = train(*how, keeps_weights=True)
     found = recorder.losses, recorder.logged, recorder.evaluations
     return Run(given.name, *found, dict(weights), dict(ema), summary)
@@ -201,12 +208,14 @@ def predict(
     data: object = None,
     *,
     weights: Run | nn.Module | Mapping[str, Tensor] | str | Path | None = None,
+    collate_fn: Collate | str | None = None,
     **options: Any,
 ) -> Prediction:
     """Run the model of a PEF on a data set, in evaluation mode. Under mpirun, ranks share the samples.
 
     - `data`: as for `run`; labels may be left out. Of a pair, the second is predicted
     - `weights`: a run, a model, a `state_dict`, or a file of `--save`; None for those in the PEF
+    - `collate_fn`: as for `run`
     - `options`: flags of `sambasim run --inference` by keyword, such as `threads=4`, and `set={"data.shuffle": False}`
 
     Raises OptionError, DataError, and WeightsError for weights of another model.
@@ -229,7 +238,7 @@ def predict(
     instead = {"pef": "the first argument", "json": "the record of the result", "emulate_replicas": "for training"}
     options["evaluation_metrics"], functions = metrics_of(options.get("evaluation_metrics"))
     chosen = _options_of(given, data, options, instead, inference=True, weights=file)
-    live = None if isinstance(data, str | Path) else data_of(data)
+    live = given_of(data, collate_fn)
     with supervised(world, chosen) as (path, activity):
         record, outputs = infer(path, chosen, world, activity, live, held, functions, keeps_outputs=True)
         outputs = world.broadcast_object(outputs)

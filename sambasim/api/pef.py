@@ -11,13 +11,14 @@ from rich.console import RenderableType
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from sambasim.api.given import batch_of, loss_of, optimizer_of, optimizers_in
+from sambasim.api.given import batch_of, collated, loss_of, optimizer_of, optimizers_in
 from sambasim.api.ranks import connected, speaks_python
 from sambasim.api.schedules import taken_over
 from sambasim.commands.compile import compile_proved
 from sambasim.commands.proof.eager import LiveModel
 from sambasim.compiler.front import inputs_of, refuse_torchscript
 from sambasim.data.batches import each_value
+from sambasim.data.datasets import Collate
 from sambasim.errors import ModelError, OptionError, say
 from sambasim.ir.program import Program
 from sambasim.options.compile import options_in_python
@@ -101,6 +102,7 @@ def compile(
     loss: str | Callable[..., Any] | None = None,
     optimizer: str | Optimizer | Sequence[Optimizer] | Callable[..., object] = "adamw",
     arguments: Mapping[str, Any] | None = None,
+    collate_fn: Collate | str | None = None,
     name: str | None = None,
     quiet: bool = False,
     **options: Any,
@@ -115,6 +117,7 @@ def compile(
       function of your own, which updates a parameter
     - `arguments`: what a run gives parameters of these names: numbers, or schedules such as
       `{"schedule": "linear", "to": 1.0, "steps": 1000}`
+    - `collate_fn`: makes the example of a list of samples; its name, `"net.py:collate"`, is kept for runs
     - `name`: of the PEF; by default that of the model's class, in lower case
     - `quiet`: print no progress and no notices
     - `options`: flags of `sambasim compile` by keyword, such as `data_parallel=True, world_size=2`, and
@@ -134,7 +137,7 @@ def compile(
     optimizer = next(iter(own), cast(Any, optimizer))
 
     def compiled() -> Pef:
-        batch, size = batch_of(example)
+        batch, size = batch_of(example if collate_fn is None else collated(example, collate_fn))
         table, function = loss_of(loss)
         training: dict[str, object] = {"batch_size": size}
         tables, taken = dict[str, object](training=training, arguments=dict(arguments or {})), None
@@ -144,6 +147,8 @@ def compile(
             training["schedule"] = taken.schedule.model_dump(exclude_unset=True)
         if table is not None:
             tables["loss"] = table
+        if isinstance(collate_fn, str):
+            tables["data"] = {"collate": collate_fn}
         chosen, notes = options_in_python(tables, {"pef_name": name or type(model).__name__.lower(), **options})
         named = None if loss is None else chosen.loss.name if chosen.loss else getattr(loss, "__name__", "given")
         if chosen.training.batch_size != size:

@@ -26,6 +26,8 @@ from sambasim.units import format_seconds
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from sambasim.data.datasets import Given
+
 
 def checked_pef(
     options: RunOptions, output_folder: Path, communicator: Communicator, command: Sequence[str]
@@ -160,7 +162,7 @@ def train(
     activity: Activity,
     command: Sequence[str],
     observers: Sequence[RunObserver],
-    data: object = None,
+    data: "Given | None" = None,
     functions: Mapping[str, Callable[..., object]] = MappingProxyType({}),
     *,
     keeps_weights: bool = False,

@@ -24,7 +24,7 @@ from sambasim.compiler.capture.tensors import inputs_in
 from sambasim.compiler.capture.trial import with_values
 from sambasim.compiler.compile import Stopwatch, capture_model
 from sambasim.compiler.passes import Fits, pipeline, run_pipeline
-from sambasim.data.batches import Batch, bind, collate, each_value, flat
+from sambasim.data.batches import ONE_TENSOR, Batch, batch_of, bind, each_value, flat, is_list_of_numbers
 from sambasim.data.datasets import DEFAULT_SAMPLES, Source, open_source
 from sambasim.data.user_code import check_arguments, load_object, summary
 from sambasim.errors import DataError, ModelError, OptionError, SambasimError
@@ -267,7 +267,11 @@ def example_batch(
     if len(source.train) < batch_size:
         what = f"the training data has {len(source.train)} samples, fewer than one batch of {batch_size}"
         raise DataError(what, remedy=f"--batch-size {len(source.train)} or less")
-    batch = collate(source.train.__getitems__(range(options.micro_batch_size)))
+    batch = batch_of(source.train, range(options.micro_batch_size))
+    sample = source.train[0] if source.train.collate is None else None
+    for name, value in sample.items() if isinstance(sample, Mapping) else ():
+        if name in inspect.signature(model.forward).parameters and is_list_of_numbers(value):
+            raise DataError(f"{name} of a sample is a list of numbers, as many inputs", remedy=ONE_TENSOR)
     return inputs_of(batch, model, options.loss.name if options.loss else None, options, notice)
 
 
@@ -291,17 +295,27 @@ def inputs_of(
     may_be_several = loss is not None and not is_named and not takes_any
     targets, rest, by_name = dict[str, Any](), list[object](), False
     if isinstance(batch, Mapping):
-        values = {str(name): value for name, value in batch.items()}
+        beside = list[inspect.Parameter]()
+        if loss is not None:
+            called = function or named_losses(loss, options.loss.args if options.loss else {})[0]
+            beside = [*parameters_of(called)[1:]]
+        known = {TARGET, *takes, *(one.name for one in beside)}
+        values = {str(name): value for name, value in batch.items() if name in known or _is_of_tensors(value)}
         if loss is not None:
             others = [name for name in values if name not in takes] if may_be_several else []
-            beside = parameters_of(function or named_losses(loss, options.loss.args if options.loss else {})[0])[1:]
-            needs = [one.name for one in beside if one.default is one.empty and one.name in values]
+            required = {one.name for one in beside if one.default is one.empty}
+            others = [name for name in others if name in known] if required and required <= {*others} else others
+            needs = [name for name in values if name in required]
             if needs and not (others or TARGET in values):
                 notice(f"of a sample, the loss takes {', '.join(needs)}, and not forward()")
                 others = needs
             by_name = others not in ([], [TARGET]) and {*others} <= {one.name for one in beside}
             others = others if by_name or len(others) > 1 else [TARGET]
             targets = {name: values.pop(name) for name in others if name in values}
+        if not takes_any and (targets or loss is None):
+            values = {name: value for name, value in values.items() if name in takes}
+        if dropped := [str(name) for name in batch if name not in {*values, *targets}]:
+            notice(f"columns that neither forward() nor the loss takes are dropped: {', '.join(dropped)}")
     else:
         parts = list(batch) if isinstance(batch, (tuple, list)) else [batch]
         wanted = len(parts) - (loss is not None)
@@ -337,6 +351,10 @@ def inputs_of(
     whole: Any = of_loss.get(TARGET, of_loss) if len(of_loss) == 1 else of_loss
     several = None if is_one or not targets else whole if by_name or len(rest) > 1 else [whole]
     return Example(inputs, by_keyword, None if is_flat else given, of_run, targets=several)
+
+
+def _is_of_tensors(value: object) -> bool:
+    return all(isinstance(one, Tensor) for _, one in flat(value, ""))
 
 
 def _check_inputs(

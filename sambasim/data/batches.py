@@ -1,15 +1,15 @@
 """From samples to a batch: collate them, name the tensors as the inputs, and check dtypes and shapes."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
-from sambasim.data.datasets import Samples
-from sambasim.data.user_code import summary
+from sambasim.data.datasets import Collate, Samples, WatchedDataset
+from sambasim.data.user_code import summary, user_line
 from sambasim.errors import DataError
 from sambasim.options.grammar import InputSpec
 from sambasim.units import counted
@@ -22,14 +22,32 @@ _NARROWED: Mapping[str, tuple[torch.dtype, ...]] = {"float32": _WIDER[:1], "bflo
 _TENSORS = "give tensors and numbers, side by side in one tuple or dict"
 
 
-def collate(samples: Sequence[object]) -> Batch:
-    """One batch of samples, by torch's default_collate; Python floats become float32. Returns a DataError, which
-    `bind` raises, if samples do not fit together without widening a dtype."""
+ONE_TENSOR = 'make a list of numbers one tensor; of a Hugging Face data set: dataset.with_format("torch")'
+
+
+def batch_of(dataset: WatchedDataset, indices: Sequence[int]) -> Batch:
+    return collate(dataset.__getitems__(indices), dataset.collate)
+
+
+def collate(samples: Sequence[object], function: Collate | None = None) -> Batch:
+    """One batch of samples, by `function` or torch's default_collate; then Python floats become float32. Returns a
+    DataError, which `bind` raises, if samples do not fit together without widening a dtype; of samples that are dicts
+    it has one in place of each column that does not."""
     if failure := next((sample for sample in samples if isinstance(sample, DataError)), None):
         return failure
+    if function is not None:
+        try:
+            made = function(list(samples))
+        except (Exception, SystemExit) as raised:  # SystemExit would end the run with exit code 0
+            what = f"the collate function {getattr(function, '__name__', function)} raised {summary(raised)}"
+            remedy = "correct that line; --set data.collate= removes the one that a PEF names"
+            return DataError(what, where=user_line(raised), remedy=remedy)
+        return made if isinstance(made, Tensor | Mapping | tuple | list) else [made]
     try:
         joined = default_collate(list(samples))
     except Exception as raised:
+        if isinstance(samples[0], Mapping) and len(samples[0]) > 1:
+            return {str(name): _column(samples, name) for name in samples[0]}
         what = f"the samples of a batch cannot be put together: {summary(raised)}"
         remedy = "give tensors and numbers, of one shape for each input: pad or crop them in the dataset"
         return _disagreement(samples) or DataError(what, remedy=remedy)
@@ -39,6 +57,14 @@ def collate(samples: Sequence[object]) -> Batch:
         if isinstance(value, Tensor) and value.is_floating_point() and of_integers:  # it was widened
             return _disagreement(samples) or batch
     return batch
+
+
+def _column(samples: Sequence[object], name: object) -> object:
+    column: list[object] = [{name: of[name]} if isinstance(of, Mapping) and name in of else {} for of in samples]
+    if isinstance(samples, Samples):
+        column = Samples(column, samples.name, samples.indices)
+    batch = collate(column)
+    return batch[cast(str, name)] if isinstance(batch, Mapping) else batch
 
 
 def _narrowed(batch: object, sample: object) -> Batch:
@@ -61,7 +87,7 @@ def flat(value: object, name: str, whole: Collection[str] = ()) -> Iterator[tupl
     elif isinstance(value, Mapping):
         for key in sorted(value, key=str):
             yield from flat(value[key], f"{name}.{key}", whole)
-    elif isinstance(value, tuple | list) and not _is_text(value):
+    elif isinstance(value, tuple | list) and not is_text(value):
         for index, item in enumerate(value):
             yield from flat(item, f"{name}.{index}", whole)
     else:
@@ -72,7 +98,7 @@ def each_value(value: Any, change: Callable[[Any, str], object], name: str = "")
     """`value` with `change` of each value, and of its name by `flat`, in the same dicts, tuples and lists."""
     if isinstance(value, Mapping):
         return {key: each_value(item, change, f"{name}.{key}") for key, item in value.items()}
-    if isinstance(value, tuple | list) and not _is_text(value):
+    if isinstance(value, tuple | list) and not is_text(value):
         changed = [each_value(item, change, f"{name}.{index}") for index, item in enumerate(value)]
         return type(value)(*changed) if hasattr(value, "_fields") else type(value)(changed)
     return change(value, name)
@@ -97,20 +123,26 @@ def same(one: Any, other: Any) -> bool:
     return bool(one == other or (one != one and other != other))
 
 
-def _is_text(value: Sequence[object]) -> bool:
-    return bool(value) and all(isinstance(item, str | bytes) for item in value)
+def is_list_of_numbers(value: object) -> bool:
+    return type(value) is list and len(value) > 1 and all(type(one) in (int, float) for one in value)
+
+
+def is_text(value: object) -> bool:
+    return isinstance(value, list | tuple) and bool(value) and all(isinstance(item, str | bytes) for item in value)
 
 
 def bind(batch: Batch, names: Sequence[str], *, ignore_rest: bool = False) -> dict[str, Tensor]:
     """The tensors of a batch by input name, in the order of `names`: a sequence by position, a mapping by name, what is
-    inside as `flat` has it. Raises DataError if they do not fit. `ignore_rest`: a sample may hold further values."""
+    inside as `flat` has it; a mapping may have more. Raises DataError if they do not fit. `ignore_rest`: a sequence may
+    have more too."""
     if isinstance(batch, DataError):
         raise batch
     if isinstance(batch, Mapping):
         batch = dict(values_of(batch))
-        if not batch.keys() >= set(names) or (len(batch) > len(names) and not ignore_rest):
+        if missing := [name for name in names if name not in batch]:
             what = f"a sample has ({', '.join(batch)}), and the inputs are ({', '.join(names)})"
-            raise DataError(what, remedy="name the values of a sample as the inputs, and leave out the others")
+            is_list = f"{missing[0]}.0" in batch
+            raise DataError(what, remedy=ONE_TENSOR if is_list else "name the values of a sample as the inputs")
         values = [batch[name] for name in names]
     else:
         values = [value for _, value in values_of(batch)]
@@ -120,6 +152,8 @@ def bind(batch: Batch, names: Sequence[str], *, ignore_rest: bool = False) -> di
             raise DataError(what, remedy="give one value for each input, in this order")
     bound: dict[str, Tensor] = {}
     for name, value in zip(names, values, strict=True):
+        if isinstance(value, DataError):
+            raise value
         if not isinstance(value, Tensor):
             raise DataError(f"what a sample gives for {name} is no tensor or number", remedy=_TENSORS)
         bound[name] = value

@@ -6,7 +6,7 @@ import zipfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, TypeAlias, cast, runtime_checkable
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from sambasim.data.identity import identity_of
-from sambasim.data.user_code import call_object, guarded, summary, user_line
+from sambasim.data.user_code import call_object, guarded, load_object, summary, user_line
 from sambasim.errors import DataError
 from sambasim.options.evaluation import EvaluationOptions
 from sambasim.options.grammar import BUILTIN_SOURCES, FLOAT_DTYPES, InputSpec, SourceKind
@@ -45,13 +45,21 @@ class Samples(list[object]):
         self.indices = indices
 
 
+Collate: TypeAlias = Callable[[list[Any]], object]
+"""As `collate_fn` of PyTorch's DataLoader."""
+
+
 class WatchedDataset(Dataset[object]):
     """The samples of `dataset`, or those that `chosen` lists; `name` is the data source's, for messages. `__getitem__`
-    raises DataError for a failure; `__getitems__` returns that as one of the samples."""
+    raises DataError for a failure; `__getitems__` returns that as one of the samples. `collate` makes a batch of them,
+    if it is not torch's."""
 
-    def __init__(self, dataset: MapStyle, name: str, chosen: Sequence[int] | None = None) -> None:
+    def __init__(
+        self, dataset: MapStyle, name: str, chosen: Sequence[int] | None = None, collate: Collate | None = None
+    ) -> None:
         self.dataset = dataset
         self.name = name
+        self.collate = collate
         self.chosen: Sequence[int] = range(len(dataset)) if chosen is None else chosen
 
     def __len__(self) -> int:
@@ -88,7 +96,7 @@ def tensor_batches(dataset: WatchedDataset) -> Callable[[Sequence[int], int], It
     """A function of the positions to read, in order, and the batch size: one tensor `[batch_size, …]` for each value of
     a sample, by one selection of rows, the same bits in a tenth of the time; only whole batches. None if `dataset` is
     not of a plain TensorDataset: a subclass may run code of its own."""
-    if type(dataset.dataset) is not TensorDataset:
+    if type(dataset.dataset) is not TensorDataset or dataset.collate is not None:
         return None
     tensors, chosen = dataset.dataset.tensors, torch.as_tensor(dataset.chosen, dtype=torch.int64)
     if not all(type(t) is Tensor and t.layout is torch.strided and not t.requires_grad for t in tensors):
@@ -219,6 +227,16 @@ def _read_safetensors(path: Path, wanted: Sequence[str] | None, optional: Collec
 InputSpecs: TypeAlias = tuple[InputSpec, ...]
 Datasets: TypeAlias = tuple[MapStyle, MapStyle | None]
 
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What a call of Python gives: `data` in place of the data source, as a data function returns it, and a `collate`
+    function in place of the option."""
+
+    data: object = None
+    collate: Collate | None = None
+
+
 SPLIT_SEED = 1998
 """A constant and not an option: every rank and every run must hold out the same samples."""
 
@@ -240,13 +258,14 @@ class Source:
 def open_source(
     options: DataOptions,
     inputs: InputSpecs | None,
-    given: object = None,
+    in_call: Given | None = None,
     optional: Collection[str] = frozenset(),
     held_out_by: EvaluationOptions | None = None,
 ) -> Source:
-    """Open the data source that `options` name, or what is `given` instead, as a data function returns it. `inputs` are
-    the PEF's, per sample; None when compiling. A file may lack those that are `optional`. `held_out_by` may name
-    a source of its own for evaluations, which replaces what that of `options` holds out. Raises DataError."""
+    """Open the data source that `options` name, or what is given `in_call`. `inputs` are the PEF's, per sample; None
+    when compiling. A file may lack those that are `optional`. `held_out_by` may name a source of its own for
+    evaluations, which replaces what that of `options` holds out. Raises DataError."""
+    given, collate = (None, None) if in_call is None else (in_call.data, in_call.collate)
     if given is None and options.source is None:
         by_app = "" if inputs is None else "; an app runs its PEF itself: sambasim app APP.py run --pef PEF"
         remedy = f"--set data.source=module:function, or FILE.npz, or synthetic{by_app}"
@@ -264,20 +283,31 @@ def open_source(
     if evaluation is not None and options.evaluation_fraction > 0:
         what = f"{of_evaluation} gives an evaluation set, and {asked} asks for another"
         raise DataError(what, remedy="--set data.evaluation_fraction=0")
+    collate = collate or collate_named(options.collate)
     count = _length(train, name, "training")
     kept = held_out = None
     if evaluation is not None:
         _length(evaluation, of_evaluation, "evaluation")
-        held_out = WatchedDataset(evaluation, of_evaluation)
+        held_out = WatchedDataset(evaluation, of_evaluation, collate=collate)
     elif options.evaluation_fraction > 0:
         kept, held = split_indices(count, options.evaluation_fraction)
         if not kept or not held:
             what = f"{name} has {count} samples: {asked} leaves {len(kept)} to train and {len(held)} to evaluate"
             raise DataError(what, remedy="give more samples, or another data.evaluation_fraction")
-        held_out = WatchedDataset(train, name, held)
-    watched = WatchedDataset(train, name, kept)
+        held_out = WatchedDataset(train, name, held, collate)
+    watched = WatchedDataset(train, name, kept, collate)
     described = "" if held_out is None else f", {len(held_out):,} held out"
     return Source(name, watched, held_out, f"{name}: {len(watched):,} samples to train{described}")
+
+
+def collate_named(target: str | None) -> Collate | None:
+    """Raises DataError for what cannot be called."""
+    if target is None:
+        return None
+    if not callable(function := load_object(target, "collate function")):
+        what = f"the collate function {target} is of type {type(function).__name__}, which cannot be called"
+        raise DataError(what, remedy="name a function that makes a batch of a list of samples: --set data.collate=…")
+    return cast(Collate, function)
 
 
 def split_indices(count: int, fraction: float) -> tuple[list[int], list[int]]:

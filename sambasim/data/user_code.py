@@ -49,7 +49,8 @@ def summary(error: BaseException) -> str:
 
 def load_object(target: str, what: str) -> object:
     """The object that a target names; a file is loaded once. `what` is its purpose: "model", "loss", "optimizer",
-    "metric" or "data source". Raises the error of it, with the user's file and line if the module raises."""
+    "metric", "data source" or "collate function". Raises the error of it, with the user's file and line if the module
+    raises."""
     error = _ERRORS.get(what, DataError)
     for problem in target_problems(target):
         raise error(f"the {what} {show(target)} {problem.what}", remedy=problem.remedy)
@@ -115,6 +116,7 @@ def _load_module(name: str, target: str, what: str, error: type[UserError]) -> M
 def _load_file(path_text: str, target: str, what: str, error: type[UserError]) -> ModuleType:
     path = Path(os.path.abspath(Path(path_text).expanduser()))
     names = {"model": "path/file.py:NAME", "loss": "--set loss.name=path/file.py:NAME", "metric": "path/file.py:NAME"}
+    names |= {"collate function": "--set data.collate=path/file.py:NAME"}
     if problem := missing_file(path, names.get(what, "--set data.source=…")):
         raise error(f"the {what} {target}: {problem.what}", remedy=problem.remedy)
     name = f"sambasim_file_{path.stem}"  # so that a file `random.py` does not replace Python's `random`

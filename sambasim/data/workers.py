@@ -15,6 +15,7 @@ from torch import Generator
 from torch.utils.data import DataLoader, Dataset
 
 from sambasim.data.batches import Batch, collate
+from sambasim.data.datasets import Collate
 from sambasim.data.user_code import summary
 from sambasim.errors import DataError
 from sambasim.forks import STOP_SIGNALS, ends_with
@@ -37,14 +38,18 @@ class _Context(multiprocessing.context.ForkContext):
 
 
 def loader_of(
-    dataset: Dataset[object], sampler: Iterable[list[int]], options: DataOptions, generator: Generator | None
+    dataset: Dataset[object],
+    sampler: Iterable[list[int]],
+    options: DataOptions,
+    generator: Generator | None,
+    collated: Collate | None = None,
 ) -> "DataLoader[object]":
-    """Reads the batches that `sampler` gives; workers are seeded from `generator`."""
+    """Reads the batches that `sampler` gives, `collated` so; workers are seeded from `generator`."""
     parent = os.getpid() if threading.current_thread() is threading.main_thread() else None
     return DataLoader(
         dataset,
         batch_sampler=sampler,
-        collate_fn=collate,
+        collate_fn=partial(collate, function=collated),
         num_workers=options.workers,
         multiprocessing_context=_Context() if options.workers else None,
         worker_init_fn=partial(_begin, parent),

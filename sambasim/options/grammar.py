@@ -144,9 +144,12 @@ def _absolute(text: str, folder: Path, is_source: bool) -> str:
     return f"{absolute_path(module, folder)}:{name}" if name and module.endswith(".py") else text
 
 
+_NAMES = ("model", "target"), ("data", "source"), ("data", "collate"), ("loss", "name"), ("optimizer", "name")
+
+
 def absolute_names(mapping: Mapping[str, object], folder: Path) -> dict[str, object]:
     result = dict(mapping)
-    for name, key in (("model", "target"), ("data", "source"), ("loss", "name"), ("optimizer", "name")):
+    for name, key in _NAMES:
         table = result.get(name)
         if isinstance(table, dict) and isinstance(table.get(key), str):
             result[name] = table = table | {key: _absolute(table[key], folder, key == "source")}

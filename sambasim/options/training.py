@@ -113,10 +113,12 @@ class ModelOptions(Options):
 
 class DataOptions(DataFields, Options):
     """The `[data]` table. `source` is a data set of sambasim, a `module:function` that is called with `args`, a file,
-    or `synthetic`. `evaluation_fraction` is held out, the same samples in every run. The rest are options of PyTorch's
-    DataLoader; training drops the last partial batch."""
+    or `synthetic`. `collate` names a function that makes a batch of a list of samples. `evaluation_fraction` is held
+    out, the same samples in every run. The rest are options of PyTorch's DataLoader; training drops the last partial
+    batch."""
 
     args: JsonTable = Field(default_factory=dict)
+    collate: grammar.Target | None = None
     evaluation_fraction: float = Field(default=0.0, ge=0, lt=1)
     inputs: grammar.Inputs | None = None
     samples: Count | None = None

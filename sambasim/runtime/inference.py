@@ -17,8 +17,9 @@ from torch import Generator, Tensor
 from torch.utils.data import DataLoader
 
 from sambasim.data import batches
-from sambasim.data.datasets import WatchedDataset, open_source
+from sambasim.data.datasets import Given, WatchedDataset, open_source
 from sambasim.data.workers import batches_of, loader_of
+from sambasim.errors import DataError
 from sambasim.ir.graph import Graph
 from sambasim.ir.mesh import copy_mesh
 from sambasim.ir.program import Program
@@ -123,7 +124,7 @@ class Evaluator:
         if key not in self._loaders:
             # Kept workers draw no seed again: so that evaluations draw alike, none draws from the global generator.
             generator = Generator() if options.persistent_workers else None
-            self._loaders[key] = loader_of(dataset, deal, options, generator)
+            self._loaders[key] = loader_of(dataset, deal, options, generator, dataset.collate)
         read = batches_of(self._loaders[key], options.source or "the data")
         for number, indices in enumerate(deal, start=1):
             self._activity.does(f"evaluating batch {number} of {len(deal)}")
@@ -221,7 +222,7 @@ def infer(
     options: RunOptions,
     communicator: Communicator,
     activity: Activity = UNWATCHED,
-    data: object = None,
+    data: Given | None = None,
     weights: Mapping[str, Tensor] | None = None,
     functions: Mapping[str, Function] = MappingProxyType({}),
     *,
@@ -241,7 +242,7 @@ def infer(
         specs, outputs_only = input_specs(program), without_loss(program)
         names = [spec.name for spec in specs]
         labels = {*names}.difference(spec.name for spec in input_specs(outputs_only))
-        of_pef = data is None and "source" not in as_table(options.overrides.get("data"))
+        of_pef = (data is None or data.data is None) and "source" not in as_table(options.overrides.get("data"))
         with process.repeatable(threads):  # its module may set another number
             source = open_source(resolved.data, tuple(specs), data, labels, resolved.evaluation if of_pef else None)
         activity.waits("waiting for peers to open the data")
@@ -249,8 +250,10 @@ def infer(
         notices = list(changed(document)) if communicator.rank == 0 else []
         dataset = source.evaluation or source.train
         if labels:
-            values = dict(batches.values_of(sample := dataset[0]))
-            lacks = not labels <= values.keys() if isinstance(sample, Mapping) else len(values) < len(names)
+            if isinstance(first := batches.batch_of(dataset, [0]), DataError):
+                raise first
+            values = dict(batches.values_of(first))
+            lacks = not labels <= values.keys() if isinstance(first, Mapping) else len(values) < len(names)
             if lacks:
                 program = outputs_only
                 notices.append(f"no loss, because the samples have no {', '.join(sorted(labels))}")

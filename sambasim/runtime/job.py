@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from torch import Tensor
 
-from sambasim.data.datasets import Source, open_source
+from sambasim.data.datasets import Given, Source, open_source
 from sambasim.errors import CheckpointError, OptionError
 from sambasim.ir.types import SymbolKind
 from sambasim.options.problem import one_of
@@ -51,7 +51,7 @@ class TrainingJob:
         observer: RunObserver,
         activity: Activity = UNWATCHED,
         command: Sequence[str] = ("sambasim", "run", "…"),
-        data: object = None,
+        data: Given | None = None,
         functions: Mapping[str, Function] = MappingProxyType({}),
         *,
         keeps_weights: bool = False,
@@ -221,6 +221,11 @@ class TrainingJob:
         recorder.end(number, epoch, step.loss)
         return step
 
+    def _note_dropped(self, team: Team) -> None:
+        shard = team.replicas[0].shard
+        if shard is not None and shard.dropped and self._setup.is_first:
+            self._observer.noted(f"columns that the PEF does not take are dropped: {', '.join(shard.dropped)}")
+
     def _recorder(self, team: Team, steps: Plan) -> StepRecorder | None:
         run, options = (self._setup, team, steps, self._observer), self._setup.options
         if options.trace is not None:
@@ -279,6 +284,8 @@ class TrainingJob:
             evaluate_if_due(epoch)  # where an interrupted run was to do it
             while totals.steps < last and not stopped:
                 step = self._step(trainer, epoch, recorder, observers)
+                if totals.steps == steps.start.step + 1:
+                    self._note_dropped(team)
                 self._observer.stepped(step)
                 self._losses.check(step, trainer.losses)  # before a checkpoint saves its result
                 if progress.loss_scale is not None:

@@ -22,7 +22,7 @@ from sambasim.commands.proof.steps import NotForEager, Steps, called
 from sambasim.compiler.capture.tensors import STORED, inputs_in, stored_in
 from sambasim.compiler.capture.trial import as_written, buffers_of_plain_tensors, tracing
 from sambasim.compiler.front import inputs_of
-from sambasim.data.batches import collate
+from sambasim.data.batches import batch_of
 from sambasim.data.datasets import Source
 from sambasim.errors import CaptureError, MachineError, SambasimError
 from sambasim.hardware.budget import available_bytes
@@ -222,7 +222,7 @@ def read_batches(
     loss, size = options.loss.name if options.loss else None, options.training.batch_size
     with suppress(SambasimError):
         for start in range(first * size, len(source.train) - size + 1, size):
-            batch = collate(source.train.__getitems__(range(start, start + size)))
+            batch = batch_of(source.train, range(start, start + size))
             inputs = inputs_of(batch, model, loss, options).inputs
             if any(inputs[name].shape[1:] != tensor.shape[1:] for name, tensor in example.items()):
                 return

@@ -66,12 +66,14 @@ class Shard:
         self._next_step = 0  # of the first batch of this epoch
         # The loader seeds its workers from a generator; without one of its own it would draw from the global one.
         self._generator = Generator()
-        self._loader = loader_of(_Seeded(self.dataset), self, self.options, self._generator)
+        self._loader = loader_of(_Seeded(self.dataset), self, self.options, self._generator, self.dataset.collate)
         # A TensorDataset is cut without the loader; None if it is none.
         self._tensors = None if self.options.workers else tensor_batches(self.dataset)
         self._iterator: Iterator[batches.Batch] = iter(())
         self._all_fit = False  # a batch of _tensors fits the inputs, so the others do too
         self._batches = 0  # read in this epoch
+        self.dropped: Sequence[str] | None = None
+        """The columns of samples that the graph does not take, once a batch was read."""
 
     def begin_epoch(self, epoch: int, step: int, used: int = 0) -> None:
         """Distribute the samples after the first `used` of the epoch's order. `step` is the next optimizer step."""
@@ -102,6 +104,9 @@ class Shard:
         if self._tensors is not None and self._all_fit:
             return dict(zip(self._names, cast("list[Tensor]", batch), strict=True))
         tensors = batches.bind(batch, self._names)
+        if self.dropped is None:
+            named = dict(batches.values_of(batch)) if isinstance(batch, Mapping) else {}
+            self.dropped = tuple(name for name in named if name not in tensors)
         checked = batches.check(tensors, self.inputs, self.batch_size)
         # All batches of plain tensors have the same types: if one passes unchanged, all do.
         self._all_fit = all(checked[name] is tensors[name] for name in self._names)
