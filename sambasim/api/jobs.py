@@ -28,6 +28,7 @@ from sambasim.report.tables import Shown, Tables, sparkline
 from sambasim.runtime.inference import infer
 from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.run.run_observer import RunObserver
+from sambasim.runtime.watch.supervisor import StopSignals
 from sambasim.terminal.output import scores
 from sambasim.terminal.progress import RunProgress
 from sambasim.units import counted, format_seconds
@@ -37,7 +38,8 @@ from sambasim.units import counted, format_seconds
 class Run(Shown):
     """A run that has ended: the loss of each step, and by name what is logged beside it, the evaluations, the trained
     weights by the names of the model's `state_dict`, their averages `ema` if the PEF keeps them, and the `summary` of
-    `sambasim run --json`. With `load_best`, the weights are those of the evaluation `best`."""
+    `sambasim run --json`. With `load_best`, the weights are those of the evaluation `best`. `interrupted`: a signal
+    stopped it, and these are those so far."""
 
     name: str
     losses: list[float]
@@ -46,20 +48,23 @@ class Run(Shown):
     weights: Mapping[str, Tensor]
     ema: Mapping[str, Tensor]
     summary: SummaryRecord
+    interrupted: bool = False
 
-    def load_into(self, model: nn.Module) -> nn.Module:
-        """Gives `model` the trained weights, and returns it. Raises WeightsError for another model."""
-        tensors, target = _tensors_of(model), unwrapped(model)
-        common = tensors.keys() & self.weights.keys()
-        wrong = sorted(tensors.keys() ^ self.weights.keys())
-        wrong += [name for name in tensors if name in common and tensors[name].shape != self.weights[name].shape]
+    def load_into(self, model: nn.Module, *, ema: bool = False) -> nn.Module:
+        """Gives `model` the trained weights, or with `ema` their averages, and returns it. Raises WeightsError for
+        another model, and OptionError if the PEF keeps no averages."""
+        tensors, target, weights = _tensors_of(model), unwrapped(model), self.ema if ema else self.weights
+        if ema and not weights:
+            raise OptionError(f"{self.name} keeps no averages", remedy="sambasim.compile(…, ema=0.999)")
+        common, wrong = tensors.keys() & weights.keys(), sorted(tensors.keys() ^ weights.keys())
+        wrong += [name for name in tensors if name in common and tensors[name].shape != weights[name].shape]
         if wrong:
             what = f"the weights of {self.name} do not fit the model: {wrong[0]} is in one only, or of another shape"
             raise WeightsError(what, remedy="give the model that was compiled")
         with suppress(Exception):  # for its hooks: it may take other names than those of state_dict()
-            target.load_state_dict({**target.state_dict(), **self.weights})
+            target.load_state_dict({**target.state_dict(), **weights})
         for name, tensor in _tensors_of(model).items():
-            tensor.copy_(self.weights[name])
+            tensor.copy_(weights[name])
         return model
 
     @cached_property
@@ -82,6 +87,7 @@ class Run(Shown):
     def __repr__(self) -> str:
         summary, steps = self.summary, counted(len(self.losses), "step")
         took = f"{steps} on {counted(summary.world_size, 'replica')} in {format_seconds(summary.training_s)} (measured)"
+        took += ", interrupted" if self.interrupted else ""
         return f"Run({self.name}: {took}, loss {summary.loss_first:.4f} -> {summary.loss_last:.4f})"
 
 
@@ -113,6 +119,10 @@ def run(
     Each call starts from the weights of the PEF, or those of `weights="FILE"`. The bits are the same in one process and
     under mpirun. Raises OptionError, LaunchError, DataError and NumericsError; under mpirun, an error of one rank in
     training is printed once, and ends all ranks.
+
+    Ctrl-C, the stop of a notebook cell, SIGTERM and SIGUSR1 end the run after its step, or its evaluation: there is no
+    KeyboardInterrupt, and the script goes on with what is trained, in a Run that is `interrupted`; under mpirun on each
+    rank, also if one alone was signalled. A second signal, a second later, ends the process at once.
     """
     world, given = connected(), opened(pef)
     options["evaluation_metrics"], functions = metrics_of(options.get("evaluation_metrics"))
@@ -121,11 +131,11 @@ def run(
     observers: list[RunObserver] = [recorder]
     if world.rank == 0 and not quiet:
         observers.append(RunProgress(predicts=chosen.predict))
-    with supervised(world, chosen) as (path, activity):
+    with StopSignals() as signals, supervised(world, chosen) as (path, activity):
         how = path, chosen, world, activity, command(), observers, given_of(data, collate_fn), functions
-        summary, weights, ema = train(*how, keeps_weights=True)
+        summary, weights, ema, interruption = train(*how, keeps_weights=True, signals=signals)
     found = recorder.losses, recorder.logged, recorder.evaluations
-    return Run(given.name, *found, dict(weights), dict(ema), summary)
+    return Run(given.name, *found, dict(weights), dict(ema), summary, interruption is not None)
 
 
 def _options_of(

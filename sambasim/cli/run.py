@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from sambasim.cli.shared import PanelCommand, field_options, kept_imports, output_folder, overrides, pef
-from sambasim.errors import OptionError, exit_code, say, say_json
+from sambasim.errors import Interrupted, OptionError, exit_code, say, say_json
 from sambasim.options.fields import COMPILE_FLAGS, RUN_FLAGS
 from sambasim.options.flag import DATA, TRAINING
 from sambasim.runtime.machine.launcher import find_launcher, mpirun_instead
@@ -75,14 +75,16 @@ def run_command(overrides: tuple[str, ...], output_folder: Path, **flags: object
     from sambasim.commands.run import checked_pef, failure_details, train
     from sambasim.runtime.machine.mpi import connect
     from sambasim.runtime.run.run_observer import print_whole_lines
-    from sambasim.runtime.watch.supervisor import StopSignals, Supervisor, interrupted, limit_time
+    from sambasim.runtime.watch.supervisor import StopSignals, Supervisor, limit_time
     from sambasim.terminal.progress import RunProgress, RunWarnings
 
     launcher, command, screen = find_launcher(os.environ), ["sambasim", *sys.argv[1:]], ExitStack()
     if launcher is not None and launcher.world_size != 1:
         limit_time(options.sync_timeout, launcher.rank)
     # Signals count from here on, to the end of --save.
-    signals = None if options.inference else click.get_current_context().with_resource(StopSignals())
+    signals = StopSignals()
+    if not options.inference:
+        click.get_current_context().with_resource(signals)
     communicator = connect(command)
     if communicator.world_size > 1:
         print_whole_lines()
@@ -91,6 +93,7 @@ def run_command(overrides: tuple[str, ...], output_folder: Path, **flags: object
         screen.close()  # the watchdog reports while progress is shown
         report_error(failure.error, failure.reporter, failure_details(failure, options))
 
+    interruption: Interrupted | None = None
     with Supervisor(communicator, report=report) as supervisor:
         path, mesh = checked_pef(options, output_folder, communicator, command)
         supervisor.start(path, options.log_dir, options.sync_timeout, mesh)
@@ -108,15 +111,14 @@ def run_command(overrides: tuple[str, ...], output_folder: Path, **flags: object
                 shown = [screen.enter_context(closing(RunProgress(predicts=options.predict)))] if prints else []
                 warned = [RunWarnings()] if communicator.rank == 0 and options.json_output else []
                 observers = [*shown, *warned]
-                summary, *_ = train(
+                summary, *_, interruption = train(
                     path, options, communicator, supervisor.activity, command, observers, signals=signals
                 )
             printed = summary.model_dump_json() if options.json_output else ""
         if communicator.rank == 0 and printed:
             (say_json if options.json_output else say)(printed)
-        if signals is not None and (number := max(communicator.all_gather_object(signals.received))):
-            saved = options.save or (Path(summary.checkpoint) if summary.checkpoint else None)
-            raise interrupted(number, summary.steps, saved, None)
+        if interruption is not None:
+            raise interruption
         supervisor.finish()
     try:
         communicator.finish()

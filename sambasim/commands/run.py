@@ -5,10 +5,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from sambasim.commands.outputs import check_output_file, check_output_folder
-from sambasim.errors import LaunchError, OptionError, one_line
+from sambasim.errors import Interrupted, LaunchError, OptionError, one_line
 from sambasim.hardware.placement import inventory_of, place_replicas
 from sambasim.ir.mesh import DATA_PARALLEL, PIPELINE, Mesh
 from sambasim.options.given import leaves
@@ -20,7 +20,7 @@ from sambasim.runtime.machine.agreement import check_equal, check_job
 from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.run.run_observer import LineFile, MetricsFile, RunObserver, RunObservers, Start
 from sambasim.runtime.watch.status_file import Activity
-from sambasim.runtime.watch.supervisor import Failure, StopSignals
+from sambasim.runtime.watch.supervisor import Failure, StopSignals, interrupted
 from sambasim.units import format_seconds
 
 if TYPE_CHECKING:
@@ -166,9 +166,9 @@ def train(
     functions: Mapping[str, Callable[..., object]] = MappingProxyType({}),
     *,
     keeps_weights: bool = False,
-    signals: StopSignals | None = None,
-) -> "tuple[SummaryRecord, Mapping[str, Tensor], Mapping[str, Tensor]]":
-    """Collective. Train a PEF that `checked_pef` has checked. Returns weights and averages, if they are kept."""
+    signals: StopSignals,
+) -> "Trained":
+    """Collective. Train a PEF that `checked_pef` has checked, until `signals`, which are entered, ask to stop."""
     from sambasim.runtime.job import TrainingJob  # torch
     from sambasim.runtime.run.setup import blamed_on_strangers, set_up
 
@@ -180,7 +180,20 @@ def train(
     setup, told = set_up(path, options, communicator), RunObservers(members)
     job = TrainingJob(setup, told, activity, command, data, functions, keeps_weights=keeps_weights, signals=signals)
     with blamed_on_strangers(setup.document):
-        return job.run(), job.weights, job.averages
+        summary = job.run()
+    number = max(communicator.all_gather_object(signals.received))  # also one that came after its last step
+    files = [file for file in (options.save, options.save_ema) if file is not None]
+    interruption = interrupted(number, summary.steps, job.saved, files, job.kept()) if number else None
+    return Trained(summary, job.weights, job.averages, interruption)
+
+
+class Trained(NamedTuple):
+    """What a run has trained: weights and averages, if they are kept. `interruption`: if a signal asked to stop."""
+
+    summary: SummaryRecord
+    weights: "Mapping[str, Tensor]"
+    averages: "Mapping[str, Tensor]"
+    interruption: Interrupted | None
 
 
 class RankLog(RunObserver):

@@ -126,7 +126,8 @@ class SummaryRecord(RunFacts):
     without `waited_s`, by mesh axis. After a resume, they count the steps since `resumed_after_step`. `steps` includes
     `skipped_steps`, whose loss or float16 gradients were not finite; `loss_scale` is that of the next step. `best`: by
     `--keep-best`; the weights are those of `weights_of_step`, the last by default; `stopped_early`: why the run ended
-    before its last step. `lines` counts those before it in its file."""
+    before its last step; `interrupted`: the signal that stopped it, such as "SIGINT". `lines` counts those before it in
+    its file."""
 
     kind: Literal["summary"] = "summary"
     chips: Count = 1
@@ -153,6 +154,7 @@ class SummaryRecord(RunFacts):
     first_nonfinite_step: Count | None
     skipped_steps: Count = 0
     loss_scale: float | None = None
+    interrupted: str | None = None
     evaluation: EvaluationRecord | None
     best: EvaluationRecord | None = None
     weights_of_step: Count | None = None

@@ -2,9 +2,10 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from signal import Signals
 from types import MappingProxyType
 
 from torch import Tensor
@@ -35,15 +36,22 @@ from sambasim.runtime.run.training import LossWatch, Totals, Trainer
 from sambasim.runtime.values.memory import State, part_of, write_tensors
 from sambasim.runtime.watch.observer import StepObserver, StepRecorder, together
 from sambasim.runtime.watch.status_file import UNWATCHED, Activity, StepStatus
-from sambasim.runtime.watch.supervisor import SAVE, StopSignals, interrupted
+from sambasim.runtime.watch.supervisor import SAVE, StopSignals
 from sambasim.runtime.watch.watchdog import WATCHDOG_FIRST_S
+
+
+class _Interrupt(Exception):
+    """A signal ends the training, after its last `evaluation`."""
+
+    def __init__(self, evaluation: EvaluationRecord | None) -> None:
+        self.evaluation = evaluation
 
 
 class TrainingJob:
     """Trains a PEF. Collective: every rank creates one and calls `run`. Remedies repeat `command`, typed without
     mpirun; `data` replaces the data source; `functions`: metrics by name. With `keeps_weights`, every rank then has
-    `weights` and `averages`, as in a state_dict. `signals`: the caller's, who has entered them; else signals ask to
-    stop while it trains."""
+    `weights` and `averages`, as in a state_dict. `signals`: the caller's, who has entered them; they ask it
+    to stop. Then `saved` is the checkpoint of its end, if there is one."""
 
     def __init__(
         self,
@@ -63,10 +71,11 @@ class TrainingJob:
         self._activity, self._data, self._keeps_weights = activity, data, keeps_weights
         self.weights: Mapping[str, Tensor] = {}
         self.averages: Mapping[str, Tensor] = {}
+        self.saved: Path | None = None
         self._saver: Saver | None = None
         self._signals = signals or StopSignals()
         self._signals.notify = self._signalled
-        self._heeds_signals = signals is not None  # from before this job to after it
+        self._interrupted: str | None = None  # the name of the signal
         self._losses = LossWatch(
             setup.options.on_nonfinite,
             observer,
@@ -119,8 +128,10 @@ class TrainingJob:
         if self._activity is not UNWATCHED:
             observers.append(StepStatus(self._activity, team.memory.program))
         trainer.observe(together(observers))
-        with nullcontext() if self._heeds_signals else self._signals:
+        try:
             evaluation, stopped = self._epochs(trainer, evaluator, sources, steps, team, observers)
+        except _Interrupt as interrupt:
+            evaluation, stopped = interrupt.evaluation, None
         if stopped is not None:
             self._observer.noted(stopped)
             start = replace(start, plan=replace(steps, steps=trainer.totals.steps))
@@ -129,7 +140,7 @@ class TrainingJob:
         keeps_tensors = save is not None or save_ema is not None or self._keeps_weights
         best = self._load_best(team, totals, resumption and resumption.checkpoint.path.parent)
         state = best or trained_state(setup, team, _updates(totals), keeps_tensors=keeps_tensors)
-        summary = summarize(setup, team, start, totals, evaluation, self._saver, state)
+        summary = summarize(setup, team, start, totals, evaluation, self._saver, state, self._interrupted)
         of_step = totals.progress.best.step if best and totals.progress.best else None
         summary = summary.model_copy(update={"stopped_early": stopped, "weights_of_step": of_step})
         self._activity.takes_long("saving the weights")
@@ -141,9 +152,13 @@ class TrainingJob:
             self.weights, self.averages = self._communicator.broadcast_object((state.tensors, state.averages))
         self._activity.does("reporting the summary")
         self._observer.ended(summary)
-        if self._saver is not None and save is None:
+        if self._saver is not None and save is None and not (self._keeps_weights or self._interrupted):
             self._saver.check_end()
         return summary
+
+    def kept(self) -> str | None:
+        """For a message: which checkpoint there is; None for a run that saves none."""
+        return None if self._saver is None else self._saver.kept()
 
     def _evaluator(self, team: Team, source: Source) -> Evaluator | None:
         """Raises OptionError if there is no evaluation, or not the metric, that the options ask for."""
@@ -253,13 +268,17 @@ class TrainingJob:
             if self._saver is not None and not self._losses.is_skipping:
                 self._saver.save_if_due(position, progress, due=trainer.requested == SAVE)
 
+        def save() -> None:
+            if self._saver is not None:
+                self.saved = self._saver.save(position, progress, goes_on=False)
+
         def stop_if(requested: int) -> None:
-            """Collective. If a rank received a signal, save a checkpoint and raise Interrupted."""
+            """Collective. If a rank received a signal, save a checkpoint and raise _Interrupt."""
             if requested > SAVE:
                 self._signals.report(requested)
-                saver = self._saver
-                saved = None if saver is None else saver.save(position, progress, goes_on=False)
-                raise interrupted(requested, position.step, saved, None if saver is None else saver.kept())
+                self._interrupted = Signals(requested).name
+                save()
+                raise _Interrupt(evaluation)
 
         def evaluate_if_due(epoch: int, *, is_whole: bool = False) -> None:
             nonlocal evaluation, stopped
@@ -304,8 +323,7 @@ class TrainingJob:
         # Of skipped steps whose loss was finite, a dynamic scale may be on its way down.
         if progress.loss_scale is None or not scaling.dynamic or self._losses.is_skipping:
             self._losses.check_run(totals.steps, progress.skipped_steps)
-        if self._saver is not None:
-            self._saver.save(position, progress, goes_on=False)
+        save()
         return evaluation, stopped if totals.steps < steps.steps else None
 
     def _request(self) -> int:

@@ -142,6 +142,7 @@ def summarize(
     evaluation: EvaluationRecord | None,
     saver: Saver | None,
     state: State,
+    interrupted: str | None,
 ) -> SummaryRecord:
     steps, options = start.plan, setup.options
     taken = totals.steps - steps.start.step
@@ -172,6 +173,7 @@ def summarize(
         samples_left_out_each_epoch=steps.left_out,
         samples_per_s=taken * steps.samples_per_step / totals.training_s if taken else 0.0,
         sync_share=totals.sync_s / totals.training_s if taken else 0.0,
+        interrupted=interrupted,
         evaluation=evaluation,
         bytes=BytesMoved(*map(sum, zip(*moved, strict=True))),
         weights_sha256=state.weights_sha256,

@@ -303,11 +303,16 @@ def _close_and_unblock() -> None:
 os.register_at_fork(before=_block, after_in_parent=_unblock, after_in_child=_close_and_unblock)
 
 
-def interrupted(number: int, step: int, saved: Path | None, kept: str | None) -> Interrupted:
-    """The error after signal `number`. `saved`: the checkpoint of `step`, if any; `kept`: older ones; None if the run
-    saves none."""
+def interrupted(number: int, step: int, saved: Path | None, files: Sequence[Path], kept: str | None) -> Interrupted:
+    """The error after signal `number`. `saved`: the checkpoint of `step`, if any; `files`: what has its weights;
+    `kept`: older checkpoints, None if the run saves none."""
+    names = " and ".join(map(str, files))
     if saved is not None:
         clause, remedy = f"which is saved as {saved}", "the same command with --resume continues from there"
+        clause += f", its weights as {names}" if files else ""
+    elif files:
+        clause, remedy = f"whose weights are saved as {names}", f"--weights {files[0]} starts from them"
+        remedy += "; --checkpoint-dir DIR saves checkpoints, from which --resume continues"
     elif kept is not None:
         clause = f"which could not be saved; {kept}"
         remedy = "see above why; the same command with --resume continues from a checkpoint"
