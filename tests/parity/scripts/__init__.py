@@ -2,10 +2,10 @@
 
 A script has `build()`, which makes the model with its optimizers and schedulers; `data()`, its samples;
 `in_pytorch(replicas)`, a loop over whole batches of `BATCH` samples in one process; and `HOW`, what sambasim is told
-beside. Random numbers are part of the samples, so that both see the same.
+beside, for a run in `RUN`. Random numbers are part of the samples, so that both see the same.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -20,6 +20,7 @@ class Trained(NamedTuple):
     losses: list[float]
     weights: Mapping[str, Tensor]
     averages: Mapping[str, Tensor] = {}
+    scores: Sequence[float] = ()
 
     @property
     def tensors(self) -> Mapping[str, Tensor]:
@@ -39,7 +40,7 @@ class Script(Protocol):
     ACCUMULATED: int
 
     def build(self) -> Built: ...
-    def data(self) -> tuple[Tensor, ...]: ...
+    def data(self) -> tuple[Any, ...]: ...
     def in_pytorch(self, replicas: int) -> Trained: ...
 
 

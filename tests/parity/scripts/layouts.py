@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
 
 import sambasim as ss
 from tests.parity.scripts import BATCH, STEPS, Script, Trained
@@ -35,7 +37,7 @@ LAYOUTS = {
     "np 1, 2 stages": Layout(1, 2, _STAGES, {}),
     "np 2, 2 stages": Layout(2, 4, _STAGES, {}),
 }
-SCRIPTS = {"moco": 0.0, "gan": 1e-6, "gpt": 1e-5, "vae": 1e-6}
+SCRIPTS = {"moco": 0.0, "gan": 1e-6, "gpt": 1e-5, "vae": 1e-6, "classifier": 1e-5}
 """With the largest difference from plain PyTorch of several replicas or micro-batches, relative to the largest number
 of a tensor: the sum over them adds in another order than that over the whole batch."""
 
@@ -50,12 +52,15 @@ def in_sambasim(name: str, layout: Layout, folder: Path) -> Trained:
     size = BATCH // layout.replicas // trained.ACCUMULATED
     several = {"data_parallel": True, "world_size": layout.replicas} if layout.replicas > 1 else {}
     how = {**trained.HOW, **layout.compiled, **several, "output_folder": folder, "check": 0}
-    pef = ss.compile(model, tuple(one[:size] for one in samples), optimizer=optimizers, name=name, quiet=True, **how)
+    is_pair = not all(isinstance(one, Tensor) for one in samples)  # to train and to evaluate
+    example = next(iter(DataLoader(samples[0], size))) if is_pair else [one[:size] for one in samples]
+    pef = ss.compile(model, tuple(example), optimizer=optimizers, name=name, quiet=True, **how)
     del schedulers  # an optimizer refers to its scheduler weakly
     order = {"data.shuffle": False, "training.accumulation_steps": trained.ACCUMULATED}
     how = {"replicas": layout.replicas, "steps": STEPS, "threads": 1, "quiet": True, "set": order, **layout.run}
-    run = ss.run(pef, samples, **how)
-    return Trained(run.losses, dict(run.weights), dict(run.ema))
+    run = ss.run(pef, samples, **how, **vars(trained).get("RUN", {}))
+    scores = [score for evaluation in run.evaluations for score in evaluation.metrics.values()]
+    return Trained(run.losses, dict(run.weights), dict(run.ema), scores)
 
 
 def main() -> None:
