@@ -140,6 +140,10 @@ class DataError(UserError, code="data"):
     """The data source cannot be found or read, or does not fit the model's inputs."""
 
 
+class CallbackError(UserError, code="callback"):
+    """A callback cannot be called, or has raised an exception."""
+
+
 class NumericsError(UserError, code="numerics"):
     """A loss, a gradient or a parameter is no longer finite."""
 

@@ -27,6 +27,7 @@ from sambasim.report.summaries import step_times
 from sambasim.report.tables import Shown, Tables, sparkline
 from sambasim.runtime.inference import infer
 from sambasim.runtime.machine.communicator import Communicator
+from sambasim.runtime.run.callbacks import Callback
 from sambasim.runtime.run.run_observer import RunObserver
 from sambasim.runtime.watch.supervisor import StopSignals
 from sambasim.terminal.output import scores
@@ -104,6 +105,7 @@ def run(
     replicas: int | None = None,
     collate_fn: Collate | str | None = None,
     quiet: bool = False,
+    callback: Callback | Sequence[Callback] | str | None = None,
     **options: Any,
 ) -> Run:
     """Train a PEF, in this process or as the ranks of `mpirun -np N python SCRIPT`; any number of times.
@@ -113,6 +115,9 @@ def run(
     - `replicas`: how many this process runs, by default the fewest that the PEF allows; under mpirun, its ranks
     - `collate_fn`: makes a batch of a list of samples, as that of torch's DataLoader; a function, or its name
     - `quiet`: print no progress
+    - `callback`: a function, or a list of them, that is called with an event at each step, evaluation and checkpoint,
+      and at the end: `event.kind`, `event.record` as in a metrics file, `event.weights()`, `event.stop()`. Under mpirun
+      each rank gives it, and rank 0 calls it, or all ranks with `callback_ranks="all"`
     - `options`: flags of `sambasim run` by keyword, such as `epochs=3, lr=1e-3, save="w.safetensors"`, and
       `set={"data.shuffle": False}`. `evaluation_metrics` takes functions of outputs and targets, too
 
@@ -126,14 +131,17 @@ def run(
     """
     world, given = connected(), opened(pef)
     options["evaluation_metrics"], functions = metrics_of(options.get("evaluation_metrics"))
-    chosen = _options_of_run(given, data, replicas, options, world)
+    by_name = {"callback": callback} if isinstance(callback, str) else {}
+    called = [] if callback is None or by_name else [*callback] if isinstance(callback, list | tuple) else [callback]
+    chosen = _options_of_run(given, data, replicas, {**options, **by_name}, world)
     recorder = _Recorder()
     observers: list[RunObserver] = [recorder]
     if world.rank == 0 and not quiet:
         observers.append(RunProgress(predicts=chosen.predict))
     with StopSignals() as signals, supervised(world, chosen) as (path, activity):
         how = path, chosen, world, activity, command(), observers, given_of(data, collate_fn), functions
-        summary, weights, ema, interruption = train(*how, keeps_weights=True, signals=signals)
+        trained = train(*how, keeps_weights=True, signals=signals, callbacks=called)
+    summary, weights, ema, interruption = trained
     found = recorder.losses, recorder.logged, recorder.evaluations
     return Run(given.name, *found, dict(weights), dict(ema), summary, interruption is not None)
 

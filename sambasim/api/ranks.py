@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 from sambasim.commands.run import checked_pef, failure_details
-from sambasim.compiler.capture.trial import generators_kept
+from sambasim.data.user_code import generators_kept
 from sambasim.errors import SambasimError, exit_code
 from sambasim.options.python_words import in_python
 from sambasim.options.run import RunOptions

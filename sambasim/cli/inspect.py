@@ -188,7 +188,7 @@ def report_command(
     """
     from sambasim.commands.results import measured, predicted_texts
 
-    if subject.endswith(".jsonl"):
+    if subject.endswith((".jsonl", ".csv")):
         of_a_pef = {"tables": tables, "run": run, **asked}
         flags = [f"--{name.replace('_', '-')}" for name, value in of_a_pef.items() if value is not None]
         return shared.write_all(measured(subject, page, flags))

@@ -153,8 +153,9 @@ def _kind(name: str, output_folder: Path) -> _Kind:
             what = f"there is nothing called {name}: no folder, no file and no PEF"
             raise OptionError(what, where=f"seen from {Path.cwd()}", remedy="sambasim compare --help") from None
     if not path.is_dir():
-        saved = dict.fromkeys((".pt", ".pth", ".bin", ".ckpt"), _Kind.SAVED)
-        return {".safetensors": _Kind.WEIGHTS, ".jsonl": _Kind.METRICS, **saved}.get(path.suffix, _Kind.PEF)
+        named = dict.fromkeys((".pt", ".pth", ".bin", ".ckpt"), _Kind.SAVED)
+        named |= dict.fromkeys((".jsonl", ".csv"), _Kind.METRICS)
+        return {".safetensors": _Kind.WEIGHTS, **named}.get(path.suffix, _Kind.PEF)
     if is_recording(path):
         return _Kind.RUN
     if (path / MANIFEST_FILE).exists():

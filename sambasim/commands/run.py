@@ -3,6 +3,7 @@
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
@@ -62,6 +63,7 @@ def checked_pef(
         (check_output_file, "--save FILE.safetensors", "the trained weights", options.save),
         (check_output_file, "--predictions FILE.safetensors", "the predictions", options.predictions),
         (check_output_folder, "--checkpoint-dir DIR", "the checkpoints", options.checkpoint.dir),
+        (check_output_folder, "--tensorboard DIR", "the events for TensorBoard", options.tensorboard),
         (check_output_folder, "--log-dir FOLDER", "the logs", options.log_dir),
         (check_output_folder, "--record-digests FOLDER", "the digests", options.record_digests),
     )
@@ -72,8 +74,8 @@ def checked_pef(
 
 
 _OF_RANKS = {
-    "pef", "weights", "deepspeed", "cluster", "threads", "predict", "json_output", "metrics", "trace", "save",
-    "predictions", "log_dir", "record_digests",
+    "pef", "weights", "deepspeed", "cluster", "threads", "predict", "json_output", "verbose", "metrics", "tensorboard",
+    "trace", "save", "predictions", "log_dir", "record_digests",
 }  # fmt: skip
 """Options that may differ between ranks: paths, what is only printed, and what is compared by itself."""
 
@@ -167,19 +169,33 @@ def train(
     *,
     keeps_weights: bool = False,
     signals: StopSignals,
+    callbacks: Sequence[object] = (),
 ) -> "Trained":
-    """Collective. Train a PEF that `checked_pef` has checked, until `signals`, which are entered, ask to stop."""
+    """Collective. Train a PEF that `checked_pef` has checked, until `signals`, which are entered, ask to stop.
+    `callbacks`: beside that of the options."""
+    from sambasim.data.user_code import load_object
     from sambasim.runtime.job import TrainingJob  # torch
+    from sambasim.runtime.run.callbacks import Callbacks, checked
     from sambasim.runtime.run.setup import blamed_on_strangers, set_up
+    from sambasim.runtime.run.tensorboard import TensorBoard
 
     rank, members, warn = communicator.rank, [*observers], RunObservers(observers).noted
+    stack = ExitStack()
     if rank == 0 and options.metrics is not None:
         members.append(MetricsFile(options.metrics, warn))
+    if rank == 0 and options.tensorboard is not None:
+        members.append(stack.enter_context(closing(TensorBoard(options.tensorboard))))
     if options.log_dir is not None:
         members.append(RankLog(options.log_dir, rank, warn))
+    if options.callback is not None:
+        callbacks = [*callbacks, load_object(options.callback, "callback")]
+    check_equal(communicator, {"callbacks": len(callbacks)})
+    if callbacks:
+        everywhere = options.callback_ranks == "all"
+        members.append(Callbacks([*map(checked, callbacks)], communicator, activity, everywhere=everywhere))
     setup, told = set_up(path, options, communicator), RunObservers(members)
     job = TrainingJob(setup, told, activity, command, data, functions, keeps_weights=keeps_weights, signals=signals)
-    with blamed_on_strangers(setup.document):
+    with stack, blamed_on_strangers(setup.document):
         summary = job.run()
     number = max(communicator.all_gather_object(signals.received))  # also one that came after its last step
     files = [file for file in (options.save, options.save_ema) if file is not None]

@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import inspect
 import os
+import random
 import sys
 import traceback
 import zlib
@@ -16,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TypeVar
 
-from sambasim.errors import DataError, ModelError, OptionError, SambasimError, UserError
+from sambasim.errors import CallbackError, DataError, ModelError, OptionError, SambasimError, UserError
 from sambasim.options.grammar import missing_file, missing_module, split_target, target_problems
 from sambasim.options.problem import nearest, show
 from sambasim.whose_code import is_users_file
@@ -26,6 +27,7 @@ _ERRORS: Mapping[str, type[UserError]] = {
     "loss": ModelError,
     "optimizer": OptionError,
     "metric": OptionError,
+    "callback": CallbackError,
 }
 _TABLES = {"model": "model", "loss": "loss", "data source": "data"}
 
@@ -49,8 +51,8 @@ def summary(error: BaseException) -> str:
 
 def load_object(target: str, what: str) -> object:
     """The object that a target names; a file is loaded once. `what` is its purpose: "model", "loss", "optimizer",
-    "metric", "data source" or "collate function". Raises the error of it, with the user's file and line if the module
-    raises."""
+    "metric", "callback", "data source" or "collate function". Raises the error of it, with the user's file and line if
+    the module raises."""
     error = _ERRORS.get(what, DataError)
     for problem in target_problems(target):
         raise error(f"the {what} {show(target)} {problem.what}", remedy=problem.remedy)
@@ -90,6 +92,23 @@ def guarded(action: Callable[[], T], who: str, error: type[UserError], remedy: s
 
 
 @contextmanager
+def generators_kept() -> Iterator[None]:
+    """Afterwards all generators of random numbers are as they were."""
+    import numpy as np
+    import torch
+
+    with torch._C._DisableTorchDispatch():  # or a mode of fake tensors has the state, which has no values
+        states = torch.get_rng_state(), random.getstate(), np.random.get_state()
+    try:
+        yield
+    finally:
+        with torch._C._DisableTorchDispatch():
+            torch.set_rng_state(states[0])
+        random.setstate(states[1])
+        np.random.set_state(states[2])
+
+
+@contextmanager
 def _importable(folder: str) -> Iterator[None]:
     sys.path.insert(0, folder)
     importlib.invalidate_caches()
@@ -116,7 +135,7 @@ def _load_module(name: str, target: str, what: str, error: type[UserError]) -> M
 def _load_file(path_text: str, target: str, what: str, error: type[UserError]) -> ModuleType:
     path = Path(os.path.abspath(Path(path_text).expanduser()))
     names = {"model": "path/file.py:NAME", "loss": "--set loss.name=path/file.py:NAME", "metric": "path/file.py:NAME"}
-    names |= {"collate function": "--set data.collate=path/file.py:NAME"}
+    names |= {"collate function": "--set data.collate=path/file.py:NAME", "callback": "--callback path/file.py:NAME"}
     if problem := missing_file(path, names.get(what, "--set data.source=…")):
         raise error(f"the {what} {target}: {problem.what}", remedy=problem.remedy)
     name = f"sambasim_file_{path.stem}"  # so that a file `random.py` does not replace Python's `random`

@@ -38,6 +38,7 @@ from sambasim.options.grammar import (
     OptimizerName,
     PefName,
     Source,
+    Target,
     metrics_table,
     parse_cadence,
     step_range,
@@ -285,7 +286,15 @@ class RunFields(Fields):
     debug_numerics: Annotated[bool, TrainingFlag("--debug-numerics", NUMERICS)] = False
     """Check the result of every operator, and stop at the first NaN or infinity. Slow."""
     metrics: Annotated[FilePath | None, TrainingFlag("--metrics FILE")] = None
-    """Write steps, evaluations and a summary as JSON lines."""
+    """Write steps, evaluations and a summary as JSON lines. FILE.csv: tables of steps and, in FILE.evaluations.csv, of
+    evaluations."""
+    tensorboard: Annotated[FilePath | None, TrainingFlag("--tensorboard DIR")] = None
+    """Write losses, rates and evaluations for TensorBoard here."""
+    callback: Annotated[Target | None, TrainingFlag("--callback module:function")] = None
+    """Call this function, of a module or of file.py, at each step, evaluation and checkpoint, and at the end. Its event
+    has the record, can read the weights, and can stop the run."""
+    callback_ranks: Annotated[Literal["first", "all"], TrainingFlag("--callback-ranks")] = "first"
+    """With callbacks: which ranks call them."""
     save: Annotated[FilePath | None, TrainingFlag("--save FILE.safetensors")] = None
     """Save the trained weights, for load_state_dict."""
     save_ema: Annotated[FilePath | None, TrainingFlag("--save-ema FILE.safetensors")] = None
@@ -307,6 +316,9 @@ class RunFields(Fields):
     """Write one log file per rank here."""
     json_output: Annotated[bool, Flag("--json")] = False
     """Print the summary as one JSON line, and nothing else."""
+    verbose: Annotated[bool, TrainingFlag("-v --verbose")] = False
+    """Print the digests of what was trained, and where replicas are on the simulated machine, as --cluster,
+    --reduce-on-rdu and --predict do."""
     predict: Annotated[bool, TrainingFlag("--predict")] = False
     """Print at the end what is predicted for the simulated device, too."""
     inference: Annotated[bool, Flag("--inference", INFERENCE)] = False

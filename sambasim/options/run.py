@@ -61,7 +61,9 @@ class RunOptions(RunFields, Options):
                 yield Problem(field, f"must be a {SAVE_SUFFIX} file", remedy, str(path))
         emulated, servers, one_of_two = self.emulate_replicas, self.parameter_servers, "leave out one of the two"
         is_recorded, is_traced = self.record_digests is not None, self.trace is not None
+        other = self.metrics is not None and self.metrics.suffix not in ("", ".jsonl", ".csv")  # a pipe may have none
         yield from broken(
+            (other, "metrics", "must be a file .jsonl or .csv", "--metrics FILE.jsonl or FILE.csv", str(self.metrics)),
             (self.predictions is not None and not self.inference, "predictions", "needs inference", "add --inference"),
             (self.debug_numerics and self.engine != "plain", "engine",
              "fuses operators, and --debug-numerics checks each of them", one_of_two, self.engine),

@@ -122,6 +122,7 @@ class PredictedRecord(Record):
 class SummaryRecord(RunFacts):
     """The whole run. `state_sha256` is over the parameters, the buffers of replica 0 and the optimizer states, in name
     order; it is promised to be equal for equal threads, torch build and engine. `chips` share the batch of a replica.
+    `peak_memory_bytes`: of each process, since it began.
     `training_s` is of rank 0; `model_s` is the part in forward and backward, with reading data and the hidden sync,
     without `waited_s`, by mesh axis. After a resume, they count the steps since `resumed_after_step`. `steps` includes
     `skipped_steps`, whose loss or float16 gradients were not finite; `loss_scale` is that of the next step. `best`: by
@@ -159,6 +160,7 @@ class SummaryRecord(RunFacts):
     best: EvaluationRecord | None = None
     weights_of_step: Count | None = None
     stopped_early: str | None = None
+    peak_memory_bytes: tuple[Count, ...] = ()
     bytes: BytesMoved
     weights_sha256: str
     state_sha256: str
@@ -203,6 +205,18 @@ def json_line(record: Line) -> str:
     return f"{LINES.dump_json(record).decode()}\n"
 
 
+def columns_of(record: Line, separator: str = ".") -> dict[str, int | float | None]:
+    """The figures of a step or an evaluation, by name; those of a table in it by both names."""
+    dumped = LINES.dump_python(record, exclude={"kind"})
+    figures: dict[str, int | float | None] = {"step": dumped["step"], "epoch": dumped["epoch"]}
+    for name, value in dumped.items():
+        if isinstance(value, dict):
+            figures |= {f"{name}{separator}{inner}": figure for inner, figure in value.items()}
+        else:
+            figures[name] = value
+    return figures
+
+
 class RunRecords(NamedTuple):
     """Steps and evaluations of a run, in order, no step missing; those of a resumed run may begin later than at step 1.
     A run that failed or is still running has no summary."""
@@ -215,6 +229,9 @@ class RunRecords(NamedTuple):
 def read_run(path: Path) -> RunRecords:
     """The records in `path`, without an incomplete last line. Raises OptionError, or ArtifactError with the number of
     the line that is wrong, or does not follow the one before it."""
+    if path.suffix == ".csv":
+        what = f"{path} is a table for other programs, without what identifies the run"
+        raise OptionError(what, remedy="sambasim run --metrics FILE.jsonl writes all records")
     with failing_with(OptionError, f"{path} cannot be read", _WRITTEN_BY), in_memory(path):
         *lines, _ = read_text(path, LARGEST_RECORDS_BYTES).split("\n")
         numbered = ((f"{path}:{number}", line) for number, line in enumerate(lines, 1))

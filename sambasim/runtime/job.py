@@ -4,6 +4,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from signal import Signals
 from types import MappingProxyType
@@ -13,6 +14,7 @@ from torch import Tensor
 from sambasim.data.datasets import Given, Source, open_source
 from sambasim.errors import CheckpointError, OptionError
 from sambasim.ir.types import SymbolKind
+from sambasim.options.given import leaves
 from sambasim.options.problem import one_of
 from sambasim.records.metrics import EvaluationRecord, StepRecord, SummaryRecord
 from sambasim.runtime.checkpoint.choose import AUTO, IF_ANY, NEWEST, find, restore, settle
@@ -23,7 +25,7 @@ from sambasim.runtime.inference import Evaluator, Sums, has_accuracy, in_turn
 from sambasim.runtime.machine import process
 from sambasim.runtime.machine.process import Stream, derive, keep_freed_memory, repeatable, seed_everything
 from sambasim.runtime.metrics import Function, Metrics, Outcome
-from sambasim.runtime.outcome import averages_after, notices, summarize, trained_state, whole_tensors
+from sambasim.runtime.outcome import averages_after, notices, summarize, trained_state, weights_now, whole_tensors
 from sambasim.runtime.record.digests import RunDigests
 from sambasim.runtime.record.numerics import Probes
 from sambasim.runtime.record.trace import RunTrace
@@ -73,6 +75,7 @@ class TrainingJob:
         self.averages: Mapping[str, Tensor] = {}
         self.saved: Path | None = None
         self._saver: Saver | None = None
+        self._stopped: str | None = None
         self._signals = signals or StopSignals()
         self._signals.notify = self._signalled
         self._interrupted: str | None = None  # the name of the signal
@@ -207,6 +210,10 @@ class TrainingJob:
         updates = best.step - checkpoint.manifest.progress.skipped_steps
         return trained_state(setup, team, updates, keeps_tensors=True)
 
+    def _stop(self, why: str) -> None:
+        """On all ranks alike, after an event: the run takes no further step."""
+        self._stopped = self._stopped or why
+
     def _signalled(self, name: str) -> None:
         if self._setup.is_first:
             self._observer.noted(f"{name}: the run ends after this step; another one, a second later, ends it at once")
@@ -262,7 +269,7 @@ class TrainingJob:
         evaluation, position, recorder = None, steps.start, self._recorder(team, steps)
         asked = self._setup.resolved.evaluation
         watch = Watch(asked, progress)
-        stopped = watch.stops
+        self._stopped = watch.stops
 
         def save_if_due() -> None:
             if self._saver is not None and not self._losses.is_skipping:
@@ -281,27 +288,28 @@ class TrainingJob:
                 raise _Interrupt(evaluation)
 
         def evaluate_if_due(epoch: int, *, is_whole: bool = False) -> None:
-            nonlocal evaluation, stopped
+            nonlocal evaluation
             number, (every, unit) = totals.steps, asked.cadence
             is_due = number % every == 0 if unit == "steps" else is_whole and (epoch + 1) % every == 0
-            if evaluator is None or number == progress.evaluated_after or not (is_due or number == steps.steps):
+            is_end = number == steps.steps or self._stopped is not None
+            if evaluator is None or number == progress.evaluated_after or not (is_due or is_end):
                 return
             trainer.set_arguments(epoch)
             evaluation, requested = self._evaluate(evaluator, sources, totals, epoch, team)
             self._observer.evaluated(evaluation)
             if watch.is_best(evaluation):
                 self._keep_best(team, position, totals)
-            stopped = watch.stops
+            self._stopped = self._stopped or watch.stops
             stop_if(requested)
 
         for epoch in range(steps.start.epoch, steps.epochs):
-            if stopped:
+            if self._stopped:
                 break
             self._activity.does("beginning an epoch")
             trainer.begin_epoch(epoch)
             last = min(steps.end_of(epoch), steps.steps)
             evaluate_if_due(epoch)  # where an interrupted run was to do it
-            while totals.steps < last and not stopped:
+            while totals.steps < last and not self._stopped:
                 step = self._step(trainer, epoch, recorder, observers)
                 if totals.steps == steps.start.step + 1:
                     self._note_dropped(team)
@@ -316,15 +324,14 @@ class TrainingJob:
                     save_if_due()
             if is_whole := position.step == steps.end_of(epoch):  # an evaluation of that is not repeated on resume
                 position = Position(position.step, epoch + 1)
-            if not stopped:
-                evaluate_if_due(epoch, is_whole=is_whole)
+            evaluate_if_due(epoch, is_whole=is_whole)
             if is_whole:
                 save_if_due()
         # Of skipped steps whose loss was finite, a dynamic scale may be on its way down.
         if progress.loss_scale is None or not scaling.dynamic or self._losses.is_skipping:
             self._losses.check_run(totals.steps, progress.skipped_steps)
         save()
-        return evaluation, stopped if totals.steps < steps.steps else None
+        return evaluation, self._stopped if totals.steps < steps.steps else None
 
     def _request(self) -> int:
         """This rank's request after a step: to stop, by a signal; to save a checkpoint; or 0."""
@@ -379,6 +386,7 @@ class TrainingJob:
     def _start(self, steps: Plan, team: Team, source: Source, lines: Sequence[str]) -> Start:
         setup, communicator, program = self._setup, self._communicator, self._setup.program
         label, number, local = setup.mesh.label(communicator.rank), communicator.rank, communicator.local_rank
+        kind = "replica" if program.ranks_of_replica == 1 else "rank"
         rank = f"rank {number} of {setup.mesh.world_size}, local rank {local}: {label}"
         return Start(
             name=program.name,
@@ -387,9 +395,13 @@ class TrainingJob:
             threads=setup.threads,
             data=source.description,
             notices=tuple(lines),
-            placement=setup.placement.in_words("replica" if program.ranks_of_replica == 1 else "rank"),
+            placement=setup.placement.in_words(kind) if setup.shows_device else "",
             chips=program.chips,
             rank=rank if len(setup.ranks) == 1 and label else "",
+            seed=setup.seed,
+            options=leaves(setup.resolved.tables),
+            weights=partial(weights_now, setup, team),
+            stop=self._stop,
         )
 
 

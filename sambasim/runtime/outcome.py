@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sambasim.errors import PeerError, SambasimError
+from sambasim.errors import CallbackError, PeerError, SambasimError
 from sambasim.hardware.budget import budget_of
 from sambasim.hardware.placement import Inventory, Placement
 from sambasim.ir.graph import SectionKind
@@ -21,6 +21,7 @@ from sambasim.ir.types import SymbolKind
 from sambasim.pef.digests import changed
 from sambasim.records.metrics import BytesMoved, EvaluationRecord, PlacementRecord, PredictedRecord, SummaryRecord
 from sambasim.runtime.checkpoint.saver import Saver
+from sambasim.runtime.machine.process import peak_memory_bytes
 from sambasim.runtime.run.plan import Plan, learning_rate_factor
 from sambasim.runtime.run.replica import changed_buffers
 from sambasim.runtime.run.run_observer import Start
@@ -29,7 +30,7 @@ from sambasim.runtime.run.training import Totals
 from sambasim.runtime.transports.connect import Way
 from sambasim.runtime.transports.host import GLOO_EXEMPT
 from sambasim.runtime.transports.network import scattered
-from sambasim.runtime.values.memory import State, byte_array, joined, state_of
+from sambasim.runtime.values.memory import State, byte_array, joined, state_dict, state_of
 from sambasim.simulation.prediction import backing_of
 from sambasim.simulation.step import PredictedStep, has_several_ranks, predict_step
 from sambasim.simulation.sync import SyncPath
@@ -115,7 +116,8 @@ def _mesh_notices(setup: Setup) -> list[str]:
     lines = [f"mesh {mesh}, {mesh.world_size} ranks"]
     for rank, location in enumerate(setup.placement.locations()[:_MOST_RANKS]):
         local = f" (local {nodes[:rank].count(nodes[rank])})" if len(setup.ranks) == 1 else ""
-        lines.append(f"rank {rank}{local}: {mesh.place(rank)} on {location}")
+        where = f" on {location}" if setup.shows_device else ""
+        lines.append(f"rank {rank}{local}: {mesh.place(rank)}{where}")
     more = mesh.world_size - _MOST_RANKS
     return [*lines, f"{more} more ranks"] if more > 0 else lines
 
@@ -175,6 +177,7 @@ def summarize(
         sync_share=totals.sync_s / totals.training_s if taken else 0.0,
         interrupted=interrupted,
         evaluation=evaluation,
+        peak_memory_bytes=setup.communicator.all_gather_object(peak_memory_bytes()),
         bytes=BytesMoved(*map(sum, zip(*moved, strict=True))),
         weights_sha256=state.weights_sha256,
         state_sha256=state.state_sha256,
@@ -226,9 +229,23 @@ def trained_state(setup: Setup, team: Team, steps: int, *, keeps_tensors: bool) 
     state = state_of(program, tensor_of, steps, keeps_tensors=keeps_tensors, averages=averages)
     weights_sha256, state_sha256 = setup.communicator.broadcast_object((state.weights_sha256, state.state_sha256))
     if setup.shards > 1:
-        is_whole = program.schedule is None and not any(symbol.cuts for symbol in program.symbols.values())
-        _check_equal(setup, team, weights_sha256 if setup.is_first and is_whole else None)
+        _check_equal(setup, team, weights_sha256 if setup.is_first and _is_whole(program) else None)
     return State(weights_sha256, state_sha256, state.tensors, state.averages)
+
+
+def weights_now(setup: Setup, team: Team, everywhere: bool) -> Mapping[str, Tensor]:
+    """Copies of the parameters and buffers of replica 0, by their names in a state_dict, on rank 0; or `everywhere`:
+    then collective. Raises CallbackError if rank 0 alone has only a part of them."""
+    if not everywhere and (team.keeps_slices or (team.hub is None and not _is_whole(setup.program))):
+        what = "event.weights() was called on rank 0 only, and a rank has only a part of the parameters"
+        raise CallbackError(what, remedy="--callback-ranks all, and call it on all of them")
+    own = state_dict(setup.program, whole_tensors(setup, team))
+    return setup.communicator.broadcast_object(own) if everywhere else own
+
+
+def _is_whole(program: Program) -> bool:
+    """Whether one rank has all of a replica's parameters."""
+    return program.schedule is None and not any(symbol.cuts for symbol in program.symbols.values())
 
 
 def averages_after(setup: Setup, steps: int) -> Mapping[str, str] | None:

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING
 
 from sambasim.errors import one_line, printable, say
 from sambasim.records.metrics import CheckpointRecord, EvaluationRecord, StepRecord, SummaryRecord
+from sambasim.report.tables import Shown, sparkline
 from sambasim.runtime.run.run_observer import RunObserver, Start
 from sambasim.terminal.output import console_of, is_terminal, scores, show
 from sambasim.units import counted, format_bytes, format_seconds
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
     from rich.progress import Progress
 
 _PLAIN_INTERVAL_S = 2.0
@@ -34,6 +36,7 @@ class RunProgress(RunObserver):
         self._predicts = predicts
         self._start: Start | None = None
         self._bar = _progress_bar() if is_terminal(sys.stdout) else None
+        self._curve = _Curve() if _in_notebook() else None
         self._averages = _Averages()
         self._evaluation: EvaluationRecord | None = None
 
@@ -75,15 +78,18 @@ class RunProgress(RunObserver):
             if self._averages.step_s > _LIVE_INTERVAL_S:
                 self._averages = _Averages()
         elif self._start:
-            steps = self._start.plan.steps
-            if step.step in (self._start.plan.start.step + 1, steps) or self._averages.step_s > _PLAIN_INTERVAL_S:
-                say(f"step {step.step}/{steps}  {self._averages.facts(step)}")
+            steps, interval_s = self._start.plan.steps, _LIVE_INTERVAL_S if self._curve else _PLAIN_INTERVAL_S
+            if self._curve:
+                self._curve.losses.append(step.loss)
+            if step.step in (self._start.plan.start.step + 1, steps) or self._averages.step_s > interval_s:
+                (self._curve.show if self._curve else say)(f"step {step.step}/{steps}  {self._averages.facts(step)}")
                 self._averages = _Averages()
 
     def evaluated(self, record: EvaluationRecord) -> None:
         self._evaluation = record
         facts = ", ".join(scores(record))
-        self.noted(f"after step {record.step}, epoch {record.epoch}: held out {record.samples} samples: {facts}")
+        line = f"after step {record.step}, epoch {record.epoch}: held out {record.samples} samples: {facts}"
+        (self._curve.evaluated if self._curve else self.noted)(line)
 
     def saved(self, record: CheckpointRecord) -> None:
         took = f"{format_bytes(record.size_bytes)} in {format_seconds(record.checkpoint_s)}"
@@ -107,17 +113,22 @@ class RunProgress(RunObserver):
         if summary.best is not None:
             loaded = "; the weights are those of it" if summary.weights_of_step else ""
             say(f"best: after step {summary.best.step}: {', '.join(scores(summary.best))}{loaded}")
-        say(f"weights_sha256 {summary.weights_sha256}")
-        say(f"state_sha256   {summary.state_sha256}")
+        if self._start and self._start.placement:
+            say(f"weights_sha256 {summary.weights_sha256}")
+            say(f"state_sha256   {summary.state_sha256}")
 
     def _print_result(self, summary: SummaryRecord) -> None:
         from sambasim.report.summaries import step_times
 
         steps, hidden_s = summary.steps_here, summary.hidden_sync_s
         hidden = f" ({format_seconds(hidden_s)} more overlapped with the backward)" if hidden_s else ""
-        pace = f"{summary.samples_per_s:.0f} samples/s, {summary.sync_share:.0%} in sync{hidden}"
+        sync = "" if summary.sync == "none" else f", {summary.sync_share:.0%} in sync{hidden}"
+        pace = f"{summary.samples_per_s:.0f} samples/s{sync}"
         loss = f"loss {summary.loss_first:.4f} -> {summary.loss_last:.4f}"
         say(f"{steps} step{'s' * (steps != 1)} in {format_seconds(summary.training_s)} (measured): {pace}; {loss}")
+        most, *others = sorted(summary.peak_memory_bytes, reverse=True)
+        each = f", {format_bytes(others[-1])} or more in each of {len(others) + 1} processes" if others else ""
+        say(f"memory at the peak (measured): {format_bytes(most)}{each}")
         bytes_of = asdict(summary.bytes).items()
         if moved := [f"{format_bytes(count)} {kind.replace('_', ' ')}" for kind, count in bytes_of if count]:
             say(f"sync moved {', '.join(moved)}")
@@ -149,9 +160,37 @@ class _Averages:
         self.step_s += step.step_s
 
     def facts(self, step: StepRecord) -> str:
-        pace = f"{self._samples / self.step_s:.0f} samples/s  sync {self._sync_s / self.step_s:.0%}"
+        norm = f"  grad norm {step.grad_norm:.3g}" if step.grad_norm is not None else ""
+        sync = f"  sync {self._sync_s / self.step_s:.0%}" if self._sync_s else ""
+        pace = f"{self._samples / self.step_s:.0f} samples/s{sync}"
         logged = "".join(f"  {printable(name)} {value:.4g}" for name, value in step.logged.items())
-        return f"loss {step.loss:.4f}{logged}  {pace}"
+        return f"loss {step.loss:.4f}{logged}  lr {step.lr:.3g}{norm}  {pace}"
+
+
+class _Curve(Shown):
+    """One output of a notebook, which is replaced: a line, and the course of the losses."""
+
+    def __init__(self) -> None:
+        self.losses: list[float] = []
+        self._line, self._evaluation, self._output = "", "", None
+
+    def show(self, line: str) -> None:
+        self._line = line
+        if self._output is None:
+            self._output = sys.modules["IPython"].display.display(self, display_id=True)
+        else:
+            self._output.update(self)
+
+    def evaluated(self, line: str) -> None:
+        self._evaluation = f"\n{line}"
+
+    def parts(self) -> "list[RenderableType]":
+        return [f"{self._line}\nloss {sparkline(self.losses)}{self._evaluation}"]
+
+
+def _in_notebook() -> bool:
+    ipython = sys.modules.get("IPython")
+    return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
 
 
 def _progress_bar() -> "Progress":

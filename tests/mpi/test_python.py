@@ -13,7 +13,7 @@ from sambasim.options.compile import options_and_notes
 from tests.support.compiled import compile_from_options
 from tests.support.deepspeed_configs import CONFIGS
 from tests.support.mpi import run_job, run_mpi
-from tests.support.whole import whole_case
+from tests.support.whole import whole, whole_case
 
 SCRIPT = """
 import atexit, gc, json, os, sys
@@ -28,14 +28,22 @@ labels = (points.norm(dim=1) > 1.2).long()
 model = nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 2))
 pef = ss.compile(model, (points[:32], labels[:32]), loss="cross_entropy", name="net", data_parallel=True,
                  world_size=2, quiet=True)
-found = []
-for options in ({}, {"lr": 1e-4}, {"reduce_on_rdu": len(sys.argv) > 1}):
-    run = ss.run(pef, (points, labels), replicas=2, steps=5, threads=1, quiet=True, **options)
+found, seen = [], []
+rank = int(os.environ.get("PMI_RANK", 0))
+
+def watch(event):
+    weights = event.weights()
+    seen.append([event.kind, {name: one.double().sum().item() for name, one in weights.items()}])
+    if event.kind == "step" and event.record.step == 4 and rank == int(os.environ.get("PMI_SIZE", 1)) - 1:
+        event.stop("this rank has seen enough")
+
+for options in ({}, {"lr": 1e-4}, {"reduce_on_rdu": len(sys.argv) > 1, "callback": watch}):
+    run = ss.run(pef, (points, labels), replicas=2, steps=5, threads=1, quiet=True, callback_ranks="all", **options)
     sums = {name: one.double().sum().item() for name, one in run.weights.items()}
     found.append([run.summary.state_sha256, run.summary.sync, run.losses, sums])
 outputs = ss.predict(pef, points[:33], weights=run).outputs
-found.append(outputs[0].sum().item())
-with open(f"found{os.environ.get('PMI_RANK', 0)}.json", "w") as file:
+found += [outputs[0].sum().item(), seen, run.summary.stopped_early]
+with open(f"found{rank}.json", "w") as file:
     json.dump(found, file)
 """
 
@@ -58,6 +66,50 @@ def test_a_script_has_the_bits_of_one_process(tmp_path: Path, monkeypatch: pytes
     for alone_, spread in zip(of_one[:3], first[:3], strict=True):
         assert (alone_[0], alone_[2], alone_[3]) == (spread[0], spread[2], spread[3])
     assert of_one[3] == pytest.approx(first[3], rel=1e-6)
+    assert of_one[4:] == first[4:]
+    assert [kind for kind, _ in first[4]] == ["step"] * 4 + ["end"]
+    assert first[4][-2][1] == first[4][-1][1] == first[2][3]
+    assert first[5] == "the callback watch ended the run after step 4: this rank has seen enough"
+
+
+WATCHED = """
+import os, sys, torch
+from torch import nn
+import sambasim as ss
+
+torch.manual_seed(3)
+x = torch.randn(128, 2)
+layers = [nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 2)]
+pef = ss.compile(nn.Sequential(*layers), (x[:32], x[:32]), loss="mse", check=0, quiet=True, **eval(sys.argv[1]))
+seen = []
+
+def watch(event):
+    if sys.argv[2] != "one" or os.environ["PMI_RANK"] == "0":
+        seen.append(event.weights())
+
+ranks = sys.argv[2].replace("one", "all")
+run = ss.run(pef, (x, x), steps=2, threads=1, quiet=True, callback=watch, callback_ranks=ranks)
+assert all(torch.equal(seen[-1][name], one) for name, one in run.weights.items())
+print(len(seen), "times")
+"""
+
+
+CUT = (
+    {"tensor_parallel": "weight", "n_chips": 2},
+    {"pipeline_stages": 2, "micro_batches": 2},
+    {"data_parallel": True, "world_size": 2, "zero": 3},
+)
+
+
+@whole
+@pytest.mark.parametrize("cut", CUT)
+def test_all_ranks_read_the_weights_of_which_each_has_a_part(cut: dict[str, object], tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(WATCHED)
+    command = [sys.executable, "script.py", repr(cut)]
+    runs = {ranks: run_mpi(2, [*command, ranks], cwd=tmp_path) for ranks in ("all", "first", "one")}
+    assert runs["all"].check().stdout.count("3 times") == 2
+    assert 'callback_ranks="all", and call it on all of them' in runs["first"].stderr
+    assert "event.weights() was called on rank 0 only" in runs["one"].stderr
 
 
 TOO_MANY = f"(points[: 400 - 64 * {RANK}], labels[: 400 - 64 * {RANK}]), replicas"
@@ -69,8 +121,8 @@ TOO_MANY = f"(points[: 400 - 64 * {RANK}], labels[: 400 - 64 * {RANK}]), replica
         whole_case("labels[:32])", "labels[:31])", "value 0 has 32, value 1 has 31"),
         whole_case("replicas=2", "replicas=3", "replicas is 3, and mpirun started 2"),
         whole_case("(points, labels), replicas", TOO_MANY, "400 samples to train, but"),
-        ("found = []", f"{ONE_STEP}: raise ValueError(os.getpid())", "ValueError"),
-        ("found = []", f"{ONE_STEP} and {RANK} == 1: sys.exit(7)", 7),
+        ("found, seen = [], []", f"{ONE_STEP}: raise ValueError(os.getpid())", "ValueError"),
+        ("found, seen = [], []", f"{ONE_STEP} and {RANK} == 1: sys.exit(7)", 7),
     ],
 )
 def test_an_error_or_an_exit_ends_every_rank(tmp_path: Path, before: str, after: str, expected: str | int) -> None:

@@ -1,13 +1,17 @@
 """What a run reports: the metrics file, traces, tensors of recorded digests, and predicted times in the summary."""
 
 import contextlib
+import csv
+import math
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
 
 from sambasim.errors import OptionError
 from sambasim.hardware.placement import Inventory, inventory_of, place
@@ -15,7 +19,7 @@ from sambasim.ir.graph import Graph, Node, Ref, Section, SectionKind
 from sambasim.ir.operators import OPERATORS
 from sambasim.ir.program import Program
 from sambasim.ir.types import TensorType
-from sambasim.records.metrics import LINES, StepRecord
+from sambasim.records.metrics import LINES, CheckpointRecord, EvaluationRecord, StepRecord, read_run
 from sambasim.runtime import outcome
 from sambasim.runtime.outcome import predicted, predicted_record
 from sambasim.runtime.record import trace as tracing
@@ -23,12 +27,14 @@ from sambasim.runtime.record.digests import UNWRITTEN, Seen, seen_of_sections
 from sambasim.runtime.record.trace import traced_steps
 from sambasim.runtime.run.plan import Plan, Position
 from sambasim.runtime.run.run_observer import MetricsFile, Start
+from sambasim.runtime.run.tensorboard import TensorBoard
 from sambasim.simulation.prediction import backing_of
 from sambasim.simulation.step import PredictedStep
 from sambasim.simulation.sync import SyncPath
 from tests.pef.samples import sample_program
 from tests.support.examples import compiled
 from tests.support.runs import run_options, train_alone
+from tests.support.summaries import summary
 from tests.support.trace_format import read_trace
 
 PLAN = Plan(
@@ -50,6 +56,55 @@ def test_a_metrics_file_begins_with_the_first_step_of_its_run(tmp_path: Path) ->
     file.stepped(STEP)
     (line,) = path.read_text().splitlines()
     assert LINES.validate_json(line) == STEP
+
+
+EVALUATED = EvaluationRecord(step=1, epoch=1, samples=9, loss=0.5, logged={"kl": 2.0}, accuracy=None, evaluation_s=0.1)
+
+
+def test_a_csv_file_has_steps_and_another_beside_it_evaluations(tmp_path: Path) -> None:
+    path, beside = tmp_path / "m.csv", tmp_path / "m.evaluations.csv"
+    logged = replace(STEP, logged={"kl, of q": math.nan}, waited_s={"pp": 0.5})
+    for done in (0, 1, 1):  # a run, and two that resume after its first step
+        file = MetricsFile(path)
+        file.started(replace(START, plan=replace(PLAN, start=Position(done, 0, done))))
+        for number in range(done + 1, 4):
+            file.stepped(replace(logged, step=number, loss=number / 3))
+        if not done:
+            file.evaluated(EVALUATED)
+        file.saved(CheckpointRecord(step=3, epoch=1, path="here", size_bytes=1, checkpoint_s=0.1))
+        file.ended(summary("none"))
+        rows = list(csv.DictReader(path.open()))
+        assert [(row["step"], float(row["loss"])) for row in rows] == [(str(n), n / 3) for n in (1, 2, 3)]
+        assert (rows[0]["logged.kl, of q"], rows[0]["waited_s.pp"], rows[0]["grad_norm"]) == ("nan", "0.5", "")
+        assert beside.read_text() == ("step,epoch,samples,loss,logged.kl,accuracy,evaluation_s\n1,1,9,0.5,2.0,,0.1\n")
+    file.started(replace(START, plan=replace(PLAN, start=Position(1, 0, 1))))
+    with pytest.raises(OptionError, match="other columns than this run"):
+        file.stepped(replace(STEP, step=2))
+    with pytest.raises(OptionError, match=r"m\.csv is a table for other programs(.|\n)*--metrics FILE\.jsonl"):
+        read_run(path)
+
+
+def events(folder: Path) -> EventAccumulator:
+    found = EventAccumulator(str(folder))
+    found.Reload()
+    return found
+
+
+def test_tensorboard_shows_what_a_run_told_until_it_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started = replace(START, options={"optimizer.lr": 0.1, "model.args": {"a": [1]}})
+    with contextlib.closing(TensorBoard(tmp_path)) as board:
+        board.started(started)
+        board.stepped(replace(STEP, logged={"kl": 2.0}, grad_norm=0.25))
+        board.evaluated(EVALUATED)
+    found = events(tmp_path)
+    train = {f"train/{name}" for name in ("epoch", "loss", "logged/kl", "lr", "samples_per_s", "grad_norm")}
+    assert set(found.Tags()["scalars"]) == train | {f"evaluation/{name}" for name in ("epoch", "loss", "logged/kl")}
+    assert [(one.step, one.value) for one in found.Scalars("train/loss")] == [(1, 1.5)]
+    (text,) = found.Tensors("hyperparameters/text_summary")
+    assert 'optimizer.lr = 0.1\n    model.args = {"a": [1]}' in text.tensor_proto.string_val[0].decode()
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(OptionError, match=r"--tensorboard needs a package(.|\n)*pip install 'sambasim\[train\]'"):
+        TensorBoard(tmp_path)
 
 
 def test_a_file_behind_a_link_is_written_and_not_the_link(tmp_path: Path) -> None:

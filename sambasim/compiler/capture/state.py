@@ -24,7 +24,8 @@ from sambasim.compiler.capture.slots import FEW, MISSING, NUMBERS, Slot, fill, p
 from sambasim.compiler.capture.snapshot import Snapshot
 from sambasim.compiler.capture.step import EvaluationStep, TrainingStep, eagerly, loss_in
 from sambasim.compiler.capture.tensors import check_loss
-from sambasim.compiler.capture.trial import PLAIN, Told, copying_data, generators_kept, quiet, watched, with_values
+from sambasim.compiler.capture.trial import PLAIN, Told, copying_data, quiet, watched, with_values
+from sambasim.data.user_code import generators_kept
 from sambasim.errors import CaptureError, InternalError
 from sambasim.forks import Fork
 

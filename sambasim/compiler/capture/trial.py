@@ -8,7 +8,6 @@ import contextlib
 import copy
 import io
 import logging
-import random
 import sys
 import threading
 import warnings
@@ -19,7 +18,6 @@ from itertools import takewhile
 from types import FrameType
 from typing import Any, TypeAlias
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
@@ -32,6 +30,7 @@ from torch.utils.checkpoint import CheckpointFunction, CheckpointPolicy
 from sambasim.compiler.capture import explain
 from sambasim.compiler.capture.explain import Obstacle, Occurrence, all_occurrences
 from sambasim.compiler.capture.recording import frames, running_line
+from sambasim.data.user_code import generators_kept
 from sambasim.whose_code import is_library_file, is_users_file
 
 
@@ -115,20 +114,6 @@ def trial(step: nn.Module) -> Iterator[Attributes]:
         for held, own in tensors:
             held.clear()
             held.update(own)
-
-
-@contextlib.contextmanager
-def generators_kept() -> Iterator[None]:
-    """Afterwards all generators of random numbers are as they were."""
-    with torch._C._DisableTorchDispatch():  # or a mode of fake tensors has the state, which has no values
-        states = torch.get_rng_state(), random.getstate(), np.random.get_state()
-    try:
-        yield
-    finally:
-        with torch._C._DisableTorchDispatch():
-            torch.set_rng_state(states[0])
-        random.setstate(states[1])
-        np.random.set_state(states[2])
 
 
 @contextlib.contextmanager

@@ -154,6 +154,8 @@ def _run_summary(summary: SummaryRecord) -> ui.Part:
         *((f"moved, {words}", format_bytes(getattr(summary.bytes, way))) for way, words in ways.items()),
         ("first step with a loss that is not finite", str(summary.first_nonfinite_step or "")),
         ("skipped steps", str(summary.skipped_steps or "")),
+        ("peak memory of each process", ", ".join(map(format_bytes, summary.peak_memory_bytes))),
+        ("ended early", summary.stopped_early or ""),
         ("engine, threads, seed", f"{summary.engine}, {summary.threads}, {summary.seed}"),
         ("torch, MPI", f"{summary.torch}, {summary.mpi}"),
         ("exempt from exactness", "; ".join(summary.exempt_from_exactness)),

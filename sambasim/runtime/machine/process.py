@@ -9,6 +9,7 @@ import hashlib
 import os
 import random
 import re
+import resource
 import socket
 import struct
 import sys
@@ -16,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from enum import StrEnum
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -29,7 +31,7 @@ from sambasim.pef import PefDocument
 from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.machine.launcher import cores_of_this_process
 from sambasim.runtime.machine.node_memory import Demand, check_demands
-from sambasim.units import format_bytes
+from sambasim.units import KIB, format_bytes
 
 _LOOPBACK = "127.0.0.1"
 _INTERFACE_KEY = "GLOO_SOCKET_IFNAME"
@@ -67,6 +69,7 @@ class Stream(StrEnum):
     DATA = "data"
     GRAPH = "graph"
     WORKER = "worker"
+    CALLBACK = "callback"
 
 
 def derive(seed: int, rank: int, step: int, micro_step: int, stream: Stream) -> int:
@@ -221,6 +224,13 @@ def keep_freed_memory() -> None:
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(_M_TRIM_THRESHOLD, _NEVER)
         mallopt(_M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)
+
+
+def peak_memory_bytes() -> int:
+    """The most memory that this process has had since it began: its own, of files, and shared with others."""
+    # Not ru_maxrss, which begins with the memory of the process that started this one.
+    found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    return int(found[1]) * KIB if found else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB
 
 
 def use_small_pages() -> None:

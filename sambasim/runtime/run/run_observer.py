@@ -1,27 +1,42 @@
 """The observer interface of a run, the metrics file, and text files that are written in whole lines."""
 
+import csv
 import errno
 import io
 import json
 import math
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sambasim.errors import MachineError, OptionError, failing_with
 from sambasim.files import claimed, once, unless_foreign_link, write_whole
-from sambasim.records.metrics import CheckpointRecord, EvaluationRecord, Line, StepRecord, SummaryRecord, json_line
+from sambasim.records.metrics import (
+    CheckpointRecord,
+    EvaluationRecord,
+    Line,
+    StepRecord,
+    SummaryRecord,
+    columns_of,
+    json_line,
+)
 from sambasim.runtime.run.plan import Plan
 from sambasim.runtime.watch.observer import forward_events
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What is known before the first step. `placement` describes the ranks on the simulated machine; `chips` of a
-    replica share its batch; `rank` is this one with its coordinates, if there is an axis other than dp."""
+    """What is known before the first step. `placement` describes the ranks on the simulated machine, if it was asked
+    for; `chips` of a replica share its batch; `rank` is this one with its coordinates, if there is an axis other than
+    dp. An observer may read `weights`, on rank 0 or everywhere, and `stop` the run after an event, on all ranks alike.
+    """
 
     name: str
     plan: Plan
@@ -32,6 +47,10 @@ class Start:
     placement: str = ""
     chips: int = 1
     rank: str = ""
+    seed: int = 0
+    options: Mapping[str, object] = field(default_factory=dict)
+    weights: "Callable[[bool], Mapping[str, Tensor]]" = lambda everywhere: {}
+    stop: Callable[[str], object] = lambda why: None
 
 
 class RunObserver:
@@ -67,49 +86,72 @@ class RunObservers(RunObserver):
 
 
 class MetricsFile(RunObserver):
-    """Writes every record as one JSON line, whole or not at all; a resumed run keeps the records of the steps before
-    it. Raises OptionError if the file cannot be created, and MachineError if the disk is full. `warn`: see LineFile."""
+    """Writes every record as one JSON line, whole or not at all; to FILE.csv a row for each step, and to
+    FILE.evaluations.csv for each evaluation. A resumed run keeps the records of the steps before it. Raises OptionError
+    if the file cannot be created, and MachineError if the disk is full. `warn`: see LineFile."""
 
     def __init__(self, path: Path, warn: Callable[[str], None] = lambda what: None) -> None:
-        self._path, self._warn = path, warn
-        self._file: LineFile | None = None
+        self._path, self._warn, self._is_table = path, warn, path.suffix == ".csv"
+        self._evaluations = path.with_suffix(".evaluations.csv") if self._is_table else path
+        self._files: dict[Path, LineFile] = {}
+        self._heads: dict[Path, str] = {}
         self._lines = 0
 
     def started(self, start: Start) -> None:
-        if not self._path.is_file():
-            return
-        # The summary of an earlier run must not count as the end of this one; an earlier part of this run stays.
-        kept, step = [], start.plan.start.step
-        if step:
-            with self._path.open(encoding="utf-8", errors="replace") as file:
-                kept = [line for line in file if line.endswith("\n") and _step_of(line) <= step]
-        self._lines = len(kept)
-        self._file = self._open("".join(kept))
+        for path in {self._path, self._evaluations}:
+            if path.is_file():
+                # The summary of an earlier run must not count as the end of this one; an earlier part of it stays.
+                kept, step = [], start.plan.start.step
+                if step:
+                    with path.open(encoding="utf-8", errors="replace") as file:
+                        kept = [line for line in file if line.endswith("\n") and _step_of(line) <= step]
+                self._lines, self._heads[path] = len(kept), kept[0] if kept else ""
+                self._open(path, "".join(kept))
 
     def stepped(self, step: StepRecord) -> None:
-        self._write(step)
+        self._write(step, self._path)
 
     def evaluated(self, record: EvaluationRecord) -> None:
-        self._write(record)
+        self._write(record, self._evaluations)
 
     def saved(self, record: CheckpointRecord) -> None:
-        self._write(record)
+        if not self._is_table:
+            self._write(record, self._path)
 
     def ended(self, summary: SummaryRecord) -> None:
-        self._write(summary.model_copy(update={"lines": self._lines})).close()
+        if not self._is_table:
+            self._write(summary.model_copy(update={"lines": self._lines}), self._path)
+        for file in self._files.values():
+            file.close()
 
-    def _open(self, kept: str = "") -> "LineFile":
-        return LineFile(self._path, "the metrics file", "--metrics FILE", self._warn, kept)
+    def _open(self, path: Path, kept: str = "") -> "LineFile":
+        self._files[path] = LineFile(path, "the metrics file", "--metrics FILE", self._warn, kept)
+        return self._files[path]
 
-    def _write(self, record: Line) -> "LineFile":
-        self._file = self._file or self._open()
-        self._file.write(json_line(record))
-        self._lines += 1
-        return self._file
+    def _write(self, record: Line, path: Path) -> None:
+        file = self._files.get(path) or self._open(path)
+        if self._is_table:
+            figures, kept = columns_of(record), self._heads.get(path)
+            head, row = _csv_line(figures), _csv_line(figures.values())
+            if kept and kept != head:
+                raise OptionError(f"{path} has other columns than this run", remedy="another place: --metrics FILE.csv")
+            self._heads[path] = head
+            file.write(row if kept else f"{head}{row}")
+        else:
+            file.write(json_line(record))
+            self._lines += 1
+
+
+def _csv_line(cells: Iterable[object]) -> str:
+    csv.writer(text := io.StringIO(), lineterminator="\n").writerow(cells)
+    return text.getvalue()
 
 
 def _step_of(line: str) -> float:
-    """The step of a record; infinity for a line that is not kept."""
+    """The step of a record, or of a row of a table, 0 for its head; infinity for a line that is not kept."""
+    first = line.partition(",")[0]
+    if first.isdecimal() or first == "step":
+        return int(first) if first.isdecimal() else 0
     with suppress(ValueError):
         match json.loads(line, object_pairs_hook=once):
             case {"kind": "step" | "evaluation" | "checkpoint", "step": int(step)}:

@@ -12,7 +12,7 @@ from sambasim.hardware.placement import Inventory, Placement, inventory_of, plac
 from sambasim.ir.mesh import DATA_PARALLEL, Mesh, copy_mesh, mesh_of
 from sambasim.ir.program import LOSS_SCALE, Program
 from sambasim.ir.ranks import in_slices
-from sambasim.options.fields import HostSyncName
+from sambasim.options.fields import BuildFields, HostSyncName
 from sambasim.options.run import ResolvedRun, RunOptions, resolve_run, with_deepspeed
 from sambasim.options.training import LossScaleOptions
 from sambasim.pef import PefDocument, map_weights, read
@@ -22,7 +22,7 @@ from sambasim.runtime.engine.operator_types import check_operators
 from sambasim.runtime.machine.agreement import DATA, check_equal
 from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.machine.kernels import cpu_kind, find_cpp_compiler
-from sambasim.runtime.machine.launcher import ranks_of_process
+from sambasim.runtime.machine.launcher import cores_of_this_process, ranks_of_process
 from sambasim.runtime.machine.process import check_device, default_threads
 from sambasim.runtime.run.replica import Replica, Shard, input_specs
 from sambasim.runtime.run.run_observer import RunObserver
@@ -32,6 +32,7 @@ from sambasim.runtime.transports.in_process import Hub
 from sambasim.runtime.values.memory import DeviceMemory, load_weights, place_weights, slices_of
 from sambasim.runtime.values.optimizers import Arguments, Optimizers, bind_arguments
 from sambasim.runtime.watch.observer import StepObserver
+from sambasim.units import counted
 
 if TYPE_CHECKING:
     from sambasim.runtime.engine.inductor import Inductor
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 class Setup:
     """One process's view of a run. `mesh`: its ranks, but for parameter servers; `ranks`: those that this process runs;
     `inventory`, `placement`: the simulated machine; `threads`: intra-op threads of a rank; `cpus`: the kinds of
-    CPU of all ranks; `notes`: on the DeepSpeed config; `data_identity`: of the data, once it is open."""
+    CPU of all ranks; `notes`: on DeepSpeed and on cores; `data_identity`: of the data, once it is open."""
 
     path: Path
     options: RunOptions
@@ -86,6 +87,13 @@ class Setup:
         return self.communicator.rank == 0
 
     @property
+    def shows_device(self) -> bool:
+        """Whether the user has asked for a device: else the run does not speak of the simulated machine."""
+        options, compiled = self.options, self.document.compile_options
+        asked = options.verbose or options.reduce_on_rdu or options.predict or options.cluster is not None
+        return asked or compiled.get("arch", BuildFields.arch) != BuildFields.arch
+
+    @property
     def seed(self) -> int:
         return self.resolved.training.seed
 
@@ -118,6 +126,9 @@ def set_up(path: Path, options: RunOptions, communicator: Communicator) -> Setup
     of_rank = mesh.coordinate(ranks[0], DATA_PARALLEL)
     if (resolved.ema is None) == bool(program.averages):
         raise PefError("the PEF does not say how its weights are averaged", remedy=COMPILE_AGAIN)
+    machines = communicator.all_gather_object((cpu_kind(), cores_of_this_process()))
+    ranks_here = communicator.local_size
+    cores = len(frozenset().union(*(machines[rank][1] for rank in communicator.local_ranks)))
     arguments = bind_arguments(program, resolved.optimizer, shards, of_rank, resolved.training.seed, resolved.ema)
     return Setup(
         path=path,
@@ -132,8 +143,8 @@ def set_up(path: Path, options: RunOptions, communicator: Communicator) -> Setup
         placement=placement,
         arguments=arguments,
         threads=threads,
-        cpus=sorted({*communicator.all_gather_object(cpu_kind())}),
-        notes=tuple(by_file.notes),
+        cpus=sorted({kind for kind, _ in machines}),
+        notes=(*by_file.notes, *([f"{ranks_here} ranks share {counted(cores, 'core')}"] if ranks_here > cores else ())),
     )
 
 
