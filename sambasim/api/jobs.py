@@ -140,10 +140,9 @@ def run(
         observers.append(RunProgress(predicts=chosen.predict))
     with StopSignals() as signals, supervised(world, chosen) as (path, activity):
         how = path, chosen, world, activity, command(), observers, given_of(data, collate_fn), functions
-        trained = train(*how, keeps_weights=True, signals=signals, callbacks=called)
-    summary, weights, ema, interruption = trained
+        done = train(*how, keeps_weights=True, signals=signals, callbacks=called)
     found = recorder.losses, recorder.logged, recorder.evaluations
-    return Run(given.name, *found, dict(weights), dict(ema), summary, interruption is not None)
+    return Run(given.name, *found, dict(done.weights), dict(done.averages), done.summary, done.interruption is not None)
 
 
 def _options_of(
