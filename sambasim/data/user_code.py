@@ -23,12 +23,9 @@ from sambasim.options.problem import nearest, show
 from sambasim.whose_code import is_users_file
 
 _ERRORS: Mapping[str, type[UserError]] = {
-    "model": ModelError,
-    "loss": ModelError,
-    "optimizer": OptionError,
-    "metric": OptionError,
+    "model": ModelError, "loss": ModelError, "optimizer": OptionError, "metric": OptionError,
     "callback": CallbackError,
-}
+}  # fmt: skip
 _TABLES = {"model": "model", "loss": "loss", "data source": "data"}
 
 T = TypeVar("T")

@@ -170,9 +170,7 @@ class CompileOptions(Sections, ParallelOptions, BuildOptions):
 
     def training_defaults(self) -> dict[str, JsonValue]:
         """The tables of a run as the PEF stores them, in JSON; None for what a PEF for inference has not."""
-        dumped = self.model_dump(
-            mode="json", include={"loss", "optimizer", "ema", "training", "evaluation", "arguments"}
-        )
+        dumped = self.model_dump(mode="json", include={*Sections.model_fields} - {"data"})
         return dumped | ({"loss": None, "optimizer": None, "ema": None} if self.inference else {})
 
     def data_source(self) -> dict[str, JsonValue]:

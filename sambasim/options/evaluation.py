@@ -6,7 +6,7 @@ from pydantic import Field
 
 from sambasim.options.base import Options
 from sambasim.options.fields import EvaluationFields
-from sambasim.options.grammar import METRICS, Cadence, JsonTable, is_top_k, metrics_problems, parse_cadence
+from sambasim.options.grammar import METRICS, Cadence, JsonTable, is_top_k, parse_interval
 from sambasim.options.problem import Problem, broken
 
 
@@ -18,7 +18,7 @@ class EvaluationOptions(EvaluationFields, Options):
 
     @property
     def cadence(self) -> Cadence:
-        return parse_cadence(self.every, by_clock=False)
+        return parse_interval(self.every)
 
     @property
     def watched(self) -> str | None:
@@ -33,7 +33,6 @@ class EvaluationOptions(EvaluationFields, Options):
         return None if (mode := self.mode or known) is None else mode == "max"
 
     def problems(self) -> Iterator[Problem]:
-        yield from (problem._replace(name="metrics") for problem in metrics_problems(self.metrics or {}))
         needs_best, name_one = "needs a metric that says which evaluation is the best", "--keep-best loss"
         unknown = self.watched is not None and self.largest_is_best is None
         off = not self.enabled and self.watched is not None

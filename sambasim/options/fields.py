@@ -16,6 +16,7 @@ from sambasim.errors import (
     MOST_TILES,
 )
 from sambasim.optimizers import OPTIMIZERS
+from sambasim.options import grammar
 from sambasim.options.flag import (
     CHECKPOINTS,
     DATA,
@@ -30,31 +31,8 @@ from sambasim.options.flag import (
     Flag,
     flags_in,
 )
-from sambasim.options.grammar import (
-    LOSS_ARGUMENTS,
-    METRICS,
-    JsonTable,
-    LossName,
-    OptimizerName,
-    PefName,
-    Source,
-    Target,
-    metrics_table,
-    parse_cadence,
-    step_range,
-)
-from sambasim.options.problem import (
-    Count,
-    Factor,
-    FilePath,
-    PositiveFactor,
-    Replicas,
-    Text,
-    after,
-    before,
-    limits,
-    parsable,
-)
+from sambasim.options.grammar import LOSS_ARGUMENTS, LossName, OptimizerName, PefName, Source, parse_cadence, step_range
+from sambasim.options.problem import Count, Factor, FilePath, PositiveFactor, Replicas, Text, after, limits, parsable
 
 if TYPE_CHECKING:
     from sambasim.options.base import Options as Fields
@@ -72,7 +50,7 @@ SAVE_SUFFIX = ".safetensors"
 DEFAULT_EVERY, DEFAULT_KEEP = "10min", 3
 MOST_WORKERS = 256  # the most worker processes of one rank: a PEF can ask for them, and each takes memory
 
-TrainingFlag = partial(Flag, training_only=True)
+TrainingFlag, RunFlag = partial(Flag, training_only=True), partial(Flag, only="run")
 _OF_TORCH = "that of the optimizer in torch"
 
 OPT_LEVELS = {
@@ -138,27 +116,21 @@ class TrainingFields(Fields):
 
 class EvaluationFields(Fields):
     panel = EVALUATION
-    enabled: Annotated[bool, Flag("--evaluate/--no-evaluate", only="run")] = True
+    enabled: Annotated[bool, RunFlag("--evaluate/--no-evaluate")] = True
     """Evaluate on the held-out samples during training, if there are any."""
-    data: Annotated[Source | None, Flag("--evaluation-data", only="run")] = None
+    data: Annotated[Source | None, RunFlag("--evaluation-data")] = None
     """Hold out this data source, of the same kinds as --data."""
-    every: Annotated[
-        str, parsable(partial(parse_cadence, by_clock=False)), Flag("--evaluate-every N[steps|epochs]", only="run")
-    ] = "1epoch"
+    every: Annotated[grammar.Interval, RunFlag("--evaluate-every N[steps|epochs]")] = "1epoch"
     """Evaluate this often, and at the end."""
-    metrics: Annotated[
-        dict[str, JsonTable] | None,
-        before(metrics_table),
-        Flag("--evaluation-metrics NAME,…", only="run", values=(*METRICS, "topK", "module:function")),
-    ] = None
+    metrics: Annotated[grammar.Metrics, RunFlag("--evaluation-metrics NAMES", values=grammar.METRIC_NAMES)] = None
     """Also measure {values}, by torchmetrics; a function gets outputs and targets of all samples."""
-    keep_best: Annotated[Text | None, Flag("--keep-best METRIC", only="run")] = None
+    keep_best: Annotated[Text | None, RunFlag("--keep-best METRIC")] = None
     """Keep the weights of the best evaluation by this metric, loss or accuracy."""
-    mode: Annotated[Literal["max", "min"] | None, Flag("--best-mode", only="run", default="known by name")] = None
+    mode: Annotated[Literal["max", "min"] | None, RunFlag("--best-mode", default="known by name")] = None
     """Whether the largest value of it is the best, or the smallest."""
-    load_best: Annotated[bool, Flag("--load-best", only="run")] = False
+    load_best: Annotated[bool, RunFlag("--load-best")] = False
     """End with these weights: those that --save writes."""
-    stop_after: Annotated[Count | None, Flag("--stop-after N", only="run")] = None
+    stop_after: Annotated[Count | None, RunFlag("--stop-after N")] = None
     """End after N evaluations in a row that are not better than the best, by --keep-best or the loss."""
 
 
@@ -290,7 +262,7 @@ class RunFields(Fields):
     evaluations."""
     tensorboard: Annotated[FilePath | None, TrainingFlag("--tensorboard DIR")] = None
     """Write losses, rates and evaluations for TensorBoard here."""
-    callback: Annotated[Target | None, TrainingFlag("--callback module:function")] = None
+    callback: Annotated[grammar.Target | None, TrainingFlag("--callback module:function")] = None
     """Call this function, of a module or of file.py, at each step, evaluation and checkpoint, and at the end. Its event
     has the record, can read the weights, and can stop the run."""
     callback_ranks: Annotated[Literal["first", "all"], TrainingFlag("--callback-ranks")] = "first"

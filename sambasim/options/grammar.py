@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
 from sambasim.optimizers import OPTIMIZERS
-from sambasim.options.problem import Problem, Refused, checked, near_file, nearest, one_of, parsable, suggested
+from sambasim.options.problem import Problem, Refused, before, checked, near_file, nearest, one_of, parsable, suggested
 
 BUILTIN_SOURCES = {"digits": "sambasim.quickstart.digits:digits"}
 SYNTHETIC = "synthetic"
@@ -104,7 +104,10 @@ def is_top_k(name: str) -> bool:
     return re.fullmatch(r"top[1-9][0-9]{0,5}", name) is not None
 
 
-def metrics_table(given: object) -> object:
+METRIC_NAMES = (*METRICS, "topK", "module:function")
+
+
+def _metrics_table(given: object) -> object:
     """Metrics by name, with their options: of `"f1, top5"` or a list of names, without any."""
     names = given.split(",") if isinstance(given, str) else given
     if isinstance(names, list | tuple) and all(isinstance(name, str) for name in names):
@@ -112,10 +115,8 @@ def metrics_table(given: object) -> object:
     return given
 
 
-def metrics_problems(table: Mapping[str, object]) -> Iterator[Problem]:
-    for name in table:
-        if not is_top_k(name):
-            yield from _problems_among((*METRICS, "topK"), name)
+def _metrics_problems(table: Mapping[str, object]) -> Iterator[Problem]:
+    return (problem for name in table if not is_top_k(name) for problem in _problems_among(METRIC_NAMES[:-1], name))
 
 
 def _pef_name(name: str) -> Iterator[Problem]:
@@ -158,7 +159,7 @@ def absolute_names(mapping: Mapping[str, object], folder: Path) -> dict[str, obj
     if isinstance(table := result.get("evaluation"), dict):
         if isinstance(source := table.get("data"), str):
             table = table | {"data": _absolute(source, folder, is_source=True)}
-        if isinstance(metrics := metrics_table(table.get("metrics")), dict):
+        if isinstance(metrics := _metrics_table(table.get("metrics")), dict):
             table = table | {"metrics": {_absolute(name, folder, is_source=False): metrics[name] for name in metrics}}
         result["evaluation"] = table
     return result
@@ -182,6 +183,7 @@ def _json_problems(value: object, name: str = "") -> Iterator[Problem]:
 
 JsonTable = Annotated[dict[str, object], checked(_json_problems)]
 """Keyword arguments for code of the user: anything that JSON can hold, as a PEF stores them as JSON."""
+Metrics = Annotated[dict[str, JsonTable] | None, before(_metrics_table), checked(_metrics_problems)]
 
 
 FLOAT_DTYPES = ("float32", "float64", "float16", "bfloat16")
@@ -261,6 +263,7 @@ class Cadence(NamedTuple):
     unit: Literal["steps", "epochs", "s"]
 
 
+_EXAMPLE = "--checkpoint-every 100, 1epoch, 30s or 10min"
 _CADENCE = r"([0-9]{1,9}) ?(|steps?|epochs?|s|min|h)"
 _UNITS: Mapping[str, Cadence] = {
     **dict.fromkeys(("", "step", "steps"), Cadence(1, "steps")),
@@ -269,17 +272,17 @@ _UNITS: Mapping[str, Cadence] = {
 }  # fmt: skip
 
 
-def parse_cadence(text: str, *, by_clock: bool = True) -> Cadence:
-    """`50`, `50steps`, `1epoch`, and `by_clock` `30s`, `10min` or `2h`. Raises Refused for any other text."""
+def parse_cadence(text: str, units: str = "epochs, s, min or h", remedy: str = _EXAMPLE) -> Cadence:
+    """`50`, `50steps`, `1epoch`, `30s`, `10min` or `2h`. Raises Refused for any other text, and for other `units`."""
     match = re.fullmatch(_CADENCE, text.strip())
     unit = _UNITS[match[2]] if match else None
-    if match is None or unit is None or int(match[1]) == 0 or (unit.unit == "s" and not by_clock):
-        units, remedy = "epochs", "--evaluate-every 100 or 2epochs"
-        if by_clock:
-            units, remedy = "epochs, s, min or h", "--checkpoint-every 100, 1epoch, 30s or 10min"
-        what = f"must be a number of steps, or one of {units}, and at least 1"
-        raise Refused(Problem("", what, remedy, text))
+    if match is None or unit is None or int(match[1]) == 0 or (unit.unit == "s" and "min" not in units):
+        raise Refused(Problem("", f"must be a number of steps, or one of {units}, and at least 1", remedy, text))
     return unit._replace(every=int(match[1]) * unit.every)
+
+
+parse_interval = partial(parse_cadence, units="epochs", remedy="--evaluate-every 100 or 2epochs")
+Interval = Annotated[str, parsable(parse_interval)]
 
 
 TRANSFORMERS = "transformers"  # the package whose models are made from a config

@@ -27,7 +27,6 @@ from sambasim.ir.ranks import without_loss
 from sambasim.ir.types import SymbolKind
 from sambasim.options.given import as_table
 from sambasim.options.run import ResolvedRun, RunOptions, resolve_run
-from sambasim.options.training import LossOptions
 from sambasim.pef import map_weights, read
 from sambasim.pef.digests import changed
 from sambasim.records.metrics import InferenceRecord
@@ -318,11 +317,6 @@ def _evaluator(
     buffers = program.names_of(SymbolKind.BUFFER)
     evaluator.use([{name: of.memory.tensor(name) for name in buffers if name in of.program.symbols} for of in ranks])
     return evaluator
-
-
-def has_accuracy(loss: LossOptions | None) -> bool:
-    """Whether evaluations with this loss count what is classified correctly."""
-    return loss is not None and loss.name in ("cross_entropy", "nll", "bce_with_logits")
 
 
 def in_turn(of_ranks: Sequence[Sequence[Part]]) -> Iterator[Part]:

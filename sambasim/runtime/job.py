@@ -15,13 +15,12 @@ from sambasim.data.datasets import Given, Source, open_source
 from sambasim.errors import CheckpointError, OptionError
 from sambasim.ir.types import SymbolKind
 from sambasim.options.given import leaves
-from sambasim.options.problem import one_of
 from sambasim.records.metrics import EvaluationRecord, StepRecord, SummaryRecord
 from sambasim.runtime.checkpoint.choose import AUTO, IF_ANY, NEWEST, find, restore, settle
 from sambasim.runtime.checkpoint.content import check
 from sambasim.runtime.checkpoint.folder import claim, name_of
 from sambasim.runtime.checkpoint.saver import Saver
-from sambasim.runtime.inference import Evaluator, Sums, has_accuracy, in_turn
+from sambasim.runtime.inference import Evaluator, Sums, in_turn
 from sambasim.runtime.machine import process
 from sambasim.runtime.machine.process import Stream, derive, keep_freed_memory, repeatable, seed_everything
 from sambasim.runtime.metrics import Function, Metrics, Outcome
@@ -165,20 +164,14 @@ class TrainingJob:
 
     def _evaluator(self, team: Team, source: Source) -> Evaluator | None:
         """Raises OptionError if there is no evaluation, or not the metric, that the options ask for."""
-        setup, asked = self._setup, self._setup.resolved.evaluation
+        setup, program, asked = self._setup, self._setup.program, self._setup.resolved.evaluation
         if source.evaluation is None or not asked.enabled:
             if asked.watched is not None:
-                what = (
-                    f"{'keep_best' if asked.keep_best else 'stop_after'} needs evaluations, and no samples are held out"
-                )
-                raise OptionError(what, remedy="--set data.evaluation_fraction=0.1, or --evaluation-data SOURCE")
+                remedy = "--set data.evaluation_fraction=0.1, or --evaluation-data SOURCE"
+                raise OptionError(f"no samples are held out to evaluate {asked.watched}", remedy=remedy)
             return None
-        program, loss = setup.program, setup.resolved.loss
-        metrics = Metrics(program, asked.metrics or {}, loss, self._functions)
-        numbers = ["loss", *program.evaluated, *(["accuracy"] if has_accuracy(loss) else []), *(asked.metrics or {})]
-        if asked.watched not in (None, *numbers) and not metrics.may_give(asked.watched or ""):
-            what = f"evaluations have no {asked.watched}, which is to say which is the best"
-            raise OptionError(what, remedy=f"--keep-best {one_of(numbers)}")
+        metrics = Metrics(program, asked.metrics or {}, setup.resolved.loss, self._functions)
+        metrics.check_has(asked.watched or "loss", program.evaluated)
         ranks = [replica.transport for replica in team.first]
         own = () if setup.resolved.ema is None else (SymbolKind.PARAMETER,)
         return Evaluator(program, ranks, setup.resolved, self._activity, own, metrics)

@@ -20,6 +20,7 @@ from sambasim.ir.program import Program
 from sambasim.ir.ranks import without_loss
 from sambasim.ir.types import SymbolKind
 from sambasim.options.grammar import is_top_k
+from sambasim.options.problem import one_of
 from sambasim.options.training import LossOptions
 
 Function = Callable[..., object]
@@ -29,6 +30,11 @@ Outcome = dict[str, list[Any]]
 _OF_CLASSES = {"accuracy": "Accuracy", "precision": "Precision", "recall": "Recall", "f1": "F1Score", "auroc": "AUROC"}
 _OF_NUMBERS = {"mae": "MeanAbsoluteError", "mse": "MeanSquaredError", "r2": "R2Score"}
 _IGNORED = -100  # the index that losses of torch ignore by default
+
+
+def has_accuracy(loss: LossOptions | None) -> bool:
+    """Whether evaluations with this loss count what is classified correctly."""
+    return loss is not None and loss.name in ("cross_entropy", "nll", "bce_with_logits")
 
 
 class _Task(NamedTuple):
@@ -50,57 +56,50 @@ class Metrics:
         loss: LossOptions | None,
         given: Mapping[str, Function],
     ) -> None:
-        graph, size = program.evaluation, program.batch_size
-        types = [program.symbols[output.symbol].type for output in graph.outputs]
-        own = [
-            one
-            for at, one in enumerate(types)
-            if at >= program.loss_outputs and at not in program.evaluated.values() and one.shape[:1] == (size,)
-        ]
+        types = [program.symbols[output.symbol].type for output in program.evaluation.outputs]
         inputs = {name: program.symbols[name].type for name in program.names_of(SymbolKind.INPUT)}
+        others, size = {*range(program.loss_outputs), *program.evaluated.values()}, program.batch_size
+        outputs = next((one for at, one in enumerate(types) if at not in others and one.shape[:1] == (size,)), None)
         self._targets = sorted(inputs.keys() - set(without_loss(program).names_of(SymbolKind.INPUT)))
         self._loss, self._functions, self._metrics = loss, dict[str, Function](), dict[str, Any]()
         self._task = _Task("Binary", {})
-        if asked and not (own and self._targets):
-            lacks = (
-                "an output with an element for each sample" if self._targets else "targets, which only the loss reads"
-            )
+        if asked and (outputs is None or not self._targets):
+            lacks = "an output for each sample" if self._targets else "an input that only the loss reads, the targets"
             remedy = "leave out evaluation.metrics, or let forward return its output beside the loss"
-            raise OptionError(f"metrics need outputs and targets, and {program.name} has not {lacks}", remedy=remedy)
-        named = [name for name in asked if ":" not in name]
-        for name in asked.keys() - set(named):
-            function = given.get(name) or load_object(name, "metric")
-            if not callable(function):
-                raise OptionError(f"the metric {name} is of type {type(function).__name__}, which cannot be called")
-            self._functions[name] = partial(function, **asked[name])
-        if named and len(self._targets) > 1:
-            what = f"{named[0]} compares outputs with one target, and the loss has {', '.join(self._targets)}"
-            raise OptionError(what, remedy="a function, which gets all in a dict: --evaluation-metrics file.py:NAME")
-        for name in named:
-            target = inputs[self._targets[0]]
-            tensors = [torch.zeros(one.shape, dtype=getattr(torch, one.dtype)) for one in (own[0], target)]
-            with _explained(name, f"outputs {own[0]} and targets {target}"):
-                self._task = self._task if name in _OF_NUMBERS else self._task_of(*tensors)
-                self._metrics[name] = self._metric(name, asked[name])
-                state = self._state(name, *tensors)
-                self._number(name, self._computed(name, [state, state]))
+            raise OptionError(f"metrics compare outputs and targets, and {program.name} lacks {lacks}", remedy=remedy)
+        for name, options in asked.items():
+            if ":" in name:
+                function = given.get(name) or load_object(name, "metric")
+                if not callable(function):
+                    raise OptionError(f"the metric {name} is of type {type(function).__name__}, which cannot be called")
+                self._functions[name] = partial(function, **options)
+            elif len(self._targets) > 1:
+                what = f"{name} compares outputs with one target, and the loss has {', '.join(self._targets)}"
+                raise OptionError(what, remedy="name a function, which gets all in a dict: file.py:NAME")
+            elif outputs is not None:
+                target = inputs[self._targets[0]]
+                zeros = [torch.zeros(one.shape, dtype=getattr(torch, one.dtype)) for one in (outputs, target)]
+                with _explained(name, f"outputs {outputs} and targets {target}"):
+                    self._task = self._task if name in _OF_NUMBERS else self._task_of(*zeros)
+                    self._metrics[name] = self._metric(name, options)
+                    _number(name, self._computed(name, [self._state(name, *zeros)] * 2))
 
-    def may_give(self, name: str) -> bool:
-        """A function may give numbers of any names, in a dict."""
-        return name in self._metrics or bool(self._functions)
+    def check_has(self, name: str, others: Iterable[str]) -> None:
+        """Raises OptionError if an evaluation has no number called `name`. A function may give numbers of any names."""
+        known = ["loss", *(["accuracy"] if has_accuracy(self._loss) else []), *others, *self._metrics]
+        if name not in known and not self._functions:
+            what = f"evaluations have no {name}, which is to say which is the best"
+            raise OptionError(what, remedy=f"--keep-best {one_of(known)}")
 
     def of_batch(self, outputs: Tensor, batch: Mapping[str, Tensor], count: int) -> Outcome:
         """What is kept of the first `count` samples of a batch."""
-        found: Outcome = {}
         if not (self._metrics or self._functions):
-            return found
+            return {}
         targets = {name: batch[name][:count].clone() for name in self._targets}
-        target = targets[self._targets[0]]
+        found: Outcome = {name: [(outputs.clone(), targets)] for name in self._functions}
         for name in self._metrics:
             with _explained(name, "this batch"):
-                found[name] = [self._state(name, outputs, target)]
-        for name in self._functions:
-            found[name] = [(outputs.clone(), targets)]
+                found[name] = [self._state(name, outputs, targets[self._targets[0]])]
         return found
 
     def over(self, batches: Iterable[Outcome]) -> dict[str, float]:
@@ -112,19 +111,17 @@ class Metrics:
         found: list[tuple[str, float]] = []
         for name in self._metrics:
             with _explained(name, "these samples"):
-                found.append((name, self._number(name, self._computed(name, kept[name]))))
+                found.append((name, _number(name, self._computed(name, kept[name]))))
         for name, function in self._functions.items():
             outputs = torch.cat([part for part, _ in kept[name]])
             by_name = {one: torch.cat([targets[one] for _, targets in kept[name]]) for one in self._targets}
-            targets = by_name if len(by_name) > 1 else by_name[self._targets[0]]
-            value = guarded(partial(function, outputs, targets), f"the metric {name}", OptionError)
+            given = outputs, by_name if len(by_name) > 1 else by_name[self._targets[0]]
+            value = guarded(partial(function, *given), f"the metric {name}", OptionError)
             several = value if isinstance(value, Mapping) else {name.rpartition(":")[2]: value}
-            found += [(str(key), self._number(name, one)) for key, one in several.items()]
+            found += [(str(key), _number(name, one)) for key, one in several.items()]
         if len(found) > len(dict(found)):
             names = ", ".join(name for name, _ in found)
-            raise OptionError(
-                f"metrics have the same name: {names}", remedy="other names of functions, or in their dicts"
-            )
+            raise OptionError(f"two metrics have the same name: {names}", remedy="rename one of the functions")
         return dict(found)
 
     def _task_of(self, output: Tensor, target: Tensor) -> _Task:
@@ -172,9 +169,8 @@ class Metrics:
                 output, target = output.flatten(), target.flatten()
         metric.reset()
         metric.update(output, target)
-        copied = {key: [*map(torch.clone, one)] if isinstance(one, list) else one.clone() for key, one in _held(metric)}
-        metric.reset()
-        return copied
+        held = metric.metric_state.items()
+        return {key: [*map(torch.clone, one)] if isinstance(one, list) else one.clone() for key, one in held}
 
     def _computed(self, name: str, states: Iterable[Mapping[str, Any]]) -> object:
         metric = self._metrics[name]
@@ -183,16 +179,13 @@ class Metrics:
             metric.merge_state(dict(state))
         return metric.compute()
 
-    def _number(self, name: str, value: object) -> float:
-        tensor = torch.as_tensor(value) if isinstance(value, Tensor | int | float) or hasattr(value, "item") else None
-        if tensor is None or tensor.numel() != 1:
-            what = type(value).__name__ if tensor is None else f"{tensor.numel()} numbers"
-            raise OptionError(f"the metric {name} gives {what}", remedy="it must give a number, or a dict of numbers")
-        return float(tensor)
 
-
-def _held(metric: Any) -> Iterator[tuple[str, Any]]:
-    return iter(metric.metric_state.items())
+def _number(name: str, value: object) -> float:
+    tensor = torch.as_tensor(value) if isinstance(value, Tensor | int | float) or hasattr(value, "item") else None
+    if tensor is None or tensor.numel() != 1:
+        what = type(value).__name__ if tensor is None else f"{tensor.numel()} numbers"
+        raise OptionError(f"the metric {name} gives {what}", remedy="it must give a number, or a dict of numbers")
+    return float(tensor)
 
 
 @contextmanager
@@ -210,7 +203,6 @@ def _explained(name: str, of_what: str) -> Iterator[None]:
 
 def _library() -> Any:
     try:
-        import torchmetrics
         import torchmetrics.classification
         import torchmetrics.text
     except ModuleNotFoundError as error:

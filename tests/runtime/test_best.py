@@ -125,6 +125,7 @@ def test_evaluations_are_as_often_as_asked_and_printed_once(pef: Pef, capfd: pyt
         ({"evaluation_metrics": lambda outputs, targets: outputs, "keep_best": "loss"}, "gives 6 numbers"),
         ({"evaluation_metrics": lambda outputs: 0, "keep_best": "loss"}, "takes 1 positional argument"),
         ({"evaluate": False}, "needs evaluations, which are turned off"),
+        ({"keep_best": "accuracy", "best_mode": None, "evaluation_metrics": None}, "evaluations have no accuracy"),
     ],
 )
 def test_what_cannot_be_is_refused(pef: Pef, options: dict[str, Any], told: str) -> None:

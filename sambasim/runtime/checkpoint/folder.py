@@ -48,11 +48,12 @@ def damaged_in(folder: Path) -> Sequence[Path]:
 
 
 def mark_best(path: Path) -> None:
-    """Make `path` the checkpoint that the link `best` names."""
-    link = path.with_name(".best")
-    link.unlink(missing_ok=True)
-    link.symlink_to(path.name)
-    link.replace(path.with_name("best"))
+    """Make `path` the checkpoint that the link `best` names, where there are links: its manifest says it, too."""
+    with suppress(OSError):
+        link = path.with_name(".best")
+        link.unlink(missing_ok=True)
+        link.symlink_to(path.name)
+        link.replace(path.with_name("best"))
 
 
 def remove(path: Path) -> None:

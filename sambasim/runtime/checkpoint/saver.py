@@ -125,7 +125,8 @@ class Saver:
         path = self._folder / folder.name_of(position.step)
         best = None if progress.best is None or setup.resolved.evaluation.keep_best is None else progress.best.step
         if self._saved == path.resolve():
-            self._mark(path, is_best=best == position.step)
+            if best == position.step and setup.is_first:
+                folder.mark_best(path)
             return path
         self._losses.check_parameters(self._nonfinite_parameter(), position)
         manifest = self._beginning.model_copy(update={"position": position, "progress": progress})
@@ -141,8 +142,9 @@ class Saver:
         finally:
             self._last_s = time.monotonic()
         self._saved, self._failure, self.last = path.resolve(), None, path
-        self._mark(path, is_best=best == position.step)
         if setup.is_first:
+            if best == position.step:
+                folder.mark_best(path)
             with suppress(OSError):  # what cannot be deleted stays, without harm
                 others = [kept for kept in folder.checkpoints_in(self._folder) if folder.step_of(kept) != best]
                 older = [kept for kept in others if folder.step_of(kept) < position.step]
@@ -158,11 +160,6 @@ class Saver:
             )
         )
         return path
-
-    def _mark(self, path: Path, *, is_best: bool) -> None:
-        if is_best and self._setup.is_first:
-            with suppress(OSError):  # a file system without links: the manifest says it, too
-                folder.mark_best(path)
 
     def _own_pieces(self) -> Mapping[str, Tensor]:
         """What this rank saves, by key. Of what several ranks of a replica have, the first saves; replica 0 saves
