@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import TensorDataset
 
 from sambasim.api.schedules import Taken, taken_over
 from sambasim.commands.torch_optimizers import is_of_a_library, options_of_group, refuse_changed_step
@@ -91,9 +91,6 @@ def given_of(data: object, collate_fn: Collate | str | None) -> Given:
 
 def data_of(data: object) -> object:
     """`data` as a data function returns it: arrays become a data set. Raises DataError for what cannot."""
-    if isinstance(data, DataLoader):
-        remedy = "data=loader.dataset; the batch size is that of the example when the model was compiled"
-        raise DataError("data is a DataLoader, and sambasim makes the batches itself", remedy=remedy)
     if isinstance(data, type):
         raise DataError(f"data is the class {data.__name__}", remedy=f"give an instance: data={data.__name__}(…)")
     are_arrays = isinstance(data, tuple | list) and bool(data) and all(isinstance(array, _ARRAY) for array in data)

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from sambasim.data.identity import identity_of
+from sambasim.data.loaders import Loader, check_loader, own_collate, shuffles
 from sambasim.data.user_code import call_object, guarded, load_object, summary, user_line
 from sambasim.errors import DataError
 from sambasim.options.evaluation import EvaluationOptions
@@ -51,16 +52,17 @@ Collate: TypeAlias = Callable[[list[Any]], object]
 
 class WatchedDataset(Dataset[object]):
     """The samples of `dataset`, or those that `chosen` lists; `name` is the data source's, for messages. `__getitem__`
-    raises DataError for a failure; `__getitems__` returns that as one of the samples. `collate` makes a batch of them,
-    if it is not torch's."""
+    raises DataError for a failure; `__getitems__` returns that as one of the samples. `loader`: the user's, if the
+    data set is given in one. `collate` makes a batch of them, if it is not torch's."""
 
     def __init__(
-        self, dataset: MapStyle, name: str, chosen: Sequence[int] | None = None, collate: Collate | None = None
+        self, dataset: MapStyle | Loader, name: str, chosen: Sequence[int] | None = None, collate: Collate | None = None
     ) -> None:
-        self.dataset = dataset
+        self.loader = dataset if isinstance(dataset, DataLoader) else None
+        self.dataset: MapStyle = cast(MapStyle, dataset if self.loader is None else self.loader.dataset)
         self.name = name
         self.collate = collate
-        self.chosen: Sequence[int] = range(len(dataset)) if chosen is None else chosen
+        self.chosen: Sequence[int] = range(len(self.dataset)) if chosen is None else chosen
 
     def __len__(self) -> int:
         return len(self.chosen)
@@ -225,7 +227,7 @@ def _read_safetensors(path: Path, wanted: Sequence[str] | None, optional: Collec
 
 
 InputSpecs: TypeAlias = tuple[InputSpec, ...]
-Datasets: TypeAlias = tuple[MapStyle, MapStyle | None]
+Datasets: TypeAlias = tuple[MapStyle | Loader, MapStyle | Loader | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +245,7 @@ SPLIT_SEED = 1998
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """An open data source. Its datasets are map-style; a DataLoader over them needs `batches.collate`."""
+    """An open data source. A DataLoader over its datasets needs `batches.collate`."""
 
     name: str
     train: WatchedDataset
@@ -283,21 +285,29 @@ def open_source(
     if evaluation is not None and options.evaluation_fraction > 0:
         what = f"{of_evaluation} gives an evaluation set, and {asked} asks for another"
         raise DataError(what, remedy="--set data.evaluation_fraction=0")
-    collate = collate or collate_named(options.collate)
+    named = collate_named(options.collate)
+
+    def watched(given: Any, name: str, chosen: Sequence[int] | None = None) -> WatchedDataset:
+        own = own_collate(given) if isinstance(given, DataLoader) else None
+        return WatchedDataset(given, name, chosen, collate or own or named)
+
     count = _length(train, name, "training")
     kept = held_out = None
     if evaluation is not None:
         _length(evaluation, of_evaluation, "evaluation")
-        held_out = WatchedDataset(evaluation, of_evaluation, collate=collate)
+        held_out = watched(evaluation, of_evaluation)
     elif options.evaluation_fraction > 0:
         kept, held = split_indices(count, options.evaluation_fraction)
         if not kept or not held:
             what = f"{name} has {count} samples: {asked} leaves {len(kept)} to train and {len(held)} to evaluate"
             raise DataError(what, remedy="give more samples, or another data.evaluation_fraction")
-        held_out = WatchedDataset(train, name, held, collate)
-    watched = WatchedDataset(train, name, kept, collate)
+        if isinstance(train, DataLoader) and shuffles(train) is None:
+            what = f"{name} gives a DataLoader with a sampler, which is of all samples, and {asked} holds out some"
+            raise DataError(what, remedy="give (train_loader, eval_loader), and --set data.evaluation_fraction=0")
+        held_out = watched(train, name, held)
+    to_train = watched(train, name, kept)
     described = "" if held_out is None else f", {len(held_out):,} held out"
-    return Source(name, watched, held_out, f"{name}: {len(watched):,} samples to train{described}")
+    return Source(name, to_train, held_out, f"{name}: {len(to_train):,} samples to train{described}")
 
 
 def collate_named(target: str | None) -> Collate | None:
@@ -342,15 +352,20 @@ def _pair(given: object, name: str) -> Datasets:
     raise DataError(what, remedy="return (train, evaluation), or torch.utils.data.TensorDataset(*tensors)")
 
 
-def _map_style(given: object, name: str) -> MapStyle:
-    others = (IterableDataset, DataLoader, Tensor, Mapping, str, bytes)
+def _map_style(given: object, name: str) -> Any:
+    others = (IterableDataset, Tensor, Mapping, str, bytes)
+    if isinstance(given, DataLoader):
+        check_loader(given, name)
+        _map_style([] if isinstance(given.dataset, Tensor) else given.dataset, name)
+        return given
     if isinstance(given, MapStyle) and not isinstance(given, others):
         return given
     remedy = "return a map-style Dataset, one with __len__ and __getitem__, or (train, evaluation)"
     raise DataError(f"{name} gave {type(given).__name__}, which is no map-style dataset", remedy=remedy)
 
 
-def _length(dataset: MapStyle, name: str, what: str) -> int:
+def _length(given: MapStyle | Loader, name: str, what: str) -> int:
+    dataset = cast(MapStyle, given.dataset if isinstance(given, DataLoader) else given)
     count = guarded(lambda: len(dataset), f"the length of the {what} set of {name}", DataError)
     if count == 0:
         raise DataError(f"the {what} set of {name} is empty", remedy="check where its samples come from")

@@ -5,7 +5,7 @@ import multiprocessing.context
 import os
 import signal
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from multiprocessing.popen_fork import Popen
 from multiprocessing.util import get_temp_dir
@@ -15,7 +15,7 @@ from torch import Generator
 from torch.utils.data import DataLoader, Dataset
 
 from sambasim.data.batches import Batch, collate
-from sambasim.data.datasets import Collate
+from sambasim.data.datasets import WatchedDataset
 from sambasim.data.user_code import summary
 from sambasim.errors import DataError
 from sambasim.forks import STOP_SIGNALS, ends_with
@@ -42,24 +42,25 @@ def loader_of(
     sampler: Iterable[list[int]],
     options: DataOptions,
     generator: Generator | None,
-    collated: Collate | None = None,
+    watched: WatchedDataset | None = None,
 ) -> "DataLoader[object]":
-    """Reads the batches that `sampler` gives, `collated` so; workers are seeded from `generator`."""
+    """Reads the batches that `sampler` gives, as `watched` makes them; workers are seeded from `generator`."""
+    user = None if watched is None else watched.loader
     parent = os.getpid() if threading.current_thread() is threading.main_thread() else None
     return DataLoader(
         dataset,
         batch_sampler=sampler,
-        collate_fn=partial(collate, function=collated),
+        collate_fn=partial(collate, function=None if watched is None else watched.collate),
         num_workers=options.workers,
         multiprocessing_context=_Context() if options.workers else None,
-        worker_init_fn=partial(_begin, parent),
+        worker_init_fn=partial(_begin, parent, None if user is None else user.worker_init_fn),
         prefetch_factor=options.prefetch_factor,
         persistent_workers=options.persistent_workers,
         generator=generator,
     )
 
 
-def _begin(parent: int | None, number: int) -> None:
+def _begin(parent: int | None, init: Callable[[int], object] | None, number: int) -> None:
     """In a worker, whose stop signals are blocked: it ignores them from now on; programs that it starts do not. With a
     `parent`, whose main thread has started it, it is killed at the end of that."""
     if parent is not None and not ends_with(parent):
@@ -67,6 +68,8 @@ def _begin(parent: int | None, number: int) -> None:
     for one in STOP_SIGNALS:
         signal.signal(one, lambda received, frame: None)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+    if init is not None:
+        init(number)
 
 
 def batches_of(loader: "DataLoader[object]", name: str) -> Iterator[Batch]:

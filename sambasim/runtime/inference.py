@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader
 
 from sambasim.data import batches
 from sambasim.data.datasets import Given, WatchedDataset, open_source
+from sambasim.data.loaders import reading
 from sambasim.data.workers import batches_of, loader_of
 from sambasim.errors import DataError
 from sambasim.ir.graph import Graph
@@ -35,6 +36,7 @@ from sambasim.runtime.machine import process
 from sambasim.runtime.machine.communicator import Communicator, single_rank
 from sambasim.runtime.machine.process import Stream, derive, seed_everything
 from sambasim.runtime.metrics import Function, Metrics, Outcome
+from sambasim.runtime.run.order import evaluation_order
 from sambasim.runtime.run.replica import arguments_in, input_specs
 from sambasim.runtime.run.setup import blamed_on_strangers, check_sources, check_trusted
 from sambasim.runtime.transports.connect import Transport, Way, open_ranks
@@ -117,13 +119,14 @@ class Evaluator:
             yield self._sums_of(outputs, batch, count), kept, found
 
     def _batches(self, dataset: WatchedDataset, rank: int, world_size: int) -> Iterator[tuple[Batch, int]]:
-        options, key = self._options, (id(dataset), rank)
-        size, samples = self._program.batch_size, range(len(dataset))
-        deal = [list(samples[start : start + size]) for start in samples[rank * size :: world_size * size]]
+        options, key = reading(dataset.loader, self._options), (id(dataset), rank)
+        size, order = self._program.batch_size, evaluation_order(dataset)
+        starts = range(rank * size, len(order), world_size * size)
+        deal = [list(order[start : start + size]) for start in starts]
         if key not in self._loaders:
             # Kept workers draw no seed again: so that evaluations draw alike, none draws from the global generator.
             generator = Generator() if options.persistent_workers else None
-            self._loaders[key] = loader_of(dataset, deal, options, generator, dataset.collate)
+            self._loaders[key] = loader_of(dataset, deal, options, generator, dataset)
         read = batches_of(self._loaders[key], options.source or "the data")
         for number, indices in enumerate(deal, start=1):
             self._activity.does(f"evaluating batch {number} of {len(deal)}")

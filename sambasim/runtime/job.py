@@ -11,6 +11,7 @@ from types import MappingProxyType
 
 from torch import Tensor
 
+from sambasim.data import loaders
 from sambasim.data.datasets import Given, Source, open_source
 from sambasim.errors import CheckpointError, OptionError
 from sambasim.ir.types import SymbolKind
@@ -29,6 +30,7 @@ from sambasim.runtime.record.digests import RunDigests
 from sambasim.runtime.record.numerics import Probes
 from sambasim.runtime.record.trace import RunTrace
 from sambasim.runtime.run.best import Watch
+from sambasim.runtime.run.order import samples_of
 from sambasim.runtime.run.plan import BEGINNING, Plan, Position, plan
 from sambasim.runtime.run.replica import input_specs
 from sambasim.runtime.run.run_observer import RunObserver, Start
@@ -101,7 +103,7 @@ class TrainingJob:
         program, training = self._setup.program, self._setup.resolved.training
         self._activity.does("opening the data")
         sources = self._open_sources()
-        samples = len(sources[0].train)
+        samples = samples_of(sources[0].train, program.batch_size, self._setup.seed)
         self._activity.does("finding the checkpoint")
         checkpoint, lines = settle(self._setup.options.checkpoint, self._communicator)
         if checkpoint.dir is not None and (lock := claim(checkpoint.dir, self._communicator)):
@@ -124,6 +126,8 @@ class TrainingJob:
             told, resumed = (self._observer, self._activity, self._losses), resumption and resumption.checkpoint.path
             self._saver = Saver(checkpoint.dir, setup, team, samples, *told, resumed)
         evaluator = self._evaluator(team, sources[0])
+        if (loader := sources[0].train.loader) is not None:
+            lines += loaders.notices(loader, program.batch_size, steps.left_out)
         start = self._start(steps, team, sources[0], (*notices(setup, team, steps), *lines))
         self._observer.started(start)
         observers: list[StepObserver] = [] if probes is None else [probes.watching(team.replicas)]

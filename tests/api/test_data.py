@@ -1,19 +1,28 @@
-"""Data as scripts have them: collate functions, columns that nobody takes."""
+"""Data as scripts have them: collate functions, columns that nobody takes, loaders with samplers."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    RandomSampler,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 import sambasim as ss
 from sambasim.errors import DataError
-from tests.api.conftest import LABELS, POINTS, compiled, eager, net, sgd, trained
+from tests.api.conftest import HELD_OUT, LABELS, POINTS, TRAIN, compiled, eager, net, sgd, trained
 
 SIZE = 8
+WHOLE = TensorDataset(POINTS, LABELS)
 ORDERED: dict[str, Any] = {"threads": 1, "set": {"data.shuffle": False}}
 
 
@@ -96,3 +105,150 @@ def test_columns_that_nobody_takes_may_be_anything(one: ss.Pef) -> None:
     ]
     plain = [{name: of[name] for name in ("target", "input")} for of in samples]
     assert trained(one, samples, **ORDERED).losses == trained(one, plain, **ORDERED).losses
+
+
+class Balanced:
+    """A sampler without a length, with a generator of its own."""
+
+    def __init__(self) -> None:
+        self.generator = torch.Generator().manual_seed(7)
+
+    def __iter__(self) -> Iterator[int]:
+        for _ in range(17):
+            for label in (0, 1):
+                of_label = (LABELS[:40] == label).nonzero().flatten()
+                yield int(of_label[torch.randint(len(of_label), (1,), generator=self.generator)])
+
+
+class Buckets(list[list[int]]):
+    """A batch sampler, whose order depends on the epoch."""
+
+    def __init__(self) -> None:
+        super().__init__([[*range(start, start + SIZE)] for start in range(0, 40, SIZE)])
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter([self[(index + 2 * self.epoch) % len(self)] for index in range(len(self))])
+
+
+class Epochs:
+    """A data set that knows its epoch."""
+
+    def __init__(self, size: int = 40) -> None:
+        self.epoch, self.size = 0, size
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return {"input": POINTS[index] + self.epoch, "target": LABELS[index]}
+
+
+SAMPLES = [{"input": POINTS[index], "target": LABELS[index]} for index in range(40)]
+
+
+def generator() -> torch.Generator:
+    return torch.Generator().manual_seed(5)
+
+
+LOADERS: dict[str, Callable[[], DataLoader[Any]]] = {
+    "in order": lambda: DataLoader(cast("Any", SAMPLES), SIZE),
+    "shuffled by its generator": lambda: DataLoader(cast("Any", SAMPLES), SIZE, shuffle=True, generator=generator()),
+    "weighted": lambda: DataLoader(
+        cast("Any", SAMPLES), SIZE, sampler=WeightedRandomSampler([1.0, 3.0] * 20, 34, generator=generator())
+    ),
+    "own, collated": lambda: DataLoader(cast("Any", RAGGED), SIZE, sampler=Balanced(), collate_fn=means),
+    "batches": lambda: DataLoader(cast("Any", SAMPLES), batch_sampler=Buckets()),
+    "batches of torch": lambda: DataLoader(
+        cast("Any", SAMPLES), batch_sampler=BatchSampler(RandomSampler(SAMPLES, generator=generator()), SIZE, False)
+    ),
+    "epochs": lambda: DataLoader(cast("Any", Epochs()), SIZE, drop_last=True),
+    "workers": lambda: DataLoader(cast("Any", Epochs()), SIZE, num_workers=1, prefetch_factor=3),
+}
+
+
+def loop(loader: DataLoader[Any], epochs: int) -> list[Any]:
+    """The whole batches of epochs, as a script has them."""
+    found = []
+    for epoch in range(epochs):
+        for one in cast("Any", (loader.dataset, loader.sampler, loader.batch_sampler)):
+            if hasattr(one, "set_epoch"):
+                one.set_epoch(epoch)
+        found += [batch for batch in loader if len(batch["target"]) == SIZE]
+    return found
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("name", LOADERS)
+def test_a_loader_gives_the_batches_of_a_loop_over_it(name: str, one: ss.Pef, tmp_path: Path) -> None:
+    wanted = in_pytorch(loop(LOADERS[name](), 3), lambda batch: cast("dict[str, Tensor]", batch))
+    saves: dict[str, Any]
+    loader, saves = LOADERS[name](), {"checkpoint_dir": tmp_path / "ck", "quiet": True, "threads": 1}
+    begun = ss.run(one, loader, steps=6, **saves)
+    rest = ss.run(one, loader, epochs=3, resume="auto", **saves)  # plays the earlier epochs: the loader is as it was
+    assert begun.losses + rest.losses == wanted
+
+
+def test_a_loader_is_dealt_to_replicas_and_says_what_it_cannot_keep(
+    pef: ss.Pef, capfd: pytest.CaptureFixture[str]
+) -> None:
+    batches = [[*range(start, start + 32)] for start in range(0, 320, 32)]
+    of_batches: Any = DataLoader(TensorDataset(*TRAIN), batch_sampler=[one[::2] for one in batches] + batches)
+    # the batches of a step hold the samples that a DistributedSampler gives the replicas
+    pairs = [[*range(start + at, start + 64, 2)] for start in range(0, 320, 64) for at in (0, 1)]
+    of_pairs: Any = DataLoader(TensorDataset(*TRAIN), batch_sampler=pairs)
+    assert trained(pef, of_pairs, threads=1).losses == trained(pef, TRAIN, **ORDERED).losses
+    with pytest.raises(DataError, match=r"input is float32\[16, 2\], and the PEF takes float32\[32, 2\]"):
+        trained(pef, of_batches)
+    some = SubsetRandomSampler(range(320, 400))
+    loaders = DataLoader(TensorDataset(*TRAIN), 7, timeout=3, num_workers=1), DataLoader(WHOLE, 10, sampler=some)
+    run = ss.run(pef, loaders, epochs=1)
+    told = capfd.readouterr().out
+    assert "batch_size=7 of the DataLoader is not used: the PEF takes 32 of a replica" in told
+    assert "timeout of the DataLoader is not used" in told
+    assert "drop_last" not in told
+    other = trained(pef, (TRAIN, HELD_OUT), **ORDERED)
+    assert run.losses == trained(pef, (TRAIN, HELD_OUT), steps=5, **ORDERED).losses
+    assert (run.evaluations[0].samples, other.evaluations[0].samples) == (80, 80)
+    assert ss.predict(pef, DataLoader(WHOLE, sampler=some)).record.samples == 80
+
+
+class Own(DataLoader[Any]):
+    def __iter__(self) -> Any:
+        return iter([])
+
+
+@pytest.mark.parametrize(
+    ("loader", "text"),
+    [
+        (lambda: Own(WHOLE), "Own of the given data has an __iter__ of its own"),
+        (lambda: DataLoader(WHOLE, batch_size=None), "has batch_size=None: its data set gives whole batches"),
+        (
+            lambda: DataLoader(WHOLE, sampler=iter(range(64))),
+            "the range_iterator of the given data gives 0 in epoch 2, and 64",
+        ),
+        (
+            lambda: DataLoader(WHOLE, sampler=(index for index in range(64))),
+            "generator of the given data cannot be copied",
+        ),
+        (
+            lambda: DataLoader(WHOLE, sampler=[500] * 64),
+            "the list of the given data gives the index 500, and there are 400",
+        ),
+        (
+            lambda: DataLoader(cast("Any", Epochs(80)), num_workers=1, persistent_workers=True),
+            "which workers that are kept would not see",
+        ),
+    ],
+)
+def test_loaders_that_cannot_be_kept_are_refused(pef: ss.Pef, loader: Callable[[], Any], text: str) -> None:
+    with pytest.raises(DataError, match=text):
+        trained(pef, loader(), steps=2)
+    with pytest.raises(DataError, match=r"a DataLoader with a sampler, which is of all samples"):
+        trained(pef, DataLoader(WHOLE, sampler=[1] * 90), set={"data.evaluation_fraction": 0.5})

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import TensorDataset
 
 import sambasim as ss
 from sambasim.report.tables import sparkline
@@ -52,7 +52,6 @@ def test_what_is_wrong_with_a_compile_is_said_in_python(call: Callable[[], objec
 @pytest.mark.parametrize(
     ("use", "data", "options", "message"),
     [
-        (ss.run, DataLoader(TensorDataset(POINTS)), {}, "data is a DataLoader"),
         (ss.run, {"x": POINTS, "target": LABELS[:5]}, {}, "x has 400, target has 5"),
         (ss.run, TensorDataset, {}, "data is the class TensorDataset"),
         (ss.run, None, {}, "names no data"),

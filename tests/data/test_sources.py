@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from safetensors.torch import save_file
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from sambasim.data.datasets import Source, open_source, split_indices
 from sambasim.errors import DataError
@@ -80,7 +80,6 @@ def test_a_function_gives_one_set_or_two(monkeypatch: pytest.MonkeyPatch) -> Non
     ("make", "text"),
     [
         (lambda: Stream(), "gave Stream, which is no map-style dataset"),
-        (lambda: DataLoader(ten()), "gave DataLoader, which is no map-style dataset"),
         (lambda: (torch.zeros(3), torch.zeros(3)), "or torch.utils.data.TensorDataset(*tensors)"),
         (lambda: (ten(), ten(), ten()), "gave a tuple of 3; it must give a dataset, or (train, evaluation)"),
         (lambda: iter([1]), "return a map-style Dataset, one with __len__ and __getitem__"),

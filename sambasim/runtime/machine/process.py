@@ -66,6 +66,7 @@ class Stream(StrEnum):
     """What random numbers are used for. Streams are independent of one another."""
 
     SOURCE = "source"  # opening the data, the same on every rank
+    ORDER = "order"
     DATA = "data"
     GRAPH = "graph"
     WORKER = "worker"

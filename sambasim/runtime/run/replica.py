@@ -1,7 +1,7 @@
 """One replica: a copy of the model and its training steps on its own shard of the data.
 
-Each epoch, torch's DistributedSampler orders the samples; replica r of R gets samples r, r + R, … of that order. So the
-samples that all replicas have used are its beginning, and a resumed run distributes the rest, at any number of
+Each epoch has an order, see `Order`; replica r of R gets samples r, r + R, … of it, or such batches of a batch sampler.
+So the samples that all replicas have used are its beginning, and a resumed run distributes the rest, at any number of
 replicas.
 """
 
@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, cast
 
 from torch import Generator, Tensor
 from torch.utils.data import Dataset
-from torch.utils.data.distributed import DistributedSampler
 
 from sambasim.data import batches
 from sambasim.data.datasets import Samples, WatchedDataset, tensor_batches
+from sambasim.data.loaders import reading
 from sambasim.data.workers import batches_of, loader_of
-from sambasim.errors import InternalError, PefError
+from sambasim.errors import DataError, InternalError, PefError
 from sambasim.ir.program import Program
 from sambasim.ir.types import Symbol, SymbolKind
 from sambasim.options.arguments import ArgumentOptions
@@ -32,6 +32,7 @@ from sambasim.records.trace import Track
 from sambasim.runtime.engine.executor import IN_MEMORY, Batch, Executor, Steps, tangent_of
 from sambasim.runtime.engine.update import Update, Updated
 from sambasim.runtime.machine.process import Stream, derive, seed_everything, seed_torch
+from sambasim.runtime.run.order import Order
 from sambasim.runtime.transports.connect import Transport
 from sambasim.runtime.values.memory import DeviceMemory
 from sambasim.runtime.values.optimizers import Optimizers, take_into
@@ -58,17 +59,18 @@ class Shard:
 
     def __post_init__(self) -> None:
         self._names = tuple(spec.name for spec in self.inputs)
-        # With one replica it yields the whole order of the epoch.
-        self._order: DistributedSampler[int] = DistributedSampler(
-            self.dataset, num_replicas=1, rank=0, shuffle=self.options.shuffle, seed=self.seed
-        )
-        self._own: Sequence[int] = ()  # positions of this replica's samples in this epoch
+        self._order = Order(self.dataset, self.seed, shuffle=self.options.shuffle)
+        self._own: Sequence[Sequence[int]] = ()  # positions of the samples in this replica's batches of this epoch
         self._next_step = 0  # of the first batch of this epoch
         # The loader seeds its workers from a generator; without one of its own it would draw from the global one.
         self._generator = Generator()
-        self._loader = loader_of(_Seeded(self.dataset), self, self.options, self._generator, self.dataset.collate)
+        options = reading(self.dataset.loader, self.options)
+        if options.persistent_workers and hasattr(self.dataset.dataset, "set_epoch"):
+            what = f"{self.dataset.name} has a set_epoch, which workers that are kept would not see"
+            raise DataError(what, remedy="--set data.persistent_workers=false, or that of the DataLoader")
+        self._loader = loader_of(_Seeded(self.dataset), self, options, self._generator, self.dataset)
         # A TensorDataset is cut without the loader; None if it is none.
-        self._tensors = None if self.options.workers else tensor_batches(self.dataset)
+        self._tensors = None if options.workers or self._order.of_batches else tensor_batches(self.dataset)
         self._iterator: Iterator[batches.Batch] = iter(())
         self._all_fit = False  # a batch of _tensors fits the inputs, so the others do too
         self._batches = 0  # read in this epoch
@@ -78,12 +80,16 @@ class Shard:
     def begin_epoch(self, epoch: int, step: int, used: int = 0) -> None:
         """Distribute the samples after the first `used` of the epoch's order. `step` is the next optimizer step."""
         self._batches = 0
-        self._order.set_epoch(epoch)
-        left = list(self._order)[used:]
+        order, size = self._order.begin(epoch), self.batch_size
+        left = order[used // size if self._order.of_batches else used :]
         each = len(left) // self.world_size
-        self._own = left[self.rank : each * self.world_size : self.world_size]
+        own = left[self.rank : each * self.world_size : self.world_size]
+        if not self._order.of_batches:
+            self._own = [own[first : first + size] for first in range(0, len(own) // size * size, size)]
+        else:
+            self._own = own
         if self._tensors is not None:
-            self._iterator = self._tensors(self._own, self.batch_size)
+            self._iterator = self._tensors(own, size)
             return
         self._next_step = step
         self._generator.manual_seed(derive(self.seed, self.rank, epoch, 0, Stream.WORKER))
@@ -91,11 +97,9 @@ class Shard:
 
     def __iter__(self) -> Iterator[_SeededBatch]:
         """The batches of the current epoch, as the sampler of its loader."""
-        for index in range(len(self._own) // self.batch_size):
+        for index, batch in enumerate(self._own):
             step, micro_step = divmod(index, self.accumulation_steps)
-            seed = derive(self.seed, self.rank, self._next_step + step, micro_step, Stream.DATA)
-            first = index * self.batch_size
-            yield [seed, *self._own[first : first + self.batch_size]]
+            yield [derive(self.seed, self.rank, self._next_step + step, micro_step, Stream.DATA), *batch]
 
     def next_batch(self) -> Mapping[str, Tensor]:
         """The next batch of this epoch. Raises DataError if the data does not fit the graph or cannot be read."""
@@ -114,8 +118,7 @@ class Shard:
 
     def samples_of_last_batch(self) -> Sequence[int]:
         """The indices, in the user's dataset, of the samples in the last batch of `next_batch`."""
-        after = self._batches * self.batch_size
-        return [self.dataset.chosen[position] for position in self._own[after - self.batch_size : after]]
+        return [self.dataset.chosen[position] for position in self._own[self._batches - 1]]
 
 
 class _Seeded(Dataset[object]):

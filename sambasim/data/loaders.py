@@ -1,0 +1,55 @@
+"""What a DataLoader of torch carries beside its data set: what is kept of it, what is told, and what is refused."""
+
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
+
+from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, default_collate
+from torch.utils.data._utils.collate import default_convert
+
+from sambasim.errors import DataError
+from sambasim.options.training import DataOptions
+
+Loader: TypeAlias = DataLoader[Any]
+
+
+def check_loader(loader: Loader, name: str) -> None:
+    """Raises DataError for a loader whose batches another one could not give."""
+    if type(loader).__iter__.__module__.split(".")[0] not in ("torch", "torchdata"):
+        what = f"{type(loader).__name__} of {name} has an __iter__ of its own, and sambasim makes batches itself"
+        raise DataError(what, remedy="a torch.utils.data.DataLoader with a collate_fn, a sampler or a batch_sampler")
+    if loader.batch_size is None and loader.batch_sampler is None:
+        what = f"the DataLoader of {name} has batch_size=None: its data set gives whole batches"
+        raise DataError(what, remedy="a data set of single samples, and a batch_size or a batch_sampler")
+
+
+def own_collate(loader: Loader) -> Callable[[list[Any]], object] | None:
+    """None for that of torch."""
+    function: Callable[[list[Any]], object] = loader.collate_fn
+    return None if function in (default_collate, default_convert) else function
+
+
+def shuffles(loader: Loader) -> bool | None:
+    """Whether the order of an epoch is random, as that of a run, or that of the data; None for one of its own."""
+    sampler = loader.sampler if loader.batch_size is not None else None
+    if type(sampler) is RandomSampler and not sampler.replacement and sampler.generator is None:
+        return True if sampler.num_samples == len(sampler.data_source) else None
+    return False if type(sampler) is SequentialSampler else None
+
+
+def reading(loader: Loader | None, options: DataOptions) -> DataOptions:
+    """With the workers of `loader`, unless the options ask for some."""
+    if loader is None or options.workers or not loader.num_workers:
+        return options
+    names = {"prefetch_factor": loader.prefetch_factor, "persistent_workers": loader.persistent_workers}
+    return options.model_copy(update={"workers": loader.num_workers, **names})
+
+
+def notices(loader: Loader, batch_size: int, left_out: int) -> Iterator[str]:
+    """What is not kept of `loader`, in a run that leaves out some samples of an epoch."""
+    if loader.batch_size not in (None, batch_size):
+        yield f"batch_size={loader.batch_size} of the DataLoader is not used: the PEF takes {batch_size} of a replica"
+    if left_out and loader.batch_size is not None and not loader.drop_last:
+        yield f"drop_last=False of the DataLoader is not kept: {left_out} samples of an epoch are not trained"
+    for name in ("timeout", "multiprocessing_context"):
+        if getattr(loader, name, None):
+            yield f"{name} of the DataLoader is not used"
