@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from rich.console import RenderableType
 from torch import Tensor, nn
@@ -92,6 +92,26 @@ class Run(Shown):
         return f"Run({self.name}: {took}, loss {summary.loss_first:.4f} -> {summary.loss_last:.4f})"
 
 
+Weights: TypeAlias = Run | Pef | nn.Module | Mapping[str, Any] | str | Path | None
+
+
+def _weights_of(weights: Weights) -> tuple[Path | None, Mapping[str, Any] | None]:
+    """The path that `weights` is, or what it holds, as a state_dict. Raises OptionError for another type."""
+    match weights:
+        case None:
+            return None, None
+        case str() | Path():
+            return Path(weights), None
+        case Run() | Pef():
+            return None, weights.weights
+        case nn.Module():
+            return None, _tensors_of(weights)
+        case Mapping():
+            return None, weights
+    remedy = "a run, a PEF, a model, a state_dict, a file, or a folder of checkpoints"
+    raise OptionError(f"weights is of type {type(weights).__name__}", remedy=remedy)
+
+
 def _tensors_of(model: nn.Module) -> dict[str, Tensor]:
     """The parameters and buffers of `model` by their names in its `state_dict()`, which may also have other entries."""
     return {name: held.tensor.detach() for held in held_by(unwrapped(model)) for name in held.names}
@@ -103,6 +123,7 @@ def run(
     data: object = None,
     *,
     replicas: int | None = None,
+    weights: Weights = None,
     collate_fn: Collate | str | None = None,
     quiet: bool = False,
     callback: Callback | Sequence[Callback] | str | None = None,
@@ -113,6 +134,8 @@ def run(
     - `data`: arrays or tensors side by side, `(x, target)` or `{"x": x, "target": y}`; a map-style data set; a pair of
       them, to train and to evaluate; a string as for `--data`; None for what the PEF names
     - `replicas`: how many this process runs, by default the fewest that the PEF allows; under mpirun, its ranks
+    - `weights`: where to start from: a run, a PEF, a model, a `state_dict`, a file of `save=` or of `torch.save`, or a
+      folder of checkpoints; None for the weights of the PEF. With `strict=False` what fits is taken
     - `collate_fn`: makes a batch of a list of samples, as that of torch's DataLoader; a function, or its name
     - `quiet`: print no progress
     - `callback`: a function, or a list of them, that is called with an event at each step, evaluation and checkpoint,
@@ -121,7 +144,7 @@ def run(
     - `options`: flags of `sambasim run` by keyword, such as `epochs=3, lr=1e-3, save="w.safetensors"`, and
       `set={"data.shuffle": False}`. `evaluation_metrics` takes functions of outputs and targets, too
 
-    Each call starts from the weights of the PEF, or those of `weights="FILE"`. The bits are the same in one process and
+    Each call starts anew. The bits are the same in one process and
     under mpirun. Raises OptionError, LaunchError, DataError and NumericsError; under mpirun, an error of one rank in
     training is printed once, and ends all ranks.
 
@@ -133,14 +156,15 @@ def run(
     options["evaluation_metrics"], functions = metrics_of(options.get("evaluation_metrics"))
     by_name = {"callback": callback} if isinstance(callback, str) else {}
     called = [] if callback is None or by_name else [*callback] if isinstance(callback, list | tuple) else [callback]
-    chosen = _options_of_run(given, data, replicas, {**options, **by_name}, world)
+    file, held = _weights_of(weights)
+    chosen = _options_of_run(given, data, replicas, {**options, **by_name, "weights": file}, world)
     recorder = _Recorder()
     observers: list[RunObserver] = [recorder]
     if world.rank == 0 and not quiet:
         observers.append(RunProgress(predicts=chosen.predict))
     with StopSignals() as signals, supervised(world, chosen) as (path, activity):
         how = path, chosen, world, activity, command(), observers, given_of(data, collate_fn), functions
-        done = train(*how, keeps_weights=True, signals=signals, callbacks=called)
+        done = train(*how, keeps_weights=True, signals=signals, callbacks=called, weights=held)
     found = recorder.losses, recorder.logged, recorder.evaluations
     return Run(given.name, *found, dict(done.weights), dict(done.averages), done.summary, done.interruption is not None)
 
@@ -224,34 +248,21 @@ def predict(
     pef: Pef | str | Path,
     data: object = None,
     *,
-    weights: Run | nn.Module | Mapping[str, Tensor] | str | Path | None = None,
+    weights: Weights = None,
     collate_fn: Collate | str | None = None,
     **options: Any,
 ) -> Prediction:
     """Run the model of a PEF on a data set, in evaluation mode. Under mpirun, ranks share the samples.
 
     - `data`: as for `run`; labels may be left out. Of a pair, the second is predicted
-    - `weights`: a run, a model, a `state_dict`, or a file of `--save`; None for those in the PEF
+    - `weights`: as for `run`
     - `collate_fn`: as for `run`
     - `options`: flags of `sambasim run --inference` by keyword, such as `threads=4`, and `set={"data.shuffle": False}`
 
     Raises OptionError, DataError, and WeightsError for weights of another model.
     """
     world, given = connected(), opened(pef)
-    file = Path(weights) if isinstance(weights, str | Path) else None
-    held: Mapping[str, Tensor] | None = None
-    match weights:
-        case None | str() | Path():
-            pass
-        case Run():
-            held = weights.weights
-        case nn.Module():
-            held = _tensors_of(weights)
-        case Mapping():
-            held = {name: value for name, value in weights.items() if isinstance(value, Tensor)}  # it may have more
-        case _:
-            remedy = "a run, a model, a state_dict, or a file of --save"
-            raise OptionError(f"weights is of type {type(weights).__name__}", remedy=remedy)
+    file, held = _weights_of(weights)
     instead = {"pef": "the first argument", "json": "the record of the result", "emulate_replicas": "for training"}
     options["evaluation_metrics"], functions = metrics_of(options.get("evaluation_metrics"))
     chosen = _options_of(given, data, options, instead, inference=True, weights=file)

@@ -170,6 +170,7 @@ def train(
     keeps_weights: bool = False,
     signals: StopSignals,
     callbacks: Sequence[object] = (),
+    weights: "Mapping[str, object] | None" = None,
 ) -> "Trained":
     """Collective. Train a PEF that `checked_pef` has checked, until `signals`, which are entered, ask to stop.
     `callbacks`: beside that of the options."""
@@ -194,7 +195,8 @@ def train(
         everywhere = options.callback_ranks == "all"
         members.append(Callbacks([*map(checked, callbacks)], communicator, activity, everywhere=everywhere))
     setup, told = set_up(path, options, communicator), RunObservers(members)
-    job = TrainingJob(setup, told, activity, command, data, functions, keeps_weights=keeps_weights, signals=signals)
+    how = setup, told, activity, command, data, functions
+    job = TrainingJob(*how, keeps_weights=keeps_weights, signals=signals, weights=weights)
     with stack, blamed_on_strangers(setup.document):
         summary = job.run()
     number = max(communicator.all_gather_object(signals.received))  # also one that came after its last step

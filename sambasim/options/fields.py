@@ -47,6 +47,7 @@ ScheduleName: TypeAlias = Literal[
 
 MOST_TRACED_STEPS = 1000  # a trace stays in memory until it is written
 SAVE_SUFFIX = ".safetensors"
+WEIGHTS_SUFFIXES = (SAVE_SUFFIX, ".pt", ".pth", ".bin", ".ckpt")
 DEFAULT_EVERY, DEFAULT_KEEP = "10min", 3
 MOST_WORKERS = 256  # the most worker processes of one rank: a PEF can ask for them, and each takes memory
 
@@ -224,7 +225,10 @@ class RunFields(Fields):
     trust: Annotated[bool, Flag("--trust", DATA)] = False
     """Execute a PEF that another account compiled, and open its data source."""
     weights: Annotated[FilePath | None, Flag("--weights FILE", DATA)] = None
-    """Start from these weights, a file of --save."""
+    """Start from these weights: a file of --save, or a state_dict in .pt, .pth, .bin or .ckpt, or the folder of a
+    checkpoint."""
+    strict: Annotated[bool, Flag("--strict/--no-strict", DATA)] = True
+    """Whether --weights must fit the model; else what fits is taken, and the rest told."""
     deepspeed: Annotated[FilePath | None, TrainingFlag("--deepspeed FILE", TRAINING)] = None
     """A DeepSpeed config: changes what a run may change, and must agree with what is compiled in."""
     data_parallel: Annotated[bool | None, Flag("--data-parallel", PARALLEL, default="on if np > 1")] = None

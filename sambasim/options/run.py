@@ -11,10 +11,18 @@ from sambasim.optimizers import OPTIMIZERS
 from sambasim.options.base import Options, build, dotted_names
 from sambasim.options.deepspeed import Mapped, World, deepspeed_overrides
 from sambasim.options.deepspeed_file import read_deepspeed
-from sambasim.options.fields import DEFAULT_EVERY, DEFAULT_KEEP, RUN_FLAGS, SAVE_SUFFIX, CheckpointFields, RunFields
+from sambasim.options.fields import (
+    DEFAULT_EVERY,
+    DEFAULT_KEEP,
+    RUN_FLAGS,
+    SAVE_SUFFIX,
+    WEIGHTS_SUFFIXES,
+    CheckpointFields,
+    RunFields,
+)
 from sambasim.options.given import as_table, assign, given_flags, leaves
 from sambasim.options.grammar import Cadence, JsonTable, absolute_names, parse_cadence
-from sambasim.options.problem import Given, Problem, broken, refusal, show
+from sambasim.options.problem import Given, Problem, broken, one_of, refusal, show
 from sambasim.options.training import OptimizerOptions, Sections, unreplaced
 from sambasim.units import counted
 
@@ -51,14 +59,15 @@ class RunOptions(RunFields, Options):
     checkpoint: CheckpointOptions = Field(default_factory=CheckpointOptions)
 
     def problems(self) -> Iterator[Problem]:
-        for field in ("weights", "save", "save_ema", "predictions"):
+        for field in ("save", "save_ema", "predictions"):
             path = getattr(self, field)
             if path is not None and path.suffix != SAVE_SUFFIX:
                 remedy = f"{_typed(field)} {path.parent / f'{path.stem or field}{SAVE_SUFFIX}'}"
-                if field == "weights" and os.path.isfile(path / "checkpoint.json"):  # is_file raises in a closed folder
-                    saves = f"--save FILE{SAVE_SUFFIX}, with the N of its step, saves its weights"
-                    remedy = f"--resume {path} --steps N {saves}"
                 yield Problem(field, f"must be a {SAVE_SUFFIX} file", remedy, str(path))
+        given = self.weights
+        if given is not None and given.suffix not in WEIGHTS_SUFFIXES and not os.path.isdir(given):
+            what = f"must be a {one_of(WEIGHTS_SUFFIXES)} file, or the folder of a checkpoint"
+            yield Problem("weights", what, f"--weights {given.parent / f'{given.stem}{SAVE_SUFFIX}'}", str(given))
         emulated, servers, one_of_two = self.emulate_replicas, self.parameter_servers, "leave out one of the two"
         is_recorded, is_traced = self.record_digests is not None, self.trace is not None
         other = self.metrics is not None and self.metrics.suffix not in ("", ".jsonl", ".csv")  # a pipe may have none

@@ -31,6 +31,7 @@ from sambasim.options.run import ResolvedRun, RunOptions, resolve_run
 from sambasim.pef import map_weights, read
 from sambasim.pef.digests import changed
 from sambasim.records.metrics import InferenceRecord
+from sambasim.runtime.checkpoint.weights import given_weights
 from sambasim.runtime.engine.executor import Batch, Executor, outputs_in_order
 from sambasim.runtime.machine import process
 from sambasim.runtime.machine.communicator import Communicator, single_rank
@@ -41,7 +42,7 @@ from sambasim.runtime.run.replica import arguments_in, input_specs
 from sambasim.runtime.run.setup import blamed_on_strangers, check_sources, check_trusted
 from sambasim.runtime.transports.connect import Transport, Way, open_ranks
 from sambasim.runtime.transports.in_process import run_together
-from sambasim.runtime.values.memory import DeviceMemory, fitting, load_weights, place_weights, write_tensors
+from sambasim.runtime.values.memory import DeviceMemory, place_weights, write_tensors
 from sambasim.runtime.watch.status_file import UNWATCHED, Activity
 
 TARGET = "target"
@@ -225,7 +226,7 @@ def infer(
     communicator: Communicator,
     activity: Activity = UNWATCHED,
     data: Given | None = None,
-    weights: Mapping[str, Tensor] | None = None,
+    weights: Mapping[str, object] | None = None,
     functions: Mapping[str, Function] = MappingProxyType({}),
     *,
     keeps_outputs: bool = False,
@@ -259,11 +260,8 @@ def infer(
             if lacks:
                 program = outputs_only
                 notices.append(f"no loss, because the samples have no {', '.join(sorted(labels))}")
-        held = dict(map_weights(path, document))
-        if options.weights is not None:
-            held |= load_weights(options.weights, program)
-        if weights is not None:
-            held |= fitting(weights, program, "the given weights")
+        given, told = given_weights(options, program, communicator, weights)
+        held, notices = {**map_weights(path, document), **given}, [*notices, *told]
         asked = (resolved.evaluation.metrics or {}) if program.loss is not None else {}
         metrics = Metrics(program, asked, resolved.loss, functions)
         evaluator = _evaluator(program, communicator, resolved, activity, held, metrics)

@@ -21,6 +21,7 @@ from sambasim.runtime.checkpoint.choose import AUTO, IF_ANY, NEWEST, find, resto
 from sambasim.runtime.checkpoint.content import check
 from sambasim.runtime.checkpoint.folder import claim, name_of
 from sambasim.runtime.checkpoint.saver import Saver
+from sambasim.runtime.checkpoint.weights import given_weights
 from sambasim.runtime.inference import Evaluator, Sums, in_turn
 from sambasim.runtime.machine import process
 from sambasim.runtime.machine.process import Stream, derive, keep_freed_memory, repeatable, seed_everything
@@ -52,9 +53,9 @@ class _Interrupt(Exception):
 
 class TrainingJob:
     """Trains a PEF. Collective: every rank creates one and calls `run`. Remedies repeat `command`, typed without
-    mpirun; `data` replaces the data source; `functions`: metrics by name. With `keeps_weights`, every rank then has
-    `weights` and `averages`, as in a state_dict. `signals`: the caller's, who has entered them; they ask it
-    to stop. Then `saved` is the checkpoint of its end, if there is one."""
+    mpirun; `data` and `weights` replace those of the PEF; `functions`: metrics by name. With `keeps_weights`,
+    every rank then has `weights` and `averages`, as in a state_dict. `signals`: the caller's, who has entered them;
+    they ask it to stop. Then `saved` is the checkpoint of its end, if there is one."""
 
     def __init__(
         self,
@@ -67,11 +68,13 @@ class TrainingJob:
         *,
         keeps_weights: bool = False,
         signals: StopSignals | None = None,
+        weights: Mapping[str, object] | None = None,
     ) -> None:
         self._functions = functions
         self._best: State | None = None  # of the best evaluation, if there is no folder for it
         self._setup, self._communicator, self._observer = setup, setup.communicator, observer
         self._activity, self._data, self._keeps_weights = activity, data, keeps_weights
+        self._given_weights = weights
         self.weights: Mapping[str, Tensor] = {}
         self.averages: Mapping[str, Tensor] = {}
         self.saved: Path | None = None
@@ -115,7 +118,10 @@ class TrainingJob:
         steps = plan(samples, setup.replicas, training, position)
         self._activity.does("placing the weights")
         probes = Probes(program, setup.mesh, training.loss_scale) if setup.options.debug_numerics else None
-        team = assemble(setup, sources, self._observer, probes)
+        weights, lines_of_weights = given_weights(options, program, self._communicator, self._given_weights)
+        team = assemble(setup, sources, self._observer, probes, weights)
+        del weights
+        lines += lines_of_weights
         trainer = Trainer(team.replicas, steps, training, team.hub, self._request, setup.resolved.arguments)
         if resumption is not None:
             restore(setup, team, resumption.checkpoint)

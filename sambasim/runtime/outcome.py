@@ -86,8 +86,6 @@ def notices(setup: Setup, team: Team, steps: Plan) -> list[str]:
     is_alone = team.sync_name in ("none", "emulated")
     if options.reduce_on_rdu and is_alone:
         lines.append(f"--reduce-on-rdu has no effect: {nothing}")
-    if options.weights is not None and options.checkpoint.resume is not None:
-        lines.append("--weights has no effect: the weights are those of the checkpoint")
     if options.host_sync is not None and is_alone:
         lines.append(f"--host-sync has no effect: {nothing}")
     lines += _mesh_notices(setup)

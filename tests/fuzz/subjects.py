@@ -22,7 +22,7 @@ from sambasim.errors import UserError
 from sambasim.hardware.spec import load_cluster, load_device, shipped_text
 from sambasim.options.compile import compile_options, options_and_notes
 from sambasim.pef.files import join
-from sambasim.runtime.values.memory import load_weights
+from sambasim.runtime.values.memory import fitting, read_tensors
 from tests.faults.command import sambasim
 from tests.fuzz.mutate import edit_json, mutate_bytes, mutate_json, to_bytes
 from tests.pef.damage import pack, unpack
@@ -207,7 +207,7 @@ SUBJECTS: dict[str, Subject] = {
     "arrays": Subject(".npz", _arrays, (mutate_bytes,), (_samples_of,)),
     "tensors": Subject(
         ".safetensors", _tensors, (_edit_header, mutate_bytes),
-        (_samples_of, lambda path: load_weights(path, sample_program())),
+        (_samples_of, lambda path: fitting(read_tensors(path, ""), sample_program(), "it")),
     ),
     "toml": Subject(
         ".toml", _tables, (_edit_line, mutate_bytes),

@@ -144,18 +144,6 @@ def test_a_table_may_be_empty_or_replace_a_value() -> None:
         run({}, ["optimizer.lr.x=3"])
 
 
-def test_a_checkpoint_is_no_file_of_weights_and_saves_one(tmp_path: Path) -> None:
-    (tmp_path / "step-20").mkdir()
-    (tmp_path / "step-20" / "checkpoint.json").touch()
-    for name, told in {
-        "step-20": f"--resume {tmp_path}/step-20 --steps N --save FILE.safetensors",
-        "elsewhere.pt": f"--weights {tmp_path}/elsewhere.safetensors",
-    }.items():
-        with pytest.raises(OptionError) as caught:
-            run({"pef": "net", "weights": tmp_path / name})
-        assert (caught.value.remedy or "").startswith(told)
-
-
 def test_an_inference_pef_trains_nothing_and_has_no_optimizer_to_set() -> None:
     with pytest.raises(OptionError, match=r"compiled for inference and cannot train") as caught:
         resolve_run(run_options({"pef": "x"}), {"optimizer": None}, {})

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
 from sambasim.data.datasets import Source
@@ -29,7 +30,7 @@ from sambasim.runtime.run.run_observer import RunObserver
 from sambasim.runtime.transports.connect import Transport, Way, open_ranks
 from sambasim.runtime.transports.host import Roles, roles_of
 from sambasim.runtime.transports.in_process import Hub
-from sambasim.runtime.values.memory import DeviceMemory, load_weights, place_weights, slices_of
+from sambasim.runtime.values.memory import DeviceMemory, Tensors, place_weights, slices_of
 from sambasim.runtime.values.optimizers import Arguments, Optimizers, bind_arguments
 from sambasim.runtime.watch.observer import StepObserver
 from sambasim.units import counted
@@ -294,14 +295,21 @@ class Team:
         return [replica for replica in self.replicas if replica.replica == self.replicas[0].replica]
 
 
-def assemble(setup: Setup, sources: Sequence[Source], report: RunObserver, probe: StepObserver | None = None) -> Team:
-    """Collective. Create the replicas of this process, one for each of `sources`, with the weights of the PEF. Raises
-    MachineError if there is too little memory. `probe`: replaces the functions of their instructions."""
+def assemble(
+    setup: Setup,
+    sources: Sequence[Source],
+    report: RunObserver,
+    probe: StepObserver | None = None,
+    weights: Tensors = MappingProxyType({}),
+) -> Team:
+    """Collective. Create the replicas of this process, one for each of `sources`, with the weights of the PEF, or with
+    `weights`, by symbol. Raises MachineError if there is too little memory. `probe`: replaces the functions of their
+    instructions."""
     program, communicator, options, way = setup.program, setup.communicator, setup.options, _way(setup)
     mesh = setup.mesh if copy_mesh(program.mesh).world_size > 1 else None
     if way in (Way.HOST, Way.IN_PROCESS) and setup.shards > 1:
         program = in_slices(program)
-    fill = _with_weights(setup, sliced=way is Way.HOST and program.zero == 3)
+    fill = _with_weights(setup, weights, sliced=way is Way.HOST and program.zero == 3)
     transports = open_ranks(program, communicator, way, fill, setup.ranks, mesh, setup.roles)
     engine = choose_engine(options.engine, communicator, report.preparing)
     # One rank per node compiles; the others then load its result from the cache folder.
@@ -348,11 +356,9 @@ def _way(setup: Setup) -> Way:
     return {"mpi": Way.HOST, "gloo": Way.GLOO, "parameter-server": Way.PARAMETER_SERVER}[setup.host_sync]
 
 
-def _with_weights(setup: Setup, *, sliced: bool) -> Callable[[DeviceMemory, int], None]:
+def _with_weights(setup: Setup, given: Tensors, *, sliced: bool) -> Callable[[DeviceMemory, int], None]:
     """Fills the memory of a rank; `sliced`: only its slices of the parameters are kept."""
-    weights = dict(map_weights(setup.path, setup.document))
-    if setup.options.weights is not None and setup.options.checkpoint.resume is None:
-        weights |= load_weights(setup.options.weights, setup.program)
+    weights = {**map_weights(setup.path, setup.document), **given}
 
     def fill(memory: DeviceMemory, rank: int) -> None:
         at, slices = setup.mesh.coordinates(rank), slices_of(memory.program, setup.shards) if sliced else {}

@@ -27,6 +27,7 @@ Tensors: TypeAlias = Mapping[str, Tensor]
 
 _SAVED = (SymbolKind.PARAMETER, SymbolKind.BUFFER)
 _STATE = (*_SAVED, SymbolKind.OPTIMIZER_STATE)
+_WRAPPERS = ("module.", "_orig_mod.")  # of DistributedDataParallel and torch.compile
 
 
 def state_dict(program: Program, tensor_of: Callable[[str], Tensor]) -> Tensors:
@@ -67,38 +68,45 @@ def read_tensors(path: Path, remedy: str) -> Tensors:
         raise WeightsError(f"{path} is no safetensors file: {error}", remedy=remedy) from error
 
 
-def load_weights(path: Path, program: Program) -> Tensors:
-    """The parameters and buffers of `program`, by symbol, from a weights file. Raises WeightsError if unfit."""
-    if not path.is_file():
-        there = "a folder" if path.is_dir() else "not there"
-        raise WeightsError(f"the weights file {path} is {there}", remedy="--weights FILE.safetensors, made by --save")
-    return fitting(read_tensors(path, "--weights takes what --save wrote"), program, f"the weights in {path}")
-
-
-def fitting(tensors: Tensors, program: Program, source: str) -> Tensors:
+def fitting(tensors: Tensors, program: Program, source: str, *, strict: bool = True) -> tuple[Tensors, list[str]]:
     """The parameters and buffers of `program`, by symbol, from `tensors` by the names of a state_dict; of tied names,
-    one is enough. Raises WeightsError, which names their `source`, if unfit."""
+    one is enough; and notices of what is otherwise there. Raises WeightsError, which names their `source`, if unfit; if
+    not `strict`, where nothing fits."""
 
     def misfit(why: str) -> WeightsError:
         what = f"{source} do not fit the PEF {program.name}: {why}"
-        return WeightsError(what, remedy="use the weights of a run of this model")
+        remedy = "use the weights of a run of this model"
+        return WeightsError(what, remedy=remedy + (", or take what fits: --no-strict" if strict else ""))
 
     wanted = [symbol for symbol in program.symbols.values() if symbol.kind in _SAVED and symbol.torch_names]
-    names = {name for symbol in wanted for name in symbol.torch_names}
+    names, notices = {name for symbol in wanted for name in symbol.torch_names}, []
+    while prefix := next((one for one in _WRAPPERS if tensors and all(name.startswith(one) for name in tensors)), None):
+        if any(name.startswith(prefix) for name in names):
+            break
+        tensors = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
+        notices.append(f"{source}: names are taken without {prefix!r}, which a wrapper of the model adds")
     there = {symbol.name: [name for name in symbol.torch_names if name in tensors] for symbol in wanted}
     missing = [symbol.torch_names[0] for symbol in wanted if not there[symbol.name]]
     unknown = [name for name in tensors if name not in names]
-    if missing or unknown:
-        raise misfit(f"missing {first_of(missing) or 'nothing'}; not in the model {first_of(unknown) or 'nothing'}")
-    for first, *tied in there.values():
-        for name in tied:
+    loaded, other = {}, []
+    for symbol in wanted:
+        for name in there[symbol.name][1:]:
+            first = there[symbol.name][0]
             if tensors[name] is not tensors[first] and bytes_of(tensors[name]) != bytes_of(tensors[first]):
                 raise misfit(f"{first} and {name} are one tensor of the model, and differ there")
-    loaded = {symbol: tensors[names_there[0]] for symbol, names_there in there.items()}
-    types = [(symbol.torch_names[0], type_of(loaded[symbol.name]), symbol.whole) for symbol in wanted]
-    if other := [f"{name} is {type_} and not {expected}" for name, type_, expected in types if type_ != expected]:
-        raise misfit(first_of(other))
-    return loaded
+        for name in there[symbol.name][:1]:
+            if (type_ := type_of(tensors[name])) == symbol.whole:
+                loaded[symbol.name] = tensors[name]
+            else:
+                other.append(f"{symbol.torch_names[0]} is {type_} and not {symbol.whole}")
+    lists = f"missing {first_of(missing) or 'nothing'}; not in the model {first_of(unknown) or 'nothing'}"
+    why = "; ".join([lists] * bool(missing or unknown) + [first_of(other)] * bool(other))
+    if why and (strict or not loaded):
+        raise misfit(why)
+    if why:
+        kept = "the PEF's stay there" if missing or other else "all else is taken"
+        notices.append(f"{source} fit in {len(loaded)} of {len(wanted)} tensors: {why}; {kept}")
+    return loaded, notices
 
 
 def type_of(tensor: Tensor) -> TensorType:

@@ -24,7 +24,7 @@ from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.machine.mpi import connect
 from sambasim.runtime.run.run_observer import RunObservers
 from sambasim.runtime.run.setup import set_up
-from sambasim.runtime.values.memory import load_weights
+from sambasim.runtime.values.memory import fitting, read_tensors
 from tests.support.eager import CONSTANT_RATE, EagerReplica, PaddedOptimizer
 
 
@@ -45,7 +45,9 @@ def main() -> None:
             parameters = {member.parameter for group in replica.program.groups for member in group.members}
             weights = {name: tensor for name, tensor in map_weights(path).items() if name in parameters}
             _leave(folder / f"{path.stem}.before.safetensors", weights)
-            _leave(folder / f"{path.stem}.ours.safetensors", load_weights(saved, replica.program))
+            _leave(
+                folder / f"{path.stem}.ours.safetensors", fitting(read_tensors(saved, ""), replica.program, "saved")[0]
+            )
             _leave(folder / f"{path.stem}.ddp.safetensors", replica.state())
     communicator.close()
 

@@ -1,0 +1,92 @@
+"""The weights that a run starts from, or predicts with, if they are not those of the PEF: of a file, of a checkpoint,
+or of a caller in Python."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from sambasim.errors import WeightsError, failing_with, one_line
+from sambasim.ir.program import Program
+from sambasim.ir.types import Symbol, SymbolKind, TensorType, whole_type
+from sambasim.options.fields import SAVE_SUFFIX
+from sambasim.options.run import RunOptions
+from sambasim.runtime.checkpoint.choose import choose
+from sambasim.runtime.checkpoint.content import Checkpoint, buffer_name
+from sambasim.runtime.machine.agreement import check_equal
+from sambasim.runtime.machine.communicator import Communicator
+from sambasim.runtime.values.memory import Tensors, fitting, read_tensors, tensor_sha256
+from sambasim.units import first_of
+
+_FORMS = "a file of --save, of torch.save(model.state_dict(), FILE), or the folder of a checkpoint"
+
+
+def given_weights(
+    options: RunOptions, program: Program, communicator: Communicator, live: Mapping[str, object] | None
+) -> tuple[Tensors, list[str]]:
+    """Collective. What takes the place of weights of the PEF, by symbol, and notices: `live`, by the names of a
+    state_dict, or what `options` name. Raises WeightsError if unfit, CheckpointError, and PeerError for other `live`
+    weights than rank 0 has."""
+    path = options.weights
+    if live is None and path is None:
+        return {}, []
+    if options.checkpoint.resume is not None:
+        return {}, ["--weights has no effect: the weights are those of the checkpoint"]
+    if path is None:
+        source, named = "the given weights", _tensors_in(live, "the given weights")
+        texts = (f"{name} {tensor_sha256(tensor)}" for name, tensor in sorted(named.items()))
+        if communicator.world_size > 1:
+            check_equal(communicator, {"weights": hashlib.sha256("".join(texts).encode()).hexdigest()[:12]})
+    elif path.is_dir():
+        checkpoint, _ = choose(str(path), None, communicator)
+        source, named = f"the weights in {checkpoint.path}", _of_checkpoint(checkpoint, program)
+    else:
+        source, named = f"the weights in {path}", _of_file(path)
+    return fitting(named, program, source, strict=options.strict)
+
+
+def _of_file(path: Path) -> Tensors:
+    if not path.is_file():
+        raise WeightsError(f"the weights file {path} is not there", remedy="--weights FILE.safetensors, made by --save")
+    if path.suffix == SAVE_SUFFIX:
+        return read_tensors(path, f"--weights takes {_FORMS}")
+    with failing_with(WeightsError, f"{path} cannot be read", "check its permissions"):
+        try:
+            return _tensors_in(torch.load(path, "cpu", weights_only=True), str(path))
+        except (OSError, WeightsError):
+            raise
+        except Exception as error:  # of a damaged file torch raises errors of many kinds
+            what = f"{path} is not read, because it is damaged or holds more than weights: {one_line(str(error))[:160]}"
+            raise WeightsError(what, remedy=f"--weights takes {_FORMS}") from None
+
+
+def _tensors_in(value: object, source: str) -> Tensors:
+    """The tensors of a state_dict, or of the only one among the entries of what a script has saved."""
+
+    def of(table: object) -> Tensors:
+        entries = table.items() if isinstance(table, Mapping) else ()
+        return {str(name): one.detach() for name, one in entries if isinstance(one, torch.Tensor)}
+
+    tables = [of(one) for one in (value, *(value.values() if isinstance(value, Mapping) else ()))]
+    found = [table for table in tables if table]
+    if not tables[0] and len(found) != 1:
+        names = first_of([str(name) for name in value]) if isinstance(value, Mapping) else type(value).__name__
+        what = f"{source} hold {'several' if found else 'no'} tables of tensors: {names or 'nothing'}"
+        raise WeightsError(what, remedy="give the state_dict of the model alone")
+    return found[0]
+
+
+def _of_checkpoint(checkpoint: Checkpoint, program: Program) -> Tensors:
+    """Its parameters, and the buffers of replica 0, by the names of the model's state_dict."""
+    named = dict[str, torch.Tensor]()
+    for name, saved in checkpoint.manifest.tensors.items():
+        if saved.kind in (SymbolKind.PARAMETER, SymbolKind.BUFFER):
+            type_ = whole_type(TensorType(saved.dtype, saved.shape), saved.cuts)
+            whole, prefix = torch.empty(type_.shape, dtype=getattr(torch, type_.dtype)), buffer_name(0, 0, "")
+            symbol = Symbol(name, saved.kind, type_)
+            checkpoint.read_part(symbol, {}, 0, whole.view(-1), prefix if saved.kind is SymbolKind.BUFFER else "")
+            here = program.symbols.get(name, replace(symbol, torch_names=(name,)))
+            named |= dict.fromkeys(here.torch_names[:1], whole)
+    return named
