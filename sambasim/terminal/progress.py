@@ -126,9 +126,10 @@ class RunProgress(RunObserver):
         pace = f"{summary.samples_per_s:.0f} samples/s{sync}"
         loss = f"loss {summary.loss_first:.4f} -> {summary.loss_last:.4f}"
         say(f"{steps} step{'s' * (steps != 1)} in {format_seconds(summary.training_s)} (measured): {pace}; {loss}")
-        most, *others = sorted(summary.peak_memory_bytes, reverse=True)
-        each = f", {format_bytes(others[-1])} or more in each of {len(others) + 1} processes" if others else ""
-        say(f"memory at the peak (measured): {format_bytes(most)}{each}")
+        peaks = sorted((size_bytes, rank) for rank, size_bytes in enumerate(summary.peak_memory_bytes))
+        ends = dict.fromkeys((*peaks[-1:], *peaks[:1]))  # the most and the least
+        peak = ", ".join(f"{format_bytes(size_bytes)} on rank {rank}" for size_bytes, rank in ends)
+        say(f"memory at the peak (measured): {peak}")
         bytes_of = asdict(summary.bytes).items()
         if moved := [f"{format_bytes(count)} {kind.replace('_', ' ')}" for kind, count in bytes_of if count]:
             say(f"sync moved {', '.join(moved)}")
@@ -183,6 +184,7 @@ class _Curve(Shown):
 
     def evaluated(self, line: str) -> None:
         self._evaluation = f"\n{line}"
+        self.show(self._line)
 
     def parts(self) -> "list[RenderableType]":
         return [f"{self._line}\nloss {sparkline(self.losses)}{self._evaluation}"]
