@@ -159,8 +159,9 @@ def absolute_names(mapping: Mapping[str, object], folder: Path) -> dict[str, obj
     if isinstance(table := result.get("evaluation"), dict):
         if isinstance(source := table.get("data"), str):
             table = table | {"data": _absolute(source, folder, is_source=True)}
-        if isinstance(metrics := _metrics_table(table.get("metrics")), dict):
-            table = table | {"metrics": {_absolute(name, folder, is_source=False): metrics[name] for name in metrics}}
+        if isinstance(metrics := _metrics_table(given := table.get("metrics")), dict):
+            metrics = {_absolute(name, folder, is_source=False): options for name, options in metrics.items()}
+            table = table | {"metrics": metrics if isinstance(given, dict) else [*metrics]}  # a list replaces others
         result["evaluation"] = table
     return result
 

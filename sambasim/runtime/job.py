@@ -13,13 +13,13 @@ from torch import Tensor
 
 from sambasim.data import loaders
 from sambasim.data.datasets import Given, Source, open_source
-from sambasim.errors import CheckpointError, OptionError
+from sambasim.errors import OptionError
 from sambasim.ir.types import SymbolKind
 from sambasim.options.given import leaves
 from sambasim.records.metrics import EvaluationRecord, StepRecord, SummaryRecord
+from sambasim.runtime.best import Watch
 from sambasim.runtime.checkpoint.choose import AUTO, IF_ANY, NEWEST, find, restore, settle
-from sambasim.runtime.checkpoint.content import check
-from sambasim.runtime.checkpoint.folder import claim, name_of
+from sambasim.runtime.checkpoint.folder import claim
 from sambasim.runtime.checkpoint.saver import Saver
 from sambasim.runtime.checkpoint.weights import given_weights
 from sambasim.runtime.inference import Evaluator, Sums, in_turn
@@ -30,14 +30,13 @@ from sambasim.runtime.outcome import averages_after, notices, summarize, trained
 from sambasim.runtime.record.digests import RunDigests
 from sambasim.runtime.record.numerics import Probes
 from sambasim.runtime.record.trace import RunTrace
-from sambasim.runtime.run.best import Watch
 from sambasim.runtime.run.order import samples_of
 from sambasim.runtime.run.plan import BEGINNING, Plan, Position, plan
 from sambasim.runtime.run.replica import input_specs
 from sambasim.runtime.run.run_observer import RunObserver, Start
 from sambasim.runtime.run.setup import Setup, Team, assemble, check_sources
 from sambasim.runtime.run.training import LossWatch, Totals, Trainer
-from sambasim.runtime.values.memory import State, part_of, write_tensors
+from sambasim.runtime.values.memory import part_of, write_tensors
 from sambasim.runtime.watch.observer import StepObserver, StepRecorder, together
 from sambasim.runtime.watch.status_file import UNWATCHED, Activity, StepStatus
 from sambasim.runtime.watch.supervisor import SAVE, StopSignals
@@ -71,7 +70,6 @@ class TrainingJob:
         weights: Mapping[str, object] | None = None,
     ) -> None:
         self._functions = functions
-        self._best: State | None = None  # of the best evaluation, if there is no folder for it
         self._setup, self._communicator, self._observer = setup, setup.communicator, observer
         self._activity, self._data, self._keeps_weights = activity, data, keeps_weights
         self._given_weights = weights
@@ -132,6 +130,8 @@ class TrainingJob:
             told, resumed = (self._observer, self._activity, self._losses), resumption and resumption.checkpoint.path
             self._saver = Saver(checkpoint.dir, setup, team, samples, *told, resumed)
         evaluator = self._evaluator(team, sources[0])
+        folder = resumption and resumption.checkpoint.path.parent
+        watch = Watch(setup, team, trainer.totals, self._saver, self._observer, folder)
         if (loader := sources[0].train.loader) is not None:
             lines += loaders.notices(loader, program.batch_size, steps.left_out)
         start = self._start(steps, team, sources[0], (*notices(setup, team, steps), *lines))
@@ -141,7 +141,7 @@ class TrainingJob:
             observers.append(StepStatus(self._activity, team.memory.program))
         trainer.observe(together(observers))
         try:
-            evaluation, stopped = self._epochs(trainer, evaluator, sources, steps, team, observers)
+            evaluation, stopped = self._epochs(trainer, evaluator, watch, sources, steps, team, observers)
         except _Interrupt as interrupt:
             evaluation, stopped = interrupt.evaluation, None
         if stopped is not None:
@@ -150,8 +150,8 @@ class TrainingJob:
         self._activity.waits("comparing the weights")
         totals, save, save_ema = trainer.totals, setup.options.save, setup.options.save_ema
         keeps_tensors = save is not None or save_ema is not None or self._keeps_weights
-        best = self._load_best(team, totals, resumption and resumption.checkpoint.path.parent)
-        state = best or trained_state(setup, team, _updates(totals), keeps_tensors=keeps_tensors)
+        best = watch.load()
+        state = best or trained_state(setup, team, totals.updates, keeps_tensors=keeps_tensors)
         summary = summarize(setup, team, start, totals, evaluation, self._saver, state, self._interrupted)
         of_step = totals.progress.best.step if best and totals.progress.best else None
         summary = summary.model_copy(update={"stopped_early": stopped, "weights_of_step": of_step})
@@ -185,33 +185,6 @@ class TrainingJob:
         ranks = [replica.transport for replica in team.first]
         own = () if setup.resolved.ema is None else (SymbolKind.PARAMETER,)
         return Evaluator(program, ranks, setup.resolved, self._activity, own, metrics)
-
-    def _keep_best(self, team: Team, position: Position, totals: Totals) -> None:
-        """Collective. After the best evaluation so far."""
-        asked = self._setup.resolved.evaluation
-        if self._saver is not None and asked.keep_best is not None:
-            self._saver.save(position, totals.progress)
-        elif asked.load_best:
-            self._best = trained_state(self._setup, team, _updates(totals), keeps_tensors=True)
-
-    def _load_best(self, team: Team, totals: Totals, resumed: Path | None) -> State | None:
-        """Collective. The state of the best evaluation, if it is asked for and is not that of the end."""
-        setup, best = self._setup, totals.progress.best
-        if best is None or not setup.resolved.evaluation.load_best or best.step == totals.steps:
-            return None
-        folder = setup.options.checkpoint.dir or resumed
-        if self._best is not None or folder is None:
-            return self._best
-        try:
-            with self._communicator.alike():
-                checkpoint = check(folder / name_of(best.step), self._communicator.rank, self._communicator.world_size)
-        except CheckpointError as error:
-            self._observer.noted(f"warning: the weights are the last, not those of step {best.step}: {error.what}")
-            return None
-        restore(setup, team, checkpoint)
-        team.release_parameters()
-        updates = best.step - checkpoint.manifest.progress.skipped_steps
-        return trained_state(setup, team, updates, keeps_tensors=True)
 
     def _stop(self, why: str) -> None:
         """On all ranks alike, after an event: the run takes no further step."""
@@ -261,6 +234,7 @@ class TrainingJob:
         self,
         trainer: Trainer,
         evaluator: Evaluator | None,
+        watch: Watch,
         sources: Sequence[Source],
         steps: Plan,
         team: Team,
@@ -270,8 +244,7 @@ class TrainingJob:
         totals, scaling = trainer.totals, self._setup.resolved.training.loss_scale
         progress = totals.progress
         evaluation, position, recorder = None, steps.start, self._recorder(team, steps)
-        asked = self._setup.resolved.evaluation
-        watch = Watch(asked, progress)
+        every, unit = self._setup.resolved.evaluation.cadence
         self._stopped = watch.stops
 
         def save_if_due() -> None:
@@ -292,7 +265,7 @@ class TrainingJob:
 
         def evaluate_if_due(epoch: int, *, is_whole: bool = False) -> None:
             nonlocal evaluation
-            number, (every, unit) = totals.steps, asked.cadence
+            number = totals.steps
             is_due = number % every == 0 if unit == "steps" else is_whole and (epoch + 1) % every == 0
             is_end = number == steps.steps or self._stopped is not None
             if evaluator is None or number == progress.evaluated_after or not (is_due or is_end):
@@ -300,8 +273,7 @@ class TrainingJob:
             trainer.set_arguments(epoch)
             evaluation, requested = self._evaluate(evaluator, sources, totals, epoch, team)
             self._observer.evaluated(evaluation)
-            if watch.is_best(evaluation):
-                self._keep_best(team, position, totals)
+            watch.take(evaluation, position)
             self._stopped = self._stopped or watch.stops
             stop_if(requested)
 
@@ -347,7 +319,7 @@ class TrainingJob:
         """Collective. One evaluation, and the largest request of a rank after it."""
         setup, step, began_s = self._setup, totals.steps, time.perf_counter()
         self._activity.waits("waiting for peers to evaluate")
-        averages = averages_after(setup, _updates(totals))
+        averages = averages_after(setup, totals.updates)
         evaluator.use(self._of_first(team, averages))
         self._activity.does("evaluating")
         own: list[list[tuple[Sums, Outcome]]] = []
@@ -406,7 +378,3 @@ class TrainingJob:
             weights=partial(weights_now, setup, team),
             stop=self._stop,
         )
-
-
-def _updates(totals: Totals) -> int:
-    return totals.steps - totals.progress.skipped_steps

@@ -205,3 +205,11 @@ def test_compile_and_run_leave_out_the_same(
     for options in (compiled, ran):
         table = options.data if "data" in tables else options.training
         assert {name: attrgetter(name)(table) for name in left} == left
+
+
+def test_a_list_of_metrics_replaces_those_of_the_pef_and_an_option_is_added() -> None:
+    compiled = ['evaluation.metrics={f1 = {average = "micro"}, "net.py:f" = {}}']
+    absolute = str(Path("net.py").absolute())
+    assert run({"evaluation_metrics": "auroc,top2"}, [], compiled).evaluation.metrics == {"auroc": {}, "top2": {}}
+    changed = run({}, ["evaluation.metrics.f1.zero_division=1.0"], compiled).evaluation.metrics
+    assert changed == {"f1": {"average": "micro", "zero_division": 1.0}, f"{absolute}:f": {}}

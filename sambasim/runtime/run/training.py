@@ -183,6 +183,10 @@ class Totals:
     steps: int = 0
     loss_last: float = float("nan")
 
+    @property
+    def updates(self) -> int:
+        return self.steps - self.progress.skipped_steps
+
 
 class Trainer:
     """Trains the replicas of this process: one, all of an emulation, or none on a parameter server. `hub` connects
@@ -224,7 +228,7 @@ class Trainer:
     def set_arguments(self, epoch: int) -> None:
         """Give the graphs what they take of the progress of the run. Skipped steps count for the latter only."""
         totals = self.totals
-        step, progress = totals.steps - totals.progress.skipped_steps, totals.steps / max(self._plan.steps, 1)
+        step, progress = totals.updates, totals.steps / max(self._plan.steps, 1)
         for tensor, argument in self._arguments:
             tensor.fill_(argument.at(step, epoch, progress))
 
@@ -232,7 +236,7 @@ class Trainer:
         """Run one optimizer step on the next batches of every replica, and set `requested` and `losses`."""
         totals, observer, schedule = self.totals, self._observer, self._training.schedule
         progress = totals.progress
-        number, updates = totals.steps, totals.steps - progress.skipped_steps
+        number, updates = totals.steps, totals.updates
         if observer is not None:
             observer.step_begins(number)
         began_ns = perf_counter_ns()
