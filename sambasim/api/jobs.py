@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from sambasim.api.given import given_of, metrics_of
 from sambasim.api.pef import Pef, opened, unwrapped
-from sambasim.api.ranks import command, connected, speaks_python, supervised
+from sambasim.api.ranks import command, connected, said, speaks_python, supervised
 from sambasim.commands.question import predicted, question_of
 from sambasim.commands.run import train
 from sambasim.compiler.capture.tensors import held_by
@@ -161,12 +161,13 @@ def run(
     recorder = _Recorder()
     observers: list[RunObserver] = [recorder]
     if world.rank == 0 and not quiet:
-        observers.append(RunProgress(predicts=chosen.predict))
+        observers.append(RunProgress(predicts=chosen.predict, words=said))
     with StopSignals() as signals, supervised(world, chosen) as (path, activity):
         how = path, chosen, world, activity, command(), observers, given_of(data, collate_fn), functions
         done = train(*how, keeps_weights=True, signals=signals, callbacks=called, weights=held)
     found = recorder.losses, recorder.logged, recorder.evaluations
-    return Run(given.name, *found, dict(done.weights), dict(done.averages), done.summary, done.interruption is not None)
+    summary = done.summary.model_copy(update={"notices": [*map(said, done.summary.notices)]})
+    return Run(given.name, *found, dict(done.weights), dict(done.averages), summary, done.interruption is not None)
 
 
 def _options_of(
@@ -270,7 +271,7 @@ def predict(
     with supervised(world, chosen) as (path, activity):
         record, outputs = infer(path, chosen, world, activity, live, held, functions, keeps_outputs=True)
         outputs = world.broadcast_object(outputs)
-    return Prediction(outputs, record)
+    return Prediction(outputs, record.model_copy(update={"notices": [*map(said, record.notices)]}))
 
 
 class Simulation(Tables):

@@ -36,10 +36,14 @@ def speaks_python(*, compiles: bool = False) -> Iterator[None]:
         raise
 
 
+def said(text: str, *, compiles: bool = False) -> str:
+    """A message in words of Python; not the user's line."""
+    return in_python(text, compiles=compiles, typed=sys.argv)
+
+
 def _translate(error: SambasimError, *, compiles: bool = False) -> None:
-    """The parts of `error` in words of Python; not the user's line."""
-    error.what = in_python(error.what, compiles=compiles, typed=sys.argv)
-    error.remedy = error.remedy and in_python(error.remedy, compiles=compiles, typed=sys.argv)
+    error.what = said(error.what, compiles=compiles)
+    error.remedy = error.remedy and said(error.remedy, compiles=compiles)
     error.args = (error.what,)
 
 

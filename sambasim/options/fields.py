@@ -32,7 +32,18 @@ from sambasim.options.flag import (
     flags_in,
 )
 from sambasim.options.grammar import LOSS_ARGUMENTS, LossName, OptimizerName, PefName, Source, parse_cadence, step_range
-from sambasim.options.problem import Count, Factor, FilePath, PositiveFactor, Replicas, Text, after, limits, parsable
+from sambasim.options.problem import (
+    Count,
+    Factor,
+    FilePath,
+    PositiveFactor,
+    Replicas,
+    Text,
+    after,
+    before,
+    limits,
+    parsable,
+)
 
 if TYPE_CHECKING:
     from sambasim.options.base import Options as Fields
@@ -60,6 +71,8 @@ OPT_LEVELS = {
     "o3": "The grouping with the shortest predicted step.",
 }
 
+_JOINED = before(lambda given: ",".join(map(str, given)) if isinstance(given, list | tuple) else given)
+_OR_BARE = before(lambda given: given if not isinstance(given, bool) else "newest" if given else None)
 _OF_FILE = after(lambda name: "sn40" if name == "sn40l" else name)  # as the file of the device is called
 
 
@@ -87,7 +100,7 @@ class OptimizerFields(Fields):
     """Momentum of SGD."""
     weight_decay: Annotated[Factor | None, Flag("--weight-decay", default=_OF_TORCH)] = None
     """Weight decay."""
-    no_decay: Annotated[Text | None, Flag("--no-decay PATTERNS", only="compile")] = None
+    no_decay: Annotated[Text | None, _JOINED, Flag("--no-decay PATTERNS", only="compile")] = None
     """Parameters without weight decay, by name: '*.bias,*norm*'. The config can have [[optimizer.groups]]."""
     max_grad_norm: Annotated[PositiveFactor | None, Flag("--max-grad-norm")] = None
     """Clip the norm of all gradients to this; a run needs a PEF with clipping."""
@@ -112,7 +125,8 @@ class TrainingFields(Fields):
     accumulation_steps: Annotated[int, limits(ge=1, le=MOST_MICRO_STEPS), Flag("--grad-accumulation-steps")] = 1
     """Micro-steps in one optimizer step."""
     seed: Annotated[int, limits(ge=0, le=LARGEST_INTEGER), Flag("--seed")] = 0
-    """Seed of the order of samples, of dropout and of all other random numbers."""
+    """Seed of the order of samples, of dropout and of all other random numbers; of compile, also of the first weights,
+    which a run keeps."""
 
 
 class EvaluationFields(Fields):
@@ -209,7 +223,7 @@ class CheckpointFields(Fields):
     """Write one this often, and one at the end."""
     keep: Annotated[Count | None, Flag("--keep K", default=str(DEFAULT_KEEP))] = None
     """Keep the newest K checkpoints."""
-    resume: Annotated[Text | None, Flag("--resume [auto|if-any|PATH]", bare="newest")] = None
+    resume: Annotated[Text | None, _OR_BARE, Flag("--resume [auto|if-any|PATH]", bare="newest")] = None
     """Continue from the newest checkpoint, which must be valid. auto: from the newest that is valid. if-any: the same,
     or from the start if there is none. PATH: from that checkpoint."""
     exact: Annotated[bool, Flag("--exact")] = False

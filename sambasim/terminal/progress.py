@@ -2,6 +2,7 @@
 end, from the SummaryRecord that `runtime/outcome.py` makes."""
 
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -32,8 +33,8 @@ class RunWarnings(RunObserver):
 class RunProgress(RunObserver):
     """On a terminal one line with a bar, else a line every few seconds; with `predicts`, predictions at the end."""
 
-    def __init__(self, *, predicts: bool = False) -> None:
-        self._predicts = predicts
+    def __init__(self, *, predicts: bool = False, words: Callable[[str], str] = str) -> None:
+        self._predicts, self._words = predicts, words
         self._start: Start | None = None
         self._bar = _progress_bar() if is_terminal(sys.stdout) else None
         self._curve = _Curve() if _in_notebook() else None
@@ -61,7 +62,7 @@ class RunProgress(RunObserver):
             lines.append(f"simulated: {start.placement}")
         if plan.left_out:
             lines.append(f"each epoch leaves out {plan.left_out} of {plan.samples} samples, which do not fill a step")
-        lines += [f"notice: {one_line(notice)}" for notice in start.notices]
+        lines += [f"notice: {one_line(self._words(notice))}" for notice in start.notices]
         say("\n".join(lines))
         if self._bar:
             self._bar.start()
@@ -96,6 +97,7 @@ class RunProgress(RunObserver):
         self.noted(f"checkpoint after step {record.step}: {record.path} ({took})")
 
     def noted(self, what: str) -> None:
+        what = self._words(what)
         if self._bar:
             self._bar.console.print(printable(what), markup=False, highlight=False)
         else:
@@ -109,7 +111,7 @@ class RunProgress(RunObserver):
             beyond = self._start.plan.beyond if self._start else None
             where = f"beyond {beyond}" if beyond else "the last one of the run"
             say(f"nothing was left to do: the checkpoint is at step {summary.steps}, {where}")
-            say("to train longer: --epochs N or --steps N")
+            say(self._words("to train longer: --epochs N or --steps N"))
         if summary.best is not None:
             loaded = "; the weights are those of it" if summary.weights_of_step else ""
             say(f"best: after step {summary.best.step}: {', '.join(scores(summary.best))}{loaded}")

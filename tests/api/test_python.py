@@ -301,6 +301,21 @@ def test_keywords_are_the_flags(folder: Path) -> None:
     assert (folder / "run.jsonl").exists()
 
 
+def test_notices_of_a_run_and_its_errors_speak_python(pef: ss.Pef, capsys: pytest.CaptureFixture[str]) -> None:
+    run = ss.run(pef, TRAIN, steps=1, reduce_on_rdu=True, seed=7, lr_schedule="cosine", warmup_steps=1)
+    printed = capsys.readouterr().out
+    for notice in (
+        "reduce_on_rdu=True has no effect: gradients do not leave this process",
+        "the first weights are those of the PEF, whatever seed: compile again with another for others",
+    ):
+        assert notice in run.summary.notices
+        assert f"notice: {notice}\n" in printed
+    assert "--" not in "".join(run.summary.notices)
+    with pytest.raises(OptionError, match="no samples are held out") as caught:
+        ss.run(pef, TRAIN, stop_after=2, quiet=True)
+    assert caught.value.remedy == 'set={"data.evaluation_fraction": 0.1}, or evaluation_data=SOURCE'
+
+
 def test_every_cell_of_the_notebook_runs_and_shows_something(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     cells = json.loads((ROOT / "docs" / "notebook.ipynb").read_text(encoding="utf-8"))["cells"]
