@@ -194,6 +194,8 @@ def train(
     if callbacks:
         everywhere = options.callback_ranks == "all"
         members.append(Callbacks([*map(checked, callbacks)], communicator, activity, everywhere=everywhere))
+    elif options.callback_ranks == "all":
+        raise OptionError("--callback-ranks needs a callback", remedy="add --callback module:function")
     setup, told = set_up(path, options, communicator), RunObservers(members)
     how = setup, told, activity, command, data, functions
     job = TrainingJob(*how, keeps_weights=keeps_weights, signals=signals, weights=weights)

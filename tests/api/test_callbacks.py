@@ -115,6 +115,11 @@ def raising(event: Event) -> None:
     raise KeyError(event.kind)
 
 
+def test_ranks_without_a_callback_are_told(pef: ss.Pef) -> None:
+    with pytest.raises(OptionError, match="callback_ranks needs a callback"):
+        trained(pef, callback_ranks="all")
+
+
 @pytest.mark.parametrize(
     ("callback", "error", "told"),
     [

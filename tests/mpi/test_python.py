@@ -37,8 +37,8 @@ def watch(event):
     if event.kind == "step" and event.record.step == 4 and rank == int(os.environ.get("PMI_SIZE", 1)) - 1:
         event.stop("this rank has seen enough")
 
-for options in ({}, {"lr": 1e-4}, {"reduce_on_rdu": len(sys.argv) > 1, "callback": watch}):
-    run = ss.run(pef, (points, labels), replicas=2, steps=5, threads=1, quiet=True, callback_ranks="all", **options)
+for options in ({}, {"lr": 1e-4}, {"reduce_on_rdu": len(sys.argv) > 1, "callback": watch, "callback_ranks": "all"}):
+    run = ss.run(pef, (points, labels), replicas=2, steps=5, threads=1, quiet=True, **options)
     sums = {name: one.double().sum().item() for name, one in run.weights.items()}
     found.append([run.summary.state_sha256, run.summary.sync, run.losses, sums])
 outputs = ss.predict(pef, points[:33], weights=run).outputs
@@ -90,7 +90,7 @@ def watch(event):
 ranks = sys.argv[2].replace("one", "all")
 run = ss.run(pef, (x, x), steps=2, threads=1, quiet=True, callback=watch, callback_ranks=ranks)
 assert all(torch.equal(seen[-1][name], one) for name, one in run.weights.items())
-print(len(seen), "times")
+sys.stdout.write(f"{len(seen)} times ")
 """
 
 
@@ -120,7 +120,7 @@ TOO_MANY = f"(points[: 400 - 64 * {RANK}], labels[: 400 - 64 * {RANK}]), replica
     [
         whole_case("labels[:32])", "labels[:31])", "value 0 has 32, value 1 has 31"),
         whole_case("replicas=2", "replicas=3", "replicas is 3, and mpirun started 2"),
-        whole_case("(points, labels), replicas", TOO_MANY, "400 samples to train, but"),
+        whole_case("(points, labels), replicas", TOO_MANY, "400 samples to train, content"),
         ("found, seen = [], []", f"{ONE_STEP}: raise ValueError(os.getpid())", "ValueError"),
         ("found, seen = [], []", f"{ONE_STEP} and {RANK} == 1: sys.exit(7)", 7),
     ],
