@@ -94,6 +94,9 @@ def test_a_resumed_run_knows_the_best_before_and_its_checkpoint_stays(pef: Pef, 
     resumed = run(pef, steps=8, resume="newest", load_best=True, **how)
     assert facts(resumed) == (8, 4, 4.0)
     assert [one.step for one in resumed.evaluations] == [7, 8]
+    run(pef, steps=3, checkpoint_dir=tmp_path / "other", evaluate_every="2epochs")
+    missed = run(pef, steps=6, checkpoint_dir=tmp_path / "other", resume="newest", evaluate_every="3")
+    assert [one.step for one in missed.evaluations] == [6], "that of the end of a run is not repeated"
 
 
 def _names(*steps: int) -> list[str]:

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
 
 import sambasim as ss
 from tests.parity.scripts import BATCH, STEPS, Script, Trained
@@ -53,8 +52,8 @@ def in_sambasim(name: str, layout: Layout, folder: Path) -> Trained:
     several = {"data_parallel": True, "world_size": layout.replicas} if layout.replicas > 1 else {}
     how = {**trained.HOW, **layout.compiled, **several, "output_folder": folder, "check": 0}
     is_pair = not all(isinstance(one, Tensor) for one in samples)  # to train and to evaluate
-    example = next(iter(DataLoader(samples[0], size))) if is_pair else [one[:size] for one in samples]
-    pef = ss.compile(model, tuple(example), optimizer=optimizers, name=name, quiet=True, **how)
+    batch = next(iter(trained.data()[0])) if is_pair else samples
+    pef = ss.compile(model, tuple(one[:size] for one in batch), optimizer=optimizers, name=name, quiet=True, **how)
     del schedulers  # an optimizer refers to its scheduler weakly
     order = {"data.shuffle": False, "training.accumulation_steps": trained.ACCUMULATED}
     how = {"replicas": layout.replicas, "steps": STEPS, "threads": 1, "quiet": True, "set": order, **layout.run}
