@@ -264,11 +264,11 @@ def example_batch(
     too few, or do not fit together, or model and loss."""
     source = source or open_source(options.data, None)
     batch_size = options.training.batch_size
-    if len(source.train) < batch_size:
+    if len(source.train) < batch_size and not source.train.is_stream:
         what = f"the training data has {len(source.train)} samples, fewer than one batch of {batch_size}"
         raise DataError(what, remedy=f"--batch-size {len(source.train)} or less")
     batch = batch_of(source.train, range(options.micro_batch_size))
-    sample = source.train[0] if source.train.collate is None else None
+    sample = None if source.train.collate or source.train.is_stream else source.train[0]
     for name, value in sample.items() if isinstance(sample, Mapping) else ():
         if name in inspect.signature(model.forward).parameters and is_list_of_numbers(value):
             raise DataError(f"{name} of a sample is a list of numbers, as many inputs", remedy=ONE_TENSOR)

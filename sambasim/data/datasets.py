@@ -5,6 +5,7 @@ import os
 import zipfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from inspect import isgeneratorfunction
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, cast, runtime_checkable
 
@@ -50,6 +51,16 @@ Collate: TypeAlias = Callable[[list[Any]], object]
 """As `collate_fn` of PyTorch's DataLoader."""
 
 
+def is_stream(dataset: object) -> bool:
+    others = (Tensor, Mapping, str, bytes, type, Iterator)
+    is_iterable = isgeneratorfunction(dataset) or (isinstance(dataset, Iterable) and not isinstance(dataset, MapStyle))
+    return isinstance(dataset, IterableDataset) or (is_iterable and not isinstance(dataset, others))
+
+
+def _size(dataset: Any) -> int:
+    return len(dataset) if hasattr(type(dataset), "__len__") else 0
+
+
 class WatchedDataset(Dataset[object]):
     """The samples of `dataset`, or those that `chosen` lists; `name` is the data source's, for messages. `__getitem__`
     raises DataError for a failure; `__getitems__` returns that as one of the samples. `loader`: the user's, if the
@@ -62,7 +73,9 @@ class WatchedDataset(Dataset[object]):
         self.dataset: MapStyle = cast(MapStyle, dataset if self.loader is None else self.loader.dataset)
         self.name = name
         self.collate = collate
-        self.chosen: Sequence[int] = range(len(self.dataset)) if chosen is None else chosen
+        self.is_stream = is_stream(self.dataset)
+        """Whether samples come in an order of its own; its length is 0 if it has none."""
+        self.chosen: Sequence[int] = range(_size(self.dataset)) if chosen is None else chosen
 
     def __len__(self) -> int:
         return len(self.chosen)
@@ -296,6 +309,8 @@ def open_source(
     if evaluation is not None:
         _length(evaluation, of_evaluation, "evaluation")
         held_out = watched(evaluation, of_evaluation)
+    elif options.evaluation_fraction > 0 and is_stream(train.dataset if isinstance(train, DataLoader) else train):
+        raise DataError(f"{name} is a stream, and {asked} holds out some", remedy="give (train, evaluation)")
     elif options.evaluation_fraction > 0:
         kept, held = split_indices(count, options.evaluation_fraction)
         if not kept or not held:
@@ -306,8 +321,9 @@ def open_source(
             raise DataError(what, remedy="give (train_loader, eval_loader), and --set data.evaluation_fraction=0")
         held_out = watched(train, name, held)
     to_train = watched(train, name, kept)
-    described = "" if held_out is None else f", {len(held_out):,} held out"
-    return Source(name, to_train, held_out, f"{name}: {len(to_train):,} samples to train{described}")
+    size = f"{len(to_train):,} samples" if len(to_train) else "a stream"
+    described = "" if held_out is None else f", {len(held_out):,} held out" if len(held_out) else ", a stream held out"
+    return Source(name, to_train, held_out, f"{name}: {size} to train{described}")
 
 
 def collate_named(target: str | None) -> Collate | None:
@@ -353,20 +369,23 @@ def _pair(given: object, name: str) -> Datasets:
 
 
 def _map_style(given: object, name: str) -> Any:
-    others = (IterableDataset, Tensor, Mapping, str, bytes)
+    others = (Tensor, Mapping, str, bytes)
     if isinstance(given, DataLoader):
         check_loader(given, name)
         _map_style([] if isinstance(given.dataset, Tensor) else given.dataset, name)
         return given
-    if isinstance(given, MapStyle) and not isinstance(given, others):
+    if is_stream(given) or (isinstance(given, MapStyle) and not isinstance(given, others)):
         return given
-    remedy = "return a map-style Dataset, one with __len__ and __getitem__, or (train, evaluation)"
-    raise DataError(f"{name} gave {type(given).__name__}, which is no map-style dataset", remedy=remedy)
+    remedy = (
+        "return a map-style Dataset, one with __len__ and __getitem__, or (train, evaluation); or an IterableDataset"
+    )
+    remedy += ", or a generator function itself, which gives an epoch at each call" * isinstance(given, Iterator)
+    raise DataError(f"{name} gave {type(given).__name__}, which is no data set", remedy=remedy)
 
 
 def _length(given: MapStyle | Loader, name: str, what: str) -> int:
     dataset = cast(MapStyle, given.dataset if isinstance(given, DataLoader) else given)
-    count = guarded(lambda: len(dataset), f"the length of the {what} set of {name}", DataError)
-    if count == 0:
+    count = guarded(lambda: _size(dataset), f"the length of the {what} set of {name}", DataError)
+    if count == 0 and not is_stream(dataset):
         raise DataError(f"the {what} set of {name} is empty", remedy="check where its samples come from")
     return count

@@ -22,6 +22,10 @@ from sambasim.forks import STOP_SIGNALS, ends_with
 from sambasim.options.training import DataOptions
 
 
+def _unchanged(batch: object) -> object:
+    return batch
+
+
 class _Popen(Popen):
     def terminate(self) -> None:  # by DataLoader and multiprocessing at shutdown; workers ignore SIGTERM
         self.kill()
@@ -38,24 +42,26 @@ class _Context(multiprocessing.context.ForkContext):
 
 
 def loader_of(
-    dataset: Dataset[object],
-    sampler: Iterable[list[int]],
+    dataset: Dataset[Any],
+    sampler: Iterable[list[int]] | None,
     options: DataOptions,
     generator: Generator | None,
     watched: WatchedDataset | None = None,
 ) -> "DataLoader[object]":
-    """Reads the batches that `sampler` gives, as `watched` makes them; workers are seeded from `generator`."""
-    user = None if watched is None else watched.loader
+    """Reads the batches that `sampler` gives, as `watched` makes them, or those of a stream; workers are seeded from
+    `generator`."""
+    user, made = (None, None) if watched is None else (watched.loader, watched.collate)
     parent = os.getpid() if threading.current_thread() is threading.main_thread() else None
     return DataLoader(
         dataset,
+        batch_size=None if sampler is None else 1,
         batch_sampler=sampler,
-        collate_fn=partial(collate, function=None if watched is None else watched.collate),
+        collate_fn=_unchanged if sampler is None else partial(collate, function=made),
         num_workers=options.workers,
         multiprocessing_context=_Context() if options.workers else None,
         worker_init_fn=partial(_begin, parent, None if user is None else user.worker_init_fn),
         prefetch_factor=options.prefetch_factor,
-        persistent_workers=options.persistent_workers,
+        persistent_workers=options.persistent_workers and sampler is not None,
         generator=generator,
     )
 

@@ -7,7 +7,8 @@ run, the running statistics are those of replica 0. The padding of the last batc
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
-from itertools import zip_longest
+from itertools import count as counter
+from itertools import islice, zip_longest
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -19,6 +20,7 @@ from torch.utils.data import DataLoader
 from sambasim.data import batches
 from sambasim.data.datasets import Given, WatchedDataset, open_source
 from sambasim.data.loaders import reading
+from sambasim.data.streams import samples_of
 from sambasim.data.workers import batches_of, loader_of
 from sambasim.errors import DataError
 from sambasim.ir.graph import Graph
@@ -120,6 +122,9 @@ class Evaluator:
             yield self._sums_of(outputs, batch, count), kept, found
 
     def _batches(self, dataset: WatchedDataset, rank: int, world_size: int) -> Iterator[tuple[Batch, int]]:
+        if dataset.is_stream:
+            yield from self._of_stream(dataset, rank, world_size)
+            return
         options, key = reading(dataset.loader, self._options), (id(dataset), rank)
         size, order = self._program.batch_size, evaluation_order(dataset)
         starts = range(rank * size, len(order), world_size * size)
@@ -132,12 +137,25 @@ class Evaluator:
         for number, indices in enumerate(deal, start=1):
             self._activity.does(f"evaluating batch {number} of {len(deal)}")
             batch, count = next(read), len(indices)
-            tensors = batches.bind(batch, [spec.name for spec in self._inputs], ignore_rest=not self._has_loss)
-            for name, tensor in tensors.items():
-                missing = size - tensor.shape[0]
-                if missing > 0:
-                    tensors[name] = torch.cat([tensor, tensor[:1].expand(missing, *tensor.shape[1:])])
-            yield batches.check(tensors, self._inputs, size), count
+            yield self._padded(batch), count
+
+    def _of_stream(self, dataset: WatchedDataset, rank: int, world_size: int) -> Iterator[tuple[Batch, int]]:
+        samples, size = samples_of(dataset), self._program.batch_size
+        for number in counter():
+            if not (read := list(islice(samples, size))):
+                return
+            self._activity.does(f"evaluating batch {number + 1}")
+            if number % world_size == rank:
+                yield self._padded(batches.collate(read, dataset.collate)), len(read)
+
+    def _padded(self, batch: batches.Batch) -> Batch:
+        size, names = self._program.batch_size, [spec.name for spec in self._inputs]
+        tensors = batches.bind(batch, names, ignore_rest=not self._has_loss)
+        for name, tensor in tensors.items():
+            missing = size - tensor.shape[0]
+            if missing > 0:
+                tensors[name] = torch.cat([tensor, tensor[:1].expand(missing, *tensor.shape[1:])])
+        return batches.check(tensors, self._inputs, size)
 
     def _run(self, batch: Batch, graph: Graph, number: int = 0) -> list[Tensor]:
         """Run the executors `number` of the ranks, of `graph`. Returns the outputs of the first rank that has any."""

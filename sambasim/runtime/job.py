@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from pathlib import Path
 from signal import Signals
 from types import MappingProxyType
@@ -12,7 +13,7 @@ from types import MappingProxyType
 from torch import Tensor
 
 from sambasim.data import loaders
-from sambasim.data.datasets import Given, Source, open_source
+from sambasim.data.datasets import Given, Source
 from sambasim.errors import OptionError
 from sambasim.ir.types import SymbolKind
 from sambasim.options.given import leaves
@@ -24,7 +25,7 @@ from sambasim.runtime.checkpoint.saver import Saver
 from sambasim.runtime.checkpoint.weights import given_weights
 from sambasim.runtime.inference import Evaluator, Sums, in_turn
 from sambasim.runtime.machine import process
-from sambasim.runtime.machine.process import Stream, derive, keep_freed_memory, repeatable, seed_everything
+from sambasim.runtime.machine.process import Stream, derive, keep_freed_memory, repeatable
 from sambasim.runtime.metrics import Function, Metrics, Outcome
 from sambasim.runtime.outcome import averages_after, notices, summarize, trained_state, weights_now, whole_tensors
 from sambasim.runtime.record.digests import RunDigests
@@ -32,9 +33,8 @@ from sambasim.runtime.record.numerics import Probes
 from sambasim.runtime.record.trace import RunTrace
 from sambasim.runtime.run.order import samples_of
 from sambasim.runtime.run.plan import BEGINNING, Plan, Position, plan
-from sambasim.runtime.run.replica import input_specs
 from sambasim.runtime.run.run_observer import RunObserver, Start
-from sambasim.runtime.run.setup import Setup, Team, assemble, check_sources
+from sambasim.runtime.run.setup import Setup, Team, assemble, check_sources, open_sources
 from sambasim.runtime.run.training import LossWatch, Totals, Trainer
 from sambasim.runtime.values.memory import part_of, write_tensors
 from sambasim.runtime.watch.observer import StepObserver, StepRecorder, together
@@ -196,14 +196,9 @@ class TrainingJob:
 
     def _open_sources(self) -> Sequence[Source]:
         """Collective. The data, opened once for each rank of this process, with the same random numbers for all."""
-        setup, resolved, sources = self._setup, self._setup.resolved, []
-        specs = tuple(input_specs(setup.program))
-        for _ in setup.ranks:
-            seed_everything(derive(setup.seed, 0, 0, 0, Stream.SOURCE))
-            with repeatable(setup.threads):  # its module may set a number of threads
-                sources.append(open_source(resolved.data, specs, self._data, held_out_by=resolved.evaluation))
+        sources = open_sources(self._setup, self._data)
         self._activity.waits("waiting for peers to open the data")
-        self._setup = replace(setup, data_identity=check_sources(self._communicator, sources))
+        self._setup = replace(self._setup, data_identity=check_sources(self._communicator, sources))
         return sources
 
     def _step(
@@ -218,11 +213,6 @@ class TrainingJob:
         trainer.observe(together(observers))
         recorder.end(number, epoch, step.loss)
         return step
-
-    def _note_dropped(self, team: Team) -> None:
-        shard = team.replicas[0].shard
-        if shard is not None and shard.dropped and self._setup.is_first:
-            self._observer.noted(f"columns that the PEF does not take are dropped: {', '.join(shard.dropped)}")
 
     def _recorder(self, team: Team, steps: Plan) -> StepRecorder | None:
         run, options = (self._setup, team, steps, self._observer), self._setup.options
@@ -277,27 +267,30 @@ class TrainingJob:
             self._stopped = self._stopped or watch.stops
             stop_if(requested)
 
-        for epoch in range(steps.start.epoch, steps.epochs):
-            if self._stopped:
+        for epoch in count(steps.start.epoch):
+            if self._stopped or steps.ends_before(epoch, totals.steps, ended_early=trainer.ended):
                 break
+            begun = totals.steps
             self._activity.does("beginning an epoch")
             trainer.begin_epoch(epoch)
-            last = min(steps.end_of(epoch), steps.steps)
+            last = min(begun + steps.length(epoch), steps.steps)
             evaluate_if_due(epoch)  # where an interrupted run was to do it
-            while totals.steps < last and not self._stopped:
+            while totals.steps < last and not (self._stopped or trainer.ended):
                 step = self._step(trainer, epoch, recorder, observers)
-                if totals.steps == steps.start.step + 1:
-                    self._note_dropped(team)
+                if totals.steps == steps.start.step + 1 and self._setup.is_first and team.dropped:
+                    self._observer.noted(f"columns that the PEF does not take are dropped: {team.dropped}")
                 self._observer.stepped(step)
                 self._losses.check(step, trainer.losses)  # before a checkpoint saves its result
                 if progress.loss_scale is not None:
                     self._losses.check_scale(progress.loss_scale.value, scaling.minimum, step)
-                position = steps.position(totals.steps, epoch)
+                position = steps.position(totals.steps, epoch, begun)
                 stop_if(trainer.requested)
-                if position.step < last:
+                if position.step < last and not trainer.ended:
                     evaluate_if_due(epoch)
                     save_if_due()
-            if is_whole := position.step == steps.end_of(epoch):  # an evaluation of that is not repeated on resume
+            if is_whole := trainer.ended or position.step == begun + steps.length(
+                epoch
+            ):  # an evaluation of that is not repeated on resume
                 position = Position(position.step, epoch + 1)
             evaluate_if_due(epoch, is_whole=is_whole)
             if is_whole:

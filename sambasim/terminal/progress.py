@@ -52,10 +52,11 @@ class RunProgress(RunObserver):
         self._start, plan = start, start.plan
         chips = f" of {start.chips} chips" if start.chips > 1 else ""
         accumulation = f" × {plan.accumulation_steps} accumulated" if plan.accumulation_steps > 1 else ""
+        of_epoch = f"{plan.steps_per_epoch} steps per epoch; " if plan.samples else ""
         lines = [
             one_line(f"{start.name}: {start.data}"),
             f"batch {plan.batch_size} × {counted(plan.world_size, 'replica')}{chips} = global batch "
-            f"{plan.global_batch_size}{accumulation}; {plan.steps_per_epoch} steps per epoch; sync: {start.sync}; "
+            f"{plan.global_batch_size}{accumulation}; {of_epoch}sync: {start.sync}; "
             f"{start.threads} thread{'s' * (start.threads > 1)} per rank",
         ]
         if start.placement:

@@ -1,7 +1,7 @@
 """From data options to datasets: files, functions, synthetic data, held-out samples."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from safetensors.torch import save_file
-from torch.utils.data import Dataset, IterableDataset, TensorDataset
+from torch.utils.data import Dataset, TensorDataset
 
 from sambasim.data.datasets import Source, open_source, split_indices
 from sambasim.errors import DataError
@@ -20,11 +20,6 @@ from sambasim.options.grammar import InputSpec, parse_input
 from sambasim.options.training import DataOptions
 
 INPUTS = (InputSpec("x", "float32", (3,)), InputSpec("target", "int64", (), 5))
-
-
-class Stream(IterableDataset[int]):
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(3))
 
 
 class Broken(Dataset[int]):
@@ -79,7 +74,7 @@ def test_a_function_gives_one_set_or_two(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (lambda: Stream(), "gave Stream, which is no map-style dataset"),
+        (lambda: {"x": 1}, "gave dict, which is no data set"),
         (lambda: (torch.zeros(3), torch.zeros(3)), "or torch.utils.data.TensorDataset(*tensors)"),
         (lambda: (ten(), ten(), ten()), "gave a tuple of 3; it must give a dataset, or (train, evaluation)"),
         (lambda: iter([1]), "return a map-style Dataset, one with __len__ and __getitem__"),

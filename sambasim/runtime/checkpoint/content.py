@@ -113,7 +113,7 @@ class Manifest(_Model):
 
     @model_validator(mode="after")
     def _counts_are_possible(self) -> Self:
-        if self.position.used > self.run.samples:
+        if self.position.used > self.run.samples > 0:
             raise ValueError(f"{self.position.used} samples used of an epoch of {self.run.samples}")
         if self.progress.skipped_steps > self.position.step:
             raise ValueError(f"{self.progress.skipped_steps} steps skipped of {self.position.step}")

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -129,6 +130,11 @@ class Saver:
                 folder.mark_best(path)
             return path
         self._losses.check_parameters(self._nonfinite_parameter(), position)
+        own = [
+            (rank.replica, dict(rank.shard.state)) for rank in self._team.replicas if rank.shard and rank.shard.state
+        ]
+        everybody = dict(pair for pairs in setup.communicator.all_gather_object(own) for pair in pairs)
+        progress = replace(progress, streams=[everybody[replica] for replica in sorted(everybody)])
         manifest = self._beginning.model_copy(update={"position": position, "progress": progress})
         try:
             written = write(path, manifest, self._own_pieces(), setup.communicator, self._activity)

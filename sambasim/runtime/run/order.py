@@ -81,8 +81,8 @@ class Order:
 
 
 def samples_of(dataset: WatchedDataset, batch_size: int, seed: int) -> int:
-    """Those of an epoch."""
-    if dataset.loader is None or loaders.shuffles(dataset.loader) is not None:
+    """Those of an epoch; 0 for a stream without a length."""
+    if dataset.is_stream or dataset.loader is None or loaders.shuffles(dataset.loader) is not None:
         return len(dataset)
     order = Order(dataset, seed, shuffle=False)
     return len(order.begin(0)) * (batch_size if order.of_batches else 1)

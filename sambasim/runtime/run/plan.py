@@ -26,8 +26,8 @@ BEGINNING = Position()
 @dataclass(frozen=True, slots=True)
 class Plan:
     """The steps of a run; `first_ends` is the last step of its first epoch and `steps` the last of all, also in a
-    resumed run. `left_out` counts the samples of a whole epoch that no replica uses; `beyond` is the end that the
-    options set, if `start` is past it."""
+    resumed run. An epoch of a stream may end before; without a length, `samples` is 0. `left_out` counts the samples
+    of a whole epoch that no replica uses; `beyond` is the end that the options set, if `start` is past it."""
 
     world_size: int
     batch_size: int
@@ -39,6 +39,7 @@ class Plan:
     left_out: int
     start: Position = BEGINNING
     beyond: str | None = None
+    by_steps: bool = False
 
     @property
     def global_batch_size(self) -> int:
@@ -61,10 +62,18 @@ class Plan:
     def end_of(self, epoch: int) -> int:
         return self.first_ends + (epoch - self.start.epoch) * self.steps_per_epoch
 
-    def position(self, step: int, epoch: int) -> Position:
-        """The position after `step`, which belongs to `epoch`."""
+    def ends_before(self, epoch: int, step: int, *, ended_early: bool) -> bool:
+        """Whether the run has no `epoch` after `step`; `ended_early`: the epoch before it, see `Trainer.ended`."""
+        return epoch >= self.epochs and not (self.by_steps and ended_early and step < self.steps)
+
+    def length(self, epoch: int) -> int:
+        """The steps of `epoch` in this run."""
+        return self.first_ends - self.start.step if epoch == self.start.epoch else self.steps_per_epoch
+
+    def position(self, step: int, epoch: int, begun: int | None = None) -> Position:
+        """The position after `step`, which belongs to `epoch`, which has `begun` after so many steps."""
         is_first = epoch == self.start.epoch
-        before = self.start.step if is_first else self.end_of(epoch - 1)
+        before = self.start.step if is_first else self.end_of(epoch - 1) if begun is None else begun
         return Position(step, epoch, (self.start.used if is_first else 0) + (step - before) * self.samples_per_step)
 
 
@@ -72,7 +81,11 @@ def plan(samples: int, world_size: int, training: TrainingOptions, start: Positi
     """The plan of a run on `samples`, from `start` on. Raises DataError if they are too few for one step."""
     needed = training.batch_size * training.accumulation_steps * world_size
     steps_per_epoch = samples // needed
-    if steps_per_epoch == 0:
+    if samples == 0:
+        if training.steps is None:
+            raise DataError("the data is a stream without a length", remedy="--steps N, or a __len__ of its class")
+        steps_per_epoch = max(training.steps - start.step, 0) + 1
+    elif steps_per_epoch == 0:
         most = samples // (training.batch_size * world_size)
         raise DataError(
             f"the training data has {samples} samples, but one step takes {needed}: batch {training.batch_size} × "
@@ -80,7 +93,7 @@ def plan(samples: int, world_size: int, training: TrainingOptions, start: Positi
             remedy=(f"--grad-accumulation-steps {most} at most; or " if most else "")
             + "use more data, fewer replicas, or compile for a smaller --batch-size",
         )
-    first_ends = start.step + (samples - start.used) // needed
+    first_ends = start.step + ((samples - start.used) // needed if samples else steps_per_epoch)
     epochs_left = (training.epochs or 1) - start.epoch
     by_epochs = first_ends + (epochs_left - 1) * steps_per_epoch if epochs_left > 0 else start.step
     return Plan(
@@ -91,9 +104,10 @@ def plan(samples: int, world_size: int, training: TrainingOptions, start: Positi
         steps_per_epoch=steps_per_epoch,
         first_ends=first_ends,
         steps=max(training.steps or by_epochs, start.step),
-        left_out=samples - steps_per_epoch * needed,
+        left_out=samples - steps_per_epoch * needed if samples else 0,
         start=start,
         beyond=_beyond(training, start),
+        by_steps=training.steps is not None,
     )
 
 

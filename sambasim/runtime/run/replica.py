@@ -12,7 +12,7 @@ from functools import partial
 from itertools import islice
 from operator import add
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from torch import Generator, Tensor
 from torch.utils.data import Dataset
@@ -20,6 +20,7 @@ from torch.utils.data import Dataset
 from sambasim.data import batches
 from sambasim.data.datasets import Samples, WatchedDataset, tensor_batches
 from sambasim.data.loaders import reading
+from sambasim.data.streams import Dealt, State
 from sambasim.data.workers import batches_of, loader_of
 from sambasim.errors import DataError, InternalError, PefError
 from sambasim.ir.program import Program
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
     from sambasim.runtime.engine.inductor import Inductor
 
 _SeededBatch = list[int]
+ENDED = 1 << 16
+"""Added to what a rank asks of the run if its epoch has ended; above the numbers of signals."""
 
 
 @dataclass(eq=False)
@@ -64,22 +67,44 @@ class Shard:
         self._next_step = 0  # of the first batch of this epoch
         # The loader seeds its workers from a generator; without one of its own it would draw from the global one.
         self._generator = Generator()
-        options = reading(self.dataset.loader, self.options)
+        options, is_stream = reading(self.dataset.loader, self.options), self.dataset.is_stream
+        if is_stream and options.workers > 1:
+            what = f"{self.dataset.name} is a stream, which {options.workers} workers would read in another order"
+            raise DataError(what, remedy="--workers 1, or num_workers=1 of the DataLoader")
         if options.persistent_workers and hasattr(self.dataset.dataset, "set_epoch"):
             what = f"{self.dataset.name} has a set_epoch, which workers that are kept would not see"
             raise DataError(what, remedy="--set data.persistent_workers=false, or that of the DataLoader")
-        self._loader = loader_of(_Seeded(self.dataset), self, options, self._generator, self.dataset)
+        self._dealt = (
+            Dealt(self.dataset, self.rank, self.world_size, self.batch_size, self._seed_stream) if is_stream else None
+        )
+        self._ahead: list[Any] = []  # of a stream, the batches of the next step
+        self.state: State = {}  # of the stream, after the last batch
+        read, sampler = (_Seeded(self.dataset), self) if self._dealt is None else (self._dealt, None)
+        self._loader = loader_of(read, sampler, options, self._generator, self.dataset)
         # A TensorDataset is cut without the loader; None if it is none.
-        self._tensors = None if options.workers or self._order.of_batches else tensor_batches(self.dataset)
+        self._tensors = None if options.workers or is_stream or self._order.of_batches else tensor_batches(self.dataset)
         self._iterator: Iterator[batches.Batch] = iter(())
         self._all_fit = False  # a batch of _tensors fits the inputs, so the others do too
         self._batches = 0  # read in this epoch
         self.dropped: Sequence[str] | None = None
         """The columns of samples that the graph does not take, once a batch was read."""
 
-    def begin_epoch(self, epoch: int, step: int, used: int = 0) -> None:
-        """Distribute the samples after the first `used` of the epoch's order. `step` is the next optimizer step."""
+    def _seed_stream(self, epoch: int, number: int) -> None:
+        seed_everything(derive(self.seed, 0, epoch, number, Stream.DATA))
+
+    def begin_epoch(self, epoch: int, step: int, used: int = 0, streams: Sequence[State] = ()) -> None:
+        """Distribute the samples after the first `used` of the epoch's order. `step` is the next optimizer step.
+        `streams`: the states of a stream, by replica, from a checkpoint."""
         self._batches = 0
+        self._generator.manual_seed(derive(self.seed, self.rank, epoch, 0, Stream.WORKER))
+        if self._dealt is not None:
+            self._dealt.begin(epoch, used, streams)
+            self._iterator = batches_of(self._loader, self.dataset.name)
+            if self.read_ahead():
+                who = f"replica {self.rank} of {self.world_size}"
+                what = f"{self.dataset.name} gives {who} no whole step in epoch {epoch + 1}"
+                raise DataError(what, remedy="more samples, in as many shards as replicas at least, or a smaller batch")
+            return
         order, size = self._order.begin(epoch), self.batch_size
         left = order[used // size if self._order.of_batches else used :]
         each = len(left) // self.world_size
@@ -92,7 +117,6 @@ class Shard:
             self._iterator = self._tensors(own, size)
             return
         self._next_step = step
-        self._generator.manual_seed(derive(self.seed, self.rank, epoch, 0, Stream.WORKER))
         self._iterator = batches_of(self._loader, self.options.source or "the data")
 
     def __iter__(self) -> Iterator[_SeededBatch]:
@@ -101,10 +125,21 @@ class Shard:
             step, micro_step = divmod(index, self.accumulation_steps)
             yield [derive(self.seed, self.rank, self._next_step + step, micro_step, Stream.DATA), *batch]
 
+    def read_ahead(self) -> bool:
+        """Whether the epoch ends here, as a stream has no whole step left."""
+        if self._dealt is None:
+            return False
+        self._ahead = list(islice(self._iterator, self.accumulation_steps))
+        is_failure = bool(self._ahead) and isinstance(self._ahead[-1][0], DataError)
+        return len(self._ahead) < self.accumulation_steps and not is_failure
+
     def next_batch(self) -> Mapping[str, Tensor]:
         """The next batch of this epoch. Raises DataError if the data does not fit the graph or cannot be read."""
         self._batches += 1
-        batch = next(self._iterator)
+        if self._dealt is not None:
+            batch, self.state = self._ahead.pop(0)
+        else:
+            batch = next(self._iterator)
         if self._tensors is not None and self._all_fit:
             return dict(zip(self._names, cast("list[Tensor]", batch), strict=True))
         tensors = batches.bind(batch, self._names)
@@ -118,7 +153,8 @@ class Shard:
 
     def samples_of_last_batch(self) -> Sequence[int]:
         """The indices, in the user's dataset, of the samples in the last batch of `next_batch`."""
-        return [self.dataset.chosen[position] for position in self._own[self._batches - 1]]
+        own = self._own[self._batches - 1] if self._own else ()
+        return [self.dataset.chosen[position] for position in own]
 
 
 class _Seeded(Dataset[object]):
@@ -217,6 +253,7 @@ class Replica:
             if observer is not None:
                 observer.pass_ends(self.rank, loss)
         losses = tuple(total / (micro_steps * count) for total in totals) if self.works else ()
+        ends = ENDED if self.shard is not None and self.shard.read_ahead() else 0
         if self._detailed is not None and losses:
             self._detailed.span_ends(self.rank, Track.HOST, "forward and backward", began_ns, {})
         earlier: list[Updated] = []
@@ -228,9 +265,9 @@ class Replica:
             self.optimizers.divide_by(mean_count)
             losses = (*(loss / mean_count for loss in losses[:1]), *losses[1:])
         if self._guarded is None:
-            return self._averaged((yield from self._update.run(losses, ask())).after(earlier))
+            return self._averaged((yield from self._update.run(losses, ask() + ends)).after(earlier))
         # The losses are exchanged before any gradient is reduced.
-        exchanged = yield from self._update.run(losses, ask(), applies=False)
+        exchanged = yield from self._update.run(losses, ask() + ends, applies=False)
         if not all(map(math.isfinite, exchanged.losses)):
             for buffer, kept in self._guarded:
                 buffer.copy_(kept)

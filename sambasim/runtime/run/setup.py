@@ -7,7 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
-from sambasim.data.datasets import Source
+from sambasim.data.datasets import Given, Source, open_source
 from sambasim.errors import DataError, InternalError, MachineError, OptionError, PefError
 from sambasim.hardware.placement import Inventory, Placement, inventory_of, place_replicas
 from sambasim.ir.mesh import DATA_PARALLEL, Mesh, copy_mesh, mesh_of
@@ -24,7 +24,7 @@ from sambasim.runtime.machine.agreement import DATA, check_equal
 from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.machine.kernels import cpu_kind, find_cpp_compiler
 from sambasim.runtime.machine.launcher import cores_of_this_process, ranks_of_process
-from sambasim.runtime.machine.process import check_device, default_threads
+from sambasim.runtime.machine.process import Stream, check_device, default_threads, derive, repeatable, seed_everything
 from sambasim.runtime.run.replica import Replica, Shard, input_specs
 from sambasim.runtime.run.run_observer import RunObserver
 from sambasim.runtime.transports.connect import Transport, Way, open_ranks
@@ -195,6 +195,16 @@ def _check_trainable(program: Program, run: ResolvedRun) -> None:
     raise OptionError(what, remedy="run it by the app that compiled it: python APP.py run --pef …")
 
 
+def open_sources(setup: Setup, given: Given | None) -> Sequence[Source]:
+    """The data, opened once for each rank of this process, with the same random numbers for all."""
+    resolved, specs, sources = setup.resolved, tuple(input_specs(setup.program)), list[Source]()
+    for _ in setup.ranks:
+        seed_everything(derive(setup.seed, 0, 0, 0, Stream.SOURCE))
+        with repeatable(setup.threads):  # its module may set a number of threads
+            sources.append(open_source(resolved.data, specs, given, held_out_by=resolved.evaluation))
+    return sources
+
+
 def check_sources(communicator: Communicator, sources: Sequence[Source]) -> str:
     """Collective. The identity of the data. Raises DataError if ranks have other data."""
 
@@ -271,6 +281,12 @@ class Team:
     def keeps_slices(self) -> bool:
         """Whether a rank keeps a slice of the parameters only."""
         return self.way is Way.HOST and self.memory.program.zero == 3
+
+    @property
+    def dropped(self) -> str:
+        """The columns of samples that the PEF does not take, once a batch was read."""
+        shard = self.replicas[0].shard
+        return ", ".join((shard and shard.dropped) or ())
 
     @contextmanager
     def whole_parameters(self) -> Iterator[None]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from time import perf_counter_ns
 from typing import Annotated
 
-from pydantic import Field, with_config
+from pydantic import Field, JsonValue, with_config
 
 from sambasim.errors import NumericsError
 from sambasim.ir.mesh import DATA_PARALLEL
@@ -21,7 +21,7 @@ from sambasim.options.training import LossScaleOptions, TrainingOptions
 from sambasim.records import Count
 from sambasim.records.metrics import EvaluationRecord, StepRecord
 from sambasim.runtime.run.plan import Plan, Position, cycled_momentum, learning_rate_factor
-from sambasim.runtime.run.replica import Replica, arguments_in
+from sambasim.runtime.run.replica import ENDED, Replica, arguments_in
 from sambasim.runtime.run.run_observer import RunObserver
 from sambasim.runtime.transports.in_process import Hub, run_together
 from sambasim.runtime.watch.observer import StepObserver
@@ -156,7 +156,8 @@ class LossScale:
 @dataclass(slots=True)
 class Progress:
     """Of the whole run, resumed or not. `samples` are those of all replicas; `loss_scale` is that of the next step, in
-    float16. `best`: the best evaluation; `not_better`: how many since then; `evaluated_after`: the step of the last.
+    float16. `best`: the best evaluation; `not_better`: how many since then; `evaluated_after`: the step of the last;
+    `streams`: the states of a stream, by replica, see `Dealt`.
     """
 
     samples: Count = 0
@@ -167,6 +168,7 @@ class Progress:
     best: EvaluationRecord | None = None
     not_better: Count = 0
     evaluated_after: Count = 0
+    streams: list[dict[str, JsonValue]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -211,6 +213,8 @@ class Trainer:
         if self._optimizers.scales_loss:
             self.totals.progress.loss_scale = LossScale.first(training.loss_scale, self._loss_dtype)
         self.requested = 0
+        self.ended = False
+        """Whether the epoch has ended, because there is no whole step left of a stream."""
         self.losses: Sequence[float] = ()  # of all replicas, in the last step
 
     def observe(self, observer: StepObserver | None) -> None:
@@ -223,7 +227,9 @@ class Trainer:
         start = self._plan.start
         for replica in self._replicas:
             if replica.shard is not None:
-                replica.shard.begin_epoch(epoch, self.totals.steps, start.used if epoch == start.epoch else 0)
+                used, streams = start.used if epoch == start.epoch else 0, self.totals.progress.streams
+                replica.shard.begin_epoch(epoch, self.totals.steps, used, streams)
+        self.ended = False
 
     def set_arguments(self, epoch: int) -> None:
         """Give the graphs what they take of the progress of the run. Skipped steps count for the latter only."""
@@ -253,7 +259,8 @@ class Trainer:
         if observer is not None:
             observer.step_ends(number, updated.norm)
         step_s = (perf_counter_ns() - began_ns) / 1e9
-        self.requested, self.losses = updated.request, updated.losses
+        self.requested, self.losses = updated.request % ENDED, updated.losses
+        self.ended = updated.request >= ENDED
         loss = sum(updated.losses) / len(updated.losses)
         totals.model_s += (done[-1].began_ns - began_ns) / 1e9
         # The replicas of one process communicate one after another.

@@ -1,0 +1,133 @@
+"""Data that is read in its own order: an IterableDataset, or a generator function. Every replica reads all of it and
+takes its batches in turn, unless the data set splits itself: it asks torch for its worker, or is one of Hugging Face.
+"""
+
+import copy
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from inspect import isgeneratorfunction
+from itertools import chain, count, islice
+from typing import Any, TypeAlias
+
+import torch.utils.data._utils.worker as of_torch
+from torch.utils.data import IterableDataset
+
+from sambasim.data.batches import Batch, collate
+from sambasim.data.datasets import WatchedDataset
+from sambasim.data.user_code import guarded, summary, user_line
+from sambasim.errors import DataError
+
+State: TypeAlias = Mapping[str, Any]
+"""Of a stream after a batch: whether it is `split`, and its `state`, of a `state_dict` that JSON can hold, or None."""
+
+
+class _Share:
+    """What `get_worker_info()` gives while a replica reads: it is worker `rank` of as many as there are replicas. Only
+    this private variable of torch reaches a name that a module has imported."""
+
+    def __init__(self, rank: int, replicas: int, dataset: object) -> None:
+        self._rank, self._replicas, self.dataset, self.seed, self.asked = rank, replicas, dataset, 0, False
+
+    @property
+    def id(self) -> int:
+        self.asked = True
+        return self._rank
+
+    @property
+    def num_workers(self) -> int:
+        self.asked = True
+        return self._replicas
+
+    def __enter__(self) -> None:
+        self._before = of_torch._worker_info
+        if self._replicas > 1:
+            of_torch._worker_info = self  # type: ignore[assignment]  # it has the same attributes
+
+    def __exit__(self, *error: object) -> None:
+        of_torch._worker_info = self._before
+
+
+def samples_of(dataset: WatchedDataset, stream: Any = None, share: _Share | None = None) -> Iterator[object]:
+    """Those of one epoch. Raises DataError for one that cannot be read."""
+    share, stream = share or _Share(0, 1, None), dataset.dataset if stream is None else stream
+    made = stream if isgeneratorfunction(stream) else lambda: iter(stream)
+    with share:
+        samples = guarded(made, f"the stream of {dataset.name}", DataError)
+    for number in count():
+        try:
+            with share:
+                sample = next(samples)
+        except StopIteration:
+            return
+        except (Exception, SystemExit) as raised:
+            raise DataError(
+                f"sample {number} of {dataset.name} raised {summary(raised)}", where=user_line(raised)
+            ) from raised
+        yield sample
+
+
+class Dealt(IterableDataset[tuple[Batch, State]]):
+    """The batches of replica `rank` in one epoch after another, each with the state of the stream after all replicas
+    have read one. `seed` seeds what the data set draws, by the number of the batch in the epoch: alike on all replicas.
+    """
+
+    def __init__(
+        self, dataset: WatchedDataset, rank: int, replicas: int, size: int, seed: Callable[[int, int], None]
+    ) -> None:
+        self._dataset, self._rank, self._replicas, self._size, self._seed = dataset, rank, replicas, size, seed
+        has_state = hasattr(dataset.dataset, "state_dict") and hasattr(dataset.dataset, "load_state_dict")
+        # A run leaves the user's as it was, and each replica of an emulation has its own.
+        self._stream: Any = copy.deepcopy(dataset.dataset) if has_state else dataset.dataset
+        self._has_state, self._epoch, self._used, self._saved = has_state, 0, 0, None
+        if replicas > 1 and type(self._stream).__module__.split(".")[0] == "datasets":
+            from datasets.distributed import split_dataset_by_node  # type: ignore[import-not-found]  # an extra
+
+            self._stream, self._is_split = split_dataset_by_node(self._stream, rank, replicas), True
+        else:
+            self._is_split = False
+
+    def begin(self, epoch: int, used: int, states: Sequence[State]) -> None:
+        """After `used` samples of all replicas, whose states are saved. Raises DataError if others had them."""
+        self._epoch, self._used, self._saved = epoch, used, None
+        if used and states:
+            if len(states) != self._replicas and states[0]["split"]:
+                what = f"the checkpoint lies within an epoch of {self._dataset.name}, split for {len(states)} replicas"
+                raise DataError(what, remedy=f"resume on {len(states)} replicas, or from the end of an epoch")
+            self._saved = states[self._rank if len(states) == self._replicas else 0]["state"]
+        if callable(set_epoch := getattr(self._stream, "set_epoch", None)):
+            guarded(lambda: set_epoch(epoch), f"set_epoch of {self._dataset.name}", DataError)
+
+    def __iter__(self) -> Iterator[tuple[Batch, State]]:
+        try:
+            yield from self._batches()
+        except DataError as error:
+            yield error, {}
+
+    def _batches(self) -> Iterator[tuple[Batch, State]]:
+        size, replicas, share = self._size, self._replicas, _Share(self._rank, self._replicas, self._stream)
+        rounds = self._used // (size * replicas)
+        self._seed(self._epoch, rounds * replicas)
+        if self._saved is not None:
+            self._stream.load_state_dict(self._saved)
+        samples = samples_of(self._dataset, self._stream, share)
+        samples = chain(list(islice(samples, 1)), samples)  # it has asked for its worker by then
+        split = self._is_split or share.asked
+        if self._saved is None:
+            list(islice(samples, rounds * size if split else self._used))
+        for turn in count(rounds):
+            own: Batch = []
+            for replica in [self._rank] if split else range(replicas):
+                self._seed(self._epoch, turn * replicas + replica)
+                read = list(islice(samples, size))
+                if len(read) < size:
+                    return
+                own = collate(read, self._dataset.collate) if replica == self._rank else own
+            yield own, {"split": split, "state": self._state()}
+
+    def _state(self) -> Any:
+        if not self._has_state:
+            return None
+        try:
+            return json.loads(json.dumps(self._stream.state_dict()))
+        except TypeError:  # a checkpoint holds JSON: its samples are skipped
+            return None
