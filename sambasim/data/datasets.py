@@ -291,10 +291,8 @@ def open_source(
     of_evaluation = name
     if held_out_by is not None and held_out_by.data is not None and not (given is not None and evaluation is not None):
         of_evaluation, changes = held_out_by.data, {"source": held_out_by.data, "args": held_out_by.args}
-        evaluation, another = _datasets(options.model_copy(update=changes), inputs, optional)
-        if another is not None:
-            what = f"evaluation.data {of_evaluation} gives a pair, and evaluations take one data set"
-            raise DataError(what, remedy="name a function that returns one")
+        only, of_pair = _datasets(options.model_copy(update=changes), inputs, optional)
+        evaluation = only if of_pair is None else of_pair
     if evaluation is not None and options.evaluation_fraction > 0:
         what = f"{of_evaluation} gives an evaluation set, and {asked} asks for another"
         raise DataError(what, remedy="--set data.evaluation_fraction=0")

@@ -56,15 +56,17 @@ class Metrics:
         loss: LossOptions | None,
         given: Mapping[str, Function],
     ) -> None:
+        self._loss, self._functions, self._metrics = loss, dict[str, Function](), dict[str, Any]()
+        self._task, self._targets = _Task("Binary", {}), list[str]()
+        if not asked:
+            return
         types = [program.symbols[output.symbol].type for output in program.evaluation.outputs]
         inputs = {name: program.symbols[name].type for name in program.names_of(SymbolKind.INPUT)}
         others, size = {*range(program.loss_outputs), *program.evaluated.values()}, program.batch_size
         outputs = next((one for at, one in enumerate(types) if at not in others and one.shape[:1] == (size,)), None)
         self._targets = sorted(inputs.keys() - set(without_loss(program).names_of(SymbolKind.INPUT)))
-        self._loss, self._functions, self._metrics = loss, dict[str, Function](), dict[str, Any]()
-        self._task = _Task("Binary", {})
-        if asked and (outputs is None or not self._targets):
-            lacks = "an output for each sample" if self._targets else "an input that only the loss reads, the targets"
+        if outputs is None or not self._targets:
+            lacks = "an output for each sample" if outputs is None else "an input that only the loss reads, the targets"
             remedy = "leave out evaluation.metrics, or let forward return its output beside the loss"
             raise OptionError(f"metrics compare outputs and targets, and {program.name} lacks {lacks}", remedy=remedy)
         for name, options in asked.items():
@@ -76,7 +78,7 @@ class Metrics:
             elif len(self._targets) > 1:
                 what = f"{name} compares outputs with one target, and the loss has {', '.join(self._targets)}"
                 raise OptionError(what, remedy="name a function, which gets all in a dict: file.py:NAME")
-            elif outputs is not None:
+            else:
                 target = inputs[self._targets[0]]
                 zeros = [torch.zeros(one.shape, dtype=getattr(torch, one.dtype)) for one in (outputs, target)]
                 with _explained(name, f"outputs {outputs} and targets {target}"):
@@ -93,8 +95,6 @@ class Metrics:
 
     def of_batch(self, outputs: Tensor, batch: Mapping[str, Tensor], count: int) -> Outcome:
         """What is kept of the first `count` samples of a batch."""
-        if not (self._metrics or self._functions):
-            return {}
         targets = {name: batch[name][:count].clone() for name in self._targets}
         found: Outcome = {name: [(outputs.clone(), targets)] for name in self._functions}
         for name in self._metrics:

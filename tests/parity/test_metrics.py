@@ -17,6 +17,7 @@ from torchmetrics import classification, regression, text
 
 import sambasim as ss
 from sambasim.api.pef import Pef
+from sambasim.errors import OptionError
 
 BATCH, SAMPLES, CLASSES = 4, 23, 5
 
@@ -146,3 +147,29 @@ def test_they_are_those_of_torchmetrics_on_the_whole_set_at_any_number_of_replic
     assert found[0] == found[1] == found[2]
     predicted = ss.predict(pef, data[1], threads=1, set={"evaluation.metrics": options}).metrics
     assert predicted == {name: found[0][name] for name in one.metrics}
+
+
+class OwnLoss(nn.Module):
+    """Gives its loss, and with `shows` the outputs beside it."""
+
+    def __init__(self, shows: bool) -> None:
+        super().__init__()
+        self.layer, self.shows = nn.Linear(6, CLASSES), shows
+
+    def forward(self, x: Tensor, target: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        logits = self.layer(x)
+        loss = nn.functional.cross_entropy(logits, target)
+        return (loss, logits) if self.shows else loss
+
+
+@pytest.mark.parametrize("shows", [True, False])
+def test_a_model_with_a_loss_of_its_own_needs_an_output_beside_it(shows: bool, tmp_path: Path) -> None:
+    data = torch.randn(SAMPLES, 6), torch.randint(CLASSES, (SAMPLES,))
+    pef = compiled(Kind(OwnLoss(shows), None, class_indices, {}), data, tmp_path)
+    if shows:
+        found = ss.run(pef, (data, data), steps=1, quiet=True, evaluation_metrics="accuracy").evaluations[-1].metrics
+        guesses = ss.predict(pef, data).outputs[0].argmax(1)
+        assert found["accuracy"] == pytest.approx(float(guesses.eq(data[1]).float().mean()))
+    else:
+        with pytest.raises(OptionError, match="lacks an output for each sample"):
+            ss.run(pef, (data, data), steps=1, quiet=True, evaluation_metrics="accuracy")
