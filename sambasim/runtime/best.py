@@ -6,9 +6,9 @@ from pathlib import Path
 from sambasim.errors import CheckpointError, OptionError
 from sambasim.options.problem import one_of
 from sambasim.records.metrics import EvaluationRecord
-from sambasim.runtime.checkpoint.choose import restore
 from sambasim.runtime.checkpoint.content import check
 from sambasim.runtime.checkpoint.folder import name_of
+from sambasim.runtime.checkpoint.restore import restore
 from sambasim.runtime.checkpoint.saver import Saver
 from sambasim.runtime.outcome import trained_state
 from sambasim.runtime.run.plan import Position

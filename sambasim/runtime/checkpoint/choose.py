@@ -1,18 +1,15 @@
-"""Which checkpoint a run resumes from, what differs between the two (and may change bits), and what each rank takes of
-it (`restore`), also if the number of replicas or the mesh has changed."""
+"""Which checkpoint a run resumes from, and what differs between the two, and may change bits."""
 
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from itertools import product
 from pathlib import Path, PurePath
 from typing import NamedTuple
 
 from pydantic import JsonValue
 
 from sambasim.errors import CheckpointError, OptionError, SambasimError, failing_with
-from sambasim.ir.program import AVERAGE, MASTER
-from sambasim.ir.types import Symbol, SymbolKind
+from sambasim.ir.types import SymbolKind
 from sambasim.options.given import as_table, leaves
 from sambasim.options.problem import show
 from sambasim.options.run import CheckpointOptions
@@ -20,13 +17,12 @@ from sambasim.options.training import WITH_END, TrainingOptions
 from sambasim.pef import peek
 from sambasim.pef.digests import PARTS
 from sambasim.runtime.checkpoint import folder
-from sambasim.runtime.checkpoint.content import EXACT_SYNC, Checkpoint, Manifest, buffer_name, check, describe
-from sambasim.runtime.checkpoint.saver import pieces_of
+from sambasim.runtime.checkpoint.content import EXACT_SYNC, Checkpoint, Manifest, check, describe, states_of
 from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.run.plan import learning_rate_factor, plan
-from sambasim.runtime.run.setup import Setup, Team
+from sambasim.runtime.run.setup import Setup
 from sambasim.runtime.run.training import Totals
-from sambasim.runtime.values.memory import DeviceMemory
+from sambasim.units import first_of
 
 _WITHOUT_EFFECT = ("data.workers", "data.prefetch_factor", "data.persistent_workers")
 _LENGTH = ("training.epochs", "training.steps")
@@ -81,8 +77,11 @@ def check_pef(saved: Manifest, now: Manifest, pef: Path, where: str) -> list[Cha
         return []
     compiled = _differing(saved.pef.compile_options, now.pef.compile_options)
     compiled.pop("pef_name", None)
-    if compiled and _is_same_model(saved, now) and all(name.split(".")[0] in _OF_MESH for name in compiled):
-        return [Change(name, *values, _alters_bits(name, saved, now)) for name, values in compiled.items()]
+    is_near = compiled or saved.tensors.keys() != now.tensors.keys()  # which are those of optimizers
+    if is_near and _is_same_model(saved, now) and all(name.split(".")[0] in _OF_MESH for name in compiled):
+        counts = (f"{len(states_of(of))} parameters" for of in (saved, now))
+        changed = [Change(name, *values, _alters_bits(name, saved, now)) for name, values in compiled.items()]
+        return [*changed, *_changed([("optimizer states", *counts)])]
     named: list[dict[str, JsonValue]] = [{"name": of.pef.name, "batch size": of.pef.batch_size} for of in (saved, now)]
     differing = _differing(*named) | compiled
     reasons = [f"{name}: {before} → {after}" for name, (before, after) in differing.items()]
@@ -110,16 +109,20 @@ def check_pef(saved: Manifest, now: Manifest, pef: Path, where: str) -> list[Cha
 
 
 def _is_same_model(saved: Manifest, now: Manifest) -> bool:
-    """Whether they have the same model, loss, optimizer, and samples of a replica in a step, whatever their mesh."""
+    """Whether they have the same model, loss, kind of optimizer, and samples of a replica in a step, whatever their
+    mesh, and whichever parameters are trained."""
 
     def facts(manifest: Manifest) -> list[object]:
         options = leaves(manifest.options)
         loss = [value for name, value in options.items() if name.startswith("loss")]
-        wholes = {name: tensor.whole for name, tensor in manifest.tensors.items()}
+        tensors = manifest.tensors.items()
+        wholes = {name: one.whole for name, one in tensors if one.kind is not SymbolKind.OPTIMIZER_STATE}
         return [wholes, manifest.pef.operators_sha256, loss, options.get("optimizer.name"), _samples(manifest)]
 
     same_integers = saved.pef.integers_sha256 == now.pef.integers_sha256 or saved.pef.batch_size != now.pef.batch_size
-    return same_integers and facts(saved) == facts(now)
+    old, new = states_of(saved), states_of(now)
+    same_states = all(old[name].keys() == new[name].keys() for name in old.keys() & new.keys())
+    return same_integers and same_states and facts(saved) == facts(now)
 
 
 def _alters_bits(name: str, saved: Manifest, now: Manifest) -> bool:
@@ -348,45 +351,10 @@ def find(setup: Setup, samples: int) -> Resumption | None:
         check_exact(differing, where)
     notices = [*notices, f"resumes after step {step}, from {where}"]
     notices += [f"changed since the checkpoint: {change}" for change in differing]
+    if new := sorted(states_of(now).keys() - states_of(saved).keys()):
+        notices.append(f"the optimizer states of {first_of(new)} are new, and begin at zero; counts of steps go on")
     notices += _other_rates(saved, now, setup.resolved.training)
     if any(change.alters_bits for change in differing):
         notices.append("from here on, the bits may differ from those of an uninterrupted run")
     changes_scale = any(change.name.startswith("training.loss_scale") for change in differing)
     return Resumption(checkpoint, tuple(notices), keeps_loss_scale=not changes_scale)
-
-
-def restore(setup: Setup, team: Team, checkpoint: Checkpoint) -> None:
-    """Collective. Make `checkpoint` the state of `team`: parameters in each memory, optimizer states of the slices that
-    a rank updates; zeros without momentum begin anew. More replicas get buffers of replica 0, chips of the first."""
-    program, saved, run = setup.program, checkpoint.manifest, checkpoint.manifest.run
-
-    def read(symbol: Symbol, memory: DeviceMemory, rank: int, prefix: str = "") -> None:
-        if symbol.name in memory.program.symbols:
-            flat = memory.tensor(symbol.name).view(-1)
-            checkpoint.read_part(symbol, setup.mesh.coordinates(rank), 0, flat, prefix)
-
-    own = {id(rank.memory): rank for rank in team.replicas if rank.memory.has_own_parameters}
-    memories = [(rank.memory, rank.rank) for rank in own.values()]
-    memories += [(of.memory, rank.rank) for rank in team.first if (of := rank.transport.sync).memory is not rank.memory]
-    for symbol in program.symbols.values():
-        if symbol.kind is SymbolKind.PARAMETER:
-            for memory, number in memories:
-                read(symbol, memory, number)
-        elif symbol.kind is SymbolKind.BUFFER:
-            for rank in team.replicas:
-                replica, chip = divmod(rank.replica, program.chips)
-                prefix = buffer_name(replica if replica < run.replicas else 0, chip if chip < run.chips else 0, "")
-                read(symbol, rank.memory, rank.rank, prefix)
-    states = program.optimizer_states
-    has_momentum = saved.position.step > 0 and bool(leaves(saved.options).get("optimizer.momentum"))
-    begun = set(range(len(program.optimizers)) if has_momentum else ())
-    for rank in team.first:
-        sync, at = rank.transport.sync, setup.mesh.coordinates(rank.rank)
-        for piece in pieces_of(sync.memory, sync.current, at):
-            if piece.symbol.kind is SymbolKind.OPTIMIZER_STATE:
-                checkpoint.read_part(piece.symbol, at, piece.start, piece.data)
-                group, _, state = states[piece.symbol.name]
-                begun |= {group.optimizer} if state not in (MASTER, AVERAGE) and bool(piece.data.any()) else set()
-    # Also: other ranks have restored what this one reads.
-    for rank, each in product(team.replicas, set().union(*setup.communicator.all_gather_object(begun))):
-        rank.optimizers.begun[each] = 0

@@ -142,6 +142,16 @@ class Manifest(_Model):
                     yield part, model
 
 
+def states_of(manifest: Manifest) -> dict[str, dict[tuple[str, str, object], str]]:
+    """By parameter, its optimizer states: by kind of optimizer, name and type, their names in `tensors`."""
+    found: dict[str, dict[tuple[str, str, object], str]] = {}
+    for name, tensor in manifest.tensors.items():
+        if tensor.kind is SymbolKind.OPTIMIZER_STATE and name.count("__") > 1:  # and no average of a buffer
+            parameter, optimizer, state = name.rsplit("__", 2)
+            found.setdefault(parameter, {})[optimizer.rstrip("0123456789"), state, tensor.whole] = name
+    return found
+
+
 def describe(setup: Setup, samples: int) -> Manifest:
     """The manifest of a run before its first step, without shards. `samples` is the size of the training data."""
     program, document = setup.program, setup.document
@@ -220,10 +230,13 @@ class Checkpoint:
             if low < high:
                 into[low - start : high - start].copy_(self._data(place)[low - place.start : high - place.start])
 
-    def read_part(self, symbol: Symbol, at: Mapping[str, int], start: int, into: Tensor, prefix: str = "") -> None:
-        """As `read`, of the part that the rank at `at` has of `symbol`, which may be cut otherwise in the checkpoint.
-        `prefix`: that of `buffer_name`."""
-        name, cuts, saved = symbol.name, symbol.cuts, self.manifest.tensors[symbol.name]
+    def read_part(
+        self, symbol: Symbol, at: Mapping[str, int], start: int, into: Tensor, prefix: str = "", name: str | None = None
+    ) -> None:
+        """As `read`, of the part that the rank at `at` has of `symbol`, which may be cut otherwise in the checkpoint,
+        and be called `name`. `prefix`: that of `buffer_name`."""
+        name, cuts = name or symbol.name, symbol.cuts
+        saved = self.manifest.tensors[name]
         if saved.cuts == cuts:
             self.read(prefix + part_name(name, cuts, at), start, into)
             return
