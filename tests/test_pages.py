@@ -53,6 +53,8 @@ def test_the_commands_of_a_page_work(page: Path, folder: Path, tmp_path: Path) -
         assert done.returncode == 0, f"{script}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
 
 
-def test_the_example_in_python_works(tmp_path: Path) -> None:
-    (example,) = (body for language, body in _BLOCK.findall(TEXTS[ROOT / "docs" / "python.md"]) if language == "python")
+@pytest.mark.parametrize("page", ["python", "training"])
+def test_the_example_in_python_works(page: str, tmp_path: Path) -> None:
+    blocks = _BLOCK.findall(TEXTS[ROOT / "docs" / f"{page}.md"])
+    (example,) = (body for language, body in blocks if language == "python")
     run_job([sys.executable, "-c", example], cwd=tmp_path).check()
