@@ -1,6 +1,7 @@
 """The layouts in which sambasim trains each script."""
 
 import sys
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -36,7 +37,7 @@ LAYOUTS = {
     "np 1, 2 stages": Layout(1, 2, _STAGES, {}),
     "np 2, 2 stages": Layout(2, 4, _STAGES, {}),
 }
-SCRIPTS = {"moco": 0.0, "gan": 1e-6, "gpt": 1e-5, "vae": 1e-6, "classifier": 1e-5}
+SCRIPTS = {"moco": 0.0, "gan": 1e-6, "gpt": 1e-5, "vae": 1e-6, "classifier": 1e-5, "detection": 1e-6}
 """With the largest difference from plain PyTorch of several replicas or micro-batches, relative to the largest number
 of a tensor: the sum over them adds in another order than that over the whole batch."""
 
@@ -53,7 +54,9 @@ def in_sambasim(name: str, layout: Layout, folder: Path) -> Trained:
     how = {**trained.HOW, **layout.compiled, **several, "output_folder": folder, "check": 0}
     is_pair = not all(isinstance(one, Tensor) for one in samples)  # to train and to evaluate
     batch = next(iter(trained.data()[0])) if is_pair else samples
-    pef = ss.compile(model, tuple(one[:size] for one in batch), optimizer=optimizers, name=name, quiet=True, **how)
+    by_name = {key: one[:size] for key, one in batch.items()} if isinstance(batch, Mapping) else None
+    example = by_name or tuple(one[:size] for one in batch)
+    pef = ss.compile(model, example, optimizer=optimizers, name=name, quiet=True, **how)
     del schedulers  # an optimizer refers to its scheduler weakly
     order = {"data.shuffle": False, "training.accumulation_steps": trained.ACCUMULATED}
     how = {"replicas": layout.replicas, "steps": STEPS, "threads": 1, "quiet": True, "set": order, **layout.run}
