@@ -1,18 +1,24 @@
 """Data that comes in an order of its own: what replicas get of it, when its epochs end, and how a run resumes."""
 
+import json
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
+import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset, get_worker_info
 
 import sambasim as ss
+from sambasim.api.ranks import connected
 from sambasim.errors import DataError, OptionError
 from tests.api.conftest import LABELS, POINTS, TRAIN, compiled, eager, net, sgd, trained
+from tests.support.mpi import run_mpi
 
 Samples = Iterator[tuple[Tensor, Tensor]]
+WHOLE = TensorDataset(POINTS, LABELS)
 QUIETLY: dict[str, Any] = {"threads": 1, "quiet": True}
 
 
@@ -139,3 +145,32 @@ class Failing(Rows):
 def test_streams_that_cannot_be_trained_on_are_refused(pef: ss.Pef, data: Any, how: dict[str, Any], text: str) -> None:
     with pytest.raises((DataError, OptionError), match=text):
         ss.run(pef, data, **QUIETLY, **how)
+
+
+def runs(pef: object) -> list[list[float]]:
+    ways: list[tuple[Any, dict[str, Any]]] = [
+        (Split(191), {"steps": 4}),
+        ((rows, Rows(77)), {"steps": 7, "reduce_on_rdu": True}),
+        (DataLoader(Stateful(), 32, num_workers=1), {"steps": 7, "grad_accumulation_steps": 2}),
+        (DataLoader(WHOLE, batch_sampler=cast(Any, Batches())), {"epochs": 2, "reduce_on_rdu": True}),
+    ]
+    done = [ss.run(cast(Any, pef), data, **QUIETLY, **how) for data, how in ways]
+    return [[*run.losses, *(cast(float, one.loss) for one in run.evaluations)] for run in done]
+
+
+class Batches:
+    """Of global random numbers."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(torch.randperm(400)[:384].view(-1, 32).tolist())
+
+
+def test_ranks_of_mpirun_have_the_bits_of_an_emulation(pef: ss.Pef) -> None:
+    done = run_mpi(2, ["python", "-m", "tests.api.test_streams", str(pef.path)]).check()
+    assert json.loads(done.stdout) == runs(pef)
+
+
+if __name__ == "__main__":
+    found = runs(sys.argv[1])
+    if connected().rank == 0:
+        print(json.dumps(found))
