@@ -3,7 +3,6 @@ or of a caller in Python."""
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -82,11 +81,11 @@ def _of_checkpoint(checkpoint: Checkpoint, program: Program) -> Tensors:
     """Its parameters, and the buffers of replica 0, by the names of the model's state_dict."""
     named = dict[str, torch.Tensor]()
     for name, saved in checkpoint.manifest.tensors.items():
-        if saved.kind in (SymbolKind.PARAMETER, SymbolKind.BUFFER):
+        if saved.kind is not SymbolKind.OPTIMIZER_STATE:
             type_ = whole_type(TensorType(saved.dtype, saved.shape), saved.cuts)
-            whole, prefix = torch.empty(type_.shape, dtype=getattr(torch, type_.dtype)), buffer_name(0, 0, "")
-            symbol = Symbol(name, saved.kind, type_)
-            checkpoint.read_part(symbol, {}, 0, whole.view(-1), prefix if saved.kind is SymbolKind.BUFFER else "")
-            here = program.symbols.get(name, replace(symbol, torch_names=(name,)))
-            named |= dict.fromkeys(here.torch_names[:1], whole)
+            symbol = Symbol(name, saved.kind, type_, torch_names=(name,))
+            whole = torch.empty(type_.shape, dtype=getattr(torch, type_.dtype))
+            prefix = buffer_name(0, 0, "") if saved.kind is SymbolKind.BUFFER else ""
+            checkpoint.read_part(symbol, {}, 0, whole.view(-1), prefix)
+            named |= dict.fromkeys(program.symbols.get(name, symbol).torch_names[:1], whole)
     return named
