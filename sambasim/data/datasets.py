@@ -75,6 +75,8 @@ class WatchedDataset(Dataset[object]):
         self.collate = collate
         self.is_stream = is_stream(self.dataset)
         """Whether samples come in an order of its own; its length is 0 if it has none."""
+        self.is_sampled = self.loader is not None and not self.is_stream and shuffles(self.loader) is None
+        """Whether a sampler of the user orders the samples."""
         self.chosen: Sequence[int] = range(_size(self.dataset)) if chosen is None else chosen
 
     def __len__(self) -> int:

@@ -60,9 +60,8 @@ def samples_of(dataset: WatchedDataset, stream: Any = None, share: _Share | None
         except StopIteration:
             return
         except (Exception, SystemExit) as raised:
-            raise DataError(
-                f"sample {number} of {dataset.name} raised {summary(raised)}", where=user_line(raised)
-            ) from raised
+            what = f"sample {number} of {dataset.name} raised {summary(raised)}"
+            raise DataError(what, where=user_line(raised)) from raised
         yield sample
 
 

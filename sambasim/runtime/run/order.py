@@ -25,12 +25,9 @@ class Order:
 
     def __init__(self, dataset: WatchedDataset, seed: int, *, shuffle: bool) -> None:
         self._dataset, self._seed = dataset, seed
-        loader, self._generator, self.of_batches = dataset.loader, None, False
-        is_random = shuffle if loader is None else loaders.shuffles(loader)
-        self._drawn, self._order = 0, list[Any]()
-        self._count: int | None = None
-        self._is_users = loader is not None and is_random is None
-        if loader is None or is_random is not None:
+        loader, self.of_batches, self._drawn, self._order = dataset.loader, False, 0, list[Any]()
+        if loader is None or not dataset.is_sampled:
+            is_random = shuffle if loader is None else loaders.shuffles(loader)
             # With one replica it yields the whole order of the epoch.
             self._sampler: Any = DistributedSampler(dataset, 1, 0, shuffle=bool(is_random), seed=seed)
             return
@@ -50,7 +47,7 @@ class Order:
         """Collective in effect: all ranks draw alike. Calls what has a `set_epoch`. Raises DataError for indices that
         the data does not have."""
         _set_epoch(self._dataset.dataset, epoch)
-        if not self._is_users:
+        if not self._dataset.is_sampled:
             _set_epoch(self._sampler, epoch)
             return list(self._sampler)
         who = f"the {type(self._sampler).__name__} of {self._dataset.name}"
@@ -60,14 +57,13 @@ class Order:
                 _set_epoch(one, self._drawn)
             if self._generator is not None and (self._redraws or not self._drawn):
                 torch.empty((), dtype=torch.int64).random_(generator=self._generator)  # as DataLoader, for its workers
-            self._order = guarded(self._draw, who, DataError)
+            before, self._order = len(self._order), guarded(self._draw, who, DataError)
             self._drawn += 1
             flat = [index for batch in self._order for index in batch] if self.of_batches else self._order
             if wrong := next((index for index in flat if not 0 <= index < len(self._dataset)), None):
                 raise DataError(f"{who} gives the index {wrong}, and there are {len(self._dataset)} samples")
-            self._count = self._count or len(self._order)
-            if len(self._order) != self._count:
-                what = f"{who} gives {len(self._order)} in epoch {self._drawn}, and {self._count} in the first"
+            if self._drawn > 1 and len(self._order) != before:
+                what = f"{who} gives {len(self._order)} in epoch {self._drawn}, and {before} in the first"
                 raise DataError(what, remedy="let it give as many in each epoch")
         return self._order
 
@@ -82,7 +78,7 @@ class Order:
 
 def samples_of(dataset: WatchedDataset, batch_size: int, seed: int) -> int:
     """Those of an epoch; 0 for a stream without a length."""
-    if dataset.is_stream or dataset.loader is None or loaders.shuffles(dataset.loader) is not None:
+    if not dataset.is_sampled:
         return len(dataset)
     order = Order(dataset, seed, shuffle=False)
     return len(order.begin(0)) * (batch_size if order.of_batches else 1)
@@ -90,7 +86,7 @@ def samples_of(dataset: WatchedDataset, batch_size: int, seed: int) -> int:
 
 def evaluation_order(dataset: WatchedDataset) -> Sequence[int]:
     """That of the data, or what a sampler of the user gives first, without batches."""
-    if dataset.loader is None or loaders.shuffles(dataset.loader) is not None:
+    if not dataset.is_sampled:
         return range(len(dataset))
     order = Order(dataset, 0, shuffle=False)
     first = order.begin(0)
