@@ -73,7 +73,7 @@ def notices(setup: Setup, team: Team, steps: Plan) -> list[str]:
     options, program = setup.options, setup.program
     lines = [f"changed for this run: {change}" for change in setup.resolved.changed]
     if any(change.startswith("training.seed ") for change in setup.resolved.changed):
-        lines.append("the first weights are those of the PEF, whatever --seed: compile again with another for others")
+        lines.append("--seed draws no new first weights: compile again with another for others")
     lines += changed(setup.document) if setup.is_first else ()
     lines += setup.notes
     schedule, backwards = setup.resolved.training.schedule, range(steps.steps - 1, steps.start.step - 1, -1)

@@ -306,7 +306,7 @@ def test_notices_of_a_run_and_its_errors_speak_python(pef: ss.Pef, capsys: pytes
     printed = capsys.readouterr().out
     for notice in (
         "reduce_on_rdu=True has no effect: gradients do not leave this process",
-        "the first weights are those of the PEF, whatever seed: compile again with another for others",
+        "seed draws no new first weights: compile again with another for others",
     ):
         assert notice in run.summary.notices
         assert f"notice: {notice}\n" in printed
