@@ -19,7 +19,7 @@ from sambasim.records.metrics import CheckpointRecord, EvaluationRecord, StepRec
 from sambasim.runtime.machine import launcher
 from sambasim.runtime.machine.agreement import check_equal, check_job
 from sambasim.runtime.machine.communicator import Communicator
-from sambasim.runtime.run.run_observer import LineFile, MetricsFile, RunObserver, RunObservers, Start
+from sambasim.runtime.run.run_observer import LineFile, RunObserver, RunObservers, Start, metrics_files
 from sambasim.runtime.watch.status_file import Activity
 from sambasim.runtime.watch.supervisor import Failure, StopSignals, interrupted
 from sambasim.units import format_seconds
@@ -183,7 +183,7 @@ def train(
     rank, members, warn = communicator.rank, [*observers], RunObservers(observers).noted
     stack = ExitStack()
     if rank == 0 and options.metrics is not None:
-        members.append(MetricsFile(options.metrics, warn))
+        members += metrics_files(options.metrics, warn)
     if rank == 0 and options.tensorboard is not None:
         members.append(stack.enter_context(closing(TensorBoard(options.tensorboard))))
     if options.log_dir is not None:

@@ -26,7 +26,7 @@ from sambasim.runtime.record import trace as tracing
 from sambasim.runtime.record.digests import UNWRITTEN, Seen, seen_of_sections
 from sambasim.runtime.record.trace import traced_steps
 from sambasim.runtime.run.plan import Plan, Position
-from sambasim.runtime.run.run_observer import MetricsFile, Start
+from sambasim.runtime.run.run_observer import MetricsFile, RunObservers, Start, metrics_files
 from sambasim.runtime.run.tensorboard import TensorBoard
 from sambasim.simulation.prediction import backing_of
 from sambasim.simulation.step import PredictedStep
@@ -65,7 +65,7 @@ def test_a_csv_file_has_steps_and_another_beside_it_evaluations(tmp_path: Path) 
     path, beside = tmp_path / "m.csv", tmp_path / "m.evaluations.csv"
     logged = replace(STEP, logged={"kl, of q": math.nan}, waited_s={"pp": 0.5})
     for done in (0, 1, 1):  # a run, and two that resume after its first step
-        file = MetricsFile(path)
+        file = RunObservers(metrics_files(path, str))
         file.started(replace(START, plan=replace(PLAN, start=Position(done, 0, done))))
         for number in range(done + 1, 4):
             file.stepped(replace(logged, step=number, loss=number / 3))

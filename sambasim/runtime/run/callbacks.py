@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sambasim.data.user_code import generators_kept, guarded
 from sambasim.errors import CallbackError
-from sambasim.records.metrics import CheckpointRecord, EvaluationRecord, Line, StepRecord, SummaryRecord
+from sambasim.records.metrics import Line, SummaryRecord
 from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.machine.process import Stream, derive, repeatable, seed_everything
 from sambasim.runtime.run.run_observer import RunObserver, Start
@@ -27,7 +27,7 @@ class Event:
     def __init__(self, record: Line, read: Callable[[], Mapping[str, Tensor]]) -> None:
         self.kind: Kind = "end" if record.kind == "summary" else record.kind
         self.record, self._read = record, read
-        self.reasons: list[str] = []
+        self.reason: str | None = None
 
     def weights(self) -> Mapping[str, Tensor]:
         """Copies of parameters and buffers, by their names in the model's `state_dict`. Collective where all ranks run
@@ -36,7 +36,7 @@ class Event:
 
     def stop(self, why: str = "") -> None:
         """End the run after this event, as if it had been planned so: evaluated, saved and summarised."""
-        self.reasons.append(why)
+        self.reason = why
 
 
 def checked(callback: object) -> Callback:
@@ -64,19 +64,7 @@ class Callbacks(RunObserver):
     def started(self, start: Start) -> None:
         self._start = start
 
-    def stepped(self, step: StepRecord) -> None:
-        self._call(step)
-
-    def evaluated(self, record: EvaluationRecord) -> None:
-        self._call(record)
-
-    def saved(self, record: CheckpointRecord) -> None:
-        self._call(record)
-
-    def ended(self, summary: SummaryRecord) -> None:
-        self._call(summary)
-
-    def _call(self, record: Line) -> None:
+    def recorded(self, record: Line) -> None:
         own, step = None, record.steps if isinstance(record, SummaryRecord) else record.step
         for number, callback in enumerate(self._callbacks):
             who, event = name_of(callback), Event(record, self._weights)
@@ -86,8 +74,8 @@ class Callbacks(RunObserver):
                 seed_everything(derive(self._start.seed, self._communicator.rank, step, place, Stream.CALLBACK))
                 guarded(partial(callback, event), f"the callback {who}", CallbackError)
             event._read = _over
-            for why in event.reasons[:1]:
-                own = own or f"the callback {who} ended the run after step {step}{why and f': {why}'}"
+            if own is None and event.reason is not None:
+                own = f"the callback {who} ended the run after step {step}{event.reason and f': {event.reason}'}"
         reasons = self._agreed(own)
         self._activity.does("going on after callbacks")
         if step < self._start.plan.steps and (reason := next(filter(None, reasons), None)):

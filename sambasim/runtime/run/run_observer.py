@@ -62,20 +62,27 @@ class RunObserver:
     def started(self, start: Start) -> None:
         """Training begins."""
 
+    def recorded(self, record: Line) -> None:
+        """What the next events do here: one of them has this record."""
+
     def stepped(self, step: StepRecord) -> None:
         """A step has ended."""
+        self.recorded(step)
 
     def noted(self, what: str) -> None:
         """A message for the user."""
 
     def evaluated(self, record: EvaluationRecord) -> None:
         """An evaluation has ended."""
+        self.recorded(record)
 
     def saved(self, record: CheckpointRecord) -> None:
         """A checkpoint has been written."""
+        self.recorded(record)
 
     def ended(self, summary: SummaryRecord) -> None:
         """The run has ended without an error."""
+        self.recorded(summary)
 
 
 class RunObservers(RunObserver):
@@ -86,60 +93,58 @@ class RunObservers(RunObserver):
 
 
 class MetricsFile(RunObserver):
-    """Writes every record as one JSON line, whole or not at all; to FILE.csv a row for each step, and to
-    FILE.evaluations.csv for each evaluation. A resumed run keeps the records of the steps before it. Raises OptionError
-    if the file cannot be created, and MachineError if the disk is full. `warn`: see LineFile."""
+    """Writes every record as one JSON line, whole or not at all; or those of the kind `of_table` as rows of a table. A
+    resumed run keeps the records of the steps before it. Raises OptionError if the file cannot be created, and
+    MachineError if the disk is full. `warn`: see LineFile."""
 
-    def __init__(self, path: Path, warn: Callable[[str], None] = lambda what: None) -> None:
-        self._path, self._warn, self._is_table = path, warn, path.suffix == ".csv"
-        self._evaluations = path.with_suffix(".evaluations.csv") if self._is_table else path
-        self._files: dict[Path, LineFile] = {}
-        self._heads: dict[Path, str] = {}
-        self._lines = 0
+    def __init__(
+        self, path: Path, warn: Callable[[str], None] = lambda what: None, of_table: str | None = None
+    ) -> None:
+        self._path, self._warn, self._of_table = path, warn, of_table
+        self._file: LineFile | None = None
+        self._head, self._lines = "", 0
 
     def started(self, start: Start) -> None:
-        for path in {self._path, self._evaluations}:
-            if path.is_file():
-                # The summary of an earlier run must not count as the end of this one; an earlier part of it stays.
-                kept, step = [], start.plan.start.step
-                if step:
-                    with path.open(encoding="utf-8", errors="replace") as file:
-                        kept = [line for line in file if line.endswith("\n") and _step_of(line) <= step]
-                self._lines, self._heads[path] = len(kept), kept[0] if kept else ""
-                self._open(path, "".join(kept))
+        if not self._path.is_file():
+            return
+        # The summary of an earlier run must not count as the end of this one; an earlier part of this run stays.
+        kept, step = [], start.plan.start.step
+        if step:
+            with self._path.open(encoding="utf-8", errors="replace") as file:
+                kept = [line for line in file if line.endswith("\n") and _step_of(line) <= step]
+        self._lines, self._head = len(kept), "".join(kept[:1])
+        self._file = self._open("".join(kept))
 
-    def stepped(self, step: StepRecord) -> None:
-        self._write(step, self._path)
-
-    def evaluated(self, record: EvaluationRecord) -> None:
-        self._write(record, self._evaluations)
-
-    def saved(self, record: CheckpointRecord) -> None:
-        if not self._is_table:
-            self._write(record, self._path)
+    def recorded(self, record: Line) -> None:
+        if self._of_table in (None, record.kind):
+            self._file = self._file or self._open()
+            self._file.write(json_line(record) if self._of_table is None else self._row(record))
+            self._lines += 1
 
     def ended(self, summary: SummaryRecord) -> None:
-        if not self._is_table:
-            self._write(summary.model_copy(update={"lines": self._lines}), self._path)
-        for file in self._files.values():
-            file.close()
+        self.recorded(summary.model_copy(update={"lines": self._lines}))
+        if self._file is not None:
+            self._file.close()
 
-    def _open(self, path: Path, kept: str = "") -> "LineFile":
-        self._files[path] = LineFile(path, "the metrics file", "--metrics FILE", self._warn, kept)
-        return self._files[path]
+    def _open(self, kept: str = "") -> "LineFile":
+        return LineFile(self._path, "the metrics file", "--metrics FILE", self._warn, kept)
 
-    def _write(self, record: Line, path: Path) -> None:
-        file = self._files.get(path) or self._open(path)
-        if self._is_table:
-            figures, kept = columns_of(record), self._heads.get(path)
-            head, row = _csv_line(figures), _csv_line(figures.values())
-            if kept and kept != head:
-                raise OptionError(f"{path} has other columns than this run", remedy="another place: --metrics FILE.csv")
-            self._heads[path] = head
-            file.write(row if kept else f"{head}{row}")
-        else:
-            file.write(json_line(record))
-            self._lines += 1
+    def _row(self, record: Line) -> str:
+        """With the names of the columns before the first one."""
+        figures, kept = columns_of(record), self._head
+        self._head, row = _csv_line(figures), _csv_line(figures.values())
+        if kept not in ("", self._head):
+            what = f"{self._path} has other columns than this run"
+            raise OptionError(what, remedy="another place: --metrics FILE.csv")
+        return row if kept else self._head + row
+
+
+def metrics_files(path: Path, warn: Callable[[str], None]) -> list[RunObserver]:
+    """FILE.csv has a row for each step, and FILE.evaluations.csv for each evaluation; another file has all records."""
+    if path.suffix != ".csv":
+        return [MetricsFile(path, warn)]
+    beside = path.with_suffix(".evaluations.csv")
+    return [MetricsFile(path, warn, "step"), MetricsFile(beside, warn, "evaluation")]
 
 
 def _csv_line(cells: Iterable[object]) -> str:

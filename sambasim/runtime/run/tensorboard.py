@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from sambasim.errors import MachineError, OptionError, failing_with
-from sambasim.records.metrics import EvaluationRecord, StepRecord, columns_of
+from sambasim.records.metrics import EvaluationRecord, Line, StepRecord, columns_of
 from sambasim.runtime.run.run_observer import RunObserver, Start
 
 _FLUSH_S = 5  # what is lost at most if the process is killed
@@ -32,23 +32,19 @@ class TensorBoard(RunObserver):
             self._writer = self._closing.enter_context(self._open(purge_step=step + 1 if step else None))
             self._writer.add_text("hyperparameters", text, step)
 
-    def stepped(self, step: StepRecord) -> None:
-        self._add("train", step)
-
-    def evaluated(self, record: EvaluationRecord) -> None:
-        self._add("evaluation", record)
+    def recorded(self, record: Line) -> None:
+        if isinstance(record, StepRecord | EvaluationRecord):
+            group = "train" if record.kind == "step" else "evaluation"
+            with self._written():
+                for name, value in columns_of(record, "/").items():
+                    is_time = name.partition("/")[0].endswith("_s") and name != "samples_per_s"
+                    if value is not None and not is_time and name not in ("step", "samples"):
+                        self._writer.add_scalar(f"{group}/{name}", value, record.step)
 
     def close(self) -> None:
         """At the end, and after an error: nothing that was told is lost."""
         with self._written():
             self._closing.close()
-
-    def _add(self, group: str, record: StepRecord | EvaluationRecord) -> None:
-        with self._written():
-            for name, value in columns_of(record, "/").items():
-                is_time = name.partition("/")[0].endswith("_s") and name != "samples_per_s"
-                if value is not None and not is_time and name not in ("step", "samples"):
-                    self._writer.add_scalar(f"{group}/{name}", value, record.step)
 
     def _written(self) -> AbstractContextManager[None]:
         what = f"events for TensorBoard cannot be written to {self._folder}"
