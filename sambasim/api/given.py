@@ -4,7 +4,6 @@ what its class does."""
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from sambasim.commands.torch_optimizers import is_of_a_library, options_of_group
 from sambasim.compiler.capture.step import NAMED_LOSSES, Loss, first_tensor
 from sambasim.compiler.capture.tensors import Held, held_by
 from sambasim.data.batches import Batch, collate, each_value, is_text, values_of
-from sambasim.data.datasets import ArraysDataset, Collate, Given, collate_named
+from sambasim.data.datasets import ArraysDataset, Collate, collate_named
 from sambasim.errors import DataError, ModelError, OptionError
 from sambasim.optimizers import FORM_OF_OWN, OPTIMIZERS
 from sambasim.options.grammar import LOSS_ARGUMENTS
@@ -56,7 +55,7 @@ def collated(samples: object, collate_fn: Collate | str) -> object:
         raise DataError(
             what, remedy="example=[dataset[index] for index in range(BATCH)]; or a batch, and no collate_fn"
         )
-    if isinstance(batch := collate(samples, given_of(None, collate_fn).collate), DataError):
+    if isinstance(batch := collate(samples, collate_of(collate_fn)), DataError):
         raise batch
     return batch
 
@@ -79,14 +78,14 @@ def _tensors(given: Mapping[Any, object], what: str) -> dict[str, Tensor]:
     return tensors
 
 
-def given_of(data: object, collate_fn: Collate | str | None) -> Given:
-    """What a call of `run` or `predict` gives. Raises DataError for what is no data or cannot be called."""
+def collate_of(collate_fn: Collate | str | None) -> Collate | None:
+    """Raises DataError for what cannot be called."""
     if isinstance(collate_fn, str) or collate_fn is None:
-        function = collate_named(collate_fn)
-    elif not callable(function := collate_fn):
-        what = f"collate_fn is of type {type(collate_fn).__name__}, which cannot be called"
-        raise DataError(what, remedy="give a function that makes a batch of a list of samples, or its name")
-    return Given(None if isinstance(data, str | Path) else data_of(data), function)
+        return collate_named(collate_fn)
+    if callable(collate_fn):
+        return collate_fn
+    what = f"collate_fn is of type {type(collate_fn).__name__}, which cannot be called"
+    raise DataError(what, remedy="give a function that makes a batch of a list of samples, or its name")
 
 
 def data_of(data: object) -> object:
@@ -140,16 +139,15 @@ def loss_of(loss: object) -> tuple[dict[str, object] | None, Loss | None]:
 
 def metrics_of(given: object) -> tuple[object, Mapping[str, Callable[..., object]]]:
     """Names of metrics, and the functions among what is given, by their names. Raises OptionError for equal names."""
-    items, functions = given if isinstance(given, list | tuple) else [given], dict[str, Callable[..., object]]()
-    names = list[object]()
-    for item in items:
+    names, functions = list[object](), dict[str, Callable[..., object]]()
+    for item in given if isinstance(given, list | tuple) else [given]:
+        name = item
         if callable(item):
-            name = f"python:{re.sub(r'[^0-9a-zA-Z_]', '_', getattr(item, '__name__', type(item).__name__))}"
-            if name in functions:
-                remedy = "give one of them another __name__"
-                raise OptionError(f"two metrics are called {name.removeprefix('python:')}", remedy=remedy)
+            called = re.sub(r"[^0-9a-zA-Z_]", "_", getattr(item, "__name__", type(item).__name__))
+            if (name := f"python:{called}") in functions:
+                raise OptionError(f"two metrics are called {called}", remedy="give one of them another __name__")
             functions[name] = item
-        names.append(name if callable(item) else item)
+        names.append(name)
     return (names if functions else given), functions
 
 

@@ -11,13 +11,13 @@ from typing import Any, TypeAlias
 from rich.console import RenderableType
 from torch import Tensor, nn
 
-from sambasim.api.given import given_of, metrics_of
+from sambasim.api.given import collate_of, data_of, metrics_of
 from sambasim.api.pef import Pef, opened, unwrapped
 from sambasim.api.ranks import command, connected, said, speaks_python, supervised
 from sambasim.commands.question import predicted, question_of
 from sambasim.commands.run import train
 from sambasim.compiler.capture.tensors import held_by
-from sambasim.data.datasets import Collate
+from sambasim.data.datasets import Collate, Given
 from sambasim.errors import DataError, LaunchError, OptionError, WeightsError
 from sambasim.options.given import given_settings
 from sambasim.options.run import RunOptions, run_options
@@ -95,21 +95,34 @@ class Run(Shown):
 Weights: TypeAlias = Run | Pef | nn.Module | Mapping[str, Any] | str | Path | None
 
 
-def _weights_of(weights: Weights) -> tuple[Path | None, Mapping[str, Any] | None]:
-    """The path that `weights` is, or what it holds, as a state_dict. Raises OptionError for another type."""
+def _given(
+    data: object,
+    weights: Weights,
+    collate_fn: Collate | str | None,
+    options: dict[str, Any],
+    callback: Callback | Sequence[Callback] | str | None = None,
+) -> Given:
+    """What a call gives besides its `options`, which get what these can name. Raises OptionError and DataError."""
+    options["evaluation_metrics"], metrics = metrics_of(options.get("evaluation_metrics"))
+    if isinstance(callback, str):
+        options["callback"], callback = callback, ()
+    callbacks = callback if isinstance(callback, list | tuple) else () if callback is None else (callback,)
+    held: Mapping[str, Any] | None = None
     match weights:
-        case None:
-            return None, None
-        case str() | Path():
-            return Path(weights), None
+        case None | str() | Path():
+            options["weights"] = weights
         case Run() | Pef():
-            return None, weights.weights
+            held = weights.weights
         case nn.Module():
-            return None, _tensors_of(weights)
+            held = _tensors_of(weights)
         case Mapping():
-            return None, weights
-    remedy = "a run, a PEF, a model, a state_dict, a file, or a folder of checkpoints"
-    raise OptionError(f"weights is of type {type(weights).__name__}", remedy=remedy)
+            held = weights
+        case _:
+            remedy = "a run, a PEF, a model, a state_dict, a file, or a folder of checkpoints"
+            raise OptionError(f"weights is of type {type(weights).__name__}", remedy=remedy)
+    if isinstance(data, str | Path):
+        options["data"], data = str(data), None
+    return Given(data_of(data), collate_of(collate_fn), metrics, held, callbacks)
 
 
 def _tensors_of(model: nn.Module) -> dict[str, Tensor]:
@@ -153,35 +166,27 @@ def run(
     rank, also if one alone was signalled. A second signal, a second later, ends the process at once.
     """
     world, given = connected(), opened(pef)
-    options["evaluation_metrics"], functions = metrics_of(options.get("evaluation_metrics"))
-    by_name = {"callback": callback} if isinstance(callback, str) else {}
-    called = [] if callback is None or by_name else [*callback] if isinstance(callback, list | tuple) else [callback]
-    file, held = _weights_of(weights)
-    chosen = _options_of_run(given, data, replicas, {**options, **by_name, "weights": file}, world)
+    live = _given(data, weights, collate_fn, options, callback)
+    chosen = _options_of_run(given, data, replicas, options, world)
     recorder = _Recorder()
     observers: list[RunObserver] = [recorder]
     if world.rank == 0 and not quiet:
         observers.append(RunProgress(predicts=chosen.predict, words=said))
     with StopSignals() as signals, supervised(world, chosen) as (path, activity):
-        how = path, chosen, world, activity, command(), observers, given_of(data, collate_fn), functions
-        done = train(*how, keeps_weights=True, signals=signals, callbacks=called, weights=held)
+        how = path, chosen, world, activity, command(), observers, live
+        done = train(*how, keeps_weights=True, signals=signals)
     found = recorder.losses, recorder.logged, recorder.evaluations
     summary = done.summary.model_copy(update={"notices": [*map(said, done.summary.notices)]})
     return Run(given.name, *found, dict(done.weights), dict(done.averages), summary, done.interruption is not None)
 
 
-def _options_of(
-    pef: Pef, data: object, keywords: Mapping[str, object], instead: Mapping[str, str], **own: object
-) -> RunOptions:
+def _options_of(pef: Pef, keywords: Mapping[str, object], instead: Mapping[str, str], **own: object) -> RunOptions:
     """Raises OptionError for flags that are not for Python: `instead` says what they are here."""
     for name in keywords:
         if name in instead:
             raise OptionError(f"this call takes no {name}", remedy=f"it is {instead[name]}")
     flags = {"pef": str(pef.path), **own, **keywords}
-    settings = given_settings(flags.pop("set", None) or {})
-    if isinstance(data, str | Path):
-        flags["data"] = str(data)
-    return run_options(flags, settings)
+    return run_options(flags, given_settings(flags.pop("set", None) or {}))
 
 
 def _options_of_run(
@@ -201,8 +206,8 @@ def _options_of_run(
             what = f"replicas is {count}, and {pef.name} is for at least {fewest}"
             raise LaunchError(what, remedy=f"replicas={fewest}")
         own = {"emulate_replicas": count} if count * of_replica > 1 else {}
-        return _options_of(pef, data, keywords, instead, **own)
-    chosen = _options_of(pef, data, keywords, instead)
+        return _options_of(pef, keywords, instead, **own)
+    chosen = _options_of(pef, keywords, instead)
     started = (ranks - (chosen.parameter_servers or 0)) // (1 if chosen.one_process_per_replica else of_replica)
     if replicas not in (None, started):
         remedy = "leave out replicas, or start as many ranks as they need"
@@ -263,13 +268,11 @@ def predict(
     Raises OptionError, DataError, and WeightsError for weights of another model.
     """
     world, given = connected(), opened(pef)
-    file, held = _weights_of(weights)
+    live = _given(data, weights, collate_fn, options)
     instead = {"pef": "the first argument", "json": "the record of the result", "emulate_replicas": "for training"}
-    options["evaluation_metrics"], functions = metrics_of(options.get("evaluation_metrics"))
-    chosen = _options_of(given, data, options, instead, inference=True, weights=file)
-    live = given_of(data, collate_fn)
+    chosen = _options_of(given, options, instead, inference=True)
     with supervised(world, chosen) as (path, activity):
-        record, outputs = infer(path, chosen, world, activity, live, held, functions, keeps_outputs=True)
+        record, outputs = infer(path, chosen, world, activity, live, keeps_outputs=True)
         outputs = world.broadcast_object(outputs)
     return Prediction(outputs, record.model_copy(update={"notices": [*map(said, record.notices)]}))
 

@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from sambasim.commands.outputs import check_output_file, check_output_folder
@@ -164,16 +163,13 @@ def train(
     activity: Activity,
     command: Sequence[str],
     observers: Sequence[RunObserver],
-    data: "Given | None" = None,
-    functions: Mapping[str, Callable[..., object]] = MappingProxyType({}),
+    given: "Given | None" = None,
     *,
     keeps_weights: bool = False,
     signals: StopSignals,
-    callbacks: Sequence[object] = (),
-    weights: "Mapping[str, object] | None" = None,
 ) -> "Trained":
-    """Collective. Train a PEF that `checked_pef` has checked, until `signals`, which are entered, ask to stop.
-    `callbacks`: beside that of the options."""
+    """Collective. Train a PEF that `checked_pef` has checked, until `signals`, which are entered, ask to stop."""
+    from sambasim.data.datasets import NOTHING
     from sambasim.data.user_code import load_object
     from sambasim.runtime.job import TrainingJob  # torch
     from sambasim.runtime.run.callbacks import Callbacks, checked
@@ -188,8 +184,8 @@ def train(
         members.append(stack.enter_context(closing(TensorBoard(options.tensorboard))))
     if options.log_dir is not None:
         members.append(RankLog(options.log_dir, rank, warn))
-    if options.callback is not None:
-        callbacks = [*callbacks, load_object(options.callback, "callback")]
+    given = given or NOTHING
+    callbacks = [*given.callbacks, *([] if options.callback is None else [load_object(options.callback, "callback")])]
     check_equal(communicator, {"callbacks": len(callbacks)})
     if callbacks:
         everywhere = options.callback_ranks == "all"
@@ -197,8 +193,7 @@ def train(
     elif options.callback_ranks == "all":
         raise OptionError("--callback-ranks needs a callback", remedy="add --callback module:function")
     setup, told = set_up(path, options, communicator), RunObservers(members)
-    how = setup, told, activity, command, data, functions
-    job = TrainingJob(*how, keeps_weights=keeps_weights, signals=signals, weights=weights)
+    job = TrainingJob(setup, told, activity, command, given, keeps_weights=keeps_weights, signals=signals)
     with stack, blamed_on_strangers(setup.document):
         summary = job.run()
     number = max(communicator.all_gather_object(signals.received))  # also one that came after its last step

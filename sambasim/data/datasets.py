@@ -4,7 +4,7 @@ to a sample; plain tensors, read in batches; `.npz` and `.safetensors` files; an
 import os
 import zipfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from inspect import isgeneratorfunction
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, cast, runtime_checkable
@@ -247,11 +247,17 @@ Datasets: TypeAlias = tuple[MapStyle | Loader, MapStyle | Loader | None]
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What a call of Python gives: `data` in place of the data source, as a data function returns it, and a `collate`
-    function in place of the option."""
+    """What a call of Python gives in place of what options name: `data` as a data function returns it, a function
+    `collate`, `metrics` by name, `weights` as in a state_dict; and `callbacks` beside that of the options."""
 
     data: object = None
     collate: Collate | None = None
+    metrics: Mapping[str, Callable[..., object]] = field(default_factory=dict)
+    weights: Mapping[str, object] | None = None
+    callbacks: Sequence[object] = ()
+
+
+NOTHING = Given()
 
 
 SPLIT_SEED = 1998
@@ -275,14 +281,14 @@ class Source:
 def open_source(
     options: DataOptions,
     inputs: InputSpecs | None,
-    in_call: Given | None = None,
+    in_call: Given = NOTHING,
     optional: Collection[str] = frozenset(),
     held_out_by: EvaluationOptions | None = None,
 ) -> Source:
     """Open the data source that `options` name, or what is given `in_call`. `inputs` are the PEF's, per sample; None
     when compiling. A file may lack those that are `optional`. `held_out_by` may name a source of its own for
     evaluations, which replaces what that of `options` holds out. Raises DataError."""
-    given, collate = (None, None) if in_call is None else (in_call.data, in_call.collate)
+    given, collate = in_call.data, in_call.collate
     if given is None and options.source is None:
         by_app = "" if inputs is None else "; an app runs its PEF itself: sambasim app APP.py run --pef PEF"
         remedy = f"--set data.source=module:function, or FILE.npz, or synthetic{by_app}"

@@ -3,13 +3,13 @@
 import math
 from pathlib import Path
 
-from sambasim.errors import CheckpointError, OptionError
-from sambasim.options.problem import one_of
+from sambasim.errors import CheckpointError
 from sambasim.records.metrics import EvaluationRecord
 from sambasim.runtime.checkpoint.content import check
 from sambasim.runtime.checkpoint.folder import name_of
 from sambasim.runtime.checkpoint.restore import restore
 from sambasim.runtime.checkpoint.saver import Saver
+from sambasim.runtime.metrics import missing
 from sambasim.runtime.outcome import trained_state
 from sambasim.runtime.run.plan import Position
 from sambasim.runtime.run.run_observer import RunObserver
@@ -37,8 +37,7 @@ class Watch:
         if name is None:
             return
         if name not in record.numbers:
-            remedy = f"--keep-best {one_of(record.numbers)}"
-            raise OptionError(f"evaluations have no {name}, which is to say which is the best", remedy=remedy)
+            raise missing(name, record.numbers)
         value, best = record.numbers[name], None if progress.best is None else progress.best.numbers.get(name)
         ahead = math.inf if best is None else value - best
         is_better = (ahead if self._options.largest_is_best or best is None else -ahead) > 0 and not math.isnan(value)

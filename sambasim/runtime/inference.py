@@ -5,7 +5,7 @@ run, the running statistics are those of replica 0. The padding of the last batc
 """
 
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from itertools import count as counter
 from itertools import islice, zip_longest
@@ -18,7 +18,7 @@ from torch import Generator, Tensor
 from torch.utils.data import DataLoader
 
 from sambasim.data import batches
-from sambasim.data.datasets import Given, WatchedDataset, open_source
+from sambasim.data.datasets import NOTHING, Given, WatchedDataset, open_source
 from sambasim.data.loaders import reading
 from sambasim.data.streams import samples_of
 from sambasim.data.workers import batches_of, loader_of
@@ -70,19 +70,10 @@ class Sums:
         sums: list[Any] = [*map(sum, numbers), tuple(map(sum, zip_longest(logged, further, fillvalue=0.0)))]
         return Sums(*sums)
 
-    def means(self, program: Program) -> dict[str, Any]:
-        """What records of an evaluation and of an inference say of the samples."""
-        return {
-            "samples": self.samples,
-            "loss": self.loss / self.counted if program.loss is not None and self.counted else None,
-            "logged": {name: total / self.told_of for name, total in zip(program.evaluated, self.logged, strict=False)},
-            "accuracy": self.correct / self.classified if self.classified else None,
-        }
-
 
 class Evaluator:
     """Runs the evaluation graph of one replica, with targets and for inference, on its `ranks` in this process. `own`:
-    the symbols that `use` sets, besides running statistics."""
+    the symbols that `use` sets, besides running statistics; `functions`: metrics by name."""
 
     def __init__(
         self,
@@ -91,9 +82,10 @@ class Evaluator:
         resolved: ResolvedRun,
         activity: Activity = UNWATCHED,
         own: Collection[SymbolKind] = (),
-        metrics: Metrics | None = None,
+        functions: Mapping[str, Function] = MappingProxyType({}),
     ) -> None:
-        self.metrics = metrics or Metrics(program, {}, None, {})
+        asked = resolved.evaluation.metrics if program.loss is not None else None
+        self.metrics = Metrics(program, asked or {}, resolved.loss, functions)
         self._program, self._loss, self._options, self._activity = program, resolved.loss, resolved.data, activity
         self._inputs = input_specs(program)
         self._has_loss = program.loss is not None
@@ -120,6 +112,18 @@ class Evaluator:
             kept = [one[:count] for one in outputs[self._program.loss_outputs :] if one.shape[:1] == (size,)]
             found = self.metrics.of_batch(kept[0], batch, count) if kept else {}
             yield self._sums_of(outputs, batch, count), kept, found
+
+    def over(self, of_replicas: Iterable[Sequence[tuple[Sums, Outcome]]]) -> dict[str, Any]:
+        """What records of an evaluation and of an inference say of the samples: of batches of all replicas."""
+        of_batches = [*in_turn(of_replicas)]
+        total, names = sum((sums for sums, _ in of_batches), Sums()), self._program.evaluated
+        return {
+            "samples": total.samples,
+            "loss": total.loss / total.counted if self._has_loss and total.counted else None,
+            "logged": {name: one / total.told_of for name, one in zip(names, total.logged, strict=False)},
+            "accuracy": total.correct / total.classified if total.classified else None,
+            "metrics": self.metrics.over(outcome for _, outcome in of_batches),
+        }
 
     def _batches(self, dataset: WatchedDataset, rank: int, world_size: int) -> Iterator[tuple[Batch, int]]:
         if dataset.is_stream:
@@ -243,15 +247,13 @@ def infer(
     options: RunOptions,
     communicator: Communicator,
     activity: Activity = UNWATCHED,
-    data: Given | None = None,
-    weights: Mapping[str, object] | None = None,
-    functions: Mapping[str, Function] = MappingProxyType({}),
+    live: Given = NOTHING,
     *,
     keeps_outputs: bool = False,
 ) -> tuple[InferenceRecord, list[Tensor]]:
     """Collective. `run --inference`: for the held-out samples, or all if none are held out. Without inputs that only
-    the loss reads, there are no loss and no metrics. `data` and `weights` replace those of the PEF. With
-    `keeps_outputs`, rank 0 has the outputs of all samples, in the order of the data."""
+    the loss reads, there are no loss and no metrics. With `keeps_outputs`, rank 0 has the outputs of all samples, in
+    the order of the data."""
     document, began_s = read(path), time.perf_counter()
     resolved = resolve_run(options, document.training_defaults, document.data_source)
     check_trusted(path, document, options, communicator)
@@ -263,9 +265,9 @@ def infer(
         specs, outputs_only = input_specs(program), without_loss(program)
         names = [spec.name for spec in specs]
         labels = {*names}.difference(spec.name for spec in input_specs(outputs_only))
-        of_pef = (data is None or data.data is None) and "source" not in as_table(options.overrides.get("data"))
+        of_pef = live.data is None and "source" not in as_table(options.overrides.get("data"))
         with process.repeatable(threads):  # its module may set another number
-            source = open_source(resolved.data, tuple(specs), data, labels, resolved.evaluation if of_pef else None)
+            source = open_source(resolved.data, tuple(specs), live, labels, resolved.evaluation if of_pef else None)
         activity.waits("waiting for peers to open the data")
         check_sources(communicator, [source])
         notices = list(changed(document)) if communicator.rank == 0 else []
@@ -278,21 +280,17 @@ def infer(
             if lacks:
                 program = outputs_only
                 notices.append(f"no loss, because the samples have no {', '.join(sorted(labels))}")
-        given, told = given_weights(options, program, communicator, weights)
+        given, told = given_weights(options, program, communicator, live.weights)
         held, notices = {**map_weights(path, document), **given}, [*notices, *told]
-        asked = (resolved.evaluation.metrics or {}) if program.loss is not None else {}
-        metrics = Metrics(program, asked, resolved.loss, functions)
-        evaluator = _evaluator(program, communicator, resolved, activity, held, metrics)
-        of_batches, kept, found, rank = list[Sums](), list[list[Tensor]](), list[Outcome](), communicator.rank
+        evaluator = _evaluator(program, communicator, resolved, activity, held, live.metrics)
+        of_batches, kept, rank = list[tuple[Sums, Outcome]](), list[list[Tensor]](), communicator.rank
         own_seed = derive(seed, rank, 0, 0, Stream.DATA)
         for sums, outputs, outcome in evaluator.infer(dataset, rank, communicator.world_size, own_seed):
-            of_batches.append(sums)
-            found.append(outcome)
+            of_batches.append((sums, outcome))
             kept += [[output.clone() for output in outputs]] if keeps_outputs else []
         activity.waits("waiting for peers to predict")
-        total = sum(in_turn(communicator.all_gather_object(of_batches)), Sums())
-        everywhere = communicator.gather_object(found) or ()
-        measured = communicator.from_first(lambda: metrics.over(in_turn(everywhere)))
+        everywhere = communicator.gather_object(of_batches) or ()
+        measured = communicator.from_first(lambda: evaluator.over(everywhere))
         all_outputs = list[Tensor]()
         if keeps_outputs:
             activity.takes_long("saving the predictions")
@@ -306,8 +304,7 @@ def infer(
             data=source.name,
             held_out=source.evaluation is not None,
             weights=None if options.weights is None else str(options.weights),
-            **total.means(program),
-            metrics=measured,
+            **measured,
             prediction_s=time.perf_counter() - began_s,
             predictions=None if options.predictions is None else str(options.predictions),
             notices=notices,
@@ -321,7 +318,7 @@ def _evaluator(
     resolved: ResolvedRun,
     activity: Activity,
     weights: Mapping[str, Tensor],
-    metrics: Metrics,
+    functions: Mapping[str, Function],
 ) -> Evaluator:
     mesh = copy_mesh(program.mesh)  # this process plays all ranks that hold the model
     process.check_node_memory(world, program.device_bytes * mesh.world_size)
@@ -332,12 +329,12 @@ def _evaluator(
             tensor.fill_(argument.at(None, 0, 1.0))
 
     ranks = open_ranks(program, single_rank(world.host_name), Way.IN_PROCESS, fill, range(mesh.world_size), mesh)
-    evaluator = Evaluator(program, ranks, resolved, activity, metrics=metrics)
+    evaluator = Evaluator(program, ranks, resolved, activity, functions=functions)
     buffers = program.names_of(SymbolKind.BUFFER)
     evaluator.use([{name: of.memory.tensor(name) for name in buffers if name in of.program.symbols} for of in ranks])
     return evaluator
 
 
-def in_turn(of_ranks: Sequence[Sequence[Part]]) -> Iterator[Part]:
+def in_turn(of_ranks: Iterable[Sequence[Part]]) -> Iterator[Part]:
     """What ranks have of the batches of a data set, in its order: see `Evaluator.infer`."""
     return (part for parts in zip_longest(*of_ranks) for part in parts if part is not None)

@@ -8,12 +8,11 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 from signal import Signals
-from types import MappingProxyType
 
 from torch import Tensor
 
 from sambasim.data import loaders
-from sambasim.data.datasets import Given, Source
+from sambasim.data.datasets import NOTHING, Given, Source
 from sambasim.errors import OptionError
 from sambasim.ir.types import SymbolKind
 from sambasim.options.given import leaves
@@ -24,10 +23,10 @@ from sambasim.runtime.checkpoint.folder import claim
 from sambasim.runtime.checkpoint.restore import restore
 from sambasim.runtime.checkpoint.saver import Saver
 from sambasim.runtime.checkpoint.weights import given_weights
-from sambasim.runtime.inference import Evaluator, Sums, in_turn
+from sambasim.runtime.inference import Evaluator, Sums
 from sambasim.runtime.machine import process
 from sambasim.runtime.machine.process import Stream, derive, keep_freed_memory, repeatable
-from sambasim.runtime.metrics import Function, Metrics, Outcome
+from sambasim.runtime.metrics import Outcome, has_accuracy
 from sambasim.runtime.outcome import averages_after, notices, summarize, trained_state, weights_now, whole_tensors
 from sambasim.runtime.record.digests import RunDigests
 from sambasim.runtime.record.numerics import Probes
@@ -53,9 +52,8 @@ class _Interrupt(Exception):
 
 class TrainingJob:
     """Trains a PEF. Collective: every rank creates one and calls `run`. Remedies repeat `command`, typed without
-    mpirun; `data` and `weights` replace those of the PEF; `functions`: metrics by name. With `keeps_weights`,
-    every rank then has `weights` and `averages`, as in a state_dict. `signals`: the caller's, who has entered them;
-    they ask it to stop. Then `saved` is the checkpoint of its end, if there is one."""
+    mpirun. With `keeps_weights`, every rank then has `weights` and `averages`, as in a state_dict. `signals`: the
+    caller's, who has entered them; they ask it to stop. Then `saved` is the checkpoint of its end, if there is one."""
 
     def __init__(
         self,
@@ -63,17 +61,13 @@ class TrainingJob:
         observer: RunObserver,
         activity: Activity = UNWATCHED,
         command: Sequence[str] = ("sambasim", "run", "…"),
-        data: Given | None = None,
-        functions: Mapping[str, Function] = MappingProxyType({}),
+        given: Given = NOTHING,
         *,
         keeps_weights: bool = False,
         signals: StopSignals | None = None,
-        weights: Mapping[str, object] | None = None,
     ) -> None:
-        self._functions = functions
         self._setup, self._communicator, self._observer = setup, setup.communicator, observer
-        self._activity, self._data, self._keeps_weights = activity, data, keeps_weights
-        self._given_weights = weights
+        self._activity, self._given, self._keeps_weights = activity, given, keeps_weights
         self.weights: Mapping[str, Tensor] = {}
         self.averages: Mapping[str, Tensor] = {}
         self.saved: Path | None = None
@@ -117,7 +111,7 @@ class TrainingJob:
         steps = plan(samples, setup.replicas, training, position)
         self._activity.does("placing the weights")
         probes = Probes(program, setup.mesh, training.loss_scale) if setup.options.debug_numerics else None
-        weights, lines_of_weights = given_weights(options, program, self._communicator, self._given_weights)
+        weights, lines_of_weights = given_weights(options, program, self._communicator, self._given.weights)
         team = assemble(setup, sources, self._observer, probes, weights)
         del weights
         lines += lines_of_weights
@@ -181,11 +175,12 @@ class TrainingJob:
                 remedy = "--set data.evaluation_fraction=0.1, or --evaluation-data SOURCE"
                 raise OptionError(f"no samples are held out to evaluate {asked.watched}", remedy=remedy)
             return None
-        metrics = Metrics(program, asked.metrics or {}, setup.resolved.loss, self._functions)
-        metrics.check_has(asked.watched or "loss", program.evaluated)
         ranks = [replica.transport for replica in team.first]
         own = () if setup.resolved.ema is None else (SymbolKind.PARAMETER,)
-        return Evaluator(program, ranks, setup.resolved, self._activity, own, metrics)
+        evaluator = Evaluator(program, ranks, setup.resolved, self._activity, own, self._given.metrics)
+        accuracy = ["accuracy"] if has_accuracy(setup.resolved.loss) else []
+        evaluator.metrics.check_has(asked.watched or "loss", ["loss", *accuracy, *program.evaluated])
+        return evaluator
 
     def _stop(self, why: str) -> None:
         """On all ranks alike, after an event: the run takes no further step."""
@@ -197,7 +192,7 @@ class TrainingJob:
 
     def _open_sources(self) -> Sequence[Source]:
         """Collective. The data, opened once for each rank of this process, with the same random numbers for all."""
-        sources = open_sources(self._setup, self._data)
+        sources = open_sources(self._setup, self._given)
         self._activity.waits("waiting for peers to open the data")
         self._setup = replace(self._setup, data_identity=check_sources(self._communicator, sources))
         return sources
@@ -328,13 +323,11 @@ class TrainingJob:
         self._activity.waits("waiting for peers to evaluate")
         everybody = self._communicator.gather_object((own, self._signals.request())) or ()
         self._activity.does("evaluation done")
-        of_batches = [*in_turn([of_replica for of_rank, _ in everybody for of_replica in of_rank])]
 
         def over_all() -> tuple[EvaluationRecord, int]:
-            means = sum((sums for sums, _ in of_batches), Sums()).means(setup.program)
-            means["metrics"] = evaluator.metrics.over(outcome for _, outcome in of_batches)
+            found = evaluator.over(of_replica for of_rank, _ in everybody for of_replica in of_rank)
             requested, evaluation_s = max(request for _, request in everybody), time.perf_counter() - began_s
-            return EvaluationRecord(step=step, epoch=epoch + 1, evaluation_s=evaluation_s, **means), requested
+            return EvaluationRecord(step=step, epoch=epoch + 1, evaluation_s=evaluation_s, **found), requested
 
         return self._communicator.from_first(over_all)
 

@@ -65,7 +65,7 @@ def test_a_csv_file_has_steps_and_another_beside_it_evaluations(tmp_path: Path) 
     path, beside = tmp_path / "m.csv", tmp_path / "m.evaluations.csv"
     logged = replace(STEP, logged={"kl, of q": math.nan}, waited_s={"pp": 0.5})
     for done in (0, 1, 1):  # a run, and two that resume after its first step
-        file = RunObservers(metrics_files(path, str))
+        file = RunObservers(metrics_files(path, print))
         file.started(replace(START, plan=replace(PLAN, start=Position(done, 0, done))))
         for number in range(done + 1, 4):
             file.stepped(replace(logged, step=number, loss=number / 3))

@@ -195,7 +195,7 @@ def _check_trainable(program: Program, run: ResolvedRun) -> None:
     raise OptionError(what, remedy="run it by the app that compiled it: python APP.py run --pef …")
 
 
-def open_sources(setup: Setup, given: Given | None) -> Sequence[Source]:
+def open_sources(setup: Setup, given: Given) -> Sequence[Source]:
     """The data, opened once for each rank of this process, with the same random numbers for all."""
     resolved, specs, sources = setup.resolved, tuple(input_specs(setup.program)), list[Source]()
     for _ in setup.ranks:
