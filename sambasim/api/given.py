@@ -17,7 +17,7 @@ from sambasim.commands.torch_optimizers import is_of_a_library, options_of_group
 from sambasim.compiler.capture.step import NAMED_LOSSES, Loss, first_tensor
 from sambasim.compiler.capture.tensors import Held, held_by
 from sambasim.data.batches import Batch, collate, each_value, is_text, values_of
-from sambasim.data.datasets import ArraysDataset, Collate, collate_named
+from sambasim.data.datasets import ArraysDataset, Collate, collate_of
 from sambasim.errors import DataError, ModelError, OptionError
 from sambasim.optimizers import FORM_OF_OWN, OPTIMIZERS
 from sambasim.options.grammar import LOSS_ARGUMENTS
@@ -52,9 +52,8 @@ def collated(samples: object, collate_fn: Collate | str) -> object:
     """A batch of a list of samples. Raises DataError."""
     if not isinstance(samples, list):
         what = f"with collate_fn the example is a list of samples, and it is of type {type(samples).__name__}"
-        raise DataError(
-            what, remedy="example=[dataset[index] for index in range(BATCH)]; or a batch, and no collate_fn"
-        )
+        remedy = "example=[dataset[index] for index in range(BATCH)]; or a batch, and no collate_fn"
+        raise DataError(what, remedy=remedy)
     if isinstance(batch := collate(samples, collate_of(collate_fn)), DataError):
         raise batch
     return batch
@@ -76,16 +75,6 @@ def _tensors(given: Mapping[Any, object], what: str) -> dict[str, Tensor]:
         remedy = "give (x, target) or {name: tensor}, with as many samples in each"
         raise DataError(f"the first axis of every value of {what} must be the samples: {counts}", remedy=remedy)
     return tensors
-
-
-def collate_of(collate_fn: Collate | str | None) -> Collate | None:
-    """Raises DataError for what cannot be called."""
-    if isinstance(collate_fn, str) or collate_fn is None:
-        return collate_named(collate_fn)
-    if callable(collate_fn):
-        return collate_fn
-    what = f"collate_fn is of type {type(collate_fn).__name__}, which cannot be called"
-    raise DataError(what, remedy="give a function that makes a batch of a list of samples, or its name")
 
 
 def data_of(data: object) -> object:

@@ -11,13 +11,13 @@ from typing import Any, TypeAlias
 from rich.console import RenderableType
 from torch import Tensor, nn
 
-from sambasim.api.given import collate_of, data_of, metrics_of
+from sambasim.api.given import data_of, metrics_of
 from sambasim.api.pef import Pef, opened, unwrapped
 from sambasim.api.ranks import command, connected, said, speaks_python, supervised
 from sambasim.commands.question import predicted, question_of
 from sambasim.commands.run import train
 from sambasim.compiler.capture.tensors import held_by
-from sambasim.data.datasets import Collate, Given
+from sambasim.data.datasets import Collate, Given, collate_of
 from sambasim.errors import DataError, LaunchError, OptionError, WeightsError
 from sambasim.options.given import given_settings
 from sambasim.options.run import RunOptions, run_options

@@ -1,7 +1,6 @@
 """From samples to a batch: collate them, name the tensors as the inputs, and check dtypes and shapes."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from inspect import isgeneratorfunction
 from itertools import islice
 from typing import Any, TypeAlias, cast
 
@@ -11,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from sambasim.data.datasets import Collate, Samples, WatchedDataset
-from sambasim.data.user_code import guarded, summary, user_line
+from sambasim.data.user_code import summary, user_line
 from sambasim.errors import DataError
 from sambasim.options.grammar import InputSpec
 from sambasim.units import counted
@@ -28,11 +27,9 @@ ONE_TENSOR = 'make a list of numbers one tensor; of a Hugging Face data set: dat
 
 
 def batch_of(dataset: WatchedDataset, indices: Sequence[int]) -> Batch:
-    if dataset.is_stream:
-        stream = cast(Any, dataset.dataset)
-        read = islice(stream() if isgeneratorfunction(stream) else stream, indices[-1] + 1)
-        return collate(guarded(lambda: list(read)[indices[0] :], dataset.name, DataError), dataset.collate)
-    return collate(dataset.__getitems__(indices), dataset.collate)
+    """Of a stream, `indices` is a range."""
+    of_stream = islice(dataset.stream(), indices[0], indices[-1] + 1) if dataset.is_stream else None
+    return collate(dataset.__getitems__(indices) if of_stream is None else list(of_stream), dataset.collate)
 
 
 def collate(samples: Sequence[object], function: Collate | None = None) -> Batch:

@@ -6,6 +6,7 @@ import zipfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from inspect import isgeneratorfunction
+from itertools import count
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, cast, runtime_checkable
 
@@ -51,14 +52,9 @@ Collate: TypeAlias = Callable[[list[Any]], object]
 """As `collate_fn` of PyTorch's DataLoader."""
 
 
-def is_stream(dataset: object) -> bool:
-    others = (Tensor, Mapping, str, bytes, type, Iterator)
-    is_iterable = isgeneratorfunction(dataset) or (isinstance(dataset, Iterable) and not isinstance(dataset, MapStyle))
-    return isinstance(dataset, IterableDataset) or (is_iterable and not isinstance(dataset, others))
-
-
-def _size(dataset: Any) -> int:
-    return len(dataset) if hasattr(type(dataset), "__len__") else 0
+def _is_stream(dataset: object) -> bool:
+    is_iterable = isinstance(dataset, Iterable) and not isinstance(dataset, MapStyle | Iterator)
+    return isgeneratorfunction(dataset) or isinstance(dataset, IterableDataset) or is_iterable
 
 
 class WatchedDataset(Dataset[object]):
@@ -67,20 +63,35 @@ class WatchedDataset(Dataset[object]):
     data set is given in one. `collate` makes a batch of them, if it is not torch's."""
 
     def __init__(
-        self, dataset: MapStyle | Loader, name: str, chosen: Sequence[int] | None = None, collate: Collate | None = None
+        self, dataset: Any, name: str, chosen: Sequence[int] | None = None, collate: Collate | None = None
     ) -> None:
         self.loader = dataset if isinstance(dataset, DataLoader) else None
-        self.dataset: MapStyle = cast(MapStyle, dataset if self.loader is None else self.loader.dataset)
+        self.dataset: Any = getattr(self.loader, "dataset", dataset)
         self.name = name
         self.collate = collate
-        self.is_stream = is_stream(self.dataset)
+        self.is_stream = _is_stream(self.dataset)
         """Whether samples come in an order of its own; its length is 0 if it has none."""
         self.is_sampled = self.loader is not None and not self.is_stream and shuffles(self.loader) is None
         """Whether a sampler of the user orders the samples."""
-        self.chosen: Sequence[int] = range(_size(self.dataset)) if chosen is None else chosen
+        whole = range(len(self.dataset) if hasattr(type(self.dataset), "__len__") else 0)
+        self.chosen: Sequence[int] = whole if chosen is None else chosen
+
+    def part(self, chosen: Sequence[int]) -> "WatchedDataset":
+        return WatchedDataset(self.dataset if self.loader is None else self.loader, self.name, chosen, self.collate)
 
     def __len__(self) -> int:
         return len(self.chosen)
+
+    def stream(self, source: Any = None) -> Iterator[object]:
+        """The samples of one epoch of a stream, or of `source`, a copy of it."""
+        source = self.dataset if source is None else source
+        make = source if isgeneratorfunction(source) else lambda: iter(source)
+        samples, end = guarded(make, f"the stream of {self.name}", DataError), object()
+        for number in count():
+            who = f"sample {number} of {self.name}"
+            if (sample := guarded(lambda: next(samples, end), who, DataError)) is end:
+                return
+            yield sample
 
     def __getitem__(self, index: int) -> object:
         sample = self._read(self.chosen[index])
@@ -294,7 +305,6 @@ def open_source(
         remedy = f"--set data.source=module:function, or FILE.npz, or synthetic{by_app}"
         raise DataError("no data source is named", remedy=remedy)
     name = "the given data" if given is not None else options.source or ""
-    asked = f"data.evaluation_fraction = {options.evaluation_fraction}"
     train, evaluation = _datasets(options, inputs, optional) if given is None else _pair(given, name)
     of_evaluation = name
     if held_out_by is not None and held_out_by.data is not None and not (given is not None and evaluation is not None):
@@ -302,44 +312,50 @@ def open_source(
         only, of_pair = _datasets(options.model_copy(update=changes), inputs, optional)
         evaluation = only if of_pair is None else of_pair
     if evaluation is not None and options.evaluation_fraction > 0:
-        what = f"{of_evaluation} gives an evaluation set, and {asked} asks for another"
-        raise DataError(what, remedy="--set data.evaluation_fraction=0")
-    named = collate_named(options.collate)
+        what = f"gives an evaluation set, and data.evaluation_fraction = {options.evaluation_fraction} asks for another"
+        raise DataError(f"{of_evaluation} {what}", remedy="--set data.evaluation_fraction=0")
+    named = collate_of(options.collate)
 
-    def watched(given: Any, name: str, chosen: Sequence[int] | None = None) -> WatchedDataset:
-        own = own_collate(given) if isinstance(given, DataLoader) else None
-        return WatchedDataset(given, name, chosen, collate or own or named)
+    def watched(given: Any, name: str, what: str) -> WatchedDataset:
+        function = collate or (own_collate(given) if isinstance(given, DataLoader) else None) or named
+        who = f"the length of the {what} set of {name}"
+        dataset = guarded(lambda: WatchedDataset(given, name, collate=function), who, DataError)
+        if not len(dataset) and not dataset.is_stream:
+            raise DataError(f"the {what} set of {name} is empty", remedy="check where its samples come from")
+        return dataset
 
-    count = _length(train, name, "training")
-    kept = held_out = None
+    to_train, held_out = watched(train, name, "training"), None
     if evaluation is not None:
-        _length(evaluation, of_evaluation, "evaluation")
-        held_out = watched(evaluation, of_evaluation)
-    elif options.evaluation_fraction > 0 and is_stream(train.dataset if isinstance(train, DataLoader) else train):
-        raise DataError(f"{name} is a stream, and {asked} holds out some", remedy="give (train, evaluation)")
+        held_out = watched(evaluation, of_evaluation, "evaluation")
     elif options.evaluation_fraction > 0:
-        kept, held = split_indices(count, options.evaluation_fraction)
-        if not kept or not held:
-            what = f"{name} has {count} samples: {asked} leaves {len(kept)} to train and {len(held)} to evaluate"
-            raise DataError(what, remedy="give more samples, or another data.evaluation_fraction")
-        if isinstance(train, DataLoader) and shuffles(train) is None:
-            what = f"{name} gives a DataLoader with a sampler, which is of all samples, and {asked} holds out some"
-            raise DataError(what, remedy="give (train_loader, eval_loader), and --set data.evaluation_fraction=0")
-        held_out = watched(train, name, held)
-    to_train = watched(train, name, kept)
+        to_train, held_out = _split(to_train, options.evaluation_fraction)
     size = f"{len(to_train):,} samples" if len(to_train) else "a stream"
     described = "" if held_out is None else f", {len(held_out):,} held out" if len(held_out) else ", a stream held out"
     return Source(name, to_train, held_out, f"{name}: {size} to train{described}")
 
 
-def collate_named(target: str | None) -> Collate | None:
-    """Raises DataError for what cannot be called."""
-    if target is None:
-        return None
-    if not callable(function := load_object(target, "collate function")):
-        what = f"the collate function {target} is of type {type(function).__name__}, which cannot be called"
-        raise DataError(what, remedy="name a function that makes a batch of a list of samples: --set data.collate=…")
-    return cast(Collate, function)
+def collate_of(given: Collate | str | None) -> Collate | None:
+    """The function that is given or named. Raises DataError for what cannot be called."""
+    function: Any = load_object(given, "collate function") if isinstance(given, str) else given
+    if function is not None and not callable(function):
+        who = f"the collate function {given}" if isinstance(given, str) else "collate_fn"
+        remedy = "give a function that makes a batch of a list of samples, or its name: --set data.collate=…"
+        raise DataError(f"{who} is of type {type(function).__name__}, which cannot be called", remedy=remedy)
+    return cast("Collate | None", function)
+
+
+def _split(dataset: WatchedDataset, fraction: float) -> tuple[WatchedDataset, WatchedDataset]:
+    name, asked = dataset.name, f"data.evaluation_fraction = {fraction}"
+    if dataset.is_stream:
+        raise DataError(f"{name} is a stream, and {asked} holds out some", remedy="give (train, evaluation)")
+    if dataset.is_sampled:
+        what = f"{name} gives a DataLoader with a sampler, which is of all samples, and {asked} holds out some"
+        raise DataError(what, remedy="give (train_loader, eval_loader), and --set data.evaluation_fraction=0")
+    kept, held = split_indices(len(dataset), fraction)
+    if not kept or not held:
+        what = f"{name} has {len(dataset)} samples: {asked} leaves {len(kept)} to train and {len(held)} to evaluate"
+        raise DataError(what, remedy="give more samples, or another data.evaluation_fraction")
+    return dataset.part(kept), dataset.part(held)
 
 
 def split_indices(count: int, fraction: float) -> tuple[list[int], list[int]]:
@@ -365,33 +381,17 @@ def _datasets(options: DataOptions, inputs: InputSpecs | None, optional: Collect
 
 
 def _pair(given: object, name: str) -> Datasets:
-    if not isinstance(given, tuple):
-        return _map_style(given, name), None
-    if len(given) == 2 and not all(isinstance(item, Tensor) for item in given):
-        train, evaluation = given
-        return _map_style(train, name), None if evaluation is None else _map_style(evaluation, name)
-    what = f"{name} gave a tuple of {len(given)}; it must give a dataset, or (train, evaluation)"
-    raise DataError(what, remedy="return (train, evaluation), or torch.utils.data.TensorDataset(*tensors)")
-
-
-def _map_style(given: object, name: str) -> Any:
-    others = (Tensor, Mapping, str, bytes)
-    if isinstance(given, DataLoader):
-        check_loader(given, name)
-        _map_style([] if isinstance(given.dataset, Tensor) else given.dataset, name)
-        return given
-    if is_stream(given) or (isinstance(given, MapStyle) and not isinstance(given, others)):
-        return given
-    remedy = (
-        "return a map-style Dataset, one with __len__ and __getitem__, or (train, evaluation); or an IterableDataset"
-    )
-    remedy += ", or a generator function itself, which gives an epoch at each call" * isinstance(given, Iterator)
-    raise DataError(f"{name} gave {type(given).__name__}, which is no data set", remedy=remedy)
-
-
-def _length(given: MapStyle | Loader, name: str, what: str) -> int:
-    dataset = cast(MapStyle, given.dataset if isinstance(given, DataLoader) else given)
-    count = guarded(lambda: _size(dataset), f"the length of the {what} set of {name}", DataError)
-    if count == 0 and not is_stream(dataset):
-        raise DataError(f"the {what} set of {name} is empty", remedy="check where its samples come from")
-    return count
+    parts = given if isinstance(given, tuple) else (given, None)
+    if len(parts) != 2 or all(isinstance(part, Tensor) for part in parts):
+        what = f"{name} gave a tuple of {len(parts)}; it must give a dataset, or (train, evaluation)"
+        raise DataError(what, remedy="return (train, evaluation), or torch.utils.data.TensorDataset(*tensors)")
+    for part in parts if parts[1] is not None else parts[:1]:
+        if isinstance(part, DataLoader):
+            check_loader(part, name)
+        dataset = part.dataset if isinstance(part, DataLoader) else part
+        is_map_style = isinstance(dataset, MapStyle) and not isinstance(dataset, Mapping | str | bytes)
+        if not is_map_style and not _is_stream(dataset):
+            remedy = "return a map-style Dataset, one with __len__ and __getitem__, or (train, evaluation); or an "
+            remedy += "IterableDataset, or a generator function itself, which gives an epoch at each call"
+            raise DataError(f"{name} gave {type(dataset).__name__}, which is no data set", remedy=remedy)
+    return parts

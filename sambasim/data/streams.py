@@ -5,7 +5,6 @@ takes its batches in turn, unless the data set splits itself: it asks torch for 
 import copy
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from inspect import isgeneratorfunction
 from itertools import chain, count, islice
 from typing import Any, TypeAlias
 
@@ -14,7 +13,7 @@ from torch.utils.data import IterableDataset
 
 from sambasim.data.batches import Batch, collate
 from sambasim.data.datasets import WatchedDataset
-from sambasim.data.user_code import guarded, summary, user_line
+from sambasim.data.user_code import guarded
 from sambasim.errors import DataError
 
 State: TypeAlias = Mapping[str, Any]
@@ -38,31 +37,14 @@ class _Share:
         self.asked = True
         return self._replicas
 
-    def __enter__(self) -> None:
-        self._before = of_torch._worker_info
+    def read(self, samples: Iterator[object], count: int) -> list[object]:
+        before = of_torch._worker_info
         if self._replicas > 1:
             of_torch._worker_info = self  # type: ignore[assignment]  # it has the same attributes
-
-    def __exit__(self, *error: object) -> None:
-        of_torch._worker_info = self._before
-
-
-def samples_of(dataset: WatchedDataset, stream: Any = None, share: _Share | None = None) -> Iterator[object]:
-    """Those of one epoch. Raises DataError for one that cannot be read."""
-    share, stream = share or _Share(0, 1, None), dataset.dataset if stream is None else stream
-    made = stream if isgeneratorfunction(stream) else lambda: iter(stream)
-    with share:
-        samples = guarded(made, f"the stream of {dataset.name}", DataError)
-    for number in count():
         try:
-            with share:
-                sample = next(samples)
-        except StopIteration:
-            return
-        except (Exception, SystemExit) as raised:
-            what = f"sample {number} of {dataset.name} raised {summary(raised)}"
-            raise DataError(what, where=user_line(raised)) from raised
-        yield sample
+            return list(islice(samples, count))
+        finally:
+            of_torch._worker_info = before
 
 
 class Dealt(IterableDataset[tuple[Batch, State]]):
@@ -108,16 +90,16 @@ class Dealt(IterableDataset[tuple[Batch, State]]):
         self._seed(self._epoch, rounds * replicas)
         if self._saved is not None:
             self._stream.load_state_dict(self._saved)
-        samples = samples_of(self._dataset, self._stream, share)
-        samples = chain(list(islice(samples, 1)), samples)  # it has asked for its worker by then
+        samples = self._dataset.stream(self._stream)
+        samples = chain(share.read(samples, 1), samples)  # it has asked for its worker by then
         split = self._is_split or share.asked
         if self._saved is None:
-            list(islice(samples, rounds * size if split else self._used))
+            share.read(samples, rounds * size if split else self._used)
         for turn in count(rounds):
             own: Batch = []
             for replica in [self._rank] if split else range(replicas):
                 self._seed(self._epoch, turn * replicas + replica)
-                read = list(islice(samples, size))
+                read = share.read(samples, size)
                 if len(read) < size:
                     return
                 own = collate(read, self._dataset.collate) if replica == self._rank else own

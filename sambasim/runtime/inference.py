@@ -20,7 +20,6 @@ from torch.utils.data import DataLoader
 from sambasim.data import batches
 from sambasim.data.datasets import NOTHING, Given, WatchedDataset, open_source
 from sambasim.data.loaders import reading
-from sambasim.data.streams import samples_of
 from sambasim.data.workers import batches_of, loader_of
 from sambasim.errors import DataError
 from sambasim.ir.graph import Graph
@@ -144,7 +143,7 @@ class Evaluator:
             yield self._padded(batch), count
 
     def _of_stream(self, dataset: WatchedDataset, rank: int, world_size: int) -> Iterator[tuple[Batch, int]]:
-        samples, size = samples_of(dataset), self._program.batch_size
+        samples, size = dataset.stream(), self._program.batch_size
         for number in counter():
             if not (read := list(islice(samples, size))):
                 return
