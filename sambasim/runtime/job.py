@@ -43,13 +43,6 @@ from sambasim.runtime.watch.supervisor import SAVE, StopSignals
 from sambasim.runtime.watch.watchdog import WATCHDOG_FIRST_S
 
 
-class _Interrupt(Exception):
-    """A signal ends the training, after its last `evaluation`."""
-
-    def __init__(self, evaluation: EvaluationRecord | None) -> None:
-        self.evaluation = evaluation
-
-
 class TrainingJob:
     """Trains a PEF. Collective: every rank creates one and calls `run`. Remedies repeat `command`, typed without
     mpirun. With `keeps_weights`, every rank then has `weights` and `averages`, as in a state_dict. `signals`: the
@@ -135,10 +128,7 @@ class TrainingJob:
         if self._activity is not UNWATCHED:
             observers.append(StepStatus(self._activity, team.memory.program))
         trainer.observe(together(observers))
-        try:
-            evaluation, stopped = self._epochs(trainer, evaluator, watch, sources, steps, team, observers)
-        except _Interrupt as interrupt:
-            evaluation, stopped = interrupt.evaluation, None
+        evaluation, stopped = self._epochs(trainer, evaluator, watch, sources, steps, team, observers)
         if stopped is not None:
             self._observer.noted(stopped)
             start = replace(start, plan=replace(steps, steps=trainer.totals.steps))
@@ -237,41 +227,35 @@ class TrainingJob:
             if self._saver is not None and not self._losses.is_skipping:
                 self._saver.save_if_due(position, progress, due=trainer.requested == SAVE)
 
-        def save() -> None:
-            if self._saver is not None:
-                self.saved = self._saver.save(position, progress, goes_on=False)
-
-        def stop_if(requested: int) -> None:
-            """Collective. If a rank received a signal, save a checkpoint and raise _Interrupt."""
+        def interrupt_if(requested: int) -> None:
+            """If a rank received a signal, the run ends, without what else is due."""
             if requested > SAVE:
                 self._signals.report(requested)
                 self._interrupted = Signals(requested).name
-                save()
-                raise _Interrupt(evaluation)
 
         def evaluate_if_due(epoch: int, *, is_whole: bool = False) -> None:
             nonlocal evaluation
             number = totals.steps
             is_due = number % every == 0 if unit == "steps" else is_whole and (epoch + 1) % every == 0
             is_end = number == steps.steps or self._stopped is not None
-            if evaluator is None or number == progress.evaluated_after or not (is_due or is_end):
+            if evaluator is None or number == progress.evaluated_after or not (is_due or is_end) or self._interrupted:
                 return
             trainer.set_arguments(epoch)
             evaluation, requested = self._evaluate(evaluator, sources, totals, epoch, team)
             self._observer.evaluated(evaluation)
             watch.take(evaluation, position)
             self._stopped = self._stopped or watch.stops
-            stop_if(requested)
+            interrupt_if(requested)
 
         for epoch in count(steps.start.epoch):
-            if self._stopped or steps.ends_before(epoch, totals.steps, ended_early=trainer.ended):
+            if self._stopped or self._interrupted or steps.ends_before(epoch, totals.steps, ended_early=trainer.ended):
                 break
             begun = totals.steps
             self._activity.does("beginning an epoch")
             trainer.begin_epoch(epoch)
             last = min(begun + steps.length(epoch), steps.steps)
             evaluate_if_due(epoch)  # where an interrupted run was to do it
-            while totals.steps < last and not (self._stopped or trainer.ended):
+            while totals.steps < last and not (self._stopped or self._interrupted or trainer.ended):
                 step = self._step(trainer, epoch, recorder, observers)
                 if totals.steps == steps.start.step + 1 and self._setup.is_first and team.dropped:
                     self._observer.noted(f"columns that the PEF does not take are dropped: {team.dropped}")
@@ -280,22 +264,24 @@ class TrainingJob:
                 if progress.loss_scale is not None:
                     self._losses.check_scale(progress.loss_scale.value, scaling.minimum, step)
                 position = steps.position(totals.steps, epoch, begun)
-                stop_if(trainer.requested)
+                interrupt_if(trainer.requested)
                 if position.step < last and not trainer.ended:
                     evaluate_if_due(epoch)
                     save_if_due()
-            if is_whole := trainer.ended or position.step == begun + steps.length(
-                epoch
-            ):  # an evaluation of that is not repeated on resume
-                position = Position(position.step, epoch + 1)
+            if self._interrupted:
+                break
+            if is_whole := trainer.ended or position.step == begun + steps.length(epoch):
+                position = Position(position.step, epoch + 1)  # an evaluation of that is not repeated on resume
             evaluate_if_due(epoch, is_whole=is_whole)
             if is_whole:
                 save_if_due()
         # Of skipped steps whose loss was finite, a dynamic scale may be on its way down.
-        if progress.loss_scale is None or not scaling.dynamic or self._losses.is_skipping:
+        is_final = progress.loss_scale is None or not scaling.dynamic or self._losses.is_skipping
+        if is_final and not self._interrupted:
             self._losses.check_run(totals.steps, progress.skipped_steps)
-        save()
-        return evaluation, self._stopped if totals.steps < steps.steps else None
+        if self._saver is not None:
+            self.saved = self._saver.save(position, progress, goes_on=False)
+        return evaluation, None if self._interrupted or totals.steps == steps.steps else self._stopped
 
     def _request(self) -> int:
         """This rank's request after a step: to stop, by a signal; to save a checkpoint; or 0."""
