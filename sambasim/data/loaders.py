@@ -44,12 +44,10 @@ def reading(loader: Loader | None, options: DataOptions) -> DataOptions:
     return options.model_copy(update={"workers": loader.num_workers, **names})
 
 
-def notices(loader: Loader, batch_size: int, left_out: int) -> Iterator[str]:
-    """What is not kept of `loader`, in a run that leaves out some samples of an epoch."""
+def notices(loader: Loader, batch_size: int) -> Iterator[str]:
+    """What is not kept of `loader`; a run says itself what samples an epoch leaves out."""
     if loader.batch_size not in (None, batch_size):
         yield f"batch_size={loader.batch_size} of the DataLoader is not used: the PEF takes {batch_size} of a replica"
-    if left_out and loader.batch_size is not None and not loader.drop_last:
-        yield f"drop_last=False of the DataLoader is not kept: {left_out} samples of an epoch are not trained"
     for name in ("timeout", "multiprocessing_context"):
         if getattr(loader, name, None):
             yield f"{name} of the DataLoader is not used"

@@ -13,7 +13,7 @@ from torch.utils.data import IterableDataset
 
 from sambasim.data.batches import Batch, collate
 from sambasim.data.datasets import WatchedDataset
-from sambasim.data.user_code import guarded
+from sambasim.data.user_code import set_epoch
 from sambasim.errors import DataError
 
 State: TypeAlias = Mapping[str, Any]
@@ -75,8 +75,7 @@ class Dealt(IterableDataset[tuple[Batch, State]]):
                 what = f"the checkpoint lies within an epoch of {self._dataset.name}, split for {len(states)} replicas"
                 raise DataError(what, remedy=f"resume on {len(states)} replicas, or from the end of an epoch")
             self._saved = states[self._rank if len(states) == self._replicas else 0]["state"]
-        if callable(set_epoch := getattr(self._stream, "set_epoch", None)):
-            guarded(lambda: set_epoch(epoch), f"set_epoch of {self._dataset.name}", DataError)
+        set_epoch(self._stream, epoch)
 
     def __iter__(self) -> Iterator[tuple[Batch, State]]:
         try:

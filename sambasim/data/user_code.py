@@ -88,6 +88,12 @@ def guarded(action: Callable[[], T], who: str, error: type[UserError], remedy: s
         raise error(f"{who} raised {summary(raised)}", where=user_line(raised), remedy=remedy) from raised
 
 
+def set_epoch(of: object, epoch: int) -> None:
+    """If it has such a method."""
+    if callable(method := getattr(of, "set_epoch", None)):
+        guarded(lambda: method(epoch), f"set_epoch of {type(of).__name__}", DataError)
+
+
 @contextmanager
 def generators_kept() -> Iterator[None]:
     """Afterwards all generators of random numbers are as they were."""

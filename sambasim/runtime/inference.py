@@ -38,7 +38,7 @@ from sambasim.runtime.machine import process
 from sambasim.runtime.machine.communicator import Communicator, single_rank
 from sambasim.runtime.machine.process import Stream, derive, seed_everything
 from sambasim.runtime.metrics import Function, Metrics, Outcome
-from sambasim.runtime.run.order import evaluation_order
+from sambasim.runtime.run.order import first_order
 from sambasim.runtime.run.replica import arguments_in, input_specs
 from sambasim.runtime.run.setup import blamed_on_strangers, check_sources, check_trusted
 from sambasim.runtime.transports.connect import Transport, Way, open_ranks
@@ -129,7 +129,7 @@ class Evaluator:
             yield from self._of_stream(dataset, rank, world_size)
             return
         options, key = reading(dataset.loader, self._options), (id(dataset), rank)
-        size, order = self._program.batch_size, evaluation_order(dataset)
+        size, order = self._program.batch_size, first_order(dataset)
         starts = range(rank * size, len(order), world_size * size)
         deal = [list(order[start : start + size]) for start in starts]
         if key not in self._loaders:

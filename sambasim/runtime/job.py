@@ -31,7 +31,7 @@ from sambasim.runtime.outcome import averages_after, notices, summarize, trained
 from sambasim.runtime.record.digests import RunDigests
 from sambasim.runtime.record.numerics import Probes
 from sambasim.runtime.record.trace import RunTrace
-from sambasim.runtime.run.order import samples_of
+from sambasim.runtime.run.order import first_order
 from sambasim.runtime.run.plan import BEGINNING, Plan, Position, plan
 from sambasim.runtime.run.run_observer import RunObserver, Start
 from sambasim.runtime.run.setup import Setup, Team, assemble, check_sources, open_sources
@@ -92,7 +92,7 @@ class TrainingJob:
         program, training = self._setup.program, self._setup.resolved.training
         self._activity.does("opening the data")
         sources = self._open_sources()
-        samples = samples_of(sources[0].train, program.batch_size, self._setup.seed)
+        samples = len(first_order(sources[0].train, self._setup.seed, program.batch_size))
         self._activity.does("finding the checkpoint")
         checkpoint, lines = settle(self._setup.options.checkpoint, self._communicator)
         if checkpoint.dir is not None and (lock := claim(checkpoint.dir, self._communicator)):
@@ -121,7 +121,7 @@ class TrainingJob:
         folder = resumption and resumption.checkpoint.path.parent
         watch = Watch(setup, team, trainer.totals, self._saver, self._observer, folder)
         if (loader := sources[0].train.loader) is not None:
-            lines += loaders.notices(loader, program.batch_size, steps.left_out)
+            lines += loaders.notices(loader, program.batch_size)
         start = self._start(steps, team, sources[0], (*notices(setup, team, steps), *lines))
         self._observer.started(start)
         observers: list[StepObserver] = [] if probes is None else [probes.watching(team.replicas)]

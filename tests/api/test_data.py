@@ -204,7 +204,7 @@ def test_a_loader_is_dealt_to_replicas_and_says_what_it_cannot_keep(
     pairs = [[*range(start + at, start + 64, 2)] for start in range(0, 320, 64) for at in (0, 1)]
     of_pairs: Any = DataLoader(TensorDataset(*TRAIN), batch_sampler=pairs)
     assert trained(pef, of_pairs, threads=1).losses == trained(pef, TRAIN, **ORDERED).losses
-    with pytest.raises(DataError, match=r"input is float32\[16, 2\], and the PEF takes float32\[32, 2\]"):
+    with pytest.raises(DataError, match="gives batches of other sizes, and the PEF takes 32 of a replica"):
         trained(pef, of_batches)
     some = SubsetRandomSampler(range(320, 400))
     loaders = DataLoader(TensorDataset(*TRAIN), 7, timeout=3, num_workers=1), DataLoader(WHOLE, 10, sampler=some)
@@ -235,7 +235,7 @@ class Own(DataLoader[Any]):
         ),
         (
             lambda: DataLoader(WHOLE, sampler=(index for index in range(64))),
-            "generator of the given data cannot be copied",
+            "a copy of the generator of the given data raised",
         ),
         (
             lambda: DataLoader(WHOLE, sampler=[500] * 64),

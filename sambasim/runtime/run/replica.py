@@ -62,8 +62,8 @@ class Shard:
 
     def __post_init__(self) -> None:
         self._names = tuple(spec.name for spec in self.inputs)
-        self._order = Order(self.dataset, self.seed, shuffle=self.options.shuffle)
-        self._own: Sequence[Sequence[int]] = ()  # positions of the samples in this replica's batches of this epoch
+        self._order = Order(self.dataset, self.seed, self.batch_size, shuffle=self.options.shuffle)
+        self._own: Sequence[int] = ()  # positions of the samples in this replica's batches of this epoch
         self._next_step = 0  # of the first batch of this epoch
         # The loader seeds its workers from a generator; without one of its own it would draw from the global one.
         self._generator = Generator()
@@ -82,7 +82,7 @@ class Shard:
         read, sampler = (_Seeded(self.dataset), self) if self._dealt is None else (self._dealt, None)
         self._loader = loader_of(read, sampler, options, self._generator, self.dataset)
         # A TensorDataset is cut without the loader; None if it is none.
-        self._tensors = None if options.workers or is_stream or self._order.of_batches else tensor_batches(self.dataset)
+        self._tensors = None if options.workers else tensor_batches(self.dataset)
         self._iterator: Iterator[batches.Batch] = iter(())
         self._all_fit = False  # a batch of _tensors fits the inputs, so the others do too
         self._batches = 0  # read in this epoch
@@ -95,35 +95,28 @@ class Shard:
     def begin_epoch(self, epoch: int, step: int, used: int = 0, streams: Sequence[State] = ()) -> None:
         """Distribute the samples after the first `used` of the epoch's order. `step` is the next optimizer step.
         `streams`: the states of a stream, by replica, from a checkpoint."""
-        self._batches = 0
+        self._batches, self._next_step = 0, step
         self._generator.manual_seed(derive(self.seed, self.rank, epoch, 0, Stream.WORKER))
         if self._dealt is not None:
             self._dealt.begin(epoch, used, streams)
-            self._iterator = batches_of(self._loader, self.dataset.name)
-            if self.read_ahead():
-                who = f"replica {self.rank} of {self.world_size}"
-                what = f"{self.dataset.name} gives {who} no whole step in epoch {epoch + 1}"
-                raise DataError(what, remedy="more samples, in as many shards as replicas at least, or a smaller batch")
-            return
-        order, size = self._order.begin(epoch), self.batch_size
-        left = order[used // size if self._order.of_batches else used :]
-        each = len(left) // self.world_size
-        own = left[self.rank : each * self.world_size : self.world_size]
-        if not self._order.of_batches:
-            self._own = [own[first : first + size] for first in range(0, len(own) // size * size, size)]
         else:
-            self._own = own
+            self._own = self._order.dealt(epoch, used, self.rank, self.world_size)
         if self._tensors is not None:
-            self._iterator = self._tensors(own, size)
-            return
-        self._next_step = step
-        self._iterator = batches_of(self._loader, self.options.source or "the data")
+            self._iterator = self._tensors(self._own, self.batch_size)
+        else:
+            self._iterator = batches_of(self._loader, self.dataset.name)
+        if self.read_ahead():
+            what = (
+                f"{self.dataset.name} gives replica {self.rank} of {self.world_size} no whole step in epoch {epoch + 1}"
+            )
+            raise DataError(what, remedy="more samples, in as many shards as replicas at least, or a smaller batch")
 
     def __iter__(self) -> Iterator[_SeededBatch]:
         """The batches of the current epoch, as the sampler of its loader."""
-        for index, batch in enumerate(self._own):
+        for index in range(len(self._own) // self.batch_size):
             step, micro_step = divmod(index, self.accumulation_steps)
-            yield [derive(self.seed, self.rank, self._next_step + step, micro_step, Stream.DATA), *batch]
+            seed = derive(self.seed, self.rank, self._next_step + step, micro_step, Stream.DATA)
+            yield [seed, *self._positions(index)]
 
     def read_ahead(self) -> bool:
         """Whether the epoch ends here, as a stream has no whole step left."""
@@ -153,8 +146,10 @@ class Shard:
 
     def samples_of_last_batch(self) -> Sequence[int]:
         """The indices, in the user's dataset, of the samples in the last batch of `next_batch`."""
-        own = self._own[self._batches - 1] if self._own else ()
-        return [self.dataset.chosen[position] for position in own]
+        return [self.dataset.chosen[position] for position in self._positions(self._batches - 1)]
+
+    def _positions(self, batch: int) -> Sequence[int]:
+        return self._own[batch * self.batch_size : (batch + 1) * self.batch_size]
 
 
 class _Seeded(Dataset[object]):
