@@ -2,13 +2,13 @@
 
 import shlex
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from sambasim.commands.outputs import check_output_file, check_output_folder
-from sambasim.errors import Interrupted, LaunchError, OptionError, one_line
+from sambasim.errors import LaunchError, OptionError, one_line
 from sambasim.hardware.placement import inventory_of, place_replicas
 from sambasim.ir.mesh import DATA_PARALLEL, PIPELINE, Mesh
 from sambasim.options.given import leaves
@@ -20,13 +20,12 @@ from sambasim.runtime.machine.agreement import check_equal, check_job
 from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.run.run_observer import LineFile, RunObserver, RunObservers, Start, metrics_files
 from sambasim.runtime.watch.status_file import Activity
-from sambasim.runtime.watch.supervisor import Failure, StopSignals, interrupted
+from sambasim.runtime.watch.supervisor import Failure, StopSignals
 from sambasim.units import format_seconds
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from sambasim.data.datasets import Given
+    from sambasim.runtime.job import Trained
 
 
 def checked_pef(
@@ -195,20 +194,7 @@ def train(
     setup, told = set_up(path, options, communicator), RunObservers(members)
     job = TrainingJob(setup, told, activity, command, given, keeps_weights=keeps_weights, signals=signals)
     with stack, blamed_on_strangers(setup.document):
-        summary = job.run()
-    number = max(communicator.all_gather_object(signals.received))  # also one that came after its last step
-    files = [file for file in (options.save, options.save_ema) if file is not None]
-    interruption = interrupted(number, summary.steps, job.saved, files, job.kept()) if number else None
-    return Trained(summary, job.weights, job.averages, interruption)
-
-
-class Trained(NamedTuple):
-    """What a run has trained: weights and averages, if they are kept. `interruption`: if a signal asked to stop."""
-
-    summary: SummaryRecord
-    weights: "Mapping[str, Tensor]"
-    averages: "Mapping[str, Tensor]"
-    interruption: Interrupted | None
+        return job.run()
 
 
 class RankLog(RunObserver):

@@ -38,9 +38,9 @@ class Watch:
             return
         if name not in record.numbers:
             raise missing(name, record.numbers)
-        value, best = record.numbers[name], None if progress.best is None else progress.best.numbers.get(name)
-        ahead = math.inf if best is None else value - best
-        is_better = (ahead if self._options.largest_is_best or best is None else -ahead) > 0 and not math.isnan(value)
+        sign = 1 if self._options.largest_is_best else -1
+        before = {} if progress.best is None else progress.best.numbers
+        is_better = sign * record.numbers[name] > sign * before.get(name, -sign * math.inf)  # not so of NaN
         progress.best, progress.not_better = (record, 0) if is_better else (progress.best, progress.not_better + 1)
         if is_better and self._saver is not None and self._options.keep_best is not None:
             self._saver.save(position, progress)

@@ -8,12 +8,13 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 from signal import Signals
+from typing import NamedTuple
 
 from torch import Tensor
 
 from sambasim.data import loaders
 from sambasim.data.datasets import NOTHING, Given, Source
-from sambasim.errors import OptionError
+from sambasim.errors import Interrupted, OptionError
 from sambasim.ir.types import SymbolKind
 from sambasim.options.given import leaves
 from sambasim.records.metrics import EvaluationRecord, StepRecord, SummaryRecord
@@ -36,17 +37,26 @@ from sambasim.runtime.run.plan import BEGINNING, Plan, Position, plan
 from sambasim.runtime.run.run_observer import RunObserver, Start
 from sambasim.runtime.run.setup import Setup, Team, assemble, check_sources, open_sources
 from sambasim.runtime.run.training import LossWatch, Totals, Trainer
-from sambasim.runtime.values.memory import part_of, write_tensors
+from sambasim.runtime.values.memory import Tensors, part_of, write_tensors
 from sambasim.runtime.watch.observer import StepObserver, StepRecorder, together
 from sambasim.runtime.watch.status_file import UNWATCHED, Activity, StepStatus
-from sambasim.runtime.watch.supervisor import SAVE, StopSignals
+from sambasim.runtime.watch.supervisor import SAVE, StopSignals, interrupted
 from sambasim.runtime.watch.watchdog import WATCHDOG_FIRST_S
+
+
+class Trained(NamedTuple):
+    """What a run has trained: weights and averages as in a state_dict, on every rank, if they are kept.
+    `interruption`: if a signal asked to stop."""
+
+    summary: SummaryRecord
+    weights: Tensors
+    averages: Tensors
+    interruption: Interrupted | None
 
 
 class TrainingJob:
     """Trains a PEF. Collective: every rank creates one and calls `run`. Remedies repeat `command`, typed without
-    mpirun. With `keeps_weights`, every rank then has `weights` and `averages`, as in a state_dict. `signals`: the
-    caller's, who has entered them; they ask it to stop. Then `saved` is the checkpoint of its end, if there is one."""
+    mpirun. `signals`: the caller's, who has entered them; they ask it to stop."""
 
     def __init__(
         self,
@@ -61,9 +71,7 @@ class TrainingJob:
     ) -> None:
         self._setup, self._communicator, self._observer = setup, setup.communicator, observer
         self._activity, self._given, self._keeps_weights = activity, given, keeps_weights
-        self.weights: Mapping[str, Tensor] = {}
-        self.averages: Mapping[str, Tensor] = {}
-        self.saved: Path | None = None
+        self._saved: Path | None = None  # the checkpoint of the end
         self._saver: Saver | None = None
         self._stopped: str | None = None
         self._signals = signals or StopSignals()
@@ -78,7 +86,7 @@ class TrainingJob:
             goes_on=setup.options.checkpoint.resume in (NEWEST, AUTO, IF_ANY),
         )
 
-    def run(self) -> SummaryRecord:
+    def run(self) -> Trained:
         with ExitStack() as stack:
             keep_freed_memory()
             stack.enter_context(repeatable(self._setup.threads))
@@ -88,7 +96,7 @@ class TrainingJob:
                 stack.callback(process.take_down)
             return self._train(stack)
 
-    def _train(self, stack: ExitStack) -> SummaryRecord:
+    def _train(self, stack: ExitStack) -> Trained:
         program, training = self._setup.program, self._setup.resolved.training
         self._activity.does("opening the data")
         sources = self._open_sources()
@@ -137,25 +145,27 @@ class TrainingJob:
         keeps_tensors = save is not None or save_ema is not None or self._keeps_weights
         best = watch.load()
         state = best or trained_state(setup, team, totals.updates, keeps_tensors=keeps_tensors)
-        summary = summarize(setup, team, start, totals, evaluation, self._saver, state, self._interrupted)
+        summary = summarize(setup, team, start, totals, evaluation, self._saver, state)
         of_step = totals.progress.best.step if best and totals.progress.best else None
-        summary = summary.model_copy(update={"stopped_early": stopped, "weights_of_step": of_step})
+        ends = {"interrupted": self._interrupted, "stopped_early": stopped, "weights_of_step": of_step}
+        summary = summary.model_copy(update=ends)
         self._activity.takes_long("saving the weights")
         if setup.is_first and save is not None:
             write_tensors(save, state.tensors, "the weights", "--save FILE.safetensors")
         if setup.is_first and save_ema is not None:
             write_tensors(save_ema, state.averages, "the averages", "--save-ema FILE.safetensors")
+        held: tuple[Tensors, Tensors] = {}, {}
         if self._keeps_weights:
-            self.weights, self.averages = self._communicator.broadcast_object((state.tensors, state.averages))
+            held = self._communicator.broadcast_object((state.tensors, state.averages))
         self._activity.does("reporting the summary")
         self._observer.ended(summary)
         if self._saver is not None and save is None and not (self._keeps_weights or self._interrupted):
             self._saver.check_end()
-        return summary
-
-    def kept(self) -> str | None:
-        """For a message: which checkpoint there is; None for a run that saves none."""
-        return None if self._saver is None else self._saver.kept()
+        number = max(self._communicator.all_gather_object(self._signals.received))  # also one after the last step
+        files = [file for file in (save, save_ema) if file is not None]
+        kept = None if self._saver is None else self._saver.kept()
+        interruption = interrupted(number, summary.steps, self._saved, files, kept) if number else None
+        return Trained(summary, *held, interruption)
 
     def _evaluator(self, team: Team, source: Source) -> Evaluator | None:
         """Raises OptionError if there is no evaluation, or not the metric, that the options ask for."""
@@ -280,7 +290,7 @@ class TrainingJob:
         if is_final and not self._interrupted:
             self._losses.check_run(totals.steps, progress.skipped_steps)
         if self._saver is not None:
-            self.saved = self._saver.save(position, progress, goes_on=False)
+            self._saved = self._saver.save(position, progress, goes_on=False)
         return evaluation, None if self._interrupted or totals.steps == steps.steps else self._stopped
 
     def _request(self) -> int:

@@ -144,7 +144,6 @@ def summarize(
     evaluation: EvaluationRecord | None,
     saver: Saver | None,
     state: State,
-    interrupted: str | None,
 ) -> SummaryRecord:
     steps, options = start.plan, setup.options
     taken = totals.steps - steps.start.step
@@ -175,7 +174,6 @@ def summarize(
         samples_left_out_each_epoch=steps.left_out,
         samples_per_s=taken * steps.samples_per_step / totals.training_s if taken else 0.0,
         sync_share=totals.sync_s / totals.training_s if taken else 0.0,
-        interrupted=interrupted,
         evaluation=evaluation,
         peak_memory_bytes=setup.communicator.all_gather_object(peak_memory_bytes()),
         bytes=BytesMoved(*map(sum, zip(*moved, strict=True))),

@@ -37,4 +37,4 @@ def train_alone(
     """One rank trains `pef` as `asked`: by default with one thread."""
     if not isinstance(asked, RunOptions):
         asked = RunOptions.model_validate({"pef": str(pef), "threads": 1, **asked})
-    return TrainingJob(set_up(pef, asked, single_rank("here")), RunObservers(observers), command=command).run()
+    return TrainingJob(set_up(pef, asked, single_rank("here")), RunObservers(observers), command=command).run().summary

@@ -79,26 +79,24 @@ def fitting(tensors: Tensors, program: Program, source: str, *, strict: bool = T
         return WeightsError(what, remedy=remedy + (", or take what fits: --no-strict" if strict else ""))
 
     wanted = [symbol for symbol in program.symbols.values() if symbol.kind in _SAVED and symbol.torch_names]
-    names, notices = {name for symbol in wanted for name in symbol.torch_names}, []
-    while prefix := next((one for one in _WRAPPERS if tensors and all(name.startswith(one) for name in tensors)), None):
-        if any(name.startswith(prefix) for name in names):
-            break
-        tensors = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
-        notices.append(f"{source}: names are taken without {prefix!r}, which a wrapper of the model adds")
-    there = {symbol.name: [name for name in symbol.torch_names if name in tensors] for symbol in wanted}
-    missing = [symbol.torch_names[0] for symbol in wanted if not there[symbol.name]]
-    unknown = [name for name in tensors if name not in names]
-    loaded, other = {}, []
+    names, notices = {name for symbol in wanted for name in symbol.torch_names}, list[str]()
+    for prefix in _WRAPPERS * 2:  # each may be within the other
+        if all(name.startswith(prefix) for name in tensors) and not any(name.startswith(prefix) for name in names):
+            tensors = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
+            notices.append(f"{source}: names are taken without {prefix!r}, which a wrapper of the model adds")
+    loaded, missing, other = dict[str, Tensor](), list[str](), list[str]()
     for symbol in wanted:
-        for name in there[symbol.name][1:]:
-            first = there[symbol.name][0]
+        first, *tied = [name for name in symbol.torch_names if name in tensors] or [""]
+        for name in tied:
             if tensors[name] is not tensors[first] and bytes_of(tensors[name]) != bytes_of(tensors[first]):
                 raise misfit(f"{first} and {name} are one tensor of the model, and differ there")
-        for name in there[symbol.name][:1]:
-            if (type_ := type_of(tensors[name])) == symbol.whole:
-                loaded[symbol.name] = tensors[name]
-            else:
-                other.append(f"{symbol.torch_names[0]} is {type_} and not {symbol.whole}")
+        if not first:
+            missing.append(symbol.torch_names[0])
+        elif (type_ := type_of(tensors[first])) == symbol.whole:
+            loaded[symbol.name] = tensors[first]
+        else:
+            other.append(f"{symbol.torch_names[0]} is {type_} and not {symbol.whole}")
+    unknown = [name for name in tensors if name not in names]
     lists = f"missing {first_of(missing) or 'nothing'}; not in the model {first_of(unknown) or 'nothing'}"
     why = "; ".join([lists] * bool(missing or unknown) + [first_of(other)] * bool(other))
     if why and (strict or not loaded):

@@ -75,7 +75,7 @@ def train(
     """So many steps as `sambasim run` does them, after the warm-up. `more`: what a job takes besides an observer."""
     training = {"steps": steps + WARM_UP_STEPS, "accumulation_steps": accumulation}
     chosen = RunOptions(pef=str(pef), overrides={"training": training, "evaluation": {"enabled": False}}, **options)
-    return TrainingJob(set_up(pef, chosen, communicator), observer, *more).run()
+    return TrainingJob(set_up(pef, chosen, communicator), observer, *more).run().summary
 
 
 @contextmanager

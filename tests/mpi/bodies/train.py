@@ -67,7 +67,7 @@ def train(run: Run, communicator: Communicator) -> dict[str, object]:
         patch.object(WindowReduce, "_complete", late if run.late_s else on_time),
     ):
         setup = set_up(Path(run.pef), RunOptions.model_validate(run.options), communicator)
-        summary = TrainingJob(setup, messages).run()
+        summary = TrainingJob(setup, messages).run().summary
     return {"name": run.name, **vars(messages), "summary": summary.model_dump(mode="json")}
 
 
