@@ -112,10 +112,10 @@ class Evaluator:
             found = self.metrics.of_batch(kept[0], batch, count) if kept else {}
             yield self._sums_of(outputs, batch, count), kept, found
 
-    def over(self, of_replicas: Iterable[Sequence[tuple[Sums, Outcome]]]) -> dict[str, Any]:
-        """What records of an evaluation and of an inference say of the samples: of batches of all replicas."""
-        of_batches = [*in_turn(of_replicas)]
-        total, names = sum((sums for sums, _ in of_batches), Sums()), self._program.evaluated
+    def over(self, batches: Iterable[tuple[Sums, Outcome]]) -> dict[str, Any]:
+        """What records of an evaluation and of an inference say of all samples, whose batches are in order."""
+        of_batches, names = [*batches], self._program.evaluated
+        total = sum((sums for sums, _ in of_batches), Sums())
         return {
             "samples": total.samples,
             "loss": total.loss / total.counted if self._has_loss and total.counted else None,
@@ -282,19 +282,17 @@ def infer(
         given, told = given_weights(options, program, communicator, live.weights)
         held, notices = {**map_weights(path, document), **given}, [*notices, *told]
         evaluator = _evaluator(program, communicator, resolved, activity, held, live.metrics)
-        of_batches, kept, rank = list[tuple[Sums, Outcome]](), list[list[Tensor]](), communicator.rank
-        own_seed = derive(seed, rank, 0, 0, Stream.DATA)
-        for sums, outputs, outcome in evaluator.infer(dataset, rank, communicator.world_size, own_seed):
-            of_batches.append((sums, outcome))
-            kept += [[output.clone() for output in outputs]] if keeps_outputs else []
+        own_seed = derive(seed, communicator.rank, 0, 0, Stream.DATA)
+        inferred = evaluator.infer(dataset, communicator.rank, communicator.world_size, own_seed)
+        own = [
+            (sums, outcome, [*map(torch.clone, outputs if keeps_outputs else ())])
+            for sums, outputs, outcome in inferred
+        ]
         activity.waits("waiting for peers to predict")
-        everywhere = communicator.gather_object(of_batches) or ()
-        measured = communicator.from_first(lambda: evaluator.over(everywhere))
-        all_outputs = list[Tensor]()
-        if keeps_outputs:
-            activity.takes_long("saving the predictions")
-            everybody = communicator.gather_object(kept) or ()
-            all_outputs = [torch.cat(parts) for parts in zip(*in_turn(everybody), strict=True)]
+        of_batches = [*in_turn(communicator.gather_object(own) or ())]
+        measured = communicator.from_first(lambda: evaluator.over((sums, outcome) for sums, outcome, _ in of_batches))
+        activity.takes_long("saving the predictions")
+        all_outputs = [torch.cat(parts) for parts in zip(*(outputs for *_, outputs in of_batches), strict=True)]
         if options.predictions is not None and communicator.rank == 0:
             named = {f"output_{index}": output for index, output in enumerate(all_outputs)}
             write_tensors(options.predictions, named, "the predictions", "--predictions FILE.safetensors")

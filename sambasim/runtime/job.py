@@ -24,7 +24,7 @@ from sambasim.runtime.checkpoint.folder import claim
 from sambasim.runtime.checkpoint.restore import restore
 from sambasim.runtime.checkpoint.saver import Saver
 from sambasim.runtime.checkpoint.weights import given_weights
-from sambasim.runtime.inference import Evaluator, Sums
+from sambasim.runtime.inference import Evaluator, Sums, in_turn
 from sambasim.runtime.machine import process
 from sambasim.runtime.machine.process import Stream, derive, keep_freed_memory, repeatable
 from sambasim.runtime.metrics import Outcome, has_accuracy
@@ -321,7 +321,7 @@ class TrainingJob:
         self._activity.does("evaluation done")
 
         def over_all() -> tuple[EvaluationRecord, int]:
-            found = evaluator.over(of_replica for of_rank, _ in everybody for of_replica in of_rank)
+            found = evaluator.over(in_turn([of_replica for of_rank, _ in everybody for of_replica in of_rank]))
             requested, evaluation_s = max(request for _, request in everybody), time.perf_counter() - began_s
             return EvaluationRecord(step=step, epoch=epoch + 1, evaluation_s=evaluation_s, **found), requested
 

@@ -41,6 +41,7 @@ def _glance(run: RunRecords, name: str) -> ui.Part:
             figures.append(("accuracy", f"{last.accuracy:.1%}", f"of {last.samples} held-out samples"))
         elif last.loss is not None:
             figures.append(("held-out loss", _short(last.loss), f"{last.samples} samples"))
+        figures += [(name, _short(number), "of the last evaluation") for name, number in last.metrics.items()]
     lead = f"From {name}, measured on the machine that ran it: a computer, not RDUs."
     if summary is None:
         lead += " The run has no summary: it failed, was stopped, or is still running."

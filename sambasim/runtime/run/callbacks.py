@@ -47,10 +47,6 @@ def checked(callback: object) -> Callback:
     raise CallbackError(f"a callback is {callback!r}", remedy="a plain function of one event: def watch(event): …")
 
 
-def name_of(callback: Callback) -> str:
-    return str(getattr(callback, "__qualname__", type(callback).__name__))
-
-
 class Callbacks(RunObserver):
     """Calls `callbacks` at each event, on rank 0 or on all ranks, and then asks all ranks whether the run ends. A call
     has random numbers of its own, and leaves those of the run and torch's settings as they were."""
@@ -67,7 +63,7 @@ class Callbacks(RunObserver):
     def recorded(self, record: Line) -> None:
         own, step = None, record.steps if isinstance(record, SummaryRecord) else record.step
         for number, callback in enumerate(self._callbacks):
-            who, event = name_of(callback), Event(record, self._weights)
+            who, event = getattr(callback, "__qualname__", type(callback).__name__), Event(record, self._weights)
             self._activity.takes_long(f"calling the callback {who}")
             with generators_kept(), repeatable(self._start.threads):
                 place = number * len(_KINDS) + _KINDS.index(event.kind)
