@@ -3,10 +3,10 @@
 import math
 from pathlib import Path
 
-from sambasim.errors import CheckpointError
+from sambasim.errors import CheckpointError, OptionError
 from sambasim.records.metrics import EvaluationRecord
-from sambasim.runtime.checkpoint.content import check
-from sambasim.runtime.checkpoint.folder import name_of
+from sambasim.runtime.checkpoint.choose import choose
+from sambasim.runtime.checkpoint.folder import mark_best, name_of
 from sambasim.runtime.checkpoint.restore import restore
 from sambasim.runtime.checkpoint.saver import Saver
 from sambasim.runtime.metrics import missing
@@ -43,7 +43,9 @@ class Watch:
         is_better = sign * record.numbers[name] > sign * before.get(name, -sign * math.inf)  # not so of NaN
         progress.best, progress.not_better = (record, 0) if is_better else (progress.best, progress.not_better + 1)
         if is_better and self._saver is not None and self._options.keep_best is not None:
-            self._saver.save(position, progress)
+            path = self._saver.save(position, progress)
+            if path is not None and self._setup.is_first:
+                mark_best(path)
         elif is_better and self._options.load_best:
             self._best = trained_state(self._setup, self._team, self._totals.updates, keeps_tensors=True)
 
@@ -65,10 +67,8 @@ class Watch:
         if self._best is not None or self._folder is None:
             return self._best
         try:
-            with setup.communicator.alike():
-                path, ranks = self._folder / name_of(best.step), setup.communicator
-                checkpoint = check(path, ranks.rank, ranks.world_size)
-        except CheckpointError as error:
+            checkpoint, _ = choose(str(self._folder / name_of(best.step)), None, setup.communicator)
+        except (CheckpointError, OptionError) as error:
             self._observer.noted(f"warning: the weights are the last, not those of step {best.step}: {error.what}")
             return None
         restore(setup, self._team, checkpoint)

@@ -126,15 +126,13 @@ class Saver:
         path = self._folder / folder.name_of(position.step)
         best = None if progress.best is None or setup.resolved.evaluation.keep_best is None else progress.best.step
         if self._saved == path.resolve():
-            if best == position.step and setup.is_first:
-                folder.mark_best(path)
             return path
         self._losses.check_parameters(self._nonfinite_parameter(), position)
         own = [
             (rank.replica, dict(rank.shard.state)) for rank in self._team.replicas if rank.shard and rank.shard.state
         ]
         everybody = dict(pair for pairs in setup.communicator.all_gather_object(own) for pair in pairs)
-        progress = replace(progress, streams=[everybody[replica] for replica in sorted(everybody)])
+        progress = replace(progress, streams=[state for _, state in sorted(everybody.items())])
         manifest = self._beginning.model_copy(update={"position": position, "progress": progress})
         try:
             written = write(path, manifest, self._own_pieces(), setup.communicator, self._activity)
@@ -149,8 +147,6 @@ class Saver:
             self._last_s = time.monotonic()
         self._saved, self._failure, self.last = path.resolve(), None, path
         if setup.is_first:
-            if best == position.step:
-                folder.mark_best(path)
             with suppress(OSError):  # what cannot be deleted stays, without harm
                 others = [kept for kept in folder.checkpoints_in(self._folder) if folder.step_of(kept) != best]
                 older = [kept for kept in others if folder.step_of(kept) < position.step]

@@ -63,16 +63,15 @@ def _of_file(path: Path) -> Tensors:
 
 def _tensors_in(value: object, source: str) -> Tensors:
     """The tensors of a state_dict, or of the only one among the entries of what a script has saved."""
-
-    def of(table: object) -> Tensors:
-        entries = table.items() if isinstance(table, Mapping) else ()
-        return {str(name): one.detach() for name, one in entries if isinstance(one, torch.Tensor)}
-
-    tables = [of(one) for one in (value, *(value.values() if isinstance(value, Mapping) else ()))]
-    found = [table for table in tables if table]
-    if not tables[0] and len(found) != 1:
-        names = first_of([str(name) for name in value]) if isinstance(value, Mapping) else type(value).__name__
-        what = f"{source} hold {'several' if found else 'no'} tables of tensors: {names or 'nothing'}"
+    entries: Mapping[object, object] = value if isinstance(value, Mapping) else {}
+    tables = [one for one in (entries, *entries.values()) if isinstance(one, Mapping)]
+    held = [
+        {str(name): one.detach() for name, one in table.items() if isinstance(one, torch.Tensor)} for table in tables
+    ]
+    found = [table for table in held if table]
+    if not held[0] and len(found) != 1:
+        names = first_of([*map(str, entries)]) or type(value).__name__
+        what = f"{source} hold {'several' if found else 'no'} tables of tensors: {names}"
         raise WeightsError(what, remedy="give the state_dict of the model alone")
     return found[0]
 
