@@ -159,7 +159,7 @@ def bind(batch: Batch, names: Sequence[str], *, ignore_rest: bool = False) -> di
             raise value
         if not isinstance(value, Tensor):
             raise DataError(f"what a sample gives for {name} is no tensor or number", remedy=_TENSORS)
-        bound[name] = value
+        bound[name] = value.detach() if value.requires_grad else value
     return bound
 
 

@@ -1,7 +1,7 @@
 """What a DataLoader of torch carries beside its data set: what is kept of it, what is told, and what is refused."""
 
-from collections.abc import Callable, Iterator
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterator, Sized
+from typing import Any, TypeAlias, cast
 
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, default_collate
 from torch.utils.data._utils.collate import default_convert
@@ -30,10 +30,14 @@ def own_collate(loader: Loader) -> Callable[[list[Any]], object] | None:
 
 def shuffles(loader: Loader) -> bool | None:
     """Whether the order of an epoch is random, as that of a run, or that of the data; None for one of its own."""
-    sampler = loader.sampler if loader.batch_size is not None else None
-    if type(sampler) is RandomSampler and not sampler.replacement and sampler.generator is None:
-        return True if sampler.num_samples == len(sampler.data_source) else None
-    return False if type(sampler) is SequentialSampler else None
+    sampler: Any = loader.sampler if loader.batch_size is not None else None
+    if type(sampler) not in (RandomSampler, SequentialSampler):
+        return None
+    if not len(sampler) == len(sampler.data_source) == len(cast(Sized, loader.dataset)):  # it may be of other data
+        return None
+    if type(sampler) is SequentialSampler:
+        return False
+    return None if sampler.replacement or sampler.generator is not None else True
 
 
 def reading(loader: Loader | None, options: DataOptions) -> DataOptions:

@@ -13,8 +13,9 @@ from torch.utils.data import IterableDataset
 
 from sambasim.data.batches import Batch, collate
 from sambasim.data.datasets import WatchedDataset
-from sambasim.data.user_code import set_epoch
+from sambasim.data.user_code import guarded, set_epoch
 from sambasim.errors import DataError
+from sambasim.units import counted
 
 State: TypeAlias = Mapping[str, Any]
 """Of a stream after a batch: whether it is `split`, and its `state`, of a `state_dict` that JSON can hold, or None."""
@@ -58,8 +59,13 @@ class Dealt(IterableDataset[tuple[Batch, State]]):
         self._dataset, self._rank, self._replicas, self._size, self._seed = dataset, rank, replicas, size, seed
         has_state = hasattr(dataset.dataset, "state_dict") and hasattr(dataset.dataset, "load_state_dict")
         # A run leaves the user's as it was, and each replica of an emulation has its own.
-        self._stream: Any = copy.deepcopy(dataset.dataset) if has_state else dataset.dataset
-        self._has_state, self._epoch, self._used, self._saved = has_state, 0, 0, None
+        self._stream: Any = dataset.dataset
+        if has_state or replicas > 1:
+            remedy = "open files and connections in __iter__"
+            self._stream = guarded(
+                lambda: copy.deepcopy(dataset.dataset), f"a copy of {dataset.name}", DataError, remedy
+            )
+        self._has_state = has_state
         if replicas > 1 and type(self._stream).__module__.split(".")[0] == "datasets":
             from datasets.distributed import split_dataset_by_node  # type: ignore[import-not-found]  # an extra
 
@@ -68,13 +74,8 @@ class Dealt(IterableDataset[tuple[Batch, State]]):
             self._is_split = False
 
     def begin(self, epoch: int, used: int, states: Sequence[State]) -> None:
-        """After `used` samples of all replicas, whose states are saved. Raises DataError if others had them."""
-        self._epoch, self._used, self._saved = epoch, used, None
-        if used and states:
-            if len(states) != self._replicas and states[0]["split"]:
-                what = f"the checkpoint lies within an epoch of {self._dataset.name}, split for {len(states)} replicas"
-                raise DataError(what, remedy=f"resume on {len(states)} replicas, or from the end of an epoch")
-            self._saved = states[self._rank if len(states) == self._replicas else 0]["state"]
+        """After `used` samples of all replicas, whose states are saved."""
+        self._epoch, self._used, self._states = epoch, used, states if used else ()
         set_epoch(self._stream, epoch)
 
     def __iter__(self) -> Iterator[tuple[Batch, State]]:
@@ -84,25 +85,36 @@ class Dealt(IterableDataset[tuple[Batch, State]]):
             yield error, {}
 
     def _batches(self) -> Iterator[tuple[Batch, State]]:
-        size, replicas, share = self._size, self._replicas, _Share(self._rank, self._replicas, self._stream)
-        rounds = self._used // (size * replicas)
-        self._seed(self._epoch, rounds * replicas)
-        if self._saved is not None:
-            self._stream.load_state_dict(self._saved)
+        size, rank, replicas, states, used = self._size, self._rank, self._replicas, self._states, self._used
+        was_split, is_same = bool(states and states[0]["split"]), len(states) == replicas
+        saved = states[rank if is_same else 0]["state"] if states else None
+        before = used // size
+        first = 0 if saved is None else before  # what is read again, to be skipped, draws what it drew
+        self._seed(self._epoch, first)
+        if saved is not None:
+            self._stream.load_state_dict(saved)
+        share = _Share(rank, replicas, self._stream)
         samples = self._dataset.stream(self._stream)
-        samples = chain(share.read(samples, 1), samples)  # it has asked for its worker by then
-        split = self._is_split or share.asked
-        if self._saved is None:
-            share.read(samples, rounds * size if split else self._used)
-        for turn in count(rounds):
-            own: Batch = []
-            for replica in [self._rank] if split else range(replicas):
-                self._seed(self._epoch, turn * replicas + replica)
-                read = share.read(samples, size)
-                if len(read) < size:
-                    return
-                own = collate(read, self._dataset.collate) if replica == self._rank else own
-            yield own, {"split": split, "state": self._state()}
+        if saved is None or not is_same:
+            samples = chain(share.read(samples, 1), samples)  # it has asked for its worker by then
+        split = self._is_split or share.asked or (was_split and saved is not None)
+        if states and not is_same and (split or was_split):
+            earlier = counted(len(states), "replica")
+            what = f"the checkpoint lies within an epoch of {self._dataset.name}, split for {earlier}"
+            raise DataError(what, remedy=f"resume on {earlier}, or from the end of an epoch")
+        if saved is None:
+            share.read(samples, used % size)
+        own: Batch = []
+        for number in count(first + rank, replicas) if split else count(first):
+            self._seed(self._epoch, number)
+            read = share.read(samples, size)
+            if len(read) < size:
+                return
+            replica = rank if split else (number - before) % replicas
+            if number >= before and replica == rank:
+                own = collate(read, self._dataset.collate)
+            if number >= before and (split or replica == replicas - 1):
+                yield own, {"split": split, "state": self._state()}
 
     def _state(self) -> Any:
         if not self._has_state:

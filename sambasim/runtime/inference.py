@@ -45,6 +45,7 @@ from sambasim.runtime.transports.connect import Transport, Way, open_ranks
 from sambasim.runtime.transports.in_process import run_together
 from sambasim.runtime.values.memory import DeviceMemory, place_weights, write_tensors
 from sambasim.runtime.watch.status_file import UNWATCHED, Activity
+from sambasim.units import counted
 
 TARGET = "target"
 
@@ -140,7 +141,7 @@ class Evaluator:
         for number, indices in enumerate(deal, start=1):
             self._activity.does(f"evaluating batch {number} of {len(deal)}")
             batch, count = next(read), len(indices)
-            yield self._padded(batch), count
+            yield self._padded(batch, count), count
 
     def _of_stream(self, dataset: WatchedDataset, rank: int, world_size: int) -> Iterator[tuple[Batch, int]]:
         samples, size = dataset.stream(), self._program.batch_size
@@ -149,14 +150,16 @@ class Evaluator:
                 return
             self._activity.does(f"evaluating batch {number + 1}")
             if number % world_size == rank:
-                yield self._padded(batches.collate(read, dataset.collate)), len(read)
+                yield self._padded(batches.collate(read, dataset.collate), len(read)), len(read)
 
-    def _padded(self, batch: batches.Batch) -> Batch:
+    def _padded(self, batch: batches.Batch, count: int) -> Batch:
         size, names = self._program.batch_size, [spec.name for spec in self._inputs]
         tensors = batches.bind(batch, names, ignore_rest=not self._has_loss)
         for name, tensor in tensors.items():
-            missing = size - tensor.shape[0]
-            if missing > 0:
+            if tensor.shape[:1] != (count,):
+                what = f"a batch of {counted(count, 'sample')} has {name} of shape {list(tensor.shape)}"
+                raise DataError(what, remedy="make a batch of all samples, along its first axis")
+            if missing := size - count:
                 tensors[name] = torch.cat([tensor, tensor[:1].expand(missing, *tensor.shape[1:])])
         return batches.check(tensors, self._inputs, size)
 

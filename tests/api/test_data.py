@@ -12,9 +12,11 @@ from torch.utils.data import (
     BatchSampler,
     DataLoader,
     RandomSampler,
+    SequentialSampler,
     SubsetRandomSampler,
     TensorDataset,
     WeightedRandomSampler,
+    default_collate,
 )
 
 import sambasim as ss
@@ -170,6 +172,7 @@ LOADERS: dict[str, Callable[[], DataLoader[Any]]] = {
     ),
     "epochs": lambda: DataLoader(cast("Any", Epochs()), SIZE, drop_last=True),
     "workers": lambda: DataLoader(cast("Any", Epochs()), SIZE, num_workers=1, prefetch_factor=3),
+    "a part of the data": lambda: DataLoader(cast("Any", SAMPLES), SIZE, sampler=SequentialSampler(range(20))),
 }
 
 
@@ -217,6 +220,14 @@ def test_a_loader_is_dealt_to_replicas_and_says_what_it_cannot_keep(
     assert run.losses == trained(pef, (TRAIN, HELD_OUT), steps=5, **ORDERED).losses
     assert (run.evaluations[0].samples, other.evaluations[0].samples) == (80, 80)
     assert ss.predict(pef, DataLoader(WHOLE, sampler=some)).record.samples == 80
+    tail = DataLoader(WHOLE, batch_sampler=BatchSampler(range(50), 32, drop_last=False))
+    assert ss.predict(pef, tail).record.samples == 50
+
+
+def test_a_collate_function_keeps_all_samples_of_an_evaluation(pef: ss.Pef) -> None:
+    fewer = DataLoader(WHOLE, collate_fn=lambda samples: default_collate(samples[:-1] or samples))
+    with pytest.raises(DataError, match=r"a batch of 32 samples has \w+ of shape \[31, 2\]"):
+        ss.predict(pef, fewer)
 
 
 class Own(DataLoader[Any]):
@@ -237,6 +248,7 @@ class Own(DataLoader[Any]):
             lambda: DataLoader(WHOLE, sampler=(index for index in range(64))),
             "a copy of the generator of the given data raised",
         ),
+        (lambda: DataLoader(WHOLE, sampler=[]), "the list of the given data gives no samples"),
         (
             lambda: DataLoader(WHOLE, sampler=[500] * 64),
             "the list of the given data gives the index 500, and there are 400",

@@ -1,6 +1,7 @@
 """Data that comes in an order of its own: what replicas get of it, when its epochs end, and how a run resumes."""
 
 import json
+import random
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +14,8 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset, get_wor
 
 import sambasim as ss
 from sambasim.api.ranks import connected
+from sambasim.data.datasets import WatchedDataset
+from sambasim.data.streams import Dealt
 from sambasim.errors import DataError, OptionError
 from tests.api.conftest import LABELS, POINTS, TRAIN, compiled, eager, net, sgd, trained
 from tests.support.mpi import run_mpi
@@ -114,7 +117,30 @@ def test_what_splits_itself_ends_for_all_where_it_ends_for_one(pef: ss.Pef) -> N
     assert ss.run(pef, Split(191), steps=4, **QUIETLY).losses == in_order.losses
 
 
-@pytest.mark.parametrize("make", [Stateful, Split, lambda: rows])
+class Drawn(Rows):
+    """It draws an order, and noise."""
+
+    def __iter__(self) -> Samples:
+        return ((POINTS[at] + torch.rand(()), LABELS[at]) for at in torch.randperm(self.size).tolist())
+
+
+class Shuffled(Rows):
+    """It draws an order from random numbers of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.random = random.Random(0)
+
+    def __iter__(self) -> Samples:
+        return ((POINTS[at], LABELS[at]) for at in self.random.sample(range(self.size), self.size))
+
+
+class Noisy(Stateful):
+    def __iter__(self) -> Samples:
+        return ((point + torch.rand(()), label) for point, label in super().__iter__())
+
+
+@pytest.mark.parametrize("make", [Stateful, Noisy, Drawn, Split, lambda: rows])
 def test_a_run_goes_on_in_the_midst_of_a_stream(pef: ss.Pef, make: Callable[[], Any], tmp_path: Path) -> None:
     whole = ss.run(pef, make(), steps=9, **QUIETLY).losses
     data, saves = make(), {**QUIETLY, "checkpoint_dir": tmp_path / "ck"}
@@ -123,6 +149,10 @@ def test_a_run_goes_on_in_the_midst_of_a_stream(pef: ss.Pef, make: Callable[[], 
     if make is Split:
         with pytest.raises(DataError, match="split for 2 replicas"):
             ss.run(pef, data, steps=4, resume=str(next((tmp_path / "ck").glob("*3"))), replicas=3, **QUIETLY)
+        whole_then = Dealt(WatchedDataset(cast(Any, data), "it"), 0, 2, 32, lambda epoch, number: None)
+        whole_then.begin(0, 32, [{"split": False, "state": None}])
+        with pytest.raises(DataError, match="split for 1 replica"):
+            raise cast(DataError, next(iter(whole_then))[0])
 
 
 class Failing(Rows):
@@ -150,6 +180,7 @@ def test_streams_that_cannot_be_trained_on_are_refused(pef: ss.Pef, data: Any, h
 def runs(pef: object) -> list[list[float]]:
     ways: list[tuple[Any, dict[str, Any]]] = [
         (Split(191), {"steps": 4}),
+        (Shuffled(), {"steps": 4}),
         ((rows, Rows(77)), {"steps": 7, "reduce_on_rdu": True}),
         (DataLoader(Stateful(), 32, num_workers=1), {"steps": 7, "grad_accumulation_steps": 2}),
         (DataLoader(WHOLE, batch_sampler=cast(Any, Batches())), {"epochs": 2, "reduce_on_rdu": True}),

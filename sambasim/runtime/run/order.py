@@ -59,6 +59,8 @@ class Order:
             if self._generator is not None and (self._redraws or not self._drawn):
                 torch.empty((), dtype=torch.int64).random_(generator=self._generator)  # as DataLoader, for its workers
             before, self._order = len(self._order), guarded(lambda: [*self._draw()], self._who, DataError)
+            if not self._order and not before:
+                raise DataError(f"{self._who} gives no samples", remedy="let it give the indices of an epoch")
             self._drawn += 1
             if wrong := next((index for index in self._order if not 0 <= index < len(self._dataset)), None):
                 raise DataError(f"{self._who} gives the index {wrong}, and there are {len(self._dataset)} samples")
