@@ -107,22 +107,16 @@ def _given(
     if isinstance(callback, str):
         options["callback"], callback = callback, ()
     callbacks = callback if isinstance(callback, list | tuple) else () if callback is None else (callback,)
-    held: Mapping[str, Any] | None = None
-    match weights:
-        case None | str() | Path():
-            options["weights"] = weights
-        case Run() | Pef():
-            held = weights.weights
-        case nn.Module():
-            held = _tensors_of(weights)
-        case Mapping():
-            held = weights
-        case _:
-            remedy = "a run, a PEF, a model, a state_dict, a file, or a folder of checkpoints"
-            raise OptionError(f"weights is of type {type(weights).__name__}", remedy=remedy)
+    if isinstance(weights, Run | Pef | nn.Module):
+        weights = _tensors_of(weights) if isinstance(weights, nn.Module) else weights.weights
+    if weights is None or isinstance(weights, str | Path):
+        options["weights"], weights = weights, None
+    elif not isinstance(weights, Mapping):
+        remedy = "a run, a PEF, a model, a state_dict, a file, or a folder of checkpoints"
+        raise OptionError(f"weights is of type {type(weights).__name__}", remedy=remedy)
     if isinstance(data, str | Path):
         options["data"], data = str(data), None
-    return Given(data_of(data), collate_of(collate_fn), metrics, held, callbacks)
+    return Given(data_of(data), collate_of(collate_fn), metrics, weights, callbacks)
 
 
 def _tensors_of(model: nn.Module) -> dict[str, Tensor]:

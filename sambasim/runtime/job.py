@@ -231,7 +231,7 @@ class TrainingJob:
         progress = totals.progress
         evaluation, position, recorder = None, steps.start, self._recorder(team, steps)
         every, unit = self._setup.resolved.evaluation.cadence
-        self._stopped = watch.stops
+        self._stopped, shard = watch.stops, team.replicas[0].shard
 
         def save_if_due() -> None:
             if self._saver is not None and not self._losses.is_skipping:
@@ -267,8 +267,8 @@ class TrainingJob:
             evaluate_if_due(epoch)  # where an interrupted run was to do it
             while totals.steps < last and not (self._stopped or self._interrupted or trainer.ended):
                 step = self._step(trainer, epoch, recorder, observers)
-                if totals.steps == steps.start.step + 1 and self._setup.is_first and team.dropped:
-                    self._observer.noted(f"columns that the PEF does not take are dropped: {team.dropped}")
+                if totals.steps == steps.start.step + 1 and self._setup.is_first and shard and shard.dropped:
+                    self._observer.noted(f"columns that the PEF does not take are dropped: {shard.dropped}")
                 self._observer.stepped(step)
                 self._losses.check(step, trainer.losses)  # before a checkpoint saves its result
                 if progress.loss_scale is not None:

@@ -86,7 +86,7 @@ class Shard:
         self._iterator: Iterator[batches.Batch] = iter(())
         self._all_fit = False  # a batch of _tensors fits the inputs, so the others do too
         self._batches = 0  # read in this epoch
-        self.dropped: Sequence[str] | None = None
+        self.dropped: str | None = None
         """The columns of samples that the graph does not take, once a batch was read."""
 
     def _seed_stream(self, epoch: int, number: int) -> None:
@@ -138,7 +138,7 @@ class Shard:
         tensors = batches.bind(batch, self._names)
         if self.dropped is None:
             named = dict(batches.values_of(batch)) if isinstance(batch, Mapping) else {}
-            self.dropped = tuple(name for name in named if name not in tensors)
+            self.dropped = ", ".join(name for name in named if name not in tensors)
         checked = batches.check(tensors, self.inputs, self.batch_size)
         # All batches of plain tensors have the same types: if one passes unchanged, all do.
         self._all_fit = all(checked[name] is tensors[name] for name in self._names)

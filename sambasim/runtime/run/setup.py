@@ -282,12 +282,6 @@ class Team:
         """Whether a rank keeps a slice of the parameters only."""
         return self.way is Way.HOST and self.memory.program.zero == 3
 
-    @property
-    def dropped(self) -> str:
-        """The columns of samples that the PEF does not take, once a batch was read."""
-        shard = self.replicas[0].shard
-        return ", ".join((shard and shard.dropped) or ())
-
     @contextmanager
     def whole_parameters(self) -> Iterator[None]:
         """Collective. Parameters are whole within, also where ranks keep slices only."""
