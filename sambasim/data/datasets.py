@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from inspect import isgeneratorfunction
 from itertools import count
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias, cast, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from sambasim.data.identity import identity_of
 from sambasim.data.loaders import Loader, check_loader, own_collate, shuffles
-from sambasim.data.user_code import call_object, guarded, load_object, summary, user_line
+from sambasim.data.user_code import call_object, guarded, load_function, summary, user_line
 from sambasim.errors import DataError
 from sambasim.options.evaluation import EvaluationOptions
 from sambasim.options.grammar import BUILTIN_SOURCES, FLOAT_DTYPES, InputSpec, SourceKind
@@ -336,12 +336,12 @@ def open_source(
 
 def collate_of(given: Collate | str | None) -> Collate | None:
     """The function that is given or named. Raises DataError for what cannot be called."""
-    function: Any = load_object(given, "collate function") if isinstance(given, str) else given
-    if function is not None and not callable(function):
-        who = f"the collate function {given}" if isinstance(given, str) else "collate_fn"
-        remedy = "give a function that makes a batch of a list of samples, or its name: --set data.collate=…"
-        raise DataError(f"{who} is of type {type(function).__name__}, which cannot be called", remedy=remedy)
-    return cast("Collate | None", function)
+    if isinstance(given, str):
+        return load_function(given, "collate function")
+    if given is None or callable(given):
+        return given
+    what = f"collate_fn is of type {type(given).__name__}, which cannot be called"
+    raise DataError(what, remedy="give a function that makes a batch of a list of samples, or its name")
 
 
 def _split(dataset: WatchedDataset, fraction: float) -> tuple[WatchedDataset, WatchedDataset]:

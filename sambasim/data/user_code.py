@@ -67,12 +67,17 @@ def load_object(target: str, what: str) -> object:
     return _attribute(module, name, target, what, error)
 
 
+def load_function(target: str, what: str) -> Callable[..., object]:
+    """As `load_object`, of what can be called."""
+    if callable(function := load_object(target, what)):
+        return function
+    called = f"the {what} {target} is of type {type(function).__name__}, which cannot be called"
+    raise _ERRORS.get(what, DataError)(called)
+
+
 def call_object(target: str, args: Mapping[str, object], what: str) -> object:
     """Call the object that a target names with `args`. Raises as `load_object` does."""
-    error = _ERRORS.get(what, DataError)
-    function = load_object(target, what)
-    if not callable(function):
-        raise error(f"the {what} {target} is of type {type(function).__name__}, which cannot be called")
+    error, function = _ERRORS.get(what, DataError), load_function(target, what)
     check_arguments(function, args, target, what)
     remedy = f"correct that line, or call it with other arguments: --set {_TABLES[what]}.args.NAME=VALUE"
     return guarded(lambda: function(**args), f"the {what} {target}", error, remedy)

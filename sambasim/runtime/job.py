@@ -16,7 +16,6 @@ from sambasim.data import loaders
 from sambasim.data.datasets import NOTHING, Given, Source
 from sambasim.errors import Interrupted, OptionError
 from sambasim.ir.types import SymbolKind
-from sambasim.options.given import leaves
 from sambasim.records.metrics import EvaluationRecord, StepRecord, SummaryRecord
 from sambasim.runtime.best import Watch
 from sambasim.runtime.checkpoint.choose import AUTO, IF_ANY, NEWEST, find, settle
@@ -357,7 +356,6 @@ class TrainingJob:
             chips=program.chips,
             rank=rank if len(setup.ranks) == 1 and label else "",
             seed=setup.seed,
-            options=leaves(setup.resolved.tables),
             weights=partial(weights_now, setup, team),
             stop=self._stop,
         )

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from sambasim.data.user_code import guarded, load_object
+from sambasim.data.user_code import guarded, load_function
 from sambasim.errors import OptionError
 from sambasim.ir.program import Program
 from sambasim.ir.ranks import without_loss
@@ -71,10 +71,9 @@ class Metrics:
             raise OptionError(f"metrics compare outputs and targets, and {program.name} lacks {lacks}", remedy=remedy)
         for name, options in asked.items():
             if ":" in name:
-                function = given.get(name) or load_object(name, "metric")
-                if not callable(function):
-                    raise OptionError(f"the metric {name} is of type {type(function).__name__}, which cannot be called")
-                self._metrics[name] = _Function(name, partial(function, **options))
+                self._metrics[name] = _Function(
+                    name, partial(given.get(name) or load_function(name, "metric"), **options)
+                )
             elif len(self._targets) > 1:
                 what = f"{name} compares outputs with one target, and the loss has {', '.join(self._targets)}"
                 raise OptionError(what, remedy="name a function, which gets all in a dict: file.py:NAME")

@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,7 +48,6 @@ class Start:
     chips: int = 1
     rank: str = ""
     seed: int = 0
-    options: Mapping[str, object] = field(default_factory=dict)
     weights: "Callable[[bool], Mapping[str, Tensor]]" = lambda everywhere: {}
     stop: Callable[[str], object] = lambda why: None
 

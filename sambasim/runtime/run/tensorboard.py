@@ -1,6 +1,5 @@
 """A run as TensorBoard shows it."""
 
-import json
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from pathlib import Path
@@ -27,10 +26,8 @@ class TensorBoard(RunObserver):
 
     def started(self, start: Start) -> None:
         step = start.plan.start.step
-        text = "\n".join(f"    {name} = {json.dumps(value)}" for name, value in start.options.items())
         with self._written():
             self._writer = self._closing.enter_context(self._open(purge_step=step + 1 if step else None))
-            self._writer.add_text("hyperparameters", text, step)
 
     def recorded(self, record: Line) -> None:
         if isinstance(record, StepRecord | EvaluationRecord):
