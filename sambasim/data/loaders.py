@@ -7,7 +7,6 @@ from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, defau
 from torch.utils.data._utils.collate import default_convert
 
 from sambasim.errors import DataError
-from sambasim.options.training import DataOptions
 
 Loader: TypeAlias = DataLoader[Any]
 
@@ -38,14 +37,6 @@ def shuffles(loader: Loader) -> bool | None:
     if type(sampler) is SequentialSampler:
         return False
     return None if sampler.replacement or sampler.generator is not None else True
-
-
-def reading(loader: Loader | None, options: DataOptions) -> DataOptions:
-    """With the workers of `loader`, unless the options ask for some."""
-    if loader is None or options.workers or not loader.num_workers:
-        return options
-    names = {"prefetch_factor": loader.prefetch_factor, "persistent_workers": loader.persistent_workers}
-    return options.model_copy(update={"workers": loader.num_workers, **names})
 
 
 def notices(loader: Loader, batch_size: int) -> Iterator[str]:

@@ -49,8 +49,11 @@ def loader_of(
     watched: WatchedDataset | None = None,
 ) -> "DataLoader[object]":
     """Reads the batches that `sampler` gives, as `watched` makes them, or those of a stream; workers are seeded from
-    `generator`."""
+    `generator`. A loader of the user's says how, unless the options ask for workers."""
     user, made = (None, None) if watched is None else (watched.loader, watched.collate)
+    if user is not None and user.num_workers and not options.workers:
+        names = {"prefetch_factor": user.prefetch_factor, "persistent_workers": user.persistent_workers}
+        options = options.model_copy(update={"workers": user.num_workers, **names})
     parent = os.getpid() if threading.current_thread() is threading.main_thread() else None
     return DataLoader(
         dataset,

@@ -19,7 +19,6 @@ from torch.utils.data import DataLoader
 
 from sambasim.data import batches
 from sambasim.data.datasets import NOTHING, Given, WatchedDataset, open_source
-from sambasim.data.loaders import reading
 from sambasim.data.workers import batches_of, loader_of
 from sambasim.errors import DataError
 from sambasim.ir.graph import Graph
@@ -126,31 +125,29 @@ class Evaluator:
         }
 
     def _batches(self, dataset: WatchedDataset, rank: int, world_size: int) -> Iterator[tuple[Batch, int]]:
+        size = self._program.batch_size
+        read: Iterator[tuple[batches.Batch, int]]
         if dataset.is_stream:
-            yield from self._of_stream(dataset, rank, world_size)
-            return
-        options, key = reading(dataset.loader, self._options), (id(dataset), rank)
-        size, order = self._program.batch_size, first_order(dataset)
-        starts = range(rank * size, len(order), world_size * size)
-        deal = [list(order[start : start + size]) for start in starts]
-        if key not in self._loaders:
-            # Kept workers draw no seed again: so that evaluations draw alike, none draws from the global generator.
-            generator = Generator() if options.persistent_workers else None
-            self._loaders[key] = loader_of(dataset, deal, options, generator, dataset)
-        read = batches_of(self._loaders[key], options.source or "the data")
-        for number, indices in enumerate(deal, start=1):
-            self._activity.does(f"evaluating batch {number} of {len(deal)}")
-            batch, count = next(read), len(indices)
-            yield self._padded(batch, count), count
-
-    def _of_stream(self, dataset: WatchedDataset, rank: int, world_size: int) -> Iterator[tuple[Batch, int]]:
-        samples, size = dataset.stream(), self._program.batch_size
-        for number in counter():
-            if not (read := list(islice(samples, size))):
+            samples, of = dataset.stream(), ""
+            own = islice(iter(lambda: list(islice(samples, size)), []), rank, None, world_size)
+            read = ((batches.collate(one, dataset.collate), len(one)) for one in own)
+        else:
+            order, key = first_order(dataset), (id(dataset), rank)
+            starts = range(rank * size, len(order), world_size * size)
+            deal = [list(order[start : start + size]) for start in starts]
+            of = f" of {len(deal)}"
+            if key not in self._loaders:
+                self._loaders[key] = loader = loader_of(dataset, deal, self._options, None, dataset)
+                if loader.persistent_workers:
+                    # They draw no seed again: so that evaluations draw alike, none draws from the global generator.
+                    loader.generator = Generator()
+            read = zip(batches_of(self._loaders[key], dataset.name), map(len, deal), strict=False)
+        for number in counter(1):
+            self._activity.does(f"evaluating batch {number}{of}")
+            if (found := next(read, None)) is None:
                 return
-            self._activity.does(f"evaluating batch {number + 1}")
-            if number % world_size == rank:
-                yield self._padded(batches.collate(read, dataset.collate), len(read)), len(read)
+            batch, count = found
+            yield self._padded(batch, count), count
 
     def _padded(self, batch: batches.Batch, count: int) -> Batch:
         size, names = self._program.batch_size, [spec.name for spec in self._inputs]

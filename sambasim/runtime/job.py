@@ -257,7 +257,7 @@ class TrainingJob:
             interrupt_if(requested)
 
         for epoch in count(steps.start.epoch):
-            if self._stopped or self._interrupted or steps.ends_before(epoch, totals.steps, ended_early=trainer.ended):
+            if self._stopped or self._interrupted or steps.ends_before(epoch, totals.steps):
                 break
             begun = totals.steps
             self._activity.does("beginning an epoch")

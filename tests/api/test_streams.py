@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset, get_wor
 import sambasim as ss
 from sambasim.api.ranks import connected
 from sambasim.data.datasets import WatchedDataset
-from sambasim.data.streams import Dealt
 from sambasim.errors import DataError, OptionError
+from sambasim.runtime.run.streams import Dealt
 from tests.api.conftest import LABELS, POINTS, TRAIN, compiled, eager, net, sgd, trained
 from tests.support.mpi import run_mpi
 
@@ -149,7 +149,7 @@ def test_a_run_goes_on_in_the_midst_of_a_stream(pef: ss.Pef, make: Callable[[], 
     if make is Split:
         with pytest.raises(DataError, match="split for 2 replicas"):
             ss.run(pef, data, steps=4, resume=str(next((tmp_path / "ck").glob("*3"))), replicas=3, **QUIETLY)
-        whole_then = Dealt(WatchedDataset(cast(Any, data), "it"), 0, 2, 32, lambda epoch, number: None)
+        whole_then = Dealt(WatchedDataset(cast(Any, data), "it"), 0, 2, 32, seed=0)
         whole_then.begin(0, 32, [{"split": False, "state": None}])
         with pytest.raises(DataError, match="split for 1 replica"):
             raise cast(DataError, next(iter(whole_then))[0])

@@ -62,9 +62,9 @@ class Plan:
     def end_of(self, epoch: int) -> int:
         return self.first_ends + (epoch - self.start.epoch) * self.steps_per_epoch
 
-    def ends_before(self, epoch: int, step: int, *, ended_early: bool) -> bool:
-        """Whether the run has no `epoch` after `step`; `ended_early`: the epoch before it, see `Trainer.ended`."""
-        return epoch >= self.epochs and not (self.by_steps and ended_early and step < self.steps)
+    def ends_before(self, epoch: int, step: int) -> bool:
+        """Whether the run has no `epoch` after `step`."""
+        return epoch >= self.epochs and not (self.by_steps and step < self.steps)
 
     def length(self, epoch: int) -> int:
         """The steps of `epoch` in this run."""

@@ -19,8 +19,6 @@ from torch.utils.data import Dataset
 
 from sambasim.data import batches
 from sambasim.data.datasets import Samples, WatchedDataset, tensor_batches
-from sambasim.data.loaders import reading
-from sambasim.data.streams import Dealt, State
 from sambasim.data.workers import batches_of, loader_of
 from sambasim.errors import DataError, InternalError, PefError
 from sambasim.ir.program import Program
@@ -34,6 +32,7 @@ from sambasim.runtime.engine.executor import IN_MEMORY, Batch, Executor, Steps, 
 from sambasim.runtime.engine.update import Update, Updated
 from sambasim.runtime.machine.process import Stream, derive, seed_everything, seed_torch
 from sambasim.runtime.run.order import Order
+from sambasim.runtime.run.streams import Dealt, State
 from sambasim.runtime.transports.connect import Transport
 from sambasim.runtime.values.memory import DeviceMemory
 from sambasim.runtime.values.optimizers import Optimizers, take_into
@@ -67,30 +66,28 @@ class Shard:
         self._next_step = 0  # of the first batch of this epoch
         # The loader seeds its workers from a generator; without one of its own it would draw from the global one.
         self._generator = Generator()
-        options, is_stream = reading(self.dataset.loader, self.options), self.dataset.is_stream
-        if is_stream and options.workers > 1:
-            what = f"{self.dataset.name} is a stream, which {options.workers} workers would read in another order"
-            raise DataError(what, remedy="--workers 1, or num_workers=1 of the DataLoader")
-        if options.persistent_workers and hasattr(self.dataset.dataset, "set_epoch"):
-            what = f"{self.dataset.name} has a set_epoch, which workers that are kept would not see"
-            raise DataError(what, remedy="--set data.persistent_workers=false, or that of the DataLoader")
         self._dealt = (
-            Dealt(self.dataset, self.rank, self.world_size, self.batch_size, self._seed_stream) if is_stream else None
+            Dealt(self.dataset, self.rank, self.world_size, self.batch_size, self.seed)
+            if self.dataset.is_stream
+            else None
         )
         self._ahead: list[Any] = []  # of a stream, the batches of the next step
         self.state: State = {}  # of the stream, after the last batch
         read, sampler = (_Seeded(self.dataset), self) if self._dealt is None else (self._dealt, None)
-        self._loader = loader_of(read, sampler, options, self._generator, self.dataset)
+        self._loader = loader_of(read, sampler, self.options, self._generator, self.dataset)
+        if self._dealt is not None and (workers := self._loader.num_workers) > 1:
+            what = f"{self.dataset.name} is a stream, which {workers} workers would read in another order"
+            raise DataError(what, remedy="--workers 1, or num_workers=1 of the DataLoader")
+        if self._loader.persistent_workers and hasattr(self.dataset.dataset, "set_epoch"):
+            what = f"{self.dataset.name} has a set_epoch, which workers that are kept would not see"
+            raise DataError(what, remedy="--set data.persistent_workers=false, or that of the DataLoader")
         # A TensorDataset is cut without the loader; None if it is none.
-        self._tensors = None if options.workers else tensor_batches(self.dataset)
+        self._tensors = None if self._loader.num_workers else tensor_batches(self.dataset)
         self._iterator: Iterator[batches.Batch] = iter(())
         self._all_fit = False  # a batch of _tensors fits the inputs, so the others do too
         self._batches = 0  # read in this epoch
         self.dropped: str | None = None
         """The columns of samples that the graph does not take, once a batch was read."""
-
-    def _seed_stream(self, epoch: int, number: int) -> None:
-        seed_everything(derive(self.seed, 0, epoch, number, Stream.DATA))
 
     def begin_epoch(self, epoch: int, step: int, used: int = 0, streams: Sequence[State] = ()) -> None:
         """Distribute the samples after the first `used` of the epoch's order. `step` is the next optimizer step.
@@ -106,9 +103,8 @@ class Shard:
         else:
             self._iterator = batches_of(self._loader, self.dataset.name)
         if self.read_ahead():
-            what = (
-                f"{self.dataset.name} gives replica {self.rank} of {self.world_size} no whole step in epoch {epoch + 1}"
-            )
+            who = f"replica {self.rank} of {self.world_size}"
+            what = f"{self.dataset.name} gives {who} no whole step in epoch {epoch + 1}"
             raise DataError(what, remedy="more samples, in as many shards as replicas at least, or a smaller batch")
 
     def __iter__(self) -> Iterator[_SeededBatch]:

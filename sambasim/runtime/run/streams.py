@@ -4,7 +4,7 @@ takes its batches in turn, unless the data set splits itself: it asks torch for 
 
 import copy
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, count, islice
 from typing import Any, TypeAlias
 
@@ -15,6 +15,7 @@ from sambasim.data.batches import Batch, collate
 from sambasim.data.datasets import WatchedDataset
 from sambasim.data.user_code import guarded, set_epoch
 from sambasim.errors import DataError
+from sambasim.runtime.machine.process import Stream, derive, seed_everything
 from sambasim.units import counted
 
 State: TypeAlias = Mapping[str, Any]
@@ -50,22 +51,18 @@ class _Share:
 
 class Dealt(IterableDataset[tuple[Batch, State]]):
     """The batches of replica `rank` in one epoch after another, each with the state of the stream after all replicas
-    have read one. `seed` seeds what the data set draws, by the number of the batch in the epoch: alike on all replicas.
-    """
+    have read one. What the data set draws follows from `seed` and the number of the batch: alike on all replicas."""
 
-    def __init__(
-        self, dataset: WatchedDataset, rank: int, replicas: int, size: int, seed: Callable[[int, int], None]
-    ) -> None:
+    def __init__(self, dataset: WatchedDataset, rank: int, replicas: int, size: int, seed: int) -> None:
         self._dataset, self._rank, self._replicas, self._size, self._seed = dataset, rank, replicas, size, seed
-        has_state = hasattr(dataset.dataset, "state_dict") and hasattr(dataset.dataset, "load_state_dict")
+        self._has_state = hasattr(dataset.dataset, "state_dict") and hasattr(dataset.dataset, "load_state_dict")
         # A run leaves the user's as it was, and each replica of an emulation has its own.
         self._stream: Any = dataset.dataset
-        if has_state or replicas > 1:
+        if self._has_state or replicas > 1:
             remedy = "open files and connections in __iter__"
             self._stream = guarded(
                 lambda: copy.deepcopy(dataset.dataset), f"a copy of {dataset.name}", DataError, remedy
             )
-        self._has_state = has_state
         if replicas > 1 and type(self._stream).__module__.split(".")[0] == "datasets":
             from datasets.distributed import split_dataset_by_node  # type: ignore[import-not-found]  # an extra
 
@@ -90,7 +87,7 @@ class Dealt(IterableDataset[tuple[Batch, State]]):
         saved = states[rank if is_same else 0]["state"] if states else None
         before = used // size
         first = 0 if saved is None else before  # what is read again, to be skipped, draws what it drew
-        self._seed(self._epoch, first)
+        seed_everything(derive(self._seed, 0, self._epoch, first, Stream.DATA))
         if saved is not None:
             self._stream.load_state_dict(saved)
         share = _Share(rank, replicas, self._stream)
@@ -106,7 +103,7 @@ class Dealt(IterableDataset[tuple[Batch, State]]):
             share.read(samples, used % size)
         own: Batch = []
         for number in count(first + rank, replicas) if split else count(first):
-            self._seed(self._epoch, number)
+            seed_everything(derive(self._seed, 0, self._epoch, number, Stream.DATA))
             read = share.read(samples, size)
             if len(read) < size:
                 return
