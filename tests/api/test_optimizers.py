@@ -184,7 +184,7 @@ def test_notices_are_printed_and_a_rate_of_0_to_the_end_is_one(folder: Path, cap
     assert "notice: the learning rate follows CosineAnnealingLR of the optimizer: lr 0.1" in capfd.readouterr().err
     ss.run(pef, TRAIN, steps=9, **IN_ORDER)
     said = "the learning rate is 0 from step 6 of 9 on: training.schedule counts optimizer steps, not epochs; "
-    assert f"notice: {said}--set training.schedule.total_steps=9\n" in capfd.readouterr().out
+    assert f'notice: {said}set={{"training.schedule.total_steps": 9}}\n' in capfd.readouterr().out
     assert "learning rate is 0" not in str(trained(pef, steps=5, **IN_ORDER).summary.notices)
     assert capfd.readouterr() == ("", "")
     del scheduler
