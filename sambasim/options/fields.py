@@ -218,7 +218,10 @@ class CheckpointFields(Fields):
     dir: Annotated[FilePath | None, Flag("--checkpoint-dir DIR")] = None
     """Write checkpoints of the run here."""
     every: Annotated[
-        str | None, parsable(parse_cadence), Flag("--checkpoint-every N[steps|epochs|s|min|h]", default=DEFAULT_EVERY)
+        str | None,
+        grammar.STEPS_OR_TEXT,
+        parsable(parse_cadence),
+        Flag("--checkpoint-every N[steps|epochs|s|min|h]", default=DEFAULT_EVERY),
     ] = None
     """Write one this often, and one at the end."""
     keep: Annotated[Count | None, Flag("--keep K", default=str(DEFAULT_KEEP))] = None

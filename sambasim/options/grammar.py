@@ -283,7 +283,8 @@ def parse_cadence(text: str, units: str = "epochs, s, min or h", remedy: str = _
 
 
 parse_interval = partial(parse_cadence, units="epochs", remedy="--evaluate-every 100 or 2epochs")
-Interval = Annotated[str, parsable(parse_interval)]
+STEPS_OR_TEXT = before(lambda given: str(given) if type(given) is int else given)
+Interval = Annotated[str, STEPS_OR_TEXT, parsable(parse_interval)]
 
 
 TRANSFORMERS = "transformers"  # the package whose models are made from a config

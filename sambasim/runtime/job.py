@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sambasim.data import loaders
 from sambasim.data.datasets import NOTHING, Given, Source
-from sambasim.errors import Interrupted, OptionError
+from sambasim.errors import DataError, Interrupted, OptionError
 from sambasim.ir.types import SymbolKind
 from sambasim.records.metrics import EvaluationRecord, StepRecord, SummaryRecord
 from sambasim.runtime.best import Watch
@@ -170,9 +170,9 @@ class TrainingJob:
         """Raises OptionError if there is no evaluation, or not the metric, that the options ask for."""
         setup, program, asked = self._setup, self._setup.program, self._setup.resolved.evaluation
         if source.evaluation is None or not asked.enabled:
-            if asked.watched is not None:
+            if wanted := asked.watched or next(iter(asked.metrics or ()), None):
                 remedy = "--set data.evaluation_fraction=0.1, or --evaluation-data SOURCE"
-                raise OptionError(f"no samples are held out to evaluate {asked.watched}", remedy=remedy)
+                raise OptionError(f"no samples are held out to evaluate {wanted}", remedy=remedy)
             return None
         ranks = [replica.transport for replica in team.first]
         own = () if setup.resolved.ema is None else (SymbolKind.PARAMETER,)
@@ -320,7 +320,10 @@ class TrainingJob:
         self._activity.does("evaluation done")
 
         def over_all() -> tuple[EvaluationRecord, int]:
-            found = evaluator.over(in_turn([of_replica for of_rank, _ in everybody for of_replica in of_rank]))
+            parts = [*in_turn([of_replica for of_rank, _ in everybody for of_replica in of_rank])]
+            if not parts:
+                raise DataError("no samples are held out: the evaluation data is empty", remedy="check its source")
+            found = evaluator.over(parts)
             requested, evaluation_s = max(request for _, request in everybody), time.perf_counter() - began_s
             return EvaluationRecord(step=step, epoch=epoch + 1, evaluation_s=evaluation_s, **found), requested
 

@@ -92,7 +92,9 @@ def notices(setup: Setup, team: Team, steps: Plan) -> list[str]:
         lines.append(f"--host-sync has no effect: {nothing}")
     lines += _mesh_notices(setup)
     lines += _zero_notices(setup, team)
-    lines += ["evaluations are of the averages of the weights"] * (setup.resolved.ema is not None)
+    lines += ["evaluations, and so the best, are of the averages of the weights: --save-ema, or Run.ema"] * (
+        setup.resolved.ema is not None
+    )
     if team.engine.notice is not None:
         lines.append(team.engine.notice)
     if team.sync_name == "device":
