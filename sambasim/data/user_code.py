@@ -20,7 +20,7 @@ from typing import TypeVar
 from sambasim.errors import CallbackError, DataError, ModelError, OptionError, SambasimError, UserError
 from sambasim.options.grammar import missing_file, missing_module, split_target, target_problems
 from sambasim.options.problem import nearest, show
-from sambasim.whose_code import is_users_file
+from sambasim.whose_code import is_ours, is_users_file
 
 _ERRORS: Mapping[str, type[UserError]] = {
     "model": ModelError, "loss": ModelError, "optimizer": OptionError, "metric": OptionError,
@@ -32,10 +32,11 @@ T = TypeVar("T")
 
 
 def user_line(error: BaseException) -> str | None:
-    """`file:line: code` of the deepest frame of user code, or the deepest frame if there is none of user code."""
+    """`file:line: code` of the deepest frame of user code; without one, of the deepest frame that is not ours."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}: {(error.text or '').strip()}"
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__)[::-1] if frame.filename[:1] != "<"]
+    every = traceback.extract_tb(error.__traceback__)[::-1]
+    frames = [frame for frame in every if frame.filename[:1] != "<" and not is_ours(frame.filename)]
     frame = next((frame for frame in frames if is_users_file(frame.filename)), frames[0] if frames else None)
     return None if frame is None else f"{frame.filename}:{frame.lineno}: {frame.line}"
 
@@ -83,14 +84,16 @@ def call_object(target: str, args: Mapping[str, object], what: str) -> object:
     return guarded(lambda: function(**args), f"the {what} {target}", error, remedy)
 
 
-def guarded(action: Callable[[], T], who: str, error: type[UserError], remedy: str = "correct that line") -> T:
+def guarded(action: Callable[[], T], who: str, error: type[UserError], remedy: str | None = None) -> T:
     """Run user code. An exception becomes `error`, with file and line; `who` is the subject of the message."""
     try:
         return action()
     except SambasimError:
         raise
     except (Exception, SystemExit) as raised:
-        raise error(f"{who} raised {summary(raised)}", where=user_line(raised), remedy=remedy) from raised
+        where = user_line(raised)  # None if the call itself failed
+        remedy = remedy or ("correct that line" if where else "correct the arguments that it takes")
+        raise error(f"{who} raised {summary(raised)}", where=where, remedy=remedy) from raised
 
 
 def set_epoch(of: object, epoch: int) -> None:

@@ -35,10 +35,10 @@ from sambasim.runtime.checkpoint.weights import given_weights
 from sambasim.runtime.engine.executor import Batch, Executor, outputs_in_order
 from sambasim.runtime.machine import process
 from sambasim.runtime.machine.communicator import Communicator, single_rank
-from sambasim.runtime.machine.process import Stream, derive, seed_everything
+from sambasim.runtime.machine.process import Stream, derive, seed_everything, seed_torch
 from sambasim.runtime.metrics import Function, Metrics, Outcome
 from sambasim.runtime.run.order import first_order
-from sambasim.runtime.run.replica import arguments_in, input_specs
+from sambasim.runtime.run.replica import Seeded, arguments_in, input_specs
 from sambasim.runtime.run.setup import blamed_on_strangers, check_sources, check_trusted
 from sambasim.runtime.transports.connect import Transport, Way, open_ranks
 from sambasim.runtime.transports.in_process import run_together
@@ -102,11 +102,11 @@ class Evaluator:
         self, dataset: WatchedDataset, rank: int, world_size: int, seed: int
     ) -> Iterator[tuple[Sums, list[Tensor], Outcome]]:
         """For each batch of `rank`, its sums, the outputs of which it is the first axis, without padding, and what its
-        metrics are of. `seed` is for the code of the data set."""
-        seed_everything(seed)
-        self._generators.clear()
+        metrics are of. Random numbers are a function of `seed` and the number of the batch."""
         size = self._program.batch_size
-        for batch, count in self._batches(dataset, rank, world_size):
+        for number, (batch, count) in enumerate(self._batches(dataset, rank, world_size, seed)):
+            seed_torch(derive(seed, 0, 0, rank + number * world_size, Stream.GRAPH))
+            self._generators.clear()
             outputs = self._run(batch, self._program.evaluation)
             kept = [one[:count] for one in outputs[self._program.loss_outputs :] if one.shape[:1] == (size,)]
             found = self.metrics.of_batch(kept[0], batch, count) if kept else {}
@@ -124,24 +124,32 @@ class Evaluator:
             "metrics": self.metrics.over(outcome for _, outcome in of_batches),
         }
 
-    def _batches(self, dataset: WatchedDataset, rank: int, world_size: int) -> Iterator[tuple[Batch, int]]:
+    def _batches(self, dataset: WatchedDataset, rank: int, world_size: int, seed: int) -> Iterator[tuple[Batch, int]]:
         size = self._program.batch_size
         read: Iterator[tuple[batches.Batch, int]]
+
+        def drawing(number: int) -> int:
+            return derive(seed, 0, 0, number, Stream.DATA)
+
+        def of_stream() -> Iterator[list[object]]:
+            samples = dataset.stream()
+            for number in counter():
+                seed_everything(drawing(number))
+                if not (one := list(islice(samples, size))):
+                    return
+                yield one
+
         if dataset.is_stream:
-            samples, of = dataset.stream(), ""
-            own = islice(iter(lambda: list(islice(samples, size)), []), rank, None, world_size)
+            own, of = islice(of_stream(), rank, None, world_size), ""
             read = ((batches.collate(one, dataset.collate), len(one)) for one in own)
         else:
             order, key = first_order(dataset), (id(dataset), rank)
             starts = range(rank * size, len(order), world_size * size)
-            deal = [list(order[start : start + size]) for start in starts]
+            deal = [[drawing(start // size), *order[start : start + size]] for start in starts]
             of = f" of {len(deal)}"
             if key not in self._loaders:
-                self._loaders[key] = loader = loader_of(dataset, deal, self._options, None, dataset)
-                if loader.persistent_workers:
-                    # They draw no seed again: so that evaluations draw alike, none draws from the global generator.
-                    loader.generator = Generator()
-            read = zip(batches_of(self._loaders[key], dataset.name), map(len, deal), strict=False)
+                self._loaders[key] = loader_of(Seeded(dataset), deal, self._options, Generator(), dataset)
+            read = zip(batches_of(self._loaders[key], dataset.name), (len(one) - 1 for one in deal), strict=False)
         for number in counter(1):
             self._activity.does(f"evaluating batch {number}{of}")
             if (found := next(read, None)) is None:
@@ -282,8 +290,7 @@ def infer(
         given, told = given_weights(options, program, communicator, live.weights)
         held, notices = {**map_weights(path, document), **given}, [*notices, *told]
         evaluator = _evaluator(program, communicator, resolved, activity, held, live.metrics)
-        own_seed = derive(seed, communicator.rank, 0, 0, Stream.DATA)
-        inferred = evaluator.infer(dataset, communicator.rank, communicator.world_size, own_seed)
+        inferred = evaluator.infer(dataset, communicator.rank, communicator.world_size, seed)
         own = [
             (sums, outcome, [*map(torch.clone, outputs if keeps_outputs else ())])
             for sums, outputs, outcome in inferred

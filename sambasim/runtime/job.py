@@ -1,10 +1,12 @@
 """A training job, from a PEF to trained weights: `sambasim run` without `--inference`."""
 
 import time
+from array import array
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from hashlib import sha256
 from itertools import count
 from pathlib import Path
 from signal import Signals
@@ -25,7 +27,8 @@ from sambasim.runtime.checkpoint.saver import Saver
 from sambasim.runtime.checkpoint.weights import given_weights
 from sambasim.runtime.inference import Evaluator, Sums, in_turn
 from sambasim.runtime.machine import process
-from sambasim.runtime.machine.process import Stream, derive, keep_freed_memory, repeatable
+from sambasim.runtime.machine.agreement import DATA, check_equal
+from sambasim.runtime.machine.process import keep_freed_memory, repeatable
 from sambasim.runtime.metrics import Outcome, has_accuracy
 from sambasim.runtime.outcome import averages_after, notices, summarize, trained_state, weights_now, whole_tensors
 from sambasim.runtime.record.digests import RunDigests
@@ -99,7 +102,9 @@ class TrainingJob:
         program, training = self._setup.program, self._setup.resolved.training
         self._activity.does("opening the data")
         sources = self._open_sources()
-        samples = len(first_order(sources[0].train, self._setup.seed, program.batch_size))
+        order = first_order(sources[0].train, self._setup.seed, program.batch_size)
+        samples, drawn = len(order), "" if isinstance(order, range) else sha256(array("q", order)).hexdigest()[:12]
+        check_equal(self._communicator, {DATA: f"an order of {samples} samples {drawn}"}, kind=DataError)
         self._activity.does("finding the checkpoint")
         checkpoint, lines = settle(self._setup.options.checkpoint, self._communicator)
         if checkpoint.dir is not None and (lock := claim(checkpoint.dir, self._communicator)):
@@ -129,6 +134,7 @@ class TrainingJob:
         watch = Watch(setup, team, trainer.totals, self._saver, self._observer, folder)
         if (loader := sources[0].train.loader) is not None:
             lines += loaders.notices(loader, program.batch_size)
+        lines += ["samples at the end of the stream that fill no step are not trained"] * (samples == 0)
         start = self._start(steps, team, sources[0], (*notices(setup, team, steps), *lines))
         self._observer.started(start)
         observers: list[StepObserver] = [] if probes is None else [probes.watching(team.replicas)]
@@ -279,7 +285,10 @@ class TrainingJob:
                     save_if_due()
             if self._interrupted:
                 break
-            if is_whole := trainer.ended or position.step == begun + steps.length(epoch):
+            gave, length = totals.steps - begun, steps.length(epoch)
+            if trainer.ended and steps.samples and gave < length and self._setup.is_first:
+                self._observer.noted(f"epoch {epoch + 1} ended after {gave} steps, and the stream's length is {length}")
+            if is_whole := trainer.ended or position.step == begun + length:
                 position = Position(position.step, epoch + 1)  # an evaluation of that is not repeated on resume
             evaluate_if_due(epoch, is_whole=is_whole)
             if is_whole:
@@ -310,8 +319,7 @@ class TrainingJob:
         with team.whole_parameters():
             for rank, source in zip(team.replicas, sources, strict=True):
                 if rank.works and source.evaluation is not None and (team.hub is None or rank.transport.gives_loss):
-                    seed = derive(setup.seed, rank.replica, step, 0, Stream.DATA)
-                    batches = evaluator.infer(source.evaluation, rank.replica, setup.shards, seed)
+                    batches = evaluator.infer(source.evaluation, rank.replica, setup.shards, setup.seed)
                     own.append([(sums, outcome) for sums, _, outcome in batches])
         if not team.transport.gives_loss and team.hub is None:
             own = []  # another rank of the replica counts these samples

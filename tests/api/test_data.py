@@ -11,6 +11,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
+    IterableDataset,
     RandomSampler,
     SequentialSampler,
     SubsetRandomSampler,
@@ -222,6 +223,25 @@ def test_a_loader_is_dealt_to_replicas_and_says_what_it_cannot_keep(
     assert ss.predict(pef, DataLoader(WHOLE, sampler=some)).record.samples == 80
     tail = DataLoader(WHOLE, batch_sampler=BatchSampler(range(50), 32, drop_last=False))
     assert ss.predict(pef, tail).record.samples == 50
+
+
+class Noisy(TensorDataset):
+    def __getitem__(self, index: int) -> tuple[Tensor, ...]:
+        x, y = (tensor[index] for tensor in self.tensors)
+        return x + torch.randn_like(x), y
+
+
+class NoisyStream(IterableDataset[tuple[Tensor, ...]]):
+    def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
+        yield from (Noisy(*HELD_OUT)[index] for index in range(len(HELD_OUT[0])))
+
+
+@pytest.mark.parametrize("held_out", [Noisy(*HELD_OUT), NoisyStream()])
+def test_what_an_evaluation_draws_depends_on_no_number_of_replicas(pef: ss.Pef, held_out: Any) -> None:
+    how: dict[str, Any] = {"steps": 1, "lr": 0.0, "evaluate_every": 1}
+    layouts = ((HELD_OUT, 2), (held_out, 2), (held_out, 3), (held_out, 4))
+    found = [trained(pef, (TRAIN, data), replicas=count, **how).evaluations[-1].loss for data, count in layouts]
+    assert found[0] != found[1] == found[2] == found[3]
 
 
 def test_a_collate_function_keeps_all_samples_of_an_evaluation(pef: ss.Pef) -> None:

@@ -47,6 +47,7 @@ IN_ORDER: dict[str, Any] = {"set": {"data.shuffle": False}, "threads": 1, "steps
 def test_an_interrupted_run_returns_what_is_trained_and_the_script_goes_on(
     pef: ss.Pef, data: Any, steps: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    before = signal.getsignal(signal.SIGINT)
     run = ss.run(pef, data, **IN_ORDER)
     assert run.interrupted
     assert run.summary.interrupted in ("SIGINT", "SIGTERM", "SIGUSR1")
@@ -59,7 +60,7 @@ def test_an_interrupted_run_returns_what_is_trained_and_the_script_goes_on(
     assert whole.summary.interrupted is None
     assert whole.summary.state_sha256 == run.summary.state_sha256
     assert torch.equal(run.load_into(net()).state_dict()["0.weight"], whole.weights["0.weight"])
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 _SAMPLES = """

@@ -73,7 +73,7 @@ class Shard:
         )
         self._ahead: list[Any] = []  # of a stream, the batches of the next step
         self.state: State = {}  # of the stream, after the last batch
-        read, sampler = (_Seeded(self.dataset), self) if self._dealt is None else (self._dealt, None)
+        read, sampler = (Seeded(self.dataset), self) if self._dealt is None else (self._dealt, None)
         self._loader = loader_of(read, sampler, self.options, self._generator, self.dataset)
         if self._dealt is not None and (workers := self._loader.num_workers) > 1:
             what = f"{self.dataset.name} is a stream, which {workers} workers would read in another order"
@@ -148,7 +148,7 @@ class Shard:
         return self._own[batch * self.batch_size : (batch + 1) * self.batch_size]
 
 
-class _Seeded(Dataset[object]):
+class Seeded(Dataset[object]):
     """`dataset`, read in batches; all generators are seeded before each, in this process or a worker."""
 
     def __init__(self, dataset: WatchedDataset) -> None:
