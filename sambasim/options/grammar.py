@@ -85,6 +85,12 @@ LOSS_ARGUMENTS: Mapping[str, tuple[str, ...]] = {
 """The losses of `torch.nn.functional` that have a name here, and the arguments that each takes."""
 
 
+def ignored_class(args: Mapping[str, object]) -> int:
+    """The class index that a loss with these arguments leaves out: -100 by default, as in torch."""
+    given = args.get("ignore_index")
+    return given if isinstance(given, int) else -100
+
+
 def _problems_among(known: Collection[str], name: str) -> Iterator[Problem]:
     if ":" in name:
         yield from target_problems(name)

@@ -27,6 +27,7 @@ from sambasim.ir.program import Program
 from sambasim.ir.ranks import without_loss
 from sambasim.ir.types import SymbolKind
 from sambasim.options.given import as_table
+from sambasim.options.grammar import ignored_class
 from sambasim.options.run import ResolvedRun, RunOptions, resolve_run
 from sambasim.pef import map_weights, read
 from sambasim.pef.digests import changed
@@ -215,8 +216,7 @@ class Evaluator:
             return count, 0, 0
         guess, target, args = outputs[0][:count], batch[TARGET][:count], self._loss.args
         if self._loss.name in ("cross_entropy", "nll") and not target.is_floating_point():
-            ignored = args.get("ignore_index", -100)
-            counted = target[is_counted := target.ne(ignored if isinstance(ignored, int) else -100)]
+            counted = target[is_counted := target.ne(ignored_class(args))]
             correct, weight = int(guess.argmax(1).eq(target)[is_counted].sum()), args.get("weight")
             of_elements = counted.numel() if weight is None else float(torch.tensor(weight).double()[counted].sum())
             return of_elements, correct, counted.numel()

@@ -20,7 +20,7 @@ from sambasim.errors import OptionError
 from sambasim.ir.program import Program
 from sambasim.ir.ranks import without_loss
 from sambasim.ir.types import SymbolKind
-from sambasim.options.grammar import is_top_k
+from sambasim.options.grammar import ignored_class, is_top_k
 from sambasim.options.problem import one_of
 from sambasim.options.training import LossOptions
 
@@ -33,7 +33,6 @@ _OF_NUMBERS = {"mae": "MeanAbsoluteError", "mse": "MeanSquaredError", "r2": "R2S
 _CLASSES = {"precision": "Precision", "recall": "Recall", "f1": "F1Score", "auroc": "AUROC", "perplexity": "Perplexity"}
 _CLASSES |= _OF_NUMBERS
 _OF_INDICES = ("cross_entropy", "nll")
-_IGNORED = -100  # the index that losses of torch ignore by default
 
 
 def missing(name: str, known: Iterable[str]) -> OptionError:
@@ -141,7 +140,7 @@ class _OfTorchmetrics:
             raise ValueError("targets are no class indices")
         self._task = "multiclass" if are_indices else "multilabel" if classes > 1 else "binary"
         counts = are_indices and (name == "accuracy" or is_top_k(name))
-        ignored = {"ignore_index": args.get("ignore_index", _IGNORED)} if are_indices else {}
+        ignored = {"ignore_index": ignored_class(args)} if are_indices else {}
         of_task = {"task": self._task, "num_classes": classes, "num_labels": classes, **ignored}
         of_task |= {"average": "micro" if counts else "macro", **({"top_k": int(name[3:])} if is_top_k(name) else {})}
         own = {} if name in _OF_NUMBERS else ignored if name == "perplexity" else of_task

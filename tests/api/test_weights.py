@@ -95,7 +95,7 @@ def test_wrong_weights_are_told(pef: ss.Pef, run: ss.Run, tmp_path: Path, monkey
         (42, OptionError, "weights is of type int"),
     ):
         with pytest.raises(kind, match=what):
-            ss.predict(pef, HELD_OUT, weights=weights)  # type: ignore[arg-type]  # the mistake
+            ss.predict(pef, HELD_OUT, weights=weights)  # type: ignore[arg-type]  # tests a wrong type
 
 
 def test_averages_are_loaded_into_a_model_too(folder: Path, run: ss.Run) -> None:

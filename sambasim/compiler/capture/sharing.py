@@ -19,7 +19,7 @@ def storage_of(tensor: Tensor) -> int:
 
 def kept_address(tensor: Tensor) -> Any:
     """While this lives, nothing else gets the address of its storage, though that may be gone."""
-    return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]  # torch's, untyped
+    return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]  # torch gives it no types
 
 
 def _holders(storage: int) -> int:

@@ -22,6 +22,7 @@ from sambasim.compiler.capture.trial import as_written
 from sambasim.data.batches import each_value, flat
 from sambasim.data.user_code import load_object, summary
 from sambasim.errors import ModelError, OptionError, SambasimError
+from sambasim.options.grammar import ignored_class
 from sambasim.options.training import LossOptions
 
 Loss = Callable[..., Any]
@@ -75,7 +76,7 @@ def named_losses(name: str, args: Mapping[str, object], *, counts: bool = False)
             one = first_tensor(result)
             count = len(target) if name == "kl_div" else one.numel() // (one.shape[1] if name == "cross_entropy" else 1)
             return total, total.new_full((), count)
-        counts = target.ne(ignored if isinstance(ignored := args.get("ignore_index"), int) else -100)
+        counts = target.ne(ignored_class(args))
         if "weight" not in weights:
             return total, counts.sum()
         return total, (weights["weight"].to(total.dtype)[target.where(counts, 0)] * counts).sum()

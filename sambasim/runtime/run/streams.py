@@ -42,7 +42,7 @@ class _Share:
     def read(self, samples: Iterator[object], count: int) -> list[object]:
         before = of_torch._worker_info
         if self._replicas > 1:
-            of_torch._worker_info = self  # type: ignore[assignment]  # it has the same attributes
+            of_torch._worker_info = self  # type: ignore[assignment]  # torch's variable is of its WorkerInfo, whose attributes this has
         try:
             return list(islice(samples, count))
         finally:
@@ -64,7 +64,7 @@ class Dealt(IterableDataset[tuple[Batch, State]]):
                 lambda: copy.deepcopy(dataset.dataset), f"a copy of {dataset.name}", DataError, remedy
             )
         if replicas > 1 and type(self._stream).__module__.split(".")[0] == "datasets":
-            from datasets.distributed import split_dataset_by_node  # type: ignore[import-not-found]  # an extra
+            from datasets.distributed import split_dataset_by_node  # type: ignore[import-not-found]  # not installed here
 
             self._stream, self._is_split = split_dataset_by_node(self._stream, rank, replicas), True
         else:
