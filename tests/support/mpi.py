@@ -172,6 +172,9 @@ def run_job(
     except subprocess.TimeoutExpired:
         stdout, stderr = _kill(process, job)
         pytest.fail(f"the job did not end within {timeout} s\n--- stdout\n{stdout}\n--- stderr\n{stderr}")
+    except BaseException:  # of pytest-timeout, or Ctrl-C: the job must not outlive the test
+        _kill(process, job)
+        raise
     elapsed_s = time.monotonic() - start
     check_nothing_left(job, names_before)
     return Result(process.returncode, stdout, _NOTICE.sub("", stderr), elapsed_s)
