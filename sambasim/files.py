@@ -23,13 +23,10 @@ from glob import escape
 from io import IOBase
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from sambasim.errors import LONGEST_MESSAGE, MachineError, is_out_of_memory
 from sambasim.units import format_bytes
-
-if TYPE_CHECKING:
-    pass
 
 T = TypeVar("T")
 

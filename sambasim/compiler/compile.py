@@ -16,8 +16,8 @@ from sambasim.compiler.build import Builder, Built, Captures
 from sambasim.compiler.capture import explain
 from sambasim.compiler.capture.arguments import in_first_step
 from sambasim.compiler.capture.asked_values import Asked, RandomBranch
-from sambasim.compiler.capture.explain import explained, tracer_error
-from sambasim.compiler.capture.recording import forward_line, source_files
+from sambasim.compiler.capture.explain import explained, raised
+from sambasim.compiler.capture.recording import source_files
 from sambasim.compiler.capture.state import NotSound, Observer, found_sound
 from sambasim.compiler.capture.step import TARGET, EvaluationStep, Example, Loss, Losses, TrainingStep, both_steps
 from sambasim.compiler.capture.tensors import (
@@ -149,28 +149,22 @@ def capture_model(
         if tensor.is_complex():
             what = f"the input {name} is {dtype_name(tensor)}, which a PEF cannot hold"
             raise DataError(what, remedy="give torch.view_as_real(x), and the model torch.view_as_complex(x)")
-    try:
-        with modes_kept(model), buffers_of_plain_tensors(model):
-            several = options.data_parallel or options.chips > 1
-            check_model(model, training=not options.inference, replicas=several)
-            with rare_collections(), stored_in(dtype, model), as_on_device(model):
-                steps = both_steps(model, example, named, loss, losses, options.arguments)
-                first = next(iter(inputs.values()))
-                of_run = in_first_step(steps[0], options.arguments, first, checks=not options.inference)
-                tensors = (*inputs.values(), *of_run.values())
-                if quick:
-                    watch.begin("capture the training step")
-                    captures = _training_alone(steps[0], tensors)
-                else:
-                    says = "function" if loss is not None else named.name if named else None
-                    captures = _capture(*steps, tensors, options, watch, says)
-                watch.begin("translate to the graph")
-                return Builder(model, inputs, captures, of_run).built(options.name, first.shape[0])
-    except Exception as error:
-        if (refused := tracer_error("model", error)) is None:
-            raise
-        refused.where = refused.where or forward_line(model)
-        raise refused from error
+    with raised("model", model), modes_kept(model), buffers_of_plain_tensors(model):
+        several = options.data_parallel or options.chips > 1
+        check_model(model, training=not options.inference, replicas=several)
+        with rare_collections(), stored_in(dtype, model), as_on_device(model):
+            steps = both_steps(model, example, named, loss, losses, options.arguments)
+            first = next(iter(inputs.values()))
+            of_run = in_first_step(steps[0], options.arguments, first, checks=not options.inference)
+            tensors = (*inputs.values(), *of_run.values())
+            if quick:
+                watch.begin("capture the training step")
+                captures = _training_alone(steps[0], tensors)
+            else:
+                says = "function" if loss is not None else named.name if named else None
+                captures = _capture(*steps, tensors, options, watch, says)
+            watch.begin("translate to the graph")
+            return Builder(model, inputs, captures, of_run).built(options.name, first.shape[0])
 
 
 def assemble(

@@ -87,7 +87,12 @@ def _trace_graph(
     optimizers = request.as_sequence(optim)
     if document.program.training is not None and _predicts(path.name, optimizers):
         document = replace(document, program=forward_of(document.program))
-    asked = _request_of(document, model, inputs, optimizers, loss_indices)
+    predicts, chips = document.program.training is None, document.program.chips
+    fields, losses = _fields(document), _losses(document, loss_indices)
+    asked = request.request(model, inputs, optimizers, fields, inference=predicts, loss_indices=losses, chips=chips)
+    if is_clipped(document.program):
+        updates = (replace(u, hyperparameters={"max_grad_norm": math.inf, **u.hyperparameters}) for u in asked.updates)
+        asked = replace(asked, updates=tuple(updates))
     machine = _machine(document, asked, dict(map_weights(path)), optimizers)
     outputs = tuple(outputs_of(machine.program))
     session.load({"": Loaded(machine, asked, inputs, outputs)})
@@ -204,22 +209,6 @@ def _predicts(name: str, optimizers: Sequence[Optimizer]) -> bool:
         return bool(context.flag("inference")) or not optimizers
     remedy = "give it the optimizers of session.compile; or, to predict with this PEF, type --inference"
     raise app_error(OptionError, f"{name} trains, and trace_graph needs its optimizers", remedy)
-
-
-def _request_of(
-    document: PefDocument,
-    model: nn.Module,
-    inputs: Inputs,
-    optimizers: Sequence[Optimizer],
-    loss_indices: Sequence[int] | int | None,
-) -> Request:
-    predicts, chips = document.program.training is None, document.program.chips
-    fields, losses = _fields(document), _losses(document, loss_indices)
-    asked = request.request(model, inputs, optimizers, fields, inference=predicts, loss_indices=losses, chips=chips)
-    if is_clipped(document.program):
-        updates = (replace(u, hyperparameters={"max_grad_norm": math.inf, **u.hyperparameters}) for u in asked.updates)
-        return replace(asked, updates=tuple(updates))
-    return asked
 
 
 def _fields(document: PefDocument) -> dict[str, object]:

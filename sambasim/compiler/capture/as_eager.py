@@ -30,15 +30,11 @@ _DECOMPOSED_IN_PYTHON = (
 layers, unroll time, change bits or are slower; without them the trace records the operator that eager PyTorch runs."""
 
 
-def _mean_over(axes: int) -> Callable[[Tensor, Sequence[int]], Tensor]:
+def _mean_pooling(x: Tensor, sizes: Sequence[int]) -> Any:
     """Adaptive pooling as torch's own kernel does it, but without `as_strided`, which only orders the memory."""
-    pooled: Any = getattr(torch.ops.aten, f"_adaptive_avg_pool{axes}d").default
-
-    def pool(x: Tensor, sizes: Sequence[int]) -> Any:
-        is_mean = all(size == 1 for size in sizes)
-        return x.mean(tuple(range(-axes, 0)), keepdim=True) if is_mean else pooled(x, sizes)
-
-    return pool
+    if all(size == 1 for size in sizes):
+        return x.mean(tuple(range(-len(sizes), 0)), keepdim=True)
+    return getattr(torch.ops.aten, f"_adaptive_avg_pool{len(sizes)}d").default(x, sizes)
 
 
 def _without_vectors(kernel: OpOverload, at: int, option: object) -> Callable[..., object]:
@@ -112,7 +108,8 @@ _SHAPES = {
 """Operators whose shapes torch's tracers refuse to know, and zeros without memory, on which they crash."""
 
 _COMPOSITES: dict[Any, Callable[..., object]] = {
-    **{getattr(torch.ops.aten, f"adaptive_avg_pool{axes}d").default: _mean_over(axes) for axes in (2, 3)},
+    torch.ops.aten.adaptive_avg_pool2d.default: _mean_pooling,
+    torch.ops.aten.adaptive_avg_pool3d.default: _mean_pooling,
     torch.ops.aten.linalg_svdvals.default: _without_vectors(torch.ops.aten._linalg_svd.default, 1, False),
     torch.ops.aten.linalg_eigvalsh.default: _without_vectors(torch.ops.aten._linalg_eigh.default, 0, "L"),
     torch.ops.aten.cov.default: _covariance,

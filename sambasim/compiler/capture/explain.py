@@ -2,7 +2,8 @@
 loses. Each remedy is applied by a test."""
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from torch import nn
@@ -164,6 +165,18 @@ def tracer_error(what: str, error: BaseException) -> CaptureError | None:
     unknown = Obstacle(what_else, "rewrite the line with PyTorch's own operators on tensors")
     why = _first(_RAISED, f"{type(error).__name__}: {error}") or unknown
     return CaptureError(f"the {what} cannot be captured: {why.what}", where=user_line(error), remedy=why.rewrite)
+
+
+@contextmanager
+def raised(what: str, model: nn.Module | None = None) -> Iterator[None]:
+    """What torch raises while it captures `what` becomes a CaptureError, which names at least `forward` of `model`."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        if (refused := tracer_error(what, error)) is None:
+            raise
+        refused.where = refused.where or (None if model is None else forward_line(model))
+        raise refused from error
 
 
 def explained(error: CaptureError, step: nn.Module, call: Recording) -> CaptureError:

@@ -21,7 +21,7 @@ from sambasim.compiler.capture.tensors import dtype_name
 from sambasim.compiler.capture.trial import as_written
 from sambasim.data.batches import each_value, flat
 from sambasim.data.user_code import load_object, summary
-from sambasim.errors import ModelError, OptionError, SambasimError
+from sambasim.errors import ModelError, SambasimError
 from sambasim.options.grammar import ignored_class
 from sambasim.options.training import LossOptions
 
@@ -42,7 +42,7 @@ def named_losses(name: str, args: Mapping[str, object], *, counts: bool = False)
     """`loss(result, target)` of a batch, the mean over counted elements (for kl_div the sum), or if it `counts` the sum
     and their count; and for evaluation of each of its samples, float[batch]: the mean, or of classes the sum. A named
     loss of torch takes the first output; the callable at `module:name` takes what the model returns, and gives no loss
-    per sample. Raises OptionError for other names."""
+    per sample."""
     if ":" in name:
         loaded = load_object(name, "loss")
         if isinstance(loaded, type):
@@ -52,9 +52,6 @@ def named_losses(name: str, args: Mapping[str, object], *, counts: bool = False)
         of_users = partial(loaded, **args)  # no module, which would be one of the step
         vars(of_users)["of_user"] = loaded
         return of_users, None
-    if name not in NAMED_LOSSES:
-        known = ", ".join(NAMED_LOSSES)
-        raise OptionError(f"there is no loss called {name!r}", remedy=f"loss.name takes one of {known}")
     weights = {key: torch.tensor(value) for key, value in args.items() if isinstance(value, (list, tuple))}
     function = NAMED_LOSSES[name]
     # kl_div's "mean" divides by elements, and torch itself warns that it is not the divergence; batchmean is.
@@ -249,9 +246,6 @@ class _Step(nn.Module):
         self.logged: Mapping[str, int] = {}
         """By name, the scalars beside the loss in the last call, by their place among the outputs."""
 
-    def target_of(self, given: Sequence[Tensor]) -> Tensor:
-        return given[len(self._example.inputs) - 1]
-
     def _named(self, given: Sequence[Tensor], names: Sequence[str]) -> dict[str, Tensor]:
         of_run = dict(zip(self.of_run, given[len(self._example.inputs) :], strict=True))
         return {name: of_run[name] for name in names}
@@ -364,7 +358,7 @@ def eagerly(step: nn.Module, inputs: Sequence[Tensor]) -> Iterator[None]:
         misfit = _misfit(error)
         if misfit is None and "Found dtype" in str(error) and isinstance(step, TrainingStep) and step.loss is not None:
             # A backward has no frame of the loss.
-            misfit = _of_numbers("the loss", next(step.parameters()), step.target_of(inputs))
+            misfit = _of_numbers("the loss", next(step.parameters()), inputs[len(step._example.inputs) - 1])
         shapes = ", ".join(f"{dtype_name(tensor)}{list(tensor.shape)}" for tensor in inputs)
         remedy = f"check the model against its inputs, which were {shapes}"
         if "Expected more than 1 value per channel" in str(error):

@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_leaves
 
 from sambasim.compiler.capture.as_eager import drop_as_eager, kernels_of_eager, plain_operators, strided_in_order
 from sambasim.compiler.capture.asked_values import Asked, Followed, LinesMarked, modes_reach_inside
-from sambasim.compiler.capture.explain import SHAPE, tracer_error
+from sambasim.compiler.capture.explain import SHAPE, raised
 from sambasim.compiler.capture.recording import source_line
 from sambasim.compiler.capture.tensors import Widened, order_to_restore
 from sambasim.compiler.capture.trial import nothing_lost, quiet, tied_once, tracing, trial, with_values
@@ -110,7 +110,8 @@ def capture(
     asked = asked or Asked()
     if asked.refused is not None:
         raise asked.refused
-    with _tracing("training step" if step.training else "evaluation graph"), contextlib.ExitStack() as stack:
+    what = "training step" if step.training else "evaluation graph"
+    with raised(what), tracing(), contextlib.ExitStack() as stack:
         enter = stack.enter_context
         if "torch._dynamo" in sys.modules:  # what torch.compile has compiled is traced as it was written
             enter(torch._dynamo.config.patch(error_on_nested_fx_trace=False))
@@ -197,12 +198,13 @@ def capture_update(update: Any, regions: Sequence[str], numbers: Sequence[str], 
     """The graph of `update`, which takes tensors of `shape` for `regions` by position, and changes them, and `numbers`
     by keyword. Its outputs have the names of the regions that it changes."""
     env = ShapeEnv()
+    fake = FakeTensorMode(shape_env=env)
 
     def call(tensors: list[Tensor], values: list[torch.SymFloat]) -> None:
         with LinesMarked():
             update(*tensors, **dict(zip(numbers, values, strict=True)))
 
-    with _tracing("update of the optimizer"), quiet(), FakeTensorMode(shape_env=env), traceback.preserve_node_meta():
+    with raised("update of the optimizer"), tracing(), quiet(), fake, traceback.preserve_node_meta():
         tensors = [torch.empty(shape, dtype=torch.float32) for _ in regions]
         values = [env.create_unbacked_symfloat() for _ in numbers]
         env.pending_fresh_unbacked_symbols.clear()  # they are inputs, and no operator's results
@@ -236,15 +238,3 @@ def _modules_marked(step: nn.Module) -> Iterator[None]:
     entering, leaving = register_module_forward_pre_hook(enter), register_module_forward_hook(leave, always_call=True)
     with entering, leaving, traceback.preserve_node_meta():
         yield
-
-
-@contextlib.contextmanager
-def _tracing(what: str) -> Iterator[None]:
-    """What torch raises becomes a CaptureError."""
-    try:
-        with tracing():
-            yield
-    except (Exception, SystemExit) as error:
-        if (refused := tracer_error(what, error)) is None:
-            raise
-        raise refused from error

@@ -31,12 +31,7 @@ Dims: TypeAlias = int | Sequence[int] | None  # A dimension, several, or all; ne
 def by_map(map_of: Callable[[Sharder, Node], str | None], order: str = "*") -> Rule:
     """The rule of operators with a map. Nodes for which it is None have no rule. `order`: the letters to cut rather
     than others, the best first; `*` are those that it does not name, of which that of the first operand is cut."""
-
-    def rule(s: Sharder, node: Node) -> bool:
-        text = map_of(s, node)
-        return text is not None and follow(s, node, text, order)
-
-    return rule
+    return lambda s, node: (text := map_of(s, node)) is not None and follow(s, node, text, order)
 
 
 def by_first(map_of: Callable[..., str], order: str = "*") -> Rule:

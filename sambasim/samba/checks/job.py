@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
@@ -118,7 +119,7 @@ class Files:
         sys.addaudithook(self._on_audit)
         # These write from C++ and Rust.
         for module, name, path_at in ((serialization, "_open_zipfile_writer", 0), (safetensors, "serialize_file", 1)):
-            setattr(module, name, self._watched(getattr(module, name), path_at))
+            setattr(module, name, partial(self._watched, getattr(module, name), path_at))
 
     def take_new(self) -> Mapping[str, str]:
         """The files that this rank has opened since the last call, each with the line of the app."""
@@ -159,13 +160,10 @@ class Files:
             if "w" in mode if isinstance(mode, str) else isinstance(flags, int) and flags & os.O_TRUNC:
                 self._note(path)
 
-    def _watched(self, original: Callable[..., object], path_at: int) -> Callable[..., object]:
-        def watched(*arguments: object, **keywords: object) -> object:
-            if len(arguments) > path_at:
-                self._note(arguments[path_at])
-            return original(*arguments, **keywords)
-
-        return watched
+    def _watched(self, original: Callable[..., object], path_at: int, *given: object, **keywords: object) -> object:
+        if len(given) > path_at:
+            self._note(given[path_at])
+        return original(*given, **keywords)
 
 
 class Job:
@@ -248,19 +246,14 @@ class Check:
         if SectionKind.BCKWD in kinds:  # a forward without it was an evaluation
             self._fed.append(self._forward)
 
-    def short_epoch(self, batch_size: int, batches_of_a_step: int) -> Callable[[Iterator[Any]], Iterable[Any]]:
-        """Returns a function that cuts the indices of an epoch to half of the steps of a check, so that a second epoch
-        is seen too, and keeps the remainder that fills no batch."""
-        wanted = max(self._limit // 2, 1) * batches_of_a_step * batch_size
-
-        def shortened(indices: Iterator[Any]) -> Iterable[Any]:
-            whole = list(indices)
-            rest = len(whole) % batch_size
-            kept = min(len(whole) - rest, wanted)
-            self.epochs_cut |= kept + rest < len(whole)
-            return [*whole[:kept], *whole[len(whole) - rest :]]
-
-        return shortened
+    def short_epoch(self, batch_size: int, batches_of_a_step: int, indices: Iterator[Any]) -> Iterable[Any]:
+        """The indices of an epoch, cut to half of the steps of a check, so that a second epoch is seen too, with the
+        remainder that fills no batch."""
+        whole = list(indices)
+        rest = len(whole) % batch_size
+        kept = min(len(whole) - rest, max(self._limit // 2, 1) * batches_of_a_step * batch_size)
+        self.epochs_cut |= kept + rest < len(whole)
+        return [*whole[:kept], *whole[len(whole) - rest :]]
 
     def end(self) -> Sequence[Finding]:
         """The findings of all ranks, each once. Collective if the ranks are connected."""

@@ -6,6 +6,7 @@ from argparse import Namespace
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -144,7 +145,7 @@ class Checks:
             watched.compare_last = self._compare_last
             if self._check is not None:
                 batches = int(current().flag("grad_accumulation_steps") or 1)
-                watched.samplers.shorten = self._check.short_epoch(machine.program.batch_size, batches)
+                watched.samplers.shorten = partial(self._check.short_epoch, machine.program.batch_size, batches)
 
     def before(self, kinds: Collection[SectionKind], batch: Mapping[str, Tensor], **sync: bool) -> Way:
         """Before sections of `kinds` run on `batch`: how an optimizer step is synced, by the arguments `sync` of

@@ -261,7 +261,7 @@ def test_a_summary_is_of_all_ranks(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_check_reports_that_it_cut_epochs() -> None:
     check = Check(4)
-    whole = list(check.short_epoch(2, 1)(iter(range(5))))
+    whole = list(check.short_epoch(2, 1, iter(range(5))))
     assert (whole, check.epochs_cut) == ([0, 1, 2, 3, 4], False)
-    cut = list(check.short_epoch(2, 1)(iter(range(9))))
+    cut = list(check.short_epoch(2, 1, iter(range(9))))
     assert (cut, check.epochs_cut) == ([0, 1, 2, 3, 8], True)
