@@ -82,7 +82,7 @@ class Updated(NamedTuple):
     whether it was applied, not skipped."""
 
     losses: Sequence[float]
-    logged: Mapping[str, float]
+    logged: dict[str, float]
     request: int
     norm: float | None
     exposed_s: float
@@ -114,6 +114,7 @@ class Update:
         norms = [node.results[0] for node in graph.nodes if node.operator == "opt.total_norm"]
         self._norm = registers.value(norms[0]) if norms and norms[0] else None
         self._shared, end = registers.constant(None), transport.end
+        self._logged, self._exchanged = tuple(transport.program.logged), transport.program.exchanged
         # A rank alone communicates with nobody, also with no parameter server: there is nothing to time.
         is_alone = transport.mesh.world_size == transport.sync.group.size == 1
         node, communication = Node("end_of_step", "comm.end_of_step"), None if is_alone else end
@@ -164,14 +165,20 @@ class Update:
             args = {f"{name}_bytes": now[name] - before for name, before in moved.items() if now[name] != before}
             detailed.span_ends(transport.rank, Track.HOST, "sync and update", began_ns, args)
         shared, request = live[self._shared]
-        names, count = self._transport.program.logged, self._transport.program.exchanged
-        of_names = {name: shared[at::count] for at, name in enumerate(names, 1)}
-        logged = {name: sum(values) / len(values) for name, values in of_names.items() if values}
+        losses, logged = shared, {}
+        if self._logged and shared:
+            losses, *of_names = (shared[at :: self._exchanged] for at in range(self._exchanged))
+            logged = {name: sum(values) / len(values) for name, values in zip(self._logged, of_names, strict=True)}
         applied = norm is None or not self.optimizers.skips(norm)
-        exposed_s, waited_s = sum(self._waited_s.values()), dict(self._waited_in_passes_s)
-        self._waited_s.clear()
-        self._waited_in_passes_s.clear()
-        return Updated(shared[::count], logged, request, norm, exposed_s, hidden_s, began_ns, waited_s, applied)
+        exposed_s = 0.0
+        waited_s: dict[str, float] = {}
+        if self._waited_s:
+            exposed_s = sum(self._waited_s.values())
+            self._waited_s.clear()
+        if self._waited_in_passes_s:
+            waited_s |= self._waited_in_passes_s
+            self._waited_in_passes_s.clear()
+        return Updated(losses, logged, request, norm, exposed_s, hidden_s, began_ns, waited_s, applied)
 
     def _ended(self, unit: Unit) -> None:
         if self._detailed is not None:

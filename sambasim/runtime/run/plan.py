@@ -11,7 +11,7 @@ from sambasim.records import Count
 
 
 @with_config(extra="forbid", strict=True)
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)  # a frozen one is made slowly, and each step makes one
 class Position:
     """The progress of a run: `step` optimizer steps, and the first `used` samples in the order of `epoch`, from 0."""
 

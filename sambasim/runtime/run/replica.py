@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from operator import add
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, cast
 
@@ -186,6 +185,7 @@ class Replica:
         self._detailed: StepObserver | None = None  # the same, if it wants details
         self.shard = shard
         self._reader = iter(shard.next_batch, None) if shard is not None else iter(())
+        self._stream = shard if shard is not None and shard.dataset.is_stream else None
         self.works = shard is not None
         """Whether it computes gradients; False for a parameter server without a replica."""
         self._seed, self._micro_steps = training.seed, training.accumulation_steps
@@ -222,10 +222,11 @@ class Replica:
             self.transport.sync.wait_for_readers()
         else:
             self._update.begin_step(update, rate, loss_scale)
-        began_ns, observer, counted, loss = perf_counter_ns(), self.observer, 0.0, math.nan
-        totals = [0.0] * len(self._told)
+        began_ns, observer, counted = perf_counter_ns(), self.observer, 0.0
+        totals, last = [0.0] * len(self._told), [math.nan] * len(self._told)
         micro_steps, count = self._micro_steps, self._batches
-        scale = loss_scale / (micro_steps * count)  # so gradients add up to that of the mean, scaled
+        parts = micro_steps * count
+        scale = loss_scale / parts  # so gradients add up to that of the mean, scaled
         if scale not in self._tangents:
             self._tangents[scale] = tangent_of(self._program, scale)
         for micro_step in range(micro_steps if self.works else 0):
@@ -238,25 +239,28 @@ class Replica:
                 overlapping=self._update.overlapping,
             )
             for of_batch in outputs:
-                told = [float(of_batch[name]) if name in of_batch else math.nan for name in self._told]
-                totals, loss = [*map(add, totals, told)], told[0]
-                counted += float(of_batch[self._count]) if self._count in of_batch else 0.0
+                for at, name in enumerate(self._told):
+                    last[at] = float(of_batch[name]) if name in of_batch else math.nan
+                    totals[at] += last[at]
+                if self._count in of_batch:
+                    counted += float(of_batch[self._count])
             if observer is not None:
-                observer.pass_ends(self.rank, loss)
-        losses = tuple(total / (micro_steps * count) for total in totals) if self.works else ()
-        ends = ENDED if self.shard is not None and self.shard.read_ahead() else 0
+                observer.pass_ends(self.rank, last[0])
+        losses = [] if not self.works else totals if parts == 1 else [total / parts for total in totals]
+        ends = ENDED if self._stream is not None and self._stream.read_ahead() else 0
         if self._detailed is not None and losses:
             self._detailed.span_ends(self.rank, Track.HOST, "forward and backward", began_ns, {})
         earlier: list[Updated] = []
         if self._count is not None:
-            of_passes = (counted / (micro_steps * count), *losses[1:]) if self.works else ()
+            of_passes = [counted / parts, *losses[1:]] if self.works else []
             earlier.append((yield from self._update.run(of_passes, applies=False)))
             counts = earlier[0].losses
             mean_count = sum(counts) / len(counts) or 1.0  # without any, gradients are 0
             self.optimizers.divide_by(mean_count)
-            losses = (*(loss / mean_count for loss in losses[:1]), *losses[1:])
+            losses = [*(loss / mean_count for loss in losses[:1]), *losses[1:]]
         if self._guarded is None:
-            return self._averaged((yield from self._update.run(losses, ask() + ends)).after(earlier))
+            updated = (yield from self._update.run(losses, ask() + ends)).after(earlier)
+            return self._averaged(updated) if self._averages else updated
         # The losses are exchanged before any gradient is reduced.
         exchanged = yield from self._update.run(losses, ask() + ends, applies=False)
         if not all(map(math.isfinite, exchanged.losses)):
@@ -285,7 +289,7 @@ class Replica:
 
     @span(Track.HOST, "data", lambda self, micro_step: {"micro_step": micro_step})
     def _read(self, micro_step: int) -> Sequence[Batch]:
-        return list(islice(self._reader, self._batches))
+        return [next(self._reader)] if self._batches == 1 else list(islice(self._reader, self._batches))
 
     @span(
         Track.COPIES,

@@ -106,7 +106,8 @@ class NodeFlags:
     def numbers(self, slot: int) -> tuple[Sequence[float], int]:
         """The contents of `slot` of all ranks of the node: the losses by local rank, and the largest request."""
         at = _NUMBERS_AT + self._of_slot * slot
-        losses, largest = list[float](), 0.0
+        largest = 0.0
+        losses: list[float] = []
         for floats in self._floats:
             losses += floats[at + 1 : at + self._of_slot]
             if floats[at] > largest:

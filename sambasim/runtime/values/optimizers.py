@@ -31,7 +31,7 @@ from sambasim.errors import OptionError
 from sambasim.ir.dataflow import is_clipped
 from sambasim.ir.program import AVERAGE, EMA_PREFIX, LOSS_SCALE, MASTER, ROUNDING_SEED, STEP, ParameterGroup, Program
 from sambasim.ir.types import pieces
-from sambasim.optimizers import Fused, NumberOfStep, OptimizerEntry, Written
+from sambasim.optimizers import Fused, NumberOfStep, OptimizerEntry
 from sambasim.options.training import EmaOptions, OptimizerOptions
 from sambasim.runtime.values.mean import CHUNK_ELEMENTS, total_norm
 from sambasim.runtime.values.memory import DeviceMemory
@@ -64,7 +64,7 @@ States: TypeAlias = Mapping[str, Tensor]
 Begun: TypeAlias = dict[int, int]
 """By number of an optimizer, the first step that wrote its states: 0 if they were loaded; none while they are zeros."""
 
-SliceUpdate: TypeAlias = Callable[[], None]
+SliceUpdate: TypeAlias = Callable[[], object]
 """Updates one slice of a group's parameters and states in place, by the mean gradient of that slice."""
 
 
@@ -88,17 +88,21 @@ class Scalars:
 
     def __init__(self, entry: OptimizerEntry, hyperparameters: Hyperparameters) -> None:
         self.entry = entry
-        self.hyperparameters, self.step = hyperparameters, 0
+        self.step = 0
+        self.change(hyperparameters)
         self._of_step = self.entry.update.numbers if isinstance(self.entry.update, Fused) else {}
         self.numbers = {name: torch.zeros(()) for name in self._of_step}
-        self.kept: tuple[str, ...] = ()
-        """The states that updates use."""
         self.keywords: dict[str, float | bool] = {}
         self.factor = 1.0
         """By what updates multiply gradients: that of clipping over the count and, with master weights, the scale."""
         self.skips = False
         """Whether gradients have overflowed: updates of master weights, which such programs have, then do nothing."""
         self._last_given: tuple[Hyperparameters, float, bool] | None = None
+
+    def change(self, hyperparameters: Hyperparameters) -> None:
+        self.hyperparameters = hyperparameters
+        self.kept = self.entry.kept_states(hyperparameters)
+        """The states that updates use."""
 
     def begin(self, step: int, rate: float, first: int = 1) -> None:
         """Begin step `step` (from 1); `rate` multiplies the learning rate. `first`: the one that begins the states."""
@@ -109,7 +113,6 @@ class Scalars:
         if before is None or before[0] is not given or before[1:] != (rate, is_first):
             self._last_given = (given, rate, is_first)
             now, update = {**given, "lr": float(given["lr"]) * rate}, self.entry.update
-            self.kept = self.entry.kept_states(given)
             self.keywords.clear()
             self.keywords.update(update.keywords(now, is_first) if isinstance(update, Fused) else now)
         if not isinstance(self.entry.update, Fused):
@@ -137,7 +140,6 @@ def slice_update(
         limit = PIECE_ELEMENTS * torch.get_num_threads()
         even = parameter.numel() // limit * limit
         spans = (*pieces(0, even, limit), *pieces(even, parameter.numel(), PIECE_ELEMENTS))
-    parts = [(parameter[a:b], gradient[a:b], {name: state[a:b] for name, state in states.items()}) for a, b in spans]
 
     def scale(gradient: Tensor) -> None:
         if divisor != 1 and not divides:
@@ -148,29 +150,46 @@ def slice_update(
             bound = scalars.hyperparameters["max_grad_value"]
             gradient.clamp_(-bound, bound)
 
-    written = update if not isinstance(update, Fused) else _fused(update, scalars, divisor if divides else 1)
+    def bound_to(a: int, b: int) -> SliceUpdate:
+        own = {name: state[a:b] for name, state in states.items()}
+        if isinstance(update, Fused):
+            return _fused(update, scalars, parameter[a:b], gradient[a:b], own, divisor if divides else 1)
+        return partial(update, parameter[a:b], gradient[a:b], own, keywords)
+
+    parts = [(gradient[a:b], bound_to(a, b)) for a, b in spans]
+    changes = scales or bounds or (divisor != 1 and not divides)
 
     def update_slice() -> None:
-        for part, of_gradient, of_states in parts:
-            scale(of_gradient)
-            written(part, of_gradient, of_states, keywords)
+        for of_gradient, step in parts:
+            if changes:
+                scale(of_gradient)
+            step()
 
     return update_slice
 
 
-def _fused(update: Fused, scalars: Scalars, divisor: int) -> Written:
+def _fused(
+    update: Fused, scalars: Scalars, parameter: Tensor, gradient: Tensor, states: States, divisor: int
+) -> SliceUpdate:
     if update.is_kernel:
         divided = None if divisor == 1 else torch.tensor(float(divisor))
         function: Callable[..., object] = partial(getattr(torch, update.function), grad_scale=divided)
     else:
         function = getattr(import_module(update.function), update.function.rpartition(".")[2])
+    parameters, gradients, numbers, keywords = [parameter], [gradient], scalars.numbers, scalars.keywords
+    operands: list[list[Tensor]] = []
+    kept: tuple[str, ...] | None = None  # for which they are
 
-    def written(parameter: Tensor, gradient: Tensor, states: States, keywords: Arguments) -> None:
-        lists = {name: [number if update.is_kernel else number.clone()] for name, number in scalars.numbers.items()}
-        lists |= {name: [states[name]] for name in scalars.kept}  # a kernel writes also what it does not read
-        function([parameter], [gradient], *(lists.get(name, []) for name in update.operands), **keywords)
+    def step() -> None:
+        nonlocal operands, kept
+        if kept is not scalars.kept or not update.is_kernel:  # one that is not changes the numbers
+            kept = scalars.kept
+            given = {name: number if update.is_kernel else number.clone() for name, number in numbers.items()}
+            given |= {name: states[name] for name in kept}  # a kernel writes also what it does not read
+            operands = [[given[name]] if name in given else [] for name in update.operands]
+        function(parameters, gradients, *operands, **keywords)
 
-    return written
+    return step
 
 
 PIECE_ELEMENTS = 32_768
@@ -304,7 +323,7 @@ class Optimizers:
         for index, scalars in enumerate(self._scalars):
             if self.begun.get(index, step) == step:  # this step may begin again, with other hyperparameters
                 self.begun.pop(index, None)
-                if scalars.entry.kept_states(scalars.hyperparameters):
+                if scalars.kept:
                     self.begun[index] = step
             scalars.begin(step, rate, self.begun.get(index, 0))
         self.loss_scale = loss_scale
@@ -372,7 +391,7 @@ class Optimizers:
 
     def change(self, index: int, hyperparameters: Hyperparameters) -> None:
         scalars = self._scalars[index]
-        scalars.hyperparameters = {**scalars.hyperparameters, **hyperparameters}
+        scalars.change({**scalars.hyperparameters, **hyperparameters})
 
     def cycle(self, momentum: float) -> None:
         """Set beta1 of each optimizer that has one."""
