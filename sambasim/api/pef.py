@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from sambasim.api.given import batch_of, collated, loss_of, optimizer_of, optimizers_in
 from sambasim.api.ranks import connected, speaks_python
 from sambasim.api.schedules import taken_over
-from sambasim.commands.compile import compile_proved
+from sambasim.commands.compile import compile_lengths
 from sambasim.commands.proof.eager import LiveModel
 from sambasim.compiler.front import inputs_of, refuse_torchscript
 from sambasim.data.batches import each_value
@@ -170,7 +170,7 @@ def compile(
             theirs = () if taken else users  # whose rates of now are those of the first step
             users_loss = None if chosen.inference else function
             live = LiveModel(model, of_pass, users_loss, optimizers=theirs, whole=whole, own=own)
-            done = compile_proved(live, chosen, on_phase)
+            done = compile_lengths(live, chosen, on_phase)
         said = tuple(in_python(notice, compiles=True) for notice in (*notices, *notes, *done.notices))
         if said and not quiet:
             say("\n".join(f"notice: {notice}" for notice in said), sys.stderr)

@@ -5,7 +5,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 from torch import nn
@@ -17,23 +19,26 @@ from sambasim.commands.outputs import check_output_file
 from sambasim.commands.proof.eager import LiveModel, check_modes
 from sambasim.commands.proof.prove import Proof, own_memory, prove, too_large
 from sambasim.compiler.capture.state import NotSound, Observer
-from sambasim.compiler.capture.step import TARGET, Example
+from sambasim.compiler.capture.step import Example
 from sambasim.compiler.compile import Stopwatch, assemble, capture_model
 from sambasim.compiler.front import build_model, example_batch
 from sambasim.compiler.own_optimizer import updates_of
 from sambasim.compiler.passes import schedule_of
+from sambasim.data.buckets import Evened, of_length
 from sambasim.data.datasets import Source, open_source
 from sambasim.errors import CaptureError, MachineError, ModelError, OptionError, SambasimError
 from sambasim.files import replacing
 from sambasim.hardware.budget import available_bytes
+from sambasim.ir.program import Program
+from sambasim.ir.types import SymbolKind
 from sambasim.options.base import build
 from sambasim.options.compile import BUILD_FIELDS, CompileOptions
 from sambasim.options.given import as_table
-from sambasim.options.grammar import SYNTHETIC
+from sambasim.options.grammar import SYNTHETIC, TARGET
 from sambasim.options.training import ModelOptions, Sections
 from sambasim.pef import PefDocument, peek, read, seal
 from sambasim.pef.document import Compiled
-from sambasim.pef.files import record_compiled, writing
+from sambasim.pef.files import join, record_compiled, writing
 from sambasim.runtime.run.replica import input_specs
 from sambasim.units import format_bytes
 
@@ -82,8 +87,58 @@ def named_in(
 def compile_named(options: CompileOptions, on_phase: OnPhase = lambda phase: None) -> Compiled:
     """Compile what `options` name, and compare it with its model. Raises as `compile_proved`."""
     model, example, source, notices = named_in(options, on_phase)
-    compiled = compile_proved(LiveModel(model, example), options, on_phase, source)
+    compiled = compile_lengths(LiveModel(model, example), options, on_phase, source)
     return replace(compiled, notices=(*notices, *compiled.notices))
+
+
+def compile_lengths(
+    live: LiveModel, options: CompileOptions, on_phase: OnPhase = lambda phase: None, source: Source | None = None
+) -> Compiled:
+    """As `compile_proved`; with `data.buckets` a graph for each length, the longest first, in one PEF."""
+    lengths, data = sorted(options.data.buckets, reverse=True), options.data
+    if not lengths:
+        return compile_proved(live, options, on_phase, source)
+    done: dict[str, Compiled] = {}
+    with (
+        _hidden(options.pef_path) as hidden,
+        TemporaryDirectory(prefix=f".{options.name}.", dir=options.pef_path.parent) as parts,
+    ):
+        for length in lengths:
+            fitted = Evened(data.padding, length=length, function=source.train.collate) if source else None
+            of_one = source and replace(source, train=source.train.with_collate(fitted))
+            inputs = of_length(live.example.inputs, length, data.padding)
+            whole = None if live.whole is None else of_length(live.whole, length, data.padding)
+            one = replace(live, example=live.example._replace(inputs=inputs), whole=whole)
+            chosen = options.model_copy(update={"output_folder": Path(parts, str(length))})
+            done[str(length)] = compile_proved(one, chosen, partial(_phase_of, on_phase, length), of_one)
+            _check_alike(done[str(lengths[0])].program, done[str(length)].program, length)
+        digest = join(hidden, {name: one.path for name, one in done.items()}).digest
+    first, *_ = done.values()
+    notices = dict.fromkeys(notice for one in done.values() for notice in one.notices)
+    phases_s = {name: sum(one.phases_s.get(name, 0.0) for one in done.values()) for name in first.phases_s}
+    told = (*notices, *record_compiled(digest))
+    return replace(first, path=options.pef_path, digest=digest, notices=told, phases_s=phases_s)
+
+
+def _phase_of(on_phase: OnPhase, length: int, phase: str) -> None:
+    on_phase(f"{phase}, samples of length {length}")
+
+
+def _check_alike(longest: Program, program: Program, length: int) -> None:
+    """Raises CaptureError if two graphs of a model differ in more than the lengths of their values."""
+    own = (SymbolKind.INPUT, SymbolKind.CONSTANT, SymbolKind.OUTPUT)
+
+    def shared(program: Program) -> dict[str, object]:
+        types = {name: symbol.type for name, symbol in program.symbols.items() if symbol.kind not in own}
+        members = {group.name: (group.optimizer, group.members) for group in program.groups}
+        return types | members | {"inputs": program.names_of(SymbolKind.INPUT), "loss": program.loss}
+
+    was, now = shared(longest), shared(program)
+    if wrong := next((name for name in was.keys() | now.keys() if was.get(name) != now.get(name)), None):
+        what = f"for samples of length {length} the model has another {wrong}, so its graphs cannot share weights"
+        raise CaptureError(
+            what, remedy="compute the same for each length, or pad samples to one: leave out data.buckets"
+        )
 
 
 def compile_live(live: LiveModel, options: CompileOptions, on_phase: OnPhase, path: Path | None) -> Compiled:

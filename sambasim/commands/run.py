@@ -36,7 +36,7 @@ def checked_pef(
     check_job(communicator, options.threads, _flags_of(options))
     path, ranks = locate(options.pef, output_folder), communicator.world_size
     header = peek(path)
-    if header.further:
+    if header.further and not header.data_source.get("buckets"):
         what = f"the PEF {header.name} has several graphs, and sambasim run takes one"
         raise OptionError(what, remedy=f"run the app that it was compiled from: sambasim app APP.py run --pef {path}")
     check_equal(communicator, {"PEF": header.digest[:12], **_files_of(options)})
@@ -115,6 +115,8 @@ def _check_features(options: RunOptions, header: PefHeader, in_slices: bool) -> 
         raise OptionError(f"--engine {options.engine} {what}", remedy="run it with --engine plain")
     given = {"--record-digests": options.record_digests is not None, "--debug-numerics": options.debug_numerics}
     flag = next((flag for flag, is_given in given.items() if is_given), None)
+    if flag is not None and header.further:
+        raise OptionError(f"{flag} watches one graph, and the PEF {name} has several", remedy=f"leave out {flag}")
     if flag is not None and replica.size(PIPELINE) > 1:
         what = f"{flag} cannot watch a pipeline yet, and the PEF {name} is one ({replica})"
         remedy = f"leave out {flag}, or compile without --pipeline-stages and use --grad-accumulation-steps"

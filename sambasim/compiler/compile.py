@@ -19,7 +19,7 @@ from sambasim.compiler.capture.asked_values import Asked, RandomBranch
 from sambasim.compiler.capture.explain import explained, raised
 from sambasim.compiler.capture.recording import source_files
 from sambasim.compiler.capture.state import NotSound, Observer, found_sound
-from sambasim.compiler.capture.step import TARGET, EvaluationStep, Example, Loss, Losses, TrainingStep, both_steps
+from sambasim.compiler.capture.step import EvaluationStep, Example, Loss, Losses, TrainingStep, both_steps
 from sambasim.compiler.capture.tensors import (
     STORED,
     as_on_device,
@@ -44,6 +44,7 @@ from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
 from sambasim.options.arguments import arguments_of
 from sambasim.options.compile import BUILD_FIELDS, CompileOptions
+from sambasim.options.grammar import TARGET
 from sambasim.pef import PefDocument, write
 from sambasim.pef.digests import SOURCES, digests_of_model, record
 from sambasim.pef.document import Compiled

@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from sambasim.compiler.capture.arguments import kept_default, left_to_run, parameters_of, skipped
 from sambasim.compiler.capture.recording import forward_line, user_line
-from sambasim.compiler.capture.step import NAMED_LOSSES, TARGET, Example, Loss, by_place, named_losses
+from sambasim.compiler.capture.step import NAMED_LOSSES, Example, Loss, by_place, named_losses
 from sambasim.compiler.capture.tensors import inputs_in
 from sambasim.compiler.capture.trial import with_values
 from sambasim.compiler.compile import Stopwatch, capture_model
@@ -30,7 +30,7 @@ from sambasim.data.user_code import check_arguments, load_object, summary
 from sambasim.errors import DataError, ModelError, OptionError, SambasimError
 from sambasim.ir.program import Program
 from sambasim.options.compile import CompileOptions
-from sambasim.options.grammar import SYNTHETIC, InputSpec
+from sambasim.options.grammar import SYNTHETIC, TARGET, InputSpec
 from sambasim.options.problem import did_you_mean, nearest
 from sambasim.units import counted
 

@@ -5,6 +5,7 @@ import os
 import zipfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from inspect import isgeneratorfunction
 from itertools import count
 from pathlib import Path
@@ -79,8 +80,22 @@ class WatchedDataset(Dataset[object]):
     def part(self, chosen: Sequence[int]) -> "WatchedDataset":
         return WatchedDataset(self.dataset if self.loader is None else self.loader, self.name, chosen, self.collate)
 
+    def with_collate(self, collate: Collate | None) -> "WatchedDataset":
+        return WatchedDataset(self.dataset if self.loader is None else self.loader, self.name, self.chosen, collate)
+
     def __len__(self) -> int:
         return len(self.chosen)
+
+    @cached_property
+    def lengths(self) -> Sequence[int]:
+        """Of all samples, which are read for it: that of the first value that has one."""
+        found: list[int] = []
+        for sample in map(self.__getitem__, range(len(self))):
+            values = (
+                sample.values() if isinstance(sample, Mapping) else sample if isinstance(sample, tuple) else [sample]
+            )
+            found.append(next((len(value) for value in values if isinstance(value, Tensor) and value.ndim), 0))
+        return found
 
     def stream(self, source: Any = None) -> Iterator[object]:
         """The samples of one epoch of a stream, or of `source`, a copy of it."""
@@ -318,6 +333,10 @@ def open_source(
 
     def watched(given: Any, name: str, what: str) -> WatchedDataset:
         function = collate or (own_collate(given) if isinstance(given, DataLoader) else None) or named
+        if options.buckets and function is None:
+            from sambasim.data.buckets import Evened  # which is made of this module
+
+            function = Evened(options.padding, [spec.name for spec in inputs or ()])
         who = f"the length of the {what} set of {name}"
         dataset = guarded(lambda: WatchedDataset(given, name, collate=function), who, DataError)
         if not len(dataset) and not dataset.is_stream:

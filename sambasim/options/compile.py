@@ -134,6 +134,10 @@ class CompileOptions(Sections, ParallelOptions, BuildOptions):
                 (self.recompute != "none", "parallel.recompute",
                  f"{without} backward", "leave out --recompute or --inference", self.recompute),
             )  # fmt: skip
+        several = self.n_chips > 1 or self.pipeline_stages > 1 or self.inference
+        if self.data.buckets and several:
+            what = "are for training on replicas of one chip, without a pipeline"
+            yield Problem("data.buckets", what, "--set 'data.buckets=[]', and pad samples to one length")
         batch_size, passes = self.training.batch_size, self.chips * self.micro_batches
         of_chips = bool(batch_size % self.chips)
         name, parts = ("n_chips", self.chips) if of_chips else ("micro_batches", self.micro_batches)

@@ -84,6 +84,9 @@ LOSS_ARGUMENTS: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 """The losses of `torch.nn.functional` that have a name here, and the arguments that each takes."""
 
+TARGET = "target"
+"""The name of the second operand of a loss that the config names."""
+
 
 def ignored_class(args: Mapping[str, object]) -> int:
     """The class index that a loss with these arguments leaves out: -100 by default, as in torch."""

@@ -203,7 +203,7 @@ def _merge(under: Mapping[str, object], over: Mapping[str, object]) -> dict[str,
     return merged
 
 
-_FIXED = ("optimizer.name", "training.batch_size", "ema.buffers")
+_FIXED = ("optimizer.name", "training.batch_size", "ema.buffers", "data.buckets")
 
 
 def _compiled_in(overrides: Mapping[str, object], was: Mapping[str, object]) -> list[Problem]:

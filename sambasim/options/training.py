@@ -114,11 +114,14 @@ class ModelOptions(Options):
 class DataOptions(DataFields, Options):
     """The `[data]` table. `source` is a data set of sambasim, a `module:function` that is called with `args`, a file,
     or `synthetic`. `collate` names a function that makes a batch of a list of samples. `evaluation_fraction` is held
-    out, the same samples in every run. The rest are options of PyTorch's DataLoader; training drops the last partial
-    batch."""
+    out, the same samples in every run. `buckets` are lengths of samples: a PEF has a graph for each, and batches are
+    padded to the next one, by `padding` of each input. The rest are options of PyTorch's DataLoader; training drops the
+    last partial batch."""
 
     args: JsonTable = Field(default_factory=dict)
     collate: grammar.Target | None = None
+    buckets: list[Count] = Field(default_factory=list)
+    padding: dict[str, float] = Field(default_factory=dict)
     evaluation_fraction: float = Field(default=0.0, ge=0, lt=1)
     inputs: grammar.Inputs | None = None
     samples: Count | None = None
@@ -138,6 +141,8 @@ class DataOptions(DataFields, Options):
         for field in ("inputs", "samples"):
             if getattr(self, field) is not None and not is_synthetic:
                 yield Problem(field, "is for synthetic data only", '--set data.source="synthetic"')
+        if len({*self.buckets}) == 1 or 0 in self.buckets or len({*self.buckets}) < len(self.buckets):
+            yield Problem("buckets", "must be several lengths of samples, each once", "--set 'data.buckets=[64, 128]'")
         unknown = [name for name in self.args if name != "seed"]
         if self.args and self.kind is grammar.SourceKind.FILE:
             yield Problem("args", "are for a data function, and a file takes none", "leave out data.args")

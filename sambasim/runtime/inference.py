@@ -7,6 +7,7 @@ run, the running statistics are those of replica 0. The padding of the last batc
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
+from functools import partial
 from itertools import count as counter
 from itertools import islice, zip_longest
 from pathlib import Path
@@ -18,16 +19,17 @@ from torch import Generator, Tensor
 from torch.utils.data import DataLoader
 
 from sambasim.data import batches
+from sambasim.data.buckets import Shapes
 from sambasim.data.datasets import NOTHING, Given, WatchedDataset, open_source
 from sambasim.data.workers import batches_of, loader_of
-from sambasim.errors import DataError
+from sambasim.errors import DataError, OptionError
 from sambasim.ir.graph import Graph
 from sambasim.ir.mesh import copy_mesh
 from sambasim.ir.program import Program
 from sambasim.ir.ranks import without_loss
 from sambasim.ir.types import SymbolKind
 from sambasim.options.given import as_table
-from sambasim.options.grammar import ignored_class
+from sambasim.options.grammar import TARGET, ignored_class
 from sambasim.options.run import ResolvedRun, RunOptions, resolve_run
 from sambasim.pef import map_weights, read
 from sambasim.pef.digests import changed
@@ -38,6 +40,7 @@ from sambasim.runtime.machine import process
 from sambasim.runtime.machine.communicator import Communicator, single_rank
 from sambasim.runtime.machine.process import Stream, derive, seed_everything, seed_torch
 from sambasim.runtime.metrics import Function, Metrics, Outcome
+from sambasim.runtime.run.graphs import Graphs, TensorOf, as_it_is, bound_graphs, shapes_of
 from sambasim.runtime.run.order import first_order
 from sambasim.runtime.run.replica import Seeded, arguments_in, input_specs
 from sambasim.runtime.run.setup import blamed_on_strangers, check_sources, check_trusted
@@ -46,8 +49,6 @@ from sambasim.runtime.transports.in_process import run_together
 from sambasim.runtime.values.memory import DeviceMemory, place_weights, write_tensors
 from sambasim.runtime.watch.status_file import UNWATCHED, Activity
 from sambasim.units import counted
-
-TARGET = "target"
 
 Part = TypeVar("Part")
 
@@ -73,7 +74,8 @@ class Sums:
 
 class Evaluator:
     """Runs the evaluation graph of one replica, with targets and for inference, on its `ranks` in this process. `own`:
-    the symbols that `use` sets, besides running statistics; `functions`: metrics by name."""
+    the symbols that `use` sets, besides running statistics; `functions`: metrics by name. `graphs`: all of the PEF, and
+    `shapes` their inputs; without them, that of the ranks."""
 
     def __init__(
         self,
@@ -83,21 +85,25 @@ class Evaluator:
         activity: Activity = UNWATCHED,
         own: Collection[SymbolKind] = (),
         functions: Mapping[str, Function] = MappingProxyType({}),
+        shapes: Shapes | None = None,
+        graphs: Graphs | None = None,
     ) -> None:
         asked = resolved.evaluation.metrics if program.loss is not None else None
         self.metrics = Metrics(program, asked or {}, resolved.loss, functions)
         self._program, self._loss, self._options, self._activity = program, resolved.loss, resolved.data, activity
-        self._inputs = input_specs(program)
+        self._shapes = shapes or Shapes([input_specs(program)], {})
         self._has_loss = program.loss is not None
         self._hub = ranks[0].hub
         self._generators: dict[int, Tensor] = {}
         self._loaders: dict[tuple[int, int], DataLoader[object]] = {}  # to keep worker processes
-        self._ranks = [_Rank(rank, own) for rank in ranks]
+        graphs = graphs or (lambda memory: [(memory.program, memory.tensor)])
+        self._ranks = [[_Rank(rank, own, *graph) for graph in graphs(rank.memory)] for rank in ranks]
 
     def use(self, tensors: Sequence[Mapping[str, Tensor]]) -> None:
         """Use these running statistics, of replica 0's ranks, or parameters."""
-        for rank, own in zip(self._ranks, tensors, strict=True):
-            rank.take(own)
+        for graphs, own in zip(self._ranks, tensors, strict=True):
+            for graph in graphs:
+                graph.take(own)
 
     def infer(
         self, dataset: WatchedDataset, rank: int, world_size: int, seed: int
@@ -105,13 +111,13 @@ class Evaluator:
         """For each batch of `rank`, its sums, the outputs of which it is the first axis, without padding, and what its
         metrics are of. Random numbers are a function of `seed` and the number of the batch."""
         size = self._program.batch_size
-        for number, (batch, count) in enumerate(self._batches(dataset, rank, world_size, seed)):
+        for number, (batch, count, graph) in enumerate(self._batches(dataset, rank, world_size, seed)):
             seed_torch(derive(seed, 0, 0, rank + number * world_size, Stream.GRAPH))
             self._generators.clear()
-            outputs = self._run(batch, self._program.evaluation)
+            outputs = self._run(batch, graph)
             kept = [one[:count] for one in outputs[self._program.loss_outputs :] if one.shape[:1] == (size,)]
             found = self.metrics.of_batch(kept[0], batch, count) if kept else {}
-            yield self._sums_of(outputs, batch, count), kept, found
+            yield self._sums_of(outputs, batch, count, graph), kept, found
 
     def over(self, batches: Iterable[tuple[Sums, Outcome]]) -> dict[str, Any]:
         """What records of an evaluation and of an inference say of all samples, whose batches are in order."""
@@ -125,7 +131,10 @@ class Evaluator:
             "metrics": self.metrics.over(outcome for _, outcome in of_batches),
         }
 
-    def _batches(self, dataset: WatchedDataset, rank: int, world_size: int, seed: int) -> Iterator[tuple[Batch, int]]:
+    def _batches(
+        self, dataset: WatchedDataset, rank: int, world_size: int, seed: int
+    ) -> Iterator[tuple[Batch, int, int]]:
+        """Each with the number of its samples and of its graph."""
         size = self._program.batch_size
         read: Iterator[tuple[batches.Batch, int]]
 
@@ -156,10 +165,10 @@ class Evaluator:
             if (found := next(read, None)) is None:
                 return
             batch, count = found
-            yield self._padded(batch, count), count
+            yield self._padded(batch, count)
 
-    def _padded(self, batch: batches.Batch, count: int) -> Batch:
-        size, names = self._program.batch_size, [spec.name for spec in self._inputs]
+    def _padded(self, batch: batches.Batch, count: int) -> tuple[Batch, int, int]:
+        size, names = self._program.batch_size, [spec.name for spec in self._shapes.inputs[0]]
         tensors = batches.bind(batch, names, ignore_rest=not self._has_loss)
         for name, tensor in tensors.items():
             if tensor.shape[:1] != (count,):
@@ -167,37 +176,40 @@ class Evaluator:
                 raise DataError(what, remedy="make a batch of all samples, along its first axis")
             if missing := size - count:
                 tensors[name] = torch.cat([tensor, tensor[:1].expand(missing, *tensor.shape[1:])])
-        return batches.check(tensors, self._inputs, size)
+        graph = self._shapes.first_for(tensors)
+        tensors = self._shapes.padded(tensors, graph)
+        return batches.check(tensors, self._shapes.inputs[graph], size), count, graph
 
-    def _run(self, batch: Batch, graph: Graph, number: int = 0) -> list[Tensor]:
-        """Run the executors `number` of the ranks, of `graph`. Returns the outputs of the first rank that has any."""
-        for rank in self._ranks:
+    def _run(self, batch: Batch, graph: int, number: int = 0) -> list[Tensor]:
+        """Run the executors `number` of `graph` on all ranks. Returns the outputs of the first rank that has any."""
+        ranks = [graphs[graph] for graphs in self._ranks]
+        for rank in ranks:
             rank.take(batch, number)
-        passes = [rank.executors[number].run() for rank in self._ranks]
-        of_ranks = run_together(passes, self._hub, self._generators)
-        return outputs_in_order(graph, next(filter(None, (outputs for (outputs,) in of_ranks)), {}))
+        of_ranks = run_together([rank.executors[number].run() for rank in ranks], self._hub, self._generators)
+        of_first = next(filter(None, (outputs for (outputs,) in of_ranks)), {})
+        return outputs_in_order(ranks[0].graphs[number], of_first)
 
-    def _sums_of(self, outputs: Sequence[Tensor], batch: Mapping[str, Tensor], count: int) -> Sums:
+    def _sums_of(self, outputs: Sequence[Tensor], batch: Mapping[str, Tensor], count: int, graph: int) -> Sums:
         """The sums over the first `count` samples of a batch, from the outputs of the graph."""
         if not self._has_loss:
             return Sums(samples=count)
         is_of_batch = not self._program.per_sample_loss
-        of_batch = self._of_batch(outputs, batch, count) if is_of_batch or self._program.evaluated else Sums()
+        of_batch = self._of_batch(outputs, batch, count, graph) if is_of_batch or self._program.evaluated else Sums()
         if is_of_batch or not outputs:  # another rank of the replica has them
             return of_batch
         counted, correct, classified = self._count(outputs[1:], batch, count)
         losses = float(outputs[0][:count].double().sum())
         return Sums(count, losses, counted, correct, classified, of_batch.told_of, of_batch.logged)
 
-    def _of_batch(self, outputs: Sequence[Tensor], batch: Batch, count: int) -> Sums:
+    def _of_batch(self, outputs: Sequence[Tensor], batch: Batch, count: int, graph: int) -> Sums:
         if count == self._program.batch_size:
             return self._mean_of(outputs, count)
         # Means over a batch with padding: run the real samples one by one, or skip them.
-        total, single = Sums(), self._program.single
+        total = Sums()
         for index in range(count):
             sample = {name: tensor[index : index + 1] for name, tensor in batch.items()}
-            if single is not None:
-                total += self._mean_of(self._run(sample, single, 1), 1)
+            if self._program.single is not None:
+                total += self._mean_of(self._run(sample, graph, 1), 1)
         return total
 
     def _mean_of(self, outputs: Sequence[Tensor], count: int) -> Sums:
@@ -226,27 +238,33 @@ class Evaluator:
 
 
 class _Rank:
-    """One rank of a replica, with inputs, running statistics and `own_kinds` of its own. `executors`: of the evaluation
-    graph, and of that at batch 1, if the program has it."""
+    """`program` on a rank of a replica, with inputs, running statistics and `own_kinds` of its own. `executors`: of its
+    `graphs`, that of evaluation, and that at batch 1, if it has it."""
 
-    def __init__(self, transport: Transport, own_kinds: Collection[SymbolKind]) -> None:
-        program, memory = transport.program, transport.memory
+    def __init__(
+        self, transport: Transport, own_kinds: Collection[SymbolKind], program: Program, tensor_of: TensorOf
+    ) -> None:
         names = program.names_of(SymbolKind.BUFFER, SymbolKind.INPUT, *own_kinds)
-        own = {name: torch.empty_like(memory.tensor(name)) for name in names}
+        own = {name: torch.empty_like(tensor_of(name)) for name in names}
         sample = own | {name: own[name][:1].clone() for name in program.names_of(SymbolKind.INPUT)}
         self._tensors = own, sample
 
         def executor(graph: Graph, tensors: Mapping[str, Tensor]) -> Executor:
-            return Executor(graph, program, lambda name: tensors.get(name, memory.tensor(name)), transport=transport)
+            return Executor(
+                graph, program, lambda name: tensors[name] if name in tensors else tensor_of(name), transport=transport
+            )
 
-        self.executors = [executor(program.evaluation, own)]
-        if program.single is not None:
-            self.executors.append(executor(program.single, sample))
+        self.graphs = [*filter(None, (program.evaluation, program.single))]
+        self.executors = [*map(executor, self.graphs, self._tensors)]
 
     def take(self, tensors: Mapping[str, Tensor], number: int = 0) -> None:
         """Copy a batch for executor `number`, or running statistics."""
         for name, tensor in tensors.items():
             self._tensors[number][name].copy_(tensor)
+
+
+def _one_of(own: Mapping[str, Tensor], tensor_of: TensorOf, name: str) -> Tensor:
+    return own[name] if name in own else tensor_of(name)
 
 
 def infer(
@@ -265,7 +283,7 @@ def infer(
     resolved = resolve_run(options, document.training_defaults, document.data_source)
     check_trusted(path, document, options, communicator)
     program, seed, keeps_outputs = document.program, resolved.training.seed, keeps_outputs or bool(options.predictions)
-    threads = options.threads or process.default_threads(communicator, 1)
+    threads, change = options.threads or process.default_threads(communicator, 1), as_it_is
     with process.repeatable(threads), blamed_on_strangers(document):
         activity.does("opening the data")
         seed_everything(derive(seed, 0, 0, 0, Stream.SOURCE))
@@ -285,11 +303,12 @@ def infer(
             values = dict(batches.values_of(first))
             lacks = not labels <= values.keys() if isinstance(first, Mapping) else len(values) < len(names)
             if lacks:
-                program = outputs_only
+                program, change = outputs_only, without_loss
                 notices.append(f"no loss, because the samples have no {', '.join(sorted(labels))}")
         given, told = given_weights(options, program, communicator, live.weights)
         held, notices = {**map_weights(path, document), **given}, [*notices, *told]
-        evaluator = _evaluator(program, communicator, resolved, activity, held, live.metrics)
+        shapes, graphs = shapes_of(document, resolved, change), partial(bound_graphs, path, document, change=change)
+        evaluator = _evaluator(program, communicator, resolved, activity, held, live.metrics, shapes, graphs)
         inferred = evaluator.infer(dataset, communicator.rank, communicator.world_size, seed)
         own = [
             (sums, outcome, [*map(torch.clone, outputs if keeps_outputs else ())])
@@ -299,7 +318,11 @@ def infer(
         of_batches = [*in_turn(communicator.gather_object(own) or ())]
         measured = communicator.from_first(lambda: evaluator.over((sums, outcome) for sums, outcome, _ in of_batches))
         activity.takes_long("saving the predictions")
-        all_outputs = [torch.cat(parts) for parts in zip(*(outputs for *_, outputs in of_batches), strict=True)]
+        parts_of = [*zip(*(outputs for *_, outputs in of_batches), strict=True)]
+        if any(len({part.shape[1:] for part in parts}) > 1 for parts in parts_of):
+            what = "outputs of samples of several lengths have several shapes, and predictions are one tensor"
+            raise OptionError(what, remedy="let the model return one number of values for each sample")
+        all_outputs = [*map(torch.cat, parts_of)]
         if options.predictions is not None and communicator.rank == 0:
             named = {f"output_{index}": output for index, output in enumerate(all_outputs)}
             write_tensors(options.predictions, named, "the predictions", "--predictions FILE.safetensors")
@@ -323,6 +346,8 @@ def _evaluator(
     activity: Activity,
     weights: Mapping[str, Tensor],
     functions: Mapping[str, Function],
+    shapes: Shapes,
+    graphs: Graphs,
 ) -> Evaluator:
     mesh = copy_mesh(program.mesh)  # this process plays all ranks that hold the model
     process.check_node_memory(world, program.device_bytes * mesh.world_size)
@@ -333,7 +358,7 @@ def _evaluator(
             tensor.fill_(argument.at(None, 0, 1.0))
 
     ranks = open_ranks(program, single_rank(world.host_name), Way.IN_PROCESS, fill, range(mesh.world_size), mesh)
-    evaluator = Evaluator(program, ranks, resolved, activity, functions=functions)
+    evaluator = Evaluator(program, ranks, resolved, activity, (), functions, shapes, graphs)
     buffers = program.names_of(SymbolKind.BUFFER)
     evaluator.use([{name: of.memory.tensor(name) for name in buffers if name in of.program.symbols} for of in ranks])
     return evaluator

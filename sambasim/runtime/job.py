@@ -12,6 +12,7 @@ from pathlib import Path
 from signal import Signals
 from typing import NamedTuple
 
+import numpy as np
 from torch import Tensor
 
 from sambasim.data import loaders
@@ -34,6 +35,7 @@ from sambasim.runtime.outcome import averages_after, notices, summarize, trained
 from sambasim.runtime.record.digests import RunDigests
 from sambasim.runtime.record.numerics import Probes
 from sambasim.runtime.record.trace import RunTrace
+from sambasim.runtime.run.graphs import bound_graphs, shapes_of
 from sambasim.runtime.run.order import first_order
 from sambasim.runtime.run.plan import BEGINNING, Plan, Position, plan
 from sambasim.runtime.run.run_observer import RunObserver, Start
@@ -120,7 +122,8 @@ class TrainingJob:
         team = assemble(setup, sources, self._observer, probes, weights)
         del weights
         lines += lines_of_weights
-        trainer = Trainer(team.replicas, steps, training, team.hub, self._request, setup.resolved.arguments)
+        agree = self._largest if setup.document.further else None
+        trainer = Trainer(team.replicas, steps, training, team.hub, self._request, setup.resolved.arguments, agree)
         if resumption is not None:
             restore(setup, team, resumption.checkpoint)
             team.release_parameters()
@@ -182,10 +185,18 @@ class TrainingJob:
             return None
         ranks = [replica.transport for replica in team.first]
         own = () if setup.resolved.ema is None else (SymbolKind.PARAMETER,)
-        evaluator = Evaluator(program, ranks, setup.resolved, self._activity, own, self._given.metrics)
+        told = self._activity, own, self._given.metrics
+        graphs = partial(bound_graphs, setup.path, setup.document)
+        evaluator = Evaluator(program, ranks, setup.resolved, *told, shapes_of(setup.document, setup.resolved), graphs)
         accuracy = ["accuracy"] if has_accuracy(setup.resolved.loss) else []
         evaluator.metrics.check_has(asked.watched or "loss", ["loss", *accuracy, *program.evaluated])
         return evaluator
+
+    def _largest(self, number: int) -> int:
+        """Collective. The largest `number` of all ranks."""
+        own, everybody = np.array([number]), np.empty(self._communicator.world_size, np.int64)
+        self._communicator.all_gather(own.view(np.uint8), everybody.view(np.uint8))
+        return int(everybody.max())
 
     def _stop(self, why: str) -> None:
         """On all ranks alike, after an event: the run takes no further step."""

@@ -115,10 +115,12 @@ class _Function(NamedTuple):
         return outputs.clone(), targets
 
     def over(self, batches: Sequence[tuple[Tensor, Targets]]) -> Mapping[Any, object]:
-        outputs = torch.cat([part for part, _ in batches])
-        targets = {name: torch.cat([parts[name] for _, parts in batches]) for name in batches[0][1]}
-        given = outputs, targets if len(targets) > 1 else next(iter(targets.values()))
-        value = guarded(partial(self.call, *given), f"the metric {self.name}", OptionError)
+        def called() -> object:
+            outputs = torch.cat([part for part, _ in batches])
+            targets = {name: torch.cat([parts[name] for _, parts in batches]) for name in batches[0][1]}
+            return self.call(outputs, targets if len(targets) > 1 else next(iter(targets.values())))
+
+        value = guarded(called, f"the metric {self.name}", OptionError)
         return value if isinstance(value, Mapping) else {self.name.rpartition(":")[2]: value}
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from sambasim.data.buckets import Shapes
 from sambasim.data.datasets import WatchedDataset
 from sambasim.ir.program import Member, ParameterGroup
 from sambasim.ir.types import ALIGNMENT_ELEMENTS, NORM_BLOCK_ELEMENTS, Slice, align, cut_at
@@ -70,7 +71,7 @@ def _shard(rank: int, world_size: int, batch_size: int = 4, workers: int = 0, ac
         batch_size=batch_size,
         accumulation_steps=accumulation,
         options=DataOptions(source="synthetic", workers=workers),
-        inputs=[parse_input("number", "int64[]"), parse_input("drawn", "float32[]")],
+        shapes=Shapes([[parse_input("number", "int64[]"), parse_input("drawn", "float32[]")]], {}),
         seed=3,
     )
 

@@ -153,8 +153,6 @@ def _as_batch(shape: tuple[int, ...]) -> str:
 
 Losses = Callable[[Sequence[Tensor]], tuple[int, ...]]  # which of a model's outputs are losses
 
-TARGET = "target"  # the name of the loss's second operand, where the config names the loss
-
 
 @dataclass(frozen=True, slots=True)
 class Fixed:

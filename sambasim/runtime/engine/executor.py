@@ -95,10 +95,11 @@ class Executor:
         *,
         transport: Transport | None = None,
         observer: StepObserver | None = None,
+        waited_s: dict[str, float] | None = None,
     ) -> None:
         self.graph, self.tensor_of = graph, tensor_of
         self.sections, self.update_sections = pass_and_update(graph)
-        self.waited_s: dict[str, float] = defaultdict(float)
+        self.waited_s: dict[str, float] = defaultdict(float) if waited_s is None else waited_s
         """The seconds of communication in passes, by mesh axis, since the last update."""
         self.observer: StepObserver | None = None
         self._rank = 0 if transport is None else transport.rank

@@ -24,6 +24,7 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from sambasim.data.buckets import Shapes
 from sambasim.data.datasets import Source, open_source
 from sambasim.errors import DataError, MachineError, SambasimError
 from sambasim.hardware.budget import available_bytes
@@ -165,7 +166,7 @@ def _batches(
         fewer = f"fewer than {counted(ranks, 'replica')} × {counted(size, 'sample')}"
         raise DataError(f"{what}, {fewer}", remedy="a smaller --global-batch")
     cut = {"rank": communicator.rank, "world_size": ranks, "batch_size": size, "accumulation_steps": 1}
-    shard = Shard(source.train, **cut, options=options, inputs=input_specs(program), seed=0)
+    shard = Shard(source.train, **cut, options=options, shapes=Shapes([input_specs(program)], {}), seed=0)
 
     def batch(number: int) -> Mapping[str, Tensor]:
         if number % of_epoch == 0:

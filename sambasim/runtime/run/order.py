@@ -18,13 +18,25 @@ from sambasim.data.user_code import guarded, set_epoch
 from sambasim.errors import DataError
 from sambasim.runtime.machine.process import Stream, derive, seed_everything
 
+_BATCHES_BY_LENGTH = 50
+"""As `group_by_length` of transformers' Trainer: of so many batches at a time, longer samples come first."""
+
 
 class Order:
-    """The positions of `dataset` in each epoch. A sampler of the user is copied: a run leaves it as it was, and each
-    replica of an emulation draws alike. A batch sampler must give batches of `batch_size`, but for 0."""
+    """The positions of `dataset` in each epoch, `by_length` if batches are to have samples of similar lengths. A
+    sampler of the user is copied: a run leaves it as it was, and each replica of an emulation draws alike. A batch
+    sampler must give batches of `batch_size`, but for 0."""
 
-    def __init__(self, dataset: WatchedDataset, seed: int = 0, batch_size: int = 0, *, shuffle: bool = False) -> None:
-        self._dataset, self._seed, self._size = dataset, seed, batch_size
+    def __init__(
+        self,
+        dataset: WatchedDataset,
+        seed: int = 0,
+        batch_size: int = 0,
+        *,
+        shuffle: bool = False,
+        by_length: bool = False,
+    ) -> None:
+        self._dataset, self._seed, self._size, self._by_length = dataset, seed, batch_size, by_length
         loader, self._of_batches, self._drawn, self._order = dataset.loader, False, 0, list[int]()
         if loader is None or not dataset.is_sampled:
             is_random = shuffle if loader is None else loaders.shuffles(loader)
@@ -51,7 +63,12 @@ class Order:
         set_epoch(self._dataset.dataset, epoch)
         if not self._dataset.is_sampled:
             set_epoch(self._sampler, epoch)
-            return list(self._sampler)
+            order = list(self._sampler)
+            if not self._by_length:
+                return order
+            size, lengths = _BATCHES_BY_LENGTH * self._size, self._dataset.lengths
+            pieces = (order[at : at + size] for at in range(0, len(order), size))
+            return [at for piece in pieces for at in sorted(piece, key=lengths.__getitem__, reverse=True)]
         while self._drawn <= epoch:  # a generator of the user's goes on from epoch to epoch
             seed_everything(derive(self._seed, 0, self._drawn, 0, Stream.ORDER))
             for one in (self._sampler, getattr(self._sampler, "sampler", None)):

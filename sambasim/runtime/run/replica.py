@@ -6,7 +6,9 @@ replicas.
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -17,6 +19,7 @@ from torch import Generator, Tensor
 from torch.utils.data import Dataset
 
 from sambasim.data import batches
+from sambasim.data.buckets import Shapes
 from sambasim.data.datasets import Samples, WatchedDataset, tensor_batches
 from sambasim.data.workers import batches_of, loader_of
 from sambasim.errors import DataError, InternalError, PefError
@@ -55,12 +58,15 @@ class Shard:
     batch_size: int
     accumulation_steps: int
     options: DataOptions
-    inputs: Sequence[InputSpec]
+    shapes: Shapes
     seed: int
 
     def __post_init__(self) -> None:
-        self._names = tuple(spec.name for spec in self.inputs)
-        self._order = Order(self.dataset, self.seed, self.batch_size, shuffle=self.options.shuffle)
+        self._names, self._several = tuple(spec.name for spec in self.shapes.inputs[0]), len(self.shapes.inputs) > 1
+        self.graph = 0
+        """The number of the graph that the next batches are for."""
+        by_length = self._several and self.options.shuffle
+        self._order = Order(self.dataset, self.seed, self.batch_size, shuffle=self.options.shuffle, by_length=by_length)
         self._own: Sequence[int] = ()  # positions of the samples in this replica's batches of this epoch
         self._next_step = 0  # of the first batch of this epoch
         # The loader seeds its workers from a generator; without one of its own it would draw from the global one.
@@ -70,7 +76,7 @@ class Shard:
             if self.dataset.is_stream
             else None
         )
-        self._ahead: list[Any] = []  # of a stream, the batches of the next step
+        self._ahead: list[Any] = []  # the batches of the next step, where they are read before it
         self.state: State = {}  # of the stream, after the last batch
         read, sampler = (Seeded(self.dataset), self) if self._dealt is None else (self._dealt, None)
         self._loader = loader_of(read, sampler, self.options, self._generator, self.dataset)
@@ -81,7 +87,7 @@ class Shard:
             what = f"{self.dataset.name} has a set_epoch, which workers that are kept would not see"
             raise DataError(what, remedy="--set data.persistent_workers=false, or that of the DataLoader")
         # A TensorDataset is cut without the loader; None if it is none.
-        self._tensors = None if self._loader.num_workers else tensor_batches(self.dataset)
+        self._tensors = None if self._loader.num_workers or self._several else tensor_batches(self.dataset)
         self._iterator: Iterator[batches.Batch] = iter(())
         self._all_fit = False  # a batch of _tensors fits the inputs, so the others do too
         self._batches = 0  # read in this epoch
@@ -121,22 +127,35 @@ class Shard:
         is_failure = bool(self._ahead) and isinstance(self._ahead[-1][0], DataError)
         return len(self._ahead) < self.accumulation_steps and not is_failure
 
+    def graph_of_step(self) -> int:
+        """The number of the first graph that takes all batches of the next step."""
+        if self._dealt is None:
+            self._ahead = list(islice(self._iterator, self.accumulation_steps))
+        found = 0
+        for read in self._ahead:
+            with suppress(DataError):  # `next_batch` raises it
+                bound = batches.bind(read if self._dealt is None else read[0], self._names)
+                found = max(found, self.shapes.first_for(bound))
+        return found
+
     def next_batch(self) -> Mapping[str, Tensor]:
         """The next batch of this epoch. Raises DataError if the data does not fit the graph or cannot be read."""
         self._batches += 1
         if self._dealt is not None:
             batch, self.state = self._ahead.pop(0)
         else:
-            batch = next(self._iterator)
+            batch = self._ahead.pop(0) if self._several else next(self._iterator)
         if self._tensors is not None and self._all_fit:
             return dict(zip(self._names, cast("list[Tensor]", batch), strict=True))
         tensors = batches.bind(batch, self._names)
         if self.dropped is None:
             named = dict(batches.values_of(batch)) if isinstance(batch, Mapping) else {}
             self.dropped = ", ".join(name for name in named if name not in tensors)
-        checked = batches.check(tensors, self.inputs, self.batch_size)
+        if self._several:
+            tensors = self.shapes.padded(tensors, self.graph)
+        checked = batches.check(tensors, self.shapes.inputs[self.graph], self.batch_size)
         # All batches of plain tensors have the same types: if one passes unchanged, all do.
-        self._all_fit = all(checked[name] is tensors[name] for name in self._names)
+        self._all_fit = not self._several and all(checked[name] is tensors[name] for name in self._names)
         return checked
 
     def samples_of_last_batch(self) -> Sequence[int]:
@@ -161,7 +180,8 @@ class Seeded(Dataset[object]):
 
 class Replica:
     """The rank of `transport`, a replica or part of one. `shard`: None for a parameter server without a replica.
-    `overlaps`: communication may overlap with the backward. `skips_nonfinite`: skip a step if a loss is not finite."""
+    `overlaps`: communication may overlap with the backward. `skips_nonfinite`: skip a step if a loss is not finite.
+    `graphs`: all of the PEF, with the tensors of each by symbol, of which the last is that of `transport`."""
 
     def __init__(
         self,
@@ -174,6 +194,7 @@ class Replica:
         overlaps: bool = True,
         skips_nonfinite: bool = False,
         observer: StepObserver | None = None,
+        graphs: Sequence[tuple[Program, Callable[[str], Tensor]]] = (),
     ) -> None:
         program, memory = transport.program, transport.memory
         if program.loss is None:
@@ -194,11 +215,18 @@ class Replica:
         self.loss_dtype = program.symbols[self._loss].type.dtype
         self._batches = program.micro_batches  # of a pass
         is_placed = program.schedule is None  # otherwise each micro-batch brings its inputs
-        self._inputs = {spec.name: memory.tensor(spec.name) for spec in input_specs(program)} if is_placed else None
+        graphs = graphs or [(program, memory.tensor)]
+        names = program.names_of(SymbolKind.INPUT)
+        self._inputs = [{name: tensor_of(name) for name in names} if is_placed else None for _, tensor_of in graphs]
         wanted = tuple(filter(None, (*self._told, program.count)))
-        self.executor = Executor(
-            program.step, program, memory.tensor, engine, wanted, transport=transport, observer=observer
-        )
+        waited_s: dict[str, float] = defaultdict(float)
+        self._executors = [
+            Executor(of.step, of, tensor_of, engine, wanted, transport=transport, observer=observer, waited_s=waited_s)
+            for of, tensor_of in graphs
+        ]
+        self.executor = self._executors[-1]
+        """Of the graph of this step, if a step has begun."""
+        self._graph = len(graphs) - 1
         self._update = Update(self.executor, transport, optimizers, overlaps=overlaps and not skips_nonfinite)
         self._draws = self.executor.draws_random_numbers
         changed = [memory.tensor(symbol.name) for symbol in changed_buffers(program)]
@@ -208,10 +236,18 @@ class Replica:
         self._tangents: dict[float, Tensor | None] = {}
 
     def observe(self, observer: StepObserver | None) -> None:
-        self.observer = self.executor.observer = observer
+        self.observer = observer
+        for executor in self._executors:
+            executor.observer = observer
         self._detailed = observer if observer is not None and observer.detailed else None
         report_spans(self, observer, self.rank)
         self._update.observe(observer)
+
+    def use_graph(self, number: int) -> None:
+        """In the next steps."""
+        self._graph, self.executor = number, self._executors[number]
+        if self.shard is not None:
+            self.shard.graph = number
 
     def step(self, step: int, update: int, rate: float, loss_scale: float, ask: Callable[[], int]) -> Steps[Updated]:
         """Run step `step` (from 0) with optimizer step `update` (from 1, without skipped ones); `rate` multiplies
@@ -280,8 +316,8 @@ class Replica:
         if self.observer is not None:
             self.observer.batch_begins(self.rank, micro_step)
         read = self._read(micro_step)
-        if self._inputs is not None:
-            self._place(self._inputs, read[0])
+        if (inputs := self._inputs[self._graph]) is not None:
+            self._place(inputs, read[0])
             read = IN_MEMORY
         if self.observer is not None:
             self.observer.pass_begins(self.rank, micro_step)

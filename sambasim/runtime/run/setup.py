@@ -25,6 +25,7 @@ from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.machine.kernels import cpu_kind, find_cpp_compiler
 from sambasim.runtime.machine.launcher import cores_of_this_process, ranks_of_process
 from sambasim.runtime.machine.process import Stream, check_device, default_threads, derive, repeatable, seed_everything
+from sambasim.runtime.run.graphs import as_it_is, bound_graphs, shapes_of
 from sambasim.runtime.run.replica import Replica, Shard, input_specs
 from sambasim.runtime.run.run_observer import RunObserver
 from sambasim.runtime.transports.connect import Transport, Way, open_ranks
@@ -317,15 +318,16 @@ def assemble(
     instructions."""
     program, communicator, options, way = setup.program, setup.communicator, setup.options, _way(setup)
     mesh = setup.mesh if copy_mesh(program.mesh).world_size > 1 else None
-    if way in (Way.HOST, Way.IN_PROCESS) and setup.shards > 1:
-        program = in_slices(program)
+    in_parts = way in (Way.HOST, Way.IN_PROCESS) and setup.shards > 1
+    change = in_slices if in_parts else as_it_is
+    program = change(program)
     fill = _with_weights(setup, weights, sliced=way is Way.HOST and program.zero == 3)
     transports = open_ranks(program, communicator, way, fill, setup.ranks, mesh, setup.roles)
     engine = choose_engine(options.engine, communicator, report.preparing)
     # One rank per node compiles; the others then load its result from the cache folder.
     if engine.inductor and communicator.local_rank > 0:
         communicator.node_barrier()
-    training, inputs, replicas = setup.resolved.training, input_specs(setup.program), []
+    training, replicas = setup.resolved.training, list[Replica]()
     for transport, source in zip(transports, sources, strict=True):
         shard = Shard(
             source.train,
@@ -334,7 +336,7 @@ def assemble(
             batch_size=setup.program.batch_size,
             accumulation_steps=training.accumulation_steps * setup.program.micro_batches,
             options=setup.resolved.data,
-            inputs=inputs,
+            shapes=shapes_of(setup.document, setup.resolved),
             seed=setup.seed,
         )
         replica = Replica(
@@ -346,6 +348,7 @@ def assemble(
             overlaps=not options.debug_numerics,
             skips_nonfinite=options.on_nonfinite == "skip",
             observer=probe,
+            graphs=[*bound_graphs(setup.path, setup.document, transport.memory, change)],
         )
         replicas.append(replica)
     if engine.inductor:

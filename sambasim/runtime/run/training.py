@@ -192,7 +192,8 @@ class Totals:
 
 class Trainer:
     """Trains the replicas of this process: one, all of an emulation, or none on a parameter server. `hub` connects
-    them; `request`: what this rank asks of the run."""
+    them; `request`: what this rank asks of the run; `agree`: the largest of what all ranks give, for a PEF of several
+    graphs."""
 
     def __init__(
         self,
@@ -202,11 +203,12 @@ class Trainer:
         hub: Hub | None = None,
         request: Callable[[], int] = lambda: 0,
         arguments: Mapping[str, ArgumentOptions] | None = None,
+        agree: Callable[[int], int] | None = None,
     ) -> None:
         self._replicas, self._hub, self._plan, self._training = replicas, hub, plan, training
         self._samples, self._counts_updates = plan.samples_per_step, training.schedule.counts_updates
         self._optimizers, self._loss_dtype = replicas[0].optimizers, replicas[0].loss_dtype
-        self._request = request
+        self._request, self._agree = request, agree
         self._arguments = [pair for replica in replicas for pair in arguments_in(replica.memory, arguments or {})]
         self._observer: StepObserver | None = None
         self.totals = Totals(Progress(), steps=plan.start.step)
@@ -251,6 +253,10 @@ class Trainer:
                 replica.optimizers.cycle(momentum)
         if self._arguments:
             self.set_arguments(epoch)
+        if self._agree is not None:
+            number = self._agree(max(one.shard.graph_of_step() for one in self._replicas if one.shard is not None))
+            for replica in self._replicas:
+                replica.use_graph(number)
         scale = progress.loss_scale
         used = 1.0 if scale is None else scale.value
         steps = [replica.step(number, updates + 1, rate, used, self._request) for replica in self._replicas]

@@ -109,7 +109,8 @@ class NodeFlags:
         largest = 0.0
         losses: list[float] = []
         for floats in self._floats:
-            losses += floats[at + 1 : at + self._of_slot]
+            for place in range(at + 1, at + self._of_slot):
+                losses.append(floats[place])
             if floats[at] > largest:
                 largest = floats[at]
         return losses, int(largest)

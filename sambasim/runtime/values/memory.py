@@ -215,6 +215,19 @@ class DeviceMemory:
         """Have these tensors, by symbol, in place of its own."""
         self._views |= tensors
 
+    def of_graph(self, program: Program, weights: Tensors) -> Callable[[str], Tensor]:
+        """The tensors of a further graph of the PEF, by symbol: this memory, and its own inputs and constants, which
+        `weights` have."""
+        if program is self.program:
+            return self.tensor
+        own: dict[str, Tensor] = {}
+        for name in program.names_of(SymbolKind.INPUT, SymbolKind.CONSTANT):
+            type_ = program.symbols[name].type
+            own[name] = torch.zeros(type_.shape, dtype=getattr(torch, type_.dtype))
+            if name in weights:
+                own[name].copy_(weights[name])
+        return lambda name: own[name] if name in own else self.tensor(name)
+
     def region(self, group: ParameterGroup, region: str) -> Tensor:
         """A flat tensor of `group`, in place. `region`: "parameter", "gradient" or a state of its optimizer."""
         place = self._shared if region == "parameter" else self._bytes
