@@ -16,8 +16,9 @@ from sambasim.api.schedules import Taken, taken_over
 from sambasim.commands.torch_optimizers import is_of_a_library, options_of_group, refuse_changed_step
 from sambasim.compiler.capture.step import NAMED_LOSSES, Loss, first_tensor
 from sambasim.compiler.capture.tensors import Held, held_by
+from sambasim.data.arrays import ArraysDataset
 from sambasim.data.batches import Batch, collate, each_value, is_text, values_of
-from sambasim.data.datasets import ArraysDataset, Collate, collate_of
+from sambasim.data.datasets import Collate, collate_of
 from sambasim.errors import DataError, ModelError, OptionError
 from sambasim.optimizers import FORM_OF_OWN, OPTIMIZERS
 from sambasim.options.grammar import LOSS_ARGUMENTS

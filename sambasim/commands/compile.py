@@ -24,7 +24,7 @@ from sambasim.compiler.compile import Stopwatch, assemble, capture_model
 from sambasim.compiler.front import build_model, example_batch
 from sambasim.compiler.own_optimizer import updates_of
 from sambasim.compiler.passes import schedule_of
-from sambasim.data.buckets import Evened, of_length
+from sambasim.data.buckets import Fitted, of_length
 from sambasim.data.datasets import Source, open_source
 from sambasim.errors import CaptureError, MachineError, ModelError, OptionError, SambasimError
 from sambasim.files import replacing
@@ -104,7 +104,7 @@ def compile_lengths(
         TemporaryDirectory(prefix=f".{options.name}.", dir=options.pef_path.parent) as parts,
     ):
         for length in lengths:
-            fitted = Evened(data.padding, length=length, function=source.train.collate) if source else None
+            fitted = Fitted(source.train.collate, length, data.padding) if source else None
             of_one = source and replace(source, train=source.train.with_collate(fitted))
             inputs = of_length(live.example.inputs, length, data.padding)
             whole = None if live.whole is None else of_length(live.whole, length, data.padding)
@@ -114,10 +114,12 @@ def compile_lengths(
             _check_alike(done[str(lengths[0])].program, done[str(length)].program, length)
         digest = join(hidden, {name: one.path for name, one in done.items()}).digest
     first, *_ = done.values()
-    notices = dict.fromkeys(notice for one in done.values() for notice in one.notices)
     phases_s = {name: sum(one.phases_s.get(name, 0.0) for one in done.values()) for name in first.phases_s}
-    told = (*notices, *record_compiled(digest))
-    return replace(first, path=options.pef_path, digest=digest, notices=told, phases_s=phases_s)
+    told = f"a graph for each length of samples, {', '.join(reversed(done))}, captured one after another"
+    each = dict.fromkeys(notice for one in done.values() for notice in one.notices)
+    return replace(
+        first, path=options.pef_path, digest=digest, notices=(told, *each, *record_compiled(digest)), phases_s=phases_s
+    )
 
 
 def _phase_of(on_phase: OnPhase, length: int, phase: str) -> None:
@@ -125,20 +127,17 @@ def _phase_of(on_phase: OnPhase, length: int, phase: str) -> None:
 
 
 def _check_alike(longest: Program, program: Program, length: int) -> None:
-    """Raises CaptureError if two graphs of a model differ in more than the lengths of their values."""
+    """Raises CaptureError if two graphs of a model have other parameters, buffers or inputs."""
     own = (SymbolKind.INPUT, SymbolKind.CONSTANT, SymbolKind.OUTPUT)
 
-    def shared(program: Program) -> dict[str, object]:
+    def shared(program: Program) -> list[object]:
         types = {name: symbol.type for name, symbol in program.symbols.items() if symbol.kind not in own}
-        members = {group.name: (group.optimizer, group.members) for group in program.groups}
-        return types | members | {"inputs": program.names_of(SymbolKind.INPUT), "loss": program.loss}
+        members = [(group.optimizer, group.members) for group in program.groups]
+        return [types, members, program.names_of(SymbolKind.INPUT), program.loss]
 
-    was, now = shared(longest), shared(program)
-    if wrong := next((name for name in was.keys() | now.keys() if was.get(name) != now.get(name)), None):
-        what = f"for samples of length {length} the model has another {wrong}, so its graphs cannot share weights"
-        raise CaptureError(
-            what, remedy="compute the same for each length, or pad samples to one: leave out data.buckets"
-        )
+    if shared(longest) != shared(program):
+        what = f"for samples of length {length} the model uses other parameters, buffers or inputs than for longer ones"
+        raise CaptureError(what, remedy="use the same for each length, or leave out data.buckets")
 
 
 def compile_live(live: LiveModel, options: CompileOptions, on_phase: OnPhase, path: Path | None) -> Compiled:
@@ -255,7 +254,7 @@ def verify_against(path: Path, target: str, steps: int | None = None, on_phase: 
     options = _options_of(document, target)
     specs = tuple(input_specs(document.program))
     if document.further:
-        remedy = "compile it again by its app, which compares each: python APP.py compile"
+        remedy = "compile it again, which compares each"
         raise OptionError(f"{path.name} has several graphs: {', '.join(document.graphs)}", remedy=remedy)
     if "step_sha256" in document.metadata:  # which only apps write
         remedy = "compile it again by its app, which compares it: python APP.py compile"

@@ -7,9 +7,10 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import default_collate
 
-from sambasim.data.datasets import Collate, Samples, WatchedDataset
+from sambasim.data.datasets import Collate, Padding, Samples, WatchedDataset
 from sambasim.data.user_code import summary, user_line
 from sambasim.errors import DataError
 from sambasim.options.grammar import InputSpec
@@ -32,20 +33,22 @@ def batch_of(dataset: WatchedDataset, indices: Sequence[int]) -> Batch:
     return collate(dataset.__getitems__(indices) if of_stream is None else list(of_stream), dataset.collate)
 
 
-def collate(samples: Sequence[object], function: Collate | None = None) -> Batch:
+def collate(samples: Sequence[object], function: Collate | Padding | None = None) -> Batch:
     """One batch of samples, by `function` or torch's default_collate; then Python floats become float32. Returns a
     DataError, which `bind` raises, if samples do not fit together without widening a dtype; of samples that are dicts
     it has one in place of each column that does not."""
     if failure := next((sample for sample in samples if isinstance(sample, DataError)), None):
         return failure
-    if function is not None:
+    if isinstance(function, Padding):
+        samples = _evened(samples, function)
+    elif function is not None:
         try:
             made = function(list(samples))
         except (Exception, SystemExit) as raised:  # SystemExit would end the run with exit code 0
             what = f"the collate function {getattr(function, '__name__', function)} raised {summary(raised)}"
             remedy = "correct that line; --set data.collate= removes the one that a PEF names"
             return DataError(what, where=user_line(raised), remedy=remedy)
-        return made if isinstance(made, Tensor | Mapping | tuple | list) else [made]
+        return made if isinstance(made, Tensor | Mapping | tuple | list | DataError) else [made]
     try:
         joined = default_collate(list(samples))
     except Exception as raised:
@@ -60,6 +63,21 @@ def collate(samples: Sequence[object], function: Collate | None = None) -> Batch
         if isinstance(value, Tensor) and value.is_floating_point() and of_integers:  # it was widened
             return _disagreement(samples) or batch
     return batch
+
+
+def _evened(samples: Sequence[Any], padding: Padding) -> Sequence[object]:
+    columns = [dict(values_of(sample)) for sample in samples]
+    if any(column.keys() != columns[0].keys() for column in columns):
+        return samples  # torch's function says what differs
+    for at, name in enumerate(columns[0]):
+        values = [column[name] for column in columns]
+        tensors = [value for value in values if isinstance(value, Tensor) and value.ndim]
+        if len(tensors) == len(values) and len({len(tensor) for tensor in tensors}) > 1:
+            given = name if isinstance(samples[0], Mapping) or at >= len(padding.names) else padding.names[at]
+            padded = pad_sequence(tensors, batch_first=True, padding_value=padding.values.get(given, 0))
+            for column, tensor in zip(columns, padded, strict=True):
+                column[name] = tensor
+    return columns if isinstance(samples[0], Mapping) else [tuple(column.values()) for column in columns]
 
 
 def _column(samples: Sequence[object], name: object) -> object:

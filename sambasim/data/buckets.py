@@ -5,15 +5,14 @@ A length is that of the first axis of a sample, and so of the second axis of a b
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 from torch.nn import functional as F
-from torch.nn.utils.rnn import pad_sequence
 
-from sambasim.data.batches import Batch, collate, each_value, values_of
-from sambasim.data.datasets import Collate
+from sambasim.data.batches import collate, each_value
+from sambasim.data.datasets import Collate, Padding
 from sambasim.errors import DataError
 from sambasim.options.grammar import InputSpec
 
@@ -41,38 +40,16 @@ def of_length(batch: Any, length: int, padding: Mapping[str, float]) -> Any:
 
 
 @dataclass(frozen=True)
-class Evened:
-    """A collate function: samples of several lengths are padded to the longest of their batch. `names`: of inputs, for
-    samples without names. `length`: makes all batches as long. `function`: the user's, in place of torch's."""
+class Fitted:
+    """A collate function: as `function`, with samples of `length`."""
 
-    padding: Mapping[str, float] = field(default_factory=dict)
-    names: Sequence[str] = ()
-    length: int | None = None
-    function: Collate | None = None
+    function: Collate | Padding | None
+    length: int
+    padding: Mapping[str, float]
 
-    def __call__(self, samples: list[Any]) -> Batch:
-        batch = collate(samples if self.function else self._evened(samples), self.function)
-        if self.length is None or isinstance(batch, DataError):
-            return batch
-        made: Batch = of_length(batch, self.length, self.padding)
-        return made
-
-    def _evened(self, samples: list[Any]) -> list[Any]:
-        columns = [list(values_of(sample)) for sample in samples]
-        named = [name for name, _ in columns[0]]
-        rows: list[list[Any]] = [[] for _ in samples]
-        for at, name in enumerate(named):
-            values = [column[at][1] if at < len(column) else None for column in columns]
-            tensors = [value for value in values if isinstance(value, Tensor) and value.ndim]
-            if len(tensors) == len(values) and len({len(tensor) for tensor in tensors}) > 1:
-                given = name if isinstance(samples[0], Mapping) or at >= len(self.names) else self.names[at]
-                values = [*pad_sequence(tensors, batch_first=True, padding_value=self.padding.get(given, 0))]
-            for row, value in zip(rows, values, strict=True):
-                row.append(value)
-        is_alike = all([name for name, _ in column] == named for column in columns)
-        if not is_alike:  # torch's collate says what differs
-            return samples
-        return [dict(zip(named, row, strict=True)) if isinstance(samples[0], Mapping) else tuple(row) for row in rows]
+    def __call__(self, samples: list[Any]) -> Any:
+        batch = collate(samples, self.function)
+        return batch if isinstance(batch, DataError) else of_length(batch, self.length, self.padding)
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,6 @@
 """From data options to datasets, one for training and optionally one for evaluation: the user's, with errors attributed
-to a sample; plain tensors, read in batches; `.npz` and `.safetensors` files; and random samples."""
+to a sample; plain tensors, read in batches; and random samples."""
 
-import os
-import zipfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,10 +11,10 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import torch
-from safetensors import safe_open
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
+from sambasim.data.arrays import open_file
 from sambasim.data.identity import identity_of
 from sambasim.data.loaders import Loader, check_loader, own_collate, shuffles
 from sambasim.data.user_code import call_object, guarded, load_function, summary, user_line
@@ -24,7 +22,6 @@ from sambasim.errors import DataError
 from sambasim.options.evaluation import EvaluationOptions
 from sambasim.options.grammar import BUILTIN_SOURCES, FLOAT_DTYPES, InputSpec, SourceKind
 from sambasim.options.training import DataOptions
-from sambasim.units import format_bytes
 
 DEFAULT_SAMPLES = 1024
 _AHEAD_BYTES = 256 * 1024
@@ -49,6 +46,15 @@ class Samples(list[object]):
         self.indices = indices
 
 
+@dataclass(frozen=True)
+class Padding:
+    """In place of a collate function: samples of several lengths are padded to the longest of their batch, by `values`.
+    `names`: of inputs, for samples without names."""
+
+    values: Mapping[str, float] = field(default_factory=dict)
+    names: Sequence[str] = ()
+
+
 Collate: TypeAlias = Callable[[list[Any]], object]
 """As `collate_fn` of PyTorch's DataLoader."""
 
@@ -64,7 +70,7 @@ class WatchedDataset(Dataset[object]):
     data set is given in one. `collate` makes a batch of them, if it is not torch's."""
 
     def __init__(
-        self, dataset: Any, name: str, chosen: Sequence[int] | None = None, collate: Collate | None = None
+        self, dataset: Any, name: str, chosen: Sequence[int] | None = None, collate: Collate | Padding | None = None
     ) -> None:
         self.loader = dataset if isinstance(dataset, DataLoader) else None
         self.dataset: Any = getattr(self.loader, "dataset", dataset)
@@ -80,7 +86,7 @@ class WatchedDataset(Dataset[object]):
     def part(self, chosen: Sequence[int]) -> "WatchedDataset":
         return WatchedDataset(self.dataset if self.loader is None else self.loader, self.name, chosen, self.collate)
 
-    def with_collate(self, collate: Collate | None) -> "WatchedDataset":
+    def with_collate(self, collate: Collate | Padding | None) -> "WatchedDataset":
         return WatchedDataset(self.dataset if self.loader is None else self.loader, self.name, self.chosen, collate)
 
     def __len__(self) -> int:
@@ -190,83 +196,6 @@ def _mix(seed: int, index: int) -> int:
     return state ^ (state >> 31)
 
 
-@dataclass(frozen=True, eq=False)
-class ArraysDataset(Dataset[dict[str, Tensor]]):
-    """Sample i is `{name: array[i]}`. All arrays have the same first axis."""
-
-    arrays: Mapping[str, Tensor]
-
-    def __len__(self) -> int:
-        return min(map(len, self.arrays.values()))
-
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        return {name: array[index] for name, array in self.arrays.items()}
-
-    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Tensor]]:
-        chosen = torch.tensor(indices)  # one indexing operation for each array, whatever the batch size
-        columns = [array[chosen].unbind(0) for array in self.arrays.values()]
-        return [dict(zip(self.arrays, row, strict=True)) for row in zip(*columns, strict=True)]
-
-
-def open_file(path: Path, inputs: Sequence[InputSpec] | None, optional: Collection[str] = frozenset()) -> ArraysDataset:
-    """The arrays that `inputs` name, but for absent `optional` ones; without inputs, all. Raises DataError."""
-    if not path.is_file():
-        raise DataError(f"there is no data file {path}", remedy="check the path, or name another: --set data.source=…")
-    wanted = None if inputs is None else [spec.name for spec in inputs]
-    try:
-        arrays = (_read_npz if path.suffix == ".npz" else _read_safetensors)(path, wanted, optional)
-    except DataError:
-        raise
-    except Exception as raised:
-        writer = "numpy.savez, arrays of numbers only" if path.suffix == ".npz" else "safetensors.torch.save_file"
-        what = f"the data file cannot be read: {summary(raised)}"
-        raise DataError(what, where=str(path), remedy=f"write it with {writer}") from raised
-    numbers = [name for name, array in arrays.items() if array.dim() == 0]
-    if not arrays:
-        what = "the data file holds no arrays"
-    elif numbers:
-        what = f"array {numbers[0]} is a single number; its first axis must be the samples"
-    elif len(set(map(len, arrays.values()))) > 1:
-        counts = ", ".join(f"{name} has {len(array):,}" for name, array in arrays.items())
-        what = f"the arrays differ in their number of samples: {counts}"
-    else:
-        return ArraysDataset(arrays)
-    remedy = "write it with one array for each input, as many samples along the first axis of each"
-    raise DataError(what, where=str(path), remedy=remedy)
-
-
-def _choose(held: Sequence[str], wanted: Sequence[str] | None, optional: Collection[str], path: Path) -> Sequence[str]:
-    if wanted is None:
-        return held
-    wanted = [name for name in wanted if name in held or name not in optional]
-    if missing := [name for name in wanted if name not in held]:
-        holds = f"it holds {', '.join(held) or 'nothing'}, and the inputs are {', '.join(wanted)}"
-        what = f"the data file lacks {', '.join(missing)}: {holds}"
-        raise DataError(what, where=str(path), remedy="name the arrays as the inputs")
-    return wanted
-
-
-def _read_npz(path: Path, wanted: Sequence[str] | None, optional: Collection[str]) -> dict[str, Tensor]:
-    with zipfile.ZipFile(path) as archive:
-        members = archive.infolist()
-    sizes = {member.filename.removesuffix(".npy"): member.file_size for member in members}
-    if len(sizes) < len(members):
-        raise ValueError("it holds two arrays of one name")
-    if sum(member.compress_size for member in members) > path.stat().st_size:
-        raise ValueError("its members overlap")
-    names = _choose(list(sizes), wanted, optional, path)
-    needed = sum(sizes[name] for name in names)
-    if needed > (memory := os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")):
-        raise ValueError(f"its arrays take {format_bytes(needed)}, and the machine has {format_bytes(memory)}")
-    with np.load(path, allow_pickle=False) as arrays:
-        return {name: torch.from_numpy(arrays[name]) for name in names}
-
-
-def _read_safetensors(path: Path, wanted: Sequence[str] | None, optional: Collection[str]) -> dict[str, Tensor]:
-    with safe_open(path, framework="pt") as held:
-        return {name: held.get_tensor(name) for name in _choose(list(held.keys()), wanted, optional, path)}
-
-
 InputSpecs: TypeAlias = tuple[InputSpec, ...]
 Datasets: TypeAlias = tuple[MapStyle | Loader, MapStyle | Loader | None]
 
@@ -330,13 +259,10 @@ def open_source(
         what = f"gives an evaluation set, and data.evaluation_fraction = {options.evaluation_fraction} asks for another"
         raise DataError(f"{of_evaluation} {what}", remedy="--set data.evaluation_fraction=0")
     named = collate_of(options.collate)
+    padding = Padding(options.padding, [spec.name for spec in inputs or ()]) if options.buckets else None
 
     def watched(given: Any, name: str, what: str) -> WatchedDataset:
-        function = collate or (own_collate(given) if isinstance(given, DataLoader) else None) or named
-        if options.buckets and function is None:
-            from sambasim.data.buckets import Evened  # which is made of this module
-
-            function = Evened(options.padding, [spec.name for spec in inputs or ()])
+        function = collate or (own_collate(given) if isinstance(given, DataLoader) else None) or named or padding
         who = f"the length of the {what} set of {name}"
         dataset = guarded(lambda: WatchedDataset(given, name, collate=function), who, DataError)
         if not len(dataset) and not dataset.is_stream:

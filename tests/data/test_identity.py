@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, StackDataset, Subset, TensorDataset
 
 from sambasim.data import identity
-from sambasim.data.datasets import ArraysDataset
+from sambasim.data.arrays import ArraysDataset
 from sambasim.data.identity import identity_of, identity_of_file
 from sambasim.errors import MachineError
 

@@ -17,7 +17,7 @@ from pydantic_core import to_json
 from safetensors.torch import save_file
 
 from sambasim import pef
-from sambasim.data.datasets import open_file
+from sambasim.data.arrays import open_file
 from sambasim.errors import UserError
 from sambasim.hardware.spec import load_cluster, load_device, shipped_text
 from sambasim.options.compile import compile_options, options_and_notes

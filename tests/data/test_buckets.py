@@ -1,0 +1,88 @@
+"""Samples of several lengths: how they are padded, which graph takes them, and in which order they are read."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from sambasim.data.batches import collate
+from sambasim.data.buckets import Shapes, of_length, resized
+from sambasim.data.datasets import Padding, WatchedDataset
+from sambasim.errors import DataError, OptionError
+from sambasim.options.grammar import parse_input
+from sambasim.options.training import DataOptions
+from sambasim.runtime.run.order import Order
+
+
+def _of(*lengths: int) -> list[dict[str, Any]]:
+    """Samples of such lengths, of ones, with a number each."""
+    return [{"x": torch.ones(length), "y": torch.ones(length, dtype=torch.int64), "n": 3} for length in lengths]
+
+
+def test_samples_are_padded_to_the_longest_of_their_batch() -> None:
+    by_name = collate(_of(2, 4), Padding({"y": -100}))
+    assert isinstance(by_name, dict)
+    assert by_name["x"].tolist() == [[1, 1, 0, 0], [1, 1, 1, 1]]
+    assert by_name["y"].tolist() == [[1, 1, -100, -100], [1, 1, 1, 1]]
+    assert by_name["n"].tolist() == [3, 3]
+    by_place = collate(
+        [(torch.ones(1), torch.zeros(1)), (torch.ones(2), torch.zeros(2))], Padding({"y": 7}, ("x", "y"))
+    )
+    assert [column.tolist() for column in by_place] == [[[1, 0], [1, 1]], [[0, 7], [0, 0]]]  # type: ignore[union-attr]  # of tuples it makes a list
+
+
+def test_what_does_not_fit_together_is_told_as_without_buckets() -> None:
+    found = collate([{"x": torch.ones(2)}, {"z": torch.ones(3)}], Padding())
+    assert isinstance(found, DataError)
+    assert "gives nothing for x" in found.what
+
+
+@pytest.mark.parametrize(("length", "row"), [(1, [1]), (2, [1, 1]), (4, [1, 1, 9, 9])])
+def test_a_batch_gets_another_length(length: int, row: Sequence[int]) -> None:
+    assert resized(torch.ones(1, 2), length, 9).tolist() == [row]
+    batch = {"x": torch.ones(3, 2, 5), "y": torch.ones(3, 2), "image": torch.ones(3, 7, 7), "n": torch.ones(3)}
+    shapes = {name: list(value.shape) for name, value in of_length(batch, length, {}).items()}
+    assert shapes == {"x": [3, length, 5], "y": [3, length], "image": [3, 7, 7], "n": [3]}
+
+
+def test_single_numbers_have_no_length() -> None:
+    with pytest.raises(DataError, match="lengths of samples"):
+        of_length({"n": torch.ones(3)}, 2, {})
+
+
+SHAPES = Shapes([[parse_input("x", f"float32[{n}]"), parse_input("z", "float32[3]")] for n in (4, 8)], {"x": 5.0})
+
+
+@pytest.mark.parametrize(("length", "number", "padded"), [(1, 0, 4), (4, 0, 4), (5, 1, 8), (8, 1, 8), (9, 1, 9)])
+def test_the_first_graph_that_is_long_enough_takes_a_batch(length: int, number: int, padded: int) -> None:
+    batch = {"x": torch.zeros(2, length), "z": torch.zeros(2, 3)}
+    assert SHAPES.first_for(batch) == number
+    found = SHAPES.padded(batch, number)
+    assert (found["x"].shape, found["z"].shape) == ((2, padded), (2, 3))
+    assert found["x"][:, length:].eq(5).all()
+
+
+class _Texts:
+    def __len__(self) -> int:
+        return 400
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.zeros(1 + index % 7)
+
+
+def test_batches_have_samples_of_similar_lengths() -> None:
+    order = Order(WatchedDataset(_Texts(), "texts"), batch_size=2, shuffle=True, by_length=True)
+    first, second = order.begin(0), order.begin(1)
+    assert sorted(first) == sorted(second) == [*range(400)]
+    assert first != second
+    lengths = [1 + index % 7 for index in first]
+    for start in range(0, 400, 100):  # 50 batches
+        assert lengths[start : start + 100] == sorted(lengths[start : start + 100], reverse=True)
+
+
+@pytest.mark.parametrize("buckets", [[64], [64, 64], [0, 64], [-1, 3], ["a", 2], 64])
+def test_buckets_are_several_lengths(buckets: object) -> None:
+    with pytest.raises((OptionError, ValueError), match=r"buckets"):
+        DataOptions.model_validate({"buckets": buckets})
