@@ -168,7 +168,8 @@ class Update:
         losses, logged = shared, {}
         if self._logged and shared:
             losses, *of_names = (shared[at :: self._exchanged] for at in range(self._exchanged))
-            logged = {name: sum(values) / len(values) for name, values in zip(self._logged, of_names, strict=True)}
+            named = zip(self._logged, of_names, strict=True)
+            logged = {name: sum(values) / len(values) for name, values in named if values}
         applied = norm is None or not self.optimizers.skips(norm)
         exposed_s = 0.0
         waited_s: dict[str, float] = {}
