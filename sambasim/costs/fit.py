@@ -5,6 +5,7 @@ from bisect import insort
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from sambasim.costs.work import Work
 from sambasim.errors import MachineError
@@ -46,19 +47,11 @@ class Residency:
         for boundary in self.boundaries:
             written[boundary.first] += boundary.size_bytes
             freed[boundary.last] += boundary.size_bytes
-        peaks: dict[tuple[int, int], tuple[int, int]] = {}
         used = most = 0
-        for start, stop in runs:
-            if (start, stop) not in peaks:
-                own = peak = 0
-                for number in range(start, stop):
-                    own += written[number]
-                    peak = max(peak, own)
-                    own -= freed[number]
-                peaks[start, stop] = peak, own
-            peak, own = peaks[start, stop]
-            most = max(most, used + peak)
-            used += own
+        for number in chain.from_iterable(range(*run) for run in runs):
+            used += written[number]
+            most = max(most, used)
+            used -= freed[number]
         return most
 
 
@@ -79,7 +72,7 @@ def reside(work: Work, sections: Sequence[tuple[int, int]], excluded: frozenset[
     """Without `excluded`. What another stage of a pipeline sends is there from the first section that reads it."""
     section_of = [number for number, (start, stop) in enumerate(sections) for _ in range(start, stop)]
     ending: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
-    free = _FreeList()
+    used: list[tuple[int, int]] = []
     boundaries: list[Boundary] = []
     taken, taken_bytes = 0, []
     known: set[str] = set()
@@ -92,38 +85,26 @@ def reside(work: Work, sections: Sequence[tuple[int, int]], excluded: frozenset[
                 if value in excluded or (last <= number and value not in work.kept):
                     continue
                 size_bytes = -(-work.tensors[value].size_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
-                address = free.allocate(size_bytes)
+                address = _first_free(used, size_bytes)
                 boundaries.append(Boundary(value, size_bytes, address, number, last))
-                ending[last].append((address, size_bytes))
+                ending[last].append((address, address + size_bytes))
+                insort(used, (address, address + size_bytes))
                 taken += size_bytes
         taken_bytes.append(taken)
-        for address, size_bytes in ending.pop(number, []):
-            free.release(address, size_bytes)
-            taken -= size_bytes
+        for span in ending.pop(number, []):
+            used.remove(span)
+            taken -= span[1] - span[0]
     return Residency(tuple(boundaries), tuple(taken_bytes))
 
 
-class _FreeList:
-    def __init__(self) -> None:
-        self._ranges: list[tuple[int, float]] = [(0, float("inf"))]
-
-    def allocate(self, size_bytes: int) -> int:
-        index = next(i for i, (start, stop) in enumerate(self._ranges) if stop - start >= size_bytes)
-        start, stop = self._ranges[index]
-        self._ranges[index : index + 1] = [(start + size_bytes, stop)] if stop - start > size_bytes else []
-        return start
-
-    def release(self, address: int, size_bytes: int) -> None:
-        if not size_bytes:
-            return
-        insort(self._ranges, (address, address + size_bytes))
-        joined: list[tuple[int, float]] = []
-        for start, stop in self._ranges:
-            if joined and joined[-1][1] == start:
-                joined[-1] = (joined[-1][0], stop)
-            else:
-                joined.append((start, stop))
-        self._ranges = joined
+def _first_free(used: Sequence[tuple[int, int]], size_bytes: int) -> int:
+    """The lowest address with so many free bytes between the `used` ranges, which are in order."""
+    free = 0
+    for start, stop in used:
+        if start - free >= size_bytes:
+            break
+        free = stop
+    return free
 
 
 def check_memory(graph: Graph, need: Need, budget: Budget) -> None:

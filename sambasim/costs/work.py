@@ -6,10 +6,12 @@ An operator without cost is not a stage: a view; a copy in another order, which 
 by a number, which the operator before it does; one without operands. Views of a value count as that value. Dropout is
 made again in the backward, from its input and the seed: no mask is stored, and no dropped tensor."""
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from math import inf, prod
 from typing import NamedTuple
 
@@ -160,14 +162,8 @@ def _part(whole: Work, graph: Graph, own: Graph) -> Work:
 
 def stage_ranges(work: Work, ends: Iterable[int]) -> list[tuple[int, int]]:
     """The range of stages of each section; `ends` are the nodes at which sections end, in order."""
-    ranges, start = [], 0
-    for end in ends:
-        stop = start
-        while stop < len(work.stages) and work.stages[stop].node < end:
-            stop += 1
-        ranges.append((start, stop))
-        start = stop
-    return ranges
+    nodes = [stage.node for stage in work.stages]
+    return list(pairwise([0, *(bisect_left(nodes, end) for end in ends)]))
 
 
 def at_batch_size(work: Work, compiled: int, wanted: int) -> Work:

@@ -9,6 +9,7 @@ from functools import cache, cached_property
 from statistics import NormalDist
 
 from sambasim.hardware.placement import Placement
+from sambasim.ir.dataflow import readiness
 from sambasim.ir.graph import SectionKind
 from sambasim.ir.program import Program
 from sambasim.simulation.alone import RankAlone, TimedSection, updates
@@ -76,17 +77,15 @@ class SyncedRank:
         return [section.price.predicted_s for section in self.step.sections if section.kind is kind]
 
 
-def with_sync(
-    program: Program, alone: RankAlone, placement: Placement, path: SyncPath, *, in_passes: bool = True
-) -> SyncedRank:
-    """The rank in each replica of `placement`. RDUs sync through the host where that is quicker. Without `in_passes`,
-    groups are reduced after passes, and the caller counts what is gathered in them."""
+def with_sync(program: Program, alone: RankAlone, placement: Placement, path: SyncPath) -> SyncedRank:
+    """The rank in each replica of `placement`. RDUs sync through the host where that is quicker. In replicas of several
+    ranks, groups are reduced after passes, and the caller counts what is gathered in them."""
     if placement.replicas == 1 or program.training is None:
-        return _by_host(program, alone, placement, None, 0, in_passes=False)
+        return _by_host(program, alone, placement, None, 0)
     if path is SyncPath.HOST:
-        return _by_host(program, alone, placement, path, zero_of(program), in_passes=in_passes)
+        return _by_host(program, alone, placement, path, zero_of(program))
     synced = _by_rdu(program, alone, placement)
-    by_host = _by_host(program, alone, placement, SyncPath.HOST, min(1, zero_of(program)), in_passes=False)
+    by_host = _by_host(program, alone, placement, SyncPath.HOST, min(1, zero_of(program)))
     if by_host.predicted_s < synced.predicted_s:
         return replace(by_host, path=SyncPath.RDU, way="through the host, which is quicker here")
     return synced
@@ -99,7 +98,8 @@ def _by_rdu(program: Program, alone: RankAlone, placement: Placement) -> SyncedR
     for _ in range(step.micro_steps):
         spans += _run(step.model, spans[-1].stop_s)
     backward_s, slowest_s = spans[-1].stop_s, slowest_s_of(alone, placement.replicas)
-    ready_s = {name: s + slowest_s for name, s in _ready_s(program, step.model, spans[-len(step.model) :]).items()}
+    ends_s = [span.stop_s for span in spans[-len(step.model) :]]
+    ready_s = {name: ends_s[: ready.reduce][-1] + slowest_s for name, ready in readiness(program).items()}
     reduces = {name: syncs[name].reduce for name in sorted(syncs, key=lambda name: ready_s[name])}
     reduced = _on_links(SectionKind.REDUCE, reduces, ready_s)
     update_s = max([backward_s + slowest_s, *(span.stop_s for span in reduced)])
@@ -112,14 +112,12 @@ def _by_rdu(program: Program, alone: RankAlone, placement: Placement) -> SyncedR
     return SyncedRank(step, path, all_spans, moved, exposed_s, _ways(syncs), slowest_s, ideal_s)
 
 
-def _by_host(
-    program: Program, alone: RankAlone, placement: Placement, path: SyncPath | None, zero: int, *, in_passes: bool
-) -> SyncedRank:
+def _by_host(program: Program, alone: RankAlone, placement: Placement, path: SyncPath | None, zero: int) -> SyncedRank:
     """Sections wait for all transfers; without a `path` there are none."""
     syncs = {} if path is None else syncs_of(program, alone, placement, path, zero)
     sliced = _sliced(program, alone, placement.replicas)
     step = sliced if zero else alone
-    moves = moves_in_passes(program) if zero > 1 and in_passes else []
+    moves = moves_in_passes(program) if zero > 1 and program.ranks_of_replica == 1 else []
     slowest_s, waited_s = slowest_s_of(alone, placement.replicas) if syncs else 0.0, 0.0
     spans, moved = [_host(step)], Traffic()
 
@@ -177,19 +175,6 @@ def _run(sections: Sequence[TimedSection], start_s: float, first: int = 0) -> li
         spans.append(Span(Track.SECTIONS, section.kind, section.name, start_s, stop_s, number))
         start_s = stop_s
     return spans
-
-
-def _ready_s(program: Program, model: Sequence[TimedSection], spans: Sequence[Span]) -> Mapping[str, float]:
-    """By group: when its last gradient is complete, if the last pass has these `spans`."""
-    training = program.training
-    made_at = {name: place for place, node in enumerate(training.nodes) for name in node.results} if training else {}
-    value_of = {output.symbol: output.value for output in training.outputs} if training else {}
-    ends_s = [(section.nodes[1], span.stop_s) for section, span in zip(model, spans, strict=True)]
-    ready_s = {}
-    for group in program.groups:
-        last = max(made_at.get(value_of.get(member.gradient, ""), 0) for member in group.members)
-        ready_s[group.name] = next((end_s for stop, end_s in ends_s if last < stop), ends_s[-1][1])
-    return ready_s
 
 
 def _on_links(kind: SectionKind, groups: Mapping[str, Traffic], ready_s: Mapping[str, float]) -> list[Span]:

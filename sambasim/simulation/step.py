@@ -99,7 +99,7 @@ def _rank_step(priced: PricedRank, placement: Placement, path: SyncPath, mesh: M
     program, alone, is_replica = priced.program, priced.alone, priced.program.ranks_of_replica == 1
     in_pass, _ = pass_and_update(program.leading)
     replicas = part_of(placement, mesh.group(rank, DATA_PARALLEL))
-    synced = with_sync(program, alone, replicas, path, in_passes=is_replica)
+    synced = with_sync(program, alone, replicas, path)
     by_host = synced.path is SyncPath.HOST and not is_replica
     gathered = gathered_in_passes(program, alone, replicas) if by_host else []
     costs = {}
