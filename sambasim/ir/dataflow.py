@@ -40,7 +40,7 @@ def axis_of(node: Node) -> str | None:
 def number_of(node: Node, keyword: str, default: int | None = None) -> int:
     """A whole number that `node` has by keyword. Raises InvariantError if it has none."""
     number = dict(node.kwargs).get(keyword, default)
-    if not isinstance(number, int):
+    if type(number) is not int:
         raise InvariantError(16, f"the {keyword} of {node.name} is {number!r}")
     return number
 

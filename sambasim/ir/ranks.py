@@ -20,8 +20,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
 
-from sambasim.errors import InvariantError, OptionError
-from sambasim.ir.dataflow import groups_of, pass_and_update, readiness
+from sambasim.errors import OptionError
+from sambasim.ir.dataflow import groups_of, number_of, pass_and_update, readiness
 from sambasim.ir.graph import Graph, Node, Section, with_sections
 from sambasim.ir.mesh import DATA_PARALLEL, PIPELINE
 from sambasim.ir.operators import OPERATORS, OperatorKind
@@ -66,11 +66,7 @@ def copied(node: Node) -> str | None:
 
 def ends_of(node: Node) -> tuple[int, int]:
     """The source and the target of a comm.copy node. Raises InvariantError if it has none."""
-    keywords = dict(node.kwargs)
-    source, target = keywords.get("source"), keywords.get("target")
-    if type(source) is not int or type(target) is not int:
-        raise InvariantError(16, f"{node.name} copies from rank {source!r} to rank {target!r}")
-    return source, target
+    return number_of(node, "source"), number_of(node, "target")
 
 
 def symbols_of_ranks(program: Program) -> tuple[frozenset[str], ...]:

@@ -111,8 +111,7 @@ def _digest(path: Path) -> str | None:
     try:
         if path.stat().st_size > _MOST_BYTES:
             return None
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             code = compile(path.read_bytes(), "", "exec", dont_inherit=True)
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return None

@@ -31,10 +31,8 @@ def say_once(name: str, why: str) -> None:
     said.add(name)
 
 
-class AbsentNameError(UserError, AttributeError):
+class AbsentNameError(UserError, AttributeError, code="absent"):
     """A use of a name that SambaFlow has and sambasim does not."""
-
-    code = "absent"
 
 
 class AbsentName:
@@ -125,10 +123,8 @@ _ATTENTION = "torch's operators compute attention, as the model calls them"
 sdpa_directives = without_effect("sdpa_directives", _ATTENTION, directive=True)
 
 
-class KeywordError(UserError, TypeError):
+class KeywordError(UserError, TypeError, code="keyword"):
     """A call of a library function with arguments that it does not have."""
-
-    code = "keyword"
 
 
 OTHER_WORDS = {"learning_rate": "lr", "epsilon": "eps", "beta1": "betas", "beta2": "betas"}

@@ -168,16 +168,6 @@ class Whole:
     index: int
 
 
-class Places(NamedTuple):
-    """What the arguments of `forward` are in an Example, by their dotted paths. `order`: those that a list of arguments
-    gives, and then others; `inputs`: the names of inputs, in that order; `constants`: the values of all others, and the
-    defaults of arguments that are left out, which are constants of a program."""
-
-    order: Sequence[str]
-    inputs: Mapping[str, str]
-    constants: Mapping[str, object]
-
-
 class Example(NamedTuple):
     """A batch of inputs by name, and whether the model takes them by name. `arguments`: those of the model, which may
     be dicts, tuples or lists, with positions of inputs in place of tensors, or a Fixed or Whole; None where each input
@@ -215,7 +205,10 @@ class Example(NamedTuple):
         of_run = of_run or {}
         return model(**given, **of_run) if self.by_keyword else model(*given.values(), **of_run)
 
-    def places(self, model: nn.Module) -> Places:
+    def places(self, model: nn.Module) -> tuple[Sequence[str], Mapping[str, str], Mapping[str, object]]:
+        """What the arguments of `forward` are, by their dotted paths: those that a list of arguments gives, and then
+        others; the names of inputs, in that order; and the values of all others, and the defaults of arguments that
+        are left out, which are constants of a program."""
         names = [*self.inputs]
         called = self.arguments or by_place(model, range(len(names)))
         order = [*dict.fromkeys((*forward_parameters(model), *called))]
@@ -229,7 +222,7 @@ class Example(NamedTuple):
                     inputs.append((order.index(top), at, path))
                 else:
                     constants[path] = at.value if isinstance(at, Fixed) else None
-        return Places(order, {path: names[at] for _, at, path in sorted(inputs)}, constants)
+        return order, {path: names[at] for _, at, path in sorted(inputs)}, constants
 
 
 class _Step(nn.Module):

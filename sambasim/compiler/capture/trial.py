@@ -47,8 +47,7 @@ def logs_disabled(level: int) -> Iterator[None]:
 def quiet() -> Iterator[None]:
     """Output, logs and warnings are dropped."""
     out, errors = contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO())
-    with logs_disabled(logging.CRITICAL), warnings.catch_warnings(), out, errors:
-        warnings.simplefilter("ignore")
+    with logs_disabled(logging.CRITICAL), warnings.catch_warnings(action="ignore"), out, errors:
         yield
 
 

@@ -102,10 +102,8 @@ MODULES: Mapping[str, str | tuple[str, ...]] = {
 """All modules of `sambaflow`: `_SOURCES`; modules that have absent names alone; and the packages of both."""
 
 
-class AbsentModuleError(UserError, ModuleNotFoundError):
+class AbsentModuleError(UserError, ModuleNotFoundError, code="absent"):
     """An import of a module of `sambaflow` that sambasim does not have; an app may catch it as an ImportError."""
-
-    code = "absent"
 
 
 class Facade(ModuleType):
