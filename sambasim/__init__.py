@@ -9,7 +9,10 @@ run.load_into(model)
 Importing this package imports neither torch nor MPI; its names are loaded at their first use.
 """
 
+import atexit
 import importlib
+import os
+import sys
 
 __version__ = "0.1.0"
 
@@ -19,9 +22,19 @@ __all__ = ["Pef", "Prediction", "Run", "SambasimError", "Simulation", "compile",
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module 'sambasim' has no attribute {name!r}; it has {', '.join(__all__)}")
-    value = getattr(importlib.import_module("sambasim.api"), name)
+    value = getattr(importlib.import_module("sambasim.api.names"), name)
     globals()[name] = value
     return value
+
+
+def leave_script() -> None:
+    if not {"sambasim.cli", "sambasim.samba"} & sys.modules.keys():  # which end by themselves
+        importlib.import_module("sambasim.api.ranks").leave()
+
+
+if {"PMI_SIZE", "OMPI_COMM_WORLD_SIZE"} & os.environ.keys():  # a script of mpirun
+    importlib.import_module("concurrent.futures.thread")  # which cannot be imported at exit
+    atexit.register(leave_script)
 
 
 def __dir__() -> list[str]:

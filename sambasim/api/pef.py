@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sambasim.api.given import batch_of, collated, loss_of, optimizer_of, optimizers_in
-from sambasim.api.ranks import connected, speaks_python
+from sambasim.api.ranks import connected, same_call, speaks_python
 from sambasim.api.schedules import taken_over
 from sambasim.commands.compile import compile_lengths
 from sambasim.commands.proof.eager import LiveModel
@@ -176,7 +176,9 @@ def compile(
             say("\n".join(f"notice: {notice}" for notice in said), sys.stderr)
         return Pef(done.path, said)
 
-    return connected().from_first(compiled)
+    world = connected()
+    same_call(world, "called sambasim.compile")
+    return world.from_first(compiled)
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

@@ -7,23 +7,27 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
+from sambasim import leave_script
 from sambasim.commands.run import checked_pef, failure_details
 from sambasim.data.user_code import generators_kept
-from sambasim.errors import SambasimError, exit_code
+from sambasim.errors import LaunchError, SambasimError, exit_code
 from sambasim.options.python_words import in_python
 from sambasim.options.run import RunOptions
 from sambasim.runtime.machine.communicator import Communicator, single_rank
 from sambasim.runtime.machine.launcher import FORWARDING_S, check_alone, find_launcher
-from sambasim.runtime.machine.mpi import connect
+from sambasim.runtime.machine.mpi import connect, has_ended
 from sambasim.runtime.watch.status_file import Activity
 from sambasim.runtime.watch.supervisor import Failure, Supervisor
 from sambasim.terminal.output import report_error
+from sambasim.units import numbered
+
+_CALLED, _LEFT = "called sambasim.", "left the program"
 
 
 @contextmanager
@@ -84,6 +88,27 @@ def _abort(world: Communicator, code: int) -> None:
     world.abort(code)
 
 
+def same_call(world: Communicator, does: str) -> None:
+    """Collective. Ends the job if other ranks do another thing than this one."""
+    of_ranks = world.all_gather_object(does)
+    if any(other != does for other in of_ranks):
+        known = [one if str(one).startswith((_CALLED, _LEFT)) else "went on" for one in of_ranks]
+        ranks = {one: [rank for rank, other in enumerate(known) if other == one] for one in known}
+        what = ", and ".join(f"{numbered('rank', of_one)} {one}" for one, of_one in ranks.items())
+        remedy = "call it on every rank: not in `if rank == 0:`, nor after a return, exit or error of one rank alone"
+        atexit.unregister(leave_script)
+        with Supervisor(world, report=_report):
+            raise LaunchError(what, remedy=remedy)
+
+
+def leave() -> None:
+    """At the end of a script, a rank joins the others, whose next call would wait for it in vain."""
+    launcher, has_joined = find_launcher(os.environ), _of_mpirun.cache_info().currsize
+    if launcher is not None and launcher.world_size > 1 and (has_joined or launcher.serves_this) and not has_ended():
+        with suppress(SambasimError, SystemExit):
+            same_call(_of_mpirun(), _LEFT)
+
+
 def command() -> list[str]:
     """What was typed, without mpirun."""
     return ["python", *sys.argv]
@@ -94,6 +119,7 @@ def supervised(world: Communicator, options: RunOptions) -> Iterator[tuple[Path,
     """Collective. Checks the PEF that `options` name, whose path it gives. Within the block, an error of one rank ends
     all of them, and is printed once; one rank alone raises it. Random numbers of this process are as before afterwards.
     """
+    same_call(world, f"{_CALLED}{'predict' if options.inference else 'run'}")
     path, mesh = checked_pef(options, Path("out"), world, command())
 
     def report(failure: Failure) -> None:

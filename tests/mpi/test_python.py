@@ -112,6 +112,7 @@ def test_all_ranks_read_the_weights_of_which_each_has_a_part(cut: dict[str, obje
     assert "event.weights() was called on rank 0 only" in runs["one"].stderr
 
 
+LEFT = ", and rank 1 left the program"
 TOO_MANY = f"(points[: 400 - 64 * {RANK}], labels[: 400 - 64 * {RANK}]), replicas"
 
 
@@ -123,6 +124,8 @@ TOO_MANY = f"(points[: 400 - 64 * {RANK}], labels[: 400 - 64 * {RANK}]), replica
         whole_case("(points, labels), replicas", TOO_MANY, "400 samples to train, content"),
         ("found, seen = [], []", f"{ONE_STEP}: raise ValueError(os.getpid())", "ValueError"),
         ("found, seen = [], []", f"{ONE_STEP} and {RANK} == 1: sys.exit(7)", 7),
+        whole_case("found, seen = [], []", f"if {RANK} == 1: sys.exit()", f"0 called sambasim.run{LEFT}"),
+        whole_case("torch.manual_seed(3)", f"if {RANK} == 1: sys.exit()", f"0 called sambasim.compile{LEFT}"),
     ],
 )
 def test_an_error_or_an_exit_ends_every_rank(tmp_path: Path, before: str, after: str, expected: str | int) -> None:

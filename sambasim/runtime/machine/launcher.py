@@ -37,6 +37,11 @@ class Launcher(NamedTuple):
         return self.name == _OPEN_MPI
 
     @property
+    def serves_this(self) -> bool:
+        """Whether this process is a rank for certain, and not the child of one, which has its environment."""
+        return _pmi_socket() is not None
+
+    @property
     def wait_for_report_s(self) -> float:
         """How long a failed rank waits for rank 0's report (estimate): some launchers end all ranks at one exit."""
         return 2.0 if self.rank > 0 and (self.is_open_mpi or _pmi_socket() is not None) else 0.0

@@ -81,6 +81,11 @@ def connect(command: Sequence[str], environ: Mapping[str, str] = os.environ) -> 
     return communicator
 
 
+def has_ended() -> bool:
+    """Whether this process has ended MPI."""
+    return "mpi4py.MPI" in sys.modules and bool(sys.modules["mpi4py.MPI"].Is_finalized())
+
+
 def linked_library() -> str:
     """Name and version of the MPI that mpi4py is linked to, not started. Raises LaunchError if there is none."""
     return library_name(_load_library())
