@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from sambasim.optimizers import OPTIMIZERS
 from sambasim.options.deepspeed_file import AUTO, LOSS_SCALE, OPTIMIZERS_BY_TYPE, SCHEDULERS, DeepSpeedFile, Row, Table
-from sambasim.options.given import as_table, assign, leaf_paths
+from sambasim.options.given import assign, leaf_paths, leaves
 from sambasim.options.problem import Given, Problem, one_of, show, suggested
 from sambasim.options.training import LossScaleOptions, ScheduleOptions
 
@@ -85,7 +85,7 @@ def deepspeed_overrides(
 
 def _compiled_otherwise(entry: Given, stored: Mapping[str, object]) -> Problem | None:
     name, key = ".".join(entry.path), entry.origin.partition(": ")[2]
-    was = as_table(stored.get(entry.path[0])).get(entry.path[1])
+    was = leaves(stored).get(name)
     compiled = "without it" if was is None else f"with {show(was)}"
     if name in _FIXED and entry.value != was:
         return Problem(key, f"the PEF was compiled {compiled}, and not {show(entry.value)}, for {_FIXED[name]}")
@@ -115,10 +115,7 @@ class _Reading:
 
     def other(self, name: str) -> Any:
         """An option without the file."""
-        value: Any = self.others
-        for part in name.split("."):
-            value = as_table(value).get(part)
-        return value
+        return leaves(self.others).get(name)
 
     def of_optimizer(self, name: str) -> Any:
         """The option of the optimizer that the file sets, else that of another config."""

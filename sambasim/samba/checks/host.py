@@ -51,18 +51,16 @@ class HostOptions:
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
-        self._at_trace = [_named(map(plain_number, values)) for values in self._options()]
+        self._at_trace = self._groups()
         self._agreed: object = None  # options of the host and hyperparameters given, in a step without difference
         self._passed: dict[str, _Passed] = {}
 
     def compare(self, given: Mapping[str, float]) -> Iterator[tuple[str, str, str]]:
         """An optimizer step is about to run with the hyperparameters `given`. Yields each hyperparameter that differs,
         how, and the remedy."""
-        options = self._options()
-        if (options, given) == self._agreed:
+        now = self._groups()
+        if (now, given) == self._agreed:
             return
-        plain = [list(map(plain_number, values)) for values in options]
-        now = list(map(_named, plain))
         for name, value in given.items():
             yield from self._compare_groups(name, value, [group.get(name) for group in now])
         for at_trace, group in zip(self._at_trace, now, strict=False):
@@ -75,7 +73,7 @@ class HostOptions:
                     what = f"{change}, and the device continues with {_shown(on_device)}"
                     yield name, what, self._remedy(name, now)
         # While the host differs, each step counts.
-        self._agreed = None if any(passed.steps_apart for passed in self._passed.values()) else (plain, given)
+        self._agreed = None if any(passed.steps_apart for passed in self._passed.values()) else (now, given)
 
     def for_checkpoint(self, given: Mapping[str, float]) -> dict[str, tuple[list[object], float]]:
         """What the device has from `given`, with the options of the host, where those are still of `trace_graph`."""
@@ -91,11 +89,11 @@ class HostOptions:
         return {name: value for name, (hosts, value) in kept.items() if self._of_groups(name) == hosts}
 
     def _of_groups(self, name: str) -> list[object]:
-        return [_named(map(plain_number, values)).get(name) for values in self._options()]
+        return [group.get(name) for group in self._groups()]
 
-    def _options(self) -> list[list[object]]:
+    def _groups(self) -> list[Group]:
         groups = (group for optimizer in self._machine.optimizers for group in optimizer.param_groups)
-        return [list(map(group.get, _OPTIONS)) for group in groups]
+        return [_named(plain_number(group.get(name)) for name in _OPTIONS) for group in groups]
 
     def _compare_groups(self, name: str, value: float, on_host: Sequence[object]) -> Iterator[tuple[str, str, str]]:
         """Counts for how many steps the host has had other values than when `session.run` got a new `value`."""
