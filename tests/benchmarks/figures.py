@@ -23,6 +23,7 @@ from sambasim.units import KIB, MIB, format_bytes
 from tests.benchmarks import workloads
 from tests.benchmarks.measure import Action, Figure, in_turns, run_body, timed
 from tests.benchmarks.planning import plan
+from tests.benchmarks.reading import lengths, reading
 from tests.benchmarks.workloads import GPT2_PADDED, PIPELINED_MICRO_BATCHES, WORKLOADS, ParallelWay, Way, Workload
 from tests.cli.typed import each
 from tests.mpi.training import EACH_ALONE
@@ -262,5 +263,5 @@ def _seconds_to_first_step(folder: Path) -> Sequence[float]:
     return [elapsed_s]
 
 
-_ALL = (parallel, schedules, start, compiling, steps, memory, sync, overhead, plan)
+_ALL = (parallel, schedules, start, compiling, steps, lengths, reading, memory, sync, overhead, plan)
 FIGURES = {measure.__name__: measure for measure in _ALL}

@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.functional import pad
 from torch.utils.data import Dataset, TensorDataset
 
 from examples.char_gpt import ALPHABET, CharGPT
@@ -156,6 +157,45 @@ def text() -> Dataset[tuple[Tensor, ...]]:
     """Random characters `[128]`, and those that come next."""
     tokens = torch.randint(len(ALPHABET), (SAMPLES, 129), generator=torch.Generator().manual_seed(1))
     return TensorDataset(tokens[:, :-1], tokens[:, 1:])
+
+
+LENGTHS = 32, 64, 128
+
+
+def texts_of_lengths() -> Dataset[tuple[Tensor, ...]]:
+    """As many texts of each of `LENGTHS`."""
+    return _Texts()
+
+
+def padded_texts() -> Dataset[tuple[Tensor, ...]]:
+    """The same, padded to the longest."""
+    texts, longest = _Texts(), LENGTHS[-1]
+    rows = [[pad(part, (0, longest - len(part))) for part in texts[index]] for index in range(len(texts))]
+    return TensorDataset(*(torch.stack(column) for column in zip(*rows, strict=True)))
+
+
+class _Texts(Dataset[tuple[Tensor, ...]]):
+    def __len__(self) -> int:
+        return 1200
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        size = LENGTHS[index % len(LENGTHS)] + 1
+        text = torch.randint(len(ALPHABET), (size,), generator=torch.Generator().manual_seed(index))
+        return text[:-1], text[1:]
+
+
+class Pictures(Dataset[tuple[Tensor, int]]):
+    """Each is changed at random when it is read."""
+
+    def __init__(self) -> None:
+        self._pictures = torch.rand(2048, 3, 32, 32, generator=torch.Generator().manual_seed(4))
+
+    def __len__(self) -> int:
+        return len(self._pictures)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        picture = self._pictures[index]
+        return picture.flip(2) if torch.rand(()) < 0.5 else picture + 0.1 * torch.randn(()), index % 10
 
 
 def vectors(features: int, classes: int) -> Dataset[tuple[Tensor, ...]]:
