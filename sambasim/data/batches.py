@@ -215,6 +215,7 @@ def _disagreement(samples: Sequence[object]) -> DataError | None:
             if now != was:
                 what = f"{_called(samples, position)} gives {now} for {name}, and {_called(samples, 0)} gives {was}"
                 remedy = "give all samples the same values, shapes and dtypes: pad, crop or convert them in the dataset"
+                remedy += "; or compile for several lengths: --set 'data.buckets=[64, 128]'"
                 return DataError(what, remedy=remedy)
     return None
 

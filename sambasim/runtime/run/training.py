@@ -254,7 +254,8 @@ class Trainer:
         if self._arguments:
             self.set_arguments(epoch)
         if self._agree is not None:
-            number = self._agree(max(one.shard.graph_of_step() for one in self._replicas if one.shard is not None))
+            own = (one.shard.graph_of_step() for one in self._replicas if one.shard is not None)
+            number = self._agree(max(own, default=0))  # a parameter server has none
             for replica in self._replicas:
                 replica.use_graph(number)
         scale = progress.loss_scale
