@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import count, pairwise
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 from sambasim.compiler.stages import Assignment, Values, assign, assign_forward, only_output, updaters, values_of
 from sambasim.errors import OptionError
@@ -21,17 +21,15 @@ from sambasim.ir.types import TensorType, gradient_name, parameter_of
 from sambasim.ir.verify import Progress
 
 
-class _Segment(NamedTuple):
-    """Of a graph. `later`: it only computes gradients of weights."""
+def _segment(kind: SectionKind, stage: int, weights_only: bool = False) -> Section:
+    """A section that gets its nodes and its number later."""
+    name = f"stage {stage} {'forward' if kind is SectionKind.FWD else 'backward'}"
+    return Section(0, kind, name, 0, 0, stage, weights_only)
 
-    kind: SectionKind
-    stage: int
-    later: bool
 
-    @property
-    def place(self) -> tuple[bool, int, bool]:
-        is_backward = self.kind is SectionKind.BCKWD
-        return is_backward, -self.stage if is_backward else self.stage, self.later
+def _place(segment: Section) -> tuple[bool, int, bool]:
+    is_backward = segment.kind is SectionKind.BCKWD
+    return is_backward, -segment.stage if is_backward else segment.stage, segment.weights_only
 
 
 GENERATOR = TensorType("uint8", (5056,))  # the state of torch's generator of random numbers on the CPU
@@ -47,15 +45,15 @@ class Connected:
     ) -> None:
         self._program, self._graph, self._values, self._assignment = program, graph, values, assignment
         self._stage_of, self._stages, self._ranks = assignment.stage_of, schedule.stages, schedule.ranks
-        self._nodes: dict[_Segment, list[Node]] = defaultdict(list)
-        self._first: dict[_Segment, list[Node]] = defaultdict(list)  # sends of what an earlier segment has made
+        self._nodes: dict[Section, list[Node]] = defaultdict(list)
+        self._first: dict[Section, list[Node]] = defaultdict(list)  # sends of what an earlier segment has made
         self._behind: dict[str, list[Node]] = defaultdict(list)  # by node: sends of its results
         self._local: dict[tuple[str, int], str] = {}  # the name on a rank of a value that another rank makes
         self._types = dict(graph.values)
         self._tags = count()
         later = _weight_gradients(graph, assignment) if schedule.splits_backward else frozenset()
         self._segment = {
-            node.name: _Segment(section.kind, self._stage_of[node.name], node.name in later)
+            node.name: _segment(section.kind, self._stage_of[node.name], node.name in later)
             for section in graph.sections
             for node in graph.section_nodes(section)
         }
@@ -66,27 +64,27 @@ class Connected:
         graph, maker = self._graph, self._values.maker
         made_at = {name: self._stage_of[node.name] for name, node in maker.items()}
         made = {out.value for out in graph.outputs if gathered(out) in (None, made_at.get(out.value))}
-        for node in sorted(graph.nodes, key=lambda node: self._segment[node.name].place):
+        for node in sorted(graph.nodes, key=lambda node: _place(self._segment[node.name])):
             if not any(map(self._is_taken_where_read, node.results)):
                 self._add(node, self._segment[node.name])
             for name in made.intersection(node.results):
                 self._at(name, self._segment[node.name])  # a view too, or its gradient is complete at the end only
         outputs = []
         for output in graph.outputs:
-            segment = _Segment(SectionKind.FWD, self._stages - 1, False)  # what is no result is given out last
+            segment = _segment(SectionKind.FWD, self._stages - 1)  # what is no result is given out last
             if output.value in maker:
                 segment = self._segment[maker[output.value].name]
             if (stage := gathered(output)) is not None:
-                segment = segment._replace(stage=stage)
+                segment = _segment(segment.kind, stage, segment.weights_only)
             outputs.append(replace(output, value=self._at(output.value, segment)))
         self._thread_generator()
         return self._assembled(tuple(outputs))
 
-    def _add(self, node: Node, segment: _Segment) -> None:
+    def _add(self, node: Node, segment: Section) -> None:
         names = {name: self._at(name, segment) for name in dict.fromkeys(node.reads)}
         self._nodes[segment].append(renamed(node, names))
 
-    def _at(self, name: str, segment: _Segment) -> str:
+    def _at(self, name: str, segment: Section) -> str:
         """The name by which the rank of `segment` has the value `name`, which is made or received there if need be."""
         stage, maker = segment.stage, self._values.maker.get(name)
         made_at = self._assignment.owner.get(name) if maker is None else self._stage_of[maker.name]
@@ -106,7 +104,7 @@ class Connected:
     def _is_taken_where_read(self, name: str | None) -> bool:
         return name is not None and (name in self._values.free or self._values.is_view(name))
 
-    def _repeat(self, node: Node, segment: _Segment) -> None:
+    def _repeat(self, node: Node, segment: Section) -> None:
         """Adds a copy of `node` to `segment`, in other stages than its own under another name."""
         stage = segment.stage
         ends = "" if stage == self._stage_of[node.name] else f"__stage_{stage}"
@@ -116,10 +114,10 @@ class Connected:
             self._types[name + ends] = self._types[name]
         self._add(replace(node, name=node.name + ends, results=results), segment)
 
-    def _receive(self, name: str, maker: Node | None, made_at: int, segment: _Segment) -> None:
+    def _receive(self, name: str, maker: Node | None, made_at: int, segment: Section) -> None:
         made_in = SectionKind.FWD if maker is None else self._segment[maker.name].kind
         if made_in is SectionKind.FWD and made_at < segment.stage:
-            segment = _Segment(SectionKind.FWD, segment.stage, False)
+            segment = _segment(SectionKind.FWD, segment.stage)
         here = self._local[name, segment.stage] = f"{name}__stage_{segment.stage}"
         self._types[here] = self._types.get(name) or self._program.symbols[name].type
         sent, received = self._message(name, f"{name}__to_stage_{segment.stage}", here, made_at, segment.stage)
@@ -128,7 +126,7 @@ class Connected:
         if maker is not None and made_in is segment.kind:
             self._behind[maker.name].append(sent)
         else:
-            self._first[_Segment(segment.kind, made_at, False)].append(sent)
+            self._first[_segment(segment.kind, made_at)].append(sent)
         self._nodes[segment].append(received)
 
     def _message(self, value: str, name: str, here: str, source: int, target: int) -> tuple[Node, Node]:
@@ -141,7 +139,7 @@ class Connected:
         """Hand the state of the random number generator from each segment that draws to the next."""
         drawing = [node for node in self._graph.nodes if OPERATORS[node.operator].draws_random_numbers]
         segments = {self._segment[node.name] for node in drawing}
-        for before, after in pairwise(sorted(segments, key=lambda segment: segment.place)):
+        for before, after in pairwise(sorted(segments, key=_place)):
             state = here = f"$generator_{next(self._tags)}"
             self._types[state] = GENERATOR
             self._nodes[before].append(Node(state, "random.state", (), (), (state,)))
@@ -155,12 +153,10 @@ class Connected:
 
     def _assembled(self, outputs: tuple[Output, ...]) -> Graph:
         parts = []
-        for segment in sorted({*self._nodes, *self._first}, key=lambda segment: segment.place):
-            kind, stage, later = segment
-            name = f"stage {stage} {'forward' if kind is SectionKind.FWD else 'backward'}"
+        for segment in sorted({*self._nodes, *self._first}, key=_place):
             own = (*self._first[segment], *self._nodes[segment])
             nodes = [part for node in own for part in (node, *self._behind.get(node.name, ()))]
-            parts.append((Section(0, kind, name, 0, 0, stage, later), nodes))
+            parts.append((segment, nodes))
         return with_sections(replace(self._graph, outputs=outputs, values=self._types), parts)
 
     def _check_buffers(self, buffers: Mapping[str, int]) -> None:
