@@ -13,14 +13,8 @@ from sambasim.ir.program import MASTER
 from sambasim.ir.types import cut
 from sambasim.optimizers import OPTIMIZERS, Fused
 from sambasim.runtime.values.mean import CHUNK_ELEMENTS
-from sambasim.runtime.values.optimizers import (
-    PIECE_ELEMENTS,
-    Scalars,
-    draw,
-    narrow_update,
-    round_stochastically,
-    slice_update,
-)
+from sambasim.runtime.values.optimizers import PIECE_ELEMENTS, Scalars, narrow_update, slice_update
+from sambasim.runtime.values.rounding import draw, round_stochastically
 
 NUMEL = 2 * PIECE_ELEMENTS + 64
 
