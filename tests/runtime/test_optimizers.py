@@ -266,7 +266,7 @@ def test_small_updates_are_kept_in_the_mean_and_lost_by_rounding_to_nearest() ->
     for seed in (None, 5):
         trained = Trained("sgd", numel=4096)
         trained.parameter.fill_(1)
-        trained.scalars.hyperparameters = {**SGD, "lr": 0.01, "momentum": 0.0, "weight_decay": 0.0}
+        trained.scalars.change({**SGD, "lr": 0.01, "momentum": 0.0, "weight_decay": 0.0})
         step = trained.stepper(seed)
         for _ in range(100):
             step(torch.full((4096,), 0.01))
