@@ -76,8 +76,8 @@ def _explain(error: ValidationError, model_class: type[BaseModel], origins: Mapp
             what = f"must be {one_of(choices)}"
             remedy = suggested(value, choices) if isinstance(value, str) else None
         elif kind in _LIMITS:
-            words, limit = _LIMITS[kind][0], context[_LIMITS[kind][1]]
-            what = f"must be {words} {f'{limit:,}' if isinstance(limit, int) else f'{limit:,.10g}'}"
+            (limit,) = context.values()
+            what = f"must be {_LIMITS[kind]} {f'{limit:,}' if isinstance(limit, int) else f'{limit:,.10g}'}"
             remedy = _at_limit(name, kind, limit, origins)
         else:
             kind = "finite_number" if kind == "float_type" and type(value) is int else kind  # too large for a float
@@ -95,8 +95,7 @@ _KINDS = {
     "model_attributes_type": "a table",
 }  # fmt: skip
 _LIMITS = {
-    "greater_than_equal": ("at least", "ge"), "greater_than": ("above", "gt"),
-    "less_than_equal": ("at most", "le"), "less_than": ("below", "lt"),
+    "greater_than_equal": "at least", "greater_than": "above", "less_than_equal": "at most", "less_than": "below",
 }  # fmt: skip
 
 

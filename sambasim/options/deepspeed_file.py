@@ -144,8 +144,8 @@ class DeepSpeedFile:
     def error(self, problems: Sequence[Problem]) -> OptionError:
         """One error for all problems."""
         error = refusal(problems, where=str(self.path))
-        remedy = error.remedy if len(problems) == 1 else "correct each of them"
-        return OptionError(error.what, where=error.where, remedy=remedy)
+        error.remedy = error.remedy if len(problems) == 1 else "correct each of them"
+        return error
 
 
 def read_deepspeed(path: Path) -> DeepSpeedFile:

@@ -319,8 +319,7 @@ def watched(told: Told) -> Iterator[None]:
         (warnings, "showwarning", lambda message, kind, file, *more: _hear_text("a warning", file)),
     )
     out, errors = contextlib.redirect_stdout(_Printed()), contextlib.redirect_stderr(_Printed())
-    with logs_disabled(logging.NOTSET), out, errors, warnings.catch_warnings(), with_values(listening):
-        warnings.simplefilter("always")
+    with logs_disabled(logging.NOTSET), out, errors, warnings.catch_warnings(action="always"), with_values(listening):
         yield
 
 
