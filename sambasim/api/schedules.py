@@ -18,6 +18,12 @@ from sambasim.errors import OptionError
 from sambasim.options.training import OptimizerOptions, ScheduleOptions
 from sambasim.runtime.run.plan import learning_rate_factor
 
+_COSINE, _STEP = 'lr_schedule="cosine"', 'lr_schedule="step", set={"training.schedule.step_size": …}'
+_NEAR = {
+    "OneCycleLR": f"{_COSINE}, warmup_steps=…",
+    "MultiStepLR": _STEP,
+    "ReduceLROnPlateau": f"{_COSINE}, and stop_after=N ends a run that gets no better",
+}
 MOST_STEPS = 300_000  # they take some 20 s
 _IN_PARTS = 'run in parts: lr=…, checkpoint_dir=…, resume="newest"'
 
@@ -46,7 +52,9 @@ def taken_over(optimizers: Sequence[Optimizer], known_steps: int = 0) -> Taken |
     if not schedulers and all("initial_lr" not in group for group in groups):
         return None
     called = " and ".join(dict.fromkeys(type(scheduler).__name__ for scheduler in schedulers))
-    remedy = f"make it without: no schedule of a PEF has its rates; or {_IN_PARTS}"
+    near = " or ".join(dict.fromkeys(_NEAR.get(type(scheduler).__name__, _COSINE) for scheduler in schedulers))
+    remedy = f"no schedule of a PEF has its rates: make it without, and give one that is near: {near or _COSINE}; "
+    remedy += f"or for its rates, {_IN_PARTS}"
     if schedulers:
         integers = {number for scheduler in schedulers for number in _integers(vars(scheduler))}
         numbers = sorted(number for number in integers if 0 < number < 10**9)

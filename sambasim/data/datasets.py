@@ -228,6 +228,10 @@ class Source:
     evaluation: WatchedDataset | None
     description: str
 
+    @property
+    def loaders(self) -> tuple[Loader | None, Loader | None]:
+        return self.train.loader, None if self.evaluation is None else self.evaluation.loader
+
     def identity(self) -> str:
         held = [watched.dataset for watched in (self.train, self.evaluation) if watched is not None]
         return identity_of(*{id(dataset): dataset for dataset in held}.values())

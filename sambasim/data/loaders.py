@@ -39,10 +39,12 @@ def shuffles(loader: Loader) -> bool | None:
     return None if sampler.replacement or sampler.generator is not None else True
 
 
-def notices(loader: Loader, batch_size: int) -> Iterator[str]:
-    """What is not kept of `loader`; a run says itself what samples an epoch leaves out."""
-    if loader.batch_size not in (None, batch_size):
+def notices(loader: Loader | None, of_evaluation: Loader | None, batch_size: int) -> Iterator[str]:
+    """What is not kept of the loaders; a run says itself what samples an epoch leaves out."""
+    if loader is not None and loader.batch_size not in (None, batch_size):
         yield f"batch_size={loader.batch_size} of the DataLoader is not used: the PEF takes {batch_size} of a replica"
     for name in ("timeout", "multiprocessing_context"):
         if getattr(loader, name, None):
             yield f"{name} of the DataLoader is not used"
+    if of_evaluation is not None and of_evaluation.drop_last:
+        yield "drop_last=True of the DataLoader to evaluate is not used: all samples are evaluated"

@@ -16,14 +16,10 @@ from torch.utils.data import DataLoader, Dataset
 
 from sambasim.data.batches import Batch, collate
 from sambasim.data.datasets import WatchedDataset
-from sambasim.data.user_code import summary
+from sambasim.data.user_code import guarded, summary
 from sambasim.errors import DataError
 from sambasim.forks import STOP_SIGNALS, ends_with
 from sambasim.options.training import DataOptions
-
-
-def _unchanged(batch: object) -> object:
-    return batch
 
 
 class _Popen(Popen):
@@ -59,7 +55,7 @@ def loader_of(
         dataset,
         batch_size=None if sampler is None else 1,
         batch_sampler=sampler,
-        collate_fn=_unchanged if sampler is None else partial(collate, function=made),
+        collate_fn=_of_stream if sampler is None else partial(_of_samples, partial(collate, function=made)),
         num_workers=options.workers,
         multiprocessing_context=_Context() if options.workers else None,
         worker_init_fn=partial(_begin, parent, None if user is None else user.worker_init_fn),
@@ -77,8 +73,21 @@ def _begin(parent: int | None, init: Callable[[int], object] | None, number: int
     for one in STOP_SIGNALS:
         signal.signal(one, lambda received, frame: None)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
-    if init is not None:
-        init(number)
+    try:
+        guarded(partial(init or abs, number), "worker_init_fn of the DataLoader", DataError)
+    except DataError as error:  # raised here, it would reach the parent as a text
+        _failed.append(error)
+
+
+_failed: list[DataError] = []  # in this worker
+
+
+def _of_samples(make: Callable[[list[Any]], object], samples: list[Any]) -> object:
+    return _failed[0] if _failed else make(samples)
+
+
+def _of_stream(batch: object) -> object:
+    return (_failed[0], {}) if _failed else batch
 
 
 def batches_of(loader: "DataLoader[object]", name: str) -> Iterator[Batch]:

@@ -7,7 +7,7 @@ from pydantic import Field
 from sambasim.options.base import Options
 from sambasim.options.fields import EvaluationFields
 from sambasim.options.grammar import METRICS, Cadence, JsonTable, is_top_k, parse_interval
-from sambasim.options.problem import Problem, broken
+from sambasim.options.problem import Problem, broken, suggested
 
 
 class EvaluationOptions(EvaluationFields, Options):
@@ -36,10 +36,14 @@ class EvaluationOptions(EvaluationFields, Options):
         needs_best, name_one = "needs a metric that says which evaluation is the best", "--keep-best loss"
         unknown = self.watched is not None and self.largest_is_best is None
         off = not self.enabled and self.watched is not None
+        names = ["loss", *METRICS, *(name.rpartition(":")[2] for name in self.metrics or ())]
+        guess = suggested(self.keep_best or "", set(names) - {self.keep_best}) if unknown else None
         yield from broken(
             (self.load_best and self.keep_best is None, "load_best", needs_best, name_one),
             (self.mode is not None and self.keep_best is None, "mode", needs_best, name_one, self.mode),
-            (unknown, "mode", f"is missing: it is not known whether the largest {self.keep_best} is the best",
+            (guess, "keep_best", "is no metric that has a name here",
+             f"{guess} For one that has, by the model or a function: --best-mode max, or min", self.keep_best),
+            (unknown and not guess, "mode", f"is missing: it is not known whether the largest {self.keep_best} is best",
              "--best-mode max, or min"),
             (off, "keep_best" if self.keep_best else "stop_after",
              "needs evaluations, which are turned off", "leave out --no-evaluate"),

@@ -135,8 +135,7 @@ class TrainingJob:
         evaluator = self._evaluator(team, sources[0])
         folder = resumption and resumption.checkpoint.path.parent
         watch = Watch(setup, team, trainer.totals, self._saver, self._observer, folder)
-        if (loader := sources[0].train.loader) is not None:
-            lines += loaders.notices(loader, program.batch_size)
+        lines += loaders.notices(*sources[0].loaders, program.batch_size)
         lines += ["samples at the end of the stream that fill no step are not trained"] * (samples == 0)
         start = self._start(steps, team, sources[0], (*notices(setup, team, steps), *lines))
         self._observer.started(start)

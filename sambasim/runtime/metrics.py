@@ -84,10 +84,14 @@ class Metrics:
                     _number(name, metric.over([metric.of_batch(zeros[0], {"": zeros[1]})] * 2)[name])
 
     def check_has(self, name: str, others: Iterable[str]) -> None:
-        """Raises OptionError if an evaluation has no number called `name`, of these or `others`. A function may give
-        numbers of any names."""
-        known = [*others, *self._metrics]
-        if name not in known and not any(":" in one for one in self._metrics):
+        """Raises OptionError if an evaluation has no number called `name`, of these or `others`, or two of one name. A
+        function may give numbers of any names."""
+        functions = [one.rpartition(":")[2] for one in self._metrics if ":" in one]
+        known = [*others, *(one for one in self._metrics if ":" not in one)]
+        if twice := next((one for at, one in enumerate(functions) if one in (*known, *functions[:at])), None):
+            what = f"a metric is a function called {twice}, and evaluations have another number of that name"
+            raise OptionError(what, remedy="rename the function")
+        if name not in known and not functions:
             raise missing(name, known)
 
     def of_batch(self, outputs: Tensor, batch: Mapping[str, Tensor], count: int) -> Outcome:

@@ -217,6 +217,10 @@ def test_a_loader_is_dealt_to_replicas_and_says_what_it_cannot_keep(
     assert "batch_size=7 of the DataLoader is not used: the PEF takes 32 of a replica" in told
     assert "timeout of the DataLoader is not used" in told
     assert "drop_last" not in told
+    loaders = DataLoader(TensorDataset(*TRAIN), 32, drop_last=True), DataLoader(WHOLE, 33, drop_last=True)
+    assert (
+        "drop_last=True of the DataLoader to evaluate is not used" in ss.run(pef, loaders, steps=1).summary.notices[-1]
+    )
     other = trained(pef, (TRAIN, HELD_OUT), **ORDERED)
     assert run.losses == trained(pef, (TRAIN, HELD_OUT), steps=5, **ORDERED).losses
     assert (run.evaluations[0].samples, other.evaluations[0].samples) == (80, 80)
@@ -234,6 +238,17 @@ class Noisy(TensorDataset):
 class NoisyStream(IterableDataset[tuple[Tensor, ...]]):
     def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
         yield from (Noisy(*HELD_OUT)[index] for index in range(len(HELD_OUT[0])))
+
+
+def _no_file(number: int) -> None:
+    raise OSError(f"worker {number} has no file")
+
+
+@pytest.mark.parametrize("data", [WHOLE, NoisyStream()])
+def test_a_worker_init_fn_that_fails_is_reported_with_its_line(pef: ss.Pef, data: Any) -> None:
+    with pytest.raises(DataError, match=r"^worker_init_fn of the DataLoader raised OSError: worker 0 has no") as caught:
+        trained(pef, DataLoader(data, 32, num_workers=1, worker_init_fn=_no_file))
+    assert 'raise OSError(f"worker {number} has no file")' in str(caught.value.where)
 
 
 @pytest.mark.parametrize("held_out", [Noisy(*HELD_OUT), NoisyStream()])

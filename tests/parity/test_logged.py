@@ -11,6 +11,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 from torch.utils.data import TensorDataset
 
 import sambasim as ss
+from sambasim.api.given import data_of
 from sambasim.errors import ModelError
 from tests.support.whole import whole_case
 
@@ -63,7 +64,7 @@ def by_name(*tensors: Tensor) -> dict[str, Tensor]:
 
 DATA: dict[str, tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]] = {
     "a nested target": (named, lambda x, *targets: (x, targets), Pairs),
-    "targets by name": (named, by_name, lambda *tensors: ss.api.given.data_of(by_name(*tensors))),
+    "targets by name": (named, by_name, lambda *tensors: data_of(by_name(*tensors))),
     "a sum, targets side by side": (summed, lambda *tensors: tensors, TensorDataset),
 }
 

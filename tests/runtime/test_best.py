@@ -113,11 +113,28 @@ def test_evaluations_are_as_often_as_asked_and_printed_once(pef: Pef, capfd: pyt
         assert [int(line.split()[2].strip(",")) for line in printed if line.startswith("after")] == expected
 
 
+def _called(name: str) -> Any:
+    def metric(outputs: Tensor, targets: Tensor) -> float:
+        return 0.0
+
+    metric.__name__ = name
+    return metric
+
+
+TYPO = {"best_mode": None, "evaluation_metrics": None}
+
+
 @pytest.mark.parametrize(
     ("options", "told"),
     [
+        ({"keep_best": "accuracyy", **TYPO}, "is no metric that has a name here\n  try:   did you mean accuracy?"),
+        ({"keep_best": "los", **TYPO}, "did you mean loss? For one that has, by the model or a function: best_mode"),
+        ({"keep_best": "largest", **TYPO}, "it is not known whether the largest largest is best"),
+        ({"keep_best": "distanc", "best_mode": None, "evaluation_metrics": "a.py:distance"}, "did you mean distance?"),
+        ({"evaluation_metrics": _called("loss")}, "a function called loss, and evaluations have another number"),
+        ({"evaluation_metrics": ["mae", _called("mae")]}, "a function called mae, and evaluations have another"),
         ({"keep_best": "f1", "evaluation_metrics": None}, "evaluations have no f1"),
-        ({"best_mode": None}, "it is not known whether the largest distance is the best"),
+        ({"best_mode": None}, "it is not known whether the largest distance is best"),
         ({"keep_best": None, "best_mode": None, "load_best": True}, "needs a metric that says which"),
         ({"evaluate_every": "10min"}, "must be a number of steps, or one of epochs"),
         ({"evaluation_metrics": "f2", "keep_best": "loss"}, "must be accuracy, precision"),

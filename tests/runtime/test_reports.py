@@ -77,9 +77,14 @@ def test_a_csv_file_has_steps_and_another_beside_it_evaluations(tmp_path: Path) 
         assert [(row["step"], float(row["loss"])) for row in rows] == [(str(n), n / 3) for n in (1, 2, 3)]
         assert (rows[0]["logged.kl, of q"], rows[0]["waited_s.pp"], rows[0]["grad_norm"]) == ("nan", "0.5", "")
         assert beside.read_text() == ("step,epoch,samples,loss,logged.kl,accuracy,evaluation_s\n1,1,9,0.5,2.0,,0.1\n")
+    told: list[str] = []
+    file = RunObservers(metrics_files(path, told.append))
     file.started(replace(START, plan=replace(PLAN, start=Position(1, 0, 1))))
-    with pytest.raises(OptionError, match="other columns than this run"):
-        file.stepped(replace(STEP, step=2))
+    for number, has in ((2, {}), (3, {"mse": 1.0, "kl, of q": 2.0}), (4, {"mae": 1.0})):
+        file.stepped(replace(STEP, step=number, logged=has))
+    rows = list(csv.DictReader(path.open()))
+    assert [(row["step"], row["logged.kl, of q"]) for row in rows] == [("1", "nan"), ("2", ""), ("3", "2.0"), ("4", "")]
+    assert [str(path) in one and "no column for logged.mse, which is left out" in one for one in told] == [True]
     with pytest.raises(OptionError, match=r"m\.csv is a table for other programs(.|\n)*--metrics FILE\.jsonl"):
         read_run(path)
 

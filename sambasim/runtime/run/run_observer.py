@@ -26,6 +26,7 @@ from sambasim.records.metrics import (
 )
 from sambasim.runtime.run.plan import Plan
 from sambasim.runtime.watch.observer import forward_events
+from sambasim.units import first_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -101,7 +102,7 @@ class MetricsFile(RunObserver):
     ) -> None:
         self._path, self._warn, self._of_table = path, warn, of_table
         self._file: LineFile | None = None
-        self._head, self._lines = "", 0
+        self._head, self._lines, self._has_left = "", 0, False
 
     def started(self, start: Start) -> None:
         if not self._path.is_file():
@@ -129,13 +130,16 @@ class MetricsFile(RunObserver):
         return LineFile(self._path, "the metrics file", "--metrics FILE", self._warn, kept)
 
     def _row(self, record: Line) -> str:
-        """With the names of the columns before the first one."""
-        figures, kept = columns_of(record), self._head
-        self._head, row = _csv_line(figures), _csv_line(figures.values())
-        if kept not in ("", self._head):
-            what = f"{self._path} has other columns than this run"
-            raise OptionError(what, remedy="another place: --metrics FILE.csv")
-        return row if kept else self._head + row
+        """Of the columns of the head, which the first one gives; what has none is told once."""
+        figures, begun = columns_of(record), self._head
+        self._head = begun or _csv_line(figures)
+        names = next(csv.reader([self._head]))
+        if (left := [name for name in figures if name not in names]) and not self._has_left:
+            self._has_left = True
+            what = f"{self._path} has no column for {first_of(left, 3)}, which is left out"
+            self._warn(f"warning: {what}; a FILE.jsonl takes records of any names")
+        row = _csv_line(map(figures.get, names))
+        return row if begun else self._head + row
 
 
 def metrics_files(path: Path, warn: Callable[[str], None]) -> list[RunObserver]:
