@@ -43,13 +43,6 @@ _LONGEST_WAIT_S = 30.0  # a child that does nothing for so long waits for a thre
 _FRAME = re.compile(rb'File "(?P<file>[^"]+)", line (?P<line>\d+) in ')  # of faulthandler, innermost first
 
 
-class ChildTraceback(Exception):
-    """The traceback of an error in the child: the cause of the error that the parent raises."""
-
-    def __str__(self) -> str:
-        return f"\n{self.args[0]}"
-
-
 def in_child(work: Callable[[OnPhase], T], on_phase: OnPhase = lambda phase: None) -> T:
     """What `work` returns, in a child of this process; both results and errors must be such that pickle takes them.
     `on_phase` is called here with what `work` passes to its argument. A SambasimError of the child is raised here; any
@@ -112,7 +105,9 @@ class _Child:
                 error = kind.__new__(kind)  # whatever the class is made from
                 error.args = args
                 vars(error).update(state)
-                raise error from (ChildTraceback(trace) if trace else None)
+                if trace:
+                    error.add_note(f"in the child:\n{trace}")
+                raise error
         raise self._ended(crash)
 
     def _lives(self) -> bool:

@@ -81,9 +81,7 @@ def syncs_of(
 
 
 def group_sync(path: SyncPath, size_bytes: int, placement: Placement, budget: Budget, *, sliced: bool) -> GroupSync:
-    """The sync of a group of `size_bytes`. `sliced`: each replica updates a slice; between RDUs it always does."""
-    if placement.replicas == 1:
-        return GroupSync(Traffic(), Traffic(), "")
+    """How several replicas sync a group of `size_bytes`. `sliced`: each updates a slice, as between RDUs always."""
     if path is SyncPath.HOST:
         return _by_host(size_bytes, placement, sliced=sliced)
     cluster = placement.cluster
