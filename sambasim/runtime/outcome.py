@@ -155,7 +155,9 @@ def summarize(
     locations = setup.placement.locations()
     step: PredictedStep | str | None = None
     if setup.is_first:
-        step = predicted(setup.program, setup.inventory, setup.placement, path, steps.accumulation_steps)
+        step = "the PEF has a graph for each length of samples: sambasim simulate predicts them"
+        if not setup.document.further:
+            step = predicted(setup.program, setup.inventory, setup.placement, path, steps.accumulation_steps)
     progress = totals.progress
     measured = asdict(totals) | asdict(progress)
     measured["loss_scale"] = None if progress.loss_scale is None else progress.loss_scale.value
