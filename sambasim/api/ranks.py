@@ -4,23 +4,20 @@ import atexit
 import os
 import socket
 import sys
-import threading
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn
 
 from sambasim import leave_script
 from sambasim.commands.run import checked_pef, failure_details
 from sambasim.data.user_code import generators_kept
-from sambasim.errors import LaunchError, SambasimError, exit_code
+from sambasim.errors import LaunchError, SambasimError
 from sambasim.options.python_words import in_python
 from sambasim.options.run import RunOptions
 from sambasim.runtime.machine.communicator import Communicator, single_rank
-from sambasim.runtime.machine.launcher import FORWARDING_S, check_alone, find_launcher
+from sambasim.runtime.machine.launcher import check_alone, find_launcher, pmi_socket
 from sambasim.runtime.machine.mpi import connect, has_ended
 from sambasim.runtime.watch.status_file import Activity
 from sambasim.runtime.watch.supervisor import Failure, Supervisor
@@ -53,7 +50,6 @@ def _translate(error: SambasimError, *, compiles: bool = False) -> None:
 
 def connected() -> Communicator:
     """Collective at its first call. The ranks that mpirun started; else one, without MPI."""
-    atexit.unregister(_abort)  # somebody has caught that sys.exit
     launcher = find_launcher(os.environ)
     check_alone(os.environ, command())
     return single_rank(socket.gethostname()) if launcher is None or launcher.world_size == 1 else _of_mpirun()
@@ -61,8 +57,8 @@ def connected() -> Communicator:
 
 @cache
 def _of_mpirun() -> Communicator:
-    """From now on an exception or sys.exit(CODE) that ends this process ends the others, which would wait for it."""
-    world, hook, leave = connect(command()), sys.excepthook, sys.exit
+    """From now on an exception that ends this process ends the others, which would wait for it."""
+    world, hook = connect(command()), sys.excepthook
 
     def report(failure: Failure) -> None:
         if isinstance(failure.error, SambasimError):
@@ -74,18 +70,8 @@ def _of_mpirun() -> Communicator:
         with Supervisor(world, report=report):
             raise error.with_traceback(trace)
 
-    def leaves(code: Any = None, /) -> NoReturn:
-        if code not in (None, 0) and threading.current_thread() is threading.main_thread():
-            atexit.register(_abort, world, exit_code(SystemExit(code)))
-        leave(code)
-
-    sys.excepthook, sys.exit = end_all, leaves
+    sys.excepthook = end_all
     return world
-
-
-def _abort(world: Communicator, code: int) -> None:
-    time.sleep(FORWARDING_S)
-    world.abort(code)
 
 
 def same_call(world: Communicator, does: str) -> None:
@@ -104,7 +90,8 @@ def same_call(world: Communicator, does: str) -> None:
 def leave() -> None:
     """At the end of a script, a rank joins the others, whose next call would wait for it in vain."""
     launcher, has_joined = find_launcher(os.environ), _of_mpirun.cache_info().currsize
-    if launcher is not None and launcher.world_size > 1 and (has_joined or launcher.serves_this) and not has_ended():
+    is_rank = launcher is not None and launcher.world_size > 1 and (has_joined or pmi_socket() is not None)
+    if is_rank and not has_ended():
         with suppress(SambasimError, SystemExit):
             same_call(_of_mpirun(), _LEFT)
 

@@ -37,18 +37,13 @@ class Launcher(NamedTuple):
         return self.name == _OPEN_MPI
 
     @property
-    def serves_this(self) -> bool:
-        """Whether this process is a rank for certain, and not the child of one, which has its environment."""
-        return _pmi_socket() is not None
-
-    @property
     def wait_for_report_s(self) -> float:
         """How long a failed rank waits for rank 0's report (estimate): some launchers end all ranks at one exit."""
-        return 2.0 if self.rank > 0 and (self.is_open_mpi or _pmi_socket() is not None) else 0.0
+        return 2.0 if self.rank > 0 and (self.is_open_mpi or pmi_socket() is not None) else 0.0
 
     def end_job(self, exit_code: int) -> None:
         """End the job that this process has not joined by MPI: Hydra would let the others wait for it in MPI_Init."""
-        if self.world_size > 1 and (pmi := _pmi_socket()) is not None:
+        if self.world_size > 1 and (pmi := pmi_socket()) is not None:
             time.sleep(FORWARDING_S)
             with suppress(OSError):
                 os.write(pmi, f"cmd=abort exitcode={exit_code}\n".encode())  # of PMI-1
@@ -68,8 +63,8 @@ _LAUNCHERS = (
 under Slurm, MPICH's mpirun starts helpers with srun, whose step counts nodes, not ranks."""
 
 
-def _pmi_socket() -> int | None:
-    """The file descriptor by which Hydra, MPICH's mpirun, serves this process."""
+def pmi_socket() -> int | None:
+    """The file descriptor by which Hydra, MPICH's mpirun, serves this process, and not its children."""
     descriptor = _number(os.environ, "PMI_FD")
     with suppress(OSError):
         return descriptor if descriptor and stat.S_ISSOCK(os.fstat(descriptor).st_mode) else None
