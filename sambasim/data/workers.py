@@ -73,10 +73,11 @@ def _begin(parent: int | None, init: Callable[[int], object] | None, number: int
     for one in STOP_SIGNALS:
         signal.signal(one, lambda received, frame: None)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
-    try:
-        guarded(partial(init or abs, number), "worker_init_fn of the DataLoader", DataError)
-    except DataError as error:  # raised here, it would reach the parent as a text
-        _failed.append(error)
+    if init is not None:
+        try:
+            guarded(partial(init, number), "worker_init_fn of the DataLoader", DataError)
+        except DataError as error:  # raised here, it would reach the parent as a text
+            _failed.append(error)
 
 
 _failed: list[DataError] = []  # in this worker
