@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import torch
 from torch import nn
@@ -38,7 +37,7 @@ from sambasim.options.grammar import SYNTHETIC, TARGET
 from sambasim.options.training import ModelOptions, Sections
 from sambasim.pef import PefDocument, peek, read, seal
 from sambasim.pef.document import Compiled
-from sambasim.pef.files import join, record_compiled, writing
+from sambasim.pef.files import compile_several, record_compiled, writing
 from sambasim.runtime.run.replica import input_specs
 from sambasim.units import format_bytes
 
@@ -95,31 +94,31 @@ def compile_lengths(
     live: LiveModel, options: CompileOptions, on_phase: OnPhase = lambda phase: None, source: Source | None = None
 ) -> Compiled:
     """As `compile_proved`; with `data.buckets` a graph for each length, the longest first, in one PEF."""
-    lengths, data = sorted(options.data.buckets, reverse=True), options.data
-    if not lengths:
+    data = options.data
+    if not data.buckets:
         return compile_proved(live, options, on_phase, source)
-    done: dict[str, Compiled] = {}
-    with (
-        _hidden(options.pef_path) as hidden,
-        TemporaryDirectory(prefix=f".{options.name}.", dir=options.pef_path.parent) as parts,
-    ):
-        for length in lengths:
-            fitted = Fitted(source.train.collate, length, data.padding) if source else None
-            of_one = source and replace(source, train=source.train.with_collate(fitted))
-            inputs = of_length(live.example.inputs, length, data.padding)
-            whole = None if live.whole is None else of_length(live.whole, length, data.padding)
-            one = replace(live, example=live.example._replace(inputs=inputs), whole=whole)
-            chosen = options.model_copy(update={"output_folder": Path(parts, str(length))})
-            done[str(length)] = compile_proved(one, chosen, partial(_phase_of, on_phase, length), of_one)
-            _check_alike(done[str(lengths[0])].program, done[str(length)].program, length)
-        digest = join(hidden, {name: one.path for name, one in done.items()}).digest
-    first, *_ = done.values()
-    phases_s = {name: sum(one.phases_s.get(name, 0.0) for one in done.values()) for name in first.phases_s}
-    told = f"a graph for each length of samples, {', '.join(reversed(done))}, captured one after another"
-    each = dict.fromkeys(notice for one in done.values() for notice in one.notices)
-    return replace(
-        first, path=options.pef_path, digest=digest, notices=(told, *each, *record_compiled(digest)), phases_s=phases_s
-    )
+
+    done: list[Compiled] = []
+
+    def of_one(length: int, folder: Path) -> Compiled:
+        fitted = source
+        if source is not None:
+            collate = Fitted(source.train.collate, length, data.padding)
+            fitted = replace(source, train=source.train.with_collate(collate))
+        inputs = of_length(live.example.inputs, length, data.padding)
+        whole = None if live.whole is None else of_length(live.whole, length, data.padding)
+        one = replace(live, example=live.example._replace(inputs=inputs), whole=whole)
+        chosen, phase = options.model_copy(update={"output_folder": folder}), partial(_phase_of, on_phase, length)
+        done.append(compile_proved(one, chosen, phase, fitted))
+        _check_alike(done[0].program, done[-1].program, length)
+        return done[-1]
+
+    lengths = sorted(data.buckets, reverse=True)
+    first, *_ = compile_several(options.pef_path, {str(length): partial(of_one, length) for length in lengths}).values()
+    phases_s = {name: sum(one.phases_s.get(name, 0.0) for one in done) for name in first.phases_s}
+    told = f"a graph for each length of samples, {', '.join(map(str, lengths[::-1]))}, captured one after another"
+    each = dict.fromkeys(notice for one in (*done, first) for notice in one.notices)
+    return replace(first, notices=(told, *each), phases_s=phases_s)
 
 
 def _phase_of(on_phase: OnPhase, length: int, phase: str) -> None:

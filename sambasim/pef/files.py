@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, TypeVar
 
 from pydantic_core import PydanticSerializationError
@@ -39,6 +40,7 @@ from sambasim.pef.document import (
     VERSION,
     WRITER,
     Checked,
+    Compiled,
     FurtherGraph,
     PefDocument,
     PefHeader,
@@ -187,6 +189,20 @@ def join(path: Path, graphs: Mapping[str, Path]) -> PefDocument:
     metadata = {**document.metadata, FIRST_GRAPH: first}
     del further[first]
     return write(path, replace(document, metadata=metadata, further=further), weights)
+
+
+def compile_several(path: Path, works: Mapping[str, Callable[[Path], Compiled]]) -> dict[str, Compiled]:
+    """Writes a PEF of several graphs to `path`: each of `works`, by name, compiles one in a folder. Returns what they
+    gave, with that path."""
+    folder = path.parents[1]
+    folder.mkdir(parents=True, exist_ok=True)
+    done: dict[str, Compiled] = {}
+    with TemporaryDirectory(prefix=f".{path.stem}.", dir=folder) as parts:
+        for name, work in works.items():
+            done[name] = work(Path(parts, str(len(done))))
+        digest = join(path, {name: one.path for name, one in done.items()}).digest
+    told = record_compiled(digest)
+    return {name: replace(one, path=path, digest=digest, notices=(*one.notices, *told)) for name, one in done.items()}
 
 
 def _is_equal(tensor: "torch.Tensor", other: "torch.Tensor") -> bool:

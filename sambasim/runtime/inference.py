@@ -40,13 +40,13 @@ from sambasim.runtime.machine import process
 from sambasim.runtime.machine.communicator import Communicator, single_rank
 from sambasim.runtime.machine.process import Stream, derive, seed_everything, seed_torch
 from sambasim.runtime.metrics import Function, Metrics, Outcome
-from sambasim.runtime.run.graphs import Graphs, TensorOf, as_it_is, bound_graphs, shapes_of
+from sambasim.runtime.run.graphs import Graphs, as_it_is, bound_graphs, shapes_of
 from sambasim.runtime.run.order import first_order
 from sambasim.runtime.run.replica import Seeded, arguments_in, input_specs
 from sambasim.runtime.run.setup import blamed_on_strangers, check_sources, check_trusted
 from sambasim.runtime.transports.connect import Transport, Way, open_ranks
 from sambasim.runtime.transports.in_process import run_together
-from sambasim.runtime.values.memory import DeviceMemory, place_weights, write_tensors
+from sambasim.runtime.values.memory import DeviceMemory, TensorOf, place_weights, write_tensors
 from sambasim.runtime.watch.status_file import UNWATCHED, Activity
 from sambasim.units import counted
 
@@ -261,10 +261,6 @@ class _Rank:
         """Copy a batch for executor `number`, or running statistics."""
         for name, tensor in tensors.items():
             self._tensors[number][name].copy_(tensor)
-
-
-def _one_of(own: Mapping[str, Tensor], tensor_of: TensorOf, name: str) -> Tensor:
-    return own[name] if name in own else tensor_of(name)
 
 
 def infer(

@@ -6,9 +6,9 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, TypeAlias
 
 import torch
@@ -26,7 +26,7 @@ from sambasim.options.base import build
 from sambasim.options.compile import CompileOptions
 from sambasim.options.training import TrainingOptions
 from sambasim.pef.document import Compiled
-from sambasim.pef.files import join, record_compiled
+from sambasim.pef.files import compile_several
 from sambasim.samba import process
 from sambasim.samba.fingerprint import Request, fingerprint
 from sambasim.samba.flags import DTYPES, TENSOR_PARALLEL
@@ -203,18 +203,14 @@ def compile_request(asked: Mapping[str, Request], metadata: Mapping[str, object]
     path of the PEF. See `Session.compile`."""
     if "" in asked:
         return _print_compiled(asked, {"": _compiled(asked[""], metadata)})
+
+    def in_folder(graph: Request, folder: Path) -> Compiled:
+        options = graph.options.model_copy(update={"output_folder": folder})
+        return _compiled(replace(graph, options=options), metadata)
+
     path = next(iter(asked.values())).options.pef_path
-    folder = path.parents[1]
-    folder.mkdir(parents=True, exist_ok=True)
-    done: dict[str, Compiled] = {}
-    with TemporaryDirectory(prefix=f".{path.stem}.", dir=folder) as parts:
-        for name, graph in asked.items():
-            options = graph.options.model_copy(update={"output_folder": Path(parts, str(len(done)))})
-            done[name] = _compiled(replace(graph, options=options), metadata)
-        digest = join(path, {name: one.path for name, one in done.items()}).digest
-    told = record_compiled(digest)
-    done = {name: replace(one, path=path, notices=(*one.notices, *told)) for name, one in done.items()}
-    return _print_compiled(asked, done)
+    works = {name: partial(in_folder, graph) for name, graph in asked.items()}
+    return _print_compiled(asked, compile_several(path, works))
 
 
 def _compiled(asked: Request, metadata: Mapping[str, object]) -> Compiled:

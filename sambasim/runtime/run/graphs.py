@@ -5,17 +5,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TypeAlias
 
-from torch import Tensor
-
 from sambasim.data.buckets import Shapes
 from sambasim.ir.program import Program
 from sambasim.options.grammar import TARGET, ignored_class
 from sambasim.options.run import ResolvedRun
 from sambasim.pef import PefDocument, map_weights
 from sambasim.runtime.run.replica import input_specs
-from sambasim.runtime.values.memory import DeviceMemory
+from sambasim.runtime.values.memory import DeviceMemory, TensorOf
 
-TensorOf: TypeAlias = Callable[[str], Tensor]
 Graphs: TypeAlias = Callable[[DeviceMemory], Iterable[tuple[Program, TensorOf]]]
 """The graphs that share a memory, with the tensors of each by symbol."""
 

@@ -36,7 +36,7 @@ from sambasim.runtime.machine.process import Stream, derive, seed_everything, se
 from sambasim.runtime.run.order import Order
 from sambasim.runtime.run.streams import Dealt, State
 from sambasim.runtime.transports.connect import Transport
-from sambasim.runtime.values.memory import DeviceMemory
+from sambasim.runtime.values.memory import DeviceMemory, TensorOf
 from sambasim.runtime.values.optimizers import Optimizers, take_into
 from sambasim.runtime.watch.observer import StepObserver, report_spans, span
 
@@ -194,7 +194,7 @@ class Replica:
         overlaps: bool = True,
         skips_nonfinite: bool = False,
         observer: StepObserver | None = None,
-        graphs: Sequence[tuple[Program, Callable[[str], Tensor]]] = (),
+        graphs: Sequence[tuple[Program, TensorOf]] = (),
     ) -> None:
         program, memory = transport.program, transport.memory
         if program.loss is None:

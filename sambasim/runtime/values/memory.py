@@ -24,6 +24,7 @@ from sambasim.runtime.machine.node_memory import ByteArray, freeing, private_sto
 from sambasim.units import first_of
 
 Tensors: TypeAlias = Mapping[str, Tensor]
+TensorOf: TypeAlias = Callable[[str], Tensor]
 
 _SAVED = (SymbolKind.PARAMETER, SymbolKind.BUFFER)
 _STATE = (*_SAVED, SymbolKind.OPTIMIZER_STATE)
@@ -187,6 +188,11 @@ def byte_array(tensor: Tensor) -> ByteArray:
     return array
 
 
+def over(tensor_of: TensorOf, own: Tensors) -> TensorOf:
+    """`own` where it has the name, else `tensor_of`."""
+    return lambda name: own[name] if name in own else tensor_of(name)
+
+
 class DeviceMemory:
     """Typed views of the device memory of one rank; none copies. `shared`, if given, holds parameters and constants at
     the same offsets: the storage of another replica of the node."""
@@ -215,18 +221,16 @@ class DeviceMemory:
         """Have these tensors, by symbol, in place of its own."""
         self._views |= tensors
 
-    def of_graph(self, program: Program, weights: Tensors) -> Callable[[str], Tensor]:
+    def of_graph(self, program: Program, weights: Tensors) -> TensorOf:
         """The tensors of a further graph of the PEF, by symbol: this memory, and its own inputs and constants, which
         `weights` have."""
-        if program is self.program:
-            return self.tensor
         own: dict[str, Tensor] = {}
         for name in program.names_of(SymbolKind.INPUT, SymbolKind.CONSTANT):
             type_ = program.symbols[name].type
             own[name] = torch.zeros(type_.shape, dtype=getattr(torch, type_.dtype))
             if name in weights:
                 own[name].copy_(weights[name])
-        return lambda name: own[name] if name in own else self.tensor(name)
+        return over(self.tensor, own)
 
     def region(self, group: ParameterGroup, region: str) -> Tensor:
         """A flat tensor of `group`, in place. `region`: "parameter", "gradient" or a state of its optimizer."""
