@@ -28,8 +28,9 @@ def __getattr__(name: str) -> object:
 
 
 def leave_script() -> None:
-    if not {"sambasim.cli", "sambasim.samba"} & sys.modules.keys():  # which end by themselves
-        importlib.import_module("sambasim.api.ranks").leave()
+    ends_itself = bool({"sambasim.cli", "sambasim.samba"} & sys.modules.keys())
+    if "sambasim.api.ranks" in sys.modules or not ends_itself:
+        importlib.import_module("sambasim.api.ranks").leave(ends_itself)
 
 
 if {"PMI_SIZE", "OMPI_COMM_WORLD_SIZE"} & os.environ.keys():  # a script of mpirun

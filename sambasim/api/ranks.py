@@ -71,6 +71,8 @@ def _of_mpirun() -> Communicator:
             raise error.with_traceback(trace)
 
     sys.excepthook = end_all
+    atexit.unregister(leave_script)
+    atexit.register(leave_script)
     return world
 
 
@@ -87,11 +89,12 @@ def same_call(world: Communicator, does: str) -> None:
             raise LaunchError(what, remedy=remedy)
 
 
-def leave() -> None:
-    """At the end of a script, a rank joins the others, whose next call would wait for it in vain."""
+def leave(ends_itself: bool) -> None:
+    """At the end of a script, a rank joins the others, whose next call would wait for it in vain. `ends_itself`: it is
+    a command or an app, unless it has joined them already."""
     launcher, has_joined = find_launcher(os.environ), _of_mpirun.cache_info().currsize
-    is_rank = launcher is not None and launcher.world_size > 1 and (has_joined or pmi_socket() is not None)
-    if is_rank and not has_ended():
+    joins = has_joined or not (ends_itself or pmi_socket() is None)
+    if joins and launcher is not None and launcher.world_size > 1 and not has_ended():
         with suppress(SambasimError, SystemExit):
             same_call(_of_mpirun(), _LEFT)
 

@@ -98,6 +98,10 @@ class Evaluator:
         self._loaders: dict[tuple[int, int], DataLoader[object]] = {}  # to keep worker processes
         graphs = graphs or (lambda memory: [(memory.program, memory.tensor)])
         self._ranks = [[_Rank(rank, own, *graph) for graph in graphs(rank.memory)] for rank in ranks]
+        self._whole = [
+            *(rank.graphs for rank in self._ranks[0][:-1]),
+            _evaluation_graphs(program),
+        ]  # not those of a stage
 
     def use(self, tensors: Sequence[Mapping[str, Tensor]]) -> None:
         """Use these running statistics, of replica 0's ranks, or parameters."""
@@ -187,7 +191,7 @@ class Evaluator:
             rank.take(batch, number)
         of_ranks = run_together([rank.executors[number].run() for rank in ranks], self._hub, self._generators)
         of_first = next(filter(None, (outputs for (outputs,) in of_ranks)), {})
-        return outputs_in_order(ranks[0].graphs[number], of_first)
+        return outputs_in_order(self._whole[graph][number], of_first)
 
     def _sums_of(self, outputs: Sequence[Tensor], batch: Mapping[str, Tensor], count: int, graph: int) -> Sums:
         """The sums over the first `count` samples of a batch, from the outputs of the graph."""
@@ -237,6 +241,10 @@ class Evaluator:
         return count, 0, 0
 
 
+def _evaluation_graphs(program: Program) -> list[Graph]:
+    return [*filter(None, (program.evaluation, program.single))]
+
+
 class _Rank:
     """`program` on a rank of a replica, with inputs, running statistics and `own_kinds` of its own. `executors`: of its
     `graphs`, that of evaluation, and that at batch 1, if it has it."""
@@ -254,7 +262,7 @@ class _Rank:
                 graph, program, lambda name: tensors[name] if name in tensors else tensor_of(name), transport=transport
             )
 
-        self.graphs = [*filter(None, (program.evaluation, program.single))]
+        self.graphs = _evaluation_graphs(program)
         self.executors = [*map(executor, self.graphs, self._tensors)]
 
     def take(self, tensors: Mapping[str, Tensor], number: int = 0) -> None:
