@@ -2,7 +2,7 @@
 does. The caller's model, generators, caches and process stay as they were."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -28,7 +28,7 @@ from sambasim.data.datasets import Source, open_source
 from sambasim.errors import CaptureError, MachineError, ModelError, OptionError, SambasimError
 from sambasim.files import replacing
 from sambasim.hardware.budget import available_bytes
-from sambasim.ir.program import Program
+from sambasim.ir.program import ParameterGroup, Program
 from sambasim.ir.types import SymbolKind
 from sambasim.options.base import build
 from sambasim.options.compile import BUILD_FIELDS, CompileOptions
@@ -79,7 +79,7 @@ def named_in(
         model = build_model(options)
     on_phase("read an example batch")
     notices: list[str] = []
-    source = open_source(options.data, None)
+    source = open_source(options.padded_data, None)
     return model, example_batch(model, options, notices.append, source), source, tuple(notices)
 
 
@@ -94,7 +94,7 @@ def compile_lengths(
     live: LiveModel, options: CompileOptions, on_phase: OnPhase = lambda phase: None, source: Source | None = None
 ) -> Compiled:
     """As `compile_proved`; with `data.buckets` a graph for each length, the longest first, in one PEF."""
-    data = options.data
+    data = options.padded_data
     if not data.buckets:
         return compile_proved(live, options, on_phase, source)
 
@@ -109,7 +109,9 @@ def compile_lengths(
         whole = None if live.whole is None else of_length(live.whole, length, data.padding)
         one = replace(live, example=live.example._replace(inputs=inputs), whole=whole)
         chosen, phase = options.model_copy(update={"output_folder": folder}), partial(_phase_of, on_phase, length)
-        done.append(compile_proved(one, chosen, phase, fitted))
+        groups = done[0].program.groups if done else ()
+        work = partial(compile_live, one, chosen, groups=groups)
+        done.append(compile_proved(one, chosen, phase, fitted, work))
         _check_alike(done[0].program, done[-1].program, length)
         return done[-1]
 
@@ -132,18 +134,28 @@ def _check_alike(longest: Program, program: Program, length: int) -> None:
     def shared(program: Program) -> list[object]:
         types = {name: symbol.type for name, symbol in program.symbols.items() if symbol.kind not in own}
         members = [(group.optimizer, group.members) for group in program.groups]
-        return [types, members, program.names_of(SymbolKind.INPUT), program.loss]
+        told = program.loss, program.count, program.logged, program.evaluated, program.single is None
+        return [types, members, program.names_of(SymbolKind.INPUT), *told]
 
     if shared(longest) != shared(program):
         what = f"for samples of length {length} the model uses other parameters, buffers or inputs than for longer ones"
         raise CaptureError(what, remedy="use the same for each length, or leave out data.buckets")
 
 
-def compile_live(live: LiveModel, options: CompileOptions, on_phase: OnPhase, path: Path | None) -> Compiled:
+def compile_live(
+    live: LiveModel,
+    options: CompileOptions,
+    on_phase: OnPhase,
+    path: Path | None,
+    groups: Sequence[ParameterGroup] = (),
+) -> Compiled:
     watch = Stopwatch(on_phase)
     built = capture_model(live.model, live.example, options, watch, loss=live.loss)
     updates = updates_of(options.optimizer, live.own) if options.optimizer and live.own else None
-    return assemble(built, live.model, options, watch, updates, path=path)
+    gradients = built.program.names_of(SymbolKind.GRADIENT)
+    if {member.gradient for group in groups for member in group.members} != {*gradients}:
+        groups = ()
+    return assemble(built, live.model, options, watch, updates, path=path, groups=groups)
 
 
 def compile_proved(

@@ -40,7 +40,7 @@ from sambasim.compiler.update import Update
 from sambasim.errors import CaptureError, DataError, ModelError
 from sambasim.ir.dataflow import gathers
 from sambasim.ir.mesh import TENSOR
-from sambasim.ir.program import Program
+from sambasim.ir.program import ParameterGroup, Program
 from sambasim.ir.types import SymbolKind
 from sambasim.options.arguments import arguments_of
 from sambasim.options.compile import BUILD_FIELDS, CompileOptions
@@ -176,11 +176,13 @@ def assemble(
     updates: Sequence[Update] | None = None,
     metadata: Mapping[str, str] | None = None,
     path: Path | None = None,
+    groups: Sequence[ParameterGroup] = (),
 ) -> Compiled:
     """Run the passes that `options` ask for on what was captured, and write `OUTPUT/NAME/NAME.pef`, with `metadata`.
-    `updates` replaces their optimizer. At a `path` that is given it is not recorded as compiled by this account."""
+    `updates` replaces their optimizer; `groups`: see `pipeline`. At a `path` that is given it is not recorded as
+    compiled by this account."""
     notices: list[str] = []
-    program = run_pipeline(built.program, pipeline(options, updates, model, notices.append), watch.begin)
+    program = run_pipeline(built.program, pipeline(options, updates, model, notices.append, groups=groups), watch.begin)
     watch.begin("write the PEF")
     facts = {**(metadata or {}), **digests_of_model(built.program, built.weights, program.updates)}
     facts[SOURCES] = record(program, source_files(model), options.model.target or "")

@@ -27,7 +27,7 @@ from sambasim.hardware.budget import Budget, budget_of
 from sambasim.hardware.spec import load_device
 from sambasim.ir.graph import MADE_AGAIN, Graph, Node, Ref, Section, SectionKind, TorchConstant, renamed, with_sections
 from sambasim.ir.operators import OPERATORS, OperatorKind
-from sambasim.ir.program import Program
+from sambasim.ir.program import ParameterGroup, Program
 from sambasim.ir.ranks import symbols_of_ranks
 from sambasim.ir.schedule import Schedule, make, read_csv
 from sambasim.ir.types import ALIGNMENT_BYTES, DTYPE_BYTES, SymbolKind, align
@@ -284,9 +284,10 @@ def pipeline(
     model: nn.Module | None = None,
     tell: Callable[[str], None] = lambda notice: None,
     samples: int | None = None,
+    groups: Sequence[ParameterGroup] = (),
 ) -> Sequence[Pass]:
     """The passes that `options` ask for. `model` may have a plan for tensor parallelism; `tell` gets notices. Sections
-    are cut for a pass of `samples`, by default those of the program."""
+    are cut for a pass of `samples`, by default those of the program. `groups`: those that it is to have."""
     budget = budget_of(load_device(options.arch), options.num_tiles)
     partition = Partition(options.opt_level, budget, samples)
     passes: list[Pass] = [partition]
@@ -299,7 +300,7 @@ def pipeline(
     if updates and not options.inference:
         scales, masters = options.dtype == "fp16", options.keeps_master_weights
         how = (options.stochastic_rounding, options.gradient_groups, scales, masters, options.ema)
-        attach = AttachOptimizers(tuple(updates), *how)
+        attach = AttachOptimizers(tuple(updates), *how, tuple(replace(group, regions={}) for group in groups))
         passes.append(attach)
         if options.zero < 2:  # from then on replicas keep gradients in slices, which need no balance
             of_tied = attach.state_bytes

@@ -90,7 +90,8 @@ class AttachOptimizers:
     """Attach `updates`, which clip alike; every parameter with a gradient must belong to one. With
     `stochastic_rounding` steps round by draws that depend on a run's seed; with `scales_loss` they are skipped if
     gradients are not finite; with `master_weights` states are float32, and a copy of the parameters is one of them.
-    With an `ema`, their average over steps is one, too. Raises OptionError."""
+    With an `ema`, their average over steps is one, too. `groups`: those of another graph of the model, if it has the
+    same. Raises OptionError."""
 
     title: ClassVar[str] = "attach the optimizer"
     reaches: ClassVar[Progress] = Progress.OPTIMIZED
@@ -100,6 +101,7 @@ class AttachOptimizers:
     scales_loss: bool = False
     master_weights: bool = False
     ema: EmaOptions | None = None
+    groups: tuple[ParameterGroup, ...] = ()
 
     def __call__(self, program: Program) -> Program:
         bounds = {update.hyperparameters.get("max_grad_norm") for update in self.updates}
@@ -108,7 +110,7 @@ class AttachOptimizers:
             what = f"the optimizers have different max_grad_norm: {listed}; the norm is that of all gradients together"
             raise OptionError(what, remedy="give all of them the same max_grad_norm, or none of them")
         moves = _moved(program)
-        groups = _groups(program, self.updates, self.grouping, moves)
+        groups = self.groups or _groups(program, self.updates, self.grouping, moves)
         _check_used(program, self.updates, groups)
         if self.master_weights:
             groups = tuple(replace(group, state_dtype="float32") for group in groups)

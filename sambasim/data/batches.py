@@ -70,7 +70,7 @@ def _evened(samples: Sequence[Any], padding: Padding) -> Sequence[object]:
     if any(column.keys() != columns[0].keys() for column in columns):
         return samples  # torch's function says what differs
     for at, name in enumerate(columns[0]):
-        values = [column[name] for column in columns]
+        values = [torch.from_numpy(v) if isinstance(v := column[name], np.ndarray) else v for column in columns]
         tensors = [value for value in values if isinstance(value, Tensor) and value.ndim]
         if len(tensors) == len(values) and len({len(tensor) for tensor in tensors}) > 1:
             given = name if isinstance(samples[0], Mapping) or at >= len(padding.names) else padding.names[at]

@@ -3,7 +3,6 @@ to a sample; plain tensors, read in batches; and random samples."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from inspect import isgeneratorfunction
 from itertools import count
 from pathlib import Path
@@ -92,17 +91,6 @@ class WatchedDataset(Dataset[object]):
     def __len__(self) -> int:
         return len(self.chosen)
 
-    @cached_property
-    def lengths(self) -> Sequence[int]:
-        """Of all samples, which are read for it: that of the first value that has one."""
-        found: list[int] = []
-        for sample in map(self.__getitem__, range(len(self))):
-            values = (
-                sample.values() if isinstance(sample, Mapping) else sample if isinstance(sample, tuple) else [sample]
-            )
-            found.append(next((len(value) for value in values if isinstance(value, Tensor) and value.ndim), 0))
-        return found
-
     def stream(self, source: Any = None) -> Iterator[object]:
         """The samples of one epoch of a stream, or of `source`, a copy of it."""
         source = self.dataset if source is None else source
@@ -123,10 +111,9 @@ class WatchedDataset(Dataset[object]):
     def __getitems__(self, indices: Sequence[int]) -> Samples:
         chosen = [self.chosen[index] for index in indices]
         many = getattr(self.dataset, "__getitems__", None)
-        if not callable(many):
-            return Samples(map(self._read, chosen), self.name, chosen)
         try:
-            return Samples(many(chosen), self.name, chosen)
+            samples = many(chosen) if callable(many) else [self.dataset[index] for index in chosen]
+            return Samples(samples, self.name, chosen)
         except (Exception, SystemExit) as raised:
             whole = DataError(f"__getitems__ of {self.name} raised {summary(raised)}", where=user_line(raised))
             alone = map(self._read, chosen)

@@ -94,7 +94,9 @@ def _of_stream(batch: object) -> object:
 def batches_of(loader: "DataLoader[object]", name: str) -> Iterator[Batch]:
     """`iter(loader)`; `name` is the data source's. A batch raises DataError if a worker process died."""
     if not loader.num_workers:
-        return iter(loader)
+        make, read = loader.collate_fn, getattr(loader.dataset, "__getitems__", None)
+        # What DataLoader does for a batch takes as long as to make a small one.
+        return iter(loader) if read is None else (make(read(draw)) for draw in loader.batch_sampler or ())
     get_temp_dir()  # workers inherit it and this process deletes it; a killed worker would leave its own
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # workers inherit it
     try:

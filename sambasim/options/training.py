@@ -143,6 +143,8 @@ class DataOptions(DataFields, Options):
                 yield Problem(field, "is for synthetic data only", '--set data.source="synthetic"')
         if len({*self.buckets}) == 1 or 0 in self.buckets or len({*self.buckets}) < len(self.buckets):
             yield Problem("buckets", "must be several lengths of samples, each once", "--set 'data.buckets=[64, 128]'")
+        if self.padding and not self.buckets:
+            yield Problem("padding", "is for samples of several lengths", "--set 'data.buckets=[64, 128]'")
         unknown = [name for name in self.args if name != "seed"]
         if self.args and self.kind is grammar.SourceKind.FILE:
             yield Problem("args", "are for a data function, and a file takes none", "leave out data.args")
@@ -342,6 +344,14 @@ class Sections(Options):
     training: TrainingOptions = Field(default_factory=TrainingOptions)
     evaluation: EvaluationOptions = Field(default_factory=EvaluationOptions)
     arguments: dict[str, ArgumentOptions] = Field(default_factory=dict)
+
+    @property
+    def padded_data(self) -> DataOptions:
+        """`data`, whose padding of labels is the class that the loss leaves out, if it says nothing else."""
+        loss, given = self.loss, self.data.padding
+        leaves_out = loss is not None and loss.name in ("cross_entropy", "nll")
+        padding = {grammar.TARGET: grammar.ignored_class(loss.args), **given} if loss and leaves_out else given
+        return self.data.model_copy(update={"padding": padding})
 
     def problems(self) -> Iterator[Problem]:
         optimizer = self.optimizer

@@ -296,7 +296,9 @@ def infer(
         labels = {*names}.difference(spec.name for spec in input_specs(outputs_only))
         of_pef = live.data is None and "source" not in as_table(options.overrides.get("data"))
         with process.repeatable(threads):  # its module may set another number
-            source = open_source(resolved.data, tuple(specs), live, labels, resolved.evaluation if of_pef else None)
+            source = open_source(
+                resolved.padded_data, tuple(specs), live, labels, resolved.evaluation if of_pef else None
+            )
         activity.waits("waiting for peers to open the data")
         check_sources(communicator, [source])
         notices = list(changed(document)) if communicator.rank == 0 else []

@@ -18,7 +18,7 @@ from tests.benchmarks.workloads import LENGTHS, Pictures
 from tests.cli.typed import each
 from tests.support.installation import THIS
 
-_ROUNDS, _STEPS, _BATCH = 4, 60, 32
+_ROUNDS, _STEPS, _BATCH = 4, 100, 32
 
 
 def lengths(folder: Path) -> Iterator[Figure]:

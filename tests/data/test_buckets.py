@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from sambasim.data.batches import collate
 from sambasim.data.buckets import Shapes, of_length, resized
@@ -22,7 +23,7 @@ def _of(*lengths: int) -> list[dict[str, Any]]:
 
 
 def test_samples_are_padded_to_the_longest_of_their_batch() -> None:
-    by_name = collate(_of(2, 4), Padding({"y": -100}))
+    by_name = collate([{**one, "x": one["x"].numpy()} for one in _of(2, 4)], Padding({"y": -100}))
     assert isinstance(by_name, dict)
     assert by_name["x"].tolist() == [[1, 1, 0, 0], [1, 1, 1, 1]]
     assert by_name["y"].tolist() == [[1, 1, -100, -100], [1, 1, 1, 1]]
@@ -65,24 +66,44 @@ def test_the_first_graph_that_is_long_enough_takes_a_batch(length: int, number: 
 
 
 class _Texts:
+    """Of random lengths, which a seed decides."""
+
     def __len__(self) -> int:
-        return 400
+        return 3000
 
     def __getitem__(self, index: int) -> Tensor:
-        return torch.zeros(1 + index % 7)
+        return torch.zeros(1 + int(torch.randint(7, ())))
 
 
-def test_batches_have_samples_of_similar_lengths() -> None:
-    order = Order(WatchedDataset(_Texts(), "texts"), batch_size=2, shuffle=True, by_length=True)
-    first, second = order.begin(0), order.begin(1)
-    assert sorted(first) == sorted(second) == [*range(400)]
+def _lengths(order: Order, epoch: int) -> list[int]:
+    return [order._lengths[index] for index in order.begin(epoch)]
+
+
+def test_batches_have_samples_of_similar_lengths_alike_on_all_ranks() -> None:
+    data = WatchedDataset(_Texts(), "texts")
+    one, other = (Order(data, 5, size, shuffle=True, by_length=True) for size in (2, 8))
+    torch.manual_seed(9)
+    first, second = one.begin(0), one.begin(1)
+    assert sorted(first) == sorted(second) == [*range(3000)]
     assert first != second
-    lengths = [1 + index % 7 for index in first]
-    for start in range(0, 400, 100):  # 50 batches
-        assert lengths[start : start + 100] == sorted(lengths[start : start + 100], reverse=True)
+    assert other.begin(0) == first
+    lengths = _lengths(one, 0)
+    for start in (0, 1024, 2048):
+        assert lengths[start : start + 1024] == sorted(lengths[start : start + 1024], reverse=True)
+
+
+@pytest.mark.parametrize("loader", [DataLoader(_Texts(), 4), None])  # type: ignore[arg-type]  # what DataLoader takes
+def test_what_has_an_order_keeps_it(loader: DataLoader[Tensor] | None) -> None:
+    data = WatchedDataset(_Texts() if loader is None else loader, "texts")
+    assert [*Order(data, shuffle=loader is not None, by_length=True).begin(0)] == [*range(3000)]
 
 
 @pytest.mark.parametrize("buckets", [[64], [64, 64], [0, 64], [-1, 3], ["a", 2], 64])
 def test_buckets_are_several_lengths(buckets: object) -> None:
     with pytest.raises((OptionError, ValueError), match=r"buckets"):
         DataOptions.model_validate({"buckets": buckets})
+
+
+def test_padding_is_of_several_lengths() -> None:
+    with pytest.raises((OptionError, ValueError), match=r"padding"):
+        DataOptions.model_validate({"padding": {"x": 1}})

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import TypeAlias
 
 from sambasim.data.buckets import Shapes
+from sambasim.errors import OptionError
 from sambasim.ir.program import Program
-from sambasim.options.grammar import TARGET, ignored_class
+from sambasim.ir.types import SymbolKind
+from sambasim.options.problem import nearest
 from sambasim.options.run import ResolvedRun
 from sambasim.pef import PefDocument, map_weights
 from sambasim.runtime.run.replica import input_specs
@@ -26,11 +28,13 @@ def graphs_of(document: PefDocument) -> Mapping[str, PefDocument]:
 
 
 def shapes_of(document: PefDocument, run: ResolvedRun, change: Callable[[Program], Program] = as_it_is) -> Shapes:
-    """Labels are filled up with the class that the loss leaves out, other inputs with 0, if options do not say it."""
-    loss, padding = run.loss, run.data.padding
-    if loss is not None and loss.name in ("cross_entropy", "nll"):
-        padding = {TARGET: ignored_class(loss.args), **padding}
-    return Shapes([input_specs(change(graph.program)) for graph in graphs_of(document).values()], padding)
+    """Raises OptionError for padding of what is no input."""
+    inputs, padding = [input_specs(change(graph.program)) for graph in graphs_of(document).values()], run.data.padding
+    names = [*document.program.names_of(SymbolKind.INPUT)]
+    if unknown := next((name for name in padding if name not in names), None):
+        what = f"data.padding.{unknown} is of no input: these are {', '.join(names)}"
+        raise OptionError(what, remedy=f"--set data.padding.{nearest(unknown, names) or names[0]}={padding[unknown]:g}")
+    return Shapes(inputs, run.padded_data.padding)
 
 
 def bound_graphs(

@@ -9,17 +9,21 @@ import copy
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 from torch.utils.data.distributed import DistributedSampler
 
 from sambasim.data import loaders
+from sambasim.data.batches import values_of
 from sambasim.data.datasets import WatchedDataset
 from sambasim.data.user_code import guarded, set_epoch
 from sambasim.errors import DataError
 from sambasim.runtime.machine.process import Stream, derive, seed_everything
 
-_BATCHES_BY_LENGTH = 50
-"""As `group_by_length` of transformers' Trainer: of so many batches at a time, longer samples come first."""
+_SAMPLES_BY_LENGTH = 1024
+"""Of so many samples at a time, longer ones come first, as by `group_by_length` of transformers' Trainer; not of so
+many batches, so that a run can be resumed with batches of another size."""
 
 
 class Order:
@@ -36,10 +40,12 @@ class Order:
         shuffle: bool = False,
         by_length: bool = False,
     ) -> None:
-        self._dataset, self._seed, self._size, self._by_length = dataset, seed, batch_size, by_length
+        self._dataset, self._seed, self._size, self._by_length = dataset, seed, batch_size, False
+        self._lengths: list[int] = []
         loader, self._of_batches, self._drawn, self._order = dataset.loader, False, 0, list[int]()
         if loader is None or not dataset.is_sampled:
             is_random = shuffle if loader is None else loaders.shuffles(loader)
+            self._by_length = by_length and bool(is_random)
             # With one replica it yields the whole order of the epoch.
             self._sampler: Any = DistributedSampler(dataset, 1, 0, shuffle=bool(is_random), seed=seed)
             return
@@ -60,15 +66,16 @@ class Order:
     def begin(self, epoch: int) -> Sequence[int]:
         """Collective in effect: all ranks draw alike. Calls what has a `set_epoch`. Raises DataError for indices that
         the data does not have."""
+        if self._by_length and not self._lengths:
+            self._lengths = [self._length(at) for at in range(len(self._dataset))]
         set_epoch(self._dataset.dataset, epoch)
         if not self._dataset.is_sampled:
             set_epoch(self._sampler, epoch)
             order = list(self._sampler)
             if not self._by_length:
                 return order
-            size, lengths = _BATCHES_BY_LENGTH * self._size, self._dataset.lengths
-            pieces = (order[at : at + size] for at in range(0, len(order), size))
-            return [at for piece in pieces for at in sorted(piece, key=lengths.__getitem__, reverse=True)]
+            pieces = (order[at : at + _SAMPLES_BY_LENGTH] for at in range(0, len(order), _SAMPLES_BY_LENGTH))
+            return [at for piece in pieces for at in sorted(piece, key=self._lengths.__getitem__, reverse=True)]
         while self._drawn <= epoch:  # a generator of the user's goes on from epoch to epoch
             seed_everything(derive(self._seed, 0, self._drawn, 0, Stream.ORDER))
             for one in (self._sampler, getattr(self._sampler, "sampler", None)):
@@ -85,6 +92,11 @@ class Order:
                 what = f"{self._who} gives {len(self._order)} in epoch {self._drawn}, and {before} in the first"
                 raise DataError(what, remedy="let it give as many in each epoch")
         return self._order
+
+    def _length(self, index: int) -> int:
+        seed_everything(derive(self._seed, 0, 0, index, Stream.ORDER))  # on all ranks alike, also of random samples
+        values = (value for _, value in values_of(self._dataset[index]))
+        return max((len(value) for value in values if isinstance(value, Tensor | np.ndarray) and value.ndim), default=0)
 
     def _draw(self) -> Iterator[int]:
         if not self._of_batches:

@@ -243,6 +243,12 @@ class Replica:
         report_spans(self, observer, self.rank)
         self._update.observe(observer)
 
+    def read_ahead(self) -> int:
+        """The number of the graph that the next step needs; of a parameter server the first."""
+        if self.observer is not None:
+            self.observer.batch_begins(self.rank, 0)
+        return 0 if self.shard is None else self.shard.graph_of_step()
+
     def use_graph(self, number: int) -> None:
         """In the next steps."""
         self._graph, self.executor = number, self._executors[number]
@@ -272,7 +278,7 @@ class Replica:
                 partial(self._seed_pass, step, micro_step * count) if self._draws else None,
                 accumulate=micro_step > 0,
                 last=micro_step == micro_steps - 1,
-                overlapping=self._update.overlapping,
+                overlapping=self._update.overlapping if self._graph == len(self._executors) - 1 else (),
             )
             for of_batch in outputs:
                 for at, name in enumerate(self._told):

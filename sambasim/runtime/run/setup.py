@@ -202,7 +202,7 @@ def open_sources(setup: Setup, given: Given) -> Sequence[Source]:
     for _ in setup.ranks:
         seed_everything(derive(setup.seed, 0, 0, 0, Stream.SOURCE))
         with repeatable(setup.threads):  # its module may set a number of threads
-            sources.append(open_source(resolved.data, specs, given, held_out_by=resolved.evaluation))
+            sources.append(open_source(resolved.padded_data, specs, given, held_out_by=resolved.evaluation))
     return sources
 
 

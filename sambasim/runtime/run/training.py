@@ -254,10 +254,9 @@ class Trainer:
         if self._arguments:
             self.set_arguments(epoch)
         if self._agree is not None:
-            own = (one.shard.graph_of_step() for one in self._replicas if one.shard is not None)
-            number = self._agree(max(own, default=0))  # a parameter server has none
+            graph = self._agree(max(replica.read_ahead() for replica in self._replicas))
             for replica in self._replicas:
-                replica.use_graph(number)
+                replica.use_graph(graph)
         scale = progress.loss_scale
         used = 1.0 if scale is None else scale.value
         steps = [replica.step(number, updates + 1, rate, used, self._request) for replica in self._replicas]
