@@ -18,18 +18,20 @@ from tests.benchmarks.workloads import LENGTHS, Pictures
 from tests.cli.typed import each
 from tests.support.installation import THIS
 
-_ROUNDS, _STEPS, _BATCH = 4, 100, 32
+_ROUNDS, _STEPS, _BATCH = 4, 256, 32
 
 
 def lengths(folder: Path) -> Iterator[Figure]:
-    """Seconds of a step on texts of three lengths, with a graph for each, against all padded to the longest: by the
-    ratio of their elements."""
+    """Seconds of a step on 1024 texts of three lengths, with a graph for each, against all padded to the longest, by
+    the ratio of their elements."""
     where = workloads.__name__
     buckets = {"buckets": f"data.buckets={[*LENGTHS]}", "padded": "data.buckets=[]"}
     for name, field in buckets.items():
         source = f"data.source={where}:{'texts_of_lengths' if name == 'buckets' else 'padded_texts'}"
         fields = each("--set", (source, field, "optimizer.name=adamw"))
-        THIS.call("compile", f"{where}:SplitGPT", *fields, "-b", "4", "--pef-name", name, "--check", "0", folder=folder)
+        THIS.call(
+            "compile", f"{where}:two_layers", *fields, "-b", "4", "--pef-name", name, "--check", "0", folder=folder
+        )
 
     def seconds(name: str) -> list[float]:
         run = ("run", "--pef", name, "--steps", str(_STEPS), "--threads", "1", "--no-evaluate", "--json")
@@ -44,9 +46,11 @@ def lengths(folder: Path) -> Iterator[Figure]:
 
 def reading(folder: Path) -> Iterator[Figure]:
     """Seconds of an epoch through a DataLoader object with a sampler, against a loop over it."""
+    pictures = Pictures()
+    count = len(pictures) // _BATCH
     for workers in (0, 2):
-        often = WeightedRandomSampler([1.0] * len(Pictures()), len(Pictures()))
-        loader = DataLoader(Pictures(), _BATCH, sampler=often, num_workers=workers)
+        often = WeightedRandomSampler([1.0] * len(pictures), len(pictures))
+        loader = DataLoader(pictures, _BATCH, sampler=often, num_workers=workers)
         shapes = Shapes([[parse_input("x", "float32[3, 32, 32]"), parse_input("target", "int64[]")]], {})
         dataset = WatchedDataset(loader, "pictures")
         options = DataOptions(source="digits", workers=workers)
@@ -55,7 +59,7 @@ def reading(folder: Path) -> Iterator[Figure]:
         def ours(shard: Shard = shard) -> list[float]:
             began_s = perf_counter()
             shard.begin_epoch(0, 0)
-            for _ in range(len(Pictures()) // _BATCH):
+            for _ in range(count):
                 shard.next_batch()
             return [perf_counter() - began_s]
 
@@ -65,5 +69,5 @@ def reading(folder: Path) -> Iterator[Figure]:
                 pass
             return [perf_counter() - began_s]
 
-        medians = in_turns({"sambasim": ours, "DataLoader": torchs}, _ROUNDS, warm=True)
+        medians = in_turns({"sambasim": ours, "DataLoader": torchs}, 5 * _ROUNDS, warm=True)
         yield Figure(f"an epoch read, {workers} workers", "sambasim", "DataLoader", "ratio at most 1", medians)

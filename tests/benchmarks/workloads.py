@@ -148,6 +148,10 @@ def eight_layers() -> nn.Module:
     return SplitGPT(layers=8)
 
 
+def two_layers() -> nn.Module:
+    return SplitGPT(layers=2)
+
+
 def gpt() -> nn.Module:
     """6 layers of width 384 over 128 characters: 10.7 million parameters."""
     return CharGPT(layers=6, heads=6, width=384, length=128)

@@ -6,6 +6,7 @@ the run's seed and the epoch.
 """
 
 import copy
+import random
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -21,9 +22,9 @@ from sambasim.data.user_code import guarded, set_epoch
 from sambasim.errors import DataError
 from sambasim.runtime.machine.process import Stream, derive, seed_everything
 
-_SAMPLES_BY_LENGTH = 1024
-"""Of so many samples at a time, longer ones come first, as by `group_by_length` of transformers' Trainer; not of so
-many batches, so that a run can be resumed with batches of another size."""
+_BY_LENGTH, _ALIKE = 1024, 64
+"""So many samples are sorted by length, and stay so many together, in pieces whose order is random: as batches by
+`group_by_length` of transformers' Trainer, but a run can be resumed with batches of another size."""
 
 
 class Order:
@@ -74,8 +75,13 @@ class Order:
             order = list(self._sampler)
             if not self._by_length:
                 return order
-            pieces = (order[at : at + _SAMPLES_BY_LENGTH] for at in range(0, len(order), _SAMPLES_BY_LENGTH))
-            return [at for piece in pieces for at in sorted(piece, key=self._lengths.__getitem__, reverse=True)]
+            pieces: list[Sequence[int]] = []
+            for start in range(0, len(order), _BY_LENGTH):
+                ordered = sorted(order[start : start + _BY_LENGTH], key=self._lengths.__getitem__)
+                alike = [ordered[at : at + _ALIKE] for at in range(0, len(ordered), _ALIKE)]
+                random.Random(derive(self._seed, 0, epoch, start, Stream.ORDER)).shuffle(alike)
+                pieces += alike
+            return [at for piece in pieces for at in piece]
         while self._drawn <= epoch:  # a generator of the user's goes on from epoch to epoch
             seed_everything(derive(self._seed, 0, self._drawn, 0, Stream.ORDER))
             for one in (self._sampler, getattr(self._sampler, "sampler", None)):
