@@ -15,7 +15,6 @@ import os
 import sys
 
 __version__ = "0.1.0"
-_PROCESS = os.getpid()
 
 __all__ = ["Pef", "Prediction", "Run", "SambasimError", "Simulation", "compile", "load", "predict", "run", "simulate"]
 
@@ -29,8 +28,6 @@ def __getattr__(name: str) -> object:
 
 
 def leave_script() -> None:
-    if os.getpid() != _PROCESS:  # a child of the script's own
-        return
     ends_itself = bool({"sambasim.cli", "sambasim.samba"} & sys.modules.keys())
     if "sambasim.api.ranks" in sys.modules or not ends_itself:
         importlib.import_module("sambasim.api.ranks").leave(ends_itself)

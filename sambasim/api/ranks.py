@@ -25,6 +25,8 @@ from sambasim.terminal.output import report_error
 from sambasim.units import numbered
 
 _CALLED, _LEFT = "called sambasim.", "left the program"
+_joined: set[int] = set()
+"""The process, once it has joined; a child that it forks has its memory, and is no rank."""
 
 
 @contextmanager
@@ -73,6 +75,7 @@ def _of_mpirun() -> Communicator:
     sys.excepthook = end_all
     atexit.unregister(leave_script)
     atexit.register(leave_script)
+    _joined.add(os.getpid())
     return world
 
 
@@ -92,8 +95,9 @@ def same_call(world: Communicator, does: str) -> None:
 def leave(ends_itself: bool) -> None:
     """At the end of a script, a rank joins the others, whose next call would wait for it in vain. `ends_itself`: it is
     a command or an app, unless it has joined them already."""
-    launcher, has_joined = find_launcher(os.environ), _of_mpirun.cache_info().currsize
-    joins = has_joined or not (ends_itself or pmi_socket() is None)
+    launcher, has_joined = find_launcher(os.environ), os.getpid() in _joined
+    is_child = bool(_joined) and not has_joined
+    joins = has_joined or not (ends_itself or is_child or pmi_socket() is None)
     if joins and launcher is not None and launcher.world_size > 1 and not has_ended():
         with suppress(SambasimError, SystemExit):
             same_call(_of_mpirun(), _LEFT)

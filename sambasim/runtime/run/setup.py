@@ -165,7 +165,8 @@ def check_trusted(path: Path, document: PefDocument, options: RunOptions, commun
         )
     with communicator.alike():
         if communicator.rank == 0:  # it imports a part of torch that takes a second
-            check_operators(document.program)
+            for graph in document.graphs.values():
+                check_operators(graph.program)
 
 
 @contextmanager
