@@ -207,6 +207,7 @@ class Trainer:
     ) -> None:
         self._replicas, self._hub, self._plan, self._training = replicas, hub, plan, training
         self._samples, self._counts_updates = plan.samples_per_step, training.schedule.counts_updates
+        self._has_schedule = training.schedule.name != "constant" or training.schedule.warmup_steps > 0
         self._optimizers, self._loss_dtype = replicas[0].optimizers, replicas[0].loss_dtype
         self._request, self._agree = request, agree
         self._arguments = [pair for replica in replicas for pair in arguments_in(replica.memory, arguments or {})]
@@ -247,10 +248,12 @@ class Trainer:
         if observer is not None:
             observer.step_begins(number)
         began_ns = perf_counter_ns()
-        rate = learning_rate_factor(schedule, updates if self._counts_updates else number, self._plan.steps)
-        if (momentum := cycled_momentum(schedule, updates)) is not None:
-            for replica in self._replicas:
-                replica.optimizers.cycle(momentum)
+        rate = 1.0
+        if self._has_schedule:
+            rate = learning_rate_factor(schedule, updates if self._counts_updates else number, self._plan.steps)
+            if (momentum := cycled_momentum(schedule, updates)) is not None:
+                for replica in self._replicas:
+                    replica.optimizers.cycle(momentum)
         if self._arguments:
             self.set_arguments(epoch)
         if self._agree is not None:

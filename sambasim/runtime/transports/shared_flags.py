@@ -99,18 +99,20 @@ class NodeFlags:
     def put(self, slot: int, losses: Sequence[float], request: int) -> None:
         """Store the loss and a request in `slot`, 0 or 1; the next published counter makes them visible."""
         at = _NUMBERS_AT + self._of_slot * slot
-        self._own_floats[at] = request
-        for place, loss in enumerate(losses, at + 1):
-            self._own_floats[place] = loss
+        own = self._own_floats
+        own[at] = request
+        for loss in losses:
+            at += 1
+            own[at] = loss
 
     def numbers(self, slot: int) -> tuple[Sequence[float], int]:
         """The contents of `slot` of all ranks of the node: the losses by local rank, and the largest request."""
         at = _NUMBERS_AT + self._of_slot * slot
-        largest = 0.0
+        places, largest = range(at + 1, at + self._of_slot), 0.0
         losses: list[float] = []
         for floats in self._floats:
-            for place in range(at + 1, at + self._of_slot):
+            for place in places:
                 losses.append(floats[place])
-            if floats[at] > largest:
-                largest = floats[at]
+            if (request := floats[at]) > largest:
+                largest = request
         return losses, int(largest)
