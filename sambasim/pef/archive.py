@@ -8,7 +8,7 @@ import mmap
 import os
 import struct
 import zipfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from sambasim.errors import PefError, shortened
+from sambasim.errors import InternalError, PefError, shortened
 from sambasim.files import in_memory, regular
 from sambasim.ir.types import DTYPE_BYTES, Symbol, SymbolKind, align
 from sambasim.units import MIB, format_bytes
@@ -236,6 +236,20 @@ def weights_layout(symbols: Iterable[Symbol]) -> Layout:
     text = json.dumps(entries, separators=(",", ":"), sort_keys=True, ensure_ascii=False).encode()
     length = align(_LENGTH_BYTES + len(text), ALIGNMENT_BYTES) - _LENGTH_BYTES
     return Layout(length.to_bytes(_LENGTH_BYTES, "little") + text.ljust(length), tuple(places), stop)
+
+
+def check_tensors(layout: Layout, tensors: "Mapping[str, torch.Tensor]") -> None:
+    """Raises InternalError unless there is one dense CPU tensor for each symbol of `layout`, of its type."""
+    import torch
+
+    if unequal := {symbol.name for symbol, _ in layout.places} ^ tensors.keys():
+        raise InternalError(f"{min(unequal)} has no tensor, or is no parameter, buffer or constant of the program")
+    for symbol, _ in layout.places:
+        tensor = tensors[symbol.name]
+        fits = tensor.dtype is getattr(torch, symbol.type.dtype) and tuple(tensor.shape) == symbol.whole.shape
+        if not (fits and tensor.layout is torch.strided and tensor.device.type == "cpu"):
+            found = f"{tensor.dtype}{list(tensor.shape)}, {tensor.layout}, on {tensor.device}"
+            raise InternalError(f"{symbol.name} must be a dense {symbol.whole} on the CPU, and is {found}")
 
 
 def bytes_of(tensor: "torch.Tensor") -> memoryview:

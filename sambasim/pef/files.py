@@ -27,6 +27,7 @@ from sambasim.pef.archive import (
     Layout,
     Rule,
     bytes_of,
+    check_tensors,
     map_tensors,
     open_pef,
     refusal,
@@ -155,10 +156,11 @@ def _check_content(archive: Archive, document: PefDocument, path: Path) -> None:
 
 def write(path: Path, document: PefDocument, weights: "Mapping[str, torch.Tensor]") -> PefDocument:
     """Writes `document` and its weights (by the names of `document.stored`) to `path`; returns it with its digests.
-    The file appears when it is complete; on an error nothing is left. Raises InternalError for a wrong program,
-    UserError for what is not JSON, MachineError if the file cannot be written."""
+    The file appears when it is complete; on an error nothing is left. Raises InternalError for a wrong program or
+    weights, UserError for what is not JSON, MachineError if the file cannot be written."""
     _verify(document)
     layout = weights_layout(document.stored.values())
+    check_tensors(layout, weights)
     size_bytes = len(_json(document, "0" * 64))
     if size_bytes > LARGEST_MANIFEST_BYTES:
         limit = format_bytes(LARGEST_MANIFEST_BYTES)
@@ -224,6 +226,8 @@ def writing(path: Path, remedy: str) -> AbstractContextManager[None]:
 
 def _json(document: PefDocument, weights_sha256: str) -> bytes:
     """The manifest. Raises UserError for what cannot be written as JSON."""
+    if not _FILE_NAME.fullmatch(document.program.name):
+        raise InternalError(f"{document.program.name!r} cannot be the name of a program: it is no name of a file")
     try:
         return manifest_json(replace(document, weights_sha256=weights_sha256))
     except (PydanticSerializationError, ValueError) as error:

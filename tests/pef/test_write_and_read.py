@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sambasim import pef
-from sambasim.errors import InvariantError, MachineError, PefError, SambasimError, UserError
+from sambasim.errors import InternalError, InvariantError, MachineError, PefError, SambasimError, UserError
 from sambasim.ir.graph import TORCH_CONSTANTS, Argument, ComplexNumber, Ref, TorchConstant
 from sambasim.ir.mesh import Axis
 from sambasim.ir.program import Program
@@ -124,6 +124,7 @@ def test_mapped_weights_share_pages_and_never_change_the_file(tmp_path: Path) ->
     [
         ({"data_source": {"rate": float("nan")}}, UserError, "cannot be written as JSON"),
         ({"metadata": {"path": "\ud800"}}, UserError, "is not Unicode: "),
+        ({"program": replace(sample_program(), name="a/b")}, InternalError, "'a/b' cannot be the name of a program"),
         ({"program": replace(sample_program(), device_bytes=64)}, InvariantError, "invariant 7"),
     ],
 )
