@@ -70,7 +70,7 @@ def _evened(samples: Sequence[Any], padding: Padding) -> Sequence[object]:
     if any(column.keys() != columns[0].keys() for column in columns):
         return samples  # torch's function says what differs
     for at, name in enumerate(columns[0]):
-        values = [torch.from_numpy(v) if isinstance(v := column[name], np.ndarray) else v for column in columns]
+        values = [torch.as_tensor(v) if _is_of_numbers(v := column[name]) else v for column in columns]
         tensors = [value for value in values if isinstance(value, Tensor) and value.ndim]
         if len(tensors) == len(values) and len({len(tensor) for tensor in tensors}) > 1:
             given = name if isinstance(samples[0], Mapping) or at >= len(padding.names) else padding.names[at]
@@ -78,6 +78,10 @@ def _evened(samples: Sequence[Any], padding: Padding) -> Sequence[object]:
             for column, tensor in zip(columns, padded, strict=True):
                 column[name] = tensor
     return columns if isinstance(samples[0], Mapping) else [tuple(column.values()) for column in columns]
+
+
+def _is_of_numbers(value: object) -> bool:
+    return isinstance(value, np.ndarray) and value.dtype.kind in "biuf"
 
 
 def _column(samples: Sequence[object], name: object) -> object:

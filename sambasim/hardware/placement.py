@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 
 from sambasim.errors import LaunchError, OptionError, PefError
 from sambasim.hardware.budget import whole_tiles
@@ -125,7 +125,12 @@ def place(count: int, device: DeviceSpec, tiles: int | None, cluster: ClusterSpe
         holds = f"{cluster.name} holds at most {most}: {_limits(per_rdu, cluster)}, {counted(cluster.nodes, 'node')}"
         remedy = f"ask for {most} or fewer, or for more nodes in the cluster"
         raise OptionError(f"{counted(count, noun)}, and {holds}", remedy=remedy)
-    return Placement(cluster, tiles, per_rdu, tuple(replica // on_full_node for replica in range(count)))
+    return Placement(cluster, tiles, per_rdu, _nodes(count, on_full_node))
+
+
+@cache  # a planner places thousands of replicas again and again
+def _nodes(count: int, on_full_node: int) -> tuple[int, ...]:
+    return tuple(replica // on_full_node for replica in range(count))
 
 
 def place_replicas(

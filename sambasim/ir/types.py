@@ -11,7 +11,7 @@ from typing import Annotated, TypeAlias
 
 from annotated_types import Interval
 
-from sambasim.errors import LARGEST_BYTES, LARGEST_COUNT, LARGEST_INTEGER, MOST_REPLICAS
+from sambasim.errors import LARGEST_BYTES, LARGEST_COUNT, LARGEST_INTEGER, MOST_REPLICAS, InternalError
 
 Size: TypeAlias = Annotated[int, Interval(ge=0, le=LARGEST_BYTES)]
 Count: TypeAlias = Annotated[int, Interval(ge=0, le=LARGEST_COUNT)]
@@ -140,7 +140,10 @@ Slice: TypeAlias = tuple[int, int]  # start and stop, in elements
 
 def cut(numel: int, world_size: int) -> tuple[Slice, ...]:
     """The slices of `numel` elements, one for each of `world_size` replicas, in rank order; some may be empty.
-    They are disjoint, cover everything, and differ by at most 64 elements (and a ragged end)."""
+    They are disjoint, cover everything, and differ by at most 64 elements (and a ragged end). Raises InternalError if
+    the world size is not positive."""
+    if world_size < 1:
+        raise InternalError(f"cannot cut for {world_size} replicas")
     granules = -(-numel // ALIGNMENT_ELEMENTS)
     cuts = [min(rank * granules // world_size * ALIGNMENT_ELEMENTS, numel) for rank in range(world_size + 1)]
     return tuple(pairwise(cuts))

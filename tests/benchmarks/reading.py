@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 
@@ -38,7 +39,7 @@ def lengths(folder: Path) -> Iterator[Figure]:
         summary = json.loads(THIS.call(*run, folder=folder))
         return [summary["training_s"] / summary["steps"]]
 
-    medians = in_turns({name: lambda name=name: seconds(name) for name in buckets}, _ROUNDS)  # type: ignore[misc]  # the default binds the name
+    medians = in_turns({name: partial(seconds, name) for name in buckets}, _ROUNDS)
     share = sum(LENGTHS) / len(LENGTHS) / LENGTHS[-1]
     medians["elements"] = medians["padded"] * share
     yield Figure("step on texts of three lengths", "buckets", "elements", "ratio at most 1.1", medians)

@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from sambasim.data.batches import collate
 from sambasim.data.buckets import Shapes, of_length, resized
@@ -31,7 +32,16 @@ def test_samples_are_padded_to_the_longest_of_their_batch() -> None:
     by_place = collate(
         [(torch.ones(1), torch.zeros(1)), (torch.ones(2), torch.zeros(2))], Padding({"y": 7}, ("x", "y"))
     )
-    assert [column.tolist() for column in by_place] == [[[1, 0], [1, 1]], [[0, 7], [0, 0]]]  # type: ignore[union-attr]  # of tuples it makes a list
+    assert isinstance(by_place, list)
+    assert [column.tolist() for column in by_place] == [[[1, 0], [1, 1]], [[0, 7], [0, 0]]]
+
+
+def test_arrays_of_text_are_left_as_they_are() -> None:
+    samples = [{"x": torch.ones(n), "words": np.array(["a"] * n)} for n in (1, 2)]
+    found = collate(samples, Padding())
+    assert isinstance(found, dict)
+    assert found["x"].tolist() == [[1, 0], [1, 1]]
+    assert isinstance(found["words"], DataError)
 
 
 def test_what_does_not_fit_together_is_told_as_without_buckets() -> None:
@@ -65,7 +75,7 @@ def test_the_first_graph_that_is_long_enough_takes_a_batch(length: int, number: 
     assert found["x"][:, length:].eq(5).all()
 
 
-class _Texts:
+class _Texts(Dataset[Tensor]):
     """Of random lengths, which a seed decides."""
 
     def __len__(self) -> int:
@@ -93,7 +103,7 @@ def test_batches_have_samples_of_similar_lengths_alike_on_all_ranks() -> None:
     assert pieces[:16] != sorted(pieces[:16])
 
 
-@pytest.mark.parametrize("loader", [DataLoader(_Texts(), 4), None])  # type: ignore[arg-type]  # what DataLoader takes
+@pytest.mark.parametrize("loader", [DataLoader(_Texts(), 4), None])
 def test_what_has_an_order_keeps_it(loader: DataLoader[Tensor] | None) -> None:
     data = WatchedDataset(_Texts() if loader is None else loader, "texts")
     assert [*Order(data, shuffle=loader is not None, by_length=True).begin(0)] == [*range(3000)]

@@ -1,6 +1,7 @@
 """The scripts of tests/parity/scripts, in every layout, beside plain PyTorch in one process."""
 
 from collections.abc import Mapping
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,11 @@ from tests.support.mpi import run_mpi
 from tests.support.whole import whole, whole_case
 
 _BY_DEFAULT = ("np 1", "np 2, emulated")
-_HERE = [title for title, layout in LAYOUTS.items() if layout.ranks == 1]
+_CASES = [
+    (name, title) if title in _BY_DEFAULT else whole_case(name, title)
+    for name, (title, layout) in product(SCRIPTS, LAYOUTS.items())
+    if layout.ranks == 1 and goes(name, layout)
+]
 
 
 def _apart(one: Tensor, other: Tensor) -> float:
@@ -29,13 +34,10 @@ def apart(found: Trained, wanted: Trained) -> float:
     return max(_apart(torch.tensor(found.losses), torch.tensor(wanted.losses)), *of_weights)
 
 
-@pytest.mark.parametrize("title", [one if one in _BY_DEFAULT else whole_case(one) for one in _HERE])
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize(("name", "title"), _CASES)
 @pytest.mark.usefixtures("one_thread")
 def test_it_trains_as_plain_pytorch_does(name: str, title: str, tmp_path: Path) -> None:
     layout, trained = LAYOUTS[title], script(name)
-    if not goes(name, layout):
-        pytest.skip("a PEF of several lengths has no pipeline")
     far = apart(in_sambasim(name, layout, tmp_path), trained.in_pytorch(layout.replicas))
     is_alike = layout.replicas * trained.ACCUMULATED == 1 and "loss.mean_over" not in trained.HOW.get("set", {})
     assert far <= (0.0 if is_alike else SCRIPTS[name])

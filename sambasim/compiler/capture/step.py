@@ -21,7 +21,7 @@ from sambasim.compiler.capture.tensors import dtype_name
 from sambasim.compiler.capture.trial import as_written
 from sambasim.data.batches import each_value, flat
 from sambasim.data.user_code import load_object, summary
-from sambasim.errors import ModelError, SambasimError
+from sambasim.errors import ModelError, OptionError, SambasimError
 from sambasim.options.grammar import ignored_class
 from sambasim.options.training import LossOptions
 
@@ -42,7 +42,7 @@ def named_losses(name: str, args: Mapping[str, object], *, counts: bool = False)
     """`loss(result, target)` of a batch, the mean over counted elements (for kl_div the sum), or if it `counts` the sum
     and their count; and for evaluation of each of its samples, float[batch]: the mean, or of classes the sum. A named
     loss of torch takes the first output; the callable at `module:name` takes what the model returns, and gives no loss
-    per sample."""
+    per sample. Raises OptionError for other names."""
     if ":" in name:
         loaded = load_object(name, "loss")
         if isinstance(loaded, type):
@@ -52,6 +52,9 @@ def named_losses(name: str, args: Mapping[str, object], *, counts: bool = False)
         of_users = partial(loaded, **args)  # no module, which would be one of the step
         vars(of_users)["of_user"] = loaded
         return of_users, None
+    if name not in NAMED_LOSSES:
+        known = ", ".join(NAMED_LOSSES)
+        raise OptionError(f"there is no loss called {name!r}", remedy=f"loss.name takes one of {known}")
     weights = {key: torch.tensor(value) for key, value in args.items() if isinstance(value, (list, tuple))}
     function = NAMED_LOSSES[name]
     # kl_div's "mean" divides by elements, and torch itself warns that it is not the divergence; batchmean is.

@@ -23,7 +23,7 @@ from sambasim.records.metrics import EvaluationRecord, StepRecord
 from sambasim.runtime.run.plan import Plan, Position, cycled_momentum, learning_rate_factor
 from sambasim.runtime.run.replica import ENDED, Replica, arguments_in
 from sambasim.runtime.run.run_observer import RunObserver
-from sambasim.runtime.transports.in_process import Hub, finished, run_together
+from sambasim.runtime.transports.in_process import Hub, run_together
 from sambasim.runtime.watch.observer import StepObserver
 from sambasim.units import numbered
 
@@ -263,7 +263,7 @@ class Trainer:
         scale = progress.loss_scale
         used = 1.0 if scale is None else scale.value
         steps = [replica.step(number, updates + 1, rate, used, self._request) for replica in self._replicas]
-        done = [finished(steps[0])] if len(steps) == 1 else run_together(steps, self._hub)
+        done = run_together(steps, self._hub)
         updated = done[0]
         if observer is not None:
             observer.step_ends(number, updated.norm)

@@ -5,12 +5,12 @@ count in loss and metrics."""
 # mypy: no-warn-return-any, allow-untyped-calls
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torchmetrics.classification import MulticlassAccuracy
 from torchmetrics.text import Perplexity
 
@@ -57,7 +57,8 @@ def build() -> Built:
 
 def data() -> tuple[DataLoader[Any], DataLoader[Any]]:
     held_out = [text for length in LENGTHS for text in _texts(HELD_OUT // 3, length, 7)]
-    return DataLoader(Texts(), BATCH, collate_fn=padded), DataLoader(held_out, BATCH, collate_fn=padded)  # type: ignore[arg-type]  # a list has indices and a length
+    to_evaluate = cast("Dataset[Text]", held_out)  # torch takes what has indices and a length
+    return DataLoader(Texts(), BATCH, collate_fn=padded), DataLoader(to_evaluate, BATCH, collate_fn=padded)
 
 
 def in_pytorch(replicas: int) -> Trained:
