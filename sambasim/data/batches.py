@@ -57,12 +57,10 @@ def collate(samples: Sequence[object], function: Collate | Padding | None = None
         what = f"the samples of a batch cannot be put together: {summary(raised)}"
         remedy = "give tensors and numbers, of one shape for each input: pad or crop them in the dataset"
         return _disagreement(samples) or DataError(what, remedy=remedy)
-    batch = _narrowed(joined, samples[0])
-    for (_, value), (_, of) in zip(values_of(batch), values_of(samples[0]), strict=False):
-        of_integers = not of.is_floating_point() if isinstance(of, Tensor) else isinstance(of, int | np.integer)
-        if isinstance(value, Tensor) and value.is_floating_point() and of_integers:  # it was widened
-            return _disagreement(samples) or batch
-    return batch
+    batch, is_widened = _narrowed(joined, samples[0])
+    if is_widened and (failure := _disagreement(samples)):
+        return failure
+    return batch if isinstance(batch, Tensor | Mapping | list) else [batch]
 
 
 def _evened(samples: Sequence[Any], padding: Padding) -> Sequence[object]:
@@ -92,16 +90,19 @@ def _column(samples: Sequence[object], name: object) -> object:
     return batch[cast(str, name)] if isinstance(batch, Mapping) else batch
 
 
-def _narrowed(batch: object, sample: object) -> Batch:
-    def narrow(value: object, of: object) -> object:
-        if isinstance(of, Mapping) and isinstance(value, Mapping):
-            return {name: narrow(item, of[name]) for name, item in value.items()}
-        if isinstance(of, tuple | list) and isinstance(value, tuple | list):
-            return list(map(narrow, value, of))
-        return value.to(torch.float32) if type(of) is float and isinstance(value, Tensor) else value
-
-    narrowed = narrow(batch, sample)
-    return narrowed if isinstance(narrowed, Tensor | Mapping | list) else [narrowed]
+def _narrowed(value: Any, of: Any) -> tuple[Any, bool]:
+    """What samples like `of` were joined to, with float32 for Python floats, and whether integers became floats."""
+    if isinstance(value, Tensor):
+        if type(of) is float or not value.is_floating_point():
+            return value.to(torch.float32) if type(of) is float else value, False
+        return value, not of.is_floating_point() if isinstance(of, Tensor) else isinstance(of, int | np.integer)
+    if isinstance(of, Mapping) and isinstance(value, Mapping):
+        found = {name: _narrowed(item, of[name]) for name, item in value.items()}
+        return {name: item for name, (item, _) in found.items()}, any(widened for _, widened in found.values())
+    if isinstance(of, tuple | list) and isinstance(value, tuple | list):
+        items = list(map(_narrowed, value, of))
+        return [item for item, _ in items], any(widened for _, widened in items)
+    return value, False
 
 
 def flat(value: object, name: str, whole: Collection[str] = ()) -> Iterator[tuple[str, object]]:
