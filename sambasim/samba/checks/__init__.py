@@ -4,6 +4,6 @@ DP01..DP03, DP07   replicas.py     the command line, the compile and session.run
 AP02, AP08         replicas.py     the same, of one replica
 DP04..DP06, AP03   data.py         DistributedSamplers, and the batches
 DP08, DP09         job.py          files, and the number of steps; `sambasim app --check`
-AP05, AP06, AP07   host.py         what differs between host and device, seen by watched.py; DP02 of backwards
+AP05, AP06, AP07   host.py         what host and device do not exchange, with options.py; DP02 of backwards
 AP01, AP04, AP09   ../inputs.py, ../notices.py, ../functional.py, ../device.py, ../loaded.py
 """

@@ -1,142 +1,43 @@
 """AP05, AP06, AP07: weights and optimizers that host and device do not exchange; DP02 for backwards of a step.
 
-The device has its own weights, and the hyperparameters that the optimizers had in `trace_graph`. If the host takes
-optimizer steps of its own, for comparison, its weights are not compared.
+The device has its own weights. If the host takes optimizer steps of its own, for comparison, its weights are not
+compared. Functions of torch are watched for changes and uses of weights on the host:
+
+watched       `model.state_dict()`, `load_state_dict`; `torch.save` of the model or of something that holds it; calls
+              of the model and of its modules; clipping of gradients
+not watched   `model.forward(x)` of a model without modules; reads of a parameter; pickle and deepcopy; state_dict
+              of a module in the model; what `torch.jit`, `torch.compile`, `torch.export` and `torch.func` make
 """
 
+import inspect
 import math
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
+from functools import cache, partial, wraps
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, nn, serialization
+from torch.jit import _recursive
+from torch.nn.utils import clip_grad
+from torch.utils.weak import WeakIdKeyDictionary
 
-from sambasim.commands.torch_optimizers import plain_number
 from sambasim.compiler.capture.tensors import held_by
+from sambasim.compiler.capture.trial import is_tracing
 from sambasim.data.batches import same
 from sambasim.ir.graph import SectionKind
 from sambasim.ir.types import SymbolKind
 from sambasim.runtime.values.memory import tensor_sha256
 from sambasim.samba import process
-from sambasim.samba.checks.watched import BOUNDS, watch
+from sambasim.samba.checks.options import HostOptions
 from sambasim.samba.device import Machine
 from sambasim.samba.process import Code, is_called_by_app
 from sambasim.samba.request import Optimizer
 from sambasim.units import counted, first_of
 
-_OPTIONS = ("lr", "momentum", "dampening", "weight_decay", "nesterov", "betas", "eps", "max_grad_norm")
-ON_DEVICE = "on_device"
-"""The key of a parameter group in a checkpoint: hyperparameters of the device that the options do not have."""
-_LATE_STEPS = 3
-"""An app may pass the value of an earlier step to the device, up to so many steps late."""
-
-Group: TypeAlias = Mapping[str, object]
-"""The values of `_OPTIONS` in one parameter group, with beta1 and beta2, their names on the device, for `betas`."""
-
-
-@dataclass(slots=True)
-class _Passed:
-    """A hyperparameter that `session.run` got, its values in the groups of the host at that time, and for how many
-    steps the host has had others since."""
-
-    value: float
-    on_host: Sequence[object]
-    steps_apart: int = 0
-
-
-class HostOptions:
-    """The options of the app's optimizers since `trace_graph`, from which the device has its hyperparameters."""
-
-    def __init__(self, machine: Machine) -> None:
-        self._machine = machine
-        self._at_trace = self._groups()
-        self._agreed: object = None  # options of the host and hyperparameters given, in a step without difference
-        self._passed: dict[str, _Passed] = {}
-
-    def compare(self, given: Mapping[str, float]) -> Iterator[tuple[str, str, str]]:
-        """An optimizer step is about to run with the hyperparameters `given`. Yields each hyperparameter that differs,
-        how, and the remedy."""
-        now = self._groups()
-        if (now, given) == self._agreed:
-            return
-        for name, value in given.items():
-            yield from self._compare_groups(name, value, [group.get(name) for group in now])
-        for at_trace, group in zip(self._at_trace, now, strict=False):
-            for name, after in group.items():
-                before, on_device = at_trace[name], given.get(name, at_trace[name])
-                is_late = name in given and self._passed[name].steps_apart < _LATE_STEPS
-                if not is_late and not _is_same(on_device, after):
-                    first = _shown(on_device if _is_same(before, after) else before)
-                    change = f"the app has changed {name} of an optimizer from {first} to {_shown(after)}"
-                    what = f"{change}, and the device continues with {_shown(on_device)}"
-                    yield name, what, self._remedy(name, now)
-        # While the host differs, each step counts.
-        self._agreed = None if any(passed.steps_apart for passed in self._passed.values()) else (now, given)
-
-    def for_checkpoint(self, given: Mapping[str, float]) -> dict[str, tuple[list[object], float]]:
-        """What the device has from `given`, with the options of the host, where those are still of `trace_graph`."""
-        hosts = {name: self._of_groups(name) for name in given}
-        at_trace = {name: [group.get(name) for group in self._at_trace] for name in given}
-        return {name: (hosts[name], value) for name, value in given.items() if hosts[name] == at_trace[name]}
-
-    def taken_from_checkpoint(self) -> dict[str, float]:
-        """What `for_checkpoint` has kept in a checkpoint that the app has loaded, once, where the app has not changed
-        its options since."""
-        groups = (group for optimizer in self._machine.optimizers for group in optimizer.param_groups)
-        kept = {name: each for group in groups for name, each in group.pop(ON_DEVICE, {}).items()}
-        return {name: value for name, (hosts, value) in kept.items() if self._of_groups(name) == hosts}
-
-    def _of_groups(self, name: str) -> list[object]:
-        return [group.get(name) for group in self._groups()]
-
-    def _groups(self) -> list[Group]:
-        groups = (group for optimizer in self._machine.optimizers for group in optimizer.param_groups)
-        return [_named(plain_number(group.get(name)) for name in _OPTIONS) for group in groups]
-
-    def _compare_groups(self, name: str, value: float, on_host: Sequence[object]) -> Iterator[tuple[str, str, str]]:
-        """Counts for how many steps the host has had other values than when `session.run` got a new `value`."""
-        passed = self._passed.get(name)
-        if passed is None or passed.value != value:
-            self._passed[name] = _Passed(value, on_host)
-        else:
-            passed.steps_apart = 0 if on_host == passed.on_host else passed.steps_apart + 1
-        values = [number for number in on_host if number is not None]  # not every optimizer has it
-        if not all(_is_same(number, values[0]) for number in values):
-            shown = ", ".join(dict.fromkeys(map(_shown, values)))
-            what = f"parameter groups differ in {name}: {shown}; and session.run sets {value:g} for all of them"
-            yield name, what, f"leave {name} out of hyperparam_dict, and change it before trace_graph"
-
-    def _remedy(self, name: str, now: Sequence[Group]) -> str:
-        """How to send hyperparameter `name` to the device."""
-        values = [group.get(name) for group in now]
-        taken = {argument.name.partition("__")[2] for argument in self._machine.program.runtime_arguments}
-        if name not in taken or None in values:
-            return "set it where the optimizer is made, and compile the app again: the PEF has no other"
-        if any(value != values[0] for value in values):
-            return f"change {name} before trace_graph: hyperparam_dict sets one value for all parameter groups"
-        if name == "lr":
-            return 'session.run(…, hyperparam_dict={"lr": scheduler.get_last_lr()[0]})'
-        return f'session.run(…, hyperparam_dict={{"{name}": …}}), or change it before trace_graph'
-
-
-def _named(values: Iterable[object]) -> Group:
-    named = dict(zip(_OPTIONS, values, strict=True))
-    match named.pop("betas"):
-        case (beta1, beta2):
-            return {**named, "beta1": beta1, "beta2": beta2}
-    return {**named, "beta1": None, "beta2": None}
-
-
-def _is_same(before: object, after: object) -> bool:
-    if isinstance(before, int | float) and isinstance(after, int | float):
-        return math.isclose(before, after, rel_tol=1e-6)  # a learning rate may be a tensor of float32
-    return before == after
-
-
-def _shown(value: object) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+_BOUNDS = {"clip_grad_norm_": "max_norm", "_clip_grads_with_norm_": "max_norm", "clip_grad_value_": "clip_value"}
+"""Functions of torch that clip gradients, and the argument of each that is the bound."""
 
 
 def is_sampled(step: int) -> bool:
@@ -160,13 +61,14 @@ class Host:
         self._state_is_new = False
         self._reported: set[str] = set()
         self._compared: dict[str, int] = {}  # by use, the last step in which weights were compared: it takes time
+        own = weakref.proxy(self)  # the optimizers belong to the app, and may outlive it
         for optimizer in machine.optimizers:
-            for register, note in (
-                (optimizer.register_step_post_hook, self._note_host_step),
-                (optimizer.register_load_state_dict_pre_hook, self._note_loading),
+            for hook in (
+                optimizer.register_step_post_hook(lambda *of_step: own._note_host_step(*of_step)),
+                optimizer.register_load_state_dict_pre_hook(lambda *of_load: own._note_loading(*of_load)),
             ):
-                weakref.finalize(self, register(_hook(weakref.WeakMethod(note))).remove)
-        watch(self, _changed_by(machine))
+                weakref.finalize(self, hook.remove)
+        _watch(self, _changed_by(machine))
 
     def note_exchange(self) -> None:
         """Host and device have the same weights now."""
@@ -220,7 +122,7 @@ class Host:
 
     def note_clipping(self, function: str, parameters: list[Tensor], arguments: Mapping[str, Any]) -> None:
         """AP05 if the PEF does not clip."""
-        bound = float(arguments[BOUNDS[function]])
+        bound = float(arguments[_BOUNDS[function]])
         if not (math.isfinite(bound) and process.current().trains):  # with an infinite bound, it only reads the norm
             return
         training = self._machine.program.training
@@ -322,11 +224,121 @@ def _changed_by(machine: Machine) -> Iterator[nn.Module]:
             yield module
 
 
-def _hook(method: "weakref.WeakMethod[Callable[..., None]]") -> Callable[..., None]:
-    """Calls `method` as long as its object exists: the optimizers belong to the app, and may outlive it."""
+_hosts: "MutableMapping[nn.Module, weakref.ref[Host]]" = WeakIdKeyDictionary()
+"""By module that the device changes. The module itself gets a hook and nothing else."""
 
-    def hook(*arguments: object) -> None:
-        if (alive := method()) is not None:
-            alive(*arguments)
 
-    return hook
+def _watch(host: Host, modules: Iterable[nn.Module]) -> None:
+    """Tells `host`, as long as it exists, what the app does with `modules` of its model."""
+    modules = list(modules)
+    # With hooks, torch leaves its fast path for these layers.
+    fast = {id(part) for layer in modules if isinstance(layer, nn.TransformerEncoderLayer) for part in layer.modules()}
+    for module in modules:
+        _hosts[module] = weakref.ref(host)
+        if id(module) not in fast:
+            weakref.finalize(host, module.register_forward_pre_hook(_note_forward).remove)
+    _replace_functions()
+
+
+def _of(modules: Iterable[nn.Module]) -> set[Host]:
+    return {host for module in modules if module in _hosts and (host := _hosts[module]()) is not None}
+
+
+@cache
+def _replace_functions() -> None:
+    for owner, name, watched in (
+        # Apps call methods of torch's class.
+        (nn.Module, "state_dict", _watched_method),
+        (nn.Module, "load_state_dict", _watched_method),
+        # `torch.save` and `torch.jit.script` call these by their names in the module, however the app imports them.
+        (serialization, "_save", partial(_without_hooks, saves=True)),
+        (serialization, "_legacy_save", partial(_without_hooks, saves=True)),
+        (_recursive, "create_script_module", partial(_without_hooks, saves=False)),
+    ):
+        setattr(owner, name, watched(getattr(owner, name)))
+    # The app may have imported these before, under any name. Each is a wrapper that holds the real function in a
+    # closure cell; replacing the cell reaches all names. In a torch without such wrappers the names are replaced.
+    for name in _BOUNDS.keys() & vars(clip_grad).keys():
+        function: Callable[..., Any] = getattr(clip_grad, name)
+        cells = [cell for cell in function.__closure__ or () if getattr(cell.cell_contents, "__name__", None) == name]
+        for cell in cells:
+            cell.cell_contents = _watched_clipping(name, cell.cell_contents)
+        for module in () if cells else (clip_grad, nn.utils):
+            setattr(module, name, _watched_clipping(name, function))
+
+
+def _note_forward(module: nn.Module, _: object) -> None:
+    """The hook of each module: a function, so that the model can be copied and pickled."""
+    if is_tracing():
+        return
+    for host in _of([module]):
+        # In training mode with gradients, a training step on the host may begin.
+        if not (host.model.training and torch.is_grad_enabled()):
+            host.note_read("computes with")
+
+
+def _watched_method(original: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(original)
+    def method(module: nn.Module, *args: Any, **keywords: Any) -> Any:
+        result = original(module, *args, **keywords)
+        for host in _of([module]):
+            if host.model is module and original.__name__ == "load_state_dict":
+                host.note_load()
+            # Tracers read with a prefix, or keep the variables.
+            elif host.model is module and not (args or keywords.get("prefix") or keywords.get("keep_vars")):
+                host.note_read("reads")
+        return result
+
+    return method
+
+
+def _watched_clipping(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    signature = inspect.signature(original)
+
+    @wraps(original)
+    def clip(*args: Any, **keywords: Any) -> Any:
+        try:
+            call = signature.bind(*args, **keywords)
+        except TypeError:
+            return original(*args, **keywords)  # which raises
+        parameters = call.arguments["parameters"]
+        listed = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+        call.arguments["parameters"] = listed or parameters  # torch warns of an empty generator
+        for host in _of(list(_hosts)):
+            host.note_clipping(name, listed, call.arguments)
+        return original(*call.args, **call.kwargs)
+
+    return clip
+
+
+def _without_hooks(original: Callable[..., Any], *, saves: bool) -> Callable[..., Any]:
+    """`original`, for modules without our hooks: TorchScript would compile them, and a file would need sambasim."""
+
+    @wraps(original)
+    def call(owner: object, *args: Any, **keywords: Any) -> Any:
+        # A module, or a checkpoint that holds modules beside other things.
+        parts = owner.values() if isinstance(owner, Mapping) else owner if isinstance(owner, list | tuple) else [owner]
+        modules = [module for part in parts if isinstance(part, nn.Module) for module in part.modules()]
+        for host in _of(modules if saves else []):
+            host.note_read("saves")
+        with _hidden_hooks(modules):
+            return original(owner, *args, **keywords)
+
+    return call
+
+
+@contextmanager
+def _hidden_hooks(modules: Iterable[nn.Module]) -> Iterator[None]:
+    hooks = [
+        (module._forward_pre_hooks, number)
+        for module in {id(module): module for module in modules}.values()
+        for number, hook in module._forward_pre_hooks.items()
+        if hook is _note_forward
+    ]
+    for of_module, number in hooks:
+        of_module.pop(number, None)  # a shallow copy shares the hooks
+    try:
+        yield
+    finally:
+        for of_module, number in hooks:
+            of_module[number] = _note_forward

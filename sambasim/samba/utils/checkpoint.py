@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from sambasim.errors import OptionError, WeightsError
 from sambasim.files import once, replacing
 from sambasim.runtime.values.memory import write_tensors
-from sambasim.samba.checks.host import ON_DEVICE
+from sambasim.samba.checks.options import ON_DEVICE
 from sambasim.samba.process import app_error
 from sambasim.samba.request import Optimizer, as_sequence
 from sambasim.samba.session import session
