@@ -89,9 +89,9 @@ class Evaluator:
         graphs: Graphs | None = None,
     ) -> None:
         asked = resolved.evaluation.metrics if program.loss is not None else None
-        self.metrics = Metrics(program, asked or {}, resolved.loss, functions)
         self._program, self._loss, self._options, self._activity = program, resolved.loss, resolved.data, activity
         self._shapes = shapes or Shapes([input_specs(program)], {})
+        self.metrics = Metrics(program, asked or {}, resolved.loss, functions, self._shapes.padding)
         self._has_loss = program.loss is not None
         self._hub = ranks[0].hub
         self._generators: dict[int, Tensor] = {}

@@ -2,7 +2,7 @@
 
 A metric of torchmetrics is updated with each batch, and the states of the batches are merged in the order of the data,
 wherever they were computed: it has the bits of one process that updates it with batch after batch. A function gets the
-outputs and targets of all samples, in the order of the data.
+outputs and targets of all samples, in the order of the data, padded to the longest where lengths differ.
 """
 
 import copy
@@ -47,7 +47,8 @@ def has_accuracy(loss: LossOptions | None) -> bool:
 
 class Metrics:
     """The metrics of `asked`, names and functions with their options, of what `program` computes. `given`: functions by
-    name, in place of those in files. Raises OptionError for a metric that cannot be of such outputs and targets."""
+    name, in place of those in files; `padding`: of targets, by name. Raises OptionError for a metric that cannot be of
+    such outputs and targets."""
 
     def __init__(
         self,
@@ -55,6 +56,7 @@ class Metrics:
         asked: Mapping[str, Mapping[str, object]],
         loss: LossOptions | None,
         given: Mapping[str, Function],
+        padding: Mapping[str, float],
     ) -> None:
         self._metrics, self._targets = dict[str, _Function | _OfTorchmetrics](), list[str]()
         if not asked:
@@ -70,9 +72,8 @@ class Metrics:
             raise OptionError(f"metrics compare outputs and targets, and {program.name} lacks {lacks}", remedy=remedy)
         for name, options in asked.items():
             if ":" in name:
-                self._metrics[name] = _Function(
-                    name, partial(given.get(name) or load_function(name, "metric"), **options)
-                )
+                function = partial(given.get(name) or load_function(name, "metric"), **options)
+                self._metrics[name] = _Function(name, function, padding)
             elif len(self._targets) > 1:
                 what = f"{name} compares outputs with one target, and the loss has {', '.join(self._targets)}"
                 raise OptionError(what, remedy="name a function, which gets all in a dict: file.py:NAME")
@@ -114,18 +115,31 @@ class Metrics:
 class _Function(NamedTuple):
     name: str
     call: Function
+    padding: Mapping[str, float]
 
     def of_batch(self, outputs: Tensor, targets: Targets) -> tuple[Tensor, Targets]:
         return outputs.clone(), targets
 
     def over(self, batches: Sequence[tuple[Tensor, Targets]]) -> Mapping[Any, object]:
         def called() -> object:
-            outputs = torch.cat([part for part, _ in batches])
-            targets = {name: torch.cat([parts[name] for _, parts in batches]) for name in batches[0][1]}
+            outputs = _joined([part for part, _ in batches])
+            targets = {
+                name: _joined([parts[name] for _, parts in batches], self.padding.get(name, 0))
+                for name in batches[0][1]
+            }
             return self.call(outputs, targets if len(targets) > 1 else next(iter(targets.values())))
 
         value = guarded(called, f"the metric {self.name}", OptionError)
         return value if isinstance(value, Mapping) else {self.name.rpartition(":")[2]: value}
+
+
+def _joined(parts: Sequence[Tensor], value: float = 0) -> Tensor:
+    """Samples side by side, the shorter ones padded with `value`."""
+    longest = map(max, zip(*(part.shape[1:] for part in parts), strict=True))
+    whole, at = parts[0].new_full((sum(map(len, parts)), *longest), value), 0
+    for part in parts:
+        whole[slice(at, at := at + len(part)), *map(slice, part.shape[1:])] = part
+    return whole
 
 
 class _OfTorchmetrics:

@@ -65,14 +65,21 @@ def eager(samples: Sequence[Text], batch: int, replicas: int = 1) -> tuple[list[
     return losses, model
 
 
+def right_words(scores: Tensor, target: Tensor) -> dict[str, float]:
+    """Of texts of several lengths, in one tensor."""
+    counts = target != -100
+    return {"words": float(counts.sum()), "right": float((scores.argmax(1).eq(target) & counts).sum())}
+
+
 def test_padding_counts_neither_in_a_batch_nor_up_to_its_length(pef: ss.Pef) -> None:
     samples = texts(3, 2, 7, 5, 4, 1, 8, 3)
-    run = ss.run(pef, (samples, texts(2, 6, 3)), **IN_ORDER)
+    run = ss.run(pef, (samples, texts(2, 6, 3)), evaluation_metrics=right_words, **IN_ORDER)
     losses, model = eager(samples, 2)
     assert run.losses == pytest.approx(losses, rel=1e-6)
     assert torch.allclose(run.weights["head.weight"], model.state_dict()["head.weight"], atol=1e-6)
     right = [model(tokens[None]).argmax(1).eq(target) for tokens, target in texts(2, 6, 3)]
     assert run.evaluations[-1].accuracy == pytest.approx(torch.cat(right, 1).float().mean().item())
+    assert run.evaluations[-1].metrics == {"words": 2 + 6 + 3, "right": torch.cat(right, 1).sum().item()}
 
 
 def test_replicas_take_the_same_graph(pef: ss.Pef) -> None:
