@@ -80,7 +80,7 @@ class Pef(Shown):
     @cached_property
     def contents(self) -> Row:
         """What `sambasim inspect --json` prints."""
-        return contents(self.path, peek(self.path), self.document)
+        return contents(self.path, self.document)
 
     def inspect(self, *, everything: bool = False) -> Tables:
         """Its sections, operators and sizes; with `everything` also symbols, runtime arguments and options."""

@@ -37,7 +37,7 @@ def inspect_command(
     """
     from sambasim.ir.graph import format_graph, format_section
     from sambasim.ir.schedule import draw
-    from sambasim.pef import locate, peek, read
+    from sambasim.pef import locate, read
     from sambasim.report.inspect import contents, inspection, section_detail
 
     path = locate(pef, output_folder)
@@ -56,7 +56,7 @@ def inspect_command(
         raise OptionError(what, remedy="sambasim compile --pipeline-stages 2 …")
     if as_schedule and program.schedule is not None:
         return say(draw(program.schedule))
-    facts = contents(path, peek(path), document)
+    facts = contents(path, document)
     if section is None:
         return shared.answer(as_json, facts.model_dump_json, lambda: [inspection(facts, everything=whole)])
     graph, graph_facts = program.graphs[0], facts.graphs[0]  # the training step, if there is one; of several the first

@@ -1,7 +1,8 @@
-"""What `sambasim inspect` says about a PEF. Traffic: of what a section reads and writes, each value counted once."""
+"""What `sambasim inspect` says about a PEF, `compile -v` at its end, and a Pef in Python. Traffic: of what a section
+reads and writes, each value counted once."""
 
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -11,25 +12,25 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from sambasim.errors import printable
-from sambasim.ir.dataflow import Gather, gathers, section_effects
+from sambasim.ir.dataflow import Gather, axis_of, gathers, pass_and_update, section_effects
 from sambasim.ir.graph import Graph, Node
 from sambasim.ir.mesh import DATA_PARALLEL, TENSOR
 from sambasim.ir.operators import OPERATORS
 from sambasim.ir.program import Program
 from sambasim.ir.ranks import copied, ends_of, kept, of_ranks
 from sambasim.ir.types import DTYPE_BYTES, Symbol, SymbolKind, cut
-from sambasim.pef import PefDocument, PefHeader
-from sambasim.report.summaries import chips_in_words, held_bytes, parameter_bytes, received_bytes
+from sambasim.pef import PefDocument, peek
 from sambasim.report.tables import Row, Table, table, text_table
-from sambasim.units import first_of, format_bytes
+from sambasim.units import counted, first_of, format_bytes
 
 _OPTIONS = ("compile_options", "data_source", "training_defaults", "metadata")
 
 
-def contents(path: Path, header: PefHeader, document: PefDocument) -> Row:
+def contents(path: Path, document: PefDocument) -> Row:
     """`kept`: by one of the fewest replicas between steps, in a host sync; `chips`: ranks that share its batch.
     `graphs`: those of all graphs of a PEF of several; the rest is of the first."""
-    program = document.program
+    program, symbols = document.program, document.program.symbols.values()
+    header = peek(path)
     slices = {group.name: cut(group.numel, program.world_size * program.chips)[0] for group in program.groups}
     return Row(
         pef=str(path),
@@ -42,9 +43,9 @@ def contents(path: Path, header: PefHeader, document: PefDocument) -> Row:
         device_bytes=program.device_bytes,
         batch_size=program.replica_batch_size,
         world_size=program.world_size,
-        mesh=[Row(**asdict(axis), received_bytes=received_bytes(program, axis.name)) for axis in program.mesh],
+        mesh=[Row(**asdict(axis), received_bytes=_received_bytes(program, axis.name)) for axis in program.mesh],
         stages=list(_stages(program)),
-        parameter_bytes=parameter_bytes(program, whole=True),
+        parameter_bytes=sum(one.whole.size_bytes for one in symbols if one.kind is SymbolKind.PARAMETER),
         data_parallel=program.data_parallel,
         zero=program.zero,
         kept=[] if program.training is None else kept(program, slices),
@@ -63,13 +64,41 @@ def contents(path: Path, header: PefHeader, document: PefDocument) -> Row:
             for name, own in document.graphs.items()
             for graph in own.program.graphs
         ],
-        sizes=list(sizes_of(program.symbols.values())),
-        symbols=list(map(_symbol, program.symbols.values())),
+        sizes=list(sizes_of(symbols)),
+        symbols=list(map(_symbol, symbols)),
         groups=list(_groups(program)),
         runtime_arguments=program.runtime_arguments,
         **{name: dict(getattr(document, name)) for name in _OPTIONS},
         checked=document.checked,
     )
+
+
+def _received_bytes(program: Program, axis: str) -> int:
+    """What a rank, the one with the most, receives along `axis` in a pass of the training step, or of the evaluation
+    graph without one: of a collective, the operands of all other ranks."""
+
+    def of_rank(rank: Program) -> int:
+        graph, received = rank.leading, 0
+        others = sum(each.size - 1 for each in rank.mesh if each.name == axis and not each.at_run_time)
+        types = graph.types(rank.symbols)
+        for node in (node for section in pass_and_update(graph)[0] for node in graph.section_nodes(section)):
+            if axis_of(node) != axis or node.operator in ("comm.shard", "comm.send"):
+                continue
+            if node.operator == "comm.recv":
+                received += types[node.results[0] or ""].size_bytes
+            else:
+                received += others * sum(types[name].size_bytes for name in node.reads)
+        return received
+
+    return max(map(of_rank, of_ranks(program)))
+
+
+def held_bytes(program: Program) -> Counter[SymbolKind]:
+    """What the rank of `program` holds of each kind of symbol, without ZeRO."""
+    held: Counter[SymbolKind] = Counter()
+    for symbol in program.symbols.values():
+        held[symbol.kind] += symbol.type.size_bytes
+    return held
 
 
 def _stages(program: Program) -> Iterator[Row]:
@@ -186,14 +215,18 @@ def inspection(facts: Row, *, everything: bool) -> RenderableType:
 def summary_table(facts: Row) -> Table:
     at_run_time = any(axis.at_run_time for axis in facts.mesh)
     of_several = any(axis.name != DATA_PARALLEL or axis.chips > 1 for axis in facts.mesh)
+    chips, size = [axis.chips for axis in facts.mesh], facts.batch_size
+    grouped_bytes = sum(group.size_bytes for group in facts.groups)
+    reduced = f"{counted(len(facts.groups), 'group')}, {format_bytes(grouped_bytes)} to reduce each step"
     rows = [
         ("PEF", facts.pef),
         ("format", f"{facts.format_version}, written by {facts.writer}"),
         ("holds", "training step and evaluation" if facts.training else "inference"),
         ("replicas", f"{facts.world_size} or more, data parallel" if at_run_time else "1"),
-        *(("chips a replica", chips_in_words(axis.chips, facts.batch_size)) for axis in facts.mesh if axis.chips > 1),
+        *(("chips a replica", f"{count}, each with {size // count} of {size} samples") for count in chips if count > 1),
         *_ranks_rows(facts),
-        ("batch size", f"{facts.batch_size} for each replica"),
+        ("batch size", f"{size} for each replica"),
+        *([("gradients", reduced)] if facts.data_parallel else ()),
         ("file", format_bytes(facts.file_bytes)),
         ("device memory", f"{format_bytes(facts.device_bytes)} for each {'rank' if of_several else 'replica'}"),
         *_zero_rows(facts),

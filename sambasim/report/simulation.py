@@ -13,7 +13,7 @@ from sambasim.ir.schedule import ActionKind
 from sambasim.ir.types import SymbolKind
 from sambasim.report.analysis import NOT_VALIDATED, PRICED_IN, Analysis, advice_fields, advice_parts, step_or_forward
 from sambasim.report.devices import rank_fields
-from sambasim.report.summaries import held_bytes
+from sambasim.report.inspect import held_bytes
 from sambasim.report.tables import Curve, Row, Table, json_line, labelled, log_chart, table, text_table
 from sambasim.simulation.alone import RankAlone
 from sambasim.simulation.prediction import Prediction, backing_of, is_recurrent, likely, zero_note

@@ -1,8 +1,8 @@
 """What `sambasim compile` and `bench collectives` print at the end, and the mean step of a run, whose other lines are
-in `terminal/progress.py`; and the bytes that a rank holds and receives, as `simulate` and `inspect` show them."""
+in `terminal/progress.py`."""
 
 import json
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from math import prod
@@ -11,15 +11,13 @@ from pathlib import Path
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from sambasim.ir.dataflow import axis_of, pass_and_update
 from sambasim.ir.graph import Graph
-from sambasim.ir.mesh import DATA_PARALLEL
 from sambasim.ir.program import Program
-from sambasim.ir.ranks import of_ranks
-from sambasim.ir.types import SymbolKind
+from sambasim.pef import read
 from sambasim.pef.document import Compiled
 from sambasim.records.metrics import DEFINITIONS, CollectivesRecord, PredictedRecord, SizeRecord, SummaryRecord
-from sambasim.report.tables import Column, Curve, Table, labelled, log_chart, text_table
+from sambasim.report.inspect import contents, summary_table
+from sambasim.report.tables import Column, Curve, Table, log_chart, text_table
 from sambasim.units import GIGA, counted, format_bytes, format_rate, format_seconds
 
 
@@ -49,12 +47,12 @@ def compilation_json(done: Compiled) -> str:
 
 
 def compilation_report(done: Compiled, *, details: bool) -> list[RenderableType]:
-    """Six lines, and a line for each notice; `details`: as a table, too."""
+    """Six lines, and a line for each notice; `details`: with tables of the PEF and of all phases."""
     program, graph = done.program, done.program.leading
     contents = f"{len(graph.nodes)} operators in {len(graph.sections)} sections ({_kinds(graph)})"
     compiled = f"compiled in {format_seconds(sum(done.phases_s.values()))} (measured)"
     parts: list[RenderableType] = [
-        *((labelled(_details(done), indent=""), f"digest           {done.digest}") if details else ()),
+        *(_details(done) if details else ()),
         f"{program.name}: {program.parameter_count:,} parameters, {contents}; {compiled}",
     ]
     if program.ranks_of_replica > 1 or program.chooses_replicas:
@@ -76,75 +74,16 @@ def _kinds(graph: Graph) -> str:
     return ", ".join(f"{count} {kind}" for kind, count in graph.section_counts.items())
 
 
-def _details(done: Compiled) -> Iterator[tuple[str, str]]:
-    program, graph = done.program, done.program.leading
-    yield "model", program.name
-    yield "sections", f"{len(graph.sections)}: {_kinds(graph)}"
-    yield "operators", str(len(graph.nodes))
-    yield "parameters", f"{program.parameter_count:,}"
-    if program.data_parallel:
-        reduced = format_bytes(program.gradient_bytes)
-        yield "gradient groups", f"{len(program.groups)}, {reduced} to reduce each step"
-    if program.data_parallel or program.chooses_replicas:
-        yield "replicas", f"at least {program.world_size}" if program.chooses_replicas else "1"
-    if program.chips > 1:
-        yield "chips a replica", chips_in_words(program.chips, program.replica_batch_size)
-    if program.ranks_of_replica > 1:
-        at_most, one_pass = ("", "pass") if program.schedule is None else ("at most ", "micro-batch")
-        part, whole = (format_bytes(parameter_bytes(program, whole=whole)) for whole in (False, True))
-        yield "ranks a replica", f"{program.ranks_of_replica}, each with {at_most}{part} of {whole} parameters"
-        for axis in program.mesh:
-            if axis.name != DATA_PARALLEL:
-                received = format_bytes(received_bytes(program, axis.name))
-                yield f"along {axis.name}", f"each rank receives {at_most}{received} a {one_pass}"
-    holder = "rank" if program.ranks_of_replica > 1 else "replica"
-    yield "device memory", f"{format_bytes(program.device_bytes)} a {holder}"
-    yield "file size", format_bytes(done.path.stat().st_size)
+def _details(done: Compiled) -> Iterator[RenderableType]:
+    """What `inspect` says of the PEF, its whole digest, and the times of all phases."""
+    yield summary_table(contents(done.path, read(done.path)))
     total_s = sum(done.phases_s.values())
     long = {name: time_s for name, time_s in done.phases_s.items() if time_s >= 0.01 * total_s}
     if len(long) < len(done.phases_s):
         long["the other phases"] = total_s - sum(long.values())
-    lines = (f"  {format_seconds(time_s):>8}  {name}" for name, time_s in long.items())
-    yield "time", "\n".join([f"{format_seconds(total_s)} (measured)", *lines])
-
-
-def chips_in_words(chips: int, batch_size: int) -> str:
-    return f"{chips}, each with {batch_size // chips} of {batch_size} samples"
-
-
-def held_bytes(program: Program) -> Counter[SymbolKind]:
-    """What the rank of `program` holds of each kind of symbol, without ZeRO."""
-    held: Counter[SymbolKind] = Counter()
-    for symbol in program.symbols.values():
-        held[symbol.kind] += symbol.type.size_bytes
-    return held
-
-
-def parameter_bytes(program: Program, *, whole: bool) -> int:
-    """Of the whole model, or of the rank with the most."""
-    if whole:
-        return sum(s.whole.size_bytes for s in program.symbols.values() if s.kind is SymbolKind.PARAMETER)
-    return max(held_bytes(rank)[SymbolKind.PARAMETER] for rank in of_ranks(program))
-
-
-def received_bytes(program: Program, axis: str) -> int:
-    """What a rank, the one with the most, receives along `axis` in a pass of the training step, or of the evaluation
-    graph without one: of a collective, the operands of all other ranks."""
-
-    def of_rank(rank: Program) -> int:
-        graph, received = rank.leading, 0
-        others = sum(each.size - 1 for each in rank.mesh if each.name == axis and not each.at_run_time)
-        types = graph.types(rank.symbols)
-        for node in (node for section in pass_and_update(graph)[0] for node in graph.section_nodes(section)):
-            if axis_of(node) != axis or node.operator in ("comm.shard", "comm.send"):
-                continue
-            if node.operator == "comm.recv":
-                received += types[node.results[0] or ""].size_bytes
-            else:
-                received += others * sum(types[name].size_bytes for name in node.reads)
-        return received
-
-    return max(map(of_rank, of_ranks(program)))
+    rows = [(name, format_seconds(time_s)) for name, time_s in long.items()]
+    yield text_table("phases", ["phase"], ["measured"], rows)
+    yield f"digest {done.digest}"
 
 
 def mean_step(summary: SummaryRecord, *, predicts: bool) -> tuple[Table, list[str]]:

@@ -1,7 +1,7 @@
 """The memory of one rank of a training step, by part, also for other dtypes, optimizers, levels of ZeRO and
 recomputation than its program has. `need_of` adds tensors between sections, by `costs/fit.py`. Others have formulas of
 their own: `planning/estimate.py`, `one_rank.py` for strategies that are not compiled, `planning/here.py` for `--here`,
-`Place` of `compiler/passes.py` for the device memory of a PEF, `held_bytes` of `report/summaries.py` for its symbols.
+`Place` of `compiler/passes.py` for the device memory of a PEF, `held_bytes` of `report/inspect.py` for its symbols.
 
     part          ZeRO keeps a slice from   what it holds
     parameters    3                         frozen ones are whole

@@ -16,7 +16,7 @@ from tests.support.examples import example_options, in_stages
 
 
 def facts_of(path: Path) -> Row:
-    return contents(path, pef.peek(path), pef.read(path))
+    return contents(path, pef.read(path))
 
 
 def printed(table: RenderableType) -> str:

@@ -17,7 +17,7 @@ from sambasim.hardware.budget import budget_of
 from sambasim.hardware.placement import Placement
 from sambasim.hardware.spec import load_cluster, load_device
 from sambasim.ir.program import Program
-from sambasim.pef import peek, read
+from sambasim.pef import read
 from sambasim.records.metrics import read_run
 from sambasim.report import simulation
 from sambasim.report.formats import predicted_trace, section_report_csv, summary_json, title_of
@@ -125,7 +125,7 @@ def test_ranks_are_where_a_run_places_them_and_hold_what_inspect_says(mesh_pef: 
         assert sum(shares) == pytest.approx(1)
         assert min(shares) > 0
     assert sum(rank.predicted_idle_share for rank in ranks) / 4 == pytest.approx(record.predicted_idle_share)
-    for stage, rank in zip(contents(mesh_pef, peek(mesh_pef), read(mesh_pef)).stages, ranks[::2], strict=True):
+    for stage, rank in zip(contents(mesh_pef, read(mesh_pef)).stages, ranks[::2], strict=True):
         assert rank.parameter_bytes == stage.parameter_bytes
         assert rank.gradient_bytes + rank.state_bytes == stage.training_bytes
 

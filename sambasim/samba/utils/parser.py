@@ -283,5 +283,5 @@ def get_pef_info(pef: str | os.PathLike[str]) -> dict[str, JsonValue]:
     path = locate(os.fspath(pef))
     from sambasim.report.inspect import contents  # the tables of the terminal take long to import
 
-    information: dict[str, JsonValue] = contents(path, peek(path), read(path)).model_dump(mode="json")
+    information: dict[str, JsonValue] = contents(path, read(path)).model_dump(mode="json")
     return information
