@@ -57,14 +57,15 @@ def _ranks(step: PredictedStep) -> Iterator[Row]:
     """Of the first replica, without ZeRO; `needed_bytes` with tensors between sections; shares of its passes."""
     for at in step.placement.locations()[: step.program.ranks_of_replica]:
         position = step.mesh.coordinate(at.replica, PIPELINE)
-        rank, times, held = step.ranks[position], step.times_of(position), held_bytes(step.ranks[position].program)
+        alone, times = step.ranks[position].alone, step.times_of(position)
+        held = held_bytes(alone.program)
         yield Row(
             **rank_fields(at, step.mesh),
             stages=tuple(step.schedule.stages_of(position)),
             parameter_bytes=held[SymbolKind.PARAMETER],
             gradient_bytes=held[SymbolKind.GRADIENT],
             state_bytes=held[SymbolKind.OPTIMIZER_STATE],
-            needed_bytes=rank.alone.need.size_bytes,
+            needed_bytes=alone.need.size_bytes,
             **{f"predicted_{what}_share": getattr(times, f"{what}_s") / step.passes_s for what in _SHARES},
         )
 

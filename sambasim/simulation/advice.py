@@ -15,7 +15,7 @@ from sambasim.ir.graph import Graph, Node, SectionKind
 from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
-from sambasim.simulation.alone import PricedRank, RankAlone, price_ranks
+from sambasim.simulation.alone import RankAlone, price_ranks
 from sambasim.simulation.prediction import Prediction
 from sambasim.simulation.step import PredictedStep, step_of
 from sambasim.simulation.sync import SyncPath
@@ -62,7 +62,7 @@ class Fetched:
 
 
 def advise(prediction: Prediction) -> Advice:
-    whole = _own(prediction) if prediction.tiles is None else _again(replace(prediction, tiles=None))
+    whole = prediction.alone if prediction.tiles is None else _again(replace(prediction, tiles=None))
     families = (_only_the_loss, _batches, _accumulation, _level, _sync, _clipping)
     found = (change for family in families for change in family(prediction))
     worth = [change for change in (*found, *_tiles(prediction, whole)) if change.factor > 1 + LEAST_GAIN]
@@ -95,24 +95,20 @@ def _line_of(graph: Graph, value: str) -> str | None:
 
 def _priced(
     program: Program, device: DeviceSpec, tiles: int | None, samples: int, micro_steps: int, level: Level
-) -> PricedRank | None:
+) -> RankAlone | None:
     """One replica; None if it does not fit."""
     try:
-        (rank,) = price_ranks(program, budget_of(device, tiles), samples, micro_steps, level)
-        return rank
+        (replica,) = price_ranks(program, budget_of(device, tiles), samples, micro_steps, level)
+        return replica
     except MachineError:
         return None
 
 
-def _again(prediction: Prediction, batch_size: int | None = None) -> PricedRank | None:
+def _again(prediction: Prediction, batch_size: int | None = None) -> RankAlone | None:
     """One replica of what `prediction` is of, whatever its steps are of. None if it does not fit."""
     alone, samples = prediction.alone, batch_size or prediction.alone.batch_size
     program, device = prediction.program, prediction.device
     return _priced(program, device, prediction.tiles, samples, alone.micro_steps, prediction.level)
-
-
-def _own(prediction: Prediction) -> PricedRank:
-    return prediction.steps[SyncPath.RDU][0].ranks[0]
 
 
 def _changed(prediction: Prediction, what: str, how: str, after: RankAlone, where: str | None = None) -> Change:
@@ -128,34 +124,33 @@ def _only_the_loss(prediction: Prediction) -> Iterator[Change]:
     names = {output.name for output in fetched}
     outputs = tuple(output for output in program.training.outputs if output.symbol not in names)
     training = replace(program.training, outputs=outputs)
-    if rank := _again(replace(prediction, program=replace(program, training=training))):
+    if after := _again(replace(prediction, program=replace(program, training=training))):
         largest = max(fetched, key=lambda output: output.bytes_per_sample)
         others = f" and {counted(len(fetched) - 1, 'other output')}" if len(fetched) > 1 else ""
         size = format_bytes(largest.bytes_per_sample * samples)
         how = f"in forward, do not return {largest.name}{others}: {size} go to the host in each micro-step"
-        yield _changed(prediction, "return only the loss", how, rank.alone, largest.where)
+        yield _changed(prediction, "return only the loss", how, after, largest.where)
 
 
 def _batches(prediction: Prediction) -> Iterator[Change]:
     alone = before = prediction.alone
     for factor in _FACTORS:
         size = factor * alone.batch_size
-        rank = _again(prediction, size)
-        if rank is None or rank.alone.samples_per_s <= (1 + LEAST_GAIN) * before.samples_per_s:
+        step = _again(prediction, size)
+        if step is None or step.samples_per_s <= (1 + LEAST_GAIN) * before.samples_per_s:
             return
-        step = rank.alone
         memory = f"{format_bytes(step.need.size_bytes)} of {format_bytes(step.budget.capacity_bytes)}"
         yield _changed(prediction, f"batch {size} instead of {alone.batch_size}", f"compile -b {size}: {memory}", step)
         before = step
 
 
-def _tiles(prediction: Prediction, on_all: PricedRank | None) -> Iterator[Change]:
+def _tiles(prediction: Prediction, on_all: RankAlone | None) -> Iterator[Change]:
     """Of all numbers of tiles, the one with which a full RDU is fastest; `on_all` is a replica on all tiles."""
     whole, batch = prediction.device.tiles, prediction.alone.batch_size
     if whole is None:
         return
     own = prediction.tiles or whole
-    before = _full_rdu(prediction, own, _own(prediction))
+    before = _full_rdu(prediction, own, prediction.alone)
     others = [tiles for tiles in range(1, whole + 1) if whole % tiles == 0 and tiles != own]
     ranks = {tiles: on_all if tiles == whole else _again(replace(prediction, tiles=tiles)) for tiles in others}
     full = {tiles: _full_rdu(prediction, tiles, rank) for tiles, rank in ranks.items() if rank is not None}
@@ -169,11 +164,11 @@ def _tiles(prediction: Prediction, on_all: PricedRank | None) -> Iterator[Change
         yield Change(what, how, f"replicas on one {prediction.device.name}", before, after)
 
 
-def _full_rdu(prediction: Prediction, tiles: int, rank: PricedRank) -> PredictedStep:
+def _full_rdu(prediction: Prediction, tiles: int, replica: RankAlone) -> PredictedStep:
     """As many replicas of `tiles` tiles as one RDU has, with the faster sync."""
     replicas = (prediction.device.tiles or tiles) // tiles
     placement = place(replicas, prediction.device, tiles, prediction.cluster)
-    steps = [step_of(prediction.program, [rank], placement, path) for path in SyncPath]
+    steps = [step_of(prediction.program, [replica], placement, path) for path in SyncPath]
     return max(steps, key=lambda step: step.samples_per_s)
 
 
@@ -186,8 +181,8 @@ def _accumulation(prediction: Prediction) -> Iterator[Change]:
     before = several
     for factor in _FACTORS:
         micro_steps = factor * alone.micro_steps
-        rank = replace(_own(prediction), alone=replace(alone, micro_steps=micro_steps))
-        after = step_of(prediction.program, [rank], several.placement, SyncPath.RDU)
+        replica = replace(alone, micro_steps=micro_steps)
+        after = step_of(prediction.program, [replica], several.placement, SyncPath.RDU)
         if after.samples_per_s <= (1 + LEAST_GAIN) * before.samples_per_s:
             return
         how = f"--grad-accumulation-steps {micro_steps}: one update for {micro_steps * alone.batch_size} samples"
@@ -197,8 +192,8 @@ def _accumulation(prediction: Prediction) -> Iterator[Change]:
 
 
 def _level(prediction: Prediction) -> Iterator[Change]:
-    if prediction.level != "o3" and (rank := _again(replace(prediction, level="o3"))):
-        yield _changed(prediction, f"level o3 instead of {prediction.level}", "compile --o3", rank.alone)
+    if prediction.level != "o3" and (after := _again(replace(prediction, level="o3"))):
+        yield _changed(prediction, f"level o3 instead of {prediction.level}", "compile --o3", after)
 
 
 def _sync(prediction: Prediction) -> Iterator[Change]:
@@ -217,11 +212,11 @@ def _clipping(prediction: Prediction) -> Iterator[Change]:
         yield _changed(prediction, "no clipping", "leave out --max-grad-norm: no GRADNORM section", step)
 
 
-def _devices(prediction: Prediction, whole: PricedRank | None) -> Iterator[tuple[str, Step | None]]:
+def _devices(prediction: Prediction, whole: RankAlone | None) -> Iterator[tuple[str, Step | None]]:
     shipped = [load_device(name) for name in device_names()]
     for device in shipped if prediction.device in shipped else [*shipped, prediction.device]:
-        rank = whole if device == prediction.device else _again(replace(prediction, device=device, tiles=None))
-        yield device.name, None if rank is None else rank.alone
+        is_own = device == prediction.device
+        yield device.name, whole if is_own else _again(replace(prediction, device=device, tiles=None))
 
 
 def what_fits(
@@ -236,8 +231,8 @@ def what_fits(
     """The step by what to type: with fewest tiles, most of the batch, and `recomputed`; else a part on all tiles."""
 
     def fitting(how: str, tiles: int | None, batch_size: int, program: Program = program) -> dict[str, RankAlone]:
-        rank = _priced(program, device, tiles, batch_size, micro_steps, level)
-        return {} if rank is None else {how: rank.alone}
+        step = _priced(program, device, tiles, batch_size, micro_steps, level)
+        return {} if step is None else {how: step}
 
     more = range(tiles + 1, (device.tiles or tiles) + 1) if tiles is not None else range(0)
     counts = (count for count in more if (device.tiles or count) % count == 0)

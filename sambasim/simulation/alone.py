@@ -70,9 +70,12 @@ class TimedSection:
 
 @dataclass(frozen=True)
 class RankAlone:
-    """The sections of a pass (`model`) and of the update. `start_s`, `sent_s`: host time of each section of a
-    micro-step, and of its inputs and outputs; `batch_size`: of a micro-step, which in a pipeline is one micro-batch."""
+    """A rank along pp, whose own program is `program`: the sections of a pass (`model`) and of the update. `resident`:
+    values that are the same for each sample; `start_s`, `sent_s`: host time of each section of a micro-step, and of its
+    inputs and outputs; `batch_size`: of a micro-step, which in a pipeline is one micro-batch."""
 
+    program: Program
+    resident: frozenset[str]
     model: tuple[TimedSection, ...]
     update: tuple[TimedSection, ...]
     budget: Budget
@@ -154,13 +157,16 @@ def price_alone(
     symbols = [program.symbols[name] for name in (*graph.inputs, *(output.symbol for output in graph.outputs))]
     sent = [symbol.type for symbol in symbols if symbol.kind in (SymbolKind.INPUT, SymbolKind.OUTPUT)]
     sent_s = sum(map(device_bytes_of, sent)) * samples / program.batch_size / budget.host_bytes_per_s
-    update = updates(program, budget, tiers, 1)
-    return RankAlone(tuple(model), update, budget, samples, budget.start_s, sent_s, need, tiers, micro_steps)
+    host_s = budget.start_s, sent_s
+    rank = RankAlone(program, work.resident, tuple(model), (), budget, samples, *host_s, need, tiers, micro_steps)
+    return sliced(rank, 1)
 
 
-def updates(program: Program, budget: Budget, tiers: Tiers, replicas: int) -> tuple[TimedSection, ...]:
+def sliced(rank: RankAlone, replicas: int) -> RankAlone:
+    """`rank`, which updates its slice of so many."""
+    program, budget, tiers = rank.program, rank.budget, rank.tiers
     if program.training is None:
-        return ()
+        return rank
     sections = []
     if any(section.kind is SectionKind.GRADNORM for section in program.training.sections):
         read_bytes = _NARROW_BYTES * sum(group.numel for group in program.groups) // replicas
@@ -174,45 +180,36 @@ def updates(program: Program, budget: Budget, tiers: Tiers, replicas: int) -> tu
         rate = slowed(budget, of_states * tiers.states + (1 - of_states) * tiers.rest)
         load = Load(each_way_bytes, each_way_bytes, 0, each_way_bytes, 0, 0, 1, 1, ())
         sections.append(_timed(SectionKind.OPT, group.name, load, rate))
-    return tuple(sections)
+    return replace(rank, update=tuple(sections))
 
 
 def _timed(kind: SectionKind, name: str, load: Load, budget: Budget) -> TimedSection:
     return TimedSection(kind, name, load, price_of(load, replace(budget, load_s=0.0)), budget)  # all run one program
 
 
-@dataclass(frozen=True, slots=True)
-class PricedRank:
-    """One rank along pp, its pass and update wherever it is, and the values that are the same for each sample."""
-
-    program: Program
-    alone: RankAlone
-    resident: frozenset[str]
-
-
 def price_ranks(
     program: Program, budget: Budget, samples: int | None = None, micro_steps: int = 1, level: Level | None = None
-) -> tuple[PricedRank, ...]:
+) -> tuple[RankAlone, ...]:
     """Each rank along pp, for passes of `samples`. With a `level`, sections are cut again; else they are as compiled.
     Raises MachineError if a rank does not fit, PefError for invalid arguments."""
     samples = samples or program.batch_size
 
-    def priced(own: Program, work: Work, row: Row, cutting: Budget) -> PricedRank:
+    def priced(own: Program, work: Work, row: Row, cutting: Budget) -> RankAlone:
         if level is not None:
             graph = own.leading
             graph = replace(graph, sections=(*cut(graph, work, cutting, level), *pass_and_update(graph)[1]))
             own = replace(own, evaluation=graph) if own.training is None else replace(own, training=graph)
-        return PricedRank(own, price_alone(own, work, budget, samples, micro_steps, row), work.resident)
+        return price_alone(own, work, budget, samples, micro_steps, row)
 
-    def fastest(own: Program, compiled: Work, row: Row) -> PricedRank:
+    def fastest(own: Program, compiled: Work, row: Row) -> RankAlone:
         work = at_batch_size(compiled, own.batch_size, samples)
         check_chip(own.leading, work, budget)
         rank = priced(own, work, row, budget)
-        if level is None or not rank.alone.tiers.rest:
+        if level is None or not rank.tiers.rest:
             return rank
         # Another cut may be faster if not everything fits into HBM.
-        other = priced(own, work, row, slowed(budget, rank.alone.tiers.rest))
-        return min(rank, other, key=lambda each: each.alone.predicted_s)
+        other = priced(own, work, row, slowed(budget, rank.tiers.rest))
+        return min(rank, other, key=lambda each: each.predicted_s)
 
     ranks = zip(works_of_ranks(program), rows_of(program), strict=True)
     return tuple(fastest(own, compiled, row) for (own, compiled), row in ranks)

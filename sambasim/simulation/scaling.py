@@ -11,8 +11,7 @@ from statistics import NormalDist
 from sambasim.hardware.placement import Placement
 from sambasim.ir.dataflow import readiness
 from sambasim.ir.graph import SectionKind
-from sambasim.ir.program import Program
-from sambasim.simulation.alone import RankAlone, TimedSection, updates
+from sambasim.simulation.alone import RankAlone, TimedSection, sliced
 from sambasim.simulation.sync import GATHERS_IN_PASSES, GroupSync, SyncPath, Traffic, moves_in_passes, syncs_of, zero_of
 
 
@@ -77,29 +76,29 @@ class SyncedRank:
         return [section.price.predicted_s for section in self.step.sections if section.kind is kind]
 
 
-def with_sync(program: Program, alone: RankAlone, placement: Placement, path: SyncPath) -> SyncedRank:
+def with_sync(alone: RankAlone, placement: Placement, path: SyncPath) -> SyncedRank:
     """The rank in each replica of `placement`. RDUs sync through the host where that is quicker. In replicas of several
     ranks, groups are reduced after passes, and the caller counts what is gathered in them."""
-    if placement.replicas == 1 or program.training is None:
-        return _by_host(program, alone, placement, None, 0)
+    if placement.replicas == 1 or alone.program.training is None:
+        return _by_host(alone, placement, None, 0)
+    zero = zero_of(alone.program)
     if path is SyncPath.HOST:
-        return _by_host(program, alone, placement, path, zero_of(program))
-    synced = _by_rdu(program, alone, placement)
-    by_host = _by_host(program, alone, placement, SyncPath.HOST, min(1, zero_of(program)))
+        return _by_host(alone, placement, path, zero)
+    synced, by_host = _by_rdu(alone, placement), _by_host(alone, placement, SyncPath.HOST, min(1, zero))
     if by_host.predicted_s < synced.predicted_s:
         return replace(by_host, path=SyncPath.RDU, way="through the host, which is quicker here")
     return synced
 
 
-def _by_rdu(program: Program, alone: RankAlone, placement: Placement) -> SyncedRank:
-    syncs = syncs_of(program, alone, placement, SyncPath.RDU, 1)
-    step = _sliced(program, alone, placement.replicas)
+def _by_rdu(alone: RankAlone, placement: Placement) -> SyncedRank:
+    syncs = syncs_of(alone, placement, SyncPath.RDU, 1)
+    step = sliced(alone, placement.replicas)
     spans = [_host(step)]
     for _ in range(step.micro_steps):
         spans += _run(step.model, spans[-1].stop_s)
     backward_s, slowest_s = spans[-1].stop_s, slowest_s_of(alone, placement.replicas)
     ends_s = [span.stop_s for span in spans[-len(step.model) :]]
-    ready_s = {name: ends_s[: ready.reduce][-1] + slowest_s for name, ready in readiness(program).items()}
+    ready_s = {name: ends_s[: ready.reduce][-1] + slowest_s for name, ready in readiness(alone.program).items()}
     reduces = {name: syncs[name].reduce for name in sorted(syncs, key=lambda name: ready_s[name])}
     reduced = _on_links(SectionKind.REDUCE, reduces, ready_s)
     update_s = max([backward_s + slowest_s, *(span.stop_s for span in reduced)])
@@ -112,11 +111,11 @@ def _by_rdu(program: Program, alone: RankAlone, placement: Placement) -> SyncedR
     return SyncedRank(step, path, all_spans, moved, exposed_s, _ways(syncs), slowest_s, ideal_s)
 
 
-def _by_host(program: Program, alone: RankAlone, placement: Placement, path: SyncPath | None, zero: int) -> SyncedRank:
+def _by_host(alone: RankAlone, placement: Placement, path: SyncPath | None, zero: int) -> SyncedRank:
     """Sections wait for all transfers; without a `path` there are none."""
-    syncs = {} if path is None else syncs_of(program, alone, placement, path, zero)
-    sliced = _sliced(program, alone, placement.replicas)
-    step = sliced if zero else alone
+    syncs = {} if path is None else syncs_of(alone, placement, path, zero)
+    program, of_slice = alone.program, sliced(alone, placement.replicas)
+    step = of_slice if zero else alone
     moves = moves_in_passes(program) if zero > 1 and program.ranks_of_replica == 1 else []
     slowest_s, waited_s = slowest_s_of(alone, placement.replicas) if syncs else 0.0, 0.0
     spans, moved = [_host(step)], Traffic()
@@ -140,7 +139,7 @@ def _by_host(program: Program, alone: RankAlone, placement: Placement, path: Syn
     spans += _run(step.update, max(spans[-1].stop_s, waited_s), len(step.model))
     if zero < GATHERS_IN_PASSES:
         transfer(SectionKind.GATHER, syncs)
-    ideal_s, exposed_s = sliced.predicted_s if syncs else alone.predicted_s, moved.predicted_s + slowest_s
+    ideal_s, exposed_s = of_slice.predicted_s if syncs else alone.predicted_s, moved.predicted_s + slowest_s
     return SyncedRank(step, path, tuple(spans), moved, exposed_s, _ways(syncs), slowest_s, ideal_s)
 
 
@@ -158,10 +157,6 @@ def slowest_s_of(alone: RankAlone, replicas: int) -> float:
 def spread_of(replicas: int) -> float:
     """By how many standard deviations the slowest of `replicas` exceeds their mean, if normal (Blom 1958)."""
     return NormalDist().inv_cdf((replicas - 0.375) / (replicas + 0.25)) if replicas > 1 else 0.0
-
-
-def _sliced(program: Program, alone: RankAlone, replicas: int) -> RankAlone:
-    return replace(alone, update=updates(program, alone.budget, alone.tiers, replicas))
 
 
 def _host(step: RankAlone) -> Span:

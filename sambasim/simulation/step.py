@@ -15,7 +15,7 @@ from sambasim.ir.program import Program
 from sambasim.ir.schedule import Action, ActionKind, Schedule, make, timeline
 from sambasim.ir.schedule import Span as ActionSpan
 from sambasim.ir.types import SymbolKind
-from sambasim.simulation.alone import MODEL_KINDS, PricedRank, RankAlone, price_ranks
+from sambasim.simulation.alone import MODEL_KINDS, RankAlone, price_ranks
 from sambasim.simulation.scaling import Span, SyncedRank, Track, with_sync
 from sambasim.simulation.sync import SyncPath, Traffic, copies_of, gathered_in_passes, traffic_of
 
@@ -48,9 +48,10 @@ class Cost:
 
 
 @dataclass(frozen=True, slots=True)
-class RankStep(PricedRank):
+class RankStep:
     """One rank along pp: costs of actions by kind and stage, its update and sync, copies of tied parameters."""
 
+    alone: RankAlone
     costs: Mapping[tuple[ActionKind, int], Cost]
     synced: SyncedRank
     copies: Mapping[str, Traffic]
@@ -84,7 +85,7 @@ class RankStep(PricedRank):
     def _copied(self, kind: SectionKind, of: SymbolKind, start_s: float) -> list[Span]:
         spans = []
         for name, traffic in self.copies.items():
-            if self.program.symbols[name].kind is of:
+            if self.alone.program.symbols[name].kind is of:
                 spans.append(Span(Track.LINKS, kind, f"copy of {name}", start_s, start_s + traffic.predicted_s))
                 start_s += traffic.predicted_s
         return spans
@@ -94,26 +95,25 @@ def part_of(placement: Placement, ranks: Sequence[int]) -> Placement:
     return replace(placement, node_of=tuple(placement.node_of[rank] for rank in ranks))
 
 
-def _rank_step(priced: PricedRank, placement: Placement, path: SyncPath, mesh: Mesh, rank: int) -> RankStep:
+def _rank_step(alone: RankAlone, placement: Placement, path: SyncPath, mesh: Mesh, rank: int) -> RankStep:
     """The step of `rank`, which is the first of those that are alike along other axes than pp."""
-    program, alone, is_replica = priced.program, priced.alone, priced.program.ranks_of_replica == 1
+    program = alone.program
     in_pass, _ = pass_and_update(program.leading)
     replicas = part_of(placement, mesh.group(rank, DATA_PARALLEL))
-    synced = with_sync(program, alone, replicas, path)
-    by_host = synced.path is SyncPath.HOST and not is_replica
-    gathered = gathered_in_passes(program, alone, replicas) if by_host else []
+    synced = with_sync(alone, replicas, path)
+    by_host = synced.path is SyncPath.HOST and program.ranks_of_replica > 1
+    gathered = gathered_in_passes(alone, replicas) if by_host else []
     costs = {}
     spans = spans_of_actions(in_pass) or {(ActionKind.FORWARD, 0): (0, 1)}  # which starts nothing
     forwards = sum(kind is ActionKind.FORWARD for kind, _ in spans)  # inputs and outputs are sent once for all of them
     for (kind, stage), (start, stop) in spans.items():
-        messages = dict(traffic_of(in_pass[start:stop], priced, placement, mesh, rank))
+        messages = dict(traffic_of(in_pass[start:stop], alone, placement, mesh, rank))
         if parameters := gathered[start:stop]:
             messages[DATA_PARALLEL] = sum(parameters, Traffic())
         device_s = sum(section.price.predicted_s for section in alone.model[start:stop])
         sent_s = alone.sent_s / forwards if kind is ActionKind.FORWARD else 0.0
         costs[kind, stage] = Cost(device_s, (stop - start) * alone.start_s + sent_s, messages)
-    copies = copies_of(program, placement, mesh, rank)
-    return RankStep(program, alone, priced.resident, costs, synced, copies)
+    return RankStep(alone, costs, synced, copies_of(program, placement, mesh, rank))
 
 
 def has_several_ranks(program: Program) -> bool:
@@ -282,7 +282,7 @@ class PredictedStep:
         alone = self
         if self.path is not None:
             placement = part_of(self.placement, range(self.program.ranks_of_replica))
-            alone = step_of(self.program, self.ranks, placement, self.path)
+            alone = step_of(self.program, [rank.alone for rank in self.ranks], placement, self.path)
         return self.replicas * alone.samples_per_s
 
     @property
@@ -312,7 +312,7 @@ class PredictedStep:
         return runs * sum(self.synced.times_s(kind)) + in_passes_s
 
 
-def step_of(program: Program, priced: Sequence[PricedRank], placement: Placement, path: SyncPath) -> PredictedStep:
+def step_of(program: Program, priced: Sequence[RankAlone], placement: Placement, path: SyncPath) -> PredictedStep:
     """The step of `program`, whose ranks are `priced`, on `placement`, which has a place for each rank."""
     schedule = program.schedule or make("gpipe", 1, 1)
     # A program without the axis dp may be predicted on several devices, as if it had it.

@@ -17,7 +17,7 @@ from sambasim.ir.graph import Section
 from sambasim.ir.mesh import PIPELINE, Mesh
 from sambasim.ir.program import Program
 from sambasim.ir.ranks import copied, ends_of, in_slices
-from sambasim.simulation.alone import PricedRank, RankAlone, slowed
+from sambasim.simulation.alone import RankAlone, slowed
 
 WIRE_BYTES = 2  # of one element that is sent
 
@@ -63,9 +63,7 @@ class GroupSync:
     ways: str
 
 
-def syncs_of(
-    program: Program, alone: RankAlone, placement: Placement, path: SyncPath, zero: int
-) -> Mapping[str, GroupSync]:
+def syncs_of(alone: RankAlone, placement: Placement, path: SyncPath, zero: int) -> Mapping[str, GroupSync]:
     """By group, how it is synced. Each transfer is launched; on the host path twice: to the host and back."""
     rate = slowed(alone.budget, alone.tiers.rest)
     launch = Traffic(alone.budget.launch_s * (2 if path is SyncPath.HOST else 1))
@@ -74,7 +72,7 @@ def syncs_of(
         return traffic + launch if traffic.predicted_s else traffic
 
     syncs = {}
-    for group in program.groups:
+    for group in alone.program.groups:
         sync = group_sync(path, WIRE_BYTES * group.numel, placement, rate, sliced=zero > 0)
         syncs[group.name] = replace(sync, reduce=launched(sync.reduce), gather=launched(sync.gather))
     return syncs
@@ -141,10 +139,10 @@ def _between(placement: Placement) -> Link:
 
 
 def traffic_of(
-    sections: Sequence[Section], priced: PricedRank, placement: Placement, mesh: Mesh, rank: int
+    sections: Sequence[Section], alone: RankAlone, placement: Placement, mesh: Mesh, rank: int
 ) -> Mapping[str, Traffic]:
-    """By mesh axis, in one run of `sections` of `rank`, which is like `priced`."""
-    program, node_of, found = priced.program, placement.node_of, dict[str, Traffic]()
+    """By mesh axis, in one run of `sections` of `rank`, which is like `alone`."""
+    program, node_of, found = alone.program, placement.node_of, dict[str, Traffic]()
     graph = program.leading
     for node in (node for section in sections for node in graph.section_nodes(section)):
         axis = axis_of(node)
@@ -155,8 +153,8 @@ def traffic_of(
         value = (node.results[0] or "") if is_received else node.reads[0]
         type_ = graph.values[value] if value in graph.values else program.symbols[value].type
         size_bytes = (1 if is_received else len(group) - 1) * device_bytes_of(type_)
-        if value not in priced.resident:
-            size_bytes = size_bytes * priced.alone.batch_size // program.batch_size
+        if value not in alone.resident:
+            size_bytes = size_bytes * alone.batch_size // program.batch_size
         shift = dict(node.kwargs).get("shift")
         sender = group[(group.index(rank) + (shift if isinstance(shift, int) else 0)) % len(group)]
         peers = [sender] if is_received else group
@@ -213,9 +211,10 @@ def moves_in_passes(program: Program) -> list[Moves]:
     return [Moves(moved(section, "comm.all_gather"), moved(section, "comm.reduce_scatter")) for section in sections]
 
 
-def gathered_in_passes(program: Program, alone: RankAlone, placement: Placement) -> list[Traffic]:
+def gathered_in_passes(alone: RankAlone, placement: Placement) -> list[Traffic]:
     """By section of a pass, what replicas gather over their hosts before it; none below ZeRO 3."""
-    if zero_of(program) < GATHERS_IN_PASSES:
+    if zero_of(alone.program) < GATHERS_IN_PASSES:
         return []
-    syncs = syncs_of(program, alone, placement, SyncPath.HOST, GATHERS_IN_PASSES)
-    return [sum((syncs[name].gather for name in moves.gathered), Traffic()) for moves in moves_in_passes(program)]
+    syncs = syncs_of(alone, placement, SyncPath.HOST, GATHERS_IN_PASSES)
+    moves = moves_in_passes(alone.program)
+    return [sum((syncs[name].gather for name in before.gathered), Traffic()) for before in moves]

@@ -24,7 +24,7 @@ def error_of(row: Row, program: Program, **fitted: float) -> float:
     changed = {name: getattr(calibration, name).model_copy(update={"value": value}) for name, value in fitted.items()}
     calibration = calibration.model_copy(update=changed)
     budget = budget_of(load_device(row.device), row.tiles, row.mapped_by, calibration)
-    step = price_ranks(program, budget, level=row.level)[0].alone
+    step = price_ranks(program, budget, level=row.level)[0]
     return row.figure_of(step.device_s, step.predicted_s) / row.value - 1
 
 

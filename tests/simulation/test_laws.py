@@ -86,7 +86,7 @@ def _step(
     device: DeviceSpec = SN30,
     samples: int | None = None,
 ) -> RankAlone:
-    return price_ranks(program, budget_of(device, tiles), samples, level=level)[0].alone
+    return price_ranks(program, budget_of(device, tiles), samples, level=level)[0]
 
 
 @pytest.mark.parametrize("level", LEVELS)

@@ -75,7 +75,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> list[Program]:
 def test_a_mesh_of_replicas_of_one_rank_has_their_times(zero: int, programs: list[Program]) -> None:
     for path, (replicas, micro_steps) in product(SyncPath, [(1, 1), (2, 3), (9, 1)]):
         mesh = predicted(programs[zero], replicas, micro_steps, path)
-        scaled, first = with_sync(programs[zero], mesh.alone, mesh.placement, path), mesh.first
+        scaled, first = with_sync(mesh.alone, mesh.placement, path), mesh.first
         by_kind_s = scaled.step.device_s_by_kind
         assert first.host_s == pytest.approx(scaled.step.host_s)
         assert first.device_s == pytest.approx(by_kind_s[SectionKind.FWD] + by_kind_s[SectionKind.BCKWD])
@@ -264,7 +264,7 @@ def test_stages_gather_in_every_micro_batch(tmp_path: Path) -> None:
     for position in (0, 1):
         before, after = gradients.times_of(position), parameters.times_of(position)
         assert before.gathered.predicted_s == 0
-        own = parameters.ranks[position].program
+        own = parameters.ranks[position].alone.program
         assert after.gathered.received_bytes[Wire.HOST] == gathered_bytes(own) * own.micro_batches
     assert parameters.passes_s > gradients.passes_s
     assert parameters.predicted_s == pytest.approx(parts_of(parameters))
@@ -289,7 +289,7 @@ def _clusters(draw: st.DrawFn) -> ClusterSpec:
 
 def _scaled(replicas: int, path: SyncPath, cluster: ClusterSpec, budget: Budget = BUDGET) -> SyncedRank:
     (rank,) = price_ranks(sample_program(), budget, level="o3")
-    return with_sync(rank.program, rank.alone, place(replicas, DEVICE, 4, cluster), path)
+    return with_sync(rank, place(replicas, DEVICE, 4, cluster), path)
 
 
 @given(_REPLICAS, st.sampled_from(SyncPath), _clusters())

@@ -25,7 +25,7 @@ from sambasim.ir.graph import Section, SectionKind
 from sambasim.ir.mesh import DATA_PARALLEL, TENSOR, Mesh
 from sambasim.ir.program import Program
 from sambasim.ir.types import DTYPE_BYTES
-from sambasim.simulation.alone import PricedRank, RankAlone, price_alone
+from sambasim.simulation.alone import RankAlone, price_alone
 from sambasim.simulation.machine import mixed
 from sambasim.simulation.memory import Memory, memory_of, operand_bytes
 from sambasim.simulation.planning.strategy import Strategy, roomy
@@ -354,13 +354,12 @@ class Ranks:
         budget = replace(roomy(self.budget(alone.tiles)), behind=None)
         sections, work = compiled.sections, at_batch_size(compiled.work, program.batch_size, samples)
         step = price_alone(program, work, budget, samples)
-        rank = PricedRank(program, step, work.resident)
         found = [Traffic()] * len(sections)
         if alone.chips > 1:
             placement = place(alone.chips, self._device, None, self._cluster)
             mesh = Mesh({DATA_PARALLEL: 1, TENSOR: alone.chips})
             for number, section in enumerate(sections):
-                found[number] = traffic_of([section], rank, placement, mesh, 0).get(TENSOR, Traffic())
+                found[number] = traffic_of([section], step, placement, mesh, 0).get(TENSOR, Traffic())
         chain = chain_of(step, work, [traffic.predicted_s for traffic in found], compiled.numel_of, compiled.shorter)
         return OneRank(
             chain,

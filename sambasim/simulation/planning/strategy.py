@@ -264,11 +264,11 @@ def price(strategy: Strategy, program: Program, level: Level, budget: Budget, pl
     """Price the `program` of `strategy`. Raises MachineError if an operator does not fit on the chip."""
     limitless, samples, steps = roomy(budget), strategy.samples, strategy.accumulation_steps
     priced = price_ranks(program, limitless, samples, steps)
-    if strategy.ranks_of_replica == 1 and priced[0].alone.tiers.rest:  # other sections may be faster then
+    if strategy.ranks_of_replica == 1 and priced[0].tiers.rest:  # other sections may be faster then
         priced = price_ranks(program, limitless, samples, steps, level)
     step = step_of(program, priced, placement, path_of(strategy))
     sized = partial(memory_of, samples=samples, replicas=strategy.copies, passes=strategy.passes)
-    memory = tuple(sized(rank.program, activations_bytes=rank.alone.need.between_bytes) for rank in priced)
+    memory = tuple(sized(rank.program, activations_bytes=rank.need.between_bytes) for rank in priced)
     slowest = max(range(len(step.ranks)), key=lambda at: step.times_of(at).busy_s)
     times = step.times_of(slowest)
     received = sum(times.messages.values(), times.gathered + step.ranks[slowest].synced.moved)
