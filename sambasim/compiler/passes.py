@@ -21,7 +21,7 @@ from sambasim.compiler.stages import Values, crossing_of, is_view, values_of
 from sambasim.compiler.update import AddDataParallel, AttachOptimizers, Update
 from sambasim.costs.cut import Level, cut
 from sambasim.costs.fit import check_chip, check_memory
-from sambasim.costs.work import at_batch_size, stage_ranges, work_of, works_of_ranks
+from sambasim.costs.work import at_batch_size, work_of, works_of_ranks
 from sambasim.errors import OptionError
 from sambasim.hardware.budget import Budget, budget_of
 from sambasim.hardware.spec import load_device
@@ -33,7 +33,7 @@ from sambasim.ir.schedule import Schedule, make, read_csv
 from sambasim.ir.types import ALIGNMENT_BYTES, DTYPE_BYTES, SymbolKind, align
 from sambasim.ir.verify import Progress, verify
 from sambasim.options.compile import CompileOptions
-from sambasim.simulation.memory import need_of, rows_of
+from sambasim.simulation.memory import need_of
 from sambasim.units import counted
 
 _DROPOUT = "aten.native_dropout.default"
@@ -270,11 +270,9 @@ class Fits:
     budget: Budget
 
     def __call__(self, program: Program) -> Program:
-        for (part, work), row in zip(works_of_ranks(program), rows_of(program), strict=True):
-            graph = part.leading
-            check_chip(graph, work, self.budget)
-            ends = [section.stop for section in graph.sections if section.kind in (SectionKind.FWD, SectionKind.BCKWD)]
-            check_memory(graph, need_of(part, work, stage_ranges(work, ends), row=row), self.budget)
+        for part, work, row in works_of_ranks(program):
+            check_chip(part.leading, work, self.budget)
+            check_memory(part.leading, need_of(part, work, row=row), self.budget)
         return program
 
 

@@ -13,12 +13,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from math import inf, prod
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from sambasim.ir.graph import Graph, Node, SectionKind
 from sambasim.ir.operators import OPERATORS, OperatorKind, flops_of
 from sambasim.ir.program import Program
 from sambasim.ir.ranks import of_ranks
+from sambasim.ir.schedule import Action
 from sambasim.ir.types import DTYPE_BYTES, VALUE_BYTES, Symbol, SymbolKind, TensorType
 
 LANES = 32  # numbers that a compute unit processes at once (source: DFModel)
@@ -143,11 +144,15 @@ _RECENT: deque[tuple[Graph, Mapping[str, Symbol], Work]] = deque(maxlen=8)
 """Results: a plan begins many programs with one graph."""
 
 
-def works_of_ranks(program: Program) -> Sequence[tuple[Program, Work]]:
+Row: TypeAlias = Sequence[Action] | None  # what a rank does in a pipeline; None without one
+
+
+def works_of_ranks(program: Program) -> Sequence[tuple[Program, Work, Row]]:
     """By rank along pp: its program and work. Only the whole shows that a sent value is the same for each sample."""
-    graph, own = program.leading, of_ranks(program)
+    graph, rows = program.leading, program.schedule.rows if program.schedule is not None else (None,)
     whole = work_of(graph, program.symbols)
-    return [(rank, _part(whole, graph, rank.leading)) for rank in own]
+    own = zip(of_ranks(program), rows, strict=True)
+    return [(rank, _part(whole, graph, rank.leading), row) for rank, row in own]
 
 
 def _part(whole: Work, graph: Graph, own: Graph) -> Work:

@@ -8,13 +8,13 @@ from functools import cached_property
 from sambasim.costs.cut import Level, cut
 from sambasim.costs.fit import Need, check_chip, check_memory
 from sambasim.costs.price import Bound, Load, SectionPrice, chip_bytes, load_of, price_of
-from sambasim.costs.work import Work, at_batch_size, device_bytes_of, stage_ranges, works_of_ranks
+from sambasim.costs.work import Row, Work, at_batch_size, device_bytes_of, stage_ranges, works_of_ranks
 from sambasim.hardware.budget import Budget
 from sambasim.ir.dataflow import pass_and_update
 from sambasim.ir.graph import SectionKind
 from sambasim.ir.program import MASTER, Program
 from sambasim.ir.types import DTYPE_BYTES, SymbolKind
-from sambasim.simulation.memory import Row, need_of, rows_of
+from sambasim.simulation.memory import need_of
 
 _NOTHING = Load(0, 0, 0, 0, 0, 0, 1, 1, ())
 _WIDE_BYTES, _NARROW_BYTES = DTYPE_BYTES["float32"], DTYPE_BYTES["bfloat16"]
@@ -142,7 +142,7 @@ def price_alone(
     graph = program.leading
     in_pass, _ = pass_and_update(graph)
     ranges = stage_ranges(work, [section.stop for section in in_pass])
-    need = need_of(program, work, ranges, samples, row)
+    need = need_of(program, work, samples, row)
     check_memory(graph, need, budget)
     states = (symbol for symbol in program.symbols.values() if symbol.kind is SymbolKind.OPTIMIZER_STATE)
     tiers = tiers_of(need, sum(symbol.type.size_bytes for symbol in states), budget)
@@ -211,5 +211,4 @@ def price_ranks(
         other = priced(own, work, row, slowed(budget, rank.tiers.rest))
         return min(rank, other, key=lambda each: each.predicted_s)
 
-    ranks = zip(works_of_ranks(program), rows_of(program), strict=True)
-    return tuple(fastest(own, compiled, row) for (own, compiled), row in ranks)
+    return tuple(fastest(*rank) for rank in works_of_ranks(program))

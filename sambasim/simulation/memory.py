@@ -16,28 +16,25 @@ Every rank has a memory of its own, as an RDU has: nothing is shared in a node.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import accumulate, chain, product
 from typing import TypeAlias
 
 from sambasim.costs.fit import Need, reside
-from sambasim.costs.work import Work
+from sambasim.costs.work import Row, Work, stage_ranges
 from sambasim.ir.dataflow import groups_of, pass_and_update, spans_of_actions
 from sambasim.ir.graph import MADE_AGAIN, Graph, Node, SectionKind
 from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.program import AVERAGE, MASTER, ParameterGroup, Program
 from sambasim.ir.ranks import in_slices
-from sambasim.ir.schedule import Action
 from sambasim.ir.types import Symbol, SymbolKind, TensorType, cut
 from sambasim.optimizers import OPTIMIZERS
 
 RECOMPUTE = ("none", "sections", "full")
 
 Regions: TypeAlias = frozenset[tuple[str, str]]  # names of groups, each with "parameter" or "gradient"
-
-Row: TypeAlias = Sequence[Action] | None  # what a rank does in a pipeline; None without one
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,27 +52,20 @@ class Memory:
         return self.parameters + self.gradients + self.states + self.activations + self.buffers
 
 
-def need_of(
-    program: Program, work: Work, sections: Sequence[tuple[int, int]], samples: int | None = None, row: Row = None
-) -> Need:
-    """Of the leading graph, with the fewest replicas that may run it. `sections`: ranges of stages of `work`."""
+def need_of(program: Program, work: Work, samples: int | None = None, row: Row = None) -> Need:
+    """Of the leading graph, with the fewest replicas that may run it."""
     graph, kinds = program.leading, (SymbolKind.GRADIENT, SymbolKind.BUFFER)
     excluded = frozenset(output.value for output in graph.outputs if program.symbols[output.symbol].kind in kinds)
     replicas = program.world_size * program.chips
     kept = memory_of(program, activations_bytes=0, samples=samples, replicas=replicas, passes=program.micro_batches)
-    residency = reside(work, sections, excluded)
+    in_pass, _ = pass_and_update(graph)
+    residency = reside(work, stage_ranges(work, [section.stop for section in in_pass]), excluded)
     between_bytes = residency.size_bytes
     if row is not None:
-        in_pass, _ = pass_and_update(graph)
         spans = spans_of_actions(in_pass)
         runs = (spans[action.kind, action.stage] for action in row if (action.kind, action.stage) in spans)
         between_bytes = max(between_bytes, residency.most_bytes(runs))
     return Need(kept.total_bytes, residency, between_bytes)
-
-
-def rows_of(program: Program) -> Sequence[Row]:
-    """By rank on the axis pp: its row of the schedule."""
-    return (None,) if program.schedule is None else program.schedule.rows
 
 
 def divided_by(zero: int, replicas: int, passes: int) -> dict[str, int]:
