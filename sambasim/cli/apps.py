@@ -24,7 +24,7 @@ import click
 
 import sambasim
 from sambasim.cli.shared import COUNT, as_json
-from sambasim.errors import LaunchError, OptionError, SambasimError, failing_with, one_line, say, say_json
+from sambasim.errors import LaunchError, OptionError, SambasimError, failing_with, say, say_json
 from sambasim.files import unless_foreign_link
 from sambasim.runtime.machine.launcher import mpirun_here
 from sambasim.terminal.output import survive_closed_stdout
@@ -139,11 +139,8 @@ def _in_words(script: Path, check: "Check", findings: "Sequence[Finding]") -> st
     numbers = {"replica": current().world_size, "step": check.steps, "finding": len(findings)}
     replicas, steps, found = (counted(count, noun) if count else f"no {noun}" for noun, count in numbers.items())
     cut = " with shortened epochs, so the scores differ from those of a run" if check.epochs_cut else ""
-    lines = [f"check of {script}, {replicas}, {steps}{cut}: {found}"]
-    for finding in findings:
-        where = [f"  where: {one_line(finding.where)}"] if finding.where else []
-        lines += [one_line(finding.words), *where, f"  try:   {one_line(finding.remedy)}"]
-    return "\n".join(lines)
+    heading = f"check of {script}, {replicas}, {steps}{cut}: {found}"
+    return "\n".join([heading, *(finding.shown_as(finding.code) for finding in findings)])
 
 
 def _json(script: Path, check: "Check", findings: "Sequence[Finding]", error: BaseException | None = None) -> str:

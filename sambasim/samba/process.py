@@ -48,6 +48,14 @@ class Finding:
     def words(self) -> str:
         return f"{self.code}: {self.what}"
 
+    def shown_as(self, start: str, *, short: bool = False) -> str:
+        """What it is after `start`, where and the remedy in lines of their own; in `short` the first line alone."""
+        where = one_line(self.where or "")
+        if short:
+            return f"{start}: {one_line(self.what)}" + (f" ({where.partition(': ')[0]})" if where else "")
+        place = f"\n  where: {where}" if where else ""
+        return f"{start}: {one_line(self.what)}{place}\n  try:   {one_line(self.remedy)}"
+
 
 @dataclass(slots=True)
 class Reporter:
@@ -84,7 +92,7 @@ class Reporter:
         if self._found and not self.on_demand and launched_rank(os.environ) == 0:
             lines = [f"summary: {counted(len(self._found), 'finding')}; sambasim app --check checks every step"]
             for finding, source, is_printed in self._found.values():
-                lines.append(_shown_as(f"  {finding.code}{source}", finding, short=is_printed))
+                lines.append(finding.shown_as(f"  {finding.code}{source}", short=is_printed))
             sys.stdout.flush()
             sys.stderr.write("\n".join(lines) + "\n")
             sys.stderr.flush()
@@ -96,16 +104,8 @@ class Reporter:
         prints = not (self.on_demand or self.at_exit) and launched_rank(os.environ) == 0
         self._found[key] = finding, source, prints
         if prints:
-            sys.stderr.write(_shown_as(f"notice{source}: {finding.code}", finding) + "\n")
+            sys.stderr.write(finding.shown_as(f"notice{source}: {finding.code}") + "\n")
             sys.stderr.flush()
-
-
-def _shown_as(start: str, finding: Finding, *, short: bool = False) -> str:
-    where = one_line(finding.where or "")
-    if short:
-        return f"{start}: {one_line(finding.what)}" + (f" ({where.partition(': ')[0]})" if where else "")
-    place = f"\n  where: {where}" if where else ""
-    return f"{start}: {one_line(finding.what)}{place}\n  try:   {one_line(finding.remedy)}"
 
 
 _CHECKS = (__file__, f"{PACKAGE}samba/checks/")

@@ -93,7 +93,7 @@ def test_every_section_is_measured(
     assert figures["sections_s"] == pytest.approx(sum(row["measured_s"] for row in rows))
     (row,) = samba.utils.measure_sections(model, inputs, inference=True, **SHORT)["sections"]
     assert row["kind"] == "FWD"
-    title, head, line, *_, source = capsys.readouterr().out.splitlines()
+    title, head, _, line, *_, source = [line for line in capsys.readouterr().out.splitlines() if line.strip()]
     assert title == "measured on this machine, 1 replica, 4 steps"
     assert head.split() == ["section", "kind", "name", "measured", "predicted"]
     times = f"{format_seconds(row['measured_s'])} {format_seconds(row['predicted_s'])}"

@@ -8,9 +8,8 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from pydantic import JsonValue
@@ -95,20 +94,6 @@ def measure_performance(
     return Performance(throughput, median_s)
 
 
-@dataclass(frozen=True, slots=True)
-class SectionFigure:
-    """One row: the section with this index, or several that run as one pass over memory; all, without an index.
-
-    measured_s: the median over steps on this machine, of the slowest replica
-    predicted_s: on the device, by the model of `sambasim simulate`; None without a prediction"""
-
-    sections: list[int]
-    kind: str
-    name: str
-    measured_s: float
-    predicted_s: float | None = None
-
-
 @checks_keywords()
 def measure_sections(
     model: nn.Module,
@@ -129,7 +114,12 @@ def measure_sections(
     """Runs the loaded PEF on `inputs` repeatedly, and prints how long each of its sections takes. Collective. The
     arguments are those of `measure_performance`; `run_graph_only` and `num_sections` have no effect. Sections run one
     after another, without overlap, so their sum can exceed a step; sections that run as one pass have one row. With one
-    replica, REDUCE and GATHER are not predicted; without `reduce_on_rdu`, REDUCE includes GATHER."""
+    replica, REDUCE and GATHER are not predicted; without `reduce_on_rdu`, REDUCE includes GATHER.
+
+    Returns all figures. In each row of `sections`, measured_s is the median over steps on this machine, of the slowest
+    replica; predicted_s is on the device, by the model of `sambasim simulate`, or None without a prediction."""
+    from sambasim.report.tables import Tables, table  # it takes long to import
+
     repeated = _Repeated(model, inputs, batch_size, n_iterations, inference, data_parallel, reduce_on_rdu)
     with session.timed(model) as clock:
         steps = len(repeated.times_s(repeated.step, n_iterations, min_duration))
@@ -138,18 +128,19 @@ def measure_sections(
     _, slow_s, spread = repeated.typical([sum(section.elapsed_s for section in times) for times in passes])
     predicted = repeated.predicted
     by_section_s = {} if predicted is None else predicted.by_section_s(repeated.program.leading.sections)
-    rows = []
+    rows: list[Any] = []
     for timed, measured_s in zip(passes[0], repeated.slowest(medians), strict=True):
         indices = [section.index for section in timed.sections]
         kind = "+".join(dict.fromkeys(section.kind.value for section in timed.sections))
         name = " … ".join(dict.fromkeys((timed.sections[0].name, timed.sections[-1].name)))
-        rows.append(SectionFigure(indices, kind, name, measured_s, _sum_of_known(map(by_section_s.get, indices))))
-    predicted_s = _sum_of_known(row.predicted_s for row in rows)
-    measured_s = sum(row.measured_s for row in rows)
-    figures: dict[str, JsonValue] = {"sections_s": measured_s, "predicted_sections_s": predicted_s}
-    figures |= {"step_p90_s": slow_s, "sections": [asdict(row) for row in rows]}
-    table = _table([*rows, SectionFigure([], "", "", measured_s, predicted_s)])
-    lines = [repeated.title(steps), *table, spread]
+        row = {"sections": indices, "kind": kind, "name": name, "measured_s": measured_s}
+        rows.append({**row, "predicted_s": _sum_of_known(map(by_section_s.get, indices))})
+    sums = {time: _sum_of_known(row[time] for row in rows) for time in ("measured_s", "predicted_s")}
+    figures: dict[str, JsonValue] = {"sections_s": sums["measured_s"], "predicted_sections_s": sums["predicted_s"]}
+    figures |= {"step_p90_s": slow_s, "sections": rows}
+    every = [*rows, {"sections": "all", "kind": "", "name": "", **sums}]
+    shown = table(repeated.title(steps), every, "sections:section, kind, name", "measured_s, predicted_s")
+    lines = [str(Tables([shown], every)), spread]
     return repeated.report(steps, figures, lines, json, bench_report_json, compiled_stats_json)
 
 
@@ -268,14 +259,3 @@ class _Repeated:
 def _sum_of_known(times_s: Iterable[float | None]) -> float | None:
     known = [time_s for time_s in times_s if time_s is not None]
     return sum(known) if known else None
-
-
-def _table(rows: Sequence[SectionFigure]) -> list[str]:
-    cells = [("section", "kind", "name", "measured", "predicted")]
-    for row in rows:
-        index = "-".join(map(str, dict.fromkeys((*row.sections[:1], *row.sections[-1:])))) or "all"
-        predicted = "-" if row.predicted_s is None else format_seconds(row.predicted_s)
-        cells.append((index, row.kind, row.name, format_seconds(row.measured_s), predicted))
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    line = "  ".join(f"{{:{side}{width}}}" for side, width in zip("<<<>>", widths, strict=True))
-    return [line.format(*row) for row in cells]
