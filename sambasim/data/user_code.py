@@ -38,7 +38,7 @@ def user_line(error: BaseException) -> str | None:
     every = traceback.extract_tb(error.__traceback__)[::-1]
     frames = [frame for frame in every if frame.filename[:1] != "<" and not is_ours(frame.filename)]
     frame = next((frame for frame in frames if is_users_file(frame.filename)), frames[0] if frames else None)
-    return None if frame is None else f"{frame.filename}:{frame.lineno}: {frame.line}"
+    return None if frame is None else f"{os.path.normpath(frame.filename)}:{frame.lineno}: {frame.line}"
 
 
 def summary(error: BaseException) -> str:

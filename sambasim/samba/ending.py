@@ -25,13 +25,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
+from sambasim.data.user_code import user_line
 from sambasim.errors import LaunchError, MachineError, OptionError, SambasimError, exit_code, say
 from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.machine.launcher import find_launcher, launched_rank
 from sambasim.runtime.machine.mpi import connect
 from sambasim.runtime.run.run_observer import print_whole_lines
 from sambasim.samba.checks import job
-from sambasim.samba.process import current, line_of, typed_command
+from sambasim.samba.process import current, typed_command
 
 if TYPE_CHECKING:
     from sambasim.runtime.watch.supervisor import Failure
@@ -77,7 +78,7 @@ def translated(error: BaseException) -> BaseException:
     """The error of sambasim that `_ERRORS` has for `error`, with the app's line; or `error` itself."""
     for texts, (kind, what, remedy) in _ERRORS.items():
         if isinstance(error, Exception) and any(text in str(error) for text in texts):
-            return kind(what, where=line_of(error.__traceback__), remedy=remedy).with_traceback(error.__traceback__)
+            return kind(what, where=user_line(error), remedy=remedy).with_traceback(error.__traceback__)
     return error
 
 

@@ -5,7 +5,6 @@ are in `samba/README.md`.
 """
 
 import atexit
-import linecache
 import os
 import shlex
 import sys
@@ -13,10 +12,11 @@ from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from traceback import walk_stack, walk_tb
-from types import FrameType, TracebackType
+from traceback import walk_stack
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
+from sambasim.compiler.capture.recording import line_of
 from sambasim.errors import DataParallelError, SambasimError, one_line
 from sambasim.runtime.machine.launcher import launched_rank
 from sambasim.units import counted
@@ -145,19 +145,12 @@ def is_called_by_app() -> bool:
     return not any(is_ours(file) and not file.startswith((*_CHECKS, *_STARTERS)) for file in files)
 
 
-def line_of(trace: TracebackType | None) -> str | None:
-    """`file:line: code` of the innermost frame of a traceback that belongs to no library."""
-    lines = [_shown(frame, number) for frame, number in walk_tb(trace) if is_users_file(frame.f_code.co_filename)]
-    return lines[-1] if lines else None
-
-
 def _frames() -> Iterator[FrameType]:
     return (frame for frame, _ in walk_stack(sys._getframe(1)))  # the innermost first
 
 
-def _shown(frame: FrameType, line: int | None = None) -> str:
-    file, number = os.path.normpath(frame.f_code.co_filename), line or frame.f_lineno
-    return f"{file}:{number}: {linecache.getline(file, number).strip()}"
+def _shown(frame: FrameType) -> str:
+    return line_of(os.path.normpath(frame.f_code.co_filename), frame.f_lineno)
 
 
 STARTED_IN = os.getcwd()  # the folder in which the app was started; it may change it

@@ -1,5 +1,5 @@
 """The `sambaflow` import shim: `import sambaflow` in a script imports sambasim. `_SOURCES` says which file answers for
-each module of `sambaflow`, `ABSENT` which names are refused; `modules.py` has those outside `sambaflow.samba`.
+each module of `sambaflow`, `ABSENT` which names are refused. The names outside of `sambaflow.samba` are here.
 
     command                               how the shim gets on `sys.path`
     sambasim app SCRIPT.py run ...        the folder `path_entry` is inserted behind the script's own folder
@@ -17,13 +17,16 @@ import difflib
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
+from typing import ClassVar
 
+from sambasim import __version__ as sambasim_version
 from sambasim.errors import UserError, say
 from sambasim.runtime.machine.launcher import launched_rank
 from sambasim.samba import ending
@@ -31,19 +34,52 @@ from sambasim.samba.notices import AbsentName, AbsentNameError
 
 ROOT = "sambaflow"
 
-_OUTSIDE = "sambasim.samba.shim.modules"
+__version__ = f"1.19.0+sambasim.{sambasim_version}"
+"""The imitated release of SambaFlow, and the version of sambasim."""
+
+
+class _No:
+    def __bool__(self) -> bool:
+        return False
+
+    __call__ = __bool__
+
+
+is_demo = _No()
+"""False, as a value and as a call."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConvTilingMetadata:
+    """A hint for the hardware's compiler, without effect here: an app gives it, by `key`, in the `metadata` of
+    session.compile. `original_size` is the shape of the image before it is tiled, without the batch dimension."""
+
+    key: ClassVar[str] = "conv_tiling"
+
+    original_size: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class TilingMetadata:
+    """Likewise of a model; `num_tiles` is None if the compiler decides."""
+
+    key: ClassVar[str] = "tiling"
+
+    original_size: Sequence[int]
+    num_tiles: int | Sequence[int] | None = None
+
 
 _SOURCES: Mapping[str, str | tuple[str, ...]] = {
     **{f"sambaflow.{name}": f"sambasim.{name}" for name in (
         "samba", "samba.functional", "samba.graph", "samba.nn", "samba.optim", "samba.profiler", "samba.test",
         "samba.utils", "samba.utils.argparser", "samba.utils.checkpoint", "samba.utils.common",
     )},
-    "sambaflow": (_OUTSIDE, "__version__", "is_demo"),
+    "sambaflow": (__name__, "__version__", "is_demo"),
     "sambaflow.logging.samba_logger": (
         "sambasim.samba.shim.samba_logger",
         *("critical", "debug", "error", "exception", "info", "log", "samba_logger", "setLevel", "warning"),
     ),
-    "sambaflow.mac.metadata": (_OUTSIDE, "ConvTilingMetadata", "TilingMetadata"),
+    "sambaflow.mac.metadata": (__name__, "ConvTilingMetadata", "TilingMetadata"),
     "sambaflow.samba.directives": "sambasim.samba.notices",
     "sambaflow.samba.env": "sambasim.samba.notices",
     "sambaflow.samba.functional.stir": "sambasim.samba.functional",

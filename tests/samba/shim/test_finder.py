@@ -12,8 +12,7 @@ import pytest
 from sambasim import __version__
 from sambasim.samba import shim
 from sambasim.samba.notices import AbsentNameError
-from sambasim.samba.shim import ABSENT, MODULES, ROOT, AbsentModuleError
-from sambasim.samba.shim.modules import ConvTilingMetadata, TilingMetadata
+from sambasim.samba.shim import ABSENT, MODULES, ROOT, AbsentModuleError, ConvTilingMetadata, TilingMetadata
 from tests.samba.harness import imported, refused
 from tests.support.mpi import run_job
 from tests.support.whole import whole_case
@@ -24,9 +23,7 @@ pytestmark = pytest.mark.usefixtures("app")
 def test_every_row_imports_with_the_names_of_our_module() -> None:
     for name, source in MODULES.items():
         facade = import_module(name)
-        ours = import_module(
-            source if isinstance(source, str) else source[0] if source else "sambasim.samba.shim.modules"
-        )
+        ours = import_module(source if isinstance(source, str) else source[0] if source else "sambasim.samba.shim")
         assert facade.__name__ == name
         for exported in vars(ours).get("__all__", ()) if isinstance(source, str) else source[1:]:
             value = getattr(facade, exported)
@@ -105,7 +102,7 @@ def test_version_demo_metadata_and_other_packages() -> None:
 def test_a_log_line_names_its_rank(env: dict[str, str], rank: str) -> None:
     body = (
         "import logging; logging.basicConfig()\n"
-        "from sambasim.samba.shim import modules\n"
+        "import sambasim.samba.shim\n"
         "assert logging.getLogger('sambaflow').handlers == [], 'the handler is for those who import it'\n"
         "from sambasim.samba.shim import samba_logger\n"
         "samba_logger.debug('too low'); samba_logger.samba_logger.warning('loss is %s', 3)\n"
