@@ -294,6 +294,8 @@ def pipeline(
         passes = [*sections, Recompute(options.recompute), partition]
     if updates is None and options.optimizer is not None:
         updates = updates_of(options.optimizer, {})
+    if options.data_parallel or options.chips > 1:
+        passes.append(AddDataParallel(options.world_size, options.chips, options.zero, several=options.data_parallel))
     of_tied = None
     if updates and not options.inference:
         scales, masters = options.dtype == "fp16", options.keeps_master_weights
@@ -308,8 +310,6 @@ def pipeline(
     if options.tensor_parallel == "weight":
         of_model = {} if model is None else tp_plan_of(model)
         passes = [TensorParallel(options.n_chips, options.tensor_plan or {}, of_model, tell), *passes]
-    if options.data_parallel or options.chips > 1:
-        passes.append(AddDataParallel(options.world_size, options.chips, options.zero, several=options.data_parallel))
     return [*passes, Place(), Fits(budget)]
 
 

@@ -10,7 +10,7 @@ need not hold the optimizer states too: another rank that reads the parameter ma
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from itertools import accumulate, count, product
@@ -18,7 +18,6 @@ from typing import ClassVar, Literal, TypeAlias
 
 from sambasim.compiler.names import UniqueNames, prefix_of
 from sambasim.errors import OptionError
-from sambasim.ir.dataflow import pass_and_update
 from sambasim.ir.graph import Argument, Graph, Node, Ref, Section, SectionKind, with_sections
 from sambasim.ir.mesh import DATA_PARALLEL, PIPELINE, Axis
 from sambasim.ir.program import (
@@ -49,9 +48,12 @@ Move: TypeAlias = tuple[int, int]  # the ranks that complete the gradient of a p
 
 _Part: TypeAlias = tuple[Section, Sequence[Node]]
 
-_OF_OPTIMIZERS = (SectionKind.GRADNORM, SectionKind.OPT)
-
 REDUCE_BUFFER = "accum_dummy_0_reduce_buf"
+
+_OF_REPLICAS = (
+    RuntimeArgument("dp_scale_factor", 1, "replicas that take part: sums of gradients are divided by it"),
+    RuntimeArgument("dp_replica", 0, "which replica this is, and so which slice of every group it owns"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +93,8 @@ class AttachOptimizers:
     `stochastic_rounding` steps round by draws that depend on a run's seed; with `scales_loss` they are skipped if
     gradients are not finite; with `master_weights` states are float32, and a copy of the parameters is one of them.
     With an `ema`, their average over steps is one, too. `groups`: those of another graph of the model, if it has the
-    same. Raises OptionError."""
+    same. On a mesh with the axis dp, the gradients of a group have a symbol around them, each replica updates a slice,
+    and a buffer takes the operands of the reduction. Raises OptionError."""
 
     title: ClassVar[str] = "attach the optimizer"
     reaches: ClassVar[Progress] = Progress.OPTIMIZED
@@ -136,13 +139,18 @@ class AttachOptimizers:
                 type_ = TensorType(dtype_of_average(buffer.type.dtype), buffer.type.shape)
                 average = f"{name}${AVERAGE}"
                 symbols[average] = Symbol(average, SymbolKind.BUFFER, type_, cuts=buffer.cuts)
+        arguments, operands = self._arguments(optimizers), None
+        if has_replicas := any(axis.name == DATA_PARALLEL for axis in program.mesh):
+            groups, operands = _with_wrappers(groups, symbols)
+            arguments += _OF_REPLICAS
         return replace(
             program,
             symbols=symbols,
             optimizers=tuple(optimizers),
             groups=groups,
-            training=self._with_update(groups, program, moves),
-            runtime_arguments=(*program.runtime_arguments, *self._arguments(optimizers)),
+            training=self._with_update(groups, program, moves, has_replicas=has_replicas),
+            reduce_buffer=operands,
+            runtime_arguments=(*program.runtime_arguments, *arguments),
         )
 
     def state_bytes(self, gradient: str, program: Program) -> int:
@@ -168,13 +176,24 @@ class AttachOptimizers:
             arguments.append(RuntimeArgument(LOSS_SCALE, 1.0, "by which the loss is multiplied before the backward"))
         return arguments
 
-    def _with_update(self, groups: tuple[ParameterGroup, ...], program: Program, moves: Mapping[str, Move]) -> Graph:
+    def _with_update(
+        self, groups: tuple[ParameterGroup, ...], program: Program, moves: Mapping[str, Move], *, has_replicas: bool
+    ) -> Graph:
         """The training step with an OPT section for each group, behind a GRADNORM section if gradients are clipped
-        or may overflow. Before it, gradients of `moves` are copied to the rank that updates them; after it, the
-        parameters are copied back."""
+        or may overflow. Replicas reduce-scatter gradients before it and all-gather parameters behind it. First of all,
+        gradients of `moves` are copied to the rank that updates them; last, the parameters are copied back."""
         step, values, prefix = program.step, dict(program.step.values), prefix_of(program.loss or "")
         there, back = _copies(step, groups, moves)
-        parts = [*_parts(step, step.sections), _part(SectionKind.REDUCE, f"{prefix}__copy_gradients", there)]
+
+        def of_replicas(kind: SectionKind, verb: str, operator: str, *how: tuple[str, Argument]) -> _Part:
+            name, along = f"{prefix}__{verb}", (("axis", DATA_PARALLEL), *how)
+            nodes = (Node(f"{name}_{group.name}", operator, (group.name,), along) for group in groups)
+            return _part(kind, name, [*nodes] if has_replicas else [])
+
+        parts: list[_Part] = [(section, step.section_nodes(section)) for section in step.sections]
+        parts.append(_part(SectionKind.REDUCE, f"{prefix}__copy_gradients", there))
+        mean = ("op", "mean"), ("order", "tree")
+        parts.append(of_replicas(SectionKind.REDUCE, "reduce", "comm.reduce_scatter", *mean))
         norm: tuple[Ref, ...] = ()
         bounded = any("max_grad_norm" in update.hyperparameters for update in self.updates)
         if bounded or self.scales_loss:
@@ -182,8 +201,11 @@ class AttachOptimizers:
             values[blocks] = TensorType("float64", (sum(m.blocks for group in groups for m in group.members),))
             values[total] = TensorType("float64", ())
             nodes = [Node(blocks, "opt.square_sums", (tuple(group.name for group in groups),), (), (blocks,))]
-            for axis in program.mesh:
-                nodes.append(_sum_along(axis.name, nodes[-1].name, values))
+            for axis in sorted((axis.name for axis in program.mesh), key=DATA_PARALLEL.__eq__):  # dp is the last
+                summed, value = f"{nodes[-1].name}_{axis}", nodes[-1].name
+                values[summed] = values[value]
+                how = (("axis", axis), ("op", "sum"), ("order", "tree"))
+                nodes.append(Node(summed, "comm.all_reduce", (Ref(value),), how, (summed,)))
             nodes.append(Node(total, "opt.total_norm", (Ref(nodes[-1].name),), (), (total,)))
             parts.append(_part(SectionKind.GRADNORM, f"{prefix}__gradnorm", nodes))
             norm = (Ref(total),)
@@ -191,6 +213,7 @@ class AttachOptimizers:
             kind = self.updates[group.optimizer].kind
             update = Node(f"{prefix}__{kind}_{group.name}", f"opt.{kind}", (group.name, *norm))
             parts.append(_part(SectionKind.OPT, f"{prefix}__opt_{group.name}", [update]))
+        parts.append(of_replicas(SectionKind.GATHER, "gather", "comm.all_gather"))
         parts.append(_part(SectionKind.GATHER, f"{prefix}__copy_parameters", back))
         return with_sections(replace(step, values=values), parts)
 
@@ -230,17 +253,6 @@ def _copies(
         for source, target in [moves[member.parameter]]
     ]
     return [there for there, _ in nodes], [back for _, back in nodes]
-
-
-def _sum_along(axis: str, value: str, values: dict[str, TensorType]) -> Node:
-    """An all-reduce of `value` along `axis`, whose result is added to `values`."""
-    total = f"{value}_{axis}"
-    values[total] = values[value]
-    return Node(total, "comm.all_reduce", (Ref(value),), (("axis", axis), ("op", "sum"), ("order", "tree")), (total,))
-
-
-def _parts(graph: Graph, sections: Sequence[Section]) -> list[_Part]:
-    return [(section, graph.section_nodes(section)) for section in sections]
 
 
 def _part(kind: SectionKind, name: str, nodes: Sequence[Node]) -> _Part:
@@ -305,73 +317,39 @@ def _check_used(program: Program, updates: Sequence[Update], groups: Sequence[Pa
             raise OptionError(what, remedy=remedy)
 
 
+def _with_wrappers(
+    groups: Sequence[ParameterGroup], symbols: dict[str, Symbol]
+) -> tuple[tuple[ParameterGroup, ...], str]:
+    """`groups` with symbols around their gradients, and the name of the reduce operand buffer; all are added to
+    `symbols`."""
+    wrapped = []
+    for group in groups:
+        members = "\n".join(f"{member.gradient} {member.start}" for member in group.members)
+        name = f"$OPT_dp_accum_group_{hashlib.sha1(members.encode(), usedforsecurity=False).hexdigest()}"
+        symbols[name] = Symbol(name, SymbolKind.ACCUMULATION_GROUP, TensorType(group.dtype, (group.numel,)))
+        wrapped.append(replace(group, wrapper=name))
+    largest, names = max(groups, key=lambda group: group.region_type("parameter").size_bytes), UniqueNames()
+    for name in symbols:
+        names.take(name)
+    operands = names.take(REDUCE_BUFFER)
+    type_ = TensorType(largest.dtype, (largest.numel + ALIGNMENT_ELEMENTS,))
+    symbols[operands] = Symbol(operands, SymbolKind.REDUCE_BUFFER, type_)
+    return tuple(wrapped), operands
+
+
 @dataclass(frozen=True, slots=True)
 class AddDataParallel:
-    """Add the axis `dp`; and for training gradient groups, the reduce operand buffer, and the REDUCE (reduce-scatter)
-    and GATHER (all-gather) sections; OPT updates one slice. Where gradients are clipped, GRADNORM gets an all-reduce.
-    `world_size`: the fewest replicas, each of `chips` ranks; with `several`, a run chooses how many. `zero`: see
-    `ir/ranks.py`."""
+    """Add the axis dp, along which an update that is attached later is synced. `world_size`: the fewest replicas, each
+    of `chips` ranks; with `several`, a run chooses how many. `zero`: see `ir/ranks.py`."""
 
     title: ClassVar[str] = "add data parallelism"
-    reaches: ClassVar[Progress] = Progress.OPTIMIZED
+    reaches: ClassVar[Progress] = Progress.CAPTURED
     world_size: int
     chips: int = 1
     zero: int = 1
     several: bool = True
 
     def __call__(self, program: Program) -> Program:
-        mesh = (Axis(DATA_PARALLEL, self.world_size * self.chips, self.several, self.chips), *program.mesh)
-        if program.training is None:  # replicas that predict exchange nothing
-            return replace(program, mesh=mesh)
-        groups, symbols, names = [], dict(program.symbols), UniqueNames()
-        for group in program.groups:
-            members = "\n".join(f"{member.gradient} {member.start}" for member in group.members)
-            name = f"$OPT_dp_accum_group_{hashlib.sha1(members.encode(), usedforsecurity=False).hexdigest()}"
-            symbols[name] = Symbol(name, SymbolKind.ACCUMULATION_GROUP, TensorType(group.dtype, (group.numel,)))
-            groups.append(replace(group, wrapper=name))
-        largest = max(program.groups, key=lambda group: group.region_type("parameter").size_bytes)
-        for name in symbols:
-            names.take(name)
-        buffer = names.take(REDUCE_BUFFER)
-        type_ = TensorType(largest.dtype, (largest.numel + ALIGNMENT_ELEMENTS,))
-        symbols[buffer] = Symbol(buffer, SymbolKind.REDUCE_BUFFER, type_)
-        replicas = "replicas that take part: sums of gradients are divided by it"
-        replica = "which replica this is, and so which slice of every group it owns"
-        arguments = RuntimeArgument("dp_scale_factor", 1, replicas), RuntimeArgument("dp_replica", 0, replica)
-        return replace(
-            program,
-            symbols=symbols,
-            groups=tuple(groups),
-            training=_with_communication(program),
-            reduce_buffer=buffer,
-            zero=self.zero,
-            mesh=mesh,
-            runtime_arguments=(*program.runtime_arguments, *arguments),
-        )
-
-
-def _with_communication(program: Program) -> Graph:
-    """The step with data parallelism: a reduce-scatter of every group before the optimizers, an all-gather after them,
-    and where gradients are clipped, the sum of the norm along dp. The sections that copy the gradient of a tied
-    parameter to the rank that updates it, and the result back, stay first and last."""
-    training, values, prefix = program.step, dict(program.step.values), prefix_of(program.loss or "")
-    in_pass, update = (_parts(training, sections) for sections in pass_and_update(training))
-
-    def of_groups(kind: SectionKind, verb: str, operator: str, *how: tuple[str, Argument]) -> _Part:
-        name, along = f"{prefix}__{verb}", (("axis", DATA_PARALLEL), *how)
-        return _part(kind, name, [Node(f"{name}_{one.name}", operator, (one.name,), along) for one in program.groups])
-
-    def summed(nodes: Sequence[Node]) -> Iterator[Node]:
-        for node in nodes:
-            if node.operator == "opt.total_norm":
-                (norm,) = node.reads
-                total = _sum_along(DATA_PARALLEL, norm, values)
-                yield from (total, replace(node, args=(Ref(total.name),)))
-            else:
-                yield node
-
-    reductions = of_groups(SectionKind.REDUCE, "reduce", "comm.reduce_scatter", ("op", "mean"), ("order", "tree"))
-    gathers = of_groups(SectionKind.GATHER, "gather", "comm.all_gather")
-    there, back = ([part for part in update if part[0].kind is made[0].kind] for made in (reductions, gathers))
-    own = [(section, [*summed(nodes)]) for section, nodes in update if section.kind in _OF_OPTIMIZERS]
-    return with_sections(replace(training, values=values), [*in_pass, *there, reductions, *own, gathers, *back])
+        axis = Axis(DATA_PARALLEL, self.world_size * self.chips, self.several, self.chips)
+        zero = 0 if program.training is None else self.zero  # replicas that predict exchange nothing
+        return replace(program, mesh=(axis, *program.mesh), zero=zero)

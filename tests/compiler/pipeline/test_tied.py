@@ -42,8 +42,8 @@ def placed(update: Update = ADAMW, replicas: int = 0) -> Program:
     optimizers = AttachOptimizers((update,))
     passes: list[Pass] = [
         PipelineParallel(make("1f1b", 4, MICRO_BATCHES), BUDGET, optimizers.state_bytes, max(replicas, 1)),
-        optimizers,
         *([AddDataParallel(replicas)] if replicas else []),
+        optimizers,
         Place(),
     ]
     return run_pipeline(small_gpt().program, passes, lambda title: None)
