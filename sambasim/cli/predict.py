@@ -238,7 +238,7 @@ def estimate_memory_command(replicas: int, as_json: bool, **asked: Any) -> None:
 
     options = options_of_estimate(**asked)
     with shared.kept_imports():
-        from sambasim.commands.memory import memory_choices
+        from sambasim.commands.variants import memory_choices
 
     with phases(quiet=as_json) as on_phase:
         choices = memory_choices(options, replicas, on_phase)

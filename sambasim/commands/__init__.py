@@ -2,8 +2,8 @@
 
 question               the PEF or model that a command is about, and predictions for it
 compile, child, proof  makes a PEF in a child process, then compares it with its model
-plan, variants         checks and prices strategies, and writes the best as a config
-memory, run            estimate-memory; run
+plan, variants         checks and prices strategies, and writes the best as a config; estimate-memory
+run                    run
 results                report, compare
 outputs                files that commands write
 torch_optimizers       optimizers of a script

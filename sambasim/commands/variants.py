@@ -1,5 +1,5 @@
 """Programs of one model for many strategies of parallelism, from one capture, and the `plan` that prices them: by the
-device model, or with `--here` by what is measured on this machine.
+device model, or with `--here` by what is measured on this machine; and for all choices of `estimate-memory`.
 
 A search prices models with fewer layers first, whose program is made from that of the whole model. Repeated layers are
 a run of operators that repeats in the forward, and one that repeats in the backward. The last layers of the forward are
@@ -13,22 +13,26 @@ from dataclasses import replace
 from functools import cache
 from typing import Any, cast
 
+import torch
 from torch import nn
 
 from sambasim.commands.plan import PlanTask
 from sambasim.commands.question import OnPhase
+from sambasim.compiler.capture.tensors import default_type
 from sambasim.compiler.compile import rare_collections
 from sambasim.compiler.front import captured_from_options, inferred_options
 from sambasim.compiler.passes import Fits, Pass, Place, Recompute, pipeline
 from sambasim.compiler.sharding.tensor_parallel import TensorParallel
+from sambasim.errors import CaptureError, ModelError
 from sambasim.hardware.budget import available_bytes
 from sambasim.ir.dataflow import pass_and_update
 from sambasim.ir.graph import Argument, Graph, Node, Output, Ref, SectionKind, renamed, with_sections
-from sambasim.ir.program import Program
+from sambasim.ir.program import AVERAGE, Program
 from sambasim.ir.types import SymbolKind, gradient_name, parameter_of
 from sambasim.options.compile import CompileOptions
 from sambasim.options.training import OptimizerOptions
 from sambasim.report.analysis import Run, runs_of
+from sambasim.simulation.memory import DTYPES, Choice, Choices
 from sambasim.simulation.planning.here import needed_bytes, plan_here, spaced
 from sambasim.simulation.planning.one_rank import Shorter
 from sambasim.simulation.planning.search import Goal, Plan, Planner
@@ -281,3 +285,40 @@ def _counterparts(node: Node, other: Node, program: Program) -> Iterator[tuple[s
     for name, instead in zip(node.reads, other.reads, strict=True):
         if name in program.symbols and name != instead:
             yield name, instead
+
+
+def memory_choices(options: CompileOptions, replicas: int, on_phase: OnPhase) -> tuple[Choices, Choice]:
+    """All choices, and the one that `options` make."""
+    choices = training_shapes(options, on_phase, replicas)
+    asked = options.dtype, options.keeps_master_weights
+    dtype = next(dtype for dtype in DTYPES if (dtype.name, dtype.master) == asked)
+    optimizer = options.optimizer or OptimizerOptions(name="adamw")
+    states = tuple(state for state in choices.program.optimizers[0].states if state != AVERAGE)
+    return choices, Choice(dtype, options.recompute, optimizer.name, states, options.zero)
+
+
+def training_shapes(options: CompileOptions, on_phase: OnPhase = lambda phase: None, replicas: int = 1) -> Choices:
+    """The training step of what `options` name, without evaluation and addresses, whatever their dtype and
+    recomputation are: in bfloat16 if the model can be made and captured in it, as only such a graph shows what it
+    computes in float32 all the same, else in float32. Raises ModelError, DataError and CaptureError."""
+    changed = {"dtype": "fp32", "master_weights": False, "stochastic_rounding": False, "recompute": "none"}
+    options = options.model_copy(update=changed)
+    dtype = "bfloat16"
+    try:
+        with default_type(torch.bfloat16):
+            program, model = captured_from_options(options, on_phase, dtype=torch.bfloat16, quick=True)
+    except (CaptureError, ModelError):
+        dtype = "float32"
+        try:
+            program, model = captured_from_options(options, on_phase, quick=True)
+        except CaptureError:  # a capture as by `compile` names lines
+            program, model = captured_from_options(options, on_phase)
+    program = replace(program, evaluation=Graph("evaluation", (), (), (), {}), single=None)
+    on_phase("recompute activations")
+    first, *others = pipeline(options, model=model)
+    cut = first(program)
+    recomputed = {"sections": Recompute("sections")(cut).step, "full": Recompute("full")(program).step}
+    graphs = {"none": program.step, **recomputed}
+    for change in others:
+        cut = cut if isinstance(change, Place | Fits) else change(cut)
+    return Choices(cut, graphs, dtype, replicas=replicas, passes=options.training.accumulation_steps)

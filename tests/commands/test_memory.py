@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from sambasim.commands.memory import training_shapes
 from sambasim.commands.plan import config_text
-from sambasim.commands.variants import changes_of
+from sambasim.commands.variants import changes_of, training_shapes
 from sambasim.compiler.front import build_model, example_of_one, model_of_shapes, shapes_from_options
 from sambasim.errors import DataError, ModelError, UserError
 from sambasim.optimizers import OPTIMIZERS

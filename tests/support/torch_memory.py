@@ -12,7 +12,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from sambasim.commands.memory import training_shapes
+from sambasim.commands.variants import training_shapes
 from sambasim.compiler.capture.step import both_steps
 from sambasim.compiler.capture.tensors import default_type, inputs_in
 from sambasim.compiler.front import build_model, example_of_one, model_of_shapes
