@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils.data import TensorDataset
 
-from sambasim.api.schedules import Taken, taken_over
-from sambasim.commands.torch_optimizers import is_of_a_library, options_of_group, refuse_changed_step
+from sambasim.commands.torch_optimizers import Taken, is_of_a_library, options_of_group, refuse_changed_step, taken_over
 from sambasim.compiler.capture.step import NAMED_LOSSES, Loss, first_tensor
 from sambasim.compiler.capture.tensors import Held, held_by
 from sambasim.data.arrays import ArraysDataset

@@ -13,9 +13,9 @@ from torch.optim import Optimizer
 
 from sambasim.api.given import batch_of, collated, loss_of, optimizer_of, optimizers_in
 from sambasim.api.ranks import connected, same_call, speaks_python
-from sambasim.api.schedules import taken_over
 from sambasim.commands.compile import compile_lengths
 from sambasim.commands.proof.eager import LiveModel
+from sambasim.commands.torch_optimizers import taken_over
 from sambasim.compiler.front import inputs_of, refuse_torchscript
 from sambasim.data.batches import each_value
 from sambasim.data.datasets import Collate

@@ -6,5 +6,5 @@ plan, variants         checks and prices strategies, and writes the best as a co
 run                    run
 results                report, compare
 outputs                files that commands write
-torch_optimizers       optimizers of a script
+torch_optimizers       optimizers of a script, and their schedulers
 """

@@ -15,7 +15,7 @@ from torch.optim import SGD, Adam, AdamW, lr_scheduler
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 import sambasim as ss
-from sambasim.api.schedules import taken_over
+from sambasim.commands.torch_optimizers import taken_over
 from tests.api.conftest import BATCH, IN_ORDER, TRAIN, batches, compiled, eager, net, sgd, trained
 from tests.support.whole import whole_case
 
