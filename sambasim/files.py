@@ -1,4 +1,5 @@
-"""Files: text and JSON that are read within limits, and files that are written whole or not at all.
+"""Files: text and JSON that are read within limits, and files that are written whole or not at all, in places that are
+checked before the work that they would be lost with.
 
     .NAME.HEX/NAME   NAME (its beginning, if long) while it is written: HEX is random but for its beginning, which is
                      that of the host
@@ -15,17 +16,17 @@ import os
 import secrets
 import shutil
 import stat
+import tempfile
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from glob import escape
 from io import IOBase
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
-from sambasim.errors import LONGEST_MESSAGE, MachineError, is_out_of_memory
+from sambasim.errors import LONGEST_MESSAGE, MachineError, OptionError, is_out_of_memory
 from sambasim.units import format_bytes
 
 T = TypeVar("T")
@@ -75,7 +76,7 @@ def replacing(path: Path) -> Iterator[Path]:
     is left of it all after an error. Raises OSError. What is no file, such as /dev/null, or is this process's stdout or
     stderr, stays, and gets what was written."""
     if _stays(path):
-        with TemporaryDirectory() as aside:
+        with tempfile.TemporaryDirectory() as aside:
             yield (hidden := Path(aside, path.name))
             with hidden.open("rb") as written, open(path, "wb", opener=unless_foreign_link) as place:
                 shutil.copyfileobj(written, place)
@@ -149,6 +150,7 @@ def _host() -> str:
 
 
 def _stays(path: Path) -> bool:
+    """Whether it is written in place: it is no file, or this process's stdout or stderr."""
     with suppress(OSError):
         status = path.stat()
         return not stat.S_ISREG(status.st_mode) or any(os.path.samestat(status, os.fstat(own)) for own in (1, 2))
@@ -186,6 +188,57 @@ def unless_foreign_link(path: str, flags: int) -> int:
     if folder.st_mode & _WRITABLE_BY_OTHERS and status.st_uid not in (os.geteuid(), folder.st_uid):
         raise OSError(errno.ELOOP, "it is a link of another account, in a folder that others can write", path)
     return os.open(path, flags, 0o666)
+
+
+def check_output_file(path: Path, what: str, remedy: str) -> None:
+    """Raises OptionError if the file `path` cannot be written. Missing folders are no error. Nothing is left behind."""
+    if path.is_dir():
+        why: str | None = f"{path} is a folder"
+    elif path.exists() and not os.access(path, os.W_OK):
+        why = f"{path} is not writable"
+    elif path.is_fifo() and not path.is_symlink():
+        why = f"{path} is a named pipe, which waits for a reader"
+    elif _stays(path):
+        why = None  # such as /dev/stdout
+    else:
+        why = _folder_problem(path.parent)
+    if why:
+        raise OptionError(f"{what} cannot be written to {path}", where=why, remedy=remedy)
+
+
+_SUFFIXES = {"--html": ".html", "--csv": ".csv", "--all": ".csv", "--plot": ".svg", "--trace": ".json"}
+
+
+def check_output_files(files: Mapping[str, tuple[str, Path | None]], *inputs: Path | None) -> None:
+    """Check the files that flags name, each with what it is. None may be one of the others, or of `inputs`."""
+    named = {flag: (what, path) for flag, (what, path) in files.items() if path is not None}
+    for flag, (what, path) in named.items():
+        remedy = f"another place: {flag} FILE{_SUFFIXES.get(flag, path.suffix)}"
+        check_output_file(path, what, remedy)
+        others = (other for name, (_, other) in named.items() if name != flag)
+        for which, paths in (("its own input", filter(None, inputs)), ("another file of this command", others)):
+            if path.resolve() in [other.resolve() for other in paths] and not _stays(path):
+                raise OptionError(f"{flag} {path} would overwrite {which}", remedy=remedy)
+
+
+def check_output_folder(path: Path, what: str, remedy: str) -> None:
+    """As `check_output_file`, for a folder of files."""
+    if why := _folder_problem(path):
+        raise OptionError(f"{what} cannot be written to {path}", where=why, remedy=remedy)
+
+
+def _folder_problem(path: Path) -> str | None:
+    """Why no file can be made in the folder `path`, or in the folder in which it would be created."""
+    path = Path(os.path.abspath(path))
+    folder = next(place for place in (path, *path.parents) if os.path.lexists(place))
+    if not folder.is_dir():
+        return f"{folder} is not a folder"
+    try:
+        # os.access says yes on a read-only disk and in /proc, so a file is made.
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        return f"no file can be made in {folder}: {error.strerror}"
+    return None
 
 
 class OtherFormat(Exception):

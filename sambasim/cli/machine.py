@@ -289,7 +289,7 @@ def collectives_command(
       mpirun -np 4 sambasim bench collectives --max-bytes 16MiB --plot sync.svg
       mpirun -np 2 sambasim bench collectives --paths device,gloo --json
     """
-    from sambasim.commands.outputs import check_output_files
+    from sambasim.files import check_output_files
     from sambasim.report.summaries import collectives_plot, collectives_report
     from sambasim.runtime.machine.mpi import connect
     from sambasim.runtime.watch.supervisor import Supervisor

@@ -63,8 +63,8 @@ def plan_command(
       sambasim plan configs/char_gpt.toml --here --ranks 2 --explain
       sambasim plan transformers:GPT2LMHeadModel --set optimizer.name=adamw --global-batch 512
     """
-    from sambasim.commands.outputs import check_output_files
     from sambasim.commands.plan import PlanRequest, emitted, plan_task
+    from sambasim.files import check_output_files
     from sambasim.report.page import plan_page
     from sambasim.report.plan import plan_csv, plan_json, plan_report
 
@@ -132,8 +132,8 @@ def simulate_command(
       sambasim simulate configs/char_gpt.toml --batch-size 16,64,256 --num-tiles 4
       sambasim simulate digits --replicas 1,8,64,512 --csv scaling.csv --plot scaling.svg
     """
-    from sambasim.commands.outputs import check_output_files
     from sambasim.commands.question import predicted, question_of
+    from sambasim.files import check_output_files
     from sambasim.report.formats import predicted_trace
     from sambasim.report.simulation import csv_rows, scaling_plot, simulation_json, simulation_report
     from sambasim.report.tables import csv_text

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
 import click
 from click.shell_completion import CompletionItem
 
-from sambasim.errors import LARGEST_COUNT, MOST_REPLICAS, say, say_json
+from sambasim.errors import LARGEST_COUNT, MOST_REPLICAS, MachineError, failing_with, say, say_json
 from sambasim.options.flag import DATA, OTHER, PANELS
 from sambasim.terminal.output import show
 
@@ -158,10 +158,11 @@ def answer(as_json: bool, line: Callable[[], str], parts: "Callable[[], Iterable
 
 def write_all(texts: Mapping[Path, str], *, quiet: bool = False) -> None:
     """Write each file, and, unless `quiet`, say so."""
-    from sambasim.commands.outputs import write
+    from sambasim.files import write_whole
 
     for file, text in texts.items():
-        write(file, text)
+        with failing_with(MachineError, f"{file} cannot be written", "free disk space there, or name another place"):
+            write_whole(file, text)
         if not quiet:
             say(f"{file} written{': open it in a browser' * (file.suffix == '.html')}")
 

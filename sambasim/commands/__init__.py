@@ -5,6 +5,5 @@ compile, child, proof  makes a PEF in a child process, then compares it with its
 plan, variants         checks and prices strategies, and writes the best as a config; estimate-memory
 run                    run
 results                report, compare
-outputs                files that commands write
 torch_optimizers       optimizers of a script, and their schedulers
 """

@@ -14,7 +14,6 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.nn.parameter import is_lazy
 
 from sambasim.commands.child import OnPhase, in_child
-from sambasim.commands.outputs import check_output_file
 from sambasim.commands.proof.eager import LiveModel, check_modes
 from sambasim.commands.proof.prove import Proof, own_memory, prove, too_large
 from sambasim.compiler.capture.state import NotSound, Observer
@@ -26,7 +25,7 @@ from sambasim.compiler.passes import schedule_of
 from sambasim.data.buckets import Fitted, of_length
 from sambasim.data.datasets import Source, open_source
 from sambasim.errors import CaptureError, MachineError, ModelError, OptionError, SambasimError
-from sambasim.files import replacing
+from sambasim.files import check_output_file, replacing
 from sambasim.hardware.budget import available_bytes
 from sambasim.ir.program import ParameterGroup, Program
 from sambasim.ir.types import SymbolKind

@@ -8,9 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sambasim.commands.outputs import check_output_files, check_output_folder
 from sambasim.errors import MachineError, OptionError, WeightsError
-from sambasim.files import in_memory
+from sambasim.files import check_output_files, check_output_folder, in_memory
 from sambasim.options.grammar import step_range
 from sambasim.options.problem import Refused, show
 from sambasim.pef import check as check_pef

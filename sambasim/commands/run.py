@@ -7,8 +7,8 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sambasim.commands.outputs import check_output_file, check_output_folder
 from sambasim.errors import LaunchError, OptionError, one_line
+from sambasim.files import check_output_file, check_output_folder
 from sambasim.hardware.placement import inventory_of, place_replicas
 from sambasim.ir.mesh import DATA_PARALLEL, PIPELINE, Mesh
 from sambasim.options.given import leaves

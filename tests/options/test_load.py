@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sambasim.commands.outputs import check_output_file, check_output_folder
 from sambasim.errors import OptionError
+from sambasim.files import check_output_file, check_output_folder
 from sambasim.hardware.spec import load_device
 from sambasim.options.base import dotted_names
 from sambasim.options.compile import QUICK_START, CompileFile, compile_options
