@@ -17,11 +17,11 @@ from sambasim.terminal.output import report_error, set_up_streams
 
 _PANELS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "Compile and run": {
-        "compile": ("compile", "Compile a PyTorch model into a PEF."),
-        "run": ("run", "Train the model of a PEF with as many replicas as mpirun starts, or predict with it."),
+        "compile": ("train", "Compile a PyTorch model into a PEF."),
+        "run": ("train", "Train the model of a PEF with as many replicas as mpirun starts, or predict with it."),
         "app": ("apps", "Run a SambaFlow app with sambasim in place of sambaflow."),
         "env": ("apps", "Print shell lines that let launch scripts for the hardware work as they are."),
-        "demo": ("compile", "Compile the quick start, train it with both kinds of sync, and compare the two."),
+        "demo": ("train", "Compile the quick start, train it with both kinds of sync, and compare the two."),
     },
     "Inspect results": {
         "inspect": ("inspect", "Show what is in a PEF: sections, operators, symbols, sizes, options."),

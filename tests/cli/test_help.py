@@ -9,9 +9,8 @@ import pytest
 import torch
 from click.shell_completion import ShellComplete
 
-from sambasim.cli.compile import compile_command
 from sambasim.cli.main import _COMMANDS, sambasim
-from sambasim.cli.run import run_command
+from sambasim.cli.train import compile_command, run_command
 from sambasim.errors import OptionError
 from sambasim.ir.schedule import SCHEDULES
 from sambasim.options.compile import compile_options

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from sambasim.cli.run import run_command
+from sambasim.cli.train import run_command
 from sambasim.options.compile import options_and_notes
 from tests.support.compiled import compile_from_options
 from tests.support.deepspeed_configs import CONFIGS

@@ -7,8 +7,7 @@ from typing import Any, Literal, get_args, get_origin
 import click
 import pytest
 
-from sambasim.cli.compile import compile_command
-from sambasim.cli.run import run_command
+from sambasim.cli.train import compile_command, run_command
 from sambasim.options.compile import CompileOptions, options_and_notes, options_in_python
 from sambasim.options.fields import COMPILE_FLAGS, RUN_FLAGS
 from sambasim.options.flag import Setting

@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from sambasim.cli.run import run_command
+from sambasim.cli.train import run_command
 from sambasim.errors import InvariantError, NumericsError
 from sambasim.ir.verify_training import training_step
 from sambasim.options.training import LossScaleOptions
