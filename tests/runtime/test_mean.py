@@ -14,7 +14,7 @@ from sambasim.runtime.machine.kernels import Build, build, find_c_compiler
 from sambasim.runtime.values.mean import (
     CHUNK_ELEMENTS,
     Finish,
-    _mean_of,
+    _kernel_of,
     torch_tree_mean,
     tree_mean,
     tree_mean_build,
@@ -100,7 +100,7 @@ def test_the_kernel_in_c_has_the_bits_of_torchs_operators(
 
 def forget() -> None:
     build.cache_clear()
-    _mean_of.cache_clear()
+    _kernel_of.cache_clear()
 
 
 def built() -> Build:

@@ -11,14 +11,13 @@ from typing import TypeAlias, final
 import torch
 from torch import Tensor
 
-from sambasim.collectives import additions
 from sambasim.ir.program import ParameterGroup
 from sambasim.ir.types import ALIGNMENT_ELEMENTS, DTYPE_BYTES, Slice, pieces
 from sambasim.records.metrics import BytesMoved
 from sambasim.records.trace import Track
 from sambasim.runtime.machine.communicator import Communicator, Message, Request
 from sambasim.runtime.transports.communication import Communication, Slices
-from sambasim.runtime.values.mean import Sum, TreeMean
+from sambasim.runtime.values.mean import Sum, tree_mean
 from sambasim.runtime.values.memory import DeviceMemory, byte_array
 from sambasim.runtime.watch.observer import SpanArgs, span
 
@@ -120,8 +119,6 @@ class Exchange(Communication):
 def reduce_scatter(groups: Sequence[ParameterGroup], places: Places) -> Exchange:
     """An exchange after which the own slices of the gradients in `places.kept` are means over the workers."""
     rank, others, workers = places.communicator.rank, places.others, places.workers
-    steps = additions(len(workers))
-    means = {group.dtype: TreeMean(steps, len(workers), getattr(torch, group.dtype)) for group in groups}
     cuts = _cuts(groups, places)
     outgoing = _buffers([(group, _lengths(slices)) for group, slices in cuts], places.outgoing)
     incoming = _buffers([(group, [_lengths(slices)[rank]] * len(others)) for group, slices in cuts], places.incoming)
@@ -138,7 +135,7 @@ def reduce_scatter(groups: Sequence[ParameterGroup], places: Places) -> Exchange
         if places.kept is places.device:
             mean = operands[rank]  # the host adds, then the mean is copied to the device
             now.last_copies.append((kept, mean))
-        now.means.append(means[group.dtype].of([operands[worker] for worker in workers], mean))
+        now.means.append(tree_mean([operands[worker] for worker in workers], mean, len(workers)))
         rounds.append(now)
     return Exchange(rounds, places, _REDUCE_TAG)
 

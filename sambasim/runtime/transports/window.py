@@ -28,7 +28,7 @@ from sambasim.runtime.transports.communication import Communication, Fusions, Gr
 from sambasim.runtime.transports.messages import GatherLosses, MessageGroup, collect
 from sambasim.runtime.transports.network import Network
 from sambasim.runtime.transports.shared_flags import Counter, NodeFlags
-from sambasim.runtime.values.mean import CHUNK_ELEMENTS, SquareSums, Sum, TreeMean, parts_of, tree_mean
+from sambasim.runtime.values.mean import CHUNK_ELEMENTS, SquareSums, Sum, parts_of, tree_mean
 from sambasim.runtime.values.memory import SHARED_KINDS, DeviceMemory, slices_of
 from sambasim.runtime.values.optimizers import Optimizers, SliceUpdate, divides_exactly
 from sambasim.runtime.watch.observer import SpanArgs, span
@@ -174,9 +174,9 @@ class WindowReduce(Communication):
         ranks = sorted({*window.by_rank, *window.network.sources})
         position = {rank: index for index, rank in enumerate(ranks)}  # among the operands
         pairs = around(window.communicator.node_of, window.communicator.node_index)
-        steps = [(position[into], position[source]) for into, source in pairs]
+        self._steps = tuple((position[into], position[source]) for into, source in pairs)
         dtypes = dict.fromkeys(group.dtype for group in groups)
-        self._means = {name: TreeMean(steps, window.replicas, getattr(torch, name)) for name in dtypes}
+        self._scratch = {name: torch.empty(CHUNK_ELEMENTS, dtype=getattr(torch, name)) for name in dtypes}
         ready = readiness(window.program)
         ready_at = {name: at.reduce if optimizers is None else at.update for name, at in ready.items()}
         self._all = sorted((self._work_of(g, ready_at[g.name]) for g in groups), key=lambda work: work.ready_at)
@@ -185,24 +185,23 @@ class WindowReduce(Communication):
         self._updating_s = self._updated_in_pass_s = self._in_pass_s = 0.0
 
     def _work_of(self, group: ParameterGroup, ready_at: int) -> _Work:
-        window, mean = self._window, self._means[group.dtype]
+        window, replicas = self._window, self._window.replicas
         start, stop = window.updated(group)
         gradients = {rank: memory.region(group, "gradient")[start:stop] for rank, memory in window.by_rank.items()}
         gathered = {**gradients, **window.network.operands[group.name]}
         operands = [gathered[rank] for rank in sorted(gathered)]  # in the order of the tree
-        near = window.program.gradient_bytes <= _NEAR_BYTES
+        mean = partial(tree_mean, near=window.program.gradient_bytes <= _NEAR_BYTES, steps=self._steps)
         updates = []
         if self._optimizers is not None:
             # If the update divides its gradient, a pass over the sum is saved.
-            divisor = window.replicas if divides_exactly(group.dtype) else 1
-            add_up = mean.of if divisor == 1 else mean.total_of
+            divisor = replicas if divides_exactly(group.dtype) else 1
             limit = CHUNK_ELEMENTS if stop - start <= _CACHED_ELEMENTS else CHUNK_ELEMENTS // 2
             for a, b in pieces(start, stop, limit):
-                part, scratch = slice(a - start, b - start), mean.scratch[: b - a]
-                add = add_up([operand[part] for operand in operands], scratch, near)
+                part, scratch = slice(a - start, b - start), self._scratch[group.dtype][: b - a]
+                add = mean([operand[part] for operand in operands], scratch, replicas // divisor)
                 updates.append((add, self._optimizers.slice(group, a, b, scratch, divisor)))
         peer_bytes = (len(window.by_rank) - 1) * (stop - start) * DTYPE_BYTES[group.dtype]
-        return _Work(group, ready_at, mean.of(operands, gradients[window.replica], near), updates, peer_bytes)
+        return _Work(group, ready_at, mean(operands, gradients[window.replica], replicas), updates, peer_bytes)
 
     def begin_step(self) -> None:
         """A step begins: gradients are about to be overwritten."""

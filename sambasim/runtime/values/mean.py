@@ -40,33 +40,27 @@ Kernel: TypeAlias = Callable[[Sequence[Tensor], Tensor, Finish, float, bool], Su
 one of the operands. `near`: all operands are in the core's own cache, which changes no bit."""
 
 
-class TreeMean:
-    """Computes means. `steps` are pairs of operand positions: each adds the second to the first."""
-
-    def __init__(self, steps: Sequence[Addition], divisor: int, dtype: torch.dtype) -> None:
-        self._finish, self._number = Finish.DIVIDE, float(divisor)  # x * (1/3) is not x / 3
-        if divisor & (divisor - 1) == 0:  # exact for powers of two, and faster than a division
-            self._finish, self._number = Finish.KEEP if divisor == 1 else Finish.MULTIPLY, 1 / divisor
-        self._add_up = tree_mean_kernel(steps, dtype) or torch_tree_mean(steps, dtype)
-        self.scratch = torch.empty(CHUNK_ELEMENTS, dtype=dtype)  # a buffer for a result that is used immediately
-
-    def of(self, operands: Sequence[Tensor], out: Tensor, near: bool = False) -> Sum:
-        """A function that writes the mean of `operands` to `out`; all are flat and of one length, and `out` may be one
-        of the operands. `near`: all operands lie in the core's own cache."""
-        return self._add_up(operands, out, self._finish, self._number, near)
-
-    def total_of(self, operands: Sequence[Tensor], out: Tensor, near: bool = False) -> Sum:
-        return self._add_up(operands, out, Finish.KEEP, 1.0, near)
-
-
-def tree_mean(operands: Sequence[Tensor], out: Tensor, divisor: int, *, near: bool = False) -> Sum:
-    """A function that writes the sum of `operands`, in rank order, over `divisor` to `out`, perhaps one of them."""
-    return _mean_of(len(operands), divisor, out.dtype).of(operands, out, near)
+def tree_mean(
+    operands: Sequence[Tensor],
+    out: Tensor,
+    divisor: int,
+    *,
+    near: bool = False,
+    steps: tuple[Addition, ...] | None = None,
+) -> Sum:
+    """A function that writes the sum of `operands` over `divisor` to `out`; all are flat and of one length, and `out`
+    may be one of them. `near`: all operands lie in the core's own cache. `steps`: pairs of operand positions, each of
+    which adds the second to the first; by default in rank order."""
+    finish, number = Finish.DIVIDE, float(divisor)  # x * (1/3) is not x / 3
+    if divisor & (divisor - 1) == 0:  # exact for powers of two, and faster than a division
+        finish, number = Finish.KEEP if divisor == 1 else Finish.MULTIPLY, 1 / divisor
+    return _kernel_of(len(operands), out.dtype, steps)(operands, out, finish, number, near)
 
 
 @cache
-def _mean_of(count: int, divisor: int, dtype: torch.dtype) -> TreeMean:
-    return TreeMean(additions(count), divisor, dtype)
+def _kernel_of(count: int, dtype: torch.dtype, steps: tuple[Addition, ...] | None) -> Kernel:
+    steps = additions(count) if steps is None else steps
+    return tree_mean_kernel(steps, dtype) or torch_tree_mean(steps, dtype)
 
 
 def tree_mean_build(dtype: torch.dtype) -> Build:
