@@ -1,10 +1,11 @@
 """The observer interface of a step: for status file, traces, digests, numerics, section times. A clock of sections."""
 
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from time import perf_counter_ns
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from sambasim.ir.graph import Node, Section
 from sambasim.records.trace import Track
@@ -141,39 +142,26 @@ def _reporting(method: Function, marked: _Span, target: object, observer: StepOb
     return call
 
 
-class SectionTime(NamedTuple):
-    sections: tuple[Section, ...]
-    elapsed_s: float
-
-
 class SectionClock(StepObserver):
     """Times the sections of each pass: `begin`, `sections_end` for each, `end`. Of ranks that take turns, the time
     since the last call belongs to the sections that end."""
 
     def __init__(self) -> None:
-        self.passes: list[list[SectionTime]] = []
+        self.passes: list[Mapping[tuple[Section, ...], float]] = []
+        """The seconds of each pass, by the sections that ran together."""
         self.begin(())
 
     def begin(self, sections: Sequence[Section], ranks: int = 1) -> None:
-        self._sections, self._ended, self._ranks = sections, 0, ranks
-        self._times: list[SectionTime] = []
-        self._last_ns = perf_counter_ns()
+        self._sections, self._ranks, self._last_ns = tuple(sections), ranks, perf_counter_ns()
+        self._seconds: dict[tuple[Section, ...], float] = defaultdict(float)
 
     def sections_end(self, replica: int, sections: Sequence[Section], began_ns: int) -> None:
         before_ns, self._last_ns = self._last_ns, perf_counter_ns()
-        if self._ranks > 1:
-            began_ns = before_ns
-            for number, time in enumerate(self._times):
-                if time.sections[0] == sections[0]:  # of another rank
-                    self._times[number] = time._replace(elapsed_s=time.elapsed_s + (self._last_ns - began_ns) / 1e9)
-                    return
-        self._times.append(SectionTime(tuple(sections), (self._last_ns - began_ns) / 1e9))
-        self._ended += len(sections)
+        self._seconds[tuple(sections)] += (self._last_ns - (before_ns if self._ranks > 1 else began_ns)) / 1e9
 
     def end(self) -> None:
         """The pass has ended. Sections that were not reported share the time since the last one."""
-        if self._ended < len(self._sections):
-            now_ns = perf_counter_ns()
-            self._times.append(SectionTime(tuple(self._sections[self._ended :]), (now_ns - self._last_ns) / 1e9))
-        self.passes.append(self._times)
-        self._times = []
+        if left := self._sections[sum(map(len, self._seconds)) :]:
+            self._seconds[left] += (perf_counter_ns() - self._last_ns) / 1e9
+        self.passes.append(self._seconds)
+        self.begin(())  # what runs until the next one belongs to no pass

@@ -76,7 +76,7 @@ def measure_performance(
     def graph_alone() -> float:
         with session.timed(model) as clock:
             repeated.step()
-        return sum(section.elapsed_s for section in clock.passes[-1])
+        return sum(clock.passes[-1].values())
 
     times_s = repeated.times_s(graph_alone if run_graph_only else repeated.step, n_iterations, min_duration)
     median_s, slow_s, spread = repeated.typical(times_s)
@@ -124,15 +124,15 @@ def measure_sections(
     with session.timed(model) as clock:
         steps = len(repeated.times_s(repeated.step, n_iterations, min_duration))
     passes = clock.passes[_WARM_UP_STEPS:]
-    medians = [statistics.median(section.elapsed_s for section in times) for times in zip(*passes, strict=True)]
-    _, slow_s, spread = repeated.typical([sum(section.elapsed_s for section in times) for times in passes])
+    medians = [statistics.median(times) for times in zip(*(times.values() for times in passes), strict=True)]
+    _, slow_s, spread = repeated.typical([sum(times.values()) for times in passes])
     predicted = repeated.predicted
     by_section_s = {} if predicted is None else predicted.by_section_s(repeated.program.leading.sections)
     rows: list[Any] = []
-    for timed, measured_s in zip(passes[0], repeated.slowest(medians), strict=True):
-        indices = [section.index for section in timed.sections]
-        kind = "+".join(dict.fromkeys(section.kind.value for section in timed.sections))
-        name = " … ".join(dict.fromkeys((timed.sections[0].name, timed.sections[-1].name)))
+    for sections, measured_s in zip(passes[0], repeated.slowest(medians), strict=True):
+        indices = [section.index for section in sections]
+        kind = "+".join(dict.fromkeys(section.kind.value for section in sections))
+        name = " … ".join(dict.fromkeys((sections[0].name, sections[-1].name)))
         row = {"sections": indices, "kind": kind, "name": name, "measured_s": measured_s}
         rows.append({**row, "predicted_s": _sum_of_known(map(by_section_s.get, indices))})
     sums = {time: _sum_of_known(row[time] for row in rows) for time in ("measured_s", "predicted_s")}
