@@ -92,7 +92,7 @@ def test_each_node_communicates_along_its_own_axis() -> None:
 def test_ranks_of_one_process_draw_as_if_each_ran_alone() -> None:
     def draws(rank: int) -> Generator[None, None, torch.Tensor]:
         first = torch.rand(2)
-        hub.put("drawn", rank, first)
+        hub.meet("drawn", rank, 2, first)
         yield
         return torch.cat([first, torch.rand(2)])
 

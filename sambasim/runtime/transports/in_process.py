@@ -4,7 +4,7 @@ A rank runs until it needs a value that another rank has not computed yet; then 
 """
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Generator, Hashable, Sequence
+from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, final
 
@@ -27,33 +27,24 @@ class Hub:
 
     size: int
     changes: int = 0
-    _put: dict[Hashable, dict[int, object]] = field(default_factory=lambda: defaultdict(dict))
-    _taken: dict[Hashable, int] = field(default_factory=lambda: defaultdict(int))
+    _met: dict[Hashable, dict[int, object]] = field(default_factory=lambda: defaultdict(dict))
     _calls: dict[Hashable, int] = field(default_factory=lambda: defaultdict(int))
     mail: dict[Hashable, deque[Tensor]] = field(default_factory=lambda: defaultdict(deque))
 
-    def put(self, key: Hashable, position: int, value: object) -> Hashable:
-        """Returns the number of the call, with its key."""
+    def meet(self, key: Hashable, position: int, size: int, value: object) -> Mapping[int, object]:
+        """Give `value` to the next call of `key`. Returns what its `size` ranks give, by position, as they do."""
         self._calls[key, position] += 1
         call_id = key, self._calls[key, position]
-        self._put[call_id][position] = value
+        values = self._met[call_id]
+        values[position] = value
+        if len(values) == size:
+            del self._met[call_id]
         self.changes += 1
-        return call_id
-
-    def is_full(self, call_id: Hashable, size: int) -> bool:
-        return len(self._put[call_id]) == size
-
-    def take(self, call_id: Hashable, size: int) -> list[object]:
-        values = [self._put[call_id][position] for position in range(size)]
-        self._taken[call_id] += 1
-        self.changes += 1
-        if self._taken[call_id] == size:
-            del self._put[call_id], self._taken[call_id]
         return values
 
     def forget(self) -> None:
         """Drop what ranks have put that others have not taken, because a rank has failed."""
-        for values in (self._put, self._taken, self._calls, self.mail):
+        for values in (self._met, self._calls, self.mail):
             values.clear()
 
     def send(self, way: Hashable, tensor: Tensor) -> None:
@@ -135,13 +126,19 @@ class HubGroup(AxisGroup):
         """A communication that all ranks must begin before any can finish. `value_of`: what this rank gives, from its
         operands; `result_of`: the result, from the values of all."""
         hub, size = self.hub, self.size
-        call: Hashable = None
+        values: Mapping[int, object] = {}
 
         def begin(*operands: object) -> None:
-            nonlocal call
-            call = hub.put((self.ranks, key), self.position, value_of(operands))
+            nonlocal values
+            values = hub.meet((self.ranks, key), self.position, size, value_of(operands))
 
-        return Simple(lambda: result_of(hub.take(call, size)), begin, lambda: hub.is_full(call, size))
+        def finish() -> R:
+            nonlocal values
+            taken, values = values, {}
+            hub.changes += 1
+            return result_of([taken[position] for position in range(size)])
+
+        return Simple(finish, begin, lambda: len(values) == size)
 
 
 def _copy_of(operands: Sequence[object]) -> Tensor:
