@@ -1,10 +1,8 @@
 """The only file that uses MPI. Functions import mpi4py, because it loads the MPI library, which some machines lack."""
 
 import atexit
-import ctypes
 import mmap
 import os
-import signal
 import socket
 import sys
 import time
@@ -21,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sambasim.errors import InternalError, LaunchError
+from sambasim.forks import ends_with
 from sambasim.ir.types import align
 from sambasim.runtime.machine import node_memory
 from sambasim.runtime.machine.communicator import Communicator, Message, Messages, Request, SharedWindow, single_rank
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _FIRST_TAG = 2
-_PR_SET_PDEATHSIG = 1  # of prctl(2)
 
 
 def connect(command: Sequence[str], environ: Mapping[str, str] = os.environ) -> Communicator:
@@ -52,7 +50,7 @@ def connect(command: Sequence[str], environ: Mapping[str, str] = os.environ) -> 
     host, library, executable = socket.gethostname(), library_name(version), Path(sys.executable)
     check_launcher(environ, None, version, command=command, executable=executable)
     if launcher is not None and launcher.is_open_mpi:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # ranks would outlive mpirun
+        ends_with(os.getppid())  # ranks would outlive mpirun
     node_memory.check_start(ranks_of_node(environ), host, node_memory.free_bytes())
     if not MPI.Is_initialized():
         # Windows are within a node; Open MPI's component for others prints a warning.

@@ -241,11 +241,10 @@ def check_demands(demands: Sequence[Demand], what: str = _TOO_LITTLE, remedy: st
 
 def check_start(ranks: int, host_name: str, there_bytes: int | None) -> None:
     """Raise MachineError if so many ranks of this node cannot start MPI with `there_bytes` of shared memory."""
-    needed = ranks * MPI_RESERVE_BYTES + MPI_START_BYTES
-    if ranks > 1 and there_bytes is not None and there_bytes < needed:
-        what = f"MPI needs about {format_bytes(needed)} of shared memory to start {ranks} ranks on one node"
-        has = f"{FOLDER} has {format_bytes(there_bytes)} free"
-        raise MachineError(f"{what}, and {has}", where=f"host {host_name}", remedy=_LARGER)
+    if ranks > 1:
+        demand = Demand(0, host_name, ranks * MPI_RESERVE_BYTES + MPI_START_BYTES, there_bytes)
+        what = f"MPI needs about {{}} of shared memory to start {ranks} ranks on one node, and {FOLDER} has {{}} free"
+        check_demands([demand], what, _LARGER)
 
 
 def try_mapping(size_bytes: int, host_name: str, rank: int) -> None:
