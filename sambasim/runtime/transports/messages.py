@@ -36,11 +36,11 @@ LARGEST_BYTES = 64 * MIB
 class MessageGroup(AxisGroup):
     """Ranks of different processes: tensors travel as messages, or through `boxes`."""
 
-    def __init__(
-        self, communicator: Communicator, ranks: Sequence[int] | None = None, boxes: "Boxes | None" = None
-    ) -> None:
+    boxes: "Boxes | None" = None
+
+    def __init__(self, communicator: Communicator, ranks: Sequence[int] | None = None) -> None:
         super().__init__(range(communicator.world_size) if ranks is None else ranks, communicator.rank)
-        self.communicator, self.boxes = communicator, boxes
+        self.communicator = communicator
 
     def gather(self, key: Hashable, combine: Combine) -> Communication:
         return _Gather(self, combine)

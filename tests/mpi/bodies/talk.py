@@ -207,7 +207,8 @@ def mailbox(c: Communicator) -> None:
     """Tensors of all sizes, one of them too large for a box, more often than there are boxes; late ranks."""
     if c.node_count > 1:
         return
-    group = MessageGroup(c, boxes=Boxes(c, 64))
+    group = MessageGroup(c)
+    group.boxes = Boxes(c, 64)
     first, second = group.gather("first", sum_of), group.gather("second", lambda tensors: torch.stack(list(tensors)))
     for turn in range(6):
         shape = ((16,), (), (0, 3), (4, 4), (17,), (2,))[turn]
