@@ -52,7 +52,7 @@ def _translate(error: SambasimError, *, compiles: bool = False) -> None:
 
 def connected() -> Communicator:
     """Collective at its first call. The ranks that mpirun started; else one, without MPI."""
-    launcher = find_launcher(os.environ)
+    launcher = find_launcher()
     check_alone(os.environ, command())
     return single_rank(socket.gethostname()) if launcher is None or launcher.world_size == 1 else _of_mpirun()
 
@@ -95,7 +95,7 @@ def same_call(world: Communicator, does: str) -> None:
 def leave(ends_itself: bool) -> None:
     """At the end of a script, a rank joins the others, whose next call would wait for it in vain. `ends_itself`: it is
     a command or an app, unless it has joined them already."""
-    launcher, has_joined = find_launcher(os.environ), os.getpid() in _joined
+    launcher, has_joined = find_launcher(), os.getpid() in _joined
     is_child = bool(_joined) and not has_joined
     joins = has_joined or not (ends_itself or is_child or pmi_socket() is None)
     if joins and launcher is not None and launcher.world_size > 1 and not has_ended():

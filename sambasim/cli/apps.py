@@ -107,7 +107,7 @@ def _check_script(script: Path, arguments: Sequence[str], steps: int, as_json: b
     if arguments and arguments[0] == "compile":
         what = f"{script} compile takes no step, so there is nothing to check"
         raise OptionError(what, remedy=f"compile it without --check, and then sambasim app --check {script} run …")
-    check, stdout, is_first = begin_check(steps), sys.stdout, launched_rank(os.environ) == 0
+    check, stdout, is_first = begin_check(steps), sys.stdout, launched_rank() == 0
     try:
         with redirect_stdout(sys.stderr) if as_json else nullcontext():
             try:

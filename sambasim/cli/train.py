@@ -51,7 +51,7 @@ def compile_command(
       sambasim compile --config configs/char_gpt.toml --set optimizer.lr=3e-4
       sambasim compile net.py:Net --data net.py:samples --loss cross_entropy --optimizer adamw --lr 3e-4 -b 32
     """
-    launcher = find_launcher(os.environ)
+    launcher = find_launcher()
     if launcher and launcher.world_size > 1:
         what = f"{launcher.name} started {launcher.world_size} ranks, but a PEF is compiled by one process"
         raise LaunchError(what, remedy="sambasim compile … without mpirun; -ws says the smallest number of replicas")
@@ -126,7 +126,7 @@ def run_command(overrides: tuple[str, ...], output_folder: Path, **flags: object
     from sambasim.runtime.watch.supervisor import StopSignals, Supervisor, limit_time
     from sambasim.terminal.progress import RunProgress, RunWarnings
 
-    launcher, command, screen = find_launcher(os.environ), ["sambasim", *sys.argv[1:]], ExitStack()
+    launcher, command, screen = find_launcher(), ["sambasim", *sys.argv[1:]], ExitStack()
     if launcher is not None and launcher.world_size != 1:
         limit_time(options.sync_timeout, launcher.rank)
     # Signals count from here on, to the end of --save.

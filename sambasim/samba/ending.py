@@ -15,7 +15,6 @@ and a SystemExit of one rank that is raised without `sys.exit`, or before that r
 
 import atexit
 import functools
-import os
 import signal
 import sys
 import time
@@ -113,14 +112,14 @@ def leave(error: BaseException, script: Path | None) -> int:
     joined = current().communicator
     # Joining MPI may hang, so a rank that has not joined reports first. A SambasimError that was raised before is the
     # same on every rank, so only rank 0 reports it.
-    reported = joined is None and (launched_rank(os.environ) == 0 or not isinstance(error, SambasimError))
+    reported = joined is None and (launched_rank() == 0 or not isinstance(error, SambasimError))
     if reported:
         _report(error, script)
     joined = joined or _join(error)
     if joined is None or joined.world_size == 1:
         if not reported and joined is not None:
             _report(error, script)
-        elif not reported and (launcher := find_launcher(os.environ)) is not None:
+        elif not reported and (launcher := find_launcher()) is not None:
             time.sleep(launcher.wait_for_report_s)
         return code
 
@@ -141,7 +140,7 @@ def leave(error: BaseException, script: Path | None) -> int:
 def _join(error: BaseException) -> Communicator | None:
     """Join the job that this process has not joined yet, so that it can be ended; None if there is none. MPI's start
     waits for every rank. If they do not come, SIGALRM ends this process, and the launcher the job."""
-    launcher = find_launcher(os.environ)
+    launcher = find_launcher()
     if launcher is None or launcher.world_size == 1 or isinstance(error, KeyboardInterrupt):
         return None
     signal.signal(signal.SIGALRM, signal.SIG_DFL)

@@ -3,7 +3,6 @@
 import difflib
 import functools
 import inspect
-import os
 import sys
 from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager, nullcontext
@@ -24,7 +23,7 @@ __all__ = [
 def say_once(name: str, why: str) -> None:
     """Prints once in this process, on rank 0, that `name` has no effect, and the line of the app."""
     said = current().said
-    if name not in said and launched_rank(os.environ) == 0:
+    if name not in said and launched_rank() == 0:
         where = app_line()
         place = f"\n  where: {where}" if where else ""
         say(f"notice: {name} has no effect: {why}{place}", sys.stderr)

@@ -89,7 +89,7 @@ class Reporter:
 
     def summarize(self) -> None:
         """Print all findings again, on rank 0: in short those that were printed before."""
-        if self._found and not self.on_demand and launched_rank(os.environ) == 0:
+        if self._found and not self.on_demand and launched_rank() == 0:
             lines = [f"summary: {counted(len(self._found), 'finding')}; sambasim app --check checks every step"]
             for finding, source, is_printed in self._found.values():
                 lines.append(finding.shown_as(f"  {finding.code}{source}", short=is_printed))
@@ -101,7 +101,7 @@ class Reporter:
         key = finding.code, finding.what
         if key in self._found:
             return
-        prints = not (self.on_demand or self.at_exit) and launched_rank(os.environ) == 0
+        prints = not (self.on_demand or self.at_exit) and launched_rank() == 0
         self._found[key] = finding, source, prints
         if prints:
             sys.stderr.write(finding.shown_as(f"notice{source}: {finding.code}") + "\n")

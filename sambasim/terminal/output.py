@@ -112,7 +112,7 @@ def _redirect_to_devnull(number: int, flags: int) -> None:
 def is_terminal(stream: TextIO) -> bool:
     """Whether `stream` ends on a terminal: its own, or that of the mpirun that forwards it. Open MPI gives every rank a
     pseudo terminal, whatever it forwards to."""
-    launcher = find_launcher(os.environ)
+    launcher = find_launcher()
     if launcher is None or (stream.isatty() and not launcher.is_open_mpi):
         return stream.isatty()
     return _terminal_of_launcher(stream) is not None
@@ -205,7 +205,7 @@ def phases(quiet: bool) -> Iterator[Callable[[str], None]]:
 def report_error(error: BaseException, reporter: str | None = None, details: Sequence[tuple[str, str]] = ()) -> None:
     """Print `error`, and below it `details`, each a title and a text. `reporter` is the rank and host that report; None
     before the ranks have connected: then rank 0 prints and ends the job, or, if it has not failed, another rank."""
-    launcher = find_launcher(os.environ) if reporter is None else None
+    launcher = find_launcher() if reporter is None else None
     if launcher is not None and launcher.rank > 0:
         if isinstance(error, Interrupted | KeyboardInterrupt) or not launcher.wait_for_report_s:
             launcher.end_job(exit_code(error))

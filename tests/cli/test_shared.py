@@ -23,7 +23,8 @@ def test_a_pseudo_terminal_of_open_mpi_is_none(
     monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], expected: bool
 ) -> None:
     """Open MPI gives one to every rank; that of mpirun counts, and no mpirun started this process."""
-    monkeypatch.setattr(os, "environ", environ)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
     master, slave = os.openpty()
     with open(slave, "w") as stream:
         assert is_terminal(stream) is expected

@@ -22,7 +22,7 @@ _SLOW_FIRST = """
 import os, time
 from sambasim.cli.main import main
 from sambasim.runtime.machine.launcher import launched_rank
-if launched_rank(os.environ) == 0:
+if launched_rank() == 0:
     time.sleep(1)
 main()
 """

@@ -71,7 +71,7 @@ def pmi_socket() -> int | None:
     return None
 
 
-def find_launcher(environ: Mapping[str, str]) -> Launcher | None:
+def find_launcher(environ: Mapping[str, str] = os.environ) -> Launcher | None:
     """The launcher of this process, or None if it was started by hand."""
     for name, size_key, rank_key, others in _LAUNCHERS:
         if (size := _number(environ, size_key)) is not None and all(key in environ for key in others):
@@ -89,7 +89,7 @@ def check_alone(environ: Mapping[str, str], command: Sequence[str]) -> None:
         raise LaunchError(f"{what}: each would train alone", remedy=f"mpirun -np {ranks} {typed}; or {alone}")
 
 
-def launched_rank(environ: Mapping[str, str]) -> int:
+def launched_rank(environ: Mapping[str, str] = os.environ) -> int:
     launcher = find_launcher(environ)
     return 0 if launcher is None else launcher.rank
 

@@ -244,7 +244,7 @@ def enter(folder: Path) -> None:
         install()
         ending.install()
     else:
-        if launched_rank(os.environ) == 0:
+        if launched_rank() == 0:
             used = f"SambaFlow is installed ({installed.origin}), and is used in place of sambasim"
             say(f"notice: {used}", sys.stderr)
         sys.path[:] = others

@@ -5,7 +5,6 @@ logger `sambaflow`, which prints on standard error from level INFO on. Only an a
 """
 
 import logging
-import os
 
 from sambasim.runtime.machine.launcher import find_launcher
 
@@ -13,7 +12,7 @@ samba_logger = logging.getLogger("sambaflow")
 samba_logger.setLevel(logging.INFO)
 samba_logger.propagate = False  # with a handler of the root logger too, every line would be printed twice
 
-_launcher = find_launcher(os.environ)
+_launcher = find_launcher()
 _rank = "" if _launcher is None else f" rank {_launcher.rank}"
 _handler = logging.StreamHandler()
 _handler.setFormatter(logging.Formatter(f"%(asctime)s{_rank} %(levelname)s: %(message)s"))

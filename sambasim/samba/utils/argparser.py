@@ -193,14 +193,14 @@ def _enter(arguments: Arguments) -> None:
         logging.getLogger("sambaflow").setLevel(arguments.log_level.upper())  # that of sambaflow.logging.samba_logger
     shown = (flag for name, flag in given.items() if flag.inert and (not typed or name in typed))
     inert = "".join(f"  {flag.names[0]}: {flag.inert}\n" for flag in shown)
-    if inert and launched_rank(os.environ) == 0:
+    if inert and launched_rank() == 0:
         sys.stderr.write(f"notice: accepted, without an effect here:\n{inert}")
     rounds = arguments.dtype == "bf16" and not arguments.inference
     # An RDU computes in bf16 by default, so existing command lines have this flag without --dtype.
     if "enable_stoc_rounding" in given and not rounds:
         arguments.enable_stoc_rounding = False
         say_once("--enable-stoc-rounding", "only optimizer steps with --dtype bf16 round stochastically")
-    launcher, context = find_launcher(os.environ), current()
+    launcher, context = find_launcher(), current()
     context.command, context.arguments = command, arguments
     arguments.parsed_batch_size = None if "batch_size" in arguments.parser.of_app else arguments.batch_size
     is_single = launcher is None or launcher.world_size == 1  # such apps use torch.distributed too
@@ -216,7 +216,7 @@ def _note_unmeasured() -> None:
     """A notice of a command that measures and has run no step of a PEF."""
     context = current()
     is_told = context.has_run or context.has_left or hasattr(sys, "last_value")
-    if context.command in MEASURING and not is_told and launched_rank(os.environ) == 0:
+    if context.command in MEASURING and not is_told and launched_rank() == 0:
         remedy = "samba.utils.common.common_app_driver(args, model, inputs, optim) for all commands but run and test"
         sys.stderr.write(f"notice: {context.command} has measured nothing\n  try:   {remedy}\n")
 

@@ -178,7 +178,7 @@ def parse(parser: CommandParser, command: str, arguments: Sequence[str]) -> Argu
     if has_pef and command == COMPILE:
         if "pef_name" in free:
             namespace.pef_name = Path(namespace.pef).stem
-        if launched_rank(os.environ) == 0:
+        if launched_rank() == 0:
             sys.stderr.write(f"notice: --pef is for the other commands; compile writes the PEF {namespace.pef_name}\n")
     elif has_pef and "batch_size" in free and namespace.batch_size == 1:  # else the app has its own default
         with suppress(SambasimError):

@@ -206,7 +206,7 @@ from sambasim.errors import DataError
 from sambasim.samba.ending import communicator
 
 
-rank, how = launched_rank(os.environ), sys.argv[1]
+rank, how = launched_rank(), sys.argv[1]
 if how == "early" and rank == 1:
     raise ValueError("before it has joined")
 communicator()
