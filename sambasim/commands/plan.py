@@ -14,9 +14,9 @@ from sambasim.hardware.spec import ClusterSpec, DeviceSpec, load_cluster, load_d
 from sambasim.ir.program import Program
 from sambasim.options.compile import BuildOptions, CompileOptions, ParallelOptions, options_in_python
 from sambasim.options.deepspeed import MICRO, STEPS, TRAIN
-from sambasim.options.deepspeed_file import AUTO, LOSS_SCALE, OPTIMIZERS_BY_TYPE, SCHEDULERS
+from sambasim.options.deepspeed_file import AUTO, LOSS_SCALE, OPTIMIZERS_BY_TYPE, SCHEDULERS, Row
 from sambasim.options.problem import nearest, suggested
-from sambasim.options.training import OptimizerOptions, ScheduleOptions, Sections
+from sambasim.options.training import LossScaleOptions, OptimizerOptions, ScheduleOptions, Sections
 from sambasim.pef import locate, read
 from sambasim.report.plan import headline
 from sambasim.simulation.planning.search import Plan
@@ -232,8 +232,7 @@ def as_deepspeed(options: CompileOptions) -> dict[str, object]:
             config["scheduler"] = _scheduler(training.schedule, optimizer, training.steps)
     if options.dtype == "fp16":
         scale = training.loss_scale
-        rows = {row.key: getattr(scale, row.option) for row in LOSS_SCALE}
-        dynamic = {"loss_scale": 0, "initial_scale_power": round(scale.start).bit_length() - 1, **rows}
+        dynamic = {"loss_scale": 0, **_written(LOSS_SCALE, scale)}
         config["fp16"] = {"enabled": True, **(dynamic if scale.dynamic else {"loss_scale": scale.start})}
     if options.dtype == "bf16":
         config["bf16"] = {"enabled": True}
@@ -269,20 +268,30 @@ def beyond_deepspeed(options: CompileOptions) -> Iterator[str]:
 
 def _scheduler(schedule: ScheduleOptions, optimizer: OptimizerOptions, steps: int | None) -> dict[str, object]:
     kind, scheduler = next(item for item in SCHEDULERS.items() if item[1].name == schedule.name)
-    params: dict[str, Any] = {}
-    for row in scheduler.rows:
-        value = getattr(schedule, row.option, None)
-        match row.kind:
-            case "rate":
-                params[row.key] = optimizer.hyperparameters()["lr"]
-            case "share":
-                params[row.key] = (value or 0.0) * optimizer.hyperparameters()["lr"]
-            case "total":
-                params[row.key] = value or steps or AUTO
-            case _ if value is not None or row.default is not None:
-                params[row.key] = row.default if value is None else value
+    params = _written(scheduler.rows, schedule, optimizer.hyperparameters()["lr"], steps)
     if kind == "OneCycle":
         params["cycle_momentum"] = schedule.momentum is not None
         if schedule.momentum is not None:
             params["cycle_min_mom"], params["cycle_max_mom"] = schedule.momentum
     return {"type": kind, "params": params}
+
+
+def _written(
+    rows: Sequence[Row], table: ScheduleOptions | LossScaleOptions, lr: float = 0.0, steps: int | None = None
+) -> dict[str, Any]:
+    """The options of `table` as fields of a DeepSpeed config."""
+    written: dict[str, Any] = {}
+    for row in rows:
+        value: Any = getattr(table, row.option, None)
+        match row.kind:
+            case "power":
+                written[row.key] = round(value).bit_length() - 1
+            case "rate":
+                written[row.key] = lr
+            case "share":
+                written[row.key] = (value or 0.0) * lr
+            case "total":
+                written[row.key] = value or steps or AUTO
+            case _ if value is not None or row.default is not None:
+                written[row.key] = row.default if value is None else value
+    return written

@@ -9,7 +9,6 @@ from pydantic import Field, JsonValue
 from sambasim.errors import MOST_REPLICAS, ModelError, OptionError
 from sambasim.options.base import Options, build, dotted_names
 from sambasim.options.deepspeed import World, deepspeed_options
-from sambasim.options.deepspeed_file import read_deepspeed
 from sambasim.options.fields import COMPILE_FLAGS, BuildFields, ParallelFields, ScheduleName
 from sambasim.options.given import as_table, assign, changes_of, given_flags, given_overrides, given_settings, read_toml
 from sambasim.options.grammar import absolute_names, missing, split_target
@@ -238,7 +237,7 @@ def _built(
         others = assign(tables, given)
         size = as_table(others.get("parallel")).get("world_size", 1)
         world = World(size if type(size) is int else 1, f"-ws {size}", "--data-parallel -ws")
-        mapped = deepspeed_options(read_deepspeed(Path(str(file))), others, given, world)
+        mapped = deepspeed_options(Path(str(file)), others, given, world)
         given, notes = [*mapped.given, *given], mapped.notes
     tables = unreplaced(tables, changes_of(given))
     return build(CompileFile, absolute_names(assign(tables, given), Path.cwd()), where=where, given=given), given, notes

@@ -5,14 +5,14 @@ where the file says `auto`, or nothing. An optimizer, a scheduler or a loss scal
 leaves out has DeepSpeed's default, and not the value of another config.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from sambasim.optimizers import OPTIMIZERS
-from sambasim.options.deepspeed_file import AUTO, LOSS_SCALE, OPTIMIZERS_BY_TYPE, SCHEDULERS, DeepSpeedFile, Row, Table
-from sambasim.options.given import assign, leaf_paths, leaves
-from sambasim.options.problem import Given, Problem, one_of, show, suggested
+from sambasim.options.deepspeed_file import LOSS_SCALE, OPTIMIZERS_BY_TYPE, SCHEDULERS, Row, Table, read_deepspeed
+from sambasim.options.given import leaves
+from sambasim.options.problem import Given, Problem, one_of, refusal, show, suggested
 from sambasim.options.training import LossScaleOptions, ScheduleOptions
 
 TRAIN, MICRO, STEPS = "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
@@ -50,87 +50,71 @@ class _Size(NamedTuple):
 
 
 def deepspeed_options(
-    file: DeepSpeedFile,
+    path: Path,
     others: Mapping[str, object],
     typed: Sequence[Given],
     world: World,
     compiled: Mapping[str, object] | None = None,
 ) -> Mapped:
-    """The options that `file` sets. `others`: the tables of options without it, which fill in `auto`; `typed`: those of
-    them that override it; `compiled`: those in the PEF of a run. Raises OptionError for all that is wrong, or compiled
-    otherwise."""
-    reading = _Reading(file, others, {".".join(entry.path): entry for entry in typed})
+    """The options that the file at `path` sets. `others`: the tables of options without it, which fill in `auto`;
+    `typed`: those of them that override it; `compiled`: those in the PEF of a run, which sets only what a run may set.
+    Raises OptionError for all that is wrong, or compiled otherwise."""
+    reading = _Reading(path, others, {".".join(entry.path): entry for entry in typed})
     for read in (reading.precision, reading.optimizer, reading.scheduler, reading.clipping, reading.zero):
         read()
-    of_batch = reading.batch(world)
-    checked = [] if compiled is None else [_compiled_otherwise(entry, compiled) for entry in reading.given]
-    otherwise = list(filter(None, checked))
-    if problems := [*file.refused, *reading.top.problems, *of_batch, *otherwise]:
-        error = file.error(problems)
-        error.remedy = f"compile it with --deepspeed {file.path}" if otherwise else error.remedy
+    reading.batch(world)
+    otherwise = [] if compiled is None else [*_compiled_otherwise(reading.given, leaves(compiled))]
+    if problems := [*reading.top.problems, *otherwise]:
+        error = refusal(problems, where=str(path))
+        if otherwise:
+            error.remedy = f"compile it with --deepspeed {path}"
+        elif len(problems) > 1:
+            error.remedy = "correct each of them"
         raise error
-    return Mapped(reading.given, reading.notes)
+    given = reading.given
+    if compiled is not None:
+        given = {name: entry for name, entry in given.items() if name not in _FIXED and entry.value is not None}
+    return Mapped([*given.values()], reading.notes)
 
 
-def deepspeed_overrides(
-    file: DeepSpeedFile, stored: Mapping[str, object], overrides: Mapping[str, object], world: World
-) -> tuple[dict[str, object], Mapped]:
-    """The overrides of a run with those of `file` below them. `stored`: the tables of options in the PEF. Raises as
-    `deepspeed_options`."""
-    typed = [Given(path, value, "a flag, or --set") for path, value in leaf_paths(overrides)]
-    mapped = deepspeed_options(file, assign(stored, typed), typed, world, stored)
-    chosen = [entry for entry in mapped.given if ".".join(entry.path) not in _FIXED and entry.value is not None]
-    return assign({}, [*chosen, *typed]), Mapped(chosen, mapped.notes)
+def _compiled_otherwise(given: Mapping[str, Given], stored: Mapping[str, object]) -> Iterator[Problem]:
+    for name, (_, value, origin) in given.items():
+        key, was = origin.partition(": ")[2], stored.get(name)
+        compiled = "without it" if was is None else f"with {show(was)}"
+        if name in _FIXED and value != was:
+            yield Problem(key, f"the PEF was compiled {compiled}, and not {show(value)}, for {_FIXED[name]}")
+        if name in ("optimizer.max_grad_norm", "optimizer.momentum") and bool(value) != bool(was):
+            yield Problem(key, f"the PEF was compiled {compiled}", None, value or 0)
 
 
-def _compiled_otherwise(entry: Given, stored: Mapping[str, object]) -> Problem | None:
-    name, key = ".".join(entry.path), entry.origin.partition(": ")[2]
-    was = leaves(stored).get(name)
-    compiled = "without it" if was is None else f"with {show(was)}"
-    if name in _FIXED and entry.value != was:
-        return Problem(key, f"the PEF was compiled {compiled}, and not {show(entry.value)}, for {_FIXED[name]}")
-    if name in ("optimizer.max_grad_norm", "optimizer.momentum") and bool(entry.value) != bool(was):
-        return Problem(key, f"the PEF was compiled {compiled}", None, entry.value or 0)
-    return None
-
-
-@dataclass
 class _Reading:
     """One file while it is read; `others`: the tables of options without it, `typed`: options that override it."""
 
-    file: DeepSpeedFile
-    others: Mapping[str, object]
-    typed: Mapping[str, Given]
-
-    def __post_init__(self) -> None:
-        self.top = Table("", self.file.config)
-        self.given: list[Given] = []
-        self.notes = list(self.file.notes)
+    def __init__(self, path: Path, others: Mapping[str, object], typed: Mapping[str, Given]) -> None:
+        self.path, self.others, self.typed = path, leaves(others), typed
+        self.top, self.notes = read_deepspeed(path)
+        self.given: dict[str, Given] = {}
 
     def set(self, name: str, value: object, key: str) -> None:
-        self.given.append(Given(tuple(name.split(".")), value, self.file.origin(key)))
+        self.given[name] = Given(name.split("."), value, f"{self.path.name}: {key}")
 
     def note(self, text: str) -> None:
-        self.notes.append(f"{self.file.path.name}: {text}")
-
-    def other(self, name: str) -> Any:
-        """An option without the file."""
-        return leaves(self.others).get(name)
+        self.notes.append(f"{self.path.name}: {text}")
 
     def of_optimizer(self, name: str) -> Any:
         """The option of the optimizer that the file sets, else that of another config."""
-        values = [entry.value for entry in self.given if entry.path == ("optimizer", name)]
-        return values[-1] if values else self.other(f"optimizer.{name}")
+        given = self.given.get(f"optimizer.{name}")
+        return self.others.get(f"optimizer.{name}") if given is None else given.value
 
     def precision(self) -> None:
         half = self.top.table("fp16")
         brain = self.top.table("bf16" if "bf16" in self.top.fields else "bfloat16")
-        is_half, is_brain, other = half.switch("enabled"), brain.switch("enabled"), self.other("compile.dtype")
+        is_half, is_brain = (table.read("enabled", "switch", False) for table in (half, brain))
         if is_half and is_brain:
             half.wrong("enabled", f"does not go with {brain.name}.enabled", '"enabled": false for one of them')
             return
         for table, dtype, is_on in ((brain, "bf16", is_brain), (half, "fp16", is_half)):
-            if is_on or (is_on is None and other == dtype):
+            if is_on or (is_on is None and self.others.get("compile.dtype") == dtype):
                 self.set("compile.dtype", dtype, f"{table.name}.enabled")
                 if (typed := self.typed.get("compile.dtype")) is not None and typed.value != dtype:
                     return
@@ -141,12 +125,10 @@ class _Reading:
                 return
 
     def _loss_scale(self, half: Table) -> None:
-        fixed, power = half.number("loss_scale", 0.0), half.whole("initial_scale_power", 16)
-        if power is not None and power > 32:
-            half.wrong("initial_scale_power", "must be at most 32")
-            return
-        fields: dict[str, object] = {"start": 2.0 ** (16 if power is None else power)}
-        fields |= {row.option: self.value(half, row) for row in LOSS_SCALE}
+        fixed, fields = (
+            half.read("loss_scale", "number", 0.0),
+            {row.option: self.value(half, row) for row in LOSS_SCALE},
+        )
         if fixed:  # then the rest says nothing
             fields = {"dynamic": False, "start": fixed}
         self.set("training.loss_scale", _whole(LossScaleOptions, fields), "fp16")
@@ -168,7 +150,8 @@ class _Reading:
         defaults = {field: value for field, value in known.items() if field not in optimizer.switches}
         modes = _ADAM_MODES if name == "adamw" else ()
         if modes:
-            decoupled, torchs = params.switch("adam_w_mode", True) is not False, params.switch("torch_adam")
+            decoupled = params.read("adam_w_mode", "switch", True) is not False
+            torchs = params.read("torch_adam", "switch", False)
             # DeepSpeed's Adam is AdamW, unless adam_w_mode is false; torch's AdamW has a weight decay by default.
             name = "adamw" if decoupled or str(kind).casefold() == "adamw" else "adam"
             if torchs and name == "adamw":
@@ -179,8 +162,9 @@ class _Reading:
                 remedy = '"gradient_clipping": … at the top of the file, and without it here'
                 params.wrong(key, "is not a parameter of DeepSpeed's optimizers", remedy)
             elif key in optimizer.switches:
-                if params.switch(key, optimizer.switches[key]) is (not optimizer.switches[key]):
-                    params.wrong(key, "cannot be imitated", f'"{key}": {show(optimizer.switches[key])}')
+                imitated = optimizer.switches[key]
+                if params.read(key, "switch", imitated) is (not imitated):
+                    params.wrong(key, "cannot be imitated", f'"{key}": {show(imitated)}')
             elif key not in (*defaults, *modes):
                 guess = suggested(key, defaults)
                 params.wrong(key, f"is not for {kind}, which takes {', '.join(defaults)}", guess)
@@ -218,26 +202,25 @@ class _Reading:
         """The value of an option by `row` of `table`; None if it is `auto`, and nothing else gives it."""
         key, default = row.key, row.default
         match row.kind:
-            case "number":
-                return table.number(key, default, above=row.above)
-            case "whole":
-                return table.whole(key, default, least=row.least)
-            case "switch":
-                return table.switch(key, default)
+            case "number" | "positive" | "whole" | "switch":
+                return table.read(key, row.kind, default, least=row.least)
+            case "power":
+                power = table.read(key, "whole", default, most=32)
+                return None if power is None else 2.0**power
             case "rate":  # which a scheduler sets, whatever the optimizer says
-                rate = table.number(key, default, above=0)
+                rate = table.read(key, "positive", default)
                 if rate is not None:
                     self.set("optimizer.lr", rate, f"{table.name}.{key}")
                 return rate
             case "share":
-                low, rate = table.number(key, default) or 0.0, self.of_optimizer("lr")
+                low, rate = table.read(key, "number", default) or 0.0, self.of_optimizer("lr")
                 has_rate = type(rate) in (int, float) and rate > 0
                 if low and not has_rate:
                     table.wrong(key, "needs the highest learning rate, which is auto and not given", "--lr 1e-3")
                 return low / rate if has_rate else None
             case "warmup":
-                steps = table.whole(key, default)
-                steps = self.other(f"training.schedule.{row.option}") if steps is None else steps
+                steps = table.read(key, "whole", default)
+                steps = self.others.get(f"training.schedule.{row.option}") if steps is None else steps
                 return max(steps if type(steps) is int else 0, 2)  # DeepSpeed's warm-up takes two steps at least
             case "curve":
                 curve = table.fields.get(key, default)
@@ -247,30 +230,30 @@ class _Reading:
             case "total":
                 if key not in table.fields:
                     table.wrong(key, "is missing", f'"{key}": 1000, or "auto" for the steps of the run')
-                total = table.whole(key, None, least=1)
-                return total if total is not None else self.other(f"training.schedule.{row.option}")
+                total = table.read(key, "whole", least=1)
+                return total if total is not None else self.others.get(f"training.schedule.{row.option}")
 
     def cycled(self, params: Table) -> object:
         """The lowest and highest beta1 of OneCycle; None if it does not change."""
-        if any(params.whole(key, 0) for key in ("cycle_first_stair_count", "cycle_second_stair_count")):
+        if any(params.read(key, "whole", 0) for key in ("cycle_first_stair_count", "cycle_second_stair_count")):
             ignored = "the learning rate has no stairs, as in DeepSpeed, which reads but ignores them"
             self.note(f"scheduler.params: {ignored}")
-        if params.switch("cycle_momentum", True) is False:
+        if params.read("cycle_momentum", "switch", True) is False:
             return None
         name = self.of_optimizer("name")
         if name in OPTIMIZERS and "betas" not in OPTIMIZERS[name].defaults:
             self.note(f"scheduler.params.cycle_momentum has no effect: {name} has no betas, as in DeepSpeed")
             return None
-        if params.number("decay_mom_rate", 0.0):
+        if params.read("decay_mom_rate", "number", 0.0):
             params.wrong("decay_mom_rate", "makes beta1 grow without a bound after the cycle", '"decay_mom_rate": 0')
-        low, high = params.number("cycle_min_mom", 0.8), params.number("cycle_max_mom", 0.9)
+        low, high = params.read("cycle_min_mom", "number", 0.8), params.read("cycle_max_mom", "number", 0.9)
         low, high = 0.8 if low is None else low, 0.9 if high is None else high
         self.set("optimizer.betas", [high, _CYCLED_BETA2], "scheduler.params.cycle_max_mom")
         return [low, high]
 
     def clipping(self) -> None:
         if "gradient_clipping" in self.top.fields:
-            norm = self.top.number("gradient_clipping", 0.0)
+            norm = self.top.read("gradient_clipping", "number", 0.0)
             if norm is not None:
                 self.set("optimizer.max_grad_norm", norm or None, "gradient_clipping")
 
@@ -280,50 +263,49 @@ class _Reading:
             stage: int | None = int(level)
         else:
             table, key = self.top.table("zero_optimization"), "zero_optimization.stage"
-            stage = table.whole("stage", 0 if "zero_optimization" in self.top.fields else None)
+            stage = table.read("stage", "whole", 0 if "zero_optimization" in self.top.fields else None)
             if stage is not None and stage > 3:
                 table.wrong("stage", "must be 0, 1, 2 or 3")
         if stage is None:
             return
-        if self.other("parallel.data_parallel") or self.other("parallel.tensor_parallel") == "batch":
+        if self.others.get("parallel.data_parallel") or self.others.get("parallel.tensor_parallel") == "batch":
             self.set("parallel.zero", stage, key)
         elif stage:
             self.note(f"{key} = {stage} has no effect: nothing is cut without --data-parallel")
 
-    def batch(self, world: World) -> list[Problem]:
+    def batch(self, world: World) -> None:
         """Sets both sizes by DeepSpeed's rule, train_batch_size = train_micro_batch_size_per_gpu ×
-        gradient_accumulation_steps × world size: of what is missing, it works out the rest. Returns what is wrong."""
-        sizes = {key: self._size(key, option) for key, option in _SIZES.items()}
-        train, micro, steps = self.top.whole(TRAIN, None, least=1), sizes[MICRO], sizes[STEPS]
-        problems: list[Problem] = []
+        gradient_accumulation_steps × world size: of what is missing, it works out the rest."""
+        micro, steps = (self._size(key, option) for key, option in _SIZES.items())
+        train = self.top.read(TRAIN, "whole", least=1)
+        is_readable = {TRAIN, MICRO, STEPS}.isdisjoint(problem.name for problem in self.top.problems)
         if world.compiled is not None:
             if micro is not None and micro.value != world.compiled and not micro.by:
-                what = f"the PEF was compiled for batches of {world.compiled} samples"
-                problems.append(Problem(MICRO, what, given=micro.value))
+                self.top.wrong(MICRO, f"the PEF was compiled for batches of {world.compiled} samples")
             micro = micro or _Size(world.compiled, " (of the PEF)")
-        if {problem.name for problem in self.top.problems} & {TRAIN, MICRO, STEPS}:
-            return problems  # of a size that cannot be read, nothing follows
+        if not is_readable:
+            return  # of a size that cannot be read, nothing follows
         if train is None and micro is None:
-            other = self.other("training.batch_size")
+            other = self.others.get("training.batch_size")
             if type(other) is not int:
                 if auto := [key for key in (MICRO, TRAIN) if self.top.says_auto(key)]:
-                    return [Problem(auto[0], "needs a value from elsewhere", "--batch-size 8", AUTO)]
-                what = f"is missing, and so is {MICRO}: DeepSpeed needs one of them"
-                return [Problem(TRAIN, what, f'"{MICRO}": 8, or --batch-size 8')]
+                    self.top.wrong(auto[0], "needs a value from elsewhere", "--batch-size 8")
+                else:
+                    what = f"is missing, and so is {MICRO}: DeepSpeed needs one of them"
+                    self.top.wrong(TRAIN, what, f'"{MICRO}": 8, or --batch-size 8')
+                return
             micro = _Size(other)
         if not {TRAIN, MICRO, STEPS} & self.top.fields.keys():
-            return problems
+            return
         if train is not None:
-            micro, steps, problem = _worked_out(train, micro, steps, world)
-            problems += [] if problem is None else [problem]
+            micro, steps = self._worked_out(train, micro, steps, world)
         for key, size in ((MICRO, micro), (STEPS, steps or _Size(1))):
             name = f"training.{_SIZES[key]}"
             if size is not None and name not in self.typed:
                 self.set(name, size.value, key if key in self.top.fields else TRAIN)
-        return problems
 
     def _size(self, key: str, option: str) -> _Size | None:
-        in_file, other = self.top.whole(key, None, least=1), self.other(f"training.{option}")
+        in_file, other = self.top.read(key, "whole", least=1), self.others.get(f"training.{option}")
         typed = self.typed.get(f"training.{option}")
         if typed is not None and type(typed.value) is int:
             also = f"; the file has {in_file}" if in_file not in (None, typed.value) else ""
@@ -332,23 +314,22 @@ class _Reading:
             return _Size(in_file)
         return _Size(other, " (auto)") if self.top.says_auto(key) and type(other) is int else None
 
-
-def _worked_out(
-    train: int, micro: _Size | None, steps: _Size | None, world: World
-) -> tuple[_Size | None, _Size | None, Problem | None]:
-    """Both sizes, and what is wrong if they do not divide `train`."""
-    steps = steps or (None if micro else _Size(1))
-    known = (micro.value if micro else 1) * (steps.value if steps else 1)
-    rest, left = divmod(train, known * world.size)
-    if not left and rest and (micro is None or steps is None or rest == 1):
-        return micro or _Size(rest), steps or _Size(rest), None
-    parts = [f"{key} {size.value}{size.by}" for key, size in ((MICRO, micro), (STEPS, steps)) if size is not None]
-    parts.append(f"world size {world.size} ({world.by})")
-    relation = "is not" if micro and steps else "is no multiple of"
-    what = f"{relation} {' × '.join(parts)} = {known * world.size}"
-    fits = train // known if train % known == 0 and micro is not None else None
-    remedy = f'"{TRAIN}": {known * world.size}' + (f"; or {world.remedy} {fits}" if fits else "")
-    return micro, steps, Problem(TRAIN, what, remedy, train)
+    def _worked_out(
+        self, train: int, micro: _Size | None, steps: _Size | None, world: World
+    ) -> tuple[_Size | None, _Size | None]:
+        """Both sizes, which must divide `train`."""
+        steps = steps or (None if micro else _Size(1))
+        known = (micro.value if micro else 1) * (steps.value if steps else 1)
+        rest, left = divmod(train, known * world.size)
+        if not left and rest and (micro is None or steps is None or rest == 1):
+            return micro or _Size(rest), steps or _Size(rest)
+        parts = [f"{key} {size.value}{size.by}" for key, size in ((MICRO, micro), (STEPS, steps)) if size is not None]
+        parts.append(f"world size {world.size} ({world.by})")
+        relation = "is not" if micro and steps else "is no multiple of"
+        fits = train // known if train % known == 0 and micro is not None else None
+        remedy = f'"{TRAIN}": {known * world.size}' + (f"; or {world.remedy} {fits}" if fits else "")
+        self.top.wrong(TRAIN, f"{relation} {' × '.join(parts)} = {known * world.size}", remedy)
+        return micro, steps
 
 
 def _whole(options: type[ScheduleOptions | LossScaleOptions], fields: Mapping[str, object]) -> dict[str, object]:

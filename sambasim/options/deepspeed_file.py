@@ -16,31 +16,38 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from sambasim.errors import LARGEST_COUNT, OptionError, is_too_deep, shortened
 from sambasim.files import once
 from sambasim.options.given import as_table, config_text
-from sambasim.options.problem import Problem, refusal, show, suggested
+from sambasim.options.problem import Problem, show, suggested
 
 AUTO = "auto"  # the value of a field that another config or a flag fills in, as in Hugging Face's Trainer
 
-Kind: TypeAlias = Literal["number", "whole", "switch", "rate", "share", "warmup", "curve", "total"]
-"""How a value is given: of a schedule, `rate` is the highest learning rate, `share` a rate that is a factor of it here,
-`warmup` its steps, `curve` its form, `total` the steps of the run."""
+Type: TypeAlias = Literal["number", "positive", "whole", "switch"]
+_NUMBER = ("a number", (int, float))
+_TYPES: Mapping[Type, tuple[str, Sequence[type]]] = {
+    "number": _NUMBER, "positive": _NUMBER, "whole": ("a whole number", (int,)), "switch": ("true or false", (bool,)),
+}  # fmt: skip
+
+Kind: TypeAlias = Type | Literal["power", "rate", "share", "warmup", "curve", "total"]
+"""How a value is given: `power` is the exponent of 2; of a schedule, `rate` is the highest learning rate, `share` a
+rate that is a factor of it here, `warmup` its steps, `curve` its form, `total` the steps of the run."""
 
 
 class Row(NamedTuple):
-    """A field `key` of a table, and the option of the same meaning. `default` is DeepSpeed's; None: there is none."""
+    """A field `key` of a table, and the option of the same meaning: `deepspeed.py` reads it, and `commands/plan.py`
+    writes it. `default` is DeepSpeed's; None: there is none."""
 
     key: str
     option: str
     kind: Kind
     default: Any = None
     least: int = 0
-    above: float | None = None
 
 
 LOSS_SCALE = (
+    Row("initial_scale_power", "start", "power", 16),
     Row("loss_scale_window", "window", "whole", 1000, least=1),
     Row("hysteresis", "hysteresis", "whole", 2, least=1),
     Row("consecutive_hysteresis", "consecutive", "switch", False),
-    Row("min_loss_scale", "minimum", "number", 1.0, above=0),
+    Row("min_loss_scale", "minimum", "positive", 1.0),
 )
 """Of `fp16`, where the loss scale is not fixed."""
 
@@ -51,7 +58,7 @@ _SET_OPTIONS: Mapping[str, tuple[str, ...]] = {
     ),
     "optimizer": ("type", "params"),
     "scheduler": ("type", "params"),
-    "fp16": ("enabled", "loss_scale", "initial_scale_power", *(row.key for row in LOSS_SCALE)),
+    "fp16": ("enabled", "loss_scale", *(row.key for row in LOSS_SCALE)),
     "bf16": ("enabled",),
     "zero_optimization": ("stage",),
 }  # fmt: skip
@@ -127,29 +134,9 @@ _COMMENT = re.compile(r'"(?:\\.|[^"\\\n])*"|/\*.*?(?:\*/|\Z)|//[^\n]*|#[^\n]*', 
 _LAST_COMMA = re.compile(r'"(?:\\.|[^"\\\n])*"|,(?=\s*[}\]])')
 
 
-@dataclass(frozen=True, slots=True)
-class DeepSpeedFile:
-    """A DeepSpeed config, read from `path`. `notes`: what it has that changes nothing here, or is not known; `refused`:
-    what cannot be done here."""
-
-    path: Path
-    config: Mapping[str, object]
-    notes: tuple[str, ...]
-    refused: tuple[Problem, ...]
-
-    def origin(self, key: str) -> str:
-        """How errors name a value of this file."""
-        return f"{self.path.name}: {key}"
-
-    def error(self, problems: Sequence[Problem]) -> OptionError:
-        """One error for all problems."""
-        error = refusal(problems, where=str(self.path))
-        error.remedy = error.remedy if len(problems) == 1 else "correct each of them"
-        return error
-
-
-def read_deepspeed(path: Path) -> DeepSpeedFile:
-    """Raises OptionError if the file cannot be read or is not JSON."""
+def read_deepspeed(path: Path) -> tuple["Table", list[str]]:
+    """The whole file; its problems are what cannot be done here. And notes on what it has that changes nothing here, or
+    is not known. Raises OptionError if the file cannot be read or is not JSON."""
     config = _parsed(path)
     silent: dict[str, list[str]] = {}
     noted, unknown, refused = list[str](), list[str](), list[Problem]()
@@ -171,7 +158,7 @@ def read_deepspeed(path: Path) -> DeepSpeedFile:
                 unknown.append(f"{shortened(name)} is not known, and changes nothing{f'; {guess}' if guess else ''}")
     parts = "; ".join(f"{table}{', '.join(keys)}" for table, keys in silent.items())
     all_notes = [*([f"these change nothing here: {parts}"] if silent else []), *noted, *unknown]
-    return DeepSpeedFile(path, config, tuple(f"{path.name}: {note}" for note in all_notes), tuple(refused))
+    return Table("", config, refused), [f"{path.name}: {note}" for note in all_notes]
 
 
 def _is_on(value: object) -> bool:
@@ -298,45 +285,25 @@ class Table:
     def says_auto(self, key: str) -> bool:
         return self.fields.get(key) == AUTO
 
-    def number(self, key: str, default: float | None, *, above: float | None = None) -> float | None:
-        """The number at `key`, at least 0, or above `above`; `default` if it is not given; None if it is `auto`.
-        Without a default it must be given."""
-        if default is None and key not in self.fields:
+    def read(self, key: str, kind: Type, default: Any = None, *, least: int = 0, most: int = LARGEST_COUNT) -> Any:
+        """A number of at least 0, one above 0, a whole number in bounds, or a switch: `default` if it is not given, or
+        wrong; None if it is `auto`. Other numbers than whole ones must be given, or have a default."""
+        value: Any = self.fields.get(key, default)
+        words, types = _TYPES[kind]
+        of_float = float in types
+        if of_float and default is None and key not in self.fields:
             self.wrong(key, "is missing", f'"{key}": 1e-3')
-        value = self.fields.get(key, default)
-        if value is None or value == AUTO:
+        if value == AUTO or (value is None and kind != "switch"):
             return None
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            self.wrong(key, "must be a number, or auto")
-        elif above is not None and value <= above:
-            self.wrong(key, f"must be above {above:g}")
-        elif not 0 <= value <= sys.float_info.max:
-            self.wrong(key, "must be at least 0" if value < 0 else "must be a finite number")
+        if type(value) not in types:
+            is_quoted = kind == "whole" and isinstance(value, str) and value.isdigit()
+            self.wrong(key, f"must be {words}, or auto", f'"{key}": {value}, without quotes' if is_quoted else None)
+        elif kind == "positive" and value <= 0:
+            self.wrong(key, "must be above 0")
+        elif value < least:
+            self.wrong(key, f"must be at least {least}")
+        elif not value <= (sys.float_info.max if of_float else most):
+            self.wrong(key, "must be a finite number" if of_float else f"must be at most {most:,}")
         else:
-            return float(value)
-        return default
-
-    def whole(self, key: str, default: int | None, *, least: int = 0) -> int | None:
-        """As `number`, for a whole number of at least `least`; it need not be given."""
-        value = self.fields.get(key, default)
-        if value is None or value == AUTO:
-            return None
-        if type(value) is not int:
-            is_quoted = isinstance(value, str) and value.isdigit()
-            remedy = f'"{key}": {value}, without quotes' if is_quoted else None
-            self.wrong(key, "must be a whole number, or auto", remedy)
-        elif not least <= value <= LARGEST_COUNT:
-            self.wrong(key, f"must be at least {least}" if value < least else f"must be at most {LARGEST_COUNT:,}")
-        else:
-            return value
-        return default
-
-    def switch(self, key: str, default: bool = False) -> bool | None:
-        """True or false; None if it is `auto`."""
-        value = self.fields.get(key, default)
-        if value == AUTO:
-            return None
-        if isinstance(value, bool):
-            return value
-        self.wrong(key, "must be true or false, or auto")
+            return float(value) if of_float else value
         return default

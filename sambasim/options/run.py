@@ -9,8 +9,7 @@ from pydantic import Field, JsonValue
 from sambasim.errors import OptionError, PefError
 from sambasim.optimizers import OPTIMIZERS
 from sambasim.options.base import Options, build, dotted_names
-from sambasim.options.deepspeed import Mapped, World, deepspeed_overrides
-from sambasim.options.deepspeed_file import read_deepspeed
+from sambasim.options.deepspeed import Mapped, World, deepspeed_options
 from sambasim.options.fields import (
     DEFAULT_EVERY,
     DEFAULT_KEEP,
@@ -20,7 +19,7 @@ from sambasim.options.fields import (
     CheckpointFields,
     RunFields,
 )
-from sambasim.options.given import as_table, assign, given_flags, leaves
+from sambasim.options.given import as_table, assign, given_flags, leaf_paths, leaves
 from sambasim.options.grammar import Cadence, JsonTable, absolute_names, parse_cadence
 from sambasim.options.problem import Given, Problem, broken, one_of, refusal, show
 from sambasim.options.training import OptimizerOptions, Sections, unreplaced
@@ -148,16 +147,17 @@ class ResolvedRun(Sections):
 def with_deepspeed(
     options: RunOptions, training_defaults: Mapping[str, object], compiled: Mapping[str, object], replicas: int
 ) -> tuple[RunOptions, Mapped]:
-    """`options` with what their DeepSpeed config, if there is one, changes of a PEF. `compiled`: its compile options.
-    Raises OptionError, which lists all that is compiled otherwise."""
+    """`options` with what their DeepSpeed config, if there is one, changes of a PEF, below what was typed. `compiled`:
+    its compile options. Raises OptionError, which lists all that is compiled otherwise."""
     if options.deepspeed is None:
         return options, Mapped([], [])
-    file, stored = read_deepspeed(options.deepspeed), {**training_defaults, "compile": compiled, "parallel": compiled}
+    stored = {**training_defaults, "compile": compiled, "parallel": compiled}
     starts = "mpirun -np" if options.emulate_replicas is None else "--emulate-replicas"
     batch_size = as_table(training_defaults.get("training")).get("batch_size")
     world = World(replicas, counted(replicas, "replica"), starts, batch_size if isinstance(batch_size, int) else None)
-    overrides, mapped = deepspeed_overrides(file, stored, options.overrides, world)
-    return options.model_copy(update={"overrides": overrides}), mapped
+    typed = [Given(path, value, "a flag, or --set") for path, value in leaf_paths(options.overrides)]
+    mapped = deepspeed_options(options.deepspeed, assign(stored, typed), typed, world, stored)
+    return options.model_copy(update={"overrides": assign({}, [*mapped.given, *typed])}), mapped
 
 
 def resolve_run(
