@@ -23,7 +23,7 @@ from sambasim.errors import ModelError, OptionError, say
 from sambasim.ir.program import Program
 from sambasim.options.compile import options_in_python
 from sambasim.options.python_words import in_python
-from sambasim.pef import Checked, PefDocument, locate, map_weights, peek, read
+from sambasim.pef import Checked, PefDocument, digest_of, locate, map_weights, read
 from sambasim.report.inspect import contents, inspection, summary_table
 from sambasim.report.summaries import next_command
 from sambasim.report.tables import Row, Shown, Tables
@@ -39,7 +39,7 @@ class Pef(Shown):
 
     def __init__(self, path: Path, notices: tuple[str, ...] = ()) -> None:
         self.path, self.notices = path.absolute(), notices
-        self.digest: str = peek(path).digest
+        self.digest: str = digest_of(path)
         """SHA-256 of the PEF, in hexadecimal."""
 
     @cached_property
@@ -49,14 +49,14 @@ class Pef(Shown):
 
     def check(self) -> None:
         """Raises OptionError if the file holds another PEF by now."""
-        if (now := peek(self.path).digest) != self.digest:
+        if (now := digest_of(self.path)) != self.digest:
             what = f"{self.path} was compiled again: it has the digest {now[:12]}, and was {self.digest[:12]}"
             raise OptionError(what, remedy="give each PEF a name of its own: sambasim.compile(…, name=…)")
 
     @property
     def checked(self) -> Checked | None:
         """How it was compared with its model in eager PyTorch; None if it was not."""
-        return self.document.checked
+        return self.document.first.checked
 
     @property
     def program(self) -> Program:

@@ -102,7 +102,7 @@ def verify_command(pef: str, output_folder: Path, against: str | None, check: in
     say(f"{path} is valid: it follows the rules of the PEF format, and every byte is as it was written")
     say(f"  digest          {document.digest}")
     say(f"  weights sha256  {document.weights_sha256}")
-    say(f"  checked         {'no' if document.checked is None else document.checked}")
+    say(f"  checked         {document.first.checked or 'no'}")
     if against is None:
         return
     with shared.kept_imports():

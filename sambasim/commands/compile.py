@@ -34,7 +34,7 @@ from sambasim.options.compile import BUILD_FIELDS, CompileOptions
 from sambasim.options.given import as_table
 from sambasim.options.grammar import SYNTHETIC, TARGET
 from sambasim.options.training import ModelOptions, Sections
-from sambasim.pef import PefDocument, peek, read, seal
+from sambasim.pef import PefDocument, read, seal
 from sambasim.pef.document import Compiled
 from sambasim.pef.files import compile_several, record_compiled, writing
 from sambasim.runtime.run.replica import input_specs
@@ -230,12 +230,12 @@ def _hidden(path: Path) -> Iterator[Path]:
 def _model_of(path: Path) -> tuple[str, str] | None:
     """From what the PEF at `path` was compiled, if known, and the class of the model; None without a PEF."""
     try:
-        header = peek(path)
+        document = read(path)
     except (SambasimError, OSError):
         return None
-    model = header.compile_options.get("model")
+    model = document.compile_options.get("model")
     target = model.get("target") if isinstance(model, dict) else None
-    return str(target or ""), str(header.metadata.get("model_repr", "")).partition("(")[0]
+    return str(target or ""), document.metadata.get("model_repr", "").partition("(")[0]
 
 
 def _replaced(before: tuple[str, str] | None, path: Path) -> Iterator[str]:
@@ -263,7 +263,7 @@ def verify_against(path: Path, target: str, steps: int | None = None, on_phase: 
     document = read(path)
     options = _options_of(document, target)
     specs = tuple(input_specs(document.program))
-    if document.further:
+    if document.has_several:
         remedy = "compile it again, which compares each"
         raise OptionError(f"{path.name} has several graphs: {', '.join(document.graphs)}", remedy=remedy)
     if "step_sha256" in document.metadata:  # which only apps write

@@ -180,7 +180,7 @@ def _of_pef(question: Question) -> _Subject:
     document = read(locate(question.subject, question.output_folder))
     program, compiled = document.program, document.compile_options
     graphs = [program]
-    if document.further:
+    if document.has_several:
         named = ((name, graph.program) for name, graph in document.graphs.items())
         graphs = [replace(graph, name=f"{program.name}, graph {name}") for name, graph in named]
     programs = [(size, graph) for graph in graphs for size in question.batch_sizes or (graph.batch_size,)]

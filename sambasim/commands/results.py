@@ -13,7 +13,7 @@ from sambasim.files import check_output_files, check_output_folder, in_memory
 from sambasim.options.grammar import step_range
 from sambasim.options.problem import Refused, show
 from sambasim.pef import check as check_pef
-from sambasim.pef import locate, map_weights, peek
+from sambasim.pef import locate, map_weights, read
 from sambasim.records.digests import is_recording, read_recording
 from sambasim.records.metrics import read_run
 from sambasim.report.compare import compare_metrics
@@ -65,8 +65,8 @@ def predicted_texts(
         what = f"{run} is a run of a PEF, and {subject} is a model"
         raise OptionError(what, remedy=f"sambasim compile {subject}, and name its PEF")
     _check_outputs(subject, page, tables, pef, run)
-    header = None if pef is None else peek(pef)
-    digest, checked = (None, None) if header is None else (header.digest, header.checked)
+    document = None if pef is None else read(pef)
+    digest, checked = (None, None) if document is None else (document.digest, document.first.checked)
     records = None if run is None else (read_run(run), run.name)
     summary = records and records[0].summary
     if digest and summary and summary.pef_digest != digest:

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 from sambasim.errors import LaunchError, OptionError, one_line
 from sambasim.files import check_output_file, check_output_folder
 from sambasim.hardware.placement import inventory_of, place_replicas
-from sambasim.ir.mesh import DATA_PARALLEL, PIPELINE, Mesh
+from sambasim.ir.mesh import DATA_PARALLEL, PIPELINE, Mesh, mesh_of, replica_mesh
+from sambasim.ir.program import Program
 from sambasim.options.given import leaves
 from sambasim.options.run import RunOptions, resolve_run
-from sambasim.pef import PefHeader, locate, peek
+from sambasim.pef import locate, read
 from sambasim.records.metrics import CheckpointRecord, EvaluationRecord, StepRecord, SummaryRecord
 from sambasim.runtime.machine import launcher
 from sambasim.runtime.machine.agreement import check_equal, check_job
@@ -35,26 +36,27 @@ def checked_pef(
     replica. All ranks raise the same error, except that a rank raises an error about its own files alone."""
     check_job(communicator, options.threads, _flags_of(options))
     path, ranks = locate(options.pef, output_folder), communicator.world_size
-    header = peek(path)
-    if header.further and not header.data_source.get("buckets"):
-        what = f"the PEF {header.name} has several graphs, and sambasim run takes one"
+    document = read(path)
+    program = document.program
+    if document.has_several and not document.data_source.get("buckets"):
+        what = f"the PEF {program.name} has several graphs, and sambasim run takes one"
         raise OptionError(what, remedy=f"run the app that it was compiled from: sambasim app APP.py run --pef {path}")
-    check_equal(communicator, {"PEF": header.digest[:12], **_files_of(options)})
+    check_equal(communicator, {"PEF": document.digest[:12], **_files_of(options)})
     whole = options.one_process_per_replica
     if not options.inference:
         launcher.check_emulation(ranks, options.emulate_replicas or 1, command=command)
-        in_slices = header.zero >= 2 and not options.reduce_on_rdu and max(ranks, options.emulate_replicas or 1) > 1
-        _check_features(options, header, in_slices)
-        _check_ranks(options, header, ranks, command)
-    elif options.data_parallel and not header.training:
-        launcher.check_world_size(ranks, header.world_size, command=command, data_parallel=True)
-    inventory = inventory_of(header.compile_options, cluster=options.cluster)
+        in_slices = program.zero >= 2 and not options.reduce_on_rdu and max(ranks, options.emulate_replicas or 1) > 1
+        _check_features(options, program, in_slices, several=document.has_several)
+        _check_ranks(options, program, ranks, command)
+    elif options.data_parallel and not program.training:
+        launcher.check_world_size(ranks, program.world_size, command=command, data_parallel=True)
+    inventory = inventory_of(document.compile_options, cluster=options.cluster)
     nodes = communicator.node_of[: ranks - (options.parameter_servers or 0)]
-    own = launcher.ranks_of_process(ranks, header.ranks_of_replica, options.emulate_replicas, whole=whole)
+    own = launcher.ranks_of_process(ranks, program.ranks_of_replica, options.emulate_replicas, whole=whole)
     or_else = "name a cluster with more RDUs a node: --cluster FILE.toml"
     place_replicas(inventory, nodes, own, command=shlex.join(command), or_else=or_else)
     if options.deepspeed is None:  # before torch is imported, which takes seconds
-        resolve_run(options, header.training_defaults, header.data_source)
+        resolve_run(options, document.training_defaults, document.data_source)
     outputs = (
         (check_output_file, "--metrics FILE", "the metrics file", options.metrics),
         (check_output_file, "--trace FILE", "the trace", options.trace),
@@ -68,7 +70,7 @@ def checked_pef(
     for check, flag, what, output in outputs:
         if output is not None and (check is check_output_folder or communicator.rank == 0):  # rank 0 writes the files
             check(output, what, f"another place: {flag}")
-    return path, Mesh({}) if options.inference or whole else header.mesh(ranks)
+    return path, Mesh({}) if options.inference or own > 1 else mesh_of(program.mesh, ranks)
 
 
 _OF_RANKS = {
@@ -98,11 +100,12 @@ def _files_of(options: RunOptions) -> dict[str, str]:
     return {flag: identity_of_file(path) for flag, path in files.items()}
 
 
-def _check_features(options: RunOptions, header: PefHeader, in_slices: bool) -> None:
-    """Raises OptionError if sync, engine or observers lack what the PEF needs. `in_slices`: replicas keep slices."""
-    name, ranks, replica = header.name, header.ranks_of_replica, header.replica
+def _check_features(options: RunOptions, program: Program, in_slices: bool, *, several: bool) -> None:
+    """Raises OptionError if sync, engine or observers lack what the PEF needs. `in_slices`: replicas keep slices;
+    `several`: it has several graphs."""
+    name, ranks, replica = program.name, program.ranks_of_replica, replica_mesh(program.mesh)
     if options.host_sync in ("gloo", "parameter-server") and (ranks > 1 or in_slices):
-        what = f"keeps gradients whole, and the replicas of the PEF {name} keep slices (--zero {header.zero})"
+        what = f"keeps gradients whole, and the replicas of the PEF {name} keep slices (--zero {program.zero})"
         if ranks > 1:
             what = f"syncs replicas of one rank, and a replica of the PEF {name} has {ranks} ({replica})"
         servers = "" if options.parameter_servers is None else " and --parameter-servers"
@@ -110,50 +113,50 @@ def _check_features(options: RunOptions, header: PefHeader, in_slices: bool) -> 
         raise OptionError(f"--host-sync {options.host_sync} {what}", remedy=remedy)
     within_replica = ranks > replica.size(DATA_PARALLEL)
     if options.engine != "plain" and (within_replica or in_slices):
-        why = f"between the {ranks} ranks of a replica" if within_replica else f"with --zero {header.zero}"
+        why = f"between the {ranks} ranks of a replica" if within_replica else f"with --zero {program.zero}"
         what = f"cannot compile a pass that communicates, and that of the PEF {name} does, {why}"
         raise OptionError(f"--engine {options.engine} {what}", remedy="run it with --engine plain")
     given = {"--record-digests": options.record_digests is not None, "--debug-numerics": options.debug_numerics}
     flag = next((flag for flag, is_given in given.items() if is_given), None)
-    if flag is not None and header.further:
+    if flag is not None and several:
         raise OptionError(f"{flag} watches one graph, and the PEF {name} has several", remedy=f"leave out {flag}")
     if flag is not None and replica.size(PIPELINE) > 1:
         what = f"{flag} cannot watch a pipeline yet, and the PEF {name} is one ({replica})"
         remedy = f"leave out {flag}, or compile without --pipeline-stages and use --grad-accumulation-steps"
         raise OptionError(what, remedy=remedy)
     if flag is not None and in_slices:
-        what = f"{flag} needs whole gradients, and the replicas of the PEF {name} keep slices (--zero {header.zero})"
+        what = f"{flag} needs whole gradients, and the replicas of the PEF {name} keep slices (--zero {program.zero})"
         raise OptionError(what, remedy=f"add --reduce-on-rdu, which keeps them whole, or leave out {flag}")
 
 
-def _check_ranks(options: RunOptions, header: PefHeader, ranks: int, command: Sequence[str]) -> None:
+def _check_ranks(options: RunOptions, program: Program, ranks: int, command: Sequence[str]) -> None:
     """Raises OptionError or LaunchError unless ranks make whole replicas, as many as the PEF needs, that can sync."""
-    servers, minimum, whole = options.parameter_servers or 0, header.world_size, options.one_process_per_replica
-    chips, remaining = header.replica.size(DATA_PARALLEL), ranks - servers
+    servers, minimum, whole = options.parameter_servers or 0, program.world_size, options.one_process_per_replica
+    chips, remaining, replica = program.chips, ranks - servers, replica_mesh(program.mesh)
     if whole and chips > 1 and ranks > 1:
-        replicas = max(ranks, minimum) if header.data_parallel else 1
+        replicas = max(ranks, minimum) if program.chooses_replicas else 1
         left = [word for word in command if word.replace("_", "-") != launcher.WHOLE_REPLICAS]
-        splits = f"a replica of the PEF {header.name} splits its batch over {chips} chips ({header.replica})"
+        splits = f"a replica of the PEF {program.name} splits its batch over {chips} chips ({replica})"
         what = f"{launcher.WHOLE_REPLICAS} allows only stages and cut weights, and {splits}"
-        raise OptionError(what, remedy=f"mpirun -np {replicas * header.ranks_of_replica} {shlex.join(left)}")
+        raise OptionError(what, remedy=f"mpirun -np {replicas * program.ranks_of_replica} {shlex.join(left)}")
     if servers and remaining < minimum:
         started = "1 rank was started" if ranks == 1 else f"{ranks} ranks were started"
         left_over = f"leaves {max(remaining, 0) or 'none'} for replicas"
         needs = f"of which this PEF needs at least {minimum} (-ws {minimum})"
         what = f"{started}, and --parameter-servers {servers} {left_over}, {needs}"
         raise LaunchError(what, remedy=f"mpirun -np {minimum + servers} {shlex.join(command)}")
-    replicas = launcher.replicas_of(remaining, header.replica, minimum, command=command, whole=whole)
+    replicas = launcher.replicas_of(remaining, replica, minimum, command=command, whole=whole)
     launcher.check_world_size(
         options.emulate_replicas or replicas,
         minimum,
-        replica=None if whole else header.replica,
+        replica=None if whole else replica,
         processes=remaining,
         command=command,
-        data_parallel=header.data_parallel,
+        data_parallel=program.chooses_replicas,
         emulated=options.emulate_replicas is not None,
     )
-    if options.data_parallel and not header.data_parallel and chips == 1:
-        what = f"--data-parallel needs REDUCE and GATHER sections, and the PEF {header.name} has none"
+    if options.data_parallel and not program.chooses_replicas and chips == 1:
+        what = f"--data-parallel needs REDUCE and GATHER sections, and the PEF {program.name} has none"
         raise OptionError(what, remedy="compile it with --data-parallel, or run it without")
 
 

@@ -45,9 +45,9 @@ from sambasim.ir.types import SymbolKind
 from sambasim.options.arguments import arguments_of
 from sambasim.options.compile import BUILD_FIELDS, CompileOptions
 from sambasim.options.grammar import TARGET
-from sambasim.pef import PefDocument, write
+from sambasim.pef import write
 from sambasim.pef.digests import SOURCES, digests_of_model, record
-from sambasim.pef.document import Compiled
+from sambasim.pef.document import Compiled, document_of
 from sambasim.pef.files import record_compiled
 from sambasim.units import first_of, format_bytes
 
@@ -197,7 +197,7 @@ def assemble(
     how = {"model": options.model.model_dump(mode="json"), **how}
     arguments = arguments_of(program.names_of(SymbolKind.ARGUMENT), options.arguments)
     defaults = options.model_copy(update={"arguments": arguments}).training_defaults()
-    document = PefDocument(program, options.data_source(), how, defaults, facts)
+    document = document_of(program, facts, options.data_source(), how, defaults)
     first = {average: built.weights[name] for name, average in program.buffer_averages.items()}
     first = {name: tensor.to(getattr(torch, program.symbols[name].type.dtype)) for name, tensor in first.items()}
     written = write(path or options.pef_path, document, {**built.weights, **first})

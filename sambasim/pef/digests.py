@@ -18,7 +18,7 @@ from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.program import EMA_PREFIX, Program
 from sambasim.ir.types import SymbolKind
 from sambasim.pef.archive import bytes_of
-from sambasim.pef.document import PefDocument, left_out, manifest_of, serializer
+from sambasim.pef.document import PefDocument, serializer
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,25 +40,20 @@ def part_digests(document: PefDocument) -> dict[str, str]:
     """The SHA-256 of each of `PARTS`, to find in which parts two PEFs differ. `compile_options` covers the smallest
     world size, `training_defaults` the defaults of the optimizers' arguments. `document` has been read or written, so
     that it knows the digest of its weights."""
-    fields = serializer().to_python(manifest_of(document), mode="json", exclude=left_out(document))
-    program = fields["program"]
-    of_optimizers = (EMA_PREFIX, *(f"{optimizer['name']}__" for optimizer in program["optimizers"]))
-    numbers = {
-        argument["name"]: argument.pop("default")
-        for argument in program["runtime_arguments"]
-        if argument["name"].startswith(of_optimizers)
-    }
-    updates = (optimizer["update"] for optimizer in program["optimizers"])
-    graphs = filter(None, (program["training"], program["evaluation"], program["single"], *updates))
-    parts = {
-        "source": [[node.pop("source") for node in graph["nodes"]] for graph in graphs],
-        "weights": fields["weights_sha256"],
-        "data_source": fields["data_source"],
-        "compile_options": [[axis.pop("size") for axis in program["mesh"]], fields["compile_options"]],
-        "training_defaults": [numbers, fields["training_defaults"]],
-        "metadata": fields["metadata"],
-        "graph": [program, fields["further"]] if document.further else program,  # what is left of it
-    }
+    fields = serializer().to_python(document, mode="json")
+    parts: dict[str, list[object]] = {name: [fields.get(name)] for name in PARTS}
+    parts["weights"].append(fields["weights_sha256"])
+    for name, graph in fields["graphs"].items():
+        program = graph["program"]
+        of_optimizers = (EMA_PREFIX, *(f"{optimizer['name']}__" for optimizer in program["optimizers"]))
+        numbers = [one for one in program["runtime_arguments"] if one["name"].startswith(of_optimizers)]
+        updates = (optimizer["update"] for optimizer in program["optimizers"])
+        graphs = filter(None, (program["training"], program["evaluation"], program["single"], *updates))
+        parts["source"] += [node.pop("source") for one in graphs for node in one["nodes"]]
+        parts["compile_options"] += [axis.pop("size") for axis in program["mesh"]]
+        parts["training_defaults"] += [[one["name"], one.pop("default")] for one in numbers]
+        parts["metadata"].append(graph["metadata"])
+        parts["graph"] += [name, program, graph["own"]]  # what is left of it
     return {name: _sha256(json.dumps(parts[name], sort_keys=True)) for name in PARTS}
 
 

@@ -3,28 +3,25 @@ boolean, an integer and a float; NaN and infinities are written as Python's `jso
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, replace
 from functools import cache
-from math import prod
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AliasPath, BaseModel, ConfigDict, Field, JsonValue, TypeAdapter
+from annotated_types import Len
+from pydantic import ConfigDict, Field, JsonValue, TypeAdapter, WrapSerializer
 from pydantic_core import SchemaSerializer, SchemaValidator
 
 from sambasim import __version__
 from sambasim.errors import InternalError
-from sambasim.ir.mesh import DATA_PARALLEL, Axis, Mesh, least_replicas, replica_mesh
 from sambasim.ir.program import Program
 from sambasim.ir.types import Count, Symbol
 from sambasim.pef.archive import WEIGHTS
 from sambasim.units import counted
 
 FORMAT: Final = "sambasim-pef"
-VERSION: Final = "3"
+VERSION: Final = "4"
 WRITER = f"sambasim {__version__}"
-FIRST_GRAPH = "first_graph"
-"""The metadata with the name of the first graph of a PEF of several."""
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
@@ -75,166 +72,110 @@ class Compiled:
     checked: Checked | None = None
 
 
+def _canonical(table: Mapping[str, object]) -> Any:
+    """With its keys sorted: same content, same bytes. Raises TypeError or ValueError for what is not JSON."""
+    return json.loads(json.dumps(dict(table), sort_keys=True, allow_nan=False, ensure_ascii=False))
+
+
+_SORTED = WrapSerializer(lambda table, serialized: serialized(_canonical(table)))
+Table = Annotated[Mapping[str, JsonValue], _SORTED]
+
+
 @dataclass(frozen=True, slots=True)
-class FurtherGraph:
-    """A graph of a PEF beside its first: a program of its own. It has the weights of the graphs before it, by symbol,
-    but for those in `own`, which differ."""
+class PefGraph:
+    """A graph of a PEF. It has the weights of the graphs before it, by symbol, but for those in `own`, which differ.
+    `checked`: None if it was not compared with its model."""
 
     program: Program
-    metadata: Mapping[str, str]
+    metadata: Annotated[Mapping[str, str], _SORTED]
     checked: Checked | None = None
     own: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class PefDocument:
-    """The content of a PEF, without the weights. `checked`: None if it was not compared with its model. `digest` is the
-    SHA-256 of `pef.json`, and covers the weights through `weights_sha256`; the writer fills in both. `further`: the
-    graphs beside that of `program`, by name, in a PEF of several."""
+    """The content of a PEF, without the weights: all of `pef.json`. `format`, `version` and `writer` keep their place
+    and meaning in every version to come. `graphs`: by name; one alone has that of its program. `digest` is the SHA-256
+    of `pef.json`, and covers the weights through `weights_sha256`; the writer fills in both."""
 
-    program: Program
-    data_source: Mapping[str, JsonValue] = field(default_factory=dict)
-    compile_options: Mapping[str, JsonValue] = field(default_factory=dict)
-    training_defaults: Mapping[str, JsonValue] = field(default_factory=dict)
-    metadata: Mapping[str, str] = field(default_factory=dict)
-    checked: Checked | None = None
-    digest: str = ""
-    weights_sha256: str = ""
-    further: Mapping[str, FurtherGraph] = field(default_factory=dict)
+    __pydantic_config__ = ConfigDict(extra="forbid", strict=True)  # which holds for the dataclasses inside too
+
+    format: Literal["sambasim-pef"]
+    version: Literal["4"]
+    writer: str
+    weights_sha256: Sha256
+    data_source: Table
+    compile_options: Table
+    training_defaults: Table
+    graphs: Annotated[Mapping[str, PefGraph], Len(1)]
+    digest: Annotated[str, Field(max_length=0, exclude=True)] = ""  # not in `pef.json`
 
     @property
-    def graphs(self) -> "Mapping[str, PefDocument]":
-        """Each graph by its name, as a PEF of one graph."""
-        first = replace(self, further={})
-        documents = {self.metadata.get(FIRST_GRAPH, ""): first}
-        for name, graph in self.further.items():
-            documents[name] = replace(first, program=graph.program, metadata=graph.metadata, checked=graph.checked)
-        return documents
+    def first(self) -> PefGraph:
+        return next(iter(self.graphs.values()))
+
+    @property
+    def program(self) -> Program:
+        """That of the first graph."""
+        return self.first.program
+
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        """That of the first graph."""
+        return self.first.metadata
+
+    @property
+    def has_several(self) -> bool:
+        return len(self.graphs) > 1
+
+    def only(self, name: str | None = None, **changes: Any) -> "PefDocument":
+        """A PEF of one graph alone, by default the first, with `changes` of it."""
+        name = next(iter(self.graphs)) if name is None else name
+        return replace(self, graphs={name: replace(self.graphs[name], **changes)})
 
     def stored_as(self, graph: str) -> Mapping[str, str]:
         """The names in the file of the weights of `graph`, by symbol."""
-        program, own = self.program, tuple[str, ...]()
-        if graph in self.further:
-            program, own = self.further[graph].program, self.further[graph].own
-        names = program.names_of(*WEIGHTS)
+        own, names = self.graphs[graph].own, self.graphs[graph].program.names_of(*WEIGHTS)
         return {name: f"{graph}/{name}" if name in own else name for name in names}
 
     @property
     def stored(self) -> Mapping[str, Symbol]:
         """All weights by their names in the file. Raises InternalError for one of which graphs have another type."""
         found: dict[str, Symbol] = {}
-        for graph, document in self.graphs.items():
+        for graph, of in self.graphs.items():
             for name, key in self.stored_as(graph).items():
-                symbol = replace(document.program.symbols[name], name=key)
+                symbol = replace(of.program.symbols[name], name=key)
                 if found.setdefault(key, symbol).whole != symbol.whole:
                     raise InternalError(f"{key} is {found[key].whole}, and {symbol.whole} in the graph {graph}")
         return found
 
 
-class _Lenient(BaseModel):
-    model_config = ConfigDict(strict=True, frozen=True)
-
-
-def _of_program(name: str) -> Any:
-    return Field(validation_alias=AliasPath("program", name))
-
-
-class PefHeader(_Lenient):
-    """What decides whether a job can start: a part of `pef.json`, of which the rest is not looked at. `zero`: what
-    replicas keep in slices only, see `ir/ranks.py`; `further`: the graphs beside the first, by name."""
-
-    format: Literal["sambasim-pef"]
-    version: Literal["3"]
-    writer: str
-    name: str = _of_program("name")
-    batch_size: Count = _of_program("batch_size")
-    axes: list[Axis] = _of_program("mesh")
-    zero: Count = _of_program("zero")
-    training: _Lenient | None = _of_program("training")
-    data_source: dict[str, JsonValue]
-    compile_options: dict[str, JsonValue]
-    training_defaults: dict[str, JsonValue]
-    metadata: dict[str, JsonValue]
-    checked: Checked | None = None
-    further: dict[str, _Lenient] = {}
-    digest: str = ""
-
-    @property
-    def world_size(self) -> int:
-        """The fewest replicas."""
-        return least_replicas(self.axes)
-
-    @property
-    def replica(self) -> Mesh:
-        """The mesh of one replica."""
-        return replica_mesh(self.axes)
-
-    @property
-    def ranks_of_replica(self) -> int:
-        return self.replica.world_size
-
-    @property
-    def data_parallel(self) -> bool:
-        """Whether a run chooses how many replicas there are."""
-        return any(axis.at_run_time for axis in self.axes)
-
-    def mesh(self, ranks: int) -> Mesh:
-        """The mesh of a job of `ranks` ranks, a multiple of those of a replica."""
-        inner = {axis: size for axis, size in self.replica.sizes.items() if axis != DATA_PARALLEL}
-        outer = ranks // prod(inner.values())
-        return Mesh({DATA_PARALLEL: outer} | inner if self.data_parallel or outer > 1 else inner)
-
-
-@dataclass(frozen=True, slots=True)
-class Manifest:
-    """All of `pef.json`. `format`, `version` and `writer` keep their place and meaning in every version to come."""
-
-    __pydantic_config__ = ConfigDict(extra="forbid", strict=True)  # which holds for the dataclasses inside too
-
-    format: Literal["sambasim-pef"]
-    version: Literal["3"]
-    writer: str
-    program: Program
-    weights_sha256: Sha256
-    data_source: dict[str, JsonValue]
-    compile_options: dict[str, JsonValue]
-    training_defaults: dict[str, JsonValue]
-    metadata: dict[str, str]
-    checked: Checked | None = None
-    further: dict[str, FurtherGraph] = field(default_factory=dict)
-
-
-_SHARED = tuple(field.name for field in fields(PefDocument) if field.name != "digest")
-
-
-def manifest_of(document: PefDocument) -> Manifest:
-    """Its keys are sorted: same content, same bytes. Raises TypeError or ValueError for what is not JSON."""
-    parts: dict[str, Any] = {name: getattr(document, name) for name in _SHARED}
-    for name in ("data_source", "compile_options", "training_defaults", "metadata"):
-        parts[name] = json.loads(json.dumps(dict(parts[name]), sort_keys=True, allow_nan=False, ensure_ascii=False))
-    parts["further"] = dict(document.further)
-    return Manifest(FORMAT, VERSION, WRITER, **parts)
+def document_of(
+    program: Program,
+    metadata: Mapping[str, str],
+    data_source: Mapping[str, JsonValue],
+    compile_options: Mapping[str, JsonValue],
+    training_defaults: Mapping[str, JsonValue],
+) -> PefDocument:
+    """A PEF of one graph, to write."""
+    graphs = {program.name: PefGraph(program, metadata)}
+    return PefDocument(FORMAT, VERSION, WRITER, "", data_source, compile_options, training_defaults, graphs)
 
 
 def manifest_json(document: PefDocument) -> bytes:
-    """The bytes of `pef.json`. Raises TypeError, ValueError or PydanticSerializationError for what JSON cannot say."""
-    return serializer().to_json(manifest_of(document), warnings="error", exclude=left_out(document))
+    """The bytes of `pef.json`. Raises PydanticSerializationError for what JSON cannot say."""
+    return serializer().to_json(document, warnings="error")
 
 
-def left_out(document: PefDocument) -> set[str]:
-    """The keys that `pef.json` does not have."""
-    return set() if document.further else {"further"}
-
-
-def document_of(data: bytes) -> PefDocument:
+def parse(data: bytes) -> PefDocument:
     """The content that `data` spells, without its digest. Raises pydantic.ValidationError for the first fault."""
-    manifest: Manifest = _validator().validate_json(data)
-    return PefDocument(**{name: getattr(manifest, name) for name in _SHARED})
+    document: PefDocument = _validator().validate_json(data)
+    return document
 
 
 @cache
 def _schema() -> Any:
-    return TypeAdapter(Manifest).core_schema
+    return TypeAdapter(PefDocument).core_schema
 
 
 @cache

@@ -8,11 +8,11 @@ import re
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from pydantic_core import PydanticSerializationError
 
@@ -36,17 +36,15 @@ from sambasim.pef.archive import (
     write_archive,
 )
 from sambasim.pef.document import (
-    FIRST_GRAPH,
     FORMAT,
     VERSION,
     WRITER,
     Checked,
     Compiled,
-    FurtherGraph,
     PefDocument,
-    PefHeader,
-    document_of,
+    PefGraph,
     manifest_json,
+    parse,
 )
 from sambasim.units import first_of, format_bytes
 
@@ -57,15 +55,10 @@ _FILE_NAME = re.compile(r"[^/\\\x00-\x1f\x7f-\x9f\u2028\u2029]{1,255}")
 """What the name of a program may be: files are called by it."""
 
 
-_Parsed = TypeVar("_Parsed", PefHeader, PefDocument)
-
-
-def peek(path: Path) -> PefHeader:
-    """What decides whether a job can start; the program is not checked. Raises PefError."""
+def digest_of(path: Path) -> str:
+    """The digest of the PEF at `path`, of which rules 1 to 6 are checked. Raises PefError."""
     with open_pef(path) as archive:
-        header = _parse(PefHeader.model_validate_json, archive, path)
-        _check_names(path, header.name, header.metadata, header.further)
-        return header.model_copy(update={"digest": archive.digest})
+        return archive.digest
 
 
 def read(path: Path) -> PefDocument:
@@ -97,22 +90,36 @@ def check(path: Path) -> PefDocument:
 
 
 def _read(archive: Archive, path: Path) -> PefDocument:
-    document = replace(_parse(document_of, archive, path), digest=archive.digest)
-    _check_names(path, document.program.name, document.metadata, document.further)
     try:
-        _verify(document)
+        document = replace(_parsed(archive.manifest), digest=archive.digest)
+    except OtherFormat:
+        what = f'its key "format" is not "{FORMAT}", so this is no PEF'
+        raise refusal(path, Rule.FORMAT, what, remedy=NOT_OURS) from None
+    except OtherVersion as error:
+        what = f"it is a PEF of {error}; {WRITER} reads format {VERSION}"
+        raise refusal(path, Rule.VERSION, what) from None
+    except Misfit as error:
+        raise refusal(path, Rule.SCHEMA, str(error)) from error
     except InternalError as error:
         raise refusal(path, Rule.PROGRAM, error.what) from error
     _layout(archive, document, path)
     return document
 
 
+@lru_cache(maxsize=1)  # a run reads its PEF when it checks it, and when it starts
+def _parsed(manifest: bytes) -> PefDocument:
+    document = parse_file(manifest, parse, FORMAT, VERSION)
+    if not _FILE_NAME.fullmatch(document.program.name):
+        raise Misfit("program.name: it cannot be the name of a file")
+    _verify(document)
+    return document
+
+
 def _verify(document: PefDocument) -> None:
     """Raises InternalError for a wrong program, and for graphs that disagree about a weight."""
-    for graph in document.graphs.values():
+    for name, graph in document.graphs.items():
         verify(graph.program)
-    for name, further in document.further.items():
-        if unknown := set(further.own).difference(further.program.names_of(*WEIGHTS)):
+        if unknown := set(graph.own).difference(graph.program.names_of(*WEIGHTS)):
             raise InternalError(f"the graph {name} has no weight {min(unknown)}, which it is to have of its own")
     _ = document.stored
 
@@ -126,26 +133,6 @@ def _layout(archive: Archive, document: PefDocument, path: Path) -> Layout:
         what = f"it has {archive.weights_bytes} bytes, and header and tensors take {layout.size_bytes}"
         raise refusal(path, Rule.LAYOUT, what)
     return layout
-
-
-def _parse(parse: Callable[[bytes], _Parsed], archive: Archive, path: Path) -> _Parsed:
-    try:
-        return parse_file(archive.manifest, parse, FORMAT, VERSION)
-    except OtherFormat:
-        what = f'its key "format" is not "{FORMAT}", so this is no PEF'
-        raise refusal(path, Rule.FORMAT, what, remedy=NOT_OURS) from None
-    except OtherVersion as error:
-        what = f"it is a PEF of {error}; {WRITER} reads format {VERSION}"
-        raise refusal(path, Rule.VERSION, what) from None
-    except Misfit as error:
-        raise refusal(path, Rule.SCHEMA, str(error)) from error
-
-
-def _check_names(path: Path, name: str, metadata: Mapping[str, object], further: Mapping[str, object]) -> None:
-    if not _FILE_NAME.fullmatch(name):
-        raise refusal(path, Rule.SCHEMA, "program.name: it cannot be the name of a file")
-    if further and str(metadata.get(FIRST_GRAPH, "")) in ("", *further):
-        raise refusal(path, Rule.SCHEMA, f"metadata.{FIRST_GRAPH}: the first of several graphs has a name of its own")
 
 
 def _check_content(archive: Archive, document: PefDocument, path: Path) -> None:
@@ -178,19 +165,16 @@ def write(path: Path, document: PefDocument, weights: "Mapping[str, torch.Tensor
 def join(path: Path, graphs: Mapping[str, Path]) -> PefDocument:
     """Writes a PEF of several graphs to `path`, from a PEF of each, by name. Equal weights are stored once. Raises as
     `write`."""
-    further: dict[str, FurtherGraph] = {}
+    joined: dict[str, PefGraph] = {}
     weights: dict[str, torch.Tensor] = {}
     documents = {name: read(part) for name, part in graphs.items()}
     for name, document in documents.items():
         tensors = map_weights(graphs[name], document)
         own = [key for key, tensor in tensors.items() if key in weights and not _is_equal(weights[key], tensor)]
         weights |= {f"{name}/{key}" if key in own else key: tensor for key, tensor in tensors.items()}
-        further[name] = FurtherGraph(document.program, document.metadata, document.checked, tuple(own))
-    first, *_ = documents
-    document = documents[first]
-    metadata = {**document.metadata, FIRST_GRAPH: first}
-    del further[first]
-    return write(path, replace(document, metadata=metadata, further=further), weights)
+        joined[name] = replace(document.first, own=tuple(own))
+    first, *_ = documents.values()
+    return write(path, replace(first, graphs=joined), weights)
 
 
 def compile_several(path: Path, works: Mapping[str, Callable[[Path], Compiled]]) -> dict[str, Compiled]:
@@ -215,8 +199,9 @@ def seal(path: Path, checked: Checked | None) -> str:
     """Add to the PEF at `path`, which nobody else knows, how it was `checked`. Returns its digest."""
     with open_pef(path) as archive:
         document = _read(archive, path)
+    graphs = {name: replace(graph, checked=checked) for name, graph in document.graphs.items()}
     with path.open("r+b") as file:
-        return replace_manifest(file, manifest_json(replace(document, checked=checked)))
+        return replace_manifest(file, manifest_json(replace(document, graphs=graphs)))
 
 
 def writing(path: Path, remedy: str) -> AbstractContextManager[None]:
@@ -230,11 +215,11 @@ def _json(document: PefDocument, weights_sha256: str) -> bytes:
         raise InternalError(f"{document.program.name!r} cannot be the name of a program: it is no name of a file")
     try:
         return manifest_json(replace(document, weights_sha256=weights_sha256))
-    except (PydanticSerializationError, ValueError) as error:
+    except PydanticSerializationError as error:
         if "surrogates" in str(error):
             what = f"a name or a path that goes into the PEF is not Unicode: {str(error)!a}"
             raise UserError(what, remedy="rename the file or the folder") from error
-        what = f"the options or the metadata cannot be written as JSON: {error}"
+        what = f"the options or the metadata cannot be written as JSON: {str(error).rpartition(': ')[2]}"
         raise UserError(what, remedy="use text, finite numbers, lists and tables only") from error
 
 

@@ -19,7 +19,7 @@ from sambasim.ir.operators import OPERATORS
 from sambasim.ir.program import Program
 from sambasim.ir.ranks import copied, ends_of, kept, of_ranks
 from sambasim.ir.types import DTYPE_BYTES, Symbol, SymbolKind, cut
-from sambasim.pef import PefDocument, peek
+from sambasim.pef import PefDocument
 from sambasim.report.tables import Row, Table, table, text_table
 from sambasim.units import counted, first_of, format_bytes
 
@@ -30,13 +30,12 @@ def contents(path: Path, document: PefDocument) -> Row:
     """`kept`: by one of the fewest replicas between steps, in a host sync; `chips`: ranks that share its batch.
     `graphs`: those of all graphs of a PEF of several; the rest is of the first."""
     program, symbols = document.program, document.program.symbols.values()
-    header = peek(path)
     slices = {group.name: cut(group.numel, program.world_size * program.chips)[0] for group in program.groups}
     return Row(
         pef=str(path),
         name=program.name,
-        format_version=header.version,
-        writer=header.writer,
+        format_version=document.version,
+        writer=document.writer,
         digest=document.digest,
         weights_sha256=document.weights_sha256,
         file_bytes=path.stat().st_size,
@@ -53,7 +52,7 @@ def contents(path: Path, document: PefDocument) -> Row:
         loss=program.loss,
         graphs=[
             Row(
-                name=name or graph.name,
+                name=name if document.has_several else graph.name,
                 nodes=len(graph.nodes),
                 inputs=graph.inputs,
                 outputs=[output.symbol for output in graph.outputs],
@@ -69,7 +68,7 @@ def contents(path: Path, document: PefDocument) -> Row:
         groups=list(_groups(program)),
         runtime_arguments=program.runtime_arguments,
         **{name: dict(getattr(document, name)) for name in _OPTIONS},
-        checked=document.checked,
+        checked=document.first.checked,
     )
 
 

@@ -122,7 +122,7 @@ class TrainingJob:
         team = assemble(setup, sources, self._observer, probes, weights)
         del weights
         lines += lines_of_weights
-        agree = self._largest if setup.document.further else None
+        agree = self._largest if setup.document.has_several else None
         trainer = Trainer(team.replicas, steps, training, team.hub, self._request, setup.resolved.arguments, agree)
         if resumption is not None:
             restore(setup, team, resumption.checkpoint)

@@ -156,7 +156,7 @@ def summarize(
     step: PredictedStep | str | None = None
     if setup.is_first:
         step = "the PEF has a graph for each length of samples: sambasim simulate predicts them"
-        if not setup.document.further:
+        if not setup.document.has_several:
             step = predicted(setup.program, setup.inventory, setup.placement, path, steps.accumulation_steps)
     progress = totals.progress
     measured = asdict(totals) | asdict(progress)

@@ -80,13 +80,13 @@ def _trace_graph(
     with another --dtype than the command line has; LaunchError for more replicas on a node than it has RDUs."""
     wrapper, model, inputs = model, request.unwrapped(model), repeatable(inputs)
     path, document = _opened("samba.utils.trace_graph(model, inputs, optim, pef=…)", pef, config_dict)
-    if document.further:
+    if document.has_several:
         what = f"{path.name} is a PEF of the graphs {', '.join(document.graphs)}"
         remedy = "samba.session.add_graph(FwdGraph(inputs, outputs, name)) for each, and then "
         raise app_error(OptionError, what, f"{remedy}samba.session.init_multigraph_runtime(pef)")
     optimizers = request.as_sequence(optim)
     if document.program.training is not None and _predicts(path.name, optimizers):
-        document = replace(document, program=forward_of(document.program))
+        document = document.only(program=forward_of(document.program))
     predicts, chips = document.program.training is None, document.program.chips
     fields, losses = _fields(document), _losses(document, loss_indices)
     asked = request.request(model, inputs, optimizers, fields, inference=predicts, loss_indices=losses, chips=chips)
@@ -109,15 +109,15 @@ def trace_graphs(
 ) -> None:
     """Loads the `graphs` of `pef`, by name, for their models: see `Session.init_multigraph_runtime`."""
     path, document = _opened("samba.session.init_multigraph_runtime(pef)", pef, config_dict)
-    if not document.further:
+    if not document.has_several:
         remedy = "samba.utils.trace_graph(model, inputs, optim, pef=…) loads it"
         raise app_error(OptionError, f"{path.name} is a PEF of one graph", remedy)
-    stored, documents = map_weights(path), document.graphs
+    stored = map_weights(path)
     loaded: dict[str, Loaded] = {}
     for name, graph in graphs.items():
-        if name not in documents:
-            raise app_error(OptionError, f"{path.name} has no graph {name}", nearest(name, [*documents]))
-        own = documents[name]
+        if name not in document.graphs:
+            raise app_error(OptionError, f"{path.name} has no graph {name}", nearest(name, [*document.graphs]))
+        own = document.only(name)
         asked = graph.request(_fields(own), own.program.chips)
         weights = {symbol: stored[key] for symbol, key in document.stored_as(name).items()}
         of_model = (one.machine.replica for one in loaded.values() if one.machine.model is graph.model)
@@ -144,8 +144,8 @@ def _opened(call: str, pef: str, config_dict: Mapping[str, object] | Namespace |
         raise app_error(OptionError, f"{call.partition('(')[0].rpartition('.')[2]} needs a PEF", call)
     path = locate(pef, compiling=process.compile_command())
     document = read(path)
-    for graph in document.graphs.values():
-        _check_pef(graph)
+    for name in document.graphs:
+        _check_pef(document.only(name))
     communicator = ending.communicator()
     check_job(communicator, context.flag("threads"), {"PEF": document.digest[:12]})
     ranks, command = document.program.ranks_of_replica, shlex.join(process.typed_command())

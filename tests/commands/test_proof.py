@@ -47,7 +47,7 @@ def test_each_layout_is_equal_bit_for_bit(layout: str, tmp_path: Path) -> None:
     assert done.checked is not None
     assert (done.checked.steps, done.checked.rounded, done.checked.exceptions) == (MOST_STEPS, 0, ())
     assert done.checked.compared > MOST_STEPS * 8
-    assert read(done.path).checked == done.checked
+    assert read(done.path).first.checked == done.checked
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +122,7 @@ def test_a_wrong_constant_is_found_with_its_line(pef: Path, tmp_path: Path) -> N
     scales = [one for one in training.nodes if one.operator == "aten.mul.Tensor" and one.args[1] == 0.5]
     nodes = [replace(one, args=(one.args[0], 0.25)) if one in scales else one for one in training.nodes]
     changed = replace(program, training=replace(training, nodes=tuple(nodes)))
-    write(wrong, replace(document, program=changed), map_weights(pef))
+    write(wrong, document.only(program=changed), map_weights(pef))
     with pytest.raises(CaptureError) as caught:
         prove(wrong, LiveModel(Net(), Example(inputs())), options(tmp_path))
     assert "in step 1 " in caught.value.what

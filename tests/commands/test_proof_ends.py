@@ -50,7 +50,7 @@ def test_compiling_twice_gives_the_same_bytes_and_changes_nothing_here(tmp_path:
 
 def test_check_says_in_how_many_steps_and_large_ones_are_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done = proved(tmp_path, check=0)
-    assert done.checked is read(done.path).checked is None
+    assert done.checked is read(done.path).first.checked is None
     assert steps_of(done.program) == MOST_STEPS
     monkeypatch.setattr("sambasim.commands.proof.prove._FLOPS", 1e3)
     assert steps_of(done.program) == FEWEST_STEPS

@@ -24,7 +24,7 @@ def _with_rows(*rows: str) -> Callable[[Path], object]:
 
     def change(fields: Fields) -> None:
         cells = [[(cell[1], int(cell[0]), int(cell[2])) for cell in row.split(",")] for row in rows]
-        fields["program"]["schedule"]["rows"] = [
+        fields["graphs"]["stages"]["program"]["schedule"]["rows"] = [
             [{"kind": kind, "stage": stage, "micro_batch": number} for kind, stage, number in row] for row in cells
         ]
 

@@ -70,7 +70,7 @@ def test_no_device_file_is_opened_because_a_pef_names_it(arch: str, folder: Path
 
 WRONG: tuple[tuple[Callable[[Fields], object], str], ...] = (
     (lambda f: f["data_source"].update(workers=1 << 40), "data.workers = 1099511627776: must be at most 256"),
-    (lambda f: f["program"]["evaluation"]["inputs"].append("A" * 100_000), "… "),
+    (lambda f: f["graphs"]["net"]["program"]["evaluation"]["inputs"].append("A" * 100_000), "… "),
     (lambda f: f["compile_options"].update(num_tiles=9), "tiles of SN30, which has 8"),
 )
 
@@ -88,9 +88,10 @@ def test_what_is_wrong_in_the_file_is_an_error_of_the_file(folder: Path) -> None
 
 def test_a_node_that_cannot_be_priced_is_an_error_of_the_file(folder: Path) -> None:
     def with_a_scalar_for_a_filter(fields: Fields) -> None:
-        symbols = fields["program"]["symbols"]
+        program = fields["graphs"]["net"]["program"]
+        symbols = program["symbols"]
         tangent = {"name": next(name for name, symbol in symbols.items() if symbol["kind"] == "tangent")}
-        fields["program"]["training"]["nodes"][0].update(operator="aten.conv2d.default", args=[tangent, tangent])
+        program["training"]["nodes"][0].update(operator="aten.conv2d.default", args=[tangent, tangent])
 
     change(folder, with_a_scalar_for_a_filter)
     for command in ("tilestat net.pef", "simulate net.pef"):
@@ -101,7 +102,7 @@ def test_a_node_that_cannot_be_priced_is_an_error_of_the_file(folder: Path) -> N
 
 def test_an_operator_that_does_not_fit_its_graph_is_not_executed(folder: Path) -> None:
     def with_another_shape(fields: Fields) -> None:
-        program = fields["program"]
+        program = fields["graphs"]["net"]["program"]
         node = program["training"]["nodes"][0]
         (weight,) = node["args"]
         node.update(operator="aten.view.default", args=[weight, [100_000]])
@@ -131,8 +132,8 @@ def test_operators_of_sound_programs_fit_their_graphs(name: str, tmp_path: Path,
 
 
 def test_a_table_shows_nothing_that_a_terminal_would_obey(folder: Path) -> None:
-    change(folder, lambda f: f["metadata"].update(note="\x1b]0;x\x07\u202e"))
-    change(folder, lambda f: f["program"]["training"]["sections"][0].update(name="\x1b[31mred"))
+    change(folder, lambda f: f["graphs"]["net"]["metadata"].update(note="\x1b]0;x\x07\u202e"))
+    change(folder, lambda f: f["graphs"]["net"]["program"]["training"]["sections"][0].update(name="\x1b[31mred"))
     for flags in ("--all", "--graph", "--section 0"):
         outcome = sambasim(f"inspect net.pef {flags}", folder).check()
         assert not any(character in outcome.stdout for character in "\x1b\x07\u202e")

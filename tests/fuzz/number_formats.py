@@ -17,7 +17,7 @@ from pydantic import TypeAdapter
 from sambasim.errors import MOST_REPLICAS
 from sambasim.hardware.spec import ClusterSpec, DeviceSpec, shipped_text
 from sambasim.options.compile import CompileFile
-from sambasim.pef.document import Manifest
+from sambasim.pef.document import PefDocument
 from sambasim.records.digests import RecordedRun, StepDigests
 from sambasim.records.metrics import CheckpointRecord, EvaluationRecord, StepRecord, SummaryRecord
 from sambasim.runtime.checkpoint import content
@@ -31,7 +31,7 @@ MOST_S, MOST_BYTES = 10, 500 * MIB
 
 Place: TypeAlias = tuple[str | int, ...]
 
-_MAPPINGS = ("symbols", "values", "regions", "tensors", "shards", "further", "mesh", "own")
+_MAPPINGS = ("symbols", "values", "regions", "tensors", "shards", "graphs", "mesh", "own")
 """Keys of mappings by names that are no fields."""
 
 _NET = "tests.zoo.own_data:WideAndDeep"
@@ -334,7 +334,7 @@ FORMATS: Mapping[str, Format] = {
         ("verify FILE", "inspect FILE --all", "inspect FILE --json", *(one.format("FILE") for one in _PREDICTING),
          "devices --pef FILE", "compare FILE FILE", "plan FILE", f"run --pef FILE {_RUN} --predict",
          f"run --pef FILE {_RUN} --emulate-replicas 2"),
-        (Manifest,),
+        (PefDocument,),
     ),
     "device": Format(
         _toml(("devices/sn30.toml", "devices/sn40l.toml")), lambda path: tomllib.loads(path.read_text()), _store_toml,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sambasim.pef import peek
+from sambasim.pef import read as read_pef
 from tests.fuzz import __main__ as fuzz
 from tests.fuzz.subjects import Subject
 from tests.support.mpi import run_job
@@ -27,6 +27,6 @@ def test_the_fuzzer_finds_a_wrong_error_and_a_hang(tmp_path: Path, monkeypatch: 
         return fuzz.read(Subject("", lambda folder: [], (), (reader,)), tmp_path / "file")
 
     assert read(Path.read_bytes) is None
-    assert read(peek) == "refused"
+    assert read(read_pef) == "refused"
     assert "ZeroDivisionError" in str(read(lambda path: 1 / 0))
     assert "it took more than 1 s" in str(read(lambda path: time.sleep(20)))

@@ -13,7 +13,7 @@ from torch import Tensor
 from sambasim.compiler.front import build_model
 from sambasim.data.datasets import open_source
 from sambasim.options.run import RunOptions
-from sambasim.pef import peek
+from sambasim.pef import read
 from sambasim.runtime.checkpoint.content import Checkpoint, check
 from sambasim.runtime.checkpoint.restore import restore
 from sambasim.runtime.machine.communicator import single_rank
@@ -52,7 +52,7 @@ def resumed_runs(np: int, paths: Sequence[Path], folder: Path) -> list[Run]:
     pairs = {"device": ("mpi", "server"), "mpi": ("device",)} if np > 1 else {"mpi": ("mpi",)}
     runs = []
     for path in paths:
-        data = {"source": "synthetic", "samples": EPOCH * 2 * peek(path).batch_size * np + 1}
+        data = {"source": "synthetic", "samples": EPOCH * 2 * read(path).program.batch_size * np + 1}
         asked: dict[str, Any] = {"accumulation": 2, "schedule": {"name": "cosine", "warmup_steps": 2}, "data": data}
         for way, others in pairs.items():
             whole = f"{path.stem} {way}"

@@ -10,6 +10,7 @@ from sambasim.ir.mesh import Axis
 from sambasim.ir.program import Member, Optimizer, ParameterGroup, Program, RuntimeArgument
 from sambasim.ir.types import Symbol, SymbolKind, TensorType
 from sambasim.pef import PefDocument, write
+from sambasim.pef.document import document_of
 
 BATCH, FEATURES, CLASSES = 4, 3, 2
 GROUP_BYTES = 128 * 4
@@ -138,8 +139,8 @@ def inference_program() -> Program:
 
 
 def sample_document() -> PefDocument:
-    return PefDocument(
-        program=sample_program(),
+    return document_of(
+        sample_program(),
         data_source={"target": "digits.py:dataset", "arguments": {"split": 0.2, "seed": None}},
         compile_options={"batch_size": BATCH, "data_parallel": True, "world_size": 2},
         training_defaults={"epochs": 3},

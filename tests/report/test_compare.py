@@ -216,7 +216,7 @@ def with_nodes(number: int, **changes: Any) -> PefDocument:
     document = sample_document()
     graph, nodes = document.program.leading, list(document.program.leading.nodes)
     nodes[number] = replace(nodes[number], **changes)
-    return replace(document, program=replace(document.program, training=replace(graph, nodes=tuple(nodes))))
+    return document.only(program=replace(document.program, training=replace(graph, nodes=tuple(nodes))))
 
 
 def test_the_first_option_or_operator_that_differs_is_told_and_a_name_is_no_difference(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 from sambasim.errors import MachineError
 from sambasim.hardware.budget import available_bytes
 from sambasim.hardware.spec import load_device
-from sambasim.pef import PefDocument
+from sambasim.pef.document import document_of
 from sambasim.runtime.machine.communicator import single_rank
 from sambasim.runtime.machine.node_memory import (
     ByteArray,
@@ -142,7 +142,7 @@ def refused(words: str) -> "pytest.RaisesExc[MachineError]":
 
 def test_more_memory_than_the_device_or_the_machine_has_is_refused_with_both_figures() -> None:
     fits, larger = (
-        PefDocument(replace(sample_program(), device_bytes=device_bytes), compile_options={"arch": "sn10"})
+        document_of(replace(sample_program(), device_bytes=device_bytes), {}, {}, {"arch": "sn10"}, {})
         for device_bytes in (load_device("sn10").ddr_capacity_bytes, 2 << 40)
     )
     check_device(fits)

@@ -175,13 +175,13 @@ def test_the_file_lists_the_graphs_and_stores_weights_once(pef: str) -> None:
     names = {f"summing__{layer}__{tensor}" for layer in ("layer", "head") for tensor in ("weight", "bias")}
     assert document.stored.keys() == names
     assert [graph.name for graph in contents(path, document).graphs] == ["prompt", "token"]
-    token, name = document.further["token"], "summing__head__bias"
+    token, name = document.graphs["token"], "summing__head__bias"
     symbols = {**token.program.symbols, name: replace(token.program.symbols[name], type=TensorType("float32", (9,)))}
     other = replace(token, program=replace(token.program, symbols=symbols))
     with pytest.raises(InternalError, match=r"bias is float32\[8\], and float32\[9\] in the graph token"):
-        _ = replace(document, further={"token": other}).stored
+        _ = replace(document, graphs={**document.graphs, "token": other}).stored
     with pytest.raises(InternalError, match="the graph token has no weight head, which it is to have of its own"):
-        write(path, replace(document, further={"token": replace(token, own=("head",))}), {})
+        write(path, document.only("token", own=("head",)), {})
     with pytest.raises(OptionError, match="the PEF sums has several graphs, and sambasim run takes one"):
         checked_pef(RunOptions(pef=pef), path.parent, single_rank("here"), ["sambasim", "run"])
     predictions = predicted(question_of(pef, batch_sizes="2,4"), lambda phase: None)

@@ -141,7 +141,7 @@ def _options(document: PefDocument) -> Mapping[str, object]:
     tables = {"compile": document.compile_options, **document.training_defaults, "data": document.data_source}
     return {
         "name": program.name,
-        **({"graphs": ", ".join(document.graphs)} if document.further else {}),
+        **({"graphs": ", ".join(document.graphs)} if document.has_several else {}),
         "batch size": program.batch_size,
         "replicas, at least": program.world_size,
         **dict(_leaves("", tables | {"metadata": document.metadata})),

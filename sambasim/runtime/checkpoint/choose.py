@@ -14,7 +14,7 @@ from sambasim.options.given import as_table, leaves
 from sambasim.options.problem import show
 from sambasim.options.run import CheckpointOptions
 from sambasim.options.training import WITH_END, TrainingOptions
-from sambasim.pef import peek
+from sambasim.pef import digest_of
 from sambasim.pef.digests import PARTS
 from sambasim.runtime.checkpoint import folder
 from sambasim.runtime.checkpoint.content import EXACT_SYNC, Checkpoint, Manifest, check, describe, states_of
@@ -98,7 +98,7 @@ def check_pef(saved: Manifest, now: Manifest, pef: Path, where: str) -> list[Cha
     right = "the PEF that it was trained with"
     for path in sorted({*pef.parent.glob("*.pef"), *pef.parent.parent.glob("*/*.pef")}):
         with suppress(SambasimError, OSError):  # of a file that is no PEF
-            if peek(path).digest == saved.pef.digest:
+            if digest_of(path) == saved.pef.digest:
                 right = f"--pef {path}, {right}"
                 break
     raise CheckpointError(

@@ -12,6 +12,7 @@ from sambasim.ir.types import SymbolKind
 from sambasim.options.problem import nearest
 from sambasim.options.run import ResolvedRun
 from sambasim.pef import PefDocument, map_weights
+from sambasim.pef.document import PefGraph
 from sambasim.runtime.run.replica import input_specs
 from sambasim.runtime.values.memory import DeviceMemory, TensorOf
 
@@ -23,7 +24,7 @@ def as_it_is(program: Program) -> Program:
     return program
 
 
-def graphs_of(document: PefDocument) -> Mapping[str, PefDocument]:
+def graphs_of(document: PefDocument) -> Mapping[str, PefGraph]:
     return dict(reversed([*document.graphs.items()]))
 
 

@@ -19,8 +19,7 @@ from torch import nn
 
 from sambasim import __version__
 from sambasim.errors import OptionError, SambasimError
-from sambasim.ir.mesh import DATA_PARALLEL
-from sambasim.pef import PefHeader, locate, peek, read
+from sambasim.pef import PefDocument, locate, read
 from sambasim.runtime.machine.launcher import launched_rank
 from sambasim.samba import process
 from sambasim.samba.flags import COMMANDS, COMPILE, FLAGS, RUN, Flag
@@ -182,14 +181,14 @@ def parse(parser: CommandParser, command: str, arguments: Sequence[str]) -> Argu
             sys.stderr.write(f"notice: --pef is for the other commands; compile writes the PEF {namespace.pef_name}\n")
     elif has_pef and "batch_size" in free and namespace.batch_size == 1:  # else the app has its own default
         with suppress(SambasimError):
-            _take_batch_size(namespace, peek(locate(namespace.pef)), free)
+            _take_batch_size(namespace, read(locate(namespace.pef)), free)
     return namespace
 
 
-def _take_batch_size(namespace: Arguments, pef: PefHeader, free: Collection[str]) -> None:
+def _take_batch_size(namespace: Arguments, pef: PefDocument, free: Collection[str]) -> None:
     """Takes the batch size of a PEF; or where the app computed it, as by `args.batch_size *= args.num_spatial_batches`,
     the values that these flags had at the compile: the app computes it again. free: flags that were not typed"""
-    namespace.batch_size = batch_size = pef.batch_size * pef.replica.size(DATA_PARALLEL)
+    namespace.batch_size = batch_size = pef.program.batch_size * pef.program.chips
     parsed = pef.metadata.get("parsed_batch_size", str(batch_size))
     if parsed == str(batch_size):
         return
