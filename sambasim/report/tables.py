@@ -155,13 +155,13 @@ def text_table(title: str, words: Sequence[str], numbers: Sequence[str], rows: I
     return Table(title, [*map(Column, words), *(Column(head, is_number=True) for head in numbers)], list(rows))
 
 
-def labelled(rows: Iterable[tuple[str, str]], indent: str = "  ") -> RichTable:
+def labelled(rows: Iterable[tuple[str, str]]) -> RichTable:
     """Lines of a label and a text; what wraps stays beside its label."""
     grid = RichTable.grid(padding=(0, 2, 0, 0))
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")
     for label, text in rows:
-        grid.add_row(Text(printable(f"{indent}{label}")), Text(printable(text)))
+        grid.add_row(Text(printable(f"  {label}")), Text(printable(text)))
     return grid
 
 
