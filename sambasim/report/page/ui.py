@@ -38,19 +38,9 @@ def joined(*children: str) -> Html:
 
 def for_script(data: object) -> Html:
     """JSON that cannot close its script element, in 7 digits. Raises ValueError for numbers that are not finite."""
-    text = json.dumps(_rounded(data), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    rounded = json.loads(json.dumps(data, allow_nan=False), parse_float=lambda digits: float(f"{float(digits):.7g}"))
+    text = json.dumps(rounded, separators=(",", ":"))
     return Html(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
-
-
-def _rounded(data: object) -> object:
-    match data:
-        case float():
-            return float(f"{data:.7g}")
-        case Mapping():
-            return {key: _rounded(value) for key, value in data.items()}
-        case list() | tuple():
-            return list(map(_rounded, data))
-    return data
 
 
 def visible(text: str) -> str:
