@@ -7,7 +7,6 @@ from dataclasses import asdict
 from statistics import mean
 from typing import NamedTuple
 
-from pydantic import Field
 from rich.console import Group, RenderableType
 from rich.text import Text
 
@@ -61,8 +60,8 @@ def inventory_report(placed: Placed) -> list[RenderableType]:
         f" {placement.per_full_node} {noun}s fit on a node"
     )
     places = placement.locations()
-    rows = [{**asdict(at), "mesh": mesh and mesh.place(at.replica), "tiles": _tiles(at)} for at in places]
-    return [*figures, Text(head), table(f"{noun}s", rows, f"{first}, node, rdu:RDU, tiles")]
+    rows = [{"replica": at.replica, "mesh": mesh and mesh.place(at.replica), "where": at} for at in places]
+    return [*figures, Text(head), table(f"{noun}s", rows, f"{first}, where")]
 
 
 def figures_table(title: str, spec: Spec) -> Table:
@@ -97,34 +96,21 @@ def value_text(name: str, value: int | float | str) -> str:
     return text_of(name.removesuffix("_share"), value, ",g")  # a share is a number here, as in its file
 
 
-def _tiles(at: Location) -> str:
-    if at.first_tile is None or at.tiles is None:
-        return "all"
-    last = at.first_tile + at.tiles - 1
-    return str(last) if last == at.first_tile else f"{at.first_tile}-{last}"
-
-
-class RowRecord(Row):
-    """One published row and its prediction. `error` is a fraction of the published value."""
-
-    replicas: int = Field(exclude=True)
-
-
-def row_record(row: PublishedRow, predicted: float, step: RankAlone) -> RowRecord:
-    """`row` beside its prediction: `predicted`, in the unit of the row's figure, and `step`, of one replica."""
+def row_record(row: PublishedRow, predicted: float, step: RankAlone) -> Row:
+    """`row` beside its prediction: `predicted`, in the unit of the row's figure, and `step`, of one replica. `error` is
+    a fraction of the published value."""
     units = max(section.price.units for section in step.model) / step.budget.units
-    return RowRecord(
-        **{name: getattr(row, name) for name in ("name", "device", "tiles", "level", "figure")},
+    return Row(
+        **{name: getattr(row, name) for name in ("name", "device", "tiles", "replicas", "level", "figure")},
         **{"published": row.value, "predicted": predicted, "error": predicted / row.value - 1},
         **{"published_host_s": row.host_s, "predicted_host_s": None if row.host_s is None else step.host_s},
         **{"published_sections": row.sections, "predicted_sections": len(step.model)},
         **{"published_units_share": row.units_share, "predicted_units_share": units},
         source=row.source,
-        replicas=row.replicas,
     )
 
 
-def validation(rows: Sequence[RowRecord]) -> Row:
+def validation(rows: Sequence[Row]) -> Row:
     """With the mean and worst errors by level and of host times: of these rows, and of widths that were left out."""
     errors: defaultdict[str, list[float]] = defaultdict(list)
     for row in rows:
@@ -164,7 +150,7 @@ def validation_table(record: Row) -> Group:
     return Group(shown, Text("\n".join(notes)))
 
 
-def _cells(row: RowRecord) -> Sequence[str]:
+def _cells(row: Row) -> Sequence[str]:
     tiles = f"{row.device}, {row.tiles} tiles" if row.tiles else row.device
     place = f"{row.replicas} x {tiles}" if row.replicas > 1 else tiles
     figures = (f"{figure:.4g} {_UNITS[row.figure]}" for figure in (row.published, row.predicted))

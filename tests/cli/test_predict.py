@@ -265,13 +265,13 @@ def test_the_replicas_of_one_node_by_default_and_of_parts_of_rdus() -> None:
     text = printed("devices", "--arch", "sn30")
     assert "8 replicas on node 0, RDUs 0-7 of cluster sn30-8\n" in text
     assert "a replica has all of an SN30: 1,280 compute units, 1.0 TiB of DDR; 8 replicas fit on a node\n" in text
-    assert text.splitlines()[-2].split() == ["7", "0", "7", "all"]
+    assert text.splitlines()[-2].split() == ["7", "node", "0", "RDU", "7"]
     assert "device SN10" not in text
     placement = record("devices", "--arch", "sn30", "--num-tiles", "4", "--replicas", "17")["placement"]
     assert placement[1] == {"replica": 1, "node": 0, "rdu": 0, "first_tile": 4, "tiles": 4}
     assert placement[16] == {"replica": 16, "node": 1, "rdu": 0, "first_tile": 0, "tiles": 4}
     last = printed("devices", "--num-tiles", "4", "--replicas", "2").splitlines()[-2]
-    assert last.split() == ["1", "0", "0", "4-7"]
+    assert last.split() == ["1", "node", "0", "RDU", "0", "tiles", "4-7"]
 
 
 def test_a_cluster_of_ones_own_and_the_device_of_a_pef(tmp_path: Path) -> None:
@@ -295,11 +295,11 @@ def test_a_pef_whose_replicas_have_several_ranks(mesh_pef: Path, tmp_path: Path)
     assert placement[15] == last
     text = printed("devices", *pef, "--replicas", "3")
     assert "12 ranks on nodes 0-1 of cluster sn30-8" in text
-    assert " ".join(text.splitlines()[-2].split()) == "11 dp 2, pp 1, tp 1 1 3 all"
+    assert " ".join(text.splitlines()[-2].split()) == "11 dp 2, pp 1, tp 1 node 1 RDU 3"
     stages = ["--pipeline-stages", "2", "--micro-batches", "2", "--output-folder", str(tmp_path)]
     printed("compile", "-b", "4", "--check", "0", *stages)
     alone = ("--pef", str(tmp_path / "digits" / "digits.pef"))
-    assert " ".join(printed("devices", *alone).splitlines()[-2].split()) == "1 pp 1 0 1 all"
+    assert " ".join(printed("devices", *alone).splitlines()[-2].split()) == "1 pp 1 node 0 RDU 1"
     assert "has one replica" in refused("devices", *alone, "--replicas", "2").what
     farm = str(write_cluster(tmp_path, rdus_per_node=3, nodes=2))
     assert "8 ranks, and farm holds at most 6" in refused("devices", *pef, "--replicas", "2", "--cluster", farm).what
