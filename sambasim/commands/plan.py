@@ -189,12 +189,11 @@ def emitted(plan: Plan, chosen: CompileOptions, file: Path, asked: PlanRequest) 
     strategy = plan.best[0].strategy
     if file.suffix == ".json":
         return json.dumps(as_deepspeed(chosen), indent=2) + "\n", list(beyond_deepspeed(chosen))
-    sync = "" if strategy.by_host or strategy.copies == 1 else "--reduce-on-rdu "
+    sync = "--reduce-on-rdu " if strategy.path == "rdu" and strategy.copies > 1 else ""
     launcher = f"mpirun -np {strategy.ranks} " if strategy.ranks > 1 else ""
     commands = [f"sambasim compile --config {file}", f"{launcher}sambasim run {sync}--pef {chosen.name}"]
     if plan.device == "RDU":
-        path = "host" if strategy.by_host else "rdu"
-        flags = f" --replicas {strategy.replicas} --sync {path}" if strategy.copies > 1 else ""
+        flags = f" --replicas {strategy.replicas} --sync {strategy.path}" if strategy.copies > 1 else ""
         commands.append(f"sambasim simulate {file}{flags}{f' --cluster {asked.cluster}' if asked.cluster else ''}")
     heading = [f"Planned from {asked.subject}: {headline(plan)}", "", *(f"  {command}" for command in commands)]
     return config_text(chosen, "\n".join(heading)), []

@@ -134,15 +134,13 @@ class Variants:
                 self._made.append((passes[:number], program))
         return program
 
-    def repeated_layers(self) -> int:
-        """How many equal layers the model repeats; 0 if they cannot be left out."""
-        known = self._with_layers(2)
-        return 0 if known is None else known[0].layers
-
-    def shorter(self, strategy: Strategy, layers: int) -> Shorter | None:
-        """The same with so many of its repeated layers; None if it has no more. Raises OptionError."""
+    def shorter(self, strategy: Strategy, layers: int, least: int = 0) -> Shorter | None:
+        """The same with so many of its repeated layers; None if it has no more, or fewer than `least`. Raises
+        OptionError."""
         known = self._with_layers(layers)
-        return known and replace(known[0], program=known[1].program(strategy))
+        if known is None or known[0].layers < least:
+            return None
+        return replace(known[0], program=known[1].program(strategy))
 
     def _with_few(self, layers: int) -> "tuple[Shorter, Variants] | None":
         # A plan may name a layer.

@@ -149,7 +149,7 @@ def _at_worst_s(priced: Priced) -> float:
 def closest(plan: Plan) -> str:
     lacking = [priced for priced in plan.others if priced.problem is not None]
     if not lacking:
-        return plan.refused[0].why if plan.refused else "there is no strategy with this batch"
+        return next(iter(plan.refused.values()), "there is no strategy with this batch")
     nearest = min(lacking, key=lambda priced: priced.fullest.total_bytes / priced.capacity_bytes)
     return f"{nearest.strategy}: {nearest.problem}"
 
@@ -206,7 +206,7 @@ def record_of(priced: Priced) -> dict[str, object]:
 
 def plan_csv(plan: Plan) -> str:
     rows = [record_of(priced) for priced in plan.everything]
-    rows += [{**asdict(refused.strategy), "problem": refused.why} for refused in plan.refused]
+    rows += [{**asdict(strategy), "problem": why} for strategy, why in plan.refused.items()]
     return csv_text(rows)
 
 

@@ -21,12 +21,13 @@ from sambasim.ir.program import Program
 from sambasim.ir.verify import verify
 from sambasim.options.compile import CompileOptions, compile_options
 from sambasim.report.plan import TERMS, verdict
+from sambasim.simulation.alone import price_ranks
 from sambasim.simulation.memory import memory_of
 from sambasim.simulation.planning.one_rank import OneRank, Ranks
 from sambasim.simulation.planning.search import Goal, Plan, Planner
 from sambasim.simulation.planning.strategy import Priced, Space, Strategy, Terms
 from sambasim.simulation.prediction import predict
-from sambasim.simulation.step import predict_step
+from sambasim.simulation.step import step_of
 from sambasim.simulation.sync import SyncPath
 from sambasim.units import format_seconds
 from tests.support.mpi import ROOT
@@ -100,7 +101,8 @@ def test_a_strategy_costs_what_simulate_predicts() -> None:
         assert exact.fullest.total_bytes == alone.need.size_bytes
     for strategy in (Strategy(2, 2, samples=8, passes=4), Strategy(1, 1, "weight", 2, samples=8, passes=2)):
         placement, steps = place(strategy.ranks, DEVICE, None, CLUSTER), strategy.accumulation_steps
-        step = predict_step(_program(strategy), budget_of(DEVICE), placement, SyncPath.RDU, steps)
+        ranks = price_ranks(_program(strategy), budget_of(DEVICE), micro_steps=steps)
+        step = step_of(_program(strategy), ranks, placement, SyncPath.RDU)
         exact = _planner().exact(strategy)
         assert exact.step_s == pytest.approx(step.predicted_s, rel=1e-12)
         assert exact.samples_per_s == pytest.approx(step.samples_per_s, rel=1e-12)
@@ -194,8 +196,10 @@ def test_few_layers_show_what_the_whole_model_costs() -> None:
     options = compile_options(ROOT / "configs" / "gpt_13b.toml", None, ["model.args.layers=16"], {"batch_size": 1})
     captured, model = captured_from_options(options)
     few, whole = (Variants(captured, options, model) for _ in range(2))
-    assert few.repeated_layers() == 16
-    whole.repeated_layers = lambda: 0  # type: ignore[method-assign]  # so the whole model is compiled
+    shorter = few.shorter(Strategy(2, samples=8), 2)
+    assert shorter is not None
+    assert shorter.layers == 16
+    whole.shorter = lambda *asked: None  # type: ignore[method-assign]  # so the whole model is compiled
     for strategy in (Strategy(2, samples=8), Strategy(2, tensor="weight", chips=2, samples=2, recompute="sections")):
         of_few = Ranks(lambda dtype: few, DEVICE, CLUSTER).of(strategy)
         of_whole = Ranks(lambda dtype: whole, DEVICE, CLUSTER).of(strategy)
@@ -266,7 +270,7 @@ def test_a_strategy_that_does_not_fit_names_the_largest_part_and_too_many_stages
     plan = _planner().plan("gpt", space, Goal.THROUGHPUT)
     assert not plan.best
     assert plan.refused
-    assert all(" stages at most" in refused.why for refused in plan.refused)
+    assert all(" stages at most" in why for why in plan.refused.values())
 
 
 def test_a_compiled_program_is_planned_as_its_model() -> None:

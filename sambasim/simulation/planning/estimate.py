@@ -20,7 +20,7 @@ from sambasim.hardware.placement import place
 from sambasim.hardware.spec import ClusterSpec, DeviceSpec
 from sambasim.simulation.memory import Memory, divided_by
 from sambasim.simulation.planning.one_rank import ByDtype, Layer, OneRank, Ranks
-from sambasim.simulation.planning.strategy import BY_HOST, Priced, Strategy, Terms, path_of, rdus_of, shortage
+from sambasim.simulation.planning.strategy import BY_HOST, Priced, Strategy, Terms, rdus_of, shortage
 from sambasim.simulation.scaling import spread_of
 from sambasim.simulation.sync import GATHERS_IN_PASSES, WIRE_BYTES, GroupSync, SyncPath, Traffic, group_sync, message
 
@@ -140,12 +140,12 @@ class Estimator:
 
     def _sync(self, strategy: Strategy, rank: OneRank, numel: float, last_s: float) -> tuple[float, Traffic]:
         """Seconds after the backward, and traffic; between RDUs, all but one group overlap with its last `last_s`."""
-        key = path_of(strategy), strategy.copies, strategy.ranks, strategy.tiles
+        key, by_host = (strategy.path, strategy.copies, strategy.ranks, strategy.tiles), strategy.path is SyncPath.HOST
         sync, budget = self._group_sync(*key, round(WIRE_BYTES * numel)), self.ranks.budget(strategy.tiles)
         groups = max(rank.groups // strategy.stages, 1)
-        launches_s = groups * budget.launch_s * (2 if strategy.by_host else 1)
+        launches_s = groups * budget.launch_s * (2 if by_host else 1)
         waits_s = rank.spread_s * spread_of(strategy.copies) / spread_of(2) / strategy.stages
-        if not strategy.by_host:
+        if not by_host:
             reduce_s = sync.reduce.predicted_s + launches_s
             exposed_s = max(reduce_s - last_s, reduce_s / groups) + sync.gather.predicted_s + launches_s + waits_s
             return exposed_s, sync.reduce + sync.gather

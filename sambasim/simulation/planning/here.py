@@ -26,10 +26,10 @@ from sambasim.ir.schedule import Action, ActionKind, Schedule, in_flight, make
 from sambasim.ir.types import TensorType
 from sambasim.simulation.machine import Machine, PassTimes, Rates, between
 from sambasim.simulation.memory import Memory, PassMemory, memory_of, operand_bytes, pass_memory
-from sambasim.simulation.planning.search import Goal, Plan, Refused, order
+from sambasim.simulation.planning.search import Goal, Plan, order
 from sambasim.simulation.planning.strategy import Priced, Space, Strategy, Terms, shortage
 from sambasim.simulation.step import Cost, Passes
-from sambasim.simulation.sync import Traffic
+from sambasim.simulation.sync import SyncPath, Traffic
 from sambasim.units import counted, format_rate
 
 NOTE = (
@@ -55,12 +55,12 @@ def plan_here(
     """The best `count` strategies of `spaces`, of which the last is the largest, one for each shape of the mesh."""
     here = Here(program_of, machine, spaces[-1].dtypes[0])
     priced: dict[Strategy, Priced] = {}
-    refused: list[Refused] = []
+    refused: dict[Strategy, str] = {}
     for strategy in dict.fromkeys(strategy for space in spaces for strategy in space.strategies()):
         try:
             priced[strategy] = here.price(strategy)
         except OptionError as error:
-            refused.append(Refused(strategy, error.what))
+            refused[strategy] = error.what
     fitting = (candidate for candidate in priced.values() if candidate.problem is None)
     best: dict[object, Priced] = {}
     for candidate in sorted(fitting, key=lambda candidate: order(candidate, goal)):
@@ -73,7 +73,7 @@ def plan_here(
     note += "" if has_mpi else _WITHOUT_MPI
     if machine.other_cores > 0.15:  # an estimate of a quiet machine
         note += f"; other programs used {machine.other_cores:.1f} cores meanwhile, so times are too long: measure again"
-    return Plan(name, hardware, spaces[-1], goal, tuple(first), others, tuple(refused), _MEAN_ERROR, "rank", note)
+    return Plan(name, hardware, spaces[-1], goal, tuple(first), others, refused, _MEAN_ERROR, "rank", note)
 
 
 _MEAN_ERROR = 0.07  # of steps that `python -m tests.benchmarks plan` measures
@@ -235,14 +235,14 @@ class Here:
         update_s = rates.update_s * share * _update_words(copies, states) / _update_words(measured, states)
         own = _update_words(1, states) / copies / _update_words(copies, states)
         update_s, sync_s = update_s * own, update_s * (1 - own)
-        if strategy.by_host and copies > 1:
+        if strategy.path is SyncPath.HOST and copies > 1:
             gathers = 2 * strategy.passes if strategy.zero == 3 else 1
             by_host_s = max(rates.host_update_s - rates.update_s, 0.0) * share
             sync_s += by_host_s * (1 + gathers) / 2
         return update_s, sync_s
 
     def _memory(self, strategy: Strategy, parts: Sequence[_Part], rates: Rates, times: PassTimes) -> Iterator[Memory]:
-        by_device, copies = not strategy.by_host and strategy.copies > 1, strategy.copies
+        by_device, copies = strategy.path is SyncPath.RDU and strategy.copies > 1, strategy.copies
         whole = self._whole
         whole_bytes = whole.memory.total_bytes * times.samples // whole.program.batch_size
         process_bytes = rates.private_bytes + rates.shared_bytes // strategy.ranks

@@ -218,11 +218,8 @@ class Programs(Protocol):
     def program(self, strategy: Strategy) -> Program:
         """The program that is compiled for `strategy`."""
 
-    def repeated_layers(self) -> int:
-        """How many equal layers the model repeats; 0 if they cannot be left out."""
-
-    def shorter(self, strategy: Strategy, layers: int) -> Shorter | None:
-        """The same with so many of its repeated layers; None if it has no more."""
+    def shorter(self, strategy: Strategy, layers: int, least: int) -> Shorter | None:
+        """The same with so many of its repeated layers; None if it has no more, or fewer than `least`."""
 
 
 ByDtype: TypeAlias = Callable[[str], Programs]
@@ -336,15 +333,14 @@ class Ranks:
         """The whole program, or two with few layers, if these show what one costs: its sections and parameters."""
         try:
             counts, programs = _FEW_LAYERS[alone.recompute], self._programs(alone.dtype)
-            if programs.repeated_layers() >= _MANY_LAYERS:
-                shorter = [programs.shorter(alone, count) for count in counts]
-                found = [Compiled(each.program, each) for each in shorter if each is not None]
-                if len(found) == len(counts):
-                    few, more = found
-                    grown = len(more.sections) - len(few.sections)  # of the forward and of the backward
-                    has_own = sum(more.numel_of.values()) > sum(few.numel_of.values())
-                    if grown >= 2 * (counts[1] - counts[0]) and has_own:
-                        return found
+            shorter = [programs.shorter(alone, count, _MANY_LAYERS) for count in counts]
+            found = [Compiled(each.program, each) for each in shorter if each is not None]
+            if len(found) == len(counts):
+                few, more = found
+                grown = len(more.sections) - len(few.sections)  # of the forward and of the backward
+                has_own = sum(more.numel_of.values()) > sum(few.numel_of.values())
+                if grown >= 2 * (counts[1] - counts[0]) and has_own:
+                    return found
             return [Compiled(programs.program(alone))]
         except SambasimError as error:  # a model may not be captured in each dtype
             return error.what

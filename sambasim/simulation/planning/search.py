@@ -1,12 +1,10 @@
 """The search for the best strategies: all are estimated, the best of each shape of the mesh are compiled and priced."""
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from heapq import heappop, heappush, nsmallest
-from itertools import count as count_up
-from typing import Any
+from heapq import nsmallest
 
 from sambasim.costs.cut import Level
 from sambasim.errors import MachineError, OptionError
@@ -26,16 +24,11 @@ class Goal(StrEnum):
     COST = "cost"
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
-    strategy: Strategy
-    why: str
-
-
 @dataclass(frozen=True)
 class Plan:
     """`best`: the best strategy of each shape of the mesh, compiled and priced, best first; `others`: mostly estimates;
-    `mean_error`: of predictions, published or here; `largest_layer_bytes`: of a module, with gradients and states."""
+    `refused`: why the others are impossible; `mean_error`: of predictions, published or here; `largest_layer_bytes`: of
+    a module, with gradients and states."""
 
     name: str
     hardware: str
@@ -43,7 +36,7 @@ class Plan:
     goal: Goal
     best: tuple[Priced, ...]
     others: tuple[Priced, ...]
-    refused: tuple[Refused, ...]
+    refused: Mapping[Strategy, str]
     mean_error: float
     device: str = "RDU"
     note: str = ""
@@ -77,7 +70,7 @@ class Planner:
         on_phase("estimate all strategies")
         found = {strategy: self.estimator.estimate(strategy) for strategy in space.strategies()}
         estimated = [each for each in found.values() if isinstance(each, Priced)]
-        refused = tuple(Refused(strategy, each) for strategy, each in found.items() if isinstance(each, str))
+        refused = {strategy: each for strategy, each in found.items() if isinstance(each, str)}
         on_phase("compile and price the best")
         best, priced = self._best(estimated, goal, count)
         known = {candidate.strategy for candidate in (*best, *priced)}
@@ -90,9 +83,8 @@ class Planner:
     def _best(self, estimated: Sequence[Priced], goal: Goal, count: int) -> tuple[list[Priced], list[Priced]]:
         """The best of each shape, and what else was priced: the best by estimate is priced, and corrects the others."""
 
-        def put(candidate: Priced) -> None:
-            error = error_of.get(family(candidate), (1.0, 1.0))
-            heappush(waiting, (*order(candidate, goal, error), next(number), candidate))
+        def corrected(candidate: Priced) -> tuple[float, ...]:
+            return order(candidate, goal, error_of.get(family(candidate), (1.0, 1.0)))
 
         fitting = [candidate for candidate in estimated if candidate.problem is None]
         if not fitting:
@@ -101,14 +93,12 @@ class Planner:
         for candidate in sorted(fitting, key=lambda candidate: order(candidate, goal), reverse=True):
             left[family(candidate)].append(candidate)
         error_of: dict[Hashable, tuple[float, float]] = {}
-        waiting: list[Any] = []
-        number = count_up()
-        for of_family in left.values():
-            put(of_family.pop())
+        waiting = [of_family.pop() for of_family in left.values()]
         best: dict[Hashable, Priced] = {}
         others: list[Priced] = []
         while waiting and len(best) < count:
-            *_, candidate = heappop(waiting)
+            candidate = min(waiting, key=corrected)
+            waiting.remove(candidate)
             if candidate.strategy.shape in best:
                 others += [candidate] if candidate.is_exact else []
             elif candidate.is_exact:
@@ -118,13 +108,13 @@ class Planner:
                 if exact.problem is None:
                     memory_error = exact.fullest.total_bytes / candidate.fullest.total_bytes
                     error_of[family(candidate)] = exact.step_s / candidate.step_s, memory_error
-                    put(exact)
+                    waiting.append(exact)
                 else:
                     others.append(exact)
-                if left[family(candidate)]:
-                    put(left[family(candidate)].pop())
+                waiting += left[family(candidate)][-1:]
+                del left[family(candidate)][-1:]
         in_order = sorted(best.values(), key=lambda candidate: order(candidate, goal))
-        return in_order, [*others, *(candidate for *_, candidate in waiting if candidate.is_exact)]
+        return in_order, [*others, *(candidate for candidate in waiting if candidate.is_exact)]
 
     def with_priced_frontier(self, plan: Plan) -> Plan:
         """`plan`, in which the strategies that estimates do not beat are compiled and priced too, at most 32."""

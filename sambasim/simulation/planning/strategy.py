@@ -92,9 +92,9 @@ class Strategy:
         return 2 if self.schedule.startswith("interleaved") and self.stages > 1 else 1
 
     @property
-    def by_host(self) -> bool:
-        """Whether replicas sync through their hosts, and not between RDUs."""
-        return self.zero >= BY_HOST
+    def path(self) -> SyncPath:
+        """How replicas sync: through their hosts, or between RDUs."""
+        return SyncPath.HOST if self.zero >= BY_HOST else SyncPath.RDU
 
     @property
     def shape(self) -> Hashable:
@@ -247,10 +247,6 @@ def shortage(memory: Sequence[Memory], capacity_bytes: int) -> str | None:
     return f"memory{of_stage}: {whole}, {format_bytes(parts[largest])} of it {largest}"
 
 
-def path_of(strategy: Strategy) -> SyncPath:
-    return SyncPath.HOST if strategy.by_host else SyncPath.RDU
-
-
 def rdus_of(placement: Placement) -> int:
     return -(-placement.replicas // placement.per_rdu)
 
@@ -266,7 +262,7 @@ def price(strategy: Strategy, program: Program, level: Level, budget: Budget, pl
     priced = price_ranks(program, limitless, samples, steps)
     if strategy.ranks_of_replica == 1 and priced[0].tiers.rest:  # other sections may be faster then
         priced = price_ranks(program, limitless, samples, steps, level)
-    step = step_of(program, priced, placement, path_of(strategy))
+    step = step_of(program, priced, placement, strategy.path)
     sized = partial(memory_of, samples=samples, replicas=strategy.copies, passes=strategy.passes)
     memory = tuple(sized(rank.program, activations_bytes=rank.need.between_bytes) for rank in priced)
     slowest = max(range(len(step.ranks)), key=lambda at: step.times_of(at).busy_s)
