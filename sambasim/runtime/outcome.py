@@ -31,8 +31,9 @@ from sambasim.runtime.transports.connect import Way
 from sambasim.runtime.transports.host import GLOO_EXEMPT
 from sambasim.runtime.transports.network import scattered
 from sambasim.runtime.values.memory import State, byte_array, joined, state_dict, state_of
+from sambasim.simulation.alone import price_ranks
 from sambasim.simulation.prediction import backing_of
-from sambasim.simulation.step import PredictedStep, has_several_ranks, predict_step
+from sambasim.simulation.step import PredictedStep, has_several_ranks, step_of
 from sambasim.simulation.sync import SyncPath
 from sambasim.units import format_bytes
 
@@ -42,7 +43,8 @@ def predicted(
 ) -> PredictedStep | str:
     """A step of all replicas of `placement`; or why there is no prediction: it must not lose what was measured."""
     try:
-        return predict_step(program, budget_of(inventory.device, inventory.tiles), placement, path, micro_steps)
+        ranks = price_ranks(program, budget_of(inventory.device, inventory.tiles), micro_steps=micro_steps)
+        return step_of(program, ranks, placement, path)
     except SambasimError as error:
         return error.what
     except Exception as error:

@@ -5,8 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from sambasim.costs.cut import Level
-from sambasim.hardware.budget import Budget
 from sambasim.hardware.placement import Placement
 from sambasim.ir.dataflow import pass_and_update, spans_of_actions
 from sambasim.ir.graph import Section, SectionKind
@@ -15,7 +13,7 @@ from sambasim.ir.program import Program
 from sambasim.ir.schedule import Action, ActionKind, Schedule, make, timeline
 from sambasim.ir.schedule import Span as ActionSpan
 from sambasim.ir.types import SymbolKind
-from sambasim.simulation.alone import MODEL_KINDS, RankAlone, price_ranks
+from sambasim.simulation.alone import MODEL_KINDS, RankAlone
 from sambasim.simulation.scaling import Span, SyncedRank, Track, with_sync
 from sambasim.simulation.sync import SyncPath, Traffic, copies_of, gathered_in_passes, traffic_of
 
@@ -325,10 +323,3 @@ def step_of(program: Program, priced: Sequence[RankAlone], placement: Placement,
         return ranks[schedule.rank_of(action.stage)].costs.get((action.kind, action.stage), Cost())
 
     return PredictedStep(program, mesh, placement, Passes(schedule, cost), ranks)
-
-
-def predict_step(
-    program: Program, budget: Budget, at: Placement, path: SyncPath, micro_steps: int = 1, level: Level | None = None
-) -> PredictedStep:
-    """As `price_ranks` and `step_of`."""
-    return step_of(program, price_ranks(program, budget, None, micro_steps, level), at, path)

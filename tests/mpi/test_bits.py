@@ -16,7 +16,8 @@ from sambasim.hardware.budget import budget_of
 from sambasim.hardware.placement import place
 from sambasim.hardware.spec import load_cluster, load_device
 from sambasim.report.simulation import step_record
-from sambasim.simulation.step import predict_step
+from sambasim.simulation.alone import price_ranks
+from sambasim.simulation.step import step_of
 from sambasim.simulation.sync import SyncPath, Wire
 from tests.faults.command import sambasim
 from tests.mpi.bodies.train import Run
@@ -351,7 +352,8 @@ def test_a_prediction_has_the_bytes_of_the_run(folder: Path) -> None:
     for name, trained in train(2, runs).items():
         program, summary = pef.read(paths[name]).program, trained.summary
         assert summary.predicted is not None
-        step = predict_step(program, budget_of(device), placement, SyncPath.HOST, ACCUMULATION)
+        ranks = price_ranks(program, budget_of(device), micro_steps=ACCUMULATION)
+        step = step_of(program, ranks, placement, SyncPath.HOST)
         assert summary.predicted.predicted_step_s == step.predicted_s
         predicted_bytes = 2 * 2 * steps * step_record(step).axes[0].received_bytes[Wire.HOST.value]
         assert summary.bytes.device_to_host + summary.bytes.host_to_device == predicted_bytes

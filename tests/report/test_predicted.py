@@ -24,7 +24,8 @@ from sambasim.report.formats import predicted_trace, section_report_csv, summary
 from sambasim.report.inspect import contents
 from sambasim.report.simulation import step_record
 from sambasim.report.tables import Curve
-from sambasim.simulation.step import PredictedStep, predict_step
+from sambasim.simulation.alone import price_ranks
+from sambasim.simulation.step import PredictedStep, step_of
 from sambasim.simulation.sync import SyncPath
 from sambasim.units import format_bytes, format_seconds
 from tests.cli.typed import printed
@@ -139,7 +140,7 @@ def test_bytes_go_over_the_link_between_the_ranks(program: Program) -> None:
     device = load_device("sn30")
     cluster = load_cluster(device.cluster).model_copy(update={"rdus_per_node": 2})
     in_pairs = Placement(cluster, None, 1, tuple(rank // 2 for rank in range(8)))
-    apart = bytes_of(predict_step(program, budget_of(device), in_pairs, SyncPath.RDU))
+    apart = bytes_of(step_of(program, price_ranks(program, budget_of(device)), in_pairs, SyncPath.RDU))
     links = {axis: set(received) for axis, received in apart.items()}
     assert links == {"dp": {"network_link"}, "pp": {"network_link"}, "tp": {"peer_link"}}
     together = bytes_of(predicted(program, 2))
@@ -318,12 +319,12 @@ def test_what_a_run_waited_stands_beside_what_was_predicted(mesh_pef: Path, prog
             assert (words in cells) == beside
 
 
-def step_of(replicas: int = 1, path: SyncPath = SyncPath.RDU, micro_steps: int = 1) -> PredictedStep:
+def step_at(replicas: int = 1, path: SyncPath = SyncPath.RDU, micro_steps: int = 1) -> PredictedStep:
     return predicted(sample_program(), replicas, micro_steps, path, "o3", 4)
 
 
 def test_a_row_for_each_section_is_within_the_device_and_their_sum_is_the_step() -> None:
-    step = step_of(micro_steps=3).alone
+    step = step_at(micro_steps=3).alone
     rows = list(csv.DictReader(io.StringIO(section_report_csv(step))))
     heads = [(str(number), section.kind) for number, section in enumerate(step.sections)]
     assert [(row["section_id"], row["section_type"]) for row in rows] == heads
@@ -342,7 +343,7 @@ def test_a_row_for_each_section_is_within_the_device_and_their_sum_is_the_step()
 
 
 def test_the_parts_of_the_summary_add_up() -> None:
-    step = step_of(replicas=4)
+    step = step_at(replicas=4)
     record = json.loads(summary_json(step))
     predicted, share = record["predicted"], f"{record['predicted']['predicted_host_share']:.1%}"
     assert record["remarks"][0] == f"Host takes {share} of the total latency (predicted)."
@@ -359,7 +360,7 @@ def test_the_parts_of_the_summary_add_up() -> None:
 def test_a_trace_says_that_it_is_predicted_and_of_what_and_ends_when_it_says(
     replicas: int, micro_steps: int, path: SyncPath
 ) -> None:
-    step = step_of(replicas, path, micro_steps)
+    step = step_at(replicas, path, micro_steps)
     trace, shown = read_trace(predicted_trace(step)), min(replicas, 4)
     assert (trace.facts["kind"], trace.facts["pef"], trace.facts["pef_digest"]) == ("predicted", "logreg", None)
     assert trace.facts["device"] == "4 of 8 tiles of SN30: predicted, never measured here"

@@ -246,5 +246,5 @@ def test_a_device_that_is_too_small_is_the_reason() -> None:
 
 
 def test_a_mistake_of_ours_does_not_lose_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outcome, "predict_step", Mock(side_effect=KeyError("x")))
+    monkeypatch.setattr(outcome, "price_ranks", Mock(side_effect=KeyError("x")))
     assert predict(SN30) == "this is a mistake of sambasim's own, please report it: KeyError: 'x'"

@@ -26,7 +26,7 @@ from sambasim.simulation.alone import price_ranks
 from sambasim.simulation.planning.strategy import Strategy
 from sambasim.simulation.prediction import predict
 from sambasim.simulation.scaling import SyncedRank, Track, with_sync
-from sambasim.simulation.step import PredictedStep, predict_step, step_of
+from sambasim.simulation.step import PredictedStep, step_of
 from sambasim.simulation.sync import SyncPath, Wire
 from tests.cli.typed import printed, refused
 from tests.costs.test_costs import more_of
@@ -48,7 +48,7 @@ def predicted(
     tiles: int | None = None,
 ) -> PredictedStep:
     placement = place(replicas * program.ranks_of_replica, DEVICE, tiles, CLUSTER)
-    return predict_step(program, budget_of(DEVICE, tiles), placement, path, micro_steps, level)
+    return step_of(program, price_ranks(program, budget_of(DEVICE, tiles), None, micro_steps, level), placement, path)
 
 
 @pytest.fixture(scope="module")
@@ -126,10 +126,9 @@ def test_own_sections_give_what_cutting_again_gives_and_each_has_its_own_time(le
 
 @pytest.mark.parametrize("path", SyncPath)
 def test_replicas_that_mpi_puts_on_two_nodes_wait_for_the_network(path: SyncPath) -> None:
-    inventory = Inventory(DEVICE, None, CLUSTER)
+    inventory, ranks = Inventory(DEVICE, None, CLUSTER), price_ranks(sample_program(), budget_of(DEVICE))
     here, apart = (
-        predict_step(sample_program(), budget_of(DEVICE), place_replicas(inventory, nodes), path)
-        for nodes in ([0, 0], [0, 1])
+        step_of(sample_program(), ranks, place_replicas(inventory, nodes), path) for nodes in ([0, 0], [0, 1])
     )
     assert here.predicted_s < apart.predicted_s
 
