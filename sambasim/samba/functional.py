@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sambasim.compiler.capture.trial import is_tracing
 from sambasim.errors import OptionError
-from sambasim.samba.notices import checks_keywords, no_such_name
+from sambasim.samba.notices import checks_keywords
 from sambasim.samba.process import app_error
 from sambasim.samba.tensor import from_torch_tensor
 
@@ -177,12 +177,14 @@ def operators() -> Mapping[str, Callable[..., Any]]:
 
 
 def operator(name: str) -> Callable[..., Any]:
-    """The operator of this name. Raises AttributeError, with names that are near, if there is none."""
-    if name.startswith("__"):  # Python probes for these
+    """The operator of this name. Raises AttributeError if there is none."""
+    if name.startswith("__") or name not in operators():  # Python probes for these
         raise AttributeError(f"sambasim.samba has no {name}")
-    if name not in operators():
-        raise no_such_name("sambasim.samba", name, operators())
     return operators()[name]
 
 
 __getattr__ = operator  # apps also use them as `samba.functional.relu`
+
+
+def __dir__() -> list[str]:
+    return [*__all__, *operators()]

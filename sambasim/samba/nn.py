@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import *  # noqa: F403  # every name of torch.nn, whatever the release
 
 from sambasim.errors import DataError
-from sambasim.samba.notices import checks_keywords, no_such_name
+from sambasim.samba.notices import checks_keywords
 from sambasim.samba.process import type_error
 from sambasim.samba.tensor import MATERIALIZER, Materializer, SambaTensor, to_torch
 
@@ -59,5 +59,5 @@ def _copied(parameter: torch.nn.Parameter, memo: dict[int, Any]) -> torch.nn.Par
 torch.nn.Parameter.__deepcopy__ = _copied  # type: ignore[assignment, method-assign]  # copies keep attributes
 
 
-def __getattr__(name: str) -> object:
-    raise no_such_name("sambasim.samba.nn", name, ("SambaParameter", *vars(torch.nn)))
+def __dir__() -> list[str]:
+    return ["SambaParameter", *vars(torch.nn)]

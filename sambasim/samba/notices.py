@@ -4,7 +4,7 @@ import difflib
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
@@ -59,14 +59,6 @@ class AbsentName:
 
     def __repr__(self) -> str:
         return f"<{self._name}, which sambasim does not have>"
-
-
-def no_such_name(module: str, name: str, known: Iterable[str]) -> AttributeError:
-    """The error for `module.name`, with the nearest names in `known`, or all if they are few."""
-    choices = sorted(known)
-    near = difflib.get_close_matches(name, choices, n=4, cutoff=0.6) or (choices if len(choices) <= 12 else [])
-    hint = f"; similar names: {', '.join(near)}" if near else ""
-    return AttributeError(f"{module} has no {name}{hint}")
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])

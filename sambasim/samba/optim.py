@@ -14,7 +14,7 @@ from torch.nn.utils import clip_grad_norm_
 from sambasim.commands.torch_optimizers import NOT_IN_A_PEF, options_of_group, plain_number, refuse_changed_step
 from sambasim.errors import OptionError
 from sambasim.options.training import OptimizerOptions
-from sambasim.samba.notices import checks_keywords, no_such_name
+from sambasim.samba.notices import checks_keywords
 
 __all__ = ["SGD", "Adam", "AdamW"]
 
@@ -104,10 +104,6 @@ def _clip_first(
         return loss
 
     return (itself,), {"closure": compute_and_clip}
-
-
-def __getattr__(name: str) -> object:
-    raise no_such_name("sambasim.samba.optim", name, ("SGD", "Adam", "AdamW"))
 
 
 for _one, _of_torch in ((SGD, torch.optim.SGD), (Adam, torch.optim.Adam), (AdamW, torch.optim.AdamW)):

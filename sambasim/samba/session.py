@@ -7,6 +7,7 @@ There is one session a process, `samba.session`. The model has the weights of th
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from difflib import get_close_matches
 from math import isfinite
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,7 +27,7 @@ from sambasim.samba.checks import replicas
 from sambasim.samba.device import Machine
 from sambasim.samba.inputs import Inputs, repeatable
 from sambasim.samba.loaded import Loaded, kinds_of
-from sambasim.samba.notices import AbsentNameError, checks_keywords, nearest, no_such_name, say_once, without_effect
+from sambasim.samba.notices import AbsentNameError, checks_keywords, nearest, say_once, without_effect
 from sambasim.samba.process import app_error, type_error
 from sambasim.samba.profiler import Profiler
 from sambasim.samba.request import Optimizer, as_mapping, as_sequence, build_fields, compile_request, request, unwrapped
@@ -348,8 +349,10 @@ class Session:
         return dict(zip((optimizer.name for optimizer in machine.program.optimizers), owners, strict=True))
 
     def __getattr__(self, name: str) -> object:
-        error = no_such_name("samba.session", name, [known for known in dir(type(self)) if not known.startswith("_")])
-        raise app_error(AbsentNameError, str(error), "leave it out")
+        known = [one for one in dir(type(self)) if not one.startswith("_")]
+        near = ", ".join(get_close_matches(name, known, n=4))
+        hint = f"; similar names: {near}" if near else ""
+        raise app_error(AbsentNameError, f"samba.session has no {name}{hint}", "leave it out")
 
     def loaded(self, model: nn.Module | None = None) -> Loaded:
         """The loaded PEF. Raises OptionError if there is none, or one for another model than `model`."""

@@ -102,8 +102,6 @@ def test_what_apps_write_in_a_model_trains_as_torch(tmp_path: Path, capsys: pyte
 def test_what_samba_nn_has() -> None:
     for name in ("functional", "init", "Parameter"):
         assert getattr(samba.nn, name) is getattr(nn, name)
-    with pytest.raises(AttributeError, match=r"^sambasim\.samba\.nn has no Linaer; similar names: Linear, "):
-        samba.nn.Linaer  # noqa: B018  # the mistake
 
 
 def optimizers_of(model: Net, library: Any, **options: float) -> list[Any]:

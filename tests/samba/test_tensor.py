@@ -229,12 +229,11 @@ def test_int16_indices_and_labels_are_computed_as_int64_on_the_host() -> None:
         short.add_(0.5)
 
 
-def test_what_is_no_operator_is_not_there_and_the_error_has_the_nearest_names() -> None:
+def test_what_is_no_operator_is_not_there() -> None:
     for name in ("save", "load", "manual_seed", "compile", "Tensor", "float32", "_VF", "__path_hooks__"):
         assert not hasattr(samba, name)
-    for name, near in (("sigmod", "; similar names: sigmoid, "), ("randnt", r"; .*\brandn\b"), ("qqqqqqqq", "$")):
-        with pytest.raises(AttributeError, match=rf"^sambasim\.samba has no {name}{near}"):
-            getattr(samba, name)
+    with pytest.raises(AttributeError, match="has no qqqqqqqq"):
+        samba.qqqqqqqq  # noqa: B018  # the mistake
 
 
 @pytest.mark.parametrize(

@@ -199,7 +199,7 @@ def exported_names(module: str) -> list[str]:
 def _instead(module: str, name: str) -> str:
     """The remedy for an absent `name`: similar names, or else what the module exports."""
     ours, exported = _ours(module), exported_names(module)
-    # dir() also lists what a module imports, unless it defines __dir__ itself.
+    # dir() also lists what a module imports, unless it defines __dir__ itself, as those with all names of torch do.
     known = [*exported, *dir(ours)] if "__dir__" in vars(ours) else exported
     spelled = {word.lower(): word for word in known}
     near = difflib.get_close_matches(name.lower(), spelled, n=3)

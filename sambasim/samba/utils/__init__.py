@@ -1,6 +1,6 @@
 """`samba.utils`: the command line (`argparser`), measuring, checkpoints, and helpers."""
 
-from sambasim.samba.notices import create_mac_resource_report, fix_rdu_affinity, no_such_name
+from sambasim.samba.notices import create_mac_resource_report, fix_rdu_affinity
 from sambasim.samba.test import assert_close
 from sambasim.samba.trace import trace_graph
 from sambasim.samba.utils import argparser, checkpoint
@@ -20,7 +20,3 @@ __all__ = [
     "get_file_dir", "get_rank", "get_world_size", "is_main_process", "measure_performance", "measure_sections",
     "set_seed", "trace_graph", "weight_norm_",
 ]  # fmt: skip
-
-
-def __getattr__(name: str) -> object:
-    raise no_such_name("samba.utils", name, __all__)

@@ -44,6 +44,10 @@ ABSENT_TEXTS = [
      "sambasim has no sambaflow.mac.metadata.convtilingmetadatum\n"
      "  try:   sambaflow.mac.metadata.ConvTilingMetadata or sambaflow.mac.metadata.TilingMetadata"),
     ("from sambaflow import samba; samba.sigmoyd", "sambaflow.samba.sigmoid"),  # the nearest may be an operator
+    ("from sambaflow import samba; samba.randnt", "sambaflow.samba.randn"),
+    ("from sambaflow.samba import functional as f; f.reluu", "\n  try:   sambaflow.samba.functional.relu or "),
+    ("from sambaflow.samba import nn; nn.Linaer", "\n  try:   sambaflow.samba.nn.Linear or "),
+    ("from sambaflow.samba import optim; optim.Adagrad", "\n  try:   what sambaflow.samba.optim has: Adam, AdamW, SGD"),
 ]  # fmt: skip
 
 
