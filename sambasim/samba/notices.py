@@ -3,15 +3,13 @@
 import difflib
 import functools
 import inspect
-import sys
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
 from sambasim.compiler.capture.trial import is_tracing
-from sambasim.errors import UserError, say
-from sambasim.runtime.machine.launcher import launched_rank
-from sambasim.samba.process import app_error, app_line, current
+from sambasim.errors import UserError
+from sambasim.samba.process import app_error, app_line, current, print_notice
 
 __all__ = [
     "create_mac_resource_report", "disable_sgd_stoc", "enable_addbias_grad_accum_stoc", "enable_conv_grad_accum_stoc",
@@ -23,10 +21,9 @@ __all__ = [
 def say_once(name: str, why: str) -> None:
     """Prints once in this process, on rank 0, that `name` has no effect, and the line of the app."""
     said = current().said
-    if name not in said and launched_rank() == 0:
+    if name not in said:
         where = app_line()
-        place = f"\n  where: {where}" if where else ""
-        say(f"notice: {name} has no effect: {why}{place}", sys.stderr)
+        print_notice(f"{name} has no effect: {why}" + (f"\n  where: {where}" if where else ""))
     said.add(name)
 
 

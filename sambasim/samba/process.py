@@ -17,7 +17,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 from sambasim.compiler.capture.recording import line_of
-from sambasim.errors import DataParallelError, SambasimError, one_line
+from sambasim.errors import DataParallelError, SambasimError, one_line, say
 from sambasim.runtime.machine.launcher import launched_rank
 from sambasim.units import counted
 from sambasim.whose_code import PACKAGE, is_ours, is_users_file
@@ -33,6 +33,12 @@ Code: TypeAlias = Literal[
 """The kinds of mistakes. AP01, and AP04 and AP09 of some kinds, are errors with the code in their text."""
 
 Failure = TypeVar("Failure", bound=SambasimError)
+
+
+def print_notice(text: str) -> None:
+    """On standard error, of rank 0."""
+    if launched_rank() == 0:
+        say(f"notice: {text}", sys.stderr)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +100,7 @@ class Reporter:
             for finding, source, is_printed in self._found.values():
                 lines.append(finding.shown_as(f"  {finding.code}{source}", short=is_printed))
             sys.stdout.flush()
-            sys.stderr.write("\n".join(lines) + "\n")
-            sys.stderr.flush()
+            say("\n".join(lines), sys.stderr)
 
     def _add(self, finding: Finding, source: str = "") -> None:
         key = finding.code, finding.what
@@ -104,8 +109,7 @@ class Reporter:
         prints = not (self.on_demand or self.at_exit) and launched_rank() == 0
         self._found[key] = finding, source, prints
         if prints:
-            sys.stderr.write(finding.shown_as(f"notice{source}: {finding.code}") + "\n")
-            sys.stderr.flush()
+            say(finding.shown_as(f"notice{source}: {finding.code}"), sys.stderr)
 
 
 _CHECKS = (__file__, f"{PACKAGE}samba/checks/")

@@ -27,10 +27,10 @@ from types import ModuleType
 from typing import ClassVar
 
 from sambasim import __version__ as sambasim_version
-from sambasim.errors import UserError, say
-from sambasim.runtime.machine.launcher import launched_rank
+from sambasim.errors import UserError
 from sambasim.samba import ending
 from sambasim.samba.notices import AbsentName, AbsentNameError
+from sambasim.samba.process import print_notice
 
 ROOT = "sambaflow"
 
@@ -244,8 +244,6 @@ def enter(folder: Path) -> None:
         install()
         ending.install()
     else:
-        if launched_rank() == 0:
-            used = f"SambaFlow is installed ({installed.origin}), and is used in place of sambasim"
-            say(f"notice: {used}", sys.stderr)
+        print_notice(f"SambaFlow is installed ({installed.origin}), and is used in place of sambasim")
         sys.path[:] = others
     import_module(ROOT)

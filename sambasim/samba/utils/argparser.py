@@ -14,12 +14,12 @@ import torch.distributed as dist
 import yaml
 
 from sambasim.errors import LaunchError, OptionError, failing_with
-from sambasim.runtime.machine.launcher import find_launcher, launched_rank
+from sambasim.runtime.machine.launcher import find_launcher
 from sambasim.runtime.machine.process import bring_up, bring_up_on_demand, take_down
 from sambasim.samba.ending import communicator
 from sambasim.samba.flags import COMMANDS, COMPILE, FLAGS, MEASURING, RUN, TEST, WITH_PEF
 from sambasim.samba.notices import checks_keywords, say_once
-from sambasim.samba.process import current, type_error
+from sambasim.samba.process import current, print_notice, type_error
 from sambasim.samba.utils.parser import (
     AddArguments,
     Arguments,
@@ -192,9 +192,8 @@ def _enter(arguments: Arguments) -> None:
     if "log_level" in given:
         logging.getLogger("sambaflow").setLevel(arguments.log_level.upper())  # that of sambaflow.logging.samba_logger
     shown = (flag for name, flag in given.items() if flag.inert and (not typed or name in typed))
-    inert = "".join(f"  {flag.names[0]}: {flag.inert}\n" for flag in shown)
-    if inert and launched_rank() == 0:
-        sys.stderr.write(f"notice: accepted, without an effect here:\n{inert}")
+    if inert := [f"  {flag.names[0]}: {flag.inert}" for flag in shown]:
+        print_notice("\n".join(["accepted, without an effect here:", *inert]))
     rounds = arguments.dtype == "bf16" and not arguments.inference
     # An RDU computes in bf16 by default, so existing command lines have this flag without --dtype.
     if "enable_stoc_rounding" in given and not rounds:
@@ -216,9 +215,9 @@ def _note_unmeasured() -> None:
     """A notice of a command that measures and has run no step of a PEF."""
     context = current()
     is_told = context.has_run or context.has_left or hasattr(sys, "last_value")
-    if context.command in MEASURING and not is_told and launched_rank() == 0:
+    if context.command in MEASURING and not is_told:
         remedy = "samba.utils.common.common_app_driver(args, model, inputs, optim) for all commands but run and test"
-        sys.stderr.write(f"notice: {context.command} has measured nothing\n  try:   {remedy}\n")
+        print_notice(f"{context.command} has measured nothing\n  try:   {remedy}")
 
 
 def _connect(arguments: Arguments) -> None:

@@ -20,7 +20,6 @@ from torch import nn
 from sambasim import __version__
 from sambasim.errors import OptionError, SambasimError
 from sambasim.pef import PefDocument, locate, read
-from sambasim.runtime.machine.launcher import launched_rank
 from sambasim.samba import process
 from sambasim.samba.flags import COMMANDS, COMPILE, FLAGS, RUN, Flag
 from sambasim.samba.process import app_error
@@ -177,8 +176,7 @@ def parse(parser: CommandParser, command: str, arguments: Sequence[str]) -> Argu
     if has_pef and command == COMPILE:
         if "pef_name" in free:
             namespace.pef_name = Path(namespace.pef).stem
-        if launched_rank() == 0:
-            sys.stderr.write(f"notice: --pef is for the other commands; compile writes the PEF {namespace.pef_name}\n")
+        process.print_notice(f"--pef is for the other commands; compile writes the PEF {namespace.pef_name}")
     elif has_pef and "batch_size" in free and namespace.batch_size == 1:  # else the app has its own default
         with suppress(SambasimError):
             _take_batch_size(namespace, read(locate(namespace.pef)), free)
