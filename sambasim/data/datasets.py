@@ -19,7 +19,7 @@ from sambasim.data.loaders import Loader, check_loader, own_collate, shuffles
 from sambasim.data.user_code import call_object, guarded, load_function, summary, user_line
 from sambasim.errors import DataError
 from sambasim.options.evaluation import EvaluationOptions
-from sambasim.options.grammar import BUILTIN_SOURCES, FLOAT_DTYPES, InputSpec, SourceKind
+from sambasim.options.grammar import BUILTIN_SOURCES, DATA_SUFFIXES, FLOAT_DTYPES, SYNTHETIC, InputSpec, parse_inputs
 from sambasim.options.training import DataOptions
 
 DEFAULT_SAMPLES = 1024
@@ -304,14 +304,14 @@ def split_indices(count: int, fraction: float) -> tuple[list[int], list[int]]:
 
 def _datasets(options: DataOptions, inputs: InputSpecs | None, optional: Collection[str]) -> Datasets:
     name = options.source or ""
-    if options.kind is SourceKind.SYNTHETIC:
-        specs = inputs or options.input_specs()
+    if name == SYNTHETIC:
+        specs = inputs or parse_inputs(options.inputs or {})
         if not specs:
             remedy = """--set 'data.inputs={x = "float32[784]", target = "int64[] < 10"}'"""
             raise DataError("synthetic data needs the inputs of one sample", remedy=remedy)
         seed = options.args.get("seed", 0)
         return SyntheticDataset(specs, options.samples or DEFAULT_SAMPLES, seed if isinstance(seed, int) else 0), None
-    if options.kind is SourceKind.FILE:
+    if name.endswith(DATA_SUFFIXES):
         return open_file(Path(name), inputs, optional), None
     return _pair(call_object(BUILTIN_SOURCES.get(name, name), options.args, "data source"), name)
 

@@ -45,7 +45,7 @@ def build(
     model_class: type[M], mapping: Mapping[str, object], *, where: str | None = None, given: Sequence[Given] = ()
 ) -> M:
     """An instance from plain data; `where`: its file, `given`: what was typed. Raises OptionError for all problems."""
-    origins = {".".join(path): origin for path, _, origin in given}
+    origins = {entry.name: entry.origin for entry in given}
     try:
         return model_class.model_validate(mapping)
     except ValidationError as error:

@@ -203,7 +203,7 @@ def options_and_notes(
     given = [*given_overrides(overrides), *given_flags(flags, COMPILE_FLAGS, dotted_names(CompileFile))]
     if target is not None:
         given.insert(0, Given(("model", "target"), target, "the MODEL argument"))
-    if config is None and all(list(path) != ["model", "target"] for path, _, _ in given):
+    if config is None and all(entry.name != "model.target" for entry in given):
         config = QUICK_START
     written = {} if config is None else absolute_names(read_toml(config), config.parent)
     where = None if config is None else str(config)
@@ -229,10 +229,10 @@ def _built(
     tables: Mapping[str, object], given: Sequence[Given], where: str | None
 ) -> tuple[CompileFile, list[Given], Sequence[str]]:
     """`tables` with what is given, also in a DeepSpeed config; all that is given; and notes on that config."""
-    files = [value for path, value, _ in given if list(path) == ["deepspeed"]]
-    given, notes = [entry for entry in given if list(entry.path) != ["deepspeed"]], list[str]()
+    files = [entry.value for entry in given if entry.name == "deepspeed"]
+    given, notes = [entry for entry in given if entry.name != "deepspeed"], list[str]()
     for file in files:
-        if any(list(path) == ["compile", "inference"] and value for path, value, _ in given):
+        if any(entry.name == "compile.inference" and entry.value for entry in given):
             raise OptionError("a DeepSpeed config is for training", remedy="leave out --deepspeed or --inference")
         others = assign(tables, given)
         size = as_table(others.get("parallel")).get("world_size", 1)
@@ -244,7 +244,6 @@ def _built(
 
 
 def _whole(file: CompileFile, where: str | None, given: Sequence[Given]) -> CompileOptions:
-    parts = {name: getattr(file, name) for name in ("model", *Sections.model_fields)}
-    for table in (file.compile, file.parallel):
-        parts |= {name: getattr(table, name) for name in type(table).model_fields}
+    parts = {**dict(file), **dict(file.compile), **dict(file.parallel)}
+    del parts["compile"], parts["parallel"]
     return build(CompileOptions, parts, where=where, given=given)

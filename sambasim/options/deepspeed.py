@@ -59,7 +59,7 @@ def deepspeed_options(
     """The options that the file at `path` sets. `others`: the tables of options without it, which fill in `auto`;
     `typed`: those of them that override it; `compiled`: those in the PEF of a run, which sets only what a run may set.
     Raises OptionError for all that is wrong, or compiled otherwise."""
-    reading = _Reading(path, others, {".".join(entry.path): entry for entry in typed})
+    reading = _Reading(path, others, {entry.name: entry for entry in typed})
     for read in (reading.precision, reading.optimizer, reading.scheduler, reading.clipping, reading.zero):
         read()
     reading.batch(world)
@@ -125,10 +125,8 @@ class _Reading:
                 return
 
     def _loss_scale(self, half: Table) -> None:
-        fixed, fields = (
-            half.read("loss_scale", "number", 0.0),
-            {row.option: self.value(half, row) for row in LOSS_SCALE},
-        )
+        fixed = half.read("loss_scale", "number", 0.0)
+        fields = {row.option: self.value(half, row) for row in LOSS_SCALE}
         if fixed:  # then the rest says nothing
             fields = {"dynamic": False, "start": fixed}
         self.set("training.loss_scale", _whole(LossScaleOptions, fields), "fp16")

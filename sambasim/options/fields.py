@@ -31,25 +31,15 @@ from sambasim.options.flag import (
     Flag,
     flags_in,
 )
-from sambasim.options.grammar import LOSS_ARGUMENTS, LossName, OptimizerName, PefName, Source, parse_cadence, step_range
-from sambasim.options.problem import (
-    Count,
-    Factor,
-    FilePath,
-    PositiveFactor,
-    Replicas,
-    Text,
-    after,
-    before,
-    limits,
-    parsable,
-)
+from sambasim.options.grammar import LOSS_ARGUMENTS, LossName, OptimizerName, PefName, Source
+from sambasim.options.problem import Count, Factor, FilePath, PositiveFactor, Replicas, Text, after, before, limits
 
 if TYPE_CHECKING:
     from sambasim.options.base import Options as Fields
 else:
     Fields = object  # models derive from these classes and from Options, whose import takes pydantic
 
+Whole: TypeAlias = Annotated[int, limits(ge=0, le=LARGEST_COUNT)]
 HostSyncName: TypeAlias = Literal["mpi", "gloo", "parameter-server"]
 OnNonfinite: TypeAlias = Literal["stop", "skip", "ignore"]
 ScheduleName: TypeAlias = Literal[
@@ -153,7 +143,7 @@ class ScheduleFields(Fields):
     panel = TRAINING
     name: Annotated[ScheduleName, Flag("--lr-schedule")] = "constant"
     """Factor of the learning rate over optimizer steps; --set training.schedule.total_steps=N gives its end."""
-    warmup_steps: Annotated[int, limits(ge=0, le=LARGEST_COUNT), Flag("--warmup-steps")] = 0
+    warmup_steps: Annotated[Whole, Flag("--warmup-steps")] = 0
     """Optimizer steps of warm-up before it."""
 
 
@@ -163,9 +153,7 @@ class BuildFields(Fields):
     """Name of the PEF."""
     output_folder: Annotated[FilePath, Flag("--output-folder", MODEL)] = Path("out")
     """Write OUT/NAME/NAME.pef in this folder."""
-    check: Annotated[
-        int | None, limits(ge=0, le=LARGEST_COUNT), Flag("--check", NUMERICS, default="2 to 8, fewer for large ones")
-    ] = None
+    check: Annotated[Whole | None, Flag("--check", NUMERICS, default="2 to 8, fewer for large ones")] = None
     """Steps in which the PEF is compared with eager PyTorch, bit for bit; 0 for none."""
     inference: Annotated[bool, Flag("--inference", MODEL)] = False
     """Compile the forward pass only: no loss, no optimizer."""
@@ -218,10 +206,7 @@ class CheckpointFields(Fields):
     dir: Annotated[FilePath | None, Flag("--checkpoint-dir DIR")] = None
     """Write checkpoints of the run here."""
     every: Annotated[
-        str | None,
-        grammar.STEPS_OR_TEXT,
-        parsable(parse_cadence),
-        Flag("--checkpoint-every N[steps|epochs|s|min|h]", default=DEFAULT_EVERY),
+        grammar.IntervalOrTime | None, Flag("--checkpoint-every N[steps|epochs|s|min|h]", default=DEFAULT_EVERY)
     ] = None
     """Write one this often, and one at the end."""
     keep: Annotated[Count | None, Flag("--keep K", default=str(DEFAULT_KEEP))] = None
@@ -301,9 +286,7 @@ class RunFields(Fields):
     record_digests: Annotated[FilePath | None, TrainingFlag("--record-digests FOLDER")] = None
     """Write a digest of every value that leaves its section, for `sambasim compare`: one file per replica, some 100
     bytes per value and step. Slow."""
-    record_steps: Annotated[
-        str | None, parsable(step_range), TrainingFlag("--record-steps FIRST-LAST", default="all")
-    ] = None
+    record_steps: Annotated[grammar.Steps | None, TrainingFlag("--record-steps FIRST-LAST", default="all")] = None
     """With --record-digests: which steps."""
     log_dir: Annotated[FilePath | None, TrainingFlag("--log-dir FOLDER")] = None
     """Write one log file per rank here."""

@@ -142,4 +142,4 @@ def leaves(table: Mapping[str, object]) -> dict[str, object]:
 
 def changes_of(given: Iterable[Given]) -> dict[str, object]:
     """What is given, by dotted name."""
-    return {name: leaf for path, value, _ in given for name, leaf in leaves({".".join(path): value}).items()}
+    return {name: leaf for entry in given for name, leaf in leaves({entry.name: entry.value}).items()}

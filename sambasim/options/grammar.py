@@ -4,7 +4,6 @@ import os
 import re
 from collections.abc import Collection, Iterator, Mapping
 from difflib import get_close_matches
-from enum import StrEnum
 from functools import partial
 from importlib.machinery import ModuleSpec, PathFinder
 from math import isfinite, prod
@@ -17,13 +16,6 @@ from sambasim.options.problem import Problem, Refused, before, checked, near_fil
 BUILTIN_SOURCES = {"digits": "sambasim.quickstart.digits:digits"}
 SYNTHETIC = "synthetic"
 DATA_SUFFIXES = (".npz", ".safetensors")
-
-
-class SourceKind(StrEnum):
-    BUILTIN = "builtin"
-    FUNCTION = "function"
-    FILE = "file"
-    SYNTHETIC = "synthetic"
 
 
 def split_target(target: str) -> tuple[str, str]:
@@ -54,21 +46,13 @@ def target_problems(target: str) -> Iterator[Problem]:
     yield Problem("", "must be package.module:name or path/file.py:name", remedy, target)
 
 
-def source_kind(source: str) -> SourceKind | None:
-    if source == SYNTHETIC:
-        return SourceKind.SYNTHETIC
-    if source in BUILTIN_SOURCES:
-        return SourceKind.BUILTIN
-    if source.endswith(DATA_SUFFIXES):
-        return SourceKind.FILE
-    return SourceKind.FUNCTION if ":" in source else None
-
-
 def _source_problems(source: str) -> Iterator[Problem]:
-    kind, names = source_kind(source), [*BUILTIN_SOURCES, SYNTHETIC]
-    if kind is SourceKind.FUNCTION:
+    names = [*BUILTIN_SOURCES, SYNTHETIC]
+    if source in names or source.endswith(DATA_SUFFIXES):
+        return
+    if ":" in source:
         yield from target_problems(source)
-    elif kind is None:
+    else:
         choices = [*names, "module:function", *(f"FILE{suffix}" for suffix in DATA_SUFFIXES)]
         yield Problem("", f"must be {one_of(choices)}", suggested(source, names), source)
 
@@ -148,7 +132,7 @@ def absolute_path(path: str | Path, folder: Path) -> Path:
 
 def _absolute(text: str, folder: Path, is_source: bool) -> str:
     """A target or a source with its file relative to `folder`, made absolute; one in a module does not change."""
-    if is_source and source_kind(text) is SourceKind.FILE:
+    if is_source and text.endswith(DATA_SUFFIXES):
         return str(absolute_path(text, folder))
     module, name = split_target(text)
     return f"{absolute_path(module, folder)}:{name}" if name and module.endswith(".py") else text
@@ -268,6 +252,9 @@ def step_range(text: str | None) -> range:
     raise Refused(Problem("", what, "17, 100-120 or 100-", text))
 
 
+Steps = Annotated[str, parsable(step_range)]
+
+
 class Cadence(NamedTuple):
     every: int
     unit: Literal["steps", "epochs", "s"]
@@ -292,8 +279,9 @@ def parse_cadence(text: str, units: str = "epochs, s, min or h", remedy: str = _
 
 
 parse_interval = partial(parse_cadence, units="epochs", remedy="--evaluate-every 100 or 2epochs")
-STEPS_OR_TEXT = before(lambda given: str(given) if type(given) is int else given)
-Interval = Annotated[str, STEPS_OR_TEXT, parsable(parse_interval)]
+_as_text = before(lambda given: str(given) if type(given) is int else given)
+Interval = Annotated[str, _as_text, parsable(parse_interval)]
+IntervalOrTime = Annotated[str, _as_text, parsable(parse_cadence)]
 
 
 TRANSFORMERS = "transformers"  # the package whose models are made from a config

@@ -29,6 +29,10 @@ class Given(NamedTuple):
     value: object
     origin: str
 
+    @property
+    def name(self) -> str:
+        return ".".join(self.path)
+
 
 class Refused(ValueError):
     """Raised by validators; pydantic collects it, and `build` lists its problems."""

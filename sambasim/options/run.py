@@ -122,11 +122,11 @@ def _typed(name: str) -> str:
 
 def run_options(flags: Mapping[str, object], settings: Sequence[Given] = ()) -> RunOptions:
     """The options of one run: flags override `settings`, of `--set` or of `set` in Python. Raises OptionError."""
-    changes = [setting._replace(path=["overrides", *setting.path]) for setting in settings]
-    if removed := [".".join(setting.path[1:]) for setting in changes if setting.value is None]:
+    if removed := [setting.name for setting in settings if setting.value is None]:
         what = f"--set {removed[0]}= removes an option, which a run cannot: the PEF has it"
         remedy = f"--set {removed[0]}=VALUE, or compile the model again with --set {removed[0]}="
         raise OptionError(what, remedy=remedy)
+    changes = (setting._replace(path=["overrides", *setting.path]) for setting in settings)
     given = [*changes, *given_flags(flags, RUN_FLAGS, dotted_names(Sections))]
     mapping = assign({}, given)
     if "overrides" in mapping:

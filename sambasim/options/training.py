@@ -129,13 +129,6 @@ class DataOptions(DataFields, Options):
     prefetch_factor: int | None = Field(default=None, ge=1, le=MOST_PREFETCHED)
     persistent_workers: bool = False
 
-    @property
-    def kind(self) -> grammar.SourceKind | None:
-        return None if self.source is None else grammar.source_kind(self.source)
-
-    def input_specs(self) -> tuple[grammar.InputSpec, ...] | None:
-        return None if self.inputs is None else grammar.parse_inputs(self.inputs)
-
     def problems(self) -> Iterator[Problem]:
         is_synthetic, needs_workers = self.source == grammar.SYNTHETIC, ("needs workers", "--set data.workers=1")
         for field in ("inputs", "samples"):
@@ -146,7 +139,7 @@ class DataOptions(DataFields, Options):
         if self.padding and not self.buckets:
             yield Problem("padding", "is for samples of several lengths", "--set 'data.buckets=[64, 128]'")
         unknown = [name for name in self.args if name != "seed"]
-        if self.args and self.kind is grammar.SourceKind.FILE:
+        if self.args and (self.source or "").endswith(grammar.DATA_SUFFIXES):
             yield Problem("args", "are for a data function, and a file takes none", "leave out data.args")
         elif is_synthetic and unknown:
             yield Problem(f"args.{unknown[0]}", "is not an argument of synthetic data, which takes seed only")
