@@ -12,14 +12,16 @@ from sambasim.ir.ranks import copied, ends_of, pipeline_ranks, ranks_of_values
 from sambasim.ir.schedule import check
 from sambasim.ir.types import DTYPE_BYTES, SymbolKind, TensorType
 
-_SECTION_KINDS = {
+_ORDER = {
+    SymbolKind.GRADIENT: SectionKind.REDUCE,
     "comm.reduce_scatter": SectionKind.REDUCE,
     "opt.square_sums": SectionKind.GRADNORM,
+    "opt": SectionKind.OPT,
     "comm.all_gather": SectionKind.GATHER,
+    SymbolKind.PARAMETER: SectionKind.GATHER,
 }
-"""By operator on groups: the kind of its section. All others are optimizers."""
-
-_SECTIONS_OF_COPIES = {SymbolKind.GRADIENT: SectionKind.REDUCE, SymbolKind.PARAMETER: SectionKind.GATHER}
+"""What an update does with a group, in order, with the kind of section: copy the gradient to another stage, the
+operators, of which all others are optimizers, and copy the parameter back."""
 
 
 def require(condition: bool, number: int, what: str) -> None:
@@ -47,19 +49,19 @@ def sections_of_groups(program: Program) -> None:
                     plain = section not in update or not node.operator.startswith("aten.")
                     require(plain, 13, f"{section.kind} section {section.index} holds {node.operator}")
                     continue
-                right = section.kind is _kind_of_section(node, program)
+                right = section.kind is _ORDER[_done_by(node, program)]
                 require(right, 13, f"{node.operator} is in a section of kind {section.kind}")
                 require(groups.issuperset(named), 13, f"{node.name} names {', '.join(named)}: not all are groups")
 
 
-def _kind_of_section(node: Node, program: Program) -> SectionKind:
-    """The kind of the section to which a node that works on groups belongs."""
+def _done_by(node: Node, program: Program) -> str:
+    """Which part of an update `node` is, which works on groups."""
     if node.operator != "comm.copy":
-        return _SECTION_KINDS.get(node.operator, SectionKind.OPT)
+        return node.operator if node.operator in _ORDER else "opt"
     match node.args:
         case (str(), str(name)) if axis_of(node) == PIPELINE and name in program.symbols:
-            if (kind := program.symbols[name].kind) in _SECTIONS_OF_COPIES:
-                return _SECTIONS_OF_COPIES[kind]
+            if (kind := program.symbols[name].kind) in _ORDER:
+                return kind
     raise InvariantError(13, f"{node.name} copies no parameter and no gradient to another stage")
 
 
@@ -133,19 +135,12 @@ def _verify_norm(program: Program) -> None:
 
 
 def _verify_order(program: Program) -> None:
-    """Each group passes the operators of `order` once, in later and later sections; "back" copies a parameter back."""
-    updates = {f"opt.{optimizer.kind}" for optimizer in program.optimizers}
-    order = ["comm.copy", "comm.reduce_scatter", "opt.square_sums", "opt", "comm.all_gather", "back"]
-    parameters = {member.parameter for group in program.groups for member in group.members}
+    """Each group passes the parts of an update once, in later and later sections."""
     reached: dict[str, tuple[int, int]] = {}
     for section in program.step.sections:
         for node in program.step.section_nodes(section):
-            operator = "opt" if node.operator in updates else node.operator
-            if copied(node) in parameters:
-                operator = "back"
-            place = order.index(operator) if groups_of(node) else 0
             for group in groups_of(node):
-                before = reached.get(group, (-1, -1))
+                before, place = reached.get(group, (-1, -1)), [*_ORDER].index(_done_by(node, program))
                 ordered = before[0] < place and before[1] < section.index
                 require(ordered, 5, f"{node.name} is too early in section {section.index}, or there twice")
                 reached[group] = (place, section.index)
