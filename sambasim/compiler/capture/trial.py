@@ -115,11 +115,10 @@ def trial(step: nn.Module) -> Iterator[Attributes]:
             held.update(own)
 
 
-@contextlib.contextmanager
-def tied_once(step: nn.Module) -> Iterator[None]:
+def tied_once(step: nn.Module) -> contextlib.AbstractContextManager[None]:
     """Of tensors that modules share, only the first is one; the others read it. A tracer would give each an input."""
     first: dict[int, tuple[nn.Module, str]] = {}
-    changed = []
+    changes: list[tuple[Any, str, object]] = []
     for module in step.modules():
         own_class, shared = type(module), dict[str, object]()
         for kind in ("_parameters", "_buffers"):
@@ -127,18 +126,12 @@ def tied_once(step: nn.Module) -> Iterator[None]:
             tensors = [(name, tensor) for name, tensor in held.items() if tensor is not None]
             places = {name: first.setdefault(id(tensor), (module, name)) for name, tensor in tensors}
             if again := {name: place for name, place in places.items() if place != (module, name)}:
-                changed.append((module, own_class, kind, held))
-                vars(module)[kind] = {name: tensor for name, tensor in held.items() if name not in again}
+                changes.append((module, kind, {name: tensor for name, tensor in held.items() if name not in again}))
                 shared |= {name: property(partial(_read_from, *place)) for name, place in again.items()}
         if shared:
             names = {"__module__": own_class.__module__, "__qualname__": own_class.__qualname__}
-            module.__class__ = type(own_class.__name__, (own_class,), shared | names)
-    try:
-        yield
-    finally:
-        for module, own_class, kind, held in reversed(changed):
-            module.__class__ = own_class
-            vars(module)[kind] = held
+            changes.append((module, "__class__", type(own_class.__name__, (own_class,), shared | names)))
+    return with_values(changes)
 
 
 def _read_from(owner: nn.Module, key: str, reader: nn.Module) -> object:
