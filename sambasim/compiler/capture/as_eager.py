@@ -199,11 +199,9 @@ def drop_as_eager(graph: fx.Graph) -> None:
         with graph.inserting_before(node):
             cast = graph.call_function(aten._to_copy.default, (mask,), {"dtype": node.meta["val"].dtype})
             scaled = graph.call_function(aten.mul.Scalar, (cast, scale))
-            product = graph.call_function(aten.mul.Tensor, (gradient, scaled))
-        for made in (cast, scaled, product):
+        for made in (cast, scaled):
             made.meta = dict(node.meta)
-        node.replace_all_uses_with(product)
-        graph.erase_node(node)
+        node.target, node.args = aten.mul.Tensor, (gradient, scaled)
 
 
 def strided_in_order(graph: fx.Graph) -> None:
