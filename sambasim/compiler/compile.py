@@ -144,7 +144,7 @@ def capture_model(
     """The graphs of `model` for the batch of `example`, without optimizer and data parallelism. `loss` or `losses`
     replaces that of `options`. A model in evaluation mode is captured after `model.train()`; it is left as it was.
     `quick`: the training step alone, without observing a step before. Raises ModelError and CaptureError."""
-    dtype, named = STORED[options.dtype], None if options.inference or loss is not None else options.loss
+    dtype = STORED[options.dtype]
     inputs = inputs_in(dtype, example.inputs)
     for name, tensor in inputs.items():
         if tensor.is_complex():
@@ -154,7 +154,7 @@ def capture_model(
         several = options.data_parallel or options.chips > 1
         check_model(model, training=not options.inference, replicas=several)
         with rare_collections(), stored_in(dtype, model), as_on_device(model):
-            steps = both_steps(model, example, named, loss, losses, options.arguments)
+            steps = both_steps(model, example, options, loss, losses)
             first = next(iter(inputs.values()))
             of_run = in_first_step(steps[0], options.arguments, first, checks=not options.inference)
             tensors = (*inputs.values(), *of_run.values())
@@ -162,7 +162,8 @@ def capture_model(
                 watch.begin("capture the training step")
                 captures = _training_alone(steps[0], tensors)
             else:
-                says = "function" if loss is not None else named.name if named else None
+                named = None if options.inference or options.loss is None else options.loss.name
+                says = named if loss is None else "function"
                 captures = _capture(*steps, tensors, options, watch, says)
             watch.begin("translate to the graph")
             return Builder(model, inputs, captures, of_run).built(options.name, first.shape[0])

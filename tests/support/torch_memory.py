@@ -47,7 +47,7 @@ def torch_memory(options: CompileOptions, dtype: torch.dtype) -> dict[str, int]:
             lambda: build_model(options), lambda model: example_of_one(model, options), options.training.batch_size
         )
         inputs = inputs_in(None if dtype is torch.float32 else dtype, example.inputs)
-        step = both_steps(model, example, options.loss, None, None, ())[0].train()
+        step = both_steps(model, example, options)[0].train()
         given = {_storage(one) for one in (*model.parameters(), *model.buffers(), *inputs.values())}
         saved: dict[int, Tensor] = {}
 

@@ -56,11 +56,10 @@ class Eager:
     """The model of `live`, which is changed: it takes the tensors of the PEF with `program`, and keeps them."""
 
     def __init__(self, live: LiveModel, options: CompileOptions, program: Program) -> None:
-        model, named = live.model, None if options.inference or live.loss is not None else options.loss
+        model = live.model
         if not (model.training or options.inference):
             model.train()
-        table = options.arguments
-        self._step, self._evaluation = both_steps(model, live.example, named, live.loss, live.losses, table)
+        self._step, self._evaluation = both_steps(model, live.example, options, live.loss, live.losses)
         self._program = program
         self._optimizers, self._own = live.optimizers, live.own
         self._named = options.optimizer.updates() if options.optimizer is not None else ()

@@ -22,8 +22,8 @@ from sambasim.compiler.capture.trial import as_written
 from sambasim.data.batches import each_value, flat
 from sambasim.data.user_code import load_object, summary
 from sambasim.errors import ModelError, OptionError, SambasimError
+from sambasim.options.compile import CompileOptions
 from sambasim.options.grammar import ignored_class
-from sambasim.options.training import LossOptions
 
 Loss = Callable[..., Any]
 """Of what the model returns, the target or several, and by name what a run gives: a mean, or a sum and by what to
@@ -308,20 +308,16 @@ class EvaluationStep(_Step):
 
 
 def both_steps(
-    model: nn.Module,
-    example: Example,
-    named: LossOptions | None,
-    loss: Loss | None,
-    losses: Losses | None,
-    table: Collection[str],
+    model: nn.Module, example: Example, options: CompileOptions, loss: Loss | None = None, losses: Losses | None = None
 ) -> tuple[TrainingStep, EvaluationStep]:
-    """`named`: the loss by its name, `loss` if it is None; `table`: the names in `[arguments]`."""
+    """`loss` replaces that of `options`."""
+    named = None if options.inference or loss is not None else options.loss
     counts = named is not None and named.mean_over == "elements"
     mean, by_sample = named_losses(named.name, named.args, counts=counts) if named else (loss, None)
     by_name = example.targets if isinstance(example.targets, Mapping) else {}
     has = {*example.inputs, *by_name, *(named.args if named else ())}
     first = 1 if by_name else 2 if example.targets is None else 1 + len(example.targets)
-    example = example._replace(of_loss=left_to_run(mean, table, has, first) if mean else ())
+    example = example._replace(of_loss=left_to_run(mean, options.arguments, has, first) if mean else ())
     return TrainingStep(model, example, mean, losses), EvaluationStep(model, example, by_sample or mean)
 
 
