@@ -1,13 +1,23 @@
-"""How another program differs from the one in a PEF, in words, with the source lines of the model."""
+"""How two programs differ, in words: of a PEF and a model, with the source lines of the model, or of two PEFs."""
 
 from collections.abc import Iterator, Mapping
 from itertools import count, zip_longest
+from pathlib import Path
+from typing import TypeAlias
 
 from sambasim.ir.dataflow import is_clipped
-from sambasim.ir.graph import Node, Output, format_argument, graph_difference, symbol_differences
+from sambasim.ir.graph import Graph, Node, Output, format_argument, graph_difference, symbol_differences
 from sambasim.ir.program import Program
 from sambasim.ir.types import Symbol, SymbolKind
+from sambasim.options.given import leaves
+from sambasim.pef import PefDocument, check, map_weights
+from sambasim.report.compare import differing_facts, tensor_difference
+from sambasim.report.compare.tensors import compare_tensors
+from sambasim.report.tables import Row
 from sambasim.runtime.values.operators import find_operator
+
+Names: TypeAlias = tuple[str, str]  # what the two are called
+_TRACED, _COMPARED = ("the PEF", "the model"), ("A", "B")
 
 
 def differences(compiled: Program, traced: Program) -> Iterator[str]:
@@ -16,49 +26,60 @@ def differences(compiled: Program, traced: Program) -> Iterator[str]:
     digests, come last."""
     parallel = (SymbolKind.ACCUMULATION_GROUP, SymbolKind.REDUCE_BUFFER)
     symbols = compiled.symbols, traced.symbols
-    plain = ({name: one for name, one in named.items() if one.kind not in parallel} for named in symbols)
-    yield from _of_symbols(*plain)
+    before, now = ({name: one for name, one in named.items() if one.kind not in parallel} for named in symbols)
+    yield from _of_symbols(before, now, _TRACED)
     if is_clipped(traced) and not is_clipped(compiled):
         yield "the optimizer has max_grad_norm, and the PEF does not clip gradients"
-    match graph_difference(compiled.leading, traced.leading):
-        case _, (Node() | None) as before, (Node() | None) as now:
-            yield _of_one_operator(before, now) or f"the PEF has {described(before)}, and the model {described(now)}"
-        case (_, Output(symbol=symbol), _) | (_, _, Output(symbol=symbol)):
-            yield f"{symbol} is another value of the graph in the PEF than in the model"
-        case _, _, _:
-            yield "the sections are cut at other places"
+    yield from _of_graphs(compiled.leading, traced.leading, _TRACED)
     for group, other in zip_longest(compiled.groups, traced.groups):
         if group is None or other is None or group.members != other.members or group.optimizer != other.optimizer:
             yield "the optimizers update other groups of parameters"
-    yield from _of_symbols(*symbols)
+    yield from _of_symbols(*symbols, _TRACED)
 
 
-def _of_symbols(compiled: Mapping[str, Symbol], traced: Mapping[str, Symbol]) -> Iterator[str]:
-    for name, before, now in symbol_differences(compiled, traced):
-        if before and now:
-            yield f"{name} is {before.kind} {before.type} in the PEF, and {now.kind} {now.type} in the model"
-        elif before:
-            yield f"the PEF has the {before.kind} {name}, {before.type}, and the model does not"
-        elif now:
-            yield f"the model has the {now.kind} {name}, {now.type}, and the PEF does not"
+def _of_symbols(before: Mapping[str, Symbol], after: Mapping[str, Symbol], names: Names) -> Iterator[str]:
+    for name, one, other in symbol_differences(before, after):
+        has, lacks = names if one else names[::-1]
+        if one and other:
+            yield f"{name} is {one.kind} {one.type} in {has}, and {other.kind} {other.type} in {lacks}"
+        elif symbol := one or other:
+            yield f"{has} has the {symbol.kind} {name}, {symbol.type}, and {lacks} does not"
 
 
-def _of_one_operator(compiled: Node | None, traced: Node | None) -> str | None:
+def _of_graphs(before: Graph, after: Graph, names: Names) -> Iterator[str]:
+    """The first difference: the operator with its section, or an output, or how many sections there are."""
+    a, b = names
+    match graph_difference(before, after):
+        case position, (Node() | None) as one, (Node() | None) as other:
+            sections = (*before.sections, *after.sections)
+            within = next((section for section in sections if section.start <= position < section.stop), None)
+            where = f", section {within.index} {within.kind} {within.name}" if within else ""
+            apart = _of_one_operator(one, other, names) or f"{a} has {described(one)}, and {b} {described(other)}"
+            yield f"operator {position}{where}: {apart}"
+        case (_, Output(symbol=symbol), _) | (_, _, Output(symbol=symbol)):
+            yield f"{symbol} is another value of the graph in {a} than in {b}"
+        case number, _, _:
+            counts = f"{len(before.sections)} sections in {a}, {len(after.sections)} in {b}"
+            yield f"the sections differ from section {number} on: {counts}"
+
+
+def _of_one_operator(before: Node | None, after: Node | None, names: Names) -> str | None:
     """The difference of two nodes with one operator: in its arguments, or in which results are read."""
-    if compiled is None or traced is None or compiled.operator != traced.operator:
+    if before is None or after is None or before.operator != after.operator:
         return None
-    before, now = _arguments(compiled), _arguments(traced)
+    ours, theirs = _arguments(before), _arguments(after)
+    a, b = names
     apart = [
-        f"{name} is {before.get(name, 'not given')} in the PEF, and {now.get(name, 'not given')} in the model"
-        for name in dict.fromkeys([*before, *now])
-        if before.get(name) != now.get(name)
+        f"{name} is {ours.get(name, 'not given')} in {a}, and {theirs.get(name, 'not given')} in {b}"
+        for name in dict.fromkeys([*ours, *theirs])
+        if ours.get(name) != theirs.get(name)
     ]
     if apart:
-        return f"{'; '.join(apart)}: an argument of {described(traced)}"
-    for number, (one, other) in enumerate(zip(compiled.results, traced.results, strict=False), start=1):
+        return f"{'; '.join(apart)}: an argument of {described(after)}"
+    for number, (one, other) in enumerate(zip(before.results, after.results, strict=False), start=1):
         if (one is None) != (other is None):
-            reads, ignores = ("model", "PEF") if one is None else ("PEF", "model")
-            return f"the {reads} reads result {number} of {described(traced)}, and the {ignores} does not"
+            reads, ignores = names[::-1] if one is None else names
+            return f"{reads} reads result {number} of {described(after)}, and {ignores} does not"
     return None
 
 
@@ -75,3 +96,57 @@ def described(node: Node | None) -> str:
         return "nothing more"
     module = f" in {node.module}" if node.module else ""
     return f"`{node.operator}`{module}" + (f" from {node.source}" if node.source else "")
+
+
+def compare_pefs(a: Path, b: Path) -> Row:
+    ours, theirs = check(a), check(b)
+    tensors, differences = 0, list[Row]()
+    if ours.weights_sha256 != theirs.weights_sha256:
+        tensors, differences = compare_tensors(*(map_weights(path, check=False) for path in (a, b)))
+    options = differing_facts(_options(ours), _options(theirs))
+    pairs = [(ours.program, theirs.program)]
+    if ours.graphs.keys() == theirs.graphs.keys():
+        pairs = [(one.program, theirs.graphs[name].program) for name, one in ours.graphs.items()]
+    of_symbols = (found for one, two in pairs for found in _of_symbols(one.symbols, two.symbols, _COMPARED))
+    symbols = [f"the symbols: {difference}" for difference in of_symbols]
+    graphs = [difference for pair in pairs for difference in _graphs(*pair)]
+    equal = ours.digest == theirs.digest
+    if equal:
+        verdict = f"equal: both are {ours.program.name}, digest {ours.digest}"
+    elif options:
+        rest = f", and {len(options) - 1} more" if len(options) > 1 else ""
+        verdict = f"they differ in the options: {options[0].name} {options[0].a} and {options[0].b}{rest}"
+    elif symbols or graphs:
+        verdict = f"they differ in {[*symbols, *graphs][0]}"
+    elif differences:
+        verdict = f"they differ in the weights, first {differences[0].name}: {tensor_difference(differences[0])}"
+    else:
+        verdict = "they differ only in layout or metadata"
+    found = {"options": options, "symbols": symbols, "graphs": graphs, "tensors": tensors, "weights": differences}
+    return Row(kind="pefs", a=str(a), b=str(b), equal=equal, verdict=verdict, **found)
+
+
+def _options(document: PefDocument) -> Mapping[str, object]:
+    program = document.program
+    tables = {"compile": document.compile_options, **document.training_defaults, "data": document.data_source}
+    return {
+        "name": program.name,
+        **({"graphs": ", ".join(document.graphs)} if document.has_several else {}),
+        "batch size": program.batch_size,
+        "replicas, at least": program.world_size,
+        **leaves(tables | {"metadata": document.metadata}),
+        **{f"argument {argument.name}": argument.default for argument in program.runtime_arguments},
+        "optimizers": ", ".join(
+            f"{rule.name} ({', '.join(rule.states) or 'stateless'})" for rule in program.optimizers
+        ),
+        "gradient groups": ", ".join(str(group.numel) for group in program.groups),
+    }
+
+
+def _graphs(a: Program, b: Program) -> Iterator[str]:
+    for name in ("training", "evaluation", "single"):
+        ours, theirs = getattr(a, name), getattr(b, name)
+        if ours and theirs:
+            yield from (f"the {name} graph: {difference}" for difference in _of_graphs(ours, theirs, _COMPARED))
+        elif ours or theirs:
+            yield f"the graphs: only {'A' if ours else 'B'} has one for {name}"

@@ -4,7 +4,6 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,8 +11,7 @@ from sambasim.errors import MachineError, OptionError, WeightsError
 from sambasim.files import check_output_files, check_output_folder, in_memory
 from sambasim.options.grammar import step_range
 from sambasim.options.problem import Refused, show
-from sambasim.pef import check as check_pef
-from sambasim.pef import locate, map_weights, read
+from sambasim.pef import locate, read
 from sambasim.records.digests import is_recording, read_recording
 from sambasim.records.metrics import read_run
 from sambasim.report.compare import compare_metrics
@@ -119,7 +117,8 @@ def _compared(kind: _Kind, a: Path, b: Path, asked: range | None) -> Row:
     if kind is _Kind.METRICS:
         return compare_metrics((str(a), read_run(a)), (str(b), read_run(b)), asked)
 
-    from sambasim.report.compare.tensors import compare_files, compare_pefs  # torch
+    from sambasim.commands.difference import compare_pefs  # torch
+    from sambasim.report.compare.tensors import compare_files
 
     names = str(a), str(b)
     if kind is _Kind.WEIGHTS:
@@ -137,9 +136,7 @@ def _compared(kind: _Kind, a: Path, b: Path, asked: range | None) -> Row:
         changes = differences(ours.manifest, theirs.manifest)
         facts = [Row(name=change.name, a=change.before, b=change.now) for change in changes]
         return compare_files("checkpoints", *names, (ours.tensors(), theirs.tensors()), facts)
-    left, right = ((str(path), check_pef(path)) for path in (a, b))
-    read_left, read_right = (partial(map_weights, path, check=False) for path in (a, b))
-    return compare_pefs(left, right, (read_left, read_right))
+    return compare_pefs(a, b)
 
 
 def _kind(name: str, output_folder: Path) -> _Kind:

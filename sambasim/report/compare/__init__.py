@@ -1,4 +1,5 @@
-"""What `sambasim compare` finds, as rows, text and tables: of metrics here, of others in `recordings` and `tensors`."""
+"""What `sambasim compare` finds, as rows, text and tables: of metrics here, of runs in `recordings`, of files in
+`tensors`, of PEFs in `commands/difference`."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,15 +1,12 @@
-"""Compares PEFs, and tensors by name, bit by bit: a NaN equals a NaN of the same bits, and -0.0 differs from 0.0."""
+"""Compares tensors by name, bit by bit: a NaN equals a NaN of the same bits, and -0.0 differs from 0.0."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from sambasim.ir.graph import Graph, Node, Output, format_node, graph_difference, symbol_differences
-from sambasim.ir.program import Program
-from sambasim.pef import PefDocument
-from sambasim.report.compare import differing_facts, tensor_difference
+from sambasim.report.compare import tensor_difference
 from sambasim.report.tables import Row
 from sambasim.units import counted
 
@@ -105,97 +102,3 @@ def _in_order(tensor: Tensor) -> Tensor:
     bits = _bits(tensor)
     wide = bits.long()
     return torch.where(wide < 0, torch.iinfo(bits.dtype).min - wide, wide)
-
-
-_Weights = Callable[[], Mapping[str, Tensor]]
-
-
-def compare_pefs(a: tuple[str, PefDocument], b: tuple[str, PefDocument], weights: tuple[_Weights, _Weights]) -> Row:
-    """Compare two PEFs, each given with its path. `weights` reads their weights; it is called only if they differ."""
-    (_, ours), (_, theirs) = a, b
-    same_weights = ours.weights_sha256 == theirs.weights_sha256
-    tensors, differences = (0, []) if same_weights else compare_tensors(*(read() for read in weights))
-    options = differing_facts(_options(ours), _options(theirs))
-    pairs = [(ours.program, theirs.program)]
-    if ours.graphs.keys() == theirs.graphs.keys():
-        pairs = [(one.program, theirs.graphs[name].program) for name, one in ours.graphs.items()]
-    symbols, graphs = ([found for pair in pairs for found in differ(*pair)] for differ in (_symbols, _graphs))
-    equal = ours.digest == theirs.digest
-    if equal:
-        verdict = f"equal: both are {ours.program.name}, digest {ours.digest}"
-    elif options:
-        rest = f", and {len(options) - 1} more" if len(options) > 1 else ""
-        verdict = f"they differ in the options: {options[0].name} {options[0].a} and {options[0].b}{rest}"
-    elif symbols or graphs:
-        verdict = f"they differ in {[*symbols, *graphs][0]}"
-    elif differences:
-        verdict = f"they differ in the weights, first {differences[0].name}: {tensor_difference(differences[0])}"
-    else:
-        verdict = "they differ only in layout or metadata"
-    found = {"options": options, "symbols": symbols, "graphs": graphs, "tensors": tensors, "weights": differences}
-    return Row(kind="pefs", a=a[0], b=b[0], equal=equal, verdict=verdict, **found)
-
-
-def _options(document: PefDocument) -> Mapping[str, object]:
-    program = document.program
-    tables = {"compile": document.compile_options, **document.training_defaults, "data": document.data_source}
-    return {
-        "name": program.name,
-        **({"graphs": ", ".join(document.graphs)} if document.has_several else {}),
-        "batch size": program.batch_size,
-        "replicas, at least": program.world_size,
-        **dict(_leaves("", tables | {"metadata": document.metadata})),
-        **{f"argument {argument.name}": argument.default for argument in program.runtime_arguments},
-        "optimizers": ", ".join(
-            f"{rule.name} ({', '.join(rule.states) or 'stateless'})" for rule in program.optimizers
-        ),
-        "gradient groups": ", ".join(str(group.numel) for group in program.groups),
-    }
-
-
-def _leaves(name: str, value: object) -> Iterator[tuple[str, object]]:
-    if isinstance(value, Mapping):
-        for key, below in value.items():
-            yield from _leaves(f"{name}.{key}" if name else str(key), below)
-    else:
-        yield name, value
-
-
-def _symbols(a: Program, b: Program) -> Iterator[str]:
-    for name, ours, theirs in symbol_differences(a.symbols, b.symbols):
-        if ours and theirs:
-            yield f"the symbols: {name} is {ours.kind} {ours.type} in A, and {theirs.kind} {theirs.type} in B"
-        elif symbol := ours or theirs:
-            yield f"the symbols: only {'A' if ours else 'B'} has the {symbol.kind} {name}, {symbol.type}"
-
-
-def _graphs(a: Program, b: Program) -> Iterator[str]:
-    for name in ("training", "evaluation", "single"):
-        ours, theirs = getattr(a, name), getattr(b, name)
-        if ours and theirs:
-            if difference := _difference(ours, theirs):
-                yield f"the {name} graph: {difference}"
-        elif ours or theirs:
-            yield f"the graphs: only {'A' if ours else 'B'} has one for {name}"
-
-
-def _difference(a: Graph, b: Graph) -> str | None:
-    match graph_difference(a, b):
-        case position, (Node() | None) as ours, (Node() | None) as theirs:
-            sections = (*a.sections, *b.sections)
-            within = next((section for section in sections if section.start <= position < section.stop), None)
-            where = f", section {within.index} {within.kind} {within.name}" if within else ""
-            return f"operator {position}{where}\n  A: {_node_text(a, ours)}\n  B: {_node_text(b, theirs)}"
-        case (_, Output(symbol=symbol), _) | (_, _, Output(symbol=symbol)):
-            return f"{symbol} is a different value"
-        case number, _, _:
-            counts = f"{len(a.sections)} sections in A, {len(b.sections)} in B"
-            return f"the sections differ from section {number} on: {counts}"
-    return None
-
-
-def _node_text(graph: Graph, node: Node | None) -> str:
-    if node is None:
-        return "no operator"
-    line = format_node(graph, node)
-    return f"`{line.partition('  # ')[0]}`" + (f" from {node.source}" if node.source else "")
