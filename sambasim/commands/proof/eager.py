@@ -4,7 +4,7 @@ refused: a PEF has one set of weights."""
 
 import inspect
 import mmap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -117,15 +117,16 @@ class Eager:
         updated = {name: tensor.detach().float() if name in wide else tensor for name, tensor in self.tensors.items()}
         for name, tensor in wide.items():
             updated[name].grad = None if tensor.grad is None else tensor.grad.float()
-        optimizers = self._torchs(updated)
-        for optimizer in optimizers:
-            optimizer.step()
+        steps = self._first_steps(updated)
+        for step in steps:
+            step()
         for name, tensor in wide.items():
             tensor.data.copy_(updated[name])
-        return bool(optimizers)
+        return bool(steps)
 
-    def _torchs(self, tensors: Mapping[str, Tensor]) -> "list[torch.optim.Optimizer | _FirstStep]":
-        made: list[torch.optim.Optimizer | _FirstStep] = []
+    def _first_steps(self, tensors: Mapping[str, Tensor]) -> list[Callable[[], object]]:
+        """Of each optimizer of the PEF: of torch's, or of the user's function. None if torch lacks one of them."""
+        steps = list[Callable[[], object]]()
         defaults = {argument.name: argument.default for argument in self._program.runtime_arguments}
         for number, optimizer in enumerate(self._program.optimizers):
             groups, name = (group for group in self._program.groups if group.optimizer == number), optimizer.name
@@ -134,7 +135,8 @@ class Eager:
                 function = own_update(self._named[number].name, self._own)
                 keywords = [key for key in optimizer.update.inputs if key not in optimizer.regions]
                 numbers = {key: 1 if key == STEP else defaults[f"{name}__{key}"] for key in keywords}
-                made.append(_FirstStep(function, parameters, len(optimizer.update.inputs) - len(numbers) - 2, numbers))
+                states = len(optimizer.update.inputs) - len(numbers) - 2
+                steps.append(partial(_first_step, function, parameters, states, numbers))
                 continue
             entry = OPTIMIZERS[optimizer.kind]
             if entry.torch_name is None:
@@ -142,8 +144,8 @@ class Eager:
             options: dict[str, Any] = {key: defaults[f"{name}__{key}"] for key in entry.defaults if key != "betas"}
             if "betas" in entry.defaults:
                 options["betas"] = tuple(defaults[f"{name}__beta{index}"] for index in (1, 2))
-            made.append(getattr(torch.optim, entry.torch_name)(parameters, **options))
-        return made
+            steps.append(getattr(torch.optim, entry.torch_name)(parameters, **options).step)
+        return steps
 
     def take(self, tensors: Mapping[str, Tensor]) -> None:
         """From now on the model's tensors of these symbols have these values."""
@@ -153,20 +155,12 @@ class Eager:
                     self.tensors[symbol].copy_(value)
 
 
-@dataclass(frozen=True, slots=True)
-class _FirstStep:
+@torch.no_grad()
+def _first_step(function: OwnUpdate, parameters: Sequence[Tensor], states: int, numbers: Mapping[str, float]) -> None:
     """Of an optimizer of the user's own, with so many `states`."""
-
-    function: OwnUpdate
-    parameters: Sequence[Tensor]
-    states: int
-    numbers: Mapping[str, float]
-
-    @torch.no_grad()
-    def step(self) -> None:
-        for parameter in self.parameters:
-            states = (torch.zeros_like(parameter) for _ in range(self.states))
-            self.function(parameter, parameter.grad, *states, **self.numbers)
+    for parameter in parameters:
+        zeros = (torch.zeros_like(parameter) for _ in range(states))
+        function(parameter, parameter.grad, *zeros, **numbers)
 
 
 def _by_symbol(model: nn.Module, program: Program) -> Iterator[tuple[str, Tensor]]:
