@@ -1,10 +1,11 @@
 """Copies of this process, the mechanism: what they change ends with them, and so does a crash. `commands/child.py` also
-forwards what a copy prints, and words its errors."""
+forwards what a copy prints, and words its errors. And other commands, `ran` to their end."""
 
 import ctypes
 import os
 import pickle
 import signal
+import subprocess
 import sys
 import time
 import warnings
@@ -27,6 +28,19 @@ _PR_SET_PDEATHSIG = 1  # of prctl(2)
 _LONGEST_S = 120  # A fresh copy that needs longer, as in a loop that never ends, has no result
 _LONGEST_WAIT_S = 10.0  # A copy that does nothing for so long waits for a thread that is not in it, and has no result
 _POLL_S, _TRIFLE_S = 0.5, 0.05
+
+
+def ran(*command: str, longest_s: float = 60.0) -> tuple[str | None, str]:
+    """What a command prints, None if it fails, and its last line, or why it could not start or has not ended."""
+    try:
+        done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", timeout=longest_s)
+    except subprocess.TimeoutExpired:
+        return None, f"{command[0]} did not end within {longest_s:.0f} s"
+    except OSError as error:
+        return None, str(error)
+    lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
+    last = lines[-1].strip() if lines else f"exit code {done.returncode}"
+    return None if done.returncode else done.stdout, last
 
 
 def forked(live: Callable[[], object]) -> int:

@@ -4,7 +4,6 @@ import json
 import os
 import platform
 import shutil
-import subprocess
 import sys
 from contextlib import suppress
 from importlib import metadata
@@ -16,6 +15,7 @@ import click
 from sambasim import __version__
 from sambasim.cli.shared import COUNT, FILE, answer, as_json, kept_imports, write_all
 from sambasim.errors import LaunchError, MachineError, OptionError, SambasimError, say
+from sambasim.forks import ran
 from sambasim.runtime.machine import node_memory
 from sambasim.runtime.machine.agreement import check_job
 from sambasim.runtime.machine.launcher import cores_of_this_process, fitting_mpirun
@@ -29,7 +29,6 @@ _TESTED_TORCH = "2.13.0"
 _COMFORTABLE_BYTES, _LEAST_BYTES = GIB, 2 * node_memory.MPI_RESERVE_BYTES + node_memory.MPI_START_BYTES
 """Of shared memory: what most models need, and what MPI and the smallest model with two replicas do."""
 
-_TIMEOUT_S = 60.0
 _MPI_INSTALL = "python -m pip install mpich   (or load your cluster's MPI)"
 
 _PROBE = """
@@ -92,7 +91,7 @@ def torch() -> Check:
 
 
 def mpi_library() -> Check:
-    library, error = _run(sys.executable, "-c", _PROBE.format("linked_library()"))
+    library, error = ran(sys.executable, "-c", _PROBE.format("linked_library()"))
     if library:
         return Check("MPI linked", library.strip())
     return Check("MPI linked", "none", error, _MPI_INSTALL, stops_a_run=True)
@@ -104,7 +103,7 @@ def mpirun() -> Check:
         beside = Path(sys.executable).parent / "mpirun"
         remedy = f"export PATH={beside.parent}:$PATH" if beside.exists() else _MPI_INSTALL
         return Check("mpirun found", "none", "no mpirun on PATH: only one replica can run", remedy, stops_a_run=True)
-    lines = _run(path, "--version")[0].splitlines()
+    lines = (ran(path, "--version")[0] or "").splitlines()
     version = lines[0].replace("mpirun (", "").replace(")", "") if lines else "unknown version"
     for line in lines:  # MPICH's Hydra prints a table, Open MPI a line
         if line.strip().startswith("Version:"):
@@ -115,8 +114,8 @@ def mpirun() -> Check:
 def launch(library: str) -> Check:
     """Start two ranks, since this mpirun may belong to another MPI library."""
     probe = _PROBE.format('f\'ranks {connect(["sambasim", "run"]).world_size}\'')
-    output, error = _run("mpirun", "-np", "2", sys.executable, "-c", probe)
-    if "ranks 2" in output:
+    output, error = ran("mpirun", "-np", "2", sys.executable, "-c", probe)
+    if output and "ranks 2" in output:
         return Check("MPI start", "mpirun -np 2 starts 2 ranks that find each other")
     remedy = f"{fitting_mpirun(Path(sys.executable), library)} -np 2 sambasim run ..."
     return Check("MPI start", "fails", error, remedy, stops_a_run=True)
@@ -154,8 +153,8 @@ def compiler() -> Check:
     name = os.environ.get("CXX") or "g++"
     path = shutil.which(name)
     if path is not None:
-        version, _ = _run(path, "-dumpfullversion", "-dumpversion")
-        return Check("compiler", f"{name} {version.strip()} ({path})")
+        version, _ = ran(path, "-dumpfullversion", "-dumpversion")
+        return Check("compiler", f"{name} {(version or '').strip()} ({path})")
     trouble = "--engine inductor cannot compile its kernels; everything else works"
     return Check("compiler", "none", trouble, "install g++, or set CXX to your compiler")
 
@@ -170,19 +169,6 @@ def kernels() -> Check:
         return Check("kernels", "gradients are added in one pass over memory")
     trouble = f"gradients are added in several passes over memory, with the same bits: {error.what}"
     return Check("kernels", "none", trouble, error.remedy)
-
-
-def _run(*command: str) -> tuple[str, str]:
-    """What a command prints, nothing if it fails, and its last line, or why it could not start or has not ended."""
-    try:
-        done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", timeout=_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        return "", f"{command[0]} did not answer within {_TIMEOUT_S:.0f} s"
-    except OSError as error:
-        return "", str(error)
-    lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
-    last = lines[-1].strip() if lines else f"it ended with exit code {done.returncode}"
-    return "" if done.returncode else done.stdout, last
 
 
 @click.command("doctor")

@@ -6,7 +6,6 @@ import os
 import platform
 import shlex
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Iterable
 from contextlib import suppress
@@ -17,13 +16,13 @@ from typing import NamedTuple
 import torch
 
 from sambasim.errors import MachineError
+from sambasim.forks import ran
 
 _FLAGS = (
     *("-std=c99", "-O3", "-march=native", "-fno-fast-math", "-ffp-contract=off", "-fPIC", "-shared"),
     # The kernels are limited by memory, so the widest loads win even if they lower the clock.
     *(("-mprefer-vector-width=512",) if platform.machine() == "x86_64" else ()),
 )
-_TIMEOUT_S = 60.0
 _DIGEST_BYTES = 16
 INDUCTOR_CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 
@@ -82,13 +81,9 @@ def find_cpp_compiler() -> str:
 
 def _compile(source: Path, flags: list[str], path: Path) -> Path:
     command = [*find_c_compiler(), *flags, "-o", str(path), str(source)]
-    try:
-        subprocess.run(command, check=True, capture_output=True, encoding="utf-8", errors="replace", timeout=_TIMEOUT_S)
-    except subprocess.CalledProcessError as error:
-        said = (error.stderr.strip().splitlines() or [f"exit code {error.returncode}"])[-1]
-        raise MachineError(f"{command[0]} cannot build {source.name}: {said}", remedy="set CC to gcc") from error
-    except subprocess.TimeoutExpired as error:
-        raise MachineError(f"{command[0]} did not end in {_TIMEOUT_S:.0f} s", remedy="set CC to gcc") from error
+    printed, last = ran(*command)
+    if printed is None:
+        raise MachineError(f"{command[0]} cannot build {source.name}: {last}", remedy="set CC to gcc")
     return path
 
 

@@ -10,7 +10,6 @@ ranks leave them. The job reads what to run from a file in a folder of its own, 
 import importlib
 import os
 import pickle
-import subprocess
 import sys
 import tempfile
 import timeit
@@ -27,6 +26,7 @@ from torch import Tensor
 from sambasim.data.buckets import Shapes
 from sambasim.data.datasets import Source, open_source
 from sambasim.errors import DataError, MachineError, SambasimError
+from sambasim.forks import ran
 from sambasim.hardware.budget import available_bytes
 from sambasim.ir.graph import Node
 from sambasim.ir.program import Program
@@ -100,16 +100,13 @@ def _job(work: Work, ranks: int) -> Rates:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / _WORK).write_bytes(pickle.dumps(work))
         command = [*launcher, sys.executable, "-m", "sambasim.runtime.measure.machine", folder]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
-        except subprocess.TimeoutExpired:
-            what = f"the measurement with {ranks} ranks did not end within {_TIMEOUT_S:.0f} s"
-            raise MachineError(what, remedy="fewer --ranks, or a smaller --global-batch") from None
-        if done.returncode:
-            error, lines = Path(folder) / _ERROR, done.stderr.strip().splitlines()
-            said = error.read_text() if error.exists() else lines[-1] if lines else f"exit code {done.returncode}"
+        printed, last = ran(*command, longest_s=_TIMEOUT_S)
+        if printed is None:
+            error = Path(folder) / _ERROR
+            said = error.read_text() if error.exists() else last
             what = f"the model does not run on this machine, with {counted(ranks, 'rank')}: {said}"
-            raise MachineError(what, remedy="a smaller --global-batch; sambasim compile and sambasim run say more")
+            remedy = "a smaller --global-batch, or fewer --ranks; sambasim compile and sambasim run say more"
+            raise MachineError(what, remedy=remedy)
         rates: Rates = pickle.loads((Path(folder) / _RATES).read_bytes())
         return rates
 
