@@ -1,13 +1,13 @@
 """What `report` writes of a run, a PEF or a model, and `compare` of two of a kind, each with its own imports."""
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sambasim.errors import MachineError, OptionError, WeightsError
+from sambasim.errors import OptionError
 from sambasim.files import check_output_files, check_output_folder, in_memory
 from sambasim.options.grammar import step_range
 from sambasim.options.problem import Refused, show
@@ -121,13 +121,11 @@ def _compared(kind: _Kind, a: Path, b: Path, asked: range | None) -> Row:
     from sambasim.report.compare.tensors import compare_files
 
     names = str(a), str(b)
-    if kind is _Kind.WEIGHTS:
-        return compare_files("weights", *names, (_weights(a), _weights(b)))
-    if kind is _Kind.SAVED:
+    if kind in (_Kind.WEIGHTS, _Kind.SAVED):
         (saved, values), (others, their_values) = _saved(a), _saved(b)
         pairs = [(name, values.get(name), their_values.get(name)) for name in sorted({**values, **their_values})]
         facts = [Row(name=name, a=show(one), b=show(two)) for name, one, two in pairs if repr(one) != repr(two)]
-        return compare_files("files", *names, (saved, others), facts)
+        return compare_files("weights" if kind is _Kind.WEIGHTS else "files", *names, (saved, others), facts)
     if kind is _Kind.CHECKPOINT:
         from sambasim.runtime.checkpoint.choose import differences
         from sambasim.runtime.checkpoint.content import check
@@ -164,32 +162,18 @@ def _kind(name: str, output_folder: Path) -> _Kind:
 
 
 def _saved(path: Path) -> "tuple[dict[str, Tensor], dict[str, object]]":
-    """The tensors of a file of torch.save by their place in it, as `model.head.weight`, and what else is in it."""
+    """The tensors of a file of weights by their place in it, as `model.head.weight`, and what else is in it."""
     import torch
     from torch.utils._pytree import tree_leaves_with_path
 
-    try:
-        with in_memory(path):
-            held = torch.load(path, map_location="cpu", weights_only=True)
-    except MachineError:
-        raise
-    except Exception as error:  # torch has no class of its own for what a damaged file brings about
-        what = f"{path} is no file of torch.save with tensors, numbers and texts alone"
-        raise WeightsError(what, remedy="torch.save(model.state_dict(), FILE)") from error
+    from sambasim.runtime.values.memory import read_saved
+
+    remedy = "a file of sambasim run --save FILE.safetensors, or of torch.save(model.state_dict(), FILE)"
     tensors, others = dict[str, torch.Tensor](), dict[str, object]()
-    for keys, leaf in tree_leaves_with_path(held):
+    for keys, leaf in tree_leaves_with_path(read_saved(path, remedy)):
         place = ".".join(str(getattr(key, "key", getattr(key, "idx", ""))) for key in keys)
         if isinstance(leaf, torch.Tensor):
             tensors[place] = leaf
         else:
             others[place] = leaf
     return tensors, others
-
-
-def _weights(path: Path) -> "Mapping[str, Tensor]":
-    from sambasim.runtime.values.memory import read_tensors
-
-    remedy = "a file of sambasim run --save FILE.safetensors"
-    if not path.is_file():  # but a PEF of this name may be in the output folder
-        raise WeightsError(f"the weights file {path} is not there", remedy=remedy)
-    return read_tensors(path, remedy)

@@ -85,8 +85,8 @@ def test_wrong_weights_are_told(pef: ss.Pef, run: ss.Run, tmp_path: Path, monkey
     Path("no.pt").write_text("weights")
     Path("empty").mkdir()
     for weights, kind, what in (
-        ("whole.pt", WeightsError, "whole.pt is not read, because it is damaged or holds more than weights"),
-        ("no.pt", WeightsError, "no.pt is not read"),
+        ("whole.pt", WeightsError, "whole.pt is no file of torch.save with tensors, numbers and texts alone"),
+        ("no.pt", WeightsError, "no.pt is no file of torch.save"),
         ("gone.pt", WeightsError, "gone.pt is not there"),
         ("two.pt", WeightsError, "two.pt hold several tables of tensors: a, b"),
         ("empty", OptionError, "empty is no checkpoint and holds none"),

@@ -3,20 +3,18 @@ or of a caller in Python."""
 
 import hashlib
 from collections.abc import Mapping
-from pathlib import Path
 
 import torch
 
-from sambasim.errors import WeightsError, failing_with, one_line
+from sambasim.errors import WeightsError
 from sambasim.ir.program import Program
 from sambasim.ir.types import Symbol, SymbolKind, TensorType, whole_type
-from sambasim.options.fields import SAVE_SUFFIX
 from sambasim.options.run import RunOptions
 from sambasim.runtime.checkpoint.choose import choose
 from sambasim.runtime.checkpoint.content import Checkpoint, buffer_name
 from sambasim.runtime.machine.agreement import check_equal
 from sambasim.runtime.machine.communicator import Communicator
-from sambasim.runtime.values.memory import Tensors, fitting, read_tensors, tensor_sha256
+from sambasim.runtime.values.memory import Tensors, fitting, read_saved, tensor_sha256
 from sambasim.units import first_of
 
 _FORMS = "a file of --save, of torch.save(model.state_dict(), FILE), or the folder of a checkpoint"
@@ -41,24 +39,12 @@ def given_weights(
     elif path.is_dir():
         checkpoint, _ = choose(str(path), None, communicator)
         source, named = f"the weights in {checkpoint.path}", _of_checkpoint(checkpoint, program)
-    else:
-        source, named = f"the weights in {path}", _of_file(path)
-    return fitting(named, program, source, strict=options.strict)
-
-
-def _of_file(path: Path) -> Tensors:
-    if not path.is_file():
+    elif not path.is_file():
         raise WeightsError(f"the weights file {path} is not there", remedy="--weights FILE.safetensors, made by --save")
-    if path.suffix == SAVE_SUFFIX:
-        return read_tensors(path, f"--weights takes {_FORMS}")
-    with failing_with(WeightsError, f"{path} cannot be read", "check its permissions"):
-        try:
-            return _tensors_in(torch.load(path, "cpu", weights_only=True), str(path))
-        except (OSError, WeightsError):
-            raise
-        except Exception as error:  # of a damaged file torch raises errors of many kinds
-            what = f"{path} is not read, because it is damaged or holds more than weights: {one_line(str(error))[:160]}"
-            raise WeightsError(what, remedy=f"--weights takes {_FORMS}") from None
+    else:
+        saved = read_saved(path, f"--weights takes {_FORMS}")
+        source, named = f"the weights in {path}", _tensors_in(saved, str(path))
+    return fitting(named, program, source, strict=options.strict)
 
 
 def _tensors_in(value: object, source: str) -> Tensors:

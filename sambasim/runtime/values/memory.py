@@ -14,11 +14,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from sambasim.errors import InternalError, MachineError, OptionError, WeightsError
+from sambasim.errors import InternalError, MachineError, OptionError, WeightsError, one_line
 from sambasim.files import TwiceError, in_memory, once, regular, replacing
 from sambasim.ir.dataflow import is_clipped
 from sambasim.ir.program import ParameterGroup, Program
 from sambasim.ir.types import DTYPE_BYTES, Cut, Slice, SymbolKind, TensorType, cut, cut_at
+from sambasim.options.fields import SAVE_SUFFIX
 from sambasim.pef.archive import bytes_of
 from sambasim.runtime.machine.node_memory import ByteArray, freeing, private_storage
 from sambasim.units import first_of
@@ -67,6 +68,22 @@ def read_tensors(path: Path, remedy: str) -> Tensors:
             return tensors
     except (OSError, SafetensorError, TwiceError) as error:
         raise WeightsError(f"{path} is no safetensors file: {error}", remedy=remedy) from error
+
+
+def read_saved(path: Path, remedy: str) -> object:
+    """The content of a safetensors file, or of one of torch.save: tensors, numbers and texts alone. Raises WeightsError
+    for any other."""
+    if path.suffix == SAVE_SUFFIX:
+        return read_tensors(path, remedy)
+    try:
+        with in_memory(path):
+            return torch.load(path, "cpu", weights_only=True)
+    except MachineError:
+        raise
+    except Exception as error:  # torch has no class of its own for what a damaged file brings about
+        said = one_line(str(error))[:160]
+        what = f"{path} is no file of torch.save with tensors, numbers and texts alone: {said}"
+        raise WeightsError(what, remedy=remedy) from error
 
 
 def fitting(tensors: Tensors, program: Program, source: str, *, strict: bool = True) -> tuple[Tensors, list[str]]:
